@@ -1,0 +1,1 @@
+//! kvas-backend

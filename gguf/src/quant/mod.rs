@@ -1,0 +1,87 @@
+//! The tensor formats: one table of names, ids and block sizes; one file per block format.
+
+macro_rules! quants {
+    ($($variant:ident $id:literal $name:literal $len:literal $bytes:literal;)*) => {
+        /// How the elements of a tensor are stored.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[allow(missing_docs, reason = "the variants are the format's own names")]
+        pub enum Quant { $($variant,)* }
+
+        impl Quant {
+            /// Every format, in the order of the ids.
+            pub const ALL: &[Quant] = &[$(Quant::$variant,)*];
+
+            /// The id in a tensor directory.
+            pub const fn id(self) -> u32 { match self { $(Quant::$variant => $id,)* } }
+
+            /// The format of an id; `None` for unknown and removed ids.
+            pub const fn from_id(id: u32) -> Option<Quant> {
+                match id { $($id => Some(Quant::$variant),)* _ => None }
+            }
+
+            /// The name users know: `Q4_K`.
+            pub const fn name(self) -> &'static str { match self { $(Quant::$variant => $name,)* } }
+
+            /// Elements in one block (1 for plain numbers).
+            pub const fn block_len(self) -> usize { match self { $(Quant::$variant => $len,)* } }
+
+            /// Bytes of one block.
+            pub const fn block_bytes(self) -> usize { match self { $(Quant::$variant => $bytes,)* } }
+        }
+    };
+}
+
+quants! {
+    F32 0 "F32" 1 4;
+    F16 1 "F16" 1 2;
+    Q4_0 2 "Q4_0" 32 18;
+    Q4_1 3 "Q4_1" 32 20;
+    Q5_0 6 "Q5_0" 32 22;
+    Q5_1 7 "Q5_1" 32 24;
+    Q8_0 8 "Q8_0" 32 34;
+    Q2K 10 "Q2_K" 256 84;
+    Q3K 11 "Q3_K" 256 110;
+    Q4K 12 "Q4_K" 256 144;
+    Q5K 13 "Q5_K" 256 176;
+    Q6K 14 "Q6_K" 256 210;
+    Q8K 15 "Q8_K" 256 292;
+    Iq2Xxs 16 "IQ2_XXS" 256 66;
+    Iq2Xs 17 "IQ2_XS" 256 74;
+    Iq3Xxs 18 "IQ3_XXS" 256 98;
+    Iq1S 19 "IQ1_S" 256 50;
+    Iq4Nl 20 "IQ4_NL" 32 18;
+    Iq3S 21 "IQ3_S" 256 110;
+    Iq2S 22 "IQ2_S" 256 82;
+    Iq4Xs 23 "IQ4_XS" 256 136;
+    I8 24 "I8" 1 1;
+    I16 25 "I16" 1 2;
+    I32 26 "I32" 1 4;
+    I64 27 "I64" 1 8;
+    F64 28 "F64" 1 8;
+    Iq1M 29 "IQ1_M" 256 56;
+    Bf16 30 "BF16" 1 2;
+    Tq1_0 34 "TQ1_0" 256 54;
+    Tq2_0 35 "TQ2_0" 256 66;
+    Mxfp4 39 "MXFP4" 32 17;
+}
+
+impl Quant {
+    /// The format of a name, in any case: `q4_k`, `BF16`.
+    pub fn from_name(name: &str) -> Option<Quant> {
+        Quant::ALL.iter().copied().find(|quant| quant.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Bytes of a row of `columns` elements; `None` if the row is not a whole number of blocks or overflows.
+    pub const fn row_bytes(self, columns: usize) -> Option<usize> {
+        if !columns.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        (columns / self.block_len()).checked_mul(self.block_bytes())
+    }
+}
+
+impl std::fmt::Display for Quant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,2 @@
+//! The kvas binary.
+fn main() {}
