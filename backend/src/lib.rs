@@ -1,1 +1,181 @@
-//! kvas-backend
+//! The contract between the engine and a device: a closed set of ops, programs made of them, and the trait that
+//! runs programs. The engine plans; a backend computes. Knows no device, no architecture, no token text.
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+pub mod op;
+pub mod program;
+pub mod reference;
+pub mod rope;
+pub mod step;
+pub mod store;
+pub mod validate;
+
+pub use op::Op;
+pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
+pub use reference::Reference;
+pub use rope::Rope;
+pub use step::{Outputs, Page, Slot, Span, Step};
+pub use store::{Cursors, KvType, Limits, Replay, StoreDecl};
+
+use kvas_gguf::Quant;
+use std::{ops::Deref, sync::Arc};
+
+/// What can go wrong on a device. Our own mistakes are assertions, not errors.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The plan does not fit.
+    #[error("{device}: {what} needs {needed} bytes, {available} are available")]
+    Memory {
+        /// Which device.
+        device: String,
+        /// What was being placed.
+        what: String,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes there are.
+        available: u64,
+    },
+    /// A weight could not be had or has a format the device cannot use.
+    #[error("tensor {name}: {what}")]
+    Weight {
+        /// Name of the weight or tensor.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The device failed while running.
+    #[error("{device}: {what}")]
+    Failed {
+        /// Which device.
+        device: String,
+        /// What it said.
+        what: String,
+    },
+}
+
+/// Bytes that stay valid and unchanged as long as the value lives; cloning shares them.
+#[derive(Clone)]
+pub struct Bytes(Arc<dyn Deref<Target = [u8]> + Send + Sync>);
+
+impl Bytes {
+    /// Shares bytes that live in any owner: a mapping, a vector.
+    pub fn new(owner: impl Deref<Target = [u8]> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(owner))
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({})", self.len())
+    }
+}
+
+/// One weight as stored: `rows * quant.row_bytes(columns)` bytes, row after row.
+#[derive(Debug, Clone)]
+pub struct WeightData {
+    /// Format of every row. [`WeightFormat::F32`] declarations are always answered in F32.
+    pub quant: Quant,
+    /// The blocks, row-major.
+    pub bytes: Bytes,
+}
+
+/// Where a backend gets its weights from at `prepare`.
+pub trait WeightSource {
+    /// The data of one declared weight.
+    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError>;
+}
+
+/// Runs one [`Program`] over many sequences. Object-safe on purpose.
+///
+/// The order of calls is `prepare` once, then for each step `run` and, for every span of it, one `commit`.
+pub trait Backend: Send {
+    /// Allocates and uploads everything `program` declares. Nothing allocates on the device after it.
+    fn prepare(
+        &mut self,
+        program: Arc<Program>,
+        weights: &mut dyn WeightSource,
+        limits: Limits,
+    ) -> Result<(), DeviceError>;
+
+    /// Takes over what changes from step to step, and flushes the replay rings that need it.
+    fn begin(&mut self, step: &Step) -> Result<(), DeviceError>;
+
+    /// One step: begin, then every op in order.
+    fn run(&mut self, program: &Program, step: &Step) -> Result<(), DeviceError> {
+        self.begin(step)?;
+        program.ops.iter().try_for_each(|op| self.execute(op))
+    }
+
+    /// One op of the current step.
+    fn execute(&mut self, op: &Op) -> Result<(), DeviceError> {
+        match op {
+            Op::Embed(op) => self.embed(op),
+            Op::GatherRows(op) => self.gather_rows(op),
+            Op::Norm(op) => self.norm(op),
+            Op::Linear(op) => self.linear(op),
+            Op::GatedLinear(op) => self.gated_linear(op),
+            Op::RopeStore(op) => self.rope_store(op),
+            Op::Attention(op) => self.attention(op),
+            Op::CausalConv(op) => self.causal_conv(op),
+            Op::GatedDelta(op) => self.gated_delta(op),
+            Op::GatedNorm(op) => self.gated_norm(op),
+            Op::Route(op) => self.route(op),
+            Op::ExpertGatedLinear(op) => self.expert_gated_linear(op),
+            Op::ExpertLinear(op) => self.expert_linear(op),
+        }
+    }
+
+    /// Keeps the first `accepted` rows each slot saw in the last step and forgets the rest. A span longer than the
+    /// replay window is final: its `accepted` must equal its rows.
+    fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError>;
+
+    /// Copies slots, folding the source's replay history: the copy is canonical (checkpoint only, ALGORITHMS 3.1).
+    fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError>;
+
+    /// Makes slots those of an empty sequence.
+    fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError>;
+
+    /// Copies single-layer pages (copy-on-write tails).
+    fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError>;
+
+    /// The first `out.len() / columns` rows of an activation.
+    fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
+
+    /// Overwrites the first `values.len() / columns` rows of an activation (conformance and `diff`).
+    fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError>;
+
+    /// `out[row] = table[token[row]]`.
+    fn embed(&mut self, op: &op::Embed) -> Result<(), DeviceError>;
+    /// Picks the step's output rows.
+    fn gather_rows(&mut self, op: &op::GatherRows) -> Result<(), DeviceError>;
+    /// Root-mean-square norm over groups of columns.
+    fn norm(&mut self, op: &op::Norm) -> Result<(), DeviceError>;
+    /// Matrix product with a stored weight.
+    fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError>;
+    /// `activation(x gate^T) * (x up^T)`.
+    fn gated_linear(&mut self, op: &op::GatedLinear) -> Result<(), DeviceError>;
+    /// Rotates q and k, appends k and v to the sequences' pages.
+    fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError>;
+    /// Softmax attention over the sequences' pages.
+    fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError>;
+    /// Depthwise causal convolution, then SiLU.
+    fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError>;
+    /// The gated delta rule.
+    fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError>;
+    /// Per-head norm times an activated gate.
+    fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError>;
+    /// Chooses experts.
+    fn route(&mut self, op: &op::Route) -> Result<(), DeviceError>;
+    /// Gated linear of each chosen expert.
+    fn expert_gated_linear(&mut self, op: &op::ExpertGatedLinear) -> Result<(), DeviceError>;
+    /// Weighted sum of the chosen experts' down projections.
+    fn expert_linear(&mut self, op: &op::ExpertLinear) -> Result<(), DeviceError>;
+}

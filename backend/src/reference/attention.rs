@@ -1,0 +1,44 @@
+//! Softmax attention over pages, all scores materialised.
+
+use super::{
+    Data, Reference, dot,
+    rope_store::{key_at, value_at},
+    sigmoid,
+};
+use crate::{StoreDecl, op};
+
+pub(super) fn attention(reference: &mut Reference, op: &op::Attention) {
+    let page_size = reference.limits().page_size;
+    let program = reference.program.clone().expect("prepared");
+    let ordinal = program.page_ordinal(op.store);
+    let StoreDecl::Pages(pages) = program.store(op.store) else { panic!("validated: a page store") };
+    let step = reference.step.clone();
+    for (number, (first, span)) in step.spans_with_rows().enumerate() {
+        let table = step.table(number, ordinal);
+        for row in first..first + span.rows as usize {
+            let Data::Pages(values) = &reference.stores[op.store.0 as usize] else { panic!("a page store") };
+            let q = reference.row(op.q, row);
+            let mut out = Vec::with_capacity(op.heads * pages.value_dim);
+            for head in 0..op.heads {
+                let kv_head = head / (op.heads / pages.kv_heads);
+                let q = &q[head * pages.key_dim..][..pages.key_dim];
+                let tokens = 0..span.context as usize + (row - first) + 1;
+                let score = |t| dot(q, &values[key_at(pages, page_size, table, t, kv_head)..][..pages.key_dim]);
+                let scores: Vec<f64> = tokens.map(|t| f64::from(score(t)) * f64::from(op.scale)).collect();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let total: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+                let mut mixed = vec![0.0f64; pages.value_dim];
+                for (t, score) in scores.iter().enumerate() {
+                    let v = &values[value_at(pages, page_size, table, t, kv_head)..][..pages.value_dim];
+                    let weight = (score - most).exp() / total;
+                    mixed.iter_mut().zip(v).for_each(|(mixed, v)| *mixed += weight * f64::from(*v));
+                }
+                out.extend(mixed.iter().map(|mixed| *mixed as f32));
+            }
+            if let Some(gate) = op.gate {
+                out.iter_mut().zip(reference.row(gate, row)).for_each(|(out, gate)| *out *= sigmoid(*gate));
+            }
+            reference.row_mut(op.out, row).copy_from_slice(&out);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The naive truth: one row after the other, no cleverness, no replay ring. Read this before any kernel. Weights are
+//! held in f32, sums are taken in f64; a slot is its committed state plus the inputs of the step in progress.
+
+mod attention;
+mod causal_conv;
+mod gated_delta;
+mod linear;
+mod moe;
+mod norm;
+mod rope_store;
+
+use crate::{
+    Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, StoreDecl, Weight, WeightDecl, WeightSource,
+    op, program::Rows,
+};
+use causal_conv::ConvSlot;
+use gated_delta::DeltaSlot;
+use std::sync::Arc;
+
+/// The backend every other one is compared with.
+#[derive(Debug, Default)]
+pub struct Reference {
+    program: Option<Arc<Program>>,
+    limits: Option<Limits>,
+    acts: Vec<Vec<f32>>,
+    weights: Vec<Vec<f32>>,
+    stores: Vec<Data>,
+    rope_frequencies: Vec<(Store, Vec<f32>)>,
+    step: Step,
+    pending: Vec<(Slot, u32)>,
+}
+
+#[derive(Debug)]
+enum Data {
+    /// `[pages * page_elements]`
+    Pages(Vec<f32>),
+    Delta(Vec<DeltaSlot>),
+    Conv(Vec<ConvSlot>),
+}
+
+impl Reference {
+    fn program(&self) -> &Program {
+        self.program.as_ref().expect("prepare comes before anything else")
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.expect("prepare comes before anything else")
+    }
+
+    fn columns(&self, act: Act) -> usize {
+        self.program().act(act).columns
+    }
+
+    /// Rows the activation has in this step.
+    fn rows(&self, act: Act) -> usize {
+        match self.program().act(act).rows {
+            Rows::Step => self.step.tokens().len(),
+            Rows::Outputs => self.step.outputs().len(),
+        }
+    }
+
+    fn row(&self, act: Act, row: usize) -> &[f32] {
+        let columns = self.columns(act);
+        &self.acts[act.0 as usize][row * columns..][..columns]
+    }
+
+    fn row_mut(&mut self, act: Act, row: usize) -> &mut [f32] {
+        let columns = self.columns(act);
+        &mut self.acts[act.0 as usize][row * columns..][..columns]
+    }
+
+    fn weight(&self, weight: Weight) -> &[f32] {
+        &self.weights[weight.0 as usize]
+    }
+
+    /// Replaces each row of `out` by a function of the row number.
+    fn each_row(&mut self, out: Act, f: impl Fn(&Self, usize) -> Vec<f32>) {
+        for row in 0..self.rows(out) {
+            let y = f(self, row);
+            self.row_mut(out, row).copy_from_slice(&y);
+        }
+    }
+
+    /// `rows` of `weight` from `first` on, times `x`.
+    fn product(&self, weight: Weight, first: usize, rows: usize, x: &[f32]) -> Vec<f32> {
+        let blocks = self.weight(weight)[first * x.len()..][..rows * x.len()].chunks(x.len());
+        blocks.map(|row| dot(row, x)).collect()
+    }
+}
+
+/// Sum of products, in f64.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn activate(activation: op::Activation, x: f32) -> f32 {
+    match activation {
+        op::Activation::Silu => x * sigmoid(x),
+        op::Activation::Sigmoid => sigmoid(x),
+    }
+}
+
+/// Reads a declared weight and converts it to f32.
+pub(crate) fn load_f32(source: &mut dyn WeightSource, decl: &WeightDecl) -> Result<Vec<f32>, DeviceError> {
+    let data = source.load(decl)?;
+    let mut values = vec![0.0; decl.shape[0] * decl.shape[1]];
+    let fail = |error: kvas_gguf::GgufError| DeviceError::Weight { name: decl.name.clone(), what: error.to_string() };
+    data.quant.dequantize(&data.bytes, &mut values).map_err(fail)?;
+    Ok(values)
+}
+
+impl Backend for Reference {
+    fn prepare(
+        &mut self,
+        program: Arc<Program>,
+        weights: &mut dyn WeightSource,
+        limits: Limits,
+    ) -> Result<(), DeviceError> {
+        self.weights = program.weights.iter().map(|decl| load_f32(weights, decl)).collect::<Result<_, _>>()?;
+        let rows = |rows: Rows| if rows == Rows::Step { limits.rows } else { limits.outputs };
+        // Poison: an op that reads what was never written gives NaN.
+        self.acts = program.acts.iter().map(|act| vec![f32::NAN; act.columns * rows(act.rows)]).collect();
+        self.stores = program
+            .stores
+            .iter()
+            .map(|store| match store {
+                StoreDecl::Pages(pages) => {
+                    Data::Pages(vec![f32::NAN; limits.pages * pages.page_elements(limits.page_size)])
+                }
+                StoreDecl::Delta(delta) => Data::Delta(vec![DeltaSlot::new(delta); limits.slots]),
+                StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.slots]),
+            })
+            .collect();
+        self.rope_frequencies = rope_frequencies(&program, |weight| self.weights[weight.0 as usize].clone());
+        (self.program, self.limits) = (Some(program), Some(limits));
+        Ok(())
+    }
+
+    fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
+        assert!(self.pending.is_empty(), "a step begins before the last one is committed");
+        self.step = step.clone();
+        self.pending = step.spans().iter().map(|span| (span.slot, span.rows)).collect();
+        Ok(())
+    }
+
+    fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
+        for &(slot, rows) in accepted {
+            let at = self.pending.iter().position(|(pending, _)| *pending == slot).expect("a commit follows a step");
+            assert!(rows <= self.pending.swap_remove(at).1, "more rows accepted than there were");
+            for store in &mut self.stores {
+                match store {
+                    Data::Pages(_) => {} // rejected rows are overwritten by the next ones
+                    Data::Delta(slots) => slots[slot.0 as usize].commit(rows as usize),
+                    Data::Conv(slots) => slots[slot.0 as usize].commit(rows as usize),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError> {
+        for &(from, to) in pairs {
+            for store in &mut self.stores {
+                match store {
+                    Data::Pages(_) => {}
+                    Data::Delta(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
+                    Data::Conv(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError> {
+        let program = self.program.clone().expect("prepare comes before anything else");
+        for slot in slots.iter().map(|slot| slot.0 as usize) {
+            for (store, decl) in self.stores.iter_mut().zip(&program.stores) {
+                match (store, decl) {
+                    (Data::Delta(slots), StoreDecl::Delta(delta)) => slots[slot] = DeltaSlot::new(delta),
+                    (Data::Conv(slots), StoreDecl::Conv(conv)) => slots[slot] = ConvSlot::new(conv),
+                    _ => {} // pages belong to no slot
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError> {
+        let pages = self.limits().pages;
+        for store in &mut self.stores {
+            let Data::Pages(values) = store else { continue };
+            let size = values.len() / pages;
+            for &(from, to) in pairs {
+                values.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
+        out.copy_from_slice(&self.acts[act.0 as usize][..out.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {
+        self.acts[act.0 as usize][..values.len()].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn embed(&mut self, op: &op::Embed) -> Result<(), DeviceError> {
+        let width = self.columns(op.out);
+        self.each_row(op.out, |this, row| {
+            this.weight(op.table)[this.step.tokens()[row] as usize * width..][..width].to_vec()
+        });
+        Ok(())
+    }
+
+    fn gather_rows(&mut self, op: &op::GatherRows) -> Result<(), DeviceError> {
+        self.each_row(op.out, |this, row| this.row(op.x, this.step.outputs()[row] as usize).to_vec());
+        Ok(())
+    }
+
+    fn norm(&mut self, op: &op::Norm) -> Result<(), DeviceError> {
+        norm::norm(self, op);
+        Ok(())
+    }
+
+    fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError> {
+        linear::linear(self, op);
+        Ok(())
+    }
+
+    fn gated_linear(&mut self, op: &op::GatedLinear) -> Result<(), DeviceError> {
+        linear::gated_linear(self, op);
+        Ok(())
+    }
+
+    fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
+        rope_store::rope_store(self, op);
+        Ok(())
+    }
+
+    fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
+        attention::attention(self, op);
+        Ok(())
+    }
+
+    fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError> {
+        causal_conv::causal_conv(self, op);
+        Ok(())
+    }
+
+    fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
+        gated_delta::gated_delta(self, op);
+        Ok(())
+    }
+
+    fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {
+        norm::gated_norm(self, op);
+        Ok(())
+    }
+
+    fn route(&mut self, op: &op::Route) -> Result<(), DeviceError> {
+        moe::route(self, op);
+        Ok(())
+    }
+
+    fn expert_gated_linear(&mut self, op: &op::ExpertGatedLinear) -> Result<(), DeviceError> {
+        moe::expert_gated_linear(self, op);
+        Ok(())
+    }
+
+    fn expert_linear(&mut self, op: &op::ExpertLinear) -> Result<(), DeviceError> {
+        moe::expert_linear(self, op);
+        Ok(())
+    }
+}
+
+/// The frequencies of every rotating layer, by its store. `factors` gives the values of a weight.
+pub fn rope_frequencies(program: &Program, factors: impl Fn(Weight) -> Vec<f32>) -> Vec<(Store, Vec<f32>)> {
+    let rotating = program.ops.iter().filter_map(|op| match op {
+        crate::Op::RopeStore(op) => op.rope.as_ref().map(|rope| (op.store, rope)),
+        _ => None,
+    });
+    rotating.map(|(store, rope)| (store, rope.frequencies(rope.factors.map(&factors).as_deref()))).collect()
+}

@@ -1,0 +1,129 @@
+//! What changes from step to step: tokens, spans, page tables, output rows. CUDA keeps it in fixed buffers.
+
+/// One single-layer page of the arena. Page 0 is the padding target and belongs to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Page(pub u32);
+
+/// One sequence's mutable state in all layers. Slot 0 is the padding target and belongs to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(pub u32);
+
+/// Consecutive new tokens of one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Where the sequence's state lives.
+    pub slot: Slot,
+    /// Tokens already committed: the position of the first row.
+    pub context: u32,
+    /// New tokens in this step, at least 1.
+    pub rows: u32,
+}
+
+/// Which rows of a span have their logits computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outputs {
+    /// None (all but the last chunk of a prompt).
+    None,
+    /// The last row.
+    Last,
+    /// Every row (verification, scoring).
+    All,
+}
+
+/// One step of several sequences. Reused from step to step, so a running engine does not allocate.
+#[derive(Debug, Clone, Default)]
+pub struct Step {
+    tokens: Vec<u32>,
+    spans: Vec<Span>,
+    outputs: Vec<u32>,
+    tables: Vec<Page>,
+    table_ends: Vec<u32>, // [spans * page stores]
+}
+
+impl Step {
+    /// Forgets everything; keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.spans.clear();
+        self.outputs.clear();
+        self.tables.clear();
+        self.table_ends.clear();
+    }
+
+    /// Adds a span. `tables` has one page table per page store of the program, in the order of the stores; each
+    /// covers `context + tokens.len()` tokens.
+    pub fn push<'a>(
+        &mut self,
+        slot: Slot,
+        context: u32,
+        tokens: &[u32],
+        outputs: Outputs,
+        tables: impl IntoIterator<Item = &'a [Page]>,
+    ) {
+        assert!(!tokens.is_empty(), "a span has at least one row");
+        let first = self.tokens.len() as u32;
+        let rows = tokens.len() as u32;
+        self.tokens.extend_from_slice(tokens);
+        self.spans.push(Span { slot, context, rows });
+        match outputs {
+            Outputs::None => {}
+            Outputs::Last => self.outputs.push(first + rows - 1),
+            Outputs::All => self.outputs.extend(first..first + rows),
+        }
+        for table in tables {
+            self.tables.extend_from_slice(table);
+            self.table_ends.push(self.tables.len() as u32);
+        }
+        debug_assert!(self.table_ends.len().is_multiple_of(self.spans.len()), "every span has the same page stores");
+    }
+
+    /// `[rows]`
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// In row order.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Rows whose logits are wanted, ascending.
+    pub fn outputs(&self) -> &[u32] {
+        &self.outputs
+    }
+
+    /// Each span with the index of its first row.
+    pub fn spans_with_rows(&self) -> impl Iterator<Item = (usize, Span)> + '_ {
+        self.spans.iter().scan(0, |next, &span| {
+            let first = *next;
+            *next += span.rows as usize;
+            Some((first, span))
+        })
+    }
+
+    /// The page table of span number `span` in page store number `ordinal` (counted among page stores only).
+    pub fn table(&self, span: usize, ordinal: usize) -> &[Page] {
+        let stores = self.table_ends.len() / self.spans.len();
+        let at = span * stores + ordinal;
+        let start = if at == 0 { 0 } else { self.table_ends[at - 1] as usize };
+        &self.tables[start..self.table_ends[at] as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_found_by_span_and_store() {
+        let mut step = Step::default();
+        let (a, b, c, d) = ([Page(1), Page(2)], [Page(3), Page(4)], [Page(5)], [Page(6)]);
+        step.push(Slot(1), 0, &[7, 8, 9], Outputs::All, [&a[..], &b[..]]);
+        step.push(Slot(2), 4, &[1], Outputs::Last, [&c[..], &d[..]]);
+        assert_eq!(step.table(0, 1), b);
+        assert_eq!(step.table(1, 0), c);
+        assert_eq!(step.table(1, 1), d);
+        assert_eq!(step.outputs(), [0, 1, 2, 3]);
+        assert_eq!(step.spans_with_rows().map(|(row, _)| row).collect::<Vec<_>>(), [0, 3]);
+    }
+}

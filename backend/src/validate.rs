@@ -1,0 +1,286 @@
+//! What the borrow checker would have said about device memory, said once at load: order, aliasing, shapes, use.
+
+use crate::{
+    Act, Op, Program, Rows, Store, StoreDecl, Weight, WeightFormat,
+    op::{Attention, ExpertGatedLinear, ExpertLinear, GatedDelta, Linear, Output, RopeStore},
+};
+
+/// A program that contradicts itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// An op reads what no op before it wrote.
+    #[error("op {op} reads {act} before any op writes it")]
+    ReadBeforeWrite {
+        /// Index of the op.
+        op: usize,
+        /// Name of the activation.
+        act: String,
+    },
+    /// An op that cannot run in place is asked to.
+    #[error("op {op} writes {act}, which it also reads")]
+    OutputAliasesInput {
+        /// Index of the op.
+        op: usize,
+        /// Name of the activation.
+        act: String,
+    },
+    /// A shape does not fit.
+    #[error("op {op}: {what}")]
+    Shape {
+        /// Index of the op.
+        op: usize,
+        /// What does not fit.
+        what: String,
+    },
+    /// A declared weight nobody uses.
+    #[error("weight {0} is declared and not used")]
+    UnusedWeight(String),
+    /// A declared store nobody uses.
+    #[error("store {0} is declared and not used")]
+    UnusedStore(usize),
+}
+
+/// What an op touches. An op that updates in place lists the activation in both `reads` and `writes`.
+#[derive(Debug, Default)]
+pub struct Touches {
+    /// Activations read.
+    pub reads: Vec<Act>,
+    /// Activations written.
+    pub writes: Vec<Act>,
+    /// Weights read.
+    pub weights: Vec<Weight>,
+    /// Stores read or written.
+    pub stores: Vec<Store>,
+}
+
+impl Op {
+    /// What this op reads, writes and uses.
+    pub fn touches(&self) -> Touches {
+        let touches = |reads: &[Act], writes: &[Act], weights: &[Weight], stores: &[Store]| Touches {
+            reads: reads.to_vec(),
+            writes: writes.to_vec(),
+            weights: weights.to_vec(),
+            stores: stores.to_vec(),
+        };
+        match self {
+            Op::Embed(o) => touches(&[], &[o.out], &[o.table], &[]),
+            Op::GatherRows(o) => touches(&[o.x], &[o.out], &[], &[]),
+            Op::Norm(o) => touches(&[o.x], &[o.out], &[o.weight], &[]),
+            Op::Linear(o) => {
+                let mut all = touches(&[o.x], &[o.out], &[o.weight], &[]);
+                all.reads.extend(o.row_gate);
+                all.reads.extend((o.output == Output::Accumulate).then_some(o.out));
+                all.weights.extend(o.bias);
+                all
+            }
+            Op::GatedLinear(o) => touches(&[o.x], &[o.out], &[o.gate, o.up], &[]),
+            Op::RopeStore(o) => {
+                let mut all = touches(&[o.q, o.k, o.v], &[o.q, o.k], &[], &[o.store]);
+                all.weights.extend(o.rope.as_ref().and_then(|rope| rope.factors));
+                all
+            }
+            Op::Attention(o) => {
+                let mut all = touches(&[o.q], &[o.out], &[], &[o.store]);
+                all.reads.extend(o.gate);
+                all
+            }
+            Op::CausalConv(o) => touches(&[o.x], &[o.x], &[o.weight], &[o.store]),
+            Op::GatedDelta(o) => touches(&[o.qkv, o.alpha, o.beta], &[o.out], &[o.a, o.dt], &[o.store]),
+            Op::GatedNorm(o) => touches(&[o.x, o.gate], &[o.x], &[o.weight], &[]),
+            Op::Route(o) => touches(&[o.logits], &[o.experts, o.weights], &[], &[]),
+            Op::ExpertGatedLinear(o) => touches(&[o.x, o.experts], &[o.out], &[o.gate, o.up], &[]),
+            Op::ExpertLinear(o) => {
+                let mut all = touches(&[o.x, o.experts, o.weights], &[o.out], &[o.weight], &[]);
+                all.reads.extend((o.output == Output::Accumulate).then_some(o.out));
+                all
+            }
+        }
+    }
+
+    /// Whether an activation may be both read and written by this op.
+    fn allows_in_place(&self, act: Act) -> bool {
+        match self {
+            Op::Norm(_) | Op::RopeStore(_) | Op::CausalConv(_) => true,
+            Op::GatedNorm(o) => act == o.x && act != o.gate,
+            Op::Linear(o) => act == o.out && act != o.x && o.row_gate != Some(act),
+            Op::ExpertLinear(o) => act == o.out && act != o.x,
+            Op::Embed(_)
+            | Op::GatherRows(_)
+            | Op::GatedLinear(_)
+            | Op::Attention(_)
+            | Op::GatedDelta(_)
+            | Op::Route(_)
+            | Op::ExpertGatedLinear(_) => false,
+        }
+    }
+}
+
+impl Program {
+    /// Checks order, aliasing, shapes and use; backends rely on it and do not check again.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let mut written = vec![false; self.acts.len()];
+        let mut weights = vec![false; self.weights.len()];
+        let mut stores = vec![false; self.stores.len()];
+        let name = |act: Act| self.act(act).name.clone();
+        for (index, op) in self.ops.iter().enumerate() {
+            let touches = op.touches();
+            if let Some(&act) = touches.reads.iter().find(|act| !written[act.0 as usize]) {
+                return Err(Invalid::ReadBeforeWrite { op: index, act: name(act) });
+            }
+            let aliased = |act: &&Act| touches.reads.contains(act) && !op.allows_in_place(**act);
+            if let Some(&act) = touches.writes.iter().find(aliased) {
+                return Err(Invalid::OutputAliasesInput { op: index, act: name(act) });
+            }
+            self.check_shape(op).map_err(|what| Invalid::Shape { op: index, what })?;
+            touches.writes.iter().for_each(|act| written[act.0 as usize] = true);
+            touches.weights.iter().for_each(|weight| weights[weight.0 as usize] = true);
+            touches.stores.iter().for_each(|store| stores[store.0 as usize] = true);
+        }
+        if let Some(at) = weights.iter().position(|used| !used) {
+            return Err(Invalid::UnusedWeight(self.weights[at].name.clone()));
+        }
+        stores.iter().position(|used| !used).map_or(Ok(()), |at| Err(Invalid::UnusedStore(at)))
+    }
+
+    fn columns(&self, act: Act) -> usize {
+        self.act(act).columns
+    }
+
+    fn equal(&self, what: &str, found: usize, expected: usize) -> Result<(), String> {
+        if found == expected { Ok(()) } else { Err(format!("{what} is {found}, expected {expected}")) }
+    }
+
+    /// A weight of this shape; `f32` also fixes the format.
+    fn weight_is(&self, weight: Weight, shape: [usize; 2], format: Option<WeightFormat>) -> Result<(), String> {
+        let decl = self.weight(weight);
+        if decl.shape != shape {
+            return Err(format!("{} has shape {:?}, expected {shape:?}", decl.name, decl.shape));
+        }
+        if format.is_some_and(|format| format != decl.format) {
+            return Err(format!("{} must be handed over as F32", decl.name));
+        }
+        let rows: usize = decl.parts.iter().map(|part| part.rows).sum();
+        self.equal(&format!("rows of the parts of {}", decl.name), rows, shape[0])
+    }
+
+    fn check_shape(&self, op: &Op) -> Result<(), String> {
+        let f32 = Some(WeightFormat::F32);
+        match op {
+            Op::Embed(o) => self.equal("width", self.columns(o.out), self.weight(o.table).shape[1]),
+            Op::GatherRows(o) => {
+                self.equal("width", self.columns(o.out), self.columns(o.x))?;
+                match (self.act(o.x).rows, self.act(o.out).rows) {
+                    (Rows::Step, Rows::Outputs) => Ok(()),
+                    other => Err(format!("gather_rows goes from step rows to output rows, not {other:?}")),
+                }
+            }
+            Op::Norm(o) => {
+                let group = self.weight(o.weight).shape[1];
+                self.weight_is(o.weight, [1, group], f32)?;
+                self.equal("columns", self.columns(o.out), self.columns(o.x))?;
+                self.equal("columns beyond whole groups", self.columns(o.x) % group, 0)
+            }
+            Op::Linear(o) => self.check_linear(o),
+            Op::GatedLinear(o) => {
+                let shape = [self.columns(o.out), self.columns(o.x)];
+                self.weight_is(o.gate, shape, None)?;
+                self.weight_is(o.up, shape, None)
+            }
+            Op::RopeStore(o) => self.check_rope_store(o),
+            Op::Attention(o) => self.check_attention(o),
+            Op::CausalConv(o) => match self.store(o.store) {
+                StoreDecl::Conv(conv) => {
+                    self.equal("channels", self.columns(o.x), conv.channels)?;
+                    self.weight_is(o.weight, [conv.channels, conv.taps], f32)
+                }
+                other => Err(format!("causal_conv needs a conv store, not {other:?}")),
+            },
+            Op::GatedDelta(o) => self.check_gated_delta(o),
+            Op::GatedNorm(o) => {
+                let head_dim = self.weight(o.weight).shape[1];
+                self.weight_is(o.weight, [1, head_dim], f32)?;
+                self.equal("gate columns", self.columns(o.gate), self.columns(o.x))?;
+                self.equal("columns beyond whole heads", self.columns(o.x) % head_dim, 0)
+            }
+            Op::Route(o) => {
+                self.equal("weights columns", self.columns(o.weights), self.columns(o.experts))?;
+                let (active, experts) = (self.columns(o.experts), self.columns(o.logits));
+                if active <= experts { Ok(()) } else { Err(format!("{active} active experts of {experts}")) }
+            }
+            Op::ExpertGatedLinear(o) => self.check_expert_gated_linear(o),
+            Op::ExpertLinear(o) => self.check_expert_linear(o),
+        }
+    }
+
+    fn check_linear(&self, o: &Linear) -> Result<(), String> {
+        let outputs = self.columns(o.out);
+        self.weight_is(o.weight, [outputs, self.columns(o.x)], None)?;
+        if let Some(bias) = o.bias {
+            self.weight_is(bias, [1, outputs], Some(WeightFormat::F32))?;
+        }
+        if let Some(gate) = o.row_gate {
+            self.equal("row gate columns", self.columns(gate), 1)?;
+        }
+        match self.act(o.x).rows == self.act(o.out).rows {
+            true => Ok(()),
+            false => Err("input and output have different rows".into()),
+        }
+    }
+
+    fn check_rope_store(&self, o: &RopeStore) -> Result<(), String> {
+        let StoreDecl::Pages(pages) = self.store(o.store) else {
+            return Err("rope_store needs a page store".into());
+        };
+        self.equal("key_dim", o.key_dim, pages.key_dim)?;
+        self.equal("k columns", self.columns(o.k), pages.kv_heads * pages.key_dim)?;
+        self.equal("v columns", self.columns(o.v), pages.kv_heads * pages.value_dim)?;
+        self.equal("q columns beyond whole heads", self.columns(o.q) % o.key_dim, 0)?;
+        let Some(rope) = &o.rope else { return Ok(()) };
+        if rope.dims > o.key_dim || !rope.dims.is_multiple_of(2) {
+            return Err(format!("rope of {} columns, expected an even number up to {}", rope.dims, o.key_dim));
+        }
+        rope.factors.map_or(Ok(()), |f| self.weight_is(f, [1, rope.dims / 2], Some(WeightFormat::F32)))
+    }
+
+    fn check_attention(&self, o: &Attention) -> Result<(), String> {
+        let StoreDecl::Pages(pages) = self.store(o.store) else {
+            return Err("attention needs a page store".into());
+        };
+        self.equal("heads beyond whole groups", o.heads % pages.kv_heads, 0)?;
+        self.equal("q columns", self.columns(o.q), o.heads * pages.key_dim)?;
+        self.equal("out columns", self.columns(o.out), o.heads * pages.value_dim)?;
+        o.gate.map_or(Ok(()), |gate| self.equal("gate columns", self.columns(gate), self.columns(o.out)))
+    }
+
+    fn check_gated_delta(&self, o: &GatedDelta) -> Result<(), String> {
+        let StoreDecl::Delta(delta) = self.store(o.store) else {
+            return Err("gated_delta needs a delta store".into());
+        };
+        let values = delta.value_heads * delta.value_dim;
+        self.equal("value heads beyond whole groups", delta.value_heads % delta.key_heads, 0)?;
+        self.equal("qkv columns", self.columns(o.qkv), 2 * delta.key_heads * delta.key_dim + values)?;
+        self.equal("alpha columns", self.columns(o.alpha), delta.value_heads)?;
+        self.equal("beta columns", self.columns(o.beta), delta.value_heads)?;
+        self.equal("out columns", self.columns(o.out), values)?;
+        self.weight_is(o.a, [1, delta.value_heads], Some(WeightFormat::F32))?;
+        self.weight_is(o.dt, [1, delta.value_heads], Some(WeightFormat::F32))
+    }
+
+    fn check_expert_gated_linear(&self, o: &ExpertGatedLinear) -> Result<(), String> {
+        let (active, inputs) = (self.columns(o.experts), self.columns(o.x));
+        self.equal("out columns beyond whole experts", self.columns(o.out) % active, 0)?;
+        let rows = self.weight(o.gate).shape[0];
+        self.equal("stacked rows beyond whole experts", rows % (self.columns(o.out) / active), 0)?;
+        self.weight_is(o.gate, [rows, inputs], None)?;
+        self.weight_is(o.up, [rows, inputs], None)
+    }
+
+    fn check_expert_linear(&self, o: &ExpertLinear) -> Result<(), String> {
+        let active = self.columns(o.experts);
+        self.equal("weights columns", self.columns(o.weights), active)?;
+        self.equal("x columns beyond whole experts", self.columns(o.x) % active, 0)?;
+        let rows = self.weight(o.weight).shape[0];
+        self.equal("stacked rows beyond whole experts", rows % self.columns(o.out), 0)?;
+        self.weight_is(o.weight, [rows, self.columns(o.x) / active], None)
+    }
+}
