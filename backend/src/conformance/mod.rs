@@ -1,1 +1,212 @@
-//! Conformance.
+//! One suite, any backend: every subject must agree with [`Reference`] within the bound of the case, and all subjects
+//! of a case (1 and N threads, say) with each other to the bit. Outputs are poisoned before every step.
+
+mod build;
+mod cases;
+mod random;
+pub mod tolerance;
+
+pub use build::Build;
+pub use cases::cases;
+pub use random::{Random, RandomWeights};
+
+use crate::{Act, Backend, Limits, Outputs, Page, Program, Reference, Rows, Slot, Step};
+use std::sync::Arc;
+
+/// Makes a fresh backend.
+pub type Make<'a> = &'a dyn Fn() -> Box<dyn Backend>;
+
+/// What an input activation is filled with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Values {
+    /// Normal, standard deviation 1.
+    Normal,
+    /// Normal, with every 17th column 30 times as large, as real activations have.
+    Outliers,
+    /// Uniform between two numbers.
+    Uniform(f32, f32),
+}
+
+/// Rows of one sequence in one step: how many are new, how many of them are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// Sequence number, from 0.
+    pub sequence: usize,
+    /// New rows.
+    pub rows: usize,
+    /// Rows accepted after the step.
+    pub accepted: usize,
+}
+
+/// A program, a script of steps, and what to compare after each.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// For people: op, format, shape.
+    pub name: String,
+    /// What runs.
+    pub program: Arc<Program>,
+    /// Its weights.
+    pub weights: RandomWeights,
+    /// Sizes.
+    pub limits: Limits,
+    /// Activations filled before each step.
+    pub inputs: Vec<(Act, Values)>,
+    /// Activations compared after each step.
+    pub outputs: Vec<Act>,
+    /// The steps.
+    pub script: Vec<Vec<Move>>,
+    /// Largest normalised mean squared error.
+    pub bound: f64,
+}
+
+/// How a case ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Name of the case.
+    pub name: String,
+    /// Worst normalised mean squared error over steps, outputs and subjects.
+    pub error: f64,
+    /// What it must not exceed.
+    pub bound: f64,
+    /// What went wrong besides the error: bits that differ, poison, a failure of the device.
+    pub fault: Option<String>,
+}
+
+impl Outcome {
+    /// True if the case holds.
+    pub fn passed(&self) -> bool {
+        self.fault.is_none() && self.error <= self.bound
+    }
+}
+
+/// Normalised mean squared error: scale-free, so one bound serves every shape of an op.
+pub fn normalised_error(expected: &[f32], found: &[f32]) -> f64 {
+    let error: f64 = expected.iter().zip(found).map(|(e, f)| (f64::from(*e) - f64::from(*f)).powi(2)).sum();
+    error / expected.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>().max(1e-20)
+}
+
+/// Runs one case on every subject.
+pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
+    let mut error = 0.0f64;
+    let fault = try_run(case, subjects, &mut error).err();
+    Outcome { name: case.name.clone(), error, bound: case.bound, fault }
+}
+
+fn try_run(case: &Case, subjects: &[Make], worst: &mut f64) -> Result<(), String> {
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::default())];
+    backends.extend(subjects.iter().map(|make| make()));
+    for backend in &mut backends {
+        let prepared = backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits);
+        prepared.map_err(|error| error.to_string())?;
+        let slots: Vec<Slot> = (0..case.limits.slots as u32).map(Slot).collect();
+        backend.clear_slots(&slots).map_err(|error| error.to_string())?;
+    }
+    let mut contexts = vec![0u32; case.limits.slots];
+    let tables = scattered_tables(case);
+    let mut random = Random::new(99);
+    for (number, moves) in case.script.iter().enumerate() {
+        let step = step(case, moves, &contexts, &tables, &mut random);
+        let inputs: Vec<(Act, Vec<f32>)> =
+            case.inputs.iter().map(|input| fill(case, *input, &step, &mut random)).collect();
+        let mut results = Vec::new();
+        for backend in &mut backends {
+            let result = one_step(case, backend.as_mut(), &step, &inputs, moves);
+            results.push(result.map_err(|what| format!("step {number}: {what}"))?);
+        }
+        for (output, act) in case.outputs.iter().enumerate() {
+            let name = &case.program.act(*act).name;
+            for (subject, result) in results[1..].iter().enumerate() {
+                let found = &result[output];
+                *worst = worst.max(normalised_error(&results[0][output], found));
+                if worst.is_nan() || found.iter().any(|value| !value.is_finite()) {
+                    return Err(format!("step {number}: {name} of subject {subject} is not finite"));
+                }
+                if found.iter().map(|x| x.to_bits()).ne(results[1][output].iter().map(|x| x.to_bits())) {
+                    return Err(format!("step {number}: {name} of subject {subject} differs from that of subject 0"));
+                }
+            }
+        }
+        moves.iter().for_each(|m| contexts[m.sequence + 1] += m.accepted as u32);
+    }
+    Ok(())
+}
+
+/// A shuffled page table for every sequence and page store, as `[sequence][store][page]`.
+fn scattered_tables(case: &Case) -> Vec<Vec<Vec<Page>>> {
+    let stores = case.program.page_stores();
+    let sequences = case.limits.slots - 1;
+    let mut pages: Vec<u32> = (1..case.limits.pages as u32).collect();
+    let mut random = Random::new(5);
+    for i in (1..pages.len()).rev() {
+        pages.swap(i, random.below(i + 1));
+    }
+    let each = if stores == 0 { 0 } else { pages.len() / (stores * sequences) };
+    let mut pages = pages.into_iter().map(Page);
+    let mut table = || pages.by_ref().take(each).collect::<Vec<_>>();
+    (0..sequences).map(|_| (0..stores).map(|_| table()).collect()).collect()
+}
+
+fn step(case: &Case, moves: &[Move], contexts: &[u32], tables: &[Vec<Vec<Page>>], random: &mut Random) -> Step {
+    let mut step = Step::default();
+    let vocab = case.program.weights.first().map_or(1, |decl| decl.shape[0]);
+    for m in moves {
+        let tokens: Vec<u32> = (0..m.rows).map(|_| random.below(vocab) as u32).collect();
+        let context = contexts[m.sequence + 1];
+        let pages = (context as usize + m.rows).div_ceil(case.limits.page_size);
+        let tables = tables[m.sequence].iter().map(|table| &table[..pages]);
+        step.push(Slot(m.sequence as u32 + 1), context, &tokens, Outputs::All, tables);
+    }
+    step
+}
+
+fn rows_of(case: &Case, act: Act, step: &Step) -> usize {
+    match case.program.act(act).rows {
+        Rows::Step => step.tokens().len(),
+        Rows::Outputs => step.outputs().len(),
+    }
+}
+
+fn fill(case: &Case, (act, values): (Act, Values), step: &Step, random: &mut Random) -> (Act, Vec<f32>) {
+    let columns = case.program.act(act).columns;
+    let value = |at: usize| match values {
+        Values::Normal => random.normal(),
+        Values::Outliers => random.normal() * if at % columns % 17 == 3 { 30.0 } else { 1.0 },
+        Values::Uniform(low, high) => low + (high - low) * random.uniform(),
+    };
+    (act, (0..rows_of(case, act, step) * columns).map(value).collect())
+}
+
+/// Runs a step on one backend and returns its outputs; rows beyond the step must keep their poison.
+fn one_step(
+    case: &Case,
+    backend: &mut dyn Backend,
+    step: &Step,
+    inputs: &[(Act, Vec<f32>)],
+    moves: &[Move],
+) -> Result<Vec<Vec<f32>>, String> {
+    let fail = |error: crate::DeviceError| error.to_string();
+    let whole = |act: &Act| {
+        let decl = case.program.act(*act);
+        decl.columns * if decl.rows == Rows::Step { case.limits.rows } else { case.limits.outputs }
+    };
+    for act in &case.outputs {
+        backend.write(*act, &vec![f32::NAN; whole(act)]).map_err(fail)?;
+    }
+    for (act, values) in inputs {
+        backend.write(*act, values).map_err(fail)?;
+    }
+    backend.run(&case.program, step).map_err(fail)?;
+    let mut results = Vec::new();
+    for act in &case.outputs {
+        let mut values = vec![0.0; whole(act)];
+        backend.read(*act, &mut values).map_err(fail)?;
+        let beyond = values.split_off(rows_of(case, *act, step) * case.program.act(*act).columns);
+        if beyond.iter().any(|value| !value.is_nan()) {
+            return Err(format!("{} was written beyond the rows of the step", case.program.act(*act).name));
+        }
+        results.push(values);
+    }
+    let accepted: Vec<(Slot, u32)> = moves.iter().map(|m| (Slot(m.sequence as u32 + 1), m.accepted as u32)).collect();
+    backend.commit(&accepted).map_err(fail)?;
+    Ok(results)
+}

@@ -141,9 +141,10 @@ impl Backend for Reference {
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
-        assert!(self.pending.is_empty(), "a step begins before the last one is committed");
+        let is_pending = |slot: Slot| self.pending.iter().any(|(pending, _)| *pending == slot);
+        assert!(!step.spans().iter().any(|span| is_pending(span.slot)), "a step begins before the last is committed");
         self.step = step.clone();
-        self.pending = step.spans().iter().map(|span| (span.slot, span.rows)).collect();
+        self.pending.extend(step.spans().iter().map(|span| (span.slot, span.rows)));
         Ok(())
     }
 
@@ -177,6 +178,7 @@ impl Backend for Reference {
 
     fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError> {
         let program = self.program.clone().expect("prepare comes before anything else");
+        self.pending.retain(|(slot, _)| !slots.contains(slot));
         for slot in slots.iter().map(|slot| slot.0 as usize) {
             for (store, decl) in self.stores.iter_mut().zip(&program.stores) {
                 match (store, decl) {

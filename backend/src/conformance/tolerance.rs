@@ -1,0 +1,21 @@
+//! Bounds on the normalised mean squared error, one table, each with its measured floor (see docs/NUMERICS.md).
+
+use kvas_gguf::Quant;
+
+/// Ops in f32 with f32 inputs. Floor on CPU: 1e-13 (order of summation).
+pub const EXACT: f64 = 1e-11;
+
+/// Exponentials and long recurrences in f32. Floor on CPU: 2e-12 at 70 rows of a delta chunk.
+pub const RECURRENT: f64 = 1e-10;
+
+/// Attention over f16 pages: inputs are rounded alike on both sides. Floor on CPU: 1e-13.
+pub const ATTENTION: f64 = 1e-10;
+
+/// A product with weights of this format. Backends may quantise the activations to 8 bits for block formats; with
+/// outlier channels 30 times as large that costs up to 2e-4.
+pub fn linear(quant: Quant) -> f64 {
+    match quant {
+        Quant::F32 | Quant::F16 | Quant::Bf16 => EXACT,
+        _ => 5e-4,
+    }
+}
