@@ -1,0 +1,308 @@
+//! The sampler of one sequence: history, random numbers, and the chain of samplers in the order asked for.
+
+use super::candidates::{Candidate, Candidates};
+use super::dry::Dry;
+use super::repetition::Window;
+use super::{Distribution, SamplerKind, SamplerParams, SamplingError, TokenProbability, truncate};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{OsRng, RngCore, SeedableRng, TryRngCore};
+use std::sync::Arc;
+
+/// Chooses the tokens of one sequence.
+///
+/// Equal parameters, seed, history and logits give equal tokens. `clone` forks: both go on from the same state, with
+/// the same random numbers until one of them is given another seed.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: Arc<SamplerParams>,
+    vocab: usize,
+    seed: u64,
+    random: ChaCha8Rng,
+    /// Mirostat's running limit of surprise, in bits.
+    surprise_limit: f32,
+    history: Vec<u32>,
+    marks: Vec<Mark>,
+    window: Option<Window>,
+    dry: Option<Dry>,
+    candidates: Candidates,
+    typical_order: Vec<(f64, Candidate)>,
+}
+
+/// What choices had changed before the first choice made at a length of the history.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    length: usize,
+    random_position: u128,
+    surprise_limit: f32,
+}
+
+impl Sampler {
+    /// A sampler with an empty history for a vocabulary of `vocab` tokens.
+    ///
+    /// `breakers` is how the vocabulary can spell the texts of `dry_sequence_breakers`: each entry is one spelling,
+    /// the first token of which may begin before the text and the last of which may end after it.
+    ///
+    /// # Errors
+    /// [`SamplingError::Range`] from [`SamplerParams::validate`]; [`SamplingError::Token`] if `logit_bias` names a
+    /// token outside the vocabulary.
+    pub fn new(params: SamplerParams, vocab: usize, breakers: &[Vec<u32>]) -> Result<Sampler, SamplingError> {
+        params.validate()?;
+        if let Some(&(token, _)) = params.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
+            return Err(SamplingError::Token { field: "logit_bias", token, vocab });
+        }
+        let seed = params.seed.unwrap_or_else(system_seed);
+        Ok(Sampler {
+            vocab,
+            seed,
+            random: ChaCha8Rng::seed_from_u64(seed),
+            surprise_limit: 2.0 * params.mirostat_tau,
+            history: Vec::new(),
+            marks: Vec::new(),
+            window: Window::new(&params),
+            dry: Dry::new(&params, breakers),
+            candidates: Candidates::default(),
+            typical_order: Vec::new(),
+            params: Arc::new(params),
+        })
+    }
+
+    /// The parameters in use.
+    pub fn params(&self) -> &SamplerParams {
+        &self.params
+    }
+
+    /// The seed in use, also when the system chose it.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The tokens accepted so far, prompt included.
+    pub fn history(&self) -> &[u32] {
+        &self.history
+    }
+
+    /// Adds a token of the sequence, of the prompt or chosen, to the history.
+    pub fn accept(&mut self, token: u32) {
+        self.history.push(token);
+        if let Some(window) = &mut self.window {
+            window.grow(&self.history);
+        }
+    }
+
+    /// Keeps the first `tokens` of the history. Random numbers and mirostat go back too, so the same logits give the
+    /// same tokens again; [`Sampler::reseed`] makes them differ. Keeping more than there is changes nothing.
+    pub fn rewind(&mut self, tokens: usize) {
+        while self.history.len() > tokens {
+            if let Some(window) = &mut self.window {
+                window.shrink(&self.history);
+            }
+            self.history.pop();
+        }
+        while let Some(mark) = self.marks.pop_if(|mark| mark.length >= tokens) {
+            self.random.set_word_pos(mark.random_position);
+            self.surprise_limit = mark.surprise_limit;
+        }
+    }
+
+    /// The same state and history in a second sampler, for a sequence that branches off.
+    pub fn fork(&self) -> Sampler {
+        self.clone()
+    }
+
+    /// Draws from another seed from here on; `None` takes one from the system.
+    pub fn reseed(&mut self, seed: Option<u64>) {
+        self.seed = seed.unwrap_or_else(system_seed);
+        self.random = ChaCha8Rng::seed_from_u64(self.seed);
+        for mark in &mut self.marks {
+            mark.random_position = 0;
+        }
+    }
+
+    /// Chooses a token from one row of logits, `[vocab]`, which bias and penalties change in place. Minus infinity and
+    /// NaN exclude a token. The token is not accepted yet.
+    ///
+    /// # Errors
+    /// [`SamplingError::Length`] if there is not one logit per token, [`SamplingError::NoCandidate`] if every token is
+    /// excluded.
+    pub fn sample(&mut self, logits: &mut [f32]) -> Result<u32, SamplingError> {
+        if logits.len() != self.vocab {
+            return Err(SamplingError::Length { found: logits.len(), expected: self.vocab });
+        }
+        let params = Arc::clone(&self.params);
+        for &(token, bias) in &params.logit_bias {
+            let logit = &mut logits[token as usize];
+            let lowest = if bias.is_finite() && logit.is_finite() { f32::MIN } else { f32::NEG_INFINITY };
+            *logit = (*logit + bias).max(lowest);
+        }
+        self.candidates.reset();
+        if params.is_greedy() {
+            return self.likeliest(&params, logits);
+        }
+        self.mark();
+        if params.mirostat == 2 {
+            return self.mirostat(&params, logits);
+        }
+        for &kind in &params.samplers {
+            self.apply(kind, &params, logits)?;
+        }
+        self.load(logits)?;
+        Ok(self.draw())
+    }
+
+    /// The tokens that were left at the last [`Sampler::sample`] with the probabilities they were drawn by, likeliest
+    /// first; the one chosen token if it was greedy.
+    pub fn kept(&self) -> Vec<TokenProbability> {
+        let softmax = self.candidates.normaliser();
+        let of = |item: &Candidate| {
+            let log_probability = softmax.log_probability(item.logit) as f32;
+            TokenProbability { token: item.id, probability: log_probability.exp(), log_probability }
+        };
+        let mut kept: Vec<TokenProbability> = self.candidates.items().iter().map(of).collect();
+        kept.sort_by(|a, b| b.log_probability.total_cmp(&a.log_probability).then(a.token.cmp(&b.token)));
+        kept
+    }
+
+    /// The `top` likeliest tokens of the model's own distribution, no sampler applied. Ask before
+    /// [`Sampler::sample`], which changes the logits; [`Distribution`] gives single tokens too.
+    pub fn probabilities(logits: &[f32], top: usize) -> Vec<TokenProbability> {
+        Distribution::new(logits).top(top)
+    }
+
+    fn mark(&mut self) {
+        let length = self.history.len();
+        if self.marks.last().is_none_or(|mark| mark.length < length) {
+            let random_position = self.random.get_word_pos();
+            self.marks.push(Mark { length, random_position, surprise_limit: self.surprise_limit });
+        }
+    }
+
+    fn apply(&mut self, kind: SamplerKind, params: &SamplerParams, logits: &mut [f32]) -> Result<(), SamplingError> {
+        match kind {
+            SamplerKind::Penalties | SamplerKind::Dry => self.penalise(kind, params, logits),
+            SamplerKind::TopK => {
+                if let Ok(count @ 1..) = usize::try_from(params.top_k) {
+                    self.candidates.top_k(logits, count);
+                    self.check_any(logits)?;
+                }
+            }
+            SamplerKind::TopNSigma if params.top_n_sigma > 0.0 => {
+                truncate::top_n_sigma(self.load(logits)?, params.top_n_sigma);
+            }
+            SamplerKind::TypicalP if params.typical_p < 1.0 => {
+                self.load(logits)?;
+                truncate::typical_p(&mut self.candidates, params.typical_p, &mut self.typical_order);
+            }
+            SamplerKind::TopP if params.top_p < 1.0 => truncate::top_p(self.load(logits)?, params.top_p),
+            SamplerKind::MinP if params.min_p > 0.0 => truncate::min_p(self.load(logits)?, params.min_p),
+            SamplerKind::Xtc => self.exclude_top_choices(params, logits)?,
+            SamplerKind::Temperature => self.temper(params, logits)?,
+            SamplerKind::TopNSigma | SamplerKind::TypicalP | SamplerKind::TopP | SamplerKind::MinP => {}
+        }
+        Ok(())
+    }
+
+    fn penalise(&mut self, kind: SamplerKind, params: &SamplerParams, logits: &mut [f32]) {
+        match (&self.window, &mut self.dry) {
+            (Some(window), _) if kind == SamplerKind::Penalties => window.apply(params, &mut self.candidates, logits),
+            (_, Some(dry)) if kind == SamplerKind::Dry => {
+                dry.apply(params, &self.history, &mut self.candidates, logits)
+            }
+            _ => {}
+        }
+    }
+
+    fn exclude_top_choices(&mut self, params: &SamplerParams, logits: &[f32]) -> Result<(), SamplingError> {
+        // Above one half no two tokens can reach the threshold.
+        if params.xtc_probability <= 0.0 || params.xtc_threshold > 0.5 || self.load(logits)?.items().len() < 2 {
+            return Ok(());
+        }
+        if self.uniform() < f64::from(params.xtc_probability) {
+            truncate::exclude_top_choices(&mut self.candidates, params.xtc_threshold);
+        }
+        Ok(())
+    }
+
+    fn temper(&mut self, params: &SamplerParams, logits: &[f32]) -> Result<(), SamplingError> {
+        let candidates = self.load(logits)?;
+        if params.dynatemp_range > 0.0 {
+            let (range, exponent) = (params.dynatemp_range, params.dynatemp_exponent);
+            truncate::temper_by_entropy(candidates, params.temperature, range, exponent);
+        } else {
+            truncate::temper(candidates, params.temperature);
+        }
+        Ok(())
+    }
+
+    /// The largest logit after penalties, the lowest id among equals. Truncations could only drop others.
+    fn likeliest(&mut self, params: &SamplerParams, logits: &mut [f32]) -> Result<u32, SamplingError> {
+        for &kind in &params.samplers {
+            self.penalise(kind, params, logits);
+        }
+        self.candidates.top_k(logits, 1);
+        self.check_any(logits)?;
+        Ok(self.candidates.items()[0].id)
+    }
+
+    /// Mirostat 2: penalties, temperature, then a limit of surprise that follows the surprise of what is drawn.
+    fn mirostat(&mut self, params: &SamplerParams, logits: &mut [f32]) -> Result<u32, SamplingError> {
+        for &kind in &params.samplers {
+            self.penalise(kind, params, logits);
+        }
+        self.temper(params, logits)?;
+        truncate::limit_surprise(&mut self.candidates, self.surprise_limit);
+        let token = self.draw();
+        let softmax = self.candidates.normaliser();
+        let chosen = self.candidates.items().iter().find(|item| item.id == token);
+        let surprise = chosen.map_or(0.0, |item| -softmax.log_probability(item.logit) / std::f64::consts::LN_2);
+        let limit = self.surprise_limit - params.mirostat_eta * (surprise as f32 - params.mirostat_tau);
+        self.surprise_limit = limit.clamp(f32::MIN, f32::MAX);
+        Ok(token)
+    }
+
+    fn load(&mut self, logits: &[f32]) -> Result<&mut Candidates, SamplingError> {
+        self.candidates.load(logits);
+        self.check_any(logits)?;
+        Ok(&mut self.candidates)
+    }
+
+    fn check_any(&self, logits: &[f32]) -> Result<(), SamplingError> {
+        if self.candidates.items().is_empty() {
+            let nan = logits.iter().filter(|logit| logit.is_nan()).count();
+            return Err(SamplingError::NoCandidate { nan, vocab: self.vocab });
+        }
+        Ok(())
+    }
+
+    /// Draws one of the candidates, of which there is at least one, by its probability.
+    fn draw(&mut self) -> u32 {
+        let draw = self.uniform();
+        let softmax = self.candidates.normaliser();
+        let mut left = draw * softmax.sum;
+        let mut chosen = self.candidates.items()[0].id;
+        // Should rounding leave a remainder, the last candidate that is not impossible has it.
+        for item in self.candidates.items() {
+            let weight = f64::from((item.logit - softmax.largest).exp());
+            if weight > 0.0 {
+                chosen = item.id;
+                left -= weight;
+            }
+            if left < 0.0 {
+                break;
+            }
+        }
+        chosen
+    }
+
+    /// A number of 53 random bits in `0..1`.
+    fn uniform(&mut self) -> f64 {
+        (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn system_seed() -> u64 {
+    // Without a source of randomness the clock has to do: sampling is no secret.
+    OsRng.try_next_u64().unwrap_or_else(|_| {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |time| time.as_nanos() as u64)
+    })
+}

@@ -1,0 +1,107 @@
+//! The samplers that narrow the candidates or change their temperature. None of them ever leaves no candidate.
+
+use super::candidates::{Candidate, Candidates, Normaliser};
+
+/// Keeps logits within `sigmas` standard deviations of the largest.
+pub(super) fn top_n_sigma(candidates: &mut Candidates, sigmas: f32) {
+    let count = candidates.items().len() as f64;
+    if sigmas <= 0.0 || count <= 1.0 {
+        return;
+    }
+    let logits = || candidates.items().iter().map(|item| f64::from(item.logit));
+    let largest = logits().fold(f64::MIN, f64::max);
+    let mean = logits().sum::<f64>() / count;
+    let deviation = (logits().map(|logit| (logit - mean).powi(2)).sum::<f64>() / count).sqrt();
+    let floor = largest - f64::from(sigmas) * deviation;
+    candidates.retain(|item| f64::from(item.logit) >= floor.min(largest));
+}
+
+/// Keeps the fewest likeliest tokens whose mass reaches `mass`, at least one.
+pub(super) fn top_p(candidates: &mut Candidates, mass: f32) {
+    if mass >= 1.0 {
+        return;
+    }
+    let softmax = candidates.normaliser();
+    let mut reached = 0.0;
+    let below = candidates.leading(|item| {
+        reached += softmax.probability(item.logit);
+        reached < f64::from(mass)
+    });
+    candidates.truncate(below + 1);
+}
+
+/// Keeps tokens at least `share` times as likely as the likeliest.
+pub(super) fn min_p(candidates: &mut Candidates, share: f32) {
+    if share <= 0.0 {
+        return;
+    }
+    let largest = candidates.items().iter().map(|item| item.logit).fold(f32::MIN, f32::max);
+    let floor = largest + share.ln();
+    candidates.retain(|item| item.logit >= floor);
+}
+
+/// Keeps the tokens whose information is nearest to the entropy, until their mass exceeds `mass`, at least one.
+pub(super) fn typical_p(candidates: &mut Candidates, mass: f32, order: &mut Vec<(f64, Candidate)>) {
+    if mass >= 1.0 {
+        return;
+    }
+    let softmax = candidates.normaliser();
+    let entropy = entropy(candidates, softmax);
+    order.clear();
+    order.extend(candidates.items().iter().map(|&item| ((-softmax.log_probability(item.logit) - entropy).abs(), item)));
+    order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.id.cmp(&b.1.id)));
+    let mut reached = 0.0;
+    let kept = order.iter().take_while(|(_, item)| {
+        let before = reached;
+        reached += softmax.probability(item.logit);
+        before <= f64::from(mass)
+    });
+    candidates.replace(kept.map(|(_, item)| *item));
+}
+
+/// Drops every token of at least `threshold` except the least likely of them.
+pub(super) fn exclude_top_choices(candidates: &mut Candidates, threshold: f32) {
+    let softmax = candidates.normaliser();
+    let above = candidates.leading(|item| softmax.probability(item.logit) >= f64::from(threshold));
+    if above >= 2 {
+        candidates.drop_leading(above - 1);
+    }
+}
+
+/// Divides the logits by `temperature`, which is above 0. The largest becomes 0, so that nothing overflows.
+pub(super) fn temper(candidates: &mut Candidates, temperature: f32) {
+    let largest = candidates.items().iter().map(|item| item.logit).fold(f32::MIN, f32::max);
+    // Rounded to f32 a temperature can be 0 and the quotient 0/0.
+    let temperature = temperature.max(f32::MIN_POSITIVE);
+    candidates.map_in_order(|logit| (logit - largest) / temperature);
+}
+
+/// Moves the temperature within `temperature ± range` as the entropy moves from none to that of equal candidates.
+pub(super) fn temper_by_entropy(candidates: &mut Candidates, temperature: f32, range: f32, exponent: f32) {
+    let count = candidates.items().len();
+    if count <= 1 {
+        return;
+    }
+    let low = (temperature - range).max(0.0);
+    let high = (temperature + range).min(f32::MAX);
+    let normalised = entropy(candidates, candidates.normaliser()) / (count as f64).ln();
+    let share = normalised.clamp(0.0, 1.0).powf(f64::from(exponent)) as f32;
+    temper(candidates, low + (high - low) * share);
+}
+
+/// Drops tokens whose surprise exceeds `limit` bits, but never the likeliest.
+pub(super) fn limit_surprise(candidates: &mut Candidates, limit: f32) {
+    let softmax = candidates.normaliser();
+    let bits = |logit: f32| -softmax.log_probability(logit) / std::f64::consts::LN_2;
+    candidates.retain(|item| item.logit == softmax.largest || bits(item.logit) <= f64::from(limit));
+}
+
+/// Entropy of the candidates in nats.
+fn entropy(candidates: &Candidates, softmax: Normaliser) -> f64 {
+    let term = |item: &Candidate| {
+        let probability = softmax.probability(item.logit);
+        // A probability that underflows to 0 contributes nothing.
+        if probability > 0.0 { -probability * softmax.log_probability(item.logit) } else { 0.0 }
+    };
+    candidates.items().iter().map(term).sum()
+}
