@@ -1,1 +1,3 @@
 //! The kvas library.
+
+pub mod text;
