@@ -1,3 +1,4 @@
 //! The kvas library.
 
 pub mod sampling;
+pub mod text;

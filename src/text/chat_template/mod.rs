@@ -1,0 +1,7 @@
+//! x
+/// x
+#[derive(Debug)]
+pub struct ChatTemplate;
+/// x
+#[derive(Debug)]
+pub struct Conversation;

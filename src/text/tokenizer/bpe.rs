@@ -1,0 +1,110 @@
+//! Byte-level BPE: splitting by the pre-tokenizer, merging by the `tokenizers` crate.
+
+use super::pre::{Scratch, Splitter};
+use super::pre_rules::PreTokenizer;
+use super::vocab::{Kind, TOKENS, Vocab};
+use crate::text::TextError;
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+use tokenizers::Model;
+use tokenizers::models::bpe::BPE;
+
+const MERGES: &str = "tokenizer.ggml.merges";
+
+/// The merges of one vocabulary behind one pre-tokenizer.
+pub(super) struct ByteLevelBpe {
+    splitter: Splitter,
+    merger: BPE,
+    byte_chars: [char; 256],
+    /// Scratch of earlier calls: it holds the states that the splitter's automata have built so far.
+    idle: Mutex<Vec<Scratch>>,
+}
+
+impl std::fmt::Debug for ByteLevelBpe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ByteLevelBpe").field("merger", &self.merger).finish_non_exhaustive()
+    }
+}
+
+impl ByteLevelBpe {
+    pub(super) fn new(vocab: &Vocab, merges: &[String], pre: &PreTokenizer) -> Result<ByteLevelBpe, TextError> {
+        let mut merge_pairs = Vec::with_capacity(merges.len());
+        let mut seen = HashSet::with_capacity_and_hasher(merges.len(), ahash::RandomState::new());
+        let mut needed_control = HashSet::new();
+        for (at, merge) in merges.iter().enumerate() {
+            let (left, right, ids) = read_merge(vocab, at, merge)?;
+            needed_control.extend(ids.into_iter().filter(|&id| is_structure(vocab, id)));
+            // Of two equal merges the first counts.
+            if seen.insert((ids[0], ids[1])) {
+                merge_pairs.push((left.to_owned(), right.to_owned()));
+            }
+        }
+        // Text that happens to read like a control token must not become it when whole tokens are looked up.
+        let words = vocab.iter().filter(|(id, _)| !is_structure(vocab, *id) || needed_control.contains(id));
+        let merger = BPE::builder()
+            .vocab_and_merges(words.map(|(id, text)| (text.to_owned(), id)).collect::<ahash::AHashMap<_, _>>(), merge_pairs)
+            .ignore_merges(pre.ignore_merges)
+            .build()
+            .map_err(|error| TextError::tokenizer(MERGES, error.to_string()))?;
+        let splitter = Splitter::new(pre);
+        Ok(ByteLevelBpe { splitter, merger, byte_chars: byte_chars(), idle: Mutex::new(Vec::new()) })
+    }
+
+    /// Appends the ids of `text`, in time that grows with its length times the logarithm of its longest piece. Bytes
+    /// the vocabulary has no token for are left out; a byte-level vocabulary has one for each.
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut scratch = idle.unwrap_or_else(|| self.splitter.scratch());
+        let mut word = String::new();
+        for piece in self.splitter.split(text, &mut scratch) {
+            word.clear();
+            word.extend(text[piece.clone()].bytes().map(|byte| self.byte_chars[byte as usize]));
+            let tokens = self.merger.tokenize(&word).expect("without dropout and unknown token there is no error");
+            ids.extend(tokens.iter().map(|token| token.id));
+        }
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
+}
+
+fn is_structure(vocab: &Vocab, id: u32) -> bool {
+    matches!(vocab.kind(id), Some(Kind::Control | Kind::Unknown | Kind::Byte))
+}
+
+/// The two halves of a merge, and the ids of left, right and result.
+fn read_merge<'a>(vocab: &Vocab, at: usize, merge: &'a str) -> Result<(&'a str, &'a str, [u32; 3]), TextError> {
+    let error = |what| TextError::tokenizer(format!("{MERGES}[{at}]"), what);
+    // The left half may be a space, so that only a space after the first character separates.
+    let first = merge.chars().next().map_or(0, char::len_utf8);
+    let space = merge[first..].find(' ').map(|space| first + space);
+    let Some((left, right)) = space.map(|space| (&merge[..space], &merge[space + 1..])) else {
+        return Err(error(format!("{merge:?}, expected two tokens with a space between")));
+    };
+    let id = |text: &str| {
+        vocab.id(text).ok_or_else(|| error(format!("{merge:?} needs token {text:?}, which {TOKENS} lacks")))
+    };
+    Ok((left, right, [id(left)?, id(right)?, id(&[left, right].concat())?]))
+}
+
+/// The character that stands for each byte: itself where it prints, or one from U+0100 on.
+fn byte_chars() -> [char; 256] {
+    let mut stand_in = 0x100;
+    std::array::from_fn(|byte| match byte {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte as u8),
+        _ => {
+            let next = char::from_u32(stand_in).expect("68 code points from U+0100 on are characters");
+            stand_in += 1;
+            next
+        }
+    })
+}
+
+/// The bytes of a byte-level token; of a text that is not one, its own bytes.
+pub(super) fn token_bytes(text: &str) -> Vec<u8> {
+    let chars = byte_chars();
+    let byte = |c: char| match c {
+        '\u{21}'..='\u{7E}' | '\u{A1}'..='\u{AC}' | '\u{AE}'..='\u{FF}' => Some(c as u8),
+        '\u{100}'..='\u{143}' => chars.iter().position(|&other| other == c).map(|byte| byte as u8),
+        _ => None,
+    };
+    text.chars().map(byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| text.as_bytes().to_vec())
+}

@@ -1,0 +1,282 @@
+//! Tokenizers built from GGUF metadata: text to ids and back, as the model was trained.
+
+mod bpe;
+mod pre;
+mod pre_rules;
+mod special;
+mod spm;
+#[cfg(test)]
+mod tests;
+mod vocab;
+
+pub use vocab::{Kind, Roles};
+
+use super::TextError;
+use bpe::ByteLevelBpe;
+use kvas_gguf::Metadata;
+use special::{Fragment, SpecialTexts};
+use spm::{SPACE, Spm};
+use vocab::{Vocab, byte_of};
+
+/// What becomes of the texts of control tokens such as `<|im_end|>` in text to encode. The texts of user-defined tokens
+/// always become those tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    /// They become the tokens: for text rendered by a chat template.
+    Parse,
+    /// They are text like any other: for text from outside.
+    Literal,
+}
+
+/// Whether `encode` adds the tokens the file wants around a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bos {
+    /// BOS before and EOS after, each if the file wants it and the text does not already have it there.
+    Add,
+    /// Nothing.
+    Omit,
+}
+
+/// What control tokens become in text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Control {
+    /// Nothing.
+    Hide,
+    /// Their own texts.
+    Show,
+}
+
+/// How text becomes ids. WordPiece, Unigram and RWKV vocabularies would be further variants.
+#[derive(Debug)]
+enum Algorithm {
+    ByteLevelBpe(Box<ByteLevelBpe>),
+    Spm(Box<Spm>),
+}
+
+/// A vocabulary with everything that turns text into its ids and back. Shared freely among threads.
+#[derive(Debug)]
+pub struct Tokenizer {
+    vocab: Vocab,
+    algorithm: Algorithm,
+    special: SpecialTexts,
+    /// The bytes of all tokens, one after the other, and where each ends.
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    adds_bos: bool,
+    adds_eos: bool,
+    adds_space: bool,
+}
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+
+impl Tokenizer {
+    /// Builds the tokenizer that `metadata` describes. `override_pre` replaces `tokenizer.ggml.pre`; a file without
+    /// that key gets the pre-tokenizer `default`, as in llama.cpp.
+    ///
+    /// # Errors
+    /// Whatever key is missing, malformed or contradicts another, by its name.
+    pub fn from_metadata(metadata: &Metadata, override_pre: Option<&str>) -> Result<Tokenizer, TextError> {
+        match metadata.string(MODEL)? {
+            "gpt2" => Tokenizer::byte_level_bpe(metadata, override_pre),
+            "llama" => Tokenizer::spm(metadata),
+            other => Err(TextError::tokenizer(MODEL, format!("{other:?}, expected \"gpt2\" or \"llama\""))),
+        }
+    }
+
+    fn byte_level_bpe(metadata: &Metadata, override_pre: Option<&str>) -> Result<Tokenizer, TextError> {
+        let name = match override_pre {
+            Some(name) => name,
+            None => metadata.string_opt(PRE)?.filter(|name| !name.is_empty()).unwrap_or("default"),
+        };
+        let Some(pre) = pre_rules::find(name) else {
+            return Err(TextError::UnknownPre { name: name.into(), examples: pre_rules::EXAMPLES });
+        };
+        let vocab = Vocab::from_metadata(metadata, Roles::default())?;
+        let Some(merges) = metadata.strings_opt("tokenizer.ggml.merges")? else {
+            return Err(TextError::tokenizer("tokenizer.ggml.merges", "missing, expected the list of merges"));
+        };
+        let bpe = ByteLevelBpe::new(&vocab, merges, &pre)?;
+        let adds_bos = pre.adds_bos && vocab.roles.bos.is_some();
+        let mut tokenizer = Tokenizer::new(vocab, Algorithm::ByteLevelBpe(Box::new(bpe)), adds_bos);
+        tokenizer.read_flags(metadata)?;
+        Ok(tokenizer)
+    }
+
+    fn spm(metadata: &Metadata) -> Result<Tokenizer, TextError> {
+        let defaults = Roles { bos: Some(1), eos: Some(2), unk: Some(0), ..Roles::default() };
+        let vocab = Vocab::from_metadata(metadata, defaults)?;
+        let spm = Spm::new(&vocab, vocab::read_scores(metadata, vocab.len())?);
+        let adds_bos = vocab.roles.bos.is_some();
+        let mut tokenizer = Tokenizer::new(vocab, Algorithm::Spm(Box::new(spm)), adds_bos);
+        tokenizer.adds_space = true;
+        tokenizer.read_flags(metadata)?;
+        Ok(tokenizer)
+    }
+
+    fn new(vocab: Vocab, algorithm: Algorithm, adds_bos: bool) -> Tokenizer {
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(vocab.len()));
+        for (id, text) in vocab.iter() {
+            match (vocab.kinds[id as usize], &algorithm) {
+                (Kind::Control | Kind::Unknown | Kind::UserDefined, _) => bytes.extend(text.bytes()),
+                (Kind::Byte, _) => bytes.extend(byte_of(text)),
+                (Kind::Normal | Kind::Unused, Algorithm::ByteLevelBpe(_)) => bytes.extend(bpe::token_bytes(text)),
+                (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => bytes.extend(text.replace(SPACE, " ").bytes()),
+            }
+            ends.push(bytes.len());
+        }
+        let special = SpecialTexts::new(&vocab);
+        Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos: false, adds_space: false }
+    }
+
+    fn read_flags(&mut self, metadata: &Metadata) -> Result<(), TextError> {
+        let flags = [
+            ("tokenizer.ggml.add_bos_token", &mut self.adds_bos, self.vocab.roles.bos, "tokenizer.ggml.bos_token_id"),
+            ("tokenizer.ggml.add_eos_token", &mut self.adds_eos, self.vocab.roles.eos, "tokenizer.ggml.eos_token_id"),
+        ];
+        for (key, flag, id, id_key) in flags {
+            *flag = metadata.bool_opt(key)?.unwrap_or(*flag);
+            if *flag && id.is_none() {
+                return Err(TextError::tokenizer(key, format!("true, expected {id_key} to name the token to add")));
+            }
+        }
+        if matches!(self.algorithm, Algorithm::Spm(_)) {
+            let key = "tokenizer.ggml.add_space_prefix";
+            self.adds_space = metadata.bool_opt(key)?.unwrap_or(self.adds_space);
+        }
+        Ok(())
+    }
+
+    /// The ids of `text`. The time it takes grows in proportion to the text's length, but for a logarithm of its
+    /// longest word, whatever the text.
+    pub fn encode(&self, text: &str, special: Special, bos: Bos) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        // A sequence starts like the text after a special token: the first word wants its space.
+        let mut after_special = true;
+        for fragment in self.special.split(text, special) {
+            match fragment {
+                Fragment::Token(id) => ids.push(id),
+                Fragment::Text(text) => self.encode_plain(text, after_special, &mut ids),
+            }
+            after_special = matches!(fragment, Fragment::Token(_));
+        }
+        if bos == Bos::Add {
+            self.add_ends(special, &mut ids);
+        }
+        ids
+    }
+
+    fn encode_plain(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) {
+        match &self.algorithm {
+            Algorithm::ByteLevelBpe(bpe) => bpe.encode(text, ids),
+            Algorithm::Spm(spm) => {
+                let mut escaped = String::with_capacity(text.len() + text.len() / 4 + 3);
+                if self.adds_space && after_special {
+                    escaped.push(SPACE);
+                }
+                escaped.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
+                spm.encode(&self.vocab, &escaped, ids);
+            }
+        }
+    }
+
+    fn add_ends(&self, special: Special, ids: &mut Vec<u32>) {
+        // Templates write BOS themselves; a second one would take the model off its training data.
+        let present = |id: Option<&u32>, role: Option<u32>| special == Special::Parse && id.copied() == role;
+        if let Some(bos) = self.vocab.roles.bos.filter(|_| self.adds_bos)
+            && !present(ids.first(), Some(bos))
+        {
+            ids.insert(0, bos);
+        }
+        if let Some(eos) = self.vocab.roles.eos.filter(|_| self.adds_eos)
+            && !present(ids.last(), Some(eos))
+        {
+            ids.push(eos);
+        }
+    }
+
+    /// The text of `ids`, without the space that `encode` puts before the first word. Bytes that are not UTF-8 become
+    /// U+FFFD.
+    ///
+    /// # Errors
+    /// `TokenId` for an id outside of the vocabulary.
+    pub fn decode(&self, ids: &[u32], control: Control) -> Result<String, TextError> {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        let text_from = ids.iter().position(|&id| self.vocab.kind(id) != Some(Kind::Control)).unwrap_or(ids.len());
+        for (at, &id) in ids.iter().enumerate() {
+            let piece = self.piece(id, control)?;
+            let leading_space = self.adds_space && at == text_from && piece.first() == Some(&b' ');
+            bytes.extend_from_slice(&piece[usize::from(leading_space)..]);
+        }
+        Ok(match String::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+        })
+    }
+
+    /// The bytes of one token, which need not be whole characters. Unused tokens have none.
+    ///
+    /// # Errors
+    /// `TokenId` for an id outside of the vocabulary.
+    pub fn piece(&self, id: u32, control: Control) -> Result<&[u8], TextError> {
+        let kind = self.kind(id)?;
+        let hidden = match kind {
+            Kind::Control | Kind::Unknown => control == Control::Hide,
+            Kind::Unused => true,
+            Kind::Normal | Kind::UserDefined | Kind::Byte => false,
+        };
+        let start = if id == 0 { 0 } else { self.ends[id as usize - 1] };
+        Ok(if hidden { &[] } else { &self.bytes[start..self.ends[id as usize]] })
+    }
+
+    /// Number of tokens.
+    pub fn vocab(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// A token as the file writes it: for a byte-level token in its printable stand-ins.
+    ///
+    /// # Errors
+    /// `TokenId` for an id outside of the vocabulary.
+    pub fn token_text(&self, id: u32) -> Result<&str, TextError> {
+        self.vocab.text(id).ok_or(TextError::TokenId { id, vocab: self.vocab.len() })
+    }
+
+    /// The kind of a token.
+    ///
+    /// # Errors
+    /// `TokenId` for an id outside of the vocabulary.
+    pub fn kind(&self, id: u32) -> Result<Kind, TextError> {
+        self.vocab.kind(id).ok_or(TextError::TokenId { id, vocab: self.vocab.len() })
+    }
+
+    /// The id of the token that the file writes as `text`.
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        self.vocab.id(text)
+    }
+
+    /// The ids of tokens with a role.
+    pub fn roles(&self) -> &Roles {
+        &self.vocab.roles
+    }
+
+    /// The ids that end a generation, ascending.
+    pub fn eog(&self) -> &[u32] {
+        &self.vocab.eog
+    }
+
+    /// Whether a generation ends with this id.
+    pub fn is_eog(&self, id: u32) -> bool {
+        self.vocab.eog.binary_search(&id).is_ok()
+    }
+
+    /// Whether [`Bos::Add`] puts BOS before a sequence.
+    pub fn adds_bos(&self) -> bool {
+        self.adds_bos
+    }
+
+    /// Whether [`Bos::Add`] puts EOS after a sequence.
+    pub fn adds_eos(&self) -> bool {
+        self.adds_eos
+    }
+}
