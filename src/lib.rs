@@ -1,4 +1,12 @@
-//! The kvas library.
+//! kvas: a local runtime for hybrid language models. A file becomes a spec, the spec a program, and a backend runs the
+//! program for the engine; see docs/ARCHITECTURE.md.
+#![forbid(unsafe_code)]
 
+pub mod arch;
+pub mod engine;
+pub mod memory;
+pub mod model;
+pub mod presets;
 pub mod sampling;
+pub mod scheduler;
 pub mod text;

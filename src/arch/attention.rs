@@ -1,0 +1,92 @@
+//! Vocabulary the readers share: softmax attention, rope, feed-forward halves.
+
+use super::header::{Header, bad};
+use crate::model::{
+    ModelError,
+    spec::{
+        Attention, AttentionProjection, Bias, ExpertProjection, Ffn, LayerSpec, Mixer, Moe, QkNorm, RopeFactors,
+        RopeSpec,
+    },
+};
+use kvas_backend::{
+    op::Scoring,
+    rope::{Pairing, Scaling},
+};
+
+/// A layer of one mixer and one feed-forward half.
+pub(super) fn layer(header: &Header, index: usize, mixer: Mixer, ffn: Ffn) -> LayerSpec {
+    let post = format!("blk.{index}.post_attention_norm.weight");
+    let own = format!("blk.{index}.ffn_norm.weight");
+    let ffn_norm =
+        if header.has_tensor(&post) && !header.has_tensor(&own) { "post_attention_norm" } else { "ffn_norm" };
+    LayerSpec { mixers: vec![mixer], ffn: Some(ffn), ffn_norm }
+}
+
+/// Softmax attention of one layer; norms, biases and fusion are read off the tensor directory.
+pub(super) fn attention(header: &Header, index: usize, pairing: Pairing) -> Result<Attention, ModelError> {
+    let heads = header.heads(index)?;
+    let key_dim = header.head_dim("attention.key_length", heads)?;
+    let has = |stem: &str| header.has_tensor(&format!("blk.{index}.{stem}"));
+    Ok(Attention {
+        heads,
+        kv_heads: header.kv_heads(index, heads)?,
+        key_dim,
+        value_dim: header.head_dim("attention.value_length", heads)?,
+        scale: header.positive_opt("attention.scale")?.unwrap_or(1.0 / (key_dim as f32).sqrt()),
+        rope: Some(rope(header, key_dim, pairing)?),
+        qk_norm: if has("attn_q_norm.weight") { QkNorm::PerHead } else { QkNorm::None },
+        bias: if has("attn_q.bias") || has("attn_qkv.bias") { Bias::Present } else { Bias::None },
+        projection: if has("attn_qkv.weight") { AttentionProjection::Fused } else { AttentionProjection::Separate },
+    })
+}
+
+fn rope(header: &Header, key_dim: usize, pairing: Pairing) -> Result<RopeSpec, ModelError> {
+    let dims = header.count_opt("rope.dimension_count", 2..=key_dim)?.unwrap_or(key_dim);
+    if !dims.is_multiple_of(2) {
+        return Err(bad(&header.key("rope.dimension_count"), dims, "an even number"));
+    }
+    let factors = header.has_tensor("rope_freqs.weight");
+    Ok(RopeSpec {
+        dims,
+        pairing,
+        base: header.positive_opt("rope.freq_base")?.unwrap_or(10000.0),
+        scaling: scaling(header)?,
+        factors: if factors { RopeFactors::Tensor } else { RopeFactors::None },
+    })
+}
+
+fn scaling(header: &Header) -> Result<Scaling, ModelError> {
+    let key = header.key("rope.scaling.type");
+    let factor = match header.positive_opt("rope.scaling.factor")? {
+        Some(factor) => Some(factor),
+        None => header.positive_opt("rope.scale_linear")?,
+    };
+    match (header.metadata.string_opt(&key)?, factor) {
+        (Some("none"), _) | (_, None) => Ok(Scaling::None),
+        (None | Some("linear"), Some(factor)) => Ok(Scaling::Linear { factor }),
+        (Some("yarn"), Some(factor)) => Ok(Scaling::Yarn {
+            factor,
+            original_context: header.count("rope.scaling.original_context_length", 1..=1 << 31)? as f32,
+            beta_fast: header.positive_opt("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: header.positive_opt("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            attention_factor: header.positive_opt("rope.scaling.attn_factor")?.unwrap_or(1.0),
+        }),
+        (Some(other), _) => Err(bad(&key, other, "none, linear or yarn")),
+    }
+}
+
+/// Dense SwiGLU, or experts where the file has them.
+pub(super) fn ffn(header: &Header, index: usize) -> Result<Ffn, ModelError> {
+    let Some((experts, active)) = header.experts()? else {
+        return Ok(Ffn::Dense { hidden: header.hidden("feed_forward_length", index)? });
+    };
+    let fused = header.has_tensor(&format!("blk.{index}.ffn_gate_up_exps.weight"));
+    Ok(Ffn::Moe(Moe {
+        experts,
+        active,
+        hidden: header.hidden("expert_feed_forward_length", index)?,
+        shared_hidden: header.count_opt("expert_shared_feed_forward_length", 0..=1 << 24)?.unwrap_or(0),
+        scoring: Scoring::Softmax,
+        projection: if fused { ExpertProjection::Fused } else { ExpertProjection::Separate },
+    }))
+}

@@ -1,0 +1,201 @@
+//! What readers look at: typed, range-checked look-ups under the architecture's prefix, and which tensors exist.
+
+use crate::model::{ModelError, ModelSpec, spec::LayerSpec};
+use kvas_gguf::{GgufError, GgufFile, Metadata};
+use std::{collections::HashMap, ops::RangeInclusive};
+
+/// Limits nothing real exceeds; they keep a bad file from asking for absurd amounts of memory.
+const LAYERS: RangeInclusive<usize> = 1..=512;
+const WIDTH: RangeInclusive<usize> = 1..=1 << 20;
+const HEADS: RangeInclusive<usize> = 1..=1 << 14;
+const HEAD_DIM: RangeInclusive<usize> = 1..=1 << 14;
+const HIDDEN: RangeInclusive<usize> = 1..=1 << 24;
+const EXPERTS: RangeInclusive<usize> = 1..=1 << 12;
+const CONTEXT: RangeInclusive<usize> = 1..=1 << 31;
+const TAPS: RangeInclusive<usize> = 2..=64;
+
+/// Metadata and the names and shapes of the tensors.
+#[derive(Debug)]
+pub struct Header<'a> {
+    /// All keys.
+    pub metadata: &'a Metadata,
+    prefix: String,
+    tensors: HashMap<&'a str, &'a [u64]>,
+}
+
+impl<'a> Header<'a> {
+    /// The header of a file.
+    pub fn of_file(file: &'a GgufFile) -> Result<Self, GgufError> {
+        Self::new(file.metadata(), file.tensors().iter().map(|info| (info.name.as_str(), info.shape.as_slice())))
+    }
+
+    /// A header from its parts.
+    pub fn new(
+        metadata: &'a Metadata,
+        tensors: impl IntoIterator<Item = (&'a str, &'a [u64])>,
+    ) -> Result<Self, GgufError> {
+        let prefix = metadata.architecture()?.to_string();
+        Ok(Self { metadata, prefix, tensors: tensors.into_iter().collect() })
+    }
+
+    /// `architecture.key`.
+    pub fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    /// True if the tensor exists.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// A count that must be there and lie in `range`.
+    pub fn count(&self, key: &str, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
+        let key = self.key(key);
+        let found = self.metadata.uint(&key)?;
+        in_range(&key, found, range)
+    }
+
+    /// A count that lies in `range` if it is there.
+    pub fn count_opt(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<usize>, ModelError> {
+        let key = self.key(key);
+        self.metadata.uint_opt(&key)?.map(|found| in_range(&key, found, range)).transpose()
+    }
+
+    /// A positive finite number that must be there.
+    pub fn positive(&self, key: &str) -> Result<f32, ModelError> {
+        let key = self.key(key);
+        let found = self.metadata.float(&key)?;
+        positive(&key, found)
+    }
+
+    /// A positive finite number if it is there.
+    pub fn positive_opt(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        let key = self.key(key);
+        self.metadata.float_opt(&key)?.map(|found| positive(&key, found)).transpose()
+    }
+
+    /// A value per layer: a scalar stands for every layer.
+    pub fn per_layer(&self, key: &str, layer: usize, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
+        let full = self.key(key);
+        let Some(values) = self.metadata.get(&full).and_then(|value| value.as_u64s()) else {
+            return self.count(key, range);
+        };
+        match values.get(layer) {
+            Some(&found) => in_range(&format!("{full}[{layer}]"), found, range),
+            None => Err(bad(&full, format!("an array of {}", values.len()), "one value per layer")),
+        }
+    }
+
+    /// Trunk layers: `block_count` less the prediction heads at the end.
+    pub fn trunk_layers(&self) -> Result<usize, ModelError> {
+        let blocks = self.count("block_count", LAYERS)?;
+        let heads = self.count_opt("nextn_predict_layers", 0..=blocks - 1)?.unwrap_or(0);
+        Ok(blocks - heads)
+    }
+
+    /// Heads of a layer.
+    pub fn heads(&self, layer: usize) -> Result<usize, ModelError> {
+        self.per_layer("attention.head_count", layer, HEADS)
+    }
+
+    /// KV heads of a layer, a divisor of `heads`; absent means as many as heads.
+    pub fn kv_heads(&self, layer: usize, heads: usize) -> Result<usize, ModelError> {
+        if self.metadata.get(&self.key("attention.head_count_kv")).is_none() {
+            return Ok(heads);
+        }
+        let found = self.per_layer("attention.head_count_kv", layer, HEADS)?;
+        if !heads.is_multiple_of(found) {
+            let expected = format!("a divisor of attention.head_count = {heads}");
+            return Err(bad(&self.key("attention.head_count_kv"), found, &expected));
+        }
+        Ok(found)
+    }
+
+    /// A head dimension, or the width shared out among the heads.
+    pub fn head_dim(&self, key: &str, heads: usize) -> Result<usize, ModelError> {
+        match self.count_opt(key, HEAD_DIM)? {
+            Some(found) => Ok(found),
+            None => {
+                let width = self.width()?;
+                if !width.is_multiple_of(heads) {
+                    let expected = format!("a multiple of attention.head_count = {heads}, or {}", self.key(key));
+                    return Err(bad(&self.key("embedding_length"), width, &expected));
+                }
+                Ok(width / heads)
+            }
+        }
+    }
+
+    /// `embedding_length`.
+    pub fn width(&self) -> Result<usize, ModelError> {
+        self.count("embedding_length", WIDTH)
+    }
+
+    /// A hidden dimension of a feed-forward block.
+    pub fn hidden(&self, key: &str, layer: usize) -> Result<usize, ModelError> {
+        self.per_layer(key, layer, HIDDEN)
+    }
+
+    /// Expert count and active experts; `None` for dense models.
+    pub fn experts(&self) -> Result<Option<(usize, usize)>, ModelError> {
+        let experts = self.count_opt("expert_count", 0..=*EXPERTS.end())?.unwrap_or(0);
+        if experts == 0 {
+            return Ok(None);
+        }
+        Ok(Some((experts, self.count("expert_used_count", 1..=experts)?)))
+    }
+
+    /// Taps of a convolution.
+    pub fn taps(&self, key: &str) -> Result<usize, ModelError> {
+        self.count(key, TAPS)
+    }
+
+    /// Everything that is not a layer, with the layers `layer` reads.
+    pub fn model(&self, layer: impl Fn(usize) -> Result<LayerSpec, ModelError>) -> Result<ModelSpec, ModelError> {
+        let width = self.width()?;
+        Ok(ModelSpec {
+            architecture: self.prefix.clone(),
+            width,
+            vocab: self.vocab()?,
+            context_length: self.count("context_length", CONTEXT)?,
+            norm_eps: self.positive("attention.layer_norm_rms_epsilon")?,
+            layers: (0..self.trunk_layers()?).map(layer).collect::<Result<_, _>>()?,
+            tied_output: !self.has_tensor("output.weight"),
+        })
+    }
+
+    /// Rows of the embedding table, which the token list and `vocab_size` must agree with.
+    fn vocab(&self) -> Result<usize, ModelError> {
+        let name = "token_embd.weight";
+        let shape = self.tensors.get(name).copied().ok_or_else(|| GgufError::Tensor {
+            name: name.into(),
+            what: "is missing, expected [embedding_length, vocabulary]".into(),
+        })?;
+        let rows = shape.get(1).copied().unwrap_or(1);
+        let tokens = self.metadata.strings_opt("tokenizer.ggml.tokens")?.map(|tokens| tokens.len() as u64);
+        let declared = self.metadata.uint_opt(&self.key("vocab_size"))?;
+        for (key, found) in [("tokenizer.ggml.tokens".to_string(), tokens), (self.key("vocab_size"), declared)] {
+            if found.is_some_and(|found| found != rows) {
+                let found = format!("{} entries", found.unwrap_or(0));
+                return Err(bad(&key, found, &format!("{rows}, the rows of {name}")));
+            }
+        }
+        in_range(name, rows, 1..=1 << 24)
+    }
+}
+
+fn in_range(key: &str, found: u64, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
+    match usize::try_from(found) {
+        Ok(value) if range.contains(&value) => Ok(value),
+        _ => Err(bad(key, found, &format!("{} to {}", range.start(), range.end()))),
+    }
+}
+
+fn positive(key: &str, found: f32) -> Result<f32, ModelError> {
+    if found.is_finite() && found > 0.0 { Ok(found) } else { Err(bad(key, found, "a positive number")) }
+}
+
+/// A key with a value outside its range.
+pub(super) fn bad(key: &str, found: impl ToString, expected: &str) -> ModelError {
+    GgufError::BadValue { key: key.into(), found: found.to_string(), expected: expected.into() }.into()
+}

@@ -1,0 +1,34 @@
+//! One reader per architecture: metadata and tensor directory in, `ModelSpec` out. No reader calls a kernel, and
+//! architecture names occur nowhere else.
+
+mod attention;
+mod header;
+mod llama;
+mod qwen;
+
+pub use header::Header;
+
+use crate::model::{ModelError, ModelSpec};
+
+type Reader = fn(&Header) -> Result<ModelSpec, ModelError>;
+
+/// The list of supported architectures *is* this table.
+pub const ARCHITECTURES: &[(&str, Reader)] = &[
+    ("llama", llama::llama),
+    ("qwen2", qwen::dense),
+    ("qwen3", qwen::dense),
+    ("qwen35", qwen::qwen35),
+    ("qwen3next", qwen::qwen3next),
+];
+
+/// Reads what a file's model is.
+pub fn read(header: &Header) -> Result<ModelSpec, ModelError> {
+    let found = header.metadata.architecture()?;
+    match ARCHITECTURES.iter().find(|(name, _)| *name == found) {
+        Some((_, reader)) => reader(header),
+        None => Err(ModelError::Architecture {
+            found: found.into(),
+            known: ARCHITECTURES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+        }),
+    }
+}

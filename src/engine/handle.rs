@@ -1,0 +1,163 @@
+//! The only door to the engine: open a conversation, submit a request, hear its events.
+
+use super::Engine;
+use crate::{sampling::Sampler, scheduler::Finish};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// A sequence that outlives its requests: what a chat or a slot of a server is to the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConversationId(pub(super) u64);
+
+/// Asks for tokens after a prompt.
+#[derive(Debug)]
+pub struct Request {
+    /// Reuse what this conversation has read; `None`: read everything, keep nothing.
+    pub conversation: Option<ConversationId>,
+    /// The whole prompt, history included.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Tokens that end the answer; empty to go on regardless.
+    pub stop_tokens: Vec<u32>,
+    /// How to choose tokens.
+    pub sampler: Sampler,
+}
+
+/// What happened to a request. `Done` or `Failed` is the last.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The next token, stop tokens included.
+    Token(u32),
+    /// The request is over.
+    Done(Finish, Timings),
+    /// The request could not be carried out; one line for the user.
+    Failed(String),
+}
+
+/// Counts and durations of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timings {
+    /// Prompt tokens read.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that did not need to be read.
+    pub cached_tokens: usize,
+    /// From the request to its first token.
+    pub prompt_seconds: f64,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// From the first token to the last.
+    pub generate_seconds: f64,
+}
+
+/// How full the engine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stats {
+    /// Single-layer pages nobody holds.
+    pub free_pages: usize,
+    /// Single-layer pages there are.
+    pub pages: usize,
+    /// Slots nobody holds.
+    pub free_slots: usize,
+    /// Slots there are.
+    pub slots: usize,
+    /// Tokens read since the start.
+    pub tokens_read: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Command {
+    Open(Sender<Result<ConversationId, String>>),
+    Close(ConversationId),
+    Submit { request: Box<Request>, events: Sender<Event>, cancelled: Arc<AtomicBool> },
+    Stats(Sender<Stats>),
+}
+
+/// A door to a running engine. The engine ends with its last handle.
+#[derive(Debug, Clone)]
+pub struct EngineHandle {
+    inbox: Sender<Command>,
+}
+
+/// The events of one request. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Stream {
+    events: Receiver<Event>,
+    cancelled: Arc<AtomicBool>,
+}
+
+/// The engine's thread is gone, which only a panic in it can do.
+const GONE: &str = "the engine has stopped";
+
+impl EngineHandle {
+    pub(super) fn start(engine: Engine) -> Self {
+        let (inbox, commands) = unbounded();
+        let thread = std::thread::Builder::new().name("kvas-engine".into());
+        thread.spawn(move || engine.run(&commands)).expect("the system can start a thread");
+        Self { inbox }
+    }
+
+    /// Opens a conversation.
+    pub fn open(&self) -> Result<ConversationId, String> {
+        let (reply, answer) = bounded(1);
+        self.inbox.send(Command::Open(reply)).map_err(|_| GONE)?;
+        answer.recv().map_err(|_| GONE)?
+    }
+
+    /// Closes a conversation and frees what it holds.
+    pub fn close(&self, id: ConversationId) {
+        let _ = self.inbox.send(Command::Close(id));
+    }
+
+    /// Submits a request; what becomes of it is in the stream.
+    pub fn submit(&self, request: Request) -> Stream {
+        let (sender, events) = unbounded();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let command =
+            Command::Submit { request: Box::new(request), events: sender.clone(), cancelled: cancelled.clone() };
+        if self.inbox.send(command).is_err() {
+            let _ = sender.send(Event::Failed(GONE.into()));
+        }
+        Stream { events, cancelled }
+    }
+
+    /// How full the engine is.
+    pub fn stats(&self) -> Result<Stats, String> {
+        let (reply, answer) = bounded(1);
+        self.inbox.send(Command::Stats(reply)).map_err(|_| GONE)?;
+        answer.recv().map_err(|_| GONE.to_string())
+    }
+}
+
+impl Stream {
+    /// The next event; after the last one, and if the engine is gone, a failure.
+    pub fn next_event(&self) -> Event {
+        self.events.recv().unwrap_or_else(|_| Event::Failed(GONE.into()))
+    }
+
+    /// As [`Stream::next_event`], but gives up after a while, so that the caller can look at the clock.
+    pub fn next_event_within(&self, patience: Duration) -> Option<Event> {
+        match self.events.recv_timeout(patience) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Event::Failed(GONE.into())),
+        }
+    }
+
+    /// Stops the request before its next token; `Done` still comes, and what was generated is kept.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

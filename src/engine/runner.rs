@@ -1,0 +1,94 @@
+//! A prepared backend and its buffers: planned spans in, logits out.
+
+use crate::{
+    memory::{DeviceWork, Memory},
+    scheduler::{PlannedSpan, Scheduler},
+};
+use kvas_backend::{Backend, DeviceError, Limits, Program, Slot, Step};
+use std::sync::Arc;
+
+/// Runs steps; knows nothing of requests.
+pub struct Runner {
+    backend: Box<dyn Backend>,
+    program: Arc<Program>,
+    limits: Limits,
+    step: Step,
+    logits: Vec<f32>, // [outputs, vocab]
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl Runner {
+    /// Wraps a backend that has been prepared for `program` and `limits`.
+    pub fn new(backend: Box<dyn Backend>, program: Arc<Program>, limits: Limits) -> Self {
+        Self { backend, program, limits, step: Step::default(), logits: Vec::new() }
+    }
+
+    /// What runs.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// What the backend was prepared for.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Columns of the logits.
+    pub fn vocab(&self) -> usize {
+        self.program.vocab()
+    }
+
+    /// Moves bytes.
+    pub fn apply(&mut self, work: &DeviceWork) -> Result<(), DeviceError> {
+        if !work.copy_pages.is_empty() {
+            self.backend.copy_pages(&work.copy_pages)?;
+        }
+        if !work.copy_slots.is_empty() {
+            self.backend.copy_slots(&work.copy_slots)?;
+        }
+        if !work.clear_slots.is_empty() {
+            self.backend.clear_slots(&work.clear_slots)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order.
+    pub fn run(&mut self, spans: &[PlannedSpan], scheduler: &Scheduler, memory: &Memory) -> Result<(), DeviceError> {
+        self.step.clear();
+        for span in spans {
+            let context = memory.committed(span.id);
+            let tokens = &scheduler.get(span.id).tokens[context as usize..][..span.rows as usize];
+            self.step.push(memory.slot(span.id), context, tokens, span.outputs, memory.tables(span.id));
+        }
+        let step = std::mem::take(&mut self.step);
+        let run = self.run_step(&step);
+        self.step = step;
+        run
+    }
+
+    /// Runs a step made by hand (scoring, benchmarks).
+    pub fn run_step(&mut self, step: &Step) -> Result<(), DeviceError> {
+        self.backend.run(&self.program, step)?;
+        self.logits.resize(step.outputs().len() * self.program.vocab(), 0.0);
+        if !self.logits.is_empty() {
+            self.backend.read(self.program.logits, &mut self.logits)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what the last step appended.
+    pub fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
+        self.backend.commit(accepted)
+    }
+
+    /// Logits of output row `row` of the last step.
+    pub fn logits_mut(&mut self, row: usize) -> &mut [f32] {
+        let vocab = self.program.vocab();
+        &mut self.logits[row * vocab..][..vocab]
+    }
+}

@@ -1,0 +1,37 @@
+//! Teacher-forced scoring: the logits of every position of a text.
+
+use super::Runner;
+use crate::memory::Memory;
+use kvas_backend::{Outputs, Step};
+
+/// Reads `tokens` as one fresh sequence and gives `each` the logits of every position, in order: those of position
+/// `i` are about token `i + 1`. Fails in one line if the text does not fit or the device fails.
+pub fn score(runner: &mut Runner, tokens: &[u32], mut each: impl FnMut(usize, &mut [f32])) -> Result<(), String> {
+    let limits = *runner.limits();
+    let mut memory = Memory::new(runner.program(), &limits, 0);
+    let (id, work) = memory.open().map_err(|full| full.to_string())?;
+    runner.apply(&work).map_err(|error| error.to_string())?;
+    for (chunk, tokens) in tokens.chunks(limits.rows.min(limits.outputs)).enumerate() {
+        let context = memory.committed(id);
+        let work = memory.reserve(id, tokens.len() as u32).map_err(|full| full.to_string())?;
+        runner.apply(&work).map_err(|error| error.to_string())?;
+        let slot = memory.slot(id);
+        let mut step = Step::default();
+        step.push(slot, context, tokens, Outputs::All, memory.tables(id));
+        runner
+            .run_step(&step)
+            .and_then(|()| runner.commit(&[(slot, tokens.len() as u32)]))
+            .map_err(|error| error.to_string())?;
+        memory.commit(id, tokens.len() as u32);
+        let first = chunk * limits.rows.min(limits.outputs);
+        (0..tokens.len()).for_each(|row| each(first + row, runner.logits_mut(row)));
+    }
+    Ok(())
+}
+
+/// Minus the natural logarithm of the probability of `token`.
+pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
+    total.ln() - f64::from(logits[token as usize] - most)
+}

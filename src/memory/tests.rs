@@ -1,0 +1,153 @@
+//! Random histories against a model that remembers every token in plain vectors.
+
+use super::*;
+use kvas_backend::{Act, Replay, conformance::Random, store::PagesDecl};
+use std::collections::HashMap;
+
+fn program(recurrent: bool) -> Program {
+    let pages = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1 };
+    let mut stores = vec![StoreDecl::Pages(pages), StoreDecl::Pages(pages)];
+    if recurrent {
+        stores.push(StoreDecl::Conv(kvas_backend::store::ConvDecl { channels: 1, taps: 2 }));
+    }
+    Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) }
+}
+
+fn limits(pages: usize, slots: usize) -> Limits {
+    let replay = Replay::OFF;
+    Limits { rows: 64, outputs: 64, pages, page_size: 4, slots, replay, kv_type: Default::default() }
+}
+
+/// The bytes: what each page row and slot holds. A slot holds the whole history, as a recurrent state would.
+#[derive(Default)]
+struct Device {
+    rows: HashMap<(Page, usize), u32>,
+    slots: HashMap<Slot, Vec<u32>>,
+}
+
+impl Device {
+    fn apply(&mut self, work: DeviceWork) {
+        for (from, to) in work.copy_pages {
+            for row in 0..4 {
+                match self.rows.get(&(from, row)).copied() {
+                    Some(value) => self.rows.insert((to, row), value),
+                    None => self.rows.remove(&(to, row)),
+                };
+            }
+        }
+        for (from, to) in work.copy_slots {
+            let copied = self.slots.get(&from).cloned().unwrap_or_default();
+            self.slots.insert(to, copied);
+        }
+        for slot in work.clear_slots {
+            self.slots.insert(slot, Vec::new());
+        }
+    }
+
+    /// Everything the memory says the sequence has, as the device sees it.
+    fn check(&self, memory: &Memory, id: SequenceId, truth: &[u32], recurrent: bool) {
+        assert_eq!(memory.committed(id) as usize, truth.len());
+        for table in memory.tables(id) {
+            let row = |position: usize| self.rows[&(table[position / 4], position % 4)];
+            assert!(truth.iter().enumerate().all(|(position, token)| row(position) == *token));
+        }
+        if recurrent {
+            assert_eq!(self.slots[&memory.slot(id)], truth);
+        }
+    }
+}
+
+fn append(memory: &mut Memory, device: &mut Device, id: SequenceId, truth: &mut Vec<u32>, random: &mut Random) {
+    let rows = random.below(9) + 1;
+    let Ok(work) = memory.reserve(id, rows as u32) else { return };
+    device.apply(work);
+    let accepted = random.below(rows + 1);
+    let tokens: Vec<u32> = (0..rows).map(|_| random.below(1 << 30) as u32).collect();
+    for table in memory.tables(id) {
+        for (i, token) in tokens.iter().enumerate() {
+            let position = truth.len() + i;
+            device.rows.insert((table[position / 4], position % 4), *token);
+        }
+    }
+    truth.extend(&tokens[..accepted]);
+    device.slots.entry(memory.slot(id)).or_default().extend(&tokens[..accepted]);
+    memory.commit(id, accepted as u32);
+}
+
+fn random_history(seed: u64, recurrent: bool) {
+    let mut random = Random::new(seed);
+    let mut memory = Memory::new(&program(recurrent), &limits(60 + random.below(100), 3 + random.below(9)), 4);
+    let mut device = Device::default();
+    let mut live: Vec<(SequenceId, Vec<u32>)> = Vec::new();
+    for _ in 0..2000 {
+        let at = random.below(live.len().max(1));
+        match random.below(12) {
+            0 => {
+                if let Ok((id, work)) = memory.open() {
+                    device.apply(work);
+                    live.push((id, Vec::new()));
+                }
+            }
+            1 if !live.is_empty() => {
+                if let Ok((id, work)) = memory.fork(live[at].0) {
+                    device.apply(work);
+                    let truth = live[at].1.clone();
+                    live.push((id, truth));
+                }
+            }
+            2 if live.len() > 2 => memory.release(live.swap_remove(at).0),
+            3 | 4 if !live.is_empty() => memory.seal(live[at].0).into_iter().for_each(|work| device.apply(work)),
+            5 if !live.is_empty() => {
+                let (id, truth) = &mut live[at];
+                let wanted = random.below(truth.len() + 1) as u32;
+                let position = memory.reachable(*id, wanted);
+                assert!(position <= wanted && (recurrent || position == wanted));
+                device.apply(memory.rewind(*id, position));
+                truth.truncate(position as usize);
+            }
+            _ if !live.is_empty() => {
+                let (id, truth) = &mut live[at];
+                append(&mut memory, &mut device, *id, truth, &mut random);
+            }
+            _ => {}
+        }
+        memory.check_integrity();
+        live.iter().for_each(|(id, truth)| device.check(&memory, *id, truth, recurrent));
+    }
+    live.into_iter().for_each(|(id, _)| memory.release(id));
+    memory.check_integrity();
+    let ((free, total), (free_slots, total_slots)) = (memory.page_counts(), memory.slot_counts());
+    assert_eq!((free, free_slots), (total, total_slots), "everything comes back");
+}
+
+#[test]
+fn random_histories_keep_every_token() {
+    for seed in 0..12 {
+        println!("seed {seed}");
+        random_history(seed, seed % 2 == 0);
+    }
+}
+
+#[test]
+fn a_refused_reservation_changes_nothing() {
+    let mut memory = Memory::new(&program(false), &limits(9, 2), 0);
+    let (id, _) = memory.open().unwrap();
+    memory.reserve(id, 8).unwrap();
+    memory.commit(id, 8);
+    assert_eq!(memory.reserve(id, 9).unwrap_err(), Full::Pages { needed: 6, free: 4, total: 8 });
+    memory.check_integrity();
+    assert_eq!(memory.page_counts(), (4, 8));
+}
+
+#[test]
+fn snapshots_give_way_to_live_sequences() {
+    let mut memory = Memory::new(&program(true), &limits(100, 3), 4);
+    let (id, _) = memory.open().unwrap();
+    memory.reserve(id, 3).unwrap();
+    memory.commit(id, 3);
+    assert!(memory.seal(id).is_some());
+    assert_eq!(memory.snapshots(id), [3]);
+    let (_, _) = memory.open().expect("the snapshot's slot is given up");
+    assert!(memory.snapshots(id).is_empty());
+    assert_eq!(memory.open().unwrap_err(), Full::Slots { total: 2 });
+}

@@ -1,0 +1,54 @@
+//! The loading pipeline, top to bottom: map, read, lower, bind, prepare.
+
+use super::{ModelError, ModelSpec, lower::lower, weights};
+use crate::{arch, engine::Runner, text::Tokenizer};
+use kvas_backend::{Backend, Limits, Program};
+use kvas_gguf::GgufFile;
+use std::{path::Path, sync::Arc};
+
+/// A model file that has been read and checked; nothing is on a device yet.
+#[derive(Debug)]
+pub struct Model {
+    /// The mapped file.
+    pub file: GgufFile,
+    /// What the model is.
+    pub spec: ModelSpec,
+    /// What runs it.
+    pub program: Arc<Program>,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+}
+
+impl Model {
+    /// Maps and checks a file. `override_pre` replaces the pre-tokenizer it names.
+    pub fn open(path: &Path, override_pre: Option<&str>) -> Result<Self, ModelError> {
+        Self::of_file(GgufFile::open(path)?, override_pre)
+    }
+
+    /// Checks a file that is open.
+    pub fn of_file(file: GgufFile, override_pre: Option<&str>) -> Result<Self, ModelError> {
+        let spec = arch::read(&arch::Header::of_file(&file)?)?;
+        let program = lower(&spec);
+        program.validate()?;
+        weights::bind(&program, &spec, &file)?;
+        let tokenizer = Tokenizer::from_metadata(file.metadata(), override_pre)?;
+        Ok(Self { file, spec, program: Arc::new(program), tokenizer })
+    }
+
+    /// The chat template, if the file has one.
+    pub fn template(&self) -> Result<Option<&str>, ModelError> {
+        Ok(self.file.metadata().string_opt("tokenizer.chat_template")?)
+    }
+
+    /// Hands the weights to a backend. `progress` hears (bytes handed over, bytes in all) after every weight.
+    pub fn prepare(
+        &self,
+        mut backend: Box<dyn Backend>,
+        limits: Limits,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Runner, ModelError> {
+        let mut source = weights::FileWeights::new(&self.file, progress);
+        backend.prepare(self.program.clone(), &mut source, limits)?;
+        Ok(Runner::new(backend, self.program.clone(), limits))
+    }
+}

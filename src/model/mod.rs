@@ -1,0 +1,12 @@
+//! From a file to a program that can run: spec (what it is), lower (what to do), weights (with what), load (all of it).
+
+pub mod error;
+pub mod load;
+pub mod lower;
+pub mod spec;
+pub mod traffic;
+pub mod weights;
+
+pub use error::ModelError;
+pub use load::Model;
+pub use spec::ModelSpec;

@@ -1,0 +1,135 @@
+//! Binds GGUF tensors to declared weights: every declaration bound, every tensor used, every shape checked.
+
+use super::{ModelError, ModelSpec};
+use kvas_backend::{Bytes, DeviceError, Program, RowBlock, WeightData, WeightDecl, WeightFormat, WeightSource};
+use kvas_gguf::{GgufError, GgufFile, Quant, TensorInfo};
+use std::{collections::HashSet, ops::Deref};
+
+/// Checks that the file has every declared row with the declared width, and nothing the program does not use.
+pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), ModelError> {
+    let mut used = HashSet::new();
+    for decl in &program.weights {
+        for part in &decl.parts {
+            check(decl, part, file)?;
+            used.insert(part.tensor.as_str());
+        }
+    }
+    let is_spare = |name: &str| used.contains(name) || is_prediction_head(name, spec) || name == "rope_freqs.weight";
+    match file.tensors().iter().find(|info| !is_spare(&info.name)) {
+        Some(info) => Err(GgufError::Tensor {
+            name: info.name.clone(),
+            what: format!("is not used by architecture {}, expected only tensors of its layers", spec.architecture),
+        }
+        .into()),
+        None => Ok(()),
+    }
+}
+
+/// Prediction heads (MTP) come after the trunk; they draft, the trunk does not need them.
+fn is_prediction_head(name: &str, spec: &ModelSpec) -> bool {
+    let block = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
+    block.and_then(|block| block.parse::<usize>().ok()).is_some_and(|block| block >= spec.layers.len())
+}
+
+/// Rows and columns of a tensor seen as a matrix; vectors are one row.
+fn matrix_shape(info: &TensorInfo) -> (u64, u64) {
+    (info.shape[1..].iter().product(), info.shape[0])
+}
+
+fn check(decl: &WeightDecl, part: &RowBlock, file: &GgufFile) -> Result<(), ModelError> {
+    let fail = |what: String| GgufError::Tensor { name: part.tensor.clone(), what };
+    let expected = format!("expected {} rows of {} columns", part.first + part.rows, decl.shape[1]);
+    let info = file.tensor(&part.tensor).ok_or_else(|| fail(format!("is missing, {expected}")))?;
+    let (rows, columns) = matrix_shape(info);
+    // A vector may be stored as [1, n] as well as [n].
+    let whole = decl.parts.len() == 1 && decl.shape[0] as u64 * decl.shape[1] as u64 == rows * columns;
+    let vector = whole && decl.format == WeightFormat::F32 && decl.shape[0] == 1;
+    let shaped = columns == decl.shape[1] as u64 && (part.first + part.rows) as u64 <= rows;
+    // A declaration of all rows of one tensor leaves none over.
+    let complete = decl.parts.len() > 1 || decl.name != part.tensor || rows == decl.shape[0] as u64;
+    if vector || (shaped && complete) {
+        return Ok(());
+    }
+    Err(fail(format!("has {rows} rows of {columns} columns, {expected}")).into())
+}
+
+/// The weights of a mapped file; whole tensors are not copied.
+pub struct FileWeights<'a> {
+    file: &'a GgufFile,
+    handed_over: u64,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl std::fmt::Debug for FileWeights<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileWeights").field("file", &self.file.path()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> FileWeights<'a> {
+    /// Weights of a file that [`bind`] has accepted. `progress` hears (bytes handed over, bytes in all).
+    pub fn new(file: &'a GgufFile, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
+        Self { file, handed_over: 0, progress }
+    }
+
+    /// Reads the bytes in from disk now, rather than at the first token, and reports them.
+    fn touch(&mut self, bytes: &[u8]) {
+        const PAGE: usize = 4096;
+        let sum = bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte);
+        std::hint::black_box(sum);
+        self.handed_over += bytes.len() as u64;
+        (self.progress)(self.handed_over, self.file.file_bytes());
+    }
+
+    fn part(
+        &self,
+        part: &RowBlock,
+    ) -> Result<(&TensorInfo, impl Deref<Target = [u8]> + Send + Sync + 'static), DeviceError> {
+        let missing = || DeviceError::Weight { name: part.tensor.clone(), what: "is missing".into() };
+        let info = self.file.tensor(&part.tensor).ok_or_else(missing)?;
+        Ok((info, self.file.data(info)))
+    }
+}
+
+impl WeightSource for FileWeights<'_> {
+    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
+        let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
+        let (info, first) = self.part(&decl.parts[0])?;
+        let quant = info.quant;
+        let data = if decl.parts.len() == 1 && first.len() == info.bytes && whole(decl, info) {
+            WeightData { quant, bytes: Bytes::new(first) }
+        } else {
+            WeightData { quant, bytes: Bytes::new(self.gather(decl, quant)?) }
+        };
+        self.touch(&data.bytes);
+        if decl.format == WeightFormat::Stored || quant == Quant::F32 {
+            return Ok(data);
+        }
+        let mut values = vec![0.0f32; decl.shape[0] * decl.shape[1]];
+        quant.dequantize(&data.bytes, &mut values).map_err(|error| fail(error.to_string()))?;
+        Ok(WeightData { quant: Quant::F32, bytes: Bytes::new(bytemuck::cast_slice(&values).to_vec()) })
+    }
+}
+
+fn whole(decl: &WeightDecl, info: &TensorInfo) -> bool {
+    decl.shape[0] as u64 * decl.shape[1] as u64 == info.shape.iter().product::<u64>()
+}
+
+impl FileWeights<'_> {
+    /// The rows of all parts, copied together.
+    fn gather(&self, decl: &WeightDecl, quant: Quant) -> Result<Vec<u8>, DeviceError> {
+        let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
+        let row = quant
+            .row_bytes(decl.shape[1])
+            .ok_or_else(|| fail(format!("{} columns are not whole blocks of {quant}", decl.shape[1])))?;
+        let mut bytes = Vec::with_capacity(row * decl.shape[0]);
+        for part in &decl.parts {
+            let (info, data) = self.part(part)?;
+            if info.quant != quant {
+                return Err(fail(format!("is {} in one part and {quant} in another, expected one format", info.quant)));
+            }
+            bytes.extend_from_slice(&data[part.first * row..(part.first + part.rows) * row]);
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,168 @@
+//! Decides what the next step computes. Pure: sees memory and tokens, never a device. A prompt and a decode are the
+//! same thing, tokens that are known and not yet committed; a step takes all the single ones and as much of the
+//! longer ones as fits.
+
+mod sequence;
+#[cfg(test)]
+mod tests;
+
+pub use sequence::{Finish, Running, Sequence};
+
+use crate::memory::{DeviceWork, Full, Memory, SequenceId};
+use kvas_backend::Outputs;
+
+/// One sequence's share of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedSpan {
+    /// Whose tokens.
+    pub id: SequenceId,
+    /// How many of its uncommitted tokens.
+    pub rows: u32,
+    /// Whether the next token is to be sampled.
+    pub outputs: Outputs,
+}
+
+/// What to do next.
+#[derive(Debug, Default)]
+pub struct StepPlan {
+    /// Bytes to move first, in order.
+    pub work: Vec<DeviceWork>,
+    /// The spans, none if there is nothing to do.
+    pub spans: Vec<PlannedSpan>,
+    /// Sequences that cannot go on because memory is full and nobody else will free any.
+    pub starved: Vec<(SequenceId, Full)>,
+}
+
+/// The sequences and their requests, oldest request first.
+#[derive(Debug)]
+pub struct Scheduler {
+    sequences: Vec<Sequence>,
+    rows: u32,
+}
+
+impl Scheduler {
+    /// A scheduler of steps of at most `rows` tokens.
+    pub fn new(rows: usize) -> Self {
+        Self { sequences: Vec::new(), rows: rows as u32 }
+    }
+
+    /// Adds an open, empty sequence.
+    pub fn add(&mut self, id: SequenceId) {
+        self.sequences.push(Sequence::new(id));
+    }
+
+    /// Forgets a sequence.
+    pub fn remove(&mut self, id: SequenceId) {
+        self.sequences.retain(|sequence| sequence.id != id);
+    }
+
+    /// The timeline of a sequence.
+    pub fn get(&self, id: SequenceId) -> &Sequence {
+        self.sequences.iter().find(|sequence| sequence.id == id).expect("the sequence is known")
+    }
+
+    fn get_mut(&mut self, id: SequenceId) -> &mut Sequence {
+        self.sequences.iter_mut().find(|sequence| sequence.id == id).expect("the sequence is known")
+    }
+
+    /// Sequences with a request in progress.
+    pub fn running(&self) -> impl Iterator<Item = &Sequence> {
+        self.sequences.iter().filter(|sequence| sequence.running.is_some())
+    }
+
+    /// Begins a request on an idle sequence: keeps what it shares with the prompt, goes back where they part, and
+    /// returns how many tokens need not be read again.
+    pub fn begin(
+        &mut self,
+        memory: &mut Memory,
+        id: SequenceId,
+        prompt: Vec<u32>,
+        running: Running,
+    ) -> (u32, Vec<DeviceWork>) {
+        assert!(!prompt.is_empty(), "a prompt has at least one token");
+        let committed = memory.committed(id) as usize;
+        let sequence = self.get_mut(id);
+        assert!(sequence.running.is_none(), "a sequence has one request at a time");
+        let known = &sequence.tokens[..committed];
+        let common = known.iter().zip(&prompt).take_while(|(known, token)| known == token).count();
+        let mut work = Vec::new();
+        if common == committed {
+            // The end of the last turn is where an undo goes back to.
+            work.extend(memory.seal(id));
+        }
+        // At least one token is read, for its logits.
+        let cached = memory.reachable(id, common.min(prompt.len() - 1) as u32);
+        work.push(memory.rewind(id, cached));
+        sequence.begin(prompt, running);
+        // Oldest request first: this one is now the youngest.
+        let at = self.sequences.iter().position(|sequence| sequence.id == id).expect("the sequence is known");
+        let sequence = self.sequences.remove(at);
+        self.sequences.push(sequence);
+        (cached, work)
+    }
+
+    /// The next step: every sequence with one token to read, then prompts in the order of their requests.
+    pub fn plan(&mut self, memory: &mut Memory) -> StepPlan {
+        let mut plan = StepPlan::default();
+        let mut left = self.rows;
+        let mut refused = Vec::new();
+        let pending =
+            |sequence: &Sequence, memory: &Memory| sequence.tokens.len() as u32 - memory.committed(sequence.id);
+        let (decodes, prompts): (Vec<_>, Vec<_>) =
+            self.running().map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
+        for (id, rows) in decodes.into_iter().chain(prompts) {
+            let rows = rows.min(left).min(self.until_seal(memory, id));
+            if rows == 0 {
+                continue;
+            }
+            match memory.reserve(id, rows) {
+                Ok(work) => {
+                    plan.work.push(work);
+                    let last = memory.committed(id) + rows == self.get(id).tokens.len() as u32;
+                    let outputs = if last { Outputs::Last } else { Outputs::None };
+                    plan.spans.push(PlannedSpan { id, rows, outputs });
+                    left -= rows;
+                }
+                Err(full) => refused.push((id, full)),
+            }
+        }
+        if plan.spans.is_empty() {
+            plan.starved = refused;
+        }
+        plan
+    }
+
+    /// Tokens up to the position this request wants to remember.
+    fn until_seal(&self, memory: &Memory, id: SequenceId) -> u32 {
+        let committed = memory.committed(id);
+        let seal_at = self.get(id).running.as_ref().map_or(0, |running| running.seal_at);
+        if seal_at > committed { seal_at - committed } else { u32::MAX }
+    }
+
+    /// The span was run: its tokens are committed, and the position remembered if the request wants that.
+    pub fn commit(&mut self, memory: &mut Memory, span: &PlannedSpan) -> Option<DeviceWork> {
+        memory.commit(span.id, span.rows);
+        let seal_at = self.get(span.id).running.as_ref().map_or(0, |running| running.seal_at);
+        if memory.committed(span.id) == seal_at { memory.seal(span.id) } else { None }
+    }
+
+    /// A token was sampled: appends it and says whether the request is over. A stop token is part of the timeline.
+    pub fn sampled(&mut self, id: SequenceId, token: u32) -> Option<Finish> {
+        let sequence = self.get_mut(id);
+        sequence.tokens.push(token);
+        let running = sequence.running.as_mut().expect("a request is in progress");
+        running.generated += 1;
+        if running.stop.contains(&token) {
+            Some(Finish::Stop)
+        } else if running.generated >= running.max_tokens || sequence.tokens.len() >= running.context {
+            Some(Finish::Length)
+        } else {
+            None
+        }
+    }
+
+    /// Ends the request of a sequence, which stays open for the next one.
+    pub fn end(&mut self, id: SequenceId) {
+        self.get_mut(id).running = None;
+    }
+}

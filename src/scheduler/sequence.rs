@@ -1,0 +1,63 @@
+//! One sequence's timeline and the request in progress on it.
+
+use crate::memory::SequenceId;
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended its answer.
+    Stop,
+    /// The number of tokens asked for, or the context, is used up.
+    Length,
+    /// The caller stopped it.
+    Cancelled,
+}
+
+impl Finish {
+    /// The name in `--json` and the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// What a request asks for, and how far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Most tokens of the sequence.
+    pub context: usize,
+    /// Tokens that end the answer.
+    pub stop: Vec<u32>,
+    /// Tokens generated so far.
+    pub generated: usize,
+    /// Position to remember while reading the prompt, 0 for none: one short of its end, so that the answer can be
+    /// generated again for the price of one token.
+    pub seal_at: u32,
+}
+
+/// The tokens of a sequence: committed ones, then those known but not yet read.
+#[derive(Debug)]
+pub struct Sequence {
+    /// Its id in memory.
+    pub id: SequenceId,
+    /// All tokens.
+    pub tokens: Vec<u32>,
+    /// The request in progress.
+    pub running: Option<Running>,
+}
+
+impl Sequence {
+    pub(super) fn new(id: SequenceId) -> Self {
+        Self { id, tokens: Vec::new(), running: None }
+    }
+
+    pub(super) fn begin(&mut self, prompt: Vec<u32>, running: Running) {
+        self.tokens = prompt;
+        self.running = Some(running);
+    }
+}

@@ -1,0 +1,84 @@
+//! Plans without a device.
+
+use super::*;
+use kvas_backend::{
+    Act, Limits, Program, Replay, StoreDecl,
+    store::{ConvDecl, PagesDecl},
+};
+
+fn memory(pages: usize) -> Memory {
+    let pages_decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1 };
+    let stores = vec![StoreDecl::Pages(pages_decl), StoreDecl::Conv(ConvDecl { channels: 1, taps: 2 })];
+    let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
+    let kv_type = Default::default();
+    let limits = Limits { rows: 8, outputs: 8, pages, page_size: 4, slots: 9, replay: Replay::OFF, kv_type };
+    Memory::new(&program, &limits, 4)
+}
+
+fn running(seal_at: u32) -> Running {
+    Running { max_tokens: 3, context: 100, stop: vec![99], generated: 0, seal_at }
+}
+
+fn open(scheduler: &mut Scheduler, memory: &mut Memory) -> SequenceId {
+    let (id, _) = memory.open().unwrap();
+    scheduler.add(id);
+    id
+}
+
+/// Runs the plan, "sampling" the given token wherever one is wanted.
+fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(SequenceId, u32, Option<Finish>)> {
+    let plan = scheduler.plan(memory);
+    let mut done = Vec::new();
+    for span in &plan.spans {
+        scheduler.commit(memory, span);
+        let finish = (span.outputs == Outputs::Last).then(|| scheduler.sampled(span.id, token)).flatten();
+        done.push((span.id, span.rows, finish));
+        if finish.is_some() {
+            scheduler.end(span.id);
+        }
+    }
+    memory.check_integrity();
+    done
+}
+
+#[test]
+fn decodes_go_first_and_prompts_fill_the_rest() {
+    let (mut scheduler, mut memory) = (Scheduler::new(8), memory(60));
+    let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
+    scheduler.begin(&mut memory, a, vec![1, 2], running(0));
+    assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 2, None)]);
+    scheduler.begin(&mut memory, b, (0..20).collect(), running(0));
+    assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 1, None), (b, 7, None)]);
+    assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 1, Some(Finish::Length)), (b, 7, None)]);
+    assert_eq!(step(&mut scheduler, &mut memory, 99), [(b, 6, Some(Finish::Stop))]);
+    assert!(scheduler.plan(&mut memory).spans.is_empty());
+}
+
+#[test]
+fn the_second_turn_reads_only_what_is_new() {
+    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(60));
+    let a = open(&mut scheduler, &mut memory);
+    let prompt: Vec<u32> = (0..10).collect();
+    scheduler.begin(&mut memory, a, prompt.clone(), running(9));
+    assert_eq!(step(&mut scheduler, &mut memory, 50), [(a, 9, None)]);
+    assert_eq!(step(&mut scheduler, &mut memory, 50), [(a, 1, None)]);
+    assert_eq!(step(&mut scheduler, &mut memory, 99), [(a, 1, Some(Finish::Stop))]);
+    // The stop token itself is not committed: nobody needed its logits.
+    let next: Vec<u32> = scheduler.get(a).tokens.iter().copied().chain([60, 61]).collect();
+    let (cached, _) = scheduler.begin(&mut memory, a, next, running(13));
+    assert_eq!(cached, 11);
+    scheduler.end(a);
+    // Generating the first answer again costs one token; a parting within the prompt has nothing to go back to.
+    assert_eq!(scheduler.begin(&mut memory, a, prompt, running(9)).0, 9);
+    scheduler.end(a);
+    assert_eq!(scheduler.begin(&mut memory, a, vec![0, 1, 7, 7], running(0)).0, 0);
+}
+
+#[test]
+fn a_sequence_that_nobody_can_help_is_reported() {
+    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(3));
+    let a = open(&mut scheduler, &mut memory);
+    scheduler.begin(&mut memory, a, (0..20).collect(), running(0));
+    let plan = scheduler.plan(&mut memory);
+    assert_eq!(plan.starved, [(a, Full::Pages { needed: 5, free: 2, total: 2 })]);
+}
