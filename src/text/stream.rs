@@ -6,14 +6,17 @@ use super::{Control, TextError, Tokenizer};
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     control: Control,
+    /// The token before the next one.
+    before: Option<u32>,
     /// The start of a character, at most three bytes.
     pending: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// A stream in which control tokens are hidden or shown.
-    pub fn new(control: Control) -> Detokenizer {
-        Detokenizer { control, pending: Vec::new() }
+    /// A stream that goes on after the token `before` (the prompt's last), or starts a sequence, and in which control
+    /// tokens are hidden or shown.
+    pub fn new(before: Option<u32>, control: Control) -> Detokenizer {
+        Detokenizer { control, before, pending: Vec::new() }
     }
 
     /// The text that `id` completes; empty while a character is incomplete. Bytes that cannot become a character give
@@ -22,8 +25,8 @@ impl Detokenizer {
     /// # Errors
     /// `TokenId` for an id outside of the vocabulary; the stream stays as it was.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
-        let piece = tokenizer.piece(id, self.control)?;
-        self.pending.extend_from_slice(piece);
+        self.pending.extend_from_slice(tokenizer.piece_after(self.before, id, self.control)?);
+        self.before = Some(id);
         let mut text = String::with_capacity(self.pending.len());
         let mut rest: &[u8] = &self.pending;
         loop {

@@ -4,8 +4,9 @@ use super::pre::{Scratch, Splitter};
 use super::pre_rules::PreTokenizer;
 use super::vocab::{Kind, TOKENS, Vocab};
 use crate::text::TextError;
+use rayon::prelude::*;
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use tokenizers::Model;
 use tokenizers::models::bpe::BPE;
 
@@ -28,21 +29,24 @@ impl std::fmt::Debug for ByteLevelBpe {
 
 impl ByteLevelBpe {
     pub(super) fn new(vocab: &Vocab, merges: &[String], pre: &PreTokenizer) -> Result<ByteLevelBpe, TextError> {
+        let read: Vec<_> = merges.par_iter().enumerate().map(|(at, merge)| read_merge(vocab, at, merge)).collect();
         let mut merge_pairs = Vec::with_capacity(merges.len());
         let mut seen = HashSet::with_capacity_and_hasher(merges.len(), ahash::RandomState::new());
-        let mut needed_control = HashSet::new();
-        for (at, merge) in merges.iter().enumerate() {
-            let (left, right, ids) = read_merge(vocab, at, merge)?;
-            needed_control.extend(ids.into_iter().filter(|&id| is_structure(vocab, id)));
+        let mut needed_structure = HashSet::new();
+        for merge in read {
+            let (pair, ids) = merge?;
+            needed_structure.extend(ids.into_iter().filter(|&id| is_structure(vocab, id)));
             // Of two equal merges the first counts.
             if seen.insert((ids[0], ids[1])) {
-                merge_pairs.push((left.to_owned(), right.to_owned()));
+                merge_pairs.push(pair);
             }
         }
         // Text that happens to read like a control token must not become it when whole tokens are looked up.
-        let words = vocab.iter().filter(|(id, _)| !is_structure(vocab, *id) || needed_control.contains(id));
+        let words = vocab.iter().filter(|(id, _)| !is_structure(vocab, *id) || needed_structure.contains(id));
+        let mut words_by_text = ahash::AHashMap::with_capacity(vocab.len());
+        words_by_text.extend(words.map(|(id, text)| (text.to_owned(), id)));
         let merger = BPE::builder()
-            .vocab_and_merges(words.map(|(id, text)| (text.to_owned(), id)).collect::<ahash::AHashMap<_, _>>(), merge_pairs)
+            .vocab_and_merges(words_by_text, merge_pairs)
             .ignore_merges(pre.ignore_merges)
             .build()
             .map_err(|error| TextError::tokenizer(MERGES, error.to_string()))?;
@@ -71,7 +75,7 @@ fn is_structure(vocab: &Vocab, id: u32) -> bool {
 }
 
 /// The two halves of a merge, and the ids of left, right and result.
-fn read_merge<'a>(vocab: &Vocab, at: usize, merge: &'a str) -> Result<(&'a str, &'a str, [u32; 3]), TextError> {
+fn read_merge(vocab: &Vocab, at: usize, merge: &str) -> Result<((String, String), [u32; 3]), TextError> {
     let error = |what| TextError::tokenizer(format!("{MERGES}[{at}]"), what);
     // The left half may be a space, so that only a space after the first character separates.
     let first = merge.chars().next().map_or(0, char::len_utf8);
@@ -82,7 +86,8 @@ fn read_merge<'a>(vocab: &Vocab, at: usize, merge: &'a str) -> Result<(&'a str, 
     let id = |text: &str| {
         vocab.id(text).ok_or_else(|| error(format!("{merge:?} needs token {text:?}, which {TOKENS} lacks")))
     };
-    Ok((left, right, [id(left)?, id(right)?, id(&[left, right].concat())?]))
+    let ids = [id(left)?, id(right)?, id(&[left, right].concat())?];
+    Ok(((left.to_owned(), right.to_owned()), ids))
 }
 
 /// The character that stands for each byte: itself where it prints, or one from U+0100 on.
@@ -100,11 +105,13 @@ fn byte_chars() -> [char; 256] {
 
 /// The bytes of a byte-level token; of a text that is not one, its own bytes.
 pub(super) fn token_bytes(text: &str) -> Vec<u8> {
-    let chars = byte_chars();
+    static STAND_INS: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let chars = byte_chars();
+        (0..=255).filter(|&byte| chars[byte as usize] >= '\u{100}').collect()
+    });
     let byte = |c: char| match c {
         '\u{21}'..='\u{7E}' | '\u{A1}'..='\u{AC}' | '\u{AE}'..='\u{FF}' => Some(c as u8),
-        '\u{100}'..='\u{143}' => chars.iter().position(|&other| other == c).map(|byte| byte as u8),
-        _ => None,
+        _ => STAND_INS.get((c as usize).checked_sub(0x100)?).copied(),
     };
     text.chars().map(byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| text.as_bytes().to_vec())
 }

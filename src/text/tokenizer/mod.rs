@@ -6,7 +6,7 @@ mod pre_rules;
 mod special;
 mod spm;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod vocab;
 
 pub use vocab::{Kind, Roles};
@@ -195,23 +195,33 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`, without the space that `encode` puts before the first word. Bytes that are not UTF-8 become
-    /// U+FFFD.
+    /// The text of `ids`, without the spaces that `encode` adds. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
     /// `TokenId` for an id outside of the vocabulary.
     pub fn decode(&self, ids: &[u32], control: Control) -> Result<String, TextError> {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
-        let text_from = ids.iter().position(|&id| self.vocab.kind(id) != Some(Kind::Control)).unwrap_or(ids.len());
-        for (at, &id) in ids.iter().enumerate() {
-            let piece = self.piece(id, control)?;
-            let leading_space = self.adds_space && at == text_from && piece.first() == Some(&b' ');
-            bytes.extend_from_slice(&piece[usize::from(leading_space)..]);
+        let mut before = None;
+        for &id in ids {
+            bytes.extend_from_slice(self.piece_after(before, id, control)?);
+            before = Some(id);
         }
         Ok(match String::from_utf8(bytes) {
             Ok(text) => text,
             Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
         })
+    }
+
+    /// The bytes that a token adds to a text after the token `before`, or at its start: those of [`Tokenizer::piece`]
+    /// without the space that `encode` adds at the start and after special tokens.
+    ///
+    /// # Errors
+    /// `TokenId` for an id outside of the vocabulary.
+    pub fn piece_after(&self, before: Option<u32>, id: u32, control: Control) -> Result<&[u8], TextError> {
+        let piece = self.piece(id, control)?;
+        let special = |id| !matches!(self.vocab.kind(id), Some(Kind::Normal | Kind::Unused | Kind::Byte));
+        let space_added = self.adds_space && before.is_none_or(special) && !special(id);
+        Ok(if space_added { piece.strip_prefix(b" ").unwrap_or(piece) } else { piece })
     }
 
     /// The bytes of one token, which need not be whole characters. Unused tokens have none.

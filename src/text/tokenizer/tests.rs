@@ -57,3 +57,22 @@ cases! {
     qwen2 "qwen2"
     qwen35 "qwen35"
 }
+
+#[test]
+#[ignore]
+fn speed() {
+    let text = std::fs::read_to_string(shared("text/wikitext2.test.txt").unwrap()).unwrap();
+    for name in ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "qwen2", "qwen35"] {
+        let t = open(&shared(&format!("vocab/ggml-vocab-{name}.gguf")).unwrap());
+        let inputs = [("wiki", text.clone()), ("wiki", text.clone()), ("a", "a".repeat(1<<20)), ("A", "A".repeat(1<<20)), ("sp", " ".repeat(1<<20)), ("nl", "\n".repeat(1<<20)), ("1", "1".repeat(1<<20)), ("=", "=".repeat(1<<20)), ("é", "é".repeat(1<<19)), ("中", "中".repeat(1<<18)), ("a 中", "ab".repeat(1<<19)), ("🦙", "🦙".repeat(1<<18)), ("usus", "us".repeat(1<<19)), (" a ", " \t".repeat(1<<19)), ("sp x", " ".repeat(1<<20)+"x")];
+        for (what, text) in inputs {
+            let s = std::time::Instant::now();
+            let ids = t.encode(&text, Special::Parse, Bos::Omit);
+            let e = s.elapsed();
+            let s = std::time::Instant::now();
+            let back = t.decode(&ids, Control::Show).unwrap();
+            assert!(back == text, "{name} {what}");
+            eprintln!("{name} {what}: {} ids {:.1} MB/s; decode {:.1}", ids.len(), text.len() as f64 / 1e6 / e.as_secs_f64(), text.len() as f64 / 1e6/ s.elapsed().as_secs_f64());
+        }
+    }
+}

@@ -77,6 +77,11 @@ impl Vocab {
         let roles = read_roles(metadata, defaults, texts.len())?;
         let mut vocab = Vocab { texts, kinds, roles, eog: Vec::new() };
         vocab.check_byte_tokens()?;
+        for id in [vocab.roles.bos, vocab.roles.eos].into_iter().flatten() {
+            if vocab.kinds[id as usize] == Kind::Normal {
+                vocab.kinds[id as usize] = Kind::Control;
+            }
+        }
         vocab.find_roles_by_text();
         vocab.find_eog();
         Ok(vocab)

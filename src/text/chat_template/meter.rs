@@ -1,0 +1,203 @@
+//! Bounds the memory and the time of one rendering, whatever the template.
+
+use minijinja::value::{Object, ObjectRepr, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Names of the guards. They are no identifiers, so that no template can call or hide them.
+pub(super) const GROW: &str = "grow!";
+pub(super) const ITER: &str = "iter!";
+pub(super) const BUILT: &str = "built!";
+pub(super) const OWNED: &str = "owned!";
+pub(super) const MADE: &str = "made!";
+
+/// Values nested deeper are refused: dropping, comparing and printing them recurses.
+const DEPTH: usize = 200;
+/// What an item of a list or map counts, in bytes.
+const ITEM_BYTES: usize = 16;
+const BYTES: usize = 16 << 20;
+const BYTES_PER_INPUT_BYTE: usize = 32;
+const FUEL: u64 = 200_000;
+const FUEL_PER_INPUT_BYTE: u64 = 20;
+const ITEMS: usize = 100_000;
+/// The last resort: instructions that compare or search large strings are few per unit of fuel but slow.
+const TIME: Duration = Duration::from_secs(1);
+const TIME_PER_INPUT_BYTE: Duration = Duration::from_micros(2);
+
+/// What one rendering may still use.
+#[derive(Debug)]
+pub(super) struct Meter {
+    /// Bytes of strings and lists that may still be made, whether or not they are dropped.
+    bytes: AtomicUsize,
+    /// Values that one value may contain, counted as often as they occur.
+    items: usize,
+    deadline: Instant,
+    failure: Mutex<Option<Failure>>,
+}
+
+/// Why a rendering was stopped by the meter or by the template itself.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// `raise_exception` with this message.
+    Raised(String),
+    /// A limit was reached.
+    Limit(&'static str),
+}
+
+impl Meter {
+    /// A meter for an input of this many bytes; larger conversations may use more.
+    pub(super) fn new(input_bytes: usize) -> Meter {
+        let time = TIME_PER_INPUT_BYTE.saturating_mul(u32::try_from(input_bytes).unwrap_or(u32::MAX));
+        Meter {
+            bytes: AtomicUsize::new(input_bytes.saturating_mul(BYTES_PER_INPUT_BYTE).saturating_add(BYTES)),
+            items: ITEMS.saturating_add(input_bytes),
+            deadline: Instant::now() + TIME.saturating_add(time),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// Instructions that an input of this many bytes allows.
+    pub(super) fn fuel(input_bytes: usize) -> u64 {
+        (input_bytes as u64).saturating_mul(FUEL_PER_INPUT_BYTE).saturating_add(FUEL)
+    }
+
+    pub(super) fn take_failure(&self) -> Option<Failure> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Remembers the cause, which the engine's own error would bury, and gives the error to return.
+    pub(super) fn fail(&self, failure: Failure) -> Error {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        Error::new(ErrorKind::InvalidOperation, "stopped")
+    }
+
+    pub(super) fn spend(&self, bytes: usize) -> Result<(), Error> {
+        let left = self.bytes.load(Ordering::Relaxed);
+        let Some(left) = left.checked_sub(bytes) else {
+            return Err(self.fail(Failure::Limit("makes more text than its messages justify")));
+        };
+        self.bytes.store(left, Ordering::Relaxed);
+        if Instant::now() > self.deadline {
+            return Err(self.fail(Failure::Limit("takes longer than its messages justify")));
+        }
+        Ok(())
+    }
+
+    /// Bytes of a value's text, roughly. Refuses what is nested too deep or too large to walk.
+    pub(super) fn measure(&self, value: &Value) -> Result<usize, Error> {
+        let mut items = self.items;
+        self.walk(value, &mut items, DEPTH, Namespaces::Allowed)
+    }
+
+    fn walk(&self, value: &Value, items: &mut usize, depth: usize, namespaces: Namespaces) -> Result<usize, Error> {
+        if let Some(text) = value.as_str() {
+            return Ok(text.len());
+        }
+        let Some(object) = value.as_object() else { return Ok(ITEM_BYTES) };
+        if depth == 0 {
+            return Err(self.fail(Failure::Limit("nests values too deep")));
+        }
+        // A namespace could contain itself, the one way to a value without end.
+        if namespaces == Namespaces::Refused && object.type_name().ends_with("::Namespace") {
+            return Err(Error::new(ErrorKind::InvalidOperation, "a namespace cannot be part of another value"));
+        }
+        let mut bytes = ITEM_BYTES;
+        let mut add = |value: &Value| {
+            *items = items.checked_sub(1).ok_or_else(|| self.fail(Failure::Limit("makes values that are too large")))?;
+            bytes += ITEM_BYTES + self.walk(value, items, depth - 1, namespaces)?;
+            Ok::<(), Error>(())
+        };
+        match object.repr() {
+            ObjectRepr::Seq | ObjectRepr::Iterable => object.try_iter().into_iter().flatten().try_for_each(|v| add(&v))?,
+            ObjectRepr::Map => {
+                for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+                    add(&key)?;
+                    add(&value)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(bytes)
+    }
+
+    /// Before `+`, `~` and `*`: pays for the result and gives the operands back, the right one first.
+    fn grow(&self, left: &Value, right: &Value) -> Result<Value, Error> {
+        let (sizes, times) = match (left.as_usize(), right.as_usize()) {
+            (Some(times), None) => (self.measure(right)?, times),
+            (None, Some(times)) => (self.measure(left)?, times),
+            (Some(_), Some(_)) => (ITEM_BYTES, 1),
+            (None, None) => (self.measure(left)?.saturating_add(self.measure(right)?), 1),
+        };
+        self.spend(sizes.saturating_mul(times.max(1)))?;
+        Ok(Value::from(vec![right.clone(), left.clone()]))
+    }
+
+    /// After whatever made a value: pays for it, and turns what would be computed item by item later into a list.
+    fn made(&self, value: &Value) -> Result<Value, Error> {
+        if let Some(text) = value.as_str() {
+            self.spend(text.len())?;
+        }
+        if value.kind() != ValueKind::Iterable {
+            return Ok(value.clone());
+        }
+        let mut items = Vec::new();
+        for item in value.try_iter()?.checked() {
+            self.spend(ITEM_BYTES)?;
+            items.push(item?);
+        }
+        Ok(Value::from(items))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Namespaces {
+    Allowed,
+    Refused,
+}
+
+/// One guard of one rendering.
+#[derive(Debug)]
+struct Guard {
+    name: &'static str,
+    meter: Arc<Meter>,
+}
+
+impl Object for Guard {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, _state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
+        let meter = &self.meter;
+        match (self.name, args) {
+            (GROW, [left, right]) => meter.grow(left, right),
+            (MADE, [value]) => meter.made(value),
+            // Python does not loop over None, and a template that tries is told so.
+            (ITER, [value]) if value.is_none() => {
+                Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable"))
+            }
+            (ITER, [value]) => meter.spend(0).map(|()| value.clone()),
+            (BUILT | OWNED, [value]) => {
+                let mut items = meter.items;
+                meter.walk(value, &mut items, DEPTH, Namespaces::Refused)?;
+                meter.spend(ITEM_BYTES)?;
+                Ok(value.clone())
+            }
+            _ => Err(Error::new(ErrorKind::InvalidOperation, "a guard was called with other arguments")),
+        }
+    }
+}
+
+/// Makes the guards known, and has everything that is written counted.
+pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
+    for name in [GROW, ITER, BUILT, OWNED, MADE] {
+        environment.add_global(name, Value::from_object(Guard { name, meter: meter.clone() }));
+    }
+    let meter = meter.clone();
+    environment.set_formatter(move |out, state, value| {
+        meter.spend(meter.measure(value)?)?;
+        minijinja::escape_formatter(out, state, value)
+    });
+}

@@ -1,0 +1,183 @@
+//! The functions, filters and string methods that templates written for Python expect.
+
+use super::json;
+use super::meter::{Failure, Meter};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+use minijinja_contrib::pycompat;
+use std::sync::Arc;
+
+/// Makes everything known that a template may call. `now` is the time that `strftime_now` gives.
+pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now: jiff::Zoned) {
+    let own = meter.clone();
+    environment.add_function("raise_exception", move |message: &Value| -> Result<Value, Error> {
+        own.measure(message)?;
+        Err(own.fail(Failure::Raised(message.to_string())))
+    });
+    environment.add_function("strftime_now", move |format: &str| {
+        jiff::fmt::strtime::format(format, &now)
+            .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
+    });
+    let own = meter.clone();
+    environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json::tojson(&own, value, &kwargs));
+    // These print or copy values without end to what they make from little, and none of them is Python's.
+    for name in ["pprint", "lines", "chain", "zip"] {
+        environment.remove_filter(name);
+    }
+    environment.remove_global("debug");
+    add_tests(environment);
+    add_paid_filters(environment, meter);
+    let own = meter.clone();
+    environment.set_unknown_method_callback(move |state, value, method, args| {
+        own.spend(result_bytes(&own, method, value, args)?)?;
+        match string_method(value, method, args)? {
+            Some(result) => Ok(result),
+            None => pycompat::unknown_method_callback(state, value, method, args),
+        }
+    });
+}
+
+/// Tests that answer otherwise in Python: None cannot be looped over, text and mappings have items, a bool is a number.
+fn add_tests(environment: &mut Environment<'_>) {
+    let has_items = |kind| matches!(kind, ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map);
+    environment.add_test("iterable", move |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
+    environment.add_test("sequence", move |value: &Value| has_items(value.kind()));
+    environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+}
+
+/// Filters whose result may be far larger than what they are given: they pay for it beforehand.
+fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
+    environment.add_filter("join!", filters::join);
+    environment.add_filter("replace!", filters::replace);
+    environment.add_filter("indent!", filters::indent);
+    environment.add_filter("format!", filters::format);
+    environment.add_filter("sum!", filters::sum);
+    environment.add_filter("batch!", filters::batch);
+    environment.add_filter("slice!", filters::slice);
+    environment.add_filter("string!", filters::string);
+    let pairs = [
+        ("join", "join!"),
+        ("replace", "replace!"),
+        ("indent", "indent!"),
+        ("format", "format!"),
+        ("sum", "sum!"),
+        ("batch", "batch!"),
+        ("slice", "slice!"),
+        ("string", "string!"),
+    ];
+    for (name, original) in pairs {
+        let meter = meter.clone();
+        environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            if let Some((value, rest)) = args.split_first() {
+                meter.spend(result_bytes(&meter, name, value, rest)?)?;
+            }
+            state.apply_filter(original, &args)
+        });
+    }
+}
+
+/// At most how many bytes the filter or method makes.
+fn result_bytes(meter: &Meter, name: &str, value: &Value, args: &[Value]) -> Result<usize, Error> {
+    let own = meter.measure(value)?;
+    let mut given = 0_usize;
+    for arg in args {
+        given = given.saturating_add(meter.measure(arg)?);
+    }
+    let text = value.as_str().unwrap_or_default();
+    // Any number among the arguments may be a width or a count.
+    let largest = args.iter().filter_map(Value::as_usize).max().unwrap_or(0);
+    Ok(match name {
+        "replace" => {
+            let pattern = args.first().and_then(Value::as_str).unwrap_or_default();
+            let places = if pattern.is_empty() { text.chars().count() + 1 } else { text.matches(pattern).count() };
+            own.saturating_add(places.saturating_mul(given))
+        }
+        // As a filter the list is the value, as a method it is the argument.
+        "join" => own.saturating_add(given).saturating_add(
+            own.min(given).saturating_mul(value.len().unwrap_or(0).max(args.first().and_then(Value::len).unwrap_or(0))),
+        ),
+        "indent" => own.saturating_add((text.matches('\n').count() + 1).saturating_mul(largest.max(given))),
+        "format" => {
+            let places = text.matches(['%', '{']).count();
+            let widths = text.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).max();
+            own.saturating_add(places.saturating_mul(given.saturating_add(widths.unwrap_or(0))))
+        }
+        "sum" => own.saturating_mul(value.len().unwrap_or(1).max(1)),
+        "batch" | "slice" => own.saturating_add(largest.saturating_mul(16)),
+        "ljust" | "rjust" | "center" | "zfill" => own.saturating_add(largest.saturating_mul(4)),
+        _ => own,
+    })
+}
+
+/// Methods of Python's `str` that the engine's own set lacks.
+fn string_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    let Some(text) = value.as_str() else { return Ok(None) };
+    Ok(Some(match method {
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_prefix(prefix).unwrap_or(text))
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_suffix(suffix).unwrap_or(text))
+        }
+        "partition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let (before, after) = text.split_once(separator).map_or((text, None), |(a, b)| (a, Some(b)));
+            [before, after.map_or("", |_| separator), after.unwrap_or("")].into_iter().map(Value::from).collect()
+        }
+        "rpartition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let (before, after) = text.rsplit_once(separator).map_or((None, text), |(a, b)| (Some(a), b));
+            [before.unwrap_or(""), before.map_or("", |_| separator), after].into_iter().map(Value::from).collect()
+        }
+        "rsplit" => {
+            let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
+            rsplit(text, separator, most.and_then(|most| usize::try_from(most).ok()))
+        }
+        "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args)?,
+        _ => return Ok(None),
+    }))
+}
+
+fn rsplit(text: &str, separator: Option<&str>, most: Option<usize>) -> Value {
+    let parts: Vec<&str> = match (separator, most) {
+        (Some(separator), Some(most)) => text.rsplitn(most.saturating_add(1), separator).collect(),
+        (Some(separator), None) => text.rsplit(separator).collect(),
+        (None, None) => text.split_whitespace().rev().collect(),
+        (None, Some(most)) => {
+            let mut rest = text.trim_end();
+            let mut parts = Vec::new();
+            while parts.len() < most
+                && let Some((before, last)) = rest.rsplit_once(char::is_whitespace)
+            {
+                parts.push(last);
+                rest = before.trim_end();
+            }
+            parts.extend((!rest.is_empty()).then_some(rest));
+            parts
+        }
+    };
+    parts.into_iter().rev().map(Value::from).collect()
+}
+
+fn pad(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let (width, fill): (usize, Option<&str>) = from_args(args)?;
+    let missing = width.saturating_sub(text.chars().count());
+    let fill = if method == "zfill" { "0" } else { fill.unwrap_or(" ") };
+    if fill.chars().count() != 1 {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the fill character must be exactly one character long"));
+    }
+    let left = match method {
+        "ljust" => 0,
+        "center" => missing / 2 + (missing & width & 1),
+        _ => missing,
+    };
+    // Zeros go between a sign and its number.
+    let sign = usize::from(method == "zfill" && text.starts_with(['+', '-']));
+    let (sign, digits) = text.split_at(sign);
+    Ok(Value::from([sign, &fill.repeat(left), digits, &fill.repeat(missing - left)].concat()))
+}
