@@ -43,7 +43,7 @@ impl QuantizeBlock for Iq4Nl {
 /// Weights of the elements of an IQ4 block.
 pub(crate) fn weights(x: &[f32], importance: Option<&[f32]>) -> Vec<f32> {
     match importance {
-        None => x.iter().map(|x| x * x).collect(),
+        None => x.iter().map(|x| x.abs()).collect(),
         Some(importance) => search::weights(x, importance, 2.0 * search::mean_square(x)),
     }
 }
@@ -57,6 +57,21 @@ pub(crate) fn best_scale(x: &[f32], weights: &[f32]) -> f32 {
 
 /// The code of the level nearest to a value.
 pub(crate) fn code(value: f32) -> u8 {
-    // How many of the midpoints between neighbouring levels lie below.
-    IQ4_LEVELS.windows(2).map(|pair| u8::from(value > (f32::from(pair[0]) + f32::from(pair[1])) / 2.0)).sum()
+    NEAREST[(2.0 * value + 256.0).clamp(0.0, 511.0) as usize]
 }
+
+/// The nearest code of each half unit from -128 to 127.5; exact, because all midpoints between levels lie on half units.
+static NEAREST: [u8; 512] = {
+    let mut nearest = [0; 512];
+    let mut code = 0;
+    let mut at = 0;
+    while at < 512 {
+        // Twice the value, against the sum of two neighbours.
+        if code < 15 && at as i32 - 256 >= IQ4_LEVELS[code] as i32 + IQ4_LEVELS[code + 1] as i32 {
+            code += 1;
+        }
+        nearest[at] = code as u8;
+        at += 1;
+    }
+    nearest
+};

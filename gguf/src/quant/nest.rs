@@ -62,6 +62,23 @@ pub(crate) fn nest_symmetric<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32
 }
 
 impl<const GROUPS: usize> Symmetric<GROUPS> {
+    /// Tries the neighbours of each group's scale on the elements themselves: rounding to the nearest integer is not
+    /// always best once the codes can follow. Scales are -top..top, codes -code_top..code_top.
+    pub(crate) fn refined(mut self, x: &[f32], weights: &[f32], top: i8, code_top: f32) -> Self {
+        let len = x.len() / GROUPS;
+        for (group, small) in self.scales.iter_mut().enumerate() {
+            let (x, weights) = (&x[len * group..][..len], &weights[len * group..][..len]);
+            let error = |small: i8| {
+                let scale = self.scale * f32::from(small);
+                let inverse = inverse(scale);
+                squares(x, weights, |x| scale * round(inverse * x).clamp(-code_top, code_top - 1.0))
+            };
+            let tries = [*small, (*small - 1).max(-top), (*small + 1).min(top - 1)];
+            *small = least(tries, error);
+        }
+        self
+    }
+
     /// The codes of the elements, `top` added so that none is negative.
     pub(crate) fn codes(&self, x: &[f32], top: f32) -> [u8; 256] {
         let inverses = self.scales.map(|small| inverse(self.scale * f32::from(small)));
@@ -94,6 +111,24 @@ pub(crate) fn nest_affine<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32) -
 }
 
 impl<const GROUPS: usize> Affine<GROUPS> {
+    /// As [`Symmetric::refined`], for each group's scale and minimum together. Both are 0..=top, codes 0..=code_top.
+    pub(crate) fn refined(mut self, x: &[f32], weights: &[f32], top: u8, code_top: f32) -> Self {
+        let len = x.len() / GROUPS;
+        for group in 0..GROUPS {
+            let (x, weights) = (&x[len * group..][..len], &weights[len * group..][..len]);
+            let error = |(scale, min): (u8, u8)| {
+                let (scale, min) = (self.scale * f32::from(scale), self.min_scale * f32::from(min));
+                let inverse = inverse(scale);
+                squares(x, weights, |x| scale * search::affine_code(x, inverse, min, code_top) - min)
+            };
+            let around = |small: u8| [small, small.saturating_sub(1), (small + 1).min(top)];
+            let (scales, mins) = (around(self.scales[group]), around(self.mins[group]));
+            let tries: [(u8, u8); 9] = std::array::from_fn(|i| (scales[i % 3], mins[i / 3]));
+            (self.scales[group], self.mins[group]) = least(tries, error);
+        }
+        self
+    }
+
     /// The codes of the elements, 0..=top.
     pub(crate) fn codes(&self, x: &[f32], top: f32) -> [u8; 256] {
         let inverses = self.scales.map(|small| inverse(self.scale * f32::from(small)));
@@ -103,4 +138,21 @@ impl<const GROUPS: usize> Affine<GROUPS> {
             search::affine_code(x[i], inverses[group], mins[group], top) as u8
         })
     }
+}
+
+/// The weighted squared error of what the elements become.
+fn squares(x: &[f32], weights: &[f32], becomes: impl Fn(f32) -> f32) -> f32 {
+    x.iter().zip(weights).map(|(&x, &weight)| weight * (becomes(x) - x) * (becomes(x) - x)).sum()
+}
+
+/// The try of least error, the first of equals.
+fn least<T: Copy, const TRIES: usize>(tries: [T; TRIES], error: impl Fn(T) -> f32) -> T {
+    let mut best = (tries[0], error(tries[0]));
+    for &other in &tries[1..] {
+        let error = error(other);
+        if error < best.1 {
+            best = (other, error);
+        }
+    }
+    best.0
 }

@@ -1,6 +1,6 @@
 //! Q6_K: 6.56 bits; 256 signed 6-bit codes with a signed 8-bit scale per 16.
 
-use super::{Block, Quant, QuantizeBlock, Quantizer, f16_bytes, f16_value, nest};
+use super::{Block, Quant, QuantizeBlock, Quantizer, f16_bytes, f16_value, nest, search};
 use bytemuck::{Pod, Zeroable};
 
 /// Element 128 h + 32 j + i is `scale * (its scale) * (code - 32)`: the low code bits are the nibble j / 2, low first, of
@@ -41,9 +41,9 @@ impl Block for Q6K {
 
 impl QuantizeBlock for Q6K {
     fn quantize_weighted(x: &[f32], importance: Option<&[f32]>) -> Self {
-        let weights = match importance {
+        let weights: Vec<f32> = match importance {
             None => x.iter().map(|x| x * x).collect(),
-            Some(importance) => importance.to_vec(),
+            Some(importance) => search::floored(importance).collect(),
         };
         let fits = nest::symmetric_groups::<16, 16>(x, &weights, 32.0);
         let nested = nest::nest_symmetric(&fits, 128.0);

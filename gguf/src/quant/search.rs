@@ -26,10 +26,18 @@ pub(crate) fn range(x: &[f32]) -> (f32, f32) {
     x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)))
 }
 
+/// The importance of the elements of a block, none quite zero, so that elements nobody cares about still come out near
+/// what they were.
+pub(crate) fn floored(importance: &[f32]) -> impl Iterator<Item = f32> {
+    let mean = importance.iter().sum::<f32>() / importance.len() as f32;
+    let floor = if mean > 0.0 { mean * 1e-6 } else { 1.0 };
+    importance.iter().map(move |importance| importance + floor)
+}
+
 /// Weights of the elements of a block: their importance, and more for the large ones. `spread` is the mean square that
 /// an element counts as having besides its own.
 pub(crate) fn weights(x: &[f32], importance: &[f32], spread: f32) -> Vec<f32> {
-    x.iter().zip(importance).map(|(x, importance)| importance * (spread + x * x).sqrt()).collect()
+    x.iter().zip(floored(importance)).map(|(x, importance)| importance * (spread + x * x).sqrt()).collect()
 }
 
 /// Mean square of the elements of a block.
@@ -104,10 +112,10 @@ pub(crate) struct Reach {
     pub(crate) step: f32,
 }
 
-/// A scale and a min with the error they leave.
+/// A scale and a min, and how much error they save.
 #[derive(Clone, Copy)]
 struct Affine {
-    error: f32,
+    saved: f32,
     scale: f32,
     min: f32,
 }
@@ -120,18 +128,19 @@ pub(crate) fn scale_and_min(x: &[f32], weights: &[f32], top: f32, reach: Reach) 
     if !(TINY..f32::INFINITY).contains(&width) {
         return (0.0, -low);
     }
-    let mut best = Affine { error: f32::INFINITY, scale: 0.0, min: -low };
+    let group = Group { x, weights, top, low };
+    let mut best = Affine { saved: f32::NEG_INFINITY, scale: 0.0, min: -low };
     let mut offset = reach.from;
     while offset <= reach.to {
-        let found = fit_affine(x, weights, top, (width / (top + offset), -low));
-        if found.error < best.error {
+        let found = group.fit((top + offset) / width, -low);
+        if found.saved > best.saved {
             best = found;
         }
         offset += reach.step;
     }
     for _ in 0..4 {
-        let found = fit_affine(x, weights, top, (best.scale, best.min));
-        if found.error >= best.error {
+        let found = group.fit(inverse(best.scale), best.min);
+        if found.saved <= best.saved {
             break;
         }
         best = found;
@@ -144,28 +153,38 @@ pub(crate) fn affine_code(x: f32, inverse: f32, min: f32, top: f32) -> f32 {
     round(inverse * (x + min)).clamp(0.0, top)
 }
 
-/// The least-squares scale and min for the codes that a given scale and min lead to.
-fn fit_affine(x: &[f32], weights: &[f32], top: f32, start: (f32, f32)) -> Affine {
-    let inverse = inverse(start.0);
-    let (mut w, mut wx, mut wl, mut wll, mut wxl) = (0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32);
-    for (&x, &weight) in x.iter().zip(weights) {
-        let code = affine_code(x, inverse, start.1, top);
-        let weighted = weight * code;
-        w += weight;
-        wx += weight * x;
-        wl += weighted;
-        wll += weighted * code;
-        wxl += weighted * x;
+/// The elements that share a scale and a min.
+struct Group<'a> {
+    x: &'a [f32],
+    weights: &'a [f32],
+    top: f32,
+    /// The smallest element, or 0 if that is smaller.
+    low: f32,
+}
+
+impl Group<'_> {
+    /// The least-squares scale and min for the codes that a given inverse scale and min lead to.
+    fn fit(&self, inverse: f32, min: f32) -> Affine {
+        // Sums over y = x - low, which does not cancel when all elements are far from zero.
+        let (mut w, mut wy, mut wl, mut wll, mut wyl) = (0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32);
+        for (&x, &weight) in self.x.iter().zip(self.weights) {
+            let code = affine_code(x, inverse, min, self.top);
+            let (y, weighted) = (x - self.low, weight * code);
+            w += weight;
+            wy += weight * y;
+            wl += weighted;
+            wll += weighted * code;
+            wyl += weighted * y;
+        }
+        let determinant = w * wll - wl * wl;
+        let mut scale = (w * wyl - wy * wl) / determinant;
+        let mut offset = (wll * wy - wl * wyl) / determinant;
+        if determinant <= 0.0 || offset > -self.low {
+            // The min would be negative, or all codes are equal and leave it open: it is 0.
+            offset = -self.low;
+            scale = if wll > 0.0 { (wyl - offset * wl) / wll } else { 0.0 };
+        }
+        let saved = scale * (2.0 * wyl - scale * wll - 2.0 * offset * wl) + offset * (2.0 * wy - offset * w);
+        Affine { saved, scale, min: -(offset + self.low) }
     }
-    let determinant = w * wll - wl * wl;
-    let mut scale = (w * wxl - wx * wl) / determinant;
-    let mut min = (wl * wxl - wll * wx) / determinant;
-    if determinant <= 0.0 || min < 0.0 {
-        (scale, min) = (if wll > 0.0 { wxl / wll } else { 0.0 }, 0.0);
-    }
-    let error = x.iter().zip(weights).map(|(&x, &weight)| {
-        let difference = scale * affine_code(x, inverse, start.1, top) - min - x;
-        weight * difference * difference
-    });
-    Affine { error: error.sum(), scale, min }
 }
