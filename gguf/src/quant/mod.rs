@@ -1,7 +1,7 @@
 //! The tensor formats: one table of names, ids and block sizes; one file per block format.
 
 macro_rules! quants {
-    ($($variant:ident $id:literal $name:literal $len:literal $bytes:literal;)*) => {
+    ($($variant:ident $id:literal $name:literal $len:literal $bytes:literal [$($words:expr),*];)*) => {
         /// How the elements of a tensor are stored.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[allow(missing_docs, reason = "the variants are the format's own names")]
@@ -27,42 +27,47 @@ macro_rules! quants {
 
             /// Bytes of one block.
             pub const fn block_bytes(self) -> usize { match self { $(Quant::$variant => $bytes,)* } }
+
+            /// The multi-byte numbers of one block: (first byte, bytes of each, how many of them).
+            const fn words(self) -> &'static [(usize, usize, usize)] {
+                match self { $(Quant::$variant => &[$($words),*],)* }
+            }
         }
     };
 }
 
 quants! {
-    F32 0 "F32" 1 4;
-    F16 1 "F16" 1 2;
-    Q4_0 2 "Q4_0" 32 18;
-    Q4_1 3 "Q4_1" 32 20;
-    Q5_0 6 "Q5_0" 32 22;
-    Q5_1 7 "Q5_1" 32 24;
-    Q8_0 8 "Q8_0" 32 34;
-    Q2K 10 "Q2_K" 256 84;
-    Q3K 11 "Q3_K" 256 110;
-    Q4K 12 "Q4_K" 256 144;
-    Q5K 13 "Q5_K" 256 176;
-    Q6K 14 "Q6_K" 256 210;
-    Q8K 15 "Q8_K" 256 292;
-    Iq2Xxs 16 "IQ2_XXS" 256 66;
-    Iq2Xs 17 "IQ2_XS" 256 74;
-    Iq3Xxs 18 "IQ3_XXS" 256 98;
-    Iq1S 19 "IQ1_S" 256 50;
-    Iq4Nl 20 "IQ4_NL" 32 18;
-    Iq3S 21 "IQ3_S" 256 110;
-    Iq2S 22 "IQ2_S" 256 82;
-    Iq4Xs 23 "IQ4_XS" 256 136;
-    I8 24 "I8" 1 1;
-    I16 25 "I16" 1 2;
-    I32 26 "I32" 1 4;
-    I64 27 "I64" 1 8;
-    F64 28 "F64" 1 8;
-    Iq1M 29 "IQ1_M" 256 56;
-    Bf16 30 "BF16" 1 2;
-    Tq1_0 34 "TQ1_0" 256 54;
-    Tq2_0 35 "TQ2_0" 256 66;
-    Mxfp4 39 "MXFP4" 32 17;
+    F32 0 "F32" 1 4 [(0, 4, 1)];
+    F16 1 "F16" 1 2 [(0, 2, 1)];
+    Q4_0 2 "Q4_0" 32 18 [(0, 2, 1)];
+    Q4_1 3 "Q4_1" 32 20 [(0, 2, 2)];
+    Q5_0 6 "Q5_0" 32 22 [(0, 2, 1)];
+    Q5_1 7 "Q5_1" 32 24 [(0, 2, 2)];
+    Q8_0 8 "Q8_0" 32 34 [(0, 2, 1)];
+    Q2K 10 "Q2_K" 256 84 [(80, 2, 2)];
+    Q3K 11 "Q3_K" 256 110 [(108, 2, 1)];
+    Q4K 12 "Q4_K" 256 144 [(0, 2, 2)];
+    Q5K 13 "Q5_K" 256 176 [(0, 2, 2)];
+    Q6K 14 "Q6_K" 256 210 [(208, 2, 1)];
+    Q8K 15 "Q8_K" 256 292 [(0, 4, 1), (260, 2, 16)];
+    Iq2Xxs 16 "IQ2_XXS" 256 66 [(0, 2, 33)];
+    Iq2Xs 17 "IQ2_XS" 256 74 [(0, 2, 33)];
+    Iq3Xxs 18 "IQ3_XXS" 256 98 [(0, 2, 1)];
+    Iq1S 19 "IQ1_S" 256 50 [(0, 2, 1), (34, 2, 8)];
+    Iq4Nl 20 "IQ4_NL" 32 18 [(0, 2, 1)];
+    Iq3S 21 "IQ3_S" 256 110 [(0, 2, 1)];
+    Iq2S 22 "IQ2_S" 256 82 [(0, 2, 1)];
+    Iq4Xs 23 "IQ4_XS" 256 136 [(0, 2, 2)];
+    I8 24 "I8" 1 1 [];
+    I16 25 "I16" 1 2 [(0, 2, 1)];
+    I32 26 "I32" 1 4 [(0, 4, 1)];
+    I64 27 "I64" 1 8 [(0, 8, 1)];
+    F64 28 "F64" 1 8 [(0, 8, 1)];
+    Iq1M 29 "IQ1_M" 256 56 [];
+    Bf16 30 "BF16" 1 2 [(0, 2, 1)];
+    Tq1_0 34 "TQ1_0" 256 54 [(52, 2, 1)];
+    Tq2_0 35 "TQ2_0" 256 66 [(64, 2, 1)];
+    Mxfp4 39 "MXFP4" 32 17 [];
 }
 
 impl Quant {
@@ -77,6 +82,15 @@ impl Quant {
             return None;
         }
         (columns / self.block_len()).checked_mul(self.block_bytes())
+    }
+
+    /// Turns whole blocks from one byte order to the other, in place.
+    pub(crate) fn swap_bytes(self, blocks: &mut [u8]) {
+        for block in blocks.chunks_exact_mut(self.block_bytes()) {
+            for &(first, width, count) in self.words() {
+                block[first..first + width * count].chunks_exact_mut(width).for_each(<[u8]>::reverse);
+            }
+        }
     }
 }
 

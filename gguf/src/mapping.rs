@@ -1,0 +1,88 @@
+//! The bytes of one file: a read-only memory mapping, or bytes that are already in memory.
+
+use crate::GgufError;
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The bytes behind one shard; shared, so that a tensor can outlive the file object that found it.
+pub(crate) enum Mapping {
+    Mapped(memmap2::Mmap),
+    Owned(Vec<u8>),
+}
+
+impl Mapping {
+    /// Maps a regular file for reading. Pipes, directories and devices are refused before they are opened.
+    pub(crate) fn open(path: &Path) -> Result<Mapping, GgufError> {
+        let fail = |source| GgufError::Io { path: path.display().to_string(), source };
+        if !std::fs::metadata(path).map_err(fail)?.is_file() {
+            return Err(GgufError::Format {
+                path: path.display().to_string(),
+                what: "not a regular file, expected a GGUF file".into(),
+            });
+        }
+        let file = File::open(path).map_err(fail)?;
+        // An empty file cannot be mapped everywhere.
+        if file.metadata().map_err(fail)?.len() == 0 {
+            return Ok(Mapping::Owned(Vec::new()));
+        }
+        // SAFETY: the mapping is private to this process, read-only, and only ever read as bytes, any value of which
+        // is valid; that no other process shortens or rewrites the file while it is mapped is required of the user.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
+        Ok(Mapping::Mapped(map))
+    }
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Mapping::Mapped(map) => map,
+            Mapping::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// The bytes of one tensor, always little-endian. Keeps the mapping it points into alive; cloning copies no data.
+#[derive(Clone)]
+pub struct TensorBytes {
+    source: Arc<Mapping>,
+    range: Range<usize>,
+}
+
+impl TensorBytes {
+    /// A part of a mapping; panics if the range is not inside it.
+    pub(crate) fn new(source: Arc<Mapping>, range: Range<usize>) -> TensorBytes {
+        assert!(range.start <= range.end && range.end <= source.len(), "a tensor lies inside its own file");
+        TensorBytes { source, range }
+    }
+}
+
+impl From<Vec<u8>> for TensorBytes {
+    fn from(bytes: Vec<u8>) -> TensorBytes {
+        let range = 0..bytes.len();
+        TensorBytes { source: Arc::new(Mapping::Owned(bytes)), range }
+    }
+}
+
+impl Deref for TensorBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.source[self.range.clone()]
+    }
+}
+
+impl AsRef<[u8]> for TensorBytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for TensorBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TensorBytes({} bytes)", self.range.len())
+    }
+}
