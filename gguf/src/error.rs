@@ -55,4 +55,12 @@ pub enum GgufError {
         /// What is wrong and what was expected.
         what: String,
     },
+    /// Bytes or numbers do not fit a format.
+    #[error("{quant}: {what}")]
+    Quant {
+        /// The format.
+        quant: crate::Quant,
+        /// What is wrong and what was expected.
+        what: String,
+    },
 }

@@ -1,7 +1,8 @@
 //! The tensor formats: one table of names, ids and block sizes; one file per block format.
 
+// `$d` is a dollar sign for the macro that this one makes.
 macro_rules! quants {
-    ($($variant:ident $id:literal $name:literal $len:literal $bytes:literal [$($words:expr),*];)*) => {
+    ($d:tt $($variant:ident $id:literal $name:literal $len:literal $bytes:literal [$($words:expr),*];)*) => {
         /// How the elements of a tensor are stored.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[allow(missing_docs, reason = "the variants are the format's own names")]
@@ -33,10 +34,25 @@ macro_rules! quants {
                 match self { $(Quant::$variant => &[$($words),*],)* }
             }
         }
+
+        /// Runs an expression with a name bound to the block type of a format: the one place where formats are told
+        /// apart. `for_each_block!(quant, B => size_of::<B>())`.
+        #[macro_export]
+        macro_rules! for_each_block {
+            ($d quant:expr, $d block:ident => $d body:expr) => {
+                match $d quant {
+                    $($crate::quant::Quant::$variant => {
+                        type $d block = $crate::quant::$variant;
+                        $d body
+                    })*
+                }
+            };
+        }
     };
 }
 
 quants! {
+    $
     F32 0 "F32" 1 4 [(0, 4, 1)];
     F16 1 "F16" 1 2 [(0, 2, 1)];
     Q4_0 2 "Q4_0" 32 18 [(0, 2, 1)];
@@ -69,6 +85,63 @@ quants! {
     Tq2_0 35 "TQ2_0" 256 66 [(64, 2, 1)];
     Mxfp4 39 "MXFP4" 32 17 [];
 }
+
+// After the table, whose macro they use.
+mod dispatch;
+pub mod iq_grids;
+mod nest;
+mod search;
+
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod numbers;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+mod q8_k;
+mod tq1_0;
+mod tq2_0;
+
+pub use dispatch::{Block, QuantizeBlock, Quantizer, blocks, f16_bytes, f16_value};
+pub use iq1_m::Iq1M;
+pub use iq1_s::Iq1S;
+pub use iq2_s::Iq2S;
+pub use iq2_xs::Iq2Xs;
+pub use iq2_xxs::{Iq2Xxs, signs_of};
+pub use iq3_s::Iq3S;
+pub use iq3_xxs::Iq3Xxs;
+pub use iq4_nl::{IQ4_LEVELS, Iq4Nl};
+pub use iq4_xs::Iq4Xs;
+pub use mxfp4::{MXFP4_LEVELS, Mxfp4};
+pub use numbers::{Bf16, F16, F32, F64, I8, I16, I32, I64};
+pub use q2_k::Q2K;
+pub use q3_k::Q3K;
+pub use q4_0::Q4_0;
+pub use q4_1::Q4_1;
+pub use q4_k::{Q4K, scales_and_mins};
+pub use q5_0::Q5_0;
+pub use q5_1::Q5_1;
+pub use q5_k::Q5K;
+pub use q6_k::Q6K;
+pub use q8_0::Q8_0;
+pub use q8_k::Q8K;
+pub use tq1_0::Tq1_0;
+pub use tq2_0::Tq2_0;
 
 impl Quant {
     /// The format of a name, in any case: `q4_k`, `BF16`.

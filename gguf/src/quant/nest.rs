@@ -1,0 +1,106 @@
+//! Super-blocks: groups whose own scales are small integers times one scale of the whole block.
+
+use super::search::{self, Reach, inverse, round};
+use super::{f16_bytes, f16_value};
+
+/// What one group of a super-block would like: `scale * code - min`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fit {
+    scale: f32,
+    /// Not negative.
+    min: f32,
+    /// How much the group matters.
+    weight: f32,
+}
+
+impl Fit {
+    /// A group without a minimum; `weights` are those of its elements.
+    pub(crate) fn new(scale: f32, weights: &[f32]) -> Fit {
+        Fit { scale, min: 0.0, weight: weights.iter().sum() }
+    }
+}
+
+/// Fits each `LEN` elements to signed codes -top..top.
+pub(crate) fn symmetric_groups<const GROUPS: usize, const LEN: usize>(
+    x: &[f32],
+    weights: &[f32],
+    top: f32,
+) -> [Fit; GROUPS] {
+    std::array::from_fn(|group| {
+        let (x, weights) = (&x[LEN * group..][..LEN], &weights[LEN * group..][..LEN]);
+        Fit::new(search::symmetric(x, weights, top), weights)
+    })
+}
+
+/// Fits each `LEN` elements to codes 0..=top and a minimum.
+pub(crate) fn affine_groups<const GROUPS: usize, const LEN: usize>(
+    x: &[f32],
+    weights: &[f32],
+    top: f32,
+    reach: Reach,
+) -> [Fit; GROUPS] {
+    std::array::from_fn(|group| {
+        let (x, weights) = (&x[LEN * group..][..LEN], &weights[LEN * group..][..LEN]);
+        let (scale, min) = search::scale_and_min(x, weights, top, reach);
+        Fit { min, ..Fit::new(scale, weights) }
+    })
+}
+
+/// Signed integer scales under one f16 scale.
+pub(crate) struct Symmetric<const GROUPS: usize> {
+    /// Exactly an f16.
+    pub(crate) scale: f32,
+    pub(crate) scales: [i8; GROUPS],
+}
+
+/// Rounds the scales of the groups to -top..top of one scale.
+pub(crate) fn nest_symmetric<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32) -> Symmetric<GROUPS> {
+    let level = |v: f32| round(v).clamp(-top, top - 1.0);
+    let (scales, weights) = (fits.map(|fit| fit.scale), fits.map(|fit| fit.weight));
+    let scale = f16_value(f16_bytes(search::scale(&scales, &weights, search::candidates(&scales, -top, 0.9), level)));
+    Symmetric { scale, scales: scales.map(|own| level(own * inverse(scale)) as i8) }
+}
+
+impl<const GROUPS: usize> Symmetric<GROUPS> {
+    /// The codes of the elements, `top` added so that none is negative.
+    pub(crate) fn codes(&self, x: &[f32], top: f32) -> [u8; 256] {
+        let inverses = self.scales.map(|small| inverse(self.scale * f32::from(small)));
+        std::array::from_fn(|i| (round(x[i] * inverses[i * GROUPS / 256]).clamp(-top, top - 1.0) + top) as u8)
+    }
+}
+
+/// Unsigned integer scales and minimums under an f16 scale each.
+pub(crate) struct Affine<const GROUPS: usize> {
+    /// Exactly an f16.
+    pub(crate) scale: f32,
+    /// Exactly an f16.
+    pub(crate) min_scale: f32,
+    pub(crate) scales: [u8; GROUPS],
+    pub(crate) mins: [u8; GROUPS],
+}
+
+/// Rounds the scales and the minimums of the groups to 0..=top of one scale each.
+pub(crate) fn nest_affine<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32) -> Affine<GROUPS> {
+    let level = |v: f32| round(v).clamp(0.0, top);
+    let weights = fits.map(|fit| fit.weight);
+    let nest = |values: [f32; GROUPS]| {
+        let scale =
+            f16_value(f16_bytes(search::scale(&values, &weights, search::candidates(&values, top, 0.9), level)));
+        (scale, values.map(|own| level(own * inverse(scale)) as u8))
+    };
+    let (scale, scales) = nest(fits.map(|fit| fit.scale));
+    let (min_scale, mins) = nest(fits.map(|fit| fit.min));
+    Affine { scale, min_scale, scales, mins }
+}
+
+impl<const GROUPS: usize> Affine<GROUPS> {
+    /// The codes of the elements, 0..=top.
+    pub(crate) fn codes(&self, x: &[f32], top: f32) -> [u8; 256] {
+        let inverses = self.scales.map(|small| inverse(self.scale * f32::from(small)));
+        let mins = self.mins.map(|small| self.min_scale * f32::from(small));
+        std::array::from_fn(|i| {
+            let group = i * GROUPS / 256;
+            search::affine_code(x[i], inverses[group], mins[group], top) as u8
+        })
+    }
+}

@@ -1,0 +1,78 @@
+"""Writes the vectors that tests/quant.rs compares with: one file per format, made by the PyPI package `gguf`.
+
+Run in this folder with `gguf` and `numpy` installed: python make_vectors.py
+
+NAME.dequantize holds random valid blocks and, after them, the f32 bits they stand for.
+NAME.quantize holds f32 elements and, after them, the blocks they become; only for formats whose quantiser there is the
+reference. All numbers are little-endian. The number of blocks follows from the size of the file.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+
+BLOCKS = 6
+# Bytes where the f16 scales of a block lie; their exponents are kept small enough to be finite.
+F16_AT = {
+    "F16": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "IQ1_S": [0], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0],
+    "IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64],
+}
+OTHER = ["IQ1_M", "MXFP4", "BF16", "F32", "F64", "I8", "I16", "I32", "I64"]
+QUANTIZE = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"]
+PLAIN = {"F32": "<f4", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
+def random_blocks(random, name):
+    """Random bytes, with finite scales."""
+    length, size = GGML_QUANT_SIZES[Type[name]]
+    count = BLOCKS if length > 1 else 64
+    blocks = random.integers(0, 256, (count, size), dtype=np.uint8)
+    for at in F16_AT.get(name, []):
+        # Of either sign, from subnormal to large.
+        scales = random.integers(0, 0x7000, count).astype("<u2") | (random.integers(0, 2, count).astype("<u2") << 15)
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(count, 2)
+    if name == "IQ1_M":
+        # The scale is the top nibbles of four words; the last one holds sign and exponent.
+        blocks[:, 55] = blocks[:, 55] & 0x0F | random.integers(0, 7, count).astype(np.uint8) << 4
+    if name in ("BF16", "F32"):
+        # No infinities and no NaNs: their sign and payload are nobody's promise.
+        blocks[:, -1] = blocks[:, -1] & 0xBF
+    if name == "F64":
+        blocks[:] = random.normal(0, 1e3, count).astype("<f8").view(np.uint8).reshape(count, size)
+    return blocks
+
+
+def elements(random, name):
+    """Gaussian rows, and the awkward ones: zeros, one outlier, constants, ties, tiny and large values."""
+    length = max(GGML_QUANT_SIZES[Type[name]][0], 32)
+    rows = [random.normal(0, 1, length) for _ in range(4)]
+    rows += [np.zeros(length), np.full(length, 0.25), np.full(length, -3.0), np.arange(length) - length / 2]
+    rows += [random.normal(0, 1e-4, length), random.normal(0, 1e3, length), random.integers(-8, 8, length) / 2]
+    outlier = random.normal(0, 0.1, length)
+    outlier[5] = -7.5
+    rows += [outlier, np.abs(random.normal(0, 1, length)) + 1, -np.abs(random.normal(0, 1, length))]
+    return np.array(rows, dtype="<f4")
+
+
+def main():
+    random = np.random.default_rng(20240)
+    folder = Path(__file__).parent
+    for name in [*F16_AT, *OTHER]:
+        blocks = random_blocks(random, name)
+        if name in PLAIN:
+            values = blocks.view(PLAIN[name]).astype("<f4")
+        else:
+            values = dequantize(blocks, Type[name])
+        assert np.isfinite(values).all(), name
+        data = blocks.tobytes() + np.ascontiguousarray(values, dtype="<f4").tobytes()
+        (folder / f"{name}.dequantize").write_bytes(data)
+    for name in QUANTIZE:
+        rows = elements(random, name)
+        (folder / f"{name}.quantize").write_bytes(rows.tobytes() + quantize(rows, Type[name]).tobytes())
+
+
+main()
