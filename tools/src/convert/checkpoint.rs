@@ -31,13 +31,14 @@ struct Shard {
 pub(super) struct Stored {
     /// Sizes, the contiguous one last.
     pub(super) shape: Vec<usize>,
-    pub(super) float: Float,
+    /// The type of its numbers.
+    pub(super) dtype: Dtype,
     shard: usize,
     /// First byte in the shard.
     offset: u64,
 }
 
-/// How a checkpoint stores a number.
+/// The types of numbers that can be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Float {
     F32,
@@ -46,6 +47,13 @@ pub(super) enum Float {
 }
 
 impl Float {
+    /// The type of a tensor; `None` for integers, quantised numbers and all others.
+    pub(super) fn of(dtype: Dtype) -> Option<Float> {
+        const TABLE: [(Dtype, Float); 3] =
+            [(Dtype::F32, Float::F32), (Dtype::F16, Float::F16), (Dtype::BF16, Float::Bf16)];
+        TABLE.iter().find(|row| row.0 == dtype).map(|row| row.1)
+    }
+
     pub(super) fn bytes(self) -> usize {
         match self {
             Float::F32 => 4,
@@ -115,18 +123,13 @@ impl Checkpoint {
         if let Some(missing) = expected.and_then(|names| names.iter().find(|tensor| !tensors.contains_key(**tensor))) {
             bail!("{name}: tensor {missing} is missing, {INDEX} says that it is there");
         }
+        let shard = self.shards.len();
         for (tensor, info) in tensors {
             if expected.is_some_and(|names| !names.contains(tensor.as_str())) {
                 continue;
             }
-            let float = match info.dtype {
-                Dtype::F32 => Float::F32,
-                Dtype::F16 => Float::F16,
-                Dtype::BF16 => Float::Bf16,
-                other => bail!("{name}: tensor {tensor} is {other:?}, expected F32, F16 or BF16"),
-            };
             let offset = start + info.data_offsets.0 as u64;
-            self.tensors.insert(tensor, Stored { shape: info.shape.clone(), float, shard: self.shards.len(), offset });
+            self.tensors.insert(tensor, Stored { shape: info.shape.clone(), dtype: info.dtype, shard, offset });
         }
         self.shards.push(Shard { name: name.into(), file });
         Ok(())

@@ -44,6 +44,9 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
+/// Told how far a conversion is, often.
+pub type ProgressFn = Box<dyn Fn(Progress<'_>)>;
+
 /// What the user can choose.
 pub struct ConvertOptions {
     /// The type of weights; norms, vectors, convolution kernels and routers stay F32.
@@ -55,7 +58,7 @@ pub struct ConvertOptions {
     /// `general.name`, in place of the name of the folder.
     pub name: Option<String>,
     /// Called after each part that was written.
-    pub progress: Option<Box<dyn Fn(Progress<'_>)>>,
+    pub progress: Option<ProgressFn>,
 }
 
 impl Default for ConvertOptions {

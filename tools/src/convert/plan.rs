@@ -1,6 +1,6 @@
 //! Resolves the rows of an architecture against a checkpoint: every tensor of the file, its source, shape and type.
 
-use super::checkpoint::{Checkpoint, Stored};
+use super::checkpoint::{Checkpoint, Float, Stored};
 use super::layout::Layout;
 use super::settings::Settings;
 use super::table::{IGNORED, Origin, Source, TensorRow};
@@ -20,7 +20,7 @@ pub(super) struct Job {
 #[derive(Debug)]
 pub(super) enum Data {
     /// The rows of these source tensors of equal shape, one after the other, through the layout.
-    Stored { sources: Vec<Stored>, layout: Layout },
+    Stored { sources: Vec<Stored>, float: Float, layout: Layout },
     /// Computed from the configuration.
     Made(Vec<f32>),
 }
@@ -42,8 +42,7 @@ struct Planner<'a> {
 /// Plans every tensor; one that is missing, has another shape or is left over is an error.
 pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &ConvertOptions) -> Result<Jobs> {
     let architecture = settings.architecture;
-    let mut planner =
-        Planner { settings, checkpoint, quant: options.quant, jobs: Vec::new(), used: HashSet::new() };
+    let mut planner = Planner { settings, checkpoint, quant: options.quant, jobs: Vec::new(), used: HashSet::new() };
     for row in architecture.model {
         let prefix = settings.trunk.trunk;
         planner.add(row, "", prefix)?;
@@ -77,7 +76,8 @@ impl Planner<'_> {
             Some(alternative) if !self.exists(&row.origin, prefix) && self.exists(alternative, prefix) => alternative,
             _ => &row.origin,
         };
-        let shape = self.settings.values.shape(origin.shape).with_context(|| format!("config.json: shape of {name}"))?;
+        let shape =
+            self.settings.values.shape(origin.shape).with_context(|| format!("config.json: shape of {name}"))?;
         if shape.contains(&0) {
             bail!("config.json: {name} would have the shape {shape:?}, expected no 0");
         }
@@ -116,7 +116,7 @@ impl Planner<'_> {
         let values = &self.settings.values;
         let stacked = matches!(origin.source, Source::Experts(_));
         let count = if stacked { values.count("experts").context("config.json")? } else { 1 };
-        let (mut sources, mut names) = (Vec::new(), Vec::new());
+        let (mut sources, mut names, mut float) = (Vec::new(), Vec::new(), None);
         for expert in 0..count {
             let Some(name) = self.source_name(origin, prefix, expert) else { break };
             let Some(stored) = self.checkpoint.get(&name) else {
@@ -125,15 +125,18 @@ impl Planner<'_> {
             if stored.shape != shape {
                 bail!("tensor {name} has the shape {:?}, expected {shape:?}", stored.shape);
             }
-            if sources.first().is_some_and(|first: &Stored| first.float != stored.float) {
-                bail!("tensor {name} is {:?}, expected the type of {}", stored.float, names[0]);
+            let Some(found) = Float::of(stored.dtype) else {
+                bail!("tensor {name} is {:?}, expected F32, F16 or BF16", stored.dtype);
+            };
+            if *float.get_or_insert(found) != found {
+                bail!("tensor {name} is {found:?}, expected the type of {}", names[0]);
             }
             sources.push(stored.clone());
             names.push(name);
         }
-        if sources.is_empty() {
+        let Some(float) = float else {
             bail!("config.json: num_experts = {count}, expected 1 or more");
-        }
+        };
         let mut full = shape;
         if stacked {
             full.insert(0, count);
@@ -143,7 +146,7 @@ impl Planner<'_> {
             layout.apply(transform, values).with_context(|| format!("tensor {}", names[0]))?;
         }
         self.used.extend(names.iter().cloned());
-        Ok((Data::Stored { sources, layout }, names))
+        Ok((Data::Stored { sources, float, layout }, names))
     }
 
     /// The source tensors that no row used and that may be left out; any other is an error.
@@ -215,7 +218,9 @@ fn rope_factors(settings: &Settings) -> Result<Vec<f32>> {
     let (low, high) = (number("rope_low")?, number("rope_high")?);
     let head_dim = settings.values.count("head_dim").context("config.json")?;
     if !(base > 0.0 && factor > 0.0 && original > 0.0 && low > 0.0 && high > low) {
-        bail!("config.json: rope_parameters of llama3, expected positive numbers and low_freq_factor < high_freq_factor");
+        bail!(
+            "config.json: rope_parameters of llama3, expected positive numbers and low_freq_factor < high_freq_factor"
+        );
     }
     let of = |pair: usize| {
         let wave = std::f64::consts::TAU * base.powf(2.0 * pair as f64 / head_dim as f64);

@@ -177,23 +177,11 @@ pub(super) enum Transform {
         heads: &'static str,
     },
     /// After the first `skip` rows, groups of members of `size` rows each: from (group, member) to (member, group).
-    GroupedToTiled {
-        skip: &'static str,
-        groups: &'static str,
-        members: &'static str,
-        size: &'static str,
-    },
+    GroupedToTiled { skip: &'static str, groups: &'static str, members: &'static str, size: &'static str },
     /// The same along the columns.
-    GroupedToTiledColumns {
-        groups: &'static str,
-        members: &'static str,
-        size: &'static str,
-    },
+    GroupedToTiledColumns { groups: &'static str, members: &'static str, size: &'static str },
     /// Of `groups` equal groups of rows, the slices (first row, rows): all groups' first slice, then all groups' second.
-    TakeRows {
-        groups: &'static str,
-        slices: &'static [(&'static str, &'static str)],
-    },
+    TakeRows { groups: &'static str, slices: &'static [(&'static str, &'static str)] },
 }
 
 pub(super) const fn tensor(name: &'static str, shape: &'static str, transforms: &'static [Transform]) -> Origin {

@@ -48,8 +48,8 @@ pub(super) fn write(
 /// Hands over the bytes of one tensor, in parts of whole rows.
 fn encode(job: &Job, checkpoint: &Checkpoint, emit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let (name, quant) = (&job.tensor.name, job.tensor.quant);
-    let (sources, layout) = match &job.data {
-        Data::Stored { sources, layout } => (sources, layout),
+    let (sources, float, layout) = match &job.data {
+        Data::Stored { sources, float, layout } => (sources, *float, layout),
         Data::Made(numbers) => {
             let mut bytes = vec![0; job.tensor.bytes as usize];
             encode_row(quant, numbers, &mut bytes).with_context(|| format!("tensor {name}"))?;
@@ -58,7 +58,8 @@ fn encode(job: &Job, checkpoint: &Checkpoint, emit: &mut dyn FnMut(&[u8]) -> Res
     };
     let columns = layout.column_count();
     let row_bytes = quant.row_bytes(columns).context("rows were planned as whole blocks")?;
-    let rows = Rows::new(checkpoint, sources, layout);
+    let numbers: usize = sources[0].shape.iter().product();
+    let rows = Rows { checkpoint, sources, layout, float, source_rows: numbers / columns };
     let at_once = (NUMBERS_AT_ONCE / columns).max(1);
     let (mut raw, mut encoded) = (Vec::new(), Vec::new());
     for first in (0..layout.row_count()).step_by(at_once) {
@@ -100,12 +101,7 @@ struct Rows<'a> {
     source_rows: usize,
 }
 
-impl<'a> Rows<'a> {
-    fn new(checkpoint: &'a Checkpoint, sources: &'a [Stored], layout: &'a Layout) -> Rows<'a> {
-        let numbers: usize = sources[0].shape.iter().product();
-        Rows { checkpoint, sources, layout, float: sources[0].float, source_rows: numbers / layout.column_count() }
-    }
-
+impl Rows<'_> {
     /// Reads `count` rows from row `first` of the file on. Neighbours in the source are read together.
     fn read(&self, first: usize, count: usize, raw: &mut Vec<u8>) -> Result<()> {
         let row_bytes = self.layout.column_count() * self.float.bytes();

@@ -75,11 +75,8 @@ const MODEL: &[TensorRow] = &[
     renamed("token_embd.weight", "embed_tokens.weight", "vocab, width"),
     renamed("output_norm.weight", "norm.weight", "width"),
     renamed("output.weight", "/lm_head.weight", "vocab, width").when("1 - tied"),
-    row(
-        "rope_freqs.weight",
-        Origin { source: Source::RopeFactors, shape: "head_dim/2", transforms: &[] },
-    )
-    .when("rope_llama3"),
+    row("rope_freqs.weight", Origin { source: Source::RopeFactors, shape: "head_dim/2", transforms: &[] })
+        .when("rope_llama3"),
 ];
 
 const NORMS: &[TensorRow] = &[

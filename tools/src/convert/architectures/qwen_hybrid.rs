@@ -61,8 +61,7 @@ const GATED_ATTENTION: &[TensorRow] = &[
 /// What both families store alike in a linear layer.
 const DELTA: &[TensorRow] = &[renamed("ssm_norm.weight", "linear_attn.norm.weight", "value_dim").at("linear")];
 
-const TILE_HEADS: Transform =
-    Transform::GroupedToTiled { skip: "0", groups: "key_heads", members: "ratio", size: "1" };
+const TILE_HEADS: Transform = Transform::GroupedToTiled { skip: "0", groups: "key_heads", members: "ratio", size: "1" };
 const TILE_VALUES: Transform =
     Transform::GroupedToTiled { skip: "0", groups: "key_heads", members: "ratio", size: "value_dim" };
 const TILE_VALUES_AFTER_KEYS: Transform =
@@ -143,26 +142,26 @@ const SPLIT_EXPERTS: &str = "experts, expert_ffn, width";
 /// The experts are one tensor each, or all of a kind in one with gate and up in halves.
 const MOE: &[TensorRow] = &[
     renamed("ffn_gate_inp.weight", "mlp.gate.weight", "experts, width").at("moe"),
-    row("ffn_gate_exps.weight", experts("mlp.experts.{e}.gate_proj.weight", "expert_ffn, width"))
-        .at("moe")
-        .otherwise(tensor(
+    row("ffn_gate_exps.weight", experts("mlp.experts.{e}.gate_proj.weight", "expert_ffn, width")).at("moe").otherwise(
+        tensor(
             "mlp.experts.gate_up_proj",
             "experts, 2*expert_ffn, width",
             &[
                 Transform::TakeRows { groups: "experts", slices: &[("0", "expert_ffn")] },
                 Transform::Reshape(SPLIT_EXPERTS),
             ],
-        )),
-    row("ffn_up_exps.weight", experts("mlp.experts.{e}.up_proj.weight", "expert_ffn, width"))
-        .at("moe")
-        .otherwise(tensor(
+        ),
+    ),
+    row("ffn_up_exps.weight", experts("mlp.experts.{e}.up_proj.weight", "expert_ffn, width")).at("moe").otherwise(
+        tensor(
             "mlp.experts.gate_up_proj",
             "experts, 2*expert_ffn, width",
             &[
                 Transform::TakeRows { groups: "experts", slices: &[("expert_ffn", "expert_ffn")] },
                 Transform::Reshape(SPLIT_EXPERTS),
             ],
-        )),
+        ),
+    ),
     row("ffn_down_exps.weight", experts("mlp.experts.{e}.down_proj.weight", "width, expert_ffn"))
         .at("moe")
         .otherwise(tensor("mlp.experts.down_proj", "experts, width, expert_ffn", &[])),

@@ -4,12 +4,13 @@ use super::{Kind, Tokens, pre};
 use crate::convert::json::{Json, kind};
 use anyhow::{Result, bail};
 use kvas_gguf::{Metadata, Value};
-use std::borrow::Cow;
 
 /// True if the file holds a BPE over the 256 visible bytes, without byte fallback.
 pub(super) fn is_byte_level(tokenizer: &Json) -> bool {
     let bytes = ["pre_tokenizer", "decoder"].iter().any(|part| {
-        tokenizer.get(part).is_some_and(|part| steps(part, "pretokenizers").iter().any(|step| step["type"] == "ByteLevel"))
+        tokenizer
+            .get(part)
+            .is_some_and(|part| steps(part, "pretokenizers").iter().any(|step| step["type"] == "ByteLevel"))
     });
     is_bpe(tokenizer) && bytes && tokenizer.flag("model.byte_fallback") != Some(true)
 }
@@ -76,22 +77,24 @@ pub(super) fn read_added(tokenizer: &Json, mut visit: impl FnMut(&str, u64, bool
 }
 
 /// Visits the merges in their order, whether they are written "a b" or ["a", "b"].
-pub(super) fn read_merges(tokenizer: &Json, mut visit: impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
+pub(super) fn read_merges<'a>(tokenizer: &'a Json, mut visit: impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
     let Some(merges) = tokenizer.list("model.merges")? else {
         bail!("{}: model.merges is missing, expected a list", tokenizer.name());
     };
     let vocabulary = tokenizer.get("model.vocab").and_then(|vocabulary| vocabulary.as_object());
     for (at, merge) in merges.iter().enumerate() {
-        let pair = match merge {
-            serde_json::Value::String(text) => text.split_once(' '),
-            serde_json::Value::Array(pair) if pair.len() == 2 => pair[0].as_str().zip(pair[1].as_str()),
+        let listed = |pair: &'a [serde_json::Value]| match pair {
+            [left, right] => left.as_str().zip(right.as_str()),
             _ => None,
+        };
+        let pair = match merge.as_str() {
+            Some(text) => text.split_once(' '),
+            None => merge.as_array().and_then(|pair| listed(pair)),
         };
         let Some((left, right)) = pair else {
             bail!("{}: model.merges[{at}] = {merge}, expected \"a b\" or [\"a\", \"b\"]", tokenizer.name());
         };
-        let joined: Cow<'_, str> = format!("{left}{right}").into();
-        for part in [left, right, &joined] {
+        for part in [left, right, &format!("{left}{right}")] {
             if vocabulary.is_some_and(|vocabulary| !vocabulary.contains_key(part)) {
                 bail!("{}: model.merges[{at}] = {merge}, but {part:?} is not in model.vocab", tokenizer.name());
             }

@@ -52,10 +52,6 @@ impl Tokens {
         Ok(())
     }
 
-    fn text(&self, id: u64) -> Option<&str> {
-        self.texts.get(usize::try_from(id).ok()?)?.as_deref()
-    }
-
     /// Adds a token of `added_tokens`: one that is special becomes a control token.
     fn add(&mut self, id: u64, text: &str, special: bool) -> Result<()> {
         let at = usize::try_from(id).ok().filter(|&at| at < self.kinds.len());

@@ -6,7 +6,8 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -30,7 +31,10 @@ const TABLE: &[(&str, &[&str])] = &[
     ("qwen35", &[QWEN35, BYTES]),
     ("tekken", &[TEKKEN, BYTES]),
     ("gpt-4o", &[GPT4O, BYTES]),
-    ("deepseek-llm", &[r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", DIGIT, BYTES]),
+    (
+        "deepseek-llm",
+        &[r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", DIGIT, BYTES],
+    ),
     ("deepseek-coder", &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT, BYTES]),
     ("deepseek-v3", &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3, BYTES]),
     ("falcon", &[PUNCTUATION, BYTE_WORDS, DIGITS, "[0-9][0-9][0-9]"]),
@@ -43,7 +47,10 @@ pub(super) fn recognise(tokenizer: &Json) -> Result<&'static str> {
     if let Some(normalizer) = tokenizer.get("normalizer") {
         let other = steps(normalizer, "normalizers").into_iter().find(|step| step["type"] != "NFC");
         if let Some(other) = other {
-            bail!("tokenizer.json: normalizer {}, expected none or NFC; name the pre-tokenizer with --pre NAME", other["type"]);
+            bail!(
+                "tokenizer.json: normalizer {}, expected none or NFC; name the pre-tokenizer with --pre NAME",
+                other["type"]
+            );
         }
     }
     let found: Vec<String> = match tokenizer.get("pre_tokenizer") {
@@ -108,7 +115,8 @@ mod tests {
     }
 
     fn sequence(regex: &str) -> String {
-        let split = serde_json::json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+        let split =
+            serde_json::json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
         let bytes = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false});
         serde_json::json!({"type": "Sequence", "pretokenizers": [split, bytes]}).to_string()
     }
@@ -136,8 +144,13 @@ mod tests {
     fn what_is_unknown_is_printed_with_a_way_out() {
         let message = |pre: &str, rest: &str| recognise(&tokenizer(pre, rest)).unwrap_err().to_string();
         let unknown = message(&sequence(r"\w+|\s"), "");
-        assert!(unknown.contains(r"unknown pre-tokenizer \w+|\s then bytes") && unknown.contains("--pre NAME"), "{unknown}");
-        assert!(message(&sequence(QWEN2), r#", "normalizer": {"type": "Lowercase"}"#).contains("normalizer \"Lowercase\""));
+        assert!(
+            unknown.contains(r"unknown pre-tokenizer \w+|\s then bytes") && unknown.contains("--pre NAME"),
+            "{unknown}"
+        );
+        assert!(
+            message(&sequence(QWEN2), r#", "normalizer": {"type": "Lowercase"}"#).contains("normalizer \"Lowercase\"")
+        );
         assert!(message(r#"{"type": "ByteLevel", "add_prefix_space": true}"#, "").contains("bytes+words+space"));
     }
 }

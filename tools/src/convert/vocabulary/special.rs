@@ -44,9 +44,11 @@ pub(super) fn write(
     }
     for token in ["bos", "eos"] {
         let said = settings.and_then(|settings| settings.flag(&format!("add_{token}_token")));
-        if let Some(adds) = said.or_else(|| templated(tokenizer?, settings, token)).or_else(|| default(metadata, token)) {
-            metadata.set(format!("tokenizer.ggml.add_{token}_token"), Value::Bool(adds));
-        }
+        let template = tokenizer.and_then(template);
+        let shown = template.and_then(|template| shown(template, settings, token));
+        let Some(adds) = said.or(shown).or_else(|| default(metadata, token, template.is_some())) else { continue };
+        let known = metadata.get(&format!("tokenizer.ggml.{token}_token_id")).is_some();
+        metadata.set(format!("tokenizer.ggml.add_{token}_token"), Value::Bool(adds && known));
     }
     Ok(())
 }
@@ -92,19 +94,24 @@ fn configured(file: &Json, token: &str, vocab: usize) -> Result<Option<u32>> {
     }
 }
 
-/// Whether the post-processor of tokenizer.json puts the token first (bos) or last (eos); `None` if it has no template.
-fn templated(tokenizer: &Json, settings: Option<&Json>, token: &str) -> Option<bool> {
+/// The pieces that the post-processor of tokenizer.json makes of one text, if it has a template.
+fn template(tokenizer: &Json) -> Option<&Vec<JsonValue>> {
     let processor = tokenizer.get("post_processor")?;
     let template = bpe::steps(processor, "processors").into_iter().find(|step| step["type"] == "TemplateProcessing")?;
-    let single = template["single"].as_array()?;
-    let piece = if token == "bos" { single.first() } else { single.last() }?;
+    template["single"].as_array()
+}
+
+/// Whether the template has the token first (bos) or last (eos); `None` if it has no special token there.
+fn shown(template: &[JsonValue], settings: Option<&Json>, token: &str) -> Option<bool> {
+    let piece = if token == "bos" { template.first() } else { template.last() }?;
     let special = piece["SpecialToken"]["id"].as_str()?;
     Some(settings.and_then(|settings| text_of(settings, token)).is_none_or(|text| text == special))
 }
 
 /// What to say where the files say nothing: the truth, where readers would assume something else.
-fn default(metadata: &Metadata, token: &str) -> Option<bool> {
+fn default(metadata: &Metadata, token: &str, templated: bool) -> Option<bool> {
     let name = metadata.string("tokenizer.ggml.pre").ok()?;
+    // SentencePiece vocabularies begin with BOS, which needs no template.
     let sentencepiece = metadata.string("tokenizer.ggml.model").ok()? == "llama";
-    (token == "bos" && pre::adds_bos_by_default(name)).then_some(sentencepiece)
+    (token == "bos" && pre::adds_bos_by_default(name)).then_some(sentencepiece && !templated)
 }
