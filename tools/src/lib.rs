@@ -1,1 +1,3 @@
-//! kvas-tools
+//! Tools that make and change model files.
+
+pub mod convert;

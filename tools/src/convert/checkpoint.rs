@@ -1,0 +1,176 @@
+//! The safetensors files of a checkpoint: which tensors there are, and their bytes by ranges.
+
+use anyhow::{Context, Result, bail};
+use safetensors::tensor::{Dtype, Metadata};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The limit of the format itself.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// The tensors of a checkpoint, of one file or of several.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    tensors: BTreeMap<String, Stored>,
+    shards: Vec<Shard>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    name: String,
+    file: File,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Debug, Clone)]
+pub(super) struct Stored {
+    /// Sizes, the contiguous one last.
+    pub(super) shape: Vec<usize>,
+    /// The type of its numbers.
+    pub(super) dtype: Dtype,
+    shard: usize,
+    /// First byte in the shard.
+    offset: u64,
+}
+
+/// The types of numbers that can be converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Float {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Float {
+    /// The type of a tensor; `None` for integers, quantised numbers and all others.
+    pub(super) fn of(dtype: Dtype) -> Option<Float> {
+        const TABLE: [(Dtype, Float); 3] =
+            [(Dtype::F32, Float::F32), (Dtype::F16, Float::F16), (Dtype::BF16, Float::Bf16)];
+        TABLE.iter().find(|row| row.0 == dtype).map(|row| row.1)
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Float::F32 => 4,
+            Float::F16 | Float::Bf16 => 2,
+        }
+    }
+
+    /// Turns little-endian bytes into numbers.
+    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        match self {
+            Float::F32 => {
+                for (raw, out) in bytes.as_chunks::<4>().0.iter().zip(out) {
+                    *out = f32::from_le_bytes(*raw);
+                }
+            }
+            Float::F16 => {
+                for (raw, out) in bytes.as_chunks::<2>().0.iter().zip(out) {
+                    *out = half::f16::from_le_bytes(*raw).to_f32();
+                }
+            }
+            Float::Bf16 => {
+                for (raw, out) in bytes.as_chunks::<2>().0.iter().zip(out) {
+                    *out = half::bf16::from_le_bytes(*raw).to_f32();
+                }
+            }
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Reads the directories of all files of the checkpoint in `folder`.
+    pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
+        let mut checkpoint = Checkpoint { tensors: BTreeMap::new(), shards: Vec::new() };
+        if folder.join(WHOLE).is_file() {
+            checkpoint.add(folder, WHOLE, None)?;
+            return Ok(checkpoint);
+        }
+        let Some(index) = super::json::Json::read(folder, INDEX)? else {
+            bail!("{}: expected {WHOLE} or {INDEX} in it", folder.display());
+        };
+        let Some(map) = index.get("weight_map").and_then(|map| map.as_object()) else {
+            bail!("{INDEX}: weight_map is missing, expected an object of tensor and file names");
+        };
+        let mut files: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (tensor, file) in map {
+            match file.as_str() {
+                Some(file) if Path::new(file).file_name() == Some(file.as_ref()) => {
+                    files.entry(file).or_default().insert(tensor);
+                }
+                _ => bail!("{INDEX}: {tensor} is in {file}, expected the name of a file in the same folder"),
+            }
+        }
+        for (file, expected) in files {
+            if !folder.join(file).is_file() {
+                bail!("{file}: missing, {INDEX} says that it holds {} tensors", expected.len());
+            }
+            checkpoint.add(folder, file, Some(&expected))?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Adds the tensors of one file, all of them or the ones the index names.
+    fn add(&mut self, folder: &Path, name: &str, expected: Option<&BTreeSet<&str>>) -> Result<()> {
+        let mut file = File::open(folder.join(name)).with_context(|| name.to_string())?;
+        let (metadata, start) = read_directory(&mut file, name)?;
+        let tensors = metadata.tensors();
+        if let Some(missing) = expected.and_then(|names| names.iter().find(|tensor| !tensors.contains_key(**tensor))) {
+            bail!("{name}: tensor {missing} is missing, {INDEX} says that it is there");
+        }
+        let shard = self.shards.len();
+        for (tensor, info) in tensors {
+            if expected.is_some_and(|names| !names.contains(tensor.as_str())) {
+                continue;
+            }
+            let offset = start + info.data_offsets.0 as u64;
+            self.tensors.insert(tensor, Stored { shape: info.shape.clone(), dtype: info.dtype, shard, offset });
+        }
+        self.shards.push(Shard { name: name.into(), file });
+        Ok(())
+    }
+
+    /// A tensor by name.
+    pub(super) fn get(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// Every name, sorted.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Fills `out` with the bytes of a tensor from byte `start` of it on.
+    pub(super) fn read(&self, tensor: &Stored, start: u64, out: &mut [u8]) -> Result<()> {
+        let shard = &self.shards[tensor.shard];
+        let mut file = &shard.file;
+        file.seek(SeekFrom::Start(tensor.offset + start))
+            .and_then(|_| file.read_exact(out))
+            .with_context(|| shard.name.clone())
+    }
+}
+
+/// The checked directory of a file, and where in the file its data begins.
+fn read_directory(file: &mut File, name: &str) -> Result<(Metadata, u64)> {
+    let length = file.metadata().with_context(|| name.to_string())?.len();
+    let mut size = [0; 8];
+    file.read_exact(&mut size).with_context(|| format!("{name}: not a safetensors file"))?;
+    let size = u64::from_le_bytes(size);
+    if size > HEADER_BYTES_MAX.min(length.saturating_sub(8)) {
+        bail!("{name}: a header of {size} bytes in a file of {length}, expected a safetensors file");
+    }
+    let mut header = vec![0; size as usize];
+    file.read_exact(&mut header).with_context(|| name.to_string())?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).with_context(|| format!("{name}: the header is no safetensors header"))?;
+    let expected = (8 + size).checked_add(metadata.data_len() as u64);
+    if expected != Some(length) {
+        bail!("{name}: {length} bytes, expected {} after its header", expected.unwrap_or(u64::MAX));
+    }
+    Ok((metadata, 8 + size))
+}

@@ -1,0 +1,132 @@
+//! Sizes written in the tables as arithmetic over named values: `2*heads*head_dim`.
+
+use anyhow::{Result, bail};
+use std::collections::HashMap;
+
+/// Named numbers read from a configuration, and what the tables compute from them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Values(HashMap<String, f64>);
+
+impl Values {
+    pub(super) fn set(&mut self, name: &str, value: f64) {
+        self.0.insert(name.into(), value);
+    }
+
+    /// The value of an expression: names, numbers, `+ - * /` and parentheses.
+    pub(super) fn evaluate(&self, expression: &str) -> Result<f64> {
+        let mut reader = Reader { values: self, rest: expression };
+        let value = reader.sum()?;
+        if !reader.rest.trim_start().is_empty() {
+            bail!("expression {expression}: unexpected {:?}", reader.rest);
+        }
+        if !value.is_finite() {
+            bail!("{expression} is not a finite number");
+        }
+        Ok(value)
+    }
+
+    /// The value of an expression that counts something.
+    pub(super) fn count(&self, expression: &str) -> Result<usize> {
+        let value = self.evaluate(expression)?;
+        // Above 2^53 an f64 no longer tells neighbouring integers apart.
+        if value < 0.0 || value.fract() != 0.0 || value > 9_007_199_254_740_992.0 {
+            bail!("{expression} = {value}, expected a whole number");
+        }
+        Ok(value as usize)
+    }
+
+    /// The sizes of a list of expressions with commas between them.
+    pub(super) fn shape(&self, expressions: &str) -> Result<Vec<usize>> {
+        expressions.split(',').map(|expression| self.count(expression.trim())).collect()
+    }
+
+    /// True if the expression is not 0; the empty expression holds always.
+    pub(super) fn holds(&self, expression: &str) -> Result<bool> {
+        Ok(expression.is_empty() || self.evaluate(expression)? != 0.0)
+    }
+}
+
+struct Reader<'a> {
+    values: &'a Values,
+    rest: &'a str,
+}
+
+impl Reader<'_> {
+    fn sum(&mut self) -> Result<f64> {
+        let mut value = self.product()?;
+        loop {
+            if self.take('+') {
+                value += self.product()?;
+            } else if self.take('-') {
+                value -= self.product()?;
+            } else {
+                return Ok(value);
+            }
+        }
+    }
+
+    fn product(&mut self) -> Result<f64> {
+        let mut value = self.atom()?;
+        loop {
+            if self.take('*') {
+                value *= self.atom()?;
+            } else if self.take('/') {
+                value /= self.atom()?;
+            } else {
+                return Ok(value);
+            }
+        }
+    }
+
+    fn atom(&mut self) -> Result<f64> {
+        if self.take('(') {
+            let value = self.sum()?;
+            if !self.take(')') {
+                bail!("expression: expected ) before {:?}", self.rest);
+            }
+            return Ok(value);
+        }
+        let end = self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'));
+        let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        self.rest = rest;
+        if word.starts_with(|c: char| c.is_ascii_digit()) {
+            return word.parse().map_err(|_| anyhow::anyhow!("expression: {word:?} is no number"));
+        }
+        match self.values.0.get(word) {
+            Some(&value) => Ok(value),
+            None => bail!("expression: unknown value {word:?}"),
+        }
+    }
+
+    fn take(&mut self, symbol: char) -> bool {
+        self.rest = self.rest.trim_start();
+        match self.rest.strip_prefix(symbol) {
+            Some(rest) => {
+                self.rest = rest.trim_start();
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expressions_follow_the_usual_precedence() {
+        let mut values = Values::default();
+        values.set("heads", 4.0);
+        values.set("head_dim", 16.0);
+        let value = |text: &str| values.evaluate(text).unwrap();
+        assert_eq!(value("2*heads*head_dim + 1"), 129.0);
+        assert_eq!(value("2 * (heads - 1) / 3"), 2.0);
+        assert_eq!(value("1 - heads - 1"), -4.0);
+        assert_eq!(values.shape("heads*head_dim, 3").unwrap(), [64, 3]);
+        assert!(values.holds("").unwrap() && !values.holds("heads-4").unwrap());
+        for bad in ["width", "heads/0", "heads heads", "(heads", "0-1", "heads/3", ""] {
+            assert!(values.count(bad).is_err(), "{bad}");
+        }
+    }
+}

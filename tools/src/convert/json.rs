@@ -1,0 +1,119 @@
+//! JSON files of a checkpoint: read with a limit, and looked up by dotted path with errors that name file and path.
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::path::Path;
+
+/// No configuration or tokenizer is anywhere near this many bytes.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// One JSON file.
+#[derive(Debug, Clone)]
+pub(super) struct Json {
+    name: String,
+    root: Value,
+}
+
+impl Json {
+    /// Reads `folder/name`; `None` if there is no such file.
+    pub(super) fn read(folder: &Path, name: &str) -> Result<Option<Json>> {
+        let Some(bytes) = read_file(folder, name)? else { return Ok(None) };
+        let root = serde_json::from_slice(&bytes).with_context(|| format!("{name}: not valid JSON"))?;
+        Ok(Some(Json { name: name.into(), root }))
+    }
+
+    /// Reads a text as the file of that name.
+    #[cfg(test)]
+    pub(super) fn parse(name: &str, text: &str) -> Result<Json> {
+        Ok(Json { name: name.into(), root: serde_json::from_str(text)? })
+    }
+
+    /// The whole file.
+    pub(super) fn root(&self) -> &Value {
+        &self.root
+    }
+
+    /// The file's name, for messages.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The value at a dotted path; null counts as missing. An inner `text_config` goes before the outermost object,
+    /// since that is where checkpoints of several modalities describe their language model.
+    pub(super) fn get(&self, path: &str) -> Option<&Value> {
+        lookup(self.root.get("text_config"), path).or_else(|| lookup(Some(&self.root), path))
+    }
+
+    /// The first of several paths that is there, with its value.
+    pub(super) fn first<'p>(&self, paths: &[&'p str]) -> Option<(&'p str, &Value)> {
+        paths.iter().find_map(|path| self.get(path).map(|value| (*path, value)))
+    }
+
+    /// A number, or a boolean as 0 or 1.
+    pub(super) fn number(&self, path: &str, value: &Value) -> Result<f64> {
+        match value {
+            Value::Bool(value) => Ok(f64::from(u8::from(*value))),
+            Value::Number(value) => match value.as_f64() {
+                Some(value) if value.is_finite() => Ok(value),
+                _ => bail!("{}: {path} = {value}, expected a finite number", self.name),
+            },
+            Value::Null | Value::String(_) | Value::Array(_) | Value::Object(_) => {
+                bail!("{}: {path} is {}, expected a number", self.name, kind(value))
+            }
+        }
+    }
+
+    /// A text, if the path is there.
+    pub(super) fn text(&self, path: &str) -> Result<Option<&str>> {
+        match self.get(path) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => bail!("{}: {path} is {}, expected a text", self.name, kind(other)),
+        }
+    }
+
+    /// A list, if the path is there.
+    pub(super) fn list(&self, path: &str) -> Result<Option<&Vec<Value>>> {
+        match self.get(path) {
+            None => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(other) => bail!("{}: {path} is {}, expected a list", self.name, kind(other)),
+        }
+    }
+
+    /// A boolean, if the path is there and is one.
+    pub(super) fn flag(&self, path: &str) -> Option<bool> {
+        self.get(path).and_then(Value::as_bool)
+    }
+}
+
+fn lookup<'a>(from: Option<&'a Value>, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(from?, |value, key| value.get(key)).filter(|value| !value.is_null())
+}
+
+/// The bytes of `folder/name`; `None` if there is no such file.
+pub(super) fn read_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    let path = folder.join(name);
+    let length = match std::fs::metadata(&path) {
+        Ok(found) if found.is_file() => found.len(),
+        Ok(_) => bail!("{name}: expected a file"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| name.to_string()),
+    };
+    if length > FILE_BYTES_MAX {
+        bail!("{name}: {length} bytes, expected at most {FILE_BYTES_MAX}");
+    }
+    Ok(Some(std::fs::read(&path).with_context(|| name.to_string())?))
+}
+
+/// What a JSON value is, for messages.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

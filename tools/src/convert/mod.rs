@@ -1,0 +1,175 @@
+//! Converts a checkpoint in Hugging Face layout to one GGUF file.
+//!
+//! A family of models is a table of values, keys and tensors in [`architectures`]; everything else here reads tables.
+
+mod architectures;
+mod checkpoint;
+mod expression;
+mod json;
+mod layout;
+mod metadata;
+mod plan;
+mod settings;
+mod table;
+mod vocabulary;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use anyhow::{Result, bail};
+use checkpoint::Checkpoint;
+use kvas_gguf::{Metadata, Quant};
+use settings::Settings;
+use std::path::Path;
+
+/// What becomes of the layers of multi-token prediction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MtpBlocks {
+    /// They are written as NextN blocks if the checkpoint has them.
+    #[default]
+    WhenPresent,
+    /// They are left out.
+    Omit,
+}
+
+/// How far a conversion is.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress<'a> {
+    /// The tensor being written, by its name in the file.
+    pub tensor: &'a str,
+    /// Bytes of tensor data written so far.
+    pub done: u64,
+    /// Bytes of tensor data in all.
+    pub total: u64,
+}
+
+/// Told how far a conversion is, often.
+pub type ProgressFn = Box<dyn Fn(Progress<'_>)>;
+
+/// What the user can choose.
+pub struct ConvertOptions {
+    /// The type of weights; norms, vectors, convolution kernels and routers stay F32.
+    pub quant: Quant,
+    /// Name of the pre-tokenizer, in place of recognising it.
+    pub pre: Option<String>,
+    /// Multi-token prediction.
+    pub mtp: MtpBlocks,
+    /// `general.name`, in place of the name of the folder.
+    pub name: Option<String>,
+    /// Called after each part that was written.
+    pub progress: Option<ProgressFn>,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> ConvertOptions {
+        ConvertOptions { quant: Quant::Bf16, pre: None, mtp: MtpBlocks::default(), name: None, progress: None }
+    }
+}
+
+impl std::fmt::Debug for ConvertOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConvertOptions")
+            .field("quant", &self.quant)
+            .field("pre", &self.pre)
+            .field("mtp", &self.mtp)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A tensor that is written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedTensor {
+    /// Name in the file.
+    pub name: String,
+    /// Type in the file.
+    pub quant: Quant,
+    /// Elements along each dimension, the contiguous one first.
+    pub shape: Vec<u64>,
+    /// Bytes of its data.
+    pub bytes: u64,
+    /// Names in the checkpoint; none for what is computed.
+    pub sources: Vec<String>,
+}
+
+/// What a conversion would write.
+#[derive(Debug, Clone)]
+pub struct ConvertPlan {
+    /// `general.architecture`.
+    pub architecture: &'static str,
+    /// Every key of the file.
+    pub metadata: Metadata,
+    /// Every tensor of the file, in order.
+    pub tensors: Vec<PlannedTensor>,
+    /// Source tensors that are left out: parts of other modalities, buffers that are computed, a tied head.
+    pub ignored: Vec<String>,
+}
+
+/// What a conversion wrote.
+#[derive(Debug, Clone)]
+pub struct ConvertReport {
+    /// What was planned, and is now in the file.
+    pub plan: ConvertPlan,
+    /// Number of parameters in the file.
+    pub parameters: u64,
+    /// Bytes of tensor data in the file.
+    pub bytes: u64,
+}
+
+/// What [`convert`] would write, without writing anything: keys, tensors, and what is left out.
+///
+/// # Errors
+/// One line that names the file, setting or tensor that is missing or wrong, and what was expected.
+pub fn plan(source_dir: &Path, options: &ConvertOptions) -> Result<ConvertPlan> {
+    prepare(source_dir, options).map(|prepared| prepared.plan())
+}
+
+/// Converts the checkpoint in `source_dir` to the GGUF file `out`, which appears only when it is complete. Needs little
+/// memory, whatever the size of the tensors.
+///
+/// # Errors
+/// As [`plan`], and whatever the system says about writing the file.
+pub fn convert(source_dir: &Path, out: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
+    let prepared = prepare(source_dir, options)?;
+    let plan = prepared.plan();
+    let bytes = write::write(prepared.metadata, &prepared.jobs, &prepared.checkpoint, out, options)?;
+    let parameters = plan.tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
+    Ok(ConvertReport { plan, parameters, bytes })
+}
+
+struct Prepared {
+    settings: Settings,
+    metadata: Metadata,
+    checkpoint: Checkpoint,
+    jobs: Vec<plan::Job>,
+    ignored: Vec<String>,
+}
+
+impl Prepared {
+    fn plan(&self) -> ConvertPlan {
+        ConvertPlan {
+            architecture: self.settings.architecture.name,
+            metadata: self.metadata.clone(),
+            tensors: self.jobs.iter().map(|job| job.tensor.clone()).collect(),
+            ignored: self.ignored.clone(),
+        }
+    }
+}
+
+fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
+    if !folder.is_dir() {
+        bail!("{}: expected the folder of a checkpoint", folder.display());
+    }
+    if !options.quant.can_quantize() {
+        bail!("type {}: tensors cannot be converted to it", options.quant);
+    }
+    let checkpoint = Checkpoint::open(folder)?;
+    let settings = Settings::read(folder, &checkpoint, options.mtp)?;
+    let plan::Jobs { jobs, ignored } = plan::plan(&settings, &checkpoint, options)?;
+    let mut metadata = Metadata::default();
+    metadata::write(&mut metadata, folder, &settings, &jobs, options)?;
+    let vocab = settings.values.count("vocab")?;
+    vocabulary::write(&mut metadata, folder, vocab, options.pre.as_deref())?;
+    Ok(Prepared { settings, metadata, checkpoint, jobs, ignored })
+}

@@ -1,0 +1,237 @@
+//! Resolves the rows of an architecture against a checkpoint: every tensor of the file, its source, shape and type.
+
+use super::checkpoint::{Checkpoint, Float, Stored};
+use super::layout::Layout;
+use super::settings::Settings;
+use super::table::{IGNORED, Origin, Source, TensorRow};
+use super::{ConvertOptions, MtpBlocks, PlannedTensor};
+use anyhow::{Context, Result, bail};
+use kvas_gguf::Quant;
+use std::collections::HashSet;
+
+/// A tensor to be written.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) tensor: PlannedTensor,
+    pub(super) data: Data,
+}
+
+/// Where the numbers of a tensor come from.
+#[derive(Debug)]
+pub(super) enum Data {
+    /// The rows of these source tensors of equal shape, one after the other, through the layout.
+    Stored { sources: Vec<Stored>, float: Float, layout: Layout },
+    /// Computed from the configuration.
+    Made(Vec<f32>),
+}
+
+/// All tensors of a file, and the source tensors that are left out.
+pub(super) struct Jobs {
+    pub(super) jobs: Vec<Job>,
+    pub(super) ignored: Vec<String>,
+}
+
+struct Planner<'a> {
+    settings: &'a Settings,
+    checkpoint: &'a Checkpoint,
+    quant: Quant,
+    jobs: Vec<Job>,
+    used: HashSet<String>,
+}
+
+/// Plans every tensor; one that is missing, has another shape or is left over is an error.
+pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &ConvertOptions) -> Result<Jobs> {
+    let architecture = settings.architecture;
+    let mut planner = Planner { settings, checkpoint, quant: options.quant, jobs: Vec::new(), used: HashSet::new() };
+    for row in architecture.model {
+        let prefix = settings.trunk.trunk;
+        planner.add(row, "", prefix)?;
+    }
+    for (index, block) in settings.blocks.iter().enumerate() {
+        let target = format!("blk.{index}.");
+        let source = match index.checked_sub(settings.layers) {
+            None => format!("{}layers.{index}.", settings.trunk.trunk),
+            Some(extra) => format!("mtp.layers.{extra}."),
+        };
+        for row in architecture.layer.iter().copied().flatten().filter(|row| block.has(row.tag)) {
+            planner.add(row, &target, &source)?;
+        }
+        if index == settings.layers {
+            for row in architecture.mtp {
+                planner.add(row, &target, "mtp.")?;
+            }
+        }
+    }
+    let ignored = planner.leftovers(options.mtp)?;
+    Ok(Jobs { jobs: planner.jobs, ignored })
+}
+
+impl Planner<'_> {
+    fn add(&mut self, row: &TensorRow, target: &str, prefix: &str) -> Result<()> {
+        let name = format!("{target}{}", row.target);
+        if !self.settings.values.holds(row.when).with_context(|| name.clone())? {
+            return Ok(());
+        }
+        let origin = match &row.alternative {
+            Some(alternative) if !self.exists(&row.origin, prefix) && self.exists(alternative, prefix) => alternative,
+            _ => &row.origin,
+        };
+        let shape =
+            self.settings.values.shape(origin.shape).with_context(|| format!("config.json: shape of {name}"))?;
+        if shape.contains(&0) {
+            bail!("config.json: {name} would have the shape {shape:?}, expected no 0");
+        }
+        let (data, names) = match origin.source {
+            Source::RopeFactors => (Data::Made(rope_factors(self.settings)?), Vec::new()),
+            Source::Tensor(_) | Source::Experts(_) => self.stored(origin, prefix, shape)?,
+        };
+        let shape = match &data {
+            Data::Stored { layout, .. } => layout.shape.clone(),
+            Data::Made(made) => vec![made.len()],
+        };
+        let quant = stored_as(&name, &shape, self.quant);
+        let bytes = bytes_of(quant, &shape).with_context(|| format!("tensor {name}: {shape:?} is too large"))?;
+        let shape = shape.iter().rev().map(|&size| size as u64).collect();
+        self.jobs.push(Job { tensor: PlannedTensor { name, quant, shape, bytes, sources: names }, data });
+        Ok(())
+    }
+
+    /// The full name of what an origin reads; `None` for what is computed.
+    fn source_name(&self, origin: &Origin, prefix: &str, expert: usize) -> Option<String> {
+        match origin.source {
+            Source::Tensor(name) => Some(match name.strip_prefix('/') {
+                Some(name) => format!("{}{name}", self.settings.trunk.head),
+                None => format!("{prefix}{name}"),
+            }),
+            Source::Experts(name) => Some(format!("{prefix}{}", name.replace("{e}", &expert.to_string()))),
+            Source::RopeFactors => None,
+        }
+    }
+
+    fn exists(&self, origin: &Origin, prefix: &str) -> bool {
+        self.source_name(origin, prefix, 0).is_some_and(|name| self.checkpoint.get(&name).is_some())
+    }
+
+    fn stored(&mut self, origin: &Origin, prefix: &str, shape: Vec<usize>) -> Result<(Data, Vec<String>)> {
+        let values = &self.settings.values;
+        let stacked = matches!(origin.source, Source::Experts(_));
+        let count = if stacked { values.count("experts").context("config.json")? } else { 1 };
+        let (mut sources, mut names, mut float) = (Vec::new(), Vec::new(), None);
+        for expert in 0..count {
+            let Some(name) = self.source_name(origin, prefix, expert) else { break };
+            let Some(stored) = self.checkpoint.get(&name) else {
+                bail!("tensor {name} is missing from the checkpoint, expected with the shape {shape:?}");
+            };
+            if stored.shape != shape {
+                bail!("tensor {name} has the shape {:?}, expected {shape:?}", stored.shape);
+            }
+            let Some(found) = Float::of(stored.dtype) else {
+                bail!("tensor {name} is {:?}, expected F32, F16 or BF16", stored.dtype);
+            };
+            if *float.get_or_insert(found) != found {
+                bail!("tensor {name} is {found:?}, expected the type of {}", names[0]);
+            }
+            sources.push(stored.clone());
+            names.push(name);
+        }
+        let Some(float) = float else {
+            bail!("config.json: num_experts = {count}, expected 1 or more");
+        };
+        let mut full = shape;
+        if stacked {
+            full.insert(0, count);
+        }
+        let mut layout = Layout::new(full);
+        for transform in origin.transforms {
+            layout.apply(transform, values).with_context(|| format!("tensor {}", names[0]))?;
+        }
+        self.used.extend(names.iter().cloned());
+        Ok((Data::Stored { sources, float, layout }, names))
+    }
+
+    /// The source tensors that no row used and that may be left out; any other is an error.
+    fn leftovers(&self, mtp: MtpBlocks) -> Result<Vec<String>> {
+        let settings = self.settings;
+        let head = format!("{}lm_head.weight", settings.trunk.head);
+        let tied = settings.values.holds("tied")?;
+        let may = |name: &str| {
+            let mut patterns = IGNORED.iter().chain(settings.architecture.ignored);
+            patterns.any(|pattern| fits(pattern, name))
+                || (tied && name == head)
+                || (mtp == MtpBlocks::Omit && name.starts_with("mtp."))
+        };
+        let left = self.checkpoint.names().filter(|name| !self.used.contains(*name));
+        let (ignored, unknown): (Vec<&str>, Vec<&str>) = left.partition(|name| may(name));
+        if let [first, rest @ ..] = unknown.as_slice() {
+            let more = if rest.is_empty() { String::new() } else { format!(" (and {} others)", rest.len()) };
+            bail!("tensor {first}{more} has no place in a {} file", settings.architecture.name);
+        }
+        Ok(ignored.into_iter().map(String::from).collect())
+    }
+}
+
+/// True if a pattern with at most one `*` fits.
+fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
+    }
+}
+
+/// The type a tensor is stored in: norms, vectors, convolution kernels, routers and what is no weight stay F32.
+fn stored_as(name: &str, shape: &[usize], quant: Quant) -> Quant {
+    const F32_ENDINGS: &[&str] =
+        &["_norm.weight", "shortconv.conv.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"];
+    let precise = shape.len() == 1
+        || !name.ends_with(".weight")
+        || name.contains(".ssm_conv1d")
+        || F32_ENDINGS.iter().any(|ending| name.ends_with(ending));
+    let columns = shape.last().copied().unwrap_or(1);
+    if precise { Quant::F32 } else { fitting(quant, columns) }
+}
+
+/// The asked-for type, or for rows that are not whole blocks of it the nearest type that they are.
+fn fitting(quant: Quant, columns: usize) -> Quant {
+    if quant.row_bytes(columns).is_some() {
+        return quant;
+    }
+    let smaller = match quant.block_len() {
+        256 if quant == Quant::Q4K => Quant::Q5_0,
+        256 if quant == Quant::Q5K => Quant::Q5_1,
+        256 if quant == Quant::Q6K => Quant::Q8_0,
+        256 => Quant::Iq4Nl,
+        _ => return Quant::F16,
+    };
+    if smaller.row_bytes(columns).is_some() { smaller } else { Quant::F16 }
+}
+
+fn bytes_of(quant: Quant, shape: &[usize]) -> Option<u64> {
+    let (columns, outer) = shape.split_last()?;
+    let row = quant.row_bytes(*columns)?;
+    outer.iter().try_fold(row, |bytes, &size| bytes.checked_mul(size))?.try_into().ok()
+}
+
+/// What llama3 rope scaling divides each frequency by: 1 for short waves, the factor for long ones, between them a mix.
+fn rope_factors(settings: &Settings) -> Result<Vec<f32>> {
+    let number = |name: &str| settings.values.evaluate(name).with_context(|| format!("config.json: {name}"));
+    let (base, factor, original) = (number("rope_base")?, number("rope_factor")?, number("rope_original")?);
+    let (low, high) = (number("rope_low")?, number("rope_high")?);
+    let head_dim = settings.values.count("head_dim").context("config.json")?;
+    if !(base > 0.0 && factor > 0.0 && original > 0.0 && low > 0.0 && high > low) {
+        bail!(
+            "config.json: rope_parameters of llama3, expected positive numbers and low_freq_factor < high_freq_factor"
+        );
+    }
+    let of = |pair: usize| {
+        let wave = std::f64::consts::TAU * base.powf(2.0 * pair as f64 / head_dim as f64);
+        if wave < original / high {
+            1.0
+        } else if wave > original / low {
+            factor as f32
+        } else {
+            let share = (original / wave - low) / (high - low);
+            (1.0 / ((1.0 - share) / factor + share)) as f32
+        }
+    };
+    Ok((0..head_dim / 2).map(of).collect())
+}

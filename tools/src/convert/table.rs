@@ -1,0 +1,220 @@
+//! The vocabulary in which an architecture is described as data: values, keys, tensors and their transforms.
+
+/// One family of checkpoints and the GGUF files they become.
+pub(super) struct Architecture {
+    /// `general.architecture` of the file.
+    pub(super) name: &'static str,
+    /// The names in `architectures` of config.json.
+    pub(super) classes: &'static [&'static str],
+    /// Numbers to read from config.json, in an order in which defaults only use what came before.
+    pub(super) values: &'static [&'static [ValueRow]],
+    /// What config.json must not ask for.
+    pub(super) refusals: &'static [&'static [Refusal]],
+    pub(super) keys: &'static [&'static [KeyRow]],
+    pub(super) mixers: MixerRule,
+    pub(super) ffn: FfnRule,
+    /// Where the language model can be inside the checkpoint.
+    pub(super) trunks: &'static [Trunk],
+    /// Sources relative to the trunk, or to the checkpoint where they begin with `/`, which is the head's prefix.
+    pub(super) model: &'static [TensorRow],
+    /// Sources relative to the layer, targets to the block.
+    pub(super) layer: &'static [&'static [TensorRow]],
+    /// Sources relative to `mtp.`, targets to the first block of the multi-token prediction; empty if it has none.
+    pub(super) mtp: &'static [TensorRow],
+    /// Source tensors that may be left unused, beside [`IGNORED`].
+    pub(super) ignored: &'static [&'static str],
+}
+
+/// Prefixes of the tensors of a language model; `trunk` is in front of `embed_tokens.weight` and `layers.0.`.
+pub(super) struct Trunk {
+    pub(super) trunk: &'static str,
+    pub(super) head: &'static str,
+}
+
+/// Patterns of source tensors that no architecture needs: a `*` stands for anything.
+pub(super) const IGNORED: &[&str] = &[
+    "*.rotary_emb.inv_freq",
+    "*.attn.masked_bias",
+    "*.attention.masked_bias",
+    "model.visual.*",
+    "visual.*",
+    "model.vision_tower.*",
+    "vision_tower.*",
+    "model.multi_modal_projector.*",
+    "multi_modal_projector.*",
+    "model.audio_tower.*",
+];
+
+/// A number of config.json under a name that expressions use.
+pub(super) struct ValueRow {
+    pub(super) name: &'static str,
+    /// Dotted paths, the first one that is there counts.
+    pub(super) paths: &'static [&'static str],
+    /// Expression for a configuration without it; `None` if it must be there.
+    pub(super) default: Option<&'static str>,
+}
+
+/// A value that must be there.
+pub(super) const fn required(name: &'static str, paths: &'static [&'static str]) -> ValueRow {
+    ValueRow { name, paths, default: None }
+}
+
+/// A value with a default.
+pub(super) const fn or(name: &'static str, paths: &'static [&'static str], default: &'static str) -> ValueRow {
+    ValueRow { name, paths, default: Some(default) }
+}
+
+/// A setting that the file format or the architecture cannot carry.
+pub(super) struct Refusal {
+    pub(super) path: &'static str,
+    /// JSON texts that are accepted; a missing or null setting always is.
+    pub(super) accepted: &'static [&'static str],
+}
+
+/// A metadata key, relative to the architecture's name.
+pub(super) struct KeyRow {
+    pub(super) key: &'static str,
+    pub(super) value: KeyValue,
+    /// Expression; the key is written if it is not 0.
+    pub(super) when: &'static str,
+}
+
+/// How a key's value is made.
+pub(super) enum KeyValue {
+    /// u32 of an expression.
+    Count(&'static str),
+    /// f32 of an expression.
+    Number(&'static str),
+    /// A text as it is.
+    Text(&'static str),
+    /// [bool] per block: true where the block has the tag.
+    Flags(&'static str),
+    /// [i32] of the first list found at the paths, or the default, padded with 0 to four.
+    Sections { paths: &'static [&'static str], default: [i32; 3] },
+}
+
+pub(super) const fn count(key: &'static str, expression: &'static str) -> KeyRow {
+    KeyRow { key, value: KeyValue::Count(expression), when: "" }
+}
+
+pub(super) const fn number(key: &'static str, expression: &'static str) -> KeyRow {
+    KeyRow { key, value: KeyValue::Number(expression), when: "" }
+}
+
+pub(super) const fn text(key: &'static str, value: &'static str) -> KeyRow {
+    KeyRow { key, value: KeyValue::Text(value), when: "" }
+}
+
+pub(super) const fn flags(key: &'static str, tag: &'static str) -> KeyRow {
+    KeyRow { key, value: KeyValue::Flags(tag), when: "" }
+}
+
+impl KeyRow {
+    pub(super) const fn when(mut self, expression: &'static str) -> KeyRow {
+        self.when = expression;
+        self
+    }
+}
+
+/// Which mixer each layer has; its tag is `attention` or `linear`.
+pub(super) enum MixerRule {
+    /// Attention everywhere.
+    Attention,
+    /// `layer_types`, or where that is missing, attention in every layer whose number the value `interval` divides.
+    LayerTypes,
+}
+
+/// Which feed-forward each layer has; its tag is `dense` or `moe`.
+pub(super) enum FfnRule {
+    /// Dense everywhere.
+    Dense,
+    /// Experts, except in `mlp_only_layers` and between the steps of `decoder_sparse_step`.
+    Sparse,
+}
+
+/// A tensor of the file and where it comes from.
+pub(super) struct TensorRow {
+    pub(super) target: &'static str,
+    /// The row is for layers with this tag; empty for all.
+    pub(super) tag: &'static str,
+    /// Expression; the tensor is written if it is not 0.
+    pub(super) when: &'static str,
+    pub(super) origin: Origin,
+    /// Where else the checkpoint may have it.
+    pub(super) alternative: Option<Origin>,
+}
+
+/// A source in the checkpoint, the shape it must have there, and what becomes of it.
+pub(super) struct Origin {
+    pub(super) source: Source,
+    /// Sizes as the checkpoint has them, the contiguous one last; of one expert for [`Source::Experts`].
+    pub(super) shape: &'static str,
+    pub(super) transforms: &'static [Transform],
+}
+
+/// What an origin reads.
+pub(super) enum Source {
+    /// One tensor.
+    Tensor(&'static str),
+    /// One tensor per expert, `{e}` in the name, stacked along a new first dimension.
+    Experts(&'static str),
+    /// The frequency factors of llama3 rope scaling, computed from the configuration.
+    RopeFactors,
+}
+
+/// A change on the way from checkpoint to file. Rows are along all dimensions but the last, columns along the last;
+/// a tensor of one dimension is one row, and what is said of rows holds for its columns.
+pub(super) enum Transform {
+    /// x + 1: norms stored as the difference from 1.
+    AddOne,
+    /// -exp(x): the logarithm of a decay rate.
+    NegateExp,
+    /// Other dimensions for the same elements.
+    Reshape(&'static str),
+    /// Rows of each head from halves (i, i + d/2) to pairs (2i, 2i + 1).
+    PairRope {
+        /// Number of heads.
+        heads: &'static str,
+    },
+    /// After the first `skip` rows, groups of members of `size` rows each: from (group, member) to (member, group).
+    GroupedToTiled { skip: &'static str, groups: &'static str, members: &'static str, size: &'static str },
+    /// The same along the columns.
+    GroupedToTiledColumns { groups: &'static str, members: &'static str, size: &'static str },
+    /// Of `groups` equal groups of rows, the slices (first row, rows): all groups' first slice, then all groups' second.
+    TakeRows { groups: &'static str, slices: &'static [(&'static str, &'static str)] },
+}
+
+pub(super) const fn tensor(name: &'static str, shape: &'static str, transforms: &'static [Transform]) -> Origin {
+    Origin { source: Source::Tensor(name), shape, transforms }
+}
+
+pub(super) const fn experts(name: &'static str, shape: &'static str) -> Origin {
+    Origin { source: Source::Experts(name), shape, transforms: &[] }
+}
+
+/// A row for every layer.
+pub(super) const fn row(target: &'static str, origin: Origin) -> TensorRow {
+    TensorRow { target, tag: "", when: "", origin, alternative: None }
+}
+
+/// A row for a tensor that is only renamed.
+pub(super) const fn renamed(target: &'static str, source: &'static str, shape: &'static str) -> TensorRow {
+    row(target, tensor(source, shape, &[]))
+}
+
+impl TensorRow {
+    pub(super) const fn at(mut self, tag: &'static str) -> TensorRow {
+        self.tag = tag;
+        self
+    }
+
+    pub(super) const fn when(mut self, expression: &'static str) -> TensorRow {
+        self.when = expression;
+        self
+    }
+
+    pub(super) const fn otherwise(mut self, alternative: Origin) -> TensorRow {
+        self.alternative = Some(alternative);
+        self
+    }
+}

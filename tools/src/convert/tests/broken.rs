@@ -1,0 +1,205 @@
+//! Every fault of a checkpoint gives one line that names it, and leaves nothing behind.
+
+use super::*;
+use std::fmt::Write as _;
+
+fn message(change: impl FnOnce(&mut Fixture)) -> String {
+    let mut fixture = llama();
+    change(&mut fixture);
+    fixture.error(&of(Quant::F32))
+}
+
+#[test]
+fn missing_wrong_and_extra_tensors_are_named() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let missing = message(|fixture| assert!(fixture.tensors.remove(name).is_some()));
+    assert_eq!(missing, format!("tensor {name} is missing from the checkpoint, expected with the shape [6, 8]"));
+    let wrong = message(|fixture| fixture.add(name, &[8, 6]));
+    assert_eq!(wrong, format!("tensor {name} has the shape [8, 6], expected [6, 8]"));
+    let extra = message(|fixture| fixture.add("model.layers.2.input_layernorm.weight", &[8]));
+    assert_eq!(extra, "tensor model.layers.2.input_layernorm.weight has no place in a llama file");
+    let two = message(|fixture| fixture.add_all("model.extra.", &[("a", &[1]), ("b", &[1])]));
+    assert_eq!(two, "tensor model.extra.a (and 1 others) has no place in a llama file");
+    let none = message(|fixture| assert!(fixture.tensors.remove("model.embed_tokens.weight").is_some()));
+    assert_eq!(none, "tensor model.embed_tokens.weight is missing from the checkpoint");
+    let mut untied = llama();
+    untied.config["tie_word_embeddings"] = json!(false);
+    let untied = untied.error(&of(Quant::F32));
+    assert_eq!(untied, "tensor lm_head.weight is missing from the checkpoint, expected with the shape [12, 8]");
+}
+
+#[test]
+fn what_is_tied_or_computed_may_be_left_out() {
+    let mut fixture = llama();
+    fixture.add("lm_head.weight", &[12, 8]);
+    fixture.add("model.layers.0.self_attn.rotary_emb.inv_freq", &[2]);
+    fixture.save();
+    let plan = plan(&fixture.folder, &of(Quant::F32)).unwrap();
+    assert_eq!(plan.ignored, ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"]);
+    assert!(plan.tensors.iter().all(|tensor| tensor.name != "output.weight"));
+    // Without the setting, the tensor decides.
+    fixture.config["tie_word_embeddings"] = Json::Null;
+    assert!(fixture.f32().tensor("output.weight").is_some());
+    fixture.tensors.remove("lm_head.weight");
+    assert!(fixture.f32().tensor("output.weight").is_none());
+}
+
+#[test]
+fn numbers_that_do_not_fit_are_found() {
+    let name = "model.layers.0.mlp.gate_proj.weight";
+    for (number, text) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let error = message(|fixture| fixture.tensors.get_mut(name).unwrap().numbers[9] = number);
+        assert_eq!(error, format!("tensor blk.0.ffn_gate.weight, row 1: number 1 is {text}, expected a finite one"));
+    }
+    let mut fixture = llama();
+    fixture.tensors.get_mut(name).unwrap().numbers[0] = -70_000.0;
+    let error = fixture.error(&of(Quant::F16));
+    assert!(error.starts_with("tensor blk.0.ffn_gate.weight, row 0: number 0 is -70000, which F16 cannot"), "{error}");
+    assert!(fixture.convert(&of(Quant::Bf16)).is_ok());
+    let files = std::fs::read_dir(&fixture.folder).unwrap().count();
+    assert_eq!(files, 4, "config, tensors, tokenizer and the one good file");
+    let mut fixture = llama();
+    fixture.tensors.get_mut(name).unwrap().dtype = Dtype::I32;
+    assert_eq!(fixture.error(&of(Quant::F32)), format!("tensor {name} is I32, expected F32, F16 or BF16"));
+    let error = fixture.error(&of(Quant::Iq1S));
+    assert_eq!(error, "type IQ1_S: tensors cannot be converted to it");
+}
+
+#[test]
+fn settings_that_cannot_be_carried_are_refused() {
+    let set = |key: &'static str, value: Json| message(move |fixture| fixture.config[key] = value);
+    for (key, value, expected) in [
+        ("architectures", json!(["GPT2LMHeadModel"]), "architectures = [\"GPT2LMHeadModel\"], expected one of Llama"),
+        ("architectures", Json::Null, "architectures = [], expected one of"),
+        ("hidden_act", json!("gelu"), "hidden_act = \"gelu\", expected \"silu\" or \"swish\""),
+        ("quantization_config", json!({"bits": 4}), "quantization_config = {\"bits\":4}, expected nothing"),
+        ("hidden_size", Json::Null, "hidden_size is missing, expected a number"),
+        ("hidden_size", json!("8"), "hidden_size is a text, expected a number"),
+        ("hidden_size", json!(8.5), "width = 8.5, expected a whole number"),
+        ("hidden_size", json!(0), "expected no 0"),
+        ("num_hidden_layers", json!(0), "layers = 0, expected 1 to 10000"),
+        ("num_hidden_layers", json!(1e9), "layers = 1000000000, expected 1 to 10000"),
+        ("num_hidden_layers", json!(-1), "layers = -1, expected a whole number"),
+        ("num_attention_heads", json!(0), "is not a finite number"),
+        (
+            "rope_scaling",
+            json!({"type": "longrope"}),
+            "rope_scaling.type = \"longrope\", expected default, linear, yarn or llama3",
+        ),
+        (
+            "rope_scaling",
+            json!({"type": "llama3", "factor": 0}),
+            "rope_parameters of llama3, expected positive numbers",
+        ),
+        ("max_position_embeddings", json!(1e10), "context"),
+    ] {
+        let error = set(key, value);
+        assert!(error.starts_with("config.json: ") && error.contains(expected), "{error}");
+    }
+    let mut hybrid = qwen35("model.");
+    for (key, value, expected) in [
+        ("layer_types", json!(["full_attention"]), "layer_types has 1 entries, expected one for each of the 2 layers"),
+        ("layer_types", json!(["full_attention", "mamba"]), "layer_types[1] = \"mamba\", expected linear_attention or"),
+        ("rope_parameters", json!({"rope_type": "llama3"}), "expected default, linear, yarn"),
+        ("rope_parameters", json!({"mrope_section": [1, "x"]}), "mrope_section = [1,\"x\"], expected up to four"),
+    ] {
+        let before = std::mem::replace(&mut hybrid.config[key], value);
+        let error = hybrid.error(&of(Quant::F32));
+        assert!(error.starts_with("config.json: ") && error.contains(expected), "{error}");
+        hybrid.config[key] = before;
+    }
+}
+
+#[test]
+fn missing_files_are_named() {
+    let fixture = llama();
+    let options = of(Quant::F32);
+    let message = || format!("{:#}", plan(&fixture.folder, &options).unwrap_err());
+    assert!(message().ends_with("expected model.safetensors or model.safetensors.index.json in it"), "{}", message());
+    fixture.write_tensors("model.safetensors", |_| true);
+    assert!(message().ends_with("expected config.json in it"), "{}", message());
+    fixture.write("config.json", "{");
+    assert!(message().starts_with("config.json: not valid JSON"), "{}", message());
+    fixture.save();
+    std::fs::remove_file(fixture.folder.join("tokenizer.json")).unwrap();
+    assert!(message().ends_with("expected tokenizer.json or tokenizer.model in it"), "{}", message());
+    let nowhere = plan(&fixture.folder.join("nowhere"), &options).unwrap_err().to_string();
+    assert!(nowhere.ends_with("expected the folder of a checkpoint"), "{nowhere}");
+    let mut text = String::new();
+    write!(text, "{:?}", ConvertOptions::default()).unwrap();
+    assert!(text.contains("Bf16"));
+}
+
+/// A small generator of numbers, so that the tests need no crate for it.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+#[test]
+fn hostile_settings_never_panic() {
+    let extremes = [
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(3),
+        json!(0.5),
+        json!(1e15),
+        json!(1e300),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(true),
+        json!("x"),
+        json!([]),
+        json!([1, 2]),
+        json!({}),
+        Json::Null,
+    ];
+    let mut random = Random(1);
+    for make in [llama as fn() -> Fixture, || qwen35("model."), qwen3next] {
+        let mut fixture = make();
+        fixture.save();
+        let good = fixture.config.clone();
+        let keys: Vec<String> = good.as_object().unwrap().keys().cloned().collect();
+        let mut accepted = 0;
+        for _ in 0..400 {
+            fixture.config = good.clone();
+            for _ in 0..1 + random.below(3) {
+                let value = extremes[random.below(extremes.len())].clone();
+                fixture.config[&keys[random.below(keys.len())]] = value;
+            }
+            fixture.write("config.json", &fixture.config.to_string());
+            accepted += usize::from(plan(&fixture.folder, &of(Quant::F32)).is_ok());
+        }
+        assert!(accepted > 10, "the changes are too wild to get far: {accepted}");
+    }
+}
+
+#[test]
+fn damaged_files_never_panic() {
+    let mut random = Random(2);
+    let fixture = llama();
+    fixture.save();
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let good = std::fs::read(fixture.folder.join(name)).unwrap();
+        for _ in 0..300 {
+            let mut bytes = good.clone();
+            for _ in 0..1 + random.below(4) {
+                let at = random.below(bytes.len().min(4000));
+                bytes[at] = random.below(256) as u8;
+            }
+            if random.below(4) == 0 {
+                bytes.truncate(random.below(bytes.len()));
+            }
+            std::fs::write(fixture.folder.join(name), &bytes).unwrap();
+            if let Err(error) = convert(&fixture.folder, &fixture.out(), &of(Quant::F32)) {
+                assert!(!format!("{error:#}").is_empty());
+            }
+        }
+        std::fs::write(fixture.folder.join(name), &good).unwrap();
+    }
+}

@@ -1,0 +1,163 @@
+//! Types of numbers, shards, the progress of a conversion, and names.
+
+use super::*;
+
+#[test]
+fn every_source_type_is_read() {
+    for dtype in [Dtype::BF16, Dtype::F16] {
+        let mut fixture = llama();
+        fixture.tensors.values_mut().for_each(|made| made.dtype = dtype);
+        let file = fixture.f32();
+        let narrow = |x: &f32| {
+            if dtype == Dtype::BF16 { half::bf16::from_f32(*x).to_f32() } else { half::f16::from_f32(*x).to_f32() }
+        };
+        let expected: Vec<f32> = fixture.numbers("model.embed_tokens.weight").iter().map(narrow).collect();
+        assert_eq!(numbers(&file, "token_embd.weight"), expected);
+    }
+}
+
+#[test]
+fn weights_have_the_type_asked_for_and_the_rest_stays_f32() {
+    let fixture = qwen3next();
+    for quant in [Quant::F16, Quant::Bf16] {
+        let file = fixture.convert(&of(quant)).unwrap();
+        for tensor in file.tensors() {
+            let precise = tensor.shape.len() == 1
+                || ["_norm.weight", "ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"]
+                    .iter()
+                    .any(|ending| tensor.name.ends_with(ending));
+            assert_eq!(tensor.quant, if precise { Quant::F32 } else { quant }, "{}", tensor.name);
+        }
+        let sources = fixture.numbers("model.layers.0.mlp.experts.2.down_proj.weight");
+        let stored = &numbers(&file, "blk.0.ffn_down_exps.weight")[2 * 40..];
+        for (stored, source) in stored.iter().zip(sources) {
+            assert!((stored - source).abs() <= source.abs() / 256.0);
+        }
+    }
+}
+
+/// Rows of 32 numbers are whole blocks of Q8_0; rows of 6 are not.
+#[test]
+fn rows_that_are_no_whole_blocks_fall_back() {
+    let mut fixture = llama();
+    fixture.config["hidden_size"] = json!(32);
+    fixture.config["head_dim"] = json!(4);
+    let names: Vec<(String, Vec<usize>)> =
+        fixture.tensors.iter().map(|(name, made)| (name.clone(), made.shape.clone())).collect();
+    for (name, mut shape) in names {
+        let width = if name.contains("o_proj") || name.contains("down_proj") { 0 } else { shape.len() - 1 };
+        shape[width] = 32;
+        fixture.add(&name, &shape);
+    }
+    let file = fixture.convert(&of(Quant::Q8_0)).unwrap();
+    let quant = |name: &str| file.tensor(name).unwrap().quant;
+    assert_eq!(quant("token_embd.weight"), Quant::Q8_0);
+    assert_eq!(quant("blk.0.attn_q.weight"), Quant::Q8_0);
+    assert_eq!(quant("blk.0.ffn_down.weight"), Quant::F16);
+    assert_eq!(quant("blk.0.attn_output.weight"), Quant::F16);
+    assert_eq!(uint(&file, "general.file_type"), 7);
+    let source = fixture.numbers("model.embed_tokens.weight");
+    for (stored, source) in numbers(&file, "token_embd.weight").iter().zip(source) {
+        // Half a step of 1/127 of the largest number in the block.
+        assert!((stored - source).abs() <= 1.0 / 127.0 * 0.51);
+    }
+    let file = fixture.convert(&of(Quant::Q4K)).unwrap();
+    assert_eq!(file.tensor("token_embd.weight").unwrap().quant, Quant::Q5_0);
+}
+
+/// Splits a checkpoint over two files and names them in an index.
+fn shard(fixture: &Fixture) {
+    fixture.save();
+    std::fs::remove_file(fixture.folder.join("model.safetensors")).unwrap();
+    let second = |name: &str| name.contains("layers.1") || name.contains("norm");
+    let files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    fixture.write_tensors(files[0], |name| !second(name));
+    fixture.write_tensors(files[1], second);
+    let map: serde_json::Map<String, Json> =
+        fixture.tensors.keys().map(|name| (name.clone(), json!(files[usize::from(second(name))]))).collect();
+    fixture.write("model.safetensors.index.json", &json!({"metadata": {}, "weight_map": map}).to_string());
+}
+
+#[test]
+fn shards_are_one_checkpoint() {
+    let fixture = llama();
+    let whole = fixture.f32();
+    let expected: Vec<Vec<f32>> = whole.tensors().iter().map(|tensor| numbers(&whole, &tensor.name)).collect();
+    let fixture = llama();
+    shard(&fixture);
+    convert(&fixture.folder, &fixture.out(), &of(Quant::F32)).unwrap();
+    let file = GgufFile::open(&fixture.out()).unwrap();
+    let found: Vec<Vec<f32>> = file.tensors().iter().map(|tensor| numbers(&file, &tensor.name)).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_missing_or_lying_shard_is_named() {
+    let fixture = llama();
+    shard(&fixture);
+    let message = || format!("{:#}", plan(&fixture.folder, &of(Quant::F32)).unwrap_err());
+    let (file, index) = ("model-00002-of-00002.safetensors", "model.safetensors.index.json");
+    let bytes = std::fs::read(fixture.folder.join(file)).unwrap();
+    std::fs::remove_file(fixture.folder.join(file)).unwrap();
+    assert!(message().starts_with(&format!("{file}: missing, {index} says")), "{}", message());
+    std::fs::write(fixture.folder.join(file), &bytes[..bytes.len() - 1]).unwrap();
+    assert!(message().starts_with(file) && message().contains("bytes, expected"), "{}", message());
+    std::fs::write(fixture.folder.join(file), &bytes[..5]).unwrap();
+    assert!(message().contains("not a safetensors file"), "{}", message());
+    std::fs::write(fixture.folder.join(file), &bytes).unwrap();
+    let index_text = std::fs::read_to_string(fixture.folder.join(index)).unwrap();
+    fixture.write(index, &index_text.replace("model.norm.weight", "model.norm.nothing"));
+    assert!(message().contains("tensor model.norm.nothing is missing"), "{}", message());
+    fixture.write(index, &index_text.replace(file, "../other.safetensors"));
+    assert!(message().contains("expected the name of a file in the same folder"), "{}", message());
+    fixture.write(index, "{}");
+    assert!(message().contains("weight_map is missing"), "{}", message());
+}
+
+#[test]
+fn progress_ends_at_the_total() {
+    use std::{cell::RefCell, rc::Rc};
+    let fixture = llama();
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let log = Rc::clone(&seen);
+    let progress = move |progress: Progress<'_>| log.borrow_mut().push((progress.done, progress.total));
+    let options = ConvertOptions { progress: Some(Box::new(progress)), ..of(Quant::F32) };
+    fixture.convert(&options).unwrap();
+    let seen = seen.borrow();
+    assert!(seen.is_sorted() && seen.len() >= 20);
+    assert_eq!(seen.last().map(|last| last.0), seen.last().map(|last| last.1));
+}
+
+#[test]
+fn a_plan_is_what_is_written() {
+    let fixture = qwen3next();
+    fixture.save();
+    let options = ConvertOptions { name: Some("A name".into()), ..of(Quant::Bf16) };
+    let planned = plan(&fixture.folder, &options).unwrap();
+    assert!(!fixture.out().exists());
+    let report = convert(&fixture.folder, &fixture.out(), &options).unwrap();
+    assert_eq!(report.plan.tensors, planned.tensors);
+    let file = GgufFile::open(&fixture.out()).unwrap();
+    assert_eq!(file.tensors().len(), planned.tensors.len());
+    for (tensor, planned) in file.tensors().iter().zip(&planned.tensors) {
+        assert_eq!((&tensor.name, tensor.quant, &tensor.shape), (&planned.name, planned.quant, &planned.shape));
+        assert_eq!(tensor.bytes as u64, planned.bytes);
+    }
+    let written: Vec<_> = file.metadata().iter().collect();
+    assert_eq!(written, planned.metadata.iter().collect::<Vec<_>>());
+    assert_eq!(file.metadata().string("general.name").unwrap(), "A name");
+    assert_eq!(report.bytes, planned.tensors.iter().map(|tensor| tensor.bytes).sum::<u64>());
+    let experts = planned.tensors.iter().find(|tensor| tensor.name == "blk.0.ffn_up_exps.weight").unwrap();
+    assert_eq!(experts.sources.len(), EXPERTS);
+}
+
+#[test]
+fn recommended_sampling_is_carried_over() {
+    let fixture = llama();
+    fixture.write("generation_config.json", r#"{"temperature": 0.6, "top_k": 20, "eos_token_id": [8, 9]}"#);
+    let file = fixture.f32();
+    assert_eq!(file.metadata().get("general.sampling.temp"), Some(&Value::F32(0.6)));
+    assert_eq!(file.metadata().get("general.sampling.top_k"), Some(&Value::I32(20)));
+    fixture.write("generation_config.json", r#"{"temperature": 0.6, "do_sample": false}"#);
+    assert!(fixture.f32().metadata().get("general.sampling.temp").is_none());
+}

@@ -1,0 +1,238 @@
+//! Tokenizers in all the forms that checkpoints have them in.
+
+use super::*;
+
+fn strings(file: &GgufFile, key: &str) -> Vec<String> {
+    file.metadata().strings_opt(key).unwrap().unwrap().to_vec()
+}
+
+fn kinds(file: &GgufFile) -> Vec<i32> {
+    match file.metadata().get("tokenizer.ggml.token_type") {
+        Some(Value::I32s(kinds)) => kinds.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn flag(file: &GgufFile, key: &str) -> Option<bool> {
+    file.metadata().bool_opt(&format!("tokenizer.ggml.{key}")).unwrap()
+}
+
+fn remove(fixture: &Fixture, name: &str) {
+    std::fs::remove_file(fixture.folder.join(name)).unwrap();
+}
+
+#[test]
+fn byte_level_bpe_has_kinds_merges_and_padding() {
+    let fixture = llama();
+    let file = fixture.f32();
+    assert_eq!(file.metadata().string("tokenizer.ggml.model").unwrap(), "gpt2");
+    assert_eq!(file.metadata().string("tokenizer.ggml.pre").unwrap(), "qwen2");
+    let tokens = strings(&file, "tokenizer.ggml.tokens");
+    assert_eq!(tokens, ["a", "b", "c", "Ġ", "ab", "Ġa", "abc", "d", "<|end|>", "<think>", "[PAD10]", "[PAD11]"]);
+    assert_eq!(kinds(&file), [1, 1, 1, 1, 1, 1, 1, 1, 3, 4, 5, 5]);
+    let merges = strings(&file, "tokenizer.ggml.merges");
+    assert_eq!(merges, ["a b", "Ġ a", "ab c"]);
+    assert!(file.metadata().get("tokenizer.ggml.scores").is_none());
+    assert_eq!(flag(&file, "add_bos_token"), None);
+    let mut pairs = tokenizer();
+    pairs["model"]["merges"] = json!([["a", "b"], ["Ġ", "a"], ["ab", "c"]]);
+    fixture.write("tokenizer.json", &pairs.to_string());
+    assert_eq!(strings(&fixture.f32(), "tokenizer.ggml.merges"), merges);
+}
+
+#[test]
+fn an_unknown_pre_tokenizer_needs_a_name() {
+    let fixture = llama();
+    let mut odd = tokenizer();
+    odd["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\w+");
+    fixture.write("tokenizer.json", &odd.to_string());
+    let error = fixture.error(&of(Quant::F32));
+    assert!(error.contains(r"unknown pre-tokenizer \w+ then bytes") && error.contains("--pre NAME"), "{error}");
+    let options = ConvertOptions { pre: Some("gpt-2".into()), ..of(Quant::F32) };
+    let file = fixture.convert(&options).unwrap();
+    assert_eq!(file.metadata().string("tokenizer.ggml.pre").unwrap(), "gpt-2");
+}
+
+#[test]
+fn faults_of_tokenizer_json_are_named() {
+    let fixture = llama();
+    let error = |change: fn(&mut Json)| {
+        let mut changed = tokenizer();
+        change(&mut changed);
+        fixture.write("tokenizer.json", &changed.to_string());
+        fixture.error(&of(Quant::F32))
+    };
+    let range = error(|json| json["model"]["vocab"]["z"] = json!(12));
+    assert_eq!(range, "tokenizer.json: token \"z\" has the id 12, expected one below vocab_size 12");
+    let added = error(|json| json["added_tokens"][1]["id"] = json!(1_000_000_000_000u64));
+    assert!(added.contains("token \"<think>\" has the id 1000000000000"), "{added}");
+    let merge = error(|json| json["model"]["merges"][1] = json!("a x"));
+    assert_eq!(merge, "tokenizer.json: model.merges[1] = \"a x\", but \"x\" is not in model.vocab");
+    let form = error(|json| json["model"]["merges"][1] = json!(["a"]));
+    assert!(form.contains("model.merges[1] = [\"a\"], expected \"a b\" or [\"a\", \"b\"]"), "{form}");
+    let id = error(|json| json["model"]["vocab"]["a"] = json!(-1));
+    assert!(id.contains("token \"a\" has the id -1, expected a whole number"), "{id}");
+    let missing = error(|json| json["model"]["vocab"] = Json::Null);
+    assert!(missing.contains("model.vocab is missing"), "{missing}");
+    let unigram = error(|json| json["model"]["type"] = json!("Unigram"));
+    assert!(unigram.contains("the model is Unigram, expected a byte-level BPE"), "{unigram}");
+}
+
+#[test]
+fn special_tokens_come_from_the_first_file_that_names_them() {
+    let fixture = llama();
+    fixture.write("generation_config.json", r#"{"pad_token_id": 7, "eos_token_id": 1, "bos_token_id": -1}"#);
+    let file = fixture.f32();
+    assert_eq!((uint(&file, "tokenizer.ggml.eos_token_id"), uint(&file, "tokenizer.ggml.padding_token_id")), (8, 7));
+    assert!(file.metadata().get("tokenizer.ggml.bos_token_id").is_none());
+    fixture.write(
+        "tokenizer_config.json",
+        r#"{"eos_token": {"content": "<think>"}, "bos_token": "a", "add_bos_token": true, "unk_token": null}"#,
+    );
+    let file = fixture.f32();
+    assert_eq!((uint(&file, "tokenizer.ggml.eos_token_id"), uint(&file, "tokenizer.ggml.bos_token_id")), (9, 0));
+    assert_eq!(flag(&file, "add_bos_token"), Some(true));
+    assert!(file.metadata().get("tokenizer.ggml.unknown_token_id").is_none());
+    let mut fixture = llama();
+    fixture.config["eos_token_id"] = json!([5, 8]);
+    assert_eq!(uint(&fixture.f32(), "tokenizer.ggml.eos_token_id"), 5);
+    fixture.config["eos_token_id"] = json!(12);
+    let error = fixture.error(&of(Quant::F32));
+    assert_eq!(error, "config.json: eos_token_id = 12, expected an id below vocab_size 12");
+}
+
+#[test]
+fn a_template_of_tokens_says_whether_bos_is_added() {
+    let fixture = llama();
+    fixture.write("tokenizer_config.json", r#"{"bos_token": "<|end|>"}"#);
+    let mut templated = tokenizer();
+    templated["post_processor"] = json!({"type": "Sequence", "processors": [
+        {"type": "ByteLevel"},
+        {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}]});
+    fixture.write("tokenizer.json", &templated.to_string());
+    let file = fixture.f32();
+    assert_eq!((flag(&file, "add_bos_token"), flag(&file, "add_eos_token")), (Some(true), None));
+    // Readers add BOS for this pre-tokenizer unless they are told not to.
+    let options = ConvertOptions { pre: Some("llama-bpe".into()), ..of(Quant::F32) };
+    fixture.write("tokenizer.json", &tokenizer().to_string());
+    assert_eq!(flag(&fixture.convert(&options).unwrap(), "add_bos_token"), Some(false));
+}
+
+#[test]
+fn chat_templates_come_from_a_file_or_the_settings() {
+    let fixture = llama();
+    fixture.write("tokenizer_config.json", r#"{"chat_template": "inside"}"#);
+    let template = |file: &GgufFile| file.metadata().string("tokenizer.chat_template").unwrap().to_string();
+    assert_eq!(template(&fixture.f32()), "inside");
+    fixture.write("chat_template.jinja", "{{ file }}\n");
+    std::fs::create_dir(fixture.folder.join("additional_chat_templates")).unwrap();
+    fixture.write("additional_chat_templates/tool-use.jinja", "tools");
+    let file = fixture.f32();
+    assert_eq!(template(&file), "{{ file }}\n");
+    assert_eq!(file.metadata().string("tokenizer.chat_template.tool_use").unwrap(), "tools");
+    assert_eq!(strings(&file, "tokenizer.chat_templates"), ["tool_use"]);
+    remove(&fixture, "chat_template.jinja");
+    let list = json!({"chat_template": [
+        {"name": "default", "template": "one"}, {"name": "rag", "template": "two"}]});
+    fixture.write("tokenizer_config.json", &list.to_string());
+    let file = fixture.f32();
+    assert_eq!(template(&file), "one");
+    assert_eq!(file.metadata().string("tokenizer.chat_template.rag").unwrap(), "two");
+    fixture.write("tokenizer_config.json", r#"{"chat_template": 7}"#);
+    assert!(fixture.error(&of(Quant::F32)).contains("chat_template, expected a text or a list"));
+}
+
+/// A protobuf field with a length.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![number << 3 | 2, bytes.len() as u8];
+    out.extend_from_slice(bytes);
+    out
+}
+
+fn piece(text: &str, score: f32, kind: u8) -> Vec<u8> {
+    let mut inner = field(1, text.as_bytes());
+    inner.push(2 << 3 | 5);
+    inner.extend_from_slice(&score.to_le_bytes());
+    inner.extend_from_slice(&[3 << 3, kind]);
+    field(1, &inner)
+}
+
+/// A SentencePiece model of the given type, with a dummy prefix or without.
+fn sentencepiece(model_type: u8, prefix: u8) -> Vec<u8> {
+    let pieces = [
+        piece("<unk>", 0.0, 2),
+        piece("<s>", 0.0, 3),
+        piece("</s>", 0.0, 3),
+        piece("<0x0A>", 0.0, 6),
+        piece("\u{2581}a", -1.5, 1),
+        piece("a", -2.5, 1),
+    ];
+    let mut bytes = pieces.concat();
+    bytes.extend(field(2, &[3 << 3, model_type]));
+    bytes.extend(field(3, &[3 << 3, prefix]));
+    bytes
+}
+
+#[test]
+fn a_sentencepiece_model_keeps_scores_and_kinds() {
+    let fixture = llama();
+    remove(&fixture, "tokenizer.json");
+    std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, 1)).unwrap();
+    fixture.write(
+        "tokenizer_config.json",
+        r#"{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "added_tokens_decoder": {
+            "0": {"content": "<unk>", "special": true}, "6": {"content": "<tool>", "special": true},
+            "7": {"content": "x▁y", "special": false}}}"#,
+    );
+    fixture.write("added_tokens.json", r#"{"<extra>": 8}"#);
+    let file = fixture.f32();
+    assert_eq!(file.metadata().string("tokenizer.ggml.model").unwrap(), "llama");
+    let tokens = strings(&file, "tokenizer.ggml.tokens");
+    assert_eq!(tokens[..10], ["<unk>", "<s>", "</s>", "<0x0A>", "▁a", "a", "<tool>", "x y", "<extra>", "[PAD9]"]);
+    assert_eq!(kinds(&file), [2, 3, 3, 6, 1, 1, 3, 4, 4, 5, 5, 5]);
+    let scores = file.metadata().floats_opt("tokenizer.ggml.scores").unwrap().unwrap();
+    assert_eq!(scores[..10], [0.0, 0.0, 0.0, 0.0, -1.5, -2.5, -1000.0, -1000.0, -1000.0, -10_000.0]);
+    assert_eq!((uint(&file, "tokenizer.ggml.bos_token_id"), uint(&file, "tokenizer.ggml.unknown_token_id")), (1, 0));
+    assert_eq!((flag(&file, "add_bos_token"), flag(&file, "add_space_prefix")), (Some(true), Some(true)));
+    std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, 0)).unwrap();
+    assert_eq!(flag(&fixture.f32(), "add_space_prefix"), Some(false));
+    std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(1, 1)).unwrap();
+    let error = fixture.error(&of(Quant::F32));
+    assert_eq!(error, "tokenizer.model: trainer_spec.model_type = 1, expected 2 (BPE)");
+}
+
+#[test]
+fn a_broken_sentencepiece_model_is_refused() {
+    let fixture = llama();
+    remove(&fixture, "tokenizer.json");
+    fixture.save();
+    let good = sentencepiece(2, 1);
+    // The last field, of four bytes, may be missing.
+    for end in 0..good.len() - 4 {
+        std::fs::write(fixture.folder.join("tokenizer.model"), &good[..end]).unwrap();
+        let Err(error) = plan(&fixture.folder, &of(Quant::F32)) else { panic!("cut at {end} of {}", good.len()) };
+        assert!(format!("{error:#}").starts_with("tokenizer.model: "), "{error:#}");
+    }
+}
+
+#[test]
+fn a_bpe_with_byte_fallback_gets_scores_from_its_merges() {
+    let fixture = llama();
+    let spm = json!({
+        "added_tokens": [{"id": 0, "content": "<unk>", "special": true}, {"id": 1, "content": "<s>", "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+        "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+            "vocab": {"<unk>": 0, "<s>": 1, "<0x0A>": 2, "▁": 3, "a": 4, "b": 5, "▁a": 6, "ab": 7},
+            "merges": ["▁ a", "a b"]},
+    });
+    fixture.write("tokenizer.json", &spm.to_string());
+    let file = fixture.f32();
+    assert_eq!(file.metadata().string("tokenizer.ggml.model").unwrap(), "llama");
+    assert_eq!(kinds(&file)[..8], [2, 3, 6, 1, 1, 1, 1, 1]);
+    let scores = file.metadata().floats_opt("tokenizer.ggml.scores").unwrap().unwrap();
+    assert!(scores[6] > scores[7] && scores[7] > scores[4], "{scores:?}");
+    assert_eq!(flag(&file, "add_space_prefix"), Some(true));
+}

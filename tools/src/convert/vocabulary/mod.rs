@@ -1,0 +1,113 @@
+//! The tokenizer's keys, from whichever files the checkpoint has for it.
+
+mod bpe;
+mod pre;
+mod sentencepiece;
+mod special;
+mod template;
+
+use super::json::{Json, read_file};
+use anyhow::{Result, bail};
+use kvas_gguf::{Metadata, Value};
+use std::path::Path;
+
+/// How a reader has to treat a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Normal = 1,
+    Unknown = 2,
+    Control = 3,
+    UserDefined = 4,
+    Unused = 5,
+    Byte = 6,
+}
+
+/// A vocabulary being put together: every id up to the size of the embeddings has a text and a kind.
+struct Tokens {
+    /// File that the tokens come from, for messages.
+    file: &'static str,
+    texts: Vec<Option<String>>,
+    kinds: Vec<Kind>,
+    scores: Vec<f32>,
+}
+
+/// Of ids that no file names.
+const UNUSED_SCORE: f32 = -10_000.0;
+/// Of tokens added to a SentencePiece vocabulary, which no merge produces.
+const ADDED_SCORE: f32 = -1_000.0;
+
+impl Tokens {
+    fn new(file: &'static str, vocab: usize) -> Tokens {
+        let kinds = vec![Kind::Unused; vocab];
+        Tokens { file, texts: vec![None; vocab], kinds, scores: vec![UNUSED_SCORE; vocab] }
+    }
+
+    fn set(&mut self, id: u64, text: &str, kind: Kind, score: f32) -> Result<()> {
+        let Some(at) = usize::try_from(id).ok().filter(|&at| at < self.texts.len()) else {
+            bail!("{}: token {text:?} has the id {id}, expected one below vocab_size {}", self.file, self.texts.len());
+        };
+        self.texts[at] = Some(text.into());
+        self.kinds[at] = kind;
+        self.scores[at] = score;
+        Ok(())
+    }
+
+    /// Adds a token of `added_tokens`: one that is special becomes a control token.
+    fn add(&mut self, id: u64, text: &str, special: bool) -> Result<()> {
+        let at = usize::try_from(id).ok().filter(|&at| at < self.kinds.len());
+        if let Some(at) = at
+            && matches!(self.kinds[at], Kind::Unknown | Kind::Byte | Kind::Control)
+            && self.texts[at].as_deref() == Some(text)
+        {
+            return Ok(());
+        }
+        if special || looks_special(text) {
+            self.set(id, text, Kind::Control, ADDED_SCORE)
+        } else {
+            // SentencePiece writes spaces as U+2581; a user-defined token is matched in plain text.
+            self.set(id, &text.replace('\u{2581}', " "), Kind::UserDefined, ADDED_SCORE)
+        }
+    }
+
+    /// Writes model, texts and kinds, and scores where the model has them.
+    fn write(self, metadata: &mut Metadata, model: &str, pre: &str) {
+        metadata.set("tokenizer.ggml.model", Value::String(model.into()));
+        metadata.set("tokenizer.ggml.pre", Value::String(pre.into()));
+        let text = |(id, text): (usize, Option<String>)| text.unwrap_or_else(|| format!("[PAD{id}]"));
+        let texts = self.texts.into_iter().enumerate().map(text).collect();
+        metadata.set("tokenizer.ggml.tokens", Value::Strings(texts));
+        if model == "llama" {
+            metadata.set("tokenizer.ggml.scores", Value::F32s(self.scores));
+        }
+        let kinds = self.kinds.iter().map(|&kind| kind as i32).collect();
+        metadata.set("tokenizer.ggml.token_type", Value::I32s(kinds));
+    }
+}
+
+/// True for texts that only a control token has, whatever the files say of it.
+fn looks_special(text: &str) -> bool {
+    let wrapped = |start, end| text.starts_with(start) && text.ends_with(end);
+    matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
+        || wrapped("<|", "|>")
+        || wrapped("<\u{ff5c}", "\u{ff5c}>")
+        || wrapped("<unused", ">")
+}
+
+/// Writes the tokenizer's keys for a vocabulary of `vocab` tokens; returns the pre-tokenizer's name.
+pub(super) fn write(metadata: &mut Metadata, folder: &Path, vocab: usize, pre: Option<&str>) -> Result<String> {
+    let tokenizer = Json::read(folder, "tokenizer.json")?;
+    let settings = Json::read(folder, "tokenizer_config.json")?;
+    let pieces = read_file(folder, "tokenizer.model")?;
+    let name = match (&tokenizer, &pieces) {
+        (Some(tokenizer), _) if bpe::is_byte_level(tokenizer) => bpe::write(metadata, tokenizer, vocab, pre)?,
+        (tokenizer, Some(pieces)) => {
+            let added = tokenizer.as_ref().or(settings.as_ref());
+            sentencepiece::write(metadata, folder, pieces, added, vocab)?
+        }
+        (Some(tokenizer), None) => sentencepiece::write_from_merges(metadata, tokenizer, vocab)?,
+        (None, None) => bail!("{}: expected tokenizer.json or tokenizer.model in it", folder.display()),
+    };
+    special::write(metadata, folder, tokenizer.as_ref(), settings.as_ref(), vocab)?;
+    template::write(metadata, folder, settings.as_ref())?;
+    Ok(name)
+}

@@ -1,0 +1,238 @@
+//! SentencePiece BPE with scores and byte fallback, from tokenizer.model or from a tokenizer.json that was made of one.
+
+use super::{ADDED_SCORE, Kind, Tokens, bpe};
+use crate::convert::json::Json;
+use anyhow::{Result, bail};
+use kvas_gguf::{Metadata, Value};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// `trainer_spec.model_type` of BPE.
+const BPE: u64 = 2;
+
+/// A field of a protobuf message.
+enum Field<'a> {
+    Number(u64),
+    Fixed32(u32),
+    Bytes(&'a [u8]),
+    /// A double or fixed64, which nothing here reads.
+    Fixed64,
+}
+
+/// The fields of a protobuf message, one after the other.
+struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.rest.split_first()?;
+            self.rest = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, count: u64) -> Option<&'a [u8]> {
+        let (taken, rest) = self.rest.split_at_checked(usize::try_from(count).ok()?)?;
+        self.rest = rest;
+        Some(taken)
+    }
+
+    /// The next field with its number; `None` inside if the bytes are no message.
+    fn field(&mut self) -> Option<(u64, Field<'a>)> {
+        let key = self.varint()?;
+        let field = match key & 7 {
+            0 => Field::Number(self.varint()?),
+            1 => self.take(8).map(|_| Field::Fixed64)?,
+            2 => {
+                let length = self.varint()?;
+                Field::Bytes(self.take(length)?)
+            }
+            5 => Field::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().ok()?)),
+            _ => return None,
+        };
+        Some((key >> 3, field))
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    /// `Err` ends a message that is broken.
+    type Item = Result<(u64, Field<'a>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_none() {
+            self.rest = &[];
+        }
+        Some(field.ok_or_else(|| anyhow::anyhow!("tokenizer.model: expected a SentencePiece model")))
+    }
+}
+
+/// What is read of a SentencePiece model.
+struct Model {
+    pieces: Vec<(String, f32, Kind)>,
+    add_space_prefix: bool,
+}
+
+fn read_model(bytes: &[u8]) -> Result<Model> {
+    let mut model = Model { pieces: Vec::new(), add_space_prefix: true };
+    let mut model_type = 1;
+    for field in (Fields { rest: bytes }) {
+        match field? {
+            (1, Field::Bytes(piece)) => model.pieces.push(read_piece(piece, model.pieces.len())?),
+            (2, Field::Bytes(trainer)) => {
+                for field in (Fields { rest: trainer }) {
+                    if let (3, Field::Number(number)) = field? {
+                        model_type = number;
+                    }
+                }
+            }
+            (3, Field::Bytes(normalizer)) => {
+                for field in (Fields { rest: normalizer }) {
+                    if let (3, Field::Number(number)) = field? {
+                        model.add_space_prefix = number != 0;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    if model_type != BPE {
+        bail!("tokenizer.model: trainer_spec.model_type = {model_type}, expected {BPE} (BPE)");
+    }
+    if model.pieces.is_empty() {
+        bail!("tokenizer.model: no pieces, expected a SentencePiece model");
+    }
+    Ok(model)
+}
+
+fn read_piece(bytes: &[u8], id: usize) -> Result<(String, f32, Kind)> {
+    let (mut text, mut score, mut kind) = (String::new(), 0.0, Kind::Normal);
+    for field in (Fields { rest: bytes }) {
+        match field? {
+            (1, Field::Bytes(bytes)) => match std::str::from_utf8(bytes) {
+                Ok(piece) => text = piece.into(),
+                Err(_) => bail!("tokenizer.model: piece {id} is not valid UTF-8"),
+            },
+            (2, Field::Fixed32(bits)) => score = f32::from_bits(bits),
+            (3, Field::Number(number)) => {
+                kind = match number {
+                    2 => Kind::Unknown,
+                    3 => Kind::Control,
+                    4 => Kind::UserDefined,
+                    5 => Kind::Unused,
+                    6 => Kind::Byte,
+                    _ => Kind::Normal,
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok((text, score, kind))
+}
+
+/// Writes the vocabulary of a tokenizer.model with the tokens that other files add to it; returns the pre-tokenizer's
+/// name.
+pub(super) fn write(
+    metadata: &mut Metadata,
+    folder: &Path,
+    bytes: &[u8],
+    added: Option<&Json>,
+    vocab: usize,
+) -> Result<String> {
+    let model = read_model(bytes)?;
+    let mut tokens = Tokens::new("tokenizer.model", vocab);
+    for (id, (text, score, kind)) in model.pieces.iter().enumerate() {
+        tokens.set(id as u64, text, *kind, *score)?;
+    }
+    if let Some(listed) = Json::read(folder, "added_tokens.json")? {
+        tokens.file = "added_tokens.json";
+        for (text, id) in listed.root().as_object().into_iter().flatten() {
+            match id.as_u64() {
+                Some(id) => tokens.set(id, text, Kind::UserDefined, ADDED_SCORE)?,
+                None => bail!("added_tokens.json: token {text:?} has the id {id}, expected a whole number"),
+            }
+        }
+    }
+    if let Some(added) = added {
+        add_all(&mut tokens, added)?;
+    }
+    tokens.write(metadata, "llama", "default");
+    metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(model.add_space_prefix));
+    Ok("default".into())
+}
+
+/// The added tokens of tokenizer.json (a list) or of tokenizer_config.json (an object by id).
+fn add_all(tokens: &mut Tokens, file: &Json) -> Result<()> {
+    tokens.file = "tokenizer.json";
+    bpe::read_added(file, |text, id, special| tokens.add(id, text, special))?;
+    tokens.file = "tokenizer_config.json";
+    let decoder = file.get("added_tokens_decoder").and_then(|decoder| decoder.as_object());
+    for (id, token) in decoder.into_iter().flatten() {
+        match (id.parse(), token["content"].as_str()) {
+            (Ok(id), Some(text)) => tokens.add(id, text, token["special"].as_bool().unwrap_or(false))?,
+            _ => bail!("tokenizer_config.json: added_tokens_decoder: {id} is no token, expected an id and its content"),
+        }
+    }
+    Ok(())
+}
+
+/// Writes the vocabulary of a tokenizer.json whose BPE has byte fallback. The place of a merge becomes the score of the
+/// token it makes, which is the order in which a SentencePiece model merges too.
+pub(super) fn write_from_merges(metadata: &mut Metadata, tokenizer: &Json, vocab: usize) -> Result<String> {
+    if !bpe::is_bpe(tokenizer) || tokenizer.flag("model.byte_fallback") != Some(true) {
+        let found = tokenizer.text("model.type")?.unwrap_or("of no type");
+        bail!("tokenizer.json: the model is {found}, expected a byte-level BPE or a BPE with byte fallback");
+    }
+    let mut ranks: HashMap<String, usize> = HashMap::new();
+    let mut merges = 0;
+    bpe::read_merges(tokenizer, |left, right| {
+        ranks.entry(format!("{left}{right}")).or_insert(merges);
+        merges += 1;
+        Ok(())
+    })?;
+    let unknown = tokenizer.text("model.unk_token")?;
+    let mut tokens = Tokens::new("tokenizer.json", vocab);
+    bpe::read_vocabulary(tokenizer, |text, id| {
+        let score = ranks.get(text).map_or(-(merges as f32), |&rank| -(rank as f32));
+        if Some(text) == unknown {
+            tokens.set(id, text, Kind::Unknown, 0.0)
+        } else if is_byte(text) {
+            tokens.set(id, text, Kind::Byte, 0.0)
+        } else {
+            tokens.set(id, text, Kind::Normal, score)
+        }
+    })?;
+    bpe::read_added(tokenizer, |text, id, special| tokens.add(id, text, special))?;
+    tokens.write(metadata, "llama", "default");
+    metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(adds_space(tokenizer)));
+    Ok("default".into())
+}
+
+/// `<0x0A>` and the like.
+fn is_byte(text: &str) -> bool {
+    let digits = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+}
+
+/// True if the normalizer or the pre-tokenizer puts a space in front of the text.
+fn adds_space(tokenizer: &Json) -> bool {
+    let normalizers = tokenizer.get("normalizer").map(|part| bpe::steps(part, "normalizers")).unwrap_or_default();
+    let splits = tokenizer.get("pre_tokenizer").map(|part| bpe::steps(part, "pretokenizers")).unwrap_or_default();
+    normalizers.iter().any(|step| step["type"] == "Prepend")
+        || splits.iter().any(|step| {
+            // Metaspace had a boolean before it had a scheme.
+            step["type"] == "Metaspace"
+                && step["prepend_scheme"] != "never"
+                && step["add_prefix_space"].as_bool() != Some(false)
+        })
+}

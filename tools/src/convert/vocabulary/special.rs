@@ -1,0 +1,117 @@
+//! The special tokens: their ids, and whether a reader adds them to a text.
+
+use super::{bpe, pre};
+use crate::convert::json::Json;
+use anyhow::{Result, bail};
+use kvas_gguf::{Metadata, Value};
+use serde_json::Value as JsonValue;
+use std::path::Path;
+
+/// Name in the checkpoint's files, and in the key of the id.
+const TOKENS: &[(&str, &str)] = &[
+    ("bos", "bos"),
+    ("eos", "eos"),
+    ("unk", "unknown"),
+    ("sep", "seperator"),
+    ("pad", "padding"),
+    ("cls", "cls"),
+    ("mask", "mask"),
+];
+
+/// Writes `tokenizer.ggml.*_token_id` and `add_*_token`.
+pub(super) fn write(
+    metadata: &mut Metadata,
+    folder: &Path,
+    tokenizer: Option<&Json>,
+    settings: Option<&Json>,
+    vocab: usize,
+) -> Result<()> {
+    let config = Json::read(folder, "config.json")?;
+    let generation = Json::read(folder, "generation_config.json")?;
+    for (token, key) in TOKENS {
+        let mut id = None;
+        if let Some(text) = settings.and_then(|settings| text_of(settings, token)) {
+            id = id_of(metadata, tokenizer, text)?;
+        }
+        for file in [&config, &generation].into_iter().flatten() {
+            if id.is_none() {
+                id = configured(file, token, vocab)?;
+            }
+        }
+        if let Some(id) = id {
+            metadata.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
+        }
+    }
+    for token in ["bos", "eos"] {
+        let said = settings.and_then(|settings| settings.flag(&format!("add_{token}_token")));
+        let template = tokenizer.and_then(template);
+        let shown = template.and_then(|template| shown(template, settings, token));
+        let Some(adds) = said.or(shown).or_else(|| default(metadata, token, template.is_some())) else { continue };
+        let known = metadata.get(&format!("tokenizer.ggml.{token}_token_id")).is_some();
+        metadata.set(format!("tokenizer.ggml.add_{token}_token"), Value::Bool(adds && known));
+    }
+    Ok(())
+}
+
+/// The text of a special token in tokenizer_config.json, where it is a text or an object with one.
+fn text_of<'a>(settings: &'a Json, token: &str) -> Option<&'a str> {
+    let entry = settings.get(&format!("{token}_token"))?;
+    entry.as_str().or_else(|| entry["content"].as_str())
+}
+
+fn id_of(metadata: &Metadata, tokenizer: Option<&Json>, text: &str) -> Result<Option<u32>> {
+    let mut found = None;
+    if let Some(tokenizer) = tokenizer {
+        bpe::read_added(tokenizer, |added, id, _| {
+            if added == text && found.is_none() {
+                found = u32::try_from(id).ok();
+            }
+            Ok(())
+        })?;
+    }
+    if found.is_none() {
+        let tokens = metadata.strings_opt("tokenizer.ggml.tokens")?.unwrap_or_default();
+        found = tokens.iter().position(|token| token == text).and_then(|at| u32::try_from(at).ok());
+    }
+    Ok(found)
+}
+
+/// The id in config.json or generation_config.json; the first one where several end a generation.
+fn configured(file: &Json, token: &str, vocab: usize) -> Result<Option<u32>> {
+    let path = format!("{token}_token_id");
+    let first = match file.get(&path) {
+        Some(JsonValue::Array(ids)) => ids.first(),
+        other => other,
+    };
+    let Some(id) = first else { return Ok(None) };
+    // -1 means that there is none.
+    if id.as_i64().is_some_and(|id| id < 0) {
+        return Ok(None);
+    }
+    match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+        Some(id) if (id as usize) < vocab => Ok(Some(id)),
+        _ => bail!("{}: {path} = {id}, expected an id below vocab_size {vocab}", file.name()),
+    }
+}
+
+/// The pieces that the post-processor of tokenizer.json makes of one text, if it has a template.
+fn template(tokenizer: &Json) -> Option<&Vec<JsonValue>> {
+    let processor = tokenizer.get("post_processor")?;
+    let template = bpe::steps(processor, "processors").into_iter().find(|step| step["type"] == "TemplateProcessing")?;
+    template["single"].as_array()
+}
+
+/// Whether the template has the token first (bos) or last (eos); `None` if it has no special token there.
+fn shown(template: &[JsonValue], settings: Option<&Json>, token: &str) -> Option<bool> {
+    let piece = if token == "bos" { template.first() } else { template.last() }?;
+    let special = piece["SpecialToken"]["id"].as_str()?;
+    Some(settings.and_then(|settings| text_of(settings, token)).is_none_or(|text| text == special))
+}
+
+/// What to say where the files say nothing: the truth, where readers would assume something else.
+fn default(metadata: &Metadata, token: &str, templated: bool) -> Option<bool> {
+    let name = metadata.string("tokenizer.ggml.pre").ok()?;
+    // SentencePiece vocabularies begin with BOS, which needs no template.
+    let sentencepiece = metadata.string("tokenizer.ggml.model").ok()? == "llama";
+    (token == "bos" && pre::adds_bos_by_default(name)).then_some(sentencepiece && !templated)
+}

@@ -1,0 +1,138 @@
+//! Streams the tensors: a few rows at a time are read, rearranged, changed and encoded, on all cores.
+
+use super::checkpoint::{Checkpoint, Float, Stored};
+use super::layout::Layout;
+use super::plan::{Data, Job};
+use super::{ConvertOptions, Progress};
+use anyhow::{Context, Result, bail};
+use kvas_gguf::{GgufWriter, Metadata, Quant};
+use rayon::prelude::*;
+use std::path::Path;
+
+/// Numbers worked on at a time: 32 MiB as f32, whatever the size of the tensor.
+const NUMBERS_AT_ONCE: usize = 8 << 20;
+
+/// The largest number that rounds to a finite f16.
+const F16_LIMIT: f32 = 65_520.0;
+
+/// Writes the file; returns its tensors' bytes.
+pub(super) fn write(
+    metadata: Metadata,
+    jobs: &[Job],
+    checkpoint: &Checkpoint,
+    out: &Path,
+    options: &ConvertOptions,
+) -> Result<u64> {
+    let mut writer = GgufWriter::new(metadata);
+    for Job { tensor, .. } in jobs {
+        writer.declare(&tensor.name, tensor.quant, &tensor.shape)?;
+    }
+    let total = jobs.iter().map(|job| job.tensor.bytes).sum();
+    let mut done = 0;
+    let mut file = writer.create(out)?;
+    for job in jobs {
+        let name = &job.tensor.name;
+        encode(job, checkpoint, &mut |part| {
+            file.write_part(name, part)?;
+            done += part.len() as u64;
+            if let Some(progress) = &options.progress {
+                progress(Progress { tensor: name, done, total });
+            }
+            Ok(())
+        })?;
+    }
+    file.finish()?;
+    Ok(total)
+}
+
+/// Hands over the bytes of one tensor, in parts of whole rows.
+fn encode(job: &Job, checkpoint: &Checkpoint, emit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let (name, quant) = (&job.tensor.name, job.tensor.quant);
+    let (sources, float, layout) = match &job.data {
+        Data::Stored { sources, float, layout } => (sources, *float, layout),
+        Data::Made(numbers) => {
+            let mut bytes = vec![0; job.tensor.bytes as usize];
+            encode_row(quant, numbers, &mut bytes).with_context(|| format!("tensor {name}"))?;
+            return emit(&bytes);
+        }
+    };
+    let columns = layout.column_count();
+    let row_bytes = quant.row_bytes(columns).context("rows were planned as whole blocks")?;
+    let numbers: usize = sources[0].shape.iter().product();
+    let rows = Rows { checkpoint, sources, layout, float, source_rows: numbers / columns };
+    let at_once = (NUMBERS_AT_ONCE / columns).max(1);
+    let (mut raw, mut encoded) = (Vec::new(), Vec::new());
+    for first in (0..layout.row_count()).step_by(at_once) {
+        let count = at_once.min(layout.row_count() - first);
+        rows.read(first, count, &mut raw)?;
+        encoded.resize(count * row_bytes, 0);
+        let source_rows = raw.par_chunks(columns * rows.float.bytes());
+        encoded.par_chunks_mut(row_bytes).zip(source_rows).enumerate().try_for_each_init(
+            || (vec![0.0; columns], vec![0.0; columns]),
+            |(decoded, ordered), (row, (out, raw))| {
+                let numbers = rows.numbers(raw, decoded, ordered);
+                encode_row(quant, numbers, out).with_context(|| format!("tensor {name}, row {}", first + row))
+            },
+        )?;
+        emit(&encoded)?;
+    }
+    Ok(())
+}
+
+fn encode_row(quant: Quant, numbers: &[f32], out: &mut [u8]) -> Result<()> {
+    if let Some((at, number)) = numbers.iter().enumerate().find(|(_, number)| !number.is_finite()) {
+        bail!("number {at} is {number}, expected a finite one");
+    }
+    if quant == Quant::F16
+        && let Some((at, number)) = numbers.iter().enumerate().find(|(_, number)| number.abs() >= F16_LIMIT)
+    {
+        bail!("number {at} is {number}, which F16 cannot hold; expected another type, such as BF16");
+    }
+    Ok(quant.quantize(numbers, out)?)
+}
+
+/// The rows of a tensor in the order of the file.
+struct Rows<'a> {
+    checkpoint: &'a Checkpoint,
+    sources: &'a [Stored],
+    layout: &'a Layout,
+    float: Float,
+    /// Rows of each source.
+    source_rows: usize,
+}
+
+impl Rows<'_> {
+    /// Reads `count` rows from row `first` of the file on. Neighbours in the source are read together.
+    fn read(&self, first: usize, count: usize, raw: &mut Vec<u8>) -> Result<()> {
+        let row_bytes = self.layout.column_count() * self.float.bytes();
+        raw.resize(count * row_bytes, 0);
+        let source = |row: usize| self.layout.rows.as_ref().map_or(row, |rows| rows[row]);
+        let mut done = 0;
+        while done < count {
+            let start = source(first + done);
+            let (tensor, row) = (start / self.source_rows, start % self.source_rows);
+            let longest = (count - done).min(self.source_rows - row);
+            let run = (1..longest).find(|&next| source(first + done + next) != start + next).unwrap_or(longest);
+            let out = &mut raw[done * row_bytes..][..run * row_bytes];
+            self.checkpoint.read(&self.sources[tensor], (row * row_bytes) as u64, out)?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    /// The numbers of one row, in the order of the file's columns and changed.
+    fn numbers<'b>(&self, raw: &[u8], decoded: &'b mut [f32], ordered: &'b mut [f32]) -> &'b [f32] {
+        self.float.decode(raw, decoded);
+        let numbers = match &self.layout.columns {
+            None => decoded,
+            Some(columns) => {
+                ordered.iter_mut().zip(columns).for_each(|(out, &column)| *out = decoded[column]);
+                ordered
+            }
+        };
+        for change in &self.layout.changes {
+            numbers.iter_mut().for_each(|number| *number = change.apply(*number));
+        }
+        numbers
+    }
+}
