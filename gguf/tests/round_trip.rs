@@ -244,6 +244,51 @@ fn the_writer_refuses_what_the_reader_would() {
     }
 }
 
+/// The numbers of a tensor.
+fn floats(file: &GgufFile, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap();
+    let mut out = vec![0.0; tensor.elements()];
+    tensor.quant.dequantize(&file.data(tensor), &mut out).unwrap();
+    out
+}
+
+#[test]
+fn files_of_the_python_package_are_read_and_written_again() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    for (name, endian) in [("little.container", Endian::Little), ("big.container", Endian::Big)] {
+        let bytes = std::fs::read(folder.join(name)).unwrap();
+        let file = GgufFile::from_bytes(name, bytes.clone()).unwrap();
+        assert_eq!(file.endian(), endian);
+        let expected = [
+            ("general.architecture", Value::String("test".into())),
+            ("t.u8", Value::U8(200)),
+            ("t.i8", Value::I8(-100)),
+            ("t.u16", Value::U16(60000)),
+            ("t.i16", Value::I16(-30000)),
+            ("t.u32", Value::U32(4_000_000_000)),
+            ("t.i32", Value::I32(-2_000_000_000)),
+            ("t.u64", Value::U64(1 << 63)),
+            ("t.i64", Value::I64(-(1 << 62))),
+            ("t.f32", Value::F32(1.5)),
+            ("t.f64", Value::F64(-2.25)),
+            ("t.bool", Value::Bool(true)),
+            ("t.string", Value::String("straße".into())),
+            ("t.strings", Value::Strings(vec!["a".into(), "".into(), "🦀".into()])),
+            ("t.integers", Value::I32s(vec![1, -2, 3])),
+            ("t.floats", Value::F32s(vec![0.5, -0.5])),
+            ("t.flags", Value::Bools(vec![true, false])),
+        ];
+        assert!(file.metadata().iter().eq(expected.iter().map(|(key, value)| (*key, value))), "{:?}", file.metadata());
+        assert_eq!(file.tensor("t.f32").unwrap().shape, [3, 2]);
+        assert_eq!(floats(&file, "t.f32"), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(floats(&file, "t.f16"), [0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(floats(&file, "t.i32"), [1.0, -2.0]);
+        let data: Vec<_> = file.tensors().iter().map(|tensor| file.data(tensor)).collect();
+        let views: Vec<&[u8]> = data.iter().map(|data| &data[..]).collect();
+        assert!(writer_of(&file).to_bytes(&views).unwrap() == bytes, "{name}");
+    }
+}
+
 #[test]
 fn files_of_other_programs_are_written_again_byte_for_byte() {
     let shared = std::env::var("KVAS_SHARED").unwrap_or(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared").into());

@@ -5,12 +5,14 @@ Run in this folder with `gguf` and `numpy` installed: python make_vectors.py
 NAME.dequantize holds random valid blocks and, after them, the f32 bits they stand for.
 NAME.quantize holds f32 elements and, after them, the blocks they become; only for formats whose quantiser there is the
 reference. All numbers are little-endian. The number of blocks follows from the size of the file.
+
+little.container and big.container are whole GGUF files with every type of metadata, for tests/round_trip.rs.
 """
 
 from pathlib import Path
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, GGUFEndian, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 BLOCKS = 6
@@ -58,6 +60,34 @@ def elements(random, name):
     return np.array(rows, dtype="<f4")
 
 
+def container(folder, name, endian):
+    """A file with every type of value and, since the package turns no blocks around, plain tensors only."""
+    writer = GGUFWriter(folder / f"{name}.container", "test", endianess=endian)
+    writer.add_uint8("t.u8", 200)
+    writer.add_int8("t.i8", -100)
+    writer.add_uint16("t.u16", 60000)
+    writer.add_int16("t.i16", -30000)
+    writer.add_uint32("t.u32", 4000000000)
+    writer.add_int32("t.i32", -2000000000)
+    writer.add_uint64("t.u64", 1 << 63)
+    writer.add_int64("t.i64", -(1 << 62))
+    writer.add_float32("t.f32", 1.5)
+    writer.add_float64("t.f64", -2.25)
+    writer.add_bool("t.bool", True)
+    writer.add_string("t.string", "straße")
+    writer.add_array("t.strings", ["a", "", "🦀"])
+    writer.add_array("t.integers", [1, -2, 3])
+    writer.add_array("t.floats", [0.5, -0.5])
+    writer.add_array("t.flags", [True, False])
+    writer.add_tensor("t.f32", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.add_tensor("t.f16", np.arange(5, dtype=np.float16))
+    writer.add_tensor("t.i32", np.array([[1], [-2]], dtype=np.int32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main():
     random = np.random.default_rng(20240)
     folder = Path(__file__).parent
@@ -73,6 +103,8 @@ def main():
     for name in QUANTIZE:
         rows = elements(random, name)
         (folder / f"{name}.quantize").write_bytes(rows.tobytes() + quantize(rows, Type[name]).tobytes())
+    container(folder, "little", GGUFEndian.LITTLE)
+    container(folder, "big", GGUFEndian.BIG)
 
 
 main()
