@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
+pub mod chat;
 pub mod engine;
 pub mod memory;
 pub mod model;
 pub mod presets;
+pub mod repl;
 pub mod sampling;
 pub mod scheduler;
 pub mod text;

@@ -188,13 +188,13 @@ impl Program {
             }
             Op::RopeStore(o) => self.check_rope_store(o),
             Op::Attention(o) => self.check_attention(o),
-            Op::CausalConv(o) => match self.store(o.store) {
-                StoreDecl::Conv(conv) => {
-                    self.equal("channels", self.columns(o.x), conv.channels)?;
-                    self.weight_is(o.weight, [conv.channels, conv.taps], f32)
-                }
-                other => Err(format!("causal_conv needs a conv store, not {other:?}")),
-            },
+            Op::CausalConv(o) => {
+                let StoreDecl::Conv(conv) = self.store(o.store) else {
+                    return Err("causal_conv needs a conv store".into());
+                };
+                self.equal("channels", self.columns(o.x), conv.channels)?;
+                self.weight_is(o.weight, [conv.channels, conv.taps], f32)
+            }
             Op::GatedDelta(o) => self.check_gated_delta(o),
             Op::GatedNorm(o) => {
                 let head_dim = self.weight(o.weight).shape[1];

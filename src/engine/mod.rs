@@ -193,10 +193,8 @@ impl Engine {
         self.device(&plan.work)?;
         self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
         self.commit(&plan.spans)?;
-        let mut row = 0;
-        for span in plan.spans.iter().filter(|span| span.outputs == Outputs::Last) {
+        for (row, span) in plan.spans.iter().filter(|span| span.outputs == Outputs::Last).enumerate() {
             self.sample(span.id, row);
-            row += 1;
         }
         Ok(())
     }

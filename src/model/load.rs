@@ -1,7 +1,11 @@
 //! The loading pipeline, top to bottom: map, read, lower, bind, prepare.
 
 use super::{ModelError, ModelSpec, lower::lower, weights};
-use crate::{arch, engine::Runner, text::Tokenizer};
+use crate::{
+    arch,
+    engine::Runner,
+    text::{ChatTemplate, Tokenizer},
+};
 use kvas_backend::{Backend, Limits, Program};
 use kvas_gguf::GgufFile;
 use std::{path::Path, sync::Arc};
@@ -35,9 +39,9 @@ impl Model {
         Ok(Self { file, spec, program: Arc::new(program), tokenizer })
     }
 
-    /// The chat template, if the file has one.
-    pub fn template(&self) -> Result<Option<&str>, ModelError> {
-        Ok(self.file.metadata().string_opt("tokenizer.chat_template")?)
+    /// The file's chat template; ChatML if it has none.
+    pub fn template(&self) -> Result<ChatTemplate, ModelError> {
+        Ok(ChatTemplate::from_metadata(self.file.metadata(), None)?.unwrap_or_else(ChatTemplate::chatml))
     }
 
     /// Hands the weights to a backend. `progress` hears (bytes handed over, bytes in all) after every weight.

@@ -9,6 +9,7 @@ use kvas_backend::{
     op::{self, Activation, Output},
     store::{ConvDecl, DeltaDecl, PagesDecl},
 };
+use std::ops::Range;
 
 /// The L2 norm of q and k in gated delta layers adds this to the squared length, whatever the norms' eps is.
 const L2_EPS: f32 = 1e-6;
@@ -134,9 +135,10 @@ impl<'a> Lowering<'a> {
     fn attention(&mut self, index: usize, a: &spec::Attention, input: Act, residual: Act) {
         let (q_columns, out_columns) = (a.heads * a.key_dim, a.heads * a.value_dim);
         let (k_columns, v_columns) = (a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
-        let q = self.projection(index, a, "q", q_columns, 0, input);
-        let k = self.projection(index, a, "k", k_columns, q_columns, input);
-        let v = self.projection(index, a, "v", v_columns, q_columns + k_columns, input);
+        let q = self.projection(index, a, ("q", 0..q_columns), input);
+        let k = self.projection(index, a, ("k", q_columns..q_columns + k_columns), input);
+        let v_first = q_columns + k_columns;
+        let v = self.projection(index, a, ("v", v_first..v_first + v_columns), input);
         let gate = (a.projection == AttentionProjection::GatedQuery).then(|| {
             let tensor = format!("blk.{index}.attn_q.weight");
             let parts = (0..a.heads).map(|h| (tensor.clone(), (2 * h + 1) * a.key_dim, a.key_dim)).collect();
@@ -160,8 +162,9 @@ impl<'a> Lowering<'a> {
         self.linear(out, output, residual, Output::Accumulate);
     }
 
-    /// One of q, k, v; `first` is its first row in a fused tensor.
-    fn projection(&mut self, index: usize, a: &spec::Attention, name: &str, rows: usize, first: usize, x: Act) -> Act {
+    /// One of q, k, v, with the rows it has in a fused tensor.
+    fn projection(&mut self, index: usize, a: &spec::Attention, part: (&str, Range<usize>), x: Act) -> Act {
+        let (name, first, rows) = (part.0, part.1.start, part.1.len());
         let own = format!("blk.{index}.attn_{name}.weight");
         let (label, parts) = match a.projection {
             AttentionProjection::Fused => {

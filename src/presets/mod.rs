@@ -9,7 +9,10 @@ use crate::{
 };
 use kvas_backend::{Program, WeightDecl, WeightFormat, conformance::Random};
 use kvas_gguf::{GgufError, GgufWriter, Metadata, Quant, Value};
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    path::Path,
+};
 
 /// A known model's shapes.
 #[derive(Debug, Clone, Copy)]
@@ -259,14 +262,16 @@ impl Pools {
             _ => (0.0, columns.sqrt().recip()),
         };
         let key = (tensor.quant.id(), f32::to_bits(mean * 64.0 + deviation));
-        if !self.blocks.contains_key(&key) {
-            let mut random = Random::new(u64::from(key.1));
-            let values: Vec<f32> = (0..POOL).map(|_| mean + deviation * random.normal()).collect();
-            let mut bytes = vec![0; POOL / tensor.quant.block_len() * tensor.quant.block_bytes()];
-            tensor.quant.quantize(&values, &mut bytes)?;
-            self.blocks.insert(key, bytes);
-        }
-        let pool = &self.blocks[&key];
+        let pool = match self.blocks.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let mut random = Random::new(u64::from(key.1));
+                let values: Vec<f32> = (0..POOL).map(|_| mean + deviation * random.normal()).collect();
+                let mut bytes = vec![0; POOL / tensor.quant.block_len() * tensor.quant.block_bytes()];
+                tensor.quant.quantize(&values, &mut bytes)?;
+                new.insert(bytes)
+            }
+        };
         // Start elsewhere in the pool for every tensor, so that layers differ.
         let hash = name.bytes().fold(7usize, |hash, byte| hash.wrapping_mul(131).wrapping_add(byte.into()));
         let blocks = pool.len() / tensor.quant.block_bytes();

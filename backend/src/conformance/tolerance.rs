@@ -14,8 +14,5 @@ pub const ATTENTION: f64 = 1e-10;
 /// A product with weights of this format. Backends may quantise the activations to 8 bits for block formats; with
 /// outlier channels 30 times as large that costs up to 2e-4.
 pub fn linear(quant: Quant) -> f64 {
-    match quant {
-        Quant::F32 | Quant::F16 | Quant::Bf16 => EXACT,
-        _ => 5e-4,
-    }
+    if matches!(quant, Quant::F32 | Quant::F16 | Quant::Bf16) { EXACT } else { 5e-4 }
 }

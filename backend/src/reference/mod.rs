@@ -284,9 +284,9 @@ impl Backend for Reference {
 
 /// The frequencies of every rotating layer, by its store. `factors` gives the values of a weight.
 pub fn rope_frequencies(program: &Program, factors: impl Fn(Weight) -> Vec<f32>) -> Vec<(Store, Vec<f32>)> {
-    let rotating = program.ops.iter().filter_map(|op| match op {
-        crate::Op::RopeStore(op) => op.rope.as_ref().map(|rope| (op.store, rope)),
-        _ => None,
+    let rotating = program.ops.iter().filter_map(|op| {
+        let crate::Op::RopeStore(op) = op else { return None };
+        op.rope.as_ref().map(|rope| (op.store, rope))
     });
     rotating.map(|(store, rope)| (store, rope.frequencies(rope.factors.map(&factors).as_deref()))).collect()
 }

@@ -1,0 +1,228 @@
+//! A conversation over the engine: messages, the prompt they render to, turns, and going back. A second turn reads
+//! its new tokens only, an `/undo` or `/regen` those since the engine's last snapshot.
+
+mod answer;
+
+pub use answer::{Answer, answer};
+
+use crate::{
+    engine::{ConversationId, EngineHandle, Request},
+    sampling::{Sampler, SamplerParams},
+    text::{Bos, ChatTemplate, Conversation, Special, Tokenizer},
+};
+use serde_json::{Map, Value, json};
+use std::sync::{Arc, atomic::AtomicBool};
+
+/// How a conversation is held.
+#[derive(Debug, Clone)]
+pub struct ChatSettings {
+    /// How tokens are chosen.
+    pub params: SamplerParams,
+    /// Most tokens of an answer.
+    pub max_tokens: usize,
+    /// Texts that end an answer.
+    pub stop_strings: Vec<String>,
+    /// More variables for the template, such as `enable_thinking`.
+    pub template_variables: Map<String, Value>,
+}
+
+/// Text and tokens that the engine has read and generated, so that the next prompt repeats them to the token:
+/// generated tokens need not be those the tokenizer would choose.
+#[derive(Debug, Default)]
+struct Known {
+    text: String,
+    ids: Vec<u32>,
+    /// (bytes of text, tokens) at the end of every prompt and answer.
+    marks: Vec<(usize, usize)>,
+}
+
+impl Known {
+    /// The last mark up to which `text` is the same.
+    fn shared_with(&self, text: &str) -> Option<(usize, usize)> {
+        let common = self.text.bytes().zip(text.bytes()).take_while(|(known, new)| known == new).count();
+        self.marks.iter().rev().find(|(bytes, _)| *bytes <= common).copied()
+    }
+
+    /// Replaces everything by this text and its tokens; marks in the part that stays the same are kept.
+    fn replace(&mut self, text: String, ids: Vec<u32>) {
+        let shared = self.shared_with(&text).map_or(0, |(bytes, _)| bytes);
+        self.marks.retain(|(bytes, _)| *bytes <= shared);
+        self.marks.push((text.len(), ids.len()));
+        (self.text, self.ids) = (text, ids);
+    }
+}
+
+/// A conversation with one model.
+#[derive(Debug)]
+pub struct Chat {
+    engine: EngineHandle,
+    conversation: ConversationId,
+    tokenizer: Arc<Tokenizer>,
+    template: ChatTemplate,
+    /// Settings for the next answer.
+    pub settings: ChatSettings,
+    messages: Vec<Value>,
+    known: Known,
+}
+
+impl Chat {
+    /// Opens a conversation.
+    pub fn new(
+        engine: EngineHandle,
+        tokenizer: Arc<Tokenizer>,
+        template: ChatTemplate,
+        settings: ChatSettings,
+    ) -> Result<Self, String> {
+        let conversation = engine.open()?;
+        let (messages, known) = (Vec::new(), Known::default());
+        Ok(Self { engine, conversation, tokenizer, template, settings, messages, known })
+    }
+
+    /// The engine behind.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
+    /// All messages, the system message first.
+    pub fn messages(&self) -> &[Value] {
+        &self.messages
+    }
+
+    /// Replaces all messages. Each must be an object with a `role` and a `content` of text.
+    pub fn set_messages(&mut self, messages: Vec<Value>) -> Result<(), String> {
+        for (number, message) in messages.iter().enumerate() {
+            for field in ["role", "content"] {
+                if !message.get(field).is_some_and(Value::is_string) {
+                    return Err(format!("message {number}: {field} is missing, expected text"));
+                }
+            }
+        }
+        self.messages = messages;
+        Ok(())
+    }
+
+    /// The system message.
+    pub fn system(&self) -> Option<&str> {
+        self.messages.first().filter(|message| message["role"] == "system")?["content"].as_str()
+    }
+
+    /// Sets or, with an empty text, removes the system message.
+    pub fn set_system(&mut self, text: &str) {
+        if self.system().is_some() {
+            self.messages.remove(0);
+        }
+        if !text.is_empty() {
+            self.messages.insert(0, json!({"role": "system", "content": text}));
+        }
+    }
+
+    /// Forgets all messages but the system message.
+    pub fn clear(&mut self) {
+        self.messages.retain(|message| message["role"] == "system");
+    }
+
+    /// Takes back the last question and its answer; the question's text, if there was one.
+    pub fn undo(&mut self) -> Option<String> {
+        let last = self.messages.iter().rposition(|message| message["role"] == "user")?;
+        let question = self.messages[last]["content"].as_str().unwrap_or_default().to_string();
+        self.messages.truncate(last);
+        Some(question)
+    }
+
+    /// Asks, and keeps question and answer. If nothing could be answered, the question is not kept either.
+    pub fn ask(&mut self, text: &str, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, String> {
+        self.messages.push(json!({"role": "user", "content": text}));
+        let answer = self.answer(interrupted, sink);
+        if answer.is_err() {
+            self.messages.pop();
+        }
+        answer
+    }
+
+    /// Answers the last question again.
+    pub fn regenerate(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, String> {
+        let last = self.messages.iter().rposition(|message| message["role"] == "user");
+        let last = last.ok_or("there is no question to answer again")?;
+        let old = self.messages.split_off(last + 1);
+        let answer = self.answer(interrupted, sink);
+        if answer.is_err() {
+            self.messages.extend(old);
+        }
+        answer
+    }
+
+    fn answer(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, String> {
+        let (text, prompt) = self.prompt()?;
+        let sampler = sampler(&self.settings.params, &self.tokenizer)?;
+        let request = Request {
+            conversation: Some(self.conversation),
+            prompt: prompt.clone(),
+            max_tokens: self.settings.max_tokens,
+            stop_tokens: self.tokenizer.eog().to_vec(),
+            sampler,
+        };
+        let stops = &self.settings.stop_strings;
+        let answer = answer(&self.engine, &self.tokenizer, request, stops, interrupted, sink)?;
+        self.messages.push(json!({"role": "assistant", "content": answer.text}));
+        self.remember(text, prompt, &answer);
+        Ok(answer)
+    }
+
+    /// What has now been read and generated. The stop token is left out: the template writes it, or something else.
+    fn remember(&mut self, text: String, prompt: Vec<u32>, answer: &Answer) {
+        let generated = match answer.ids.split_last() {
+            Some((last, rest)) if self.tokenizer.is_eog(*last) => rest,
+            _ => &answer.ids[..],
+        };
+        let ids = [&prompt[..], generated].concat();
+        let whole = format!("{text}{}", answer.text);
+        self.known.replace(text, prompt);
+        self.known.replace(whole, ids);
+    }
+
+    /// The text and tokens of the messages, ready for an answer.
+    fn prompt(&self) -> Result<(String, Vec<u32>), String> {
+        let text = render(&self.template, &self.tokenizer, &self.messages, &self.settings.template_variables)?;
+        let ids = match self.known.shared_with(&text) {
+            Some((bytes, tokens)) => {
+                let mut ids = self.known.ids[..tokens].to_vec();
+                ids.extend(self.tokenizer.encode(&text[bytes..], Special::Parse, Bos::Omit));
+                ids
+            }
+            None => self.tokenizer.encode(&text, Special::Parse, Bos::Add),
+        };
+        Ok((text, ids))
+    }
+}
+
+impl Drop for Chat {
+    fn drop(&mut self) {
+        self.engine.close(self.conversation);
+    }
+}
+
+/// The text of messages, up to where the answer begins.
+pub fn render(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[Value],
+    variables: &Map<String, Value>,
+) -> Result<String, String> {
+    let roles = tokenizer.roles();
+    let text_of = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id).ok()).unwrap_or_default();
+    let messages = Value::Array(messages.to_vec());
+    let conversation = Conversation {
+        bos_token: text_of(roles.bos),
+        eos_token: text_of(roles.eos),
+        variables: variables.clone(),
+        ..Conversation::new(&messages)
+    };
+    template.render(&conversation).map_err(|error| error.to_string())
+}
+
+/// A sampler, with its DRY sequence breakers as this tokenizer writes them.
+pub fn sampler(params: &SamplerParams, tokenizer: &Tokenizer) -> Result<Sampler, String> {
+    let encode = |text: &String| tokenizer.encode(text, Special::Literal, Bos::Omit);
+    let breakers: Vec<Vec<u32>> = params.dry_sequence_breakers.iter().map(encode).collect();
+    Sampler::new(params.clone(), tokenizer.vocab(), &breakers).map_err(|error| error.to_string())
+}

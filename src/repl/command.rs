@@ -1,0 +1,108 @@
+//! What a line of input means.
+
+/// A line of input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Input {
+    /// Something to ask the model.
+    Message(String),
+    /// `/name argument`
+    Command(Command, String),
+    /// `/name` of no command.
+    Unknown(String),
+    /// Nothing.
+    Empty,
+}
+
+/// Commands of the terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the table below says what each does")]
+pub(super) enum Command {
+    Help,
+    System,
+    Set,
+    Show,
+    Clear,
+    Regen,
+    Undo,
+    Save,
+    Load,
+    Stats,
+    Quit,
+}
+
+/// (command, name, argument, what it does)
+pub(super) const COMMANDS: &[(Command, &str, &str, &str)] = &[
+    (Command::Help, "/help", "", "this list"),
+    (Command::System, "/system", "[TEXT]", "show or replace the system message; /system none removes it"),
+    (Command::Set, "/set", "NAME VALUE", "change a setting, as in /set temperature 0.5; /show lists them"),
+    (Command::Show, "/show", "[messages]", "the settings, or the conversation so far"),
+    (Command::Clear, "/clear", "", "forget the conversation, keep the system message"),
+    (Command::Regen, "/regen", "", "answer the last question again"),
+    (Command::Undo, "/undo", "", "take back the last question and its answer"),
+    (Command::Save, "/save", "FILE", "write the conversation and the settings to a file"),
+    (Command::Load, "/load", "FILE", "continue a conversation from such a file"),
+    (Command::Stats, "/stats", "", "speed, reuse and memory"),
+    (Command::Quit, "/quit", "", "leave; Ctrl-D does too"),
+];
+
+/// Reads a whole input, several lines if it was quoted or continued.
+pub(super) fn parse(input: &str) -> Input {
+    let trimmed = input.trim();
+    if trimmed.is_empty() {
+        return Input::Empty;
+    }
+    if let Some(rest) = trimmed.strip_prefix('/') {
+        // A path or a comment is not a command: names are letters only.
+        let name = rest.split_whitespace().next().unwrap_or("");
+        if name.chars().all(|c| c.is_ascii_alphabetic()) {
+            let argument = unquoted(rest[name.len()..].trim());
+            let known = COMMANDS.iter().find(|(_, known, ..)| known[1..] == *name);
+            let alias = matches!(name, "exit" | "bye").then_some(Command::Quit);
+            return match known.map(|(command, ..)| *command).or(alias) {
+                Some(command) => Input::Command(command, argument),
+                None => Input::Unknown(format!("/{name}")),
+            };
+        }
+    }
+    Input::Message(unquoted(trimmed))
+}
+
+/// Takes off `"""` around a text, or joins lines that end in a backslash.
+fn unquoted(text: &str) -> String {
+    match text.strip_prefix("\"\"\"").and_then(|rest| rest.strip_suffix("\"\"\"")) {
+        Some(quoted) => quoted.strip_prefix('\n').unwrap_or(quoted).trim_end_matches('\n').to_string(),
+        None => text.replace("\\\n", "\n"),
+    }
+}
+
+/// True while more lines are to come: a quote is open, or the line ends in a backslash.
+pub(super) fn is_open(input: &str) -> bool {
+    if input.matches("\"\"\"").count() % 2 == 1 {
+        return true;
+    }
+    let backslashes = input.chars().rev().take_while(|c| *c == '\\').count();
+    !input.contains("\"\"\"") && backslashes % 2 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_and_messages_are_told_apart() {
+        assert_eq!(parse("  /undo "), Input::Command(Command::Undo, String::new()));
+        assert_eq!(parse("/set top_k 3"), Input::Command(Command::Set, "top_k 3".into()));
+        assert_eq!(parse("/bye"), Input::Command(Command::Quit, String::new()));
+        assert_eq!(parse("/nope x"), Input::Unknown("/nope".into()));
+        assert_eq!(parse("/usr/bin is a path"), Input::Message("/usr/bin is a path".into()));
+        assert_eq!(parse("  \n "), Input::Empty);
+    }
+
+    #[test]
+    fn several_lines_are_one_input() {
+        assert!(is_open("\"\"\"one") && is_open("one \\") && !is_open("\"\"\"one\ntwo\"\"\"") && !is_open("a \\\\"));
+        assert_eq!(parse("\"\"\"\none\n  two\n\"\"\""), Input::Message("one\n  two".into()));
+        assert_eq!(parse("one\\\ntwo"), Input::Message("one\ntwo".into()));
+        assert_eq!(parse("/system \"\"\"be\nbrief\"\"\""), Input::Command(Command::System, "be\nbrief".into()));
+    }
+}

@@ -1,0 +1,130 @@
+//! The input line: history, completion of commands, several lines.
+
+use super::command::{COMMANDS, is_open};
+use rustyline::{
+    Context, Editor, Helper, Result,
+    completion::{Completer, FilenameCompleter, Pair},
+    error::ReadlineError,
+    highlight::Highlighter,
+    hint::Hinter,
+    history::FileHistory,
+    validate::{ValidationContext, ValidationResult, Validator},
+};
+use std::{borrow::Cow, path::PathBuf};
+
+/// What the user did at the prompt.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Typed {
+    /// A whole input.
+    Input(String),
+    /// Ctrl-C.
+    Interrupt,
+    /// Ctrl-D, or the end of a pipe.
+    End,
+}
+
+/// Whether to use colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colour {
+    /// Plain text.
+    Off,
+    /// ANSI colours.
+    On,
+}
+
+struct Assistant {
+    files: FilenameCompleter,
+    colour: Colour,
+}
+
+impl Helper for Assistant {}
+
+impl Hinter for Assistant {
+    type Hint = String;
+}
+
+impl Completer for Assistant {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, at: usize, context: &Context<'_>) -> Result<(usize, Vec<Pair>)> {
+        if line.starts_with("/save ") || line.starts_with("/load ") {
+            return self.files.complete(line, at, context);
+        }
+        if !line.starts_with('/') || line[..at].contains(char::is_whitespace) {
+            return Ok((at, Vec::new()));
+        }
+        let matching = COMMANDS.iter().filter(|(_, name, ..)| name.starts_with(&line[..at]));
+        let pair = |name: &str| Pair { display: name.to_string(), replacement: format!("{name} ") };
+        Ok((0, matching.map(|(_, name, ..)| pair(name)).collect()))
+    }
+}
+
+impl Highlighter for Assistant {
+    fn highlight_prompt<'b, 's: 'b, 'p: 'b>(&'s self, prompt: &'p str, _default: bool) -> Cow<'b, str> {
+        match self.colour {
+            Colour::Off => Cow::Borrowed(prompt),
+            Colour::On => Cow::Owned(format!("\x1b[1;36m{prompt}\x1b[0m")),
+        }
+    }
+}
+
+impl Validator for Assistant {
+    fn validate(&self, context: &mut ValidationContext) -> Result<ValidationResult> {
+        Ok(if is_open(context.input()) { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+    }
+}
+
+/// Reads inputs and keeps their history in a file.
+pub(super) struct Prompt {
+    editor: Editor<Assistant, FileHistory>,
+    history: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for Prompt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prompt").field("history", &self.history).finish_non_exhaustive()
+    }
+}
+
+impl Prompt {
+    /// A prompt whose history is kept in `history`, if there is such a place.
+    pub(super) fn new(history: Option<PathBuf>, colour: Colour) -> Result<Self> {
+        let config = rustyline::Config::builder()
+            .bracketed_paste(true)
+            .auto_add_history(false)
+            .completion_type(rustyline::CompletionType::List)
+            .build();
+        let mut editor = Editor::with_config(config)?;
+        editor.set_helper(Some(Assistant { files: FilenameCompleter::new(), colour }));
+        if let Some(path) = &history {
+            // A first start has no history yet; an unreadable one is not worth refusing to chat.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self { editor, history })
+    }
+
+    /// The next input.
+    pub(super) fn read(&mut self) -> Result<Typed> {
+        match self.editor.readline("> ") {
+            Ok(input) => {
+                if !input.trim().is_empty() {
+                    self.editor.add_history_entry(input.as_str())?;
+                    self.save();
+                }
+                Ok(Typed::Input(input))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Typed::Interrupt),
+            Err(ReadlineError::Eof) => Ok(Typed::End),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn save(&mut self) {
+        if let Some(path) = &self.history {
+            if let Some(folder) = path.parent() {
+                let _ = std::fs::create_dir_all(folder);
+            }
+            let _ = self.editor.append_history(path);
+        }
+    }
+}

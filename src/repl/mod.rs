@@ -1,0 +1,336 @@
+//! The terminal: reads inputs, streams answers, carries out commands. First Ctrl-C stops an answer and keeps it; at
+//! the prompt, a second one leaves.
+
+mod command;
+mod editor;
+
+pub use editor::Colour;
+
+use crate::{
+    chat::{Answer, Chat},
+    engine::Timings,
+    sampling::SamplerParams,
+};
+use command::{COMMANDS, Command, Input, parse};
+use editor::{Prompt, Typed};
+use serde_json::{Map, Value, json};
+use std::{
+    io::Write,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Sizes that the statistics are printed in.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    /// Bytes of a single-layer page.
+    pub page_bytes: u64,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// Tokens of the context.
+    pub context: usize,
+}
+
+/// How the terminal is set up.
+#[derive(Debug, Clone)]
+pub struct ReplSettings {
+    /// Where the history of inputs is kept.
+    pub history: Option<PathBuf>,
+    /// Whether to use colour.
+    pub colour: Colour,
+    /// For statistics.
+    pub sizes: Sizes,
+    /// Name of the model, to tell whose saved conversation it is.
+    pub model: String,
+}
+
+/// How the user left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// `/quit` or Ctrl-D.
+    Quit,
+    /// Ctrl-C twice.
+    Interrupted,
+}
+
+/// Whether to go on after a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Go,
+    Leave,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Repl {
+    chat: Chat,
+    settings: ReplSettings,
+    interrupted: Arc<AtomicBool>,
+    last: Option<Timings>,
+}
+
+impl Repl {
+    /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer.
+    pub fn new(chat: Chat, settings: ReplSettings, interrupted: Arc<AtomicBool>) -> Self {
+        Self { chat, settings, interrupted, last: None }
+    }
+
+    /// Runs until the user leaves. Fails if the terminal does.
+    pub fn run(mut self) -> Result<Left, String> {
+        let fail = |error: rustyline::error::ReadlineError| format!("terminal: {error}");
+        let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
+        let mut interrupts = 0;
+        loop {
+            match prompt.read().map_err(fail)? {
+                Typed::End => return Ok(Left::Quit),
+                Typed::Interrupt if interrupts > 0 => return Ok(Left::Interrupted),
+                Typed::Interrupt => {
+                    interrupts += 1;
+                    self.note("Ctrl-C again leaves, as do Ctrl-D and /quit");
+                    continue;
+                }
+                Typed::Input(input) => {
+                    if self.input(&input) == Next::Leave {
+                        return Ok(Left::Quit);
+                    }
+                }
+            }
+            interrupts = 0;
+        }
+    }
+
+    fn input(&mut self, input: &str) -> Next {
+        match parse(input) {
+            Input::Empty => {}
+            Input::Unknown(name) => self.note(&format!("{name} is no command, /help lists them")),
+            Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink)),
+            Input::Command(Command::Quit, _) => return Next::Leave,
+            Input::Command(Command::Regen, _) => self.answer(Chat::regenerate),
+            Input::Command(command, argument) => match self.command(command, &argument) {
+                Ok(said) if said.is_empty() => {}
+                Ok(said) => println!("{said}"),
+                Err(error) => self.note(&error),
+            },
+        }
+        Next::Go
+    }
+
+    /// Streams an answer, then says what it cost.
+    fn answer(&mut self, ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(&str)) -> Result<Answer, String>) {
+        self.interrupted.store(false, Ordering::Relaxed);
+        let mut sink = |text: &str| {
+            let mut out = std::io::stdout().lock();
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        };
+        match ask(&mut self.chat, &self.interrupted, &mut sink) {
+            Ok(answer) => {
+                println!();
+                let line = self.statistics(&answer.timings);
+                let stopped = if answer.finish.name() == "cancelled" { "stopped; " } else { "" };
+                self.note(&format!("[{stopped}{line}]"));
+                self.last = Some(answer.timings);
+            }
+            Err(error) => self.note(&error),
+        }
+        self.interrupted.store(false, Ordering::Relaxed);
+    }
+
+    fn statistics(&self, timings: &Timings) -> String {
+        let memory = self.memory_bytes().map_or(String::new(), |bytes| format!(", memory {}", mebibytes(bytes)));
+        format!("{}{memory}", statistics(timings))
+    }
+
+    fn memory_bytes(&self) -> Option<u64> {
+        let stats = self.chat.engine().stats().ok()?;
+        let (pages, slots) = (stats.pages - stats.free_pages, stats.slots - stats.free_slots);
+        Some(pages as u64 * self.settings.sizes.page_bytes + slots as u64 * self.settings.sizes.slot_bytes)
+    }
+
+    /// Something that is neither question nor answer.
+    fn note(&self, text: &str) {
+        match self.settings.colour {
+            Colour::On => eprintln!("\x1b[2m{text}\x1b[0m"),
+            Colour::Off => eprintln!("{text}"),
+        }
+    }
+
+    fn command(&mut self, command: Command, argument: &str) -> Result<String, String> {
+        match command {
+            Command::Help => Ok(help()),
+            Command::System => Ok(self.system(argument)),
+            Command::Set => self.set(argument),
+            Command::Show => self.show(argument),
+            Command::Clear => {
+                self.chat.clear();
+                Ok("the conversation is forgotten".into())
+            }
+            Command::Undo => match self.chat.undo() {
+                Some(question) => Ok(format!("taken back: {question}")),
+                None => Err("there is nothing to take back".into()),
+            },
+            Command::Save => self.save(argument),
+            Command::Load => self.load(argument),
+            Command::Stats => self.stats(),
+            Command::Quit | Command::Regen => Ok(String::new()),
+        }
+    }
+
+    fn system(&mut self, text: &str) -> String {
+        match text {
+            "" => self.chat.system().unwrap_or("there is no system message").to_string(),
+            "none" => {
+                self.chat.set_system("");
+                "the system message is removed".into()
+            }
+            text => {
+                self.chat.set_system(text);
+                "the system message is set".into()
+            }
+        }
+    }
+
+    /// All settings as one JSON object: the sampler's, and those of the answer.
+    fn settings(&self) -> Result<Map<String, Value>, String> {
+        let settings = &self.chat.settings;
+        let params = serde_json::to_value(&settings.params).map_err(|error| error.to_string())?;
+        let Value::Object(mut all) = params else { return Err("settings are not an object".into()) };
+        all.insert("max_tokens".into(), json!(settings.max_tokens));
+        all.insert("stop".into(), json!(settings.stop_strings));
+        all.insert("template".into(), Value::Object(settings.template_variables.clone()));
+        Ok(all)
+    }
+
+    fn apply(&mut self, mut all: Map<String, Value>) -> Result<(), String> {
+        let mut take = |name: &str| all.remove(name).ok_or_else(|| format!("{name} is missing"));
+        let max_tokens = take("max_tokens")?.as_u64().ok_or("max_tokens, expected a whole number")?;
+        let stop_strings = serde_json::from_value(take("stop")?).map_err(|_| "stop, expected a list of texts")?;
+        let Value::Object(template_variables) = take("template")? else {
+            return Err("template, expected an object".into());
+        };
+        let params: SamplerParams = serde_json::from_value(Value::Object(all)).map_err(|error| error.to_string())?;
+        params.validate().map_err(|error| error.to_string())?;
+        let max_tokens = usize::try_from(max_tokens).unwrap_or(usize::MAX);
+        self.chat.settings = crate::chat::ChatSettings { params, max_tokens, stop_strings, template_variables };
+        Ok(())
+    }
+
+    fn set(&mut self, argument: &str) -> Result<String, String> {
+        let (name, value) =
+            argument.split_once(char::is_whitespace).ok_or("/set wants a name and a value; /show lists the names")?;
+        let mut all = self.settings()?;
+        let slot = all.get_mut(name).ok_or_else(|| format!("{name} is no setting; /show lists them"))?;
+        // Numbers, lists and objects are JSON; anything else is text.
+        let value = value.trim();
+        *slot = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
+        let said = format!("{name} = {slot}");
+        self.apply(all).map_err(|error| format!("{name}: {error}"))?;
+        Ok(said)
+    }
+
+    fn show(&self, what: &str) -> Result<String, String> {
+        match what {
+            "" => {
+                let lines = self.settings()?.into_iter().map(|(name, value)| format!("{name:22} {value}"));
+                Ok(lines.collect::<Vec<_>>().join("\n"))
+            }
+            "messages" => {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+                let lines = self
+                    .chat
+                    .messages()
+                    .iter()
+                    .map(|message| format!("{}: {}", text(&message["role"]), text(&message["content"])));
+                Ok(lines.collect::<Vec<_>>().join("\n"))
+            }
+            other => Err(format!("/show {other}, expected nothing or messages")),
+        }
+    }
+
+    fn save(&self, path: &str) -> Result<String, String> {
+        if path.is_empty() {
+            return Err("/save wants a file name".into());
+        }
+        let file = json!({
+            "kvas_chat": 1, "model": self.settings.model, "messages": self.chat.messages(), "settings": self.settings()?,
+        });
+        let text = serde_json::to_string_pretty(&file).map_err(|error| error.to_string())?;
+        // Beside the target first: a failed write leaves an older file as it was.
+        let partial = format!("{path}.partial");
+        std::fs::write(&partial, text + "\n").map_err(|error| format!("{path}: {error}"))?;
+        std::fs::rename(&partial, path).map_err(|error| format!("{path}: {error}"))?;
+        Ok(format!("{} messages written to {path}", self.chat.messages().len()))
+    }
+
+    fn load(&mut self, path: &str) -> Result<String, String> {
+        if path.is_empty() {
+            return Err("/load wants a file name".into());
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+        let file: Value = serde_json::from_str(&text).map_err(|error| format!("{path}: {error}"))?;
+        if file["kvas_chat"] != 1 {
+            return Err(format!("{path}: kvas_chat is {}, expected 1", file["kvas_chat"]));
+        }
+        let Value::Array(messages) = file["messages"].clone() else {
+            return Err(format!("{path}: messages is missing, expected a list"));
+        };
+        let Value::Object(settings) = file["settings"].clone() else {
+            return Err(format!("{path}: settings is missing, expected an object"));
+        };
+        let count = messages.len();
+        self.chat.set_messages(messages).map_err(|error| format!("{path}: {error}"))?;
+        self.apply(settings).map_err(|error| format!("{path}: {error}"))?;
+        Ok(format!("{count} messages read from {path}"))
+    }
+
+    fn stats(&self) -> Result<String, String> {
+        let stats = self.chat.engine().stats()?;
+        let (pages, slots) = (stats.pages - stats.free_pages, stats.slots - stats.free_slots);
+        let sizes = self.settings.sizes;
+        let mut lines = vec![
+            format!("context {} tokens, {} tokens read since the start", sizes.context, stats.tokens_read),
+            format!("pages   {pages} of {} in use, {}", stats.pages, mebibytes(pages as u64 * sizes.page_bytes)),
+            format!(
+                "slots   {slots} of {} in use (live state and snapshots), {}",
+                stats.slots,
+                mebibytes(slots as u64 * sizes.slot_bytes)
+            ),
+        ];
+        lines.extend(self.last.map(|timings| format!("last    {}", statistics(&timings))));
+        Ok(lines.join("\n"))
+    }
+}
+
+/// One line about a request: tokens and speed of both halves, and what was reused.
+pub fn statistics(timings: &Timings) -> String {
+    // The first token comes with the prompt; speed is that of the others.
+    let later = timings.generated_tokens.saturating_sub(1);
+    format!(
+        "prompt {} tokens {}, {} reused; answer {} tokens {}",
+        timings.prompt_tokens,
+        rate(timings.prompt_tokens, timings.prompt_seconds),
+        timings.cached_tokens,
+        timings.generated_tokens,
+        rate(later, timings.generate_seconds)
+    )
+}
+
+fn rate(tokens: usize, seconds: f64) -> String {
+    if seconds > 0.0 { format!("({:.1} tok/s)", tokens as f64 / seconds) } else { "(- tok/s)".into() }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+fn help() -> String {
+    let line =
+        |(_, name, argument, what): &(Command, &str, &str, &str)| format!("{:20} {what}", format!("{name} {argument}"));
+    let mut lines: Vec<String> = COMMANDS.iter().map(line).collect();
+    lines.push(String::new());
+    lines.push("\"\"\" begins and ends a text of several lines; a line that ends in \\ goes on.".into());
+    lines.push("Ctrl-C stops an answer and keeps it; at the prompt, twice, it leaves.".into());
+    lines.join("\n")
+}
