@@ -42,7 +42,8 @@ impl GgufFile {
     /// Maps a file and checks its whole header. If the file is one shard of a split model, all shards are opened, and
     /// the metadata is the first shard's.
     ///
-    /// The file must not be shortened or rewritten in place while it is open.
+    /// The file must not be shortened or rewritten in place while it is open. Strings that are not UTF-8, as tokens of
+    /// real vocabularies are, keep their places with U+FFFD for the bytes at fault.
     ///
     /// # Errors
     /// `Io` if a file cannot be opened or mapped; `Format`, `WrongType` or `BadValue` if it is not well-formed, or if

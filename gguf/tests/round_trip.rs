@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use kvas_gguf::{Endian, GgufFile, GgufWriter, Metadata, Quant, Value};
+use kvas_gguf::{Endian, GgufFile, GgufWriter, Metadata, Quant, Value, quant};
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
 /// A small seeded generator (xorshift), so that a failure can be repeated.
@@ -153,11 +154,67 @@ fn both_byte_orders_give_the_same_data() {
             assert_eq!(&file.data(&file.tensors()[0])[..], &data[..], "{quant} {:?}", file.endian());
         }
     }
-    // The numbers themselves are turned, not only turned back.
-    let mut writer = GgufWriter::new(Metadata::default()).endian(Endian::Big);
-    writer.declare("t", Quant::F32, &[1]).unwrap();
-    let bytes = writer.to_bytes(&[&1.0f32.to_le_bytes()]).unwrap();
-    assert_eq!(&bytes[bytes.len() - 32..][..4], &1.0f32.to_be_bytes());
+}
+
+/// The multi-byte numbers of a block of each format: where each lies, and its bytes.
+fn numbers_of_blocks() -> Vec<(Quant, Vec<(usize, usize)>)> {
+    let many = |first: usize, bytes: usize, count: usize| (0..count).map(move |i| (first + bytes * i, bytes));
+    macro_rules! at {
+        ($name:ident $($field:ident)*) => { (Quant::$name, vec![$((offset_of!(quant::$name, $field), 2)),*]) };
+    }
+    let mut numbers = vec![
+        (Quant::F32, vec![(0, 4)]),
+        (Quant::F16, vec![(0, 2)]),
+        (Quant::Bf16, vec![(0, 2)]),
+        (Quant::F64, vec![(0, 8)]),
+        (Quant::I8, vec![]),
+        (Quant::I16, vec![(0, 2)]),
+        (Quant::I32, vec![(0, 4)]),
+        (Quant::I64, vec![(0, 8)]),
+        at!(Q4_0 scale),
+        at!(Q4_1 scale min),
+        at!(Q5_0 scale),
+        at!(Q5_1 scale min),
+        at!(Q8_0 scale),
+        at!(Q2K scale min_scale),
+        at!(Q3K scale),
+        at!(Q4K scale min_scale),
+        at!(Q5K scale min_scale),
+        at!(Q6K scale),
+        (Quant::Q8K, [(0, 4)].into_iter().chain(many(offset_of!(quant::Q8K, sums), 2, 16)).collect()),
+        (Quant::Iq2Xxs, [(0, 2)].into_iter().chain(many(offset_of!(quant::Iq2Xxs, codes), 2, 32)).collect()),
+        (Quant::Iq2Xs, [(0, 2)].into_iter().chain(many(offset_of!(quant::Iq2Xs, codes), 2, 32)).collect()),
+        (Quant::Iq1S, [(0, 2)].into_iter().chain(many(offset_of!(quant::Iq1S, high), 2, 8)).collect()),
+        at!(Iq2S scale),
+        at!(Iq3Xxs scale),
+        at!(Iq3S scale),
+        at!(Iq4Nl scale),
+        at!(Iq4Xs scale scales_high),
+        (Quant::Iq1M, vec![]),
+        at!(Tq1_0 scale),
+        at!(Tq2_0 scale),
+        (Quant::Mxfp4, vec![]),
+    ];
+    numbers.sort_by_key(|(quant, _)| quant.id());
+    numbers
+}
+
+#[test]
+fn big_endian_blocks_have_their_numbers_turned_and_nothing_else() {
+    let numbers = numbers_of_blocks();
+    assert!(numbers.iter().map(|(quant, _)| quant).eq(Quant::ALL), "every format once");
+    for (quant, numbers) in numbers {
+        let data: Vec<u8> = (0..quant.block_bytes()).map(|at| at as u8).collect();
+        let mut expected = data.clone();
+        for (first, bytes) in numbers {
+            expected[first..first + bytes].reverse();
+        }
+        let mut writer = GgufWriter::new(Metadata::default()).endian(Endian::Big);
+        writer.declare("t", quant, &[quant.block_len() as u64]).unwrap();
+        let file = writer.to_bytes(&[&data]).unwrap();
+        let offset = GgufFile::from_bytes("big", file.clone()).unwrap().tensors()[0].offset();
+        assert_eq!(&file[offset..offset + data.len()], expected, "{quant}");
+    }
 }
 
 #[test]

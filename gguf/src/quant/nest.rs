@@ -62,23 +62,6 @@ pub(crate) fn nest_symmetric<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32
 }
 
 impl<const GROUPS: usize> Symmetric<GROUPS> {
-    /// Tries the neighbours of each group's scale on the elements themselves: rounding to the nearest integer is not
-    /// always best once the codes can follow. Scales are -top..top, codes -code_top..code_top.
-    pub(crate) fn refined(mut self, x: &[f32], weights: &[f32], top: i8, code_top: f32) -> Self {
-        let len = x.len() / GROUPS;
-        for (group, small) in self.scales.iter_mut().enumerate() {
-            let (x, weights) = (&x[len * group..][..len], &weights[len * group..][..len]);
-            let error = |small: i8| {
-                let scale = self.scale * f32::from(small);
-                let inverse = inverse(scale);
-                squares(x, weights, |x| scale * round(inverse * x).clamp(-code_top, code_top - 1.0))
-            };
-            let tries = [*small, (*small - 1).max(-top), (*small + 1).min(top - 1)];
-            *small = least(tries, error);
-        }
-        self
-    }
-
     /// The codes of the elements, `top` added so that none is negative.
     pub(crate) fn codes(&self, x: &[f32], top: f32) -> [u8; 256] {
         let inverses = self.scales.map(|small| inverse(self.scale * f32::from(small)));
@@ -111,7 +94,8 @@ pub(crate) fn nest_affine<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32) -
 }
 
 impl<const GROUPS: usize> Affine<GROUPS> {
-    /// As [`Symmetric::refined`], for each group's scale and minimum together. Both are 0..=top, codes 0..=code_top.
+    /// Tries the neighbours of each group's scale and minimum on the elements themselves: rounding both to the nearest
+    /// integer is not always best once the codes can follow. Scales and minimums are 0..=top, codes 0..=code_top.
     pub(crate) fn refined(mut self, x: &[f32], weights: &[f32], top: u8, code_top: f32) -> Self {
         let len = x.len() / GROUPS;
         for group in 0..GROUPS {

@@ -64,7 +64,7 @@ impl QuantizeBlock for Q3K {
             Some(importance) => search::weights(x, importance, 2.0 * search::mean_square(x)),
         };
         let fits = nest::symmetric_groups::<16, 16>(x, &weights, 4.0);
-        let nested = nest::nest_symmetric(&fits, 32.0).refined(x, &weights, 32, 4.0);
+        let nested = nest::nest_symmetric(&fits, 32.0);
         let codes: [u8; 256] = nested.codes(x, 4.0);
         Q3K {
             high: std::array::from_fn(|i| (0..8).fold(0, |bits, run| bits | (codes[32 * run + i] >> 2) << run)),

@@ -24,6 +24,11 @@ F16_AT = {
     "IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64],
 }
 OTHER = ["IQ1_M", "MXFP4", "BF16", "F32", "F64", "I8", "I16", "I32", "I64"]
+# Formats of table rows: entries in the table, bytes where the low 8 bits of the indices begin, and where the others do.
+TABLES = {
+    "IQ1_S": (2048, 2, 34), "IQ2_XXS": (256, 2, None), "IQ2_XS": (512, 2, None), "IQ2_S": (1024, 2, 66),
+    "IQ3_XXS": (256, 2, None), "IQ3_S": (512, 2, 66),
+}
 QUANTIZE = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"]
 PLAIN = {"F32": "<f4", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
@@ -32,6 +37,9 @@ def random_blocks(random, name):
     """Random bytes, with finite scales."""
     length, size = GGML_QUANT_SIZES[Type[name]]
     count = BLOCKS if length > 1 else 64
+    if name in TABLES:
+        # A row is 4 elements in the IQ3 formats, 8 in the others.
+        count = TABLES[name][0] // (64 if name.startswith("IQ3") else 32)
     blocks = random.integers(0, 256, (count, size), dtype=np.uint8)
     for at in F16_AT.get(name, []):
         # Of either sign, from subnormal to large.
@@ -45,7 +53,32 @@ def random_blocks(random, name):
         blocks[:, -1] = blocks[:, -1] & 0xBF
     if name == "F64":
         blocks[:] = random.normal(0, 1e3, count).astype("<f8").view(np.uint8).reshape(count, size)
+    if name in TABLES:
+        enumerate_rows(blocks, name)
     return blocks
+
+
+def enumerate_rows(blocks, name):
+    """Sets the indices so that every row of the table occurs once, whatever else the blocks say."""
+    entries, low, high = TABLES[name]
+    rows = np.arange(entries, dtype=np.uint16).reshape(len(blocks), -1)
+    for block, indices in zip(blocks, rows):
+        if name == "IQ2_XXS":
+            block[low:].reshape(8, 8)[:, :4] = indices.reshape(8, 4)
+        elif name == "IQ2_XS":
+            words = block[low : low + 64].view("<u2")
+            words[:] = words & 0xFE00 | indices
+        else:
+            block[low : low + len(indices)] = indices & 0xFF
+        for group, index in enumerate(indices >> 8 if high else []):
+            # How many bits of an index are high ones, and how many indices share a byte or, in IQ1_S, a u16.
+            bits, share = {"IQ1_S": (3, 4), "IQ2_S": (2, 4), "IQ3_S": (1, 8)}[name]
+            shift = bits * (group % share)
+            if name == "IQ1_S":
+                word = block[high + group // share * 2 :][:2].view("<u2")
+            else:
+                word = block[high + group // share :][:1]
+            word[0] = int(word[0]) & ~(((1 << bits) - 1) << shift) & 0xFFFF | int(index) << shift
 
 
 def elements(random, name):
