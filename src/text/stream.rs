@@ -157,3 +157,112 @@ impl Stop {
         self.matched == self.bytes.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::tokenizer::tests::{Random, build, small_bpe, small_spm};
+    use crate::text::{Bos, Special};
+
+    #[test]
+    fn characters_come_out_whole_and_the_text_is_the_decoded_one() {
+        let mut random = Random(7);
+        for tokenizer in [build(&small_spm()), build(&small_bpe())] {
+            for _ in 0..500 {
+                let ids = if random.below(2) == 0 {
+                    tokenizer.encode(&random.text(), Special::Parse, Bos::Omit)
+                } else {
+                    (0..30).map(|_| random.below(tokenizer.vocab()) as u32).collect()
+                };
+                let mut stream = Detokenizer::new(None, Control::Show);
+                let mut text = String::new();
+                for &id in &ids {
+                    text.push_str(&stream.push(&tokenizer, id).unwrap());
+                }
+                text.push_str(&stream.finish());
+                assert_eq!(text, tokenizer.decode(&ids, Control::Show).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn a_character_waits_for_its_last_byte() {
+        let tokenizer = build(&small_spm());
+        let bytes = |text: &str| -> Vec<u32> {
+            text.bytes().map(|byte| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap()).collect()
+        };
+        let mut stream = Detokenizer::new(None, Control::Hide);
+        let llama = bytes("🦙");
+        for &id in &llama[..3] {
+            assert_eq!(stream.push(&tokenizer, id).unwrap(), "");
+        }
+        assert!(stream.push(&tokenizer, u32::MAX).is_err(), "and an id out of range changes nothing");
+        assert_eq!(stream.push(&tokenizer, llama[3]).unwrap(), "🦙");
+        assert_eq!(stream.push(&tokenizer, bytes("é")[0]).unwrap(), "");
+        assert_eq!(stream.push(&tokenizer, bytes("a")[0]).unwrap(), "\u{FFFD}a");
+        assert_eq!(stream.push(&tokenizer, bytes("é")[0]).unwrap(), "");
+        assert_eq!(stream.finish(), "\u{FFFD}");
+        assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn a_continuation_keeps_its_first_space() {
+        let tokenizer = build(&small_spm());
+        let word = tokenizer.encode("one", Special::Literal, Bos::Omit);
+        let first = |before| Detokenizer::new(before, Control::Hide).push(&tokenizer, word[0]).unwrap();
+        assert!(first(word.last().copied()).starts_with(' '));
+        assert!(!first(None).starts_with(' ') && !first(Some(1)).starts_with(' '));
+    }
+
+    /// What a stream cut at every place could show: the text before the stop string that is complete first.
+    fn expected(text: &str, stops: &[&str]) -> (String, Option<usize>) {
+        for end in 1..=text.len() {
+            let complete = stops
+                .iter()
+                .enumerate()
+                .filter(|(_, stop)| !stop.is_empty() && text.as_bytes()[..end].ends_with(stop.as_bytes()));
+            if let Some((index, stop)) = complete.max_by_key(|&(index, stop)| (stop.len(), usize::MAX - index)) {
+                return (text[..end - stop.len()].into(), Some(index));
+            }
+        }
+        (text.into(), None)
+    }
+
+    #[test]
+    fn stop_strings_never_show_however_the_stream_is_cut() {
+        let mut random = Random(3);
+        for _ in 0..20_000 {
+            let mut word = |longest: usize| -> String {
+                (0..random.below(longest)).map(|_| ['a', 'b', 'é'][random.below(3)]).collect()
+            };
+            let stops = [word(5), word(4), word(3)];
+            let stops = stops.each_ref().map(String::as_str);
+            let text = word(12);
+            let mut matcher = StopMatcher::new(&stops);
+            let (mut shown, mut stop, mut rest) = (String::new(), None, text.as_str());
+            while !rest.is_empty() && stop.is_none() {
+                let cut =
+                    (1 + random.below(4)..=rest.len()).find(|&cut| rest.is_char_boundary(cut)).unwrap_or(rest.len());
+                let matched = matcher.push(&rest[..cut]);
+                shown.push_str(&matched.text);
+                stop = matched.stop;
+                rest = &rest[cut..];
+                // What is shown stays shown, so it can never be more than the end result.
+                assert!(expected(&text, &stops).0.starts_with(&shown), "{text:?} {stops:?} {shown:?}");
+            }
+            shown.push_str(&matcher.finish());
+            assert_eq!((shown, stop), expected(&text, &stops), "{text:?} {stops:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_possible_start_is_held() {
+        let mut matcher = StopMatcher::new(&["</s>", "<|im_end|>"]);
+        assert_eq!(matcher.push("a<").text, "a");
+        assert_eq!(matcher.push("|im_e").text, "");
+        assert_eq!(matcher.push("!").text, "<|im_e!");
+        assert_eq!(matcher.push("b<|im_end|>c"), Matched { text: "b".into(), stop: Some(1) });
+        assert_eq!(matcher.push("d"), Matched { text: String::new(), stop: None });
+        assert_eq!(matcher.finish(), "");
+    }
+}

@@ -65,6 +65,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    #[allow(clippy::wildcard_enum_match_arm, reason = "no other kind is JSON")]
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
@@ -87,6 +88,7 @@ impl Writer<'_> {
         Ok(())
     }
 
+    #[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of keys are written as text")]
     fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let mut pairs = Vec::new();
         for key in value.try_iter()?.checked() {
@@ -158,7 +160,10 @@ impl Writer<'_> {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
-                c if c < ' ' || (self.style.ascii == Ascii::Only && !c.is_ascii()) || c == '\u{7f}' && self.style.ascii == Ascii::Only => {
+                c if c < ' '
+                    || (self.style.ascii == Ascii::Only && !c.is_ascii())
+                    || c == '\u{7f}' && self.style.ascii == Ascii::Only =>
+                {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         write!(self.out, "\\u{unit:04x}").expect("a String takes any text");
                     }

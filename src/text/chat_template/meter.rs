@@ -1,5 +1,6 @@
 //! Bounds the memory and the time of one rendering, whatever the template.
 
+use super::rewrite::ONE;
 use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,10 +18,10 @@ pub(super) const MADE: &str = "made!";
 const DEPTH: usize = 200;
 /// What an item of a list or map counts, in bytes.
 const ITEM_BYTES: usize = 16;
-const BYTES: usize = 16 << 20;
+const BYTES: usize = 8 << 20;
 const BYTES_PER_INPUT_BYTE: usize = 32;
-const FUEL: u64 = 200_000;
-const FUEL_PER_INPUT_BYTE: u64 = 20;
+const FUEL: u64 = 120_000;
+const FUEL_PER_INPUT_BYTE: u64 = 40;
 const ITEMS: usize = 100_000;
 /// The last resort: instructions that compare or search large strings are few per unit of fuel but slow.
 const TIME: Duration = Duration::from_secs(1);
@@ -91,6 +92,7 @@ impl Meter {
         self.walk(value, &mut items, DEPTH, Namespaces::Allowed)
     }
 
+    #[allow(clippy::wildcard_enum_match_arm, reason = "objects of other shapes contain no values")]
     fn walk(&self, value: &Value, items: &mut usize, depth: usize, namespaces: Namespaces) -> Result<usize, Error> {
         if let Some(text) = value.as_str() {
             return Ok(text.len());
@@ -105,12 +107,15 @@ impl Meter {
         }
         let mut bytes = ITEM_BYTES;
         let mut add = |value: &Value| {
-            *items = items.checked_sub(1).ok_or_else(|| self.fail(Failure::Limit("makes values that are too large")))?;
+            *items =
+                items.checked_sub(1).ok_or_else(|| self.fail(Failure::Limit("makes values that are too large")))?;
             bytes += ITEM_BYTES + self.walk(value, items, depth - 1, namespaces)?;
             Ok::<(), Error>(())
         };
         match object.repr() {
-            ObjectRepr::Seq | ObjectRepr::Iterable => object.try_iter().into_iter().flatten().try_for_each(|v| add(&v))?,
+            ObjectRepr::Seq | ObjectRepr::Iterable => {
+                object.try_iter().into_iter().flatten().try_for_each(|v| add(&v))?
+            }
             ObjectRepr::Map => {
                 for (key, value) in object.try_iter_pairs().into_iter().flatten() {
                     add(&key)?;
@@ -175,9 +180,7 @@ impl Object for Guard {
             (GROW, [left, right]) => meter.grow(left, right),
             (MADE, [value]) => meter.made(value),
             // Python does not loop over None, and a template that tries is told so.
-            (ITER, [value]) if value.is_none() => {
-                Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable"))
-            }
+            (ITER, [value]) if value.is_none() => Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable")),
             (ITER, [value]) => meter.spend(0).map(|()| value.clone()),
             (BUILT | OWNED, [value]) => {
                 let mut items = meter.items;
@@ -195,6 +198,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     for name in [GROW, ITER, BUILT, OWNED, MADE] {
         environment.add_global(name, Value::from_object(Guard { name, meter: meter.clone() }));
     }
+    environment.add_global(ONE, 1);
     let meter = meter.clone();
     environment.set_formatter(move |out, state, value| {
         meter.spend(meter.measure(value)?)?;

@@ -66,8 +66,8 @@ impl ChatTemplate {
     /// # Errors
     /// `TemplateSyntax` with the line that is wrong.
     pub fn new(source: &str) -> Result<ChatTemplate, TextError> {
-        let template = ChatTemplate { source: without_generation_blocks(source) };
-        rewrite::compile(&template.source).map_err(syntax_error)?;
+        let template = ChatTemplate { source: normalized(source) };
+        rewrite::compile(&rewrite::harden(&template.source)?)?;
         Ok(template)
     }
 
@@ -79,7 +79,7 @@ impl ChatTemplate {
     pub fn from_metadata(metadata: &Metadata, name: Option<&str>) -> Result<Option<ChatTemplate>, TextError> {
         let key = name.map_or_else(|| KEY.to_owned(), |name| format!("{KEY}.{name}"));
         let source = metadata.string_opt(&key)?;
-        Ok(source.map(|source| ChatTemplate { source: without_generation_blocks(source) }))
+        Ok(source.map(|source| ChatTemplate { source: normalized(source) }))
     }
 
     /// The ChatML format, for models without a template.
@@ -99,7 +99,8 @@ impl ChatTemplate {
     /// that refuses the conversation; `TemplateLimit` if it asks for more work or memory than the conversation
     /// justifies.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TextError> {
-        let (instructions, blocks) = rewrite::compile(&self.source).map_err(syntax_error)?;
+        let source = rewrite::harden(&self.source)?;
+        let (instructions, blocks) = rewrite::compile(&source)?;
         let input_bytes = input_bytes(conversation);
         let meter = Arc::new(Meter::new(input_bytes));
         let mut environment = Environment::new();
@@ -124,12 +125,14 @@ const CHATML: &str = "\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}";
 
-/// `{% generation %}` marks what a model is trained on. It means nothing here, and the engine does not know it.
-fn without_generation_blocks(source: &str) -> String {
+/// The source as the engine takes it. Jinja ends each line with a line feed, whatever the source has; and
+/// `{% generation %}`, which marks what a model is trained on, means nothing here, but the engine does not know it.
+fn normalized(source: &str) -> String {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     if !source.contains("generation") {
-        return source.to_owned();
+        return source;
     }
-    let mut rest = source;
+    let mut rest = source.as_str();
     let mut plain = String::with_capacity(source.len());
     while let Some((before, tag)) = rest.split_once("{%") {
         plain.push_str(before);
@@ -186,7 +189,9 @@ fn input_bytes(conversation: &Conversation<'_>) -> usize {
         match value {
             serde_json::Value::String(text) => text.len() + 8,
             serde_json::Value::Array(items) => items.iter().map(bytes).sum::<usize>() + 8,
-            serde_json::Value::Object(items) => items.iter().map(|(key, item)| key.len() + bytes(item)).sum::<usize>() + 8,
+            serde_json::Value::Object(items) => {
+                items.iter().map(|(key, item)| key.len() + bytes(item)).sum::<usize>() + 8
+            }
             serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => 8,
         }
     }

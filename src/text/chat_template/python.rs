@@ -2,7 +2,7 @@
 
 use super::json;
 use super::meter::{Failure, Meter};
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat;
 use std::sync::Arc;
@@ -40,9 +40,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
 /// Tests that answer otherwise in Python: None cannot be looped over, text and mappings have items, a bool is a number.
 fn add_tests(environment: &mut Environment<'_>) {
     let has_items = |kind| matches!(kind, ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map);
-    environment.add_test("iterable", move |value: &Value| {
-        !value.is_none() && value.try_iter().is_ok()
-    });
+    environment.add_test("iterable", move |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_test("sequence", move |value: &Value| has_items(value.kind()));
     environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
 }
@@ -126,13 +124,14 @@ fn string_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<V
         }
         "partition" => {
             let (separator,): (&str,) = from_args(args)?;
-            let (before, after) = text.split_once(separator).map_or((text, None), |(a, b)| (a, Some(b)));
-            [before, after.map_or("", |_| separator), after.unwrap_or("")].into_iter().map(Value::from).collect()
+            let parts = text.split_once(separator).map_or([text, "", ""], |(before, after)| [before, separator, after]);
+            Value::from(Tuple::from(parts.map(Value::from)))
         }
         "rpartition" => {
             let (separator,): (&str,) = from_args(args)?;
-            let (before, after) = text.rsplit_once(separator).map_or((None, text), |(a, b)| (Some(a), b));
-            [before.unwrap_or(""), before.map_or("", |_| separator), after].into_iter().map(Value::from).collect()
+            let parts =
+                text.rsplit_once(separator).map_or(["", "", text], |(before, after)| [before, separator, after]);
+            Value::from(Tuple::from(parts.map(Value::from)))
         }
         "rsplit" => {
             let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;

@@ -1,10 +1,12 @@
 //! Compiles a template so that everything that can make it large or slow passes a guard first.
 //!
 //! The template engine limits instructions (fuel), but one instruction may double a string or walk a value that
-//! contains itself a million times. A call to a guard is put before or after each such instruction.
+//! contains another a million times. A call to a guard is put before or after each such instruction.
 
 use super::meter::{BUILT, GROW, ITER, MADE, OWNED};
-use minijinja::machinery::{CodeGenerator, Instruction, Instructions, parse};
+use super::syntax_error;
+use crate::text::TextError;
+use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, Value};
 use std::collections::BTreeMap;
@@ -12,10 +14,104 @@ use std::collections::BTreeMap;
 /// A compiled and guarded template: its instructions and those of its blocks.
 pub(super) type Compiled<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
 
-/// Compiles `source` with the white space rules that model authors write for.
-pub(super) fn compile(source: &str) -> Result<Compiled<'_>, Error> {
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
-    let template = parse(source, NAME, syntax)?;
+/// Operators in one tag, and `elif` branches. The engine's compiler recurses as deep as a chain such as `a + a + …` is
+/// long, and checks only the depth of brackets and blocks.
+const CHAIN: usize = 500;
+/// Brackets open at once.
+const BRACKETS: usize = 100;
+/// A variable that is 1.
+pub(super) const ONE: &str = "__one";
+
+/// The white space rules that model authors write for.
+fn syntax() -> Result<SyntaxConfig, Error> {
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
+}
+
+/// `source` in a form that is safe to compile: without endless chains of operators or branches, and with each product
+/// of constants left to the rendering, where its size is checked, by multiplying with a variable that is 1.
+///
+/// # Errors
+/// `TemplateSyntax` for a chain that is too long.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other tokens leave the counts alone")]
+pub(super) fn harden(source: &str) -> Result<String, TextError> {
+    let mut hardened = String::with_capacity(source.len());
+    let (mut copied, mut after_operand) = (0, false);
+    let (mut operators, mut brackets, mut branches) = (0, 0_usize, 0);
+    check_size(source)?;
+    let syntax = syntax().map_err(syntax_error)?;
+    // Where the lexer fails the parser does too, and says what is wrong.
+    for (token, span) in tokenize(source, false, syntax).map_while(Result::ok) {
+        match token {
+            Token::VariableStart | Token::BlockStart => (operators, brackets) = (0, 0),
+            Token::BracketOpen | Token::ParenOpen | Token::BraceOpen => brackets += 1,
+            Token::BracketClose | Token::ParenClose | Token::BraceClose => brackets = brackets.saturating_sub(1),
+            Token::Ident("elif") => branches += 1,
+            _ => {}
+        }
+        operators += usize::from(nests(&token, after_operand));
+        if operators > CHAIN || branches > CHAIN || brackets > BRACKETS {
+            let what = format!("more than {CHAIN} operators or {BRACKETS} open brackets in a tag, or {CHAIN} branches");
+            return Err(TextError::TemplateSyntax { line: span.start_line.into(), what });
+        }
+        // A star that no operand precedes spreads a list over arguments.
+        if matches!(token, Token::Mul) && after_operand {
+            let star = span.start_offset as usize;
+            hardened.push_str(&source[copied..star]);
+            hardened.push('*');
+            hardened.push_str(ONE);
+            copied = star;
+        }
+        after_operand = is_operand_end(&token);
+    }
+    hardened.push_str(&source[copied..]);
+    Ok(hardened)
+}
+
+/// The engine counts lines and columns in 16 bits.
+fn check_size(source: &str) -> Result<(), TextError> {
+    for (line, text) in source.split('\n').enumerate() {
+        if text.len() > LINE_BYTES || line >= LINES {
+            let what = format!("expected at most {LINES} lines of {LINE_BYTES} bytes");
+            return Err(TextError::TemplateSyntax { line: line + 1, what });
+        }
+    }
+    Ok(())
+}
+
+const LINES: usize = 60_000;
+const LINE_BYTES: usize = 60_000;
+
+const OPERATOR_WORDS: [&str; 6] = ["and", "or", "not", "in", "is", "if"];
+
+/// Whether a token makes the expression it is in one level deeper without the parser noticing.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other tokens are operators")]
+fn nests(token: &Token<'_>, after_operand: bool) -> bool {
+    match token {
+        Token::TemplateData(_) | Token::VariableStart | Token::VariableEnd | Token::BlockStart | Token::BlockEnd => {
+            false
+        }
+        Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => false,
+        Token::Comma | Token::Colon | Token::Assign => false,
+        Token::BracketClose | Token::ParenClose | Token::BraceClose => false,
+        Token::BracketOpen | Token::ParenOpen | Token::BraceOpen => after_operand,
+        Token::Ident(word) => OPERATOR_WORDS.contains(word),
+        _ => true,
+    }
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "no other token can end an operand")]
+fn is_operand_end(token: &Token<'_>) -> bool {
+    match token {
+        Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => true,
+        Token::BracketClose | Token::ParenClose | Token::BraceClose => true,
+        Token::Ident(word) => !OPERATOR_WORDS.contains(word),
+        _ => false,
+    }
+}
+
+/// Compiles a hardened source.
+pub(super) fn compile(source: &str) -> Result<Compiled<'_>, TextError> {
+    let template = syntax().and_then(|syntax| parse(source, NAME, syntax)).map_err(syntax_error)?;
     let mut generator = CodeGenerator::new(NAME, source);
     generator.compile_stmt(&template);
     let (instructions, blocks) = generator.finish();

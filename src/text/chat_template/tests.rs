@@ -1,7 +1,7 @@
 //! Templates against what Python's Jinja renders, and hostile ones against the limits.
 
 use super::*;
-use crate::text::tokenizer::tests::shared;
+use crate::text::tokenizer::tests::{fixture, shared};
 use kvas_gguf::GgufFile;
 use serde_json::{Value as Json, json};
 use std::time::{Duration, Instant};
@@ -48,7 +48,9 @@ fn goldens() {
     for entry in std::fs::read_dir(folder.join("golden")).unwrap() {
         let path = entry.unwrap().path();
         let file = path.file_name().unwrap().to_str().unwrap();
-        let Some(template) = file.strip_prefix("llama.cpp__").and_then(|name| name.strip_suffix(".json")) else { continue };
+        let Some(template) = file.strip_prefix("llama.cpp__").and_then(|name| name.strip_suffix(".json")) else {
+            continue;
+        };
         let source = read(folder.join(template));
         let golden: Json = serde_json::from_str(&read(path.clone())).unwrap();
         let template = ChatTemplate::new(&source).unwrap();
@@ -61,15 +63,27 @@ fn goldens() {
     assert_eq!(compared, 13 * 16);
 }
 
+/// A result and the shortest of three times it took: other tests run beside this one.
+fn timed<T>(mut work: impl FnMut() -> T) -> (T, Duration) {
+    let mut runs: Vec<(T, Duration)> = (0..3)
+        .map(|_| {
+            let start = Instant::now();
+            let result = work();
+            (result, start.elapsed())
+        })
+        .collect();
+    runs.sort_by_key(|run| run.1);
+    runs.swap_remove(0)
+}
+
 #[test]
 fn hostile_files_render_to_an_error_quickly() {
     let Some(folder) = shared("gguf-bad") else { return };
     for name in ["rec_macro", "deep_if", "nested_loops", "str_double", "unclosed", "empty"] {
         let file = GgufFile::open(&folder.join(format!("tmpl_{name}.gguf"))).unwrap();
         let template = ChatTemplate::from_metadata(file.metadata(), None).unwrap().expect(name);
-        let start = Instant::now();
-        let result = template.render(&Conversation::new(&json!([{"role": "user", "content": "hi"}])));
-        let took = start.elapsed();
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let (result, took) = timed(|| template.render(&Conversation::new(&messages)));
         eprintln!("{name}: {result:?} in {took:?}");
         assert_eq!(result.is_ok(), name == "empty", "{name}");
         assert!(took < Duration::from_millis(100), "{name} took {took:?}");
@@ -79,4 +93,338 @@ fn hostile_files_render_to_an_error_quickly() {
 fn render(source: &str) -> Result<String, TextError> {
     let messages = json!([{"role": "user", "content": "hi"}]);
     ChatTemplate::new(source)?.render(&Conversation { now: Some(golden_now()), ..Conversation::new(&messages) })
+}
+
+#[test]
+fn snippets_render_as_in_python() {
+    let fixture = fixture("snippets.json");
+    let mut wrong = Vec::new();
+    for case in fixture["cases"].as_array().unwrap() {
+        let source = case["template"].as_str().unwrap();
+        let nothing = json!([]);
+        let conversation =
+            Conversation { variables: fixture["values"].as_object().unwrap().clone(), ..Conversation::new(&nothing) };
+        let result = ChatTemplate::new(source).and_then(|template| template.render(&conversation));
+        match (result, case["text"].as_str()) {
+            (Ok(text), Some(expected)) if text == expected => {}
+            (Err(_), None) => {}
+            (result, _) => wrong.push(format!("{source}\n  {result:?}\n  {case}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Templates that try to take all memory or all time, or to crash.
+const HOSTILE: &[&str] = &[
+    "{% macro x() %}{{ x() }}{% endmacro %}{{ x() }}",
+    "{% macro x() %}{% set y = x() %}{% endmacro %}{{ x() }}",
+    "{% for a in [[1]] recursive %}{{ loop([a]) }}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s * 2 %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s|replace('x', 'xx') %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', 'xx') %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.join([ns.s, ns.s]) %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s]|join %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = '%s%s'|format(ns.s, ns.s) %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = '{0}{0}'.format(ns.s) %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set b %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = b %}{% endfor %}",
+    "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s|length }}",
+    "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s == [] }}",
+    "{% set ns = namespace(s={}) %}{% for i in range(60) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s|tojson }}",
+    "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}{% set ns.s = [ns.s] %}{% endfor %}",
+    "{% set ns = namespace(s={}) %}{% for i in range(99999) %}{% set ns.s = dict(a=ns.s) %}{% endfor %}",
+    "{% set ns = namespace(s=messages) %}{% for i in range(99999) %}{% set ns.s = ns.s[0:] %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=messages) %}{% for i in range(99999) %}{% set ns.s = ns.s|reverse|map('upper') %}{% endfor %}",
+    "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
+    "{% set ns = namespace() %}{% set ns.a = [{'b': ns}] %}{{ ns }}",
+    "{% set ns = namespace() %}{% set m = namespace(a=ns) %}{% set ns.b = m %}{{ ns }}",
+    "{{ 'x' * 99999999 }}",
+    "{{ ('x' * 9999)|replace('x', 'y' * 9999) }}",
+    "{{ 'x'|indent(999999999, true) }}",
+    "{{ '%999999999d'|format(1) }}",
+    "{{ '%*d'|format(999999999, 1) }}",
+    "{{ '{:>999999999}'.format(1) }}",
+    "{{ '%.999999999f'|format(1.5) }}",
+    "{{ 'x'.ljust(999999999) }}",
+    "{{ 'x'.center(99999999999999) }}",
+    "{{ [[[1]]]|tojson(indent=999999999) }}",
+    "{{ [1]|batch(999999999, 'x')|list }}",
+    "{{ [1]|slice(999999999, 'x')|list }}",
+    "{{ range(99999)|map('string')|join('x' * 999) }}",
+    "{{ ([['x' * 9999]] * 9999)|sum(start=[]) }}",
+    "{% for i in range(99999) %}{% set x = ('x' * 99999)[1:] %}{% endfor %}",
+    "{% set s = 'x' * 999999 %}{% for i in range(99999) %}{% if s[1:] in s %}{% endif %}{% endfor %}",
+    "{% set s = 'x' * 999999 %}{% for i in range(99999) %}{% set t = s|upper %}{% endfor %}",
+    "{{ 2 ** 99999 }}",
+    "{{ 10 ** 30 ** 30 }}",
+    "{% include 'x' %}",
+    "{% extends 'x' %}",
+    "{% import 'x' as x %}",
+    "{{ '\u{1F999}' * 3 + strftime_now('%Q%') }}",
+    "{{ strftime_now('%999999999d') }}",
+    "{{ raise_exception([[1]] * 3) }}",
+    "{{ self.x() }}{% block x %}{{ self.x() }}{% endblock %}",
+];
+
+#[test]
+fn hostile_templates_end_in_an_error_quickly() {
+    for source in HOSTILE {
+        let (result, took) = timed(|| render(source));
+        assert!(result.is_err(), "{source} gave {} bytes", result.unwrap().len());
+        // 100 ms on an idle machine, with room for the tests that run beside this one.
+        assert!(took < Duration::from_millis(200), "{source} took {took:?}");
+        eprintln!("{took:>10.1?} {} // {source}", result.unwrap_err());
+    }
+}
+
+/// The highest resident memory of this process so far, in KiB.
+#[cfg(target_os = "linux")]
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn hostile_templates_take_less_than_64_mib() {
+    // A process of its own: the peak of this one has other tests in it.
+    let child = "text::chat_template::tests::hostile_child";
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", child, "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("grew by"), "{text}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[ignore = "measures its own process; run by hostile_templates_take_less_than_64_mib"]
+fn hostile_child() {
+    let before = peak_kib();
+    for source in HOSTILE {
+        render(source).unwrap_err();
+        let grown = peak_kib() - before;
+        assert!(grown < 64 << 10, "{source}: {grown} KiB");
+    }
+    eprintln!("grew by {} KiB", peak_kib() - before);
+}
+
+#[test]
+fn long_conversations_render() {
+    for template in ["Qwen3.5-4B", "openai-gpt-oss-120b", "meta-llama-Llama-3.1-8B-Instruct"] {
+        let Some(path) = shared(&format!("templates/{template}.jinja")) else { return };
+        let template = ChatTemplate::new(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let text = "word ".repeat(100);
+        let messages: Vec<Json> = (0..4000)
+            .map(|at| {
+                let role = if at % 2 == 0 { "user" } else { "assistant" };
+                json!({"role": role, "content": if at % 3 == 0 { "ok" } else { &text }})
+            })
+            .collect();
+        let start = Instant::now();
+        let prompt = template.render(&Conversation::new(&json!(messages))).unwrap();
+        assert!(prompt.len() > 4000 * 300);
+        eprintln!("{} bytes in {:?}", prompt.len(), start.elapsed());
+    }
+}
+
+#[test]
+fn errors_tell_the_line() {
+    assert_eq!(
+        render("a\n{% if %}").unwrap_err().to_string(),
+        "chat template, line 2: syntax error: unexpected end of block"
+    );
+    assert_eq!(
+        render("\n\n{{ messages[0].content + 1 }}").unwrap_err().to_string().split(':').next(),
+        Some("chat template, line 3")
+    );
+    assert_eq!(render("{{ raise_exception('no tools') }}").unwrap_err().to_string(), "chat template: no tools");
+    assert!(matches!(render("{{ 'x' * 99999999 }}"), Err(TextError::TemplateLimit(_))));
+}
+
+#[test]
+fn chatml_is_a_template() {
+    let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": null}]);
+    let conversation = Conversation::new(&messages);
+    let expected =
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n";
+    let template = ChatTemplate::chatml();
+    assert_eq!(template.render(&conversation).unwrap(), format!("{expected}<|im_start|>assistant\n"));
+    assert_eq!(template.render(&Conversation { add_generation_prompt: false, ..conversation }).unwrap(), expected);
+    assert_eq!(ChatTemplate::new(template.source()).unwrap(), template);
+}
+
+#[test]
+fn variables_time_and_training_marks() {
+    let messages = json!([]);
+    let render = |source: &str, variables: Json| {
+        let variables = variables.as_object().unwrap().clone();
+        let conversation =
+            Conversation { variables, now: Some(golden_now()), bos_token: "<b>", ..Conversation::new(&messages) };
+        ChatTemplate::new(source).unwrap().render(&conversation).unwrap()
+    };
+    assert_eq!(render("{{ bos_token }}{{ enable_thinking }}", json!({"enable_thinking": true})), "<b>True");
+    assert_eq!(render("{{ bos_token }}", json!({"bos_token": "<c>"})), "<c>");
+    assert_eq!(render("{{ strftime_now('%d %B %Y') }}", json!({})), "15 January 2026");
+    assert_eq!(
+        render(
+            "a {%- generation -%} b {% endgeneration %}\nc {% generated %}".strip_suffix(" {% generated %}").unwrap(),
+            json!({})
+        ),
+        "ab c"
+    );
+    assert_eq!(
+        render("{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}", json!({})),
+        "TrueTrueTrue"
+    );
+}
+
+#[test]
+fn models_bring_their_templates() {
+    let mut metadata = Metadata::default();
+    assert_eq!(ChatTemplate::from_metadata(&metadata, None).unwrap(), None);
+    metadata.set(KEY, kvas_gguf::Value::String("{% broken".into()));
+    metadata.set(format!("{KEY}.tool_use"), kvas_gguf::Value::String("tools".into()));
+    let broken = ChatTemplate::from_metadata(&metadata, None).unwrap().unwrap();
+    assert!(broken.render(&Conversation::new(&json!([]))).is_err());
+    let tools = ChatTemplate::from_metadata(&metadata, Some("tool_use")).unwrap().unwrap();
+    assert_eq!(tools.render(&Conversation::new(&json!([]))).unwrap(), "tools");
+}
+
+#[test]
+fn random_templates_never_panic() {
+    let parts = [
+        "{{ ",
+        " }}",
+        "{% ",
+        " %}",
+        "{#",
+        "#}",
+        "-",
+        "if ",
+        "for x in ",
+        "messages",
+        "endif",
+        "endfor",
+        "set ",
+        "x",
+        " = ",
+        "[",
+        "]",
+        "(",
+        ")",
+        "0",
+        ":",
+        "|",
+        "tojson",
+        "join",
+        ".",
+        "'",
+        "\"",
+        "~",
+        "+",
+        "*",
+        "not ",
+        "in ",
+        "is ",
+        "none",
+        "macro ",
+        "endmacro",
+        "namespace",
+        "\n",
+        "é",
+        "loop",
+        "generation",
+        "endgeneration",
+        "{%",
+        "%}",
+        "\\",
+        "**",
+        "//",
+        "99999999999999999999",
+        "1e999",
+        "%",
+    ];
+    let mut random = crate::text::tokenizer::tests::Random(11);
+    let mut rendered = 0;
+    for _ in 0..20_000 {
+        let source: String = (0..1 + random.below(14)).map(|_| parts[random.below(parts.len())]).collect();
+        rendered += usize::from(render(&source).is_ok());
+    }
+    assert!(rendered > 100, "only {rendered} of the templates were valid");
+}
+
+/// Sources that would nest as deep as they are long.
+fn endless_sources() -> Vec<String> {
+    // With short lines too, so that the limit of a line does not hide the others.
+    endless(40_000, "").into_iter().chain(endless(25_000, "\n")).collect()
+}
+
+fn endless(n: usize, end: &str) -> Vec<String> {
+    let repeat = |part: &str| format!("{part}{end}").repeat(n);
+    vec![
+        format!("{{{{ 1{} }}}}", repeat("+1")),
+        format!("{{{{ x{} }}}}", repeat("+x")),
+        format!("{{{{ 'a'{} }}}}", repeat("~'a'")),
+        format!("{{{{ x{} }}}}", repeat(".a")),
+        format!("{{{{ x{} }}}}", repeat("[0]")),
+        format!("{{{{ x{} }}}}", repeat("()")),
+        format!("{{{{ x{} }}}}", repeat("|string")),
+        format!("{{{{ x{} }}}}", repeat(" and x")),
+        format!("{{{{ x{} }}}}", repeat(" == x")),
+        format!("{{{{ {}x }}}}", repeat("not ")),
+        format!("{{{{ {}x }}}}", repeat("-")),
+        format!("{{{{ {}x }}}}", repeat("(")),
+        format!("{{{{ {}1{} }}}}", repeat("["), repeat("]")),
+        format!("{{{{ {}1{} }}}}", repeat("{'a':"), repeat("}")),
+        format!("{{{{ x{} }}}}", repeat(" if x else x")),
+        format!("{{{{ x{} }}}}", repeat(" is defined")),
+        format!("{{{{ x{} }}}}", repeat(" ** 2")),
+        format!("{{% if x %}}{}{{% endif %}}", repeat("{% elif x %}")),
+        format!("{}{}", repeat("{% for x in y %}"), repeat("{% endfor %}")),
+        format!("{}{}", repeat("{% macro x() %}"), repeat("{% endmacro %}")),
+        format!("{}{}", repeat("{% set x %}"), repeat("{% endset %}")),
+        format!("{}{}", repeat("{% filter upper %}"), repeat("{% endfilter %}")),
+        format!("{}{}", repeat("{% block x %}"), repeat("{% endblock %}")),
+        format!("{{% set {}x = 1 %}}", repeat("(")),
+        format!("{{% for {} in y %}}{{% endfor %}}", repeat("(x,")),
+        repeat("{{ x"),
+        repeat("{% if "),
+        repeat("{#"),
+        repeat("{% raw %}"),
+        "x\n".repeat(n * 2),
+        format!("{{{{ 1\n{} }}}}", "\n".repeat(n * 2)),
+    ]
+}
+
+#[test]
+fn endless_sources_never_overflow_the_stack() {
+    for source in endless_sources() {
+        // Some of these are valid and do nothing; none may end the process.
+        let (result, took) = timed(|| render(&source).map(|text| text.len()));
+        eprintln!("{result:?} in {took:?}: {}", &source[..20]);
+        assert!(took < Duration::from_millis(200), "{} took {took:?}", &source[..20]);
+    }
+}
+
+#[test]
+fn sources_at_the_limits_compile() {
+    let blocks = |inside: &str| "{% if true %}".repeat(60) + inside + &"{% endif %}".repeat(60);
+    let brackets = |inside: &str| "(".repeat(35) + inside + &")".repeat(35);
+    for chain in ["+1", "~'a'", ".a", "[0]", "|string", " and x", " == x", " is defined", " if x else x", "*2"] {
+        // Errors of undefined values are fine, and so is the parser's own limit; the end of the stack is not.
+        let chain = chain.repeat(480 / chain.matches([' ', '+', '~', '.', '[', '|', '*']).count().max(1));
+        let _ = render(&blocks(&format!("{{{{ {} }}}}", brackets(&format!("1{chain}")))));
+        let _ = render(&blocks(&format!("{{{{ {}{chain} }}}}", brackets("1"))));
+    }
+    let branches = format!("{{% if false %}}{}{{% else %}}end{{% endif %}}", "{% elif false %}".repeat(500));
+    assert_eq!(render(&blocks(&branches)).unwrap(), "end");
+    let nested = "[".repeat(35) + &"]".repeat(35);
+    assert_eq!(render(&blocks(&format!("{{{{ {nested} }}}}"))).unwrap(), nested);
 }

@@ -29,27 +29,10 @@ impl std::fmt::Debug for ByteLevelBpe {
 
 impl ByteLevelBpe {
     pub(super) fn new(vocab: &Vocab, merges: &[String], pre: &PreTokenizer) -> Result<ByteLevelBpe, TextError> {
-        let read: Vec<_> = merges.par_iter().enumerate().map(|(at, merge)| read_merge(vocab, at, merge)).collect();
-        let mut merge_pairs = Vec::with_capacity(merges.len());
-        let mut seen = HashSet::with_capacity_and_hasher(merges.len(), ahash::RandomState::new());
-        let mut needed_structure = HashSet::new();
-        for merge in read {
-            let (pair, ids) = merge?;
-            needed_structure.extend(ids.into_iter().filter(|&id| is_structure(vocab, id)));
-            // Of two equal merges the first counts.
-            if seen.insert((ids[0], ids[1])) {
-                merge_pairs.push(pair);
-            }
-        }
-        // Text that happens to read like a control token must not become it when whole tokens are looked up.
-        let words = vocab.iter().filter(|(id, _)| !is_structure(vocab, *id) || needed_structure.contains(id));
-        let mut words_by_text = ahash::AHashMap::with_capacity(vocab.len());
-        words_by_text.extend(words.map(|(id, text)| (text.to_owned(), id)));
-        let merger = BPE::builder()
-            .vocab_and_merges(words_by_text, merge_pairs)
-            .ignore_merges(pre.ignore_merges)
-            .build()
-            .map_err(|error| TextError::tokenizer(MERGES, error.to_string()))?;
+        let merger = match build_unchecked(vocab, merges, pre) {
+            Some(merger) => merger,
+            None => build_checked(vocab, merges, pre)?,
+        };
         let splitter = Splitter::new(pre);
         Ok(ByteLevelBpe { splitter, merger, byte_chars: byte_chars(), idle: Mutex::new(Vec::new()) })
     }
@@ -70,17 +53,71 @@ impl ByteLevelBpe {
     }
 }
 
+/// Builds the merger for merges that are all different and name only tokens that are text, as those of real files do.
+/// It looks each token up once and not twice, which is half of the time that loading a large vocabulary takes.
+fn build_unchecked(vocab: &Vocab, merges: &[String], pre: &PreTokenizer) -> Option<BPE> {
+    let hasher = ahash::RandomState::new();
+    let mut seen = HashSet::with_capacity_and_hasher(merges.len(), ahash::RandomState::new());
+    if !merges.iter().all(|merge| seen.insert(hasher.hash_one(merge))) {
+        return None;
+    }
+    let words = || words(vocab, |id| !is_structure(vocab, id));
+    let longest = vocab.iter().filter(|&(id, _)| !is_structure(vocab, id)).map(|(_, text)| text.len()).max()?;
+    // The builder takes for granted that no merge is longer than all tokens.
+    let split = |merge: &String| {
+        let (left, right) = split_merge(merge).filter(|_| merge.len() <= longest + 1)?;
+        Some((left.to_owned(), right.to_owned()))
+    };
+    let (words, pairs) = rayon::join(words, || merges.par_iter().map(split).collect::<Option<Vec<_>>>());
+    build(words, pairs?, pre).ok()
+}
+
+/// Builds the merger for any merges, and says which is wrong.
+fn build_checked(vocab: &Vocab, merges: &[String], pre: &PreTokenizer) -> Result<BPE, TextError> {
+    let mut pairs = Vec::with_capacity(merges.len());
+    let mut seen = HashSet::new();
+    let mut needed_structure = HashSet::new();
+    for (at, merge) in merges.iter().enumerate() {
+        let (pair, ids) = read_merge(vocab, at, merge)?;
+        needed_structure.extend(ids.into_iter().filter(|&id| is_structure(vocab, id)));
+        // Of two equal merges the first counts.
+        if seen.insert((ids[0], ids[1])) {
+            pairs.push(pair);
+        }
+    }
+    let words = words(vocab, |id| !is_structure(vocab, id) || needed_structure.contains(&id));
+    build(words, pairs, pre).map_err(|error| TextError::tokenizer(MERGES, error.to_string()))
+}
+
+type Words = ahash::AHashMap<String, u32>;
+
+/// The tokens that text may become. Text that happens to read like a control token must not become it when whole tokens
+/// are looked up.
+fn words(vocab: &Vocab, is_word: impl Fn(u32) -> bool) -> Words {
+    let mut words = Words::with_capacity(vocab.len());
+    words.extend(vocab.iter().filter(|&(id, _)| is_word(id)).map(|(id, text)| (text.to_owned(), id)));
+    words
+}
+
+fn build(words: Words, pairs: Vec<(String, String)>, pre: &PreTokenizer) -> tokenizers::Result<BPE> {
+    BPE::builder().vocab_and_merges(words, pairs).ignore_merges(pre.ignore_merges).build()
+}
+
 fn is_structure(vocab: &Vocab, id: u32) -> bool {
     matches!(vocab.kind(id), Some(Kind::Control | Kind::Unknown | Kind::Byte))
+}
+
+/// The left half may be a space, so that only a space after the first character separates.
+fn split_merge(merge: &str) -> Option<(&str, &str)> {
+    let first = merge.chars().next()?.len_utf8();
+    let space = first + merge[first..].find(' ')?;
+    Some((&merge[..space], &merge[space + 1..]))
 }
 
 /// The two halves of a merge, and the ids of left, right and result.
 fn read_merge(vocab: &Vocab, at: usize, merge: &str) -> Result<((String, String), [u32; 3]), TextError> {
     let error = |what| TextError::tokenizer(format!("{MERGES}[{at}]"), what);
-    // The left half may be a space, so that only a space after the first character separates.
-    let first = merge.chars().next().map_or(0, char::len_utf8);
-    let space = merge[first..].find(' ').map(|space| first + space);
-    let Some((left, right)) = space.map(|space| (&merge[..space], &merge[space + 1..])) else {
+    let Some((left, right)) = split_merge(merge) else {
         return Err(error(format!("{merge:?}, expected two tokens with a space between")));
     };
     let id = |text: &str| {

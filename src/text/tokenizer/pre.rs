@@ -112,7 +112,8 @@ fn split_by_regex(regex: &Regex, tail: Tail, cache: &mut Cache, text: &str, out:
     while at < text.len() {
         let input = Input::new(text).range(at..);
         // Almost every piece starts where the last one ended; an anchored search finds those in one scan.
-        let found = if tail == Tail::Gaps { None } else { regex.search_with(cache, &input.clone().anchored(Anchored::Yes)) };
+        let found =
+            if tail == Tail::Gaps { None } else { regex.search_with(cache, &input.clone().anchored(Anchored::Yes)) };
         let Some(found) = found.or_else(|| regex.search_with(cache, &input)) else { return };
         let range = found.range();
         if found.pattern().as_usize() == WHITE_SPACE {

@@ -54,8 +54,18 @@ macro_rules! gpt4 {
 macro_rules! cased_words {
     ($upper:literal, $lower:literal, $suffix:expr) => {
         concat!(
-            r"[^\r\n\p{L}\p{N}]?", $upper, "*", $lower, "+", $suffix,
-            r"|[^\r\n\p{L}\p{N}]?", $upper, "+", $lower, "*", $suffix
+            r"[^\r\n\p{L}\p{N}]?",
+            $upper,
+            "*",
+            $lower,
+            "+",
+            $suffix,
+            r"|[^\r\n\p{L}\p{N}]?",
+            $upper,
+            "+",
+            $lower,
+            "*",
+            $suffix
         )
     };
 }
@@ -63,15 +73,11 @@ macro_rules! cased_words {
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+";
 const LLAMA3: &str = gpt4!(r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*");
 const QWEN2: &str = gpt4!(r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n]*");
-const QWEN35: &str =
-    gpt4!(r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*");
+const QWEN35: &str = gpt4!(r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*");
 const MINICPM5: &str = gpt4!(r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*");
 const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+";
 const SEED_CODER: &str = gpt4!(r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+");
-const BAILING: &str = concat!(
-    contractions!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]"
-);
+const BAILING: &str = concat!(contractions!(), r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]");
 const EXAONE_MOE: &str = concat!(
     contractions!(),
     r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]"
@@ -106,7 +112,8 @@ const UP_TO_THREE_NUMBERS: Rule = Regex(r"\p{N}{1,3}", Gaps);
 const CJK: Rule = Regex(r"[\u{4E00}-\u{9FA5}\u{3040}-\u{30FF}]+", Gaps);
 const CJK_AND_HANGUL: Rule = Regex(r"[\u{800}-\u{9FA5}\u{AC00}-\u{D7FF}]+", Gaps);
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+"##;
-const SPARK2_5: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]"##;
+const SPARK2_5: &str =
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]"##;
 const YOUTU_SCRIPTS: &str = r"[\u{AC00}-\u{D7A3}\u{3131}-\u{318E}]+|[\u{FF01}\u{2026}\u{201C}\u{201D}\u{2018}\u{2019}\u{2014}\u{FF1A}\u{FF1B}\u{FF0C}\u{3001}-\u{303F}\u{FE30}-\u{FE4F}]+|[\u{3105}-\u{312F}]+|[\u{4E00}-\u{9FA5}\u{3040}-\u{30FF}]+";
 const AFMOE_SCRIPTS: &str = r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{F900}-\u{FAFF}\u{3040}-\u{30FF}\u{FF65}-\u{FF9F}\u{2F00}-\u{2FDF}\u{E40}-\u{EFF}\u{1780}-\u{17FF}\u{1000}-\u{109F}\u{AA60}-\u{AA7F}\u{A9E0}-\u{A9FF}\u{AC00}-\u{D7AF}\u{1100}-\u{11FF}]+";
 
@@ -128,15 +135,10 @@ const DEEPSEEK_LLM_WORD: &str = concat!(
     r"\u{10CC0}-\u{10CF2}\u{118A0}-\u{118DF}\u{1E900}-\u{1E943}",
     r"]+",
 );
-const DEEPSEEK_LLM_SIGNS: &str =
-    r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+";
+const DEEPSEEK_LLM_SIGNS: &str = r"\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+";
 
-const DEFAULT: &[Rule] = &[
-    Regex(PUNCTUATION_RUN, Gaps),
-    Regex(GPT2, LeaveOne),
-    Regex(r"\p{N}+", Gaps),
-    Regex(r"[0-9][0-9][0-9]", Gaps),
-];
+const DEFAULT: &[Rule] =
+    &[Regex(PUNCTUATION_RUN, Gaps), Regex(GPT2, LeaveOne), Regex(r"\p{N}+", Gaps), Regex(r"[0-9][0-9][0-9]", Gaps)];
 const DEEPSEEK_LLM: &[Rule] = &[
     LINE_BREAK,
     Regex(DEEPSEEK_LLM_WORD, Gaps),
@@ -211,10 +213,55 @@ pub(super) fn find(name: &str) -> Option<PreTokenizer> {
 /// Every name [`find`] knows, for tests.
 #[cfg(test)]
 pub(super) const NAMES: &[&str] = &[
-    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
-    "minicpm5", "youtu", "granite-embed-multi-97m", "default", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe", "jais-2",
-    "gpt-2", "phi-2", "starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2",
-    "falcon", "qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "qwen35", "ufakzeka", "laguna", "deepseek-llm",
-    "deepseek-coder", "deepseek-v3", "spark2_5", "afmoe", "bloom", "viking", "gpt-4o", "tiny_aya", "kimi-k2",
-    "superbpe", "bailingmoe", "seed-coder", "exaone-moe",
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+    "tekken",
+    "minicpm5",
+    "youtu",
+    "granite-embed-multi-97m",
+    "default",
+    "dbrx",
+    "smaug-bpe",
+    "glm4",
+    "chatglm-bpe",
+    "jais-2",
+    "gpt-2",
+    "phi-2",
+    "starcoder",
+    "refact",
+    "command-r",
+    "smollm",
+    "codeshell",
+    "exaone",
+    "minerva-7b",
+    "mellum2",
+    "falcon",
+    "qwen2",
+    "deepseek-r1-qwen",
+    "stablelm2",
+    "hunyuan",
+    "qwen35",
+    "ufakzeka",
+    "laguna",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+    "spark2_5",
+    "afmoe",
+    "bloom",
+    "viking",
+    "gpt-4o",
+    "tiny_aya",
+    "kimi-k2",
+    "superbpe",
+    "bailingmoe",
+    "seed-coder",
+    "exaone-moe",
 ];

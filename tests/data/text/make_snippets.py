@@ -1,0 +1,101 @@
+"""Makes snippets.json: what Jinja renders for small templates, set up as the library that chat templates are written
+for sets it up. Needs the package `jinja2`. Run it in this folder."""
+
+import json
+
+from jinja2.exceptions import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+environment.filters["tojson"] = tojson
+
+VALUES = {
+    "d": {"b": [1, 2.0, -0.5, None, True], "a": {"x": "é\n\"'\\\t\u0001\u007f😀"}, "e": {}, "l": []},
+    "f": [1e16, 1e15, 123456789.125, 1e-4, 1e-5, 3.0, 1e22, 5e-324, 0.1, -0.0, 1.5e300],
+    "n": [0, -1, 9007199254740993, 18446744073709551615],
+    "s": "  Hello, World\n",
+    "m": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}],
+}
+
+SNIPPETS = [
+    "{{ d|tojson }}",
+    "{{ d|tojson(indent=2) }}",
+    "{{ d|tojson(indent=4, sort_keys=true) }}",
+    "{{ d|tojson(ensure_ascii=true) }}",
+    "{{ d|tojson(separators=(',', ':')) }}",
+    "{{ f|tojson }}",
+    "{{ n|tojson }} {{ none|tojson }} {{ 'a'|tojson }} {{ true|tojson }}",
+    "{{ nothing|tojson }}",
+    "{{ none }} {{ true }} {{ false }} {{ 1 }} {{ 2.0 }} {{ nothing }}",
+    "{{ d.e }} {{ d.l }} {{ [1, 'a', none, true] }} {{ {'a': 'b'} }} {{ (1, 'x') }}",
+    "{{ 'a' ~ 1 ~ none ~ true ~ 1.5 }}",
+    "{{ 'a' + 1 }}",
+    "{{ 'a' + none }}",
+    "{{ 1 + 2 }} {{ 7 // 2 }} {{ 7 % 3 }} {{ 2 ** 8 }} {{ 7 / 2 }} {{ 'ab' * 3 }} {{ [1] + [2] }} {{ [0] * 3 }}",
+    "{% for x in none %}{{ x }}{% endfor %}",
+    "{% for x in nothing %}{{ x }}{% else %}empty{% endfor %}",
+    "{{ nothing.a }}",
+    "{{ m[0].nothing is defined }} {{ m[5] is defined }} {{ none.a is defined }}",
+    "{{ m[5].role }}",
+    "{{ m is sequence }} {{ d is mapping }} {{ s is string }} {{ none is iterable }} {{ d is iterable }} {{ s is sequence }}",
+    "{{ d is sequence }} {{ 1 is number }} {{ true is number }} {{ true is integer }} {{ 1.0 is float }} {{ none is none }}",
+    "{{ true is boolean }} {{ nothing is iterable }} {{ nothing is none }} {{ m is iterable and m is not string }}",
+    "{{ s.strip() }}|{{ s.rstrip() }}|{{ s.lstrip() }}|{{ s.split(',') }}|{{ 'a,b,c'.split(',', 1) }}",
+    "{{ 'a b  c'.split() }} {{ 'a,b,c'.rsplit(',', 1) }} {{ 'abc'.startswith('ab') }} {{ 'abc'.endswith(('x', 'c')) }}",
+    "{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} {{ 'a=b=c'.partition('=') }} {{ 'a=b=c'.rpartition('=') }}",
+    "{{ 'abc'.replace('b', 'xx') }} {{ 'aaa'.replace('a', 'b', 2) }} {{ 'x'.join(['a', 'b']) }} {{ 'aXb'.lower() }}",
+    "{{ 'ab cd'.title() }} {{ 'ab'.upper() }} {{ 'AB'.capitalize() }} {{ 'abcabc'.count('b') }} {{ 'abc'.find('c') }}",
+    "{{ '{} {}'.format('a', 1) }} {{ '%s-%d' % ('a', 3) if false else 'z' }} {{ '%s'|format('q') }}",
+    "{{ 'ab'.ljust(4, '.') }} {{ 'ab'.rjust(4) }} {{ 'ab'.center(5, '*') }} {{ '-7'.zfill(4) }}",
+    "{{ d.keys()|list }} {{ d.items()|list|length }} {{ d.get('zz', 'no') }} {{ d.get('zz') }} {{ d.e.values()|list }}",
+    "{{ m|map(attribute='role')|join(', ') }} {{ m|selectattr('content')|list|length }} {{ m|rejectattr('content', 'none')|list|length }}",
+    "{{ m|selectattr('role', 'equalto', 'user')|map(attribute='content')|first }} {{ m|last }}",
+    "{{ s|trim }} {{ s|length }} {{ s|upper|trim }} {{ 'a\nb'|indent(2) }} {{ 'x'|default('y') }} {{ nothing|default('y') }}",
+    "{{ none|default('y') }} {{ none|default('y', true) }} {{ ''|default('y', true) }} {{ 5|string + 'a' }} {{ '5'|int + 1 }}",
+    "{{ d|items|map('first')|list }} {{ [3, 1, 2]|sort }} {{ [1, 2, 3]|reverse|list }} {{ [1, 2, 2]|unique|list }}",
+    "{{ d|dictsort|length }} {{ [1, 2, 3]|sum }} {{ [1, 2, 3]|max }} {{ 'abc'|first }} {{ 'abc'|list }} {{ -3|abs }}",
+    "{{ m[-1].role }} {{ m[::-1]|map(attribute='role')|list }} {{ m[1:]|length }} {{ 'hello'[1:3] }} {{ 'hello'[::-1] }}",
+    "{{ 'a' if m else 'b' }} {{ 'a' in 'cat' }} {{ 'role' in m[0] }} {{ 'user' not in ['user'] }} {{ not none }}",
+    "{% set ns = namespace(a=1) %}{% for i in range(3) %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}",
+    "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "{% for i in [1, 2] %}{{ loop.index }}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{% if loop.nextitem is defined %}n{% endif %}{% endfor %}",
+    "{% for k, v in d.items() %}{{ k }}{% if not loop.last %},{% endif %}{% endfor %}",
+    "{% for x in m if x.content %}{{ x.role }}{% endfor %}",
+    "{% macro f(a, b='z') %}<{{ a }}{{ b }}>{% endmacro %}{{ f(1) }}{{ f(1, b=2) }}{{ f('q')|upper }}",
+    "{% macro f() %}[{{ caller() }}]{% endmacro %}{% call f() %}in{% endcall %}",
+    "{% set x %}\n  block {{ 1 }}\n{% endset %}{{ x|trim }}|{% filter upper %}abc{% endfilter %}",
+    "{% if true %}\n  yes\n{% endif %}\n  {%- if true %} tight {%- endif %}\n\nend\n",
+    "  {# comment #}\n  {{- 'a' -}}  \n  {%+ if true %}b{% endif +%}\nc\n\n",
+    "{% set a, b = 1, 2 %}{{ a }}{{ b }}{% set c = [] %}{{ c == [] }}{{ d.e == {} }}{{ 1 == 1.0 }}{{ '1' == 1 }}",
+    "{{ 'it''s' }}{{ \"q\" 'r' }}{{ 'tab\\t nl\\n \\u00e9 \\x41 \\\\' }}",
+    "{{ 10000000000000000000000 }} {{ 1e3 }} {{ 1_000 }} {{ 0x1f }}",
+    "{% for row in [[1, 2], [3]] recursive %}{{ row if row is number else loop(row) }}{% endfor %}",
+    "{{ '<b>&'|safe }} {{ '<b>&' }} {{ '<b>'|e }}",
+    "{{ [1, 2] is eq [1, 2] }} {{ 4 is even }} {{ 4 is divisibleby 2 }} {{ 'a' is in ['a'] }} {{ 3 > 2 > 1 }}",
+    "{% with a = 1 %}{{ a }}{% endwith %}{{ a }}",
+    "{{ dict(a=1, b='x') }} {{ dict(a=1)['a'] }} {{ m[0]['role'] }} {{ m.0.role }}",
+    "{% set _ = m.append(1) %}",
+    "{{ 1 / 0 }}",
+    "{{ s|nofilter }}",
+    "{{ ''.__class__ }}",
+    "{{ f(1) }}",
+    "{{ 'a\r\nb' }}|{{ 'ab'|batch(1)|list }} {{ ['a', 'b', 'c']|batch(2, 'z')|list }} {{ range(3)|list }} {{ range(5, 1, -2)|list }}",
+    "{{ 'abc'|replace('b', 'd') }} {{ 'a b'|title }} {{ 1.25|round(1) }} {{ 2.5|round|int }} {{ '3.7'|float }} {{ 'x'|int(9) }}",
+    "{{ {'b': 1, 'a': 2}|tojson }} {{ ['é']|tojson(ensure_ascii=False) }} {{ '\u2028</script>'|tojson }}",
+]
+
+cases = []
+for snippet in SNIPPETS:
+    try:
+        cases.append({"template": snippet, "text": environment.from_string(snippet).render(**VALUES)})
+    except (TemplateError, TypeError, ValueError, ZeroDivisionError) as error:
+        cases.append({"template": snippet, "error": f"{type(error).__name__}: {error}"})
+with open("snippets.json", "w") as out:
+    json.dump({"values": VALUES, "cases": cases}, out, ensure_ascii=True, indent=1)
+    out.write("\n")
