@@ -153,11 +153,11 @@ impl Planner<'_> {
     fn leftovers(&self, mtp: MtpBlocks) -> Result<Vec<String>> {
         let settings = self.settings;
         let head = format!("{}lm_head.weight", settings.trunk.head);
-        let tied = settings.values.holds("tied")?;
         let may = |name: &str| {
             let mut patterns = IGNORED.iter().chain(settings.architecture.ignored);
             patterns.any(|pattern| fits(pattern, name))
-                || (tied && name == head)
+                // Only a tied head is left over.
+                || name == head
                 || (mtp == MtpBlocks::Omit && name.starts_with("mtp."))
         };
         let left = self.checkpoint.names().filter(|name| !self.used.contains(*name));

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use std::path::Path;
 
 /// Numbers worked on at a time, whatever the size of the tensor: 32 MiB as f32. In tests few enough for several parts.
-const NUMBERS_AT_ONCE: usize = if cfg!(test) { 40 } else { 8 << 20 };
+const NUMBERS_AT_ONCE: usize = if cfg!(test) { 48 } else { 8 << 20 };
 
 /// The largest number that rounds to a finite f16.
 const F16_LIMIT: f32 = 65_520.0;
