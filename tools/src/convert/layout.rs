@@ -41,8 +41,17 @@ enum Axis {
 }
 
 impl Layout {
+    /// A source of this shape after all transforms.
+    pub(super) fn of(shape: Vec<usize>, transforms: &[Transform], values: &Values) -> Result<Layout> {
+        let mut layout = Layout::new(shape);
+        for transform in transforms {
+            layout.apply(transform, values)?;
+        }
+        Ok(layout)
+    }
+
     /// A source of this shape as it is.
-    pub(super) fn new(shape: Vec<usize>) -> Layout {
+    fn new(shape: Vec<usize>) -> Layout {
         Layout { shape, rows: None, columns: None, changes: Vec::new() }
     }
 
@@ -57,7 +66,7 @@ impl Layout {
     }
 
     /// Applies one transform.
-    pub(super) fn apply(&mut self, transform: &Transform, values: &Values) -> Result<()> {
+    fn apply(&mut self, transform: &Transform, values: &Values) -> Result<()> {
         match transform {
             Transform::AddOne => self.changes.push(Change::AddOne),
             Transform::NegateExp => self.changes.push(Change::NegateExp),
@@ -151,9 +160,7 @@ mod tests {
     use super::*;
 
     fn layout(shape: &[usize], transforms: &[Transform]) -> Layout {
-        let mut layout = Layout::new(shape.to_vec());
-        transforms.iter().for_each(|transform| layout.apply(transform, &Values::default()).unwrap());
-        layout
+        Layout::of(shape.to_vec(), transforms, &Values::default()).unwrap()
     }
 
     #[test]

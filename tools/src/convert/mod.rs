@@ -133,11 +133,12 @@ pub fn plan(source_dir: &Path, options: &ConvertOptions) -> Result<ConvertPlan> 
 pub fn convert(source_dir: &Path, out: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
     let prepared = prepare(source_dir, options)?;
     let plan = prepared.plan();
-    let bytes = write::write(prepared.metadata, &prepared.jobs, &prepared.checkpoint, out, options)?;
+    let bytes = write::write(&prepared, out, options)?;
     let parameters = plan.tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
     Ok(ConvertReport { plan, parameters, bytes })
 }
 
+/// A checkpoint that was read and planned.
 struct Prepared {
     settings: Settings,
     metadata: Metadata,

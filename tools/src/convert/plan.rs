@@ -3,7 +3,7 @@
 use super::checkpoint::{Checkpoint, Float, Stored};
 use super::layout::Layout;
 use super::settings::Settings;
-use super::table::{IGNORED, Origin, Source, TensorRow};
+use super::table::{IGNORED, Origin, Source, TensorRow, Transform};
 use super::{ConvertOptions, MtpBlocks, PlannedTensor};
 use anyhow::{Context, Result, bail};
 use kvas_gguf::Quant;
@@ -19,8 +19,10 @@ pub(super) struct Job {
 /// Where the numbers of a tensor come from.
 #[derive(Debug)]
 pub(super) enum Data {
-    /// The rows of these source tensors of equal shape, one after the other, through the layout.
-    Stored { sources: Vec<Stored>, float: Float, layout: Layout },
+    /// The rows of these source tensors of equal shape, one after the other: together they have `shape`, the
+    /// contiguous dimension last, before the transforms. The maps that the transforms need are as long as the tensor
+    /// has rows, so they are made when it is written.
+    Stored { sources: Vec<Stored>, float: Float, shape: Vec<usize>, transforms: &'static [Transform] },
     /// Computed from the configuration.
     Made(Vec<f32>),
 }
@@ -30,6 +32,9 @@ pub(super) struct Jobs {
     pub(super) jobs: Vec<Job>,
     pub(super) ignored: Vec<String>,
 }
+
+/// The data of a tensor, its shape in the file with the contiguous dimension last, and the names it comes from.
+type Resolved = (Data, Vec<usize>, Vec<String>);
 
 struct Planner<'a> {
     settings: &'a Settings,
@@ -81,13 +86,9 @@ impl Planner<'_> {
         if shape.contains(&0) {
             bail!("config.json: {name} would have the shape {shape:?}, expected no 0");
         }
-        let (data, names) = match origin.source {
-            Source::RopeFactors => (Data::Made(rope_factors(self.settings)?), Vec::new()),
+        let (data, shape, names) = match origin.source {
+            Source::RopeFactors => (Data::Made(rope_factors(self.settings)?), shape, Vec::new()),
             Source::Tensor(_) | Source::Experts(_) => self.stored(origin, prefix, shape)?,
-        };
-        let shape = match &data {
-            Data::Stored { layout, .. } => layout.shape.clone(),
-            Data::Made(made) => vec![made.len()],
         };
         let quant = stored_as(&name, &shape, self.quant);
         let bytes = bytes_of(quant, &shape).with_context(|| format!("tensor {name}: {shape:?} is too large"))?;
@@ -112,7 +113,7 @@ impl Planner<'_> {
         self.source_name(origin, prefix, 0).is_some_and(|name| self.checkpoint.get(&name).is_some())
     }
 
-    fn stored(&mut self, origin: &Origin, prefix: &str, shape: Vec<usize>) -> Result<(Data, Vec<String>)> {
+    fn stored(&mut self, origin: &Origin, prefix: &str, shape: Vec<usize>) -> Result<Resolved> {
         let values = &self.settings.values;
         let stacked = matches!(origin.source, Source::Experts(_));
         let count = if stacked { values.count("experts").context("config.json")? } else { 1 };
@@ -141,23 +142,22 @@ impl Planner<'_> {
         if stacked {
             full.insert(0, count);
         }
-        let mut layout = Layout::new(full);
-        for transform in origin.transforms {
-            layout.apply(transform, values).with_context(|| format!("tensor {}", names[0]))?;
-        }
+        let layout = Layout::of(full.clone(), origin.transforms, values);
+        let layout = layout.with_context(|| format!("tensor {}", names[0]))?;
         self.used.extend(names.iter().cloned());
-        Ok((Data::Stored { sources, float, layout }, names))
+        let data = Data::Stored { sources, float, shape: full, transforms: origin.transforms };
+        Ok((data, layout.shape, names))
     }
 
     /// The source tensors that no row used and that may be left out; any other is an error.
     fn leftovers(&self, mtp: MtpBlocks) -> Result<Vec<String>> {
         let settings = self.settings;
         let head = format!("{}lm_head.weight", settings.trunk.head);
-        let tied = settings.values.holds("tied")?;
         let may = |name: &str| {
             let mut patterns = IGNORED.iter().chain(settings.architecture.ignored);
             patterns.any(|pattern| fits(pattern, name))
-                || (tied && name == head)
+                // Only a tied head is left over.
+                || name == head
                 || (mtp == MtpBlocks::Omit && name.starts_with("mtp."))
         };
         let left = self.checkpoint.names().filter(|name| !self.used.contains(*name));

@@ -68,8 +68,10 @@ impl Settings {
 }
 
 fn architecture_of(config: &Json) -> Result<&'static Architecture> {
-    let named = config.list("architectures")?.into_iter().flatten().filter_map(|class| class.as_str());
-    let found: Vec<&str> = named.collect();
+    // A wrapper's own class, which names its parts too, goes before that of its language model.
+    let listed = config.root().get("architectures").or_else(|| config.get("architectures"));
+    let named = listed.and_then(|listed| listed.as_array()).into_iter().flatten();
+    let found: Vec<&str> = named.filter_map(|class| class.as_str()).collect();
     let known = architectures::ALL.iter().find(|known| known.classes.iter().any(|class| found.contains(class)));
     match known {
         Some(known) => Ok(known),

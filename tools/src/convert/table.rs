@@ -164,6 +164,7 @@ pub(super) enum Source {
 
 /// A change on the way from checkpoint to file. Rows are along all dimensions but the last, columns along the last;
 /// a tensor of one dimension is one row, and what is said of rows holds for its columns.
+#[derive(Debug)]
 pub(super) enum Transform {
     /// x + 1: norms stored as the difference from 1.
     AddOne,

@@ -3,27 +3,22 @@
 use super::checkpoint::{Checkpoint, Float, Stored};
 use super::layout::Layout;
 use super::plan::{Data, Job};
-use super::{ConvertOptions, Progress};
+use super::{ConvertOptions, Prepared, Progress};
 use anyhow::{Context, Result, bail};
-use kvas_gguf::{GgufWriter, Metadata, Quant};
+use kvas_gguf::{GgufWriter, Quant};
 use rayon::prelude::*;
 use std::path::Path;
 
-/// Numbers worked on at a time: 32 MiB as f32, whatever the size of the tensor.
-const NUMBERS_AT_ONCE: usize = 8 << 20;
+/// Numbers worked on at a time, whatever the size of the tensor: 32 MiB as f32. In tests few enough for several parts.
+const NUMBERS_AT_ONCE: usize = if cfg!(test) { 48 } else { 8 << 20 };
 
 /// The largest number that rounds to a finite f16.
 const F16_LIMIT: f32 = 65_520.0;
 
 /// Writes the file; returns its tensors' bytes.
-pub(super) fn write(
-    metadata: Metadata,
-    jobs: &[Job],
-    checkpoint: &Checkpoint,
-    out: &Path,
-    options: &ConvertOptions,
-) -> Result<u64> {
-    let mut writer = GgufWriter::new(metadata);
+pub(super) fn write(source: &Prepared, out: &Path, options: &ConvertOptions) -> Result<u64> {
+    let jobs = &source.jobs;
+    let mut writer = GgufWriter::new(source.metadata.clone());
     for Job { tensor, .. } in jobs {
         writer.declare(&tensor.name, tensor.quant, &tensor.shape)?;
     }
@@ -32,7 +27,7 @@ pub(super) fn write(
     let mut file = writer.create(out)?;
     for job in jobs {
         let name = &job.tensor.name;
-        encode(job, checkpoint, &mut |part| {
+        encode(job, source, &mut |part| {
             file.write_part(name, part)?;
             done += part.len() as u64;
             if let Some(progress) = &options.progress {
@@ -46,10 +41,12 @@ pub(super) fn write(
 }
 
 /// Hands over the bytes of one tensor, in parts of whole rows.
-fn encode(job: &Job, checkpoint: &Checkpoint, emit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn encode(job: &Job, source: &Prepared, emit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let (name, quant) = (&job.tensor.name, job.tensor.quant);
     let (sources, float, layout) = match &job.data {
-        Data::Stored { sources, float, layout } => (sources, *float, layout),
+        Data::Stored { sources, float, shape, transforms } => {
+            (sources, *float, Layout::of(shape.clone(), transforms, &source.settings.values)?)
+        }
         Data::Made(numbers) => {
             let mut bytes = vec![0; job.tensor.bytes as usize];
             encode_row(quant, numbers, &mut bytes).with_context(|| format!("tensor {name}"))?;
@@ -59,7 +56,7 @@ fn encode(job: &Job, checkpoint: &Checkpoint, emit: &mut dyn FnMut(&[u8]) -> Res
     let columns = layout.column_count();
     let row_bytes = quant.row_bytes(columns).context("rows were planned as whole blocks")?;
     let numbers: usize = sources[0].shape.iter().product();
-    let rows = Rows { checkpoint, sources, layout, float, source_rows: numbers / columns };
+    let rows = Rows { checkpoint: &source.checkpoint, sources, layout: &layout, float, source_rows: numbers / columns };
     let at_once = (NUMBERS_AT_ONCE / columns).max(1);
     let (mut raw, mut encoded) = (Vec::new(), Vec::new());
     for first in (0..layout.row_count()).step_by(at_once) {

@@ -21,6 +21,7 @@ fn llama_pairs_rope_rows_and_ties_the_head() {
     let file = fixture.f32();
     assert_eq!(file.metadata().architecture().unwrap(), "llama");
     assert_eq!(file.tensors().len(), 2 + 2 * 9);
+    assert_eq!(file.metadata().string("general.size_label").unwrap(), "0.8K");
     let source = |name: &str| fixture.numbers(&format!("model.layers.1.{name}"));
     assert_eq!(numbers(&file, "blk.1.attn_q.weight"), rows(source("self_attn.q_proj.weight"), 8, &PAIRED));
     assert_eq!(numbers(&file, "blk.1.attn_k.weight"), rows(source("self_attn.k_proj.weight"), 8, &PAIRED[..4]));
@@ -281,7 +282,8 @@ fn qwen3next_separates_and_stacks() {
         assert_eq!(uint(&file, &format!("qwen3next.{key}")), expected);
     }
     assert!(file.metadata().get("qwen3next.rope.dimension_sections").is_none());
-    assert!(file.metadata().string("general.size_label").unwrap().starts_with("3x"));
+    // Each expert has 240 numbers in the two layers, and all else 1403.
+    assert_eq!(file.metadata().string("general.size_label").unwrap(), "3x1.6K");
 }
 
 #[test]

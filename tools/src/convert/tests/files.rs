@@ -102,6 +102,8 @@ fn a_missing_or_lying_shard_is_named() {
     assert!(message().starts_with(&format!("{file}: missing, {index} says")), "{}", message());
     std::fs::write(fixture.folder.join(file), &bytes[..bytes.len() - 1]).unwrap();
     assert!(message().starts_with(file) && message().contains("bytes, expected"), "{}", message());
+    std::fs::write(fixture.folder.join(file), [&bytes[..], &[0]].concat()).unwrap();
+    assert!(message().starts_with(file) && message().contains("bytes, expected"), "{}", message());
     std::fs::write(fixture.folder.join(file), &bytes[..5]).unwrap();
     assert!(message().contains("not a safetensors file"), "{}", message());
     std::fs::write(fixture.folder.join(file), &bytes).unwrap();

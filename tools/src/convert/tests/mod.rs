@@ -150,13 +150,14 @@ fn uint(file: &GgufFile, key: &str) -> u64 {
     file.metadata().uint(key).unwrap()
 }
 
-/// A byte-level BPE of ten tokens, of which the last two are added.
+/// A byte-level BPE of eleven tokens, of which the last three are added.
 fn tokenizer() -> Json {
     let regex = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     json!({
         "added_tokens": [
             {"id": 8, "content": "<|end|>", "special": true},
             {"id": 9, "content": "<think>", "special": false},
+            {"id": 10, "content": "<|tool|>", "special": false},
         ],
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [

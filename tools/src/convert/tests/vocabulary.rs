@@ -28,8 +28,8 @@ fn byte_level_bpe_has_kinds_merges_and_padding() {
     assert_eq!(file.metadata().string("tokenizer.ggml.model").unwrap(), "gpt2");
     assert_eq!(file.metadata().string("tokenizer.ggml.pre").unwrap(), "qwen2");
     let tokens = strings(&file, "tokenizer.ggml.tokens");
-    assert_eq!(tokens, ["a", "b", "c", "Ġ", "ab", "Ġa", "abc", "d", "<|end|>", "<think>", "[PAD10]", "[PAD11]"]);
-    assert_eq!(kinds(&file), [1, 1, 1, 1, 1, 1, 1, 1, 3, 4, 5, 5]);
+    assert_eq!(tokens, ["a", "b", "c", "Ġ", "ab", "Ġa", "abc", "d", "<|end|>", "<think>", "<|tool|>", "[PAD11]"]);
+    assert_eq!(kinds(&file), [1, 1, 1, 1, 1, 1, 1, 1, 3, 4, 3, 5]);
     let merges = strings(&file, "tokenizer.ggml.merges");
     assert_eq!(merges, ["a b", "Ġ a", "ab c"]);
     assert!(file.metadata().get("tokenizer.ggml.scores").is_none());

@@ -23,8 +23,7 @@ const DIGIT: &str = "digit";
 const DIGITS: &str = "digits";
 const PUNCTUATION: &str = "punctuation";
 
-/// Name, steps, and whether readers put BOS in front where the file does not say; the first row that fits counts.
-/// Names that stand for the same steps in every reader are here once.
+/// Name and steps. Of the names that stand for the same steps in every reader, one is here.
 const TABLE: &[(&str, &[&str])] = &[
     ("llama-bpe", &[LLAMA3, BYTES]),
     ("qwen2", &[QWEN2, BYTES]),
