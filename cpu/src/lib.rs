@@ -1,1 +1,197 @@
-//! kvas-cpu
+//! The CPU backend: kernels for the instruction set of this machine, on a pool of threads. Results depend neither on
+//! the number of threads nor on which other sequences share a step.
+
+mod limits;
+mod machine;
+mod ops;
+mod plan;
+mod pool;
+mod quant;
+mod quantised;
+mod simd;
+mod slots;
+mod weights;
+
+pub use limits::{available_memory, compute_peak, read_bandwidth};
+pub use simd::Isa;
+
+use kvas_backend::{
+    Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, WeightSource, op,
+};
+use machine::Machine;
+use pool::Pool;
+use simd::Proof;
+use std::sync::Arc;
+
+/// Runs programs on this machine's processor.
+pub struct Cpu {
+    threads: usize,
+    /// What to compute with, or why that is not to be had; said at `prepare`.
+    isa: Result<Isa, String>,
+    machine: Option<Machine>,
+}
+
+impl std::fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cpu({} threads, {:?})", self.threads, self.isa)
+    }
+}
+
+fn failed(what: impl Into<String>) -> DeviceError {
+    DeviceError::Failed { device: "cpu".into(), what: what.into() }
+}
+
+impl Cpu {
+    /// A backend of `threads` threads (the caller is one; 0 counts as 1) with the widest instruction set this
+    /// processor has, or the one named by the environment variable `KVAS_CPU`: `scalar`, `avx2` or `avx512`. Another
+    /// value is a [`DeviceError::Failed`] at `prepare`.
+    pub fn new(threads: usize) -> Self {
+        let isa = match std::env::var("KVAS_CPU") {
+            Ok(name) => named(&name),
+            Err(std::env::VarError::NotPresent) => Ok(Isa::best()),
+            Err(error) => Err(format!("KVAS_CPU: {error}")),
+        };
+        Self { threads: threads.max(1), isa, machine: None }
+    }
+
+    /// As [`Cpu::new`] with the instruction set `isa`; a processor without it is a [`DeviceError::Failed`] at
+    /// `prepare`.
+    pub fn with_isa(threads: usize, isa: Isa) -> Self {
+        Self { threads: threads.max(1), isa: Ok(isa), machine: None }
+    }
+
+    /// The instruction set, if `prepare` will accept it.
+    pub fn isa(&self) -> Option<Isa> {
+        self.isa.as_ref().ok().copied().filter(|isa| isa.available())
+    }
+
+    fn machine(&mut self) -> &mut Machine {
+        self.machine.as_mut().expect("prepare comes before anything else")
+    }
+}
+
+fn named(name: &str) -> Result<Isa, String> {
+    let known = || Isa::ALL.map(Isa::name).join(", ");
+    Isa::from_name(name).ok_or_else(|| format!("KVAS_CPU={name}: expected one of {}", known()))
+}
+
+impl Backend for Cpu {
+    fn prepare(
+        &mut self,
+        program: Arc<Program>,
+        weights: &mut dyn WeightSource,
+        limits: Limits,
+    ) -> Result<(), DeviceError> {
+        self.machine = None;
+        let isa = self.isa.clone().map_err(failed)?;
+        let proof = Proof::of(isa).ok_or_else(|| failed(format!("this processor has no {}", isa.name())))?;
+        let pool = Pool::new(self.threads).map_err(|error| failed(format!("cannot start threads: {error}")))?;
+        self.machine = Some(Machine::new(proof, pool, program, weights, limits)?);
+        Ok(())
+    }
+
+    fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
+        self.machine().begin(step);
+        Ok(())
+    }
+
+    fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
+        self.machine().commit(accepted);
+        Ok(())
+    }
+
+    fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError> {
+        pairs.iter().for_each(|(from, to)| self.machine().copy_slot(*from, *to));
+        Ok(())
+    }
+
+    fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError> {
+        slots.iter().for_each(|slot| self.machine().clear_slot(*slot));
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError> {
+        pairs.iter().for_each(|(from, to)| self.machine().pages.copy(*from, *to));
+        Ok(())
+    }
+
+    fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
+        out.copy_from_slice(&self.machine().acts[act.0 as usize][..out.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {
+        let machine = self.machine();
+        machine.acts[act.0 as usize][..values.len()].copy_from_slice(values);
+        machine.quantised.forget(act);
+        Ok(())
+    }
+
+    fn embed(&mut self, op: &op::Embed) -> Result<(), DeviceError> {
+        self.machine().embed(op);
+        Ok(())
+    }
+
+    fn gather_rows(&mut self, op: &op::GatherRows) -> Result<(), DeviceError> {
+        self.machine().gather_rows(op);
+        Ok(())
+    }
+
+    fn norm(&mut self, op: &op::Norm) -> Result<(), DeviceError> {
+        self.machine().norm(op);
+        Ok(())
+    }
+
+    fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError> {
+        self.machine().linear(op);
+        Ok(())
+    }
+
+    fn gated_linear(&mut self, op: &op::GatedLinear) -> Result<(), DeviceError> {
+        self.machine().gated_linear(op);
+        Ok(())
+    }
+
+    fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
+        self.machine().rope_store(op);
+        Ok(())
+    }
+
+    fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
+        self.machine().attention(op);
+        Ok(())
+    }
+
+    fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError> {
+        self.machine().causal_conv(op);
+        Ok(())
+    }
+
+    fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
+        self.machine().gated_delta(op);
+        Ok(())
+    }
+
+    fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {
+        self.machine().gated_norm(op);
+        Ok(())
+    }
+
+    fn route(&mut self, op: &op::Route) -> Result<(), DeviceError> {
+        self.machine().route(op);
+        Ok(())
+    }
+
+    fn expert_gated_linear(&mut self, op: &op::ExpertGatedLinear) -> Result<(), DeviceError> {
+        self.machine().expert_gated_linear(op);
+        Ok(())
+    }
+
+    fn expert_linear(&mut self, op: &op::ExpertLinear) -> Result<(), DeviceError> {
+        self.machine().expert_linear(op);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

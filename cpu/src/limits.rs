@@ -1,0 +1,149 @@
+//! What this machine can do: memory to be had, read bandwidth, arithmetic.
+
+use crate::{
+    pool::{Place, Pool},
+    simd::{Isa, Kernel, Proof, Simd, math},
+};
+use std::{hint::black_box, time::Instant};
+
+/// Bytes that can be allocated before the system starts to swap or kill; `None` where it does not say. The smaller of
+/// what the machine has and what the control group of this process may still take.
+pub fn available_memory() -> Option<u64> {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_of_meminfo(&text));
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
+    // Memory in use includes file pages, which the kernel gives back; so does what is left.
+    let group = read("memory.max").zip(read("memory.current")).map(|(most, used)| {
+        let files = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").ok();
+        most.saturating_sub(used.saturating_sub(files.and_then(|text| field(&text, "file")).unwrap_or(0)))
+    });
+    match (machine, group) {
+        (Some(machine), Some(group)) => Some(machine.min(group)),
+        (machine, group) => machine.or(group),
+    }
+}
+
+/// The first number on the line that starts with the word `name`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let mut words = text.lines().map(str::split_whitespace).find_map(|mut words| (words.next()? == name).then_some(words))?;
+    words.next()?.parse().ok()
+}
+
+fn available_of_meminfo(text: &str) -> Option<u64> {
+    field(text, "MemAvailable:")?.checked_mul(1024)
+}
+
+const PASSES: usize = 7;
+
+/// Runs `pass` on all threads, each on its part of `data`, and returns the seconds of the fastest of several runs.
+fn fastest(threads: usize, data: &mut [f32], pass: impl Fn(Proof, &[f32]) + Sync) -> Option<f64> {
+    let mut pool = Pool::new(threads).ok()?;
+    let proof = Proof::of(Isa::best())?;
+    let threads = pool.threads();
+    let len = data.len() / threads / 64 * 64;
+    let mut seconds = f64::INFINITY;
+    for _ in 0..PASSES {
+        let start = Instant::now();
+        let parts = crate::pool::Tiles::chunks(&mut data[..len * threads], len);
+        pool.share((Place::Everywhere, threads), parts, |_, part| {
+            pass(proof, part.row(0));
+        });
+        seconds = seconds.min(start.elapsed().as_secs_f64());
+    }
+    Some(seconds)
+}
+
+/// Adds up a slice in eight chains.
+struct Sum<'a>(&'a [f32]);
+
+impl Kernel for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        let mut sums = [simd.splat(0.0); 8];
+        for chunk in self.0.chunks_exact(8 * S::LANES) {
+            simd.prefetch(chunk.as_ptr().wrapping_add(1024).cast());
+            for i in 0..8 {
+                sums[i] = simd.add(sums[i], math::load(simd, &chunk[i * S::LANES..]));
+            }
+        }
+        let mut total = simd.splat(0.0);
+        for sum in sums {
+            total = simd.add(total, sum);
+        }
+        simd.sum(total)
+    }
+}
+
+/// Bytes per second that `threads` threads read from memory together: the best of several passes over 512 MiB. Takes
+/// about half a second; 0 if threads cannot be started.
+pub fn read_bandwidth(threads: usize) -> f64 {
+    // Written, so that every page is memory of its own and not the one page of zeros.
+    let mut data = vec![1.0f32; 128 << 20];
+    let bytes = (data.len() * size_of::<f32>()) as f64;
+    let seconds = fastest(threads, &mut data, |proof, part| {
+        black_box(proof.run(Sum(part)));
+    });
+    seconds.map_or(0.0, |seconds| bytes / seconds)
+}
+
+/// Multiply-adds in ten independent chains.
+struct MultiplyAdd(f32);
+
+const CHAINS: usize = 10;
+const ROUNDS: usize = 4_000_000;
+
+/// Returns the operations it did: a multiplication and an addition per lane.
+impl Kernel for MultiplyAdd {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> usize {
+        let (a, b) = (simd.splat(self.0), simd.splat(black_box(1e-9)));
+        let mut sums = [simd.splat(1.0); CHAINS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = simd.fma(*sum, a, b);
+            }
+        }
+        let mut total = simd.splat(0.0);
+        for sum in sums {
+            total = simd.add(total, sum);
+        }
+        black_box(simd.sum(total));
+        2 * S::LANES * CHAINS * ROUNDS
+    }
+}
+
+/// f32 multiply-adds of `threads` threads together, in GFLOP/s (two operations each): the best of several runs. Takes
+/// about a tenth of a second; 0 if threads cannot be started.
+pub fn compute_peak(threads: usize) -> f64 {
+    let threads = threads.max(1);
+    let operations = Proof::of(Isa::best()).map_or(0, |proof| threads * proof.run(MultiplyAdd(0.5)));
+    let mut data = vec![0.999_999_f32; 64 * threads];
+    let seconds = fastest(threads, &mut data, |proof, part| {
+        black_box(proof.run(MultiplyAdd(part[0])));
+    });
+    seconds.map_or(0.0, |seconds| operations as f64 / seconds / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_available_is_read_in_bytes() {
+        let text = "MemTotal:       24684500 kB\nMemFree:  1 kB\nMemAvailable:   23695000 kB\n";
+        assert_eq!(available_of_meminfo(text), Some(23_695_000 * 1024));
+        assert_eq!(available_of_meminfo("MemTotal: 5 kB\n"), None);
+        assert_eq!(field("anon 1\nfile 4096\n", "file"), Some(4096));
+    }
+
+    #[test]
+    fn the_sum_reads_everything() {
+        let data: Vec<f32> = (0..1024).map(|i| i as f32).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            assert_eq!(Proof::of(isa).unwrap().run(Sum(&data)), 523_776.0);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Everything a prepared program owns: activations, weights, memory of layers, scratch. Ops borrow its fields.
+
+use crate::{
+    ops::rope_store::Ropes,
+    plan::Plan,
+    pool::Pool,
+    quantised::Quantised,
+    simd::Proof,
+    slots::{Conv, Delta, Memory, Pages},
+    weights::Matrix,
+};
+use kvas_backend::{
+    Act, Cursors, DeviceError, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource, op::HeadMap,
+    store::Entry,
+};
+use std::sync::Arc;
+
+/// A program ready to run.
+pub(crate) struct Machine {
+    pub(crate) proof: Proof,
+    pub(crate) pool: Pool,
+    pub(crate) program: Arc<Program>,
+    pub(crate) limits: Limits,
+    /// By activation: `[rows, columns]`.
+    pub(crate) acts: Vec<Vec<f32>>,
+    /// By weight.
+    pub(crate) matrices: Vec<Matrix>,
+    /// By weight: weights of convolutions as `[taps, channels]`, empty for others.
+    pub(crate) taps: Vec<Vec<f32>>,
+    pub(crate) pages: Pages,
+    /// By store.
+    pub(crate) memory: Vec<Memory>,
+    /// By store: which key head a value head reads; used for delta stores.
+    pub(crate) head_maps: Vec<HeadMap>,
+    pub(crate) ropes: Ropes,
+    pub(crate) step: Step,
+    /// By span of the step.
+    pub(crate) entries: Vec<Entry>,
+    cursors: Cursors,
+    /// By slot: whether any of its state is not zero.
+    written: Vec<bool>,
+    pub(crate) quantised: Quantised,
+    /// (row, expert) pairs by expert, and where each expert's end.
+    pub(crate) routed: Vec<u32>,
+    pub(crate) routed_ends: Vec<u32>,
+    /// Normalised keys and queries: `[key_heads][rows][key_dim]`.
+    pub(crate) keys: Vec<f32>,
+    pub(crate) queries: Vec<f32>,
+    pub(crate) partials: Vec<f32>,
+    /// By thread.
+    pub(crate) scratch: Vec<Vec<f32>>,
+}
+
+impl Machine {
+    /// Loads the weights and allocates all memory.
+    pub(crate) fn new(
+        proof: Proof,
+        pool: Pool,
+        program: Arc<Program>,
+        weights: &mut dyn WeightSource,
+        limits: Limits,
+    ) -> Result<Self, DeviceError> {
+        let matrices: Result<Vec<Matrix>, _> = program.weights.iter().map(|decl| Matrix::load(weights, decl)).collect();
+        let matrices = matrices?;
+        let plan = Plan::new(&program, &matrices, &limits, pool.threads());
+        plan.check()?;
+        let memory = program.stores.iter().map(|store| match store {
+            StoreDecl::Pages(_) => Memory::Pages,
+            StoreDecl::Delta(delta) => Memory::Delta(Delta::new(*delta, limits.slots, limits.replay)),
+            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.slots, limits.replay)),
+        });
+        let floats = |len: usize| vec![0.0f32; len];
+        Ok(Self {
+            proof,
+            limits,
+            acts: plan.acts.iter().map(|len| floats(*len)).collect(),
+            taps: taps(&program, &matrices),
+            pages: Pages::new(plan.page, &limits),
+            memory: memory.collect(),
+            head_maps: head_maps(&program),
+            ropes: Ropes::new(&program, &matrices, limits.rows),
+            step: Step::default(),
+            entries: Vec::with_capacity(limits.rows),
+            cursors: Cursors::new(limits.replay, limits.slots),
+            written: vec![false; limits.slots],
+            quantised: Quantised::new(plan.quantised),
+            routed: vec![0; plan.routed[0]],
+            routed_ends: vec![0; plan.routed[1]],
+            keys: floats(plan.keys),
+            queries: floats(plan.keys),
+            partials: floats(plan.partials),
+            scratch: (0..pool.threads()).map(|_| floats(plan.scratch)).collect(),
+            pool,
+            matrices,
+            program,
+        })
+    }
+
+    /// Columns of an activation.
+    pub(crate) fn columns(&self, act: Act) -> usize {
+        self.program.act(act).columns
+    }
+
+    /// Rows of an activation in this step.
+    pub(crate) fn rows(&self, act: Act) -> usize {
+        match self.program.act(act).rows {
+            Rows::Step => self.step.tokens().len(),
+            Rows::Outputs => self.step.outputs().len(),
+        }
+    }
+
+    /// Elements of an activation in this step.
+    pub(crate) fn len(&self, act: Act) -> usize {
+        self.rows(act) * self.columns(act)
+    }
+
+    /// Takes an activation out for writing; [`Machine::put`] brings it back. Its 8-bit form becomes invalid.
+    pub(crate) fn take(&mut self, act: Act) -> Vec<f32> {
+        self.quantised.forget(act);
+        std::mem::take(&mut self.acts[act.0 as usize])
+    }
+
+    /// Brings an activation back.
+    pub(crate) fn put(&mut self, act: Act, values: Vec<f32>) {
+        self.acts[act.0 as usize] = values;
+    }
+
+    /// Starts a step: positions of the rings, and the flushes they ask for.
+    pub(crate) fn begin(&mut self, step: &Step) {
+        assert!(step.tokens().len() <= self.limits.rows, "{} rows of {}", step.tokens().len(), self.limits.rows);
+        assert!(step.outputs().len() <= self.limits.outputs, "more outputs than prepared for");
+        self.step.clone_from(step);
+        self.quantised.forget_all();
+        self.ropes.forget();
+        self.entries.clear();
+        for span in step.spans() {
+            let entry = self.cursors.begin(span.slot, span.rows);
+            self.written[span.slot.0 as usize] |= entry.flush || entry.is_final;
+            self.entries.push(entry);
+            if entry.flush {
+                self.fold(span.slot, entry.before);
+            }
+        }
+    }
+
+    /// Ends the steps of some slots.
+    pub(crate) fn commit(&mut self, accepted: &[(Slot, u32)]) {
+        accepted.iter().for_each(|(slot, rows)| self.cursors.commit(*slot, *rows));
+    }
+
+    /// Copies a slot, its ring folded into the checkpoint of the copy.
+    pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
+        let cursor = self.cursors.cursor(from);
+        if from != to {
+            self.memory.iter_mut().for_each(|memory| memory.copy_slot(from, to));
+        }
+        self.fold(to, cursor);
+        self.cursors.reset(to);
+        self.written[to.0 as usize] = self.written[from.0 as usize] || cursor.held > 0;
+    }
+
+    /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
+    pub(crate) fn clear_slot(&mut self, slot: Slot) {
+        self.cursors.reset(slot);
+        if std::mem::take(&mut self.written[slot.0 as usize]) {
+            for memory in &mut self.memory {
+                if let Memory::Delta(delta) = memory {
+                    let size = delta.decl.state_elements();
+                    delta.state[slot.0 as usize * size..][..size].fill(0.0);
+                }
+            }
+        }
+    }
+}
+
+fn head_maps(program: &Program) -> Vec<HeadMap> {
+    let mut all = vec![HeadMap::Grouped; program.stores.len()];
+    for op in &program.ops {
+        if let Op::GatedDelta(op) = op {
+            all[op.store.0 as usize] = op.head_map;
+        }
+    }
+    all
+}
+
+/// The weights of convolutions, transposed: vectors run over channels.
+fn taps(program: &Program, matrices: &[Matrix]) -> Vec<Vec<f32>> {
+    let mut all = vec![Vec::new(); matrices.len()];
+    for op in &program.ops {
+        if let Op::CausalConv(op) = op {
+            let Weight(weight) = op.weight;
+            let matrix = &matrices[weight as usize];
+            let taps = matrix.columns;
+            let values = matrix.floats();
+            all[weight as usize] =
+                (0..values.len()).map(|i| values[i % matrix.rows() * taps + i / matrix.rows()]).collect();
+        }
+    }
+    all
+}

@@ -1,0 +1,11 @@
+//! One file per op.
+
+pub(crate) mod attention;
+pub(crate) mod causal_conv;
+pub(crate) mod gated_delta;
+pub(crate) mod linear;
+pub(crate) mod moe;
+pub(crate) mod norm;
+pub(crate) mod product;
+pub(crate) mod rope_store;
+pub(crate) mod rows;

@@ -1,0 +1,290 @@
+//! Products of activations with weights: cut into tiles for threads, caches and registers.
+
+use crate::{
+    pool::Tile,
+    quant::{BLOCK, Format, Path, Q4_0, Q4K, Q6K, Q8_0, QuantisedRow},
+    simd::{
+        Kernel, Proof, Simd,
+        dense::{Bf16, F16, F32},
+        math,
+    },
+    weights::Matrix,
+};
+use kvas_backend::op::Activation;
+use kvas_gguf::Quant;
+use std::{marker::PhantomData, ops::Range};
+
+/// Weight rows computed before their results are finished.
+const OUTPUTS: usize = 64;
+/// Most activation rows that share a pass over `OUTPUTS` weight rows.
+const ROWS: usize = 64;
+/// Bytes of activations that should stay in the second-level cache next to the weights.
+const CACHE: usize = 128 * 1024;
+/// Weight rows of a register tile.
+const TILE: usize = 4;
+
+/// Floats of scratch a thread needs for products with `matrix`.
+pub(crate) fn scratch(matrix: &Matrix) -> usize {
+    let dequantised = if Path::of(matrix.quant) == Path::Dequantised { TILE * matrix.columns } else { 0 };
+    2 * ROWS * OUTPUTS + dequantised
+}
+
+/// Activation rows `[rows, columns]`, in the forms that formats want.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Activations<'a> {
+    pub(crate) columns: usize,
+    pub(crate) x: &'a [f32],
+    /// In 8 bits; empty if no format wants it.
+    pub(crate) values: &'a [i8],
+    /// By block.
+    pub(crate) scales: &'a [f32],
+    /// By block.
+    pub(crate) sums: &'a [f32],
+}
+
+impl<'a> Activations<'a> {
+    /// Rows that are multiplied in f32.
+    pub(crate) fn float(x: &'a [f32], columns: usize) -> Self {
+        Self { columns, x, values: &[], scales: &[], sums: &[] }
+    }
+
+    fn float_row(&self, row: usize) -> &'a [f32] {
+        &self.x[row * self.columns..][..self.columns]
+    }
+
+    fn quantised_row(&self, row: usize) -> QuantisedRow<'a> {
+        let blocks = self.columns / BLOCK;
+        let values = self.values[row * self.columns..][..self.columns].as_chunks().0;
+        let part = row * blocks..(row + 1) * blocks;
+        QuantisedRow { values, scales: &self.scales[part.clone()], sums: &self.sums[part] }
+    }
+}
+
+/// A [`Format`] that knows which form of a row it wants.
+trait Operand: Format {
+    fn row<'a>(x: &Activations<'a>, row: usize) -> Self::Row<'a>;
+}
+
+macro_rules! operand {
+    ($method:ident: $($format:ident)*) => {$(
+        impl Operand for $format {
+            fn row<'a>(x: &Activations<'a>, row: usize) -> Self::Row<'a> {
+                x.$method(row)
+            }
+        }
+    )*};
+}
+operand!(float_row: F32 F16 Bf16);
+operand!(quantised_row: Q4_0 Q8_0 Q4K Q6K);
+
+/// Which activation rows meet which weight rows, and where the results go. An entry is one such meeting.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entries<'a> {
+    /// Entries in the order of their groups; `None`: entries are rows and there is one group.
+    pub(crate) order: Option<&'a [u32]>,
+    /// By group: where its entries end in `order`. Group `i` uses weight rows from `i * outputs` on.
+    pub(crate) ends: &'a [u32],
+    /// Entries per activation row.
+    pub(crate) per_input: usize,
+    /// Entries per output row.
+    pub(crate) per_output: usize,
+}
+
+impl Entries<'_> {
+    fn entry(&self, at: usize) -> usize {
+        self.order.map_or(at, |order| order[at] as usize)
+    }
+}
+
+/// What becomes of the products of one entry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Finish<'a> {
+    /// `out = y`
+    Write,
+    /// `out = [out +] sigmoid(gate[entry]) * (y + bias)`
+    Linear { bias: Option<&'a [f32]>, gate: Option<&'a [f32]>, accumulate: bool },
+    /// `out = activation(y) * (the other matrix's product)`
+    Gated(Activation),
+    /// `out += weights[entry] * y`
+    Weighted(&'a [f32]),
+}
+
+/// A product: everything but where a thread writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product<'a> {
+    pub(crate) proof: Proof,
+    pub(crate) matrix: &'a Matrix,
+    /// The second matrix of [`Finish::Gated`].
+    pub(crate) other: Option<&'a Matrix>,
+    pub(crate) x: Activations<'a>,
+    pub(crate) entries: Entries<'a>,
+    /// Weight rows of a group: columns of the output.
+    pub(crate) outputs: usize,
+    pub(crate) finish: Finish<'a>,
+}
+
+impl Product<'_> {
+    /// Computes the columns of a tile that spans all rows of the output.
+    pub(crate) fn run(&self, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
+        let (y, scratch) = scratch.split_at_mut(ROWS * OUTPUTS);
+        let (other, dequantised) = scratch.split_at_mut(ROWS * OUTPUTS);
+        let value_bytes = if self.x.values.is_empty() { 4 } else { 1 };
+        let rows_at_once = (CACHE / (self.x.columns * value_bytes).max(1)).clamp(4, ROWS) / 2 * 2;
+        let [first, columns] = [out.first()[1], out.size()[1]];
+        let mut start = 0;
+        for (group, end) in self.entries.ends.iter().map(|end| *end as usize).enumerate() {
+            for at in (0..columns).step_by(OUTPUTS) {
+                let count = OUTPUTS.min(columns - at);
+                let rows = group * self.outputs + first + at;
+                let rows = rows..rows + count;
+                for block in (start..end).step_by(rows_at_once) {
+                    let block = block..(block + rows_at_once).min(end);
+                    self.multiply(self.matrix, rows.clone(), block.clone(), y, dequantised);
+                    if let Some(matrix) = self.other {
+                        self.multiply(matrix, rows.clone(), block.clone(), other, dequantised);
+                    }
+                    for (i, entry) in block.enumerate() {
+                        let entry = self.entries.entry(entry);
+                        let part = i * OUTPUTS..i * OUTPUTS + count;
+                        let out = &mut out.row_mut(entry / self.entries.per_output)[at..at + count];
+                        let (y, other, column) = (&mut y[part.clone()], &other[part], first + at);
+                        self.proof.run(FinishRow { finish: self.finish, entry, column, y, other, out });
+                    }
+                }
+            }
+            start = end;
+        }
+    }
+
+    /// `y[entry][row] = matrix[row] . x[entry]`, with `OUTPUTS` values of `y` per entry.
+    fn multiply(&self, matrix: &Matrix, rows: Range<usize>, block: Range<usize>, y: &mut [f32], dequantised: &mut [f32]) {
+        if Path::of(matrix.quant) == Path::Dequantised {
+            let scratch = &mut dequantised[..TILE * matrix.columns];
+            for (number, first) in rows.clone().step_by(TILE).enumerate() {
+                let rows = first..(first + TILE).min(rows.end);
+                for (row, out) in rows.clone().zip(scratch.chunks_mut(matrix.columns)) {
+                    matrix.dequantise(row, out);
+                }
+                let weights = bytemuck::cast_slice(&scratch[..rows.len() * matrix.columns]);
+                let tile = RowsTimes::<F32>::new(self, weights, rows.len(), block.clone());
+                self.proof.run(tile.writing_to(&mut y[number * TILE..]));
+            }
+            return;
+        }
+        let weights = &matrix.bytes()[rows.start * matrix.row_bytes..rows.end * matrix.row_bytes];
+        macro_rules! dispatch {
+            ($($quant:ident $format:ident),*) => {
+                match matrix.quant {
+                    $(Quant::$quant => {
+                        self.proof.run(RowsTimes::<$format>::new(self, weights, rows.len(), block).writing_to(y))
+                    })*
+                    other => unreachable!("{other} is dequantised first"),
+                }
+            };
+        }
+        dispatch!(F32 F32, F16 F16, Bf16 Bf16, Q4_0 Q4_0, Q8_0 Q8_0, Q4K Q4K, Q6K Q6K);
+    }
+}
+
+/// Some rows of weights of one format times some entries.
+struct RowsTimes<'a, F> {
+    weights: &'a [u8],
+    count: usize,
+    x: Activations<'a>,
+    entries: Entries<'a>,
+    block: Range<usize>,
+    y: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<'a, F: Operand> RowsTimes<'a, F> {
+    fn new(product: &Product<'a>, weights: &'a [u8], count: usize, block: Range<usize>) -> Self {
+        let (x, entries) = (product.x, product.entries);
+        Self { weights, count, x, entries, block, y: &mut [], format: PhantomData }
+    }
+
+    fn writing_to(mut self, y: &'a mut [f32]) -> Self {
+        self.y = y;
+        self
+    }
+
+    fn row(&self, at: usize) -> F::Row<'a> {
+        F::row(&self.x, self.entries.entry(self.block.start + at) / self.entries.per_input)
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const W: usize, const R: usize>(&mut self, simd: S, first: usize, at: usize) {
+        let row_bytes = self.weights.len() / self.count;
+        let mut weights = [self.weights; W];
+        for w in 0..W {
+            weights[w] = &self.weights[(first + w) * row_bytes..][..row_bytes];
+        }
+        let mut x = [self.row(at); R];
+        for r in 1..R {
+            x[r] = self.row(at + r);
+        }
+        let sums = F::tile::<S, W, R>(simd, weights, x);
+        for r in 0..R {
+            for w in 0..W {
+                self.y[(at + r) * OUTPUTS + first + w] = sums[w][r];
+            }
+        }
+    }
+}
+
+impl<F: Operand> Kernel for RowsTimes<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let entries = self.block.len();
+        let whole = self.count - self.count % TILE;
+        for first in (0..whole).step_by(TILE) {
+            for at in (0..entries - entries % 2).step_by(2) {
+                self.tile::<S, TILE, 2>(simd, first, at);
+            }
+            if entries % 2 == 1 {
+                self.tile::<S, TILE, 1>(simd, first, entries - 1);
+            }
+        }
+        for first in whole..self.count {
+            for at in 0..entries {
+                self.tile::<S, 1, 1>(simd, first, at);
+            }
+        }
+    }
+}
+
+/// Writes the products of one entry where they belong.
+struct FinishRow<'a> {
+    finish: Finish<'a>,
+    entry: usize,
+    /// Of the output, where `y` begins.
+    column: usize,
+    y: &'a mut [f32],
+    other: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for FinishRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { finish, entry, column, y, other, out } = self;
+        match finish {
+            Finish::Write => out.copy_from_slice(y),
+            Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
+            Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
+            Finish::Linear { bias, gate, accumulate } => {
+                if let Some(bias) = bias {
+                    math::add(simd, y, &bias[column..column + out.len()]);
+                }
+                if let Some(gate) = gate {
+                    math::scale(simd, y, 1.0 / (1.0 + (-gate[entry]).exp()));
+                }
+                if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
+            }
+        }
+    }
+}

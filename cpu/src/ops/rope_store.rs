@@ -1,0 +1,164 @@
+//! Rotary positions of queries and keys, and appending keys and values to pages.
+
+use crate::{
+    machine::Machine,
+    pool::{Place, Pool, Tiles},
+    simd::{Kernel, Proof, Simd},
+    weights::Matrix,
+};
+use kvas_backend::{Op, Program, Rope, Step, StoreDecl, Weight, op, rope::Pairing};
+
+/// Angles of the rows of a step: layers that rotate alike share them.
+#[derive(Debug)]
+struct Angles {
+    /// Radians per position of each pair.
+    frequencies: Vec<f32>,
+    magnitude: f32,
+    /// `[rows][cosine pairs, sine pairs]`, of the current step if `ready`.
+    turns: Vec<f32>,
+    ready: bool,
+}
+
+/// All rotations of a program.
+#[derive(Debug)]
+pub(crate) struct Ropes {
+    angles: Vec<Angles>,
+    /// By store.
+    of: Vec<Option<usize>>,
+}
+
+impl Ropes {
+    /// The rotations of `program`, for steps of up to `rows` rows.
+    pub(crate) fn new(program: &Program, matrices: &[Matrix], rows: usize) -> Self {
+        let mut all = Self { angles: Vec::new(), of: vec![None; program.stores.len()] };
+        for op in &program.ops {
+            let Op::RopeStore(op::RopeStore { rope: Some(rope), store, .. }) = op else { continue };
+            let factors = rope.factors.map(|Weight(weight)| matrices[weight as usize].floats());
+            let (frequencies, magnitude) = (rope.frequencies(factors), rope.magnitude());
+            let alike = |angles: &Angles| angles.frequencies == frequencies && angles.magnitude == magnitude;
+            let at = all.angles.iter().position(alike).unwrap_or_else(|| {
+                let turns = vec![0.0; rows * 2 * frequencies.len()];
+                all.angles.push(Angles { frequencies, magnitude, turns, ready: false });
+                all.angles.len() - 1
+            });
+            all.of[store.0 as usize] = Some(at);
+        }
+        all
+    }
+
+    /// Another step begins.
+    pub(crate) fn forget(&mut self) {
+        self.angles.iter_mut().for_each(|angles| angles.ready = false);
+    }
+}
+
+impl Angles {
+    fn prepare(&mut self, pool: &mut Pool, step: &Step) {
+        if std::mem::replace(&mut self.ready, true) || self.frequencies.is_empty() {
+            return;
+        }
+        let Self { frequencies, magnitude, turns, .. } = self;
+        let pairs = frequencies.len();
+        for (first, span) in step.spans_with_rows() {
+            let rows = span.rows as usize;
+            let part = &mut turns[first * 2 * pairs..(first + rows) * 2 * pairs];
+            let tasks = (Place::of(16 * part.len()), rows);
+            pool.share(tasks, Tiles::chunks(part, 2 * pairs), |row, mut turns| {
+                let position = (span.context as usize + row) as f64;
+                let (cosines, sines) = turns.row_mut(0).split_at_mut(pairs);
+                for ((cosine, sine), frequency) in cosines.iter_mut().zip(sines).zip(&*frequencies) {
+                    let (s, c) = (position * f64::from(*frequency)).sin_cos();
+                    (*cosine, *sine) = (c as f32 * *magnitude, s as f32 * *magnitude);
+                }
+            });
+        }
+    }
+}
+
+/// Rotates the heads of a row; written without vectors, for the compiler to vectorise.
+struct Rotate<'a> {
+    row: &'a mut [f32],
+    head_dim: usize,
+    pairing: Pairing,
+    cosines: &'a [f32],
+    sines: &'a [f32],
+}
+
+impl Kernel for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let pairs = self.cosines.len();
+        for head in self.row.chunks_exact_mut(self.head_dim) {
+            let turns = self.cosines.iter().zip(self.sines);
+            match self.pairing {
+                Pairing::Halves => {
+                    let (low, high) = head[..2 * pairs].split_at_mut(pairs);
+                    for ((a, b), (cosine, sine)) in low.iter_mut().zip(high).zip(turns) {
+                        (*a, *b) = (*a * cosine - *b * sine, *a * sine + *b * cosine);
+                    }
+                }
+                Pairing::Adjacent => {
+                    for ([a, b], (cosine, sine)) in head.as_chunks_mut().0.iter_mut().zip(turns) {
+                        (*a, *b) = (*a * cosine - *b * sine, *a * sine + *b * cosine);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rotates all rows of q and k.
+fn rotate(
+    (proof, pool): (Proof, &mut Pool),
+    (op, rope): (&op::RopeStore, &Rope),
+    turns: &[f32],
+    acts: [(&mut [f32], usize); 2],
+) {
+    let pairs = rope.dims / 2;
+    if pairs == 0 {
+        return;
+    }
+    let [(q, q_columns), (k, k_columns)] = acts;
+    let tasks = (Place::of(q.len() + k.len()), q.len() / q_columns);
+    pool.share(tasks, (Tiles::chunks(q, q_columns), Tiles::chunks(k, k_columns)), |row, (mut q, mut k)| {
+        let (cosines, sines) = turns[row * 2 * pairs..][..2 * pairs].split_at(pairs);
+        for row in [q.row_mut(0), k.row_mut(0)] {
+            proof.run(Rotate { row, head_dim: op.key_dim, pairing: rope.pairing, cosines, sines });
+        }
+    });
+}
+
+impl Machine {
+    pub(crate) fn rope_store(&mut self, op: &op::RopeStore) {
+        let [q_columns, k_columns, v_columns] = [op.q, op.k, op.v].map(|act| self.columns(act));
+        let (q_len, k_len) = (self.len(op.q), self.len(op.k));
+        let (mut q, mut k) = (self.take(op.q), self.take(op.k));
+        let Self { proof, pool, step, ropes, acts, pages, program, .. } = self;
+        if let (Some(rope), Some(at)) = (&op.rope, ropes.of[op.store.0 as usize]) {
+            let angles = &mut ropes.angles[at];
+            angles.prepare(pool, step);
+            let both = [(&mut q[..q_len], q_columns), (&mut k[..k_len], k_columns)];
+            rotate((*proof, pool), (op, rope), &angles.turns, both);
+        }
+        let StoreDecl::Pages(decl) = program.store(op.store) else { panic!("validated: a page store") };
+        let v = &acts[op.v.0 as usize];
+        let ordinal = program.page_ordinal(op.store);
+        for (number, (first, span)) in step.spans_with_rows().enumerate() {
+            let table = step.table(number, ordinal);
+            for row in first..first + span.rows as usize {
+                let position = span.context as usize + row - first;
+                let keys = k[row * k_columns..][..k_columns].chunks_exact(decl.key_dim);
+                let values = v[row * v_columns..][..v_columns].chunks_exact(decl.value_dim);
+                for (head, (key, value)) in keys.zip(values).enumerate() {
+                    let [key_at, value_at] = pages.find(decl, table, position, head);
+                    pages.write(key_at, key);
+                    pages.write(value_at, value);
+                }
+            }
+        }
+        self.put(op.q, q);
+        self.put(op.k, k);
+    }
+}

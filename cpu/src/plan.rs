@@ -1,0 +1,146 @@
+//! How much memory a program takes: counted before any of it is allocated, and never more afterwards.
+
+use crate::{
+    available_memory,
+    ops::{attention, causal_conv, gated_delta, moe, product},
+    quant::Path,
+    quantised::Quantised,
+    slots::Delta,
+    weights::Matrix,
+};
+use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight};
+
+/// Sizes of everything a [`crate::machine::Machine`] allocates, in elements.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Plan {
+    /// By activation.
+    pub(crate) acts: Vec<usize>,
+    /// One page of the arena.
+    pub(crate) page: usize,
+    /// The 8-bit form of an activation.
+    pub(crate) quantised: usize,
+    /// (row, expert) pairs of a step, and experts.
+    pub(crate) routed: [usize; 2],
+    /// Normalised keys of a step; as many queries.
+    pub(crate) keys: usize,
+    /// Partial results of attention over parts of a context.
+    pub(crate) partials: usize,
+    /// f32 scratch of a thread.
+    pub(crate) scratch: usize,
+    /// Bytes of all of these, and of pages and slots.
+    pub(crate) bytes: u64,
+}
+
+impl Plan {
+    /// Counts what `program` takes.
+    pub(crate) fn new(program: &Program, matrices: &[Matrix], limits: &Limits, threads: usize) -> Self {
+        let rows = |act: Act| match program.act(act).rows {
+            Rows::Step => limits.rows,
+            Rows::Outputs => limits.outputs,
+        };
+        let columns = |act: Act| program.act(act).columns;
+        let size = |act: Act| rows(act).saturating_mul(columns(act));
+        let mut plan = Plan { acts: (0..program.acts.len() as u32).map(|act| size(Act(act))).collect(), ..Plan::default() };
+        let matrix = |weight: Weight| &matrices[weight.0 as usize];
+        for op in &program.ops {
+            plan.scratch = plan.scratch.max(scratch(program, op, matrix));
+            for (x, weight) in products(op) {
+                if Path::of(matrix(weight).quant) == Path::Quantised {
+                    plan.quantised = plan.quantised.max(size(x));
+                }
+            }
+            let routed = match op {
+                Op::ExpertGatedLinear(op) => Some((op.experts, op.gate, columns(op.out) / columns(op.experts))),
+                Op::ExpertLinear(op) => Some((op.experts, op.weight, columns(op.out))),
+                _ => None,
+            };
+            if let Some((experts, weight, outputs)) = routed {
+                plan.routed[0] = plan.routed[0].max(size(experts));
+                plan.routed[1] = plan.routed[1].max(matrix(weight).rows() / outputs);
+            }
+            if let Op::Attention(op) = op {
+                let decl = attention::pages(program, op);
+                plan.partials = plan.partials.max(attention::partials(op, decl, limits, threads));
+            }
+        }
+        for store in &program.stores {
+            match store {
+                StoreDecl::Pages(pages) => plan.page = plan.page.max(pages.page_elements(limits.page_size)),
+                StoreDecl::Delta(delta) => {
+                    plan.keys = plan.keys.max(limits.rows.saturating_mul(delta.key_heads * delta.key_dim));
+                    plan.scratch = plan.scratch.max(gated_delta::scratch(delta, limits.replay));
+                }
+                StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
+            }
+        }
+        plan.bytes = plan.count(program, limits, threads);
+        plan
+    }
+
+    fn count(&self, program: &Program, limits: &Limits, threads: usize) -> u64 {
+        let stores = program.stores.iter().map(|store| match store {
+            StoreDecl::Pages(_) => 0,
+            StoreDecl::Delta(delta) => Delta::elements(delta, limits.slots, limits.replay),
+            StoreDecl::Conv(conv) => {
+                conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.slots)
+            }
+        });
+        let acts = self.acts.iter().copied();
+        let rest = [2 * self.keys, self.partials, self.scratch.saturating_mul(threads)];
+        let floats = stores.chain(acts).chain(rest).fold(0usize, usize::saturating_add);
+        let pages = self.page.saturating_mul(limits.pages).saturating_mul(limits.kv_type.bytes());
+        let bytes = floats.saturating_mul(4).saturating_add(pages).saturating_add(Quantised::bytes(self.quantised));
+        bytes as u64
+    }
+
+    /// Refuses what the machine cannot hold.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        self.check_against(available_memory().unwrap_or(u64::MAX))
+    }
+
+    fn check_against(&self, available: u64) -> Result<(), DeviceError> {
+        // No allocation is larger than half the address space, whatever the system says.
+        let available = available.min(isize::MAX as u64);
+        if self.bytes <= available {
+            return Ok(());
+        }
+        let (device, what) = ("cpu".into(), "memory for activations, pages and slots".into());
+        Err(DeviceError::Memory { device, what, needed: self.bytes, available })
+    }
+}
+
+/// The activations an op multiplies, and with which weights.
+fn products(op: &Op) -> Vec<(Act, Weight)> {
+    match op {
+        Op::Linear(op) => vec![(op.x, op.weight)],
+        Op::GatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
+        Op::ExpertGatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
+        Op::ExpertLinear(op) => vec![(op.x, op.weight)],
+        _ => vec![],
+    }
+}
+
+/// f32 scratch a thread needs for an op, where the store alone does not say.
+fn scratch<'a>(program: &Program, op: &Op, matrix: impl Fn(Weight) -> &'a Matrix) -> usize {
+    let product = products(op).into_iter().map(|(_, weight)| product::scratch(matrix(weight))).max();
+    let own = match op {
+        Op::Attention(op) => attention::scratch(op, attention::pages(program, op)),
+        Op::Route(op) => moe::route_scratch(program.act(op.logits).columns),
+        _ => 0,
+    };
+    own.max(product.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_there_is_is_refused_with_both_numbers() {
+        let plan = Plan { bytes: 1001, ..Plan::default() };
+        assert!(plan.check_against(1001).is_ok());
+        let error = plan.check_against(1000).unwrap_err().to_string();
+        assert!(error.contains("1001") && error.contains("1000"), "{error}");
+        assert!(Plan { bytes: u64::MAX, ..Plan::default() }.check_against(u64::MAX).is_err());
+    }
+}

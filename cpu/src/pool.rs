@@ -1,0 +1,412 @@
+//! Persistent threads with a static partition of tasks, and the disjoint parts of mutable data their tasks work on.
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    marker::PhantomData,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+/// Looks at the job counter this often before a thread goes to sleep: about 0.1 ms, longer than the gap between two
+/// ops, shorter than anyone would notice as heat.
+const SPINS: usize = 4000;
+
+/// A job of the pool: called once on every thread with the thread's number.
+type Job<'a> = dyn Fn(usize) + Sync + 'a;
+
+struct Shared {
+    /// Moves by one per job.
+    epoch: AtomicUsize,
+    /// Valid while `running > 0`.
+    job: UnsafeCell<Option<*const Job<'static>>>,
+    /// Workers that have not finished the current job.
+    running: AtomicUsize,
+    /// By worker: whether it sleeps or is about to.
+    parked: Box<[AtomicBool]>,
+    stop: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `job` is the only field that is not Sync by itself; it is written by the owner of the pool alone, before
+// the epoch moves, and read by workers after they saw the epoch move and before they lower `running`.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` points at a `Sync` closure, which may be called from any thread.
+unsafe impl Send for Shared {}
+
+/// Where tasks run: a dispatch costs about a microsecond, which small work does not pay back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On the calling thread.
+    Here,
+    /// On all threads.
+    Everywhere,
+}
+
+impl Place {
+    /// All threads if about `work` multiply-adds or moved elements are worth it.
+    pub(crate) fn of(work: usize) -> Self {
+        if work < 16 * 1024 { Place::Here } else { Place::Everywhere }
+    }
+}
+
+/// Threads that run the same closure at the same time. The caller is thread 0.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts `threads - 1` threads.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
+        let workers = threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            running: AtomicUsize::new(0),
+            parked: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        let mut pool = Self { shared: shared.clone(), workers: Vec::with_capacity(workers) };
+        for worker in 0..workers {
+            let shared = shared.clone();
+            let thread = std::thread::Builder::new().name(format!("kvas-cpu-{}", worker + 1));
+            pool.workers.push(thread.spawn(move || work(&shared, worker))?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads, the caller included.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `f(task, part, scratch)` for every task of `0..tasks`; task `i` runs on thread `i % threads`. Each call
+    /// gets its own part of `parts` and its thread's element of `scratch`. Panics of tasks reach the caller.
+    pub(crate) fn each<P: Parts, T: Send>(
+        &mut self,
+        (place, tasks): (Place, usize),
+        parts: P,
+        scratch: &mut [T],
+        f: impl Fn(usize, P::Part, &mut T) + Sync,
+    ) {
+        let here = place == Place::Here || tasks <= 1;
+        let threads = if here { 1 } else { self.threads() };
+        assert!(scratch.len() >= threads, "a scratch element per thread");
+        assert!(tasks <= parts.count(), "{tasks} tasks over {} parts", parts.count());
+        let scratch = Scattered { data: scratch.as_mut_ptr() };
+        let (scratch, parts) = (&scratch, &parts);
+        let job = |thread: usize| {
+            // SAFETY: `thread < scratch.len()`, and no two calls of a job have the same thread number.
+            let scratch = unsafe { &mut *scratch.data.add(thread) };
+            for task in (thread..tasks).step_by(threads) {
+                // SAFETY: `task < parts.count()`, and the strided ranges of the threads give out each task once.
+                let part = unsafe { parts.part(task) };
+                f(task, part, scratch);
+            }
+        };
+        if here { job(0) } else { self.broadcast(&job) }
+    }
+
+    /// As [`Pool::each`] for tasks that need no scratch.
+    pub(crate) fn share<P: Parts>(&mut self, tasks: (Place, usize), parts: P, f: impl Fn(usize, P::Part) + Sync) {
+        let mut nothing = vec![(); self.threads()]; // allocates nothing
+        self.each(tasks, parts, &mut nothing, |task, part, ()| f(task, part));
+    }
+
+    /// Calls `job` once on every thread, and returns when all calls have.
+    fn broadcast(&mut self, job: &Job<'_>) {
+        let shared = &*self.shared;
+        let job_for_workers = std::ptr::from_ref(job);
+        // SAFETY: only the lifetime is erased; this function does not return, nor unwind, before `running` is 0,
+        // and a worker uses the job only before it lowers `running`.
+        let erased = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job_for_workers) };
+        // SAFETY: `running` is 0, so no worker reads `job`; `&mut self` excludes another caller.
+        unsafe { *shared.job.get() = Some(erased) };
+        shared.running.store(self.workers.len(), Ordering::Relaxed);
+        // Sequentially consistent with `parked`: either the worker sees the new epoch or we see it parked.
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for (worker, parked) in self.workers.iter().zip(&shared.parked) {
+            if parked.load(Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let mut spins = 0;
+        while shared.running.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        let theirs = shared.panic.lock().expect("nobody panics with this lock").take();
+        if let Some(panic) = own.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            worker.join().expect("workers catch their panics");
+        }
+    }
+}
+
+fn work(shared: &Shared, worker: usize) {
+    let mut seen = 0;
+    loop {
+        seen = next_epoch(shared, worker, seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: the epoch moved and this worker has not lowered `running` since, so the owner waits and `job` is
+        // set, unchanging, and alive.
+        let job = unsafe { &*(*shared.job.get()).expect("a job comes with an epoch") };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker + 1))) {
+            shared.panic.lock().expect("nobody panics with this lock").get_or_insert(panic);
+        }
+        shared.running.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Spins, then sleeps, until the epoch is not `seen`.
+fn next_epoch(shared: &Shared, worker: usize, seen: usize) -> usize {
+    for _ in 0..SPINS {
+        let epoch = shared.epoch.load(Ordering::Acquire);
+        if epoch != seen {
+            return epoch;
+        }
+        std::hint::spin_loop();
+    }
+    shared.parked[worker].store(true, Ordering::SeqCst);
+    loop {
+        let epoch = shared.epoch.load(Ordering::SeqCst);
+        if epoch != seen {
+            shared.parked[worker].store(false, Ordering::SeqCst);
+            return epoch;
+        }
+        std::thread::park();
+    }
+}
+
+/// A pointer that crosses threads; each thread touches its own elements.
+struct Scattered<T> {
+    data: *mut T,
+}
+
+// SAFETY: used for one element per thread at a time, and the elements are Send.
+unsafe impl<T: Send> Sync for Scattered<T> {}
+
+/// Mutable data that falls into disjoint parts, one per task.
+///
+/// # Safety
+/// `part(i)` and `part(j)` share no memory for `i != j` below `count()`.
+pub(crate) unsafe trait Parts: Sync {
+    /// What a task gets.
+    type Part;
+
+    /// How many parts there are.
+    fn count(&self) -> usize;
+
+    /// Part number `task`.
+    ///
+    /// # Safety
+    /// `task < count()`, and no `task` is asked for twice in the life of `self`.
+    unsafe fn part(&self, task: usize) -> Self::Part;
+}
+
+// SAFETY: no memory at all.
+unsafe impl Parts for () {
+    type Part = ();
+
+    fn count(&self) -> usize {
+        usize::MAX
+    }
+
+    unsafe fn part(&self, _: usize) {}
+}
+
+// SAFETY: the parts of the one inside, or no memory at all.
+unsafe impl<P: Parts> Parts for Option<P> {
+    type Part = Option<P::Part>;
+
+    fn count(&self) -> usize {
+        self.as_ref().map_or(usize::MAX, Parts::count)
+    }
+
+    unsafe fn part(&self, task: usize) -> Self::Part {
+        // SAFETY: passed on from the caller.
+        self.as_ref().map(|parts| unsafe { parts.part(task) })
+    }
+}
+
+macro_rules! tuple_parts {
+    ($($name:ident $at:tt),*) => {
+        // SAFETY: the parts of each member are disjoint, and the members are disjoint mutable borrows.
+        unsafe impl<$($name: Parts),*> Parts for ($($name,)*) {
+            type Part = ($($name::Part,)*);
+
+            fn count(&self) -> usize {
+                usize::MAX$(.min(self.$at.count()))*
+            }
+
+            unsafe fn part(&self, task: usize) -> Self::Part {
+                // SAFETY: passed on from the caller.
+                unsafe { ($(self.$at.part(task),)*) }
+            }
+        }
+    };
+}
+tuple_parts!(A 0, B 1);
+tuple_parts!(A 0, B 1, C 2);
+tuple_parts!(A 0, B 1, C 2, D 3);
+
+/// A matrix cut into a grid of tiles: task `i` gets tile row `i / across`, tile column `i % across`.
+pub(crate) struct Tiles<'a, T> {
+    data: *mut T,
+    rows: usize,
+    columns: usize,
+    tile: [usize; 2],
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: handing out tiles hands out `&mut` to disjoint elements, which is fine across threads for Send elements.
+unsafe impl<T: Send> Sync for Tiles<'_, T> {}
+
+impl<'a, T> Tiles<'a, T> {
+    /// Cuts the matrix `data` of `columns` columns into tiles of `tile` rows and columns, less at the edges.
+    pub(crate) fn new(data: &'a mut [T], columns: usize, tile: [usize; 2]) -> Self {
+        assert!(tile[0] > 0 && tile[1] > 0 && columns > 0, "tiles are not empty");
+        assert!(data.len().is_multiple_of(columns), "whole rows");
+        Self { data: data.as_mut_ptr(), rows: data.len() / columns, columns, tile, life: PhantomData }
+    }
+
+    /// Consecutive chunks of `len` elements.
+    pub(crate) fn chunks(data: &'a mut [T], len: usize) -> Self {
+        Self::new(data, len, [1, len])
+    }
+
+    /// Chunks of `len` elements, the last one shorter.
+    pub(crate) fn chunks_and_rest(data: &'a mut [T], len: usize) -> Self {
+        let columns = data.len().max(1);
+        Self::new(data, columns, [1, len])
+    }
+}
+
+// SAFETY: tiles of a grid share no element.
+unsafe impl<'a, T: Send> Parts for Tiles<'a, T> {
+    type Part = Tile<'a, T>;
+
+    fn count(&self) -> usize {
+        self.rows.div_ceil(self.tile[0]) * self.columns.div_ceil(self.tile[1])
+    }
+
+    unsafe fn part(&self, task: usize) -> Tile<'a, T> {
+        let across = self.columns.div_ceil(self.tile[1]);
+        let first = [task / across * self.tile[0], task % across * self.tile[1]];
+        let size = [(self.rows - first[0]).min(self.tile[0]), (self.columns - first[1]).min(self.tile[1])];
+        Tile { data: self.data, stride: self.columns, first, size, life: PhantomData }
+    }
+}
+
+/// One tile of a matrix, exclusively.
+pub(crate) struct Tile<'a, T> {
+    data: *mut T,
+    stride: usize,
+    first: [usize; 2],
+    size: [usize; 2],
+    life: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Tile<'_, T> {
+    /// Row and column of its first element in the matrix.
+    pub(crate) fn first(&self) -> [usize; 2] {
+        self.first
+    }
+
+    /// Rows and columns.
+    pub(crate) fn size(&self) -> [usize; 2] {
+        self.size
+    }
+
+    /// Row `row` of the tile.
+    pub(crate) fn row(&self, row: usize) -> &[T] {
+        assert!(row < self.size[0], "row {row} of a tile of {}", self.size[0]);
+        let at = (self.first[0] + row) * self.stride + self.first[1];
+        // SAFETY: the tile lies in the matrix, this row lies in the tile, and the tile has these elements to itself.
+        unsafe { std::slice::from_raw_parts(self.data.add(at), self.size[1]) }
+    }
+
+    /// Row `row` of the tile.
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [T] {
+        assert!(row < self.size[0], "row {row} of a tile of {}", self.size[0]);
+        let at = (self.first[0] + row) * self.stride + self.first[1];
+        // SAFETY: the tile lies in the matrix, this row lies in the tile, and the tile has these elements to itself.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(at), self.size[1]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_a_matrix_once_whatever_the_threads() {
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(threads).unwrap();
+            let mut scratch = vec![0u32; threads];
+            for (tile, tasks) in [([2, 3], 12), ([7, 10], 1), ([1, 10], 7), ([3, 4], 9)] {
+                let mut data = vec![0u32; 70];
+                pool.each((Place::Everywhere, tasks), Tiles::new(&mut data, 10, tile), &mut scratch, |task, mut t, _| {
+                    for row in 0..t.size()[0] {
+                        t.row_mut(row).iter_mut().for_each(|x| *x += 1 + task as u32);
+                    }
+                });
+                let across = 10usize.div_ceil(tile[1]);
+                for (i, x) in data.iter().enumerate() {
+                    assert_eq!(*x as usize, 1 + i / 10 / tile[0] * across + i % 10 / tile[1]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_jobs_run_on_every_thread() {
+        let mut pool = Pool::new(4).unwrap();
+        let mut counts = vec![0usize; 4];
+        for round in 0..2000 {
+            pool.each((Place::Everywhere, 4), (), &mut counts, |_, (), count| *count += 1);
+            if round % 500 == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(5)); // long enough to park
+            }
+        }
+        assert_eq!(counts, [2000; 4]);
+    }
+
+    #[test]
+    fn a_panic_of_any_thread_reaches_the_caller_and_the_pool_survives() {
+        let mut pool = Pool::new(3).unwrap();
+        for bad in 0..3 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.each((Place::Everywhere, 3), (), &mut [(); 3], |task, (), _| assert_ne!(task, bad));
+            }));
+            assert!(result.is_err());
+            pool.each((Place::Everywhere, 3), (), &mut [(); 3], |_, (), _| {});
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "tasks over")]
+    fn more_tasks_than_parts_are_refused() {
+        let mut data = vec![0; 4];
+        Pool::new(1).unwrap().each((Place::Here, 3), Tiles::chunks(&mut data, 2), &mut [()], |_, _, _| {});
+    }
+}

@@ -1,0 +1,195 @@
+//! AVX2, FMA and F16C: 8 floats or 32 bytes at a time.
+
+use super::{Blocks, Kernel, Simd};
+use std::arch::x86_64::*;
+
+/// Proof that the processor has AVX2, FMA and F16C: only [`Avx2::detect`] makes one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        (found && is_x86_feature_detected!("f16c")).then_some(Self(()))
+    }
+}
+
+/// Runs a kernel with the instruction set enabled.
+pub(crate) fn run<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn enabled<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
+        kernel.run(avx2)
+    }
+    // SAFETY: `avx2` exists only if the processor has the three features.
+    unsafe { enabled(avx2, kernel) }
+}
+
+/// Operations that need nothing but the instruction set.
+macro_rules! operations {
+    ($(fn $name:ident $(<const $shift:ident: i32>)? ($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
+        #[inline(always)]
+        fn $name $(<const $shift: i32>)? ($self $(, $arg: $type)*) -> $out {
+            // SAFETY: a value of `Self` exists only if the processor has the features; references are valid for the
+            // unaligned loads of their size.
+            unsafe { $body }
+        }
+    )*};
+}
+
+/// Loads and stores, whose addresses the caller answers for.
+macro_rules! memory {
+    ($(fn $name:ident (self, $($arg:ident: $type:ty),*) -> $out:ty { $body:expr })*) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, $($arg: $type),*) -> $out {
+            // SAFETY: a value of `Self` exists only if the processor has the features; the caller answers for the
+            // address, and the instruction needs no alignment.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(super) use {memory, operations};
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    type F32 = __m256;
+    type Blocks = Avx2;
+
+    #[inline(always)]
+    fn blocks(self) -> Avx2 {
+        self
+    }
+
+    memory! {
+        fn load(self, from: *const f32) -> __m256 { _mm256_loadu_ps(from) }
+        fn load_f16(self, from: *const u16) -> __m256 { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+        fn load_bf16(self, from: *const u16) -> __m256 {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
+        }
+        fn store(self, x: __m256, to: *mut f32) -> () { _mm256_storeu_ps(to, x) }
+    }
+
+    operations! {
+        fn splat(self, x: f32) -> __m256 { _mm256_set1_ps(x) }
+        fn add(self, a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
+        fn sub(self, a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }
+        fn mul(self, a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
+        fn div(self, a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
+        fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
+        fn max(self, a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
+        fn min(self, a: __m256, b: __m256) -> __m256 { _mm256_min_ps(a, b) }
+        fn round(self, x: __m256) -> __m256 { _mm256_round_ps::<NEAREST>(x) }
+        fn pow2(self, x: __m256) -> __m256 {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127))))
+        }
+        // "Not less than" is true of what is not a number, which so is kept.
+        fn zero_below(self, x: __m256, limit: __m256, value: __m256) -> __m256 {
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, limit), value)
+        }
+        fn sum(self, x: __m256) -> f32 {{
+            let pairs = _mm256_hadd_ps(x, x);
+            let fours = _mm256_hadd_ps(pairs, pairs);
+            _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps::<1>(fours)))
+        }}
+        fn largest(self, x: __m256) -> f32 {{
+            let half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
+        }}
+        fn sum8(self, x: [__m256; 8]) -> [f32; 8] {{
+            let low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+            let high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+            let first = _mm256_permute2f128_ps::<0x20>(low, high);
+            let second = _mm256_permute2f128_ps::<0x31>(low, high);
+            let mut out = [0.0; 8];
+            _mm256_storeu_ps(out.as_mut_ptr(), _mm256_add_ps(first, second));
+            out
+        }}
+        fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+impl Blocks for Avx2 {
+    type F8 = __m256;
+    type Bytes = __m256i;
+    type Scales = __m256i;
+    type Sums = __m256i;
+
+    operations! {
+        fn f16(self, bits: [u8; 2]) -> f32 {
+            _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bits)))))
+        }
+        fn splat8(self, x: f32) -> __m256 { _mm256_set1_ps(x) }
+        fn load8(self, x: &[f32; 8]) -> __m256 { _mm256_loadu_ps(x.as_ptr()) }
+        fn floats(self, x: [u8; 8]) -> __m256 {
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(x))))
+        }
+        fn mul8(self, a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
+        fn fma8(self, a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
+        fn to_f8(self, x: __m256i) -> __m256 { _mm256_cvtepi32_ps(x) }
+        fn bytes(self, x: &[u8; 32]) -> __m256i { _mm256_loadu_si256(x.as_ptr().cast()) }
+        fn signed(self, x: &[i8; 32]) -> __m256i { _mm256_loadu_si256(x.as_ptr().cast()) }
+        fn nibbles(self, x: &[u8; 16]) -> __m256i {{
+            let x = _mm_loadu_si128(x.as_ptr().cast());
+            _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(x), x), _mm256_set1_epi8(15))
+        }}
+        // Bits shifted in from the neighbouring byte are masked away.
+        fn bits<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
+            _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(x), _mm256_set1_epi8(mask as i8))
+        }
+        fn join<const SHIFT: i32>(self, a: __m256i, b: __m256i) -> __m256i {
+            _mm256_or_si256(a, _mm256_slli_epi16::<SHIFT>(b))
+        }
+        fn minus(self, a: __m256i, b: i8) -> __m256i { _mm256_sub_epi8(a, _mm256_set1_epi8(b)) }
+        fn scales(self, low: i16, high: i16) -> __m256i {
+            _mm256_set_m128i(_mm_set1_epi16(high), _mm_set1_epi16(low))
+        }
+        fn dot(self, weights: __m256i, x: __m256i) -> __m256i {{
+            let ones = _mm256_set1_epi16(1);
+            self.dot_scaled(weights, x, ones)
+        }}
+        // The multiplication wants one unsigned factor: the sign of the weight moves to x.
+        fn dot_scaled(self, weights: __m256i, x: __m256i, scales: __m256i) -> __m256i {
+            self.dot_unsigned(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights), scales)
+        }
+        fn dot_unsigned(self, weights: __m256i, x: __m256i, scales: __m256i) -> __m256i {
+            _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), scales)
+        }
+    }
+
+    #[inline(always)]
+    fn total(self, x: __m256) -> f32 {
+        self.sum(x)
+    }
+
+    #[inline(always)]
+    fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32) {
+        // SAFETY: `Self` proves the instructions; the four loads of 8 and the store of 32 bytes are within the arrays.
+        unsafe {
+            let from = x.as_ptr();
+            let x = [self.load(from), self.load(from.add(8)), self.load(from.add(16)), self.load(from.add(24))];
+            let sign = _mm256_set1_ps(-0.0);
+            let (mut largest, mut poison) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+            for x in x {
+                largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, x));
+                poison = _mm256_add_ps(poison, _mm256_sub_ps(x, x)); // 0, unless x is not finite
+            }
+            let largest = self.largest(largest);
+            let inverse = _mm256_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+            let mut integers = [_mm256_setzero_si256(); 4];
+            for i in 0..4 {
+                integers[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], inverse));
+            }
+            let low = _mm256_packs_epi32(integers[0], integers[1]);
+            let high = _mm256_packs_epi32(integers[2], integers[3]);
+            // Packing works within halves of registers; this puts the fours back in order.
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
+            let sums = self.dot_unsigned(_mm256_set1_epi8(1), bytes, _mm256_set1_epi16(1));
+            let scale = largest / 127.0;
+            (scale + self.sum(poison), scale * self.sum(_mm256_cvtepi32_ps(sums)))
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Elementary functions and passes over slices, vectorised.
+
+use super::Simd;
+use kvas_backend::op::Activation;
+
+/// The first `LANES` values of `x`, zeros where it is shorter.
+#[inline(always)]
+pub(crate) fn load<S: Simd>(simd: S, x: &[f32]) -> S::F32 {
+    if x.len() >= S::LANES {
+        // SAFETY: `x` has LANES values.
+        return unsafe { simd.load(x.as_ptr()) };
+    }
+    let mut padded = [0.0; 16];
+    padded[..x.len()].copy_from_slice(x);
+    // SAFETY: 16 values, and LANES is at most 16.
+    unsafe { simd.load(padded.as_ptr()) }
+}
+
+/// Writes as many lanes as `out` has values, at most all.
+#[inline(always)]
+pub(crate) fn store<S: Simd>(simd: S, x: S::F32, out: &mut [f32]) {
+    if out.len() >= S::LANES {
+        // SAFETY: `out` has LANES values.
+        return unsafe { simd.store(x, out.as_mut_ptr()) };
+    }
+    let mut padded = [0.0; 16];
+    // SAFETY: 16 values, and LANES is at most 16.
+    unsafe { simd.store(x, padded.as_mut_ptr()) };
+    let len = out.len();
+    out.copy_from_slice(&padded[..len]);
+}
+
+/// `e^x` to about 1 unit in the last place; 0 below -87, infinite results saturate near `f32::MAX`.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(simd: S, x: S::F32) -> S::F32 {
+    const LN2_HIGH: f32 = 0.693_359_4; // 355 / 512: exact times any exponent
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // 1 / n! from n = 6 down.
+    const TERMS: [f32; 6] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0];
+    let lowest = simd.splat(-87.0);
+    // The order of operands keeps what is not a number.
+    let within = simd.min(simd.splat(88.0), simd.max(lowest, x));
+    let n = simd.round(simd.mul(within, simd.splat(std::f32::consts::LOG2_E)));
+    let r = simd.fma(n, simd.splat(-LN2_HIGH), within);
+    let r = simd.fma(n, simd.splat(-LN2_LOW), r);
+    let mut sum = simd.splat(1.0 / 5040.0);
+    for term in TERMS {
+        sum = simd.fma(sum, r, simd.splat(term));
+    }
+    let sum = simd.fma(sum, r, simd.splat(1.0));
+    simd.zero_below(x, lowest, simd.mul(sum, simd.pow2(n)))
+}
+
+/// `1 / (1 + e^-x)`
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::F32) -> S::F32 {
+    let one = simd.splat(1.0);
+    simd.div(one, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), x))))
+}
+
+/// The nonlinearity of a gate.
+#[inline(always)]
+pub(crate) fn activate<S: Simd>(simd: S, activation: Activation, x: S::F32) -> S::F32 {
+    let gate = sigmoid(simd, x);
+    match activation {
+        Activation::Silu => simd.mul(x, gate),
+        Activation::Sigmoid => gate,
+    }
+}
+
+/// `x = e^x`
+#[inline(always)]
+pub(crate) fn exp_in_place<S: Simd>(simd: S, x: &mut [f32]) {
+    for x in x.chunks_mut(S::LANES) {
+        let y = exp(simd, load(simd, x));
+        store(simd, y, x);
+    }
+}
+
+/// Sum of squares, in an order that depends on the length alone.
+#[inline(always)]
+pub(crate) fn sum_of_squares<S: Simd>(simd: S, x: &[f32]) -> f32 {
+    let mut sums = [simd.splat(0.0); 4];
+    for x in x.chunks(4 * S::LANES) {
+        for (part, x) in x.chunks(S::LANES).enumerate() {
+            let x = load(simd, x);
+            sums[part] = simd.fma(x, x, sums[part]);
+        }
+    }
+    simd.sum(simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3])))
+}
+
+/// `x = factor * x * weight`
+#[inline(always)]
+pub(crate) fn scale_by<S: Simd>(simd: S, x: &mut [f32], factor: f32, weight: &[f32]) {
+    let factor = simd.splat(factor);
+    for (x, weight) in x.chunks_mut(S::LANES).zip(weight.chunks(S::LANES)) {
+        let y = simd.mul(simd.mul(load(simd, x), factor), load(simd, weight));
+        store(simd, y, x);
+    }
+}
+
+/// `x = factor * x`
+#[inline(always)]
+pub(crate) fn scale<S: Simd>(simd: S, x: &mut [f32], factor: f32) {
+    let factor = simd.splat(factor);
+    for x in x.chunks_mut(S::LANES) {
+        let y = simd.mul(load(simd, x), factor);
+        store(simd, y, x);
+    }
+}
+
+/// `out = activation(gate) * x`
+#[inline(always)]
+pub(crate) fn gated<S: Simd>(simd: S, activation: Activation, gate: &[f32], x: &[f32], out: &mut [f32]) {
+    for ((out, gate), x) in out.chunks_mut(S::LANES).zip(gate.chunks(S::LANES)).zip(x.chunks(S::LANES)) {
+        let y = simd.mul(activate(simd, activation, load(simd, gate)), load(simd, x));
+        store(simd, y, out);
+    }
+}
+
+/// `x = x * activation(gate)`
+#[inline(always)]
+pub(crate) fn gate_in_place<S: Simd>(simd: S, activation: Activation, gate: &[f32], x: &mut [f32]) {
+    for (x, gate) in x.chunks_mut(S::LANES).zip(gate.chunks(S::LANES)) {
+        let y = simd.mul(activate(simd, activation, load(simd, gate)), load(simd, x));
+        store(simd, y, x);
+    }
+}
+
+/// `out = out + factor * x`
+#[inline(always)]
+pub(crate) fn add_scaled<S: Simd>(simd: S, out: &mut [f32], factor: f32, x: &[f32]) {
+    let factor = simd.splat(factor);
+    for (out, x) in out.chunks_mut(S::LANES).zip(x.chunks(S::LANES)) {
+        let y = simd.fma(factor, load(simd, x), load(simd, out));
+        store(simd, y, out);
+    }
+}
+
+/// `x = x + y`
+#[inline(always)]
+pub(crate) fn add<S: Simd>(simd: S, x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.chunks_mut(S::LANES).zip(y.chunks(S::LANES)) {
+        let sum = simd.add(load(simd, x), load(simd, y));
+        store(simd, sum, x);
+    }
+}

@@ -1,0 +1,206 @@
+//! The vector operations kernels are written over, and the one place where their instruction set is chosen. All
+//! `unsafe` of the kernels is in this folder.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub(crate) mod dense;
+pub(crate) mod math;
+mod scalar;
+
+/// Instruction sets the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust: any processor.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C: since 2013 (Intel) and 2017 (AMD).
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
+    Avx512,
+}
+
+impl Isa {
+    /// All of them, narrow to wide.
+    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+
+    /// The name users write: `avx2`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// The set of a name.
+    pub fn from_name(name: &str) -> Option<Isa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name)
+    }
+
+    /// Whether this processor has it.
+    pub fn available(self) -> bool {
+        Proof::of(self).is_some()
+    }
+
+    /// The widest set this processor has.
+    pub fn best() -> Isa {
+        Isa::ALL.into_iter().rev().find(|isa| isa.available()).expect("scalar is always available")
+    }
+}
+
+/// An instruction set this processor is known to have: what kernels are dispatched with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Proof {
+    Scalar(scalar::Scalar),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+}
+
+impl Proof {
+    /// `None` if the processor lacks it.
+    pub(crate) fn of(isa: Isa) -> Option<Self> {
+        match isa {
+            Isa::Scalar => Some(Proof::Scalar(scalar::Scalar)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::Avx2::detect().map(Proof::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::Avx512::detect().map(Proof::Avx512),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => None,
+        }
+    }
+
+    /// Runs a kernel compiled for this set. Dispatch once per task, not per row.
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            Proof::Scalar(scalar) => kernel.run(scalar),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(avx2) => avx2::run(avx2, kernel),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512(avx512) => avx512::run(avx512, kernel),
+        }
+    }
+}
+
+/// Work written once over [`Simd`]. `run` and everything vectorised below it is `#[inline(always)]`, so that it is
+/// compiled inside the one function that enables the instruction set; closures around vectors are not, and stay out.
+pub(crate) trait Kernel {
+    /// What comes out.
+    type Output;
+    /// Does it.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Vectors of `LANES` f32. A value of an implementor proves that the processor has the instructions.
+pub(crate) trait Simd: Copy + Send + Sync {
+    /// Lanes of [`Simd::F32`], at most 16.
+    const LANES: usize;
+    /// `LANES` floats.
+    type F32: Copy;
+    /// The operations on quantised blocks that go with it.
+    type Blocks: Blocks;
+
+    /// Operations on blocks.
+    fn blocks(self) -> Self::Blocks;
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::F32;
+    /// # Safety
+    /// `LANES` floats are readable at `from`; no alignment is needed.
+    unsafe fn load(self, from: *const f32) -> Self::F32;
+    /// # Safety
+    /// `LANES` 16-bit floats are readable at `from`; no alignment is needed.
+    unsafe fn load_f16(self, from: *const u16) -> Self::F32;
+    /// # Safety
+    /// `LANES` 16-bit floats are readable at `from`; no alignment is needed.
+    unsafe fn load_bf16(self, from: *const u16) -> Self::F32;
+    /// # Safety
+    /// `LANES` floats are writable at `to`; no alignment is needed.
+    unsafe fn store(self, x: Self::F32, to: *mut f32);
+    /// `a + b`
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a - b`
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b`
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a / b`
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`
+    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// The larger; `b` where either is not a number.
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The smaller; `b` where either is not a number.
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// To the nearest integer, ties to even.
+    fn round(self, x: Self::F32) -> Self::F32;
+    /// `2^x` of integers in `-126..=127`.
+    fn pow2(self, x: Self::F32) -> Self::F32;
+    /// 0 where `x < limit`, else `value`.
+    fn zero_below(self, x: Self::F32, limit: Self::F32, value: Self::F32) -> Self::F32;
+    /// Sum of the lanes.
+    fn sum(self, x: Self::F32) -> f32;
+    /// Largest lane.
+    fn largest(self, x: Self::F32) -> f32;
+    /// Sum of the lanes of each, in the order of additions of [`Simd::sum`].
+    fn sum8(self, x: [Self::F32; 8]) -> [f32; 8];
+    /// Hints that the cache line at `at`, any address, is read soon.
+    fn prefetch(self, at: *const u8);
+}
+
+/// Operations on blocks of 32 quantised values, and on 8 floats: one per block of a superblock, or the partial sums
+/// of one block.
+pub(crate) trait Blocks: Copy + Send + Sync {
+    /// 8 floats.
+    type F8: Copy;
+    /// 32 bytes.
+    type Bytes: Copy;
+    /// 16 integers of 16 bits: scales of the two halves of a block.
+    type Scales: Copy;
+    /// 8 integers of 32 bits: partial sums of a block.
+    type Sums: Copy;
+
+    /// The float of 16 bits.
+    fn f16(self, bits: [u8; 2]) -> f32;
+    /// `x` in every lane.
+    fn splat8(self, x: f32) -> Self::F8;
+    /// Loads.
+    fn load8(self, x: &[f32; 8]) -> Self::F8;
+    /// Each byte as a float.
+    fn floats(self, x: [u8; 8]) -> Self::F8;
+    /// `a * b`
+    fn mul8(self, a: Self::F8, b: Self::F8) -> Self::F8;
+    /// `a * b + c`
+    fn fma8(self, a: Self::F8, b: Self::F8, c: Self::F8) -> Self::F8;
+    /// Sum of the lanes.
+    fn total(self, x: Self::F8) -> f32;
+    /// Partial sums as floats.
+    fn to_f8(self, x: Self::Sums) -> Self::F8;
+    /// Loads.
+    fn bytes(self, x: &[u8; 32]) -> Self::Bytes;
+    /// Loads.
+    fn signed(self, x: &[i8; 32]) -> Self::Bytes;
+    /// The low nibbles of 16 bytes, then the high ones.
+    fn nibbles(self, x: &[u8; 16]) -> Self::Bytes;
+    /// `x[i] >> SHIFT & mask`
+    fn bits<const SHIFT: i32>(self, x: Self::Bytes, mask: u8) -> Self::Bytes;
+    /// `a[i] | b[i] << SHIFT`; the shifted bits of `b` stay in their byte.
+    fn join<const SHIFT: i32>(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `a[i] - b`
+    fn minus(self, a: Self::Bytes, b: i8) -> Self::Bytes;
+    /// `low` for the first 16 bytes of a block, `high` for the other 16.
+    fn scales(self, low: i16, high: i16) -> Self::Scales;
+    /// Products of signed bytes, `-128` excluded, summed by fours.
+    fn dot(self, weights: Self::Bytes, x: Self::Bytes) -> Self::Sums;
+    /// Products of signed bytes times scales, summed by fours; `|weights| <= 64`.
+    fn dot_scaled(self, weights: Self::Bytes, x: Self::Bytes, scales: Self::Scales) -> Self::Sums;
+    /// As [`Blocks::dot_scaled`] for unsigned weights up to 127 and signed `x`.
+    fn dot_unsigned(self, weights: Self::Bytes, x: Self::Bytes, scales: Self::Scales) -> Self::Sums;
+    /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`; returns the scale and `scale * sum` of the
+    /// result. The scale is not a number if any of `x` is not finite.
+    fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32);
+}
+
+#[cfg(test)]
+mod tests;

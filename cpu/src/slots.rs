@@ -1,0 +1,202 @@
+//! The memory of layers: the arena of pages, and what slots hold.
+
+use kvas_backend::{
+    KvType, Limits, Page, Slot,
+    store::{ConvDecl, Cursor, DeltaDecl, PagesDecl, Replay},
+};
+
+/// Keys and values of all softmax layers: single-layer pages of one size. Zeroed by the allocator, so that a page
+/// costs nothing before it is written.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    data: PageData,
+    /// Elements from one page to the next.
+    stride: usize,
+    pub(crate) page_size: usize,
+}
+
+/// The elements.
+#[derive(Debug)]
+pub(crate) enum PageData {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+    Bf16(Vec<u16>),
+}
+
+impl Pages {
+    pub(crate) fn new(stride: usize, limits: &Limits) -> Self {
+        let elements = stride * limits.pages;
+        let data = match limits.kv_type {
+            KvType::F32 => PageData::F32(vec![0.0; elements]),
+            KvType::F16 => PageData::F16(vec![0; elements]),
+            KvType::Bf16 => PageData::Bf16(vec![0; elements]),
+        };
+        Self { data, stride, page_size: limits.page_size }
+    }
+
+    /// Type and bytes of all elements.
+    pub(crate) fn bytes(&self) -> (KvType, &[u8]) {
+        match &self.data {
+            PageData::F32(data) => (KvType::F32, bytemuck::cast_slice(data)),
+            PageData::F16(data) => (KvType::F16, bytemuck::cast_slice(data)),
+            PageData::Bf16(data) => (KvType::Bf16, bytemuck::cast_slice(data)),
+        }
+    }
+
+    /// Where the key and the value of one head of a token begin, in elements.
+    pub(crate) fn find(&self, decl: &PagesDecl, table: &[Page], position: usize, head: usize) -> [usize; 2] {
+        let page = table[position / self.page_size].0 as usize;
+        let block = page * self.stride + head * self.page_size * (decl.key_dim + decl.value_dim);
+        let row = position % self.page_size;
+        [block + row * decl.key_dim, block + self.page_size * decl.key_dim + row * decl.value_dim]
+    }
+
+    /// Writes elements from `at` on, rounded to the type of the pages.
+    pub(crate) fn write(&mut self, at: usize, values: &[f32]) {
+        use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+        let part = at..at + values.len();
+        match &mut self.data {
+            PageData::F32(data) => data[part].copy_from_slice(values),
+            PageData::F16(data) => {
+                data[part].reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(values);
+            }
+            PageData::Bf16(data) => {
+                data[part].reinterpret_cast_mut::<half::bf16>().convert_from_f32_slice(values);
+            }
+        }
+    }
+
+    /// Copies a page.
+    pub(crate) fn copy(&mut self, from: Page, to: Page) {
+        let part = from.0 as usize * self.stride..(from.0 as usize + 1) * self.stride;
+        let to = to.0 as usize * self.stride;
+        match &mut self.data {
+            PageData::F32(data) => data.copy_within(part, to),
+            PageData::F16(data) | PageData::Bf16(data) => data.copy_within(part, to),
+        }
+    }
+}
+
+/// What slots hold for one layer.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    /// Nothing: pages are in the arena.
+    Pages,
+    Delta(Delta),
+    Conv(Conv),
+}
+
+impl Memory {
+    /// Copies everything a slot holds, rings included.
+    pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
+        let copy = |values: &mut Vec<f32>, slots: usize| {
+            let size = values.len() / slots;
+            values.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
+        };
+        match self {
+            Memory::Pages => {}
+            Memory::Delta(delta) => {
+                let slots = delta.slots;
+                for values in [&mut delta.state, &mut delta.u, &mut delta.k, &mut delta.g] {
+                    copy(values, slots);
+                }
+            }
+            Memory::Conv(conv) => copy(&mut conv.rows, conv.slots),
+        }
+    }
+}
+
+/// Checkpoints and replay rings of a gated delta layer.
+#[derive(Debug)]
+pub(crate) struct Delta {
+    pub(crate) decl: DeltaDecl,
+    slots: usize,
+    /// Rows of a ring, a power of two; 0: there is none.
+    pub(crate) ring: usize,
+    /// `[slots][value_heads][value_dim][key_dim]`
+    pub(crate) state: Vec<f32>,
+    /// `[slots][value_heads][ring][value_dim]`
+    pub(crate) u: Vec<f32>,
+    /// `[slots][key_heads][ring][key_dim]`
+    pub(crate) k: Vec<f32>,
+    /// `[slots][value_heads][ring]`
+    pub(crate) g: Vec<f32>,
+}
+
+impl Delta {
+    pub(crate) fn new(decl: DeltaDecl, slots: usize, replay: Replay) -> Self {
+        let ring = replay.ring_rows();
+        Self {
+            decl,
+            slots,
+            ring,
+            state: vec![0.0; slots * decl.state_elements()],
+            u: vec![0.0; slots * decl.value_heads * ring * decl.value_dim],
+            k: vec![0.0; slots * decl.key_heads * ring * decl.key_dim],
+            g: vec![0.0; slots * decl.value_heads * ring],
+        }
+    }
+
+    /// Elements of all slots, computed without overflow.
+    pub(crate) fn elements(decl: &DeltaDecl, slots: usize, replay: Replay) -> usize {
+        let ring = replay.ring_rows().saturating_mul(decl.ring_row_elements());
+        slots.saturating_mul(decl.state_elements().saturating_add(ring))
+    }
+}
+
+/// The window of a causal convolution.
+#[derive(Debug)]
+pub(crate) struct Conv {
+    pub(crate) decl: ConvDecl,
+    slots: usize,
+    /// Rows of a ring, a power of two.
+    pub(crate) ring: usize,
+    /// `[slots][ring][channels]`
+    pub(crate) rows: Vec<f32>,
+}
+
+impl Conv {
+    pub(crate) fn new(decl: ConvDecl, slots: usize, replay: Replay) -> Self {
+        let ring = decl.ring_rows(replay);
+        Self { decl, slots, ring, rows: vec![0.0; slots * ring * decl.channels] }
+    }
+}
+
+/// The physical ring rows of logical entries `0..held` of a cursor: at most two runs.
+pub(crate) fn ring_runs(cursor: Cursor, ring: usize) -> [std::ops::Range<usize>; 2] {
+    let end = (cursor.base + cursor.held).min(ring);
+    [cursor.base..end, 0..cursor.held - (end - cursor.base)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ring_runs_wrap() {
+        assert_eq!(ring_runs(Cursor { base: 2, held: 3 }, 8), [2..5, 0..0]);
+        assert_eq!(ring_runs(Cursor { base: 6, held: 5 }, 8), [6..8, 0..3]);
+        assert_eq!(ring_runs(Cursor { base: 0, held: 0 }, 0), [0..0, 0..0]);
+    }
+
+    #[test]
+    fn pages_hold_keys_then_values_per_head_and_copy_whole() {
+        let limits = Limits {
+            rows: 1,
+            outputs: 1,
+            pages: 4,
+            page_size: 4,
+            slots: 1,
+            replay: Replay::OFF,
+            kv_type: KvType::Bf16,
+        };
+        let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5 };
+        let mut pages = Pages::new(decl.page_elements(4), &limits);
+        let [key, value] = pages.find(&decl, &[Page(3), Page(1)], 6, 1);
+        assert_eq!([key, value], [64 + 32 + 2 * 3, 64 + 32 + 4 * 3 + 2 * 5]);
+        pages.write(value, &[1.0, -2.0, 3.0, 4.0, 1.0 + 1.0 / 512.0]);
+        pages.copy(Page(1), Page(2));
+        let (_, bytes) = pages.bytes();
+        assert_eq!(bytes[2 * (value + 64)..][..10], [0x80, 0x3f, 0, 0xc0, 0x40, 0x40, 0x80, 0x40, 0x80, 0x3f]);
+    }
+}
