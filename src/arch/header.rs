@@ -14,6 +14,8 @@ const EXPERTS: RangeInclusive<usize> = 1..=1 << 12;
 const CONTEXT: RangeInclusive<usize> = 1..=1 << 31;
 const TAPS: RangeInclusive<usize> = 2..=64;
 
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
 /// Metadata and the names and shapes of the tensors.
 #[derive(Debug)]
 pub struct Header<'a> {
@@ -164,23 +166,22 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// Rows of the embedding table, which the token list and `vocab_size` must agree with.
+    /// Size of the vocabulary: rows of the embedding table, tokens, `vocab_size`, which must agree where they are.
+    /// Whether the table is there is for binding to find out.
     fn vocab(&self) -> Result<usize, ModelError> {
-        let name = "token_embd.weight";
-        let shape = self.tensors.get(name).copied().ok_or_else(|| GgufError::Tensor {
-            name: name.into(),
-            what: "is missing, expected [embedding_length, vocabulary]".into(),
-        })?;
-        let rows = shape.get(1).copied().unwrap_or(1);
-        let tokens = self.metadata.strings_opt("tokenizer.ggml.tokens")?.map(|tokens| tokens.len() as u64);
+        let tokens = self.metadata.strings_opt(TOKENS)?.map(|tokens| tokens.len() as u64);
         let declared = self.metadata.uint_opt(&self.key("vocab_size"))?;
-        for (key, found) in [("tokenizer.ggml.tokens".to_string(), tokens), (self.key("vocab_size"), declared)] {
-            if found.is_some_and(|found| found != rows) {
-                let found = format!("{} entries", found.unwrap_or(0));
-                return Err(bad(&key, found, &format!("{rows}, the rows of {name}")));
+        let table = self.tensors.get("token_embd.weight").map(|shape| shape.get(1).copied().unwrap_or(1));
+        let rows = table.or(tokens).or(declared).ok_or_else(|| GgufError::MissingKey {
+            key: TOKENS.into(),
+            expected: "the list of tokens".into(),
+        })?;
+        for (key, found) in [(TOKENS.to_string(), tokens), (self.key("vocab_size"), declared)] {
+            if let Some(found) = found.filter(|found| *found != rows) {
+                return Err(bad(&key, format!("{found} entries"), &format!("the vocabulary's {rows}")));
             }
         }
-        in_range(name, rows, 1..=1 << 24)
+        in_range("token_embd.weight", rows, 1..=1 << 24)
     }
 }
 

@@ -34,8 +34,8 @@ impl Model {
         let spec = arch::read(&arch::Header::of_file(&file)?)?;
         let program = lower(&spec);
         program.validate()?;
-        weights::bind(&program, &spec, &file)?;
         let tokenizer = Tokenizer::from_metadata(file.metadata(), override_pre)?;
+        weights::bind(&program, &spec, &file)?;
         Ok(Self { file, spec, program: Arc::new(program), tokenizer })
     }
 

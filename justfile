@@ -1,0 +1,22 @@
+# The commands to remember.
+
+# Format, lint.
+check:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+# All tests.
+test:
+    cargo test --workspace
+
+# The golden logits of every architecture only.
+golden:
+    cargo test --test main golden
+
+# Speed of a model against this machine's own limits.
+bench model:
+    cargo run --release -- bench -m {{model}}
+
+# Every fuzz target, for so many seconds each.
+fuzz seconds="60":
+    fuzz/run {{seconds}}

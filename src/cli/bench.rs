@@ -1,0 +1,223 @@
+//! `kvas bench`: prompt and generation speed, with the machine's own limits measured in the same run.
+
+use super::{device, flags::ModelFlags};
+use anyhow::anyhow;
+use clap::Args;
+use kvas::{
+    engine::Runner,
+    memory::{Memory, SequenceId},
+    model::{
+        Model,
+        traffic::{Traffic, traffic},
+    },
+};
+use kvas_backend::{Outputs, Step};
+use serde_json::json;
+use std::time::Instant;
+
+/// Measure prompt and generation speed against the machine's own limits
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas bench -m model.gguf\n  kvas bench -m model.gguf -p 512,2048 -n 64 -d 0,4096 --parallel 1,4,16 --json"
+)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    model: ModelFlags,
+    /// Prompt lengths to read; 0 for none
+    #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
+    prompt: Vec<usize>,
+    /// Tokens to generate; 0 for none
+    #[arg(short = 'n', long, value_name = "N,…", value_delimiter = ',', default_value = "128")]
+    generate: Vec<usize>,
+    /// Tokens in the context before
+    #[arg(short = 'd', long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    depth: Vec<usize>,
+    /// Sequences that generate at once
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
+    parallel: Vec<usize>,
+    /// Times each test is run
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the machine can do, measured before the tests.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    bytes_per_second: f64,
+    flops_per_second: f64,
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, Copy)]
+struct Test {
+    prompt: usize,
+    generate: usize,
+    depth: usize,
+    parallel: usize,
+}
+
+impl Test {
+    fn name(&self) -> String {
+        match (self.generate, self.parallel) {
+            (0, _) => format!("pp{}", self.prompt),
+            (n, 1) => format!("tg{n}"),
+            (n, parallel) => format!("tg{n} x{parallel}"),
+        }
+    }
+
+    /// Tokens counted.
+    fn tokens(&self) -> usize {
+        self.prompt + self.generate * self.parallel
+    }
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let model = device::open(&self.model)?;
+        let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
+        let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1;
+        let sequences = longest(&self.parallel).max(1);
+        // Every round forks the sequences at their depth: one snapshot slot each.
+        let wanted = device::Wanted { sequences, snapshots: 1, outputs: sequences, context: Some(context) };
+        let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
+        let threads = self.model.threads();
+        let limits = Limits {
+            bytes_per_second: kvas_cpu::read_bandwidth(threads),
+            flops_per_second: kvas_cpu::compute_peak(threads) * 1e9,
+        };
+        if !self.json {
+            let (gbs, gflops) = (limits.bytes_per_second / 1e9, limits.flops_per_second / 1e9);
+            println!("{} threads; this machine reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (f32)", threads);
+            let (t, d, r) = ("test", "depth", "tokens/s");
+            println!("{t:>12} {d:>7} {r:>10} {:>7} {:>9} {:>7} {:>9} {:>7}", "±", "GB/s", "%", "GFLOP/s", "%");
+        }
+        for test in self.tests() {
+            let rates = self.measure(&model, &mut runner, test)?;
+            self.report(&model, test, &rates, limits);
+        }
+        Ok(0)
+    }
+
+    fn tests(&self) -> Vec<Test> {
+        let mut tests = Vec::new();
+        for &depth in &self.depth {
+            let prompts = self.prompt.iter().filter(|prompt| **prompt > 0);
+            tests.extend(prompts.map(|&prompt| Test { prompt, generate: 0, depth, parallel: 1 }));
+            for &generate in self.generate.iter().filter(|generate| **generate > 0) {
+                let parallel = self.parallel.iter().filter(|parallel| **parallel > 0);
+                tests.extend(parallel.map(|&parallel| Test { prompt: 0, generate, depth, parallel }));
+            }
+        }
+        tests
+    }
+
+    /// Tokens per second of every repetition.
+    fn measure(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<Vec<f64>> {
+        let mut memory = Memory::new(&model.program, runner.limits(), 0);
+        let fail = |error: &dyn std::fmt::Display| anyhow!("{}: {error}", test.name());
+        let mut sequences = Vec::new();
+        for _ in 0..test.parallel {
+            let (id, work) = memory.open().map_err(|full| fail(&full))?;
+            runner.apply(&work)?;
+            sequences.push(id);
+            advance(runner, &mut memory, &[id], test.depth, self.model.batch_size as usize)?;
+        }
+        let mut rates = Vec::new();
+        // The first round warms caches and is not counted.
+        for round in 0..=self.repetitions {
+            let mut fork = Vec::new();
+            for id in &sequences {
+                let (copy, work) = memory.fork(*id).map_err(|full| fail(&full))?;
+                runner.apply(&work)?;
+                fork.push(copy);
+            }
+            let started = Instant::now();
+            advance(runner, &mut memory, &fork, test.prompt, self.model.batch_size as usize)?;
+            for _ in 0..test.generate {
+                advance(runner, &mut memory, &fork, 1, 1)?;
+            }
+            if round > 0 {
+                rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
+            }
+            fork.into_iter().for_each(|id| memory.release(id));
+        }
+        Ok(rates)
+    }
+
+    fn report(&self, model: &Model, test: Test, rates: &[f64], limits: Limits) {
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let deviation = (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
+        let traffic = traffic(&model.program, &model.file);
+        let bytes = bytes_per_token(&traffic, test, self.model.batch_size as usize);
+        let (bytes_rate, flops_rate) = (bytes * mean, 2.0 * traffic.multiply_adds as f64 * mean);
+        let shares = (bytes_rate / limits.bytes_per_second, flops_rate / limits.flops_per_second);
+        let format = model.file.tensor("token_embd.weight").map_or("?", |info| info.quant.name());
+        if self.json {
+            println!(
+                "{}",
+                json!({
+                    "test": test.name(), "n_prompt": test.prompt, "n_gen": test.generate, "depth": test.depth,
+                    "batch": test.parallel, "tokens_per_second": mean, "stddev": deviation,
+                    "bytes_per_token": bytes, "bandwidth_gbs": bytes_rate / 1e9, "bandwidth_share": shares.0,
+                    "gflops": flops_rate / 1e9, "compute_share": shares.1,
+                    "model": self.model.model.display().to_string(), "type": format, "device": "cpu",
+                    "threads": self.model.threads(),
+                })
+            );
+            return;
+        }
+        let (name, depth) = (test.name(), test.depth);
+        let (gbs, gflops) = (bytes_rate / 1e9, flops_rate / 1e9);
+        let (bandwidth, compute) = (shares.0 * 100.0, shares.1 * 100.0);
+        println!(
+            "{name:>12} {depth:>7} {mean:>10.2} {deviation:>7.2} {gbs:>9.2} {bandwidth:>6.1}% {gflops:>9.1} {compute:>6.1}%"
+        );
+    }
+}
+
+/// Weights are read once a step; keys and values as far as the context reaches on average; state once a step.
+fn bytes_per_token(traffic: &Traffic, test: Test, batch: usize) -> f64 {
+    const KV_BYTES: f64 = 2.0;
+    let (rows, context) = match test.generate {
+        0 => (test.prompt.min(batch), test.depth + test.prompt / 2),
+        generate => (test.parallel, test.depth + generate / 2),
+    };
+    let weights = traffic.weights_bytes as f64 / rows as f64;
+    let kv = KV_BYTES * traffic.kv_elements as f64 * context as f64;
+    // A prompt's rows share one pass over keys, values and state.
+    let per_row = if test.generate == 0 { rows as f64 } else { 1.0 };
+    weights + (kv + traffic.state_bytes as f64) / per_row
+}
+
+/// Appends `tokens` arbitrary tokens to every sequence, in steps of at most `batch` each.
+fn advance(
+    runner: &mut Runner,
+    memory: &mut Memory,
+    sequences: &[SequenceId],
+    tokens: usize,
+    batch: usize,
+) -> anyhow::Result<()> {
+    let vocab = runner.vocab() as u32;
+    let mut left = tokens;
+    while left > 0 {
+        let rows = left.min(batch);
+        let mut step = Step::default();
+        for (number, &id) in sequences.iter().enumerate() {
+            let work = memory.reserve(id, rows as u32)?;
+            runner.apply(&work)?;
+            let context = memory.committed(id);
+            let token = |row: usize| (context + row as u32 + number as u32).wrapping_mul(7919) % vocab;
+            let tokens: Vec<u32> = (0..rows).map(token).collect();
+            step.push(memory.slot(id), context, &tokens, Outputs::Last, memory.tables(id));
+        }
+        runner.run_step(&step)?;
+        let accepted: Vec<_> = sequences.iter().map(|id| (memory.slot(*id), rows as u32)).collect();
+        runner.commit(&accepted)?;
+        sequences.iter().for_each(|id| memory.commit(*id, rows as u32));
+        left -= rows;
+    }
+    Ok(())
+}

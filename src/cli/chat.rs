@@ -1,0 +1,130 @@
+//! `kvas chat`: a conversation in the terminal.
+
+use super::{
+    INTERRUPTED, device,
+    flags::{ModelFlags, SamplingFlags},
+};
+use anyhow::{Context, anyhow};
+use clap::Args;
+use kvas::{
+    chat::{Chat as Conversation, ChatSettings},
+    engine::{Engine, EngineConfig, Timings},
+    repl::{Colour, Left, Repl, ReplSettings, Sizes},
+    text::ChatTemplate,
+};
+use kvas_backend::StoreDecl;
+use serde_json::{Map, Value};
+use std::{
+    io::IsTerminal,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Chat with a model in the terminal; /help lists what can be typed
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas chat -m model.gguf\n  kvas chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.6"
+)]
+pub(crate) struct Chat {
+    #[command(flatten)]
+    model: ModelFlags,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Most tokens of an answer; -1 goes on to its end
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    predict: i64,
+    /// A text that ends an answer; may be given several times
+    #[arg(short = 'r', long, value_name = "TEXT")]
+    reverse_prompt: Vec<String>,
+    /// A file with a chat template to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
+    /// Variables for the template, as a JSON object: {"enable_thinking": false}
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingFlags,
+}
+
+/// What a conversation needs: one sequence, and snapshots to go back to.
+pub(crate) const WANTED: device::Wanted = device::Wanted { sequences: 1, snapshots: 8, outputs: 1, context: None };
+
+/// One line about a request.
+pub(crate) fn statistics(timings: &Timings) -> String {
+    kvas::repl::statistics(timings)
+}
+
+impl Chat {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let params = self.sampling.params()?;
+        let template_variables = self.template_variables()?;
+        let model = device::open(&self.model)?;
+        let template = match &self.chat_template_file {
+            Some(path) => {
+                let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+                ChatTemplate::new(&source).with_context(|| path.display().to_string())?
+            }
+            None => model.template()?,
+        };
+        let (runner, plan) = device::prepare(&self.model, &model, WANTED)?;
+        let page_elements = model.program.stores.iter().map(|store| match store {
+            StoreDecl::Pages(pages) => pages.page_elements(plan.limits.page_size),
+            StoreDecl::Delta(_) | StoreDecl::Conv(_) => 0,
+        });
+        let page_bytes = (page_elements.max().unwrap_or(0) * plan.limits.kv_type.bytes()) as u64;
+        let sizes = Sizes { page_bytes, slot_bytes: plan.slot_bytes, context: plan.context };
+        let (rows, snapshots) = (plan.limits.rows, WANTED.snapshots);
+        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots });
+        let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
+        let settings = ChatSettings { params, max_tokens, stop_strings: self.reverse_prompt, template_variables };
+        let name = self.model.model.file_name().unwrap_or_default().to_string_lossy().to_string();
+        let fail = |what: String| anyhow!(what);
+        let mut chat = Conversation::new(engine, Arc::new(model.tokenizer), template, settings).map_err(fail)?;
+        chat.set_system(self.system.as_deref().unwrap_or_default());
+        let interrupted = listen()?;
+        let terminal = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let colour = if terminal { Colour::On } else { Colour::Off };
+        if terminal {
+            println!(
+                "{name}: {} layers, context {} tokens; /help lists commands",
+                model.spec.layers.len(),
+                plan.context
+            );
+        }
+        let settings = ReplSettings { history: history(), colour, sizes, model: name };
+        let left = Repl::new(chat, settings, interrupted).run().map_err(fail)?;
+        Ok(if left == Left::Interrupted { INTERRUPTED } else { 0 })
+    }
+
+    fn template_variables(&self) -> anyhow::Result<Map<String, Value>> {
+        let Some(text) = &self.chat_template_kwargs else { return Ok(Map::new()) };
+        match serde_json::from_str(text) {
+            Ok(Value::Object(variables)) => Ok(variables),
+            _ => Err(anyhow!("--chat-template-kwargs {text}, expected a JSON object")),
+        }
+    }
+}
+
+/// Ctrl-C during an answer stops it; a second one, if the answer does not stop, ends the program.
+fn listen() -> anyhow::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let set = interrupted.clone();
+    let handler = move || {
+        if set.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(INTERRUPTED));
+        }
+    };
+    ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")?;
+    Ok(interrupted)
+}
+
+/// Where the history of inputs is kept: the user's state folder.
+fn history() -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    Some(state.or_else(home)?.join("kvas/history"))
+}

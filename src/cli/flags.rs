@@ -1,0 +1,246 @@
+//! Flags that several commands share, named as llama.cpp names them.
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use kvas::{
+    model::Model,
+    sampling::{SamplerParams, parse_samplers},
+};
+use kvas_backend::{KvType, Replay};
+use kvas_gguf::Quant;
+use std::path::PathBuf;
+
+/// Which model, and how it is run.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ModelFlags {
+    /// Model file (GGUF); the first file of a split model
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Threads for computing [default: the cores there are]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+    /// Tokens of context per sequence [default: as the model was trained, as far as memory allows]
+    #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    pub(crate) ctx_size: Option<u32>,
+    /// Most tokens read in one step
+    #[arg(short = 'b', long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) batch_size: u32,
+    /// Element type of cached keys [default: f16; f32 for a model of f32 weights]
+    #[arg(long, value_enum)]
+    cache_type_k: Option<CacheType>,
+    /// Element type of cached values; the same as for keys
+    #[arg(long, value_enum)]
+    cache_type_v: Option<CacheType>,
+    /// Tokens of a page of cached keys and values, a power of two
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) page_size: u32,
+    /// Tokens a recurrent layer keeps as inputs before it folds them into its state; 0 writes the state every step
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) replay: u32,
+    /// Pre-tokenizer to use instead of the one the file names
+    #[arg(long, value_name = "NAME")]
+    pub(crate) override_pre: Option<String>,
+    /// Say more on stderr
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The best there is
+    Auto,
+    /// The processor
+    Cpu,
+    /// The naive reference: slow, and the truth that `diff` and tests compare with
+    Reference,
+}
+
+/// Element type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheType {
+    /// 4 bytes
+    F32,
+    /// 2 bytes
+    F16,
+    /// 2 bytes, wider range
+    Bf16,
+}
+
+/// Rows a step may be taken back by; drafts will need it, and a longer ring costs memory.
+const REPLAY_WINDOW: usize = 4;
+
+impl ModelFlags {
+    pub(crate) fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.threads.map_or_else(cores, usize::from)
+    }
+
+    /// `None` for 0, as llama.cpp has it: the model's own.
+    pub(crate) fn context(&self) -> Option<usize> {
+        self.ctx_size.filter(|tokens| *tokens > 0).map(|tokens| tokens as usize)
+    }
+
+    pub(crate) fn replay(&self) -> Replay {
+        Replay::new(self.replay as usize, REPLAY_WINDOW)
+    }
+
+    /// A model of f32 weights is run for exactness, and its pages should not be what spoils it.
+    pub(crate) fn kv_type(&self, model: &Model) -> anyhow::Result<KvType> {
+        if let (Some(k), Some(v)) = (self.cache_type_k, self.cache_type_v)
+            && k != v
+        {
+            bail!("--cache-type-v differs from --cache-type-k, expected one type for both");
+        }
+        let is_exact = || model.file.tensor("token_embd.weight").is_some_and(|info| info.quant == Quant::F32);
+        Ok(match self.cache_type_k.or(self.cache_type_v) {
+            Some(CacheType::F32) => KvType::F32,
+            Some(CacheType::F16) => KvType::F16,
+            Some(CacheType::Bf16) => KvType::Bf16,
+            None if is_exact() => KvType::F32,
+            None => KvType::F16,
+        })
+    }
+
+    pub(crate) fn page_size(&self) -> anyhow::Result<usize> {
+        match self.page_size as usize {
+            size if size.is_power_of_two() && (1..=1024).contains(&size) => Ok(size),
+            size => bail!("--page-size {size}, expected a power of two up to 1024"),
+        }
+    }
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingFlags {
+    /// Temperature; 0 always takes the likeliest token [default: 0.8]
+    #[arg(long, value_name = "T")]
+    temp: Option<f32>,
+    /// Keep the N likeliest tokens; 0 keeps all [default: 40]
+    #[arg(long, value_name = "N")]
+    top_k: Option<i32>,
+    /// Keep the likeliest tokens up to this mass [default: 0.95]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Keep tokens at least this likely against the likeliest [default: 0.05]
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// Keep locally typical tokens up to this mass [default: 1, off]
+    #[arg(long, value_name = "P")]
+    typical: Option<f32>,
+    /// Keep logits within this many standard deviations of the largest [default: -1, off]
+    #[arg(long, value_name = "N")]
+    top_nsigma: Option<f32>,
+    /// Let the temperature move with the entropy by this much [default: 0, off]
+    #[arg(long, value_name = "T")]
+    dynatemp_range: Option<f32>,
+    /// Shape of that movement [default: 1]
+    #[arg(long, value_name = "X")]
+    dynatemp_exp: Option<f32>,
+    /// Tokens the penalties look back on; -1 is all [default: 64]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    repeat_last_n: Option<i32>,
+    /// Factor against repeated tokens [default: 1, off]
+    #[arg(long, value_name = "X")]
+    repeat_penalty: Option<f32>,
+    /// Subtracted from the logit of tokens already used [default: 0]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    presence_penalty: Option<f32>,
+    /// Subtracted once for each use [default: 0]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    frequency_penalty: Option<f32>,
+    /// Strength of DRY against repeated sequences [default: 0, off]
+    #[arg(long, value_name = "X")]
+    dry_multiplier: Option<f32>,
+    /// Growth of DRY with the length of a repetition [default: 1.75]
+    #[arg(long, value_name = "X")]
+    dry_base: Option<f32>,
+    /// Repetitions shorter than this are free [default: 2]
+    #[arg(long, value_name = "N")]
+    dry_allowed_length: Option<u32>,
+    /// Tokens DRY looks back on; -1 is all [default: -1]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    dry_penalty_last_n: Option<i32>,
+    /// A text that ends a repetition for DRY; may be given several times, `none` for none
+    #[arg(long, value_name = "TEXT")]
+    dry_sequence_breaker: Vec<String>,
+    /// Chance that XTC removes the likeliest tokens [default: 0, off]
+    #[arg(long, value_name = "P")]
+    xtc_probability: Option<f32>,
+    /// Probability above which XTC may remove a token [default: 0.1]
+    #[arg(long, value_name = "P")]
+    xtc_threshold: Option<f32>,
+    /// 2 for mirostat 2, 0 for none [default: 0]
+    #[arg(long, value_name = "N")]
+    mirostat: Option<u32>,
+    /// Surprise mirostat aims at, in bits [default: 5]
+    #[arg(long, value_name = "X")]
+    mirostat_ent: Option<f32>,
+    /// Learning rate of mirostat [default: 0.1]
+    #[arg(long, value_name = "X")]
+    mirostat_lr: Option<f32>,
+    /// Add to the logit of a token: `15043+1`, `29991-inf`; may be given several times
+    #[arg(short, long, value_name = "ID±X", allow_hyphen_values = true)]
+    logit_bias: Vec<String>,
+    /// Seed; equal seeds give equal answers [default: from the system]
+    #[arg(short, long, value_name = "N", allow_hyphen_values = true)]
+    seed: Option<i64>,
+    /// Samplers in order, by name (`top_k;top_p;temperature`) or by letter (`kpt`)
+    #[arg(long, visible_alias = "sampling-seq", value_name = "LIST")]
+    samplers: Option<String>,
+}
+
+impl SamplingFlags {
+    /// The parameters, checked.
+    pub(crate) fn params(&self) -> anyhow::Result<SamplerParams> {
+        let mut params = SamplerParams::default();
+        fn set<T: Clone>(target: &mut T, flag: &Option<T>) {
+            flag.iter().for_each(|value| *target = value.clone());
+        }
+        set(&mut params.temperature, &self.temp);
+        set(&mut params.top_k, &self.top_k);
+        set(&mut params.top_p, &self.top_p);
+        set(&mut params.min_p, &self.min_p);
+        set(&mut params.typical_p, &self.typical);
+        set(&mut params.top_n_sigma, &self.top_nsigma);
+        set(&mut params.dynatemp_range, &self.dynatemp_range);
+        set(&mut params.dynatemp_exponent, &self.dynatemp_exp);
+        set(&mut params.repeat_last, &self.repeat_last_n);
+        set(&mut params.repeat_penalty, &self.repeat_penalty);
+        set(&mut params.presence_penalty, &self.presence_penalty);
+        set(&mut params.frequency_penalty, &self.frequency_penalty);
+        set(&mut params.dry_multiplier, &self.dry_multiplier);
+        set(&mut params.dry_base, &self.dry_base);
+        set(&mut params.dry_allowed_length, &self.dry_allowed_length);
+        set(&mut params.dry_penalty_last, &self.dry_penalty_last_n);
+        set(&mut params.xtc_probability, &self.xtc_probability);
+        set(&mut params.xtc_threshold, &self.xtc_threshold);
+        set(&mut params.mirostat, &self.mirostat);
+        set(&mut params.mirostat_tau, &self.mirostat_ent);
+        set(&mut params.mirostat_eta, &self.mirostat_lr);
+        if !self.dry_sequence_breaker.is_empty() {
+            let breakers = self.dry_sequence_breaker.iter().filter(|text| *text != "none");
+            params.dry_sequence_breakers = breakers.cloned().collect();
+        }
+        // A negative seed asks for one from the system, as in llama.cpp.
+        params.seed = self.seed.and_then(|seed| u64::try_from(seed).ok());
+        params.logit_bias = self.logit_bias.iter().map(|text| bias(text)).collect::<Result<_, _>>()?;
+        if let Some(samplers) = &self.samplers {
+            params.samplers = parse_samplers(samplers).context("--samplers")?;
+        }
+        params.validate()?;
+        Ok(params)
+    }
+}
+
+fn bias(text: &str) -> anyhow::Result<(u32, f32)> {
+    let expected = || format!("--logit-bias {text}, expected a token id and a number, as in 15043+1 or 29991-inf");
+    let at = text.find(['+', '-']).with_context(expected)?;
+    let token = text[..at].parse().ok().with_context(expected)?;
+    let value = text[at..].parse().ok().with_context(expected)?;
+    Ok((token, value))
+}

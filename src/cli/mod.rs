@@ -1,0 +1,67 @@
+//! Commands: parse, call the library, print. The only place that names devices, and the only one with `anyhow`.
+
+mod bench;
+mod chat;
+mod convert;
+mod device;
+mod flags;
+mod inspect;
+mod make_model;
+mod perplexity;
+mod plan;
+mod run;
+mod score;
+mod tokenize;
+
+use clap::{Parser, Subcommand};
+
+/// A local runtime for hybrid language models.
+#[derive(Debug, Parser)]
+#[command(name = "kvas", version, about, max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  kvas convert path/to/huggingface-model -o model.gguf --type q8_0
+  kvas chat -m model.gguf
+  kvas run -m model.gguf -p \"Once upon a time\" -n 100 --temp 0
+  kvas inspect model.gguf
+
+kvas COMMAND --help says more, with examples.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Run),
+    Chat(chat::Chat),
+    Convert(convert::Convert),
+    Inspect(inspect::Inspect),
+    Plan(plan::Plan),
+    Tokenize(tokenize::Tokenize),
+    Detokenize(tokenize::Detokenize),
+    Logits(score::Logits),
+    Perplexity(perplexity::Perplexity),
+    Bench(bench::Bench),
+    MakeModel(make_model::MakeModel),
+}
+
+/// The exit code of a command that was interrupted.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
+pub(crate) fn main() -> anyhow::Result<u8> {
+    match Cli::parse().command {
+        Command::Run(command) => command.run(),
+        Command::Chat(command) => command.run(),
+        Command::Convert(command) => command.run(),
+        Command::Inspect(command) => command.run(),
+        Command::Plan(command) => command.run(),
+        Command::Tokenize(command) => command.run(),
+        Command::Detokenize(command) => command.run(),
+        Command::Logits(command) => command.run(),
+        Command::Perplexity(command) => command.run(),
+        Command::Bench(command) => command.run(),
+        Command::MakeModel(command) => command.run(),
+    }
+}

@@ -1,0 +1,158 @@
+//! `kvas run`: one completion to stdout, statistics to stderr.
+
+use super::{
+    INTERRUPTED, device,
+    flags::{ModelFlags, SamplingFlags},
+    score::check_ids,
+};
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use kvas::{
+    chat::{Answer, answer, render, sampler},
+    engine::{Engine, EngineConfig, Request},
+    model::Model,
+    scheduler::Finish,
+    text::{Bos, Special},
+};
+use serde_json::{Map, json};
+use std::{
+    io::Write,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Complete a prompt: the text goes to stdout, statistics to stderr
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0"
+)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    model: ModelFlags,
+    #[command(flatten)]
+    prompt: Prompt,
+    /// Most tokens to generate; -1 goes on to the end of the answer or the context
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    predict: i64,
+    /// Do not stop at the end of the answer
+    #[arg(long)]
+    ignore_eos: bool,
+    /// The prompt is a message: render it with the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// A text that ends the answer; may be given several times
+    #[arg(short = 'r', long, value_name = "TEXT")]
+    reverse_prompt: Vec<String>,
+    /// Print one JSON object: prompt_ids, ids, text, finish_reason, timings
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampling: SamplingFlags,
+}
+
+/// Where the prompt comes from.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Prompt {
+    /// The prompt
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// A file with the prompt
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The prompt as token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    ids: Option<Vec<u32>>,
+}
+
+impl Run {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let params = self.sampling.params()?;
+        let model = device::open(&self.model)?;
+        let prompt = self.prompt_ids(&model)?;
+        check_ids(&model, &prompt)?;
+        let asked = usize::try_from(self.predict).ok();
+        let needed = asked.map(|tokens| (prompt.len() + tokens + 1).max(model.spec.context_length.min(4096)));
+        let wanted = device::Wanted { sequences: 1, snapshots: 0, outputs: 1, context: needed };
+        let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
+        let rows = plan.limits.rows;
+        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots: 0 });
+        let request = Request {
+            conversation: None,
+            prompt: prompt.clone(),
+            max_tokens: asked.unwrap_or(usize::MAX),
+            stop_tokens: if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() },
+            sampler: sampler(&params, &model.tokenizer).map_err(|what| anyhow!(what))?,
+        };
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let set = interrupted.clone();
+        ctrlc::set_handler(move || set.store(true, Ordering::Relaxed)).context("cannot listen for Ctrl-C")?;
+        let mut written = Ok(());
+        let mut sink = |text: &str| {
+            if !self.json && written.is_ok() {
+                let mut out = std::io::stdout().lock();
+                written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+                // Nobody reads any more: there is no point in going on.
+                interrupted.store(written.is_err() || interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        };
+        let stops = &self.reverse_prompt;
+        let done = answer(&engine, &model.tokenizer, request, stops, &interrupted, &mut sink);
+        written?;
+        let done = done.map_err(|what| anyhow!(what))?;
+        self.report(&prompt, &done);
+        Ok(if done.finish == Finish::Cancelled { INTERRUPTED } else { 0 })
+    }
+
+    fn prompt_ids(&self, model: &Model) -> anyhow::Result<Vec<u32>> {
+        let text = match (&self.prompt.prompt, &self.prompt.file, &self.prompt.ids) {
+            (Some(text), _, _) => text.clone(),
+            (_, Some(path), _) => {
+                let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+                String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))?
+            }
+            (_, _, Some(ids)) if self.chat => {
+                bail!("--chat renders text, expected -p or -f and not --ids ({})", ids.len())
+            }
+            (_, _, Some(ids)) => return Ok(ids.clone()),
+            (None, None, None) => bail!("expected one of -p, -f and --ids"),
+        };
+        if !self.chat {
+            let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Add);
+            if ids.is_empty() {
+                bail!("the prompt is empty and this model adds no first token, expected some text");
+            }
+            return Ok(ids);
+        }
+        let messages = [json!({"role": "user", "content": text})];
+        let text =
+            render(&model.template()?, &model.tokenizer, &messages, &Map::new()).map_err(|what| anyhow!(what))?;
+        Ok(model.tokenizer.encode(&text, Special::Parse, Bos::Add))
+    }
+
+    fn report(&self, prompt: &[u32], done: &Answer) {
+        let timings = &done.timings;
+        if self.json {
+            let object = json!({
+                "prompt_ids": prompt,
+                "ids": done.ids,
+                "text": done.text,
+                "finish_reason": done.finish.name(),
+                "timings": {
+                    "prompt_n": timings.prompt_tokens,
+                    "prompt_ms": timings.prompt_seconds * 1e3,
+                    "predicted_n": timings.generated_tokens,
+                    "predicted_ms": timings.generate_seconds * 1e3,
+                    "cache_n": timings.cached_tokens,
+                },
+            });
+            println!("{object}");
+            return;
+        }
+        println!();
+        eprintln!("{}", super::chat::statistics(timings));
+    }
+}

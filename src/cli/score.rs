@@ -1,0 +1,53 @@
+//! `kvas logits`: teacher-forced logits of a token sequence.
+
+use super::{device, flags::ModelFlags};
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use kvas::{engine::score, model::Model};
+use safetensors::tensor::{Dtype, TensorView};
+use std::{collections::HashMap, path::PathBuf};
+
+/// Write the logits of every position of a token sequence
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  kvas logits -m model.gguf --ids 1,15043,3186 -o logits.safetensors")]
+pub(crate) struct Logits {
+    #[command(flatten)]
+    model: ModelFlags,
+    /// Token ids, separated by commas
+    #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
+    ids: Vec<u32>,
+    /// Output file: tensor `logits`, f32 [ids, vocabulary]
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+}
+
+/// Output rows of a step while scoring: they cost memory of the vocabulary each.
+pub(crate) const SCORED_ROWS: usize = 64;
+
+/// Refuses ids the model has no embedding for.
+pub(crate) fn check_ids(model: &Model, ids: &[u32]) -> anyhow::Result<()> {
+    match ids.iter().find(|id| **id as usize >= model.spec.vocab) {
+        Some(id) => bail!("token {id}, expected less than the vocabulary of {}", model.spec.vocab),
+        None => Ok(()),
+    }
+}
+
+impl Logits {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let model = device::open(&self.model)?;
+        check_ids(&model, &self.ids)?;
+        let context = Some(self.ids.len());
+        let wanted = device::Wanted { sequences: 1, snapshots: 0, outputs: SCORED_ROWS, context };
+        let (mut runner, plan) = device::prepare(&self.model, &model, wanted)?;
+        if self.ids.len() > plan.context {
+            bail!("{} ids, expected at most the context of {}", self.ids.len(), plan.context);
+        }
+        let mut logits: Vec<f32> = Vec::with_capacity(self.ids.len() * model.spec.vocab);
+        score(&mut runner, &self.ids, |_, row| logits.extend_from_slice(row)).map_err(|what| anyhow!(what))?;
+        let bytes: &[u8] = bytemuck::cast_slice(&logits);
+        let view = TensorView::new(Dtype::F32, vec![self.ids.len(), model.spec.vocab], bytes)?;
+        safetensors::serialize_to_file(HashMap::from([("logits", view)]), None, &self.output)
+            .with_context(|| self.output.display().to_string())?;
+        Ok(0)
+    }
+}

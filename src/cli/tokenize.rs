@@ -1,0 +1,106 @@
+//! `kvas tokenize` and `kvas detokenize`: text to ids and back. Vocabulary-only files will do.
+
+use anyhow::Context;
+use clap::Args;
+use kvas::text::{Bos, Control, Special, Tokenizer};
+use kvas_gguf::GgufFile;
+use serde_json::json;
+use std::{
+    io::{Read, Write},
+    path::PathBuf,
+};
+
+/// Show the tokens of a text, one id a line with its text
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas tokenize -m model.gguf \"Hello, world\"\n  kvas tokenize -m model.gguf -f prompt.txt --json\n  echo Hello | kvas tokenize -m model.gguf - --no-special"
+)]
+pub(crate) struct Tokenize {
+    #[command(flatten)]
+    vocabulary: Vocabulary,
+    /// A file with the text
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text", required_unless_present = "text")]
+    file: Option<PathBuf>,
+    /// The text; `-` reads it from stdin
+    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
+    text: Option<String>,
+    /// Add no special token and parse none
+    #[arg(long)]
+    no_special: bool,
+    /// Print one JSON object: ids, pieces
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show the text of tokens
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  kvas detokenize -m model.gguf --ids 1,15043,3186")]
+pub(crate) struct Detokenize {
+    #[command(flatten)]
+    vocabulary: Vocabulary,
+    /// Token ids, separated by commas
+    #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
+    ids: Vec<u32>,
+}
+
+/// Which vocabulary.
+#[derive(Debug, Args)]
+struct Vocabulary {
+    /// Model file (GGUF); one with a vocabulary only will do
+    #[arg(short, long, value_name = "FILE")]
+    model: PathBuf,
+    /// Pre-tokenizer to use instead of the one the file names
+    #[arg(long, value_name = "NAME")]
+    override_pre: Option<String>,
+}
+
+impl Vocabulary {
+    fn open(&self) -> anyhow::Result<Tokenizer> {
+        let file = GgufFile::open(&self.model)?;
+        let tokenizer = Tokenizer::from_metadata(file.metadata(), self.override_pre.as_deref());
+        tokenizer.with_context(|| self.model.display().to_string())
+    }
+}
+
+impl Tokenize {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let tokenizer = self.vocabulary.open()?;
+        let text = self.read_text()?;
+        let (special, bos) = if self.no_special { (Special::Literal, Bos::Omit) } else { (Special::Parse, Bos::Add) };
+        let ids = tokenizer.encode(&text, special, bos);
+        let piece =
+            |id: &u32| tokenizer.piece(*id, Control::Show).map(|bytes| String::from_utf8_lossy(bytes).to_string());
+        let pieces = ids.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        if self.json {
+            writeln!(out, "{}", json!({"ids": ids, "pieces": pieces}))?;
+        } else {
+            for (id, piece) in ids.iter().zip(&pieces) {
+                writeln!(out, "{id:7} {piece:?}")?;
+            }
+        }
+        out.flush()?;
+        Ok(0)
+    }
+
+    fn read_text(&self) -> anyhow::Result<String> {
+        let (name, bytes) = match (&self.file, self.text.as_deref()) {
+            (Some(path), _) => (path.display().to_string(), std::fs::read(path)),
+            (None, Some("-") | None) => {
+                let mut bytes = Vec::new();
+                ("stdin".into(), std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes))
+            }
+            (None, Some(text)) => return Ok(text.into()),
+        };
+        let bytes = bytes.with_context(|| name.clone())?;
+        String::from_utf8(bytes).with_context(|| format!("{name}: expected UTF-8 text"))
+    }
+}
+
+impl Detokenize {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let tokenizer = self.vocabulary.open()?;
+        println!("{}", tokenizer.decode(&self.ids, Control::Show)?);
+        Ok(0)
+    }
+}

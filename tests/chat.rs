@@ -1,0 +1,137 @@
+//! A conversation over the engine: what is read again, and that going back changes nothing.
+
+use crate::golden::{converted, fixture};
+use kvas::{
+    chat::{Chat, ChatSettings},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Request},
+    model::Model,
+    sampling::{Sampler, SamplerParams},
+    scheduler::Finish,
+};
+use kvas_backend::{KvType, Limits, Replay};
+use kvas_cpu::Cpu;
+use kvas_gguf::Quant;
+use serde_json::Map;
+use std::sync::{Arc, atomic::AtomicBool};
+
+const CONTEXT: usize = 2000;
+
+fn engine(model: &Model, snapshots: usize) -> EngineHandle {
+    let replay = Replay::new(8, 4);
+    let (pages, slots) = (4 * 2 * CONTEXT / 4, 4 * (1 + snapshots) + 1);
+    let limits = Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, replay, kv_type: KvType::F16 };
+    let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
+    Engine::start(runner, EngineConfig { context: CONTEXT, rows: 32, snapshots })
+}
+
+fn settings() -> ChatSettings {
+    ChatSettings {
+        params: SamplerParams::greedy(),
+        max_tokens: 20,
+        stop_strings: vec![],
+        template_variables: Map::new(),
+    }
+}
+
+fn chat(model: &Model, engine: &EngineHandle) -> Chat {
+    let tokenizer = kvas::text::Tokenizer::from_metadata(model.file.metadata(), None).unwrap();
+    Chat::new(engine.clone(), Arc::new(tokenizer), model.template().unwrap(), settings()).unwrap()
+}
+
+#[test]
+fn a_turn_reads_its_own_tokens_and_going_back_reads_few() {
+    for name in ["qwen35", "qwen3next", "llama"] {
+        let model = converted(&fixture(name), Quant::F32);
+        let engine = engine(&model, 8);
+        let (mut chat, go) = (chat(&model, &engine), AtomicBool::new(false));
+        let ask = |chat: &mut Chat, text: &str| chat.ask(text, &go, &mut |_| {}).unwrap();
+        let first = ask(&mut chat, "The quick brown fox jumps over the lazy dog, and then over the next one.");
+        assert_eq!(first.timings.cached_tokens, 0);
+        let mut known = first.timings.prompt_tokens + first.ids.len();
+        for turn in 0..4 {
+            let answer = ask(&mut chat, "And then?");
+            let timings = answer.timings;
+            // All but the last token generated is known; the question and the marks around it are new.
+            assert!(timings.cached_tokens + 1 >= known - 1, "{name}, turn {turn}: {timings:?} after {known}");
+            known = timings.cached_tokens + timings.prompt_tokens + answer.ids.len();
+        }
+        let last = chat.messages().last().unwrap().clone();
+        let again = chat.regenerate(&AtomicBool::new(false), &mut |_| {}).unwrap();
+        assert_eq!(again.timings.prompt_tokens, 1, "{name}: an answer again costs one token");
+        assert_eq!(chat.messages().last().unwrap(), &last, "{name}: the same state gives the same answer");
+        assert_eq!(chat.undo().as_deref(), Some("And then?"));
+        let other = chat.ask("And then?", &AtomicBool::new(false), &mut |_| {}).unwrap();
+        assert_eq!(chat.messages().last().unwrap(), &last, "{name}: an undone turn leaves no trace");
+        assert!(other.timings.prompt_tokens < 40, "{name}: {:?}", other.timings);
+    }
+}
+
+/// Greedy requests give one answer, alone and in any company.
+#[test]
+fn answers_do_not_depend_on_who_else_is_served() {
+    for name in ["qwen35", "qwen3next", "qwen3"] {
+        let model = converted(&fixture(name), Quant::Q8_0);
+        let engine = engine(&model, 0);
+        let request = |length: u32| Request {
+            conversation: None,
+            prompt: (0..length).map(|i| (i * 37 + length) % 500).collect(),
+            max_tokens: 24,
+            stop_tokens: vec![],
+            sampler: Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap(),
+        };
+        let tokens = |stream: kvas::engine::Stream| {
+            let mut tokens = vec![];
+            loop {
+                match stream.next_event() {
+                    Event::Token(token) => tokens.push(token),
+                    Event::Done(finish, _) => {
+                        assert_eq!(finish, Finish::Length);
+                        return tokens;
+                    }
+                    Event::Failed(what) => panic!("{name}: {what}"),
+                }
+            }
+        };
+        let lengths = [3, 40, 90, 3];
+        let alone: Vec<_> = lengths.iter().map(|length| tokens(engine.submit(request(*length)))).collect();
+        let streams: Vec<_> = lengths.iter().map(|length| engine.submit(request(*length))).collect();
+        let together: Vec<_> = streams.into_iter().map(tokens).collect();
+        assert_eq!(alone, together, "{name}");
+        let stats = engine.stats().unwrap();
+        assert_eq!((stats.free_pages, stats.free_slots), (stats.pages, stats.slots), "{name}: all comes back");
+    }
+}
+
+#[test]
+fn bad_requests_are_refused_in_one_line() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let engine = engine(&model, 0);
+    let refused = |prompt: Vec<u32>| {
+        let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+        let request = Request { conversation: None, prompt, max_tokens: 1, stop_tokens: vec![], sampler };
+        match engine.submit(request).next_event() {
+            Event::Failed(what) => what,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused(vec![]), "the prompt has no tokens, expected at least one");
+    assert_eq!(refused(vec![512]), "token 512 of the prompt, expected less than the vocabulary of 512");
+    assert_eq!(refused(vec![1; 2000]), "the prompt has 2000 tokens, expected fewer than the context of 2000");
+}
+
+#[test]
+fn a_stop_string_ends_the_answer_and_is_not_shown() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let engine = engine(&model, 2);
+    let mut plain = chat(&model, &engine);
+    let go = AtomicBool::new(false);
+    let whole = plain.ask("Hello", &go, &mut |_| {}).unwrap().text;
+    let stop: String = whole.chars().skip(4).take(3).collect();
+    let mut stopped = chat(&model, &engine);
+    stopped.settings.stop_strings = vec![stop.clone()];
+    let mut shown = String::new();
+    let answer = stopped.ask("Hello", &go, &mut |text| shown.push_str(text)).unwrap();
+    assert_eq!(answer.finish, Finish::Stop);
+    assert_eq!(answer.text, whole[..whole.find(&stop).unwrap()]);
+    assert_eq!(shown, answer.text);
+}

@@ -1,0 +1,224 @@
+//! The binary as a user runs it: results, exit codes, one-line errors. Cases over the shared data folder say
+//! "skipped" where it is absent.
+
+use crate::golden::{converted_file, fixture};
+use kvas_gguf::Quant;
+use serde_json::Value;
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::{Duration, Instant},
+};
+
+fn kvas(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).output().unwrap()
+}
+
+/// Standard output of a command that must succeed.
+fn succeeds(arguments: &[&str]) -> String {
+    let output = kvas(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The error of a command that must fail because of its input.
+fn fails(arguments: &[&str]) -> String {
+    let output = kvas(arguments);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{arguments:?}: {stderr}");
+    stderr.trim_end().to_string()
+}
+
+/// The shared data folder, if there is one.
+pub(crate) fn shared() -> Option<PathBuf> {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared");
+    let folder = PathBuf::from(std::env::var("KVAS_SHARED").unwrap_or(default.into())).join("data");
+    if !folder.is_dir() {
+        eprintln!("skipped: no shared data at {}", folder.display());
+        return None;
+    }
+    Some(folder)
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_string()
+}
+
+#[test]
+fn a_run_is_one_json_object_and_repeats() {
+    let file = converted_file(&fixture("qwen35"), Quant::F32);
+    let path = text(&file);
+    let run = || succeeds(&["run", "-m", &path, "--ids", "1,2,3", "-n", "5", "--temp", "0", "--ignore-eos", "--json"]);
+    let object: Value = serde_json::from_str(&run()).unwrap();
+    assert_eq!(object["prompt_ids"], serde_json::json!([1, 2, 3]));
+    assert_eq!(object["ids"].as_array().unwrap().len(), 5);
+    assert_eq!(object["finish_reason"], "length");
+    assert_eq!(object["timings"]["prompt_n"], 3);
+    let again: Value = serde_json::from_str(&run()).unwrap();
+    assert_eq!(object["ids"], again["ids"]);
+    let sampled = |seed: &str| succeeds(&["run", "-m", &path, "-p", "a", "-n", "8", "--seed", seed, "--temp", "2"]);
+    assert_eq!(sampled("7"), sampled("7"));
+    let plan = succeeds(&["plan", "-m", &path]);
+    assert!(plan.starts_with("embed        token_embd.weight -> residual:64\n"), "{plan}");
+    let inspected: Value = serde_json::from_str(&succeeds(&["inspect", &path, "--json"])).unwrap();
+    assert_eq!(inspected["metadata"]["general.architecture"], "qwen35");
+    let ids: Value = serde_json::from_str(&succeeds(&["tokenize", "-m", &path, "--json", "Hello <|im_end|>"])).unwrap();
+    let joined: Vec<String> = ids["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
+    assert_eq!(succeeds(&["detokenize", "-m", &path, "--ids", &joined.join(",")]).trim_end(), "Hello <|im_end|>");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn wrong_input_is_one_line_and_exit_code_1() {
+    let file = converted_file(&fixture("qwen2"), Quant::F32);
+    let path = text(&file);
+    assert!(fails(&["run", "-m", "no-such-file.gguf", "-p", "x"]).starts_with("error: no-such-file.gguf: "));
+    assert_eq!(
+        fails(&["run", "-m", &path, "--ids", "1,512", "-n", "1"]),
+        "error: token 512, expected less than the vocabulary of 512"
+    );
+    assert_eq!(
+        fails(&["run", "-m", &path, "-p", "x", "--top-p", "2"]),
+        "error: top_p: 2, expected 0 to 1"
+    );
+    assert!(fails(&["run", "-m", &path, "-p", "x", "--override-pre", "nope"]).contains("\"nope\""));
+    assert!(fails(&["convert", "no-such-folder", "-o", "x.gguf"]).contains("no-such-folder"));
+    assert!(fails(&["make-model", "--preset", "gpt-9", "-o", "x.gguf"]).contains("expected one of llama-3.2-1b"));
+    assert_eq!(kvas(&["run"]).status.code(), Some(2), "a usage error");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_model_of_random_weights_can_be_made_and_measured() {
+    // The smallest preset in the smallest format; the tables of a large one are only headers here.
+    let folder = std::env::temp_dir().join(format!("kvas-make-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = text(&folder.join("random.gguf"));
+    succeeds(&["make-model", "--preset", "qwen3-0.6b", "--type", "q4_0", "-o", &path]);
+    let line = succeeds(&["bench", "-m", &path, "-p", "8", "-n", "2", "-r", "1", "--json"]);
+    for line in line.lines() {
+        let object: Value = serde_json::from_str(line).unwrap();
+        assert!(object["tokens_per_second"].as_f64().unwrap() > 0.0);
+        assert!(object["bandwidth_share"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(line.lines().count(), 2);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn malformed_files_are_accepted_or_refused_as_listed() {
+    let Some(data) = shared() else { return };
+    let folder = data.join("gguf-bad");
+    let manifest = std::fs::read_to_string(folder.join("MANIFEST.tsv")).unwrap();
+    let mut checked = 0;
+    for line in manifest.lines().skip(1) {
+        let mut fields = line.split('\t');
+        let (name, expected) = (fields.next().unwrap(), fields.next().unwrap());
+        let path = text(&folder.join(format!("{name}.gguf")));
+        // The container is judged by what opens it, a model by what reads it. None of these has tensors, so that a
+        // model that is otherwise right is refused for that, and a template is rendered by the library.
+        let error = match name.split('_').next() {
+            Some("sem") => judge(name, expected, &["plan", "-m", &path]),
+            Some("tmpl") => judge(name, expected, &["tokenize", "-m", &path, "hi"]),
+            _ => judge(name, expected, &["inspect", &path]),
+        };
+        assert!(!(expected == "reject" && error.contains("token_embd.weight")), "{name}: {error}");
+        if name.starts_with("tmpl_") {
+            render_hostile(name, Path::new(&path));
+        }
+        checked += 1;
+    }
+    assert!(checked >= 60, "the manifest has {checked} lines");
+}
+
+/// Renders the template of a file: a text or an error, soon.
+fn render_hostile(name: &str, path: &Path) {
+    let file = kvas_gguf::GgufFile::open(path).unwrap();
+    let Some(template) = kvas::text::ChatTemplate::from_metadata(file.metadata(), None).unwrap() else {
+        panic!("{name} has no template");
+    };
+    let started = Instant::now();
+    let messages = serde_json::json!([{"role": "user", "content": "hi"}]);
+    let rendered = template.render(&kvas::text::Conversation::new(&messages));
+    println!("{name}: {:?} in {:?}", rendered.map(|text| text.len()), started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(1), "{name} took {:?}", started.elapsed());
+}
+
+/// Runs a command in 64 MiB of data and returns what it said on stderr.
+fn judge(name: &str, expected: &str, arguments: &[&str]) -> String {
+    const LIMIT: &str = "ulimit -d 65536; exec \"$0\" \"$@\"";
+    let started = Instant::now();
+    let mut command = Command::new("bash");
+    let output = command.args(["-c", LIMIT, env!("CARGO_BIN_EXE_kvas")]).args(arguments).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).to_string();
+    let code = output.status.code();
+    assert!(matches!(code, Some(0 | 1)), "{name}: {code:?} {stderr}");
+    assert!(!stderr.contains("panicked"), "{name}: {stderr}");
+    let accepted = code == Some(0);
+    match expected {
+        "accept" | "load-ok,render-safe" => assert!(accepted, "{name}: {stderr}"),
+        "reject" => assert!(!accepted && stderr.trim_end().lines().count() == 1, "{name}: {stderr}"),
+        _ => {}
+    }
+    // Ten times the bound on an idle machine: tests share its cores.
+    assert!(started.elapsed() < Duration::from_secs(1), "{name} took {:?}", started.elapsed());
+    stderr
+}
+
+#[test]
+fn a_real_model_tells_its_story() {
+    let Some(data) = shared() else { return };
+    let folder = data.join("models/stories260k");
+    let expected = std::fs::read_to_string(folder.join("expected.txt")).unwrap();
+    for kind in ["f32", "f16"] {
+        let path = text(&folder.join(format!("stories260K.v3.{kind}.gguf")));
+        let told = succeeds(&["run", "-m", &path, "-p", "", "-n", "200", "--temp", "0"]);
+        assert_eq!(told.trim_end_matches('\n'), expected.trim_end_matches('\n'), "{kind}");
+    }
+}
+
+#[test]
+fn perplexity_is_that_of_the_reference_implementation() {
+    let Some(data) = shared() else { return };
+    let story = text(&data.join("text/stories.valid.txt"));
+    let perplexity = |path: &str, chunks: &str| {
+        let arguments = ["perplexity", "-m", path, "-f", &story, "-c", "1024", "--chunks", chunks, "--json"];
+        let object: Value = serde_json::from_str(&succeeds(&arguments)).unwrap();
+        object["nll_per_token"].as_f64().unwrap()
+    };
+    for name in ["hybrid-14m", "dense-16m"] {
+        let folder = data.join("models").join(name);
+        let report = std::fs::read_to_string(folder.join("golden_report.json")).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        let file = converted_file(&folder, Quant::Bf16);
+        let found = perplexity(&text(&file), "16");
+        let expected = report["nll_per_token_16k_in_1024_windows"].as_f64().unwrap();
+        println!("{name}: {found} nats a token, {expected} expected");
+        assert!((found - expected).abs() < 0.002, "{name}: {found}, expected {expected}");
+        let exact = perplexity(&text(&file), "4");
+        for (kind, allowed) in [("Q8_0", 0.01), ("Q4_K_M", 0.06)] {
+            let path = data.join("models").join(format!("{name}.{kind}.gguf"));
+            if path.is_file() {
+                let ratio = (perplexity(&text(&path), "4") - exact).exp();
+                println!("{name} {kind}: perplexity x {ratio:.4}");
+                assert!((ratio - 1.0).abs() < allowed, "{name} {kind}: perplexity x {ratio}");
+            }
+        }
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+#[test]
+fn logits_and_greedy_answers_of_the_trained_models() {
+    let Some(data) = shared() else { return };
+    for name in ["hybrid-14m", "dense-16m"] {
+        let folder = data.join("models").join(name);
+        for (quant, largest, mean) in [(Quant::Bf16, 0.05, 0.005), (Quant::F32, 0.005, 5e-4)] {
+            let file = converted_file(&folder, quant);
+            crate::golden::check_trained(&folder, &text(&file), (largest, mean), &succeeds);
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+}

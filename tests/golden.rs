@@ -1,0 +1,160 @@
+//! Reference logits: small checkpoints of every architecture, converted and run, against the logits a reference
+//! implementation computed in f32.
+
+use kvas::{engine, model::Model};
+use kvas_backend::{Backend, KvType, Limits, Reference, Replay};
+use kvas_cpu::Cpu;
+use kvas_gguf::Quant;
+use kvas_tools::convert::{ConvertOptions, convert};
+use safetensors::SafeTensors;
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// Largest difference of a logit with f32 pages. Floor: FLOOR32 (docs/NUMERICS.md).
+const WITH_F32_PAGES: f32 = 2e-3;
+
+/// The same with f16 pages, which round keys and values: random weights give scores that a rounding moves far.
+/// Floor: FLOOR16.
+const WITH_F16_PAGES: f32 = 2e-2;
+
+fn fixtures() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens");
+    let mut found: Vec<PathBuf> = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.sort();
+    assert!(!found.is_empty(), "the fixtures are in the repository");
+    found
+}
+
+/// The fixture of one checkpoint.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name)
+}
+
+struct Golden {
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+    greedy: Vec<u32>,
+}
+
+fn golden(directory: &Path) -> Golden {
+    let bytes = std::fs::read(directory.join("golden.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    Golden {
+        ids: words(&tensors, "ids").into_iter().map(u32::from_le_bytes).collect(),
+        logits: words(&tensors, "logits").into_iter().map(f32::from_le_bytes).collect(),
+        greedy: words(&tensors, "greedy").into_iter().map(u32::from_le_bytes).collect(),
+    }
+}
+
+/// A checkpoint converted to a temporary file, which the caller removes.
+pub(crate) fn converted_file(directory: &Path, quant: Quant) -> PathBuf {
+    let name = directory.file_name().unwrap().to_str().unwrap();
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+    let number = FILES.fetch_add(1, Ordering::Relaxed);
+    let out = std::env::temp_dir().join(format!("kvas-test-{}-{number}.gguf", std::process::id()));
+    let options = ConvertOptions { quant, ..ConvertOptions::default() };
+    convert(directory, &out, &options).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+    out
+}
+
+pub(crate) fn converted(directory: &Path, quant: Quant) -> Model {
+    let out = converted_file(directory, quant);
+    let model = Model::open(&out, None).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    std::fs::remove_file(&out).unwrap();
+    model
+}
+
+/// A trained model through the commands: its last 32 rows of logits within (largest, mean) difference, and its greedy
+/// answer to a chat.
+pub(crate) fn check_trained(folder: &Path, model: &str, bounds: (f32, f32), run: &dyn Fn(&[&str]) -> String) {
+    let golden = std::fs::read(folder.join("golden.safetensors")).unwrap();
+    let golden = SafeTensors::deserialize(&golden).unwrap();
+    let list = |name: &str| words(&golden, name).into_iter().map(u32::from_le_bytes).map(|id| id.to_string());
+    let ids = list("ids").collect::<Vec<_>>().join(",");
+    let out = format!("{model}.logits");
+    run(&["logits", "-m", model, "--ids", &ids, "-o", &out]);
+    let found = std::fs::read(&out).unwrap();
+    std::fs::remove_file(&out).unwrap();
+    let found = SafeTensors::deserialize(&found).unwrap();
+    let floats = |tensors: &SafeTensors, name: &str| -> Vec<f32> {
+        words(tensors, name).into_iter().map(f32::from_le_bytes).collect()
+    };
+    let (all, expected) = (floats(&found, "logits"), floats(&golden, "logits_last32"));
+    let last = &all[all.len() - expected.len()..];
+    let largest = largest_difference(last, &expected);
+    let mean = last.iter().zip(&expected).map(|(a, b)| (a - b).abs()).sum::<f32>() / last.len() as f32;
+    println!("{model}: largest difference {largest:.2e}, mean {mean:.2e}");
+    assert!(largest <= bounds.0 && mean <= bounds.1, "{model}: largest {largest}, mean {mean}");
+    let (prompt, greedy) = (list("chat_ids").collect::<Vec<_>>().join(","), list("chat_greedy").collect::<Vec<_>>());
+    let length = greedy.len().to_string();
+    let answer = run(&["run", "-m", model, "--ids", &prompt, "-n", &length, "--temp", "0", "--json", "--ignore-eos"]);
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let found: Vec<String> = answer["ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(found, greedy, "{model}");
+}
+
+fn words(tensors: &SafeTensors, name: &str) -> Vec<[u8; 4]> {
+    let data = tensors.tensor(name).unwrap().data().to_vec();
+    data.chunks_exact(4).map(|word| word.try_into().unwrap()).collect()
+}
+
+fn limits(rows: usize, replay: Replay, kv_type: KvType) -> Limits {
+    Limits { rows, outputs: rows, pages: 400, page_size: 4, slots: 3, replay, kv_type }
+}
+
+fn logits(model: &Model, backend: Box<dyn Backend>, limits: Limits, ids: &[u32]) -> Vec<f32> {
+    let mut runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
+    let mut all = Vec::new();
+    engine::score(&mut runner, ids, |_, row| all.extend_from_slice(row)).unwrap();
+    all
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_those_of_the_reference_implementation() {
+    for directory in fixtures() {
+        let (model, golden) = (converted(&directory, Quant::F32), golden(&directory));
+        let name = directory.file_name().unwrap().to_str().unwrap();
+        let vocab = model.spec.vocab;
+        for (label, kv_type, bound) in [("f32", KvType::F32, WITH_F32_PAGES), ("f16", KvType::F16, WITH_F16_PAGES)] {
+            let limits = limits(64, Replay::new(8, 4), kv_type);
+            let found = logits(&model, Box::new(Cpu::new(2)), limits, &golden.ids);
+            let difference = largest_difference(&found, &golden.logits);
+            println!("{name}: largest difference {difference:.2e} with {label} pages");
+            assert!(difference <= bound, "{name}: {difference} with {label} pages");
+        }
+        let mut ids = golden.ids.clone();
+        for expected in &golden.greedy {
+            let limits = limits(ids.len(), Replay::new(8, 4), KvType::F32);
+            let found = logits(&model, Box::new(Cpu::new(1)), limits, &ids);
+            let last = &found[(ids.len() - 1) * vocab..];
+            let best = (0..vocab).max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap();
+            assert_eq!(best as u32, *expected, "{name}: token {}", ids.len() - golden.ids.len());
+            ids.push(*expected);
+        }
+    }
+}
+
+/// In one batch, in ragged chunks and token by token, with every replay capacity; the reference backend too.
+#[test]
+fn chunks_and_replay_do_not_change_the_logits() {
+    for directory in fixtures() {
+        let (model, golden) = (converted(&directory, Quant::F32), golden(&directory));
+        let name = directory.file_name().unwrap().to_str().unwrap();
+        let whole = logits(&model, Box::new(Reference::default()), limits(64, Replay::OFF, KvType::F32), &golden.ids);
+        for rows in [1, 3, 7, 64] {
+            for replay in [Replay::OFF, Replay::new(1, 1), Replay::new(3, 3), Replay::new(16, 4)] {
+                let found = logits(&model, Box::new(Cpu::new(2)), limits(rows, replay, KvType::F32), &golden.ids);
+                let difference = largest_difference(&found, &whole);
+                // Floor: 8e-6.
+                assert!(difference < 1e-4, "{name}: {difference} at {rows} rows, replay {}", replay.history);
+            }
+        }
+    }
+}

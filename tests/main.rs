@@ -1,0 +1,7 @@
+//! The integration tests: one crate, one file per subject.
+
+mod chat;
+mod commands;
+mod golden;
+mod plan;
+mod tidy;

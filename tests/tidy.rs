@@ -1,0 +1,121 @@
+//! House rules as tests: sizes, where unsafe and architecture names may be, that documents name what exists.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every file of the repository with one of these endings, as (path from the root, text).
+fn sources(endings: &[&str]) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path: PathBuf = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().to_string();
+            if path.is_dir() {
+                if !matches!(name.as_str(), "target" | ".git" | "corpus" | "artifacts" | "data" | "vectors" | ".venv") {
+                    folders.push(path);
+                }
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                let relative = path.strip_prefix(root()).unwrap().to_string_lossy().to_string();
+                found.push((relative, fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Tables of data, exempt from the size limit.
+const TABLES: &[&str] = &["gguf/src/quant/iq_grids.rs"];
+
+#[test]
+fn files_are_short() {
+    for (path, text) in sources(&[".rs"]) {
+        let lines = text.lines().count();
+        assert!(lines <= 600 || TABLES.contains(&path.as_str()), "{path} has {lines} lines, at most 600 are allowed");
+    }
+}
+
+#[test]
+fn files_say_what_belongs_in_them() {
+    for (path, text) in sources(&[".rs"]) {
+        assert!(text.starts_with("//!"), "{path} has no //! line at its top");
+    }
+}
+
+/// Where unsafe code may be: mapping, SIMD, and the thread pool that lends slices to its threads.
+fn may_be_unsafe(path: &str) -> bool {
+    path == "gguf/src/mapping.rs" || path == "cpu/src/pool.rs" || path.starts_with("cpu/src/simd/")
+}
+
+#[test]
+fn unsafe_is_where_it_is_allowed() {
+    let word = concat!("uns", "afe ");
+    for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| path != "tests/tidy.rs") {
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let found = code.filter(|line| line.contains(word) || line.contains(concat!("uns", "afe{"))).count();
+        assert!(found == 0 || may_be_unsafe(&path), "{path} has unsafe code");
+    }
+}
+
+#[test]
+fn architecture_names_are_in_arch_only() {
+    let allowed = |path: &str| {
+        ["fuzz/", "gguf/tests/", "src/arch/", "src/text/", "src/presets/", "tests/", "tools/src/convert/", "tools/tests/"]
+            .iter()
+            .any(|folder| path.starts_with(folder))
+    };
+    for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| !allowed(path)) {
+        for name in ["\"qwen", "\"llama", "\"mistral", "\"falcon", "\"granite", "\"nemotron", "\"kimi", "\"lfm"] {
+            let found = text.lines().find(|line| line.contains(name) && !line.contains("Examples"));
+            assert_eq!(found, None, "{path} names an architecture");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    for (path, text) in sources(&[".rs", ".md", ".py", ".toml"]).into_iter().filter(|(path, _)| path != "tests/tidy.rs")
+    {
+        for word in ["TODO", "FIXME", "XXX", "todo!(", "unimplemented!("] {
+            assert!(!text.contains(word), "{path} contains {word}");
+        }
+    }
+}
+
+#[test]
+fn every_op_has_its_files() {
+    let op = fs::read_to_string(root().join("backend/src/op.rs")).unwrap();
+    let variants = op.split("pub enum Op {").nth(1).unwrap().split('}').next().unwrap();
+    let cases = fs::read_to_string(root().join("backend/src/conformance/cases.rs")).unwrap();
+    for variant in variants.lines().filter_map(|line| line.trim().split('(').next()).filter(|name| !name.is_empty()) {
+        assert!(cases.contains(&format!("Op::{variant}(")), "op {variant} has no conformance case");
+    }
+}
+
+#[test]
+fn documents_name_what_exists() {
+    for (path, text) in sources(&[".md"]) {
+        for quoted in text.split('`').skip(1).step_by(2) {
+            let is_path = quoted.contains('/')
+                && !quoted.starts_with(['/', '-', '.', '$'])
+                && quoted.chars().all(|c| c.is_ascii_alphanumeric() || "/_.-".contains(c));
+            let first = quoted.split('/').next().unwrap_or("");
+            if is_path && (root().join(first).is_dir()) {
+                assert!(root().join(quoted).exists(), "{path} names {quoted}, which does not exist");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_architecture_document_is_short() {
+    let text = fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
+    assert!(text.lines().count() <= 200, "docs/ARCHITECTURE.md has {} lines", text.lines().count());
+}
