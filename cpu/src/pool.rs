@@ -363,7 +363,7 @@ mod tests {
         for threads in [1, 2, 5] {
             let mut pool = Pool::new(threads).unwrap();
             let mut scratch = vec![0u32; threads];
-            for (tile, tasks) in [([2, 3], 12), ([7, 10], 1), ([1, 10], 7), ([3, 4], 9)] {
+            for (tile, tasks) in [([2, 3], 16), ([7, 10], 1), ([1, 10], 7), ([3, 4], 9)] {
                 let mut data = vec![0u32; 70];
                 pool.each((Place::Everywhere, tasks), Tiles::new(&mut data, 10, tile), &mut scratch, |task, mut t, _| {
                     for row in 0..t.size()[0] {

@@ -288,7 +288,13 @@ fn hybrid(quant: Quant, replay: Replay) -> Case {
     let mut case = case(format!("hybrid {quant} replay {}", replay.history), program, quant, replay);
     case.outputs = vec![logits];
     case.script = sequence_script(replay);
-    case.bound = if quant == Quant::F32 { tolerance::RECURRENT } else { 2e-3 };
+    if quant == Quant::F32 {
+        // In f16 pages, keys that differ in the last bit may round apart: 6e-9 instead of 4e-13.
+        case.limits.kv_type = KvType::F32;
+        case.bound = tolerance::RECURRENT;
+    } else {
+        case.bound = 2e-3;
+    }
     case
 }
 
