@@ -79,10 +79,7 @@ fn wrong_input_is_one_line_and_exit_code_1() {
         fails(&["run", "-m", &path, "--ids", "1,512", "-n", "1"]),
         "error: token 512, expected less than the vocabulary of 512"
     );
-    assert_eq!(
-        fails(&["run", "-m", &path, "-p", "x", "--top-p", "2"]),
-        "error: top_p: 2, expected 0 to 1"
-    );
+    assert_eq!(fails(&["run", "-m", &path, "-p", "x", "--top-p", "2"]), "error: top_p: 2, expected 0 to 1");
     assert!(fails(&["run", "-m", &path, "-p", "x", "--override-pre", "nope"]).contains("\"nope\""));
     assert!(fails(&["convert", "no-such-folder", "-o", "x.gguf"]).contains("no-such-folder"));
     assert!(fails(&["make-model", "--preset", "gpt-9", "-o", "x.gguf"]).contains("expected one of llama-3.2-1b"));

@@ -12,12 +12,12 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Largest difference of a logit with f32 pages. Floor: FLOOR32 (docs/NUMERICS.md).
-const WITH_F32_PAGES: f32 = 2e-3;
+/// Largest difference of a logit with f32 pages. Floor: 5.8e-5 (qwen3next), 1e-5 without gated delta layers.
+const WITH_F32_PAGES: f32 = 2e-4;
 
 /// The same with f16 pages, which round keys and values: random weights give scores that a rounding moves far.
-/// Floor: FLOOR16.
-const WITH_F16_PAGES: f32 = 2e-2;
+/// Floor: 6.0e-3 (qwen2).
+const WITH_F16_PAGES: f32 = 1.2e-2;
 
 fn fixtures() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens");
@@ -26,6 +26,10 @@ fn fixtures() -> Vec<PathBuf> {
     assert!(!found.is_empty(), "the fixtures are in the repository");
     found
 }
+
+/// Largest difference of a logit from the naive reference, however a prompt is cut. Floor: 9.9e-5 (qwen3next, whose
+/// experts amplify), 2.3e-5 for the others.
+const CHUNKED: f32 = 2e-4;
 
 /// The fixture of one checkpoint.
 pub(crate) fn fixture(name: &str) -> PathBuf {
@@ -148,13 +152,15 @@ fn chunks_and_replay_do_not_change_the_logits() {
         let (model, golden) = (converted(&directory, Quant::F32), golden(&directory));
         let name = directory.file_name().unwrap().to_str().unwrap();
         let whole = logits(&model, Box::new(Reference::default()), limits(64, Replay::OFF, KvType::F32), &golden.ids);
+        let mut worst = 0.0f32;
         for rows in [1, 3, 7, 64] {
             for replay in [Replay::OFF, Replay::new(1, 1), Replay::new(3, 3), Replay::new(16, 4)] {
                 let found = logits(&model, Box::new(Cpu::new(2)), limits(rows, replay, KvType::F32), &golden.ids);
                 let difference = largest_difference(&found, &whole);
-                // Floor: 8e-6.
-                assert!(difference < 1e-4, "{name}: {difference} at {rows} rows, replay {}", replay.history);
+                worst = worst.max(difference);
+                assert!(difference < CHUNKED, "{name}: {difference} at {rows} rows, replay {}", replay.history);
             }
         }
+        println!("{name}: largest difference {worst:.2e} over chunks and replay");
     }
 }

@@ -67,9 +67,18 @@ fn unsafe_is_where_it_is_allowed() {
 #[test]
 fn architecture_names_are_in_arch_only() {
     let allowed = |path: &str| {
-        ["fuzz/", "gguf/tests/", "src/arch/", "src/text/", "src/presets/", "tests/", "tools/src/convert/", "tools/tests/"]
-            .iter()
-            .any(|folder| path.starts_with(folder))
+        [
+            "fuzz/",
+            "gguf/tests/",
+            "src/arch/",
+            "src/text/",
+            "src/presets/",
+            "tests/",
+            "tools/src/convert/",
+            "tools/tests/",
+        ]
+        .iter()
+        .any(|folder| path.starts_with(folder))
     };
     for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| !allowed(path)) {
         for name in ["\"qwen", "\"llama", "\"mistral", "\"falcon", "\"granite", "\"nemotron", "\"kimi", "\"lfm"] {

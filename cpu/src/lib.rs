@@ -15,9 +15,7 @@ mod weights;
 pub use limits::{available_memory, compute_peak, read_bandwidth};
 pub use simd::Isa;
 
-use kvas_backend::{
-    Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, WeightSource, op,
-};
+use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, WeightSource, op};
 use machine::Machine;
 use pool::Pool;
 use simd::Proof;

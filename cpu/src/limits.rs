@@ -24,7 +24,8 @@ pub fn available_memory() -> Option<u64> {
 
 /// The first number on the line that starts with the word `name`.
 fn field(text: &str, name: &str) -> Option<u64> {
-    let mut words = text.lines().map(str::split_whitespace).find_map(|mut words| (words.next()? == name).then_some(words))?;
+    let mut words =
+        text.lines().map(str::split_whitespace).find_map(|mut words| (words.next()? == name).then_some(words))?;
     words.next()?.parse().ok()
 }
 

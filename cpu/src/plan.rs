@@ -40,7 +40,8 @@ impl Plan {
         };
         let columns = |act: Act| program.act(act).columns;
         let size = |act: Act| rows(act).saturating_mul(columns(act));
-        let mut plan = Plan { acts: (0..program.acts.len() as u32).map(|act| size(Act(act))).collect(), ..Plan::default() };
+        let mut plan =
+            Plan { acts: (0..program.acts.len() as u32).map(|act| size(Act(act))).collect(), ..Plan::default() };
         let matrix = |weight: Weight| &matrices[weight.0 as usize];
         for op in &program.ops {
             plan.scratch = plan.scratch.max(scratch(program, op, matrix));

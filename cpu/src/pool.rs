@@ -365,11 +365,16 @@ mod tests {
             let mut scratch = vec![0u32; threads];
             for (tile, tasks) in [([2, 3], 16), ([7, 10], 1), ([1, 10], 7), ([3, 4], 9)] {
                 let mut data = vec![0u32; 70];
-                pool.each((Place::Everywhere, tasks), Tiles::new(&mut data, 10, tile), &mut scratch, |task, mut t, _| {
-                    for row in 0..t.size()[0] {
-                        t.row_mut(row).iter_mut().for_each(|x| *x += 1 + task as u32);
-                    }
-                });
+                pool.each(
+                    (Place::Everywhere, tasks),
+                    Tiles::new(&mut data, 10, tile),
+                    &mut scratch,
+                    |task, mut t, _| {
+                        for row in 0..t.size()[0] {
+                            t.row_mut(row).iter_mut().for_each(|x| *x += 1 + task as u32);
+                        }
+                    },
+                );
                 let across = 10usize.div_ceil(tile[1]);
                 for (i, x) in data.iter().enumerate() {
                     assert_eq!(*x as usize, 1 + i / 10 / tile[0] * across + i % 10 / tile[1]);

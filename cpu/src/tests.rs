@@ -13,7 +13,8 @@ fn check(isa: Isa) {
     for case in conformance::cases() {
         let outcome = conformance::run(&case, &[one, three]);
         if !outcome.passed() {
-            failed.push(format!("{}: {:.2e} of {:.0e} {:?}", outcome.name, outcome.error, outcome.bound, outcome.fault));
+            failed
+                .push(format!("{}: {:.2e} of {:.0e} {:?}", outcome.name, outcome.error, outcome.bound, outcome.fault));
         } else if std::env::var("KVAS_VERBOSE").is_ok() {
             eprintln!("{}: {:.2e} of {:.0e}", outcome.name, outcome.error, outcome.bound);
         }

@@ -172,10 +172,10 @@ impl<'a> Header<'a> {
         let tokens = self.metadata.strings_opt(TOKENS)?.map(|tokens| tokens.len() as u64);
         let declared = self.metadata.uint_opt(&self.key("vocab_size"))?;
         let table = self.tensors.get("token_embd.weight").map(|shape| shape.get(1).copied().unwrap_or(1));
-        let rows = table.or(tokens).or(declared).ok_or_else(|| GgufError::MissingKey {
-            key: TOKENS.into(),
-            expected: "the list of tokens".into(),
-        })?;
+        let rows = table
+            .or(tokens)
+            .or(declared)
+            .ok_or_else(|| GgufError::MissingKey { key: TOKENS.into(), expected: "the list of tokens".into() })?;
         for (key, found) in [(TOKENS.to_string(), tokens), (self.key("vocab_size"), declared)] {
             if let Some(found) = found.filter(|found| *found != rows) {
                 return Err(bad(&key, format!("{found} entries"), &format!("the vocabulary's {rows}")));

@@ -195,8 +195,9 @@ impl Repl {
     /// All settings as one JSON object: the sampler's, and those of the answer.
     fn settings(&self) -> Result<Map<String, Value>, String> {
         let settings = &self.chat.settings;
-        let params = serde_json::to_value(&settings.params).map_err(|error| error.to_string())?;
-        let Value::Object(mut all) = params else { return Err("settings are not an object".into()) };
+        // Through text: an f32 then keeps its short form.
+        let params = serde_json::to_string(&settings.params).map_err(|error| error.to_string())?;
+        let mut all: Map<String, Value> = serde_json::from_str(&params).map_err(|error| error.to_string())?;
         all.insert("max_tokens".into(), json!(settings.max_tokens));
         all.insert("stop".into(), json!(settings.stop_strings));
         all.insert("template".into(), Value::Object(settings.template_variables.clone()));

@@ -162,7 +162,13 @@ fn read_state<S: Simd>(simd: S, state: &[f32], x: &[f32], key_dim: usize, out: &
 
 /// Adds what the ring holds: `out[t] = decay out[t] + sum_j decay_j (k_j . x[t]) u_j`.
 #[inline(always)]
-fn read_ring<S: Simd>(simd: S, ring: &Ring<'_>, (x, key_dim): (&[f32], usize), decay: f32, [decays, c, out]: [&mut [f32]; 3]) {
+fn read_ring<S: Simd>(
+    simd: S,
+    ring: &Ring<'_>,
+    (x, key_dim): (&[f32], usize),
+    decay: f32,
+    [decays, c, out]: [&mut [f32]; 3],
+) {
     let value_dim = ring.u.len() / ring.g.len();
     let runs = ring_runs(ring.held, ring.g.len());
     for (x, out) in x.chunks_exact(key_dim).zip(out.chunks_exact_mut(value_dim)) {
@@ -313,7 +319,14 @@ impl Kernel for Fold<'_> {
 
 impl Delta {
     /// Folds the entries of a slot's ring into its checkpoint. `maps`: the key head of each value head.
-    fn fold(&mut self, (proof, pool): (Proof, &mut Pool), slot: Slot, held: Cursor, scratch: &mut [Vec<f32>], map: op::HeadMap) {
+    fn fold(
+        &mut self,
+        (proof, pool): (Proof, &mut Pool),
+        slot: Slot,
+        held: Cursor,
+        scratch: &mut [Vec<f32>],
+        map: op::HeadMap,
+    ) {
         let DeltaDecl { key_heads, value_heads, key_dim, value_dim } = self.decl;
         let slot = slot.0 as usize;
         let size = self.decl.state_elements();
@@ -367,7 +380,9 @@ impl Machine {
     fn normalise(&mut self, op: &op::GatedDelta) {
         let (columns, len) = (self.columns(op.qkv), self.len(op.qkv));
         let Self { proof, pool, acts, memory, keys, queries, limits, .. } = self;
-        let Memory::Delta(Delta { decl, .. }) = &memory[op.store.0 as usize] else { panic!("validated: a delta store") };
+        let Memory::Delta(Delta { decl, .. }) = &memory[op.store.0 as usize] else {
+            panic!("validated: a delta store")
+        };
         let DeltaDecl { key_heads, key_dim, .. } = *decl;
         let qkv = &acts[op.qkv.0 as usize][..len];
         let (rows, used) = (len / columns, limits.rows * key_dim * key_heads);
@@ -397,7 +412,9 @@ impl Machine {
         let (rows, slot, ring) = (span.rows as usize, span.slot.0 as usize, delta.ring);
         let head_rows = |all: &'_ [f32], head: usize| (head * limits.rows + first) * key_dim..all.len();
         if !entry.is_final {
-            append_keys(delta, slot, &entry, rows, |head, row| &keys[head_rows(keys, head)][row * key_dim..][..key_dim]);
+            append_keys(delta, slot, &entry, rows, |head, row| {
+                &keys[head_rows(keys, head)][row * key_dim..][..key_dim]
+            });
         }
         let size = delta.decl.state_elements();
         let state = Tiles::chunks(&mut delta.state[slot * size..][..size], value_dim * key_dim);
@@ -408,7 +425,8 @@ impl Machine {
         let floats = |weight: kvas_backend::Weight| matrices[weight.0 as usize].floats();
         let (a, dt) = (floats(op.a), floats(op.dt));
         let act = |act: kvas_backend::Act, columns: usize| &acts[act.0 as usize][first * columns..];
-        let [qkv, alpha, beta] = [(op.qkv, columns), (op.alpha, value_heads), (op.beta, value_heads)].map(|(a, c)| act(a, c));
+        let [qkv, alpha, beta] =
+            [(op.qkv, columns), (op.alpha, value_heads), (op.beta, value_heads)].map(|(a, c)| act(a, c));
         let k = &delta.k[slot * key_heads * ring * key_dim..];
         let tasks = (Place::of(size * rows), value_heads);
         pool.each(tasks, (state, rings, out), scratch, |head, (mut state, mut rings, out), scratch| {
@@ -438,7 +456,13 @@ impl Machine {
 }
 
 /// Writes the keys of a span behind the committed entries; every value head reads them there.
-fn append_keys<'a>(delta: &mut Delta, slot: usize, entry: &Entry, rows: usize, key: impl Fn(usize, usize) -> &'a [f32]) {
+fn append_keys<'a>(
+    delta: &mut Delta,
+    slot: usize,
+    entry: &Entry,
+    rows: usize,
+    key: impl Fn(usize, usize) -> &'a [f32],
+) {
     let DeltaDecl { key_heads, key_dim, .. } = delta.decl;
     for head in 0..key_heads {
         for row in 0..rows {

@@ -34,13 +34,11 @@ impl Machine {
         let bias = op.bias.map(|bias| bias.0 as usize);
         let gate = op.row_gate.map(|gate| gate.0 as usize);
         let accumulate = op.output == Output::Accumulate;
-        self.dense([op.x, op.out], op.weight.0 as usize, None, |acts, matrices| {
-            match (bias, gate, accumulate) {
-                (None, None, false) => Finish::Write,
-                _ => {
-                    let bias = bias.map(|bias| matrices[bias].floats());
-                    Finish::Linear { bias, gate: gate.map(|gate| &acts[gate][..]), accumulate }
-                }
+        self.dense([op.x, op.out], op.weight.0 as usize, None, |acts, matrices| match (bias, gate, accumulate) {
+            (None, None, false) => Finish::Write,
+            _ => {
+                let bias = bias.map(|bias| matrices[bias].floats());
+                Finish::Linear { bias, gate: gate.map(|gate| &acts[gate][..]), accumulate }
             }
         });
     }

@@ -82,10 +82,8 @@ impl Machine {
         let (experts, active, rows) = (self.columns(op.logits), self.columns(op.experts), self.rows(op.experts));
         let (mut chosen, mut weights) = (self.take(op.experts), self.take(op.weights));
         let logits = &self.acts[op.logits.0 as usize];
-        let parts = (
-            Tiles::chunks(&mut chosen[..rows * active], active),
-            Tiles::chunks(&mut weights[..rows * active], active),
-        );
+        let parts =
+            (Tiles::chunks(&mut chosen[..rows * active], active), Tiles::chunks(&mut weights[..rows * active], active));
         let tasks = (Place::of(rows * experts * active), rows);
         self.pool.each(tasks, parts, &mut self.scratch, |row, (mut chosen, mut weights), scratch| {
             let scratch = &mut scratch[..experts];

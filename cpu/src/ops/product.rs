@@ -157,7 +157,14 @@ impl Product<'_> {
     }
 
     /// `y[entry][row] = matrix[row] . x[entry]`, with `OUTPUTS` values of `y` per entry.
-    fn multiply(&self, matrix: &Matrix, rows: Range<usize>, block: Range<usize>, y: &mut [f32], dequantised: &mut [f32]) {
+    fn multiply(
+        &self,
+        matrix: &Matrix,
+        rows: Range<usize>,
+        block: Range<usize>,
+        y: &mut [f32],
+        dequantised: &mut [f32],
+    ) {
         if Path::of(matrix.quant) == Path::Dequantised {
             let scratch = &mut dequantised[..TILE * matrix.columns];
             for (number, first) in rows.clone().step_by(TILE).enumerate() {

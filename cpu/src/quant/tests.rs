@@ -33,8 +33,7 @@ impl Quantised {
 /// Rows of random bits, with scales that are finite.
 fn random_rows(quant: Quant, rows: usize, columns: usize, scale_at: &[usize]) -> Vec<u8> {
     let mut random = Random::new(11);
-    let mut bytes: Vec<u8> =
-        (0..rows * quant.row_bytes(columns).unwrap()).map(|_| random.bits() as u8).collect();
+    let mut bytes: Vec<u8> = (0..rows * quant.row_bytes(columns).unwrap()).map(|_| random.bits() as u8).collect();
     for block in bytes.chunks_exact_mut(quant.block_bytes()) {
         for at in scale_at {
             block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.01 * random.normal()).to_le_bytes());

@@ -157,9 +157,7 @@ pub(crate) fn combine<E: Element, S: Simd>(simd: S, factor: f32, weights: &[f32]
             let weight = simd.splat(*weight);
             for i in 0..4 {
                 // SAFETY: row `j` lies in the matrix, and columns up to `at + 4 LANES` lie in the row.
-                let row = unsafe {
-                    E::load(simd, matrix.as_ptr().add(j * row_bytes + (at + i * S::LANES) * E::BYTES))
-                };
+                let row = unsafe { E::load(simd, matrix.as_ptr().add(j * row_bytes + (at + i * S::LANES) * E::BYTES)) };
                 sums[i] = simd.fma(weight, row, sums[i]);
             }
         }
