@@ -164,6 +164,33 @@ fn judge(name: &str, expected: &str, arguments: &[&str]) -> String {
     stderr
 }
 
+/// The bundled model, on a text it has not seen, by every way of cutting it.
+#[test]
+fn the_bundled_model_reads_a_story() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (model, story) = (text(&root.join("assets/hybrid-14m.q4_0.gguf")), text(&root.join("tests/data/story.txt")));
+    let score = |more: &[&str]| {
+        let mut arguments = vec!["perplexity", "-m", &model, "-f", &story, "-c", "256", "--json"];
+        arguments.extend(more);
+        let object: Value = serde_json::from_str(&succeeds(&arguments)).unwrap();
+        (object["tokens"].as_u64().unwrap(), object["nll_per_token"].as_f64().unwrap())
+    };
+    let (tokens, whole) = score(&[]);
+    println!("{whole} nats a token");
+    assert!(tokens >= 255 && (whole - STORY).abs() < 0.01, "{whole} over {tokens} tokens, expected {STORY}");
+    for more in [["-b", "1", "--replay", "0"], ["-b", "7", "--replay", "3"], ["-b", "64", "--replay", "16"]] {
+        let (_, cut) = score(&more);
+        // Floor: 1.2e-3: activations quantised to 8 bits move with the last bits of the state.
+        assert!((cut - whole).abs() < 3e-3, "{cut} with {more:?}, {whole} in one piece");
+    }
+    let told =
+        succeeds(&["run", "-m", &model, "--chat", "-p", "Tell me a story about a river.", "-n", "24", "--temp", "0"]);
+    assert!(told.split_whitespace().count() > 8 && !told.contains("<|"), "{told}");
+}
+
+/// Measured with the reference backend.
+const STORY: f64 = 3.2565;
+
 #[test]
 fn a_real_model_tells_its_story() {
     let Some(data) = shared() else { return };
