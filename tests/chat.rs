@@ -135,3 +135,43 @@ fn a_stop_string_ends_the_answer_and_is_not_shown() {
     assert_eq!(answer.text, whole[..whole.find(&stop).unwrap()]);
     assert_eq!(shown, answer.text);
 }
+
+/// Requests that come, are answered, or are given up at any moment leave nothing behind.
+#[test]
+fn cancelled_requests_give_everything_back() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let engine = engine(&model, 2);
+    let mut random = kvas_backend::conformance::Random::new(11);
+    let mut streams = std::collections::VecDeque::new();
+    for _ in 0..200 {
+        let length = 1 + random.below(60);
+        let prompt: Vec<u32> = (0..length).map(|_| random.below(500) as u32).collect();
+        let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+        let max_tokens = random.below(12);
+        let request = Request { conversation: None, prompt, max_tokens, stop_tokens: vec![], sampler };
+        streams.push_back(engine.submit(request));
+        // Four at a time; the oldest is heard to its end, dropped at once, or cancelled and heard.
+        if streams.len() == 4 {
+            let stream = streams.pop_front().unwrap();
+            match random.below(3) {
+                0 => drop(stream),
+                choice => {
+                    if choice == 1 {
+                        stream.cancel();
+                    }
+                    while matches!(stream.next_event(), Event::Token(_)) {}
+                }
+            }
+        }
+    }
+    drop(streams);
+    // The engine hears of a cancellation before its next step.
+    let full = || engine.stats().map(|stats| (stats.free_pages, stats.free_slots) == (stats.pages, stats.slots));
+    for _ in 0..200 {
+        if full() == Ok(true) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("not everything came back: {:?}", engine.stats());
+}
