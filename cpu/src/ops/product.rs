@@ -129,7 +129,7 @@ impl Product<'_> {
         let (y, scratch) = scratch.split_at_mut(ROWS * OUTPUTS);
         let (other, dequantised) = scratch.split_at_mut(ROWS * OUTPUTS);
         let value_bytes = if self.x.values.is_empty() { 4 } else { 1 };
-        let rows_at_once = (CACHE / (self.x.columns * value_bytes).max(1)).clamp(4, ROWS) / 2 * 2;
+        let rows_at_once = (CACHE / (self.x.columns * value_bytes).max(1)).clamp(4, ROWS) / 4 * 4;
         let [first, columns] = [out.first()[1], out.size()[1]];
         let mut start = 0;
         for (group, end) in self.entries.ends.iter().map(|end| *end as usize).enumerate() {
@@ -245,17 +245,27 @@ impl<F: Operand> Kernel for RowsTimes<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let entries = self.block.len();
+        let fours = entries - entries % 4;
+        // Many entries: few weight rows are unpacked for many entries. Few entries: many rows are read at once.
+        let pairs = if fours > 0 { self.count - self.count % 2 } else { 0 };
+        for first in (0..pairs).step_by(2) {
+            for at in (0..fours).step_by(4) {
+                self.tile::<S, 2, 4>(simd, first, at);
+            }
+        }
+        for first in pairs..self.count {
+            for at in 0..fours {
+                self.tile::<S, 1, 1>(simd, first, at);
+            }
+        }
         let whole = self.count - self.count % TILE;
         for first in (0..whole).step_by(TILE) {
-            for at in (0..entries - entries % 2).step_by(2) {
-                self.tile::<S, TILE, 2>(simd, first, at);
-            }
-            if entries % 2 == 1 {
-                self.tile::<S, TILE, 1>(simd, first, entries - 1);
+            for at in fours..entries {
+                self.tile::<S, TILE, 1>(simd, first, at);
             }
         }
         for first in whole..self.count {
-            for at in 0..entries {
+            for at in fours..entries {
                 self.tile::<S, 1, 1>(simd, first, at);
             }
         }

@@ -1,86 +1,58 @@
-//! Q8_0 and Q4_0: blocks of 32 signed values with one scale.
+//! Q8_0 and Q4_0: blocks of 32 values with one scale, in groups of 8.
 
-use super::{Format, QuantisedRow, blocks};
-use crate::simd::{Blocks, Simd};
+use super::groups::{Group, Opened, format};
+use crate::simd::Blocks;
 
-/// A block of 32 signed values with a scale, in `BYTES` bytes.
-trait Block32<const BYTES: usize> {
-    /// The values.
-    fn values<B: Blocks>(simd: B, block: &[u8; BYTES]) -> B::Bytes;
-}
-
-/// Bytes from the block in use to the one fetched ahead: beyond what the hardware has in flight over a page's end.
-const AHEAD: usize = 2048;
-
+/// The scales of 8 blocks, each at the start of its block. They are put together in general registers, which have
+/// nothing else to do.
 #[inline(always)]
-fn tile<F: Block32<BYTES>, const BYTES: usize, S: Simd, const W: usize, const R: usize>(
-    simd: S,
-    weights: [&[u8]; W],
-    x: [QuantisedRow<'_>; R],
-) -> [[f32; R]; W] {
-    let blocks8 = simd.blocks();
-    let count = x[0].values.len();
-    let mut rows = [blocks::<BYTES>(&[], 0); W];
-    for w in 0..W {
-        rows[w] = blocks(weights[w], count);
+fn scales<B: Blocks>(b: B, group: &[u8]) -> B::F8 {
+    let stride = group.len() / 8;
+    let mut words = [0u64; 2];
+    for i in 0..8 {
+        let scale = u16::from_le_bytes([group[i * stride], group[i * stride + 1]]);
+        words[i / 4] |= u64::from(scale) << (16 * (i % 4));
     }
-    let mut inputs = x;
-    for input in &mut inputs {
-        *input = QuantisedRow { values: &input.values[..count], scales: &input.scales[..count], sums: &[] };
-    }
-    let mut sums = [[blocks8.splat8(0.0); R]; W];
-    for at in 0..count {
-        for w in 0..W {
-            let block = &rows[w][at];
-            simd.prefetch(block.as_ptr().wrapping_add(AHEAD));
-            let scale = blocks8.splat8(blocks8.f16([block[0], block[1]]));
-            let values = F::values(blocks8, block);
-            for r in 0..R {
-                let dot = blocks8.to_f8(blocks8.dot(values, blocks8.signed(&inputs[r].values[at])));
-                let scale = blocks8.mul8(scale, blocks8.splat8(inputs[r].scales[at]));
-                sums[w][r] = blocks8.fma8(scale, dot, sums[w][r]);
-            }
-        }
-    }
-    let mut out = [[0.0; R]; W];
-    for w in 0..W {
-        for r in 0..R {
-            out[w][r] = blocks8.total(sums[w][r]);
-        }
-    }
-    out
-}
-
-macro_rules! format32 {
-    ($name:ident, $bytes:literal, |$simd:ident, $block:ident| $values:expr) => {
-        impl Block32<$bytes> for $name {
-            #[inline(always)]
-            fn values<B: Blocks>($simd: B, $block: &[u8; $bytes]) -> B::Bytes {
-                $values
-            }
-        }
-
-        impl Format for $name {
-            type Row<'a> = QuantisedRow<'a>;
-
-            #[inline(always)]
-            fn tile<S: Simd, const W: usize, const R: usize>(
-                simd: S,
-                weights: [&[u8]; W],
-                x: [QuantisedRow<'_>; R],
-            ) -> [[f32; R]; W] {
-                tile::<$name, $bytes, S, W, R>(simd, weights, x)
-            }
-        }
-    };
+    b.f16s(words)
 }
 
 /// `f16 scale; i8 values[32]`
 pub(crate) struct Q8_0;
 
-format32!(Q8_0, 34, |simd, block| simd.bytes(block[2..].first_chunk().expect("34 - 2 bytes")));
+format!(Q8_0, 272);
+
+impl Group<272> for Q8_0 {
+    const UNIT: usize = 34;
+    const OFFSETS: bool = false;
+
+    #[inline(always)]
+    fn open<B: Blocks>(b: B, group: &[u8; 272]) -> Opened<B> {
+        Opened { scales: scales(b, group), offsets: b.splat8(0.0), halves: b.scales(&[0; 16]) }
+    }
+
+    #[inline(always)]
+    fn dot<const I: usize, B: Blocks>(b: B, group: &[u8; 272], _: &Opened<B>, x: B::Bytes) -> B::Sums {
+        b.dot(b.bytes(group[34 * I + 2..].first_chunk().expect("8 blocks")), x)
+    }
+}
 
 /// `f16 scale; u4 values[32]`, each 8 too large; low nibbles first.
 pub(crate) struct Q4_0;
 
-format32!(Q4_0, 18, |simd, block| simd.minus(simd.nibbles(block[2..].first_chunk().expect("18 - 2 bytes")), 8));
+format!(Q4_0, 144);
+
+impl Group<144> for Q4_0 {
+    const UNIT: usize = 18;
+    const OFFSETS: bool = true;
+
+    #[inline(always)]
+    fn open<B: Blocks>(b: B, group: &[u8; 144]) -> Opened<B> {
+        let scales = scales(b, group);
+        Opened { scales, offsets: b.mul8(scales, b.splat8(-8.0)), halves: b.scales(&[0; 16]) }
+    }
+
+    #[inline(always)]
+    fn dot<const I: usize, B: Blocks>(b: B, group: &[u8; 144], _: &Opened<B>, x: B::Bytes) -> B::Sums {
+        b.dot_unsigned(b.nibbles(group[18 * I + 2..].first_chunk().expect("8 blocks")), x)
+    }
+}

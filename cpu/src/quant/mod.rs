@@ -2,6 +2,7 @@
 //! form of activations they are multiplied with.
 
 mod block32;
+mod groups;
 mod q4_k;
 mod q6_k;
 
@@ -74,12 +75,6 @@ impl<E: Element> Format for E {
     fn tile<S: Simd, const W: usize, const R: usize>(simd: S, weights: [&[u8]; W], x: [&[f32]; R]) -> [[f32; R]; W] {
         dense::tile::<E, S, W, R>(simd, weights, x)
     }
-}
-
-/// The blocks of a row of weights, at least as many as the activations need.
-#[inline(always)]
-fn blocks<const BYTES: usize>(row: &[u8], count: usize) -> &[[u8; BYTES]] {
-    &row.as_chunks::<BYTES>().0[..count]
 }
 
 /// Quantises a row: `values [columns / 32]`, `scales [columns / 32]`, `sums [columns / 32]`.

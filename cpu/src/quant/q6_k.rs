@@ -1,73 +1,38 @@
-//! Q6_K: superblocks of 256 signed 6-bit values, with an 8-bit scale for every 16.
+//! Q6_K: 256 signed 6-bit values, with an 8-bit scale for every 16.
 
-use super::{Format, QuantisedRow, blocks};
-use crate::simd::{Blocks, Simd};
+use super::groups::{Group, Opened, format};
+use crate::simd::Blocks;
 
 /// `u4 low[256]; u2 high[256]; i8 scales[16]; f16 scale`, values 32 too large. Each half of 128 values interleaves
-/// four runs of 32: nibbles of 64 bytes, bit pairs of 32 bytes.
+/// four blocks of 32: nibbles of 64 bytes, bit pairs of 32 bytes.
 pub(crate) struct Q6K;
 
-const BYTES: usize = 210;
-const AHEAD: usize = 2048;
+format!(Q6K, 210);
 
-/// The four runs of 32 of one half of a superblock.
-#[inline(always)]
-fn half_values<B: Blocks>(b: B, block: &[u8; BYTES], half: usize) -> [B::Bytes; 4] {
-    let low = block[64 * half..].as_chunks::<32>().0;
-    let (low, next) = (b.bytes(&low[0]), b.bytes(&low[1]));
-    let high = b.bytes(block[128 + 32 * half..].first_chunk().expect("64 bytes of high bits"));
-    [
-        b.minus(b.join::<4>(b.bits::<0>(low, 15), b.bits::<0>(high, 3)), 32),
-        b.minus(b.join::<4>(b.bits::<0>(next, 15), b.bits::<2>(high, 3)), 32),
-        b.minus(b.join::<4>(b.bits::<4>(low, 15), b.bits::<4>(high, 3)), 32),
-        b.minus(b.join::<4>(b.bits::<4>(next, 15), b.bits::<6>(high, 3)), 32),
-    ]
-}
-
-impl Format for Q6K {
-    type Row<'a> = QuantisedRow<'a>;
+impl Group<210> for Q6K {
+    const UNIT: usize = 210;
+    const OFFSETS: bool = false;
 
     #[inline(always)]
-    fn tile<S: Simd, const W: usize, const R: usize>(
-        simd: S,
-        weights: [&[u8]; W],
-        x: [QuantisedRow<'_>; R],
-    ) -> [[f32; R]; W] {
-        let b = simd.blocks();
-        let count = x[0].values.len() / 8;
-        let mut rows = [blocks::<BYTES>(&[], 0); W];
-        for w in 0..W {
-            rows[w] = blocks(weights[w], count);
-        }
-        let mut sums = [[b.splat8(0.0); R]; W];
-        for at in 0..count {
-            for w in 0..W {
-                let block = &rows[w][at];
-                for line in 0..4 {
-                    simd.prefetch(block.as_ptr().wrapping_add(AHEAD + 64 * line));
-                }
-                let scale = b.splat8(b.f16([block[208], block[209]]));
-                for half in 0..2 {
-                    let values = half_values(b, block, half);
-                    for run in 0..4 {
-                        let scales = &block[192 + 8 * half + 2 * run..][..2];
-                        let factor = b.scales(i16::from(scales[0] as i8), i16::from(scales[1] as i8));
-                        let part = 8 * at + 4 * half + run;
-                        for r in 0..R {
-                            let dot = b.to_f8(b.dot_scaled(values[run], b.signed(&x[r].values[part]), factor));
-                            let scale = b.mul8(scale, b.splat8(x[r].scales[part]));
-                            sums[w][r] = b.fma8(scale, dot, sums[w][r]);
-                        }
-                    }
-                }
-            }
-        }
-        let mut out = [[0.0; R]; W];
-        for w in 0..W {
-            for r in 0..R {
-                out[w][r] = b.total(sums[w][r]);
-            }
-        }
-        out
+    fn open<B: Blocks>(b: B, group: &[u8; 210]) -> Opened<B> {
+        let scale = u16::from_le_bytes([group[208], group[209]]);
+        let [scale, ..] = b.array8(b.f16s([u64::from(scale), 0]));
+        let halves = b.scales(group[192..].first_chunk().expect("16 scales"));
+        Opened { scales: b.splat8(scale), offsets: b.splat8(0.0), halves }
+    }
+
+    #[inline(always)]
+    fn dot<const I: usize, B: Blocks>(b: B, group: &[u8; 210], opened: &Opened<B>, x: B::Bytes) -> B::Sums {
+        let (half, block) = (I / 4, I % 4);
+        let low = b.bytes(group[64 * half + block % 2 * 32..].first_chunk().expect("128 bytes of nibbles"));
+        let high = b.bytes(group[128 + 32 * half..].first_chunk().expect("64 bytes of high bits"));
+        let low = if block < 2 { b.bits::<0>(low, 15) } else { b.bits::<4>(low, 15) };
+        let high = match block {
+            0 => b.bits_up::<4>(high, 0x30),
+            1 => b.bits_up::<2>(high, 0x30),
+            2 => b.bits::<0>(high, 0x30),
+            _ => b.bits::<2>(high, 0x30),
+        };
+        b.dot_scaled(b.or(low, high), x, 32, opened.halves, I)
     }
 }

@@ -117,11 +117,14 @@ impl Blocks for Avx2 {
     type Sums = __m256i;
 
     operations! {
-        fn f16(self, bits: [u8; 2]) -> f32 {
-            _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bits)))))
-        }
+        fn f16s(self, words: [u64; 2]) -> __m256 { _mm256_cvtph_ps(_mm_set_epi64x(words[1] as i64, words[0] as i64)) }
         fn splat8(self, x: f32) -> __m256 { _mm256_set1_ps(x) }
         fn load8(self, x: &[f32; 8]) -> __m256 { _mm256_loadu_ps(x.as_ptr()) }
+        fn array8(self, x: __m256) -> [f32; 8] {{
+            let mut out = [0.0; 8];
+            _mm256_storeu_ps(out.as_mut_ptr(), x);
+            out
+        }}
         fn floats(self, x: [u8; 8]) -> __m256 {
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(x))))
         }
@@ -131,31 +134,37 @@ impl Blocks for Avx2 {
         fn bytes(self, x: &[u8; 32]) -> __m256i { _mm256_loadu_si256(x.as_ptr().cast()) }
         fn signed(self, x: &[i8; 32]) -> __m256i { _mm256_loadu_si256(x.as_ptr().cast()) }
         fn nibbles(self, x: &[u8; 16]) -> __m256i {{
-            let x = _mm_loadu_si128(x.as_ptr().cast());
-            _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(x), x), _mm256_set1_epi8(15))
+            let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(x.as_ptr().cast()));
+            _mm256_and_si256(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4)), _mm256_set1_epi8(15))
         }}
         // Bits shifted in from the neighbouring byte are masked away.
         fn bits<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
             _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(x), _mm256_set1_epi8(mask as i8))
         }
-        fn join<const SHIFT: i32>(self, a: __m256i, b: __m256i) -> __m256i {
-            _mm256_or_si256(a, _mm256_slli_epi16::<SHIFT>(b))
+        fn bits_up<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
+            _mm256_and_si256(_mm256_slli_epi16::<SHIFT>(x), _mm256_set1_epi8(mask as i8))
         }
-        fn minus(self, a: __m256i, b: i8) -> __m256i { _mm256_sub_epi8(a, _mm256_set1_epi8(b)) }
-        fn scales(self, low: i16, high: i16) -> __m256i {
-            _mm256_set_m128i(_mm_set1_epi16(high), _mm_set1_epi16(low))
-        }
-        fn dot(self, weights: __m256i, x: __m256i) -> __m256i {{
-            let ones = _mm256_set1_epi16(1);
-            self.dot_scaled(weights, x, ones)
+        fn or(self, a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
+        // Words of the first scales in the low half of the register, of the second ones in the high half.
+        fn scales(self, x: &[u8; 16]) -> __m256i {{
+            let apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+            _mm256_cvtepi8_epi16(_mm_shuffle_epi8(_mm_loadu_si128(x.as_ptr().cast()), apart))
         }}
         // The multiplication wants one unsigned factor: the sign of the weight moves to x.
-        fn dot_scaled(self, weights: __m256i, x: __m256i, scales: __m256i) -> __m256i {
-            self.dot_unsigned(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights), scales)
+        fn dot(self, weights: __m256i, x: __m256i) -> __m256i {
+            self.dot_unsigned(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
         }
-        fn dot_unsigned(self, weights: __m256i, x: __m256i, scales: __m256i) -> __m256i {
-            _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), scales)
+        fn dot_unsigned(self, weights: __m256i, x: __m256i) -> __m256i {
+            _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), _mm256_set1_epi16(1))
         }
+        fn dot_scaled(self, weights: __m256i, x: __m256i, offset: u8, scales: __m256i, at: usize) -> __m256i {{
+            // The products of the offset are the same for all weights that meet this x.
+            let offsets = _mm256_maddubs_epi16(_mm256_set1_epi8(offset as i8), x);
+            let products = _mm256_sub_epi16(_mm256_maddubs_epi16(weights, x), offsets);
+            // The two bytes of word `at` of each half, everywhere.
+            let word = _mm256_set1_epi16((0x0100 + 0x0202 * at) as i16);
+            _mm256_madd_epi16(products, _mm256_shuffle_epi8(scales, word))
+        }}
     }
 
     #[inline(always)]
@@ -187,7 +196,7 @@ impl Blocks for Avx2 {
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
             _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
-            let sums = self.dot_unsigned(_mm256_set1_epi8(1), bytes, _mm256_set1_epi16(1));
+            let sums = self.dot_unsigned(_mm256_set1_epi8(1), bytes);
             let scale = largest / 127.0;
             (scale + self.sum(poison), scale * self.sum(_mm256_cvtepi32_ps(sums)))
         }

@@ -102,7 +102,10 @@ impl Blocks for Avx512 {
 
     operations! {
         fn dot(self, weights: __m256i, x: __m256i) -> __m256i {
-            _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
+            self.dot_unsigned(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
+        }
+        fn dot_unsigned(self, weights: __m256i, x: __m256i) -> __m256i {
+            _mm256_dpbusd_epi32(_mm256_setzero_si256(), weights, x)
         }
     }
 
@@ -112,12 +115,13 @@ impl Blocks for Avx512 {
     }
 
     #[inline(always)]
-    fn join<const SHIFT: i32>(self, a: __m256i, b: __m256i) -> __m256i {
-        self.0.join::<SHIFT>(a, b)
+    fn bits_up<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
+        self.0.bits_up::<SHIFT>(x, mask)
     }
 
     as_avx2! {
-        fn f16(self, bits: [u8; 2]) -> f32;
+        fn f16s(self, words: [u64; 2]) -> __m256;
+        fn array8(self, x: __m256) -> [f32; 8];
         fn splat8(self, x: f32) -> __m256;
         fn load8(self, x: &[f32; 8]) -> __m256;
         fn floats(self, x: [u8; 8]) -> __m256;
@@ -128,10 +132,9 @@ impl Blocks for Avx512 {
         fn bytes(self, x: &[u8; 32]) -> __m256i;
         fn signed(self, x: &[i8; 32]) -> __m256i;
         fn nibbles(self, x: &[u8; 16]) -> __m256i;
-        fn minus(self, a: __m256i, b: i8) -> __m256i;
-        fn scales(self, low: i16, high: i16) -> __m256i;
-        fn dot_scaled(self, weights: __m256i, x: __m256i, scales: __m256i) -> __m256i;
-        fn dot_unsigned(self, weights: __m256i, x: __m256i, scales: __m256i) -> __m256i;
+        fn or(self, a: __m256i, b: __m256i) -> __m256i;
+        fn scales(self, x: &[u8; 16]) -> __m256i;
+        fn dot_scaled(self, weights: __m256i, x: __m256i, offset: u8, scales: __m256i, at: usize) -> __m256i;
         fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32);
     }
 }

@@ -156,17 +156,19 @@ pub(crate) trait Blocks: Copy + Send + Sync {
     type F8: Copy;
     /// 32 bytes.
     type Bytes: Copy;
-    /// 16 integers of 16 bits: scales of the two halves of a block.
+    /// Signed scales of 8 blocks, two for each.
     type Scales: Copy;
     /// 8 integers of 32 bits: partial sums of a block.
     type Sums: Copy;
 
-    /// The float of 16 bits.
-    fn f16(self, bits: [u8; 2]) -> f32;
+    /// 8 floats of 16 bits, four in each word.
+    fn f16s(self, words: [u64; 2]) -> Self::F8;
     /// `x` in every lane.
     fn splat8(self, x: f32) -> Self::F8;
     /// Loads.
     fn load8(self, x: &[f32; 8]) -> Self::F8;
+    /// Stores.
+    fn array8(self, x: Self::F8) -> [f32; 8];
     /// Each byte as a float.
     fn floats(self, x: [u8; 8]) -> Self::F8;
     /// `a * b`
@@ -185,18 +187,25 @@ pub(crate) trait Blocks: Copy + Send + Sync {
     fn nibbles(self, x: &[u8; 16]) -> Self::Bytes;
     /// `x[i] >> SHIFT & mask`
     fn bits<const SHIFT: i32>(self, x: Self::Bytes, mask: u8) -> Self::Bytes;
-    /// `a[i] | b[i] << SHIFT`; the shifted bits of `b` stay in their byte.
-    fn join<const SHIFT: i32>(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// `a[i] - b`
-    fn minus(self, a: Self::Bytes, b: i8) -> Self::Bytes;
-    /// `low` for the first 16 bytes of a block, `high` for the other 16.
-    fn scales(self, low: i16, high: i16) -> Self::Scales;
-    /// Products of signed bytes, `-128` excluded, summed by fours.
+    /// `x[i] << SHIFT & mask`, for masks without the lowest `SHIFT` bits.
+    fn bits_up<const SHIFT: i32>(self, x: Self::Bytes, mask: u8) -> Self::Bytes;
+    /// `a[i] | b[i]`
+    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// 8 pairs of scales: those of the first and of the last 16 bytes of a block.
+    fn scales(self, x: &[u8; 16]) -> Self::Scales;
+    /// Products of signed bytes summed by fours; `x` is never -128.
     fn dot(self, weights: Self::Bytes, x: Self::Bytes) -> Self::Sums;
-    /// Products of signed bytes times scales, summed by fours; `|weights| <= 64`.
-    fn dot_scaled(self, weights: Self::Bytes, x: Self::Bytes, scales: Self::Scales) -> Self::Sums;
-    /// As [`Blocks::dot_scaled`] for unsigned weights up to 127 and signed `x`.
-    fn dot_unsigned(self, weights: Self::Bytes, x: Self::Bytes, scales: Self::Scales) -> Self::Sums;
+    /// As [`Blocks::dot`] for unsigned weights up to 127.
+    fn dot_unsigned(self, weights: Self::Bytes, x: Self::Bytes) -> Self::Sums;
+    /// As [`Blocks::dot_unsigned`] for `weights - offset`, both less than 64, times the signed scales number `at`.
+    fn dot_scaled(
+        self,
+        weights: Self::Bytes,
+        x: Self::Bytes,
+        offset: u8,
+        scales: Self::Scales,
+        at: usize,
+    ) -> Self::Sums;
     /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`; returns the scale and `scale * sum` of the
     /// result. The scale is not a number if any of `x` is not finite.
     fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32);

@@ -140,12 +140,12 @@ impl Simd for Scalar {
 impl Blocks for Scalar {
     type F8 = F8;
     type Bytes = [u8; 32];
-    type Scales = [i16; 2];
+    type Scales = [[i8; 2]; 8];
     type Sums = [i32; 8];
 
     #[inline(always)]
-    fn f16(self, bits: [u8; 2]) -> f32 {
-        half::f16::from_le_bytes(bits).to_f32_const()
+    fn f16s(self, words: [u64; 2]) -> F8 {
+        lanes!(8, |i| half::f16::from_bits((words[i / 4] >> (16 * (i % 4))) as u16).to_f32_const())
     }
 
     #[inline(always)]
@@ -156,6 +156,11 @@ impl Blocks for Scalar {
     #[inline(always)]
     fn load8(self, x: &F8) -> F8 {
         *x
+    }
+
+    #[inline(always)]
+    fn array8(self, x: F8) -> F8 {
+        x
     }
 
     #[inline(always)]
@@ -204,35 +209,34 @@ impl Blocks for Scalar {
     }
 
     #[inline(always)]
-    fn join<const SHIFT: i32>(self, a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
-        lanes!(32, |i| a[i] | b[i] << SHIFT)
+    fn bits_up<const SHIFT: i32>(self, x: [u8; 32], mask: u8) -> [u8; 32] {
+        lanes!(32, |i| x[i] << SHIFT & mask)
     }
 
     #[inline(always)]
-    fn minus(self, a: [u8; 32], b: i8) -> [u8; 32] {
-        lanes!(32, |i| a[i].wrapping_sub(b as u8))
+    fn or(self, a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
+        lanes!(32, |i| a[i] | b[i])
     }
 
     #[inline(always)]
-    fn scales(self, low: i16, high: i16) -> [i16; 2] {
-        [low, high]
+    fn scales(self, x: &[u8; 16]) -> [[i8; 2]; 8] {
+        lanes!(8, |i| [x[2 * i] as i8, x[2 * i + 1] as i8])
     }
 
     #[inline(always)]
     fn dot(self, weights: [u8; 32], x: [u8; 32]) -> [i32; 8] {
-        self.dot_scaled(weights, x, [1, 1])
+        fours(lanes!(32, |i| i32::from(weights[i] as i8) * i32::from(x[i] as i8)), [1, 1])
     }
 
     #[inline(always)]
-    fn dot_scaled(self, weights: [u8; 32], x: [u8; 32], scales: [i16; 2]) -> [i32; 8] {
-        let products: [i32; 32] = lanes!(32, |i| i32::from(weights[i] as i8) * i32::from(x[i] as i8));
-        fours(products, scales)
+    fn dot_unsigned(self, weights: [u8; 32], x: [u8; 32]) -> [i32; 8] {
+        fours(lanes!(32, |i| i32::from(weights[i]) * i32::from(x[i] as i8)), [1, 1])
     }
 
     #[inline(always)]
-    fn dot_unsigned(self, weights: [u8; 32], x: [u8; 32], scales: [i16; 2]) -> [i32; 8] {
-        let products: [i32; 32] = lanes!(32, |i| i32::from(weights[i]) * i32::from(x[i] as i8));
-        fours(products, scales)
+    fn dot_scaled(self, weights: [u8; 32], x: [u8; 32], offset: u8, scales: [[i8; 2]; 8], at: usize) -> [i32; 8] {
+        let products = lanes!(32, |i| (i32::from(weights[i]) - i32::from(offset)) * i32::from(x[i] as i8));
+        fours(products, scales[at])
     }
 
     #[inline(always)]
@@ -254,7 +258,7 @@ impl Blocks for Scalar {
 }
 
 #[inline(always)]
-fn fours(products: [i32; 32], scales: [i16; 2]) -> [i32; 8] {
+fn fours(products: [i32; 32], scales: [i8; 2]) -> [i32; 8] {
     lanes!(8, |i| {
         let sum = products[4 * i] + products[4 * i + 1] + products[4 * i + 2] + products[4 * i + 3];
         sum * i32::from(scales[i / 4])
