@@ -20,7 +20,7 @@ const OUTPUTS: usize = 64;
 const ROWS: usize = 64;
 /// Bytes of activations that should stay in the second-level cache next to the weights.
 const CACHE: usize = 128 * 1024;
-/// Weight rows of a register tile.
+/// Weight rows that are dequantised at once.
 const TILE: usize = 4;
 
 /// Floats of scratch a thread needs for products with `matrix`.
@@ -258,10 +258,14 @@ impl<F: Operand> Kernel for RowsTimes<'_, F> {
                 self.tile::<S, 1, 1>(simd, first, at);
             }
         }
-        let whole = self.count - self.count % TILE;
-        for first in (0..whole).step_by(TILE) {
+        let whole = self.count - self.count % F::TOGETHER;
+        for first in (0..whole).step_by(F::TOGETHER) {
             for at in fours..entries {
-                self.tile::<S, TILE, 1>(simd, first, at);
+                if F::TOGETHER == 2 {
+                    self.tile::<S, 2, 1>(simd, first, at);
+                } else {
+                    self.tile::<S, 4, 1>(simd, first, at);
+                }
             }
         }
         for first in whole..self.count {

@@ -26,6 +26,8 @@ pub(super) struct Opened<B: Blocks> {
 pub(super) trait Group<const BYTES: usize> {
     /// Bytes of the smallest number of values a row may have.
     const UNIT: usize;
+    /// As [`super::Format::TOGETHER`].
+    const TOGETHER: usize;
     /// Whether values are stored with an offset.
     const OFFSETS: bool;
 
@@ -175,6 +177,7 @@ macro_rules! format {
     ($name:ident, $bytes:literal) => {
         impl $crate::quant::Format for $name {
             type Row<'a> = $crate::quant::QuantisedRow<'a>;
+            const TOGETHER: usize = <$name as $crate::quant::groups::Group<$bytes>>::TOGETHER;
 
             #[inline(always)]
             fn tile<S: $crate::simd::Simd, const W: usize, const R: usize>(
