@@ -31,13 +31,30 @@ pub enum Outputs {
 }
 
 /// One step of several sequences. Reused from step to step, so a running engine does not allocate.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Step {
     tokens: Vec<u32>,
     spans: Vec<Span>,
     outputs: Vec<u32>,
     tables: Vec<Page>,
     table_ends: Vec<u32>, // [spans * page stores]
+}
+
+impl Clone for Step {
+    fn clone(&self) -> Self {
+        let mut copy = Self::default();
+        copy.clone_from(self);
+        copy
+    }
+
+    /// Keeps the memory of `self`: backends take over a step without allocating.
+    fn clone_from(&mut self, source: &Self) {
+        self.tokens.clone_from(&source.tokens);
+        self.spans.clone_from(&source.spans);
+        self.outputs.clone_from(&source.outputs);
+        self.tables.clone_from(&source.tables);
+        self.table_ends.clone_from(&source.table_ends);
+    }
 }
 
 impl Step {
