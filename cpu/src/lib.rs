@@ -1,6 +1,8 @@
 //! The CPU backend: kernels for the instruction set of this machine, on a pool of threads. Results depend neither on
 //! the number of threads nor on which other sequences share a step.
 
+#![allow(clippy::needless_range_loop, reason = "kernels index several arrays of registers by one number")]
+
 mod limits;
 mod machine;
 mod ops;

@@ -2,7 +2,7 @@
 
 use crate::{
     available_memory,
-    ops::{attention, causal_conv, gated_delta, moe, product},
+    ops::{attention, causal_conv, gated_delta, moe, product, rope_store::Ropes},
     quant::Path,
     quantised::Quantised,
     slots::Delta,
@@ -50,14 +50,15 @@ impl Plan {
                     plan.quantised = plan.quantised.max(size(x));
                 }
             }
-            let routed = match op {
-                Op::ExpertGatedLinear(op) => Some((op.experts, op.gate, columns(op.out) / columns(op.experts))),
-                Op::ExpertLinear(op) => Some((op.experts, op.weight, columns(op.out))),
-                _ => None,
-            };
-            if let Some((experts, weight, outputs)) = routed {
+            let mut route = |experts: Act, weight: Weight, outputs: usize| {
                 plan.routed[0] = plan.routed[0].max(size(experts));
                 plan.routed[1] = plan.routed[1].max(matrix(weight).rows() / outputs);
+            };
+            if let Op::ExpertGatedLinear(op) = op {
+                route(op.experts, op.gate, columns(op.out) / columns(op.experts));
+            }
+            if let Op::ExpertLinear(op) = op {
+                route(op.experts, op.weight, columns(op.out));
             }
             if let Op::Attention(op) = op {
                 let decl = attention::pages(program, op);
@@ -87,7 +88,8 @@ impl Plan {
             }
         });
         let acts = self.acts.iter().copied();
-        let rest = [2 * self.keys, self.partials, self.scratch.saturating_mul(threads)];
+        let turns = Ropes::elements(program, limits.rows);
+        let rest = [self.keys.saturating_mul(2), self.partials, self.scratch.saturating_mul(threads), turns];
         let floats = stores.chain(acts).chain(rest).fold(0usize, usize::saturating_add);
         let pages = self.page.saturating_mul(limits.pages).saturating_mul(limits.kv_type.bytes());
         let bytes = floats.saturating_mul(4).saturating_add(pages).saturating_add(Quantised::bytes(self.quantised));
@@ -117,17 +119,20 @@ fn products(op: &Op) -> Vec<(Act, Weight)> {
         Op::GatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
         Op::ExpertGatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
         Op::ExpertLinear(op) => vec![(op.x, op.weight)],
-        _ => vec![],
+        Op::Embed(_) | Op::GatherRows(_) | Op::Norm(_) | Op::RopeStore(_) | Op::Attention(_) => vec![],
+        Op::CausalConv(_) | Op::GatedDelta(_) | Op::GatedNorm(_) | Op::Route(_) => vec![],
     }
 }
 
 /// f32 scratch a thread needs for an op, where the store alone does not say.
 fn scratch<'a>(program: &Program, op: &Op, matrix: impl Fn(Weight) -> &'a Matrix) -> usize {
     let product = products(op).into_iter().map(|(_, weight)| product::scratch(matrix(weight))).max();
-    let own = match op {
-        Op::Attention(op) => attention::scratch(op, attention::pages(program, op)),
-        Op::Route(op) => moe::route_scratch(program.act(op.logits).columns),
-        _ => 0,
+    let own = if let Op::Attention(op) = op {
+        attention::scratch(op, attention::pages(program, op))
+    } else if let Op::Route(op) = op {
+        moe::route_scratch(program.act(op.logits).columns)
+    } else {
+        0
     };
     own.max(product.unwrap_or(0))
 }

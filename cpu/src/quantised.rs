@@ -20,7 +20,7 @@ pub(crate) struct Quantised {
 impl Quantised {
     /// Bytes for `elements` values.
     pub(crate) const fn bytes(elements: usize) -> usize {
-        elements + elements / BLOCK * 8
+        elements.saturating_add(elements / BLOCK * 8)
     }
 
     /// Room for `elements` values, whole blocks.

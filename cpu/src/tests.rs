@@ -36,3 +36,169 @@ fn avx2_agrees_with_the_reference() {
 fn avx512_agrees_with_the_reference() {
     check(Isa::Avx512);
 }
+
+use kvas_backend::{
+    KvType, Outputs, Reference, Replay, WeightData, WeightDecl,
+    conformance::{Build, Case, Random, RandomWeights},
+    op::Output,
+};
+use kvas_gguf::Quant;
+
+/// The first case whose name starts with `name`.
+fn case(name: &str) -> Case {
+    conformance::cases().into_iter().find(|case| case.name.starts_with(name)).expect("a case of this name")
+}
+
+fn prepared(mut backend: impl Backend, case: &Case) -> impl Backend {
+    backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits).unwrap();
+    backend
+}
+
+/// Runs spans of (slot, context, tokens), each with a page table of its slot, keeps `keep` rows of each, and returns
+/// the logits.
+fn run(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, &[u32])], keep: u32) -> Vec<Vec<f32>> {
+    let mut step = Step::default();
+    let pages_per_slot = (case.limits.pages as u32 - 1) / 4;
+    for (slot, context, tokens) in spans {
+        let table: Vec<Page> = (0..pages_per_slot).map(|page| Page(1 + slot * pages_per_slot + page)).collect();
+        step.push(Slot(*slot), *context, tokens, Outputs::All, [&table[..]]);
+    }
+    backend.run(&case.program, &step).unwrap();
+    let mut logits = vec![0.0; step.tokens().len() * case.program.vocab()];
+    backend.read(case.program.logits, &mut logits).unwrap();
+    let kept: Vec<_> = spans.iter().map(|(slot, _, tokens)| (Slot(*slot), keep.min(tokens.len() as u32))).collect();
+    backend.commit(&kept).unwrap();
+    logits.chunks(case.program.vocab()).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn a_sequence_does_not_see_its_neighbours() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for name in ["hybrid Q8_0 replay 0", "hybrid Q8_0 replay 16", "hybrid F32 replay 3"] {
+            let case = case(name);
+            let mut alone = prepared(Cpu::with_isa(1, isa), &case);
+            let mut together = prepared(Cpu::with_isa(2, isa), &case);
+            let mut random = Random::new(1);
+            let mut context = 0;
+            for rows in [19, 1, 1, 3, 1, 2, 33, 1] {
+                let tokens: Vec<u32> = (0..rows).map(|_| random.below(50) as u32).collect();
+                let expected = run(&mut alone, &case, &[(1, context, &tokens)], rows);
+                let spans = [(2, context, &tokens[..1]), (1, context, &tokens[..]), (3, context, &tokens[..1])];
+                let found = run(&mut together, &case, &spans, rows);
+                assert_eq!(expected[..], found[1..=rows as usize], "{name} on {isa:?}, {rows} rows");
+                context += rows;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copied_slot_goes_on_like_the_original() {
+    for replay in [Replay::OFF, Replay::new(16, 4)] {
+        let case = case(&format!("hybrid F32 replay {}", replay.history));
+        let mut cpu = prepared(Cpu::new(2), &case);
+        let mut reference = prepared(Reference::default(), &case);
+        // A prompt, then single tokens that stay in the ring; then the same slot is used by another sequence.
+        let prompt: Vec<u32> = (0..21).map(|i| i * 7 % 50).collect();
+        let (found, expected) = (continued(&mut cpu, &case, &prompt), continued(&mut reference, &case, &prompt));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(conformance::normalised_error(expected, found) < 1e-10);
+        }
+    }
+}
+
+fn continued(backend: &mut impl Backend, case: &Case, prompt: &[u32]) -> Vec<Vec<f32>> {
+    run(backend, case, &[(1, 0, prompt)], 99);
+    for i in 0..5 {
+        run(backend, case, &[(1, 21 + i, &[i])], 1);
+    }
+    let pages_per_slot = (case.limits.pages as u32 - 1) / 4;
+    let of = |slot: u32, page: u32| Page(1 + slot * pages_per_slot + page);
+    backend.copy_slots(&[(Slot(1), Slot(2))]).unwrap();
+    backend.copy_pages(&(0..8).map(|page| (of(1, page), of(2, page))).collect::<Vec<_>>()).unwrap();
+    // One of two rows is taken back, where that can be.
+    let tried: &[u32] = if case.limits.replay.window > 0 { &[7, 8] } else { &[7] };
+    let mut logits = run(backend, case, &[(2, 26, tried)], 1);
+    backend.clear_slots(&[Slot(1)]).unwrap();
+    logits.extend(run(backend, case, &[(1, 0, prompt), (2, 27, &[9])], 99));
+    backend.copy_slots(&[(Slot(2), Slot(2))]).unwrap(); // only folds
+    logits.extend(run(backend, case, &[(2, 28, &[10])], 1));
+    logits
+}
+
+#[test]
+fn a_running_program_does_not_allocate() {
+    for name in ["hybrid Q8_0 replay 16", "hybrid F32 replay 0", "experts Q4_K"] {
+        let case = case(name);
+        let mut cpu = prepared(Cpu::new(1), &case);
+        let mut step = Step::default();
+        let table: Vec<Page> = (1..40).map(Page).collect();
+        let mut go = |context: u32, tokens: &[u32]| {
+            step.clear();
+            step.push(Slot(1), context, tokens, Outputs::Last, [&table[..]]);
+            cpu.run(&case.program, &step).unwrap();
+            cpu.commit(&[(Slot(1), tokens.len() as u32)]).unwrap();
+        };
+        go(0, &[1; 40]);
+        let counted = allocation_counter::measure(|| {
+            go(40, &[1]);
+            go(41, &[2]);
+            go(42, &[3; 30]);
+        });
+        assert_eq!(counted.count_total, 0, "{name}");
+    }
+}
+
+fn small_linear() -> (Arc<Program>, Limits) {
+    let mut b = Build::default();
+    let (x, y) = (b.act("x", 64), b.act("y", 8));
+    let weight = b.matrix("some.weight", [8, 64]);
+    b.linear(x, weight, y, Output::Write);
+    let (replay, kv_type) = (Replay::OFF, KvType::F16);
+    (Arc::new(b.finish(y)), Limits { rows: 4, outputs: 4, pages: 1, page_size: 16, slots: 1, replay, kv_type })
+}
+
+/// Weights that are not what they should be.
+struct Wrong(Quant, usize);
+
+impl WeightSource for Wrong {
+    fn load(&mut self, _: &WeightDecl) -> Result<WeightData, DeviceError> {
+        Ok(WeightData { quant: self.0, bytes: kvas_backend::Bytes::new(vec![0; self.1]) })
+    }
+}
+
+#[test]
+fn what_cannot_be_prepared_is_said() {
+    let (program, limits) = small_linear();
+    let prepare = |mut cpu: Cpu, weights: &mut dyn WeightSource, limits| {
+        cpu.prepare(program.clone(), weights, limits).map_err(|error| error.to_string())
+    };
+    let mut good = RandomWeights { quant: Quant::Q8_0, seed: 1 };
+    assert_eq!(prepare(Cpu::new(1), &mut good, limits), Ok(()));
+    let unknown = Cpu { threads: 1, isa: named("sse9"), machine: None };
+    let error = prepare(unknown, &mut good, limits).unwrap_err();
+    assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, avx2, avx512");
+    for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
+        let error = prepare(Cpu::with_isa(1, isa), &mut good, limits).unwrap_err();
+        assert_eq!(error, format!("cpu: this processor has no {}", isa.name()));
+    }
+    let error = prepare(Cpu::new(1), &mut Wrong(Quant::Q8_0, 8 * 68 - 1), limits).unwrap_err();
+    assert_eq!(error, "tensor some.weight: has 543 bytes, expected 8 rows of 68");
+    let error = prepare(Cpu::new(1), &mut Wrong(Quant::Q4K, 8 * 144), limits).unwrap_err();
+    assert_eq!(error, "tensor some.weight: 64 columns are not whole blocks of Q4_K");
+    for huge in [usize::MAX / 8, usize::MAX] {
+        let error = prepare(Cpu::new(1), &mut good, Limits { rows: huge, outputs: huge, ..limits }).unwrap_err();
+        assert!(error.starts_with("cpu: memory for activations, pages and slots needs "), "{error}");
+    }
+}
+
+#[test]
+fn a_token_of_no_vocabulary_is_caught() {
+    let case = case("embed F32");
+    let mut cpu = prepared(Cpu::new(1), &case);
+    let mut step = Step::default();
+    step.push(Slot(1), 0, &[50], Outputs::All, []);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cpu.run(&case.program, &step)));
+    let message = *result.unwrap_err().downcast::<String>().unwrap();
+    assert_eq!(message, "token 50 of a vocabulary of 50");
+}

@@ -38,10 +38,8 @@ fn most_parts(tokens: usize) -> usize {
 
 /// The pages of an attention op.
 pub(crate) fn pages<'a>(program: &'a Program, op: &op::Attention) -> &'a PagesDecl {
-    match program.store(op.store) {
-        StoreDecl::Pages(pages) => pages,
-        other => panic!("validated: a page store, not {other:?}"),
-    }
+    let StoreDecl::Pages(pages) = program.store(op.store) else { panic!("validated: a page store") };
+    pages
 }
 
 /// f32 elements that the parts of contexts take where threads share a context.

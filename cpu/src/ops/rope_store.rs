@@ -46,6 +46,18 @@ impl Ropes {
         all
     }
 
+    /// f32 elements for steps of up to `rows` rows, at most.
+    pub(crate) fn elements(program: &Program, rows: usize) -> usize {
+        let mut distinct: Vec<&Rope> = Vec::new();
+        for op in &program.ops {
+            let Op::RopeStore(op::RopeStore { rope: Some(rope), .. }) = op else { continue };
+            if !distinct.contains(&rope) {
+                distinct.push(rope);
+            }
+        }
+        distinct.iter().map(|rope| rope.dims).sum::<usize>().saturating_mul(rows)
+    }
+
     /// Another step begins.
     pub(crate) fn forget(&mut self) {
         self.angles.iter_mut().for_each(|angles| angles.ready = false);

@@ -70,12 +70,8 @@ fn tail<const BYTES: usize, const W: usize, const R: usize>(
     weights: &[&[u8]; W],
     x: &[QuantisedRow<'_>; R],
 ) -> Tail<BYTES, W, R> {
-    let mut tail = Tail {
-        rows: [[0; BYTES]; W],
-        values: [[[0; BLOCK]; 8]; R],
-        scales: [[0.0; 8]; R],
-        sums: [[0.0; 8]; R],
-    };
+    let mut tail =
+        Tail { rows: [[0; BYTES]; W], values: [[[0; BLOCK]; 8]; R], scales: [[0.0; 8]; R], sums: [[0.0; 8]; R] };
     let count = x[0].values.len();
     let part = count / 8 * 8..count;
     for (out, row) in tail.rows.iter_mut().zip(weights) {
@@ -120,7 +116,7 @@ pub(super) fn tile<F: Group<BYTES>, const BYTES: usize, S: Simd, const W: usize,
         }
         add_group::<F, BYTES, S, W, R>(simd, &group, &eight, &mut sums);
     }
-    if count % 8 > 0 {
+    if !count.is_multiple_of(8) {
         let tail = tail(&weights, &x);
         let mut eight = [Inputs { values: &tail.values[0], scales: &tail.scales[0], sums: &tail.sums[0] }; R];
         for r in 1..R {

@@ -46,10 +46,12 @@ pub(crate) enum Path {
 impl Path {
     /// The path of a format.
     pub(crate) fn of(quant: Quant) -> Self {
-        match quant {
-            Quant::Q4_0 | Quant::Q8_0 | Quant::Q4K | Quant::Q6K => Path::Quantised,
-            Quant::F32 | Quant::F16 | Quant::Bf16 => Path::Float,
-            _ => Path::Dequantised,
+        if matches!(quant, Quant::Q4_0 | Quant::Q8_0 | Quant::Q4K | Quant::Q6K) {
+            Path::Quantised
+        } else if matches!(quant, Quant::F32 | Quant::F16 | Quant::Bf16) {
+            Path::Float
+        } else {
+            Path::Dequantised
         }
     }
 }

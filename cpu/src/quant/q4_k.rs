@@ -42,6 +42,6 @@ impl Group<144> for Q4K {
     #[inline(always)]
     fn dot<const I: usize, B: Blocks>(b: B, group: &[u8; 144], _: &Opened<B>, x: B::Bytes) -> B::Sums {
         let bytes = b.bytes(group[16 + I / 2 * 32..].first_chunk().expect("4 pairs of blocks"));
-        b.dot_unsigned(if I % 2 == 0 { b.bits::<0>(bytes, 15) } else { b.bits::<4>(bytes, 15) }, x)
+        b.dot_unsigned(if I.is_multiple_of(2) { b.bits::<0>(bytes, 15) } else { b.bits::<4>(bytes, 15) }, x)
     }
 }

@@ -244,7 +244,7 @@ impl Blocks for Scalar {
         let (mut largest, mut poison) = (0.0f32, 0.0f32);
         for x in x {
             largest = largest.max(x.abs());
-            poison += x - x; // 0, unless x is not finite
+            poison += x * 0.0; // 0, unless x is not finite
         }
         let scale = largest / 127.0;
         let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
