@@ -73,19 +73,16 @@ impl Inspect {
 /// One line: long texts and arrays are cut.
 fn short(value: &Value) -> String {
     const SHOWN: usize = 6;
-    match to_json(value) {
-        serde_json::Value::Array(items) => {
-            let first: Vec<String> = items.iter().take(SHOWN).map(serde_json::Value::to_string).collect();
-            let rest = if items.len() > SHOWN { format!(", … {} in all", items.len()) } else { String::new() };
-            format!("[{}{rest}]", first.join(", "))
-        }
-        other => {
-            let text = other.to_string();
-            match text.char_indices().nth(100) {
-                Some((at, _)) => format!("{}… {} bytes", &text[..at], text.len()),
-                None => text,
-            }
-        }
+    let value = to_json(value);
+    if let Some(items) = value.as_array() {
+        let first: Vec<String> = items.iter().take(SHOWN).map(serde_json::Value::to_string).collect();
+        let rest = if items.len() > SHOWN { format!(", … {} in all", items.len()) } else { String::new() };
+        return format!("[{}{rest}]", first.join(", "));
+    }
+    let text = value.to_string();
+    match text.char_indices().nth(100) {
+        Some((at, _)) => format!("{}… {} bytes", &text[..at], text.len()),
+        None => text,
     }
 }
 
