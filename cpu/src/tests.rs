@@ -202,3 +202,32 @@ fn a_token_of_no_vocabulary_is_caught() {
     let message = *result.unwrap_err().downcast::<String>().unwrap();
     assert_eq!(message, "token 50 of a vocabulary of 50");
 }
+
+#[test]
+fn the_8_bit_form_of_an_activation_follows_its_writes() {
+    let mut b = Build::default();
+    let (x, before, after) = (b.act("x", 64), b.act("before", 8), b.act("after", 8));
+    let (weight, norm) = (b.matrix("some.weight", [8, 64]), b.small("norm", [1, 64]));
+    b.linear(x, weight, before, Output::Write);
+    b.op(kvas_backend::Op::Norm(op::Norm { x, weight: norm, eps: 1e-6, out: x }));
+    b.linear(x, weight, after, Output::Write);
+    let mut case = case("linear Q8_0");
+    (case.program, case.outputs) = (Arc::new(b.finish(after)), vec![before, after]);
+    case.inputs.truncate(1);
+    let outcome = conformance::run(&case, &[&|| Box::new(Cpu::new(1))]);
+    assert!(outcome.passed(), "{outcome:?}");
+    // And where the caller writes, within a step.
+    let mut cpu = prepared(Cpu::new(1), &case);
+    let mut step = Step::default();
+    step.push(Slot(1), 0, &[0], Outputs::None, []);
+    cpu.begin(&step).unwrap();
+    let mut product = |x_values: [f32; 64]| {
+        cpu.write(x, &x_values).unwrap();
+        cpu.execute(&case.program.ops[0]).unwrap();
+        let mut y = [0.0; 8];
+        cpu.read(before, &mut y).unwrap();
+        y
+    };
+    let once = product([1.0; 64]);
+    assert_eq!(product([-2.0; 64]), once.map(|y| -2.0 * y));
+}
