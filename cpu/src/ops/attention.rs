@@ -213,13 +213,23 @@ fn attend_block<E: Element, S: Simd>(
         }
         let end = tokens.end.min(visible);
         let merges = end == visible || end.is_multiple_of(part_len(visible));
-        for head in 0..group {
-            let at = (row * shared.op.heads + queries.kv_head * group + head) * key_dim;
-            let part = &mut parts[(i * group + head) * stride..][..stride];
-            absorb::<E, S>(simd, (shared.op.scale, &shared.q[at..at + key_dim]), block, end - tokens.start, part);
+        let q =
+            |head: usize| &shared.q[((row * shared.op.heads) + queries.kv_head * group + head) * key_dim..][..key_dim];
+        let count = end - tokens.start;
+        for head in (0..group).step_by(2) {
+            let both = (2).min(group - head) * stride;
+            let at = (i * group + head) * stride;
+            let (part, total) = (&mut parts[at..at + both], &mut totals[at..at + both]);
+            if let Some((first, second)) = part.split_at_mut_checked(stride).filter(|(_, second)| !second.is_empty()) {
+                absorb::<E, S, 2>(simd, (shared.op.scale, [q(head), q(head + 1)]), block, count, [first, second]);
+            } else {
+                absorb::<E, S, 1>(simd, (shared.op.scale, [q(head)]), block, count, [part]);
+            }
             if merges {
-                merge(simd, &mut totals[(i * group + head) * stride..][..stride], part);
-                clear(part);
+                for (part, total) in part.chunks_exact_mut(stride).zip(total.chunks_exact_mut(stride)) {
+                    merge(simd, total, part);
+                    clear(part);
+                }
             }
         }
     }
@@ -230,37 +240,48 @@ fn clear(state: &mut [f32]) {
     state[0] = f32::NEG_INFINITY;
 }
 
-/// One query meets the first `count` tokens of a block.
+/// `R` queries meet the first `count` tokens of a block.
 #[inline(always)]
-fn absorb<E: Element, S: Simd>(
+fn absorb<E: Element, S: Simd, const R: usize>(
     simd: S,
-    (scale, q): (f32, &[f32]),
+    (scale, q): (f32, [&[f32]; R]),
     [keys, values]: [&[u8]; 2],
     count: usize,
-    state: &mut [f32],
+    states: [&mut [f32]; R],
 ) {
-    let mut scores = [f32::NEG_INFINITY; BLOCK];
-    let tokens = keys.len() / (q.len() * E::BYTES);
+    let mut scores = [[f32::NEG_INFINITY; BLOCK]; R];
+    let tokens = keys.len() / (q[0].len() * E::BYTES);
     // Whole blocks are read; what lies beyond the context is then thrown away.
-    dense::dots::<E, S>(simd, keys, q, &mut scores[..tokens]);
-    scores[count..].fill(f32::NEG_INFINITY);
+    dense::dots::<E, S, R>(simd, keys, q, scores.each_mut().map(|scores| &mut scores[..tokens]));
+    let mut fades = [0.0; R];
+    for r in 0..R {
+        scores[r][count..].fill(f32::NEG_INFINITY);
+        fades[r] = soften(simd, scale, &mut scores[r], states[r]);
+    }
+    let weights = scores.each_ref().map(|scores| &scores[..count]);
+    dense::combine::<E, S, R>(simd, fades, weights, values, states.map(|state| &mut state[2..]));
+}
+
+/// Turns scores into weights relative to the largest score so far, adds them to the sum of the state, and returns what
+/// everything before fades by.
+#[inline(always)]
+fn soften<S: Simd>(simd: S, scale: f32, scores: &mut [f32; BLOCK], state: &mut [f32]) -> f32 {
     let mut largest = simd.splat(f32::NEG_INFINITY);
-    for scores in scores.chunks_mut(S::LANES) {
+    for scores in scores.chunks_exact_mut(S::LANES) {
         let scaled = simd.mul(math::load(simd, scores), simd.splat(scale));
         largest = simd.max(largest, scaled);
         math::store(simd, scaled, scores);
     }
-    let (head, mix) = state.split_at_mut(2);
-    let most = head[0].max(simd.largest(largest));
-    let fade = (head[0] - most).exp();
+    let most = state[0].max(simd.largest(largest));
+    let fade = if most == state[0] { 1.0 } else { (state[0] - most).exp() };
     let mut sum = simd.splat(0.0);
-    for scores in scores.chunks_mut(S::LANES) {
+    for scores in scores.chunks_exact_mut(S::LANES) {
         let weights = math::exp(simd, simd.sub(math::load(simd, scores), simd.splat(most)));
         sum = simd.add(sum, weights);
         math::store(simd, weights, scores);
     }
-    (head[0], head[1]) = (most, head[1] * fade + simd.sum(sum));
-    dense::combine::<E, S>(simd, fade, &scores[..count], values, mix);
+    (state[0], state[1]) = (most, state[1] * fade + simd.sum(sum));
+    fade
 }
 
 /// Adds a part to the total.

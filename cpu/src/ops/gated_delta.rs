@@ -23,7 +23,7 @@ const STATE_ROWS: usize = 32;
 
 /// Floats of scratch a thread needs for a head.
 pub(crate) fn scratch(decl: &DeltaDecl, replay: Replay) -> usize {
-    3 * CHUNK * decl.value_dim + 4 * CHUNK + 2 * replay.ring_rows().max(CHUNK)
+    3 * CHUNK * decl.value_dim + 4 * CHUNK + 3 * replay.ring_rows()
 }
 
 /// L2-normalises the keys and queries of all rows of one key head.
@@ -111,6 +111,7 @@ struct Buffers<'a> {
     coefficients: &'a mut [f32],
     /// `[ring]`
     ring_decays: &'a mut [f32],
+    /// `[2, ring]`
     ring_coefficients: &'a mut [f32],
 }
 
@@ -127,7 +128,7 @@ impl<'a> Buffers<'a> {
             decays: next(CHUNK),
             coefficients: next(CHUNK),
             ring_decays: next(ring),
-            ring_coefficients: next(ring),
+            ring_coefficients: next(2 * ring),
         }
     }
 }
@@ -148,36 +149,47 @@ fn suffix_decays<S: Simd>(simd: S, g: [&[f32]; 2], weights: &mut [f32]) -> f32 {
     sum.exp()
 }
 
-/// `out[t] = state x[t]` for every row of `x [_, key_dim]`.
+/// `out[i][t] = state x[i][t]` for every row of `x[i] [_, key_dim]`.
 #[inline(always)]
-fn read_state<S: Simd>(simd: S, state: &[f32], x: &[f32], key_dim: usize, out: &mut [f32]) {
+fn read_state<S: Simd>(simd: S, state: &[f32], x: [&[f32]; 2], key_dim: usize, out: [&mut [f32]; 2]) {
     let value_dim = state.len() / key_dim;
+    let [first, second] = out;
     for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
-        for (t, x) in x.chunks_exact(key_dim).enumerate() {
-            let out = &mut out[t * value_dim + block * STATE_ROWS..][..rows.len() / key_dim];
-            dense::dots::<F32, S>(simd, bytes(rows), x, out);
+        for t in 0..x[0].len() / key_dim {
+            let x = [&x[0][t * key_dim..][..key_dim], &x[1][t * key_dim..][..key_dim]];
+            let part = t * value_dim + block * STATE_ROWS..t * value_dim + block * STATE_ROWS + rows.len() / key_dim;
+            dense::dots::<F32, S, 2>(simd, bytes(rows), x, [&mut first[part.clone()], &mut second[part]]);
         }
     }
 }
 
-/// Adds what the ring holds: `out[t] = decay out[t] + sum_j decay_j (k_j . x[t]) u_j`.
+/// Adds what the ring holds: `out[i][t] = decay out[i][t] + sum_j decays[j] (k_j . x[i][t]) u_j`.
 #[inline(always)]
 fn read_ring<S: Simd>(
     simd: S,
     ring: &Ring<'_>,
-    (x, key_dim): (&[f32], usize),
-    decay: f32,
-    [decays, c, out]: [&mut [f32]; 3],
+    (x, key_dim): ([&[f32]; 2], usize),
+    (decay, decays): (f32, &[f32]),
+    c: [&mut [f32]; 2],
+    out: [&mut [f32]; 2],
 ) {
     let value_dim = ring.u.len() / ring.g.len();
     let runs = ring_runs(ring.held, ring.g.len());
-    for (x, out) in x.chunks_exact(key_dim).zip(out.chunks_exact_mut(value_dim)) {
+    let ([c0, c1], [first, second]) = (c, out);
+    for t in 0..x[0].len() / key_dim {
+        let x = [&x[0][t * key_dim..][..key_dim], &x[1][t * key_dim..][..key_dim]];
         let (mut from, mut factor) = (0, decay);
         for run in runs.clone().into_iter().filter(|run| !run.is_empty()) {
-            let c = &mut c[..run.len()];
-            dense::dots::<F32, S>(simd, bytes(&ring.k[run.start * key_dim..run.end * key_dim]), x, c);
-            math::scale_by(simd, c, 1.0, &decays[from..from + run.len()]);
-            dense::combine::<F32, S>(simd, factor, c, bytes(&ring.u[run.start * value_dim..run.end * value_dim]), out);
+            let (c0, c1) = (&mut c0[..run.len()], &mut c1[..run.len()]);
+            let keys = bytes(&ring.k[run.start * key_dim..run.end * key_dim]);
+            dense::dots::<F32, S, 2>(simd, keys, x, [&mut *c0, &mut *c1]);
+            let decays = &decays[from..from + run.len()];
+            math::scale_by(simd, c0, 1.0, decays);
+            math::scale_by(simd, c1, 1.0, decays);
+            let part = t * value_dim..(t + 1) * value_dim;
+            let out = [&mut first[part.clone()], &mut second[part]];
+            let u = bytes(&ring.u[run.start * value_dim..run.end * value_dim]);
+            dense::combine::<F32, S, 2>(simd, [factor; 2], [&*c0, &*c1], u, out);
             (from, factor) = (from + run.len(), 1.0);
         }
     }
@@ -193,7 +205,7 @@ fn fold<S: Simd>(simd: S, state: &mut [f32], decay: f32, (decays, c): (&[f32], &
         for j in 0..rows {
             c[j] = decays[j] * u[j * value_dim + i];
         }
-        dense::combine::<F32, S>(simd, decay, &c[..rows], bytes(k), state);
+        dense::combine::<F32, S, 1>(simd, [decay], [&c[..rows]], bytes(k), [state]);
     }
 }
 
@@ -223,14 +235,14 @@ impl Head<'_> {
         }
         let keys = &self.keys[first * key_dim..(first + count) * key_dim];
         let queries = &self.queries[first * key_dim..(first + count) * key_dim];
-        read_state(simd, self.state, keys, key_dim, b.read_key);
-        read_state(simd, self.state, queries, key_dim, b.read_query);
+        read_state(simd, self.state, [keys, queries], key_dim, [b.read_key, b.read_query]);
         if let Some(ring) = &self.ring {
             let decays = &mut b.ring_decays[..ring.held.held];
             let [old, new] = ring_runs(ring.held, ring_rows);
             let decay = suffix_decays(simd, [&ring.g[old], &ring.g[new]], decays);
-            read_ring(simd, ring, (keys, key_dim), decay, [decays, b.ring_coefficients, b.read_key]);
-            read_ring(simd, ring, (queries, key_dim), decay, [decays, b.ring_coefficients, b.read_query]);
+            let inputs = ([keys, queries], key_dim);
+            let (c, out) = (b.ring_coefficients.split_at_mut(ring_rows), [&mut *b.read_key, &mut *b.read_query]);
+            read_ring(simd, ring, inputs, (decay, decays), c.into(), out);
         }
         let decay = self.solve(simd, (first, count), [keys, queries], &mut b);
         let u = &b.u[..count * value_dim];
@@ -271,16 +283,21 @@ impl Head<'_> {
             u.copy_from_slice(&self.values.0[(first + t) * self.values.1..][..value_dim]);
             math::scale(simd, u, beta);
             math::add_scaled(simd, u, -beta * decay, &b.read_key[t * value_dim..][..value_dim]);
-            dense::dots::<F32, S>(simd, bytes(&keys[..t * key_dim]), &keys[t * key_dim..][..key_dim], &mut c[..t]);
+            dense::dots::<F32, S, 1>(
+                simd,
+                bytes(&keys[..t * key_dim]),
+                [&keys[t * key_dim..][..key_dim]],
+                [&mut c[..t]],
+            );
             math::scale_by(simd, &mut c[..t], -beta, &decays[..t]);
-            dense::combine::<F32, S>(simd, 1.0, &c[..t], bytes(earlier), u);
+            dense::combine::<F32, S, 1>(simd, [1.0], [&c[..t]], bytes(earlier), [u]);
             // out = decay S q + sum_j decays[j] (k_j . q) u_j
             let out = self.out.row_mut(first + t);
             out.copy_from_slice(&b.read_query[t * value_dim..][..value_dim]);
             let query = &queries[t * key_dim..][..key_dim];
-            dense::dots::<F32, S>(simd, bytes(&keys[..(t + 1) * key_dim]), query, c);
+            dense::dots::<F32, S, 1>(simd, bytes(&keys[..(t + 1) * key_dim]), [query], [c]);
             math::scale_by(simd, c, 1.0, decays);
-            dense::combine::<F32, S>(simd, decay, c, bytes(&b.u[..(t + 1) * value_dim]), out);
+            dense::combine::<F32, S, 1>(simd, [decay], [c], bytes(&b.u[..(t + 1) * value_dim]), [out]);
         }
         decay
     }

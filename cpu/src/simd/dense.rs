@@ -118,85 +118,144 @@ fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S::F32; R]; 
     out
 }
 
-/// `out[i] = rows[i] . x` for the rows of a matrix of `x.len()` columns.
+/// `out[r][i] = rows[i] . x[r]` for the rows of a matrix of `x[r].len()` columns.
 #[inline(always)]
-pub(crate) fn dots<E: Element, S: Simd>(simd: S, matrix: &[u8], x: &[f32], out: &mut [f32]) {
-    let row_bytes = x.len() * E::BYTES;
-    let (eights, rest) = out.as_chunks_mut::<8>();
-    let done = eights.len() * 8 * row_bytes;
-    for (out, rows) in eights.iter_mut().zip(matrix.chunks_exact(8 * row_bytes)) {
+pub(crate) fn dots<E: Element, S: Simd, const R: usize>(simd: S, matrix: &[u8], x: [&[f32]; R], out: [&mut [f32]; R]) {
+    let row_bytes = x[0].len() * E::BYTES;
+    let count = out[0].len();
+    let mut at = 0;
+    while R == 1 && at + 8 <= count {
+        let rows = &matrix[at * row_bytes..(at + 8) * row_bytes];
         let row = |i: usize| &rows[i * row_bytes..][..row_bytes];
         let rows = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
-        let sums = tile::<E, S, 8, 1>(simd, rows, [x]);
+        let sums = tile::<E, S, 8, R>(simd, rows, x);
         for i in 0..8 {
-            out[i] = sums[i][0];
+            out[0][at + i] = sums[i][0];
         }
+        at += 8;
     }
-    for (out, row) in rest.iter_mut().zip(matrix[done..].chunks_exact(row_bytes)) {
-        *out = tile::<E, S, 1, 1>(simd, [row], [x])[0][0];
+    while at + 4 <= count {
+        let rows = &matrix[at * row_bytes..(at + 4) * row_bytes];
+        let row = |i: usize| &rows[i * row_bytes..][..row_bytes];
+        let sums = tile::<E, S, 4, R>(simd, [row(0), row(1), row(2), row(3)], x);
+        for i in 0..4 {
+            for r in 0..R {
+                out[r][at + i] = sums[i][r];
+            }
+        }
+        at += 4;
+    }
+    while at < count {
+        let sums = tile::<E, S, 1, R>(simd, [&matrix[at * row_bytes..][..row_bytes]], x);
+        for r in 0..R {
+            out[r][at] = sums[0][r];
+        }
+        at += 1;
     }
 }
 
-/// `out = factor * out + sum_j weights[j] * rows[j]` for the first `weights.len()` rows of a matrix of `out.len()`
-/// columns; rows are added in order.
+/// `out[r] = factors[r] * out[r] + sum_j weights[r][j] * rows[j]` for the first `weights[r].len()` rows of a matrix of
+/// `out[r].len()` columns; rows are added in order.
 #[inline(always)]
-pub(crate) fn combine<E: Element, S: Simd>(simd: S, factor: f32, weights: &[f32], matrix: &[u8], out: &mut [f32]) {
-    let columns = out.len();
-    let row_bytes = columns * E::BYTES;
-    assert!(matrix.len() >= weights.len() * row_bytes, "a row per weight");
-    let factor = simd.splat(factor);
-    let wide = 4 * S::LANES;
+pub(crate) fn combine<E: Element, S: Simd, const R: usize>(
+    simd: S,
+    factors: [f32; R],
+    weights: [&[f32]; R],
+    matrix: &[u8],
+    mut out: [&mut [f32]; R],
+) {
+    let columns = out[0].len();
+    for r in 0..R {
+        assert_eq!((out[r].len(), weights[r].len()), (columns, weights[0].len()), "alike");
+    }
+    assert!(matrix.len() >= weights[0].len() * columns * E::BYTES, "a row per weight");
     let mut at = 0;
-    while at + wide <= columns {
-        let out = &mut out[at..at + wide];
-        let mut sums = [simd.splat(0.0); 4];
-        for i in 0..4 {
-            sums[i] = simd.mul(factor, math::load(simd, &out[i * S::LANES..]));
+    // As many columns at a time as make eight sums: fewer would wait for each other.
+    while R == 1 && at + 8 * S::LANES <= columns {
+        // SAFETY: 8 LANES columns from `at` on lie in every row of `out` and of the matrix, which has all the rows.
+        unsafe { strip::<E, S, R, 8>(simd, factors, weights, (matrix, at), &mut out) };
+        at += 8 * S::LANES;
+    }
+    while at + 4 * S::LANES <= columns {
+        // SAFETY: as above, for 4 LANES columns.
+        unsafe { strip::<E, S, R, 4>(simd, factors, weights, (matrix, at), &mut out) };
+        at += 4 * S::LANES;
+    }
+    while at + S::LANES <= columns {
+        // SAFETY: as above, for LANES columns.
+        unsafe { strip::<E, S, R, 1>(simd, factors, weights, (matrix, at), &mut out) };
+        at += S::LANES;
+    }
+    if at < columns {
+        let row_bytes = columns * E::BYTES;
+        for r in 0..R {
+            let out = &mut out[r][at..];
+            let mut sum = simd.mul(simd.splat(factors[r]), math::load(simd, out));
+            for (j, weight) in weights[r].iter().enumerate() {
+                let mut tail = [0.0; 16];
+                E::widen(&matrix[j * row_bytes + at * E::BYTES..(j + 1) * row_bytes], &mut tail);
+                sum = simd.fma(simd.splat(*weight), math::load(simd, &tail), sum);
+            }
+            math::store(simd, sum, out);
         }
-        for (j, weight) in weights.iter().enumerate() {
-            let weight = simd.splat(*weight);
-            for i in 0..4 {
-                // SAFETY: row `j` lies in the matrix, and columns up to `at + 4 LANES` lie in the row.
-                let row = unsafe { E::load(simd, matrix.as_ptr().add(j * row_bytes + (at + i * S::LANES) * E::BYTES)) };
-                sums[i] = simd.fma(weight, row, sums[i]);
+    }
+}
+
+/// [`combine`] for `V * LANES` columns from `at` on.
+///
+/// # Safety
+/// All `out` have these columns, and the matrix has a row of as many columns as they for every weight; there are as
+/// many weights for each of them.
+#[inline(always)]
+unsafe fn strip<E: Element, S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    factors: [f32; R],
+    weights: [&[f32]; R],
+    (matrix, at): (&[u8], usize),
+    out: &mut [&mut [f32]; R],
+) {
+    let row_bytes = out[0].len() * E::BYTES;
+    let mut sums = [[simd.splat(0.0); V]; R];
+    for r in 0..R {
+        for v in 0..V {
+            // SAFETY: the caller says that the columns are there.
+            let old = unsafe { simd.load(out[r].as_ptr().add(at + v * S::LANES)) };
+            sums[r][v] = simd.mul(simd.splat(factors[r]), old);
+        }
+    }
+    for j in 0..weights[0].len() {
+        let mut scales = [simd.splat(0.0); R];
+        for r in 0..R {
+            // SAFETY: the caller says that there are as many weights for all.
+            scales[r] = simd.splat(unsafe { *weights[r].get_unchecked(j) });
+        }
+        for v in 0..V {
+            // SAFETY: the caller says that the matrix has row `j` and these columns.
+            let row = unsafe { E::load(simd, matrix.as_ptr().add(j * row_bytes + (at + v * S::LANES) * E::BYTES)) };
+            for r in 0..R {
+                sums[r][v] = simd.fma(scales[r], row, sums[r][v]);
             }
         }
-        for i in 0..4 {
-            math::store(simd, sums[i], &mut out[i * S::LANES..]);
-        }
-        at += wide;
     }
-    while at < columns {
-        let end = (at + S::LANES).min(columns);
-        let out = &mut out[at..end];
-        let mut sum = simd.mul(factor, math::load(simd, out));
-        for (j, weight) in weights.iter().enumerate() {
-            let row = &matrix[j * row_bytes + at * E::BYTES..j * row_bytes + end * E::BYTES];
-            let row = if end - at == S::LANES {
-                // SAFETY: the slice has LANES elements.
-                unsafe { E::load(simd, row.as_ptr()) }
-            } else {
-                let mut tail = [0.0; 16];
-                E::widen(row, &mut tail);
-                math::load(simd, &tail)
-            };
-            sum = simd.fma(simd.splat(*weight), row, sum);
+    for r in 0..R {
+        for v in 0..V {
+            // SAFETY: the caller says that the columns are there.
+            unsafe { simd.store(sums[r][v], out[r].as_mut_ptr().add(at + v * S::LANES)) };
         }
-        math::store(simd, sum, out);
-        at = end;
     }
 }
 
 /// All of `bytes` as f32.
 #[inline(always)]
 pub(crate) fn widen<E: Element, S: Simd>(simd: S, bytes: &[u8], out: &mut [f32]) {
-    for (bytes, out) in bytes.chunks(S::LANES * E::BYTES).zip(out.chunks_mut(S::LANES)) {
-        if bytes.len() == S::LANES * E::BYTES {
-            // SAFETY: the chunk has LANES elements.
-            let x = unsafe { E::load(simd, bytes.as_ptr()) };
-            math::store(simd, x, out);
-        } else {
-            E::widen(bytes, out);
+    assert_eq!(bytes.len(), out.len() * E::BYTES, "as many elements");
+    let whole = out.len() - out.len() % S::LANES;
+    for at in (0..whole).step_by(S::LANES) {
+        // SAFETY: `at + LANES <= out.len()`, and `bytes` has as many elements.
+        unsafe {
+            let x = E::load(simd, bytes.as_ptr().add(at * E::BYTES));
+            simd.store(x, out.as_mut_ptr().add(at));
         }
     }
+    E::widen(&bytes[whole * E::BYTES..], &mut out[whole..]);
 }

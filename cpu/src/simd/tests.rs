@@ -86,7 +86,11 @@ impl<E: Element> Kernel for Dots<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
-        dense::dots::<E, S>(simd, self.matrix, self.x[0], self.out);
+        let (first, second) = self.out.split_at_mut(self.out.len() / 2);
+        dense::dots::<E, S, 1>(simd, self.matrix, [self.x[0]], [&mut *first]);
+        let mut again = vec![0.0; first.len()];
+        dense::dots::<E, S, 2>(simd, self.matrix, self.x, [&mut again, second]);
+        assert_eq!(again, first, "in pairs as alone");
         let rows: Vec<&[u8]> = self.matrix.chunks_exact(self.x[0].len() * E::BYTES).collect();
         let mut all = Vec::new();
         for rows in rows.as_chunks::<4>().0 {
@@ -114,12 +118,14 @@ fn check_dots<E: Element>(stored: impl Fn(f32) -> Vec<u8>) {
         E::widen(&matrix, &mut exact);
         let (x, other) = (normal(2, columns), normal(3, columns));
         everywhere(|proof| {
-            let mut out = vec![0.0; rows];
+            let mut out = vec![0.0; 2 * rows];
             let element = std::marker::PhantomData::<E>;
             let tiles = proof.run(Dots { matrix: &matrix, x: [&x, &other], out: &mut out, element });
-            for (row, out) in exact.chunks(columns).zip(&out) {
-                let (exact, size) = f64_dot(row, &x);
-                assert!((f64::from(*out) - exact).abs() <= 1e-6 * size, "{proof:?} {columns}: {out}, not {exact}");
+            for (x, out) in [&x, &other].into_iter().zip(out.chunks(rows)) {
+                for (row, out) in exact.chunks(columns).zip(out) {
+                    let (exact, size) = f64_dot(row, x);
+                    assert!((f64::from(*out) - exact).abs() <= 1e-6 * size, "{proof:?} {columns}: {out}, not {exact}");
+                }
             }
             for (row, [wide, single]) in tiles.into_iter().enumerate() {
                 assert_eq!(wide, single, "{proof:?} {columns}: the tile's shape shows");
@@ -143,7 +149,13 @@ impl<E: Element> Kernel for Combine<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        dense::combine::<E, S>(simd, self.0, self.1, self.2, self.3);
+        let mut pair = [self.3.to_vec(), self.3.iter().map(|x| 2.0 * x).collect()];
+        dense::combine::<E, S, 1>(simd, [self.0], [self.1], self.2, [&mut *self.3]);
+        let doubled: Vec<f32> = self.1.iter().map(|x| 2.0 * x).collect();
+        let [one, two] = &mut pair;
+        dense::combine::<E, S, 2>(simd, [self.0; 2], [self.1, &doubled], self.2, [one, two]);
+        assert_eq!(pair[0], self.3, "in pairs as alone");
+        assert!(pair[1].iter().zip(&*self.3).all(|(two, one)| *two == 2.0 * one));
     }
 }
 
