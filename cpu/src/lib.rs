@@ -152,6 +152,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
+        unimplemented!("{op:?}")
+    }
+
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
         self.machine().rope_store(op);
         Ok(())
@@ -170,6 +174,18 @@ impl Backend for Cpu {
     fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
         self.machine().gated_delta(op);
         Ok(())
+    }
+
+    fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError> {
+        unimplemented!("{op:?}")
+    }
+
+    fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
+        unimplemented!("{op:?}")
+    }
+
+    fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
+        unimplemented!("{op:?}")
     }
 
     fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {

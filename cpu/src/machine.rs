@@ -6,7 +6,7 @@ use crate::{
     pool::Pool,
     quantised::Quantised,
     simd::Proof,
-    slots::{Conv, Delta, Memory, Pages},
+    slots::{Conv, Memory, Pages, State},
     weights::Matrix,
 };
 use kvas_backend::{
@@ -30,7 +30,7 @@ pub(crate) struct Machine {
     pub(crate) pages: Pages,
     /// By store.
     pub(crate) memory: Vec<Memory>,
-    /// By store: which key head a value head reads; used for delta stores.
+    /// By store: which key head a value head reads; used for state stores.
     pub(crate) head_maps: Vec<HeadMap>,
     pub(crate) ropes: Ropes,
     pub(crate) step: Step,
@@ -66,7 +66,7 @@ impl Machine {
         plan.check()?;
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
-            StoreDecl::Delta(delta) => Memory::Delta(Delta::new(*delta, limits.slots, limits.replay)),
+            StoreDecl::State(state) => Memory::State(State::new(*state, limits.slots, limits.replay)),
             StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.slots, limits.replay)),
         });
         let floats = |len: usize| vec![0.0f32; len];
@@ -164,9 +164,9 @@ impl Machine {
         self.cursors.reset(slot);
         if std::mem::take(&mut self.written[slot.0 as usize]) {
             for memory in &mut self.memory {
-                if let Memory::Delta(delta) = memory {
-                    let size = delta.decl.state_elements();
-                    delta.state[slot.0 as usize * size..][..size].fill(0.0);
+                if let Memory::State(state) = memory {
+                    let size = state.decl.state_elements();
+                    state.state[slot.0 as usize * size..][..size].fill(0.0);
                 }
             }
         }

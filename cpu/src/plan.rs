@@ -5,7 +5,7 @@ use crate::{
     ops::{attention, causal_conv, gated_delta, moe, product, rope_store::Ropes},
     quant::Path,
     quantised::Quantised,
-    slots::Delta,
+    slots::State,
     weights::Matrix,
 };
 use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight};
@@ -55,7 +55,7 @@ impl Plan {
                 plan.routed[1] = plan.routed[1].max(matrix(weight).rows() / outputs);
             };
             if let Op::ExpertGatedLinear(op) = op {
-                route(op.experts, op.gate, columns(op.out) / columns(op.experts));
+                route(op.experts, op.up, columns(op.out) / columns(op.experts));
             }
             if let Op::ExpertLinear(op) = op {
                 route(op.experts, op.weight, columns(op.out));
@@ -68,9 +68,9 @@ impl Plan {
         for store in &program.stores {
             match store {
                 StoreDecl::Pages(pages) => plan.page = plan.page.max(pages.page_elements(limits.page_size)),
-                StoreDecl::Delta(delta) => {
-                    plan.keys = plan.keys.max(limits.rows.saturating_mul(delta.key_heads * delta.key_dim));
-                    plan.scratch = plan.scratch.max(gated_delta::scratch(delta, limits.replay));
+                StoreDecl::State(state) => {
+                    plan.keys = plan.keys.max(limits.rows.saturating_mul(state.key_heads * state.key_dim));
+                    plan.scratch = plan.scratch.max(gated_delta::scratch(state, limits.replay));
                 }
                 StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
             }
@@ -82,7 +82,7 @@ impl Plan {
     fn count(&self, program: &Program, limits: &Limits, threads: usize) -> u64 {
         let stores = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => 0,
-            StoreDecl::Delta(delta) => Delta::elements(delta, limits.slots, limits.replay),
+            StoreDecl::State(state) => State::elements(state, limits.slots, limits.replay),
             StoreDecl::Conv(conv) => {
                 conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.slots)
             }
@@ -117,10 +117,12 @@ fn products(op: &Op) -> Vec<(Act, Weight)> {
     match op {
         Op::Linear(op) => vec![(op.x, op.weight)],
         Op::GatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
-        Op::ExpertGatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
+        Op::ExpertGatedLinear(op) => op.gate.into_iter().chain([op.up]).map(|weight| (op.x, weight)).collect(),
         Op::ExpertLinear(op) => vec![(op.x, op.weight)],
         Op::Embed(_) | Op::GatherRows(_) | Op::Norm(_) | Op::RopeStore(_) | Op::Attention(_) => vec![],
-        Op::CausalConv(_) | Op::GatedDelta(_) | Op::GatedNorm(_) | Op::Route(_) => vec![],
+        Op::HeadLinear(op) => vec![(op.x, op.weight)],
+        Op::CausalConv(_) | Op::ShortConv(_) | Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => vec![],
+        Op::GatedNorm(_) | Op::Route(_) => vec![],
     }
 }
 

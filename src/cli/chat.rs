@@ -73,7 +73,7 @@ impl Chat {
         let (runner, plan) = device::prepare(&self.model, &model, WANTED)?;
         let page_elements = model.program.stores.iter().map(|store| match store {
             StoreDecl::Pages(pages) => pages.page_elements(plan.limits.page_size),
-            StoreDecl::Delta(_) | StoreDecl::Conv(_) => 0,
+            StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
         });
         let page_bytes = (page_elements.max().unwrap_or(0) * plan.limits.kv_type.bytes()) as u64;
         let sizes = Sizes { page_bytes, slot_bytes: plan.slot_bytes, context: plan.context };

@@ -57,7 +57,7 @@ pub fn traffic(program: &Program, file: &GgufFile) -> Traffic {
     for store in &program.stores {
         match store {
             StoreDecl::Pages(pages) => total.kv_elements += pages.page_elements(1) as u64,
-            StoreDecl::Delta(delta) => total.state_bytes += 4 * delta.state_elements() as u64,
+            StoreDecl::State(delta) => total.state_bytes += 4 * delta.state_elements() as u64,
             StoreDecl::Conv(conv) => total.state_bytes += 4 * (conv.channels * (conv.taps - 1)) as u64,
         }
     }

@@ -3,9 +3,9 @@
 use super::{Build, Case, Move, RandomWeights, Values, tolerance};
 use crate::{
     Act, KvType, Limits, Op, Program, Replay, Rope, StoreDecl,
-    op::{self, Activation, HeadMap, Output, Scoring},
+    op::{self, Activation, GateOrder, HeadMap, Output, Scoring},
     rope::{Pairing, Scaling},
-    store::{ConvDecl, DeltaDecl, PagesDecl},
+    store::{ConvDecl, Decay, PageLayout, PagesDecl, StateDecl},
 };
 use kvas_gguf::Quant;
 use std::sync::Arc;
@@ -89,14 +89,15 @@ fn linear(quant: Quant) -> Vec<Case> {
         b.linear(x, weights[0], plain, Output::Write);
         b.linear(x, weights[1], biased, Output::Write);
         let (weight, output) = (weights[2], Output::Accumulate);
-        b.op(Op::Linear(op::Linear { x, weight, bias, row_gate: None, out: biased, output }));
-        let (weight, output) = (weights[1], Output::Write);
-        b.op(Op::Linear(op::Linear { x, weight, bias, row_gate: Some(row_gate), out: gated, output }));
+        b.op(Op::Linear(op::Linear { bias, output, ..op::Linear::new(x, weight, biased) }));
+        let row_gate = Some(row_gate);
+        b.op(Op::Linear(op::Linear { bias, row_gate, ..op::Linear::new(x, weights[1], gated) }));
         let (gate, up, activation) = (weights[3], weights[4], Activation::Silu);
         b.op(Op::GatedLinear(op::GatedLinear { x, gate, up, activation, out: swiglu }));
         let name = format!("linear {quant} {outputs}x{inputs}");
         let mut case = case(name, b.finish(plain), quant, Replay::OFF);
-        case.inputs = vec![(x, Values::Outliers), (row_gate, Values::Normal)];
+        case.inputs = vec![(x, Values::Outliers)];
+        case.inputs.extend(row_gate.map(|gate| (gate, Values::Normal)));
         case.outputs = vec![plain, biased, gated, swiglu];
         case.bound = tolerance::linear(quant);
         case
@@ -114,9 +115,9 @@ fn experts(quant: Quant) -> Case {
     let up = b.matrix("up", [experts_total * hidden, width]);
     let weight = b.matrix("down", [experts_total * width, hidden]);
     let (scoring, normalise, scale) = (Scoring::Softmax, true, 1.5);
-    b.op(Op::Route(op::Route { logits, scoring, normalise, scale, experts, weights }));
+    b.op(Op::Route(op::Route { logits, bias: None, scoring, groups: None, normalise, scale, experts, weights }));
     let activation = Activation::Silu;
-    b.op(Op::ExpertGatedLinear(op::ExpertGatedLinear { x, experts, gate, up, activation, out: inner }));
+    b.op(Op::ExpertGatedLinear(op::ExpertGatedLinear { x, experts, gate: Some(gate), up, activation, out: inner }));
     let output = Output::Write;
     b.op(Op::ExpertLinear(op::ExpertLinear { x: inner, experts, weights, weight, out, output }));
     let mut case = case(format!("experts {quant}"), b.finish(out), quant, Replay::OFF);
@@ -130,7 +131,7 @@ fn embed_and_gather(quant: Quant) -> Case {
     let mut b = Build::default();
     let (x, out) = (b.act("x", 256), b.output_act("out", 256));
     let table = b.matrix("table", [50, 256]);
-    b.op(Op::Embed(op::Embed { table, out: x }));
+    b.op(Op::Embed(op::Embed { table, scale: 1.0, out: x }));
     b.op(Op::GatherRows(op::GatherRows { x, out }));
     let mut case = case(format!("embed {quant}"), b.finish(out), quant, Replay::OFF);
     case.outputs = vec![x, out];
@@ -146,7 +147,14 @@ fn norms(group: usize, groups: usize) -> Case {
     let weight = b.small("norm", [1, group]);
     b.op(Op::Norm(op::Norm { x, weight, eps: 1e-6, out }));
     let activation = Activation::Silu;
-    b.op(Op::GatedNorm(op::GatedNorm { x: gated, gate, weight, eps: 1e-5, activation }));
+    b.op(Op::GatedNorm(op::GatedNorm {
+        x: gated,
+        gate,
+        weight: Some(weight),
+        eps: 1e-5,
+        order: GateOrder::AfterNorm,
+        activation,
+    }));
     let mut case = case(format!("norm {groups}x{group}"), b.finish(out), Quant::F32, Replay::OFF);
     case.inputs = vec![(x, Values::Outliers), (gated, Values::Normal), (gate, Values::Uniform(-20.0, 20.0))];
     case.outputs = vec![out, gated];
@@ -196,7 +204,7 @@ fn attention_case(
     let (q, k, v) = (b.act("q", heads * key_dim), b.act("k", kv_heads * key_dim), b.act("v", kv_heads * value_dim));
     let out = b.act("out", heads * value_dim);
     let gate = gated.then(|| b.act("gate", heads * value_dim));
-    let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim }));
+    let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout: PageLayout::Separate }));
     let factors = gated.then(|| b.small("rope_freqs", [1, dims / 2]));
     let rope = rope.map(|rope| Rope { dims, factors, ..rope });
     b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope, store }));
@@ -223,7 +231,7 @@ fn conv(channels: usize, taps: usize, replay: Replay) -> Case {
     let x = b.act("x", channels);
     let weight = b.small("conv", [channels, taps]);
     let store = b.store(StoreDecl::Conv(ConvDecl { channels, taps }));
-    b.op(Op::CausalConv(op::CausalConv { x, weight, store }));
+    b.op(Op::CausalConv(op::CausalConv { x, weight, bias: None, store }));
     let name = format!("conv {channels}x{taps} replay {}", replay.history);
     let mut case = case(name, b.finish(x), Quant::F32, replay);
     case.inputs = vec![(x, Values::Normal)];
@@ -248,7 +256,8 @@ fn delta(replay: Replay) -> Vec<Case> {
         let (alpha, beta) = (b.act("alpha", value_heads), b.act("beta", value_heads));
         let out = b.act("out", value_heads * value_dim);
         let (a, dt) = (b.small("ssm_a", [1, value_heads]), b.small("dt", [1, value_heads]));
-        let store = b.store(StoreDecl::Delta(DeltaDecl { key_heads, value_heads, key_dim, value_dim }));
+        let store =
+            b.store(StoreDecl::State(StateDecl { key_heads, value_heads, key_dim, value_dim, decay: Decay::PerHead }));
         let norm_eps = 1e-6;
         b.op(Op::GatedDelta(op::GatedDelta { qkv, alpha, beta, a, dt, head_map, norm_eps, store, out }));
         let name = format!("delta {key_heads}/{value_heads} {key_dim}x{value_dim} replay {}", replay.history);
@@ -269,7 +278,7 @@ fn hybrid(quant: Quant, replay: Replay) -> Case {
     let mut b = Build::default();
     let table = b.matrix("table", [vocab, width]);
     let (x, normed) = (b.act("residual", width), b.act("normed", width));
-    b.op(Op::Embed(op::Embed { table, out: x }));
+    b.op(Op::Embed(op::Embed { table, scale: 1.0, out: x }));
     norm(&mut b, x, "norm0", normed, width);
     hybrid_delta(&mut b, normed, x, width);
     norm(&mut b, x, "norm1", normed, width);
@@ -315,9 +324,10 @@ fn hybrid_delta(b: &mut Build, input: Act, residual: Act, width: usize) {
     }
     let weight = b.small("conv", [channels, 4]);
     let store = b.store(StoreDecl::Conv(ConvDecl { channels, taps: 4 }));
-    b.op(Op::CausalConv(op::CausalConv { x: qkv, weight, store }));
+    b.op(Op::CausalConv(op::CausalConv { x: qkv, weight, bias: None, store }));
     let (a, dt) = (b.small("ssm_a", [1, value_heads]), b.small("dt", [1, value_heads]));
-    let store = b.store(StoreDecl::Delta(DeltaDecl { key_heads, value_heads, key_dim, value_dim }));
+    let store =
+        b.store(StoreDecl::State(StateDecl { key_heads, value_heads, key_dim, value_dim, decay: Decay::PerHead }));
     let (head_map, norm_eps) = (HeadMap::Tiled, 1e-6);
     b.op(Op::GatedDelta(op::GatedDelta { qkv, alpha, beta, a, dt, head_map, norm_eps, store, out }));
     let weight = b.matrix("delta_out", [width, value_heads * value_dim]);
@@ -331,7 +341,8 @@ fn hybrid_attention(b: &mut Build, input: Act, residual: Act, width: usize) {
         let weight = b.matrix(name, [rows, width]);
         b.linear(input, weight, act, Output::Write);
     }
-    let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim }));
+    let store =
+        b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout: PageLayout::Separate }));
     let (pairing, scaling) = (Pairing::Halves, Scaling::None);
     let rope = Some(Rope { dims: dim, pairing, base: 10000.0, scaling, factors: None });
     b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope, store }));

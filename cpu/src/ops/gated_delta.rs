@@ -9,11 +9,11 @@ use crate::{
         dense::{self, F32},
         math,
     },
-    slots::{Delta, Memory, ring_runs},
+    slots::{Memory, State, ring_runs},
 };
 use kvas_backend::{
     Slot, op,
-    store::{Cursor, DeltaDecl, Entry, Replay},
+    store::{Cursor, Entry, Replay, StateDecl},
 };
 
 /// Rows solved together. The state is read once per chunk; the work within a chunk grows with its square.
@@ -22,7 +22,7 @@ const CHUNK: usize = 16;
 const STATE_ROWS: usize = 32;
 
 /// Floats of scratch a thread needs for a head.
-pub(crate) fn scratch(decl: &DeltaDecl, replay: Replay) -> usize {
+pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     3 * CHUNK * decl.value_dim + 4 * CHUNK + 3 * replay.ring_rows()
 }
 
@@ -334,7 +334,7 @@ impl Kernel for Fold<'_> {
     }
 }
 
-impl Delta {
+impl State {
     /// Folds the entries of a slot's ring into its checkpoint. `maps`: the key head of each value head.
     fn fold(
         &mut self,
@@ -344,7 +344,7 @@ impl Delta {
         scratch: &mut [Vec<f32>],
         map: op::HeadMap,
     ) {
-        let DeltaDecl { key_heads, value_heads, key_dim, value_dim } = self.decl;
+        let StateDecl { key_heads, value_heads, key_dim, value_dim, .. } = self.decl;
         let slot = slot.0 as usize;
         let size = self.decl.state_elements();
         let (u_size, k_size) = (self.ring * value_dim, self.ring * key_dim);
@@ -374,8 +374,8 @@ impl Machine {
         }
         let Self { proof, pool, memory, scratch, head_maps, .. } = self;
         for (memory, map) in memory.iter_mut().zip(head_maps) {
-            if let Memory::Delta(delta) = memory {
-                delta.fold((*proof, pool), slot, held, scratch, *map);
+            if let Memory::State(state) = memory {
+                state.fold((*proof, pool), slot, held, scratch, *map);
             }
         }
     }
@@ -397,10 +397,10 @@ impl Machine {
     fn normalise(&mut self, op: &op::GatedDelta) {
         let (columns, len) = (self.columns(op.qkv), self.len(op.qkv));
         let Self { proof, pool, acts, memory, keys, queries, limits, .. } = self;
-        let Memory::Delta(Delta { decl, .. }) = &memory[op.store.0 as usize] else {
-            panic!("validated: a delta store")
+        let Memory::State(State { decl, .. }) = &memory[op.store.0 as usize] else {
+            panic!("validated: a state store")
         };
-        let DeltaDecl { key_heads, key_dim, .. } = *decl;
+        let StateDecl { key_heads, key_dim, .. } = *decl;
         let qkv = &acts[op.qkv.0 as usize][..len];
         let (rows, used) = (len / columns, limits.rows * key_dim * key_heads);
         let parts = [&mut queries[..used], &mut keys[..used]].map(|all| Tiles::chunks(all, limits.rows * key_dim));
@@ -424,8 +424,8 @@ impl Machine {
         let span = self.step.spans()[number];
         let entry = self.entries[number];
         let Self { proof, pool, acts, memory, keys, queries, matrices, scratch, limits, .. } = self;
-        let Memory::Delta(delta) = &mut memory[op.store.0 as usize] else { panic!("validated: a delta store") };
-        let DeltaDecl { key_heads, value_heads, key_dim, value_dim } = delta.decl;
+        let Memory::State(delta) = &mut memory[op.store.0 as usize] else { panic!("validated: a state store") };
+        let StateDecl { key_heads, value_heads, key_dim, value_dim, .. } = delta.decl;
         let (rows, slot, ring) = (span.rows as usize, span.slot.0 as usize, delta.ring);
         let head_rows = |all: &'_ [f32], head: usize| (head * limits.rows + first) * key_dim..all.len();
         if !entry.is_final {
@@ -474,13 +474,13 @@ impl Machine {
 
 /// Writes the keys of a span behind the committed entries; every value head reads them there.
 fn append_keys<'a>(
-    delta: &mut Delta,
+    delta: &mut State,
     slot: usize,
     entry: &Entry,
     rows: usize,
     key: impl Fn(usize, usize) -> &'a [f32],
 ) {
-    let DeltaDecl { key_heads, key_dim, .. } = delta.decl;
+    let StateDecl { key_heads, key_dim, .. } = delta.decl;
     for head in 0..key_heads {
         for row in 0..rows {
             let at = (entry.after.base + entry.after.held + row) & (delta.ring - 1);

@@ -103,7 +103,7 @@ impl Machine {
         let routed = Routed { experts: op.experts, outputs, per_input: active, per_output: 1 };
         let mut out = self.take(op.out);
         let len = self.len(op.out);
-        let matrices = [op.gate.0 as usize, op.up.0 as usize];
+        let matrices = [op.gate.unwrap_or(op.up).0 as usize, op.up.0 as usize];
         self.routed_product(op.x, routed, matrices, None, (Finish::Gated(op.activation), &mut out[..len]));
         self.put(op.out, out);
     }

@@ -51,7 +51,7 @@ impl Machine {
         let (columns, rows) = (self.columns(op.x), self.rows(op.x));
         let mut out = self.take(op.x);
         let gate = &self.acts[op.gate.0 as usize];
-        let (proof, weight) = (self.proof, self.matrices[op.weight.0 as usize].floats());
+        let (proof, weight) = (self.proof, self.matrices[op.weight.expect("a norm").0 as usize].floats());
         let parts = Tiles::chunks(&mut out[..rows * columns], columns);
         self.pool.share((Place::of(rows * columns), rows), parts, |row, mut out| {
             let gate = Some((&gate[row * columns..][..columns], op.activation));

@@ -58,13 +58,13 @@ pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.div(one, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), x))))
 }
 
-/// The nonlinearity of a gate.
+/// The nonlinearity of a gate or a hidden layer.
 #[inline(always)]
 pub(crate) fn activate<S: Simd>(simd: S, activation: Activation, x: S::F32) -> S::F32 {
-    let gate = sigmoid(simd, x);
     match activation {
-        Activation::Silu => simd.mul(x, gate),
-        Activation::Sigmoid => gate,
+        Activation::Silu => simd.mul(x, sigmoid(simd, x)),
+        Activation::Sigmoid => sigmoid(simd, x),
+        Activation::ReluSquared => simd.zero_below(x, simd.splat(0.0), simd.mul(x, x)),
     }
 }
 
