@@ -1,6 +1,9 @@
 //! What readers look at: typed, range-checked look-ups under the architecture's prefix, and which tensors exist.
 
-use crate::model::{ModelError, ModelSpec, spec::LayerSpec};
+use crate::model::{
+    ModelError, ModelSpec,
+    spec::{LayerSpec, Scales},
+};
 use kvas_gguf::{GgufError, GgufFile, Metadata};
 use std::{collections::HashMap, ops::RangeInclusive};
 
@@ -48,6 +51,11 @@ impl<'a> Header<'a> {
     /// True if the tensor exists.
     pub fn has_tensor(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    /// True if the tensor exists in a block.
+    pub fn has_block_tensor(&self, block: usize, stem: &str) -> bool {
+        self.has_tensor(&format!("blk.{block}.{stem}"))
     }
 
     /// A count that must be there and lie in `range`.
@@ -98,6 +106,11 @@ impl<'a> Header<'a> {
     /// Heads of a layer.
     pub fn heads(&self, layer: usize) -> Result<usize, ModelError> {
         self.per_layer("attention.head_count", layer, HEADS)
+    }
+
+    /// True if a layer has no KV heads: its mixer is not attention.
+    pub fn is_recurrent(&self, layer: usize) -> Result<bool, ModelError> {
+        Ok(self.per_layer("attention.head_count_kv", layer, 0..=*HEADS.end())? == 0)
     }
 
     /// KV heads of a layer, a divisor of `heads`; absent means as many as heads.
@@ -160,9 +173,14 @@ impl<'a> Header<'a> {
             width,
             vocab: self.vocab()?,
             context_length: self.count("context_length", CONTEXT)?,
-            norm_eps: self.positive("attention.layer_norm_rms_epsilon")?,
+            norm_eps: match self.positive_opt("attention.layer_norm_epsilon")? {
+                Some(eps) => eps,
+                None => self.positive("attention.layer_norm_rms_epsilon")?,
+            },
             layers: (0..self.trunk_layers()?).map(layer).collect::<Result<_, _>>()?,
             tied_output: !self.has_tensor("output.weight"),
+            output_norm: "output_norm.weight",
+            scales: Scales::NONE,
         })
     }
 

@@ -5,7 +5,7 @@ use kvas_backend::{Act, Replay, conformance::Random, store::PagesDecl};
 use std::collections::HashMap;
 
 fn program(recurrent: bool) -> Program {
-    let pages = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1 };
+    let pages = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate };
     let mut stores = vec![StoreDecl::Pages(pages), StoreDecl::Pages(pages)];
     if recurrent {
         stores.push(StoreDecl::Conv(kvas_backend::store::ConvDecl { channels: 1, taps: 2 }));

@@ -7,7 +7,7 @@ use kvas_backend::{
 };
 
 fn memory(pages: usize) -> Memory {
-    let pages_decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1 };
+    let pages_decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate };
     let stores = vec![StoreDecl::Pages(pages_decl), StoreDecl::Conv(ConvDecl { channels: 1, taps: 2 })];
     let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
     let kv_type = Default::default();
