@@ -171,6 +171,7 @@ pub(crate) fn ring_runs(cursor: Cursor, ring: usize) -> [std::ops::Range<usize>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvas_backend::store::PageLayout;
 
     #[test]
     fn ring_runs_wrap() {

@@ -1,7 +1,11 @@
 //! Random histories against a model that remembers every token in plain vectors.
 
 use super::*;
-use kvas_backend::{Act, Replay, conformance::Random, store::PagesDecl};
+use kvas_backend::{
+    Act, Replay,
+    conformance::Random,
+    store::{PageLayout, PagesDecl},
+};
 use std::collections::HashMap;
 
 fn program(recurrent: bool) -> Program {

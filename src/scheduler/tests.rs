@@ -3,7 +3,7 @@
 use super::*;
 use kvas_backend::{
     Act, Limits, Program, Replay, StoreDecl,
-    store::{ConvDecl, PagesDecl},
+    store::{ConvDecl, PageLayout, PagesDecl},
 };
 
 fn memory(pages: usize) -> Memory {
