@@ -135,6 +135,14 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Renames every tensor that has one of the parts `(from, to)` in its name.
+    pub(super) fn rename(&mut self, parts: &[(&str, &str)]) {
+        for (from, to) in parts {
+            let tensors = std::mem::take(&mut self.tensors);
+            self.tensors = tensors.into_iter().map(|(name, stored)| (name.replace(from, to), stored)).collect();
+        }
+    }
+
     /// A tensor by name.
     pub(super) fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)

@@ -38,7 +38,7 @@ impl Json {
         &self.name
     }
 
-    /// The value at a dotted path; null counts as missing. An inner `text_config` goes before the outermost object,
+    /// The value at a dotted path of keys and places in lists; null counts as missing. An inner `text_config` goes before the outermost object,
     /// since that is where checkpoints of several modalities describe their language model.
     pub(super) fn get(&self, path: &str) -> Option<&Value> {
         lookup(self.root.get("text_config"), path).or_else(|| lookup(Some(&self.root), path))
@@ -88,7 +88,11 @@ impl Json {
 }
 
 fn lookup<'a>(from: Option<&'a Value>, path: &str) -> Option<&'a Value> {
-    path.split('.').try_fold(from?, |value, key| value.get(key)).filter(|value| !value.is_null())
+    let inner = |value: &'a Value, key: &str| match key.parse::<usize>() {
+        Ok(at) if value.is_array() => value.get(at),
+        Ok(_) | Err(_) => value.get(key),
+    };
+    path.split('.').try_fold(from?, inner).filter(|value| !value.is_null())
 }
 
 /// The bytes of `folder/name`; `None` if there is no such file.

@@ -150,7 +150,7 @@ struct Prepared {
 impl Prepared {
     fn plan(&self) -> ConvertPlan {
         ConvertPlan {
-            architecture: self.settings.architecture.name,
+            architecture: self.settings.name(),
             metadata: self.metadata.clone(),
             tensors: self.jobs.iter().map(|job| job.tensor.clone()).collect(),
             ignored: self.ignored.clone(),
@@ -165,8 +165,8 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
     if !options.quant.can_quantize() {
         bail!("type {}: tensors cannot be converted to it", options.quant);
     }
-    let checkpoint = Checkpoint::open(folder)?;
-    let settings = Settings::read(folder, &checkpoint, options.mtp)?;
+    let mut checkpoint = Checkpoint::open(folder)?;
+    let settings = Settings::read(folder, &mut checkpoint, options.mtp)?;
     let plan::Jobs { jobs, ignored } = plan::plan(&settings, &checkpoint, options)?;
     let mut metadata = Metadata::default();
     metadata::write(&mut metadata, folder, &settings, &jobs, options)?;

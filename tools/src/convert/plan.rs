@@ -48,7 +48,7 @@ struct Planner<'a> {
 pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &ConvertOptions) -> Result<Jobs> {
     let architecture = settings.architecture;
     let mut planner = Planner { settings, checkpoint, quant: options.quant, jobs: Vec::new(), used: HashSet::new() };
-    for row in architecture.model {
+    for row in architecture.model.iter().copied().flatten() {
         let prefix = settings.trunk.trunk;
         planner.add(row, "", prefix)?;
     }
@@ -146,7 +146,7 @@ impl Planner<'_> {
         let layout = layout.with_context(|| format!("tensor {}", names[0]))?;
         self.used.extend(names.iter().cloned());
         let data = Data::Stored { sources, float, shape: full, transforms: origin.transforms };
-        Ok((data, layout.shape, names))
+        Ok((data, layout.file_shape(), names))
     }
 
     /// The source tensors that no row used and that may be left out; any other is an error.
@@ -164,7 +164,7 @@ impl Planner<'_> {
         let (ignored, unknown): (Vec<&str>, Vec<&str>) = left.partition(|name| may(name));
         if let [first, rest @ ..] = unknown.as_slice() {
             let more = if rest.is_empty() { String::new() } else { format!(" (and {} others)", rest.len()) };
-            bail!("tensor {first}{more} has no place in a {} file", settings.architecture.name);
+            bail!("tensor {first}{more} has no place in a {} file", settings.name());
         }
         Ok(ignored.into_iter().map(String::from).collect())
     }

@@ -3,7 +3,7 @@
 use super::checkpoint::{Checkpoint, Float, Stored};
 use super::layout::Layout;
 use super::plan::{Data, Job};
-use super::{ConvertOptions, Prepared, Progress};
+use super::{ConvertOptions, PlannedTensor, Prepared, Progress};
 use anyhow::{Context, Result, bail};
 use kvas_gguf::{GgufWriter, Quant};
 use rayon::prelude::*;
@@ -53,27 +53,10 @@ fn encode(job: &Job, source: &Prepared, emit: &mut dyn FnMut(&[u8]) -> Result<()
             return emit(&bytes);
         }
     };
-    let columns = layout.column_count();
-    let row_bytes = quant.row_bytes(columns).context("rows were planned as whole blocks")?;
     let numbers: usize = sources[0].shape.iter().product();
-    let rows = Rows { checkpoint: &source.checkpoint, sources, layout: &layout, float, source_rows: numbers / columns };
-    let at_once = (NUMBERS_AT_ONCE / columns).max(1);
-    let (mut raw, mut encoded) = (Vec::new(), Vec::new());
-    for first in (0..layout.row_count()).step_by(at_once) {
-        let count = at_once.min(layout.row_count() - first);
-        rows.read(first, count, &mut raw)?;
-        encoded.resize(count * row_bytes, 0);
-        let source_rows = raw.par_chunks(columns * rows.float.bytes());
-        encoded.par_chunks_mut(row_bytes).zip(source_rows).enumerate().try_for_each_init(
-            || (vec![0.0; columns], vec![0.0; columns]),
-            |(decoded, ordered), (row, (out, raw))| {
-                let numbers = rows.numbers(raw, decoded, ordered);
-                encode_row(quant, numbers, out).with_context(|| format!("tensor {name}, row {}", first + row))
-            },
-        )?;
-        emit(&encoded)?;
-    }
-    Ok(())
+    let source_rows = numbers / layout.column_count();
+    let rows = Rows { checkpoint: &source.checkpoint, sources, layout: &layout, float, source_rows };
+    if layout.transposed { rows.encode_transposed(&job.tensor, emit) } else { rows.encode(&job.tensor, emit) }
 }
 
 fn encode_row(quant: Quant, numbers: &[f32], out: &mut [u8]) -> Result<()> {
@@ -88,6 +71,11 @@ fn encode_row(quant: Quant, numbers: &[f32], out: &mut [u8]) -> Result<()> {
     Ok(quant.quantize(numbers, out)?)
 }
 
+/// Where a number is, for messages.
+fn place(tensor: &PlannedTensor, row: usize) -> String {
+    format!("tensor {}, row {row}", tensor.name)
+}
+
 /// The rows of a tensor in the order of the file.
 struct Rows<'a> {
     checkpoint: &'a Checkpoint,
@@ -99,6 +87,51 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// Encodes as many rows at a time as memory is set aside for.
+    fn encode(&self, tensor: &PlannedTensor, emit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let columns = self.layout.column_count();
+        let row_bytes = tensor.quant.row_bytes(columns).context("rows were planned as whole blocks")?;
+        let at_once = (NUMBERS_AT_ONCE / columns).max(1);
+        let (mut raw, mut encoded) = (Vec::new(), Vec::new());
+        for first in (0..self.layout.row_count()).step_by(at_once) {
+            let count = at_once.min(self.layout.row_count() - first);
+            self.read(first, count, &mut raw)?;
+            encoded.resize(count * row_bytes, 0);
+            let source_rows = raw.par_chunks(columns * self.float.bytes());
+            encoded.par_chunks_mut(row_bytes).zip(source_rows).enumerate().try_for_each_init(
+                || (vec![0.0; columns], vec![0.0; columns]),
+                |(decoded, ordered), (row, (out, raw))| {
+                    let numbers = self.numbers(first + row, raw, decoded, ordered);
+                    encode_row(tensor.quant, numbers, out).with_context(|| place(tensor, first + row))
+                },
+            )?;
+            emit(&encoded)?;
+        }
+        Ok(())
+    }
+
+    /// Encodes the columns of one matrix at a time as rows.
+    fn encode_transposed(&self, tensor: &PlannedTensor, emit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let [.., height, columns] = self.layout.shape[..] else { bail!("a matrix was planned") };
+        let row_bytes = tensor.quant.row_bytes(height).context("rows were planned as whole blocks")?;
+        let (mut raw, mut encoded) = (Vec::new(), vec![0; columns * row_bytes]);
+        let (mut decoded, mut ordered) = (vec![0.0; columns], vec![0.0; columns]);
+        for first in (0..self.layout.row_count()).step_by(height) {
+            self.read(first, height, &mut raw)?;
+            let mut matrix = Vec::with_capacity(height * columns);
+            for (row, raw) in raw.chunks(columns * self.float.bytes()).enumerate() {
+                matrix.extend_from_slice(self.numbers(first + row, raw, &mut decoded, &mut ordered));
+            }
+            encoded.par_chunks_mut(row_bytes).enumerate().try_for_each(|(column, out)| {
+                let numbers: Vec<f32> = matrix[column..].iter().step_by(columns).copied().collect();
+                encode_row(tensor.quant, &numbers, out)
+                    .with_context(|| place(tensor, first / height * columns + column))
+            })?;
+            emit(&encoded)?;
+        }
+        Ok(())
+    }
+
     /// Reads `count` rows from row `first` of the file on. Neighbours in the source are read together.
     fn read(&self, first: usize, count: usize, raw: &mut Vec<u8>) -> Result<()> {
         let row_bytes = self.layout.column_count() * self.float.bytes();
@@ -118,7 +151,7 @@ impl Rows<'_> {
     }
 
     /// The numbers of one row, in the order of the file's columns and changed.
-    fn numbers<'b>(&self, raw: &[u8], decoded: &'b mut [f32], ordered: &'b mut [f32]) -> &'b [f32] {
+    fn numbers<'b>(&self, row: usize, raw: &[u8], decoded: &'b mut [f32], ordered: &'b mut [f32]) -> &'b [f32] {
         self.float.decode(raw, decoded);
         let numbers = match &self.layout.columns {
             None => decoded,
@@ -129,6 +162,9 @@ impl Rows<'_> {
         };
         for change in &self.layout.changes {
             numbers.iter_mut().for_each(|number| *number = change.apply(*number));
+        }
+        if let Some(factors) = &self.layout.factors {
+            numbers.iter_mut().for_each(|number| *number *= factors[row]);
         }
         numbers
     }
