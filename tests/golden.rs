@@ -15,11 +15,14 @@ use std::{
 /// Largest difference of a logit with f32 pages. Floor: 5.8e-5 (qwen3next), 1e-5 without gated delta layers.
 const WITH_F32_PAGES: f32 = 2e-4;
 
+/// The same of the reference backend. Floor: 1.3e-4 (qwen3next), 5e-5 for the others.
+const REFERENCE: f32 = 2.5e-4;
+
 /// The same with f16 pages, which round keys and values: random weights give scores that a rounding moves far.
 /// Floor: 6.0e-3 (qwen2).
 const WITH_F16_PAGES: f32 = 1.2e-2;
 
-fn fixtures() -> Vec<PathBuf> {
+pub(crate) fn fixtures() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens");
     let mut found: Vec<PathBuf> = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
     found.sort();
@@ -142,6 +145,20 @@ fn logits_and_greedy_tokens_are_those_of_the_reference_implementation() {
             assert_eq!(best as u32, *expected, "{name}: token {}", ids.len() - golden.ids.len());
             ids.push(*expected);
         }
+    }
+}
+
+/// The naive reference backend: what is wrong here is wrong in a reader, the lowering or the converter.
+#[test]
+fn the_reference_backend_computes_the_same_logits() {
+    for directory in fixtures() {
+        let (model, golden) = (converted(&directory, Quant::F32), golden(&directory));
+        let name = directory.file_name().unwrap().to_str().unwrap();
+        let limits = limits(64, Replay::OFF, KvType::F32);
+        let found = logits(&model, Box::new(Reference::default()), limits, &golden.ids);
+        let difference = largest_difference(&found, &golden.logits);
+        println!("{name}: largest difference {difference:.2e} with the reference backend");
+        assert!(difference <= REFERENCE, "{name}: {difference} with the reference backend");
     }
 }
 

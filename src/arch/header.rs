@@ -58,6 +58,12 @@ impl<'a> Header<'a> {
         self.has_tensor(&format!("blk.{block}.{stem}"))
     }
 
+    /// Elements of a tensor of a block, if it exists.
+    pub fn block_tensor_elements(&self, block: usize, stem: &str) -> Option<usize> {
+        let shape = self.tensors.get(format!("blk.{block}.{stem}").as_str())?;
+        shape.iter().try_fold(1usize, |all, part| all.checked_mul(usize::try_from(*part).ok()?))
+    }
+
     /// A count that must be there and lie in `range`.
     pub fn count(&self, key: &str, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
         let key = self.key(key);

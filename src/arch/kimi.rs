@@ -22,7 +22,12 @@ pub(super) fn linear(header: &Header) -> Result<ModelSpec, ModelError> {
 }
 
 fn gated_delta(header: &Header, index: usize) -> Result<GatedDelta, ModelError> {
-    let (heads, dim) = (header.heads(index)?, header.count("kda.head_dim", 1..=1 << 12)?);
+    let dim = header.count("kda.head_dim", 1..=1 << 12)?;
+    // No key says how many heads these layers have; the published model has as many as in its attention layers.
+    let heads = match header.block_tensor_elements(index, "ssm_a") {
+        Some(heads) if (1..=1 << 14).contains(&heads) => heads,
+        _ => header.heads(index)?,
+    };
     Ok(GatedDelta {
         key_heads: heads,
         value_heads: heads,
