@@ -5,7 +5,10 @@ use crate::model::{
     spec::{LayerSpec, Scales},
 };
 use kvas_gguf::{GgufError, GgufFile, Metadata};
-use std::{collections::HashMap, ops::RangeInclusive};
+use std::{
+    collections::HashMap,
+    ops::{Range, RangeInclusive},
+};
 
 /// Limits nothing real exceeds; they keep a bad file from asking for absurd amounts of memory.
 const LAYERS: RangeInclusive<usize> = 1..=512;
@@ -102,11 +105,16 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Trunk layers: `block_count` less the prediction heads at the end.
-    pub fn trunk_layers(&self) -> Result<usize, ModelError> {
+    /// Blocks of the trunk, and those of the prediction heads behind it.
+    pub fn blocks(&self) -> Result<(Range<usize>, Range<usize>), ModelError> {
         let blocks = self.count("block_count", LAYERS)?;
         let heads = self.count_opt("nextn_predict_layers", 0..=blocks - 1)?.unwrap_or(0);
-        Ok(blocks - heads)
+        Ok((0..blocks - heads, blocks - heads..blocks))
+    }
+
+    /// True if a block belongs to a prediction head.
+    pub fn predicts(&self, block: usize) -> Result<bool, ModelError> {
+        Ok(self.blocks()?.1.contains(&block))
     }
 
     /// Heads of a layer.
@@ -116,7 +124,7 @@ impl<'a> Header<'a> {
 
     /// True if a layer has no KV heads: its mixer is not attention.
     pub fn is_recurrent(&self, layer: usize) -> Result<bool, ModelError> {
-        Ok(self.per_layer("attention.head_count_kv", layer, 0..=*HEADS.end())? == 0)
+        Ok(!self.predicts(layer)? && self.per_layer("attention.head_count_kv", layer, 0..=*HEADS.end())? == 0)
     }
 
     /// KV heads of a layer, a divisor of `heads`; absent means as many as heads.
@@ -173,7 +181,7 @@ impl<'a> Header<'a> {
 
     /// Everything that is not a layer, with the layers `layer` reads.
     pub fn model(&self, layer: impl Fn(usize) -> Result<LayerSpec, ModelError>) -> Result<ModelSpec, ModelError> {
-        let width = self.width()?;
+        let (width, (trunk, heads)) = (self.width()?, self.blocks()?);
         Ok(ModelSpec {
             architecture: self.prefix.clone(),
             width,
@@ -183,7 +191,8 @@ impl<'a> Header<'a> {
                 Some(eps) => eps,
                 None => self.positive("attention.layer_norm_rms_epsilon")?,
             },
-            layers: (0..self.trunk_layers()?).map(layer).collect::<Result<_, _>>()?,
+            layers: trunk.map(&layer).collect::<Result<_, _>>()?,
+            prediction: heads.map(&layer).collect::<Result<_, _>>()?,
             tied_output: !self.has_tensor("output.weight"),
             output_norm: "output_norm.weight",
             scales: Scales::NONE,

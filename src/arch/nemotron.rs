@@ -1,7 +1,7 @@
 //! Nemotron-H: every block is one half only, Mamba-2, attention or a feed-forward without gates.
 
 use super::{
-    attention::unrotated,
+    attention::{layer, unrotated},
     ffn::{SIGMOID, routed},
     header::Header,
     state_space::mamba2,
@@ -16,6 +16,10 @@ const NORM: &str = "attn_norm.weight";
 
 pub(super) fn nemotron(header: &Header) -> Result<ModelSpec, ModelError> {
     header.model(|index| {
+        if header.predicts(index)? {
+            let mixer = Mixer::Attention(unrotated(header, index)?);
+            return Ok(layer(header, index, mixer, routed(header, index, FfnKind::ReluSquared, SIGMOID)?));
+        }
         let hidden = header.per_layer("feed_forward_length", index, 0..=1 << 24)?;
         let mixer = |mixer| LayerSpec { mixers: vec![mixer], ffn: None, ffn_norm: NORM };
         if hidden > 0 {

@@ -42,6 +42,9 @@ fn hybrid(header: &Header, head_map: HeadMap) -> Result<ModelSpec, ModelError> {
 
 /// New files say it per layer; older ones only give the interval of the attention layers.
 fn is_recurrent(header: &Header, index: usize) -> Result<bool, ModelError> {
+    if header.predicts(index)? {
+        return Ok(false);
+    }
     let key = header.key("attention.recurrent_layers");
     match header.metadata.bools_opt(&key)? {
         Some(layers) => layers

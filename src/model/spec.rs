@@ -16,8 +16,11 @@ pub struct ModelSpec {
     pub context_length: usize,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
-    /// Trunk layers in order; prediction heads (MTP) come after them in the file and are not among these.
+    /// Trunk layers in order.
     pub layers: Vec<LayerSpec>,
+    /// Layers of the prediction heads (MTP), which come after the trunk in the file and draft the tokens after the
+    /// next one. Their blocks also have the tensors that [`crate::model::lower::prediction_weights`] names.
+    pub prediction: Vec<LayerSpec>,
     /// True if the embedding table is also the output matrix.
     pub tied_output: bool,
     /// Tensor of the norm before the output matrix.

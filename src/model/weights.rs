@@ -1,6 +1,6 @@
 //! Binds GGUF tensors to declared weights: every declaration bound, every tensor used, every shape checked.
 
-use super::{ModelError, ModelSpec};
+use super::{ModelError, ModelSpec, lower::prediction_weights};
 use kvas_backend::{Bytes, DeviceError, Program, RowBlock, WeightData, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::{GgufError, GgufFile, Quant, TensorInfo};
 use std::{
@@ -11,14 +11,16 @@ use std::{
 /// Checks that the file has every declared row with the declared width, and nothing the program does not use.
 pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), ModelError> {
     let mut used = HashSet::new();
-    for decl in &program.weights {
+    let prediction = prediction_weights(spec, |name| file.tensor(name).is_some());
+    for decl in program.weights.iter().chain(&prediction) {
         for part in &decl.parts {
             check(decl, part, file)?;
-            used.insert(part.tensor.as_str());
+            used.insert(part.tensor.clone());
         }
     }
-    let is_spare = |name: &str| used.contains(name) || is_prediction_head(name, spec) || name == "rope_freqs.weight";
-    match file.tensors().iter().find(|info| !is_spare(&info.name)) {
+    // Every rotating layer shares the factors; a file may have them without such a layer.
+    let is_known = |name: &str| used.contains(name) || name == "rope_freqs.weight";
+    match file.tensors().iter().find(|info| !is_known(&info.name)) {
         Some(info) => Err(GgufError::Tensor {
             name: info.name.clone(),
             what: format!("is not used by architecture {}, expected only tensors of its layers", spec.architecture),
@@ -26,12 +28,6 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
         .into()),
         None => Ok(()),
     }
-}
-
-/// Prediction heads (MTP) come after the trunk; they draft, the trunk does not need them.
-fn is_prediction_head(name: &str, spec: &ModelSpec) -> bool {
-    let block = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
-    block.and_then(|block| block.parse::<usize>().ok()).is_some_and(|block| block >= spec.layers.len())
 }
 
 /// Rows and columns of a tensor seen as a matrix; vectors are one row.

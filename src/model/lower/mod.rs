@@ -33,6 +33,32 @@ pub fn lower(spec: &ModelSpec) -> Program {
     lowering.program
 }
 
+/// The weights of the prediction heads: those of their layers, and those that make the input of a head from the
+/// embedding of the next token and the trunk's last hidden state (GGUF_HYBRID 11). `exists` tells which of the
+/// tensors that heads may share with the trunk the file has.
+pub fn prediction_weights(spec: &ModelSpec, exists: impl Fn(&str) -> bool) -> Vec<WeightDecl> {
+    let mut lowering = Lowering::new(spec);
+    let residual = lowering.act("residual", spec.width);
+    for (head, layer) in spec.prediction.iter().enumerate() {
+        let block = spec.layers.len() + head;
+        lowering.matrix(of(block, "nextn.eh_proj.weight"), [spec.width, 2 * spec.width]);
+        for norm in ["enorm", "hnorm", "shared_head_norm"] {
+            let name = of(block, &format!("nextn.{norm}.weight"));
+            if norm != "shared_head_norm" || exists(&name) {
+                lowering.small(name, [1, spec.width]);
+            }
+        }
+        for table in ["embed_tokens", "shared_head_head"] {
+            let name = of(block, &format!("nextn.{table}.weight"));
+            if exists(&name) {
+                lowering.matrix(name, [spec.vocab, spec.width]);
+            }
+        }
+        lowering.layer(block, layer, residual);
+    }
+    lowering.program.weights
+}
+
 /// The name of a tensor of a block.
 fn of(block: usize, stem: &str) -> String {
     format!("blk.{block}.{stem}")
