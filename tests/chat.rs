@@ -21,7 +21,7 @@ fn engine(model: &Model, snapshots: usize) -> EngineHandle {
     let (pages, slots) = (4 * 2 * CONTEXT / 4, 4 * (1 + snapshots) + 1);
     let limits = Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, replay, kv_type: KvType::F16 };
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, rows: 32, snapshots })
+    Engine::start(runner, EngineConfig { context: CONTEXT, rows: 32, snapshots, snapshot_every: 0 })
 }
 
 fn settings() -> ChatSettings {

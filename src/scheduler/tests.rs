@@ -16,7 +16,7 @@ fn memory(pages: usize) -> Memory {
 }
 
 fn running(seal_at: u32) -> Running {
-    Running { max_tokens: 3, context: 100, stop: vec![99], generated: 0, seal_at }
+    Running { max_tokens: 3, context: 100, stop: vec![99], generated: 0, seals: vec![seal_at], seal_every: 0 }
 }
 
 fn open(scheduler: &mut Scheduler, memory: &mut Memory) -> SequenceId {
@@ -34,7 +34,7 @@ fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(Sequ
         let finish = (span.outputs == Outputs::Last).then(|| scheduler.sampled(span.id, token)).flatten();
         done.push((span.id, span.rows, finish));
         if finish.is_some() {
-            scheduler.end(span.id);
+            scheduler.end(memory, span.id);
         }
     }
     memory.check_integrity();
@@ -65,13 +65,25 @@ fn the_second_turn_reads_only_what_is_new() {
     assert_eq!(step(&mut scheduler, &mut memory, 99), [(a, 1, Some(Finish::Stop))]);
     // The stop token itself is not committed: nobody needed its logits.
     let next: Vec<u32> = scheduler.get(a).tokens.iter().copied().chain([60, 61]).collect();
-    let (cached, _) = scheduler.begin(&mut memory, a, next, running(13));
-    assert_eq!(cached, 11);
-    scheduler.end(a);
+    assert_eq!(scheduler.begin(&mut memory, a, next, running(13)).cached, 11);
+    scheduler.end(&mut memory, a);
     // Generating the first answer again costs one token; a parting within the prompt has nothing to go back to.
-    assert_eq!(scheduler.begin(&mut memory, a, prompt, running(9)).0, 9);
-    scheduler.end(a);
-    assert_eq!(scheduler.begin(&mut memory, a, vec![0, 1, 7, 7], running(0)).0, 0);
+    assert_eq!(scheduler.begin(&mut memory, a, prompt, running(9)).cached, 9);
+    scheduler.end(&mut memory, a);
+    assert_eq!(scheduler.begin(&mut memory, a, vec![0, 1, 7, 7], running(0)).cached, 0);
+}
+
+#[test]
+fn long_prompts_are_remembered_on_the_way() {
+    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(200));
+    let a = open(&mut scheduler, &mut memory);
+    let prompt: Vec<u32> = (0..30).collect();
+    let seal_every = 8;
+    scheduler.begin(&mut memory, a, prompt.clone(), Running { seal_every, ..running(29) });
+    let rows: Vec<u32> = (0..5).map(|_| step(&mut scheduler, &mut memory, 50)[0].1).collect();
+    assert_eq!(rows, [8, 8, 8, 5, 1]);
+    // Four fit: the first gave way to the last.
+    assert_eq!(memory.kept(&prompt), [8, 16, 24, 29]);
 }
 
 #[test]
