@@ -3,6 +3,9 @@
 mod broken;
 mod families;
 mod files;
+mod golden;
+mod hybrids;
+mod mamba;
 mod shared;
 mod vocabulary;
 
@@ -11,7 +14,7 @@ use kvas_gguf::{GgufFile, Value};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A tensor of a made-up checkpoint: type, shape, numbers.
