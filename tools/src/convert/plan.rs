@@ -54,11 +54,15 @@ pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &Conve
     }
     for (index, block) in settings.blocks.iter().enumerate() {
         let target = format!("blk.{index}.");
-        let source = match index.checked_sub(settings.layers) {
-            None => format!("{}layers.{index}.", settings.trunk.trunk),
-            Some(extra) => format!("mtp.layers.{extra}."),
-        };
         for row in architecture.layer.iter().copied().flatten().filter(|row| block.has(row.tag)) {
+            let source = match index.checked_sub(settings.layers) {
+                None => format!("{}layers.{index}.", settings.trunk.trunk),
+                Some(extra) => {
+                    let per_block = architecture.mtp_layers_per_block;
+                    let inner = if row.tag == block.ffn { per_block - 1 } else { 0 };
+                    format!("mtp.layers.{}.", extra * per_block + inner)
+                }
+            };
             planner.add(row, &target, &source)?;
         }
         if index == settings.layers {

@@ -68,7 +68,8 @@ impl Settings {
             blocks.push(Block { mixer, ffn });
         }
         check_tags(architecture, &blocks, &mut values)?;
-        let last = blocks[layers - 1].ffn;
+        // A model whose blocks have one part each ends with a mixer or a feed-forward.
+        let last = blocks.iter().rfind(|block| block.ffn != "none").map_or("none", |block| block.ffn);
         blocks.resize(layers + extra, Block { mixer: "attention", ffn: last });
         Ok(Settings { config, architecture, trunk, values, blocks, layers })
     }
@@ -178,7 +179,7 @@ fn mtp_layers(architecture: &Architecture, checkpoint: &Checkpoint) -> usize {
         let prefix = format!("mtp.layers.{layer}.");
         checkpoint.names().any(|name| name.starts_with(&prefix))
     };
-    (0..BLOCKS_MAX).take_while(holds).count()
+    (0..BLOCKS_MAX).take_while(holds).count() / architecture.mtp_layers_per_block
 }
 
 /// The setting of a [`TagRule::Listed`] as one text per layer, if it is there.

@@ -29,6 +29,8 @@ pub(super) struct Architecture {
     pub(super) layer: &'static [&'static [TensorRow]],
     /// Sources relative to `mtp.`, targets to the first block of the multi-token prediction; empty if it has none.
     pub(super) mtp: &'static [TensorRow],
+    /// Layers under `mtp.` that one block is made of: 2 where the second one holds the feed-forward.
+    pub(super) mtp_layers_per_block: usize,
     /// Source tensors that may be left unused, beside [`IGNORED`].
     pub(super) ignored: &'static [&'static str],
 }
@@ -49,6 +51,7 @@ pub(super) const PLAIN: Architecture = Architecture {
     model: &[],
     layer: &[],
     mtp: &[],
+    mtp_layers_per_block: 1,
     ignored: &[],
 };
 

@@ -208,6 +208,54 @@ fn nemotron_with_experts_has_a_name_of_its_own() {
     same(&fixture, &fused);
 }
 
+/// Its attention and its experts are layers of their own in the checkpoint, and one block in the file.
+#[test]
+fn nemotron_prediction_becomes_one_block() {
+    let mut fixture = Fixture::golden("nemotron_h_moe");
+    let without = fixture.f32().tensors().len();
+    let parts = |prefix: &str| -> Vec<(String, Made)> {
+        let inside = |(name, made): (&String, &Made)| Some((name.strip_prefix(prefix)?.to_string(), made.clone()));
+        fixture.tensors.iter().filter_map(inside).collect()
+    };
+    let (attention, experts) = (parts("backbone.layers.3."), parts("backbone.layers.4."));
+    for (layer, parts) in [attention, experts].into_iter().enumerate() {
+        fixture.tensors.extend(parts.into_iter().map(|(name, made)| (format!("mtp.layers.{layer}.{name}"), made)));
+    }
+    fixture.add_all(
+        "mtp.layers.",
+        &[
+            ("0.enorm.weight", &[64]),
+            ("0.hnorm.weight", &[64]),
+            ("0.eh_proj.weight", &[64, 128]),
+            ("1.final_layernorm.weight", &[64]),
+        ],
+    );
+    let file = fixture.f32();
+    assert_eq!(uint(&file, "nemotron_h_moe.block_count"), 6);
+    assert_eq!(uint(&file, "nemotron_h_moe.nextn_predict_layers"), 1);
+    let key = |key: &str| file.metadata().get(&format!("nemotron_h_moe.{key}"));
+    assert_eq!(key("attention.head_count_kv"), Some(&i32s(&[0, 0, 0, 2, 0, 2])));
+    assert_eq!(key("feed_forward_length"), Some(&i32s(&[0, 64, 0, 0, 64, 64])));
+    assert_eq!(file.tensors().len(), without + 5 + 5 + 6);
+    for (target, source) in [
+        ("nextn.eh_proj.weight", "0.eh_proj.weight"),
+        ("nextn.enorm.weight", "0.enorm.weight"),
+        ("nextn.hnorm.weight", "0.hnorm.weight"),
+        ("nextn.shared_head_norm.weight", "1.final_layernorm.weight"),
+        ("attn_norm.weight", "0.norm.weight"),
+        ("post_attention_norm.weight", "1.norm.weight"),
+        ("attn_v.weight", "0.mixer.v_proj.weight"),
+        ("exp_probs_b.bias", "1.mixer.gate.e_score_correction_bias"),
+    ] {
+        let source = fixture.numbers(&format!("mtp.layers.{source}"));
+        assert_eq!(numbers(&file, &format!("blk.5.{target}")), source, "{target}");
+    }
+    let query = fixture.numbers("mtp.layers.0.mixer.q_proj.weight");
+    assert_eq!(numbers(&file, "blk.5.attn_q.weight"), rows(query, 64, &paired(4)));
+    let omitted = fixture.convert(&ConvertOptions { mtp: MtpBlocks::Omit, ..of(Quant::F32) }).unwrap();
+    assert_eq!(omitted.tensors().len(), without);
+}
+
 #[test]
 fn falcon_multipliers_go_into_the_weights() {
     let fixture = Fixture::golden("falcon-h1");
