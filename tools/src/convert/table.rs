@@ -55,6 +55,12 @@ pub(super) const PLAIN: Architecture = Architecture {
     ignored: &[],
 };
 
+/// What no configuration may ask for: weights whose numbers are stored in other ways than those that can be read.
+pub(super) const REFUSED: &[Refusal] = &[Refusal {
+    path: "quantization_config.quant_method",
+    accepted: &["\"fp8\"", "\"mxfp4\"", "\"compressed-tensors\"", "\"modelopt\""],
+}];
+
 /// Prefixes of the tensors of a language model; `trunk` is in front of the embeddings and of `layers.0.`.
 pub(super) struct Trunk {
     pub(super) trunk: &'static str,
@@ -64,10 +70,16 @@ pub(super) struct Trunk {
 /// Patterns of source tensors that no architecture needs: a `*` stands for anything.
 pub(super) const IGNORED: &[&str] = &[
     "*.rotary_emb.inv_freq",
+    // Of activations and caches of quantised models.
+    "*.input_scale",
+    "*.k_scale",
+    "*.v_scale",
     "*.attn.masked_bias",
     "*.attention.masked_bias",
     "model.visual.*",
     "visual.*",
+    "vision_model.*",
+    "mlp1.*",
     "model.vision_tower.*",
     "vision_tower.*",
     "model.multi_modal_projector.*",

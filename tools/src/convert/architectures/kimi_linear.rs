@@ -152,7 +152,7 @@ pub(super) const KIMI_LINEAR: Architecture = Architecture {
     name: "kimi-linear",
     classes: &["KimiLinearForCausalLM"],
     values: &[VALUES, EXPERT_VALUES],
-    refusals: &[NO_QUANTIZATION, SILU, REFUSALS],
+    refusals: &[SILU, REFUSALS],
     keys: &[SIZE_KEYS, KEYS, EXPERT_KEYS],
     mixers: MIXERS,
     ffns: FFNS,

@@ -138,7 +138,7 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
     variant: Some(("moe", "nemotron_h_moe")),
     classes: &["NemotronHForCausalLM"],
     values: &[VALUES],
-    refusals: &[NO_QUANTIZATION, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
+    refusals: &[NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
     keys: &[SIZE_KEYS, KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
     mixers: MIXERS,
     ffns: FFNS,
