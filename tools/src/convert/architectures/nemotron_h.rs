@@ -136,7 +136,7 @@ const MTP: &[TensorRow] = &[
 pub(super) const NEMOTRON_H: Architecture = Architecture {
     name: "nemotron_h",
     variant: Some(("moe", "nemotron_h_moe")),
-    classes: &["NemotronHForCausalLM"],
+    classes: &["NemotronHForCausalLM", "NemotronH_Nano_VL_V2"],
     values: &[VALUES],
     refusals: &[NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
     keys: &[SIZE_KEYS, KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
