@@ -5,10 +5,12 @@
 mod architectures;
 mod checkpoint;
 mod expression;
+mod floats;
 mod json;
 mod layout;
 mod metadata;
 mod plan;
+mod scales;
 mod settings;
 mod table;
 mod vocabulary;

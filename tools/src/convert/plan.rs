@@ -1,6 +1,7 @@
 //! Resolves the rows of an architecture against a checkpoint: every tensor of the file, its source, shape and type.
 
-use super::checkpoint::{Checkpoint, Float, Stored};
+use super::checkpoint::{Checkpoint, Stored};
+use super::floats::Float;
 use super::layout::Layout;
 use super::settings::Settings;
 use super::table::{IGNORED, Origin, Source, TensorRow, Transform};
@@ -54,11 +55,15 @@ pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &Conve
     }
     for (index, block) in settings.blocks.iter().enumerate() {
         let target = format!("blk.{index}.");
-        let source = match index.checked_sub(settings.layers) {
-            None => format!("{}layers.{index}.", settings.trunk.trunk),
-            Some(extra) => format!("mtp.layers.{extra}."),
-        };
         for row in architecture.layer.iter().copied().flatten().filter(|row| block.has(row.tag)) {
+            let source = match index.checked_sub(settings.layers) {
+                None => format!("{}layers.{index}.", settings.trunk.trunk),
+                Some(extra) => {
+                    let per_block = architecture.mtp_layers_per_block;
+                    let inner = if row.tag == block.ffn { per_block - 1 } else { 0 };
+                    format!("mtp.layers.{}.", extra * per_block + inner)
+                }
+            };
             planner.add(row, &target, &source)?;
         }
         if index == settings.layers {
@@ -126,8 +131,8 @@ impl Planner<'_> {
             if stored.shape != shape {
                 bail!("tensor {name} has the shape {:?}, expected {shape:?}", stored.shape);
             }
-            let Some(found) = Float::of(stored.dtype) else {
-                bail!("tensor {name} is {:?}, expected F32, F16 or BF16", stored.dtype);
+            let Some(found) = stored.float else {
+                bail!("tensor {name} is {:?}, expected F32, F16, BF16, F8_E4M3 or MXFP4", stored.dtype);
             };
             if *float.get_or_insert(found) != found {
                 bail!("tensor {name} is {found:?}, expected the type of {}", names[0]);

@@ -3,8 +3,8 @@
 use super::checkpoint::Checkpoint;
 use super::expression::Values;
 use super::json::Json;
-use super::table::{Architecture, Source, TagRule, Trunk};
-use super::{MtpBlocks, architectures};
+use super::table::{Architecture, REFUSED, Source, TagRule, Trunk};
+use super::{MtpBlocks, architectures, scales};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -50,6 +50,7 @@ impl Settings {
         let architecture = architecture_of(&config)?;
         refuse(&config, architecture)?;
         checkpoint.rename(architecture.renames);
+        scales::pair(checkpoint, scale_block(&config)?)?;
         let trunk = trunk_of(architecture, checkpoint)?;
         let mut values = Values::default();
         read_values(&config, architecture, &mut values)?;
@@ -68,7 +69,8 @@ impl Settings {
             blocks.push(Block { mixer, ffn });
         }
         check_tags(architecture, &blocks, &mut values)?;
-        let last = blocks[layers - 1].ffn;
+        // A model whose blocks have one part each ends with a mixer or a feed-forward.
+        let last = blocks.iter().rfind(|block| block.ffn != "none").map_or("none", |block| block.ffn);
         blocks.resize(layers + extra, Block { mixer: "attention", ffn: last });
         Ok(Settings { config, architecture, trunk, values, blocks, layers })
     }
@@ -98,7 +100,7 @@ fn architecture_of(config: &Json) -> Result<&'static Architecture> {
 }
 
 fn refuse(config: &Json, architecture: &Architecture) -> Result<()> {
-    for refusal in architecture.refusals.iter().copied().flatten() {
+    for refusal in architecture.refusals.iter().copied().flatten().chain(REFUSED) {
         let Some(value) = config.get(refusal.path) else { continue };
         let mut value = value.to_string();
         if refusal.accepted.contains(&value.as_str()) {
@@ -112,6 +114,17 @@ fn refuse(config: &Json, architecture: &Architecture) -> Result<()> {
         bail!("config.json: {} = {value}, expected {expected}", refusal.path);
     }
     Ok(())
+}
+
+/// Rows and columns of FP8 weights that share a scale.
+fn scale_block(config: &Json) -> Result<[usize; 2]> {
+    let path = "quantization_config.weight_block_size";
+    let Some(sizes) = config.list(path)? else { return Ok([128, 128]) };
+    let read: Option<Vec<usize>> = sizes.iter().map(|size| size.as_u64()?.try_into().ok()).collect();
+    match read.as_deref() {
+        Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok([rows, columns]),
+        _ => bail!("config.json: {path} = {sizes:?}, expected two whole numbers"),
+    }
 }
 
 fn trunk_of(architecture: &Architecture, checkpoint: &Checkpoint) -> Result<&'static Trunk> {
@@ -178,7 +191,7 @@ fn mtp_layers(architecture: &Architecture, checkpoint: &Checkpoint) -> usize {
         let prefix = format!("mtp.layers.{layer}.");
         checkpoint.names().any(|name| name.starts_with(&prefix))
     };
-    (0..BLOCKS_MAX).take_while(holds).count()
+    (0..BLOCKS_MAX).take_while(holds).count() / architecture.mtp_layers_per_block
 }
 
 /// The setting of a [`TagRule::Listed`] as one text per layer, if it is there.

@@ -29,6 +29,8 @@ pub(super) struct Architecture {
     pub(super) layer: &'static [&'static [TensorRow]],
     /// Sources relative to `mtp.`, targets to the first block of the multi-token prediction; empty if it has none.
     pub(super) mtp: &'static [TensorRow],
+    /// Layers under `mtp.` that one block is made of: 2 where the second one holds the feed-forward.
+    pub(super) mtp_layers_per_block: usize,
     /// Source tensors that may be left unused, beside [`IGNORED`].
     pub(super) ignored: &'static [&'static str],
 }
@@ -49,8 +51,15 @@ pub(super) const PLAIN: Architecture = Architecture {
     model: &[],
     layer: &[],
     mtp: &[],
+    mtp_layers_per_block: 1,
     ignored: &[],
 };
+
+/// What no configuration may ask for: weights whose numbers are stored in other ways than those that can be read.
+pub(super) const REFUSED: &[Refusal] = &[Refusal {
+    path: "quantization_config.quant_method",
+    accepted: &["\"fp8\"", "\"mxfp4\"", "\"compressed-tensors\"", "\"modelopt\""],
+}];
 
 /// Prefixes of the tensors of a language model; `trunk` is in front of the embeddings and of `layers.0.`.
 pub(super) struct Trunk {
@@ -61,10 +70,16 @@ pub(super) struct Trunk {
 /// Patterns of source tensors that no architecture needs: a `*` stands for anything.
 pub(super) const IGNORED: &[&str] = &[
     "*.rotary_emb.inv_freq",
+    // Of activations and caches of quantised models.
+    "*.input_scale",
+    "*.k_scale",
+    "*.v_scale",
     "*.attn.masked_bias",
     "*.attention.masked_bias",
     "model.visual.*",
     "visual.*",
+    "vision_model.*",
+    "mlp1.*",
     "model.vision_tower.*",
     "vision_tower.*",
     "model.multi_modal_projector.*",

@@ -1,8 +1,10 @@
 //! Streams the tensors: a few rows at a time are read, rearranged, changed and encoded, on all cores.
 
-use super::checkpoint::{Checkpoint, Float, Stored};
+use super::checkpoint::{Checkpoint, Stored};
+use super::floats::Float;
 use super::layout::Layout;
 use super::plan::{Data, Job};
+use super::scales::LoadedScales;
 use super::{ConvertOptions, PlannedTensor, Prepared, Progress};
 use anyhow::{Context, Result, bail};
 use kvas_gguf::{GgufWriter, Quant};
@@ -55,7 +57,11 @@ fn encode(job: &Job, source: &Prepared, emit: &mut dyn FnMut(&[u8]) -> Result<()
     };
     let numbers: usize = sources[0].shape.iter().product();
     let source_rows = numbers / layout.column_count();
-    let rows = Rows { checkpoint: &source.checkpoint, sources, layout: &layout, float, source_rows };
+    let checkpoint = &source.checkpoint;
+    let scales = sources.iter().map(|stored| stored.scales.as_ref());
+    let scales =
+        scales.map(|scales| scales.map(|scales| scales.load(checkpoint)).transpose()).collect::<Result<_>>()?;
+    let rows = Rows { checkpoint, sources, scales, layout: &layout, float, source_rows };
     if layout.transposed { rows.encode_transposed(&job.tensor, emit) } else { rows.encode(&job.tensor, emit) }
 }
 
@@ -80,6 +86,8 @@ fn place(tensor: &PlannedTensor, row: usize) -> String {
 struct Rows<'a> {
     checkpoint: &'a Checkpoint,
     sources: &'a [Stored],
+    /// Of each source, if it has any.
+    scales: Vec<Option<LoadedScales<'a>>>,
     layout: &'a Layout,
     float: Float,
     /// Rows of each source.
@@ -97,7 +105,7 @@ impl Rows<'_> {
             let count = at_once.min(self.layout.row_count() - first);
             self.read(first, count, &mut raw)?;
             encoded.resize(count * row_bytes, 0);
-            let source_rows = raw.par_chunks(columns * self.float.bytes());
+            let source_rows = raw.par_chunks(self.float.bytes_of(columns));
             encoded.par_chunks_mut(row_bytes).zip(source_rows).enumerate().try_for_each_init(
                 || (vec![0.0; columns], vec![0.0; columns]),
                 |(decoded, ordered), (row, (out, raw))| {
@@ -119,7 +127,7 @@ impl Rows<'_> {
         for first in (0..self.layout.row_count()).step_by(height) {
             self.read(first, height, &mut raw)?;
             let mut matrix = Vec::with_capacity(height * columns);
-            for (row, raw) in raw.chunks(columns * self.float.bytes()).enumerate() {
+            for (row, raw) in raw.chunks(self.float.bytes_of(columns)).enumerate() {
                 matrix.extend_from_slice(self.numbers(first + row, raw, &mut decoded, &mut ordered));
             }
             encoded.par_chunks_mut(row_bytes).enumerate().try_for_each(|(column, out)| {
@@ -134,15 +142,14 @@ impl Rows<'_> {
 
     /// Reads `count` rows from row `first` of the file on. Neighbours in the source are read together.
     fn read(&self, first: usize, count: usize, raw: &mut Vec<u8>) -> Result<()> {
-        let row_bytes = self.layout.column_count() * self.float.bytes();
+        let row_bytes = self.float.bytes_of(self.layout.column_count());
         raw.resize(count * row_bytes, 0);
-        let source = |row: usize| self.layout.rows.as_ref().map_or(row, |rows| rows[row]);
         let mut done = 0;
         while done < count {
-            let start = source(first + done);
+            let start = self.source(first + done);
             let (tensor, row) = (start / self.source_rows, start % self.source_rows);
             let longest = (count - done).min(self.source_rows - row);
-            let run = (1..longest).find(|&next| source(first + done + next) != start + next).unwrap_or(longest);
+            let run = (1..longest).find(|&next| self.source(first + done + next) != start + next).unwrap_or(longest);
             let out = &mut raw[done * row_bytes..][..run * row_bytes];
             self.checkpoint.read(&self.sources[tensor], (row * row_bytes) as u64, out)?;
             done += run;
@@ -150,9 +157,18 @@ impl Rows<'_> {
         Ok(())
     }
 
+    /// The row of all sources together that becomes a row of the file.
+    fn source(&self, row: usize) -> usize {
+        self.layout.rows.as_ref().map_or(row, |rows| rows[row])
+    }
+
     /// The numbers of one row, in the order of the file's columns and changed.
     fn numbers<'b>(&self, row: usize, raw: &[u8], decoded: &'b mut [f32], ordered: &'b mut [f32]) -> &'b [f32] {
         self.float.decode(raw, decoded);
+        let source = self.source(row);
+        if let Some(scales) = &self.scales[source / self.source_rows] {
+            scales.apply(source % self.source_rows, decoded);
+        }
         let numbers = match &self.layout.columns {
             None => decoded,
             Some(columns) => {

@@ -52,7 +52,7 @@ const KEYS: &[KeyRow] = &[
     count("kda.head_dim", "linear_dim"),
     count("expert_shared_count", "shared_experts"),
     count("expert_group_used_count", "expert_groups_used"),
-    count("leading_dense_block_count", "dense_leading"),
+    count("leading_dense_block_count", "dense_layers"),
     // Sigmoid.
     count("expert_gating_func", "2"),
     number("expert_weights_scale", "routed_scale"),
@@ -152,7 +152,7 @@ pub(super) const KIMI_LINEAR: Architecture = Architecture {
     name: "kimi-linear",
     classes: &["KimiLinearForCausalLM"],
     values: &[VALUES, EXPERT_VALUES],
-    refusals: &[NO_QUANTIZATION, SILU, REFUSALS],
+    refusals: &[SILU, REFUSALS],
     keys: &[SIZE_KEYS, KEYS, EXPERT_KEYS],
     mixers: MIXERS,
     ffns: FFNS,

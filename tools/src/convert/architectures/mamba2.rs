@@ -39,7 +39,7 @@ pub(super) const MAMBA2: Architecture = Architecture {
     name: "mamba2",
     classes: &["Mamba2ForCausalLM"],
     values: &[VALUES],
-    refusals: &[NO_QUANTIZATION, SILU, TIME_STEP_REFUSALS],
+    refusals: &[SILU, TIME_STEP_REFUSALS],
     keys: &[SIZE_KEYS, KEYS, MAMBA2_KEYS],
     mixers: &[TagRule::All("mamba")],
     ffns: &[TagRule::All("none")],

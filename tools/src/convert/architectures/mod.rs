@@ -148,7 +148,6 @@ const TRANSFORMER_KEYS: &[KeyRow] = &[
 ];
 
 const TRANSFORMER_REFUSALS: &[Refusal] = &[
-    Refusal { path: "quantization_config", accepted: &[] },
     Refusal { path: "hidden_act", accepted: &["\"silu\"", "\"swish\""] },
     Refusal { path: "rope_parameters.attention_factor", accepted: &[] },
     Refusal { path: "rope_scaling.attention_factor", accepted: &[] },
@@ -237,4 +236,3 @@ const TIME_STEP_REFUSALS: &[Refusal] = &[
 
 const SILU: &[Refusal] = &[Refusal { path: "hidden_act", accepted: &["\"silu\"", "\"swish\""] }];
 const NO_ATTENTION_BIAS: &[Refusal] = &[Refusal { path: "attention_bias", accepted: &["false"] }];
-const NO_QUANTIZATION: &[Refusal] = &[Refusal { path: "quantization_config", accepted: &[] }];

@@ -63,6 +63,7 @@ const KEYS: &[KeyRow] = &[
     truth("expert_weights_norm", "normalised").when("moe_layers"),
     number("expert_weights_scale", "routed_scale").when("moe_layers"),
     count("moe_latent_size", "latent").when("latent"),
+    count("nextn_predict_layers", "mtp").when("mtp"),
 ];
 
 /// The letters of the published pattern.
@@ -124,12 +125,20 @@ const FFN: &[TensorRow] = &[
     renamed("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight", "width, shared_ffn").at("moe"),
 ];
 
+const MTP: &[TensorRow] = &[
+    renamed("nextn.eh_proj.weight", "layers.0.eh_proj.weight", "width, 2*width"),
+    renamed("nextn.enorm.weight", "layers.0.enorm.weight", "width"),
+    renamed("nextn.hnorm.weight", "layers.0.hnorm.weight", "width"),
+    renamed("post_attention_norm.weight", "layers.1.norm.weight", "width"),
+    renamed("nextn.shared_head_norm.weight", "layers.1.final_layernorm.weight", "width"),
+];
+
 pub(super) const NEMOTRON_H: Architecture = Architecture {
     name: "nemotron_h",
     variant: Some(("moe", "nemotron_h_moe")),
-    classes: &["NemotronHForCausalLM"],
+    classes: &["NemotronHForCausalLM", "NemotronH_Nano_VL_V2"],
     values: &[VALUES],
-    refusals: &[NO_QUANTIZATION, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
+    refusals: &[NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
     keys: &[SIZE_KEYS, KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
     mixers: MIXERS,
     ffns: FFNS,
@@ -139,6 +148,8 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
         Trunk { trunk: "language_model.backbone.", head: "language_model." },
     ],
     model: &[MODEL],
+    mtp: MTP,
+    mtp_layers_per_block: 2,
     layer: &[FFN, mamba2_projections!("mixer"), mamba2_state!("mixer"), ATTENTION],
     ..PLAIN
 };
