@@ -35,11 +35,8 @@ fn every_mix_chooses_what_the_reference_chose() {
         let rows: Vec<Vec<&str>> = lines.map(|line| line.split(' ').collect()).collect();
         let shapes: Vec<Vec<u64>> =
             rows.iter().map(|row| row[1].split('x').map(|size| size.parse().unwrap()).collect()).collect();
-        let tensors: Vec<Tensor<'_>> = rows
-            .iter()
-            .zip(&shapes)
-            .map(|(row, shape)| Tensor { name: row[0], shape, stored: Quant::F32 })
-            .collect();
+        let tensors: Vec<Tensor<'_>> =
+            rows.iter().zip(&shapes).map(|(row, shape)| Tensor { name: row[0], shape, stored: Quant::F32 }).collect();
         for (column, name) in mixes.into_iter().enumerate() {
             let mix = Mix::from_name(name.trim_end_matches('+')).unwrap();
             let recipe = Recipe { weighted: name.ends_with('+'), ..Recipe::new(mix) };

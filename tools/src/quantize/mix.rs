@@ -137,12 +137,7 @@ pub const MIXES: &[Mix] = &[
     mix("Q4_1", Q4_1, 3, &[]),
     mix("Q4_K_S", Q4K, 14, &[rule(Value, First(4), Q5K), rule(Down, FirstShare(8), Q5K), FIVE_BITS_WITH_EXPERTS]),
     mix("Q4_K_M", Q4K, 15, &[rule(Value, MoreBits, Q6K), rule(Down, MoreBits, Q6K), FIVE_BITS_WITH_EXPERTS]),
-    mix(
-        "MXFP4_MOE",
-        Mxfp4,
-        38,
-        &[rule(Output, Always, Q8_0), everywhere(Stacked, Mxfp4), everywhere(Always, Q8_0)],
-    ),
+    mix("MXFP4_MOE", Mxfp4, 38, &[rule(Output, Always, Q8_0), everywhere(Stacked, Mxfp4), everywhere(Always, Q8_0)]),
     mix("Q5_0", Q5_0, 8, &[rule(Down, FirstEighthWeighted, Q5_1)]),
     mix("Q5_1", Q5_1, 9, &[]),
     mix("Q5_K_S", Q5K, 16, &[]),

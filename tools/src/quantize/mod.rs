@@ -129,7 +129,9 @@ fn planned(info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result
         bail!("tensor {name} has rows of {}, expected whole blocks of {quant}", info.columns());
     };
     let importance = match &options.importance {
-        Some(importance) => importance.of(name, info.columns() * info.shape.get(2).map_or(1, |&count| count as usize))?,
+        Some(importance) => {
+            importance.of(name, info.columns() * info.shape.get(2).map_or(1, |&count| count as usize))?
+        }
         None => None,
     };
     Ok(QuantizedTensor { source: info.clone(), quant, bytes: row_bytes as u64 * info.rows() as u64, importance })
