@@ -75,6 +75,7 @@ fn architecture_names_are_in_arch_only() {
             "src/presets/",
             "tests/",
             "tools/src/convert/",
+            "tools/src/quantize/",
             "tools/tests/",
         ]
         .iter()

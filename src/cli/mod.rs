@@ -9,6 +9,8 @@ mod inspect;
 mod make_model;
 mod perplexity;
 mod plan;
+mod progress;
+mod quantize;
 mod run;
 mod score;
 mod tokenize;
@@ -25,6 +27,7 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "Examples:
   kvas convert path/to/huggingface-model -o model.gguf --type q8_0
+  kvas quantize model.gguf small.gguf q4_k_m
   kvas chat -m model.gguf
   kvas run -m model.gguf -p \"Once upon a time\" -n 100 --temp 0
   kvas inspect model.gguf
@@ -36,6 +39,7 @@ enum Command {
     Run(run::Run),
     Chat(chat::Chat),
     Convert(convert::Convert),
+    Quantize(quantize::Quantize),
     Inspect(inspect::Inspect),
     Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
@@ -55,6 +59,7 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),
         Command::Convert(command) => command.run(),
+        Command::Quantize(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Tokenize(command) => command.run(),
