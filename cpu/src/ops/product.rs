@@ -29,12 +29,15 @@ pub(crate) fn scratch(matrix: &Matrix) -> usize {
     2 * ROWS * OUTPUTS + dequantised
 }
 
-/// Activation rows `[rows, columns]`, in the forms that formats want.
+/// Activation rows, in the forms that formats want.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Activations<'a> {
+    /// That are multiplied.
     pub(crate) columns: usize,
+    /// Values from one row of `x` to the next.
+    pub(crate) stride: usize,
     pub(crate) x: &'a [f32],
-    /// In 8 bits; empty if no format wants it.
+    /// `[rows, columns]` in 8 bits; empty if no format wants it.
     pub(crate) values: &'a [i8],
     /// By block.
     pub(crate) scales: &'a [f32],
@@ -43,13 +46,13 @@ pub(crate) struct Activations<'a> {
 }
 
 impl<'a> Activations<'a> {
-    /// Rows that are multiplied in f32.
-    pub(crate) fn float(x: &'a [f32], columns: usize) -> Self {
-        Self { columns, x, values: &[], scales: &[], sums: &[] }
+    /// The first `columns` of every `stride` values, to be multiplied in f32.
+    pub(crate) fn float(x: &'a [f32], columns: usize, stride: usize) -> Self {
+        Self { columns, stride, x, values: &[], scales: &[], sums: &[] }
     }
 
     fn float_row(&self, row: usize) -> &'a [f32] {
-        &self.x[row * self.columns..][..self.columns]
+        &self.x[row * self.stride..][..self.columns]
     }
 
     fn quantised_row(&self, row: usize) -> QuantisedRow<'a> {
@@ -99,14 +102,26 @@ impl Entries<'_> {
 /// What becomes of the products of one entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Finish<'a> {
-    /// `out = y`
-    Write,
-    /// `out = [out +] sigmoid(gate[entry]) * (y + bias)`
-    Linear { bias: Option<&'a [f32]>, gate: Option<&'a [f32]>, accumulate: bool },
+    Linear(Linear<'a>),
     /// `out = activation(y) * (the other matrix's product)`
     Gated(Activation),
     /// `out += weights[entry] * y`
     Weighted(&'a [f32]),
+}
+
+/// `out = [out +] scale * sigmoid(gate[entry]) * activation(y + bias)`
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Linear<'a> {
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) activation: Option<Activation>,
+    pub(crate) gate: Option<&'a [f32]>,
+    pub(crate) scale: f32,
+    pub(crate) accumulate: bool,
+}
+
+impl Linear<'_> {
+    /// `out = y`
+    pub(crate) const PLAIN: Self = Self { bias: None, activation: None, gate: None, scale: 1.0, accumulate: false };
 }
 
 /// A product: everything but where a thread writes.
@@ -294,15 +309,17 @@ impl Kernel for FinishRow<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Self { finish, entry, column, y, other, out } = self;
         match finish {
-            Finish::Write => out.copy_from_slice(y),
             Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
             Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
-            Finish::Linear { bias, gate, accumulate } => {
+            Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
                 if let Some(bias) = bias {
                     math::add(simd, y, &bias[column..column + out.len()]);
                 }
-                if let Some(gate) = gate {
-                    math::scale(simd, y, 1.0 / (1.0 + (-gate[entry]).exp()));
+                if let Some(activation) = activation {
+                    math::activate_in_place(simd, activation, y);
+                }
+                if gate.is_some() || scale != 1.0 {
+                    math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
                 }
                 if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
             }
