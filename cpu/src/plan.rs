@@ -134,7 +134,7 @@ fn products(op: &Op) -> Vec<(Act, Weight)> {
 fn scratch<'a>(program: &Program, op: &Op, matrix: impl Fn(Weight) -> &'a Matrix) -> usize {
     let product = products(op).into_iter().map(|(_, weight)| product::scratch(matrix(weight))).max();
     let own = if let Op::Attention(op) = op {
-        attention::scratch(op, attention::pages(program, op))
+        attention::scratch(attention::pages(program, op))
     } else if let Op::Route(op) = op {
         moe::route_scratch(program.act(op.logits).columns, op)
     } else {
