@@ -212,6 +212,7 @@ impl Product<'_> {
 struct RowsTimes<'a, F> {
     weights: &'a [u8],
     count: usize,
+    row_bytes: usize,
     x: Activations<'a>,
     entries: Entries<'a>,
     block: Range<usize>,
@@ -221,8 +222,8 @@ struct RowsTimes<'a, F> {
 
 impl<'a, F: Operand> RowsTimes<'a, F> {
     fn new(product: &Product<'a>, weights: &'a [u8], count: usize, block: Range<usize>) -> Self {
-        let (x, entries) = (product.x, product.entries);
-        Self { weights, count, x, entries, block, y: &mut [], format: PhantomData }
+        let (x, entries, row_bytes) = (product.x, product.entries, weights.len() / count);
+        Self { weights, count, row_bytes, x, entries, block, y: &mut [], format: PhantomData }
     }
 
     fn writing_to(mut self, y: &'a mut [f32]) -> Self {
@@ -234,21 +235,22 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
         F::row(&self.x, self.entries.entry(self.block.start + at) / self.entries.per_input)
     }
 
+    /// `W` weight rows from `first` on, `apart` from each other, times the entries from `at` on.
     #[inline(always)]
-    fn tile<S: Simd, const W: usize, const R: usize>(&mut self, simd: S, first: usize, at: usize) {
-        let row_bytes = self.weights.len() / self.count;
+    fn tile<S: Simd, const W: usize, const R: usize>(
+        &mut self,
+        simd: S,
+        (first, apart): (usize, usize),
+        (at, x): (usize, &[F::Row<'a>; ROWS]),
+    ) {
         let mut weights = [self.weights; W];
         for w in 0..W {
-            weights[w] = &self.weights[(first + w) * row_bytes..][..row_bytes];
+            weights[w] = &self.weights[(first + w * apart) * self.row_bytes..][..self.row_bytes];
         }
-        let mut x = [self.row(at); R];
-        for r in 1..R {
-            x[r] = self.row(at + r);
-        }
-        let sums = F::tile::<S, W, R>(simd, weights, x);
+        let sums = F::tile::<S, W, R>(simd, weights, *x[at..].first_chunk().expect("as many entries"));
         for r in 0..R {
             for w in 0..W {
-                self.y[(at + r) * OUTPUTS + first + w] = sums[w][r];
+                self.y[(at + r) * OUTPUTS + first + w * apart] = sums[w][r];
             }
         }
     }
@@ -257,35 +259,37 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
 impl<F: Operand> Kernel for RowsTimes<'_, F> {
     type Output = ();
 
+    /// Rows of a tile are as far apart as can be: each is then followed by the one of the next tile, and memory is
+    /// read as a few long streams, which is what it is fast at.
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let entries = self.block.len();
+        let mut x = [self.row(0); ROWS];
+        for at in 1..entries {
+            x[at] = self.row(at);
+        }
         let fours = entries - entries % 4;
         // Many entries: few weight rows are unpacked for many entries. Few entries: many rows are read at once.
-        let pairs = if fours > 0 { self.count - self.count % 2 } else { 0 };
-        for first in (0..pairs).step_by(2) {
+        let half = if fours > 0 { self.count / 2 } else { 0 };
+        for first in 0..half {
             for at in (0..fours).step_by(4) {
-                self.tile::<S, 2, 4>(simd, first, at);
+                self.tile::<S, 2, 4>(simd, (first, half), (at, &x));
             }
         }
-        for first in pairs..self.count {
+        for first in 2 * half..self.count {
             for at in 0..fours {
-                self.tile::<S, 1, 1>(simd, first, at);
+                self.tile::<S, 1, 1>(simd, (first, 1), (at, &x));
             }
         }
-        let whole = self.count - self.count % F::TOGETHER;
-        for first in (0..whole).step_by(F::TOGETHER) {
+        let quarter = self.count / 4;
+        for first in 0..quarter {
             for at in fours..entries {
-                if F::TOGETHER == 2 {
-                    self.tile::<S, 2, 1>(simd, first, at);
-                } else {
-                    self.tile::<S, 4, 1>(simd, first, at);
-                }
+                self.tile::<S, 4, 1>(simd, (first, quarter), (at, &x));
             }
         }
-        for first in whole..self.count {
+        for first in 4 * quarter..self.count {
             for at in fours..entries {
-                self.tile::<S, 1, 1>(simd, first, at);
+                self.tile::<S, 1, 1>(simd, (first, 1), (at, &x));
             }
         }
     }
