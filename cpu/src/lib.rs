@@ -153,7 +153,8 @@ impl Backend for Cpu {
     }
 
     fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
-        unimplemented!("{op:?}")
+        self.machine().head_linear(op);
+        Ok(())
     }
 
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {

@@ -40,7 +40,7 @@ pub(crate) struct Machine {
     /// By slot: whether any of its state is not zero.
     written: Vec<bool>,
     pub(crate) quantised: Quantised,
-    /// (row, expert) pairs by expert, and where each expert's end.
+    /// (row, expert) pairs by expert or (row, head) pairs by head, and where those of each end.
     pub(crate) routed: Vec<u32>,
     pub(crate) routed_ends: Vec<u32>,
     /// Normalised keys and queries: `[key_heads][rows][key_dim]`.

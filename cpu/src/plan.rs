@@ -19,7 +19,7 @@ pub(crate) struct Plan {
     pub(crate) page: usize,
     /// The 8-bit form of an activation.
     pub(crate) quantised: usize,
-    /// (row, expert) pairs of a step, and experts.
+    /// (row, expert) or (row, head) pairs of a step, and experts or heads.
     pub(crate) routed: [usize; 2],
     /// Normalised keys of a step; as many queries.
     pub(crate) keys: usize,
@@ -59,6 +59,10 @@ impl Plan {
             }
             if let Op::ExpertLinear(op) = op {
                 route(op.experts, op.weight, columns(op.out));
+            }
+            if let Op::HeadLinear(op) = op {
+                plan.routed[0] = plan.routed[0].max(rows(op.out).saturating_mul(op.heads));
+                plan.routed[1] = plan.routed[1].max(op.heads);
             }
             if let Op::Attention(op) = op {
                 let decl = attention::pages(program, op);
@@ -130,9 +134,9 @@ fn products(op: &Op) -> Vec<(Act, Weight)> {
 fn scratch<'a>(program: &Program, op: &Op, matrix: impl Fn(Weight) -> &'a Matrix) -> usize {
     let product = products(op).into_iter().map(|(_, weight)| product::scratch(matrix(weight))).max();
     let own = if let Op::Attention(op) = op {
-        attention::scratch(op, attention::pages(program, op))
+        attention::scratch(attention::pages(program, op))
     } else if let Op::Route(op) = op {
-        moe::route_scratch(program.act(op.logits).columns)
+        moe::route_scratch(program.act(op.logits).columns, op)
     } else {
         0
     };

@@ -191,7 +191,8 @@ mod tests {
             replay: Replay::OFF,
             kv_type: KvType::Bf16,
         };
-        let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout: PageLayout::Separate };
+        let layout = PageLayout::Separate;
+        let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout };
         let mut pages = Pages::new(decl.page_elements(4), &limits);
         let [key, value] = pages.find(&decl, &[Page(3), Page(1)], 6, 1);
         assert_eq!([key, value], [64 + 32 + 2 * 3, 64 + 32 + 4 * 3 + 2 * 5]);

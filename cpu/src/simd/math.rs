@@ -68,6 +68,15 @@ pub(crate) fn activate<S: Simd>(simd: S, activation: Activation, x: S::F32) -> S
     }
 }
 
+/// `x = activation(x)`
+#[inline(always)]
+pub(crate) fn activate_in_place<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
+    for x in x.chunks_mut(S::LANES) {
+        let y = activate(simd, activation, load(simd, x));
+        store(simd, y, x);
+    }
+}
+
 /// `x = e^x`
 #[inline(always)]
 pub(crate) fn exp_in_place<S: Simd>(simd: S, x: &mut [f32]) {

@@ -1,0 +1,64 @@
+//! Convolutions and recurrences over every kind of replay ring.
+
+use super::{Build, Case, REPLAYS, Values, case, sequence_script, tolerance};
+use crate::{
+    Op, Replay, StoreDecl,
+    op::{self, HeadMap},
+    store::{ConvDecl, Decay, StateDecl},
+};
+use kvas_gguf::Quant;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for replay in REPLAYS {
+        all.extend([(7, 2), (64, 4), (130, 4)].map(|(channels, taps)| conv(channels, taps, replay)));
+        all.extend(delta(replay));
+    }
+    all
+}
+
+fn conv(channels: usize, taps: usize, replay: Replay) -> Case {
+    let mut b = Build::default();
+    let x = b.act("x", channels);
+    let weight = b.small("conv", [channels, taps]);
+    let store = b.store(StoreDecl::Conv(ConvDecl { channels, taps }));
+    b.op(Op::CausalConv(op::CausalConv { x, weight, bias: None, store }));
+    let name = format!("conv {channels}x{taps} replay {}", replay.history);
+    let mut case = case(name, b.finish(x), Quant::F32, replay);
+    case.inputs = vec![(x, Values::Normal)];
+    case.outputs = vec![x];
+    case.script = sequence_script(replay);
+    case
+}
+
+/// (key heads, value heads, key dim, value dim, head map)
+const DELTA: [(usize, usize, usize, usize, HeadMap); 5] = [
+    (1, 1, 16, 16, HeadMap::Grouped),
+    (2, 4, 32, 32, HeadMap::Tiled),
+    (2, 6, 40, 24, HeadMap::Grouped),
+    (2, 4, 128, 128, HeadMap::Grouped),
+    (3, 3, 64, 128, HeadMap::Tiled),
+];
+
+fn delta(replay: Replay) -> Vec<Case> {
+    let one = |(key_heads, value_heads, key_dim, value_dim, head_map): (usize, usize, usize, usize, HeadMap)| {
+        let mut b = Build::default();
+        let qkv = b.act("qkv", 2 * key_heads * key_dim + value_heads * value_dim);
+        let (alpha, beta) = (b.act("alpha", value_heads), b.act("beta", value_heads));
+        let out = b.act("out", value_heads * value_dim);
+        let (a, dt) = (b.small("ssm_a", [1, value_heads]), b.small("dt", [1, value_heads]));
+        let store =
+            b.store(StoreDecl::State(StateDecl { key_heads, value_heads, key_dim, value_dim, decay: Decay::PerHead }));
+        let norm_eps = 1e-6;
+        b.op(Op::GatedDelta(op::GatedDelta { qkv, alpha, beta, a, dt, head_map, norm_eps, store, out }));
+        let name = format!("delta {key_heads}/{value_heads} {key_dim}x{value_dim} replay {}", replay.history);
+        let mut case = case(name, b.finish(out), Quant::F32, replay);
+        // Decays from almost none to exp(-20) and below.
+        case.inputs = vec![(qkv, Values::Normal), (alpha, Values::Uniform(-8.0, 8.0)), (beta, Values::Normal)];
+        case.outputs = vec![out];
+        case.script = sequence_script(replay);
+        case.bound = tolerance::RECURRENT;
+        case
+    };
+    DELTA.map(one).to_vec()
+}
