@@ -182,7 +182,8 @@ impl Backend for Cpu {
     }
 
     fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
-        unimplemented!("{op:?}")
+        self.machine().mamba2(op);
+        Ok(())
     }
 
     fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {

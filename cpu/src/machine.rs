@@ -10,8 +10,9 @@ use crate::{
     weights::Matrix,
 };
 use kvas_backend::{
-    Act, Cursors, DeviceError, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource, op::HeadMap,
-    store::Entry,
+    Act, Cursors, DeviceError, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
+    op::HeadMap,
+    store::{Cursor, Entry},
 };
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ pub(crate) struct Machine {
     /// (row, expert) pairs by expert or (row, head) pairs by head, and where those of each end.
     pub(crate) routed: Vec<u32>,
     pub(crate) routed_ends: Vec<u32>,
-    /// Normalised keys and queries: `[key_heads][rows][key_dim]`.
+    /// Keys and queries of a recurrence: `[key_heads][rows][key_dim]`.
     pub(crate) keys: Vec<f32>,
     pub(crate) queries: Vec<f32>,
     pub(crate) partials: Vec<f32>,
@@ -157,6 +158,19 @@ impl Machine {
         self.fold(to, cursor);
         self.cursors.reset(to);
         self.written[to.0 as usize] = self.written[from.0 as usize] || cursor.held > 0;
+    }
+
+    /// Folds the rings of a slot into its checkpoints, in all layers.
+    fn fold(&mut self, slot: Slot, held: Cursor) {
+        if held.held == 0 {
+            return;
+        }
+        let Self { proof, pool, memory, scratch, head_maps, .. } = self;
+        for (memory, map) in memory.iter_mut().zip(head_maps) {
+            if let Memory::State(state) = memory {
+                state.fold((*proof, pool), (slot, held), *map, scratch);
+            }
+        }
     }
 
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.

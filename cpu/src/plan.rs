@@ -2,7 +2,7 @@
 
 use crate::{
     available_memory,
-    ops::{attention, causal_conv, gated_delta, moe, product, rope_store::Ropes},
+    ops::{attention, causal_conv, moe, product, recurrence, rope_store::Ropes},
     quant::Path,
     quantised::Quantised,
     slots::State,
@@ -21,7 +21,7 @@ pub(crate) struct Plan {
     pub(crate) quantised: usize,
     /// (row, expert) or (row, head) pairs of a step, and experts or heads.
     pub(crate) routed: [usize; 2],
-    /// Normalised keys of a step; as many queries.
+    /// Keys of a recurrence in a step; as many queries.
     pub(crate) keys: usize,
     /// Partial results of attention over parts of a context.
     pub(crate) partials: usize,
@@ -74,7 +74,7 @@ impl Plan {
                 StoreDecl::Pages(pages) => plan.page = plan.page.max(pages.page_elements(limits.page_size)),
                 StoreDecl::State(state) => {
                     plan.keys = plan.keys.max(limits.rows.saturating_mul(state.key_heads * state.key_dim));
-                    plan.scratch = plan.scratch.max(gated_delta::scratch(state, limits.replay));
+                    plan.scratch = plan.scratch.max(recurrence::scratch(state, limits.replay));
                 }
                 StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
             }

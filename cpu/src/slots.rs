@@ -137,6 +137,17 @@ impl State {
         }
     }
 
+    /// What a slot holds: the checkpoint, `u` and `g`, and `k`.
+    pub(crate) fn slot(&mut self, slot: Slot) -> (&mut [f32], (&mut [f32], &mut [f32]), &[f32]) {
+        let slots = self.slots;
+        let of = |values: &[f32]| {
+            let size = values.len() / slots;
+            slot.0 as usize * size..(slot.0 as usize + 1) * size
+        };
+        let (state, u, k, g) = (of(&self.state), of(&self.u), of(&self.k), of(&self.g));
+        (&mut self.state[state], (&mut self.u[u], &mut self.g[g]), &self.k[k])
+    }
+
     /// Elements of all slots, computed without overflow.
     pub(crate) fn elements(decl: &StateDecl, slots: usize, replay: Replay) -> usize {
         let ring = replay.ring_rows().saturating_mul(decl.ring_row_elements());

@@ -13,6 +13,7 @@ pub(super) fn cases() -> Vec<Case> {
     for replay in REPLAYS {
         all.extend([(7, 2), (64, 4), (130, 4)].map(|(channels, taps)| conv(channels, taps, replay)));
         all.extend(delta(replay));
+        all.extend(mamba2(replay));
     }
     all
 }
@@ -61,4 +62,29 @@ fn delta(replay: Replay) -> Vec<Case> {
         case
     };
     DELTA.map(one).to_vec()
+}
+
+/// (key heads, value heads, key dim, value dim)
+const MAMBA2: [(usize, usize, usize, usize); 5] =
+    [(1, 1, 16, 16), (1, 8, 128, 64), (2, 48, 32, 16), (8, 8, 40, 24), (8, 48, 16, 7)];
+
+fn mamba2(replay: Replay) -> Vec<Case> {
+    let one = |(key_heads, value_heads, key_dim, value_dim): (usize, usize, usize, usize)| {
+        let mut b = Build::default();
+        let xbc = b.act("xbc", value_heads * value_dim + 2 * key_heads * key_dim);
+        let (dt, out) = (b.act("dt", value_heads), b.act("out", value_heads * value_dim));
+        let [dt_bias, a, d] = ["dt_bias", "ssm_a", "d"].map(|name| b.small(name, [1, value_heads]));
+        let store =
+            b.store(StoreDecl::State(StateDecl { key_heads, value_heads, key_dim, value_dim, decay: Decay::PerHead }));
+        b.op(Op::Mamba2(op::Mamba2 { xbc, dt, dt_bias, a, d, store, out }));
+        let name = format!("mamba2 {key_heads}/{value_heads} {key_dim}x{value_dim} replay {}", replay.history);
+        let mut case = case(name, b.finish(out), Quant::F32, replay);
+        // Decays from almost none to exp(-20) and below.
+        case.inputs = vec![(xbc, Values::Normal), (dt, Values::Uniform(-8.0, 8.0))];
+        case.outputs = vec![out];
+        case.script = sequence_script(replay);
+        case.bound = tolerance::RECURRENT;
+        case
+    };
+    MAMBA2.map(one).to_vec()
 }
