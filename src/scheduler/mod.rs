@@ -9,7 +9,7 @@ mod tests;
 pub use sequence::{Finish, Running, Sequence};
 
 use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
-use kvas_backend::Outputs;
+use kvas_backend::{CHUNK, Outputs};
 
 /// One sequence's share of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Scheduler {
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             self.running().map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
         for (id, rows) in decodes.into_iter().chain(prompts) {
-            let rows = rows.min(left).min(self.until_seal(memory, id));
+            let rows = self.cut(memory, id, rows, left);
             if rows == 0 {
                 continue;
             }
@@ -117,6 +117,18 @@ impl Scheduler {
             plan.starved = refused;
         }
         plan
+    }
+
+    /// How many of the `rows` tokens of a sequence that are to be read a step with `left` rows to spare takes. A prompt
+    /// is cut at whole chunks from where its reading began, or from its last seal, so that its results do not depend
+    /// on what else is in a step; only a step too small for one chunk takes what it can.
+    fn cut(&self, memory: &Memory, id: SequenceId, rows: u32, left: u32) -> u32 {
+        let rows = rows.min(self.until_seal(memory, id));
+        if rows <= left {
+            return rows;
+        }
+        let chunk = CHUNK as u32;
+        if self.rows < 2 * chunk { left } else { left / chunk * chunk }
     }
 
     /// Tokens up to the next position this request wants to remember.
