@@ -2,10 +2,12 @@
 //! scheduler; everybody else holds an [`EngineHandle`].
 
 mod handle;
+mod inputs;
 mod runner;
 mod score;
 
 pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, Stream, Timings};
+pub use inputs::{InputRow, matrix_inputs};
 pub use runner::Runner;
 pub use score::{negative_log_likelihood, score};
 
