@@ -3,7 +3,11 @@
 use super::{PRESETS, Preset, write::tensors};
 use crate::{
     arch::{self, Header},
-    model::lower::lower,
+    model::{
+        ModelSpec,
+        kinds::{Kind, layers, legend},
+        lower::lower,
+    },
 };
 use kvas_gguf::Quant;
 
@@ -16,7 +20,12 @@ fn presets_have_the_parameters_and_layers_of_their_models() {
         let ratio = found as f64 / (preset.millions * 1e6);
         println!("{}: {found} parameters, {ratio:.4} of the published number", preset.name);
         // Published numbers are rounded: 1.5 billion is 1.46, 48 billion is 49.1.
-        assert!((ratio - 1.0).abs() < 0.03, "{}: {found} parameters, {} million published", preset.name, preset.millions);
+        assert!(
+            (ratio - 1.0).abs() < 0.03,
+            "{}: {found} parameters, {} million published",
+            preset.name,
+            preset.millions
+        );
     }
 }
 
@@ -32,10 +41,14 @@ fn files_of_presets_are_read_as_the_models_they_are() {
     }
 }
 
+fn spec(preset: &str) -> ModelSpec {
+    let preset: &Preset = super::find(preset).unwrap();
+    preset.spec(&preset.metadata()).unwrap()
+}
+
 /// Shape and format of a tensor of a preset whose matrices are Q4_K.
 fn tensor(preset: &str, name: &str) -> (Vec<u64>, Quant) {
-    let preset: &Preset = super::find(preset).unwrap();
-    let spec = preset.spec(&preset.metadata()).unwrap();
+    let spec = spec(preset);
     let tensors = tensors(&spec, &lower(&spec), Quant::Q4K);
     let tensor = tensors.into_iter().find(|tensor| tensor.name == name).unwrap();
     (tensor.shape, tensor.quant)
@@ -73,4 +86,38 @@ fn shapes_and_formats_are_those_of_a_converter() {
     ] {
         assert_eq!(tensor(preset, name), (shape.to_vec(), quant), "{preset} {name}");
     }
+}
+
+#[test]
+fn kinds_follow_the_mixer_of_the_layer() {
+    for (preset, name, kind) in [
+        ("qwen3.5-0.8b", "blk.0.attn_qkv.weight", "gated delta"),
+        ("qwen3.5-0.8b", "blk.3.attn_q.weight", "attention"),
+        ("qwen3.5-0.8b", "blk.3.attn_q_norm.weight", "norm"),
+        ("qwen3.5-0.8b", "blk.24.attn_q.weight", "prediction"),
+        ("falcon-h1-0.5b", "blk.0.attn_q.weight", "attention"),
+        ("falcon-h1-0.5b", "blk.0.ssm_in.weight", "mamba-2"),
+        ("falcon-h1-0.5b", "blk.0.ffn_norm", "norm"),
+        ("kimi-linear-48b", "blk.0.attn_q.weight", "gated delta"),
+        ("kimi-linear-48b", "blk.3.attn_k_b.weight", "latent attention"),
+        ("kimi-linear-48b", "blk.1.exp_probs_b.bias", "router"),
+        ("qwen3.5-35b-a3b", "blk.1.ffn_gate_inp_shexp.weight", "shared expert"),
+        ("lfm2-1.2b", "blk.0.shortconv.conv.weight", "short convolution"),
+        ("jamba-reasoning-3b", "blk.0.ssm_x.weight", "mamba-1"),
+    ] {
+        assert_eq!(Kind::of(name, Some(&spec(preset))).name(), kind, "{preset} {name}");
+    }
+    assert_eq!(Kind::of("blk.0.ssm_in.weight", None), Kind::Recurrent);
+    assert_eq!(Kind::of("v.patch_embd.weight", None), Kind::Other);
+}
+
+#[test]
+fn layers_say_once_what_repeats() {
+    assert_eq!(layers(&spec("qwen3.5-0.8b")), "24: 6 x (Df Df Df Af)");
+    assert_eq!(layers(&spec("mamba2-370m")), "48: 48 x (M)");
+    assert_eq!(layers(&spec("lfm2-1.2b")), "16: Cf Cf Af Cf Cf Af Cf Cf Af Cf Af Cf Af Cf Af Cf");
+    assert_eq!(
+        legend(&spec("kimi-linear-48b")),
+        "L latent attention, K gated delta per channel, f feed-forward, e experts"
+    );
 }
