@@ -153,10 +153,10 @@ impl<'a> Report<'a> {
 
     fn as_json(&self) -> serde_json::Value {
         let (spec, plan) = (&self.model.spec, &self.plan);
-        let tally = |tally: Tally| json!({"all": tally.parameters, "per_token": tally.active, "bytes": tally.bytes});
-        let kinds = self.kinds.iter().map(|(kind, of_kind)| (kind.name(), tally(*of_kind)));
-        let parameters: serde_json::Map<_, _> =
-            kinds.chain([("total", tally(self.total()))]).map(|(name, value)| (name.to_string(), value)).collect();
+        let kinds = self.kinds.iter().map(|(kind, tally)| {
+            json!({"kind": kind.name(), "all": tally.parameters, "per_token": tally.active, "bytes": tally.bytes})
+        });
+        let total = self.total();
         let fit = |context: usize, sequences: usize, bytes: u64| {
             let missing = bytes.saturating_sub(self.available_bytes);
             json!({"context": context, "sequences": sequences, "bytes": bytes, "missing_bytes": missing})
@@ -176,7 +176,7 @@ impl<'a> Report<'a> {
             "slots": plan.limits.slots,
             "snapshots": WANTED.snapshots,
             "replay": {"history": plan.limits.replay.history, "window": plan.limits.replay.window},
-            "parameters": parameters,
+            "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
             "memory": {
                 "weights_bytes": plan.weights_bytes,
                 "kv_bytes": plan.pages_bytes,
@@ -196,7 +196,8 @@ impl<'a> Report<'a> {
 fn count(parameters: usize) -> String {
     match parameters {
         0..10_000 => parameters.to_string(),
-        10_000..1_000_000_000 => format!("{:.2} M", parameters as f64 / 1e6),
+        10_000..1_000_000 => format!("{:.2} K", parameters as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} M", parameters as f64 / 1e6),
         _ => format!("{:.2} B", parameters as f64 / 1e9),
     }
 }
