@@ -68,7 +68,7 @@ impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let memory = Memory::new(runner.program(), runner.limits(), config.snapshots);
-        let scheduler = Scheduler::new(config.rows);
+        let scheduler = Scheduler::new(config.rows, runner.limits().replay.window);
         let (jobs, conversations) = (HashMap::new(), HashMap::new());
         let engine =
             Engine { config, runner, memory, scheduler, jobs, conversations, next_conversation: 0, tokens_read: 0 };

@@ -124,7 +124,7 @@ fn mixer_shape(mixer: &Mixer, stem: &str, [rows, columns]: [usize; 2]) -> Option
 }
 
 /// Mean and standard deviation of a tensor's numbers: a model of these neither explodes nor dies out.
-fn distribution(tensor: &Tensor) -> (f32, f32) {
+pub(super) fn distribution(tensor: &Tensor) -> (f32, f32) {
     match tensor.name.as_str() {
         name if name.contains("norm") || name.ends_with("rope_freqs.weight") || name.ends_with("ssm_d") => (1.0, 0.1),
         // Rates of decay are negative, steps small.

@@ -38,12 +38,14 @@ pub struct StepPlan {
 pub struct Scheduler {
     sequences: Vec<Sequence>,
     rows: u32,
+    window: u32,
 }
 
 impl Scheduler {
-    /// A scheduler of steps of at most `rows` tokens.
-    pub fn new(rows: usize) -> Self {
-        Self { sequences: Vec::new(), rows: rows as u32 }
+    /// A scheduler of steps of at most `rows` tokens, for a backend whose spans of at most `window` rows can be taken
+    /// back.
+    pub fn new(rows: usize, window: usize) -> Self {
+        Self { sequences: Vec::new(), rows: rows as u32, window: window as u32 }
     }
 
     /// Adds an open, empty sequence.
@@ -120,15 +122,20 @@ impl Scheduler {
     }
 
     /// How many of the `rows` tokens of a sequence that are to be read a step with `left` rows to spare takes. A prompt
-    /// is cut at whole chunks from where its reading began, or from its last seal, so that its results do not depend
-    /// on what else is in a step; only a step too small for one chunk takes what it can.
+    /// is cut at whole chunks from where its reading began, or from its last seal, and what is left of it is read
+    /// alone if it can be taken back, which is computed in another way: so its results do not depend on what else is
+    /// in a step. Only a step too small for chunks takes what it can.
     fn cut(&self, memory: &Memory, id: SequenceId, rows: u32, left: u32) -> u32 {
-        let rows = rows.min(self.until_seal(memory, id));
-        if rows <= left {
-            return rows;
-        }
         let chunk = CHUNK as u32;
-        if self.rows < 2 * chunk { left } else { left / chunk * chunk }
+        let rows = rows.min(self.until_seal(memory, id));
+        let whole = rows.min(left) / chunk * chunk;
+        if self.rows < 2 * chunk {
+            rows.min(left)
+        } else if rows > left || (whole > 0 && rows - whole <= self.window) {
+            whole
+        } else {
+            rows
+        }
     }
 
     /// Tokens up to the next position this request wants to remember.
