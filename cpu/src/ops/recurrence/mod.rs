@@ -128,7 +128,13 @@ impl State {
     }
 
     /// Writes the keys of a span behind the committed entries; every value head reads them there.
-    fn append_keys<'a>(&mut self, slot: Slot, entry: &Entry, rows: usize, key: impl Fn(usize, usize) -> &'a [f32]) {
+    pub(super) fn append_keys<'a>(
+        &mut self,
+        slot: Slot,
+        entry: &Entry,
+        rows: usize,
+        key: impl Fn(usize, usize) -> &'a [f32],
+    ) {
         let (ring, StateDecl { key_heads, key_dim, .. }) = (self.ring, self.decl);
         for head in 0..key_heads {
             for row in 0..rows {
