@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod display;
 pub mod op;
 pub mod program;
 pub mod reference;
@@ -15,7 +16,7 @@ pub use op::Op;
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;
-pub use step::{Outputs, Page, Slot, Span, Step};
+pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{Cursors, KvType, Limits, Replay, StoreDecl};
 
 use kvas_gguf::Quant;
@@ -122,10 +123,14 @@ pub trait Backend: Send {
             Op::Norm(op) => self.norm(op),
             Op::Linear(op) => self.linear(op),
             Op::GatedLinear(op) => self.gated_linear(op),
+            Op::HeadLinear(op) => self.head_linear(op),
             Op::RopeStore(op) => self.rope_store(op),
             Op::Attention(op) => self.attention(op),
             Op::CausalConv(op) => self.causal_conv(op),
+            Op::ShortConv(op) => self.short_conv(op),
             Op::GatedDelta(op) => self.gated_delta(op),
+            Op::Mamba2(op) => self.mamba2(op),
+            Op::Mamba1(op) => self.mamba1(op),
             Op::GatedNorm(op) => self.gated_norm(op),
             Op::Route(op) => self.route(op),
             Op::ExpertGatedLinear(op) => self.expert_gated_linear(op),
@@ -162,15 +167,23 @@ pub trait Backend: Send {
     fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError>;
     /// `activation(x gate^T) * (x up^T)`.
     fn gated_linear(&mut self, op: &op::GatedLinear) -> Result<(), DeviceError>;
+    /// Matrix product of every head with a weight of its own.
+    fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError>;
     /// Rotates q and k, appends k and v to the sequences' pages.
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError>;
     /// Softmax attention over the sequences' pages.
     fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError>;
     /// Depthwise causal convolution, then SiLU.
     fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError>;
+    /// Gated short convolution.
+    fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError>;
     /// The gated delta rule.
     fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError>;
-    /// Per-head norm times an activated gate.
+    /// The Mamba-2 recurrence.
+    fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError>;
+    /// The Mamba-1 selective scan.
+    fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError>;
+    /// Norm of groups of columns and an activated gate.
     fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError>;
     /// Chooses experts.
     fn route(&mut self, op: &op::Route) -> Result<(), DeviceError>;

@@ -152,6 +152,11 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
+        self.machine().head_linear(op);
+        Ok(())
+    }
+
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
         self.machine().rope_store(op);
         Ok(())
@@ -169,6 +174,21 @@ impl Backend for Cpu {
 
     fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
         self.machine().gated_delta(op);
+        Ok(())
+    }
+
+    fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError> {
+        self.machine().short_conv(op);
+        Ok(())
+    }
+
+    fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
+        self.machine().mamba2(op);
+        Ok(())
+    }
+
+    fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
+        self.machine().mamba1(op);
         Ok(())
     }
 

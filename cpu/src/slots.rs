@@ -2,7 +2,7 @@
 
 use kvas_backend::{
     KvType, Limits, Page, Slot,
-    store::{ConvDecl, Cursor, DeltaDecl, PagesDecl, Replay},
+    store::{ConvDecl, Cursor, PagesDecl, Replay, StateDecl},
 };
 
 /// Keys and values of all softmax layers: single-layer pages of one size. Zeroed by the allocator, so that a page
@@ -46,9 +46,9 @@ impl Pages {
     /// Where the key and the value of one head of a token begin, in elements.
     pub(crate) fn find(&self, decl: &PagesDecl, table: &[Page], position: usize, head: usize) -> [usize; 2] {
         let page = table[position / self.page_size].0 as usize;
-        let block = page * self.stride + head * self.page_size * (decl.key_dim + decl.value_dim);
+        let block = page * self.stride + head * decl.head_elements(self.page_size);
         let row = position % self.page_size;
-        [block + row * decl.key_dim, block + self.page_size * decl.key_dim + row * decl.value_dim]
+        [block + row * decl.key_dim, block + decl.values_at(self.page_size) + row * decl.value_stride()]
     }
 
     /// Writes elements from `at` on, rounded to the type of the pages.
@@ -82,7 +82,7 @@ impl Pages {
 pub(crate) enum Memory {
     /// Nothing: pages are in the arena.
     Pages,
-    Delta(Delta),
+    State(State),
     Conv(Conv),
 }
 
@@ -95,9 +95,9 @@ impl Memory {
         };
         match self {
             Memory::Pages => {}
-            Memory::Delta(delta) => {
-                let slots = delta.slots;
-                for values in [&mut delta.state, &mut delta.u, &mut delta.k, &mut delta.g] {
+            Memory::State(state) => {
+                let slots = state.slots;
+                for values in [&mut state.state, &mut state.u, &mut state.k, &mut state.g] {
                     copy(values, slots);
                 }
             }
@@ -106,10 +106,10 @@ impl Memory {
     }
 }
 
-/// Checkpoints and replay rings of a gated delta layer.
+/// Checkpoints and replay rings of a linear attention or state-space layer.
 #[derive(Debug)]
-pub(crate) struct Delta {
-    pub(crate) decl: DeltaDecl,
+pub(crate) struct State {
+    pub(crate) decl: StateDecl,
     slots: usize,
     /// Rows of a ring, a power of two; 0: there is none.
     pub(crate) ring: usize,
@@ -119,12 +119,12 @@ pub(crate) struct Delta {
     pub(crate) u: Vec<f32>,
     /// `[slots][key_heads][ring][key_dim]`
     pub(crate) k: Vec<f32>,
-    /// `[slots][value_heads][ring]`
+    /// `[slots][value_heads][ring][decays]`
     pub(crate) g: Vec<f32>,
 }
 
-impl Delta {
-    pub(crate) fn new(decl: DeltaDecl, slots: usize, replay: Replay) -> Self {
+impl State {
+    pub(crate) fn new(decl: StateDecl, slots: usize, replay: Replay) -> Self {
         let ring = replay.ring_rows();
         Self {
             decl,
@@ -133,12 +133,23 @@ impl Delta {
             state: vec![0.0; slots * decl.state_elements()],
             u: vec![0.0; slots * decl.value_heads * ring * decl.value_dim],
             k: vec![0.0; slots * decl.key_heads * ring * decl.key_dim],
-            g: vec![0.0; slots * decl.value_heads * ring],
+            g: vec![0.0; slots * decl.value_heads * ring * decl.decays()],
         }
     }
 
+    /// What a slot holds: the checkpoint, `u` and `g`, and `k`.
+    pub(crate) fn slot(&mut self, slot: Slot) -> (&mut [f32], (&mut [f32], &mut [f32]), &[f32]) {
+        let slots = self.slots;
+        let of = |values: &[f32]| {
+            let size = values.len() / slots;
+            slot.0 as usize * size..(slot.0 as usize + 1) * size
+        };
+        let (state, u, k, g) = (of(&self.state), of(&self.u), of(&self.k), of(&self.g));
+        (&mut self.state[state], (&mut self.u[u], &mut self.g[g]), &self.k[k])
+    }
+
     /// Elements of all slots, computed without overflow.
-    pub(crate) fn elements(decl: &DeltaDecl, slots: usize, replay: Replay) -> usize {
+    pub(crate) fn elements(decl: &StateDecl, slots: usize, replay: Replay) -> usize {
         let ring = replay.ring_rows().saturating_mul(decl.ring_row_elements());
         slots.saturating_mul(decl.state_elements().saturating_add(ring))
     }
@@ -171,6 +182,7 @@ pub(crate) fn ring_runs(cursor: Cursor, ring: usize) -> [std::ops::Range<usize>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvas_backend::store::PageLayout;
 
     #[test]
     fn ring_runs_wrap() {
@@ -190,7 +202,8 @@ mod tests {
             replay: Replay::OFF,
             kv_type: KvType::Bf16,
         };
-        let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5 };
+        let layout = PageLayout::Separate;
+        let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout };
         let mut pages = Pages::new(decl.page_elements(4), &limits);
         let [key, value] = pages.find(&decl, &[Page(3), Page(1)], 6, 1);
         assert_eq!([key, value], [64 + 32 + 2 * 3, 64 + 32 + 4 * 3 + 2 * 5]);

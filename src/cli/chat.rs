@@ -50,8 +50,11 @@ pub(crate) struct Chat {
     sampling: SamplingFlags,
 }
 
+/// Tokens of a prompt between two snapshots: one costs less than reading a token (ALGORITHMS 3.3).
+const SNAPSHOT_EVERY: u32 = 512;
+
 /// What a conversation needs: one sequence, and snapshots to go back to.
-pub(crate) const WANTED: device::Wanted = device::Wanted { sequences: 1, snapshots: 8, outputs: 1, context: None };
+pub(crate) const WANTED: device::Wanted = device::Wanted { sequences: 1, snapshots: 16, outputs: 1, context: None };
 
 /// One line about a request.
 pub(crate) fn statistics(timings: &Timings) -> String {
@@ -73,12 +76,15 @@ impl Chat {
         let (runner, plan) = device::prepare(&self.model, &model, WANTED)?;
         let page_elements = model.program.stores.iter().map(|store| match store {
             StoreDecl::Pages(pages) => pages.page_elements(plan.limits.page_size),
-            StoreDecl::Delta(_) | StoreDecl::Conv(_) => 0,
+            StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
         });
         let page_bytes = (page_elements.max().unwrap_or(0) * plan.limits.kv_type.bytes()) as u64;
         let sizes = Sizes { page_bytes, slot_bytes: plan.slot_bytes, context: plan.context };
         let (rows, snapshots) = (plan.limits.rows, WANTED.snapshots);
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots });
+        let engine = Engine::start(
+            runner,
+            EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY },
+        );
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let settings = ChatSettings { params, max_tokens, stop_strings: self.reverse_prompt, template_variables };
         let name = self.model.model.file_name().unwrap_or_default().to_string_lossy().to_string();

@@ -1,5 +1,6 @@
 //! `kvas convert`: a Hugging Face checkpoint to GGUF.
 
+use super::progress;
 use anyhow::Context;
 use clap::Args;
 use kvas_gguf::Quant;
@@ -49,15 +50,7 @@ impl Convert {
             format!("--type {}, expected one of {}", self.quant, names.join(", "))
         })?;
         let mtp = if self.no_mtp { MtpBlocks::Omit } else { MtpBlocks::WhenPresent };
-        let bar = indicatif::ProgressBar::new(0);
-        let template = "{msg:40!} {bar:30} {bytes}/{total_bytes} {eta}";
-        bar.set_style(indicatif::ProgressStyle::with_template(template).expect("the template is well formed"));
-        let shown = bar.clone();
-        let progress: kvas_tools::convert::ProgressFn = Box::new(move |progress| {
-            shown.set_length(progress.total);
-            shown.set_position(progress.done);
-            shown.set_message(progress.tensor.to_string());
-        });
+        let (bar, progress) = progress::tensors();
         let tensors = self.split_max_tensors.map(|count| SplitLimit::Tensors(count as usize));
         let split = self.split_max_size.map(SplitLimit::Bytes).or(tensors);
         let options = ConvertOptions { quant, pre: self.pre, mtp, name: self.name, split, progress: Some(progress) };

@@ -12,8 +12,7 @@ use std::path::PathBuf;
     after_help = "Examples:\n  kvas make-model --preset qwen3.5-0.8b --type q8_0 -o random.gguf\n  kvas bench -m random.gguf"
 )]
 pub(crate) struct MakeModel {
-    /// Whose shapes
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = format!("Whose shapes: {}", names()))]
     preset: String,
     /// Format of the matrices
     #[arg(long = "type", value_name = "TYPE", default_value = "q8_0")]
@@ -23,12 +22,15 @@ pub(crate) struct MakeModel {
     output: PathBuf,
 }
 
+/// The presets there are.
+fn names() -> String {
+    PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
+}
+
 impl MakeModel {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let preset = presets::find(&self.preset).with_context(|| {
-            let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
-            format!("--preset {}, expected one of {}", self.preset, names.join(", "))
-        })?;
+        let preset = presets::find(&self.preset)
+            .with_context(|| format!("--preset {}, expected one of {}", self.preset, names()))?;
         let quant = Quant::from_name(&self.quant).filter(|quant| quant.can_quantize()).with_context(|| {
             let names: Vec<_> =
                 Quant::ALL.iter().filter(|quant| quant.can_quantize()).map(|quant| quant.name()).collect();

@@ -79,7 +79,8 @@ impl Run {
         let wanted = device::Wanted { sequences: 1, snapshots: 0, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let rows = plan.limits.rows;
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots: 0 });
+        let engine =
+            Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots: 0, snapshot_every: 0 });
         let request = Request {
             conversation: None,
             prompt: prompt.clone(),

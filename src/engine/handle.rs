@@ -1,7 +1,7 @@
 //! The only door to the engine: open a conversation, submit a request, hear its events.
 
 use super::Engine;
-use crate::{sampling::Sampler, scheduler::Finish};
+use crate::{memory::Miss, sampling::Sampler, scheduler::Finish};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use std::{
     sync::{
@@ -48,6 +48,8 @@ pub struct Timings {
     pub prompt_tokens: usize,
     /// Prompt tokens that did not need to be read.
     pub cached_tokens: usize,
+    /// Why it is not more.
+    pub miss: Miss,
     /// From the request to its first token.
     pub prompt_seconds: f64,
     /// Tokens generated.

@@ -300,6 +300,7 @@ impl Repl {
             ),
         ];
         lines.extend(self.last.map(|timings| format!("last    {}", statistics(&timings))));
+        lines.extend(self.last.map(|timings| format!("reuse   {}", timings.miss)));
         Ok(lines.join("\n"))
     }
 }

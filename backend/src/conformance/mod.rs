@@ -23,6 +23,8 @@ pub enum Values {
     Normal,
     /// Normal, with every 17th column 30 times as large, as real activations have.
     Outliers,
+    /// -1, 0 or 1: many are equal.
+    Few,
     /// Uniform between two numbers.
     Uniform(f32, f32),
 }
@@ -171,6 +173,7 @@ fn fill(case: &Case, (act, values): (Act, Values), step: &Step, random: &mut Ran
     let value = |at: usize| match values {
         Values::Normal => random.normal(),
         Values::Outliers => random.normal() * if at % columns % 17 == 3 { 30.0 } else { 1.0 },
+        Values::Few => random.below(3) as f32 - 1.0,
         Values::Uniform(low, high) => low + (high - low) * random.uniform(),
     };
     (act, (0..rows_of(case, act, step) * columns).map(value).collect())

@@ -2,19 +2,21 @@
 //! held in f32, sums are taken in f64; a slot is its committed state plus the inputs of the step in progress.
 
 mod attention;
-mod causal_conv;
+mod conv;
 mod gated_delta;
 mod linear;
+mod mamba;
 mod moe;
 mod norm;
 mod rope_store;
+mod state;
 
 use crate::{
     Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, StoreDecl, Weight, WeightDecl, WeightSource,
     op, program::Rows,
 };
-use causal_conv::ConvSlot;
-use gated_delta::DeltaSlot;
+use conv::ConvSlot;
+use state::StateSlot;
 use std::sync::Arc;
 
 /// The backend every other one is compared with.
@@ -34,7 +36,7 @@ pub struct Reference {
 enum Data {
     /// `[pages * page_elements]`
     Pages(Vec<f32>),
-    Delta(Vec<DeltaSlot>),
+    State(Vec<StateSlot>),
     Conv(Vec<ConvSlot>),
 }
 
@@ -101,6 +103,7 @@ fn activate(activation: op::Activation, x: f32) -> f32 {
     match activation {
         op::Activation::Silu => x * sigmoid(x),
         op::Activation::Sigmoid => sigmoid(x),
+        op::Activation::ReluSquared => x.max(0.0) * x.max(0.0),
     }
 }
 
@@ -131,7 +134,7 @@ impl Backend for Reference {
                 StoreDecl::Pages(pages) => {
                     Data::Pages(vec![f32::NAN; limits.pages * pages.page_elements(limits.page_size)])
                 }
-                StoreDecl::Delta(delta) => Data::Delta(vec![DeltaSlot::new(delta); limits.slots]),
+                StoreDecl::State(state) => Data::State(vec![StateSlot::new(state); limits.slots]),
                 StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.slots]),
             })
             .collect();
@@ -155,7 +158,7 @@ impl Backend for Reference {
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {} // rejected rows are overwritten by the next ones
-                    Data::Delta(slots) => slots[slot.0 as usize].commit(rows as usize),
+                    Data::State(slots) => slots[slot.0 as usize].commit(rows as usize),
                     Data::Conv(slots) => slots[slot.0 as usize].commit(rows as usize),
                 }
             }
@@ -168,7 +171,7 @@ impl Backend for Reference {
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {}
-                    Data::Delta(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
+                    Data::State(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
                     Data::Conv(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
                 }
             }
@@ -182,7 +185,7 @@ impl Backend for Reference {
         for slot in slots.iter().map(|slot| slot.0 as usize) {
             for (store, decl) in self.stores.iter_mut().zip(&program.stores) {
                 match (store, decl) {
-                    (Data::Delta(slots), StoreDecl::Delta(delta)) => slots[slot] = DeltaSlot::new(delta),
+                    (Data::State(slots), StoreDecl::State(state)) => slots[slot] = StateSlot::new(state),
                     (Data::Conv(slots), StoreDecl::Conv(conv)) => slots[slot] = ConvSlot::new(conv),
                     _ => {} // pages belong to no slot
                 }
@@ -216,7 +219,8 @@ impl Backend for Reference {
     fn embed(&mut self, op: &op::Embed) -> Result<(), DeviceError> {
         let width = self.columns(op.out);
         self.each_row(op.out, |this, row| {
-            this.weight(op.table)[this.step.tokens()[row] as usize * width..][..width].to_vec()
+            let values = &this.weight(op.table)[this.step.tokens()[row] as usize * width..][..width];
+            values.iter().map(|x| op.scale * x).collect()
         });
         Ok(())
     }
@@ -241,6 +245,11 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
+        linear::head_linear(self, op);
+        Ok(())
+    }
+
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
         rope_store::rope_store(self, op);
         Ok(())
@@ -252,12 +261,27 @@ impl Backend for Reference {
     }
 
     fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError> {
-        causal_conv::causal_conv(self, op);
+        conv::causal_conv(self, op);
+        Ok(())
+    }
+
+    fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError> {
+        conv::short_conv(self, op);
         Ok(())
     }
 
     fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
         gated_delta::gated_delta(self, op);
+        Ok(())
+    }
+
+    fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
+        mamba::mamba2(self, op);
+        Ok(())
+    }
+
+    fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
+        mamba::mamba1(self, op);
         Ok(())
     }
 

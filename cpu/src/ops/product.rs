@@ -29,12 +29,15 @@ pub(crate) fn scratch(matrix: &Matrix) -> usize {
     2 * ROWS * OUTPUTS + dequantised
 }
 
-/// Activation rows `[rows, columns]`, in the forms that formats want.
+/// Activation rows, in the forms that formats want.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Activations<'a> {
+    /// That are multiplied.
     pub(crate) columns: usize,
+    /// Values from one row of `x` to the next.
+    pub(crate) stride: usize,
     pub(crate) x: &'a [f32],
-    /// In 8 bits; empty if no format wants it.
+    /// `[rows, columns]` in 8 bits; empty if no format wants it.
     pub(crate) values: &'a [i8],
     /// By block.
     pub(crate) scales: &'a [f32],
@@ -43,13 +46,13 @@ pub(crate) struct Activations<'a> {
 }
 
 impl<'a> Activations<'a> {
-    /// Rows that are multiplied in f32.
-    pub(crate) fn float(x: &'a [f32], columns: usize) -> Self {
-        Self { columns, x, values: &[], scales: &[], sums: &[] }
+    /// The first `columns` of every `stride` values, to be multiplied in f32.
+    pub(crate) fn float(x: &'a [f32], columns: usize, stride: usize) -> Self {
+        Self { columns, stride, x, values: &[], scales: &[], sums: &[] }
     }
 
     fn float_row(&self, row: usize) -> &'a [f32] {
-        &self.x[row * self.columns..][..self.columns]
+        &self.x[row * self.stride..][..self.columns]
     }
 
     fn quantised_row(&self, row: usize) -> QuantisedRow<'a> {
@@ -99,14 +102,26 @@ impl Entries<'_> {
 /// What becomes of the products of one entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Finish<'a> {
-    /// `out = y`
-    Write,
-    /// `out = [out +] sigmoid(gate[entry]) * (y + bias)`
-    Linear { bias: Option<&'a [f32]>, gate: Option<&'a [f32]>, accumulate: bool },
+    Linear(Linear<'a>),
     /// `out = activation(y) * (the other matrix's product)`
     Gated(Activation),
     /// `out += weights[entry] * y`
     Weighted(&'a [f32]),
+}
+
+/// `out = [out +] scale * sigmoid(gate[entry]) * activation(y + bias)`
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Linear<'a> {
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) activation: Option<Activation>,
+    pub(crate) gate: Option<&'a [f32]>,
+    pub(crate) scale: f32,
+    pub(crate) accumulate: bool,
+}
+
+impl Linear<'_> {
+    /// `out = y`
+    pub(crate) const PLAIN: Self = Self { bias: None, activation: None, gate: None, scale: 1.0, accumulate: false };
 }
 
 /// A product: everything but where a thread writes.
@@ -197,6 +212,7 @@ impl Product<'_> {
 struct RowsTimes<'a, F> {
     weights: &'a [u8],
     count: usize,
+    row_bytes: usize,
     x: Activations<'a>,
     entries: Entries<'a>,
     block: Range<usize>,
@@ -206,8 +222,8 @@ struct RowsTimes<'a, F> {
 
 impl<'a, F: Operand> RowsTimes<'a, F> {
     fn new(product: &Product<'a>, weights: &'a [u8], count: usize, block: Range<usize>) -> Self {
-        let (x, entries) = (product.x, product.entries);
-        Self { weights, count, x, entries, block, y: &mut [], format: PhantomData }
+        let (x, entries, row_bytes) = (product.x, product.entries, weights.len() / count);
+        Self { weights, count, row_bytes, x, entries, block, y: &mut [], format: PhantomData }
     }
 
     fn writing_to(mut self, y: &'a mut [f32]) -> Self {
@@ -219,21 +235,22 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
         F::row(&self.x, self.entries.entry(self.block.start + at) / self.entries.per_input)
     }
 
+    /// `W` weight rows from `first` on, `apart` from each other, times the entries from `at` on.
     #[inline(always)]
-    fn tile<S: Simd, const W: usize, const R: usize>(&mut self, simd: S, first: usize, at: usize) {
-        let row_bytes = self.weights.len() / self.count;
+    fn tile<S: Simd, const W: usize, const R: usize>(
+        &mut self,
+        simd: S,
+        (first, apart): (usize, usize),
+        (at, x): (usize, &[F::Row<'a>; ROWS]),
+    ) {
         let mut weights = [self.weights; W];
         for w in 0..W {
-            weights[w] = &self.weights[(first + w) * row_bytes..][..row_bytes];
+            weights[w] = &self.weights[(first + w * apart) * self.row_bytes..][..self.row_bytes];
         }
-        let mut x = [self.row(at); R];
-        for r in 1..R {
-            x[r] = self.row(at + r);
-        }
-        let sums = F::tile::<S, W, R>(simd, weights, x);
+        let sums = F::tile::<S, W, R>(simd, weights, *x[at..].first_chunk().expect("as many entries"));
         for r in 0..R {
             for w in 0..W {
-                self.y[(at + r) * OUTPUTS + first + w] = sums[w][r];
+                self.y[(at + r) * OUTPUTS + first + w * apart] = sums[w][r];
             }
         }
     }
@@ -242,35 +259,37 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
 impl<F: Operand> Kernel for RowsTimes<'_, F> {
     type Output = ();
 
+    /// Rows of a tile are as far apart as can be: each is then followed by the one of the next tile, and memory is
+    /// read as a few long streams, which is what it is fast at.
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let entries = self.block.len();
+        let mut x = [self.row(0); ROWS];
+        for at in 1..entries {
+            x[at] = self.row(at);
+        }
         let fours = entries - entries % 4;
         // Many entries: few weight rows are unpacked for many entries. Few entries: many rows are read at once.
-        let pairs = if fours > 0 { self.count - self.count % 2 } else { 0 };
-        for first in (0..pairs).step_by(2) {
+        let half = if fours > 0 { self.count / 2 } else { 0 };
+        for first in 0..half {
             for at in (0..fours).step_by(4) {
-                self.tile::<S, 2, 4>(simd, first, at);
+                self.tile::<S, 2, 4>(simd, (first, half), (at, &x));
             }
         }
-        for first in pairs..self.count {
+        for first in 2 * half..self.count {
             for at in 0..fours {
-                self.tile::<S, 1, 1>(simd, first, at);
+                self.tile::<S, 1, 1>(simd, (first, 1), (at, &x));
             }
         }
-        let whole = self.count - self.count % F::TOGETHER;
-        for first in (0..whole).step_by(F::TOGETHER) {
+        let quarter = self.count / 4;
+        for first in 0..quarter {
             for at in fours..entries {
-                if F::TOGETHER == 2 {
-                    self.tile::<S, 2, 1>(simd, first, at);
-                } else {
-                    self.tile::<S, 4, 1>(simd, first, at);
-                }
+                self.tile::<S, 4, 1>(simd, (first, quarter), (at, &x));
             }
         }
-        for first in whole..self.count {
+        for first in 4 * quarter..self.count {
             for at in fours..entries {
-                self.tile::<S, 1, 1>(simd, first, at);
+                self.tile::<S, 1, 1>(simd, (first, 1), (at, &x));
             }
         }
     }
@@ -294,15 +313,17 @@ impl Kernel for FinishRow<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Self { finish, entry, column, y, other, out } = self;
         match finish {
-            Finish::Write => out.copy_from_slice(y),
             Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
             Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
-            Finish::Linear { bias, gate, accumulate } => {
+            Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
                 if let Some(bias) = bias {
                     math::add(simd, y, &bias[column..column + out.len()]);
                 }
-                if let Some(gate) = gate {
-                    math::scale(simd, y, 1.0 / (1.0 + (-gate[entry]).exp()));
+                if let Some(activation) = activation {
+                    math::activate_in_place(simd, activation, y);
+                }
+                if gate.is_some() || scale != 1.0 {
+                    math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
                 }
                 if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
             }

@@ -6,16 +6,14 @@ use super::layout::Layout;
 use super::plan::{Data, Job};
 use super::scales::LoadedScales;
 use super::{ConvertOptions, PlannedTensor, Prepared, Progress, split};
+use crate::encode::encode_row;
 use anyhow::{Context, Result, bail};
-use kvas_gguf::{GgufWriter, Quant};
+use kvas_gguf::GgufWriter;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 
 /// Numbers worked on at a time, whatever the size of the tensor: 32 MiB as f32. In tests few enough for several parts.
 const NUMBERS_AT_ONCE: usize = if cfg!(test) { 48 } else { 8 << 20 };
-
-/// The largest number that rounds to a finite f16.
-const F16_LIMIT: f32 = 65_520.0;
 
 /// What was written.
 pub(super) struct Written {
@@ -73,7 +71,7 @@ fn encode(job: &Job, source: &Prepared, emit: &mut dyn FnMut(&[u8]) -> Result<()
         }
         Data::Made(numbers) => {
             let mut bytes = vec![0; job.tensor.bytes as usize];
-            encode_row(quant, numbers, &mut bytes).with_context(|| format!("tensor {name}"))?;
+            encode_row(quant, numbers, None, &mut bytes).with_context(|| format!("tensor {name}"))?;
             return emit(&bytes);
         }
     };
@@ -85,18 +83,6 @@ fn encode(job: &Job, source: &Prepared, emit: &mut dyn FnMut(&[u8]) -> Result<()
         scales.map(|scales| scales.map(|scales| scales.load(checkpoint)).transpose()).collect::<Result<_>>()?;
     let rows = Rows { checkpoint, sources, scales, layout: &layout, float, source_rows };
     if layout.transposed { rows.encode_transposed(&job.tensor, emit) } else { rows.encode(&job.tensor, emit) }
-}
-
-fn encode_row(quant: Quant, numbers: &[f32], out: &mut [u8]) -> Result<()> {
-    if let Some((at, number)) = numbers.iter().enumerate().find(|(_, number)| !number.is_finite()) {
-        bail!("number {at} is {number}, expected a finite one");
-    }
-    if quant == Quant::F16
-        && let Some((at, number)) = numbers.iter().enumerate().find(|(_, number)| number.abs() >= F16_LIMIT)
-    {
-        bail!("number {at} is {number}, which F16 cannot hold; expected another type, such as BF16");
-    }
-    Ok(quant.quantize(numbers, out)?)
 }
 
 /// Where a number is, for messages.
@@ -132,7 +118,7 @@ impl Rows<'_> {
                 || (vec![0.0; columns], vec![0.0; columns]),
                 |(decoded, ordered), (row, (out, raw))| {
                     let numbers = self.numbers(first + row, raw, decoded, ordered);
-                    encode_row(tensor.quant, numbers, out).with_context(|| place(tensor, first + row))
+                    encode_row(tensor.quant, numbers, None, out).with_context(|| place(tensor, first + row))
                 },
             )?;
             emit(&encoded)?;
@@ -154,7 +140,7 @@ impl Rows<'_> {
             }
             encoded.par_chunks_mut(row_bytes).enumerate().try_for_each(|(column, out)| {
                 let numbers: Vec<f32> = matrix[column..].iter().step_by(columns).copied().collect();
-                encode_row(tensor.quant, &numbers, out)
+                encode_row(tensor.quant, &numbers, None, out)
                     .with_context(|| place(tensor, first / height * columns + column))
             })?;
             emit(&encoded)?;
