@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn kvas(arguments: &[&str]) -> Output {
+pub(crate) fn kvas(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).output().unwrap()
 }
 
 /// Standard output of a command that must succeed.
-fn succeeds(arguments: &[&str]) -> String {
+pub(crate) fn succeeds(arguments: &[&str]) -> String {
     let output = kvas(arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {stderr}");
@@ -24,7 +24,7 @@ fn succeeds(arguments: &[&str]) -> String {
 }
 
 /// The error of a command that must fail because of its input.
-fn fails(arguments: &[&str]) -> String {
+pub(crate) fn fails(arguments: &[&str]) -> String {
     let output = kvas(arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
@@ -43,7 +43,7 @@ pub(crate) fn shared() -> Option<PathBuf> {
     Some(folder)
 }
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_str().unwrap().to_string()
 }
 

@@ -3,6 +3,7 @@
 
 mod chat;
 mod commands;
+mod convert;
 mod golden;
 mod plan;
 mod tidy;
