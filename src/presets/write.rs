@@ -8,6 +8,7 @@ use crate::model::{
 };
 use kvas_backend::{Program, WeightDecl, WeightFormat, conformance::Random};
 use kvas_gguf::{GgufError, GgufWriter, Quant};
+use kvas_tools::quantize::fitting;
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     path::Path,
@@ -74,14 +75,12 @@ pub(super) fn tensors(spec: &ModelSpec, program: &Program, quant: Quant) -> Vec<
     order.into_iter().map(tensor).collect()
 }
 
-/// The format of a tensor: F32 for what is small and exact, the one asked for elsewhere, or a finer one where rows
-/// are not whole blocks of it.
+/// The format of a tensor: F32 for what is small and exact, elsewhere the one asked for or what its rows allow.
 fn stored_as(name: &str, decl: &WeightDecl, quant: Quant) -> Quant {
     if decl.format == WeightFormat::F32 || name.contains(".ffn_gate_inp") {
         return Quant::F32;
     }
-    let fits = |quant: &Quant| decl.shape[1].is_multiple_of(quant.block_len());
-    [quant, Quant::Q8_0].into_iter().find(fits).unwrap_or(Quant::F16)
+    fitting(quant, decl.shape[1])
 }
 
 /// The shape of a tensor of so many rows, the contiguous dimension first.
