@@ -5,7 +5,7 @@ use crate::{
     machine::Machine,
     pool::{Place, Pool, Tile, Tiles},
     simd::{Kernel, Proof, Simd, dense, math},
-    slots::{Memory, State},
+    slots::{Memory, State, StateSlot},
 };
 use kvas_backend::{
     Act, Slot, op,
@@ -203,7 +203,7 @@ impl State {
     ) {
         let (rows, StateDecl { key_dim, value_heads, .. }) = (self.ring, self.decl);
         let place = Place::of(self.decl.state_elements() * held.held);
-        let (state, (u, g), k) = self.slot(slot);
+        let StateSlot { state, u, k, g } = self.slot(slot);
         let parts = (
             Tiles::chunks_and_rest(state, CHANNELS * key_dim),
             (Tiles::chunks_and_rest(u, CHANNELS * rows), Tiles::chunks_and_rest(g, CHANNELS * rows)),
@@ -245,7 +245,7 @@ impl Machine {
             memory.append_keys(span.slot, &entry, rows, |_, row| &b[row * key_dim..][..key_dim]);
         }
         let (ring, place) = (memory.ring, Place::of(memory.decl.state_elements() * rows));
-        let (state, (u, g), k) = memory.slot(span.slot);
+        let StateSlot { state, u, k, g } = memory.slot(span.slot);
         let state = Tiles::chunks_and_rest(state, CHANNELS * key_dim);
         let chunks = |all| Tiles::chunks_and_rest(all, CHANNELS * ring);
         let rings = (!entry.is_final).then(|| (chunks(u), chunks(g)));
