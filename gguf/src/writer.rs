@@ -322,8 +322,8 @@ impl State {
     }
 }
 
-fn io_error(path: &Path, source: std::io::Error) -> GgufError {
-    GgufError::Io { path: path.display().to_string(), source }
+fn io_error(path: &Path, error: std::io::Error) -> GgufError {
+    GgufError::Io { path: path.display().to_string(), error }
 }
 
 fn folder_of(path: &Path) -> &Path {
