@@ -15,7 +15,7 @@ fn kvas(arguments: &[&str]) -> Output {
 }
 
 /// Standard output of a command that must succeed.
-fn succeeds(arguments: &[&str]) -> String {
+pub(crate) fn succeeds(arguments: &[&str]) -> String {
     let output = kvas(arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {stderr}");
@@ -23,7 +23,7 @@ fn succeeds(arguments: &[&str]) -> String {
 }
 
 /// The error of a command that must fail because of its input.
-fn fails(arguments: &[&str]) -> String {
+pub(crate) fn fails(arguments: &[&str]) -> String {
     let output = kvas(arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
@@ -42,7 +42,7 @@ pub(crate) fn shared() -> Option<PathBuf> {
     Some(folder)
 }
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_str().unwrap().to_string()
 }
 

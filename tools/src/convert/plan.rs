@@ -6,6 +6,7 @@ use super::layout::Layout;
 use super::settings::Settings;
 use super::table::{IGNORED, Origin, Source, TensorRow, Transform};
 use super::{ConvertOptions, MtpBlocks, PlannedTensor};
+use crate::quantize::fitting;
 use anyhow::{Context, Result, bail};
 use kvas_gguf::Quant;
 use std::collections::HashSet;
@@ -193,21 +194,6 @@ fn stored_as(name: &str, shape: &[usize], quant: Quant) -> Quant {
         || F32_ENDINGS.iter().any(|ending| name.ends_with(ending));
     let columns = shape.last().copied().unwrap_or(1);
     if precise { Quant::F32 } else { fitting(quant, columns) }
-}
-
-/// The asked-for type, or for rows that are not whole blocks of it the nearest type that they are.
-fn fitting(quant: Quant, columns: usize) -> Quant {
-    if quant.row_bytes(columns).is_some() {
-        return quant;
-    }
-    let smaller = match quant.block_len() {
-        256 if quant == Quant::Q4K => Quant::Q5_0,
-        256 if quant == Quant::Q5K => Quant::Q5_1,
-        256 if quant == Quant::Q6K => Quant::Q8_0,
-        256 => Quant::Iq4Nl,
-        _ => return Quant::F16,
-    };
-    if smaller.row_bytes(columns).is_some() { smaller } else { Quant::F16 }
 }
 
 fn bytes_of(quant: Quant, shape: &[usize]) -> Option<u64> {
