@@ -6,4 +6,5 @@ mod commands;
 mod convert;
 mod golden;
 mod plan;
+mod quantize;
 mod tidy;
