@@ -226,11 +226,12 @@ fn every_type_that_can_be_written_is_written() {
     for quant in Quant::ALL.iter().copied().filter(|quant| quant.can_quantize()) {
         let file = fixture.convert(&of(quant)).unwrap();
         let expected = match quant.block_len() {
-            256 if [Quant::Tq1_0, Quant::Tq2_0].contains(&quant) => Quant::Q4_0,
+            256 if [Quant::Q2K, Quant::Q3K].contains(&quant) => Quant::Q4_0,
             256 if quant == Quant::Q4K => Quant::Q5_0,
             256 if quant == Quant::Q5K => Quant::Q5_1,
             256 if quant == Quant::Q6K => Quant::Q8_0,
-            256 => Quant::Iq4Nl,
+            256 if quant == Quant::Iq4Xs => Quant::Iq4Nl,
+            256 => Quant::F16,
             _ => quant,
         };
         assert_eq!(file.tensor("blk.0.ffn_down_exps.weight").unwrap().quant, expected, "{quant}");
