@@ -16,7 +16,12 @@ fn presets_have_the_parameters_and_layers_of_their_models() {
         let ratio = found as f64 / (preset.millions * 1e6);
         println!("{}: {found} parameters, {ratio:.4} of the published number", preset.name);
         // Published numbers are rounded: 1.5 billion is 1.46, 48 billion is 49.1.
-        assert!((ratio - 1.0).abs() < 0.03, "{}: {found} parameters, {} million published", preset.name, preset.millions);
+        assert!(
+            (ratio - 1.0).abs() < 0.03,
+            "{}: {found} parameters, {} million published",
+            preset.name,
+            preset.millions
+        );
     }
 }
 
