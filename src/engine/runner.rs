@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Runs steps; knows nothing of requests.
 pub struct Runner {
-    backend: Box<dyn Backend>,
+    pub(super) backend: Box<dyn Backend>,
     program: Arc<Program>,
     limits: Limits,
     step: Step,
