@@ -5,4 +5,5 @@ mod chat;
 mod commands;
 mod golden;
 mod plan;
+mod session;
 mod tidy;

@@ -171,13 +171,9 @@ impl Chat {
         Ok(answer)
     }
 
-    /// What has now been read and generated. The stop token is left out: the template writes it, or something else.
+    /// What has now been read and generated.
     fn remember(&mut self, text: String, prompt: Vec<u32>, answer: &Answer) {
-        let generated = match answer.ids.split_last() {
-            Some((last, rest)) if self.tokenizer.is_eog(*last) => rest,
-            _ => &answer.ids[..],
-        };
-        let ids = [&prompt[..], generated].concat();
+        let ids = [&prompt[..], generated(&answer.ids, &self.tokenizer)].concat();
         let whole = format!("{text}{}", answer.text);
         self.known.replace(text, prompt);
         self.known.replace(whole, ids);
@@ -221,6 +217,14 @@ pub fn render(
         ..Conversation::new(&messages)
     };
     template.render(&conversation).map_err(|error| error.to_string())
+}
+
+/// Generated tokens that belong to the text. A stop token is left out: the template writes it, or something else.
+pub fn generated<'a>(ids: &'a [u32], tokenizer: &Tokenizer) -> &'a [u32] {
+    match ids.split_last() {
+        Some((last, rest)) if tokenizer.is_eog(*last) => rest,
+        _ => ids,
+    }
 }
 
 /// A sampler, with its DRY sequence breakers as this tokenizer writes them.

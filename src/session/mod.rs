@@ -31,7 +31,7 @@ pub struct Session {
     /// Tokens whose keys and values there are.
     rows: usize,
     /// By page store.
-    kv: Vec<Array>,
+    kv: BTreeMap<usize, Array>,
     /// By position.
     states: BTreeMap<u32, Array>,
 }
@@ -100,7 +100,7 @@ impl Session {
             Err(SessionError::Format { path: self.path.clone(), section: section.into(), what })
         };
         let (found, expected): (Vec<usize>, _) =
-            (self.kv.iter().map(|kv| kv.shape[1]).collect(), header::columns(program));
+            (self.kv.values().map(|kv| kv.shape[1]).collect(), header::columns(program));
         if found != expected {
             return fail("kv", format!("{found:?} values a token, expected {expected:?} by layer"));
         }
@@ -120,7 +120,7 @@ impl Session {
 
     /// The keys and values of up to `rows` tokens from `first` on, in a page store.
     pub fn rows(&self, store: usize, first: usize, rows: usize, out: &mut Vec<f32>) {
-        let kv = &self.kv[store];
+        let kv = &self.kv[&store];
         let rows = rows.min(kv.shape[0].saturating_sub(first));
         self.convert(kv, first * kv.shape[1], rows * kv.shape[1], out);
     }
@@ -218,7 +218,7 @@ impl Sections {
             ["model", "architecture", "fingerprint"].map(|key| self.text(key).map(str::to_string));
         let model = ModelId { name: name?, architecture: architecture?, fingerprint: fingerprint? };
         let (path, bytes) = (path.to_string(), bytes.clone());
-        let (tokens, conversation, kv, states) = (Vec::new(), String::new(), Vec::new(), BTreeMap::new());
+        let (tokens, conversation, kv, states) = (Vec::new(), String::new(), BTreeMap::new(), BTreeMap::new());
         let mut session = Session { path, bytes, model, tokens, conversation, rows: 0, kv, states };
         for (name, range) in self.ranges() {
             let part = &session.bytes[range.clone()];
@@ -232,8 +232,9 @@ impl Sections {
                     session.conversation = text.map_err(|_| (name, "expected UTF-8 text".to_string()))?;
                 }
                 None if name == HEADER => {}
-                Some(("kv", number)) if number.parse() == Ok(session.kv.len()) => {
-                    session.kv.push(self.array(&name, range)?);
+                Some(("kv", store)) if store.parse::<usize>().is_ok() => {
+                    let store = store.parse().expect("it was read before");
+                    session.kv.insert(store, self.array(&name, range)?);
                 }
                 Some(("state", position)) if position.parse::<u32>().is_ok() => {
                     let position = position.parse().expect("it was read before");
@@ -242,7 +243,7 @@ impl Sections {
                 _ => return fault(&name, "expected no such section here"),
             }
         }
-        session.rows = session.kv.first().map_or(0, |kv| kv.shape[0]);
+        session.rows = session.kv.first_key_value().map_or(0, |(_, kv)| kv.shape[0]);
         check(&session)?;
         Ok(session)
     }
@@ -251,8 +252,11 @@ impl Sections {
 /// That the sections of a session belong together.
 fn check(session: &Session) -> Result<(), Fault> {
     let (rows, tokens) = (session.rows, session.tokens.len());
-    if let Some(store) = session.kv.iter().position(|kv| kv.shape[0] != rows) {
-        return fault(&format!("kv.{store}"), format!("{} rows, expected {rows}", session.kv[store].shape[0]));
+    if !session.kv.keys().copied().eq(0..session.kv.len()) {
+        return fault("kv", format!("layers {:?}, expected all from 0 on", session.kv.keys()));
+    }
+    if let Some((store, kv)) = session.kv.iter().find(|(_, kv)| kv.shape[0] != rows) {
+        return fault(&format!("kv.{store}"), format!("{} rows, expected {rows}", kv.shape[0]));
     }
     if rows > tokens {
         return fault("kv.0", format!("{rows} rows, expected at most one for each of {tokens} tokens"));

@@ -147,8 +147,11 @@ impl Partial {
         let bytes = self.file.metadata()?.len();
         std::fs::rename(&self.path, target)?;
         self.path.clear();
-        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(folder)?.sync_all()?;
+        // Only there can a folder be opened, and only there need its names be made safe.
+        if cfg!(unix) {
+            let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            File::open(folder)?.sync_all()?;
+        }
         Ok(bytes)
     }
 }
