@@ -140,7 +140,7 @@ fn a_stop_string_ends_the_answer_and_is_not_shown() {
 #[test]
 fn cancelled_requests_give_everything_back() {
     let model = converted(&fixture("qwen35"), Quant::F32);
-    let engine = engine(&model, 2);
+    let engine = engine(&model, 0);
     let mut random = kvas_backend::conformance::Random::new(11);
     let mut streams = std::collections::VecDeque::new();
     for _ in 0..200 {

@@ -75,10 +75,22 @@ impl Program {
                 write!(f, " -> {}", act(&o.out))
             }
             Op::GatedNorm(o) => self.fmt_gated_norm(o, f),
-            Op::CausalConv(_) | Op::ShortConv(_) | Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => {
-                self.fmt_recurrent(op, f)
+            Op::CausalConv(o) => {
+                let weights: Vec<Weight> = [o.weight].into_iter().chain(o.bias).collect();
+                f.write_str(&self.line("causal_conv", &[o.x], &weights, None))
             }
-            Op::Route(_) | Op::ExpertGatedLinear(_) | Op::ExpertLinear(_) => self.fmt_experts(op, f),
+            Op::ShortConv(o) => f.write_str(&self.line("short_conv", &[o.bcx], &[o.weight], Some(o.out))),
+            Op::GatedDelta(o) => {
+                f.write_str(&self.line("gated_delta", &[o.qkv, o.alpha, o.beta], &[o.a, o.dt], Some(o.out)))
+            }
+            Op::Mamba2(o) => f.write_str(&self.line("mamba2", &[o.xbc, o.dt], &[o.dt_bias, o.a, o.d], Some(o.out))),
+            Op::Mamba1(o) => f.write_str(&self.line("mamba1", &[o.x, o.dt, o.b, o.c], &[o.d], Some(o.out))),
+            Op::Route(o) => self.fmt_route(o, f),
+            Op::ExpertGatedLinear(o) => self.fmt_expert_gated_linear(o, f),
+            Op::ExpertLinear(o) => {
+                write!(f, "expert_linear {} {} {}", act(&o.x), act(&o.experts), weight(&o.weight))?;
+                write!(f, " {} {}", arrow(o.output), act(&o.out))
+            }
         }
     }
 
@@ -105,48 +117,26 @@ impl Program {
         }
     }
 
-    /// Ops with a state or a window: name, inputs, weights, output.
-    fn fmt_recurrent(&self, op: &Op, f: &mut Formatter<'_>) -> fmt::Result {
-        let line = |name: &str, inputs: &[Act], weights: &[Weight], out: Option<Act>| {
-            let inputs = inputs.iter().map(|act| self.a(*act));
-            let weights = weights.iter().map(|weight| self.w(*weight).to_string());
-            let out = out.map(|out| format!("-> {}", self.a(out)));
-            format!("{name:12} {}", inputs.chain(weights).chain(out).collect::<Vec<_>>().join(" "))
-        };
-        f.write_str(&match op {
-            Op::CausalConv(o) => {
-                let weights: Vec<Weight> = [o.weight].into_iter().chain(o.bias).collect();
-                line("causal_conv", &[o.x], &weights, None)
-            }
-            Op::ShortConv(o) => line("short_conv", &[o.bcx], &[o.weight], Some(o.out)),
-            Op::GatedDelta(o) => line("gated_delta", &[o.qkv, o.alpha, o.beta], &[o.a, o.dt], Some(o.out)),
-            Op::Mamba2(o) => line("mamba2", &[o.xbc, o.dt], &[o.dt_bias, o.a, o.d], Some(o.out)),
-            Op::Mamba1(o) => line("mamba1", &[o.x, o.dt, o.b, o.c], &[o.d], Some(o.out)),
-            other => unreachable!("{other:?} has no state"),
-        })
+    /// An op with a state or a window: name, inputs, weights, output.
+    fn line(&self, name: &str, inputs: &[Act], weights: &[Weight], out: Option<Act>) -> String {
+        let inputs = inputs.iter().map(|act| self.a(*act));
+        let weights = weights.iter().map(|weight| self.w(*weight).to_string());
+        let out = out.map(|out| format!("-> {}", self.a(out)));
+        format!("{name:12} {}", inputs.chain(weights).chain(out).collect::<Vec<_>>().join(" "))
     }
 
-    fn fmt_experts(&self, op: &Op, f: &mut Formatter<'_>) -> fmt::Result {
-        let (act, weight) = (|act: &Act| self.a(*act), |weight: &Weight| self.w(*weight));
-        match op {
-            Op::Route(o) => {
-                write!(f, "route        {}", act(&o.logits))?;
-                o.bias.iter().try_for_each(|bias| write!(f, " + {}", weight(bias)))?;
-                write!(f, " -> {} {}", act(&o.experts), act(&o.weights))?;
-                scaled(f, o.scale)
-            }
-            Op::ExpertGatedLinear(o) => {
-                write!(f, "expert_gated_linear {} {}", act(&o.x), act(&o.experts))?;
-                o.gate.iter().try_for_each(|gate| write!(f, " {}", weight(gate)))?;
-                write!(f, " {}", weight(&o.up))?;
-                o.gate.is_none().then(|| write!(f, " {}", o.activation)).transpose()?;
-                write!(f, " -> {}", act(&o.out))
-            }
-            Op::ExpertLinear(o) => {
-                write!(f, "expert_linear {} {} {}", act(&o.x), act(&o.experts), weight(&o.weight))?;
-                write!(f, " {} {}", arrow(o.output), act(&o.out))
-            }
-            other => unreachable!("{other:?} has no experts"),
-        }
+    fn fmt_route(&self, o: &op::Route, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "route        {}", self.a(o.logits))?;
+        o.bias.iter().try_for_each(|bias| write!(f, " + {}", self.w(*bias)))?;
+        write!(f, " -> {} {}", self.a(o.experts), self.a(o.weights))?;
+        scaled(f, o.scale)
+    }
+
+    fn fmt_expert_gated_linear(&self, o: &op::ExpertGatedLinear, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "expert_gated_linear {} {}", self.a(o.x), self.a(o.experts))?;
+        o.gate.iter().try_for_each(|gate| write!(f, " {}", self.w(*gate)))?;
+        write!(f, " {}", self.w(o.up))?;
+        o.gate.is_none().then(|| write!(f, " {}", o.activation)).transpose()?;
+        write!(f, " -> {}", self.a(o.out))
     }
 }

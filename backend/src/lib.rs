@@ -16,7 +16,7 @@ pub use op::Op;
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;
-pub use step::{Outputs, Page, Slot, Span, Step};
+pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{Cursors, KvType, Limits, Replay, StoreDecl};
 
 use kvas_gguf::Quant;

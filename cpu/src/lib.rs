@@ -200,7 +200,8 @@ impl Backend for Cpu {
     }
 
     fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError> {
-        unimplemented!("{op:?}")
+        self.machine().short_conv(op);
+        Ok(())
     }
 
     fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
@@ -209,7 +210,8 @@ impl Backend for Cpu {
     }
 
     fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
-        unimplemented!("{op:?}")
+        self.machine().mamba1(op);
+        Ok(())
     }
 
     fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {

@@ -11,8 +11,8 @@ use crate::{
 };
 use kvas_backend::{
     Act, Cursors, DeviceError, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
-    op::HeadMap,
-    store::{Cursor, Entry},
+    op::{self, HeadMap},
+    store::{Cursor, Decay, Entry},
 };
 use std::sync::Arc;
 
@@ -178,10 +178,14 @@ impl Machine {
         if held.held == 0 {
             return;
         }
-        let Self { proof, pool, memory, scratch, head_maps, .. } = self;
+        let Self { proof, pool, memory, matrices, scratch, head_maps, .. } = self;
         for (memory, map) in memory.iter_mut().zip(head_maps) {
-            if let Memory::State(state) = memory {
-                state.fold((*proof, pool), (slot, held), *map, scratch);
+            let Memory::State(state) = memory else { continue };
+            match state.decl.decay {
+                Decay::PerHead | Decay::PerChannel => state.fold((*proof, pool), (slot, held), *map, scratch),
+                Decay::Rates(rates) => {
+                    state.fold_rates((*proof, pool), (slot, held), matrices[rates.0 as usize].floats());
+                }
             }
         }
     }
@@ -214,8 +218,8 @@ fn head_maps(program: &Program) -> Vec<HeadMap> {
 fn taps(program: &Program, matrices: &[Matrix]) -> Vec<Vec<f32>> {
     let mut all = vec![Vec::new(); matrices.len()];
     for op in &program.ops {
-        if let Op::CausalConv(op) = op {
-            let Weight(weight) = op.weight;
+        if let Op::CausalConv(op::CausalConv { weight, .. }) | Op::ShortConv(op::ShortConv { weight, .. }) = op {
+            let Weight(weight) = *weight;
             let matrix = &matrices[weight as usize];
             let taps = matrix.columns;
             let values = matrix.floats();

@@ -2,13 +2,13 @@
 
 use crate::{
     available_memory,
-    ops::{attention, causal_conv, moe, product, recurrence, rope_store::Ropes},
+    ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes},
     quant::Path,
     quantised::Quantised,
     slots::State,
     weights::Matrix,
 };
-use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight};
+use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
 
 /// Sizes of everything a [`crate::machine::Machine`] allocates, in elements.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -73,8 +73,14 @@ impl Plan {
             match store {
                 StoreDecl::Pages(pages) => plan.page = plan.page.max(pages.page_elements(limits.page_size)),
                 StoreDecl::State(state) => {
-                    plan.keys = plan.keys.max(limits.rows.saturating_mul(state.key_heads * state.key_dim));
-                    plan.scratch = plan.scratch.max(recurrence::scratch(state, limits.replay));
+                    let (keys, scratch) = match state.decay {
+                        Decay::PerHead | Decay::PerChannel => {
+                            (state.key_heads * state.key_dim, recurrence::scratch(state, limits.replay))
+                        }
+                        Decay::Rates(_) => (0, mamba1::scratch(state)),
+                    };
+                    plan.keys = plan.keys.max(limits.rows.saturating_mul(keys));
+                    plan.scratch = plan.scratch.max(scratch);
                 }
                 StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
             }

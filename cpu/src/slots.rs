@@ -191,6 +191,18 @@ pub(crate) struct State {
     pub(crate) g: Vec<f32>,
 }
 
+/// The checkpoint and the ring of one slot.
+pub(crate) struct StateSlot<'a> {
+    /// `[value_heads][value_dim][key_dim]`
+    pub(crate) state: &'a mut [f32],
+    /// `[value_heads][ring][value_dim]`
+    pub(crate) u: &'a mut [f32],
+    /// `[key_heads][ring][key_dim]`
+    pub(crate) k: &'a [f32],
+    /// `[value_heads][ring][decays]`
+    pub(crate) g: &'a mut [f32],
+}
+
 impl State {
     pub(crate) fn new(decl: StateDecl, slots: usize, replay: Replay) -> Self {
         let ring = replay.ring_rows();
@@ -205,15 +217,15 @@ impl State {
         }
     }
 
-    /// What a slot holds: the checkpoint, `u` and `g`, and `k`.
-    pub(crate) fn slot(&mut self, slot: Slot) -> (&mut [f32], (&mut [f32], &mut [f32]), &[f32]) {
+    /// What a slot holds.
+    pub(crate) fn slot(&mut self, slot: Slot) -> StateSlot<'_> {
         let slots = self.slots;
         let of = |values: &[f32]| {
             let size = values.len() / slots;
             slot.0 as usize * size..(slot.0 as usize + 1) * size
         };
         let (state, u, k, g) = (of(&self.state), of(&self.u), of(&self.k), of(&self.g));
-        (&mut self.state[state], (&mut self.u[u], &mut self.g[g]), &self.k[k])
+        StateSlot { state: &mut self.state[state], u: &mut self.u[u], k: &self.k[k], g: &mut self.g[g] }
     }
 
     /// Elements of all slots, computed without overflow.

@@ -138,6 +138,50 @@ fn continued(backend: &mut impl Backend, case: &Case, prompt: &[u32]) -> Vec<Vec
 }
 
 #[test]
+fn every_recurrence_goes_on_in_a_copied_slot_and_begins_anew_in_a_cleared_one() {
+    for name in ["delta 2/6 40x24", "delta per channel 2/6 40x24", "mamba2 8/8 40x24", "mamba1 67x33", "short conv 9x3"]
+    {
+        for history in [0, 3, 16] {
+            let case = case(&format!("{name} replay {history}"));
+            let (expected, found) = (copied(Reference::default(), &case), copied(Cpu::new(2), &case));
+            let error = conformance::normalised_error(&expected, &found);
+            assert!(error < case.bound, "{}: {error:.2e}", case.name);
+        }
+    }
+}
+
+fn copied(backend: impl Backend, case: &Case) -> Vec<f32> {
+    let mut backend = prepared(backend, case);
+    let mut random = Random::new(3);
+    fed(&mut backend, case, &[(1, 0, 21)], &mut random);
+    for context in 21..26 {
+        fed(&mut backend, case, &[(1, context, 1)], &mut random);
+    }
+    backend.copy_slots(&[(Slot(1), Slot(2))]).unwrap();
+    let mut out = fed(&mut backend, case, &[(1, 26, 1), (2, 26, 1)], &mut random);
+    backend.clear_slots(&[Slot(1)]).unwrap();
+    out.extend(fed(&mut backend, case, &[(1, 0, 2), (2, 27, 1)], &mut random));
+    out
+}
+
+/// Runs spans of (slot, context, rows) on random inputs, keeps all rows, and returns the first output.
+fn fed(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, usize)], random: &mut Random) -> Vec<f32> {
+    let mut step = Step::default();
+    spans.iter().for_each(|(slot, context, rows)| step.push(Slot(*slot), *context, &vec![0; *rows], Outputs::None, []));
+    let len = |act: Act| step.tokens().len() * case.program.act(act).columns;
+    for (act, _) in &case.inputs {
+        let values: Vec<f32> = (0..len(*act)).map(|_| random.normal()).collect();
+        backend.write(*act, &values).unwrap();
+    }
+    backend.run(&case.program, &step).unwrap();
+    let mut out = vec![0.0; len(case.outputs[0])];
+    backend.read(case.outputs[0], &mut out).unwrap();
+    let kept: Vec<_> = spans.iter().map(|(slot, _, rows)| (Slot(*slot), *rows as u32)).collect();
+    backend.commit(&kept).unwrap();
+    out
+}
+
+#[test]
 fn a_running_program_does_not_allocate() {
     for name in ["hybrid Q8_0 replay 16", "hybrid F32 replay 0", "experts Q4_K"] {
         let case = case(name);

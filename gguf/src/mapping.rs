@@ -15,7 +15,7 @@ pub(crate) enum Mapping {
 impl Mapping {
     /// Maps a regular file for reading. Pipes, directories and devices are refused before they are opened.
     pub(crate) fn open(path: &Path) -> Result<Mapping, GgufError> {
-        let fail = |source| GgufError::Io { path: path.display().to_string(), source };
+        let fail = |error| GgufError::Io { path: path.display().to_string(), error };
         if !std::fs::metadata(path).map_err(fail)?.is_file() {
             return Err(GgufError::Format {
                 path: path.display().to_string(),

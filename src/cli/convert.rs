@@ -4,13 +4,13 @@ use super::progress;
 use anyhow::Context;
 use clap::Args;
 use kvas_gguf::Quant;
-use kvas_tools::convert::{ConvertOptions, ConvertPlan, MtpBlocks, convert, plan};
+use kvas_tools::convert::{ConvertOptions, ConvertPlan, ConvertReport, MtpBlocks, SplitLimit, convert, plan};
 use std::{io::Write, path::PathBuf};
 
 /// Convert a Hugging Face checkpoint to GGUF
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q8_0\n  kvas convert path/to/model -o model.gguf --dry-run"
+    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q8_0\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --dry-run"
 )]
 pub(crate) struct Convert {
     /// Folder with config.json, tokenizer.json and the safetensors files
@@ -28,6 +28,12 @@ pub(crate) struct Convert {
     /// Leave out prediction heads (MTP)
     #[arg(long)]
     no_mtp: bool,
+    /// Go on in another file after this many bytes: name-00001-of-0000N.gguf
+    #[arg(long, value_name = "N(M|G)", value_parser = split_size)]
+    split_max_size: Option<u64>,
+    /// Go on in another file after this many tensors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "split_max_size")]
+    split_max_tensors: Option<u64>,
     /// Name of the model [default: the folder's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -45,20 +51,40 @@ impl Convert {
         })?;
         let mtp = if self.no_mtp { MtpBlocks::Omit } else { MtpBlocks::WhenPresent };
         let (bar, progress) = progress::tensors();
-        let options = ConvertOptions { quant, pre: self.pre, mtp, name: self.name, progress: Some(progress) };
+        let tensors = self.split_max_tensors.map(|count| SplitLimit::Tensors(count as usize));
+        let split = self.split_max_size.map(SplitLimit::Bytes).or(tensors);
+        let options = ConvertOptions { quant, pre: self.pre, mtp, name: self.name, split, progress: Some(progress) };
         if self.dry_run {
             list(&plan(&self.source, &options)?)?;
             return Ok(0);
         }
-        let report = convert(&self.source, &self.output, &options)?;
+        let report = convert(&self.source, &self.output, &options);
         bar.finish_and_clear();
-        for name in &report.plan.ignored {
-            eprintln!("left out: {name}");
-        }
-        let (tensors, parameters, out) = (report.plan.tensors.len(), report.parameters, self.output.display());
-        eprintln!("{out}: {}, {tensors} tensors, {parameters} parameters", report.plan.architecture);
+        summarise(&report?);
         Ok(0)
     }
+}
+
+/// A size as llama.cpp writes it: a whole number of millions or billions of bytes.
+fn split_size(text: &str) -> Result<u64, String> {
+    let units = [('M', 1_000_000), ('G', 1_000_000_000)];
+    let size =
+        units.iter().find_map(|(letter, unit)| text.strip_suffix(*letter)?.parse::<u64>().ok()?.checked_mul(*unit));
+    size.filter(|&size| size > 0).ok_or_else(|| "expected a whole number and M or G, such as 500M or 4G".into())
+}
+
+fn summarise(report: &ConvertReport) {
+    let ConvertReport { plan, parameters, files, .. } = report;
+    if let [first, others @ ..] = plan.ignored.as_slice() {
+        let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
+        eprintln!("left out, since the language model does not need it: {first}{more}");
+    }
+    let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    let names = match names.as_slice() {
+        [first, .., last] => format!("{first} to {last}"),
+        names => names.concat(),
+    };
+    eprintln!("{names}: {}, {} tensors, {parameters} parameters", plan.architecture, plan.tensors.len());
 }
 
 fn list(plan: &ConvertPlan) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@ mod chat;
 mod convert;
 mod device;
 mod flags;
+mod imatrix;
 mod inspect;
 mod make_model;
 mod perplexity;
@@ -40,6 +41,7 @@ enum Command {
     Chat(chat::Chat),
     Convert(convert::Convert),
     Quantize(quantize::Quantize),
+    Imatrix(imatrix::Imatrix),
     Inspect(inspect::Inspect),
     Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
@@ -60,6 +62,7 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Chat(command) => command.run(),
         Command::Convert(command) => command.run(),
         Command::Quantize(command) => command.run(),
+        Command::Imatrix(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Tokenize(command) => command.run(),

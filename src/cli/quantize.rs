@@ -1,11 +1,11 @@
 //! `kvas quantize`: a GGUF file with its matrices in other formats.
 
-use super::progress;
-use anyhow::{Context, anyhow, bail};
+use super::{flags, progress};
+use anyhow::{Context, bail};
 use clap::Args;
 use kvas_gguf::{GgufFile, Quant};
 use kvas_tools::quantize::{
-    ImportanceMatrix, MIXES, Mix, QuantizeOptions, QuantizePlan, Recipe, Regex, Requantize, plan, quantize,
+    ImportanceMatrix, QuantizeOptions, QuantizePlan, Recipe, Regex, Requantize, plan, quantize,
 };
 use std::{io::Write, path::PathBuf};
 
@@ -79,10 +79,7 @@ impl Quantize {
     }
 
     fn options(&self) -> anyhow::Result<QuantizeOptions> {
-        let mix = Mix::from_name(&self.mix).with_context(|| {
-            let names: Vec<String> = MIXES.iter().map(|mix| mix.name.to_lowercase()).collect();
-            format!("type {}, expected one of {}", self.mix, names.join(", "))
-        })?;
+        let mix = flags::mix("type", &self.mix)?;
         let named = |flag: &str, name: &Option<String>| name.as_deref().map(|name| quant(flag, name)).transpose();
         let recipe = Recipe {
             pure: self.pure,
@@ -112,10 +109,9 @@ fn pattern(text: &str) -> anyhow::Result<(Regex, Quant)> {
     let Some((pattern, name)) = text.rsplit_once('=') else {
         bail!("--tensor-type {text}, expected REGEX=TYPE");
     };
-    let regex = Regex::new(pattern).map_err(|error| match error.syntax_error() {
-        Some(syntax) => anyhow!("--tensor-type {text}, expected a regular expression before the =: {syntax}"),
-        None => anyhow!("--tensor-type {text}, expected a regular expression before the =: {error}"),
-    })?;
+    let Ok(regex) = Regex::new(pattern) else {
+        bail!("--tensor-type {text}: {pattern} is no regular expression");
+    };
     Ok((regex, quant("--tensor-type", name)?))
 }
 

@@ -2,11 +2,13 @@
 //! scheduler; everybody else holds an [`EngineHandle`].
 
 mod handle;
+mod inputs;
 mod runner;
 mod score;
 mod session;
 
 pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, Stream, Timings};
+pub use inputs::{InputRow, matrix_inputs};
 pub use runner::Runner;
 pub use score::{negative_log_likelihood, score};
 
@@ -67,7 +69,7 @@ impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let memory = Memory::new(runner.program(), runner.limits(), config.snapshots);
-        let scheduler = Scheduler::new(config.rows);
+        let scheduler = Scheduler::new(config.rows, runner.limits().replay.window);
         let (jobs, conversations) = (HashMap::new(), HashMap::new());
         let engine =
             Engine { config, runner, memory, scheduler, jobs, conversations, next_conversation: 0, tokens_read: 0 };

@@ -7,17 +7,25 @@ use crate::model::{
     spec::{DeltaProjection, Ffn, Mixer},
 };
 use kvas_backend::{Program, WeightDecl, WeightFormat, conformance::Random};
-use kvas_gguf::{GgufError, GgufWriter, Quant};
+use kvas_gguf::{GgufError, GgufWriter, Quant, Value};
+use kvas_tools::quantize::{self, Facts, Mix};
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     path::Path,
 };
 
-/// Writes a preset's model with every matrix in one format. `progress` hears (bytes written, bytes in all).
-pub fn write(preset: &Preset, quant: Quant, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(), ModelError> {
-    let metadata = preset.metadata();
+/// Writes a preset's model in a mix of formats. `progress` hears (bytes written, bytes in all).
+pub fn write(
+    preset: &Preset,
+    mix: &'static Mix,
+    path: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), ModelError> {
+    let mut metadata = preset.metadata();
+    metadata.set("general.file_type", Value::U32(mix.file_type));
     let spec = preset.spec(&metadata)?;
-    let tensors = tensors(&spec, &lower(&spec), quant);
+    let mut tensors = tensors(&spec, &lower(&spec));
+    store_as(&mut tensors, mix, &Facts::of(&metadata)?);
     let mut writer = GgufWriter::new(metadata);
     for tensor in &tensors {
         writer.declare(&tensor.name, tensor.quant, &tensor.shape)?;
@@ -53,8 +61,8 @@ impl Tensor {
     }
 }
 
-/// The tensors behind a program's weights, each once.
-pub(super) fn tensors(spec: &ModelSpec, program: &Program, quant: Quant) -> Vec<Tensor> {
+/// The tensors behind a program's weights, each once, in F32.
+pub(super) fn tensors(spec: &ModelSpec, program: &Program) -> Vec<Tensor> {
     let mut found: BTreeMap<&str, (usize, &WeightDecl)> = BTreeMap::new();
     let mut order = Vec::new();
     for decl in &program.weights {
@@ -69,19 +77,19 @@ pub(super) fn tensors(spec: &ModelSpec, program: &Program, quant: Quant) -> Vec<
     let tensor = |name: &str| {
         let (rows, decl) = found[name];
         let shape = shape(spec, name, rows, decl);
-        Tensor { name: name.into(), quant: stored_as(name, decl, quant), shape }
+        Tensor { name: name.into(), quant: Quant::F32, shape }
     };
     order.into_iter().map(tensor).collect()
 }
 
-/// The format of a tensor: F32 for what is small and exact, the one asked for elsewhere, or a finer one where rows
-/// are not whole blocks of it.
-fn stored_as(name: &str, decl: &WeightDecl, quant: Quant) -> Quant {
-    if decl.format == WeightFormat::F32 || name.contains(".ffn_gate_inp") {
-        return Quant::F32;
-    }
-    let fits = |quant: &Quant| decl.shape[1].is_multiple_of(quant.block_len());
-    [quant, Quant::Q8_0].into_iter().find(fits).unwrap_or(Quant::F16)
+/// Gives the tensors the formats of a mix.
+pub(super) fn store_as(tensors: &mut [Tensor], mix: &'static Mix, facts: &Facts) {
+    let seen: Vec<quantize::Tensor<'_>> = tensors
+        .iter()
+        .map(|tensor| quantize::Tensor { name: &tensor.name, shape: &tensor.shape, stored: tensor.quant })
+        .collect();
+    let chosen = quantize::choose(&quantize::Recipe::new(mix), facts, &seen);
+    tensors.iter_mut().zip(chosen).for_each(|(tensor, quant)| tensor.quant = quant);
 }
 
 /// The shape of a tensor of so many rows, the contiguous dimension first.
@@ -124,7 +132,7 @@ fn mixer_shape(mixer: &Mixer, stem: &str, [rows, columns]: [usize; 2]) -> Option
 }
 
 /// Mean and standard deviation of a tensor's numbers: a model of these neither explodes nor dies out.
-fn distribution(tensor: &Tensor) -> (f32, f32) {
+pub(super) fn distribution(tensor: &Tensor) -> (f32, f32) {
     match tensor.name.as_str() {
         name if name.contains("norm") || name.ends_with("rope_freqs.weight") || name.ends_with("ssm_d") => (1.0, 0.1),
         // Rates of decay are negative, steps small.

@@ -9,7 +9,7 @@ mod tests;
 pub use sequence::{Finish, Running, Sequence};
 
 use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
-use kvas_backend::Outputs;
+use kvas_backend::{CHUNK, Outputs};
 
 /// One sequence's share of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +38,14 @@ pub struct StepPlan {
 pub struct Scheduler {
     sequences: Vec<Sequence>,
     rows: u32,
+    window: u32,
 }
 
 impl Scheduler {
-    /// A scheduler of steps of at most `rows` tokens.
-    pub fn new(rows: usize) -> Self {
-        Self { sequences: Vec::new(), rows: rows as u32 }
+    /// A scheduler of steps of at most `rows` tokens, for a backend whose spans of at most `window` rows can be taken
+    /// back.
+    pub fn new(rows: usize, window: usize) -> Self {
+        Self { sequences: Vec::new(), rows: rows as u32, window: window as u32 }
     }
 
     /// Adds an open, empty sequence.
@@ -98,7 +100,7 @@ impl Scheduler {
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             self.running().map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
         for (id, rows) in decodes.into_iter().chain(prompts) {
-            let rows = rows.min(left).min(self.until_seal(memory, id));
+            let rows = self.cut(memory, id, rows, left);
             if rows == 0 {
                 continue;
             }
@@ -117,6 +119,23 @@ impl Scheduler {
             plan.starved = refused;
         }
         plan
+    }
+
+    /// How many of the `rows` tokens of a sequence that are to be read a step with `left` rows to spare takes. A prompt
+    /// is cut at whole chunks from where its reading began, or from its last seal, and what is left of it is read
+    /// alone if it can be taken back, which is computed in another way: so its results do not depend on what else is
+    /// in a step. Only a step too small for chunks takes what it can.
+    fn cut(&self, memory: &Memory, id: SequenceId, rows: u32, left: u32) -> u32 {
+        let chunk = CHUNK as u32;
+        let rows = rows.min(self.until_seal(memory, id));
+        let whole = rows.min(left) / chunk * chunk;
+        if self.rows < 2 * chunk {
+            rows.min(left)
+        } else if rows > left || (whole > 0 && rows - whole <= self.window) {
+            whole
+        } else {
+            rows
+        }
     }
 
     /// Tokens up to the next position this request wants to remember.

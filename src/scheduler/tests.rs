@@ -43,7 +43,7 @@ fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(Sequ
 
 #[test]
 fn decodes_go_first_and_prompts_fill_the_rest() {
-    let (mut scheduler, mut memory) = (Scheduler::new(8), memory(60));
+    let (mut scheduler, mut memory) = (Scheduler::new(8, 0), memory(60));
     let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
     scheduler.begin(&mut memory, a, vec![1, 2], running(0));
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 2, None)]);
@@ -56,7 +56,7 @@ fn decodes_go_first_and_prompts_fill_the_rest() {
 
 #[test]
 fn the_second_turn_reads_only_what_is_new() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(60));
+    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(60));
     let a = open(&mut scheduler, &mut memory);
     let prompt: Vec<u32> = (0..10).collect();
     scheduler.begin(&mut memory, a, prompt.clone(), running(9));
@@ -75,7 +75,7 @@ fn the_second_turn_reads_only_what_is_new() {
 
 #[test]
 fn long_prompts_are_remembered_on_the_way() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(200));
+    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(200));
     let a = open(&mut scheduler, &mut memory);
     let prompt: Vec<u32> = (0..30).collect();
     let seal_every = 8;
@@ -88,7 +88,7 @@ fn long_prompts_are_remembered_on_the_way() {
 
 #[test]
 fn a_sequence_that_nobody_can_help_is_reported() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(3));
+    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(3));
     let a = open(&mut scheduler, &mut memory);
     scheduler.begin(&mut memory, a, (0..20).collect(), running(0));
     let plan = scheduler.plan(&mut memory);

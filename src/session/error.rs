@@ -3,13 +3,16 @@
 /// Every message names the file, and the section where one is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The file system.
-    #[error("{path}: {source}")]
-    Io {
+    /// The file cannot be mapped.
+    #[error(transparent)]
+    Read(#[from] kvas_gguf::GgufError),
+    /// The file cannot be written.
+    #[error("{path}: {error}")]
+    Write {
         /// Which file.
         path: String,
-        /// What it said.
-        source: std::io::Error,
+        /// What the system said.
+        error: std::io::Error,
     },
     /// Not a session, or not a whole one.
     #[error("{path}: section {section}: {what}")]

@@ -48,12 +48,7 @@ struct Array {
 impl Session {
     /// Maps a file and checks all of it.
     pub fn open(path: &Path) -> Result<Self, SessionError> {
-        let name = path.display().to_string();
-        let bytes = TensorBytes::map(path).map_err(|error| match error {
-            kvas_gguf::GgufError::Io { path, source } => SessionError::Io { path, source },
-            other => SessionError::Io { path: name.clone(), source: std::io::Error::other(other.to_string()) },
-        })?;
-        Self::from_bytes(&name, bytes)
+        Self::from_bytes(&path.display().to_string(), TensorBytes::map(path)?)
     }
 
     /// Checks a session that is in memory; `path` stands for it in messages.

@@ -47,8 +47,8 @@ impl Writer {
     }
 }
 
-fn fail(path: &Path, source: std::io::Error) -> SessionError {
-    SessionError::Io { path: path.display().to_string(), source }
+fn fail(path: &Path, error: std::io::Error) -> SessionError {
+    SessionError::Write { path: path.display().to_string(), error }
 }
 
 /// A session that is being written.

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod causal_conv;
 pub(crate) mod gated_delta;
 pub(crate) mod linear;
+pub(crate) mod mamba1;
 pub(crate) mod mamba2;
 pub(crate) mod moe;
 pub(crate) mod norm;

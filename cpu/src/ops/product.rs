@@ -14,10 +14,13 @@ use kvas_backend::op::Activation;
 use kvas_gguf::Quant;
 use std::{marker::PhantomData, ops::Range};
 
-/// Weight rows computed before their results are finished.
-const OUTPUTS: usize = 64;
-/// Most activation rows that share a pass over `OUTPUTS` weight rows.
+/// Products computed before they are finished: those of `ROWS` entries with few weight rows, which stay in the
+/// caches, or those of `FEW` entries with many, which come from memory the faster the more there are in one piece.
+const RESULTS: usize = 4096;
+/// Most entries that share a pass over weight rows.
 const ROWS: usize = 64;
+/// Entries that are few.
+const FEW: usize = 4;
 /// Bytes of activations that should stay in the second-level cache next to the weights.
 const CACHE: usize = 128 * 1024;
 /// Weight rows that are dequantised at once.
@@ -26,7 +29,7 @@ const TILE: usize = 4;
 /// Floats of scratch a thread needs for products with `matrix`.
 pub(crate) fn scratch(matrix: &Matrix) -> usize {
     let dequantised = if Path::of(matrix.quant) == Path::Dequantised { TILE * matrix.columns } else { 0 };
-    2 * ROWS * OUTPUTS + dequantised
+    2 * RESULTS + dequantised
 }
 
 /// Activation rows, in the forms that formats want.
@@ -141,26 +144,27 @@ pub(crate) struct Product<'a> {
 impl Product<'_> {
     /// Computes the columns of a tile that spans all rows of the output.
     pub(crate) fn run(&self, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
-        let (y, scratch) = scratch.split_at_mut(ROWS * OUTPUTS);
-        let (other, dequantised) = scratch.split_at_mut(ROWS * OUTPUTS);
+        let (y, scratch) = scratch.split_at_mut(RESULTS);
+        let (other, dequantised) = scratch.split_at_mut(RESULTS);
         let value_bytes = if self.x.values.is_empty() { 4 } else { 1 };
         let rows_at_once = (CACHE / (self.x.columns * value_bytes).max(1)).clamp(4, ROWS) / 4 * 4;
         let [first, columns] = [out.first()[1], out.size()[1]];
         let mut start = 0;
         for (group, end) in self.entries.ends.iter().map(|end| *end as usize).enumerate() {
-            for at in (0..columns).step_by(OUTPUTS) {
-                let count = OUTPUTS.min(columns - at);
+            let width = RESULTS / if end - start <= FEW { FEW } else { ROWS };
+            for at in (0..columns).step_by(width) {
+                let count = width.min(columns - at);
                 let rows = group * self.outputs + first + at;
                 let rows = rows..rows + count;
                 for block in (start..end).step_by(rows_at_once) {
                     let block = block..(block + rows_at_once).min(end);
-                    self.multiply(self.matrix, rows.clone(), block.clone(), y, dequantised);
+                    self.multiply(self.matrix, rows.clone(), block.clone(), (y, width), dequantised);
                     if let Some(matrix) = self.other {
-                        self.multiply(matrix, rows.clone(), block.clone(), other, dequantised);
+                        self.multiply(matrix, rows.clone(), block.clone(), (other, width), dequantised);
                     }
                     for (i, entry) in block.enumerate() {
                         let entry = self.entries.entry(entry);
-                        let part = i * OUTPUTS..i * OUTPUTS + count;
+                        let part = i * width..i * width + count;
                         let out = &mut out.row_mut(entry / self.entries.per_output)[at..at + count];
                         let (y, other, column) = (&mut y[part.clone()], &other[part], first + at);
                         self.proof.run(FinishRow { finish: self.finish, entry, column, y, other, out });
@@ -171,13 +175,13 @@ impl Product<'_> {
         }
     }
 
-    /// `y[entry][row] = matrix[row] . x[entry]`, with `OUTPUTS` values of `y` per entry.
+    /// `y[entry][row] = matrix[row] . x[entry]`, with `width` values of `y` per entry.
     fn multiply(
         &self,
         matrix: &Matrix,
         rows: Range<usize>,
         block: Range<usize>,
-        y: &mut [f32],
+        (y, width): (&mut [f32], usize),
         dequantised: &mut [f32],
     ) {
         if Path::of(matrix.quant) == Path::Dequantised {
@@ -189,7 +193,7 @@ impl Product<'_> {
                 }
                 let weights = bytemuck::cast_slice(&scratch[..rows.len() * matrix.columns]);
                 let tile = RowsTimes::<F32>::new(self, weights, rows.len(), block.clone());
-                self.proof.run(tile.writing_to(&mut y[number * TILE..]));
+                self.proof.run(tile.writing_to(&mut y[number * TILE..], width));
             }
             return;
         }
@@ -198,7 +202,7 @@ impl Product<'_> {
             ($($quant:ident $format:ident),*) => {
                 match matrix.quant {
                     $(Quant::$quant => {
-                        self.proof.run(RowsTimes::<$format>::new(self, weights, rows.len(), block).writing_to(y))
+                        self.proof.run(RowsTimes::<$format>::new(self, weights, rows.len(), block).writing_to(y, width))
                     })*
                     other => unreachable!("{other} is dequantised first"),
                 }
@@ -217,17 +221,19 @@ struct RowsTimes<'a, F> {
     entries: Entries<'a>,
     block: Range<usize>,
     y: &'a mut [f32],
+    /// Values of `y` from one entry to the next.
+    width: usize,
     format: PhantomData<F>,
 }
 
 impl<'a, F: Operand> RowsTimes<'a, F> {
     fn new(product: &Product<'a>, weights: &'a [u8], count: usize, block: Range<usize>) -> Self {
         let (x, entries, row_bytes) = (product.x, product.entries, weights.len() / count);
-        Self { weights, count, row_bytes, x, entries, block, y: &mut [], format: PhantomData }
+        Self { weights, count, row_bytes, x, entries, block, y: &mut [], width: 0, format: PhantomData }
     }
 
-    fn writing_to(mut self, y: &'a mut [f32]) -> Self {
-        self.y = y;
+    fn writing_to(mut self, y: &'a mut [f32], width: usize) -> Self {
+        (self.y, self.width) = (y, width);
         self
     }
 
@@ -250,7 +256,7 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
         let sums = F::tile::<S, W, R>(simd, weights, *x[at..].first_chunk().expect("as many entries"));
         for r in 0..R {
             for w in 0..W {
-                self.y[(at + r) * OUTPUTS + first + w * apart] = sums[w][r];
+                self.y[(at + r) * self.width + first + w * apart] = sums[w][r];
             }
         }
     }

@@ -97,7 +97,7 @@ pub(crate) fn tile<E: Element, S: Simd, const W: usize, const R: usize>(
 
 /// The sum over the lanes of each, eight at a time where there are eight.
 #[inline(always)]
-fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S::F32; R]; W]) -> [[f32; R]; W] {
+pub(crate) fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S::F32; R]; W]) -> [[f32; R]; W] {
     let mut out = [[0.0; R]; W];
     if W * R == 8 {
         let mut flat = [simd.splat(0.0); 8];

@@ -153,6 +153,16 @@ pub(crate) fn scale<S: Simd>(simd: S, x: &mut [f32], factor: f32) {
     }
 }
 
+/// `out = factor * x`
+#[inline(always)]
+pub(crate) fn scaled<S: Simd>(simd: S, x: &[f32], factor: f32, out: &mut [f32]) {
+    let factor = simd.splat(factor);
+    for (out, x) in out.chunks_mut(S::LANES).zip(x.chunks(S::LANES)) {
+        let y = simd.mul(load(simd, x), factor);
+        store(simd, y, out);
+    }
+}
+
 /// `out = activation(gate) * x`
 #[inline(always)]
 pub(crate) fn gated<S: Simd>(simd: S, activation: Activation, gate: &[f32], x: &[f32], out: &mut [f32]) {

@@ -31,7 +31,12 @@ impl QuantizeBlock for Q8_0 {
     fn quantize_weighted(x: &[f32], _importance: Option<&[f32]>) -> Self {
         let scale = search::extreme(x).abs() / 127.0;
         let inverse = search::inverse(scale);
-        // Ties go away from zero, as the format's other writers have them.
-        Q8_0 { scale: f16_bytes(scale), codes: std::array::from_fn(|i| (x[i] * inverse).round() as i8) }
+        // Ties go away from zero, as the format's other writers have them. There is no instruction for that.
+        let code = |x: f32| {
+            let whole = (x * inverse) as i32;
+            let rest = x * inverse - whole as f32;
+            (whole + i32::from(rest >= 0.5) - i32::from(rest <= -0.5)) as i8
+        };
+        Q8_0 { scale: f16_bytes(scale), codes: search::group::<32>(x).map(code) }
     }
 }

@@ -12,7 +12,9 @@ mod metadata;
 mod plan;
 mod scales;
 mod settings;
+mod split;
 mod table;
+mod types;
 mod vocabulary;
 mod write;
 
@@ -23,7 +25,7 @@ use anyhow::{Result, bail};
 use checkpoint::Checkpoint;
 use kvas_gguf::{Metadata, Quant};
 use settings::Settings;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What becomes of the layers of multi-token prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,6 +35,15 @@ pub enum MtpBlocks {
     WhenPresent,
     /// They are left out.
     Omit,
+}
+
+/// When a model goes on in another file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SplitLimit {
+    /// After this many bytes of tensors.
+    Bytes(u64),
+    /// After this many tensors.
+    Tensors(usize),
 }
 
 /// How far a conversion is.
@@ -59,13 +70,16 @@ pub struct ConvertOptions {
     pub mtp: MtpBlocks,
     /// `general.name`, in place of the name of the folder.
     pub name: Option<String>,
+    /// Several files in place of one: `name.gguf` becomes `name-00001-of-0000N.gguf` and so on.
+    pub split: Option<SplitLimit>,
     /// Called after each part that was written.
     pub progress: Option<ProgressFn>,
 }
 
 impl Default for ConvertOptions {
     fn default() -> ConvertOptions {
-        ConvertOptions { quant: Quant::Bf16, pre: None, mtp: MtpBlocks::default(), name: None, progress: None }
+        let mtp = MtpBlocks::default();
+        ConvertOptions { quant: Quant::Bf16, pre: None, mtp, name: None, split: None, progress: None }
     }
 }
 
@@ -76,6 +90,7 @@ impl std::fmt::Debug for ConvertOptions {
             .field("pre", &self.pre)
             .field("mtp", &self.mtp)
             .field("name", &self.name)
+            .field("split", &self.split)
             .finish_non_exhaustive()
     }
 }
@@ -117,6 +132,8 @@ pub struct ConvertReport {
     pub parameters: u64,
     /// Bytes of tensor data in the file.
     pub bytes: u64,
+    /// The files, one unless the model was split.
+    pub files: Vec<PathBuf>,
 }
 
 /// What [`convert`] would write, without writing anything: keys, tensors, and what is left out.
@@ -127,17 +144,17 @@ pub fn plan(source_dir: &Path, options: &ConvertOptions) -> Result<ConvertPlan> 
     prepare(source_dir, options).map(|prepared| prepared.plan())
 }
 
-/// Converts the checkpoint in `source_dir` to the GGUF file `out`, which appears only when it is complete. Needs little
-/// memory, whatever the size of the tensors.
+/// Converts the checkpoint in `source_dir` to the GGUF file `out`, which appears only when it is complete; so do all
+/// files of a split one. Needs little memory, whatever the size of the tensors.
 ///
 /// # Errors
 /// As [`plan`], and whatever the system says about writing the file.
 pub fn convert(source_dir: &Path, out: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
     let prepared = prepare(source_dir, options)?;
     let plan = prepared.plan();
-    let bytes = write::write(&prepared, out, options)?;
+    let write::Written { files, bytes } = write::write(&prepared, out, options)?;
     let parameters = plan.tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
-    Ok(ConvertReport { plan, parameters, bytes })
+    Ok(ConvertReport { plan, parameters, bytes, files })
 }
 
 /// A checkpoint that was read and planned.

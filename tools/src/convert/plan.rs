@@ -5,6 +5,7 @@ use super::floats::Float;
 use super::layout::Layout;
 use super::settings::Settings;
 use super::table::{IGNORED, Origin, Source, TensorRow, Transform};
+use super::types;
 use super::{ConvertOptions, MtpBlocks, PlannedTensor};
 use anyhow::{Context, Result, bail};
 use kvas_gguf::Quant;
@@ -95,7 +96,7 @@ impl Planner<'_> {
             Source::RopeFactors => (Data::Made(rope_factors(self.settings)?), shape, Vec::new()),
             Source::Tensor(_) | Source::Experts(_) => self.stored(origin, prefix, shape)?,
         };
-        let quant = stored_as(&name, &shape, self.quant);
+        let quant = types::stored_as(&name, &shape, self.quant);
         let bytes = bytes_of(quant, &shape).with_context(|| format!("tensor {name}: {shape:?} is too large"))?;
         let shape = shape.iter().rev().map(|&size| size as u64).collect();
         self.jobs.push(Job { tensor: PlannedTensor { name, quant, shape, bytes, sources: names }, data });
@@ -181,33 +182,6 @@ fn fits(pattern: &str, name: &str) -> bool {
         None => pattern == name,
         Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
     }
-}
-
-/// The type a tensor is stored in: norms, vectors, convolution kernels, routers and what is no weight stay F32.
-fn stored_as(name: &str, shape: &[usize], quant: Quant) -> Quant {
-    const F32_ENDINGS: &[&str] =
-        &["_norm.weight", "shortconv.conv.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"];
-    let precise = shape.len() == 1
-        || !name.ends_with(".weight")
-        || name.contains(".ssm_conv1d")
-        || F32_ENDINGS.iter().any(|ending| name.ends_with(ending));
-    let columns = shape.last().copied().unwrap_or(1);
-    if precise { Quant::F32 } else { fitting(quant, columns) }
-}
-
-/// The asked-for type, or for rows that are not whole blocks of it the nearest type that they are.
-fn fitting(quant: Quant, columns: usize) -> Quant {
-    if quant.row_bytes(columns).is_some() {
-        return quant;
-    }
-    let smaller = match quant.block_len() {
-        256 if quant == Quant::Q4K => Quant::Q5_0,
-        256 if quant == Quant::Q5K => Quant::Q5_1,
-        256 if quant == Quant::Q6K => Quant::Q8_0,
-        256 => Quant::Iq4Nl,
-        _ => return Quant::F16,
-    };
-    if smaller.row_bytes(columns).is_some() { smaller } else { Quant::F16 }
 }
 
 fn bytes_of(quant: Quant, shape: &[usize]) -> Option<u64> {

@@ -5,39 +5,61 @@ use super::floats::Float;
 use super::layout::Layout;
 use super::plan::{Data, Job};
 use super::scales::LoadedScales;
-use super::{ConvertOptions, PlannedTensor, Prepared, Progress};
+use super::{ConvertOptions, PlannedTensor, Prepared, Progress, split};
 use crate::encode::encode_row;
 use anyhow::{Context, Result, bail};
 use kvas_gguf::GgufWriter;
 use rayon::prelude::*;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Numbers worked on at a time, whatever the size of the tensor: 32 MiB as f32. In tests few enough for several parts.
 const NUMBERS_AT_ONCE: usize = if cfg!(test) { 48 } else { 8 << 20 };
 
-/// Writes the file; returns its tensors' bytes.
-pub(super) fn write(source: &Prepared, out: &Path, options: &ConvertOptions) -> Result<u64> {
-    let jobs = &source.jobs;
-    let mut writer = GgufWriter::new(source.metadata.clone());
-    for Job { tensor, .. } in jobs {
-        writer.declare(&tensor.name, tensor.quant, &tensor.shape)?;
-    }
-    let total = jobs.iter().map(|job| job.tensor.bytes).sum();
+/// What was written.
+pub(super) struct Written {
+    pub(super) files: Vec<PathBuf>,
+    /// Of tensor data.
+    pub(super) bytes: u64,
+}
+
+/// Writes the file, or all files of a split one, which get their names when all are complete.
+pub(super) fn write(source: &Prepared, out: &Path, options: &ConvertOptions) -> Result<Written> {
+    let total = source.jobs.iter().map(|job| job.tensor.bytes).sum();
     let mut done = 0;
-    let mut file = writer.create(out)?;
-    for job in jobs {
-        let name = &job.tensor.name;
-        encode(job, source, &mut |part| {
-            file.write_part(name, part)?;
-            done += part.len() as u64;
-            if let Some(progress) = &options.progress {
-                progress(Progress { tensor: name, done, total });
-            }
-            Ok(())
-        })?;
+    let mut complete = Vec::new();
+    let parts = split::parts(&source.jobs, options.split, out)?;
+    for part in &parts {
+        let jobs = &source.jobs[part.jobs.clone()];
+        let mut writer = GgufWriter::new(part.metadata(&source.metadata));
+        for Job { tensor, .. } in jobs {
+            writer.declare(&tensor.name, tensor.quant, &tensor.shape)?;
+        }
+        let mut file = writer.create(&part.path)?;
+        for job in jobs {
+            let name = &job.tensor.name;
+            encode(job, source, &mut |part| {
+                file.write_part(name, part)?;
+                done += part.len() as u64;
+                if let Some(progress) = &options.progress {
+                    progress(Progress { tensor: name, done, total });
+                }
+                Ok(())
+            })?;
+        }
+        file.sync()?;
+        complete.push(file);
     }
-    file.finish()?;
-    Ok(total)
+    let files: Vec<PathBuf> = parts.into_iter().map(|part| part.path).collect();
+    for (number, file) in complete.into_iter().enumerate() {
+        if let Err(error) = file.finish() {
+            for file in &files[..number] {
+                // The error to tell is the first one.
+                let _ = std::fs::remove_file(file);
+            }
+            return Err(error.into());
+        }
+    }
+    Ok(Written { files, bytes: total })
 }
 
 /// Hands over the bytes of one tensor, in parts of whole rows.

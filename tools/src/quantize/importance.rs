@@ -17,11 +17,11 @@ const CHUNK_SIZE: &str = "imatrix.chunk_size";
 pub struct ImportanceMatrix {
     entries: BTreeMap<String, Entry>,
     /// The texts that were read.
-    pub datasets: Vec<String>,
+    datasets: Vec<String>,
     /// Windows that were read.
-    pub chunks: u32,
+    chunks: u32,
     /// Tokens of a window.
-    pub chunk_size: u32,
+    chunk_size: u32,
     /// Where it was read from.
     path: PathBuf,
 }
@@ -36,6 +36,12 @@ struct Entry {
 }
 
 impl ImportanceMatrix {
+    /// Knows nothing yet; `dataset` is the text that will be read, in windows of so many tokens.
+    pub fn new(dataset: String, chunks: usize, chunk_size: usize) -> ImportanceMatrix {
+        let (chunks, chunk_size) = (chunks as u32, chunk_size as u32);
+        ImportanceMatrix { datasets: vec![dataset], chunks, chunk_size, ..ImportanceMatrix::default() }
+    }
+
     /// Reads a file.
     ///
     /// # Errors

@@ -27,7 +27,9 @@ pub(super) fn cases() -> Vec<Case> {
 /// Plain, biased and accumulating, gated by row; a short odd output count and one beyond any tile.
 fn linear(quant: Quant) -> Vec<Case> {
     let block = quant.block_len().max(32);
-    let shapes = [(7, 3 * block), (70, block), (129, 2 * block)];
+    let mut shapes = vec![(7, 3 * block), (70, block), (129, 2 * block)];
+    // More than are computed in one piece for a single row.
+    shapes.extend((PATHS.contains(&quant) && block == 32).then_some((3079, block)));
     let one = |(outputs, inputs): (usize, usize)| {
         let mut b = Build::default();
         let x = b.act("x", inputs);
@@ -51,7 +53,7 @@ fn linear(quant: Quant) -> Vec<Case> {
         case.bound = tolerance::linear(quant);
         case
     };
-    shapes.map(one).to_vec()
+    shapes.into_iter().map(one).collect()
 }
 
 /// Activated and scaled products that fill some columns of a wider activation, which is multiplied before and after.

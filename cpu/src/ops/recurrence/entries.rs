@@ -153,8 +153,8 @@ impl Entries<'_> {
             let u = &self.u[run.start * value_dim..run.end * value_dim];
             let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
             for (i, state) in state.chunks_exact_mut(key_dim).enumerate() {
-                for j in 0..factors.len() {
-                    c[j] = factors[j] * u[j * value_dim + i];
+                for ((c, factor), u) in c.iter_mut().zip(factors).zip(u[i..].iter().step_by(value_dim)) {
+                    *c = factor * u;
                 }
                 if from == 0 && !faded.sum.is_empty() {
                     math::scale_by(simd, state, 1.0, faded.sum);

@@ -210,24 +210,21 @@ impl Head<'_> {
         let value = &self.values.0[row * self.values.1..][..value_dim];
         entries.push(simd, &b.g[t * decays..(t + 1) * decays], b.factors, &mut b.faded);
         let (strength, decay, part) = (b.strengths[t], b.faded.state, t * value_dim..(t + 1) * value_dim);
-        let u = &mut *b.written;
-        u.copy_from_slice(value);
-        math::scale(simd, u, strength);
-        let out = self.out.row_mut(row);
-        out.copy_from_slice(&b.read[1][part.clone()]);
-        math::scale(simd, out, decay);
+        let (u, out) = (&mut *b.written, self.out.row_mut(row));
+        math::scaled(simd, value, strength, u);
+        math::scaled(simd, &b.read[1][part.clone()], decay, out);
         if self.beta.is_some() {
             // u = strength (v - decay S k - sum_j (k_j . k) u_j)
             math::add_scaled(simd, u, -strength * decay, &b.read[0][part]);
             let x = ([key, query], [-strength, 1.0]);
             entries.read(simd, x, &b.faded, b.coefficients, &mut [&mut *u, &mut *out]);
         } else {
+            math::add_scaled(simd, out, self.skip, value);
             entries.read(simd, ([query], [1.0]), &b.faded, b.coefficients, &mut [&mut *out]);
         }
         // out = decay S q + sum_j (k_j . q) u_j + (k . q) u
         let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
         math::add_scaled(simd, out, own, u);
-        math::add_scaled(simd, out, self.skip, value);
         entries.write(u);
     }
 }

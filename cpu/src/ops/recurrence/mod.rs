@@ -11,7 +11,7 @@ use crate::{
     machine::Machine,
     pool::{Place, Pool, Tiles},
     simd::{Kernel, Proof, Simd, math},
-    slots::{Memory, State},
+    slots::{Memory, State, StateSlot},
 };
 use entries::Entries;
 use head::{Head, Scratch};
@@ -115,7 +115,7 @@ impl State {
         let (decl, ring) = (self.decl, self.ring);
         let StateDecl { value_heads, key_dim, value_dim, .. } = decl;
         let place = Place::of(decl.state_elements() * held.held);
-        let (state, (u, g), k) = self.slot(slot);
+        let StateSlot { state, u, k, g } = self.slot(slot);
         let parts = (
             Tiles::chunks(state, value_dim * key_dim),
             (Tiles::chunks(u, ring * value_dim), Tiles::chunks(g, ring * decl.decays())),
@@ -128,7 +128,13 @@ impl State {
     }
 
     /// Writes the keys of a span behind the committed entries; every value head reads them there.
-    fn append_keys<'a>(&mut self, slot: Slot, entry: &Entry, rows: usize, key: impl Fn(usize, usize) -> &'a [f32]) {
+    pub(super) fn append_keys<'a>(
+        &mut self,
+        slot: Slot,
+        entry: &Entry,
+        rows: usize,
+        key: impl Fn(usize, usize) -> &'a [f32],
+    ) {
         let (ring, StateDecl { key_heads, key_dim, .. }) = (self.ring, self.decl);
         for head in 0..key_heads {
             for row in 0..rows {
@@ -195,7 +201,7 @@ impl Machine {
                 &keys[of_head(keys, head)][row * key_dim..][..key_dim]
             });
         }
-        let (state, (u, g), k) = memory.slot(span.slot);
+        let StateSlot { state, u, k, g } = memory.slot(span.slot);
         let state = Tiles::chunks(state, value_dim * key_dim);
         let decays = decl.decays();
         let rings = (!entry.is_final).then(|| (Tiles::chunks(u, ring * value_dim), Tiles::chunks(g, ring * decays)));

@@ -163,13 +163,14 @@ fn hostile_settings_never_panic() {
         Json::Null,
     ];
     let mut random = Random(1);
-    for make in [llama as fn() -> Fixture, || qwen35("model."), qwen3next] {
-        let mut fixture = make();
+    let goldens = ["falcon-h1", "granitehybrid-moe", "jamba", "kimi-linear", "lfm2moe", "nemotron_h_moe"];
+    let made = [llama(), qwen35("model."), qwen3next()];
+    for mut fixture in made.into_iter().chain(goldens.map(Fixture::golden)) {
         fixture.save();
         let good = fixture.config.clone();
         let keys: Vec<String> = good.as_object().unwrap().keys().cloned().collect();
         let mut accepted = 0;
-        for _ in 0..400 {
+        for _ in 0..200 {
             fixture.config = good.clone();
             for _ in 0..1 + random.below(3) {
                 let value = extremes[random.below(extremes.len())].clone();
