@@ -7,4 +7,5 @@ mod convert;
 mod golden;
 mod plan;
 mod quantize;
+mod session;
 mod tidy;

@@ -151,6 +151,21 @@ pub trait Backend: Send {
     /// Copies single-layer pages (copy-on-write tails).
     fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError>;
 
+    /// Appends what a slot holds after `position` tokens, [`Program::slot_elements`] values: store after store the
+    /// state `[value_heads, value_dim, key_dim]`, or the last `taps - 1` rows before the convolution, oldest first and
+    /// 0 before the first token. Folds the slot's replay history, so that the values depend on no ring.
+    fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError>;
+
+    /// Makes a slot one that holds such values after `position` tokens.
+    fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError>;
+
+    /// Appends the first `rows` rows of a page of `store`: in each, for every KV head, the key, then the value where
+    /// it is stored beside the key.
+    fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError>;
+
+    /// Overwrites the first rows of a page of `store` by such values, as many as there are.
+    fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError>;
+
     /// The first `out.len() / columns` rows of an activation.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
 

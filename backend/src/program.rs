@@ -1,6 +1,6 @@
 //! A model as data: ops and the activations, weights and stores they name. Printed by `kvas plan`.
 
-use crate::{Op, StoreDecl};
+use crate::{Op, StoreDecl, store::PagesDecl};
 
 /// Index of an activation buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -98,6 +98,12 @@ impl Program {
         &self.stores[store.0 as usize]
     }
 
+    /// Declaration of a page store.
+    pub fn pages(&self, store: Store) -> &PagesDecl {
+        let StoreDecl::Pages(pages) = self.store(store) else { panic!("validated: a page store") };
+        pages
+    }
+
     /// Number of page stores.
     pub fn page_stores(&self) -> usize {
         self.stores.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
@@ -107,6 +113,11 @@ impl Program {
     pub fn page_ordinal(&self, store: Store) -> usize {
         let before = &self.stores[..store.0 as usize];
         before.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
+    }
+
+    /// Values that a slot holds over all stores, its replay history folded.
+    pub fn slot_elements(&self) -> usize {
+        self.stores.iter().map(StoreDecl::slot_elements).sum()
     }
 
     /// Size of the vocabulary: columns of the logits.

@@ -2,6 +2,7 @@
 //! everything a slot saw since its last commit revocable (ALGORITHMS 1.1, 2.4, 2.7).
 
 use crate::{Slot, Weight};
+use std::ops::Range;
 
 /// How one layer remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +13,17 @@ pub enum StoreDecl {
     State(StateDecl),
     /// Pre-convolution rows.
     Conv(ConvDecl),
+}
+
+impl StoreDecl {
+    /// Values that a slot holds in this store, its replay history folded.
+    pub const fn slot_elements(&self) -> usize {
+        match self {
+            StoreDecl::Pages(_) => 0,
+            StoreDecl::State(state) => state.state_elements(),
+            StoreDecl::Conv(conv) => (conv.taps - 1) * conv.channels,
+        }
+    }
 }
 
 /// Where the values of a page are.
@@ -57,6 +69,18 @@ impl PagesDecl {
             PageLayout::Separate => page_size * self.key_dim,
             PageLayout::Latent => 0,
         }
+    }
+
+    /// Where the values of row `row` of a page are, in elements: for every KV head the key, then the value where it is
+    /// stored beside the key.
+    pub fn row_parts(&self, page_size: usize, row: usize) -> impl Iterator<Item = Range<usize>> {
+        let (key_dim, value_dim) = (self.key_dim, self.head_elements(1) - self.key_dim);
+        let (head_elements, values_at) = (self.head_elements(page_size), self.values_at(page_size));
+        (0..self.kv_heads).flat_map(move |head| {
+            let (key, value) =
+                (head * head_elements + row * key_dim, head * head_elements + values_at + row * value_dim);
+            [key..key + key_dim, value..value + value_dim]
+        })
     }
 
     /// Elements from one value to the next.

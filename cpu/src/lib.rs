@@ -17,7 +17,7 @@ mod weights;
 pub use limits::{available_memory, compute_peak, read_bandwidth};
 pub use simd::Isa;
 
-use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, WeightSource, op};
+use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
 use machine::Machine;
 use pool::Pool;
 use simd::Proof;
@@ -112,6 +112,28 @@ impl Backend for Cpu {
 
     fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError> {
         pairs.iter().for_each(|(from, to)| self.machine().pages.copy(*from, *to));
+        Ok(())
+    }
+
+    fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().save_slot(slot, position, out);
+        Ok(())
+    }
+
+    fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError> {
+        self.machine().load_slot(slot, position, values);
+        Ok(())
+    }
+
+    fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let machine = self.machine();
+        machine.pages.save(machine.program.pages(store), page, rows, out);
+        Ok(())
+    }
+
+    fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError> {
+        let machine = self.machine();
+        machine.pages.load(machine.program.pages(store), page, values);
         Ok(())
     }
 

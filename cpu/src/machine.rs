@@ -160,6 +160,19 @@ impl Machine {
         self.written[to.0 as usize] = self.written[from.0 as usize] || cursor.held > 0;
     }
 
+    /// Appends what a slot holds after `position` tokens, its ring folded.
+    pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
+        self.copy_slot(slot, slot);
+        self.memory.iter_mut().for_each(|memory| memory.save_slot(slot, position, out));
+    }
+
+    /// The opposite.
+    pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, mut values: &[f32]) {
+        self.memory.iter_mut().for_each(|memory| memory.load_slot(slot, position, &mut values));
+        self.cursors.reset(slot);
+        self.written[slot.0 as usize] = true;
+    }
+
     /// Folds the rings of a slot into its checkpoints, in all layers.
     fn fold(&mut self, slot: Slot, held: Cursor) {
         if held.held == 0 {

@@ -66,6 +66,31 @@ impl Pages {
         }
     }
 
+    /// Appends the first rows of a page of a layer.
+    pub(crate) fn save(&self, decl: &PagesDecl, page: Page, rows: usize, out: &mut Vec<f32>) {
+        use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+        let page_at = page.0 as usize * self.stride;
+        for part in (0..rows).flat_map(|row| decl.row_parts(self.page_size, row)) {
+            let (part, first) = (page_at + part.start..page_at + part.end, out.len());
+            out.resize(first + part.len(), 0.0);
+            let values = &mut out[first..];
+            match &self.data {
+                PageData::F32(data) => values.copy_from_slice(&data[part]),
+                PageData::F16(data) => data[part].reinterpret_cast::<half::f16>().convert_to_f32_slice(values),
+                PageData::Bf16(data) => data[part].reinterpret_cast::<half::bf16>().convert_to_f32_slice(values),
+            }
+        }
+    }
+
+    /// The opposite: as many rows as there are values of.
+    pub(crate) fn load(&mut self, decl: &PagesDecl, page: Page, mut values: &[f32]) {
+        let (rows, page_size) = (values.len() / decl.page_elements(1), self.page_size);
+        for part in (0..rows).flat_map(|row| decl.row_parts(page_size, row)) {
+            let row = values.split_off(..part.len()).expect("whole rows");
+            self.write(page.0 as usize * self.stride + part.start, row);
+        }
+    }
+
     /// Copies a page.
     pub(crate) fn copy(&mut self, from: Page, to: Page) {
         let part = from.0 as usize * self.stride..(from.0 as usize + 1) * self.stride;
@@ -104,6 +129,49 @@ impl Memory {
             Memory::Conv(conv) => copy(&mut conv.rows, conv.slots),
         }
     }
+
+    /// Appends the checkpoint, or the window after `position` tokens, of a slot.
+    pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
+        match self {
+            Memory::Pages => {}
+            Memory::State(state) => out.extend(&*of_slot(&mut state.state, state.slots, slot)),
+            Memory::Conv(conv) => {
+                for row in conv.window(position) {
+                    match row {
+                        Some(row) => out.extend(&*conv.row(slot, row)),
+                        None => out.resize(out.len() + conv.decl.channels, 0.0),
+                    }
+                }
+            }
+        }
+    }
+
+    /// The opposite, from the first of `values` on, which are taken off.
+    pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, values: &mut &[f32]) {
+        let mut next = |len: usize| values.split_off(..len).expect("as many values as the slot holds");
+        match self {
+            Memory::Pages => {}
+            Memory::State(state) => {
+                let checkpoint = of_slot(&mut state.state, state.slots, slot);
+                let values = next(checkpoint.len());
+                checkpoint.copy_from_slice(values);
+            }
+            Memory::Conv(conv) => {
+                for row in conv.window(position) {
+                    let values = next(conv.decl.channels);
+                    if let Some(row) = row {
+                        conv.row(slot, row).copy_from_slice(values);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The slot's part of a store that all slots share evenly.
+fn of_slot(values: &mut [f32], slots: usize, slot: Slot) -> &mut [f32] {
+    let size = values.len() / slots;
+    &mut values[slot.0 as usize * size..][..size]
 }
 
 /// Checkpoints and replay rings of a linear attention or state-space layer.
@@ -182,6 +250,18 @@ impl Conv {
     pub(crate) fn new(decl: ConvDecl, slots: usize, replay: Replay) -> Self {
         let ring = decl.ring_rows(replay);
         Self { decl, slots, ring, rows: vec![0.0; slots * ring * decl.channels] }
+    }
+
+    /// Physical rows of the `taps - 1` tokens before `position`, oldest first; `None` before the first token.
+    fn window(&self, position: u32) -> impl Iterator<Item = Option<usize>> + use<> {
+        let (reach, mask) = (self.decl.taps - 1, self.ring - 1);
+        (0..reach).map(move |i| (position as usize + i).checked_sub(reach).map(|position| position & mask))
+    }
+
+    /// A row of a slot's ring.
+    fn row(&mut self, slot: Slot, row: usize) -> &mut [f32] {
+        let channels = self.decl.channels;
+        &mut of_slot(&mut self.rows, self.slots, slot)[row * channels..][..channels]
     }
 }
 

@@ -5,6 +5,7 @@ mod handle;
 mod inputs;
 mod runner;
 mod score;
+mod session;
 
 pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, Stream, Timings};
 pub use inputs::{InputRow, matrix_inputs};
@@ -117,6 +118,12 @@ impl Engine {
                 if let Err(error) = self.submit(*request, &events, cancelled) {
                     let _ = events.send(Event::Failed(error));
                 }
+            }
+            Command::Save { conversation, writer, reply } => {
+                let _ = reply.send(self.save(conversation, *writer));
+            }
+            Command::Load { session, reply } => {
+                let _ = reply.send(self.load(&session));
             }
             Command::Stats(reply) => {
                 let (free_pages, pages) = self.memory.page_counts();

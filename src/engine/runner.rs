@@ -12,7 +12,7 @@ pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), De
 
 /// Runs steps; knows nothing of requests.
 pub struct Runner {
-    backend: Box<dyn Backend>,
+    pub(super) backend: Box<dyn Backend>,
     program: Arc<Program>,
     limits: Limits,
     step: Step,

@@ -1,6 +1,7 @@
 //! Which sequence holds which pages and slots, and which prefixes can be gone back to. Logical: ids, counts, tables.
 //! Every verb that moves bytes says so in the [`DeviceWork`] it returns, which the engine hands to the backend.
 
+mod elsewhere;
 mod pages;
 pub mod plan;
 mod prefix;
@@ -8,6 +9,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
+pub use elsewhere::{Kept, Restored};
 pub use pages::PagePool;
 pub use slots::SlotPool;
 
@@ -362,7 +364,7 @@ impl Memory {
 
     /// Positions of `tokens` that can be gone back to, ascending.
     pub fn kept(&self, tokens: &[u32]) -> Vec<u32> {
-        self.prefixes.kept_lengths(tokens)
+        self.prefixes.kept(tokens).map(|(length, _)| length).collect()
     }
 
     /// Prefixes kept, and the most there may be.

@@ -85,10 +85,10 @@ impl Prefixes {
         self.bodies.iter().flatten().filter_map(|body| body.entry.as_ref())
     }
 
-    /// Lengths of the kept prefixes of some tokens, ascending.
-    pub(super) fn kept_lengths(&self, tokens: &[u32]) -> Vec<u32> {
+    /// The kept prefixes of some tokens and their lengths, ascending.
+    pub(super) fn kept(&self, tokens: &[u32]) -> impl Iterator<Item = (u32, &Entry)> {
         let (path, _) = self.walk(tokens);
-        path.iter().map(|node| self.body(*node)).filter(|body| body.entry.is_some()).map(|body| body.end).collect()
+        path.into_iter().filter_map(|node| Some((self.body(node).end, self.body(node).entry.as_ref()?)))
     }
 
     /// Time passes with every request: what was used long ago is worth less.
@@ -279,6 +279,10 @@ mod tests {
         Entry { slot: Some(Slot(number)), tables: vec![] }
     }
 
+    fn lengths(tree: &Prefixes, tokens: &[u32]) -> Vec<u32> {
+        tree.kept(tokens).map(|(length, _)| length).collect()
+    }
+
     #[test]
     fn the_longest_kept_prefix_is_found() {
         let mut tree = Prefixes::new();
@@ -292,7 +296,7 @@ mod tests {
         let found = tree.find(&[1, 2]);
         assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (2, None, false));
         assert!(found.beyond.is_some());
-        assert_eq!(tree.kept_lengths(&[1, 2, 3, 4, 5, 6]), [3, 5]);
+        assert_eq!(lengths(&tree, &[1, 2, 3, 4, 5, 6]), [3, 5]);
     }
 
     #[test]
@@ -303,7 +307,7 @@ mod tests {
         tree.insert(&[1; 40], entry(3));
         assert_eq!(tree.evict().and_then(|entry| entry.slot), Some(Slot(2)));
         assert!(tree.lost(&[1; 30], 10, 30) && !tree.lost(&[1; 30], 12, 30) && !tree.lost(&[2; 30], 10, 30));
-        assert_eq!(tree.kept_lengths(&[1; 50]), [10, 40]);
+        assert_eq!(lengths(&tree, &[1; 50]), [10, 40]);
         for _ in 0..9 {
             tree.tick();
         }

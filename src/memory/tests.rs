@@ -100,6 +100,39 @@ fn attach(
     *truth = prompt[..cached].to_vec();
 }
 
+/// Everything is forgotten, and what was kept of a sequence's tokens comes back from outside.
+fn leave_and_return(memory: &mut Memory, device: &mut Device, (id, truth): &(SequenceId, Vec<u32>), recurrent: bool) {
+    let before = memory.kept(truth);
+    let kept = memory.kept_of(*id, truth, truth);
+    assert_eq!(kept.length as usize, truth.len(), "a sequence has read its own tokens");
+    assert_eq!(
+        kept.states.iter().map(|(at, _)| *at).filter(|at| before.contains(at)).count() > 0,
+        recurrent && !before.is_empty()
+    );
+    for (at, slot) in &kept.states {
+        assert_eq!(device.slots[slot], truth[..*at as usize]);
+    }
+    for table in &kept.tables {
+        let row = |position: usize| device.rows[&(table[position / 4], position % 4)];
+        assert!(truth.iter().enumerate().all(|(position, token)| row(position) == *token));
+    }
+    memory.forget();
+    let positions: Vec<u32> = match recurrent {
+        true => kept.states.iter().map(|(at, _)| *at).collect(),
+        false => Some(kept.length).filter(|length| *length > 0).into_iter().collect(),
+    };
+    let Ok(restored) = memory.restore(truth, &positions) else { return };
+    for table in &restored.tables {
+        for (position, token) in truth.iter().enumerate().take(table.len() * 4) {
+            device.rows.insert((table[position / 4], position % 4), *token);
+        }
+    }
+    for (at, slot) in restored.states {
+        device.slots.insert(slot, truth[..at as usize].to_vec());
+    }
+    assert_eq!(memory.kept(truth).last(), positions.last(), "the end comes back first");
+}
+
 fn random_history(seed: u64, recurrent: bool) {
     let mut random = Random::new(seed);
     let mut memory = Memory::new(&program(recurrent), &limits(60 + random.below(100), 3 + random.below(9)), 4);
@@ -107,7 +140,7 @@ fn random_history(seed: u64, recurrent: bool) {
     let mut live: Vec<(SequenceId, Vec<u32>)> = Vec::new();
     for _ in 0..2000 {
         let at = random.below(live.len().max(1));
-        match random.below(12) {
+        match random.below(13) {
             0 => {
                 if let Ok((id, work)) = memory.open() {
                     device.apply(work);
@@ -126,6 +159,7 @@ fn random_history(seed: u64, recurrent: bool) {
                 memory.seal(live[at].0, &live[at].1).into_iter().for_each(|work| device.apply(work));
             }
             5 | 6 if !live.is_empty() => attach(&mut memory, &mut device, &mut live, at, &mut random),
+            7 if !live.is_empty() => leave_and_return(&mut memory, &mut device, &live[at], recurrent),
             _ if !live.is_empty() => {
                 let (id, truth) = &mut live[at];
                 append(&mut memory, &mut device, *id, truth, &mut random);

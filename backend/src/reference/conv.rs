@@ -15,6 +15,15 @@ impl ConvSlot {
         Self { rows: vec![vec![0.0; decl.channels]; decl.taps - 1], committed: decl.taps - 1 }
     }
 
+    /// The committed rows, oldest first.
+    pub(super) fn window(&self) -> &[Vec<f32>] {
+        &self.rows[..self.committed]
+    }
+
+    pub(super) fn window_mut(&mut self) -> &mut [Vec<f32>] {
+        &mut self.rows[..self.committed]
+    }
+
     pub(super) fn commit(&mut self, accepted: usize) {
         self.rows.truncate(self.committed + accepted);
         self.rows.drain(..accepted);

@@ -13,7 +13,7 @@ mod state;
 
 use crate::{
     Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, StoreDecl, Weight, WeightDecl, WeightSource,
-    op, program::Rows,
+    op, program::Rows, store::PagesDecl,
 };
 use conv::ConvSlot;
 use state::StateSlot;
@@ -73,6 +73,14 @@ impl Reference {
 
     fn weight(&self, weight: Weight) -> &[f32] {
         &self.weights[weight.0 as usize]
+    }
+
+    /// A page of a store, and its declaration.
+    fn page(&mut self, store: Store, page: Page) -> (PagesDecl, &mut [f32]) {
+        let (decl, limits) = (*self.program().pages(store), self.limits());
+        let Data::Pages(values) = &mut self.stores[store.0 as usize] else { panic!("validated: a page store") };
+        let size = decl.page_elements(limits.page_size);
+        (decl, &mut values[page.0 as usize * size..][..size])
     }
 
     /// Replaces each row of `out` by a function of the row number.
@@ -202,6 +210,50 @@ impl Backend for Reference {
             for &(from, to) in pairs {
                 values.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
             }
+        }
+        Ok(())
+    }
+
+    fn save_slot(&mut self, slot: Slot, _position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        for store in &self.stores {
+            match store {
+                Data::Pages(_) => {}
+                Data::State(slots) => out.extend(&slots[slot.0 as usize].state),
+                Data::Conv(slots) => out.extend(slots[slot.0 as usize].window().iter().flatten()),
+            }
+        }
+        Ok(())
+    }
+
+    fn load_slot(&mut self, slot: Slot, _position: u32, mut values: &[f32]) -> Result<(), DeviceError> {
+        self.clear_slots(&[slot])?;
+        let mut fill = |part: &mut [f32]| {
+            part.copy_from_slice(values.split_off(..part.len()).expect("as many values as the slot holds"));
+        };
+        for store in &mut self.stores {
+            match store {
+                Data::Pages(_) => {}
+                Data::State(slots) => fill(&mut slots[slot.0 as usize].state),
+                Data::Conv(slots) => slots[slot.0 as usize].window_mut().iter_mut().for_each(|row| fill(row)),
+            }
+        }
+        Ok(())
+    }
+
+    fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let page_size = self.limits().page_size;
+        let (decl, page) = self.page(store, page);
+        (0..rows).flat_map(|row| decl.row_parts(page_size, row)).for_each(|part| out.extend(&page[part]));
+        Ok(())
+    }
+
+    fn load_page(&mut self, store: Store, page: Page, mut values: &[f32]) -> Result<(), DeviceError> {
+        let Limits { page_size, kv_type, .. } = self.limits();
+        let (decl, page) = self.page(store, page);
+        let rows = values.len() / decl.page_elements(1);
+        for part in (0..rows).flat_map(|row| decl.row_parts(page_size, row)) {
+            let row = values.split_off(..part.len()).expect("whole rows");
+            page[part].iter_mut().zip(row).for_each(|(x, value)| *x = rope_store::rounded(kv_type, *value));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::{Data, Reference};
 use crate::{
-    KvType, Page, StoreDecl, op,
+    KvType, Page, op,
     store::{PageLayout, PagesDecl},
 };
 
@@ -19,7 +19,7 @@ pub(super) fn value_at(pages: &PagesDecl, page_size: usize, table: &[Page], posi
     head + pages.values_at(page_size) + position % page_size * pages.value_stride()
 }
 
-fn rounded(kv_type: KvType, x: f32) -> f32 {
+pub(super) fn rounded(kv_type: KvType, x: f32) -> f32 {
     match kv_type {
         KvType::F32 => x,
         KvType::F16 => half::f16::from_f32(x).to_f32(),
@@ -41,7 +41,7 @@ pub(super) fn rope_store(reference: &mut Reference, op: &op::RopeStore) {
     let limits = reference.limits();
     let program = reference.program.clone().expect("prepared");
     let ordinal = program.page_ordinal(op.store);
-    let StoreDecl::Pages(pages) = program.store(op.store) else { panic!("validated: a page store") };
+    let pages = program.pages(op.store);
     let frequencies = reference.rope_frequencies.iter().find(|(store, _)| *store == op.store).cloned();
     let step = reference.step.clone();
     for (number, (first, span)) in step.spans_with_rows().enumerate() {
