@@ -37,9 +37,15 @@ pub(crate) fn total<const N: usize>(numbers: &[f32; N]) -> f32 {
 
 /// The nearest integer, ties to even, of a value within ±2²².
 pub(crate) fn round(value: f32) -> f32 {
-    // Adding 1.5 · 2²³ pushes the fraction out of the mantissa; there is no rounding instruction in baseline x86-64.
-    const MAGIC: f32 = 12_582_912.0;
     (value + MAGIC) - MAGIC
+}
+
+/// Adding 1.5 · 2²³ pushes the fraction out of the mantissa; there is no rounding instruction in baseline x86-64.
+const MAGIC: f32 = 12_582_912.0;
+
+/// A whole number, -128 to 127; of anything else, any number.
+pub(crate) fn integer(whole: f32) -> i8 {
+    (whole + MAGIC).to_bits() as i8
 }
 
 /// A value brought between two bounds; one that is no number becomes the lower. Two instructions where `f32::clamp` is a
