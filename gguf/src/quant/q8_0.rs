@@ -29,7 +29,7 @@ impl Block for Q8_0 {
 
 impl QuantizeBlock for Q8_0 {
     fn quantize_weighted(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        let scale = search::extreme(x).abs() / 127.0;
+        let scale = search::magnitude(search::group::<32>(x)) / 127.0;
         let inverse = search::inverse(scale);
         // Ties go away from zero, as the format's other writers have them. There is no instruction for that.
         let code = |x: f32| {

@@ -62,7 +62,18 @@ pub(crate) fn inverse(scale: f32) -> f32 {
 
 /// The first element of largest magnitude, with its sign.
 pub(crate) fn extreme(x: &[f32]) -> f32 {
-    x.iter().fold(0.0f32, |extreme, &x| if x.abs() > extreme.abs() { x } else { extreme })
+    let most = magnitude(x);
+    x.iter().copied().find(|x| x.abs() == most && most > 0.0).unwrap_or(0.0)
+}
+
+/// The largest magnitude among the elements, whose number is a multiple of four.
+pub(crate) fn magnitude(x: &[f32]) -> f32 {
+    let larger = |most: f32, x: f32| if x > most { x } else { most };
+    let mut parts = [0.0f32; 4];
+    for four in x.as_chunks::<4>().0 {
+        parts.iter_mut().zip(four).for_each(|(most, x)| *most = larger(*most, x.abs()));
+    }
+    parts.into_iter().fold(0.0, larger)
 }
 
 /// The smallest and the largest element.
