@@ -142,7 +142,8 @@ pub trait Backend: Send {
     /// replay window is final: its `accepted` must equal its rows.
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError>;
 
-    /// Copies slots, folding the source's replay history: the copy is canonical (checkpoint only, ALGORITHMS 3.1).
+    /// Copies slots, folding the source's replay history first: both are canonical (checkpoint only, ALGORITHMS 3.1)
+    /// and go on to the same bits. From a slot to itself it only folds.
     fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError>;
 
     /// Makes slots those of an empty sequence.

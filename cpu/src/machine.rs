@@ -149,15 +149,17 @@ impl Machine {
         accepted.iter().for_each(|(slot, rows)| self.cursors.commit(*slot, *rows));
     }
 
-    /// Copies a slot, its ring folded into the checkpoint of the copy.
+    /// Folds the ring of a slot into its checkpoint, then copies it.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
         let cursor = self.cursors.cursor(from);
+        self.fold(from, cursor);
+        self.cursors.reset(from);
+        self.written[from.0 as usize] |= cursor.held > 0;
         if from != to {
             self.memory.iter_mut().for_each(|memory| memory.copy_slot(from, to));
+            self.cursors.reset(to);
+            self.written[to.0 as usize] = self.written[from.0 as usize];
         }
-        self.fold(to, cursor);
-        self.cursors.reset(to);
-        self.written[to.0 as usize] = self.written[from.0 as usize] || cursor.held > 0;
     }
 
     /// Appends what a slot holds after `position` tokens, its ring folded.

@@ -112,7 +112,7 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// Copies everything a slot holds, rings included.
+    /// Copies what a slot holds; its ring is folded, so that its checkpoint is all there is.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
         let copy = |values: &mut Vec<f32>, slots: usize| {
             let size = values.len() / slots;
@@ -120,12 +120,7 @@ impl Memory {
         };
         match self {
             Memory::Pages => {}
-            Memory::State(state) => {
-                let slots = state.slots;
-                for values in [&mut state.state, &mut state.u, &mut state.k, &mut state.g] {
-                    copy(values, slots);
-                }
-            }
+            Memory::State(state) => copy(&mut state.state, state.slots),
             Memory::Conv(conv) => copy(&mut conv.rows, conv.slots),
         }
     }

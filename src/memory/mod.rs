@@ -243,24 +243,31 @@ impl Memory {
         }
     }
 
-    /// Remembers what the sequence has read, its committed `tokens`, for itself and for others. `None` if no bytes are
-    /// to be moved: it is known already, or there is no room, which loses only a shortcut.
+    /// Remembers what the sequence has read, its committed `tokens`, for itself and for others. If it is known already,
+    /// or there is no room, which loses only a shortcut, its state is merely folded: whoever goes on from here, this
+    /// sequence or one that begins with the snapshot, comes to the same bits. `None` if no bytes are to be moved.
     pub fn seal(&mut self, id: SequenceId, tokens: &[u32]) -> Option<DeviceWork> {
         assert_eq!(tokens.len(), self.get(id).committed as usize, "what is sealed is committed");
+        let live = self.get(id).slot;
+        let copy = |to: Slot| DeviceWork { copy_slots: vec![(live, to)], ..DeviceWork::default() };
+        let fold = (self.state == State::Slots).then(|| copy(live));
         if tokens.is_empty() || self.most_prefixes == 0 || self.prefixes.keeps(tokens) {
-            return None;
+            return fold;
         }
         while self.prefixes.len() >= self.most_prefixes {
             self.drop_a_prefix();
         }
         let slot = match self.state {
             State::PagesOnly => None,
-            State::Slots => Some(self.take_spare_slot()?),
+            State::Slots => match self.take_spare_slot() {
+                None => return fold,
+                slot => slot,
+            },
         };
-        let (live, tables) = (self.get(id).slot, self.get(id).tables.clone());
+        let tables = self.get(id).tables.clone();
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
         self.prefixes.insert(tokens, Entry { slot, tables });
-        slot.map(|slot| DeviceWork { copy_slots: vec![(live, slot)], ..DeviceWork::default() })
+        slot.map(copy)
     }
 
     /// Prepares a sequence, whose committed tokens `own` are, to read `prompt`: goes on where it is, or goes back to
