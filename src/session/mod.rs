@@ -193,12 +193,9 @@ impl Sections {
     /// A section as rows of numbers.
     fn array(&self, name: &str, range: Range<usize>) -> Result<Array, Fault> {
         let info = self.metadata.info(name).expect("a name of the metadata");
-        // The other types have no numbers of ours.
-        let quant = match info.dtype {
-            Dtype::F32 => Quant::F32,
-            Dtype::F16 => Quant::F16,
-            Dtype::BF16 => Quant::Bf16,
-            other => return fault(name, format!("its type is {other:?}, expected F32, F16 or BF16")),
+        let known = [(Dtype::F32, Quant::F32), (Dtype::F16, Quant::F16), (Dtype::BF16, Quant::Bf16)];
+        let Some((_, quant)) = known.into_iter().find(|(dtype, _)| *dtype == info.dtype) else {
+            return fault(name, format!("its type is {:?}, expected F32, F16 or BF16", info.dtype));
         };
         let shape = match info.shape[..] {
             [columns] => [1, columns],
