@@ -113,6 +113,9 @@ impl Chat {
                 model.spec.layers.len(),
                 plan.context
             );
+            if let (Some(session), count @ 1..) = (&self.session, chat.messages().len()) {
+                println!("{count} messages read from {}", session.display());
+            }
         }
         let settings = ReplSettings { history: history(), colour, sizes, model: id, session: self.session };
         let left = Repl::new(chat, settings, interrupted).run().map_err(fail)?;

@@ -116,8 +116,9 @@ impl Session {
     /// The keys and values of up to `rows` tokens from `first` on, in a page store.
     pub fn rows(&self, store: usize, first: usize, rows: usize, out: &mut Vec<f32>) {
         let kv = &self.kv[&store];
-        let rows = rows.min(kv.shape[0].saturating_sub(first));
-        self.convert(kv, first * kv.shape[1], rows * kv.shape[1], out);
+        let [all, columns] = kv.shape;
+        let (first, end) = (first.min(all), first.saturating_add(rows).min(all));
+        self.convert(kv, first * columns, (end - first) * columns, out);
     }
 
     /// The state at a position there is one at.

@@ -124,6 +124,9 @@ fn an_unfinished_file_harms_nobody() {
     assert_eq!(error, format!("{}: another program is writing it", path.display()));
     let partial = path.with_file_name("a.session.partial");
     assert!(partial.exists());
+    let folder = path.parent().unwrap();
+    let error = Writer::new(folder, &model("1234"), vec![1], String::new()).begin(&layout()).unwrap_err().to_string();
+    assert_eq!(error, format!("{}: not a regular file, expected one or none", folder.display()));
     drop(open);
     assert!(!partial.exists() && Session::open(&path).is_ok());
     std::fs::write(&partial, vec![1; 100_000]).unwrap();

@@ -126,6 +126,9 @@ struct Partial {
 impl Partial {
     /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
     fn create(target: &Path) -> Result<Self, SessionError> {
+        if std::fs::metadata(target).is_ok_and(|target| !target.is_file()) {
+            return Err(fail(target, std::io::Error::other("not a regular file, expected one or none")));
+        }
         let mut path = target.as_os_str().to_owned();
         path.push(".partial");
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
