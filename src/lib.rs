@@ -11,4 +11,5 @@ pub mod presets;
 pub mod repl;
 pub mod sampling;
 pub mod scheduler;
+pub mod session;
 pub mod text;

@@ -2,6 +2,7 @@
 //! "skipped" where it is absent.
 
 use crate::golden::{converted_file, fixture};
+use expect_test::expect_file;
 use kvas_gguf::Quant;
 use serde_json::Value;
 use std::{
@@ -10,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn kvas(arguments: &[&str]) -> Output {
+pub(crate) fn kvas(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).output().unwrap()
 }
 
 /// Standard output of a command that must succeed.
-fn succeeds(arguments: &[&str]) -> String {
+pub(crate) fn succeeds(arguments: &[&str]) -> String {
     let output = kvas(arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {stderr}");
@@ -23,7 +24,7 @@ fn succeeds(arguments: &[&str]) -> String {
 }
 
 /// The error of a command that must fail because of its input.
-fn fails(arguments: &[&str]) -> String {
+pub(crate) fn fails(arguments: &[&str]) -> String {
     let output = kvas(arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
@@ -42,7 +43,7 @@ pub(crate) fn shared() -> Option<PathBuf> {
     Some(folder)
 }
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_str().unwrap().to_string()
 }
 
@@ -67,6 +68,35 @@ fn a_run_is_one_json_object_and_repeats() {
     let ids: Value = serde_json::from_str(&succeeds(&["tokenize", "-m", &path, "--json", "Hello <|im_end|>"])).unwrap();
     let joined: Vec<String> = ids["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
     assert_eq!(succeeds(&["detokenize", "-m", &path, "--ids", &joined.join(",")]).trim_end(), "Hello <|im_end|>");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_hybrid_is_understood_at_a_glance() {
+    let file = converted_file(&fixture("qwen35moe"), Quant::Q8_0);
+    let path = text(&file);
+    let plan: Value = serde_json::from_str(&succeeds(&["plan", "-m", &path, "--json", "-c", "512"])).unwrap();
+    let inspected: Value = serde_json::from_str(&succeeds(&["inspect", &path, "--json"])).unwrap();
+    assert_eq!(plan["layers"], inspected["layers"]);
+    assert_eq!(plan["parameters"]["all"], inspected["parameters"]);
+    let sum = |list: &Value, of: &dyn Fn(&Value) -> u64| list.as_array().unwrap().iter().map(of).sum::<u64>();
+    let kinds = &plan["parameters"]["kinds"];
+    assert_eq!(sum(kinds, &|kind| kind["all"].as_u64().unwrap()), inspected["parameters"]);
+    let bytes = sum(&inspected["tensors"], &|tensor| tensor["bytes"].as_u64().unwrap());
+    assert_eq!(sum(kinds, &|kind| kind["bytes"].as_u64().unwrap()), bytes);
+    let experts = kinds.as_array().unwrap().iter().find(|kind| kind["kind"] == "experts").unwrap();
+    let (count, used) = ("qwen35moe.expert_count", "qwen35moe.expert_used_count");
+    let metadata = |key: &str| inspected["metadata"][key].as_u64().unwrap();
+    let number = |value: &Value| value.as_u64().unwrap();
+    assert_eq!(number(&experts["all"]) * metadata(used), number(&experts["per_token"]) * metadata(count));
+    // One layer of attention: K and V of each of its KV heads, two bytes a number.
+    let head = metadata("qwen35moe.attention.key_length") + metadata("qwen35moe.attention.value_length");
+    let kv = 2 * head * metadata("qwen35moe.attention.head_count_kv");
+    assert_eq!(plan["memory"]["kv_bytes_per_token"], kv);
+    assert_eq!(plan["fits"].as_array().unwrap().len(), 4, "4096 tokens are the only context up to what was trained");
+    let listed = succeeds(&["inspect", &path, "--tensors"]);
+    let tensors = &listed[listed.find("  token_embd.weight").unwrap()..];
+    expect_file!["data/inspect.txt"].assert_eq(tensors);
     std::fs::remove_file(file).unwrap();
 }
 

@@ -3,6 +3,9 @@
 
 mod chat;
 mod commands;
+mod convert;
 mod golden;
 mod plan;
+mod quantize;
+mod session;
 mod tidy;

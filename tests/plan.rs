@@ -1,15 +1,16 @@
 //! Every architecture: metadata fixture -> spec and program, as text.
 
+use crate::golden;
 use expect_test::expect_file;
 use kvas::{
     arch::{self, ARCHITECTURES, Header},
-    model::{lower::lower, spec::ModelSpec},
+    model::lower::lower,
     presets::PRESETS,
 };
-use kvas_gguf::{Metadata, Value};
+use kvas_gguf::{Metadata, Quant, Value};
 use std::path::Path;
 
-/// A tiny header for an architecture: keys as its converter writes them, the tensors its reader looks for.
+/// A tiny header of a hybrid model: keys as its converter writes them, the tensors its reader looks for.
 fn header_parts(architecture: &str) -> (Metadata, Vec<String>) {
     let mut metadata = Metadata::default();
     metadata.set("general.architecture", Value::String(architecture.into()));
@@ -24,57 +25,57 @@ fn header_parts(architecture: &str) -> (Metadata, Vec<String>) {
         ("attention.key_length", 4),
         ("attention.value_length", 4),
         ("rope.dimension_count", 2),
+        ("ssm.conv_kernel", 4),
+        ("ssm.state_size", 4),
+        ("ssm.group_count", 2),
+        ("ssm.time_step_rank", 4),
+        ("ssm.inner_size", 16),
     ] {
         set(key, Value::U32(value));
     }
     set("attention.layer_norm_rms_epsilon", Value::F32(1e-6));
-    let mut tensors = vec![];
-    let hybrid = matches!(architecture, "qwen35" | "qwen3next");
-    if hybrid {
-        for (key, value) in
-            [("conv_kernel", 4), ("state_size", 4), ("group_count", 2), ("time_step_rank", 4), ("inner_size", 16)]
-        {
-            set(&format!("ssm.{key}"), Value::U32(value));
-        }
-        tensors.extend((0..4).map(|block| format!("blk.{block}.post_attention_norm.weight")));
-    }
-    if architecture == "qwen3next" {
-        for (key, value) in [
-            ("expert_count", 4),
-            ("expert_used_count", 2),
-            ("expert_feed_forward_length", 8),
-            ("expert_shared_feed_forward_length", 8),
-        ] {
-            set(key, Value::U32(value));
-        }
-        tensors.extend((0..4).map(|block| format!("blk.{block}.ssm_ba.weight")));
-    }
-    let per_block = match architecture {
-        "qwen2" => &["attn_q.bias"][..],
-        "qwen3" | "qwen35" | "qwen3next" => &["attn_q_norm.weight"][..],
-        _ => &[],
-    };
-    tensors.extend((0..4).flat_map(|block| per_block.iter().map(move |stem| format!("blk.{block}.{stem}"))));
-    (metadata, tensors)
+    let stems = ["post_attention_norm.weight", "attn_q_norm.weight"];
+    (metadata, stems.iter().flat_map(|stem| (0..4).map(move |block| format!("blk.{block}.{stem}"))).collect())
 }
 
-fn spec(architecture: &str) -> ModelSpec {
-    let (metadata, tensors) = header_parts(architecture);
+/// The program of a header with a few more tensors, as text.
+fn program(architecture: &str, more: &[&str]) -> String {
+    let (metadata, mut tensors) = header_parts(architecture);
+    tensors.extend(more.iter().flat_map(|stem| (0..4).map(move |block| format!("blk.{block}.{stem}"))));
     let table = [16, 32];
     let marks = tensors.iter().map(|name| (name.as_str(), &table[..0]));
     let header = Header::new(&metadata, marks.chain([("token_embd.weight", &table[..])])).unwrap();
-    arch::read(&header).unwrap_or_else(|error| panic!("{architecture}: {error}"))
+    let program = lower(&arch::read(&header).unwrap_or_else(|error| panic!("{architecture}: {error}")));
+    program.validate().unwrap_or_else(|error| panic!("{architecture}: {error}"));
+    program.to_string()
 }
 
 #[test]
 fn every_architecture_has_its_program() {
-    for (architecture, _) in ARCHITECTURES {
-        let spec = spec(architecture);
-        let program = lower(&spec);
-        program.validate().unwrap_or_else(|error| panic!("{architecture}: {error}"));
-        let text = format!("{}\n\n{program}", spec.pattern());
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/plans/{architecture}.txt"));
+    let mut seen = Vec::new();
+    for directory in golden::fixtures() {
+        let name = directory.file_name().unwrap().to_str().unwrap();
+        let model = golden::converted(&directory, Quant::F32);
+        let text = format!("{}\n\n{}", model.spec.pattern(), model.program);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/plans/{name}.txt"));
         expect_file![path].assert_eq(&text);
+        seen.push(model.spec.architecture);
+    }
+    for (architecture, _) in ARCHITECTURES {
+        assert!(seen.iter().any(|seen| seen == architecture), "{architecture} has no fixture");
+    }
+}
+
+/// Layouts of files that older converters wrote.
+#[test]
+fn fused_and_interleaved_tensors_are_taken_apart() {
+    let interleaved = program("qwen3next", &["ssm_in.weight", "ssm_ba.weight"]);
+    for part in ["ssm_in.weight/qkv", "ssm_in.weight/gate", "ssm_ba.weight/alpha", "ssm_ba.weight/beta"] {
+        assert!(interleaved.contains(&format!("blk.0.{part} ")), "{part} in:\n{interleaved}");
+    }
+    let fused = program("qwen3", &["attn_qkv.weight"]);
+    for part in ["q", "k", "v"] {
+        assert!(fused.contains(&format!("blk.3.attn_qkv.weight/{part} ")), "{part} in:\n{fused}");
     }
 }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod display;
 pub mod op;
 pub mod program;
 pub mod reference;
@@ -15,7 +16,7 @@ pub use op::Op;
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;
-pub use step::{Outputs, Page, Slot, Span, Step};
+pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{Cursors, KvType, Limits, Replay, StoreDecl};
 
 use kvas_gguf::Quant;
@@ -122,10 +123,14 @@ pub trait Backend: Send {
             Op::Norm(op) => self.norm(op),
             Op::Linear(op) => self.linear(op),
             Op::GatedLinear(op) => self.gated_linear(op),
+            Op::HeadLinear(op) => self.head_linear(op),
             Op::RopeStore(op) => self.rope_store(op),
             Op::Attention(op) => self.attention(op),
             Op::CausalConv(op) => self.causal_conv(op),
+            Op::ShortConv(op) => self.short_conv(op),
             Op::GatedDelta(op) => self.gated_delta(op),
+            Op::Mamba2(op) => self.mamba2(op),
+            Op::Mamba1(op) => self.mamba1(op),
             Op::GatedNorm(op) => self.gated_norm(op),
             Op::Route(op) => self.route(op),
             Op::ExpertGatedLinear(op) => self.expert_gated_linear(op),
@@ -137,7 +142,8 @@ pub trait Backend: Send {
     /// replay window is final: its `accepted` must equal its rows.
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError>;
 
-    /// Copies slots, folding the source's replay history: the copy is canonical (checkpoint only, ALGORITHMS 3.1).
+    /// Copies slots, folding the source's replay history first: both are canonical (checkpoint only, ALGORITHMS 3.1)
+    /// and go on to the same bits. From a slot to itself it only folds.
     fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError>;
 
     /// Makes slots those of an empty sequence.
@@ -145,6 +151,21 @@ pub trait Backend: Send {
 
     /// Copies single-layer pages (copy-on-write tails).
     fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError>;
+
+    /// Appends what a slot holds after `position` tokens, [`Program::slot_elements`] values: store after store the
+    /// state `[value_heads, value_dim, key_dim]`, or the last `taps - 1` rows before the convolution, oldest first and
+    /// 0 before the first token. Folds the slot's replay history, so that the values depend on no ring.
+    fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError>;
+
+    /// Makes a slot one that holds such values after `position` tokens.
+    fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError>;
+
+    /// Appends the first `rows` rows of a page of `store`: in each, for every KV head, the key, then the value where
+    /// it is stored beside the key.
+    fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError>;
+
+    /// Overwrites the first rows of a page of `store` by such values, as many as there are.
+    fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError>;
 
     /// The first `out.len() / columns` rows of an activation.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
@@ -162,15 +183,23 @@ pub trait Backend: Send {
     fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError>;
     /// `activation(x gate^T) * (x up^T)`.
     fn gated_linear(&mut self, op: &op::GatedLinear) -> Result<(), DeviceError>;
+    /// Matrix product of every head with a weight of its own.
+    fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError>;
     /// Rotates q and k, appends k and v to the sequences' pages.
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError>;
     /// Softmax attention over the sequences' pages.
     fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError>;
     /// Depthwise causal convolution, then SiLU.
     fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError>;
+    /// Gated short convolution.
+    fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError>;
     /// The gated delta rule.
     fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError>;
-    /// Per-head norm times an activated gate.
+    /// The Mamba-2 recurrence.
+    fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError>;
+    /// The Mamba-1 selective scan.
+    fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError>;
+    /// Norm of groups of columns and an activated gate.
     fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError>;
     /// Chooses experts.
     fn route(&mut self, op: &op::Route) -> Result<(), DeviceError>;

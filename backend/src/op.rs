@@ -11,10 +11,14 @@ pub enum Op {
     Norm(Norm),
     Linear(Linear),
     GatedLinear(GatedLinear),
+    HeadLinear(HeadLinear),
     RopeStore(RopeStore),
     Attention(Attention),
     CausalConv(CausalConv),
+    ShortConv(ShortConv),
     GatedDelta(GatedDelta),
+    Mamba2(Mamba2),
+    Mamba1(Mamba1),
     GatedNorm(GatedNorm),
     Route(Route),
     ExpertGatedLinear(ExpertGatedLinear),
@@ -30,20 +34,24 @@ pub enum Output {
     Accumulate,
 }
 
-/// The nonlinearity of a gate.
+/// The nonlinearity of a gate or a hidden layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x * sigmoid(x)`
     Silu,
     /// `sigmoid(x)`
     Sigmoid,
+    /// `max(x, 0)^2`
+    ReluSquared,
 }
 
-/// `out[row] = table[token[row]]`; a token outside the table is the engine's mistake.
+/// `out[row] = scale * table[token[row]]`; a token outside the table is the engine's mistake.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embed {
     /// `[vocab, width]`
     pub table: Weight,
+    /// 1 for most models.
+    pub scale: f32,
     /// `[rows, width]`
     pub out: Act,
 }
@@ -70,7 +78,8 @@ pub struct Norm {
     pub out: Act,
 }
 
-/// `out (+)= sigmoid(row_gate) * (x weight^T + bias)`.
+/// `out[column..column + outputs] (+)= scale * sigmoid(row_gate) * activation(x weight^T + bias)`; the other columns
+/// of `out` stay as they are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Linear {
     /// `[rows, inputs]`
@@ -79,12 +88,26 @@ pub struct Linear {
     pub weight: Weight,
     /// `[outputs]`
     pub bias: Option<Weight>,
+    /// `None`: the identity.
+    pub activation: Option<Activation>,
     /// `[rows, 1]`: one gate per row, before its sigmoid (shared experts).
     pub row_gate: Option<Act>,
-    /// `[rows, outputs]`
+    /// 1 for most models.
+    pub scale: f32,
+    /// `[rows, at least column + outputs]`
     pub out: Act,
+    /// First column of `out` that is written: several products may fill one activation.
+    pub column: usize,
     /// Replace or add.
     pub output: Output,
+}
+
+impl Linear {
+    /// `out = x weight^T`: what the other fields are changed from.
+    pub const fn new(x: Act, weight: Weight, out: Act) -> Self {
+        let (bias, activation, row_gate, scale, column) = (None, None, None, 1.0, 0);
+        Self { x, weight, bias, activation, row_gate, scale, out, column, output: Output::Write }
+    }
 }
 
 /// `out = activation(x gate^T) * (x up^T)`.
@@ -102,12 +125,28 @@ pub struct GatedLinear {
     pub out: Act,
 }
 
-/// Rotates q and k in place (row at position `context + i`), appends k and v to the span's pages.
+/// A product per head: `out[head] = x[head][..inputs] weight[head]^T`, followed by the columns of the head that are
+/// left over, `x[head][inputs..]`. It moves queries of latent attention into the space of its keys, and its results
+/// out of the space of its values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeadLinear {
+    /// `[rows, heads * (inputs + left over)]`
+    pub x: Act,
+    /// `[heads * outputs, inputs]`
+    pub weight: Weight,
+    /// Heads.
+    pub heads: usize,
+    /// `[rows, heads * (outputs + left over)]`
+    pub out: Act,
+}
+
+/// Rotates q and k in place (row at position `context + i`), appends k and v to the span's pages. Latent pages
+/// ([`crate::store::PageLayout::Latent`]) hold `v` followed by `k` as the key; nothing rotates there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeStore {
     /// `[rows, heads * key_dim]`
     pub q: Act,
-    /// `[rows, kv_heads * key_dim]`
+    /// `[rows, kv_heads * key_dim]`; `[rows, kv_heads * (key_dim - value_dim)]` for latent pages
     pub k: Act,
     /// `[rows, kv_heads * value_dim]`
     pub v: Act,
@@ -137,7 +176,7 @@ pub struct Attention {
     pub out: Act,
 }
 
-/// Depthwise causal convolution over each span, then SiLU, in place; tap `taps - 1` is the current row. The rows
+/// Depthwise causal convolution over each span, plus bias, then SiLU, in place; tap `taps - 1` is the current row. The rows
 /// before the span come from the slot's window of pre-convolution rows; rows before position 0 are zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CausalConv {
@@ -145,8 +184,24 @@ pub struct CausalConv {
     pub x: Act,
     /// `[channels, taps]`
     pub weight: Weight,
+    /// `[channels]`
+    pub bias: Option<Weight>,
     /// Window of pre-convolution rows.
     pub store: Store,
+}
+
+/// The gated short convolution: `out = c * conv(b * x)`, depthwise and causal, without SiLU. The window holds rows of
+/// `b * x`; rows before position 0 are zero.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShortConv {
+    /// `[rows, b: channels | c: channels | x: channels]`
+    pub bcx: Act,
+    /// `[channels, taps]`
+    pub weight: Weight,
+    /// Window of rows of `b * x`.
+    pub store: Store,
+    /// `[rows, channels]`
+    pub out: Act,
 }
 
 /// Which key head a value head reads. Files differ, so it is settled in the program, not guessed by kernels.
@@ -168,42 +223,96 @@ impl HeadMap {
     }
 }
 
-/// The gated delta rule with one decay per head (ALGORITHMS 2.1): per value head
-/// `g = a * softplus(alpha + dt)`, `b = sigmoid(beta)`, `S = exp(g) S`, `u = b (v - S k)`, `S += u k^T`, `out = S q`,
-/// with q and k L2-normalised (`x / sqrt(sum(x^2) + norm_eps)`) and q scaled by `1 / sqrt(key_dim)`.
+/// The gated delta rule (ALGORITHMS 2.1): per value head
+/// `g = a * softplus(alpha + dt)`, `b = sigmoid(beta)`, `S = S diag(exp(g))`, `u = b (v - S k)`, `S += u k^T`,
+/// `out = S q`, with q and k L2-normalised (`x / sqrt(sum(x^2) + norm_eps)`) and q scaled by `1 / sqrt(key_dim)`.
+/// There is one decay per head or one per head and key channel, as the store says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatedDelta {
     /// `[rows, q: key_heads * key_dim | k: key_heads * key_dim | v: value_heads * value_dim]`
     pub qkv: Act,
-    /// `[rows, value_heads]`
+    /// `[rows, decays]`: `value_heads` or `value_heads * key_dim` of them
     pub alpha: Act,
     /// `[rows, value_heads]`, before its sigmoid
     pub beta: Act,
     /// `[value_heads]`, negative: `-exp(A_log)`
     pub a: Weight,
-    /// `[value_heads]`
+    /// `[decays]`
     pub dt: Weight,
     /// Which key head each value head reads.
     pub head_map: HeadMap,
     /// Added to the squared length of q and k.
     pub norm_eps: f32,
-    /// Checkpoint and replay ring.
+    /// Checkpoint and replay ring, decay per head or per channel.
     pub store: Store,
     /// `[rows, value_heads * value_dim]`
     pub out: Act,
 }
 
-/// `x = norm(x per head) * weight * activation(gate)`, in place.
+/// The Mamba-2 recurrence (ALGORITHMS 2.1): per value head `s = softplus(dt + dt_bias)`,
+/// `S = exp(a s) S + (s x) b^T`, `out = S c + d x`. Value head `h` reads the b and c of key head
+/// `h / (value_heads / key_heads)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mamba2 {
+    /// `[rows, x: value_heads * value_dim | b: key_heads * key_dim | c: key_heads * key_dim]`
+    pub xbc: Act,
+    /// `[rows, value_heads]`: step sizes before bias and softplus
+    pub dt: Act,
+    /// `[value_heads]`
+    pub dt_bias: Weight,
+    /// `[value_heads]`, negative: `-exp(A_log)`
+    pub a: Weight,
+    /// `[value_heads]`: what passes the state by
+    pub d: Weight,
+    /// Checkpoint and replay ring, decay per head.
+    pub store: Store,
+    /// `[rows, value_heads * value_dim]`
+    pub out: Act,
+}
+
+/// The Mamba-1 selective scan: per channel `s = softplus(dt)`, `S = exp(a s) * S + (s x) b`, `out = S . c + d x`, with
+/// `a` a row of rates per channel and one b and c for all channels. A channel is a value head of one column; the rates
+/// are the store's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mamba1 {
+    /// `[rows, channels]`
+    pub x: Act,
+    /// `[rows, channels]`: step sizes before softplus
+    pub dt: Act,
+    /// `[rows, key_dim]`
+    pub b: Act,
+    /// `[rows, key_dim]`
+    pub c: Act,
+    /// `[channels]`: what passes the state by
+    pub d: Weight,
+    /// Checkpoint and replay ring, one key head, rates per channel.
+    pub store: Store,
+    /// `[rows, channels]`
+    pub out: Act,
+}
+
+/// Whether a gate comes after the norm or before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateOrder {
+    /// `norm(x) * weight * activation(gate)`
+    AfterNorm,
+    /// `norm(x * activation(gate)) * weight`
+    BeforeNorm,
+}
+
+/// Root-mean-square norm of each group of columns and an activated gate, in place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatedNorm {
-    /// `[rows, heads * head_dim]`
+    /// `[rows, groups * group]`
     pub x: Act,
-    /// `[rows, heads * head_dim]`
+    /// `[rows, groups * group]`
     pub gate: Act,
-    /// `[head_dim]`, shared by all heads
-    pub weight: Weight,
+    /// `[1, group]`, shared by all groups, or `[groups, group]`; `None`: only the gate
+    pub weight: Option<Weight>,
     /// Added to the mean square.
     pub eps: f32,
+    /// Which comes first.
+    pub order: GateOrder,
     /// Applied to the gate.
     pub activation: Activation,
 }
@@ -217,13 +326,28 @@ pub enum Scoring {
     Sigmoid,
 }
 
-/// Picks the `active` best experts of each row (lowest index wins ties) and their weights.
+/// Experts in groups of equal size, of which only the best are looked into. A group is as good as the sum of its two
+/// best experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups.
+    pub groups: usize,
+    /// Groups looked into.
+    pub active: usize,
+}
+
+/// Picks the `active` best experts of each row (lowest index wins ties) by `score + bias`, and their weights, which
+/// are `scale * score`, before that divided by their sum if `normalise`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
     /// `[rows, experts]`
     pub logits: Act,
+    /// `[experts]`: added for the choice, not to the weights
+    pub bias: Option<Weight>,
     /// How logits become scores.
     pub scoring: Scoring,
+    /// `None`: all experts compete.
+    pub groups: Option<ExpertGroups>,
     /// Whether the chosen weights are divided by their sum.
     pub normalise: bool,
     /// Multiplies the weights.
@@ -234,7 +358,8 @@ pub struct Route {
     pub weights: Act,
 }
 
-/// [`GatedLinear`] of each chosen expert; the weights of all experts are stacked.
+/// [`GatedLinear`] of each chosen expert, or without a gate `activation(x up^T)`; the weights of all experts are
+/// stacked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertGatedLinear {
     /// `[rows, inputs]`
@@ -242,10 +367,10 @@ pub struct ExpertGatedLinear {
     /// `[rows, active]`
     pub experts: Act,
     /// `[experts * hidden, inputs]`
-    pub gate: Weight,
+    pub gate: Option<Weight>,
     /// `[experts * hidden, inputs]`
     pub up: Weight,
-    /// Applied to the gate half.
+    /// Applied to the gate half, or to the only one.
     pub activation: Activation,
     /// `[rows, active * hidden]`
     pub out: Act,

@@ -1,7 +1,6 @@
 //! A model as data: ops and the activations, weights and stores they name. Printed by `kvas plan`.
 
-use crate::{Op, StoreDecl, op::Output};
-use std::fmt::{self, Display, Formatter};
+use crate::{Op, StoreDecl, store::PagesDecl};
 
 /// Index of an activation buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,6 +98,12 @@ impl Program {
         &self.stores[store.0 as usize]
     }
 
+    /// Declaration of a page store.
+    pub fn pages(&self, store: Store) -> &PagesDecl {
+        let StoreDecl::Pages(pages) = self.store(store) else { panic!("validated: a page store") };
+        pages
+    }
+
     /// Number of page stores.
     pub fn page_stores(&self) -> usize {
         self.stores.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
@@ -110,83 +115,13 @@ impl Program {
         before.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
     }
 
+    /// Values that a slot holds over all stores, its replay history folded.
+    pub fn slot_elements(&self) -> usize {
+        self.stores.iter().map(StoreDecl::slot_elements).sum()
+    }
+
     /// Size of the vocabulary: columns of the logits.
     pub fn vocab(&self) -> usize {
         self.act(self.logits).columns
-    }
-}
-
-/// One line per op: what `kvas plan` prints and snapshot tests compare.
-impl Display for Program {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.ops.iter().try_for_each(|op| {
-            self.fmt_op(op, f)?;
-            f.write_str("\n")
-        })
-    }
-}
-
-impl Program {
-    fn fmt_op(&self, op: &Op, f: &mut Formatter<'_>) -> fmt::Result {
-        let act = |act: &Act| format!("{}:{}", self.act(*act).name, self.act(*act).columns);
-        let weight = |weight: &Weight| self.weight(*weight).name.as_str();
-        let arrow = |output: &Output| if *output == Output::Write { "->" } else { "+>" };
-        match op {
-            Op::Embed(o) => write!(f, "embed        {} -> {}", weight(&o.table), act(&o.out)),
-            Op::GatherRows(o) => write!(f, "gather_rows  {} -> {}", act(&o.x), act(&o.out)),
-            Op::Norm(o) => write!(f, "norm         {} {} -> {}", act(&o.x), weight(&o.weight), act(&o.out)),
-            Op::Linear(o) => {
-                write!(f, "linear       {} {}", act(&o.x), weight(&o.weight))?;
-                o.bias.iter().try_for_each(|bias| write!(f, " + {}", weight(bias)))?;
-                o.row_gate.iter().try_for_each(|gate| write!(f, " * sigmoid({})", act(gate)))?;
-                write!(f, " {} {}", arrow(&o.output), act(&o.out))
-            }
-            Op::GatedLinear(o) => {
-                write!(f, "gated_linear {} {} {} -> {}", act(&o.x), weight(&o.gate), weight(&o.up), act(&o.out))
-            }
-            Op::RopeStore(o) => {
-                write!(f, "rope_store   {} {} {}", act(&o.q), act(&o.k), act(&o.v))?;
-                match &o.rope {
-                    Some(rope) => write!(f, " rope {} of {} base {}", rope.dims, o.key_dim, rope.base),
-                    None => f.write_str(" no rope"),
-                }
-            }
-            Op::Attention(o) => {
-                write!(f, "attention    {}", act(&o.q))?;
-                o.gate.iter().try_for_each(|gate| write!(f, " * sigmoid({})", act(gate)))?;
-                write!(f, " -> {}", act(&o.out))
-            }
-            Op::CausalConv(o) => write!(f, "causal_conv  {} {}", act(&o.x), weight(&o.weight)),
-            Op::GatedDelta(o) => write!(
-                f,
-                "gated_delta  {} {} {} {} {} -> {}",
-                act(&o.qkv),
-                act(&o.alpha),
-                act(&o.beta),
-                weight(&o.a),
-                weight(&o.dt),
-                act(&o.out)
-            ),
-            Op::GatedNorm(o) => write!(f, "gated_norm   {} {} {}", act(&o.x), act(&o.gate), weight(&o.weight)),
-            Op::Route(o) => write!(f, "route        {} -> {} {}", act(&o.logits), act(&o.experts), act(&o.weights)),
-            Op::ExpertGatedLinear(o) => write!(
-                f,
-                "expert_gated_linear {} {} {} {} -> {}",
-                act(&o.x),
-                act(&o.experts),
-                weight(&o.gate),
-                weight(&o.up),
-                act(&o.out)
-            ),
-            Op::ExpertLinear(o) => write!(
-                f,
-                "expert_linear {} {} {} {} {}",
-                act(&o.x),
-                act(&o.experts),
-                weight(&o.weight),
-                arrow(&o.output),
-                act(&o.out)
-            ),
-        }
     }
 }

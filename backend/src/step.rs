@@ -1,5 +1,9 @@
 //! What changes from step to step: tokens, spans, page tables, output rows. CUDA keeps it in fixed buffers.
 
+/// Rows of a span that recurrences solve together, counted from the start of the span. A prompt that is cut at
+/// multiples of it gives the same bits however it is cut; cut elsewhere, it gives the same up to rounding.
+pub const CHUNK: usize = 16;
+
 /// One single-layer page of the arena. Page 0 is the padding target and belongs to nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Page(pub u32);

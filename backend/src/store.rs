@@ -1,21 +1,41 @@
 //! What layers remember: pages (append-only) and slots (mutable), their layouts, and the cursors that make
 //! everything a slot saw since its last commit revocable (ALGORITHMS 1.1, 2.4, 2.7).
 
-use crate::Slot;
+use crate::{Slot, Weight};
+use std::ops::Range;
 
 /// How one layer remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreDecl {
     /// Keys and values of a softmax layer.
     Pages(PagesDecl),
-    /// State of a gated delta layer.
-    Delta(DeltaDecl),
+    /// State of a linear attention or state-space layer.
+    State(StateDecl),
     /// Pre-convolution rows.
     Conv(ConvDecl),
 }
 
-/// Keys (after rope) and values of a softmax layer in pages of `Limits::page_size` tokens. A page holds, per KV head,
-/// `K[page_size][key_dim]` then `V[page_size][value_dim]`.
+impl StoreDecl {
+    /// Values that a slot holds in this store, its replay history folded.
+    pub const fn slot_elements(&self) -> usize {
+        match self {
+            StoreDecl::Pages(_) => 0,
+            StoreDecl::State(state) => state.state_elements(),
+            StoreDecl::Conv(conv) => (conv.taps - 1) * conv.channels,
+        }
+    }
+}
+
+/// Where the values of a page are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageLayout {
+    /// Per KV head `K[page_size][key_dim]`, then `V[page_size][value_dim]`.
+    Separate,
+    /// Per KV head `K[page_size][key_dim]` only: a value is the first `value_dim` columns of its key.
+    Latent,
+}
+
+/// Keys (after rope) and values of a softmax layer in pages of `Limits::page_size` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PagesDecl {
     /// KV heads.
@@ -24,20 +44,71 @@ pub struct PagesDecl {
     pub key_dim: usize,
     /// Columns of a value head.
     pub value_dim: usize,
+    /// Where the values are.
+    pub layout: PageLayout,
 }
 
 impl PagesDecl {
     /// Elements of one page.
     pub const fn page_elements(&self, page_size: usize) -> usize {
-        self.kv_heads * page_size * (self.key_dim + self.value_dim)
+        self.kv_heads * self.head_elements(page_size)
+    }
+
+    /// Elements of one KV head of a page.
+    pub const fn head_elements(&self, page_size: usize) -> usize {
+        let stored = match self.layout {
+            PageLayout::Separate => self.value_dim,
+            PageLayout::Latent => 0,
+        };
+        page_size * (self.key_dim + stored)
+    }
+
+    /// Where the first value of a head begins, in elements from the head's first key.
+    pub const fn values_at(&self, page_size: usize) -> usize {
+        match self.layout {
+            PageLayout::Separate => page_size * self.key_dim,
+            PageLayout::Latent => 0,
+        }
+    }
+
+    /// Where the values of row `row` of a page are, in elements: for every KV head the key, then the value where it is
+    /// stored beside the key.
+    pub fn row_parts(&self, page_size: usize, row: usize) -> impl Iterator<Item = Range<usize>> {
+        let (key_dim, value_dim) = (self.key_dim, self.head_elements(1) - self.key_dim);
+        let (head_elements, values_at) = (self.head_elements(page_size), self.values_at(page_size));
+        (0..self.kv_heads).flat_map(move |head| {
+            let (key, value) =
+                (head * head_elements + row * key_dim, head * head_elements + values_at + row * value_dim);
+            [key..key + key_dim, value..value + value_dim]
+        })
+    }
+
+    /// Elements from one value to the next.
+    pub const fn value_stride(&self) -> usize {
+        match self.layout {
+            PageLayout::Separate => self.value_dim,
+            PageLayout::Latent => self.key_dim,
+        }
     }
 }
 
-/// A checkpoint `S[value_heads][value_dim][key_dim]` f32, and a replay ring of what was written since:
-/// `u[value_heads][ring][value_dim]`, `k[key_heads][ring][key_dim]`, `g[value_heads][ring]`.
-/// The state is `S * exp(sum g) + sum_j exp(sum of g after j) u_j k_j^T` over the committed ring entries.
+/// How the state of a head decays from token to token. A ring holds one or more numbers `g` per head and entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeltaDecl {
+pub enum Decay {
+    /// `S = exp(g) S`
+    PerHead,
+    /// `S = S diag(exp(g))`: a `g` for every column of the key.
+    PerChannel,
+    /// `S = S diag(exp(rates g))` with one step size `g` per head and `[value_heads, key_dim]` rates.
+    Rates(Weight),
+}
+
+/// A checkpoint `S[value_heads][value_dim][key_dim]` f32, and a replay ring of what was written since:
+/// `u[value_heads][ring][value_dim]`, `k[key_heads][ring][key_dim]`, `g[value_heads][ring][decays]`.
+/// The state is `S` decayed by all committed `g`, plus `u_j k_j^T` of every committed entry `j`, decayed by the `g`
+/// after it (ALGORITHMS 2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateDecl {
     /// Key heads.
     pub key_heads: usize,
     /// Value heads, a multiple of the key heads.
@@ -46,17 +117,27 @@ pub struct DeltaDecl {
     pub key_dim: usize,
     /// Columns of a value head.
     pub value_dim: usize,
+    /// What makes it fade.
+    pub decay: Decay,
 }
 
-impl DeltaDecl {
+impl StateDecl {
     /// f32 elements of the checkpoint.
     pub const fn state_elements(&self) -> usize {
         self.value_heads * self.value_dim * self.key_dim
     }
 
+    /// Decays per value head and ring entry.
+    pub const fn decays(&self) -> usize {
+        match self.decay {
+            Decay::PerHead | Decay::Rates(_) => 1,
+            Decay::PerChannel => self.key_dim,
+        }
+    }
+
     /// Elements of one ring row over all heads: u, k and g.
     pub const fn ring_row_elements(&self) -> usize {
-        self.value_heads * self.value_dim + self.key_heads * self.key_dim + self.value_heads
+        self.value_heads * self.value_dim + self.key_heads * self.key_dim + self.value_heads * self.decays()
     }
 }
 

@@ -2,7 +2,11 @@
 
 use crate::{
     Act, Op, Program, Rows, Store, StoreDecl, Weight, WeightFormat,
-    op::{Attention, ExpertGatedLinear, ExpertLinear, GatedDelta, Linear, Output, RopeStore},
+    op::{
+        Attention, ExpertGatedLinear, ExpertGroups, ExpertLinear, GatedDelta, HeadLinear, Linear, Mamba1, Mamba2,
+        Output, RopeStore, Route,
+    },
+    store::{Decay, PageLayout, StateDecl},
 };
 
 /// A program that contradicts itself.
@@ -74,6 +78,7 @@ impl Op {
                 all
             }
             Op::GatedLinear(o) => touches(&[o.x], &[o.out], &[o.gate, o.up], &[]),
+            Op::HeadLinear(o) => touches(&[o.x], &[o.out], &[o.weight], &[]),
             Op::RopeStore(o) => {
                 let mut all = touches(&[o.q, o.k, o.v], &[o.q, o.k], &[], &[o.store]);
                 all.weights.extend(o.rope.as_ref().and_then(|rope| rope.factors));
@@ -84,11 +89,30 @@ impl Op {
                 all.reads.extend(o.gate);
                 all
             }
-            Op::CausalConv(o) => touches(&[o.x], &[o.x], &[o.weight], &[o.store]),
+            Op::CausalConv(o) => {
+                let mut all = touches(&[o.x], &[o.x], &[o.weight], &[o.store]);
+                all.weights.extend(o.bias);
+                all
+            }
+            Op::ShortConv(o) => touches(&[o.bcx], &[o.out], &[o.weight], &[o.store]),
             Op::GatedDelta(o) => touches(&[o.qkv, o.alpha, o.beta], &[o.out], &[o.a, o.dt], &[o.store]),
-            Op::GatedNorm(o) => touches(&[o.x, o.gate], &[o.x], &[o.weight], &[]),
-            Op::Route(o) => touches(&[o.logits], &[o.experts, o.weights], &[], &[]),
-            Op::ExpertGatedLinear(o) => touches(&[o.x, o.experts], &[o.out], &[o.gate, o.up], &[]),
+            Op::Mamba2(o) => touches(&[o.xbc, o.dt], &[o.out], &[o.dt_bias, o.a, o.d], &[o.store]),
+            Op::Mamba1(o) => touches(&[o.x, o.dt, o.b, o.c], &[o.out], &[o.d], &[o.store]),
+            Op::GatedNorm(o) => {
+                let mut all = touches(&[o.x, o.gate], &[o.x], &[], &[]);
+                all.weights.extend(o.weight);
+                all
+            }
+            Op::Route(o) => {
+                let mut all = touches(&[o.logits], &[o.experts, o.weights], &[], &[]);
+                all.weights.extend(o.bias);
+                all
+            }
+            Op::ExpertGatedLinear(o) => {
+                let mut all = touches(&[o.x, o.experts], &[o.out], &[o.up], &[]);
+                all.weights.extend(o.gate);
+                all
+            }
             Op::ExpertLinear(o) => {
                 let mut all = touches(&[o.x, o.experts, o.weights], &[o.out], &[o.weight], &[]);
                 all.reads.extend((o.output == Output::Accumulate).then_some(o.out));
@@ -107,8 +131,12 @@ impl Op {
             Op::Embed(_)
             | Op::GatherRows(_)
             | Op::GatedLinear(_)
+            | Op::HeadLinear(_)
             | Op::Attention(_)
+            | Op::ShortConv(_)
             | Op::GatedDelta(_)
+            | Op::Mamba2(_)
+            | Op::Mamba1(_)
             | Op::Route(_)
             | Op::ExpertGatedLinear(_) => false,
         }
@@ -135,6 +163,11 @@ impl Program {
             touches.writes.iter().for_each(|act| written[act.0 as usize] = true);
             touches.weights.iter().for_each(|weight| weights[weight.0 as usize] = true);
             touches.stores.iter().for_each(|store| stores[store.0 as usize] = true);
+        }
+        for store in &self.stores {
+            if let StoreDecl::State(StateDecl { decay: Decay::Rates(weight), .. }) = store {
+                weights[weight.0 as usize] = true;
+            }
         }
         if let Some(at) = weights.iter().position(|used| !used) {
             return Err(Invalid::UnusedWeight(self.weights[at].name.clone()));
@@ -188,33 +221,41 @@ impl Program {
             }
             Op::RopeStore(o) => self.check_rope_store(o),
             Op::Attention(o) => self.check_attention(o),
+            Op::HeadLinear(o) => self.check_head_linear(o),
             Op::CausalConv(o) => {
-                let StoreDecl::Conv(conv) = self.store(o.store) else {
-                    return Err("causal_conv needs a conv store".into());
-                };
-                self.equal("channels", self.columns(o.x), conv.channels)?;
-                self.weight_is(o.weight, [conv.channels, conv.taps], f32)
+                self.check_conv(o.store, o.weight, self.columns(o.x))?;
+                o.bias.map_or(Ok(()), |bias| self.weight_is(bias, [1, self.columns(o.x)], f32))
+            }
+            Op::ShortConv(o) => {
+                self.equal("bcx columns", self.columns(o.bcx), 3 * self.columns(o.out))?;
+                self.check_conv(o.store, o.weight, self.columns(o.out))
             }
             Op::GatedDelta(o) => self.check_gated_delta(o),
+            Op::Mamba2(o) => self.check_mamba2(o),
+            Op::Mamba1(o) => self.check_mamba1(o),
             Op::GatedNorm(o) => {
-                let head_dim = self.weight(o.weight).shape[1];
-                self.weight_is(o.weight, [1, head_dim], f32)?;
                 self.equal("gate columns", self.columns(o.gate), self.columns(o.x))?;
-                self.equal("columns beyond whole heads", self.columns(o.x) % head_dim, 0)
+                let Some(weight) = o.weight else { return Ok(()) };
+                let [groups, group] = self.weight(weight).shape;
+                self.weight_is(weight, [groups, group], f32)?;
+                match groups {
+                    1 => self.equal("columns beyond whole groups", self.columns(o.x) % group, 0),
+                    _ => self.equal("columns", self.columns(o.x), groups * group),
+                }
             }
-            Op::Route(o) => {
-                self.equal("weights columns", self.columns(o.weights), self.columns(o.experts))?;
-                let (active, experts) = (self.columns(o.experts), self.columns(o.logits));
-                if active <= experts { Ok(()) } else { Err(format!("{active} active experts of {experts}")) }
-            }
+            Op::Route(o) => self.check_route(o),
             Op::ExpertGatedLinear(o) => self.check_expert_gated_linear(o),
             Op::ExpertLinear(o) => self.check_expert_linear(o),
         }
     }
 
     fn check_linear(&self, o: &Linear) -> Result<(), String> {
-        let outputs = self.columns(o.out);
+        let outputs = self.weight(o.weight).shape[0];
         self.weight_is(o.weight, [outputs, self.columns(o.x)], None)?;
+        if o.column + outputs > self.columns(o.out) {
+            let end = o.column + outputs;
+            return Err(format!("writes up to column {end} of {}", self.columns(o.out)));
+        }
         if let Some(bias) = o.bias {
             self.weight_is(bias, [1, outputs], Some(WeightFormat::F32))?;
         }
@@ -227,12 +268,38 @@ impl Program {
         }
     }
 
+    fn check_head_linear(&self, o: &HeadLinear) -> Result<(), String> {
+        let [rows, inputs] = self.weight(o.weight).shape;
+        self.weight_is(o.weight, [rows, inputs], None)?;
+        self.equal("weight rows beyond whole heads", rows % o.heads, 0)?;
+        self.equal("x columns beyond whole heads", self.columns(o.x) % o.heads, 0)?;
+        let Some(left_over) = (self.columns(o.x) / o.heads).checked_sub(inputs) else {
+            return Err(format!("a head of x has {} columns, expected at least {inputs}", self.columns(o.x) / o.heads));
+        };
+        self.equal("out columns", self.columns(o.out), o.heads * (rows / o.heads + left_over))
+    }
+
+    fn check_conv(&self, store: Store, weight: Weight, channels: usize) -> Result<(), String> {
+        let StoreDecl::Conv(conv) = self.store(store) else {
+            return Err("a convolution needs a conv store".into());
+        };
+        self.equal("channels", channels, conv.channels)?;
+        self.weight_is(weight, [conv.channels, conv.taps], Some(WeightFormat::F32))
+    }
+
     fn check_rope_store(&self, o: &RopeStore) -> Result<(), String> {
         let StoreDecl::Pages(pages) = self.store(o.store) else {
             return Err("rope_store needs a page store".into());
         };
         self.equal("key_dim", o.key_dim, pages.key_dim)?;
-        self.equal("k columns", self.columns(o.k), pages.kv_heads * pages.key_dim)?;
+        let key_columns = match pages.layout {
+            PageLayout::Separate => pages.key_dim,
+            PageLayout::Latent if o.rope.is_some() => return Err("latent keys do not rotate".into()),
+            PageLayout::Latent => {
+                pages.key_dim.checked_sub(pages.value_dim).ok_or("a latent value is wider than its key")?
+            }
+        };
+        self.equal("k columns", self.columns(o.k), pages.kv_heads * key_columns)?;
         self.equal("v columns", self.columns(o.v), pages.kv_heads * pages.value_dim)?;
         self.equal("q columns beyond whole heads", self.columns(o.q) % o.key_dim, 0)?;
         let Some(rope) = &o.rope else { return Ok(()) };
@@ -252,26 +319,83 @@ impl Program {
         o.gate.map_or(Ok(()), |gate| self.equal("gate columns", self.columns(gate), self.columns(o.out)))
     }
 
-    fn check_gated_delta(&self, o: &GatedDelta) -> Result<(), String> {
-        let StoreDecl::Delta(delta) = self.store(o.store) else {
-            return Err("gated_delta needs a delta store".into());
+    fn state(&self, store: Store) -> Result<&StateDecl, String> {
+        let StoreDecl::State(state) = self.store(store) else {
+            return Err("a recurrence needs a state store".into());
         };
-        let values = delta.value_heads * delta.value_dim;
-        self.equal("value heads beyond whole groups", delta.value_heads % delta.key_heads, 0)?;
-        self.equal("qkv columns", self.columns(o.qkv), 2 * delta.key_heads * delta.key_dim + values)?;
-        self.equal("alpha columns", self.columns(o.alpha), delta.value_heads)?;
-        self.equal("beta columns", self.columns(o.beta), delta.value_heads)?;
+        self.equal("value heads beyond whole groups", state.value_heads % state.key_heads, 0)?;
+        Ok(state)
+    }
+
+    fn check_gated_delta(&self, o: &GatedDelta) -> Result<(), String> {
+        let state = self.state(o.store)?;
+        if matches!(state.decay, Decay::Rates(_)) {
+            return Err("gated_delta decays per head or per channel".into());
+        }
+        let (values, decays) = (state.value_heads * state.value_dim, state.value_heads * state.decays());
+        self.equal("qkv columns", self.columns(o.qkv), 2 * state.key_heads * state.key_dim + values)?;
+        self.equal("alpha columns", self.columns(o.alpha), decays)?;
+        self.equal("beta columns", self.columns(o.beta), state.value_heads)?;
         self.equal("out columns", self.columns(o.out), values)?;
-        self.weight_is(o.a, [1, delta.value_heads], Some(WeightFormat::F32))?;
-        self.weight_is(o.dt, [1, delta.value_heads], Some(WeightFormat::F32))
+        self.weight_is(o.a, [1, state.value_heads], Some(WeightFormat::F32))?;
+        self.weight_is(o.dt, [1, decays], Some(WeightFormat::F32))
+    }
+
+    fn check_mamba2(&self, o: &Mamba2) -> Result<(), String> {
+        let state = self.state(o.store)?;
+        if state.decay != Decay::PerHead {
+            return Err("mamba2 decays per head".into());
+        }
+        let values = state.value_heads * state.value_dim;
+        self.equal("xbc columns", self.columns(o.xbc), values + 2 * state.key_heads * state.key_dim)?;
+        self.equal("dt columns", self.columns(o.dt), state.value_heads)?;
+        self.equal("out columns", self.columns(o.out), values)?;
+        let per_head = |weight| self.weight_is(weight, [1, state.value_heads], Some(WeightFormat::F32));
+        [o.dt_bias, o.a, o.d].into_iter().try_for_each(per_head)
+    }
+
+    fn check_mamba1(&self, o: &Mamba1) -> Result<(), String> {
+        let state = self.state(o.store)?;
+        let Decay::Rates(rates) = state.decay else {
+            return Err("mamba1 decays by rates".into());
+        };
+        self.equal("key heads", state.key_heads, 1)?;
+        self.equal("columns of a value head", state.value_dim, 1)?;
+        let channels = state.value_heads;
+        self.weight_is(rates, [channels, state.key_dim], Some(WeightFormat::F32))?;
+        for (name, act, columns) in [
+            ("x", o.x, channels),
+            ("dt", o.dt, channels),
+            ("out", o.out, channels),
+            ("b", o.b, state.key_dim),
+            ("c", o.c, state.key_dim),
+        ] {
+            self.equal(&format!("{name} columns"), self.columns(act), columns)?;
+        }
+        self.weight_is(o.d, [1, channels], Some(WeightFormat::F32))
+    }
+
+    fn check_route(&self, o: &Route) -> Result<(), String> {
+        self.equal("weights columns", self.columns(o.weights), self.columns(o.experts))?;
+        let (active, experts) = (self.columns(o.experts), self.columns(o.logits));
+        if let Some(bias) = o.bias {
+            self.weight_is(bias, [1, experts], Some(WeightFormat::F32))?;
+        }
+        let ExpertGroups { groups, active: looked_into } = o.groups.unwrap_or(ExpertGroups { groups: 1, active: 1 });
+        let whole = groups > 0 && experts.is_multiple_of(groups) && looked_into <= groups;
+        let group = if whole { experts / groups } else { 0 };
+        match active <= looked_into * group && (group > 1 || groups == 1) {
+            true => Ok(()),
+            false => Err(format!("{active} active experts of {looked_into} of {groups} groups of {experts} experts")),
+        }
     }
 
     fn check_expert_gated_linear(&self, o: &ExpertGatedLinear) -> Result<(), String> {
         let (active, inputs) = (self.columns(o.experts), self.columns(o.x));
         self.equal("out columns beyond whole experts", self.columns(o.out) % active, 0)?;
-        let rows = self.weight(o.gate).shape[0];
+        let rows = self.weight(o.up).shape[0];
         self.equal("stacked rows beyond whole experts", rows % (self.columns(o.out) / active), 0)?;
-        self.weight_is(o.gate, [rows, inputs], None)?;
+        o.gate.map_or(Ok(()), |gate| self.weight_is(gate, [rows, inputs], None))?;
         self.weight_is(o.up, [rows, inputs], None)
     }
 

@@ -17,7 +17,7 @@ mod weights;
 pub use limits::{available_memory, compute_peak, read_bandwidth};
 pub use simd::Isa;
 
-use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, WeightSource, op};
+use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
 use machine::Machine;
 use pool::Pool;
 use simd::Proof;
@@ -115,6 +115,28 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().save_slot(slot, position, out);
+        Ok(())
+    }
+
+    fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError> {
+        self.machine().load_slot(slot, position, values);
+        Ok(())
+    }
+
+    fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let machine = self.machine();
+        machine.pages.save(machine.program.pages(store), page, rows, out);
+        Ok(())
+    }
+
+    fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError> {
+        let machine = self.machine();
+        machine.pages.load(machine.program.pages(store), page, values);
+        Ok(())
+    }
+
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
         out.copy_from_slice(&self.machine().acts[act.0 as usize][..out.len()]);
         Ok(())
@@ -152,6 +174,11 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
+        self.machine().head_linear(op);
+        Ok(())
+    }
+
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
         self.machine().rope_store(op);
         Ok(())
@@ -169,6 +196,21 @@ impl Backend for Cpu {
 
     fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
         self.machine().gated_delta(op);
+        Ok(())
+    }
+
+    fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError> {
+        self.machine().short_conv(op);
+        Ok(())
+    }
+
+    fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
+        self.machine().mamba2(op);
+        Ok(())
+    }
+
+    fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
+        self.machine().mamba1(op);
         Ok(())
     }
 

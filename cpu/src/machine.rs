@@ -6,12 +6,13 @@ use crate::{
     pool::Pool,
     quantised::Quantised,
     simd::Proof,
-    slots::{Conv, Delta, Memory, Pages},
+    slots::{Conv, Memory, Pages, State},
     weights::Matrix,
 };
 use kvas_backend::{
-    Act, Cursors, DeviceError, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource, op::HeadMap,
-    store::Entry,
+    Act, Cursors, DeviceError, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
+    op::{self, HeadMap},
+    store::{Cursor, Decay, Entry},
 };
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ pub(crate) struct Machine {
     pub(crate) pages: Pages,
     /// By store.
     pub(crate) memory: Vec<Memory>,
-    /// By store: which key head a value head reads; used for delta stores.
+    /// By store: which key head a value head reads; used for state stores.
     pub(crate) head_maps: Vec<HeadMap>,
     pub(crate) ropes: Ropes,
     pub(crate) step: Step,
@@ -40,10 +41,10 @@ pub(crate) struct Machine {
     /// By slot: whether any of its state is not zero.
     written: Vec<bool>,
     pub(crate) quantised: Quantised,
-    /// (row, expert) pairs by expert, and where each expert's end.
+    /// (row, expert) pairs by expert or (row, head) pairs by head, and where those of each end.
     pub(crate) routed: Vec<u32>,
     pub(crate) routed_ends: Vec<u32>,
-    /// Normalised keys and queries: `[key_heads][rows][key_dim]`.
+    /// Keys and queries of a recurrence: `[key_heads][rows][key_dim]`.
     pub(crate) keys: Vec<f32>,
     pub(crate) queries: Vec<f32>,
     pub(crate) partials: Vec<f32>,
@@ -66,7 +67,7 @@ impl Machine {
         plan.check()?;
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
-            StoreDecl::Delta(delta) => Memory::Delta(Delta::new(*delta, limits.slots, limits.replay)),
+            StoreDecl::State(state) => Memory::State(State::new(*state, limits.slots, limits.replay)),
             StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.slots, limits.replay)),
         });
         let floats = |len: usize| vec![0.0f32; len];
@@ -148,15 +149,47 @@ impl Machine {
         accepted.iter().for_each(|(slot, rows)| self.cursors.commit(*slot, *rows));
     }
 
-    /// Copies a slot, its ring folded into the checkpoint of the copy.
+    /// Folds the ring of a slot into its checkpoint, then copies it.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
         let cursor = self.cursors.cursor(from);
+        self.fold(from, cursor);
+        self.cursors.reset(from);
+        self.written[from.0 as usize] |= cursor.held > 0;
         if from != to {
             self.memory.iter_mut().for_each(|memory| memory.copy_slot(from, to));
+            self.cursors.reset(to);
+            self.written[to.0 as usize] = self.written[from.0 as usize];
         }
-        self.fold(to, cursor);
-        self.cursors.reset(to);
-        self.written[to.0 as usize] = self.written[from.0 as usize] || cursor.held > 0;
+    }
+
+    /// Appends what a slot holds after `position` tokens, its ring folded.
+    pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
+        self.copy_slot(slot, slot);
+        self.memory.iter_mut().for_each(|memory| memory.save_slot(slot, position, out));
+    }
+
+    /// The opposite.
+    pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, mut values: &[f32]) {
+        self.memory.iter_mut().for_each(|memory| memory.load_slot(slot, position, &mut values));
+        self.cursors.reset(slot);
+        self.written[slot.0 as usize] = true;
+    }
+
+    /// Folds the rings of a slot into its checkpoints, in all layers.
+    fn fold(&mut self, slot: Slot, held: Cursor) {
+        if held.held == 0 {
+            return;
+        }
+        let Self { proof, pool, memory, matrices, scratch, head_maps, .. } = self;
+        for (memory, map) in memory.iter_mut().zip(head_maps) {
+            let Memory::State(state) = memory else { continue };
+            match state.decl.decay {
+                Decay::PerHead | Decay::PerChannel => state.fold((*proof, pool), (slot, held), *map, scratch),
+                Decay::Rates(rates) => {
+                    state.fold_rates((*proof, pool), (slot, held), matrices[rates.0 as usize].floats());
+                }
+            }
+        }
     }
 
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
@@ -164,9 +197,9 @@ impl Machine {
         self.cursors.reset(slot);
         if std::mem::take(&mut self.written[slot.0 as usize]) {
             for memory in &mut self.memory {
-                if let Memory::Delta(delta) = memory {
-                    let size = delta.decl.state_elements();
-                    delta.state[slot.0 as usize * size..][..size].fill(0.0);
+                if let Memory::State(state) = memory {
+                    let size = state.decl.state_elements();
+                    state.state[slot.0 as usize * size..][..size].fill(0.0);
                 }
             }
         }
@@ -187,8 +220,8 @@ fn head_maps(program: &Program) -> Vec<HeadMap> {
 fn taps(program: &Program, matrices: &[Matrix]) -> Vec<Vec<f32>> {
     let mut all = vec![Vec::new(); matrices.len()];
     for op in &program.ops {
-        if let Op::CausalConv(op) = op {
-            let Weight(weight) = op.weight;
+        if let Op::CausalConv(op::CausalConv { weight, .. }) | Op::ShortConv(op::ShortConv { weight, .. }) = op {
+            let Weight(weight) = *weight;
             let matrix = &matrices[weight as usize];
             let taps = matrix.columns;
             let values = matrix.floats();

@@ -2,13 +2,13 @@
 
 use crate::{
     available_memory,
-    ops::{attention, causal_conv, gated_delta, moe, product, rope_store::Ropes},
+    ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes},
     quant::Path,
     quantised::Quantised,
-    slots::Delta,
+    slots::State,
     weights::Matrix,
 };
-use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight};
+use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
 
 /// Sizes of everything a [`crate::machine::Machine`] allocates, in elements.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -19,9 +19,9 @@ pub(crate) struct Plan {
     pub(crate) page: usize,
     /// The 8-bit form of an activation.
     pub(crate) quantised: usize,
-    /// (row, expert) pairs of a step, and experts.
+    /// (row, expert) or (row, head) pairs of a step, and experts or heads.
     pub(crate) routed: [usize; 2],
-    /// Normalised keys of a step; as many queries.
+    /// Keys of a recurrence in a step; as many queries.
     pub(crate) keys: usize,
     /// Partial results of attention over parts of a context.
     pub(crate) partials: usize,
@@ -55,10 +55,14 @@ impl Plan {
                 plan.routed[1] = plan.routed[1].max(matrix(weight).rows() / outputs);
             };
             if let Op::ExpertGatedLinear(op) = op {
-                route(op.experts, op.gate, columns(op.out) / columns(op.experts));
+                route(op.experts, op.up, columns(op.out) / columns(op.experts));
             }
             if let Op::ExpertLinear(op) = op {
                 route(op.experts, op.weight, columns(op.out));
+            }
+            if let Op::HeadLinear(op) = op {
+                plan.routed[0] = plan.routed[0].max(rows(op.out).saturating_mul(op.heads));
+                plan.routed[1] = plan.routed[1].max(op.heads);
             }
             if let Op::Attention(op) = op {
                 let decl = attention::pages(program, op);
@@ -68,9 +72,15 @@ impl Plan {
         for store in &program.stores {
             match store {
                 StoreDecl::Pages(pages) => plan.page = plan.page.max(pages.page_elements(limits.page_size)),
-                StoreDecl::Delta(delta) => {
-                    plan.keys = plan.keys.max(limits.rows.saturating_mul(delta.key_heads * delta.key_dim));
-                    plan.scratch = plan.scratch.max(gated_delta::scratch(delta, limits.replay));
+                StoreDecl::State(state) => {
+                    let (keys, scratch) = match state.decay {
+                        Decay::PerHead | Decay::PerChannel => {
+                            (state.key_heads * state.key_dim, recurrence::scratch(state, limits.replay))
+                        }
+                        Decay::Rates(_) => (0, mamba1::scratch(state)),
+                    };
+                    plan.keys = plan.keys.max(limits.rows.saturating_mul(keys));
+                    plan.scratch = plan.scratch.max(scratch);
                 }
                 StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
             }
@@ -82,7 +92,7 @@ impl Plan {
     fn count(&self, program: &Program, limits: &Limits, threads: usize) -> u64 {
         let stores = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => 0,
-            StoreDecl::Delta(delta) => Delta::elements(delta, limits.slots, limits.replay),
+            StoreDecl::State(state) => State::elements(state, limits.slots, limits.replay),
             StoreDecl::Conv(conv) => {
                 conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.slots)
             }
@@ -117,10 +127,12 @@ fn products(op: &Op) -> Vec<(Act, Weight)> {
     match op {
         Op::Linear(op) => vec![(op.x, op.weight)],
         Op::GatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
-        Op::ExpertGatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
+        Op::ExpertGatedLinear(op) => op.gate.into_iter().chain([op.up]).map(|weight| (op.x, weight)).collect(),
         Op::ExpertLinear(op) => vec![(op.x, op.weight)],
         Op::Embed(_) | Op::GatherRows(_) | Op::Norm(_) | Op::RopeStore(_) | Op::Attention(_) => vec![],
-        Op::CausalConv(_) | Op::GatedDelta(_) | Op::GatedNorm(_) | Op::Route(_) => vec![],
+        Op::HeadLinear(op) => vec![(op.x, op.weight)],
+        Op::CausalConv(_) | Op::ShortConv(_) | Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => vec![],
+        Op::GatedNorm(_) | Op::Route(_) => vec![],
     }
 }
 
@@ -128,9 +140,9 @@ fn products(op: &Op) -> Vec<(Act, Weight)> {
 fn scratch<'a>(program: &Program, op: &Op, matrix: impl Fn(Weight) -> &'a Matrix) -> usize {
     let product = products(op).into_iter().map(|(_, weight)| product::scratch(matrix(weight))).max();
     let own = if let Op::Attention(op) = op {
-        attention::scratch(op, attention::pages(program, op))
+        attention::scratch(attention::pages(program, op))
     } else if let Op::Route(op) = op {
-        moe::route_scratch(program.act(op.logits).columns)
+        moe::route_scratch(program.act(op.logits).columns, op)
     } else {
         0
     };

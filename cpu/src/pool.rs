@@ -4,6 +4,7 @@ use std::{
     any::Any,
     cell::UnsafeCell,
     marker::PhantomData,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Mutex,
@@ -274,6 +275,8 @@ pub(crate) struct Tiles<'a, T> {
     data: *mut T,
     rows: usize,
     columns: usize,
+    /// Elements from one row to the next.
+    stride: usize,
     tile: [usize; 2],
     life: PhantomData<&'a mut [T]>,
 }
@@ -284,9 +287,16 @@ unsafe impl<T: Send> Sync for Tiles<'_, T> {}
 impl<'a, T> Tiles<'a, T> {
     /// Cuts the matrix `data` of `columns` columns into tiles of `tile` rows and columns, less at the edges.
     pub(crate) fn new(data: &'a mut [T], columns: usize, tile: [usize; 2]) -> Self {
-        assert!(tile[0] > 0 && tile[1] > 0 && columns > 0, "tiles are not empty");
-        assert!(data.len().is_multiple_of(columns), "whole rows");
-        Self { data: data.as_mut_ptr(), rows: data.len() / columns, columns, tile, life: PhantomData }
+        Self::within((data, columns), 0..columns, tile)
+    }
+
+    /// Cuts some columns of the matrix `data` of `stride` columns as if they were all of it.
+    pub(crate) fn within((data, stride): (&'a mut [T], usize), part: Range<usize>, tile: [usize; 2]) -> Self {
+        assert!(tile[0] > 0 && tile[1] > 0 && !part.is_empty(), "tiles are not empty");
+        assert!(data.len().is_multiple_of(stride), "whole rows");
+        assert!(part.end <= stride, "columns of the matrix");
+        let (rows, first) = (data.len() / stride, part.start.min(data.len()));
+        Self { data: data[first..].as_mut_ptr(), rows, columns: part.len(), stride, tile, life: PhantomData }
     }
 
     /// Consecutive chunks of `len` elements.
@@ -301,7 +311,7 @@ impl<'a, T> Tiles<'a, T> {
     }
 }
 
-// SAFETY: tiles of a grid share no element.
+// SAFETY: tiles of a grid share no element, and its columns lie within the rows of the matrix.
 unsafe impl<'a, T: Send> Parts for Tiles<'a, T> {
     type Part = Tile<'a, T>;
 
@@ -313,7 +323,7 @@ unsafe impl<'a, T: Send> Parts for Tiles<'a, T> {
         let across = self.columns.div_ceil(self.tile[1]);
         let first = [task / across * self.tile[0], task % across * self.tile[1]];
         let size = [(self.rows - first[0]).min(self.tile[0]), (self.columns - first[1]).min(self.tile[1])];
-        Tile { data: self.data, stride: self.columns, first, size, life: PhantomData }
+        Tile { data: self.data, stride: self.stride, first, size, life: PhantomData }
     }
 }
 
@@ -327,7 +337,7 @@ pub(crate) struct Tile<'a, T> {
 }
 
 impl<T> Tile<'_, T> {
-    /// Row and column of its first element in the matrix.
+    /// Row and column of its first element among those that were cut.
     pub(crate) fn first(&self) -> [usize; 2] {
         self.first
     }

@@ -3,8 +3,9 @@
 use crate::{
     ops::product::Activations,
     pool::{Place, Pool, Tiles},
-    quant::{BLOCK, Quantise},
+    quant::{BLOCK, Path, Quantise},
     simd::Proof,
+    weights::Matrix,
 };
 use kvas_backend::Act;
 
@@ -14,7 +15,8 @@ pub(crate) struct Quantised {
     values: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<f32>,
-    of: Option<Act>,
+    /// The activation, which columns of it, and how many values from the first of them to the next first.
+    of: Option<(Act, [usize; 2])>,
 }
 
 impl Quantised {
@@ -31,7 +33,7 @@ impl Quantised {
 
     /// The activation was written.
     pub(crate) fn forget(&mut self, act: Act) {
-        if self.of == Some(act) {
+        if self.of.is_some_and(|(of, _)| of == act) {
             self.of = None;
         }
     }
@@ -41,34 +43,36 @@ impl Quantised {
         self.of = None;
     }
 
-    /// The rows `x [rows, columns]` of an activation in 8 bits, from the last call if nothing was written since.
-    pub(crate) fn get<'a>(
+    /// The rows `x` of an activation, with their 8-bit form if a matrix wants it: that of the last call if nothing was
+    /// written since.
+    pub(crate) fn forms<'a>(
         &'a mut self,
         (proof, pool): (Proof, &mut Pool),
-        act: Act,
-        x: &'a [f32],
-        columns: usize,
+        (act, x): (Act, Activations<'a>),
+        matrix: &Matrix,
+        other: Option<&Matrix>,
     ) -> Activations<'a> {
-        let blocks = x.len() / BLOCK;
-        if self.of != Some(act) {
-            let chunk = 64 * BLOCK;
-            let values = Tiles::chunks_and_rest(&mut self.values[..x.len()], chunk);
-            let scales = Tiles::chunks_and_rest(&mut self.scales[..blocks], chunk / BLOCK);
-            let sums = Tiles::chunks_and_rest(&mut self.sums[..blocks], chunk / BLOCK);
-            let tasks = (Place::of(x.len()), x.len().div_ceil(chunk));
+        let wants = |matrix: &Matrix| Path::of(matrix.quant) == Path::Quantised;
+        if !wants(matrix) && !other.is_some_and(wants) {
+            return x;
+        }
+        let len = x.x.len() / x.stride * x.columns;
+        let of = Some((act, [x.columns, x.stride]));
+        if self.of != of {
+            // Rows without gaps are cut anywhere, so that threads share even one of them.
+            let (chunk, stride) = if x.columns == x.stride { (64 * BLOCK, 64 * BLOCK) } else { (x.columns, x.stride) };
+            let values = Tiles::chunks_and_rest(&mut self.values[..len], chunk);
+            let scales = Tiles::chunks_and_rest(&mut self.scales[..len / BLOCK], chunk / BLOCK);
+            let sums = Tiles::chunks_and_rest(&mut self.sums[..len / BLOCK], chunk / BLOCK);
+            let tasks = (Place::of(len), len.div_ceil(chunk));
             pool.share(tasks, (values, scales, sums), |task, (mut values, mut scales, mut sums)| {
                 let values = values.row_mut(0);
-                let x = &x[task * chunk..][..values.len()];
+                let x = &x.x[task * stride..][..values.len()];
                 proof.run(Quantise { x, values, scales: scales.row_mut(0), sums: sums.row_mut(0) });
             });
-            self.of = Some(act);
+            self.of = of;
         }
-        Activations {
-            values: &self.values[..x.len()],
-            scales: &self.scales[..blocks],
-            sums: &self.sums[..blocks],
-            columns,
-            x,
-        }
+        let blocks = len / BLOCK;
+        Activations { values: &self.values[..len], scales: &self.scales[..blocks], sums: &self.sums[..blocks], ..x }
     }
 }

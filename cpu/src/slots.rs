@@ -2,7 +2,7 @@
 
 use kvas_backend::{
     KvType, Limits, Page, Slot,
-    store::{ConvDecl, Cursor, DeltaDecl, PagesDecl, Replay},
+    store::{ConvDecl, Cursor, PagesDecl, Replay, StateDecl},
 };
 
 /// Keys and values of all softmax layers: single-layer pages of one size. Zeroed by the allocator, so that a page
@@ -46,9 +46,9 @@ impl Pages {
     /// Where the key and the value of one head of a token begin, in elements.
     pub(crate) fn find(&self, decl: &PagesDecl, table: &[Page], position: usize, head: usize) -> [usize; 2] {
         let page = table[position / self.page_size].0 as usize;
-        let block = page * self.stride + head * self.page_size * (decl.key_dim + decl.value_dim);
+        let block = page * self.stride + head * decl.head_elements(self.page_size);
         let row = position % self.page_size;
-        [block + row * decl.key_dim, block + self.page_size * decl.key_dim + row * decl.value_dim]
+        [block + row * decl.key_dim, block + decl.values_at(self.page_size) + row * decl.value_stride()]
     }
 
     /// Writes elements from `at` on, rounded to the type of the pages.
@@ -63,6 +63,31 @@ impl Pages {
             PageData::Bf16(data) => {
                 data[part].reinterpret_cast_mut::<half::bf16>().convert_from_f32_slice(values);
             }
+        }
+    }
+
+    /// Appends the first rows of a page of a layer.
+    pub(crate) fn save(&self, decl: &PagesDecl, page: Page, rows: usize, out: &mut Vec<f32>) {
+        use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+        let page_at = page.0 as usize * self.stride;
+        for part in (0..rows).flat_map(|row| decl.row_parts(self.page_size, row)) {
+            let (part, first) = (page_at + part.start..page_at + part.end, out.len());
+            out.resize(first + part.len(), 0.0);
+            let values = &mut out[first..];
+            match &self.data {
+                PageData::F32(data) => values.copy_from_slice(&data[part]),
+                PageData::F16(data) => data[part].reinterpret_cast::<half::f16>().convert_to_f32_slice(values),
+                PageData::Bf16(data) => data[part].reinterpret_cast::<half::bf16>().convert_to_f32_slice(values),
+            }
+        }
+    }
+
+    /// The opposite: as many rows as there are values of.
+    pub(crate) fn load(&mut self, decl: &PagesDecl, page: Page, mut values: &[f32]) {
+        let (rows, page_size) = (values.len() / decl.page_elements(1), self.page_size);
+        for part in (0..rows).flat_map(|row| decl.row_parts(page_size, row)) {
+            let row = values.split_off(..part.len()).expect("whole rows");
+            self.write(page.0 as usize * self.stride + part.start, row);
         }
     }
 
@@ -82,12 +107,12 @@ impl Pages {
 pub(crate) enum Memory {
     /// Nothing: pages are in the arena.
     Pages,
-    Delta(Delta),
+    State(State),
     Conv(Conv),
 }
 
 impl Memory {
-    /// Copies everything a slot holds, rings included.
+    /// Copies what a slot holds; its ring is folded, so that its checkpoint is all there is.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
         let copy = |values: &mut Vec<f32>, slots: usize| {
             let size = values.len() / slots;
@@ -95,21 +120,59 @@ impl Memory {
         };
         match self {
             Memory::Pages => {}
-            Memory::Delta(delta) => {
-                let slots = delta.slots;
-                for values in [&mut delta.state, &mut delta.u, &mut delta.k, &mut delta.g] {
-                    copy(values, slots);
+            Memory::State(state) => copy(&mut state.state, state.slots),
+            Memory::Conv(conv) => copy(&mut conv.rows, conv.slots),
+        }
+    }
+
+    /// Appends the checkpoint, or the window after `position` tokens, of a slot.
+    pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
+        match self {
+            Memory::Pages => {}
+            Memory::State(state) => out.extend(&*of_slot(&mut state.state, state.slots, slot)),
+            Memory::Conv(conv) => {
+                for row in conv.window(position) {
+                    match row {
+                        Some(row) => out.extend(&*conv.row(slot, row)),
+                        None => out.resize(out.len() + conv.decl.channels, 0.0),
+                    }
                 }
             }
-            Memory::Conv(conv) => copy(&mut conv.rows, conv.slots),
+        }
+    }
+
+    /// The opposite, from the first of `values` on, which are taken off.
+    pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, values: &mut &[f32]) {
+        let mut next = |len: usize| values.split_off(..len).expect("as many values as the slot holds");
+        match self {
+            Memory::Pages => {}
+            Memory::State(state) => {
+                let checkpoint = of_slot(&mut state.state, state.slots, slot);
+                let values = next(checkpoint.len());
+                checkpoint.copy_from_slice(values);
+            }
+            Memory::Conv(conv) => {
+                for row in conv.window(position) {
+                    let values = next(conv.decl.channels);
+                    if let Some(row) = row {
+                        conv.row(slot, row).copy_from_slice(values);
+                    }
+                }
+            }
         }
     }
 }
 
-/// Checkpoints and replay rings of a gated delta layer.
+/// The slot's part of a store that all slots share evenly.
+fn of_slot(values: &mut [f32], slots: usize, slot: Slot) -> &mut [f32] {
+    let size = values.len() / slots;
+    &mut values[slot.0 as usize * size..][..size]
+}
+
+/// Checkpoints and replay rings of a linear attention or state-space layer.
 #[derive(Debug)]
-pub(crate) struct Delta {
-    pub(crate) decl: DeltaDecl,
+pub(crate) struct State {
+    pub(crate) decl: StateDecl,
     slots: usize,
     /// Rows of a ring, a power of two; 0: there is none.
     pub(crate) ring: usize,
@@ -119,12 +182,24 @@ pub(crate) struct Delta {
     pub(crate) u: Vec<f32>,
     /// `[slots][key_heads][ring][key_dim]`
     pub(crate) k: Vec<f32>,
-    /// `[slots][value_heads][ring]`
+    /// `[slots][value_heads][ring][decays]`
     pub(crate) g: Vec<f32>,
 }
 
-impl Delta {
-    pub(crate) fn new(decl: DeltaDecl, slots: usize, replay: Replay) -> Self {
+/// The checkpoint and the ring of one slot.
+pub(crate) struct StateSlot<'a> {
+    /// `[value_heads][value_dim][key_dim]`
+    pub(crate) state: &'a mut [f32],
+    /// `[value_heads][ring][value_dim]`
+    pub(crate) u: &'a mut [f32],
+    /// `[key_heads][ring][key_dim]`
+    pub(crate) k: &'a [f32],
+    /// `[value_heads][ring][decays]`
+    pub(crate) g: &'a mut [f32],
+}
+
+impl State {
+    pub(crate) fn new(decl: StateDecl, slots: usize, replay: Replay) -> Self {
         let ring = replay.ring_rows();
         Self {
             decl,
@@ -133,12 +208,23 @@ impl Delta {
             state: vec![0.0; slots * decl.state_elements()],
             u: vec![0.0; slots * decl.value_heads * ring * decl.value_dim],
             k: vec![0.0; slots * decl.key_heads * ring * decl.key_dim],
-            g: vec![0.0; slots * decl.value_heads * ring],
+            g: vec![0.0; slots * decl.value_heads * ring * decl.decays()],
         }
     }
 
+    /// What a slot holds.
+    pub(crate) fn slot(&mut self, slot: Slot) -> StateSlot<'_> {
+        let slots = self.slots;
+        let of = |values: &[f32]| {
+            let size = values.len() / slots;
+            slot.0 as usize * size..(slot.0 as usize + 1) * size
+        };
+        let (state, u, k, g) = (of(&self.state), of(&self.u), of(&self.k), of(&self.g));
+        StateSlot { state: &mut self.state[state], u: &mut self.u[u], k: &self.k[k], g: &mut self.g[g] }
+    }
+
     /// Elements of all slots, computed without overflow.
-    pub(crate) fn elements(decl: &DeltaDecl, slots: usize, replay: Replay) -> usize {
+    pub(crate) fn elements(decl: &StateDecl, slots: usize, replay: Replay) -> usize {
         let ring = replay.ring_rows().saturating_mul(decl.ring_row_elements());
         slots.saturating_mul(decl.state_elements().saturating_add(ring))
     }
@@ -160,6 +246,18 @@ impl Conv {
         let ring = decl.ring_rows(replay);
         Self { decl, slots, ring, rows: vec![0.0; slots * ring * decl.channels] }
     }
+
+    /// Physical rows of the `taps - 1` tokens before `position`, oldest first; `None` before the first token.
+    fn window(&self, position: u32) -> impl Iterator<Item = Option<usize>> + use<> {
+        let (reach, mask) = (self.decl.taps - 1, self.ring - 1);
+        (0..reach).map(move |i| (position as usize + i).checked_sub(reach).map(|position| position & mask))
+    }
+
+    /// A row of a slot's ring.
+    fn row(&mut self, slot: Slot, row: usize) -> &mut [f32] {
+        let channels = self.decl.channels;
+        &mut of_slot(&mut self.rows, self.slots, slot)[row * channels..][..channels]
+    }
 }
 
 /// The physical ring rows of logical entries `0..held` of a cursor: at most two runs.
@@ -171,6 +269,7 @@ pub(crate) fn ring_runs(cursor: Cursor, ring: usize) -> [std::ops::Range<usize>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvas_backend::store::PageLayout;
 
     #[test]
     fn ring_runs_wrap() {
@@ -190,7 +289,8 @@ mod tests {
             replay: Replay::OFF,
             kv_type: KvType::Bf16,
         };
-        let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5 };
+        let layout = PageLayout::Separate;
+        let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout };
         let mut pages = Pages::new(decl.page_elements(4), &limits);
         let [key, value] = pages.find(&decl, &[Page(3), Page(1)], 6, 1);
         assert_eq!([key, value], [64 + 32 + 2 * 3, 64 + 32 + 4 * 3 + 2 * 5]);

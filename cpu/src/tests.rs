@@ -9,9 +9,12 @@ fn check(isa: Isa) {
     }
     let one: Make = &|| Box::new(Cpu::with_isa(1, isa));
     let three: Make = &|| Box::new(Cpu::with_isa(3, isa));
+    pass(conformance::cases().iter().map(|case| conformance::run(case, &[one, three])));
+}
+
+fn pass(outcomes: impl Iterator<Item = conformance::Outcome>) {
     let mut failed = Vec::new();
-    for case in conformance::cases() {
-        let outcome = conformance::run(&case, &[one, three]);
+    for outcome in outcomes {
         if !outcome.passed() {
             failed
                 .push(format!("{}: {:.2e} of {:.0e} {:?}", outcome.name, outcome.error, outcome.bound, outcome.fault));
@@ -19,7 +22,15 @@ fn check(isa: Isa) {
             eprintln!("{}: {:.2e} of {:.0e}", outcome.name, outcome.error, outcome.bound);
         }
     }
-    assert!(failed.is_empty(), "{}:\n{}", isa.name(), failed.join("\n"));
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn what_one_backend_has_saved_another_one_goes_on_with() {
+    let cpu: Make = &|| Box::new(Cpu::new(2));
+    let cases = conformance::cases();
+    let with_memory = cases.iter().filter(|case| !case.program.stores.is_empty());
+    pass(with_memory.map(|case| conformance::run_exchanged(case, &[cpu, cpu])));
 }
 
 #[test]
@@ -124,6 +135,50 @@ fn continued(backend: &mut impl Backend, case: &Case, prompt: &[u32]) -> Vec<Vec
     backend.copy_slots(&[(Slot(2), Slot(2))]).unwrap(); // only folds
     logits.extend(run(backend, case, &[(2, 28, &[10])], 1));
     logits
+}
+
+#[test]
+fn every_recurrence_goes_on_in_a_copied_slot_and_begins_anew_in_a_cleared_one() {
+    for name in ["delta 2/6 40x24", "delta per channel 2/6 40x24", "mamba2 8/8 40x24", "mamba1 67x33", "short conv 9x3"]
+    {
+        for history in [0, 3, 16] {
+            let case = case(&format!("{name} replay {history}"));
+            let (expected, found) = (copied(Reference::default(), &case), copied(Cpu::new(2), &case));
+            let error = conformance::normalised_error(&expected, &found);
+            assert!(error < case.bound, "{}: {error:.2e}", case.name);
+        }
+    }
+}
+
+fn copied(backend: impl Backend, case: &Case) -> Vec<f32> {
+    let mut backend = prepared(backend, case);
+    let mut random = Random::new(3);
+    fed(&mut backend, case, &[(1, 0, 21)], &mut random);
+    for context in 21..26 {
+        fed(&mut backend, case, &[(1, context, 1)], &mut random);
+    }
+    backend.copy_slots(&[(Slot(1), Slot(2))]).unwrap();
+    let mut out = fed(&mut backend, case, &[(1, 26, 1), (2, 26, 1)], &mut random);
+    backend.clear_slots(&[Slot(1)]).unwrap();
+    out.extend(fed(&mut backend, case, &[(1, 0, 2), (2, 27, 1)], &mut random));
+    out
+}
+
+/// Runs spans of (slot, context, rows) on random inputs, keeps all rows, and returns the first output.
+fn fed(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, usize)], random: &mut Random) -> Vec<f32> {
+    let mut step = Step::default();
+    spans.iter().for_each(|(slot, context, rows)| step.push(Slot(*slot), *context, &vec![0; *rows], Outputs::None, []));
+    let len = |act: Act| step.tokens().len() * case.program.act(act).columns;
+    for (act, _) in &case.inputs {
+        let values: Vec<f32> = (0..len(*act)).map(|_| random.normal()).collect();
+        backend.write(*act, &values).unwrap();
+    }
+    backend.run(&case.program, &step).unwrap();
+    let mut out = vec![0.0; len(case.outputs[0])];
+    backend.read(case.outputs[0], &mut out).unwrap();
+    let kept: Vec<_> = spans.iter().map(|(slot, _, rows)| (Slot(*slot), *rows as u32)).collect();
+    backend.commit(&kept).unwrap();
+    out
 }
 
 #[test]

@@ -4,12 +4,12 @@
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     /// The operating system refused an operation on a file.
-    #[error("{path}: {source}")]
+    #[error("{path}: {error}")]
     Io {
         /// The file.
         path: String,
-        /// What the system said.
-        source: std::io::Error,
+        /// What the system said. Part of the message, so not the source of this error, which would be told again.
+        error: std::io::Error,
     },
     /// The bytes of the container contradict the format.
     #[error("{path}: {what}")]

@@ -15,11 +15,11 @@ pub(crate) enum Mapping {
 impl Mapping {
     /// Maps a regular file for reading. Pipes, directories and devices are refused before they are opened.
     pub(crate) fn open(path: &Path) -> Result<Mapping, GgufError> {
-        let fail = |source| GgufError::Io { path: path.display().to_string(), source };
+        let fail = |error| GgufError::Io { path: path.display().to_string(), error };
         if !std::fs::metadata(path).map_err(fail)?.is_file() {
             return Err(GgufError::Format {
                 path: path.display().to_string(),
-                what: "not a regular file, expected a GGUF file".into(),
+                what: "not a regular file, expected one".into(),
             });
         }
         let file = File::open(path).map_err(fail)?;
@@ -53,6 +53,16 @@ pub struct TensorBytes {
 }
 
 impl TensorBytes {
+    /// All bytes of a file, mapped for reading. The file must not be shortened or rewritten in place meanwhile.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be opened or mapped, `Format` if it is no regular file.
+    pub fn map(path: &Path) -> Result<TensorBytes, GgufError> {
+        let mapping = Mapping::open(path)?;
+        let range = 0..mapping.len();
+        Ok(TensorBytes { source: Arc::new(mapping), range })
+    }
+
     /// A part of a mapping; panics if the range is not inside it.
     pub(crate) fn new(source: Arc<Mapping>, range: Range<usize>) -> TensorBytes {
         assert!(range.start <= range.end && range.end <= source.len(), "a tensor lies inside its own file");

@@ -180,16 +180,26 @@ impl OpenWriter {
         })
     }
 
-    /// Waits until all data is on the disk and gives the file its final name, replacing a file of that name.
+    /// Waits until all data is on the disk, so that only the name is left to [`OpenWriter::finish`]. For several files
+    /// that must appear together.
     ///
     /// # Errors
     /// `Tensor` if a declared tensor is not complete, `Io` if the system refuses.
-    pub fn finish(mut self) -> Result<(), GgufError> {
+    pub fn sync(&mut self) -> Result<(), GgufError> {
         self.check_sound()?;
         self.state.check_complete()?;
         let fail = |source| io_error(&self.target, source);
         self.file.flush().map_err(fail)?;
-        self.file.get_ref().sync_all().map_err(fail)?;
+        self.file.get_ref().sync_all().map_err(fail)
+    }
+
+    /// Waits until all data is on the disk and gives the file its final name, replacing a file of that name.
+    ///
+    /// # Errors
+    /// As [`OpenWriter::sync`].
+    pub fn finish(mut self) -> Result<(), GgufError> {
+        self.sync()?;
+        let fail = |source| io_error(&self.target, source);
         if let Some(temporary) = &self.temporary {
             std::fs::rename(temporary, &self.target).map_err(fail)?;
         }
@@ -312,8 +322,8 @@ impl State {
     }
 }
 
-fn io_error(path: &Path, source: std::io::Error) -> GgufError {
-    GgufError::Io { path: path.display().to_string(), source }
+fn io_error(path: &Path, error: std::io::Error) -> GgufError {
+    GgufError::Io { path: path.display().to_string(), error }
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -1,32 +1,30 @@
-//! Vocabulary the readers share: softmax attention, rope, feed-forward halves.
+//! Vocabulary the readers share: layers, softmax attention, rope.
 
 use super::header::{Header, bad};
 use crate::model::{
     ModelError,
-    spec::{
-        Attention, AttentionProjection, Bias, ExpertProjection, Ffn, LayerSpec, Mixer, Moe, QkNorm, RopeFactors,
-        RopeSpec,
-    },
+    spec::{Attention, AttentionProjection, Bias, Ffn, LayerSpec, Mixer, QkNorm, RopeFactors, RopeSpec},
 };
-use kvas_backend::{
-    op::Scoring,
-    rope::{Pairing, Scaling},
-};
+use kvas_backend::rope::{Pairing, Scaling};
 
 /// A layer of one mixer and one feed-forward half.
 pub(super) fn layer(header: &Header, index: usize, mixer: Mixer, ffn: Ffn) -> LayerSpec {
-    let post = format!("blk.{index}.post_attention_norm.weight");
-    let own = format!("blk.{index}.ffn_norm.weight");
-    let ffn_norm =
-        if header.has_tensor(&post) && !header.has_tensor(&own) { "post_attention_norm" } else { "ffn_norm" };
+    let has = |stem: &str| header.has_block_tensor(index, stem);
+    let names = ["ffn_norm.weight", "post_attention_norm.weight", "ffn_norm"];
+    let ffn_norm = names.into_iter().find(|name| has(name)).unwrap_or(names[0]);
     LayerSpec { mixers: vec![mixer], ffn: Some(ffn), ffn_norm }
+}
+
+/// Softmax attention without positions.
+pub(super) fn unrotated(header: &Header, index: usize) -> Result<Attention, ModelError> {
+    Ok(Attention { rope: None, ..attention(header, index, Pairing::Halves)? })
 }
 
 /// Softmax attention of one layer; norms, biases and fusion are read off the tensor directory.
 pub(super) fn attention(header: &Header, index: usize, pairing: Pairing) -> Result<Attention, ModelError> {
     let heads = header.heads(index)?;
     let key_dim = header.head_dim("attention.key_length", heads)?;
-    let has = |stem: &str| header.has_tensor(&format!("blk.{index}.{stem}"));
+    let has = |stem: &str| header.has_block_tensor(index, stem);
     Ok(Attention {
         heads,
         kv_heads: header.kv_heads(index, heads)?,
@@ -73,20 +71,4 @@ fn scaling(header: &Header) -> Result<Scaling, ModelError> {
         }),
         (Some(other), _) => Err(bad(&key, other, "none, linear or yarn")),
     }
-}
-
-/// Dense SwiGLU, or experts where the file has them.
-pub(super) fn ffn(header: &Header, index: usize) -> Result<Ffn, ModelError> {
-    let Some((experts, active)) = header.experts()? else {
-        return Ok(Ffn::Dense { hidden: header.hidden("feed_forward_length", index)? });
-    };
-    let fused = header.has_tensor(&format!("blk.{index}.ffn_gate_up_exps.weight"));
-    Ok(Ffn::Moe(Moe {
-        experts,
-        active,
-        hidden: header.hidden("expert_feed_forward_length", index)?,
-        shared_hidden: header.count_opt("expert_shared_feed_forward_length", 0..=1 << 24)?.unwrap_or(0),
-        scoring: Scoring::Softmax,
-        projection: if fused { ExpertProjection::Fused } else { ExpertProjection::Separate },
-    }))
 }

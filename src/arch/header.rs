@@ -1,8 +1,14 @@
 //! What readers look at: typed, range-checked look-ups under the architecture's prefix, and which tensors exist.
 
-use crate::model::{ModelError, ModelSpec, spec::LayerSpec};
+use crate::model::{
+    ModelError, ModelSpec,
+    spec::{LayerSpec, Scales},
+};
 use kvas_gguf::{GgufError, GgufFile, Metadata};
-use std::{collections::HashMap, ops::RangeInclusive};
+use std::{
+    collections::HashMap,
+    ops::{Range, RangeInclusive},
+};
 
 /// Limits nothing real exceeds; they keep a bad file from asking for absurd amounts of memory.
 const LAYERS: RangeInclusive<usize> = 1..=512;
@@ -50,6 +56,17 @@ impl<'a> Header<'a> {
         self.tensors.contains_key(name)
     }
 
+    /// True if the tensor exists in a block.
+    pub fn has_block_tensor(&self, block: usize, stem: &str) -> bool {
+        self.has_tensor(&format!("blk.{block}.{stem}"))
+    }
+
+    /// Elements of a tensor of a block, if it exists.
+    pub fn block_tensor_elements(&self, block: usize, stem: &str) -> Option<usize> {
+        let shape = self.tensors.get(format!("blk.{block}.{stem}").as_str())?;
+        shape.iter().try_fold(1usize, |all, part| all.checked_mul(usize::try_from(*part).ok()?))
+    }
+
     /// A count that must be there and lie in `range`.
     pub fn count(&self, key: &str, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
         let key = self.key(key);
@@ -88,16 +105,26 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Trunk layers: `block_count` less the prediction heads at the end.
-    pub fn trunk_layers(&self) -> Result<usize, ModelError> {
+    /// Blocks of the trunk, and those of the prediction heads behind it.
+    pub fn blocks(&self) -> Result<(Range<usize>, Range<usize>), ModelError> {
         let blocks = self.count("block_count", LAYERS)?;
         let heads = self.count_opt("nextn_predict_layers", 0..=blocks - 1)?.unwrap_or(0);
-        Ok(blocks - heads)
+        Ok((0..blocks - heads, blocks - heads..blocks))
+    }
+
+    /// True if a block belongs to a prediction head.
+    pub fn predicts(&self, block: usize) -> Result<bool, ModelError> {
+        Ok(self.blocks()?.1.contains(&block))
     }
 
     /// Heads of a layer.
     pub fn heads(&self, layer: usize) -> Result<usize, ModelError> {
         self.per_layer("attention.head_count", layer, HEADS)
+    }
+
+    /// True if a layer has no KV heads: its mixer is not attention.
+    pub fn is_recurrent(&self, layer: usize) -> Result<bool, ModelError> {
+        Ok(!self.predicts(layer)? && self.per_layer("attention.head_count_kv", layer, 0..=*HEADS.end())? == 0)
     }
 
     /// KV heads of a layer, a divisor of `heads`; absent means as many as heads.
@@ -154,15 +181,21 @@ impl<'a> Header<'a> {
 
     /// Everything that is not a layer, with the layers `layer` reads.
     pub fn model(&self, layer: impl Fn(usize) -> Result<LayerSpec, ModelError>) -> Result<ModelSpec, ModelError> {
-        let width = self.width()?;
+        let (width, (trunk, heads)) = (self.width()?, self.blocks()?);
         Ok(ModelSpec {
             architecture: self.prefix.clone(),
             width,
             vocab: self.vocab()?,
             context_length: self.count("context_length", CONTEXT)?,
-            norm_eps: self.positive("attention.layer_norm_rms_epsilon")?,
-            layers: (0..self.trunk_layers()?).map(layer).collect::<Result<_, _>>()?,
+            norm_eps: match self.positive_opt("attention.layer_norm_epsilon")? {
+                Some(eps) => eps,
+                None => self.positive("attention.layer_norm_rms_epsilon")?,
+            },
+            layers: trunk.map(&layer).collect::<Result<_, _>>()?,
+            prediction: heads.map(&layer).collect::<Result<_, _>>()?,
             tied_output: !self.has_tensor("output.weight"),
+            output_norm: "output_norm.weight",
+            scales: Scales::NONE,
         })
     }
 

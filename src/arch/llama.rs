@@ -1,7 +1,8 @@
 //! Llama and everything its converter writes as `llama` (Mistral among them).
 
 use super::{
-    attention::{attention, ffn, layer},
+    attention::{attention, layer},
+    ffn::ffn,
     header::Header,
 };
 use crate::model::{ModelError, ModelSpec, spec::Mixer};

@@ -2,9 +2,17 @@
 //! architecture names occur nowhere else.
 
 mod attention;
+mod falcon;
+mod ffn;
+mod granite;
 mod header;
+mod kimi;
+mod lfm;
 mod llama;
+mod mamba;
+mod nemotron;
 mod qwen;
+mod state_space;
 
 pub use header::Header;
 
@@ -17,8 +25,19 @@ pub const ARCHITECTURES: &[(&str, Reader)] = &[
     ("llama", llama::llama),
     ("qwen2", qwen::dense),
     ("qwen3", qwen::dense),
+    ("qwen3moe", qwen::dense),
     ("qwen35", qwen::qwen35),
+    ("qwen35moe", qwen::qwen35),
     ("qwen3next", qwen::qwen3next),
+    ("mamba2", mamba::mamba),
+    ("jamba", mamba::jamba),
+    ("nemotron_h", nemotron::nemotron),
+    ("nemotron_h_moe", nemotron::nemotron),
+    ("granitehybrid", granite::hybrid),
+    ("falcon-h1", falcon::h1),
+    ("lfm2", lfm::lfm2),
+    ("lfm2moe", lfm::lfm2),
+    ("kimi-linear", kimi::linear),
 ];
 
 /// Reads what a file's model is.

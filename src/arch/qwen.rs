@@ -1,12 +1,13 @@
 //! Qwen 2 and 3 (all attention), Qwen3-Next and Qwen 3.5 (gated delta layers with attention between them).
 
 use super::{
-    attention::{attention, ffn, layer},
+    attention::{attention, layer},
+    ffn::ffn,
     header::{Header, bad},
 };
 use crate::model::{
     ModelError, ModelSpec,
-    spec::{AttentionProjection, DeltaGates, DeltaProjection, GatedDelta, Mixer},
+    spec::{AttentionProjection, DeltaGates, DeltaInputs, DeltaProjection, GatedDelta, Mixer},
 };
 use kvas_backend::{op::HeadMap, rope::Pairing};
 
@@ -41,6 +42,9 @@ fn hybrid(header: &Header, head_map: HeadMap) -> Result<ModelSpec, ModelError> {
 
 /// New files say it per layer; older ones only give the interval of the attention layers.
 fn is_recurrent(header: &Header, index: usize) -> Result<bool, ModelError> {
+    if header.predicts(index)? {
+        return Ok(false);
+    }
     let key = header.key("attention.recurrent_layers");
     match header.metadata.bools_opt(&key)? {
         Some(layers) => layers
@@ -66,7 +70,9 @@ fn gated_delta(header: &Header, index: usize, head_map: HeadMap) -> Result<Gated
         let expected = format!("a multiple of ssm.time_step_rank = {value_heads}");
         return Err(bad(&header.key("ssm.inner_size"), inner, &expected));
     }
-    let has = |stem: &str| header.has_tensor(&format!("blk.{index}.{stem}.weight"));
+    let has = |stem: &str| header.has_block_tensor(index, stem);
+    let inputs = if has("ssm_in.weight") { DeltaInputs::Interleaved } else { DeltaInputs::QkvAndGate };
+    let gates = if has("ssm_ba.weight") { DeltaGates::Interleaved } else { DeltaGates::Separate };
     Ok(GatedDelta {
         key_heads,
         value_heads,
@@ -74,7 +80,6 @@ fn gated_delta(header: &Header, index: usize, head_map: HeadMap) -> Result<Gated
         value_dim: inner / value_heads,
         conv_taps: header.taps("ssm.conv_kernel")?,
         head_map,
-        projection: if has("ssm_in") { DeltaProjection::Interleaved } else { DeltaProjection::QkvAndGate },
-        gates: if has("ssm_ba") { DeltaGates::Interleaved } else { DeltaGates::Separate },
+        projection: DeltaProjection::Joint { inputs, gates },
     })
 }

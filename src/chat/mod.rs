@@ -2,6 +2,7 @@
 //! its new tokens only, an `/undo` or `/regen` those since the engine's last snapshot.
 
 mod answer;
+mod saved;
 
 pub use answer::{Answer, answer};
 
@@ -26,6 +27,13 @@ pub struct ChatSettings {
     pub template_variables: Map<String, Value>,
 }
 
+impl Default for ChatSettings {
+    fn default() -> Self {
+        let (params, stop_strings) = (SamplerParams::default(), Vec::new());
+        Self { params, max_tokens: usize::MAX, stop_strings, template_variables: Map::new() }
+    }
+}
+
 /// Text and tokens that the engine has read and generated, so that the next prompt repeats them to the token:
 /// generated tokens need not be those the tokenizer would choose.
 #[derive(Debug, Default)]
@@ -37,6 +45,14 @@ struct Known {
 }
 
 impl Known {
+    /// What a file says is known; refused if a mark is not a place of the text and the tokens.
+    fn new(text: String, ids: Vec<u32>, marks: Vec<(usize, usize)>) -> Result<Self, String> {
+        match marks.iter().find(|(bytes, tokens)| !text.is_char_boundary(*bytes) || *tokens > ids.len()) {
+            Some(mark) => Err(format!("mark {mark:?} in a text of {} bytes and {} tokens", text.len(), ids.len())),
+            None => Ok(Self { text, ids, marks }),
+        }
+    }
+
     /// The last mark up to which `text` is the same.
     fn shared_with(&self, text: &str) -> Option<(usize, usize)> {
         let common = self.text.bytes().zip(text.bytes()).take_while(|(known, new)| known == new).count();
@@ -86,19 +102,6 @@ impl Chat {
     /// All messages, the system message first.
     pub fn messages(&self) -> &[Value] {
         &self.messages
-    }
-
-    /// Replaces all messages. Each must be an object with a `role` and a `content` of text.
-    pub fn set_messages(&mut self, messages: Vec<Value>) -> Result<(), String> {
-        for (number, message) in messages.iter().enumerate() {
-            for field in ["role", "content"] {
-                if !message.get(field).is_some_and(Value::is_string) {
-                    return Err(format!("message {number}: {field} is missing, expected text"));
-                }
-            }
-        }
-        self.messages = messages;
-        Ok(())
     }
 
     /// The system message.
@@ -168,13 +171,9 @@ impl Chat {
         Ok(answer)
     }
 
-    /// What has now been read and generated. The stop token is left out: the template writes it, or something else.
+    /// What has now been read and generated.
     fn remember(&mut self, text: String, prompt: Vec<u32>, answer: &Answer) {
-        let generated = match answer.ids.split_last() {
-            Some((last, rest)) if self.tokenizer.is_eog(*last) => rest,
-            _ => &answer.ids[..],
-        };
-        let ids = [&prompt[..], generated].concat();
+        let ids = [&prompt[..], generated(&answer.ids, &self.tokenizer)].concat();
         let whole = format!("{text}{}", answer.text);
         self.known.replace(text, prompt);
         self.known.replace(whole, ids);
@@ -218,6 +217,14 @@ pub fn render(
         ..Conversation::new(&messages)
     };
     template.render(&conversation).map_err(|error| error.to_string())
+}
+
+/// Generated tokens that belong to the text. A stop token is left out: the template writes it, or something else.
+pub fn generated<'a>(ids: &'a [u32], tokenizer: &Tokenizer) -> &'a [u32] {
+    match ids.split_last() {
+        Some((last, rest)) if tokenizer.is_eog(*last) => rest,
+        _ => ids,
+    }
 }
 
 /// A sampler, with its DRY sequence breakers as this tokenizer writes them.

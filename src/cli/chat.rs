@@ -10,6 +10,7 @@ use kvas::{
     chat::{Chat as Conversation, ChatSettings},
     engine::{Engine, EngineConfig, Timings},
     repl::{Colour, Left, Repl, ReplSettings, Sizes},
+    session::ModelId,
     text::ChatTemplate,
 };
 use kvas_backend::StoreDecl;
@@ -26,7 +27,7 @@ use std::{
 /// Chat with a model in the terminal; /help lists what can be typed
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas chat -m model.gguf\n  kvas chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.6"
+    after_help = "Examples:\n  kvas chat -m model.gguf\n  kvas chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.6\n  kvas chat -m model.gguf --session talk.session"
 )]
 pub(crate) struct Chat {
     #[command(flatten)]
@@ -46,12 +47,18 @@ pub(crate) struct Chat {
     /// Variables for the template, as a JSON object: {"enable_thinking": false}
     #[arg(long, value_name = "JSON")]
     chat_template_kwargs: Option<String>,
+    /// A file to go on from, if it is there, and to keep the conversation in after every answer
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingFlags,
 }
 
+/// Tokens of a prompt between two snapshots: one costs less than reading a token (ALGORITHMS 3.3).
+const SNAPSHOT_EVERY: u32 = 512;
+
 /// What a conversation needs: one sequence, and snapshots to go back to.
-pub(crate) const WANTED: device::Wanted = device::Wanted { sequences: 1, snapshots: 8, outputs: 1, context: None };
+pub(crate) const WANTED: device::Wanted = device::Wanted { sequences: 1, snapshots: 16, outputs: 1, context: None };
 
 /// One line about a request.
 pub(crate) fn statistics(timings: &Timings) -> String {
@@ -73,18 +80,30 @@ impl Chat {
         let (runner, plan) = device::prepare(&self.model, &model, WANTED)?;
         let page_elements = model.program.stores.iter().map(|store| match store {
             StoreDecl::Pages(pages) => pages.page_elements(plan.limits.page_size),
-            StoreDecl::Delta(_) | StoreDecl::Conv(_) => 0,
+            StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
         });
         let page_bytes = (page_elements.max().unwrap_or(0) * plan.limits.kv_type.bytes()) as u64;
         let sizes = Sizes { page_bytes, slot_bytes: plan.slot_bytes, context: plan.context };
         let (rows, snapshots) = (plan.limits.rows, WANTED.snapshots);
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots });
+        let engine = Engine::start(
+            runner,
+            EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY },
+        );
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
-        let settings = ChatSettings { params, max_tokens, stop_strings: self.reverse_prompt, template_variables };
+        let stop_strings = self.reverse_prompt;
+        let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
         let name = self.model.model.file_name().unwrap_or_default().to_string_lossy().to_string();
         let fail = |what: String| anyhow!(what);
-        let mut chat = Conversation::new(engine, Arc::new(model.tokenizer), template, settings).map_err(fail)?;
-        chat.set_system(self.system.as_deref().unwrap_or_default());
+        let id = ModelId::of(&model.file);
+        let mut chat =
+            Conversation::new(engine, Arc::new(model.tokenizer), template, settings.clone()).map_err(fail)?;
+        if let Some(session) = self.session.as_deref().filter(|session| session.exists()) {
+            chat.load(session, &id).map_err(fail)?;
+            chat.settings = given(settings, std::mem::take(&mut chat.settings));
+        }
+        if let Some(system) = &self.system {
+            chat.set_system(system);
+        }
         let interrupted = listen()?;
         let terminal = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let colour = if terminal { Colour::On } else { Colour::Off };
@@ -94,8 +113,11 @@ impl Chat {
                 model.spec.layers.len(),
                 plan.context
             );
+            if let (Some(session), count @ 1..) = (&self.session, chat.messages().len()) {
+                println!("{count} messages read from {}", session.display());
+            }
         }
-        let settings = ReplSettings { history: history(), colour, sizes, model: name };
+        let settings = ReplSettings { history: history(), colour, sizes, model: id, session: self.session };
         let left = Repl::new(chat, settings, interrupted).run().map_err(fail)?;
         Ok(if left == Left::Interrupted { INTERRUPTED } else { 0 })
     }
@@ -106,6 +128,20 @@ impl Chat {
             Ok(Value::Object(variables)) => Ok(variables),
             _ => Err(anyhow!("--chat-template-kwargs {text}, expected a JSON object")),
         }
+    }
+}
+
+/// The settings of a session, but for those that were given on the command line.
+fn given(flags: ChatSettings, saved: ChatSettings) -> ChatSettings {
+    fn pick<T: PartialEq>(flag: T, default: T, saved: T) -> T {
+        if flag == default { saved } else { flag }
+    }
+    let default = ChatSettings::default();
+    ChatSettings {
+        params: pick(flags.params, default.params, saved.params),
+        max_tokens: pick(flags.max_tokens, default.max_tokens, saved.max_tokens),
+        stop_strings: pick(flags.stop_strings, default.stop_strings, saved.stop_strings),
+        template_variables: pick(flags.template_variables, default.template_variables, saved.template_variables),
     }
 }
 

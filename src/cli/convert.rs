@@ -1,15 +1,18 @@
 //! `kvas convert`: a Hugging Face checkpoint to GGUF.
 
-use anyhow::Context;
+use super::progress;
 use clap::Args;
 use kvas_gguf::Quant;
-use kvas_tools::convert::{ConvertOptions, ConvertPlan, MtpBlocks, convert, plan};
-use std::{io::Write, path::PathBuf};
+use kvas_tools::{
+    convert::{ConvertOptions, ConvertPlan, ConvertReport, MtpBlocks, SplitLimit, convert, plan},
+    quantize::{MIXES, Mix},
+};
+use std::{collections::BTreeSet, io::Write, path::PathBuf};
 
 /// Convert a Hugging Face checkpoint to GGUF
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q8_0\n  kvas convert path/to/model -o model.gguf --dry-run"
+    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q4_k_m\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --dry-run"
 )]
 pub(crate) struct Convert {
     /// Folder with config.json, tokenizer.json and the safetensors files
@@ -18,7 +21,7 @@ pub(crate) struct Convert {
     /// Output file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Format of the matrices; norms, gates, convolutions and routers stay f32
+    /// Format of the matrices (f32, f16, bf16, q8_0 …), or a mix (q4_k_m …); norms, convolutions and routers stay f32
     #[arg(long = "type", value_name = "TYPE", default_value = "bf16")]
     quant: String,
     /// Name of the pre-tokenizer, where it is not recognised
@@ -27,6 +30,12 @@ pub(crate) struct Convert {
     /// Leave out prediction heads (MTP)
     #[arg(long)]
     no_mtp: bool,
+    /// Go on in another file after this many bytes: name-00001-of-0000N.gguf
+    #[arg(long, value_name = "N(M|G)", value_parser = split_size)]
+    split_max_size: Option<u64>,
+    /// Go on in another file after this many tensors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "split_max_size")]
+    split_max_tensors: Option<u64>,
     /// Name of the model [default: the folder's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -37,35 +46,65 @@ pub(crate) struct Convert {
 
 impl Convert {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let quant = Quant::from_name(&self.quant).filter(|quant| quant.can_quantize()).with_context(|| {
-            let known = Quant::ALL.iter().filter(|quant| quant.can_quantize());
-            let names: Vec<_> = known.map(|quant| quant.name().to_lowercase()).collect();
-            format!("--type {}, expected one of {}", self.quant, names.join(", "))
-        })?;
+        let (quant, mix) = self.storage()?;
         let mtp = if self.no_mtp { MtpBlocks::Omit } else { MtpBlocks::WhenPresent };
-        let bar = indicatif::ProgressBar::new(0);
-        let template = "{msg:40!} {bar:30} {bytes}/{total_bytes} {eta}";
-        bar.set_style(indicatif::ProgressStyle::with_template(template).expect("the template is well formed"));
-        let shown = bar.clone();
-        let progress: kvas_tools::convert::ProgressFn = Box::new(move |progress| {
-            shown.set_length(progress.total);
-            shown.set_position(progress.done);
-            shown.set_message(progress.tensor.to_string());
-        });
-        let options = ConvertOptions { quant, pre: self.pre, mtp, name: self.name, progress: Some(progress) };
+        let (bar, progress) = progress::tensors();
+        let tensors = self.split_max_tensors.map(|count| SplitLimit::Tensors(count as usize));
+        let split = self.split_max_size.map(SplitLimit::Bytes).or(tensors);
+        let options =
+            ConvertOptions { quant, mix, pre: self.pre, mtp, name: self.name, split, progress: Some(progress) };
         if self.dry_run {
             list(&plan(&self.source, &options)?)?;
             return Ok(0);
         }
-        let report = convert(&self.source, &self.output, &options)?;
+        let report = convert(&self.source, &self.output, &options);
         bar.finish_and_clear();
-        for name in &report.plan.ignored {
-            eprintln!("left out: {name}");
-        }
-        let (tensors, parameters, out) = (report.plan.tensors.len(), report.parameters, self.output.display());
-        eprintln!("{out}: {}, {tensors} tensors, {parameters} parameters", report.plan.architecture);
+        summarise(&report?);
         Ok(0)
     }
+}
+
+impl Convert {
+    /// The type of all matrices, or the mix that chooses one for each. Names that are both are mixes, as they are to
+    /// `kvas quantize`, but for those that leave nothing to choose.
+    fn storage(&self) -> anyhow::Result<(Quant, Option<&'static Mix>)> {
+        let plain = Quant::from_name(&self.quant).filter(|quant| quant.can_quantize());
+        let chosen = Mix::from_name(&self.quant);
+        match (plain, chosen) {
+            (Some(quant @ (Quant::F32 | Quant::F16 | Quant::Bf16 | Quant::Q8_0)), _) => Ok((quant, None)),
+            (_, Some(mix)) => Ok((Quant::Bf16, Some(mix))),
+            (Some(quant), None) => Ok((quant, None)),
+            (None, None) => {
+                let known = Quant::ALL.iter().filter(|quant| quant.can_quantize()).map(|quant| quant.name());
+                let names: BTreeSet<String> =
+                    known.chain(MIXES.iter().map(|mix| mix.name)).map(str::to_lowercase).collect();
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                Err(anyhow::anyhow!("--type {}, expected one of {names}", self.quant))
+            }
+        }
+    }
+}
+
+/// A size as llama.cpp writes it: a whole number of millions or billions of bytes.
+fn split_size(text: &str) -> Result<u64, String> {
+    let units = [('M', 1_000_000), ('G', 1_000_000_000)];
+    let size =
+        units.iter().find_map(|(letter, unit)| text.strip_suffix(*letter)?.parse::<u64>().ok()?.checked_mul(*unit));
+    size.filter(|&size| size > 0).ok_or_else(|| "expected a whole number and M or G, such as 500M or 4G".into())
+}
+
+fn summarise(report: &ConvertReport) {
+    let ConvertReport { plan, parameters, files, .. } = report;
+    if let [first, others @ ..] = plan.ignored.as_slice() {
+        let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
+        eprintln!("left out, since the language model does not need it: {first}{more}");
+    }
+    let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    let names = match names.as_slice() {
+        [first, .., last] => format!("{first} to {last}"),
+        names => names.concat(),
+    };
+    eprintln!("{names}: {}, {} tensors, {parameters} parameters", plan.architecture, plan.tensors.len());
 }
 
 fn list(plan: &ConvertPlan) -> anyhow::Result<()> {

@@ -30,7 +30,12 @@ pub(crate) fn open(flags: &ModelFlags) -> anyhow::Result<Model> {
 
 /// The memory plan of a command.
 pub(crate) fn memory_plan(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<MemoryPlan> {
-    let request = PlanRequest {
+    Ok(plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?))
+}
+
+/// What a command asks of this machine's memory.
+pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<PlanRequest> {
+    Ok(PlanRequest {
         context: flags.context().or(wanted.context),
         sequences: wanted.sequences,
         snapshots: wanted.snapshots,
@@ -41,8 +46,7 @@ pub(crate) fn memory_plan(flags: &ModelFlags, model: &Model, wanted: Wanted) -> 
         kv_type: flags.kv_type(model)?,
         weights_bytes: model.file.file_bytes(),
         available_bytes: available_bytes(),
-    };
-    Ok(plan(&model.program, model.spec.context_length, &request))
+    })
 }
 
 /// Most of the memory there is: the rest of the system wants some too.

@@ -8,6 +8,7 @@ use kvas::{
 };
 use kvas_backend::{KvType, Replay};
 use kvas_gguf::Quant;
+use kvas_tools::quantize::{MIXES, Mix};
 use std::path::PathBuf;
 
 /// Which model, and how it is run.
@@ -243,4 +244,12 @@ fn bias(text: &str) -> anyhow::Result<(u32, f32)> {
     let token = text[..at].parse().ok().with_context(expected)?;
     let value = text[at..].parse().ok().with_context(expected)?;
     Ok((token, value))
+}
+
+/// The mix of formats that the value of a flag names.
+pub(crate) fn mix(flag: &str, name: &str) -> anyhow::Result<&'static Mix> {
+    Mix::from_name(name).with_context(|| {
+        let names: Vec<String> = MIXES.iter().map(|mix| mix.name.to_lowercase()).collect();
+        format!("{flag} {name}, expected one of {}", names.join(", "))
+    })
 }

@@ -1,10 +1,18 @@
 //! `kvas inspect`: what is in a file.
 
 use clap::Args;
-use kvas_gguf::{GgufFile, Value};
+use indicatif::HumanBytes;
+use kvas::{
+    arch::{self, Header},
+    model::{
+        ModelError, ModelSpec,
+        kinds::{self, Kind, block_and_stem},
+    },
+};
+use kvas_gguf::{GgufFile, Quant, TensorInfo, Value};
 use serde_json::json;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     io::{BufWriter, Write},
     path::PathBuf,
 };
@@ -17,7 +25,7 @@ use std::{
 pub(crate) struct Inspect {
     /// Model file (GGUF); the first file of a split model
     file: PathBuf,
-    /// Also list every tensor
+    /// Also list the tensors, equal blocks together
     #[arg(long)]
     tensors: bool,
     /// Print one JSON object with all keys and tensors
@@ -28,30 +36,31 @@ pub(crate) struct Inspect {
 impl Inspect {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let file = GgufFile::open(&self.file)?;
+        // A file need not be one that runs to be looked at.
+        let spec = Header::of_file(&file).map_err(ModelError::from).and_then(|header| arch::read(&header));
         let mut out = BufWriter::new(std::io::stdout().lock());
         if self.json {
-            serde_json::to_writer_pretty(&mut out, &as_json(&file))?;
+            serde_json::to_writer_pretty(&mut out, &as_json(&file, spec.as_ref().ok()))?;
             writeln!(out)?;
         } else {
-            self.print(&file, &mut out)?;
+            self.print(&file, &spec, &mut out)?;
         }
         out.flush()?;
         Ok(0)
     }
 
-    fn print(&self, file: &GgufFile, out: &mut impl Write) -> anyhow::Result<()> {
+    fn print(&self, file: &GgufFile, spec: &Result<ModelSpec, ModelError>, out: &mut impl Write) -> anyhow::Result<()> {
         let tensors = file.tensors();
         let parameters: usize = tensors.iter().map(|tensor| tensor.elements()).sum();
         writeln!(out, "{}", self.file.display())?;
         let (version, endian, files) = (file.version(), file.endian(), file.shard_count());
         writeln!(out, "GGUF v{version}, {endian:?} endian, {files} file(s), {} bytes", file.file_bytes())?;
         writeln!(out, "{} tensors, {parameters} parameters, alignment {}", tensors.len(), file.alignment())?;
-        let mut formats: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        for tensor in tensors {
-            let format = formats.entry(tensor.quant.name()).or_default();
-            *format = (format.0 + 1, format.1 + tensor.bytes);
+        match spec {
+            Ok(spec) => writeln!(out, "layers {}\n       {}", kinds::layers(spec), kinds::legend(spec))?,
+            Err(error) => writeln!(out, "layers not known: {error}")?,
         }
-        for (name, (count, bytes)) in formats {
+        for (name, (count, bytes)) in formats(file) {
             writeln!(out, "  {name:8} {count:5} tensors {bytes:14} bytes")?;
         }
         writeln!(out)?;
@@ -59,15 +68,77 @@ impl Inspect {
             writeln!(out, "{key:48} {:9} {}", value.type_name(), short(value))?;
         }
         if self.tensors {
-            writeln!(out)?;
-            for tensor in tensors {
-                let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
-                let (name, quant) = (&tensor.name, tensor.quant.name());
-                writeln!(out, "{name:48} {quant:8} {:24} {:14} bytes", shape.join(" x "), tensor.bytes)?;
-            }
+            print_tensors(file, spec.as_ref().ok(), out)?;
         }
         Ok(())
     }
+}
+
+/// Tensors and bytes of every format.
+fn formats(file: &GgufFile) -> BTreeMap<&'static str, (usize, usize)> {
+    let mut formats: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for tensor in file.tensors() {
+        let format = formats.entry(tensor.quant.name()).or_default();
+        *format = (format.0 + 1, format.1 + tensor.bytes);
+    }
+    formats
+}
+
+fn print_tensors(file: &GgufFile, spec: Option<&ModelSpec>, out: &mut impl Write) -> anyhow::Result<()> {
+    let line = |out: &mut dyn Write, name: &str, tensor: &TensorInfo| {
+        let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+        let (kind, quant, shape) = (Kind::of(&tensor.name, spec).name(), tensor.quant.name(), shape.join(" x "));
+        writeln!(out, "  {name:26} {kind:17} {quant:8} {shape:22} {:>11}", HumanBytes(tensor.bytes as u64).to_string())
+    };
+    writeln!(out)?;
+    for tensor in file.tensors().iter().filter(|tensor| block_and_stem(&tensor.name).is_none()) {
+        line(out, &tensor.name, tensor)?;
+    }
+    for (blocks, tensors) in equal_blocks(file.tensors()) {
+        let bytes: usize = tensors.iter().map(|(_, tensor)| tensor.bytes).sum();
+        let each = if blocks.len() > 1 { format!("{} blocks, each ", blocks.len()) } else { String::new() };
+        writeln!(out, "\nblk.{}: {each}{}", ranges(&blocks), HumanBytes(bytes as u64))?;
+        for (stem, tensor) in tensors {
+            line(out, stem, tensor)?;
+        }
+    }
+    Ok(())
+}
+
+/// A tensor of a block without the block's name.
+type InBlock<'a> = (&'a str, &'a TensorInfo);
+
+/// What equal blocks have in common: stems, formats, shapes.
+type Layout<'a> = Vec<(&'a str, Quant, &'a [u64])>;
+
+/// Blocks with the same tensors, shapes and formats, in the order of the first of them.
+fn equal_blocks(tensors: &[TensorInfo]) -> Vec<(Vec<usize>, Vec<InBlock<'_>>)> {
+    let mut blocks: BTreeMap<usize, Vec<InBlock<'_>>> = BTreeMap::new();
+    for tensor in tensors {
+        if let Some((block, stem)) = block_and_stem(&tensor.name) {
+            blocks.entry(block).or_default().push((stem, tensor));
+        }
+    }
+    let mut places: HashMap<Layout<'_>, usize> = HashMap::new();
+    let mut groups: Vec<(Vec<usize>, Vec<InBlock<'_>>)> = Vec::new();
+    for (block, tensors) in blocks {
+        let key = tensors.iter().map(|(stem, tensor)| (*stem, tensor.quant, tensor.shape.as_slice())).collect();
+        let place = *places.entry(key).or_insert(groups.len());
+        match groups.get_mut(place) {
+            Some((blocks, _)) => blocks.push(block),
+            None => groups.push((vec![block], tensors)),
+        }
+    }
+    groups
+}
+
+/// Ascending numbers, runs of them as `0-2`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run[0].to_string(),
+    });
+    runs.collect::<Vec<_>>().join(",")
 }
 
 /// One line: long texts and arrays are cut.
@@ -115,14 +186,31 @@ fn to_json(value: &Value) -> serde_json::Value {
     }
 }
 
-fn as_json(file: &GgufFile) -> serde_json::Value {
+fn as_json(file: &GgufFile, spec: Option<&ModelSpec>) -> serde_json::Value {
     let metadata: serde_json::Map<_, _> =
         file.metadata().iter().map(|(key, value)| (key.to_string(), to_json(value))).collect();
-    let tensor = |tensor: &kvas_gguf::TensorInfo| json!({"name": tensor.name, "type": tensor.quant.name(), "shape": tensor.shape, "bytes": tensor.bytes});
+    let formats: serde_json::Map<_, _> = formats(file)
+        .into_iter()
+        .map(|(name, (tensors, bytes))| (name.to_string(), json!({"tensors": tensors, "bytes": bytes})))
+        .collect();
+    let tensor = |tensor: &TensorInfo| {
+        json!({
+            "name": tensor.name,
+            "block": block_and_stem(&tensor.name).map(|(block, _)| block),
+            "kind": Kind::of(&tensor.name, spec).name(),
+            "type": tensor.quant.name(),
+            "shape": tensor.shape,
+            "bytes": tensor.bytes,
+        })
+    };
     json!({
         "version": file.version(),
         "files": file.shard_count(),
         "bytes": file.file_bytes(),
+        "alignment": file.alignment(),
+        "parameters": file.tensors().iter().map(TensorInfo::elements).sum::<usize>(),
+        "layers": spec.map(|spec| spec.pattern().split(' ').map(String::from).collect::<Vec<_>>()),
+        "types": formats,
         "metadata": metadata,
         "tensors": file.tensors().iter().map(tensor).collect::<Vec<_>>(),
     })

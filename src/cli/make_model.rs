@@ -1,48 +1,46 @@
 //! `kvas make-model`: random weights in real layer shapes.
 
+use super::flags;
 use anyhow::Context;
 use clap::Args;
 use kvas::presets::{self, PRESETS};
-use kvas_gguf::Quant;
 use std::path::PathBuf;
 
 /// Write a model of random weights in the real layer shapes of a known one, for benchmarks and tests
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas make-model --preset qwen3.5-0.8b --type q8_0 -o random.gguf\n  kvas bench -m random.gguf"
+    after_help = "Examples:\n  kvas make-model --preset qwen3.5-0.8b --type q4_k_m -o random.gguf\n  kvas bench -m random.gguf"
 )]
 pub(crate) struct MakeModel {
-    /// Whose shapes
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = format!("Whose shapes: {}", names()))]
     preset: String,
-    /// Format of the matrices
+    /// Format, or mix of formats, of the matrices
     #[arg(long = "type", value_name = "TYPE", default_value = "q8_0")]
-    quant: String,
+    mix: String,
     /// Output file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 }
 
+/// The presets there are.
+fn names() -> String {
+    PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
+}
+
 impl MakeModel {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let preset = presets::find(&self.preset).with_context(|| {
-            let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
-            format!("--preset {}, expected one of {}", self.preset, names.join(", "))
-        })?;
-        let quant = Quant::from_name(&self.quant).filter(|quant| quant.can_quantize()).with_context(|| {
-            let names: Vec<_> =
-                Quant::ALL.iter().filter(|quant| quant.can_quantize()).map(|quant| quant.name()).collect();
-            format!("--type {}, expected one of {}", self.quant, names.join(", "))
-        })?;
+        let preset = presets::find(&self.preset)
+            .with_context(|| format!("--preset {}, expected one of {}", self.preset, names()))?;
+        let mix = flags::mix("--type", &self.mix)?;
         let bar = indicatif::ProgressBar::new(0);
         let mut progress = |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         };
-        presets::write(preset, quant, &self.output, &mut progress)?;
+        presets::write(preset, mix, &self.output, &mut progress)?;
         bar.finish_and_clear();
         let bytes = std::fs::metadata(&self.output).with_context(|| self.output.display().to_string())?.len();
-        eprintln!("{}: {} shapes, {quant}, {bytes} bytes", self.output.display(), preset.name);
+        eprintln!("{}: {} shapes, {}, {bytes} bytes", self.output.display(), preset.name, mix.name);
         Ok(0)
     }
 }

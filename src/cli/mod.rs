@@ -5,10 +5,13 @@ mod chat;
 mod convert;
 mod device;
 mod flags;
+mod imatrix;
 mod inspect;
 mod make_model;
 mod perplexity;
 mod plan;
+mod progress;
+mod quantize;
 mod run;
 mod score;
 mod tokenize;
@@ -25,6 +28,7 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "Examples:
   kvas convert path/to/huggingface-model -o model.gguf --type q8_0
+  kvas quantize model.gguf small.gguf q4_k_m
   kvas chat -m model.gguf
   kvas run -m model.gguf -p \"Once upon a time\" -n 100 --temp 0
   kvas inspect model.gguf
@@ -36,6 +40,8 @@ enum Command {
     Run(run::Run),
     Chat(chat::Chat),
     Convert(convert::Convert),
+    Quantize(quantize::Quantize),
+    Imatrix(imatrix::Imatrix),
     Inspect(inspect::Inspect),
     Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
@@ -55,6 +61,8 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),
         Command::Convert(command) => command.run(),
+        Command::Quantize(command) => command.run(),
+        Command::Imatrix(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Tokenize(command) => command.run(),

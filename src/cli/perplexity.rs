@@ -3,14 +3,11 @@
 use super::{
     device,
     flags::ModelFlags,
-    score::{SCORED_ROWS, check_ids},
+    score::{SCORED_ROWS, text_windows},
 };
-use anyhow::{Context, anyhow, bail};
+use anyhow::anyhow;
 use clap::Args;
-use kvas::{
-    engine::{negative_log_likelihood, score},
-    text::{Bos, Special},
-};
+use kvas::engine::{negative_log_likelihood, score};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -33,44 +30,25 @@ pub(crate) struct Perplexity {
     json: bool,
 }
 
-/// Tokens of a window unless `-c` says otherwise.
-const WINDOW: usize = 512;
-
 impl Perplexity {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let model = device::open(&self.model)?;
-        let path = self.file.display();
-        let text = std::fs::read(&self.file).with_context(|| path.to_string())?;
-        let text = String::from_utf8(text).with_context(|| format!("{path}: expected UTF-8 text"))?;
-        let window = self.model.context().unwrap_or(WINDOW.min(model.spec.context_length));
-        if window < 2 {
-            bail!("-c {window}, expected a window of at least 2 tokens");
-        }
-        let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Omit);
-        check_ids(&model, &ids)?;
-        let windows = (ids.len() / window).min(self.chunks.map_or(usize::MAX, |chunks| chunks as usize));
-        if windows == 0 {
-            bail!("{path}: {} tokens, expected at least one window of {window}", ids.len());
-        }
-        let wanted = device::Wanted { sequences: 1, snapshots: 0, outputs: SCORED_ROWS, context: Some(window) };
+        let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
+        let wanted =
+            device::Wanted { sequences: 1, snapshots: 0, outputs: SCORED_ROWS, context: Some(windows[0].len()) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let (mut total, mut scored) = (0.0, 0usize);
-        for (number, ids) in ids.chunks_exact(window).take(windows).enumerate() {
-            let mut ids = ids.to_vec();
-            // A model that expects a first token gets it in every window; the first token is not scored anyway.
-            if let (true, Some(bos)) = (model.tokenizer.adds_bos(), model.tokenizer.roles().bos) {
-                ids[0] = bos;
-            }
+        for (number, ids) in windows.iter().enumerate() {
             let mut sum = |at: usize, logits: &mut [f32]| {
                 if let Some(next) = ids.get(at + 1) {
                     total += negative_log_likelihood(logits, *next);
                     scored += 1;
                 }
             };
-            score(&mut runner, &ids, &mut sum).map_err(|what| anyhow!(what))?;
+            score(&mut runner, ids, &mut sum).map_err(|what| anyhow!(what))?;
             if !self.json {
                 let mean = total / scored as f64;
-                eprintln!("[{}/{windows}] nll per token {mean:.4}, perplexity {:.4}", number + 1, mean.exp());
+                eprintln!("[{}/{}] nll per token {mean:.4}, perplexity {:.4}", number + 1, windows.len(), mean.exp());
             }
         }
         let mean = total / scored as f64;

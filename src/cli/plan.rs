@@ -1,47 +1,203 @@
-//! `kvas plan`: the program that will run, and the memory it will take.
+//! `kvas plan`: the program that will run, what a model is made of, and the memory it will take.
 
-use super::{device, flags::ModelFlags};
+use super::{
+    device::{self, Wanted},
+    flags::ModelFlags,
+};
 use clap::Args;
-use std::io::Write;
+use indicatif::HumanBytes;
+use kvas::{
+    memory::plan::{MemoryPlan, PlanRequest, plan},
+    model::{
+        Model,
+        kinds::{self, Kind, Tally},
+    },
+};
+use serde_json::json;
+use std::{collections::BTreeMap, io::Write};
 
-/// Show the program that will run, and the memory it will take
+/// Show the program that will run, what the model is made of, and the memory it will take
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  kvas plan -m model.gguf\n  kvas plan -m model.gguf -c 32768 --memory")]
+#[command(
+    after_help = "Examples:\n  kvas plan -m model.gguf\n  kvas plan -m model.gguf --memory\n  kvas plan -m model.gguf -c 32768 --json | jq .memory"
+)]
 pub(crate) struct Plan {
     #[command(flatten)]
     model: ModelFlags,
-    /// Only the memory plan
+    /// Leave the program out
     #[arg(long)]
     memory: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
+
+/// As a conversation wants it.
+const WANTED: Wanted = super::chat::WANTED;
+
+/// Contexts and sequences at once that are tried.
+const CONTEXTS: [usize; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10];
+const SEQUENCES: [usize; 4] = [1, 2, 4, 8];
 
 impl Plan {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let model = device::open(&self.model)?;
-        let plan = device::memory_plan(&self.model, &model, super::chat::WANTED)?;
-        let (spec, mut out) = (&model.spec, std::io::stdout().lock());
+        let request = device::memory_request(&self.model, &model, WANTED)?;
+        let report = Report::new(&model, &request);
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let mut object = report.as_json();
+            if !self.memory {
+                object["program"] = model.program.to_string().lines().collect();
+            }
+            writeln!(out, "{object:#}")?;
+            return Ok(0);
+        }
         if !self.memory {
             writeln!(out, "{}", model.program)?;
         }
+        report.print(&mut out)?;
+        Ok(0)
+    }
+}
+
+/// What a model is made of, what it takes, and what of it fits.
+struct Report<'a> {
+    model: &'a Model,
+    kinds: BTreeMap<Kind, Tally>,
+    available_bytes: u64,
+    plan: MemoryPlan,
+    /// By context, then by sequences.
+    fits: Vec<(usize, [u64; SEQUENCES.len()])>,
+}
+
+impl<'a> Report<'a> {
+    fn new(model: &'a Model, request: &PlanRequest) -> Self {
+        let trained = model.spec.context_length;
+        let planned = |request: &PlanRequest| plan(&model.program, trained, request);
+        let needed =
+            |context, sequences| planned(&PlanRequest { context: Some(context), sequences, ..*request }).total_bytes();
+        // A context longer than the model was trained for helps nobody.
+        let contexts = CONTEXTS.into_iter().filter(|context| *context <= trained.max(CONTEXTS[0]));
+        Self {
+            model,
+            kinds: kinds::tally(model.file.tensors(), &model.spec),
+            available_bytes: request.available_bytes,
+            plan: planned(request),
+            fits: contexts.map(|context| (context, SEQUENCES.map(|sequences| needed(context, sequences)))).collect(),
+        }
+    }
+
+    fn total(&self) -> Tally {
+        self.kinds.values().fold(Tally::default(), |total, tally| total.plus(*tally))
+    }
+
+    fn print(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let (spec, plan) = (&self.model.spec, &self.plan);
         writeln!(out, "architecture      {}", spec.architecture)?;
-        writeln!(out, "layers            {}", spec.pattern())?;
+        writeln!(out, "layers            {}", kinds::layers(spec))?;
+        writeln!(out, "                  {}", kinds::legend(spec))?;
         writeln!(out, "width, vocabulary {} {}", spec.width, spec.vocab)?;
         let replay = plan.limits.replay;
         writeln!(out, "context           {} of {} tokens trained", plan.context, spec.context_length)?;
         writeln!(out, "replay ring       {} tokens, {} revocable", replay.history, replay.window)?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
-        writeln!(out, "slots             {} (1 live, {} snapshots)", plan.limits.slots, super::chat::WANTED.snapshots)?;
+        writeln!(out, "slots             {} (1 live, {} snapshots)", plan.limits.slots, WANTED.snapshots)?;
+        self.print_kinds(out)?;
+        writeln!(out, "\n{:17} {:>12}", "memory", "bytes")?;
         for (what, bytes) in [
             ("weights", plan.weights_bytes),
             ("keys and values", plan.pages_bytes),
             ("  per token", plan.kv_bytes_per_token),
             ("recurrent state", plan.slots_bytes),
-            ("  per slot", plan.slot_bytes),
+            ("  per sequence", plan.slot_bytes),
             ("activations", plan.activations_bytes),
             ("total", plan.total_bytes()),
+            ("available", self.available_bytes),
         ] {
-            writeln!(out, "{what:17} {bytes:14} bytes")?;
+            writeln!(out, "{what:17} {:>12}", HumanBytes(bytes).to_string())?;
         }
-        Ok(0)
+        self.print_fits(out)
+    }
+
+    fn print_kinds(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        writeln!(out, "\n{:17} {:>12} {:>12} {:>12}", "parameters", "in all", "per token", "bytes")?;
+        let mut line = |name: &str, tally: Tally| {
+            let (all, active) = (count(tally.parameters), count(tally.active));
+            writeln!(out, "{name:17} {all:>12} {active:>12} {:>12}", HumanBytes(tally.bytes as u64).to_string())
+        };
+        for (kind, tally) in &self.kinds {
+            line(kind.name(), *tally)?;
+        }
+        Ok(line("total", self.total())?)
+    }
+
+    fn print_fits(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        writeln!(out, "\nbytes needed by context and sequences at once; + is what is missing")?;
+        let heads: String = SEQUENCES.iter().map(|sequences| format!(" {sequences:>12}")).collect();
+        writeln!(out, "{:>7}{heads}", "")?;
+        for (context, needed) in &self.fits {
+            let cells: String = needed.iter().map(|needed| format!(" {:>12}", self.cell(*needed))).collect();
+            writeln!(out, "{context:>7}{cells}")?;
+        }
+        Ok(())
+    }
+
+    /// What is needed where it fits, else what is missing.
+    fn cell(&self, needed: u64) -> String {
+        match needed.checked_sub(self.available_bytes) {
+            None | Some(0) => HumanBytes(needed).to_string(),
+            Some(missing) => format!("+{}", HumanBytes(missing)),
+        }
+    }
+
+    fn as_json(&self) -> serde_json::Value {
+        let (spec, plan) = (&self.model.spec, &self.plan);
+        let kinds = self.kinds.iter().map(|(kind, tally)| {
+            json!({"kind": kind.name(), "all": tally.parameters, "per_token": tally.active, "bytes": tally.bytes})
+        });
+        let total = self.total();
+        let fit = |context: usize, sequences: usize, bytes: u64| {
+            let missing = bytes.saturating_sub(self.available_bytes);
+            json!({"context": context, "sequences": sequences, "bytes": bytes, "missing_bytes": missing})
+        };
+        let row = |(context, needed): &(usize, [u64; SEQUENCES.len()])| {
+            SEQUENCES.iter().zip(*needed).map(|(sequences, bytes)| fit(*context, *sequences, bytes)).collect::<Vec<_>>()
+        };
+        json!({
+            "architecture": spec.architecture,
+            "layers": spec.pattern().split(' ').collect::<Vec<_>>(),
+            "width": spec.width,
+            "vocabulary": spec.vocab,
+            "trained_context": spec.context_length,
+            "context": plan.context,
+            "pages": plan.limits.pages,
+            "page_size": plan.limits.page_size,
+            "slots": plan.limits.slots,
+            "snapshots": WANTED.snapshots,
+            "replay": {"history": plan.limits.replay.history, "window": plan.limits.replay.window},
+            "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
+            "memory": {
+                "weights_bytes": plan.weights_bytes,
+                "kv_bytes": plan.pages_bytes,
+                "kv_bytes_per_token": plan.kv_bytes_per_token,
+                "state_bytes": plan.slots_bytes,
+                "state_bytes_per_sequence": plan.slot_bytes,
+                "activations_bytes": plan.activations_bytes,
+                "total_bytes": plan.total_bytes(),
+                "available_bytes": self.available_bytes,
+            },
+            "fits": self.fits.iter().flat_map(row).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// A number of parameters: `752.39 M`.
+fn count(parameters: usize) -> String {
+    match parameters {
+        0..10_000 => parameters.to_string(),
+        10_000..1_000_000 => format!("{:.2} K", parameters as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} M", parameters as f64 / 1e6),
+        _ => format!("{:.2} B", parameters as f64 / 1e9),
     }
 }

@@ -8,10 +8,11 @@ use super::{
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use kvas::{
-    chat::{Answer, answer, render, sampler},
+    chat::{Answer, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Request},
     model::Model,
     scheduler::Finish,
+    session::{ModelId, Session, Writer},
     text::{Bos, Special},
 };
 use serde_json::{Map, json};
@@ -27,7 +28,7 @@ use std::{
 /// Complete a prompt: the text goes to stdout, statistics to stderr
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0"
+    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0\n  kvas run -m model.gguf --session story.session -p \"Once upon a time\" -n 100"
 )]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -46,12 +47,18 @@ pub(crate) struct Run {
     /// A text that ends the answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]
     reverse_prompt: Vec<String>,
+    /// A file to go on from, if it is there: the prompt follows what it holds; then all is kept in it
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    session: Option<PathBuf>,
     /// Print one JSON object: prompt_ids, ids, text, finish_reason, timings
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
 }
+
+/// The end of what was generated, and of the prompt.
+const SESSION_SNAPSHOTS: usize = 2;
 
 /// Where the prompt comes from.
 #[derive(Debug, Args)]
@@ -72,16 +79,23 @@ impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
         let model = device::open(&self.model)?;
-        let prompt = self.prompt_ids(&model)?;
+        let id = ModelId::of(&model.file);
+        let known = self.known(&id)?;
+        let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
+        let prompt = [tokens, &self.prompt_ids(&model, tokens)?].concat();
         check_ids(&model, &prompt)?;
         let asked = usize::try_from(self.predict).ok();
         let needed = asked.map(|tokens| (prompt.len() + tokens + 1).max(model.spec.context_length.min(4096)));
-        let wanted = device::Wanted { sequences: 1, snapshots: 0, outputs: 1, context: needed };
+        let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
+        let wanted = device::Wanted { sequences: 1, snapshots, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let rows = plan.limits.rows;
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots: 0 });
+        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots, snapshot_every: 0 });
+        let fail = |what: String| anyhow!(what);
+        let conversation = engine.open().map_err(fail)?;
+        known.map_or(Ok(()), |session| engine.load(Arc::new(session))).map_err(fail)?;
         let request = Request {
-            conversation: None,
+            conversation: Some(conversation),
             prompt: prompt.clone(),
             max_tokens: asked.unwrap_or(usize::MAX),
             stop_tokens: if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() },
@@ -102,12 +116,29 @@ impl Run {
         let stops = &self.reverse_prompt;
         let done = answer(&engine, &model.tokenizer, request, stops, &interrupted, &mut sink);
         written?;
-        let done = done.map_err(|what| anyhow!(what))?;
+        let done = done.map_err(fail)?;
+        if let Some(path) = &self.session {
+            let generated = generated(&done.ids, &model.tokenizer);
+            let writer = Writer::new(path, &id, [&prompt, generated].concat(), String::new());
+            engine.save(conversation, writer).map_err(fail)?;
+        }
         self.report(&prompt, &done);
         Ok(if done.finish == Finish::Cancelled { INTERRUPTED } else { 0 })
     }
 
-    fn prompt_ids(&self, model: &Model) -> anyhow::Result<Vec<u32>> {
+    /// The session to go on from.
+    fn known(&self, model: &ModelId) -> anyhow::Result<Option<Session>> {
+        let Some(path) = self.session.as_ref().filter(|path| path.exists()) else { return Ok(None) };
+        let session = Session::open(path)?;
+        session.check_model(model)?;
+        if !session.conversation().is_empty() {
+            bail!("{}: the session of a chat, expected one of kvas run", path.display());
+        }
+        Ok(Some(session))
+    }
+
+    /// The tokens of the prompt, which follow `known`.
+    fn prompt_ids(&self, model: &Model, known: &[u32]) -> anyhow::Result<Vec<u32>> {
         let text = match (&self.prompt.prompt, &self.prompt.file, &self.prompt.ids) {
             (Some(text), _, _) => text.clone(),
             (_, Some(path), _) => {
@@ -121,8 +152,9 @@ impl Run {
             (None, None, None) => bail!("expected one of -p, -f and --ids"),
         };
         if !self.chat {
-            let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Add);
-            if ids.is_empty() {
+            let bos = if known.is_empty() { Bos::Add } else { Bos::Omit };
+            let ids = model.tokenizer.encode(&text, Special::Parse, bos);
+            if ids.is_empty() && known.is_empty() {
                 bail!("the prompt is empty and this model adds no first token, expected some text");
             }
             return Ok(ids);

@@ -3,9 +3,16 @@
 use super::{device, flags::ModelFlags};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use kvas::{engine::score, model::Model};
+use kvas::{
+    engine::score,
+    model::Model,
+    text::{Bos, Special},
+};
 use safetensors::tensor::{Dtype, TensorView};
-use std::{collections::HashMap, path::PathBuf};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 /// Write the logits of every position of a token sequence
 #[derive(Debug, Args)]
@@ -30,6 +37,36 @@ pub(crate) fn check_ids(model: &Model, ids: &[u32]) -> anyhow::Result<()> {
         Some(id) => bail!("token {id}, expected less than the vocabulary of {}", model.spec.vocab),
         None => Ok(()),
     }
+}
+
+/// A text as consecutive windows of tokens, at least one, all of one length: what `-c` says, else 512 or what the model
+/// was trained for. What is left over at the end is dropped.
+pub(crate) fn text_windows(
+    flags: &ModelFlags,
+    model: &Model,
+    file: &Path,
+    most: Option<u32>,
+) -> anyhow::Result<Vec<Vec<u32>>> {
+    const USUAL: usize = 512;
+    let path = file.display();
+    let text = std::fs::read(file).with_context(|| path.to_string())?;
+    let text = String::from_utf8(text).with_context(|| format!("{path}: expected UTF-8 text"))?;
+    let length = flags.context().unwrap_or(USUAL.min(model.spec.context_length));
+    if length < 2 {
+        bail!("-c {length}, expected a window of at least 2 tokens");
+    }
+    let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Omit);
+    check_ids(model, &ids)?;
+    let most = most.map_or(usize::MAX, |most| most as usize);
+    let mut windows: Vec<Vec<u32>> = ids.chunks_exact(length).take(most).map(<[u32]>::to_vec).collect();
+    if windows.is_empty() {
+        bail!("{path}: {} tokens, expected at least one window of {length}", ids.len());
+    }
+    // A model that expects a first token gets it in every window, in place of the one there.
+    if let (true, Some(bos)) = (model.tokenizer.adds_bos(), model.tokenizer.roles().bos) {
+        windows.iter_mut().for_each(|window| window[0] = bos);
+    }
+    Ok(windows)
 }
 
 impl Logits {

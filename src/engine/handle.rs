@@ -1,7 +1,12 @@
 //! The only door to the engine: open a conversation, submit a request, hear its events.
 
 use super::Engine;
-use crate::{sampling::Sampler, scheduler::Finish};
+use crate::{
+    memory::Miss,
+    sampling::Sampler,
+    scheduler::Finish,
+    session::{self, Session},
+};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use std::{
     sync::{
@@ -48,6 +53,8 @@ pub struct Timings {
     pub prompt_tokens: usize,
     /// Prompt tokens that did not need to be read.
     pub cached_tokens: usize,
+    /// Why it is not more.
+    pub miss: Miss,
     /// From the request to its first token.
     pub prompt_seconds: f64,
     /// Tokens generated.
@@ -76,6 +83,8 @@ pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
     Submit { request: Box<Request>, events: Sender<Event>, cancelled: Arc<AtomicBool> },
+    Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
+    Load { session: Arc<Session>, reply: Sender<Result<(), String>> },
     Stats(Sender<Stats>),
 }
 
@@ -125,6 +134,23 @@ impl EngineHandle {
             let _ = sender.send(Event::Failed(GONE.into()));
         }
         Stream { events, cancelled }
+    }
+
+    /// Writes what is kept of the tokens of a session, by `conversation` or anybody else, and returns the bytes of the
+    /// file. Fails in one line.
+    pub fn save(&self, conversation: ConversationId, writer: session::Writer) -> Result<u64, String> {
+        let (reply, answer) = bounded(1);
+        let writer = Box::new(writer);
+        self.inbox.send(Command::Save { conversation, writer, reply }).map_err(|_| GONE)?;
+        answer.recv().map_err(|_| GONE)?
+    }
+
+    /// Keeps what a session of this model has read: prompts that begin with its tokens go on from there. Fails in one
+    /// line.
+    pub fn load(&self, session: Arc<Session>) -> Result<(), String> {
+        let (reply, answer) = bounded(1);
+        self.inbox.send(Command::Load { session, reply }).map_err(|_| GONE)?;
+        answer.recv().map_err(|_| GONE)?
     }
 
     /// How full the engine is.

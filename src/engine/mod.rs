@@ -2,11 +2,14 @@
 //! scheduler; everybody else holds an [`EngineHandle`].
 
 mod handle;
+mod inputs;
 mod runner;
 mod score;
+mod session;
 
 pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, Stream, Timings};
-pub use runner::Runner;
+pub use inputs::{InputRow, matrix_inputs};
+pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 
 use crate::{
@@ -30,8 +33,10 @@ pub struct EngineConfig {
     pub context: usize,
     /// Most tokens of one step.
     pub rows: usize,
-    /// Snapshots kept per sequence.
+    /// Most prefixes that can be gone back to, over all sequences; 0 remembers none.
     pub snapshots: usize,
+    /// Tokens between the snapshots of a long prompt, 0 for none.
+    pub snapshot_every: u32,
 }
 
 /// A request the engine is working on.
@@ -64,7 +69,7 @@ impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let memory = Memory::new(runner.program(), runner.limits(), config.snapshots);
-        let scheduler = Scheduler::new(config.rows);
+        let scheduler = Scheduler::new(config.rows, runner.limits().replay.window);
         let (jobs, conversations) = (HashMap::new(), HashMap::new());
         let engine =
             Engine { config, runner, memory, scheduler, jobs, conversations, next_conversation: 0, tokens_read: 0 };
@@ -114,6 +119,12 @@ impl Engine {
                     let _ = events.send(Event::Failed(error));
                 }
             }
+            Command::Save { conversation, writer, reply } => {
+                let _ = reply.send(self.save(conversation, *writer));
+            }
+            Command::Load { session, reply } => {
+                let _ = reply.send(self.load(&session));
+            }
             Command::Stats(reply) => {
                 let (free_pages, pages) = self.memory.page_counts();
                 let (free_slots, slots) = self.memory.slot_counts();
@@ -153,15 +164,16 @@ impl Engine {
         if self.jobs.contains_key(&id) {
             return Err("the conversation has a request in progress, expected one at a time".into());
         }
-        let seal_at = if ephemeral { 0 } else { tokens as u32 - 1 };
-        let running =
-            Running { max_tokens: request.max_tokens, context, stop: request.stop_tokens, generated: 0, seal_at };
+        let (seals, seal_every) = (vec![tokens as u32 - 1], self.config.snapshot_every);
+        let (max_tokens, stop) = (request.max_tokens, request.stop_tokens);
+        let running = Running { max_tokens, context, stop, generated: 0, seals, seal_every };
         let mut sampler = request.sampler;
         request.prompt.iter().for_each(|token| sampler.accept(*token));
-        let (cached, work) = self.scheduler.begin(&mut self.memory, id, request.prompt, running);
-        self.device(&work).map_err(|error| error.to_string())?;
-        let prompt_tokens = tokens - cached as usize;
-        let timings = Timings { prompt_tokens, cached_tokens: cached as usize, ..Timings::default() };
+        let reuse = self.scheduler.begin(&mut self.memory, id, request.prompt, running);
+        self.device(&[reuse.work]).map_err(|error| error.to_string())?;
+        let cached_tokens = reuse.cached as usize;
+        let prompt_tokens = tokens - cached_tokens;
+        let timings = Timings { prompt_tokens, cached_tokens, miss: reuse.miss, ..Timings::default() };
         let (started, first_token, events) = (Instant::now(), None, events.clone());
         self.jobs.insert(id, Job { sampler, events, cancelled, timings, started, first_token, ephemeral });
         if request.max_tokens == 0 {
@@ -231,7 +243,11 @@ impl Engine {
 
     fn end(&mut self, id: SequenceId) -> Option<Job> {
         let job = self.jobs.remove(&id)?;
-        self.scheduler.end(id);
+        if let Some(work) = self.scheduler.end(&mut self.memory, id)
+            && self.runner.apply(&work).is_err()
+        {
+            self.memory.forget();
+        }
         if job.ephemeral {
             self.close(id);
         }
@@ -259,6 +275,7 @@ impl Engine {
         for id in ids {
             self.fail(id, &error.to_string());
         }
+        self.memory.forget();
         for (conversation, id) in std::mem::take(&mut self.conversations) {
             self.close(id);
             if let Ok(fresh) = self.open() {

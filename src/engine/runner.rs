@@ -4,12 +4,15 @@ use crate::{
     memory::{DeviceWork, Memory},
     scheduler::{PlannedSpan, Scheduler},
 };
-use kvas_backend::{Backend, DeviceError, Limits, Program, Slot, Step};
+use kvas_backend::{Backend, DeviceError, Limits, Op, Program, Slot, Step};
 use std::sync::Arc;
+
+/// Sees the device, the program and the op that will run next.
+pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), DeviceError> + 'a;
 
 /// Runs steps; knows nothing of requests.
 pub struct Runner {
-    backend: Box<dyn Backend>,
+    pub(super) backend: Box<dyn Backend>,
     program: Arc<Program>,
     limits: Limits,
     step: Step,
@@ -79,6 +82,15 @@ impl Runner {
             self.backend.read(self.program.logits, &mut self.logits)?;
         }
         Ok(())
+    }
+
+    /// Runs a step made by hand, one op at a time; `before` sees each op and the device before it runs.
+    pub fn run_watched(&mut self, step: &Step, before: &mut Watch<'_>) -> Result<(), DeviceError> {
+        self.backend.begin(step)?;
+        self.program.ops.iter().try_for_each(|op| {
+            before(&mut *self.backend, &self.program, op)?;
+            self.backend.execute(op)
+        })
     }
 
     /// Keeps what the last step appended.

@@ -2,29 +2,40 @@
 
 use super::Runner;
 use crate::memory::Memory;
-use kvas_backend::{Outputs, Step};
+use kvas_backend::{DeviceError, Outputs, Step};
 
 /// Reads `tokens` as one fresh sequence and gives `each` the logits of every position, in order: those of position
 /// `i` are about token `i + 1`. Fails in one line if the text does not fit or the device fails.
 pub fn score(runner: &mut Runner, tokens: &[u32], mut each: impl FnMut(usize, &mut [f32])) -> Result<(), String> {
-    let limits = *runner.limits();
-    let mut memory = Memory::new(runner.program(), &limits, 0);
+    let rows = runner.limits().rows.min(runner.limits().outputs);
+    read_fresh(runner, tokens, (rows, Outputs::All), |runner, first, step| {
+        runner.run_step(step)?;
+        (0..step.tokens().len()).for_each(|row| each(first + row, runner.logits_mut(row)));
+        Ok(())
+    })
+}
+
+/// Reads `tokens` as one fresh sequence, so many rows at a time; `run` runs each step and hears at which token it starts.
+pub(super) fn read_fresh(
+    runner: &mut Runner,
+    tokens: &[u32],
+    (rows, outputs): (usize, Outputs),
+    mut run: impl FnMut(&mut Runner, usize, &Step) -> Result<(), DeviceError>,
+) -> Result<(), String> {
+    let mut memory = Memory::new(runner.program(), runner.limits(), 0);
     let (id, work) = memory.open().map_err(|full| full.to_string())?;
     runner.apply(&work).map_err(|error| error.to_string())?;
-    for (chunk, tokens) in tokens.chunks(limits.rows.min(limits.outputs)).enumerate() {
+    for tokens in tokens.chunks(rows) {
         let context = memory.committed(id);
         let work = memory.reserve(id, tokens.len() as u32).map_err(|full| full.to_string())?;
         runner.apply(&work).map_err(|error| error.to_string())?;
         let slot = memory.slot(id);
         let mut step = Step::default();
-        step.push(slot, context, tokens, Outputs::All, memory.tables(id));
-        runner
-            .run_step(&step)
+        step.push(slot, context, tokens, outputs, memory.tables(id));
+        run(runner, context as usize, &step)
             .and_then(|()| runner.commit(&[(slot, tokens.len() as u32)]))
             .map_err(|error| error.to_string())?;
         memory.commit(id, tokens.len() as u32);
-        let first = chunk * limits.rows.min(limits.outputs);
-        (0..tokens.len()).for_each(|row| each(first + row, runner.logits_mut(row)));
     }
     Ok(())
 }

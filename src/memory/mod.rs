@@ -1,16 +1,20 @@
-//! Which sequence holds which pages and slots, and the snapshots of each. Logical: ids, counts, tables. Every verb
-//! that moves bytes says so in the [`DeviceWork`] it returns, which the engine hands to the backend.
+//! Which sequence holds which pages and slots, and which prefixes can be gone back to. Logical: ids, counts, tables.
+//! Every verb that moves bytes says so in the [`DeviceWork`] it returns, which the engine hands to the backend.
 
+mod elsewhere;
 mod pages;
 pub mod plan;
+mod prefix;
 mod slots;
 #[cfg(test)]
 mod tests;
 
+pub use elsewhere::{Kept, Restored};
 pub use pages::PagePool;
 pub use slots::SlotPool;
 
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
+use prefix::{Entry, Prefixes};
 use std::collections::BTreeMap;
 
 /// A live sequence.
@@ -49,22 +53,63 @@ pub enum Full {
     },
 }
 
-/// A sealed position: what the slot held when `position` tokens were committed, and the pages up to there.
-#[derive(Debug)]
-struct Snapshot {
-    position: u32,
-    slot: Slot,
-    tables: Vec<Vec<Page>>,
-}
-
 #[derive(Debug)]
 struct Sequence {
     slot: Slot,
     committed: u32,
     /// One table per page store, covering committed and reserved tokens.
     tables: Vec<Vec<Page>>,
-    /// Ascending positions.
-    snapshots: Vec<Snapshot>,
+}
+
+/// Why tokens that somebody has read are read again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Miss {
+    /// None are: everything known is reused.
+    #[default]
+    None,
+    /// What was read parts from what is asked for.
+    Diverged {
+        /// The first token that differs.
+        at: u32,
+    },
+    /// There was a snapshot, and it gave way to others.
+    Evicted {
+        /// Known tokens.
+        known: u32,
+        /// The position gone back to.
+        from: u32,
+    },
+    /// There is no snapshot nearer.
+    NoSnapshot {
+        /// Known tokens.
+        known: u32,
+        /// The position gone back to.
+        from: u32,
+    },
+}
+
+impl std::fmt::Display for Miss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Miss::None => f.write_str("nothing known was read again"),
+            Miss::Diverged { at } => write!(f, "diverged at token {at}"),
+            Miss::Evicted { known, from } => write!(f, "read from {from} on: a snapshot before {known} was evicted"),
+            Miss::NoSnapshot { known, from } => write!(f, "read from {from} on: no snapshot between there and {known}"),
+        }
+    }
+}
+
+/// What a sequence begins a prompt with.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Tokens that need not be read.
+    pub cached: u32,
+    /// Where the prompt leaves what others have read, if that lies ahead: worth remembering once it is read.
+    pub branch: Option<u32>,
+    /// Why it is not more.
+    pub miss: Miss,
+    /// Bytes to move.
+    pub work: DeviceWork,
 }
 
 /// Whether a program has state that cannot simply be cut back.
@@ -84,14 +129,17 @@ pub struct Memory {
     page_size: usize,
     page_stores: usize,
     state: State,
-    snapshots_per_sequence: usize,
+    /// What any sequence has read and any may go back to.
+    prefixes: Prefixes,
+    most_prefixes: usize,
     sequences: BTreeMap<SequenceId, Sequence>,
     next: u32,
 }
 
 impl Memory {
-    /// Empty memory of a prepared backend. Under pressure snapshots give way to live sequences.
-    pub fn new(program: &Program, limits: &Limits, snapshots_per_sequence: usize) -> Self {
+    /// Empty memory of a prepared backend that keeps at most `most_prefixes` prefixes. Under pressure they give way to
+    /// live sequences.
+    pub fn new(program: &Program, limits: &Limits, most_prefixes: usize) -> Self {
         let all_paged = program.stores.iter().all(|store| matches!(store, StoreDecl::Pages(_)));
         Self {
             pages: PagePool::new(limits.pages),
@@ -99,7 +147,8 @@ impl Memory {
             page_size: limits.page_size,
             page_stores: program.page_stores(),
             state: if all_paged { State::PagesOnly } else { State::Slots },
-            snapshots_per_sequence,
+            prefixes: Prefixes::new(),
+            most_prefixes,
             sequences: BTreeMap::new(),
             next: 0,
         }
@@ -124,7 +173,7 @@ impl Memory {
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
         let tables = vec![Vec::new(); self.page_stores];
-        let id = self.insert(Sequence { slot, committed: 0, tables, snapshots: Vec::new() });
+        let id = self.insert(Sequence { slot, committed: 0, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -133,7 +182,6 @@ impl Memory {
         let sequence = self.sequences.remove(&id).expect("the sequence is live");
         self.slots.release(sequence.slot);
         self.release_tables(sequence.tables);
-        sequence.snapshots.into_iter().for_each(|snapshot| self.release_snapshot(snapshot));
     }
 
     /// Makes room for `rows` more tokens: pages for all of them, and an own copy of a shared tail.
@@ -143,7 +191,7 @@ impl Memory {
             if needed <= self.pages.free() {
                 return Ok(self.take_pages(id, rows));
             }
-            if !self.drop_a_snapshot() {
+            if !self.drop_a_prefix() {
                 return Err(Full::Pages { needed, free: self.pages.free(), total: self.pages.total() });
             }
         }
@@ -195,68 +243,106 @@ impl Memory {
         }
     }
 
-    /// Remembers the committed position so that it can be gone back to. `None` if there is nothing to do (it is
-    /// known already, or any position can be gone back to) or no slot to be had, which loses only a shortcut.
-    pub fn seal(&mut self, id: SequenceId) -> Option<DeviceWork> {
-        let position = self.get(id).committed;
-        if self.state == State::PagesOnly || position == 0 || self.snapshots_per_sequence == 0 {
-            return None;
+    /// Remembers what the sequence has read, its committed `tokens`, for itself and for others. If it is known already,
+    /// or there is no room, which loses only a shortcut, its state is merely folded: whoever goes on from here, this
+    /// sequence or one that begins with the snapshot, comes to the same bits. `None` if no bytes are to be moved.
+    pub fn seal(&mut self, id: SequenceId, tokens: &[u32]) -> Option<DeviceWork> {
+        assert_eq!(tokens.len(), self.get(id).committed as usize, "what is sealed is committed");
+        let live = self.get(id).slot;
+        let copy = |to: Slot| DeviceWork { copy_slots: vec![(live, to)], ..DeviceWork::default() };
+        let fold = (self.state == State::Slots).then(|| copy(live));
+        if tokens.is_empty() || self.most_prefixes == 0 || self.prefixes.keeps(tokens) {
+            return fold;
         }
-        if self.get(id).snapshots.iter().any(|snapshot| snapshot.position == position) {
-            return None;
+        while self.prefixes.len() >= self.most_prefixes {
+            self.drop_a_prefix();
         }
-        if self.get(id).snapshots.len() >= self.snapshots_per_sequence {
-            self.thin(id);
-        }
-        let slot = self.slots.take()?;
+        let slot = match self.state {
+            State::PagesOnly => None,
+            State::Slots => match self.take_spare_slot() {
+                None => return fold,
+                slot => slot,
+            },
+        };
         let tables = self.get(id).tables.clone();
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        let sequence = self.get_mut(id);
-        let at = sequence.snapshots.partition_point(|known| known.position < position);
-        sequence.snapshots.insert(at, Snapshot { position, slot, tables });
-        Some(DeviceWork { copy_slots: vec![(sequence.slot, slot)], ..DeviceWork::default() })
+        self.prefixes.insert(tokens, Entry { slot, tables });
+        slot.map(copy)
     }
 
-    /// The most tokens, at most `wanted`, to which [`Memory::rewind`] can go back.
-    pub fn reachable(&self, id: SequenceId, wanted: u32) -> u32 {
-        let sequence = self.get(id);
-        if wanted >= sequence.committed {
-            return sequence.committed;
-        }
-        if self.state == State::PagesOnly {
-            return wanted;
-        }
-        let positions = sequence.snapshots.iter().map(|snapshot| snapshot.position);
-        positions.filter(|position| *position <= wanted).max().unwrap_or(0)
-    }
-
-    /// Goes back to `position`, one that [`Memory::reachable`] returned. Snapshots after it are dropped.
-    pub fn rewind(&mut self, id: SequenceId, position: u32) -> DeviceWork {
-        assert_eq!(self.reachable(id, position), position, "only a reachable position can be gone back to");
-        let mut work = DeviceWork::default();
-        if position == self.get(id).committed {
-            return work;
-        }
-        let pages = (position as usize).div_ceil(self.page_size);
-        let sequence = self.get_mut(id);
-        let keep = sequence.snapshots.partition_point(|snapshot| snapshot.position <= position);
-        let later: Vec<Snapshot> = sequence.snapshots.drain(keep..).collect();
-        let cut: Vec<Vec<Page>> = sequence.tables.iter_mut().map(|table| table.split_off(pages)).collect();
-        sequence.committed = position;
-        match sequence.snapshots.last() {
-            Some(snapshot) if snapshot.position == position => {
-                work.copy_slots.push((snapshot.slot, sequence.slot));
-                // The live tail was copied on write after the seal, and may hold other rows by now.
-                let sealed = snapshot.tables.clone();
-                sealed.iter().flatten().for_each(|page| self.pages.share(*page));
-                let live = std::mem::replace(&mut self.get_mut(id).tables, sealed);
-                self.release_tables(live);
+    /// Prepares a sequence, whose committed tokens `own` are, to read `prompt`: goes on where it is, or goes back to
+    /// the longest known prefix, whoever has read it. At least one token of the prompt is left to read.
+    pub fn attach(&mut self, id: SequenceId, own: &[u32], prompt: &[u32]) -> Reuse {
+        assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
+        assert!(!prompt.is_empty(), "a prompt has at least one token");
+        self.prefixes.tick();
+        let most = prompt.len() as u32 - 1;
+        let common = own.iter().zip(prompt).take_while(|(own, token)| own == token).count() as u32;
+        if common as usize == own.len() && common <= most && !own.is_empty() {
+            let found = self.prefixes.find(prompt);
+            // Somebody else may have read more of it.
+            if found.kept.is_none_or(|(_, length)| length <= common) {
+                return Reuse { cached: common, ..Reuse::default() };
             }
-            _ => work.clear_slots.push(sequence.slot),
         }
-        self.release_tables(cut);
-        later.into_iter().for_each(|snapshot| self.release_snapshot(snapshot));
-        work
+        let found = self.prefixes.find(&prompt[..most as usize]);
+        let known = found.known.max(common.min(most));
+        let (cached, work) = match self.state {
+            State::PagesOnly => self.go_back_in_pages(id, common.min(most), found),
+            State::Slots => self.go_back_to_snapshot(id, found),
+        };
+        let parts = (found.parts && found.known > 0) || (common as usize) < own.len();
+        let miss = if cached == known {
+            if parts && known < most { Miss::Diverged { at: known } } else { Miss::None }
+        } else if self.prefixes.lost(prompt, cached, known) {
+            Miss::Evicted { known, from: cached }
+        } else {
+            Miss::NoSnapshot { known, from: cached }
+        };
+        Reuse { cached, branch: (parts && known > cached).then_some(known), miss, work }
+    }
+
+    /// Without state any part of the pages serves: the sequence's own, or those of a known prefix.
+    fn go_back_in_pages(&mut self, id: SequenceId, own: u32, found: prefix::Found) -> (u32, DeviceWork) {
+        let cached = own.max(found.known);
+        let pages = (cached as usize).div_ceil(self.page_size);
+        if let (true, Some(beyond)) = (found.known > own, found.beyond) {
+            let kept = self.prefixes.take_notice(beyond);
+            let tables = kept.tables.iter().map(|table| table[..pages].to_vec()).collect();
+            self.replace_tables(id, tables);
+        } else {
+            let tables = &mut self.get_mut(id).tables;
+            let cut: Vec<Vec<Page>> = tables.iter_mut().map(|table| table.split_off(pages)).collect();
+            self.release_tables(cut);
+        }
+        self.get_mut(id).committed = cached;
+        (cached, DeviceWork::default())
+    }
+
+    fn go_back_to_snapshot(&mut self, id: SequenceId, found: prefix::Found) -> (u32, DeviceWork) {
+        let mut work = DeviceWork::default();
+        let live = self.get(id).slot;
+        let (cached, tables) = match found.kept {
+            Some((node, position)) => {
+                let kept = self.prefixes.take_notice(node);
+                work.copy_slots.push((kept.slot.expect("a snapshot has a slot"), live));
+                (position, kept.tables.clone())
+            }
+            None => {
+                work.clear_slots.push(live);
+                (0, vec![Vec::new(); self.page_stores])
+            }
+        };
+        self.replace_tables(id, tables);
+        self.get_mut(id).committed = cached;
+        (cached, work)
+    }
+
+    /// Gives a sequence tables that others hold too. A shared tail is copied before it is written.
+    fn replace_tables(&mut self, id: SequenceId, tables: Vec<Vec<Page>>) {
+        tables.iter().flatten().for_each(|page| self.pages.share(*page));
+        let old = std::mem::replace(&mut self.get_mut(id).tables, tables);
+        self.release_tables(old);
     }
 
     /// A second sequence with the same committed tokens: tables are shared, the slot is copied.
@@ -265,7 +351,7 @@ impl Memory {
         let (committed, tables) = (self.get(id).committed, self.get(id).tables.clone());
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
         let work = DeviceWork { copy_slots: vec![(self.get(id).slot, slot)], ..DeviceWork::default() };
-        Ok((self.insert(Sequence { slot, committed, tables, snapshots: Vec::new() }), work))
+        Ok((self.insert(Sequence { slot, committed, tables }), work))
     }
 
     /// Committed tokens.
@@ -283,9 +369,14 @@ impl Memory {
         self.get(id).tables.iter().map(Vec::as_slice)
     }
 
-    /// Sealed positions, ascending.
-    pub fn snapshots(&self, id: SequenceId) -> Vec<u32> {
-        self.get(id).snapshots.iter().map(|snapshot| snapshot.position).collect()
+    /// Positions of `tokens` that can be gone back to, ascending.
+    pub fn kept(&self, tokens: &[u32]) -> Vec<u32> {
+        self.prefixes.kept(tokens).map(|(length, _)| length).collect()
+    }
+
+    /// Prefixes kept, and the most there may be.
+    pub fn prefix_counts(&self) -> (usize, usize) {
+        (self.prefixes.len(), self.most_prefixes)
     }
 
     /// Free and total pages.
@@ -299,39 +390,29 @@ impl Memory {
     }
 
     fn take_slot(&mut self) -> Result<Slot, Full> {
-        while self.slots.free() == 0 && self.drop_a_snapshot() {}
+        while self.slots.free() == 0 && self.drop_a_prefix() {}
         self.slots.take().ok_or(Full::Slots { total: self.slots.total() })
     }
 
-    /// Drops the snapshot that saves the least: of all but the last two, the one nearest to its predecessor.
-    fn thin(&mut self, id: SequenceId) {
-        let sequence = self.get_mut(id);
-        let saved = |at: usize| {
-            let before = if at == 0 { 0 } else { sequence.snapshots[at - 1].position };
-            sequence.snapshots[at].position - before
-        };
-        let candidates = sequence.snapshots.len().saturating_sub(2).max(1);
-        if let Some(at) = (0..candidates).min_by_key(|at| saved(*at)) {
-            let snapshot = sequence.snapshots.remove(at);
-            self.release_snapshot(snapshot);
+    /// A slot for a snapshot: a free one, or that of a snapshot worth less.
+    fn take_spare_slot(&mut self) -> Option<Slot> {
+        if self.slots.free() == 0 {
+            self.drop_a_prefix();
         }
+        self.slots.take()
     }
 
-    /// Live sequences come before snapshots: one of the sequence that has most is dropped. False if there is none.
-    fn drop_a_snapshot(&mut self) -> bool {
-        let most = self.sequences.iter().max_by_key(|(_, sequence)| sequence.snapshots.len());
-        match most.filter(|(_, sequence)| !sequence.snapshots.is_empty()).map(|(id, _)| *id) {
-            Some(id) => {
-                self.thin(id);
-                true
-            }
-            None => false,
-        }
+    /// Gives up all that can be gone back to, as a failed device may not hold what it should.
+    pub fn forget(&mut self) {
+        while self.drop_a_prefix() {}
     }
 
-    fn release_snapshot(&mut self, snapshot: Snapshot) {
-        self.slots.release(snapshot.slot);
-        self.release_tables(snapshot.tables);
+    /// Live sequences come before kept prefixes: the one worth least is given up. False if there is none.
+    fn drop_a_prefix(&mut self) -> bool {
+        let Some(entry) = self.prefixes.evict() else { return false };
+        entry.slot.into_iter().for_each(|slot| self.slots.release(slot));
+        self.release_tables(entry.tables);
+        true
     }
 
     fn release_tables(&mut self, tables: Vec<Vec<Page>>) {
@@ -347,9 +428,12 @@ impl Memory {
             let keep = (sequence.committed as usize).div_ceil(self.page_size);
             assert!(sequence.tables.iter().all(|table| table.len() >= keep), "committed tokens have pages");
             assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
-            slots += 1 + sequence.snapshots.len();
-            let sealed = sequence.snapshots.iter().flat_map(|snapshot| &snapshot.tables);
-            sequence.tables.iter().chain(sealed).flatten().for_each(|page| references[page.0 as usize] += 1);
+            slots += 1;
+            sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
+        }
+        for entry in self.prefixes.entries() {
+            slots += usize::from(entry.slot.is_some());
+            entry.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }
         let held = references.iter().filter(|count| **count > 0).count();
         assert_eq!(held + self.pages.free(), self.pages.total(), "free and held pages are all pages");

@@ -78,8 +78,8 @@ fn with_context(program: &Program, request: &PlanRequest, context: usize) -> Mem
                 page_elements = page_elements.max(pages.page_elements(request.page_size));
                 page_stores += 1;
             }
-            StoreDecl::Delta(delta) => {
-                slot_bytes += 4 * (delta.state_elements() + request.replay.ring_rows() * delta.ring_row_elements());
+            StoreDecl::State(state) => {
+                slot_bytes += 4 * (state.state_elements() + request.replay.ring_rows() * state.ring_row_elements());
             }
             StoreDecl::Conv(conv) => slot_bytes += 4 * conv.ring_rows(request.replay) * conv.channels,
         }
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use kvas_backend::{
         Act,
-        store::{DeltaDecl, PagesDecl},
+        store::{Decay, PageLayout, PagesDecl, StateDecl},
     };
 
     fn request(context: Option<usize>, available_bytes: u64) -> PlanRequest {
@@ -132,9 +132,9 @@ mod tests {
     }
 
     fn program() -> Program {
-        let pages = PagesDecl { kv_heads: 2, key_dim: 64, value_dim: 64 };
-        let delta = DeltaDecl { key_heads: 2, value_heads: 4, key_dim: 128, value_dim: 128 };
-        let stores = vec![StoreDecl::Pages(pages), StoreDecl::Delta(delta)];
+        let pages = PagesDecl { kv_heads: 2, key_dim: 64, value_dim: 64, layout: PageLayout::Separate };
+        let state = StateDecl { key_heads: 2, value_heads: 4, key_dim: 128, value_dim: 128, decay: Decay::PerHead };
+        let stores = vec![StoreDecl::Pages(pages), StoreDecl::State(state)];
         Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) }
     }
 

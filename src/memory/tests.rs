@@ -1,11 +1,15 @@
 //! Random histories against a model that remembers every token in plain vectors.
 
 use super::*;
-use kvas_backend::{Act, Replay, conformance::Random, store::PagesDecl};
+use kvas_backend::{
+    Act, Replay,
+    conformance::Random,
+    store::{PageLayout, PagesDecl},
+};
 use std::collections::HashMap;
 
 fn program(recurrent: bool) -> Program {
-    let pages = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1 };
+    let pages = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate };
     let mut stores = vec![StoreDecl::Pages(pages), StoreDecl::Pages(pages)];
     if recurrent {
         stores.push(StoreDecl::Conv(kvas_backend::store::ConvDecl { channels: 1, taps: 2 }));
@@ -74,6 +78,61 @@ fn append(memory: &mut Memory, device: &mut Device, id: SequenceId, truth: &mut 
     memory.commit(id, accepted as u32);
 }
 
+/// A prompt made of what some sequence has read, cut somewhere, and something new.
+fn attach(
+    memory: &mut Memory,
+    device: &mut Device,
+    live: &mut [(SequenceId, Vec<u32>)],
+    at: usize,
+    random: &mut Random,
+) {
+    let donor = &live[random.below(live.len())].1;
+    let mut prompt = donor[..random.below(donor.len() + 1)].to_vec();
+    prompt.extend((0..random.below(3) + usize::from(prompt.is_empty())).map(|_| random.below(1 << 30) as u32));
+    let (id, truth) = &mut live[at];
+    let common = truth.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
+    let kept = memory.kept(&prompt[..prompt.len() - 1]).last().copied().unwrap_or(0);
+    let reuse = memory.attach(*id, truth, &prompt);
+    device.apply(reuse.work);
+    let cached = reuse.cached as usize;
+    assert!(cached < prompt.len() && cached >= kept as usize, "at least what is kept is reused");
+    assert!(common < truth.len() || cached >= common.min(prompt.len() - 1) || common == prompt.len());
+    *truth = prompt[..cached].to_vec();
+}
+
+/// Everything is forgotten, and what was kept of a sequence's tokens comes back from outside.
+fn leave_and_return(memory: &mut Memory, device: &mut Device, (id, truth): &(SequenceId, Vec<u32>), recurrent: bool) {
+    let before = memory.kept(truth);
+    let kept = memory.kept_of(*id, truth, truth);
+    assert_eq!(kept.length as usize, truth.len(), "a sequence has read its own tokens");
+    assert_eq!(
+        kept.states.iter().map(|(at, _)| *at).filter(|at| before.contains(at)).count() > 0,
+        recurrent && !before.is_empty()
+    );
+    for (at, slot) in &kept.states {
+        assert_eq!(device.slots[slot], truth[..*at as usize]);
+    }
+    for table in &kept.tables {
+        let row = |position: usize| device.rows[&(table[position / 4], position % 4)];
+        assert!(truth.iter().enumerate().all(|(position, token)| row(position) == *token));
+    }
+    memory.forget();
+    let positions: Vec<u32> = match recurrent {
+        true => kept.states.iter().map(|(at, _)| *at).collect(),
+        false => Some(kept.length).filter(|length| *length > 0).into_iter().collect(),
+    };
+    let Ok(restored) = memory.restore(truth, &positions) else { return };
+    for table in &restored.tables {
+        for (position, token) in truth.iter().enumerate().take(table.len() * 4) {
+            device.rows.insert((table[position / 4], position % 4), *token);
+        }
+    }
+    for (at, slot) in restored.states {
+        device.slots.insert(slot, truth[..at as usize].to_vec());
+    }
+    assert_eq!(memory.kept(truth).last(), positions.last(), "the end comes back first");
+}
+
 fn random_history(seed: u64, recurrent: bool) {
     let mut random = Random::new(seed);
     let mut memory = Memory::new(&program(recurrent), &limits(60 + random.below(100), 3 + random.below(9)), 4);
@@ -81,7 +140,7 @@ fn random_history(seed: u64, recurrent: bool) {
     let mut live: Vec<(SequenceId, Vec<u32>)> = Vec::new();
     for _ in 0..2000 {
         let at = random.below(live.len().max(1));
-        match random.below(12) {
+        match random.below(13) {
             0 => {
                 if let Ok((id, work)) = memory.open() {
                     device.apply(work);
@@ -96,15 +155,11 @@ fn random_history(seed: u64, recurrent: bool) {
                 }
             }
             2 if live.len() > 2 => memory.release(live.swap_remove(at).0),
-            3 | 4 if !live.is_empty() => memory.seal(live[at].0).into_iter().for_each(|work| device.apply(work)),
-            5 if !live.is_empty() => {
-                let (id, truth) = &mut live[at];
-                let wanted = random.below(truth.len() + 1) as u32;
-                let position = memory.reachable(*id, wanted);
-                assert!(position <= wanted && (recurrent || position == wanted));
-                device.apply(memory.rewind(*id, position));
-                truth.truncate(position as usize);
+            3 | 4 if !live.is_empty() => {
+                memory.seal(live[at].0, &live[at].1).into_iter().for_each(|work| device.apply(work));
             }
+            5 | 6 if !live.is_empty() => attach(&mut memory, &mut device, &mut live, at, &mut random),
+            7 if !live.is_empty() => leave_and_return(&mut memory, &mut device, &live[at], recurrent),
             _ if !live.is_empty() => {
                 let (id, truth) = &mut live[at];
                 append(&mut memory, &mut device, *id, truth, &mut random);
@@ -115,6 +170,7 @@ fn random_history(seed: u64, recurrent: bool) {
         live.iter().for_each(|(id, truth)| device.check(&memory, *id, truth, recurrent));
     }
     live.into_iter().for_each(|(id, _)| memory.release(id));
+    memory.forget();
     memory.check_integrity();
     let ((free, total), (free_slots, total_slots)) = (memory.page_counts(), memory.slot_counts());
     assert_eq!((free, free_slots), (total, total_slots), "everything comes back");
@@ -139,15 +195,67 @@ fn a_refused_reservation_changes_nothing() {
     assert_eq!(memory.page_counts(), (4, 8));
 }
 
+/// Reads `tokens` in one go.
+fn read(memory: &mut Memory, id: SequenceId, tokens: &[u32]) {
+    memory.reserve(id, tokens.len() as u32).unwrap();
+    memory.commit(id, tokens.len() as u32);
+}
+
 #[test]
 fn snapshots_give_way_to_live_sequences() {
     let mut memory = Memory::new(&program(true), &limits(100, 3), 4);
     let (id, _) = memory.open().unwrap();
-    memory.reserve(id, 3).unwrap();
-    memory.commit(id, 3);
-    assert!(memory.seal(id).is_some());
-    assert_eq!(memory.snapshots(id), [3]);
+    read(&mut memory, id, &[1, 2, 3]);
+    assert!(memory.seal(id, &[1, 2, 3]).is_some());
+    assert_eq!(memory.kept(&[1, 2, 3, 4]), [3]);
     let (_, _) = memory.open().expect("the snapshot's slot is given up");
-    assert!(memory.snapshots(id).is_empty());
+    assert!(memory.kept(&[1, 2, 3, 4]).is_empty());
     assert_eq!(memory.open().unwrap_err(), Full::Slots { total: 2 });
+}
+
+#[test]
+fn a_sequence_begins_where_another_one_has_been() {
+    for recurrent in [false, true] {
+        let mut memory = Memory::new(&program(recurrent), &limits(100, 9), 4);
+        let (busy, _) = memory.open().unwrap();
+        read(&mut memory, busy, &[1, 2, 3, 4, 5]);
+        memory.seal(busy, &[1, 2, 3, 4, 5]);
+        read(&mut memory, busy, &[6, 7]);
+        let (id, _) = memory.open().unwrap();
+        let reuse = memory.attach(id, &[], &[1, 2, 3, 4, 5, 8, 9]);
+        assert_eq!((reuse.cached, reuse.miss, reuse.branch), (5, Miss::None, None));
+        memory.check_integrity();
+    }
+}
+
+#[test]
+fn every_miss_has_its_reason() {
+    let mut memory = Memory::new(&program(true), &limits(100, 9), 2);
+    let (id, _) = memory.open().unwrap();
+    let tokens: Vec<u32> = (0..20).collect();
+    read(&mut memory, id, &tokens[..10]);
+    memory.seal(id, &tokens[..10]);
+    read(&mut memory, id, &tokens[10..]);
+    let (other, _) = memory.open().unwrap();
+    let mut parting = tokens[..10].to_vec();
+    parting.extend([77, 78]);
+    let reuse = memory.attach(id, &tokens, &parting);
+    assert_eq!((reuse.cached, reuse.miss), (10, Miss::Diverged { at: 10 }));
+    let reuse = memory.attach(other, &[], &[0, 1, 2, 99, 98]);
+    let expected = Miss::NoSnapshot { known: 3, from: 0 };
+    assert_eq!((reuse.cached, reuse.miss, reuse.branch), (0, expected, Some(3)), "worth a snapshot at 3");
+    let reuse = memory.attach(other, &[], &[50, 51]);
+    assert_eq!((reuse.cached, reuse.miss), (0, Miss::None), "nothing is known of it");
+    // Two fit; of two that save as much, the shorter one gives way.
+    memory.attach(id, &tokens[..10], &tokens);
+    read(&mut memory, id, &tokens[10..]);
+    memory.seal(id, &tokens);
+    read(&mut memory, other, &[50; 30]);
+    memory.seal(other, &[50; 30]);
+    let (third, _) = memory.open().unwrap();
+    let mut parting = tokens[..15].to_vec();
+    parting.extend([77, 78]);
+    let reuse = memory.attach(third, &[], &parting);
+    assert_eq!((reuse.cached, reuse.miss), (0, Miss::Evicted { known: 15, from: 0 }));
+    assert_eq!(Miss::Diverged { at: 3 }.to_string(), "diverged at token 3");
 }

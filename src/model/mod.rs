@@ -1,6 +1,7 @@
 //! From a file to a program that can run: spec (what it is), lower (what to do), weights (with what), load (all of it).
 
 pub mod error;
+pub mod kinds;
 pub mod load;
 pub mod lower;
 pub mod spec;

@@ -1,6 +1,6 @@
 //! What a model *is*: plain data, no tensors, no device. Read by `arch`, lowered by `lower`.
 
-use kvas_backend::op::{HeadMap, Scoring};
+use kvas_backend::op::{ExpertGroups, HeadMap, Scoring};
 use kvas_backend::rope::{Pairing, Scaling};
 
 /// Shapes and kinds of every layer.
@@ -16,10 +16,33 @@ pub struct ModelSpec {
     pub context_length: usize,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
-    /// Trunk layers in order; prediction heads (MTP) come after them in the file and are not among these.
+    /// Trunk layers in order.
     pub layers: Vec<LayerSpec>,
+    /// Layers of the prediction heads (MTP), which come after the trunk in the file and draft the tokens after the
+    /// next one. Their blocks also have the tensors that [`crate::model::lower::prediction_weights`] names.
+    pub prediction: Vec<LayerSpec>,
     /// True if the embedding table is also the output matrix.
     pub tied_output: bool,
+    /// Tensor of the norm before the output matrix.
+    pub output_norm: &'static str,
+    /// Factors along the residual stream.
+    pub scales: Scales,
+}
+
+/// Factors along the residual stream, 1 in most models.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scales {
+    /// Of embeddings.
+    pub embedding: f32,
+    /// Of what every mixer and every feed-forward half adds.
+    pub residual: f32,
+    /// Of logits.
+    pub logits: f32,
+}
+
+impl Scales {
+    /// No factor at all.
+    pub const NONE: Scales = Scales { embedding: 1.0, residual: 1.0, logits: 1.0 };
 }
 
 /// `x += sum(mixers(norm(x)))`, then `x += ffn(norm(x))`. Either half may be absent.
@@ -29,7 +52,7 @@ pub struct LayerSpec {
     pub mixers: Vec<Mixer>,
     /// None: a mixer-only block.
     pub ffn: Option<Ffn>,
-    /// Tensor stem of the norm before the FFN: `ffn_norm` or `post_attention_norm`.
+    /// Tensor of the norm before the FFN, without its block: `ffn_norm.weight` in most files.
     pub ffn_norm: &'static str,
 }
 
@@ -38,8 +61,16 @@ pub struct LayerSpec {
 pub enum Mixer {
     /// Softmax attention.
     Attention(Attention),
-    /// Gated delta rule.
+    /// Softmax attention over a latent that keys and values share (MLA).
+    LatentAttention(LatentAttention),
+    /// Gated delta rule, with one decay per head (GDN) or per key channel (KDA).
     GatedDelta(GatedDelta),
+    /// Mamba-2.
+    Mamba2(Mamba2),
+    /// Mamba-1.
+    Mamba1(Mamba1),
+    /// Gated short convolution.
+    ShortConv(ShortConv),
 }
 
 /// Softmax attention and its variants, all of them data.
@@ -74,7 +105,7 @@ pub enum QkNorm {
     PerHead,
 }
 
-/// Whether projections have biases.
+/// Whether projections or convolutions have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
     /// They have none.
@@ -118,6 +149,26 @@ pub enum RopeFactors {
     Tensor,
 }
 
+/// Softmax attention whose keys and values are projections of one latent per token. What is stored is the latent and
+/// a part of the key that all heads share.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Columns of the latent.
+    pub latent_dim: usize,
+    /// Columns of a query that meet the latent, before they are moved into its space.
+    pub own_dim: usize,
+    /// Columns of a query that meet the shared part of the key.
+    pub shared_dim: usize,
+    /// Columns of a value head.
+    pub value_dim: usize,
+    /// Columns of the low-rank query, `None`: the query is one product.
+    pub query_rank: Option<usize>,
+    /// Multiplies the scores.
+    pub scale: f32,
+}
+
 /// The gated delta rule behind a short causal convolution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatedDelta {
@@ -133,15 +184,28 @@ pub struct GatedDelta {
     pub conv_taps: usize,
     /// Which key head a value head reads.
     pub head_map: HeadMap,
-    /// Where q, k, v and the output gate come from.
+    /// Where everything comes from.
     pub projection: DeltaProjection,
-    /// Where alpha and beta come from.
-    pub gates: DeltaGates,
+}
+
+/// The tensors of a gated delta layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaProjection {
+    /// `attn_qkv` (q, k, v) and `attn_gate`, or `ssm_in`: one decay per head, a SiLU gate.
+    Joint {
+        /// Where q, k, v and the output gate are.
+        inputs: DeltaInputs,
+        /// Where alpha and beta are.
+        gates: DeltaGates,
+    },
+    /// `attn_q`, `attn_k`, `attn_v` with a convolution each; a decay per key channel and a sigmoid gate, both through
+    /// low-rank products (Kimi Delta Attention).
+    PerChannel,
 }
 
 /// The tensors that hold q, k, v and the output gate of a gated delta layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeltaProjection {
+pub enum DeltaInputs {
     /// `attn_qkv` (q, k, v) and `attn_gate`.
     QkvAndGate,
     /// `ssm_in`: per key head q, k, its values, their gates (older qwen3next files).
@@ -157,16 +221,79 @@ pub enum DeltaGates {
     Interleaved,
 }
 
+/// A Mamba-2 mixer: convolution, recurrence, gate, norm.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mamba2 {
+    /// Heads.
+    pub heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share B and C.
+    pub groups: usize,
+    /// Columns of B and C.
+    pub state_dim: usize,
+    /// Taps of the convolution.
+    pub conv_taps: usize,
+    /// Of the convolution.
+    pub conv_bias: Bias,
+    /// Whether each group of columns is normalised after the gate.
+    pub norm: MambaNorm,
+}
+
+/// Whether a Mamba mixer has norms inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MambaNorm {
+    /// It has none.
+    None,
+    /// It has.
+    Present,
+}
+
+/// A Mamba-1 mixer: convolution, selective scan, gate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mamba1 {
+    /// Channels.
+    pub channels: usize,
+    /// Columns of B and C.
+    pub state_dim: usize,
+    /// Columns of the low-rank step size.
+    pub step_rank: usize,
+    /// Taps of the convolution.
+    pub conv_taps: usize,
+    /// Of the convolution.
+    pub conv_bias: Bias,
+    /// On the low-rank step size, B and C.
+    pub norm: MambaNorm,
+}
+
+/// A gated short convolution over the whole width.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShortConv {
+    /// Taps of the convolution.
+    pub taps: usize,
+}
+
 /// Feed-forward half of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ffn {
-    /// SwiGLU.
+    /// One for all tokens.
     Dense {
         /// Hidden columns.
         hidden: usize,
+        /// What happens in between.
+        kind: FfnKind,
     },
-    /// Mixture of SwiGLU experts.
+    /// Mixture of experts.
     Moe(Moe),
+}
+
+/// What a feed-forward half does between its matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FfnKind {
+    /// `silu(gate) * up`
+    SwiGlu,
+    /// `max(up, 0)^2`, without a gate
+    ReluSquared,
 }
 
 /// A mixture of experts, with an optional shared one.
@@ -178,12 +305,49 @@ pub struct Moe {
     pub active: usize,
     /// Hidden columns of an expert.
     pub hidden: usize,
-    /// Hidden columns of the shared expert, 0 if there is none.
-    pub shared_hidden: usize,
-    /// How router logits become weights.
-    pub scoring: Scoring,
+    /// What every expert does.
+    pub kind: FfnKind,
+    /// Columns the experts work on, `None`: the model's width.
+    pub latent: Option<usize>,
+    /// The expert of every token.
+    pub shared: Option<SharedExpert>,
+    /// How a router chooses and weighs.
+    pub router: Router,
     /// Where gate and up of the experts are.
     pub projection: ExpertProjection,
+}
+
+/// How a router chooses and weighs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Router {
+    /// How logits become scores.
+    pub scoring: Scoring,
+    /// Whether `exp_probs_b.bias` takes part in the choice.
+    pub bias: Bias,
+    /// `None`: all experts compete.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the weights of the chosen are divided by their sum.
+    pub normalise: bool,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+/// An expert every token goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Hidden columns.
+    pub hidden: usize,
+    /// Whether its result is gated.
+    pub gate: SharedGate,
+}
+
+/// Whether a shared expert's result is gated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedGate {
+    /// It is added as it is.
+    None,
+    /// It is multiplied by a sigmoid per token.
+    Sigmoid,
 }
 
 /// The tensors that hold gate and up of the experts.
@@ -196,12 +360,18 @@ pub enum ExpertProjection {
 }
 
 impl ModelSpec {
-    /// One letter a layer and half: `Df Df Df Af` (A attention, D gated delta; f dense, e experts).
+    /// One letter a layer and half: `Df Df Df Af` (A attention, L latent attention, D gated delta, K the same per
+    /// channel, M Mamba-2, S Mamba-1, C short convolution; f dense, e experts).
     pub fn pattern(&self) -> String {
         let layer = |layer: &LayerSpec| -> String {
             let mixers = layer.mixers.iter().map(|mixer| match mixer {
                 Mixer::Attention(_) => 'A',
+                Mixer::LatentAttention(_) => 'L',
+                Mixer::GatedDelta(delta) if delta.projection == DeltaProjection::PerChannel => 'K',
                 Mixer::GatedDelta(_) => 'D',
+                Mixer::Mamba2(_) => 'M',
+                Mixer::Mamba1(_) => 'S',
+                Mixer::ShortConv(_) => 'C',
             });
             let ffn = layer.ffn.iter().map(|ffn| match ffn {
                 Ffn::Dense { .. } => 'f',

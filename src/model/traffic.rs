@@ -33,11 +33,12 @@ pub fn traffic(program: &Program, file: &GgufFile) -> Traffic {
         };
         match op {
             Op::Linear(op) => add(op.weight, (1, 1)),
+            Op::HeadLinear(op) => add(op.weight, (1, 1)),
             Op::GatedLinear(op) => [op.gate, op.up].into_iter().for_each(|weight| add(weight, (1, 1))),
             Op::ExpertGatedLinear(op) => {
                 let hidden = program.act(op.out).columns / program.act(op.experts).columns;
-                let part = experts(op.experts, op.gate, hidden);
-                [op.gate, op.up].into_iter().for_each(|weight| add(weight, part));
+                let part = experts(op.experts, op.up, hidden);
+                op.gate.into_iter().chain([op.up]).for_each(|weight| add(weight, part));
             }
             Op::ExpertLinear(op) => {
                 let outputs = program.act(op.out).columns;
@@ -49,7 +50,10 @@ pub fn traffic(program: &Program, file: &GgufFile) -> Traffic {
             | Op::RopeStore(_)
             | Op::Attention(_)
             | Op::CausalConv(_)
+            | Op::ShortConv(_)
             | Op::GatedDelta(_)
+            | Op::Mamba2(_)
+            | Op::Mamba1(_)
             | Op::GatedNorm(_)
             | Op::Route(_) => {}
         }
@@ -57,7 +61,7 @@ pub fn traffic(program: &Program, file: &GgufFile) -> Traffic {
     for store in &program.stores {
         match store {
             StoreDecl::Pages(pages) => total.kv_elements += pages.page_elements(1) as u64,
-            StoreDecl::Delta(delta) => total.state_bytes += 4 * delta.state_elements() as u64,
+            StoreDecl::State(state) => total.state_bytes += 4 * state.state_elements() as u64,
             StoreDecl::Conv(conv) => total.state_bytes += 4 * (conv.channels * (conv.taps - 1)) as u64,
         }
     }

@@ -1,21 +1,26 @@
 //! Binds GGUF tensors to declared weights: every declaration bound, every tensor used, every shape checked.
 
-use super::{ModelError, ModelSpec};
+use super::{ModelError, ModelSpec, lower::prediction_weights};
 use kvas_backend::{Bytes, DeviceError, Program, RowBlock, WeightData, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::{GgufError, GgufFile, Quant, TensorInfo};
-use std::{collections::HashSet, ops::Deref};
+use std::{
+    collections::HashSet,
+    ops::{Deref, Range},
+};
 
 /// Checks that the file has every declared row with the declared width, and nothing the program does not use.
 pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), ModelError> {
     let mut used = HashSet::new();
-    for decl in &program.weights {
+    let prediction = prediction_weights(spec, |name| file.tensor(name).is_some());
+    for decl in program.weights.iter().chain(&prediction) {
         for part in &decl.parts {
             check(decl, part, file)?;
-            used.insert(part.tensor.as_str());
+            used.insert(part.tensor.clone());
         }
     }
-    let is_spare = |name: &str| used.contains(name) || is_prediction_head(name, spec) || name == "rope_freqs.weight";
-    match file.tensors().iter().find(|info| !is_spare(&info.name)) {
+    // Every rotating layer shares the factors; a file may have them without such a layer.
+    let is_known = |name: &str| used.contains(name) || name == "rope_freqs.weight";
+    match file.tensors().iter().find(|info| !is_known(&info.name)) {
         Some(info) => Err(GgufError::Tensor {
             name: info.name.clone(),
             what: format!("is not used by architecture {}, expected only tensors of its layers", spec.architecture),
@@ -23,12 +28,6 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
         .into()),
         None => Ok(()),
     }
-}
-
-/// Prediction heads (MTP) come after the trunk; they draft, the trunk does not need them.
-fn is_prediction_head(name: &str, spec: &ModelSpec) -> bool {
-    let block = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
-    block.and_then(|block| block.parse::<usize>().ok()).is_some_and(|block| block >= spec.layers.len())
 }
 
 /// Rows and columns of a tensor seen as a matrix; vectors are one row.
@@ -96,10 +95,15 @@ impl WeightSource for FileWeights<'_> {
         let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
         let (info, first) = self.part(&decl.parts[0])?;
         let quant = info.quant;
-        let data = if decl.parts.len() == 1 && first.len() == info.bytes && whole(decl, info) {
-            WeightData { quant, bytes: Bytes::new(first) }
-        } else {
-            WeightData { quant, bytes: Bytes::new(self.gather(decl, quant)?) }
+        let data = match &decl.parts[..] {
+            [_] if whole(decl, info) => WeightData { quant, bytes: Bytes::new(first) },
+            // Rows that lie together are used where they are.
+            [part] => {
+                let row = row_bytes(decl, quant)?;
+                let range = part.first * row..(part.first + part.rows) * row;
+                WeightData { quant, bytes: Bytes::new(Slice { owner: first, range }) }
+            }
+            _ => WeightData { quant, bytes: Bytes::new(self.gather(decl, quant)?) },
         };
         self.touch(&data.bytes);
         if decl.format == WeightFormat::Stored || quant == Quant::F32 {
@@ -115,13 +119,31 @@ fn whole(decl: &WeightDecl, info: &TensorInfo) -> bool {
     decl.shape[0] as u64 * decl.shape[1] as u64 == info.shape.iter().product::<u64>()
 }
 
+fn row_bytes(decl: &WeightDecl, quant: Quant) -> Result<usize, DeviceError> {
+    quant.row_bytes(decl.shape[1]).ok_or_else(|| DeviceError::Weight {
+        name: decl.name.clone(),
+        what: format!("{} columns are not whole blocks of {quant}", decl.shape[1]),
+    })
+}
+
+/// A part of bytes that an owner keeps alive.
+struct Slice<T> {
+    owner: T,
+    range: Range<usize>,
+}
+
+impl<T: Deref<Target = [u8]>> Deref for Slice<T> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.owner[self.range.clone()]
+    }
+}
+
 impl FileWeights<'_> {
     /// The rows of all parts, copied together.
     fn gather(&self, decl: &WeightDecl, quant: Quant) -> Result<Vec<u8>, DeviceError> {
         let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
-        let row = quant
-            .row_bytes(decl.shape[1])
-            .ok_or_else(|| fail(format!("{} columns are not whole blocks of {quant}", decl.shape[1])))?;
+        let row = row_bytes(decl, quant)?;
         let mut bytes = Vec::with_capacity(row * decl.shape[0]);
         for part in &decl.parts {
             let (info, data) = self.part(part)?;

@@ -39,8 +39,8 @@ pub(super) const COMMANDS: &[(Command, &str, &str, &str)] = &[
     (Command::Clear, "/clear", "", "forget the conversation, keep the system message"),
     (Command::Regen, "/regen", "", "answer the last question again"),
     (Command::Undo, "/undo", "", "take back the last question and its answer"),
-    (Command::Save, "/save", "FILE", "write the conversation and the settings to a file"),
-    (Command::Load, "/load", "FILE", "continue a conversation from such a file"),
+    (Command::Save, "/save", "FILE", "write the conversation, and what was read of it, to a session file"),
+    (Command::Load, "/load", "FILE", "go on with the conversation of such a file"),
     (Command::Stats, "/stats", "", "speed, reuse and memory"),
     (Command::Quit, "/quit", "", "leave; Ctrl-D does too"),
 ];

@@ -7,16 +7,16 @@ mod editor;
 pub use editor::Colour;
 
 use crate::{
-    chat::{Answer, Chat},
+    chat::{Answer, Chat, ChatSettings},
     engine::Timings,
-    sampling::SamplerParams,
+    session::ModelId,
 };
 use command::{COMMANDS, Command, Input, parse};
 use editor::{Prompt, Typed};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{
     io::Write,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -43,8 +43,10 @@ pub struct ReplSettings {
     pub colour: Colour,
     /// For statistics.
     pub sizes: Sizes,
-    /// Name of the model, to tell whose saved conversation it is.
-    pub model: String,
+    /// The model, to tell whose session a file is.
+    pub model: ModelId,
+    /// Where the conversation is written after every answer and at the end.
+    pub session: Option<PathBuf>,
 }
 
 /// How the user left.
@@ -80,6 +82,12 @@ impl Repl {
 
     /// Runs until the user leaves. Fails if the terminal does.
     pub fn run(mut self) -> Result<Left, String> {
+        let left = self.listen();
+        self.keep();
+        left
+    }
+
+    fn listen(&mut self) -> Result<Left, String> {
         let fail = |error: rustyline::error::ReadlineError| format!("terminal: {error}");
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
         let mut interrupts = 0;
@@ -132,6 +140,7 @@ impl Repl {
                 let stopped = if answer.finish.name() == "cancelled" { "stopped; " } else { "" };
                 self.note(&format!("[{stopped}{line}]"));
                 self.last = Some(answer.timings);
+                self.keep();
             }
             Err(error) => self.note(&error),
         }
@@ -192,49 +201,23 @@ impl Repl {
         }
     }
 
-    /// All settings as one JSON object: the sampler's, and those of the answer.
-    fn settings(&self) -> Result<Map<String, Value>, String> {
-        let settings = &self.chat.settings;
-        // Through text: an f32 then keeps its short form.
-        let params = serde_json::to_string(&settings.params).map_err(|error| error.to_string())?;
-        let mut all: Map<String, Value> = serde_json::from_str(&params).map_err(|error| error.to_string())?;
-        all.insert("max_tokens".into(), json!(settings.max_tokens));
-        all.insert("stop".into(), json!(settings.stop_strings));
-        all.insert("template".into(), Value::Object(settings.template_variables.clone()));
-        Ok(all)
-    }
-
-    fn apply(&mut self, mut all: Map<String, Value>) -> Result<(), String> {
-        let mut take = |name: &str| all.remove(name).ok_or_else(|| format!("{name} is missing"));
-        let max_tokens = take("max_tokens")?.as_u64().ok_or("max_tokens, expected a whole number")?;
-        let stop_strings = serde_json::from_value(take("stop")?).map_err(|_| "stop, expected a list of texts")?;
-        let Value::Object(template_variables) = take("template")? else {
-            return Err("template, expected an object".into());
-        };
-        let params: SamplerParams = serde_json::from_value(Value::Object(all)).map_err(|error| error.to_string())?;
-        params.validate().map_err(|error| error.to_string())?;
-        let max_tokens = usize::try_from(max_tokens).unwrap_or(usize::MAX);
-        self.chat.settings = crate::chat::ChatSettings { params, max_tokens, stop_strings, template_variables };
-        Ok(())
-    }
-
     fn set(&mut self, argument: &str) -> Result<String, String> {
         let (name, value) =
             argument.split_once(char::is_whitespace).ok_or("/set wants a name and a value; /show lists the names")?;
-        let mut all = self.settings()?;
+        let mut all = self.chat.settings.to_json();
         let slot = all.get_mut(name).ok_or_else(|| format!("{name} is no setting; /show lists them"))?;
         // Numbers, lists and objects are JSON; anything else is text.
         let value = value.trim();
         *slot = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
         let said = format!("{name} = {slot}");
-        self.apply(all).map_err(|error| format!("{name}: {error}"))?;
+        self.chat.settings = ChatSettings::of_json(all).map_err(|error| format!("{name}: {error}"))?;
         Ok(said)
     }
 
     fn show(&self, what: &str) -> Result<String, String> {
         match what {
             "" => {
-                let lines = self.settings()?.into_iter().map(|(name, value)| format!("{name:22} {value}"));
+                let lines = self.chat.settings.to_json().into_iter().map(|(name, value)| format!("{name:22} {value}"));
                 Ok(lines.collect::<Vec<_>>().join("\n"))
             }
             "messages" => {
@@ -254,36 +237,25 @@ impl Repl {
         if path.is_empty() {
             return Err("/save wants a file name".into());
         }
-        let file = json!({
-            "kvas_chat": 1, "model": self.settings.model, "messages": self.chat.messages(), "settings": self.settings()?,
-        });
-        let text = serde_json::to_string_pretty(&file).map_err(|error| error.to_string())?;
-        // Beside the target first: a failed write leaves an older file as it was.
-        let partial = format!("{path}.partial");
-        std::fs::write(&partial, text + "\n").map_err(|error| format!("{path}: {error}"))?;
-        std::fs::rename(&partial, path).map_err(|error| format!("{path}: {error}"))?;
-        Ok(format!("{} messages written to {path}", self.chat.messages().len()))
+        let bytes = self.chat.save(Path::new(path), &self.settings.model)?;
+        Ok(format!("{} messages written to {path}, {}", self.chat.messages().len(), mebibytes(bytes)))
     }
 
     fn load(&mut self, path: &str) -> Result<String, String> {
         if path.is_empty() {
             return Err("/load wants a file name".into());
         }
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-        let file: Value = serde_json::from_str(&text).map_err(|error| format!("{path}: {error}"))?;
-        if file["kvas_chat"] != 1 {
-            return Err(format!("{path}: kvas_chat is {}, expected 1", file["kvas_chat"]));
+        self.chat.load(Path::new(path), &self.settings.model)?;
+        Ok(format!("{} messages read from {path}", self.chat.messages().len()))
+    }
+
+    /// Writes the session that the terminal was started with.
+    fn keep(&self) {
+        if let Some(path) = &self.settings.session
+            && let Err(error) = self.chat.save(path, &self.settings.model)
+        {
+            self.note(&error);
         }
-        let Value::Array(messages) = file["messages"].clone() else {
-            return Err(format!("{path}: messages is missing, expected a list"));
-        };
-        let Value::Object(settings) = file["settings"].clone() else {
-            return Err(format!("{path}: settings is missing, expected an object"));
-        };
-        let count = messages.len();
-        self.chat.set_messages(messages).map_err(|error| format!("{path}: {error}"))?;
-        self.apply(settings).map_err(|error| format!("{path}: {error}"))?;
-        Ok(format!("{count} messages read from {path}"))
     }
 
     fn stats(&self) -> Result<String, String> {
@@ -300,6 +272,7 @@ impl Repl {
             ),
         ];
         lines.extend(self.last.map(|timings| format!("last    {}", statistics(&timings))));
+        lines.extend(self.last.map(|timings| format!("reuse   {}", timings.miss)));
         Ok(lines.join("\n"))
     }
 }

@@ -8,8 +8,8 @@ mod tests;
 
 pub use sequence::{Finish, Running, Sequence};
 
-use crate::memory::{DeviceWork, Full, Memory, SequenceId};
-use kvas_backend::Outputs;
+use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
+use kvas_backend::{CHUNK, Outputs};
 
 /// One sequence's share of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +38,14 @@ pub struct StepPlan {
 pub struct Scheduler {
     sequences: Vec<Sequence>,
     rows: u32,
+    window: u32,
 }
 
 impl Scheduler {
-    /// A scheduler of steps of at most `rows` tokens.
-    pub fn new(rows: usize) -> Self {
-        Self { sequences: Vec::new(), rows: rows as u32 }
+    /// A scheduler of steps of at most `rows` tokens, for a backend whose spans of at most `window` rows can be taken
+    /// back.
+    pub fn new(rows: usize, window: usize) -> Self {
+        Self { sequences: Vec::new(), rows: rows as u32, window: window as u32 }
     }
 
     /// Adds an open, empty sequence.
@@ -70,35 +72,22 @@ impl Scheduler {
         self.sequences.iter().filter(|sequence| sequence.running.is_some())
     }
 
-    /// Begins a request on an idle sequence: keeps what it shares with the prompt, goes back where they part, and
-    /// returns how many tokens need not be read again.
-    pub fn begin(
-        &mut self,
-        memory: &mut Memory,
-        id: SequenceId,
-        prompt: Vec<u32>,
-        running: Running,
-    ) -> (u32, Vec<DeviceWork>) {
-        assert!(!prompt.is_empty(), "a prompt has at least one token");
+    /// Begins a request on an idle sequence: keeps or finds what is known of the prompt, and returns how many tokens
+    /// need not be read again, why it is not more, and the bytes to move.
+    pub fn begin(&mut self, memory: &mut Memory, id: SequenceId, prompt: Vec<u32>, mut running: Running) -> Reuse {
         let committed = memory.committed(id) as usize;
         let sequence = self.get_mut(id);
         assert!(sequence.running.is_none(), "a sequence has one request at a time");
-        let known = &sequence.tokens[..committed];
-        let common = known.iter().zip(&prompt).take_while(|(known, token)| known == token).count();
-        let mut work = Vec::new();
-        if common == committed {
-            // The end of the last turn is where an undo goes back to.
-            work.extend(memory.seal(id));
-        }
-        // At least one token is read, for its logits.
-        let cached = memory.reachable(id, common.min(prompt.len() - 1) as u32);
-        work.push(memory.rewind(id, cached));
+        let reuse = memory.attach(id, &sequence.tokens[..committed], &prompt);
+        running.seals.extend(reuse.branch);
+        running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
+        running.seals.sort_unstable();
         sequence.begin(prompt, running);
         // Oldest request first: this one is now the youngest.
         let at = self.sequences.iter().position(|sequence| sequence.id == id).expect("the sequence is known");
         let sequence = self.sequences.remove(at);
         self.sequences.push(sequence);
-        (cached, work)
+        reuse
     }
 
     /// The next step: every sequence with one token to read, then prompts in the order of their requests.
@@ -111,7 +100,7 @@ impl Scheduler {
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             self.running().map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
         for (id, rows) in decodes.into_iter().chain(prompts) {
-            let rows = rows.min(left).min(self.until_seal(memory, id));
+            let rows = self.cut(memory, id, rows, left);
             if rows == 0 {
                 continue;
             }
@@ -132,18 +121,37 @@ impl Scheduler {
         plan
     }
 
-    /// Tokens up to the position this request wants to remember.
+    /// How many of the `rows` tokens of a sequence that are to be read a step with `left` rows to spare takes. A prompt
+    /// is cut at whole chunks from where its reading began, or from its last seal, and what is left of it is read
+    /// alone if it can be taken back, which is computed in another way: so its results do not depend on what else is
+    /// in a step. Only a step too small for chunks takes what it can.
+    fn cut(&self, memory: &Memory, id: SequenceId, rows: u32, left: u32) -> u32 {
+        let chunk = CHUNK as u32;
+        let rows = rows.min(self.until_seal(memory, id));
+        let whole = rows.min(left) / chunk * chunk;
+        if self.rows < 2 * chunk {
+            rows.min(left)
+        } else if rows > left || (whole > 0 && rows - whole <= self.window) {
+            whole
+        } else {
+            rows
+        }
+    }
+
+    /// Tokens up to the next position this request wants to remember.
     fn until_seal(&self, memory: &Memory, id: SequenceId) -> u32 {
         let committed = memory.committed(id);
-        let seal_at = self.get(id).running.as_ref().map_or(0, |running| running.seal_at);
-        if seal_at > committed { seal_at - committed } else { u32::MAX }
+        let seals = self.get(id).running.iter().flat_map(|running| &running.seals);
+        seals.map(|at| at.saturating_sub(committed)).find(|rows| *rows > 0).unwrap_or(u32::MAX)
     }
 
     /// The span was run: its tokens are committed, and the position remembered if the request wants that.
     pub fn commit(&mut self, memory: &mut Memory, span: &PlannedSpan) -> Option<DeviceWork> {
         memory.commit(span.id, span.rows);
-        let seal_at = self.get(span.id).running.as_ref().map_or(0, |running| running.seal_at);
-        if memory.committed(span.id) == seal_at { memory.seal(span.id) } else { None }
+        let committed = memory.committed(span.id);
+        let sequence = self.get(span.id);
+        let wanted = sequence.running.iter().any(|running| running.seals.contains(&committed));
+        if wanted { memory.seal(span.id, &sequence.tokens[..committed as usize]) } else { None }
     }
 
     /// A token was sampled: appends it and says whether the request is over. A stop token is part of the timeline.
@@ -161,8 +169,17 @@ impl Scheduler {
         }
     }
 
-    /// Ends the request of a sequence, which stays open for the next one.
-    pub fn end(&mut self, id: SequenceId) {
-        self.get_mut(id).running = None;
+    /// Ends the request of a sequence, which stays open for the next one. What it has read is remembered: the end of
+    /// a turn is where the next one, an undo or another conversation begins.
+    pub fn end(&mut self, memory: &mut Memory, id: SequenceId) -> Option<DeviceWork> {
+        let sequence = self.get_mut(id);
+        sequence.running = None;
+        memory.seal(id, &sequence.tokens[..memory.committed(id) as usize])
     }
+}
+
+/// Multiples of `step` between two positions, none if `step` is 0.
+fn every(step: u32, from: u32, to: u32) -> impl Iterator<Item = u32> {
+    let first = from.checked_div(step).map_or(to, |whole| (whole + 1) * step);
+    (first..to).step_by(step.max(1) as usize)
 }

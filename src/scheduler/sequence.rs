@@ -35,9 +35,11 @@ pub struct Running {
     pub stop: Vec<u32>,
     /// Tokens generated so far.
     pub generated: usize,
-    /// Position to remember while reading the prompt, 0 for none: one short of its end, so that the answer can be
-    /// generated again for the price of one token.
-    pub seal_at: u32,
+    /// Positions to remember while reading the prompt, ascending: one short of its end among them, so that the answer
+    /// can be generated again for the price of one token.
+    pub seals: Vec<u32>,
+    /// Further positions to remember, so many tokens apart; 0 for none.
+    pub seal_every: u32,
 }
 
 /// The tokens of a sequence: committed ones, then those known but not yet read.

@@ -3,11 +3,11 @@
 use super::*;
 use kvas_backend::{
     Act, Limits, Program, Replay, StoreDecl,
-    store::{ConvDecl, PagesDecl},
+    store::{ConvDecl, PageLayout, PagesDecl},
 };
 
 fn memory(pages: usize) -> Memory {
-    let pages_decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1 };
+    let pages_decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate };
     let stores = vec![StoreDecl::Pages(pages_decl), StoreDecl::Conv(ConvDecl { channels: 1, taps: 2 })];
     let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
     let kv_type = Default::default();
@@ -16,7 +16,7 @@ fn memory(pages: usize) -> Memory {
 }
 
 fn running(seal_at: u32) -> Running {
-    Running { max_tokens: 3, context: 100, stop: vec![99], generated: 0, seal_at }
+    Running { max_tokens: 3, context: 100, stop: vec![99], generated: 0, seals: vec![seal_at], seal_every: 0 }
 }
 
 fn open(scheduler: &mut Scheduler, memory: &mut Memory) -> SequenceId {
@@ -34,7 +34,7 @@ fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(Sequ
         let finish = (span.outputs == Outputs::Last).then(|| scheduler.sampled(span.id, token)).flatten();
         done.push((span.id, span.rows, finish));
         if finish.is_some() {
-            scheduler.end(span.id);
+            scheduler.end(memory, span.id);
         }
     }
     memory.check_integrity();
@@ -43,7 +43,7 @@ fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(Sequ
 
 #[test]
 fn decodes_go_first_and_prompts_fill_the_rest() {
-    let (mut scheduler, mut memory) = (Scheduler::new(8), memory(60));
+    let (mut scheduler, mut memory) = (Scheduler::new(8, 0), memory(60));
     let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
     scheduler.begin(&mut memory, a, vec![1, 2], running(0));
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 2, None)]);
@@ -56,7 +56,7 @@ fn decodes_go_first_and_prompts_fill_the_rest() {
 
 #[test]
 fn the_second_turn_reads_only_what_is_new() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(60));
+    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(60));
     let a = open(&mut scheduler, &mut memory);
     let prompt: Vec<u32> = (0..10).collect();
     scheduler.begin(&mut memory, a, prompt.clone(), running(9));
@@ -65,18 +65,30 @@ fn the_second_turn_reads_only_what_is_new() {
     assert_eq!(step(&mut scheduler, &mut memory, 99), [(a, 1, Some(Finish::Stop))]);
     // The stop token itself is not committed: nobody needed its logits.
     let next: Vec<u32> = scheduler.get(a).tokens.iter().copied().chain([60, 61]).collect();
-    let (cached, _) = scheduler.begin(&mut memory, a, next, running(13));
-    assert_eq!(cached, 11);
-    scheduler.end(a);
+    assert_eq!(scheduler.begin(&mut memory, a, next, running(13)).cached, 11);
+    scheduler.end(&mut memory, a);
     // Generating the first answer again costs one token; a parting within the prompt has nothing to go back to.
-    assert_eq!(scheduler.begin(&mut memory, a, prompt, running(9)).0, 9);
-    scheduler.end(a);
-    assert_eq!(scheduler.begin(&mut memory, a, vec![0, 1, 7, 7], running(0)).0, 0);
+    assert_eq!(scheduler.begin(&mut memory, a, prompt, running(9)).cached, 9);
+    scheduler.end(&mut memory, a);
+    assert_eq!(scheduler.begin(&mut memory, a, vec![0, 1, 7, 7], running(0)).cached, 0);
+}
+
+#[test]
+fn long_prompts_are_remembered_on_the_way() {
+    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(200));
+    let a = open(&mut scheduler, &mut memory);
+    let prompt: Vec<u32> = (0..30).collect();
+    let seal_every = 8;
+    scheduler.begin(&mut memory, a, prompt.clone(), Running { seal_every, ..running(29) });
+    let rows: Vec<u32> = (0..5).map(|_| step(&mut scheduler, &mut memory, 50)[0].1).collect();
+    assert_eq!(rows, [8, 8, 8, 5, 1]);
+    // Four fit: the first gave way to the last.
+    assert_eq!(memory.kept(&prompt), [8, 16, 24, 29]);
 }
 
 #[test]
 fn a_sequence_that_nobody_can_help_is_reported() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64), memory(3));
+    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(3));
     let a = open(&mut scheduler, &mut memory);
     scheduler.begin(&mut memory, a, (0..20).collect(), running(0));
     let plan = scheduler.plan(&mut memory);

@@ -1,3 +1,5 @@
 //! Tools that make and change model files.
 
 pub mod convert;
+mod encode;
+pub mod quantize;

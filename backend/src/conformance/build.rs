@@ -61,7 +61,7 @@ impl Build {
 
     /// Appends a plain product.
     pub fn linear(&mut self, x: Act, weight: Weight, out: Act, output: Output) {
-        self.op(Op::Linear(op::Linear { x, weight, bias: None, row_gate: None, out, output }));
+        self.op(Op::Linear(op::Linear { output, ..op::Linear::new(x, weight, out) }));
     }
 
     /// The program, with `logits` as its result.

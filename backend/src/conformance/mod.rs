@@ -3,6 +3,7 @@
 
 mod build;
 mod cases;
+mod exchange;
 mod random;
 pub mod tolerance;
 
@@ -11,6 +12,7 @@ pub use cases::cases;
 pub use random::{Random, RandomWeights};
 
 use crate::{Act, Backend, Limits, Outputs, Page, Program, Reference, Rows, Slot, Step};
+use exchange::exchange;
 use std::sync::Arc;
 
 /// Makes a fresh backend.
@@ -23,6 +25,8 @@ pub enum Values {
     Normal,
     /// Normal, with every 17th column 30 times as large, as real activations have.
     Outliers,
+    /// -1, 0 or 1: many are equal.
+    Few,
     /// Uniform between two numbers.
     Uniform(f32, f32),
 }
@@ -87,12 +91,24 @@ pub fn normalised_error(expected: &[f32], found: &[f32]) -> f64 {
 
 /// Runs one case on every subject.
 pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
+    outcome(case, subjects, usize::MAX)
+}
+
+/// As [`run`], but halfway through the script every sequence goes on elsewhere: the reference with what the first
+/// subject has saved, the subjects with what the reference has.
+pub fn run_exchanged(case: &Case, subjects: &[Make]) -> Outcome {
+    let mut outcome = outcome(case, subjects, case.script.len() / 2);
+    outcome.name.push_str(", exchanged");
+    outcome
+}
+
+fn outcome(case: &Case, subjects: &[Make], exchange_at: usize) -> Outcome {
     let mut error = 0.0f64;
-    let fault = try_run(case, subjects, &mut error).err();
+    let fault = try_run(case, subjects, exchange_at, &mut error).err();
     Outcome { name: case.name.clone(), error, bound: case.bound, fault }
 }
 
-fn try_run(case: &Case, subjects: &[Make], worst: &mut f64) -> Result<(), String> {
+fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) -> Result<(), String> {
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::default())];
     backends.extend(subjects.iter().map(|make| make()));
     for backend in &mut backends {
@@ -105,6 +121,9 @@ fn try_run(case: &Case, subjects: &[Make], worst: &mut f64) -> Result<(), String
     let tables = scattered_tables(case);
     let mut random = Random::new(99);
     for (number, moves) in case.script.iter().enumerate() {
+        if number == exchange_at {
+            exchange(case, &mut backends, &contexts, &tables).map_err(|error| error.to_string())?;
+        }
         let step = step(case, moves, &contexts, &tables, &mut random);
         let inputs: Vec<(Act, Vec<f32>)> =
             case.inputs.iter().map(|input| fill(case, *input, &step, &mut random)).collect();
@@ -171,6 +190,7 @@ fn fill(case: &Case, (act, values): (Act, Values), step: &Step, random: &mut Ran
     let value = |at: usize| match values {
         Values::Normal => random.normal(),
         Values::Outliers => random.normal() * if at % columns % 17 == 3 { 30.0 } else { 1.0 },
+        Values::Few => random.below(3) as f32 - 1.0,
         Values::Uniform(low, high) => low + (high - low) * random.uniform(),
     };
     (act, (0..rows_of(case, act, step) * columns).map(value).collect())

@@ -5,15 +5,17 @@ use kvas_gguf::Quant;
 /// Ops in f32 with f32 inputs. Floor on CPU: 1e-13 (order of summation).
 pub const EXACT: f64 = 1e-11;
 
-/// Exponentials and long recurrences in f32. Floor on CPU: 2e-12 at 70 rows of a delta chunk.
+/// Exponentials and long recurrences in f32. Floor on CPU: 1e-13 for delta rules and Mamba-1, 2e-13 for
+/// Mamba-2, 6e-13 for a whole model with a delta layer.
 pub const RECURRENT: f64 = 1e-10;
 
-/// Attention over f16 pages: inputs are rounded alike on both sides. Floor on CPU: 1e-13.
+/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 3e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
 
 /// A product with weights of this format. Backends may quantise the activations of block formats to 8 bits, which
 /// outlier channels 30 times as large make coarse. Floor with a scale per 32 activations and exact products: 4e-4 over
-/// 129 outputs, 2.1e-3 in the worst single row of 7 outputs.
+/// 129 outputs, 2.1e-3 in the worst single row of 7 outputs; 2e-4 over heads, and through two products where nothing
+/// is large.
 pub fn linear(quant: Quant) -> f64 {
     if matches!(quant, Quant::F32 | Quant::F16 | Quant::Bf16) { EXACT } else { 4e-3 }
 }

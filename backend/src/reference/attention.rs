@@ -5,13 +5,13 @@ use super::{
     rope_store::{key_at, value_at},
     sigmoid,
 };
-use crate::{StoreDecl, op};
+use crate::op;
 
 pub(super) fn attention(reference: &mut Reference, op: &op::Attention) {
     let page_size = reference.limits().page_size;
     let program = reference.program.clone().expect("prepared");
     let ordinal = program.page_ordinal(op.store);
-    let StoreDecl::Pages(pages) = program.store(op.store) else { panic!("validated: a page store") };
+    let pages = program.pages(op.store);
     let step = reference.step.clone();
     for (number, (first, span)) in step.spans_with_rows().enumerate() {
         let table = step.table(number, ordinal);

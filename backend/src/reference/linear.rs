@@ -4,17 +4,22 @@ use super::{Reference, activate, sigmoid};
 use crate::op;
 
 pub(super) fn linear(reference: &mut Reference, op: &op::Linear) {
+    let [outputs, _] = reference.program().weight(op.weight).shape;
     reference.each_row(op.out, |this, row| {
-        let outputs = this.columns(op.out);
         let mut y = this.product(op.weight, 0, outputs, this.row(op.x, row));
         if let Some(bias) = op.bias {
             y.iter_mut().zip(this.weight(bias)).for_each(|(y, bias)| *y += bias);
         }
-        if let Some(gate) = op.row_gate {
-            let gate = sigmoid(this.row(gate, row)[0]);
-            y.iter_mut().for_each(|y| *y *= gate);
+        if let Some(activation) = op.activation {
+            y.iter_mut().for_each(|y| *y = activate(activation, *y));
         }
-        add_if(this, op.output, op.out, row, y)
+        let gate = op.row_gate.map_or(1.0, |gate| sigmoid(this.row(gate, row)[0]));
+        y.iter_mut().for_each(|y| *y *= gate * op.scale);
+        let mut out = this.row(op.out, row).to_vec();
+        for (out, y) in out[op.column..].iter_mut().zip(y) {
+            *out = if op.output == op::Output::Accumulate { *out + y } else { y };
+        }
+        out
     });
 }
 
@@ -38,5 +43,20 @@ pub(super) fn gated_linear(reference: &mut Reference, op: &op::GatedLinear) {
         let gate = this.product(op.gate, 0, outputs, x);
         let up = this.product(op.up, 0, outputs, x);
         gate.iter().zip(&up).map(|(gate, up)| activate(op.activation, *gate) * up).collect()
+    });
+}
+
+pub(super) fn head_linear(reference: &mut Reference, op: &op::HeadLinear) {
+    let [rows, inputs] = reference.program().weight(op.weight).shape;
+    let outputs = rows / op.heads;
+    reference.each_row(op.out, |this, row| {
+        let x = this.row(op.x, row);
+        let of_head = |(head, x): (usize, &[f32])| {
+            let (used, left_over) = x.split_at(inputs);
+            let mut y = this.product(op.weight, head * outputs, outputs, used);
+            y.extend_from_slice(left_over);
+            y
+        };
+        x.chunks(x.len() / op.heads).enumerate().flat_map(of_head).collect()
     });
 }

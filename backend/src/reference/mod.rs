@@ -2,19 +2,21 @@
 //! held in f32, sums are taken in f64; a slot is its committed state plus the inputs of the step in progress.
 
 mod attention;
-mod causal_conv;
+mod conv;
 mod gated_delta;
 mod linear;
+mod mamba;
 mod moe;
 mod norm;
 mod rope_store;
+mod state;
 
 use crate::{
     Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, StoreDecl, Weight, WeightDecl, WeightSource,
-    op, program::Rows,
+    op, program::Rows, store::PagesDecl,
 };
-use causal_conv::ConvSlot;
-use gated_delta::DeltaSlot;
+use conv::ConvSlot;
+use state::StateSlot;
 use std::sync::Arc;
 
 /// The backend every other one is compared with.
@@ -34,7 +36,7 @@ pub struct Reference {
 enum Data {
     /// `[pages * page_elements]`
     Pages(Vec<f32>),
-    Delta(Vec<DeltaSlot>),
+    State(Vec<StateSlot>),
     Conv(Vec<ConvSlot>),
 }
 
@@ -73,6 +75,14 @@ impl Reference {
         &self.weights[weight.0 as usize]
     }
 
+    /// A page of a store, and its declaration.
+    fn page(&mut self, store: Store, page: Page) -> (PagesDecl, &mut [f32]) {
+        let (decl, limits) = (*self.program().pages(store), self.limits());
+        let Data::Pages(values) = &mut self.stores[store.0 as usize] else { panic!("validated: a page store") };
+        let size = decl.page_elements(limits.page_size);
+        (decl, &mut values[page.0 as usize * size..][..size])
+    }
+
     /// Replaces each row of `out` by a function of the row number.
     fn each_row(&mut self, out: Act, f: impl Fn(&Self, usize) -> Vec<f32>) {
         for row in 0..self.rows(out) {
@@ -101,6 +111,7 @@ fn activate(activation: op::Activation, x: f32) -> f32 {
     match activation {
         op::Activation::Silu => x * sigmoid(x),
         op::Activation::Sigmoid => sigmoid(x),
+        op::Activation::ReluSquared => x.max(0.0) * x.max(0.0),
     }
 }
 
@@ -131,7 +142,7 @@ impl Backend for Reference {
                 StoreDecl::Pages(pages) => {
                     Data::Pages(vec![f32::NAN; limits.pages * pages.page_elements(limits.page_size)])
                 }
-                StoreDecl::Delta(delta) => Data::Delta(vec![DeltaSlot::new(delta); limits.slots]),
+                StoreDecl::State(state) => Data::State(vec![StateSlot::new(state); limits.slots]),
                 StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.slots]),
             })
             .collect();
@@ -155,7 +166,7 @@ impl Backend for Reference {
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {} // rejected rows are overwritten by the next ones
-                    Data::Delta(slots) => slots[slot.0 as usize].commit(rows as usize),
+                    Data::State(slots) => slots[slot.0 as usize].commit(rows as usize),
                     Data::Conv(slots) => slots[slot.0 as usize].commit(rows as usize),
                 }
             }
@@ -168,7 +179,7 @@ impl Backend for Reference {
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {}
-                    Data::Delta(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
+                    Data::State(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
                     Data::Conv(slots) => slots[to.0 as usize] = slots[from.0 as usize].clone(),
                 }
             }
@@ -182,7 +193,7 @@ impl Backend for Reference {
         for slot in slots.iter().map(|slot| slot.0 as usize) {
             for (store, decl) in self.stores.iter_mut().zip(&program.stores) {
                 match (store, decl) {
-                    (Data::Delta(slots), StoreDecl::Delta(delta)) => slots[slot] = DeltaSlot::new(delta),
+                    (Data::State(slots), StoreDecl::State(state)) => slots[slot] = StateSlot::new(state),
                     (Data::Conv(slots), StoreDecl::Conv(conv)) => slots[slot] = ConvSlot::new(conv),
                     _ => {} // pages belong to no slot
                 }
@@ -203,6 +214,50 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn save_slot(&mut self, slot: Slot, _position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        for store in &self.stores {
+            match store {
+                Data::Pages(_) => {}
+                Data::State(slots) => out.extend(&slots[slot.0 as usize].state),
+                Data::Conv(slots) => out.extend(slots[slot.0 as usize].window().iter().flatten()),
+            }
+        }
+        Ok(())
+    }
+
+    fn load_slot(&mut self, slot: Slot, _position: u32, mut values: &[f32]) -> Result<(), DeviceError> {
+        self.clear_slots(&[slot])?;
+        let mut fill = |part: &mut [f32]| {
+            part.copy_from_slice(values.split_off(..part.len()).expect("as many values as the slot holds"));
+        };
+        for store in &mut self.stores {
+            match store {
+                Data::Pages(_) => {}
+                Data::State(slots) => fill(&mut slots[slot.0 as usize].state),
+                Data::Conv(slots) => slots[slot.0 as usize].window_mut().iter_mut().for_each(|row| fill(row)),
+            }
+        }
+        Ok(())
+    }
+
+    fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let page_size = self.limits().page_size;
+        let (decl, page) = self.page(store, page);
+        (0..rows).flat_map(|row| decl.row_parts(page_size, row)).for_each(|part| out.extend(&page[part]));
+        Ok(())
+    }
+
+    fn load_page(&mut self, store: Store, page: Page, mut values: &[f32]) -> Result<(), DeviceError> {
+        let Limits { page_size, kv_type, .. } = self.limits();
+        let (decl, page) = self.page(store, page);
+        let rows = values.len() / decl.page_elements(1);
+        for part in (0..rows).flat_map(|row| decl.row_parts(page_size, row)) {
+            let row = values.split_off(..part.len()).expect("whole rows");
+            page[part].iter_mut().zip(row).for_each(|(x, value)| *x = rope_store::rounded(kv_type, *value));
+        }
+        Ok(())
+    }
+
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
         out.copy_from_slice(&self.acts[act.0 as usize][..out.len()]);
         Ok(())
@@ -216,7 +271,8 @@ impl Backend for Reference {
     fn embed(&mut self, op: &op::Embed) -> Result<(), DeviceError> {
         let width = self.columns(op.out);
         self.each_row(op.out, |this, row| {
-            this.weight(op.table)[this.step.tokens()[row] as usize * width..][..width].to_vec()
+            let values = &this.weight(op.table)[this.step.tokens()[row] as usize * width..][..width];
+            values.iter().map(|x| op.scale * x).collect()
         });
         Ok(())
     }
@@ -241,6 +297,11 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
+        linear::head_linear(self, op);
+        Ok(())
+    }
+
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
         rope_store::rope_store(self, op);
         Ok(())
@@ -252,12 +313,27 @@ impl Backend for Reference {
     }
 
     fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError> {
-        causal_conv::causal_conv(self, op);
+        conv::causal_conv(self, op);
+        Ok(())
+    }
+
+    fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError> {
+        conv::short_conv(self, op);
         Ok(())
     }
 
     fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
         gated_delta::gated_delta(self, op);
+        Ok(())
+    }
+
+    fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
+        mamba::mamba2(self, op);
+        Ok(())
+    }
+
+    fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
+        mamba::mamba1(self, op);
         Ok(())
     }
 

@@ -15,8 +15,14 @@ pub(super) fn route(reference: &mut Reference, op: &op::Route) {
                 weights.iter().map(|weight| (weight / total) as f32).collect()
             }
         };
-        let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        let mut merits = scores.clone();
+        if let Some(bias) = op.bias {
+            merits.iter_mut().zip(reference.weight(bias)).for_each(|(merit, bias)| *merit += bias);
+        }
+        if let Some(groups) = op.groups {
+            keep_best_groups(&mut merits, groups);
+        }
+        let mut order = best_first(&merits);
         order.truncate(reference.columns(op.experts));
         let total: f32 = if op.normalise { order.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
         for (i, &expert) in order.iter().enumerate() {
@@ -26,15 +32,35 @@ pub(super) fn route(reference: &mut Reference, op: &op::Route) {
     }
 }
 
+/// Indices by falling value, the lower index of equal ones first.
+fn best_first(values: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
+    order
+}
+
+/// Takes experts outside the best groups out of the competition.
+fn keep_best_groups(merits: &mut [f32], groups: op::ExpertGroups) {
+    let group = merits.len() / groups.groups;
+    let merit_of_group = |merits: &[f32]| best_first(merits).iter().take(2).map(|expert| merits[*expert]).sum();
+    let of_groups: Vec<f32> = merits.chunks(group).map(merit_of_group).collect();
+    for lost in &best_first(&of_groups)[groups.active..] {
+        merits[lost * group..][..group].fill(f32::NEG_INFINITY);
+    }
+}
+
 pub(super) fn expert_gated_linear(reference: &mut Reference, op: &op::ExpertGatedLinear) {
     reference.each_row(op.out, |this, row| {
         let (x, experts) = (this.row(op.x, row), this.row(op.experts, row));
         let hidden = this.columns(op.out) / experts.len();
         let of_expert = |expert: &f32| {
             let first = *expert as usize * hidden;
-            let gate = this.product(op.gate, first, hidden, x);
             let up = this.product(op.up, first, hidden, x);
-            gate.into_iter().zip(up).map(|(gate, up)| activate(op.activation, gate) * up).collect::<Vec<_>>()
+            let Some(gate) = op.gate else {
+                return up.iter().map(|up| activate(op.activation, *up)).collect::<Vec<_>>();
+            };
+            let gate = this.product(gate, first, hidden, x);
+            gate.into_iter().zip(up).map(|(gate, up)| activate(op.activation, gate) * up).collect()
         };
         experts.iter().flat_map(of_expert).collect()
     });

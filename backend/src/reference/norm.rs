@@ -17,9 +17,23 @@ pub(super) fn norm(reference: &mut Reference, op: &op::Norm) {
 }
 
 pub(super) fn gated_norm(reference: &mut Reference, op: &op::GatedNorm) {
+    let shape = op.weight.map(|weight| reference.program().weight(weight).shape);
     reference.each_row(op.x, |this, row| {
-        let weight = this.weight(op.weight);
-        let normed = this.row(op.x, row).chunks(weight.len()).flat_map(|head| rms_norm(head, weight, op.eps));
-        normed.zip(this.row(op.gate, row)).map(|(x, gate)| x * activate(op.activation, *gate)).collect()
+        let mut x = this.row(op.x, row).to_vec();
+        let gate = |x: &mut [f32]| {
+            let gates = this.row(op.gate, row).iter().map(|gate| activate(op.activation, *gate));
+            x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
+        };
+        if op.order == op::GateOrder::BeforeNorm {
+            gate(&mut x);
+        }
+        if let (Some(weight), Some([groups, group])) = (op.weight, shape) {
+            let weight = |at: usize| &this.weight(weight)[at % groups * group..][..group];
+            x = x.chunks(group).enumerate().flat_map(|(at, x)| rms_norm(x, weight(at), op.eps)).collect();
+        }
+        if op.order == op::GateOrder::AfterNorm {
+            gate(&mut x);
+        }
+        x
     });
 }

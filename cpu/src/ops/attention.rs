@@ -12,7 +12,11 @@ use crate::{
     },
     slots::Pages,
 };
-use kvas_backend::{KvType, Limits, Page, Program, Step, StoreDecl, op, op::Activation, store::PagesDecl};
+use kvas_backend::{
+    KvType, Limits, Page, Program, Step, StoreDecl, op,
+    op::Activation,
+    store::{PageLayout, PagesDecl},
+};
 use std::{marker::PhantomData, ops::Range};
 
 /// Tokens whose scores are computed before the running maximum moves.
@@ -23,6 +27,8 @@ const PART: usize = 512;
 const PARTS: usize = 64;
 /// Queries (rows times heads of a group) that share a pass over keys and values.
 const QUERIES: usize = 32;
+/// Most heads of a group that stay together: larger groups are halved, or divided otherwise, for more threads.
+const HEADS: usize = 16;
 /// From this many queries on, 16-bit keys and values are widened once for all of them.
 const WIDEN: usize = 3;
 
@@ -42,6 +48,12 @@ pub(crate) fn pages<'a>(program: &'a Program, op: &op::Attention) -> &'a PagesDe
     pages
 }
 
+/// Query heads that meet the keys and values of their KV head together.
+fn group(op: &op::Attention, decl: &PagesDecl) -> usize {
+    let heads = op.heads / decl.kv_heads;
+    (1..=heads.min(HEADS)).rev().find(|group| heads.is_multiple_of(*group)).expect("one divides all")
+}
+
 /// f32 elements that the parts of contexts take where threads share a context.
 pub(crate) fn partials(op: &op::Attention, decl: &PagesDecl, limits: &Limits, threads: usize) -> usize {
     if threads == 1 {
@@ -49,18 +61,17 @@ pub(crate) fn partials(op: &op::Attention, decl: &PagesDecl, limits: &Limits, th
     }
     let tokens = limits.pages.saturating_mul(limits.page_size);
     let parts = most_parts(tokens);
-    pairs_to_share(threads) * parts * (op.heads / decl.kv_heads) * (decl.value_dim + 2)
+    pairs_to_share(threads) * parts * group(op, decl) * (decl.value_dim + 2)
 }
 
-/// (row, KV head) pairs below which threads share contexts.
+/// (row, group of heads) pairs below which threads share contexts.
 fn pairs_to_share(threads: usize) -> usize {
     2 * threads
 }
 
 /// Floats of scratch a thread needs.
-pub(crate) fn scratch(op: &op::Attention, decl: &PagesDecl) -> usize {
-    let queries = QUERIES.max(op.heads / decl.kv_heads);
-    2 * queries * (decl.value_dim + 2) + BLOCK * (decl.key_dim + decl.value_dim)
+pub(crate) fn scratch(decl: &PagesDecl) -> usize {
+    2 * QUERIES * (decl.value_dim + 2) + BLOCK * (decl.key_dim + decl.value_dim)
 }
 
 /// What all tasks of an op share.
@@ -73,17 +84,19 @@ struct Shared<'a> {
     step: &'a Step,
     /// Position of the store's table in the step.
     ordinal: usize,
+    /// Groups of query heads, one or more per KV head.
+    groups: usize,
     /// `[rows, heads * key_dim]`
     q: &'a [f32],
     /// `[rows, heads * value_dim]`
     gate: Option<&'a [f32]>,
 }
 
-/// Some rows of one sequence that attend with the heads of one KV head.
+/// Some rows of one sequence that attend with the heads of one group.
 #[derive(Clone)]
 struct Queries<'a> {
     table: &'a [Page],
-    kv_head: usize,
+    group: usize,
     /// Of the step; consecutive.
     rows: Range<usize>,
     /// Tokens that the first row sees; each row sees one more.
@@ -91,9 +104,9 @@ struct Queries<'a> {
 }
 
 impl<'a> Shared<'a> {
-    /// Query heads per KV head.
-    fn group(&self) -> usize {
-        self.op.heads / self.decl.kv_heads
+    /// Query heads per group.
+    fn heads(&self) -> usize {
+        self.op.heads / self.groups
     }
 
     /// Floats of the state of a query: maximum, sum, mix of values.
@@ -102,12 +115,12 @@ impl<'a> Shared<'a> {
     }
 
     /// Calls `f` for the part of `rows` of the step in every sequence.
-    fn each_span(&self, rows: Range<usize>, kv_head: usize, mut f: impl FnMut(Queries<'a>)) {
+    fn each_span(&self, rows: Range<usize>, group: usize, mut f: impl FnMut(Queries<'a>)) {
         for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
             let rows = rows.start.max(first)..rows.end.min(first + span.rows as usize);
             if !rows.is_empty() {
                 let visible = span.context as usize + rows.start - first + 1;
-                f(Queries { table: self.step.table(number, self.ordinal), kv_head, rows, visible });
+                f(Queries { table: self.step.table(number, self.ordinal), group, rows, visible });
             }
         }
     }
@@ -134,10 +147,10 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Writes the output of a row of the step from its `totals [group, stride]`.
-    fn finish(&self, row: usize, kv_head: usize, states: &[f32], out: &mut [f32]) {
-        let width = self.group() * self.decl.value_dim;
-        let gate = self.gate.map(|gate| &gate[(row * self.decl.kv_heads + kv_head) * width..][..width]);
+    /// Writes the output of a row of the step from its `totals [heads, stride]`.
+    fn finish(&self, row: usize, group: usize, states: &[f32], out: &mut [f32]) {
+        let width = self.heads() * self.decl.value_dim;
+        let gate = self.gate.map(|gate| &gate[(row * self.groups + group) * width..][..width]);
         self.proof.run(Finish { states, gate, out, value_dim: self.decl.value_dim });
     }
 }
@@ -148,7 +161,7 @@ struct Attend<'a, E> {
     /// Of all pages.
     bytes: &'a [u8],
     tokens: Range<usize>,
-    /// `[rows, group, stride]`
+    /// `[rows, heads, stride]`
     totals: &'a mut [f32],
     /// As `totals`, for the part in progress; then widened keys and values.
     scratch: &'a mut [f32],
@@ -162,15 +175,16 @@ impl<E: Element> Kernel for Attend<'_, E> {
     fn run<S: Simd>(self, simd: S) {
         let Self { shared, queries, bytes, tokens, totals, scratch, .. } = self;
         let PagesDecl { key_dim, value_dim, .. } = *shared.decl;
-        let count = queries.rows.len() * shared.group();
+        let count = queries.rows.len() * shared.heads();
         let (parts, widened) = scratch.split_at_mut(count * shared.stride());
         totals.chunks_exact_mut(shared.stride()).take(count).for_each(clear);
         parts.chunks_exact_mut(shared.stride()).for_each(clear);
-        let block = BLOCK.min(shared.pages.page_size);
+        let (block, value_stride) = (BLOCK.min(shared.pages.page_size), shared.decl.value_stride());
+        let kv_head = queries.group / (shared.groups / shared.decl.kv_heads);
         let find = |token: usize| {
-            let [key, value] = shared.pages.find(shared.decl, queries.table, token, queries.kv_head);
+            let [key, value] = shared.pages.find(shared.decl, queries.table, token, kv_head);
             let keys = &bytes[key * E::BYTES..][..block * key_dim * E::BYTES];
-            [keys, &bytes[value * E::BYTES..][..block * value_dim * E::BYTES]]
+            [keys, &bytes[value * E::BYTES..][..block * value_stride * E::BYTES]]
         };
         let widen = E::BYTES < F32::BYTES && count >= WIDEN;
         for first in tokens.clone().step_by(block) {
@@ -184,9 +198,14 @@ impl<E: Element> Kernel for Attend<'_, E> {
             }
             if widen {
                 let (wide_keys, wide_values) = widened.split_at_mut(block * key_dim);
-                let wide_values = &mut wide_values[..block * value_dim];
                 dense::widen::<E, S>(simd, keys, wide_keys);
-                dense::widen::<E, S>(simd, values, wide_values);
+                let wide_values = match shared.decl.layout {
+                    PageLayout::Latent => &*wide_keys,
+                    PageLayout::Separate => {
+                        dense::widen::<E, S>(simd, values, &mut wide_values[..block * value_dim]);
+                        &wide_values[..block * value_dim]
+                    }
+                };
                 let wide = [bytemuck::cast_slice(wide_keys), bytemuck::cast_slice(wide_values)];
                 attend_block::<F32, S>(simd, (&shared, &queries), first..first + block, wide, [parts, totals]);
             } else {
@@ -205,7 +224,7 @@ fn attend_block<E: Element, S: Simd>(
     block: [&[u8]; 2],
     [parts, totals]: [&mut [f32]; 2],
 ) {
-    let (group, key_dim, stride) = (shared.group(), shared.decl.key_dim, shared.stride());
+    let (heads, key_dim, stride) = (shared.heads(), shared.decl.key_dim, shared.stride());
     for (i, row) in queries.rows.clone().enumerate() {
         let visible = queries.visible + i;
         if visible <= tokens.start {
@@ -213,12 +232,12 @@ fn attend_block<E: Element, S: Simd>(
         }
         let end = tokens.end.min(visible);
         let merges = end == visible || end.is_multiple_of(part_len(visible));
-        let q =
-            |head: usize| &shared.q[((row * shared.op.heads) + queries.kv_head * group + head) * key_dim..][..key_dim];
+        let first = row * shared.op.heads + queries.group * heads;
+        let q = |head: usize| &shared.q[(first + head) * key_dim..][..key_dim];
         let count = end - tokens.start;
-        for head in (0..group).step_by(2) {
-            let both = (2).min(group - head) * stride;
-            let at = (i * group + head) * stride;
+        for head in (0..heads).step_by(2) {
+            let both = (2).min(heads - head) * stride;
+            let at = (i * heads + head) * stride;
             let (part, total) = (&mut parts[at..at + both], &mut totals[at..at + both]);
             if let Some((first, second)) = part.split_at_mut_checked(stride).filter(|(_, second)| !second.is_empty()) {
                 absorb::<E, S, 2>(simd, (shared.op.scale, [q(head), q(head + 1)]), block, count, [first, second]);
@@ -259,7 +278,8 @@ fn absorb<E: Element, S: Simd, const R: usize>(
         fades[r] = soften(simd, scale, &mut scores[r], states[r]);
     }
     let weights = scores.each_ref().map(|scores| &scores[..count]);
-    dense::combine::<E, S, R>(simd, fades, weights, values, states.map(|state| &mut state[2..]));
+    let values = (values, values.len() / (tokens * E::BYTES));
+    dense::combine_strided::<E, S, R>(simd, fades, weights, values, states.map(|state| &mut state[2..]));
 }
 
 /// Turns scores into weights relative to the largest score so far, adds them to the sum of the state, and returns what
@@ -343,20 +363,16 @@ impl Kernel for Finish<'_> {
 /// All rows of a tile, each with its whole context.
 fn attend_tile(shared: &Shared<'_>, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
     let ([first_row, first_column], [rows, width]) = (out.first(), out.size());
-    let kv_head = first_column / width;
-    let (totals, scratch) = scratch.split_at_mut(scratch_totals(shared));
-    shared.each_span(first_row..first_row + rows, kv_head, |queries| {
+    let group = first_column / width;
+    let (totals, scratch) = scratch.split_at_mut(QUERIES * shared.stride());
+    shared.each_span(first_row..first_row + rows, group, |queries| {
         let rows = queries.rows.clone();
         let tokens = 0..queries.visible + rows.len() - 1;
         shared.attend(queries, tokens, totals, scratch);
-        for (row, totals) in rows.zip(totals.chunks_exact(shared.group() * shared.stride())) {
-            shared.finish(row, kv_head, totals, out.row_mut(row - first_row));
+        for (row, totals) in rows.zip(totals.chunks_exact(shared.heads() * shared.stride())) {
+            shared.finish(row, group, totals, out.row_mut(row - first_row));
         }
     });
-}
-
-fn scratch_totals(shared: &Shared<'_>) -> usize {
-    QUERIES.max(shared.group()) * shared.stride()
 }
 
 impl Machine {
@@ -372,22 +388,24 @@ impl Machine {
             pages: arena,
             step,
             ordinal: program.page_ordinal(op.store),
+            groups: op.heads / group(op, decl),
             q: &acts[op.q.0 as usize],
             gate: op.gate.map(|gate| &acts[gate.0 as usize][..]),
         };
         let longest = step.spans().iter().map(|span| (span.context + span.rows) as usize).max().unwrap_or(0);
-        let width = shared.group() * decl.value_dim;
-        let (pairs, parts) = (rows * decl.kv_heads, most_parts(longest));
+        let (heads, groups) = (shared.heads(), shared.groups);
+        let width = heads * decl.value_dim;
+        let (pairs, parts) = (rows * groups, most_parts(longest));
         let threads = pool.threads();
         let out_rows = &mut out[..rows * columns];
         if threads > 1 && parts > 1 && pairs < pairs_to_share(threads) {
-            let size = shared.group() * shared.stride();
+            let size = heads * shared.stride();
             let partials = &mut partials[..pairs * parts * size];
             let tasks = (Place::Everywhere, pairs * parts);
             pool.each(tasks, Tiles::chunks(partials, size), scratch, |task, mut partial, scratch| {
                 let (pair, part) = (task / parts, task % parts);
-                let row = pair / decl.kv_heads;
-                shared.each_span(row..row + 1, pair % decl.kv_heads, |queries| {
+                let row = pair / groups;
+                shared.each_span(row..row + 1, pair % groups, |queries| {
                     let (len, visible) = (part_len(queries.visible), queries.visible);
                     let tokens = part * len..((part + 1) * len).min(visible);
                     // A part beyond the context is empty and leaves its mark of emptiness.
@@ -397,17 +415,17 @@ impl Machine {
             let partials = &*partials;
             let tiles = Tiles::new(out_rows, columns, [1, width]);
             pool.each((Place::Here, pairs), tiles, scratch, |pair, mut out, scratch| {
-                let (row, kv_head) = (pair / decl.kv_heads, pair % decl.kv_heads);
+                let (row, group) = (pair / groups, pair % groups);
                 let totals = &mut scratch[..size];
                 let parts = &partials[pair * parts * size..][..parts * size];
                 proof.run(Merge { parts, totals, stride: shared.stride() });
-                shared.finish(row, kv_head, totals, out.row_mut(0));
+                shared.finish(row, group, totals, out.row_mut(0));
             });
         } else {
-            let tile_rows = (pairs / (2 * threads)).clamp(1, (QUERIES / shared.group()).max(1));
+            let tile_rows = (pairs / (2 * threads)).clamp(1, QUERIES / heads);
             let tiles = Tiles::new(out_rows, columns, [tile_rows, width]);
-            let tasks = rows.div_ceil(tile_rows) * decl.kv_heads;
-            let place = Place::of(pairs * longest * (decl.key_dim + decl.value_dim));
+            let tasks = rows.div_ceil(tile_rows) * groups;
+            let place = Place::of(pairs * heads * longest * (decl.key_dim + decl.value_dim));
             pool.each((place, tasks), tiles, scratch, |_, out, scratch| attend_tile(&shared, out, scratch));
         }
         self.put(op.out, out);

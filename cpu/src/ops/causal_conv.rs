@@ -1,4 +1,5 @@
-//! Depthwise causal convolution, then SiLU, with a ring of earlier rows per slot (ALGORITHMS 2.7).
+//! Depthwise causal convolutions with a ring of earlier rows per slot (ALGORITHMS 2.7): the one of recurrences, which
+//! ends in SiLU, and the gated one.
 
 use crate::{
     machine::Machine,
@@ -7,6 +8,7 @@ use crate::{
     slots::Memory,
 };
 use kvas_backend::{
+    Act, Store, Weight,
     op::{self, Activation},
     store::ConvDecl,
 };
@@ -16,15 +18,30 @@ pub(crate) fn scratch(decl: &ConvDecl) -> usize {
     (decl.taps - 1) * decl.channels
 }
 
+/// What is done with the sums of a convolution.
+#[derive(Clone, Copy)]
+enum Sums<B, G> {
+    /// `silu(sum + bias)`
+    Silu(Option<B>),
+    /// `c * sum`, convolving `b * x` of rows `b | c | x`.
+    Gate(G),
+}
+
 /// Some channels of a span.
 struct Convolve<'a> {
     /// The span's rows.
     x: Tile<'a, f32>,
+    /// The ring of the slot.
+    ring: Tile<'a, f32>,
+    /// Position of the first row.
+    context: usize,
     /// `[taps, all channels]`
     weights: &'a [f32],
     all_channels: usize,
-    /// `[taps - 1, channels]`: rows before the span.
-    earlier: &'a [f32],
+    /// `[all channels]` or `[rows, 3 * all channels]`
+    sums: Sums<&'a [f32], &'a [f32]>,
+    /// `[taps - 1, channels]`: room for the rows before the span.
+    earlier: &'a mut [f32],
 }
 
 impl Kernel for Convolve<'_> {
@@ -33,13 +50,25 @@ impl Kernel for Convolve<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let [rows, channels] = self.x.size();
+        if let Sums::Gate(bcx) = self.sums {
+            for row in 0..rows {
+                let [b, _, x] = self.gates(bcx, row);
+                let out = self.x.row_mut(row);
+                out.copy_from_slice(b);
+                math::scale_by(simd, out, 1.0, x);
+            }
+        }
+        self.slide();
         let first = self.x.first()[1];
         let reach = self.weights.len() / self.all_channels - 1;
         // Backwards, so that a row is replaced after the last row that reads it.
         for row in (0..rows).rev() {
             for at in (0..channels).step_by(S::LANES) {
                 let end = (at + S::LANES).min(channels);
-                let mut sum = simd.splat(0.0);
+                let mut sum = match self.sums {
+                    Sums::Silu(Some(bias)) => math::load(simd, &bias[first..][at..end]),
+                    Sums::Silu(None) | Sums::Gate(_) => simd.splat(0.0),
+                };
                 for tap in 0..=reach {
                     let weight = &self.weights[tap * self.all_channels + first..][at..end];
                     let x = match (row + tap).checked_sub(reach) {
@@ -48,47 +77,76 @@ impl Kernel for Convolve<'_> {
                     };
                     sum = simd.fma(math::load(simd, weight), x, sum);
                 }
-                let y = math::activate(simd, Activation::Silu, sum);
+                let y = match self.sums {
+                    Sums::Silu(_) => math::activate(simd, Activation::Silu, sum),
+                    Sums::Gate(bcx) => simd.mul(math::load(simd, &self.gates(bcx, row)[1][at..end]), sum),
+                };
                 math::store(simd, y, &mut self.x.row_mut(row)[at..end]);
             }
         }
     }
 }
 
+impl<'a> Convolve<'a> {
+    /// The columns of b, c and x in a row.
+    fn gates(&self, bcx: &'a [f32], row: usize) -> [&'a [f32]; 3] {
+        let (first, channels) = (self.x.first()[1], self.x.size()[1]);
+        [0, 1, 2].map(|part| &bcx[(3 * row + part) * self.all_channels + first..][..channels])
+    }
+
+    /// Takes the rows before the span from the ring, and leaves the span's last ones there.
+    fn slide(&mut self) {
+        let [rows, channels] = self.x.size();
+        let mask = self.ring.size()[0] - 1;
+        let reach = self.earlier.len() / channels;
+        for (i, earlier) in self.earlier.chunks_exact_mut(channels).enumerate() {
+            match (self.context + i).checked_sub(reach) {
+                Some(position) => earlier.copy_from_slice(self.ring.row(position & mask)),
+                None => earlier.fill(0.0),
+            }
+        }
+        for row in rows.saturating_sub(mask + 1)..rows {
+            self.ring.row_mut((self.context + row) & mask).copy_from_slice(self.x.row(row));
+        }
+    }
+}
+
 impl Machine {
     pub(crate) fn causal_conv(&mut self, op: &op::CausalConv) {
-        let mut x = self.take(op.x);
-        let Self { proof, pool, step, memory, taps, scratch, .. } = self;
-        let Memory::Conv(conv) = &mut memory[op.store.0 as usize] else { panic!("validated: a conv store") };
-        let (channels, reach, mask) = (conv.decl.channels, conv.decl.taps - 1, conv.ring - 1);
-        let weights = &taps[op.weight.0 as usize];
+        self.convolve(op.x, op.weight, Sums::Silu(op.bias), op.store);
+    }
+
+    pub(crate) fn short_conv(&mut self, op: &op::ShortConv) {
+        self.convolve(op.out, op.weight, Sums::Gate(op.bcx), op.store);
+    }
+
+    /// Convolves the rows of `x [rows, channels]` in place.
+    fn convolve(&mut self, x: Act, weight: Weight, sums: Sums<Weight, Act>, store: Store) {
+        let mut values = self.take(x);
+        let Self { proof, pool, step, memory, taps, scratch, acts, matrices, .. } = self;
+        let Memory::Conv(conv) = &mut memory[store.0 as usize] else { panic!("validated: a conv store") };
+        let (channels, reach, ring_rows) = (conv.decl.channels, conv.decl.taps - 1, conv.ring);
+        let weights = &taps[weight.0 as usize];
         for (first, span) in step.spans_with_rows() {
             let (rows, context) = (span.rows as usize, span.context as usize);
             let place = Place::of(rows * channels * (reach + 8));
             let width = if place == Place::Here { channels } else { channels.div_ceil(pool.threads()) };
             let width = width.next_multiple_of(16);
-            let ring_size = conv.ring * channels;
+            let ring_size = ring_rows * channels;
             let ring = &mut conv.rows[span.slot.0 as usize * ring_size..][..ring_size];
+            let sums = match sums {
+                Sums::Silu(bias) => Sums::Silu(bias.map(|bias| matrices[bias.0 as usize].floats())),
+                Sums::Gate(bcx) => Sums::Gate(&acts[bcx.0 as usize][3 * first * channels..]),
+            };
             let parts = (
-                Tiles::new(&mut x[first * channels..(first + rows) * channels], channels, [rows, width]),
-                Tiles::new(ring, channels, [mask + 1, width]),
+                Tiles::new(&mut values[first * channels..(first + rows) * channels], channels, [rows, width]),
+                Tiles::new(ring, channels, [ring_rows, width]),
             );
-            pool.each((place, channels.div_ceil(width)), parts, scratch, |_, (x, mut ring), scratch| {
-                let width = x.size()[1];
-                let earlier = &mut scratch[..reach * width];
-                for (i, earlier) in earlier.chunks_exact_mut(width).enumerate() {
-                    match (context + i).checked_sub(reach) {
-                        Some(position) => earlier.copy_from_slice(ring.row(position & mask)),
-                        None => earlier.fill(0.0),
-                    }
-                }
-                // Only the last rows survive in the ring.
-                for row in rows.saturating_sub(mask + 1)..rows {
-                    ring.row_mut((context + row) & mask).copy_from_slice(x.row(row));
-                }
-                proof.run(Convolve { x, weights, all_channels: channels, earlier });
+            pool.each((place, channels.div_ceil(width)), parts, scratch, |_, (x, ring), scratch| {
+                let earlier = &mut scratch[..reach * x.size()[1]];
+                proof.run(Convolve { x, ring, context, weights, all_channels: channels, sums, earlier });
             });
         }
-        self.put(op.x, x);
+        self.put(x, values);
     }
 }

@@ -1,82 +1,119 @@
-//! Matrix products of every row with one or two stored weights.
+//! Matrix products of every row with one or two stored weights, and of the heads of a row with weights of their own.
 
-use super::product::{Activations, Entries, Finish, Product};
+use super::product::{Activations, Entries, Finish, Linear, Product};
 use crate::{
     machine::Machine,
     pool::{Place, Pool, Tiles},
-    quant::Path,
     weights::Matrix,
 };
 use kvas_backend::{
-    Act,
+    Act, Weight,
     op::{self, Output},
 };
 
 /// Columns of an output tile are a multiple of this: weight rows that are read together.
 const COLUMNS: usize = 8;
 
-/// Runs a product on all threads, each with its own columns of `out [_, outputs]`.
-pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Vec<f32>], product: Product<'_>, out: &mut [f32]) {
+/// A matrix, some columns of which a product fills.
+pub(crate) struct Target<'a> {
+    /// `[_, width]`
+    pub(crate) values: &'a mut [f32],
+    pub(crate) width: usize,
+    /// The first column that is filled.
+    pub(crate) column: usize,
+}
+
+/// Runs a product on all threads, each with its own columns of the target.
+pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Vec<f32>], product: Product<'_>, target: Target<'_>) {
     let outputs = product.outputs;
     let meetings = product.entries.ends.last().map_or(0, |end| *end as usize);
-    if out.is_empty() || meetings == 0 {
+    if target.values.is_empty() || meetings == 0 {
         return;
     }
     let place = Place::of(meetings * outputs * product.matrix.columns);
     let threads = if place == Place::Here { 1 } else { pool.threads() };
     let columns = outputs.div_ceil(threads).next_multiple_of(COLUMNS);
-    let parts = Tiles::new(out, outputs, [usize::MAX, columns]);
+    let part = target.column..target.column + outputs;
+    let parts = Tiles::within((target.values, target.width), part, [usize::MAX, columns]);
     pool.each((place, outputs.div_ceil(columns)), parts, scratch, |_, out, scratch| product.run(out, scratch));
 }
 
 impl Machine {
     pub(crate) fn linear(&mut self, op: &op::Linear) {
-        let bias = op.bias.map(|bias| bias.0 as usize);
-        let gate = op.row_gate.map(|gate| gate.0 as usize);
+        let op::Linear { activation, scale, .. } = *op;
         let accumulate = op.output == Output::Accumulate;
-        self.dense([op.x, op.out], op.weight.0 as usize, None, |acts, matrices| match (bias, gate, accumulate) {
-            (None, None, false) => Finish::Write,
-            _ => {
-                let bias = bias.map(|bias| matrices[bias].floats());
-                Finish::Linear { bias, gate: gate.map(|gate| &acts[gate][..]), accumulate }
-            }
+        self.dense(op.x, (op.out, op.column), (op.weight, None), |acts, matrices| {
+            let bias = op.bias.map(|bias| matrices[bias.0 as usize].floats());
+            let gate = op.row_gate.map(|gate| &acts[gate.0 as usize][..]);
+            Finish::Linear(Linear { bias, activation, gate, scale, accumulate })
         });
     }
 
     pub(crate) fn gated_linear(&mut self, op: &op::GatedLinear) {
-        let up = Some(op.up.0 as usize);
-        self.dense([op.x, op.out], op.gate.0 as usize, up, |_, _| Finish::Gated(op.activation));
+        self.dense(op.x, (op.out, 0), (op.gate, Some(op.up)), |_, _| Finish::Gated(op.activation));
     }
 
     fn dense(
         &mut self,
-        [x, out]: [Act; 2],
-        matrix: usize,
-        other: Option<usize>,
+        x: Act,
+        (out, column): (Act, usize),
+        (matrix, other): (Weight, Option<Weight>),
         finish: impl for<'a> Fn(&'a [Vec<f32>], &'a [Matrix]) -> Finish<'a>,
     ) {
-        let (columns, outputs, rows) = (self.columns(x), self.columns(out), self.rows(out));
+        let (columns, width, rows) = (self.columns(x), self.columns(out), self.rows(out));
         let mut values = self.take(out);
         let Self { proof, pool, acts, matrices, quantised, scratch, .. } = self;
-        let input = &acts[x.0 as usize][..rows * columns];
         let ends = [rows as u32];
         let entries = Entries { order: None, ends: &ends, per_input: 1, per_output: 1 };
-        let wants = |at: usize| Path::of(matrices[at].quant) == Path::Quantised;
-        let x = if wants(matrix) || other.is_some_and(wants) {
-            quantised.get((*proof, pool), x, input, columns)
-        } else {
-            Activations::float(input, columns)
-        };
+        let input = Activations::float(&acts[x.0 as usize][..rows * columns], columns, columns);
+        let (matrix, other) = (&matrices[matrix.0 as usize], other.map(|other| &matrices[other.0 as usize]));
         let product = Product {
             proof: *proof,
-            matrix: &matrices[matrix],
-            other: other.map(|other| &matrices[other]),
-            x,
+            matrix,
+            other,
+            x: quantised.forms((*proof, pool), (x, input), matrix, other),
             entries,
-            outputs,
+            outputs: matrix.rows(),
             finish: finish(acts, matrices),
         };
-        distribute(pool, scratch, product, &mut values[..rows * outputs]);
+        distribute(pool, scratch, product, Target { values: &mut values[..rows * width], width, column });
         self.put(out, values);
+    }
+
+    pub(crate) fn head_linear(&mut self, op: &op::HeadLinear) {
+        let rows = self.rows(op.out);
+        let [x_width, width] = [op.x, op.out].map(|act| self.columns(act) / op.heads);
+        let mut out = self.take(op.out);
+        let Self { proof, pool, acts, matrices, quantised, scratch, routed: order, routed_ends: ends, .. } = self;
+        let matrix = &matrices[op.weight.0 as usize];
+        let (inputs, outputs) = (matrix.columns, matrix.rows() / op.heads);
+        // Entries are the heads of all rows; those of a head form a group.
+        let (order, ends) = (&mut order[..rows * op.heads], &mut ends[..op.heads]);
+        for (at, entry) in order.iter_mut().enumerate() {
+            *entry = (at % rows * op.heads + at / rows) as u32;
+        }
+        for (head, end) in ends.iter_mut().enumerate() {
+            *end = ((head + 1) * rows) as u32;
+        }
+        let values = &mut out[..rows * op.heads * width];
+        let x = &acts[op.x.0 as usize][..rows * op.heads * x_width];
+        let product = Product {
+            proof: *proof,
+            matrix,
+            other: None,
+            x: quantised.forms((*proof, pool), (op.x, Activations::float(x, inputs, x_width)), matrix, None),
+            entries: Entries { order: Some(order), ends, per_input: 1, per_output: 1 },
+            outputs,
+            finish: Finish::Linear(Linear::PLAIN),
+        };
+        distribute(pool, scratch, product, Target { values, width, column: 0 });
+        if outputs < width {
+            let left_over = Tiles::within((values, width), outputs..width, [op.heads, width - outputs]);
+            pool.share((Place::of(rows * op.heads * (width - outputs)), rows), left_over, |row, mut out| {
+                let heads = x[row * op.heads * x_width..].chunks_exact(x_width);
+                heads.take(op.heads).enumerate().for_each(|(head, x)| out.row_mut(head).copy_from_slice(&x[inputs..]));
+            });
+        }
+        self.put(op.out, out);
     }
 }

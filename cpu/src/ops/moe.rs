@@ -1,22 +1,21 @@
 //! Choosing experts, and their products: rows are grouped by expert, so that an expert's weights are read once.
 
 use super::{
-    linear::distribute,
-    product::{Activations, Entries, Finish, Product},
+    linear::{Target, distribute},
+    product::{Activations, Entries, Finish, Linear, Product},
 };
 use crate::{
     machine::Machine,
     pool::{Place, Tiles},
-    quant::Path,
 };
 use kvas_backend::{
-    Act,
-    op::{self, Output, Scoring},
+    Act, Weight,
+    op::{self, ExpertGroups, Output, Scoring},
 };
 
-/// Floats of scratch a thread needs to route a row.
-pub(crate) fn route_scratch(experts: usize) -> usize {
-    experts
+/// Floats of scratch a thread needs to route a row over `experts`: scores, merits, merits of groups.
+pub(crate) fn route_scratch(experts: usize, op: &op::Route) -> usize {
+    2 * experts + op.groups.map_or(0, |groups| groups.groups)
 }
 
 fn scores(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
@@ -37,17 +36,39 @@ fn scores(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
     }
 }
 
-/// Moves the best scores to `weights` and their indices to `experts`, best first, the lower index of equal ones.
-fn choose(scores: &mut [f32], experts: &mut [f32], weights: &mut [f32]) {
-    for (expert, weight) in experts.iter_mut().zip(weights) {
+/// Names the experts of greatest merit, best first, the lower index of equal ones. Their merits are lost.
+fn choose(merits: &mut [f32], experts: &mut [f32]) {
+    for expert in experts {
         let mut best = 0;
-        for (at, score) in scores.iter().enumerate() {
-            if score.total_cmp(&scores[best]).is_gt() {
+        for (at, merit) in merits.iter().enumerate() {
+            if merit.total_cmp(&merits[best]).is_gt() {
                 best = at;
             }
         }
-        (*expert, *weight) = (best as f32, scores[best]);
-        scores[best] = f32::NEG_INFINITY; // no score is this small
+        *expert = best as f32;
+        merits[best] = f32::NEG_INFINITY; // no merit is this small
+    }
+}
+
+/// Takes the experts of all but the best groups out of the competition; of equal groups the lower index stays.
+fn keep_best_groups(merits: &mut [f32], groups: ExpertGroups, of_groups: &mut [f32]) {
+    let size = merits.len() / groups.groups;
+    for (of_group, merits) in of_groups.iter_mut().zip(merits.chunks_exact(size)) {
+        let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for merit in merits {
+            (best, second) = if *merit > best { (*merit, best) } else { (best, second.max(*merit)) };
+        }
+        *of_group = best + second;
+    }
+    for _ in groups.active..groups.groups {
+        let mut worst = 0;
+        for (at, of_group) in of_groups.iter().enumerate() {
+            if of_group.total_cmp(&of_groups[worst]).is_le() {
+                worst = at;
+            }
+        }
+        of_groups[worst] = f32::INFINITY; // no merit is this large
+        merits[worst * size..][..size].fill(f32::NEG_INFINITY);
     }
 }
 
@@ -82,14 +103,24 @@ impl Machine {
         let (experts, active, rows) = (self.columns(op.logits), self.columns(op.experts), self.rows(op.experts));
         let (mut chosen, mut weights) = (self.take(op.experts), self.take(op.weights));
         let logits = &self.acts[op.logits.0 as usize];
+        let bias = op.bias.map(|bias| self.matrices[bias.0 as usize].floats());
         let parts =
             (Tiles::chunks(&mut chosen[..rows * active], active), Tiles::chunks(&mut weights[..rows * active], active));
         let tasks = (Place::of(rows * experts * active), rows);
         self.pool.each(tasks, parts, &mut self.scratch, |row, (mut chosen, mut weights), scratch| {
-            let scratch = &mut scratch[..experts];
-            scores(op.scoring, &logits[row * experts..][..experts], scratch);
-            let weights = weights.row_mut(0);
-            choose(scratch, chosen.row_mut(0), weights);
+            let (plain, scratch) = scratch.split_at_mut(experts);
+            let (merits, of_groups) = scratch.split_at_mut(experts);
+            scores(op.scoring, &logits[row * experts..][..experts], plain);
+            merits.copy_from_slice(plain);
+            if let Some(bias) = bias {
+                merits.iter_mut().zip(bias).for_each(|(merit, bias)| *merit += bias);
+            }
+            if let Some(groups) = op.groups {
+                keep_best_groups(merits, groups, &mut of_groups[..groups.groups]);
+            }
+            let (chosen, weights) = (chosen.row_mut(0), weights.row_mut(0));
+            choose(merits, chosen);
+            weights.iter_mut().zip(chosen).for_each(|(weight, expert)| *weight = plain[*expert as usize]);
             let total: f32 = if op.normalise { weights.iter().sum() } else { 1.0 };
             weights.iter_mut().for_each(|weight| *weight = *weight / total * op.scale);
         });
@@ -103,8 +134,11 @@ impl Machine {
         let routed = Routed { experts: op.experts, outputs, per_input: active, per_output: 1 };
         let mut out = self.take(op.out);
         let len = self.len(op.out);
-        let matrices = [op.gate.0 as usize, op.up.0 as usize];
-        self.routed_product(op.x, routed, matrices, None, (Finish::Gated(op.activation), &mut out[..len]));
+        let matrices = op.gate.map_or((op.up, None), |gate| (gate, Some(op.up)));
+        self.routed_product(op.x, routed, matrices, &mut out[..len], |_| match op.gate {
+            Some(_) => Finish::Gated(op.activation),
+            None => Finish::Linear(Linear { activation: Some(op.activation), ..Linear::PLAIN }),
+        });
         self.put(op.out, out);
     }
 
@@ -115,47 +149,38 @@ impl Machine {
         if op.output == Output::Write {
             out[..len].fill(0.0);
         }
-        let matrices = [op.weight.0 as usize; 2];
-        self.routed_product(op.x, routed, matrices, Some(op.weights), (Finish::Write, &mut out[..len]));
+        self.routed_product(op.x, routed, (op.weight, None), &mut out[..len], |acts| {
+            Finish::Weighted(&acts[op.weights.0 as usize])
+        });
         self.put(op.out, out);
     }
 
-    /// `weights`: the act that weighs each entry, for the ops that sum entries into rows. An entry's expert is added
-    /// in the order of expert numbers, which depends on the row alone.
+    /// An expert's entries are added to a row in the order of expert numbers, which depends on the row alone.
     fn routed_product(
         &mut self,
         x: Act,
         routed: Routed,
-        [matrix, other]: [usize; 2],
-        weights: Option<Act>,
-        (finish, out): (Finish<'_>, &mut [f32]),
+        (matrix, other): (Weight, Option<Weight>),
+        out: &mut [f32],
+        finish: impl for<'a> Fn(&'a [Vec<f32>]) -> Finish<'a>,
     ) {
         let Routed { outputs, per_input, per_output, .. } = routed;
-        let len = self.len(x);
-        let entries = self.len(routed.experts);
-        let columns = self.matrices[matrix].columns;
+        let (len, columns, entries) = (self.len(x), self.matrices[matrix.0 as usize].columns, self.len(routed.experts));
         let Self { proof, pool, acts, matrices, quantised, scratch, routed: order, routed_ends, .. } = self;
-        let experts = matrices[matrix].rows() / outputs;
-        let (order, ends) = (&mut order[..entries], &mut routed_ends[..experts]);
+        let (matrix, other) = (&matrices[matrix.0 as usize], other.map(|other| &matrices[other.0 as usize]));
+        let (order, ends) = (&mut order[..entries], &mut routed_ends[..matrix.rows() / outputs]);
         group(&acts[routed.experts.0 as usize][..entries], order, ends);
-        let input = &acts[x.0 as usize][..len];
-        let wants = |at: usize| Path::of(matrices[at].quant) == Path::Quantised;
-        let x = if wants(matrix) || wants(other) {
-            quantised.get((*proof, pool), x, input, columns)
-        } else {
-            Activations::float(input, columns)
-        };
-        let finish = weights.map_or(finish, |weights| Finish::Weighted(&acts[weights.0 as usize]));
+        let input = Activations::float(&acts[x.0 as usize][..len], columns, columns);
         let product = Product {
             proof: *proof,
-            matrix: &matrices[matrix],
-            other: matches!(finish, Finish::Gated(_)).then(|| &matrices[other]),
-            x,
+            matrix,
+            other,
+            x: quantised.forms((*proof, pool), (x, input), matrix, other),
             entries: Entries { order: Some(order), ends, per_input, per_output },
             outputs,
-            finish,
+            finish: finish(acts),
         };
-        distribute(pool, scratch, product, out);
+        distribute(pool, scratch, product, Target { values: out, width: outputs, column: 0 });
     }
 }
 
@@ -172,8 +197,19 @@ mod tests {
 
     #[test]
     fn the_lowest_index_wins_ties() {
-        let (mut experts, mut weights) = ([0.0; 3], [0.0; 3]);
-        choose(&mut [0.5, 1.0, 0.25, 1.0], &mut experts, &mut weights);
-        assert_eq!((experts, weights), ([1.0, 3.0, 0.0], [1.0, 1.0, 0.5]));
+        let mut experts = [0.0; 3];
+        choose(&mut [0.5, 1.0, 0.25, 1.0], &mut experts);
+        assert_eq!(experts, [1.0, 3.0, 0.0]);
+    }
+
+    #[test]
+    fn a_group_is_as_good_as_its_two_best() {
+        let gone = f32::NEG_INFINITY;
+        let mut merits = [9.0, 0.0, 0.0, 5.0, 5.0, 0.0, 5.0, 0.0, 5.0, 1.0, 2.0, 3.0];
+        keep_best_groups(&mut merits, ExpertGroups { groups: 4, active: 2 }, &mut [0.0; 4]);
+        assert_eq!(merits, [gone, gone, gone, 5.0, 5.0, 0.0, 5.0, 0.0, 5.0, gone, gone, gone]);
+        let mut merits = [1.0; 4];
+        keep_best_groups(&mut merits, ExpertGroups { groups: 2, active: 1 }, &mut [0.0; 2]);
+        assert_eq!(merits, [1.0, 1.0, gone, gone]);
     }
 }

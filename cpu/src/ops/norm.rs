@@ -1,18 +1,19 @@
-//! Root-mean-square norms.
+//! Root-mean-square norms, with and without gates.
 
 use crate::{
     machine::Machine,
     pool::{Place, Tiles},
     simd::{Kernel, Simd, math},
 };
-use kvas_backend::op::{self, Activation};
+use kvas_backend::op::{self, Activation, GateOrder};
 
-/// Normalises each group of `weight.len()` values of a row in place, and multiplies with an activated gate.
+/// Normalises each group of values of a row in place.
 struct NormRow<'a> {
     row: &'a mut [f32],
+    /// `[groups, group]`, or `[1, group]` for all of them.
     weight: &'a [f32],
+    group: usize,
     eps: f32,
-    gate: Option<(&'a [f32], Activation)>,
 }
 
 impl Kernel for NormRow<'_> {
@@ -20,13 +21,27 @@ impl Kernel for NormRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for group in self.row.chunks_exact_mut(self.weight.len()) {
+        let weights = self.weight.chunks_exact(self.group).cycle();
+        for (group, weight) in self.row.chunks_exact_mut(self.group).zip(weights) {
             let square = math::sum_of_squares(simd, group) / group.len() as f32;
-            math::scale_by(simd, group, 1.0 / (square + self.eps).sqrt(), self.weight);
+            math::scale_by(simd, group, 1.0 / (square + self.eps).sqrt(), weight);
         }
-        if let Some((gate, activation)) = self.gate {
-            math::gate_in_place(simd, activation, gate, self.row);
-        }
+    }
+}
+
+/// Multiplies a row with an activated gate.
+struct GateRow<'a> {
+    row: &'a mut [f32],
+    gate: &'a [f32],
+    activation: Activation,
+}
+
+impl Kernel for GateRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        math::gate_in_place(simd, self.activation, self.gate, self.row);
     }
 }
 
@@ -42,7 +57,7 @@ impl Machine {
             if !x.is_empty() {
                 out.copy_from_slice(&x[row * columns..][..columns]);
             }
-            proof.run(NormRow { row: out, weight, eps: op.eps, gate: None });
+            proof.run(NormRow { row: out, weight, group: weight.len(), eps: op.eps });
         });
         self.put(op.out, out);
     }
@@ -51,11 +66,20 @@ impl Machine {
         let (columns, rows) = (self.columns(op.x), self.rows(op.x));
         let mut out = self.take(op.x);
         let gate = &self.acts[op.gate.0 as usize];
-        let (proof, weight) = (self.proof, self.matrices[op.weight.0 as usize].floats());
+        let (proof, weight) = (self.proof, op.weight.map(|weight| &self.matrices[weight.0 as usize]));
         let parts = Tiles::chunks(&mut out[..rows * columns], columns);
         self.pool.share((Place::of(rows * columns), rows), parts, |row, mut out| {
-            let gate = Some((&gate[row * columns..][..columns], op.activation));
-            proof.run(NormRow { row: out.row_mut(0), weight, eps: op.eps, gate });
+            let gate = &gate[row * columns..][..columns];
+            if op.order == GateOrder::BeforeNorm {
+                proof.run(GateRow { row: out.row_mut(0), gate, activation: op.activation });
+            }
+            if let Some(weight) = weight {
+                let (weight, group) = (weight.floats(), weight.columns);
+                proof.run(NormRow { row: out.row_mut(0), weight, group, eps: op.eps });
+            }
+            if op.order == GateOrder::AfterNorm {
+                proof.run(GateRow { row: out.row_mut(0), gate, activation: op.activation });
+            }
         });
         self.put(op.x, out);
     }

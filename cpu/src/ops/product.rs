@@ -14,10 +14,13 @@ use kvas_backend::op::Activation;
 use kvas_gguf::Quant;
 use std::{marker::PhantomData, ops::Range};
 
-/// Weight rows computed before their results are finished.
-const OUTPUTS: usize = 64;
-/// Most activation rows that share a pass over `OUTPUTS` weight rows.
+/// Products computed before they are finished: those of `ROWS` entries with few weight rows, which stay in the
+/// caches, or those of `FEW` entries with many, which come from memory the faster the more there are in one piece.
+const RESULTS: usize = 4096;
+/// Most entries that share a pass over weight rows.
 const ROWS: usize = 64;
+/// Entries that are few.
+const FEW: usize = 4;
 /// Bytes of activations that should stay in the second-level cache next to the weights.
 const CACHE: usize = 128 * 1024;
 /// Weight rows that are dequantised at once.
@@ -26,15 +29,18 @@ const TILE: usize = 4;
 /// Floats of scratch a thread needs for products with `matrix`.
 pub(crate) fn scratch(matrix: &Matrix) -> usize {
     let dequantised = if Path::of(matrix.quant) == Path::Dequantised { TILE * matrix.columns } else { 0 };
-    2 * ROWS * OUTPUTS + dequantised
+    2 * RESULTS + dequantised
 }
 
-/// Activation rows `[rows, columns]`, in the forms that formats want.
+/// Activation rows, in the forms that formats want.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Activations<'a> {
+    /// That are multiplied.
     pub(crate) columns: usize,
+    /// Values from one row of `x` to the next.
+    pub(crate) stride: usize,
     pub(crate) x: &'a [f32],
-    /// In 8 bits; empty if no format wants it.
+    /// `[rows, columns]` in 8 bits; empty if no format wants it.
     pub(crate) values: &'a [i8],
     /// By block.
     pub(crate) scales: &'a [f32],
@@ -43,13 +49,13 @@ pub(crate) struct Activations<'a> {
 }
 
 impl<'a> Activations<'a> {
-    /// Rows that are multiplied in f32.
-    pub(crate) fn float(x: &'a [f32], columns: usize) -> Self {
-        Self { columns, x, values: &[], scales: &[], sums: &[] }
+    /// The first `columns` of every `stride` values, to be multiplied in f32.
+    pub(crate) fn float(x: &'a [f32], columns: usize, stride: usize) -> Self {
+        Self { columns, stride, x, values: &[], scales: &[], sums: &[] }
     }
 
     fn float_row(&self, row: usize) -> &'a [f32] {
-        &self.x[row * self.columns..][..self.columns]
+        &self.x[row * self.stride..][..self.columns]
     }
 
     fn quantised_row(&self, row: usize) -> QuantisedRow<'a> {
@@ -99,14 +105,26 @@ impl Entries<'_> {
 /// What becomes of the products of one entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Finish<'a> {
-    /// `out = y`
-    Write,
-    /// `out = [out +] sigmoid(gate[entry]) * (y + bias)`
-    Linear { bias: Option<&'a [f32]>, gate: Option<&'a [f32]>, accumulate: bool },
+    Linear(Linear<'a>),
     /// `out = activation(y) * (the other matrix's product)`
     Gated(Activation),
     /// `out += weights[entry] * y`
     Weighted(&'a [f32]),
+}
+
+/// `out = [out +] scale * sigmoid(gate[entry]) * activation(y + bias)`
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Linear<'a> {
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) activation: Option<Activation>,
+    pub(crate) gate: Option<&'a [f32]>,
+    pub(crate) scale: f32,
+    pub(crate) accumulate: bool,
+}
+
+impl Linear<'_> {
+    /// `out = y`
+    pub(crate) const PLAIN: Self = Self { bias: None, activation: None, gate: None, scale: 1.0, accumulate: false };
 }
 
 /// A product: everything but where a thread writes.
@@ -126,26 +144,27 @@ pub(crate) struct Product<'a> {
 impl Product<'_> {
     /// Computes the columns of a tile that spans all rows of the output.
     pub(crate) fn run(&self, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
-        let (y, scratch) = scratch.split_at_mut(ROWS * OUTPUTS);
-        let (other, dequantised) = scratch.split_at_mut(ROWS * OUTPUTS);
+        let (y, scratch) = scratch.split_at_mut(RESULTS);
+        let (other, dequantised) = scratch.split_at_mut(RESULTS);
         let value_bytes = if self.x.values.is_empty() { 4 } else { 1 };
         let rows_at_once = (CACHE / (self.x.columns * value_bytes).max(1)).clamp(4, ROWS) / 4 * 4;
         let [first, columns] = [out.first()[1], out.size()[1]];
         let mut start = 0;
         for (group, end) in self.entries.ends.iter().map(|end| *end as usize).enumerate() {
-            for at in (0..columns).step_by(OUTPUTS) {
-                let count = OUTPUTS.min(columns - at);
+            let width = RESULTS / if end - start <= FEW { FEW } else { ROWS };
+            for at in (0..columns).step_by(width) {
+                let count = width.min(columns - at);
                 let rows = group * self.outputs + first + at;
                 let rows = rows..rows + count;
                 for block in (start..end).step_by(rows_at_once) {
                     let block = block..(block + rows_at_once).min(end);
-                    self.multiply(self.matrix, rows.clone(), block.clone(), y, dequantised);
+                    self.multiply(self.matrix, rows.clone(), block.clone(), (y, width), dequantised);
                     if let Some(matrix) = self.other {
-                        self.multiply(matrix, rows.clone(), block.clone(), other, dequantised);
+                        self.multiply(matrix, rows.clone(), block.clone(), (other, width), dequantised);
                     }
                     for (i, entry) in block.enumerate() {
                         let entry = self.entries.entry(entry);
-                        let part = i * OUTPUTS..i * OUTPUTS + count;
+                        let part = i * width..i * width + count;
                         let out = &mut out.row_mut(entry / self.entries.per_output)[at..at + count];
                         let (y, other, column) = (&mut y[part.clone()], &other[part], first + at);
                         self.proof.run(FinishRow { finish: self.finish, entry, column, y, other, out });
@@ -156,13 +175,13 @@ impl Product<'_> {
         }
     }
 
-    /// `y[entry][row] = matrix[row] . x[entry]`, with `OUTPUTS` values of `y` per entry.
+    /// `y[entry][row] = matrix[row] . x[entry]`, with `width` values of `y` per entry.
     fn multiply(
         &self,
         matrix: &Matrix,
         rows: Range<usize>,
         block: Range<usize>,
-        y: &mut [f32],
+        (y, width): (&mut [f32], usize),
         dequantised: &mut [f32],
     ) {
         if Path::of(matrix.quant) == Path::Dequantised {
@@ -174,7 +193,7 @@ impl Product<'_> {
                 }
                 let weights = bytemuck::cast_slice(&scratch[..rows.len() * matrix.columns]);
                 let tile = RowsTimes::<F32>::new(self, weights, rows.len(), block.clone());
-                self.proof.run(tile.writing_to(&mut y[number * TILE..]));
+                self.proof.run(tile.writing_to(&mut y[number * TILE..], width));
             }
             return;
         }
@@ -183,7 +202,7 @@ impl Product<'_> {
             ($($quant:ident $format:ident),*) => {
                 match matrix.quant {
                     $(Quant::$quant => {
-                        self.proof.run(RowsTimes::<$format>::new(self, weights, rows.len(), block).writing_to(y))
+                        self.proof.run(RowsTimes::<$format>::new(self, weights, rows.len(), block).writing_to(y, width))
                     })*
                     other => unreachable!("{other} is dequantised first"),
                 }
@@ -197,21 +216,24 @@ impl Product<'_> {
 struct RowsTimes<'a, F> {
     weights: &'a [u8],
     count: usize,
+    row_bytes: usize,
     x: Activations<'a>,
     entries: Entries<'a>,
     block: Range<usize>,
     y: &'a mut [f32],
+    /// Values of `y` from one entry to the next.
+    width: usize,
     format: PhantomData<F>,
 }
 
 impl<'a, F: Operand> RowsTimes<'a, F> {
     fn new(product: &Product<'a>, weights: &'a [u8], count: usize, block: Range<usize>) -> Self {
-        let (x, entries) = (product.x, product.entries);
-        Self { weights, count, x, entries, block, y: &mut [], format: PhantomData }
+        let (x, entries, row_bytes) = (product.x, product.entries, weights.len() / count);
+        Self { weights, count, row_bytes, x, entries, block, y: &mut [], width: 0, format: PhantomData }
     }
 
-    fn writing_to(mut self, y: &'a mut [f32]) -> Self {
-        self.y = y;
+    fn writing_to(mut self, y: &'a mut [f32], width: usize) -> Self {
+        (self.y, self.width) = (y, width);
         self
     }
 
@@ -219,21 +241,22 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
         F::row(&self.x, self.entries.entry(self.block.start + at) / self.entries.per_input)
     }
 
+    /// `W` weight rows from `first` on, `apart` from each other, times the entries from `at` on.
     #[inline(always)]
-    fn tile<S: Simd, const W: usize, const R: usize>(&mut self, simd: S, first: usize, at: usize) {
-        let row_bytes = self.weights.len() / self.count;
+    fn tile<S: Simd, const W: usize, const R: usize>(
+        &mut self,
+        simd: S,
+        (first, apart): (usize, usize),
+        (at, x): (usize, &[F::Row<'a>; ROWS]),
+    ) {
         let mut weights = [self.weights; W];
         for w in 0..W {
-            weights[w] = &self.weights[(first + w) * row_bytes..][..row_bytes];
+            weights[w] = &self.weights[(first + w * apart) * self.row_bytes..][..self.row_bytes];
         }
-        let mut x = [self.row(at); R];
-        for r in 1..R {
-            x[r] = self.row(at + r);
-        }
-        let sums = F::tile::<S, W, R>(simd, weights, x);
+        let sums = F::tile::<S, W, R>(simd, weights, *x[at..].first_chunk().expect("as many entries"));
         for r in 0..R {
             for w in 0..W {
-                self.y[(at + r) * OUTPUTS + first + w] = sums[w][r];
+                self.y[(at + r) * self.width + first + w * apart] = sums[w][r];
             }
         }
     }
@@ -242,35 +265,37 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
 impl<F: Operand> Kernel for RowsTimes<'_, F> {
     type Output = ();
 
+    /// Rows of a tile are as far apart as can be: each is then followed by the one of the next tile, and memory is
+    /// read as a few long streams, which is what it is fast at.
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let entries = self.block.len();
+        let mut x = [self.row(0); ROWS];
+        for at in 1..entries {
+            x[at] = self.row(at);
+        }
         let fours = entries - entries % 4;
         // Many entries: few weight rows are unpacked for many entries. Few entries: many rows are read at once.
-        let pairs = if fours > 0 { self.count - self.count % 2 } else { 0 };
-        for first in (0..pairs).step_by(2) {
+        let half = if fours > 0 { self.count / 2 } else { 0 };
+        for first in 0..half {
             for at in (0..fours).step_by(4) {
-                self.tile::<S, 2, 4>(simd, first, at);
+                self.tile::<S, 2, 4>(simd, (first, half), (at, &x));
             }
         }
-        for first in pairs..self.count {
+        for first in 2 * half..self.count {
             for at in 0..fours {
-                self.tile::<S, 1, 1>(simd, first, at);
+                self.tile::<S, 1, 1>(simd, (first, 1), (at, &x));
             }
         }
-        let whole = self.count - self.count % F::TOGETHER;
-        for first in (0..whole).step_by(F::TOGETHER) {
+        let quarter = self.count / 4;
+        for first in 0..quarter {
             for at in fours..entries {
-                if F::TOGETHER == 2 {
-                    self.tile::<S, 2, 1>(simd, first, at);
-                } else {
-                    self.tile::<S, 4, 1>(simd, first, at);
-                }
+                self.tile::<S, 4, 1>(simd, (first, quarter), (at, &x));
             }
         }
-        for first in whole..self.count {
+        for first in 4 * quarter..self.count {
             for at in fours..entries {
-                self.tile::<S, 1, 1>(simd, first, at);
+                self.tile::<S, 1, 1>(simd, (first, 1), (at, &x));
             }
         }
     }
@@ -294,15 +319,17 @@ impl Kernel for FinishRow<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Self { finish, entry, column, y, other, out } = self;
         match finish {
-            Finish::Write => out.copy_from_slice(y),
             Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
             Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
-            Finish::Linear { bias, gate, accumulate } => {
+            Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
                 if let Some(bias) = bias {
                     math::add(simd, y, &bias[column..column + out.len()]);
                 }
-                if let Some(gate) = gate {
-                    math::scale(simd, y, 1.0 / (1.0 + (-gate[entry]).exp()));
+                if let Some(activation) = activation {
+                    math::activate_in_place(simd, activation, y);
+                }
+                if gate.is_some() || scale != 1.0 {
+                    math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
                 }
                 if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
             }

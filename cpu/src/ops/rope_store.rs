@@ -6,7 +6,7 @@ use crate::{
     simd::{Kernel, Proof, Simd},
     weights::Matrix,
 };
-use kvas_backend::{Op, Program, Rope, Step, StoreDecl, Weight, op, rope::Pairing};
+use kvas_backend::{Op, Program, Rope, Step, StoreDecl, Weight, op, rope::Pairing, store::PageLayout};
 
 /// Angles of the rows of a step: layers that rotate alike share them.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ fn rotate(
 
 impl Machine {
     pub(crate) fn rope_store(&mut self, op: &op::RopeStore) {
-        let [q_columns, k_columns, v_columns] = [op.q, op.k, op.v].map(|act| self.columns(act));
+        let [q_columns, k_columns] = [op.q, op.k].map(|act| self.columns(act));
         let (q_len, k_len) = (self.len(op.q), self.len(op.k));
         let (mut q, mut k) = (self.take(op.q), self.take(op.k));
         let Self { proof, pool, step, ropes, acts, pages, program, .. } = self;
@@ -157,16 +157,20 @@ impl Machine {
         let StoreDecl::Pages(decl) = program.store(op.store) else { panic!("validated: a page store") };
         let v = &acts[op.v.0 as usize];
         let ordinal = program.page_ordinal(op.store);
+        // Latent keys begin with their values.
+        let before = match decl.layout {
+            PageLayout::Separate => 0,
+            PageLayout::Latent => decl.value_dim,
+        };
         for (number, (first, span)) in step.spans_with_rows().enumerate() {
             let table = step.table(number, ordinal);
             for row in first..first + span.rows as usize {
                 let position = span.context as usize + row - first;
-                let keys = k[row * k_columns..][..k_columns].chunks_exact(decl.key_dim);
-                let values = v[row * v_columns..][..v_columns].chunks_exact(decl.value_dim);
-                for (head, (key, value)) in keys.zip(values).enumerate() {
+                for head in 0..decl.kv_heads {
                     let [key_at, value_at] = pages.find(decl, table, position, head);
-                    pages.write(key_at, key);
-                    pages.write(value_at, value);
+                    let at = row * decl.kv_heads + head;
+                    pages.write(key_at + before, &k[at * (decl.key_dim - before)..][..decl.key_dim - before]);
+                    pages.write(value_at, &v[at * decl.value_dim..][..decl.value_dim]);
                 }
             }
         }

@@ -17,6 +17,9 @@ impl Machine {
             let token = tokens[row] as usize;
             assert!(token < vocab, "token {token} of a vocabulary of {vocab}");
             table.dequantise(token, out.row_mut(0));
+            if op.scale != 1.0 {
+                out.row_mut(0).iter_mut().for_each(|x| *x *= op.scale);
+            }
         });
         self.put(op.out, out);
     }

@@ -23,7 +23,6 @@ format!(Q8_0, 272);
 
 impl Group<272> for Q8_0 {
     const UNIT: usize = 34;
-    const TOGETHER: usize = 2;
     const OFFSETS: bool = false;
 
     #[inline(always)]
@@ -44,7 +43,6 @@ format!(Q4_0, 144);
 
 impl Group<144> for Q4_0 {
     const UNIT: usize = 18;
-    const TOGETHER: usize = 4;
     const OFFSETS: bool = true;
 
     #[inline(always)]

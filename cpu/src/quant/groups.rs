@@ -7,9 +7,9 @@ use crate::simd::{Blocks, Simd};
 /// Values of a group.
 const GROUP: usize = 8 * BLOCK;
 
-/// Bytes from what is computed with to what is fetched ahead. Far, and through the rows that follow: rows are short
-/// streams, which the hardware learns too late and forgets at every page.
-const AHEAD: usize = 16 * 1024;
+/// Bytes from what is computed with to what is fetched ahead, through the rows that follow: the hardware forgets a
+/// stream at every page.
+const AHEAD: usize = 2048;
 
 /// What the blocks of a group have in common, and their scales.
 #[derive(Clone, Copy)]
@@ -26,8 +26,6 @@ pub(super) struct Opened<B: Blocks> {
 pub(super) trait Group<const BYTES: usize> {
     /// Bytes of the smallest number of values a row may have.
     const UNIT: usize;
-    /// As [`super::Format::TOGETHER`].
-    const TOGETHER: usize;
     /// Whether values are stored with an offset.
     const OFFSETS: bool;
 
@@ -173,7 +171,6 @@ macro_rules! format {
     ($name:ident, $bytes:literal) => {
         impl $crate::quant::Format for $name {
             type Row<'a> = $crate::quant::QuantisedRow<'a>;
-            const TOGETHER: usize = <$name as $crate::quant::groups::Group<$bytes>>::TOGETHER;
 
             #[inline(always)]
             fn tile<S: $crate::simd::Simd, const W: usize, const R: usize>(

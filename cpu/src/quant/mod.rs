@@ -61,9 +61,6 @@ impl Path {
 pub(crate) trait Format {
     /// A row of activations in the form the format wants.
     type Row<'a>: Copy;
-    /// Weight rows that are best read together for a single activation row: 2 or 4. More rows share more work, fewer
-    /// are longer streams.
-    const TOGETHER: usize;
 
     /// `out[w][r] = weights[w] . x[r]`
     fn tile<S: Simd, const W: usize, const R: usize>(
@@ -75,7 +72,6 @@ pub(crate) trait Format {
 
 impl<E: Element> Format for E {
     type Row<'a> = &'a [f32];
-    const TOGETHER: usize = 4;
 
     #[inline(always)]
     fn tile<S: Simd, const W: usize, const R: usize>(simd: S, weights: [&[u8]; W], x: [&[f32]; R]) -> [[f32; R]; W] {

@@ -25,7 +25,6 @@ fn scales_and_minima(packed: &[u8]) -> ([u8; 8], [u8; 8]) {
 
 impl Group<144> for Q4K {
     const UNIT: usize = 144;
-    const TOGETHER: usize = 4;
     const OFFSETS: bool = true;
 
     #[inline(always)]

@@ -11,7 +11,6 @@ format!(Q6K, 210);
 
 impl Group<210> for Q6K {
     const UNIT: usize = 210;
-    const TOGETHER: usize = 4;
     const OFFSETS: bool = false;
 
     #[inline(always)]

@@ -97,7 +97,7 @@ pub(crate) fn tile<E: Element, S: Simd, const W: usize, const R: usize>(
 
 /// The sum over the lanes of each, eight at a time where there are eight.
 #[inline(always)]
-fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S::F32; R]; W]) -> [[f32; R]; W] {
+pub(crate) fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S::F32; R]; W]) -> [[f32; R]; W] {
     let mut out = [[0.0; R]; W];
     if W * R == 8 {
         let mut flat = [simd.splat(0.0); 8];
@@ -162,38 +162,51 @@ pub(crate) fn combine<E: Element, S: Simd, const R: usize>(
     factors: [f32; R],
     weights: [&[f32]; R],
     matrix: &[u8],
+    out: [&mut [f32]; R],
+) {
+    let columns = out[0].len();
+    combine_strided::<E, S, R>(simd, factors, weights, (matrix, columns), out);
+}
+
+/// [`combine`] for rows that begin every `stride` elements.
+#[inline(always)]
+pub(crate) fn combine_strided<E: Element, S: Simd, const R: usize>(
+    simd: S,
+    factors: [f32; R],
+    weights: [&[f32]; R],
+    (matrix, stride): (&[u8], usize),
     mut out: [&mut [f32]; R],
 ) {
     let columns = out[0].len();
     for r in 0..R {
         assert_eq!((out[r].len(), weights[r].len()), (columns, weights[0].len()), "alike");
     }
-    assert!(matrix.len() >= weights[0].len() * columns * E::BYTES, "a row per weight");
+    let row_bytes = stride * E::BYTES;
+    assert!(columns <= stride && matrix.len() >= weights[0].len() * row_bytes, "a row per weight");
     let mut at = 0;
     // As many columns at a time as make eight sums: fewer would wait for each other.
     while R == 1 && at + 8 * S::LANES <= columns {
         // SAFETY: 8 LANES columns from `at` on lie in every row of `out` and of the matrix, which has all the rows.
-        unsafe { strip::<E, S, R, 8>(simd, factors, weights, (matrix, at), &mut out) };
+        unsafe { strip::<E, S, R, 8>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
         at += 8 * S::LANES;
     }
     while at + 4 * S::LANES <= columns {
         // SAFETY: as above, for 4 LANES columns.
-        unsafe { strip::<E, S, R, 4>(simd, factors, weights, (matrix, at), &mut out) };
+        unsafe { strip::<E, S, R, 4>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
         at += 4 * S::LANES;
     }
     while at + S::LANES <= columns {
         // SAFETY: as above, for LANES columns.
-        unsafe { strip::<E, S, R, 1>(simd, factors, weights, (matrix, at), &mut out) };
+        unsafe { strip::<E, S, R, 1>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
         at += S::LANES;
     }
     if at < columns {
-        let row_bytes = columns * E::BYTES;
         for r in 0..R {
             let out = &mut out[r][at..];
             let mut sum = simd.mul(simd.splat(factors[r]), math::load(simd, out));
             for (j, weight) in weights[r].iter().enumerate() {
                 let mut tail = [0.0; 16];
-                E::widen(&matrix[j * row_bytes + at * E::BYTES..(j + 1) * row_bytes], &mut tail);
+                E::widen(&matrix[j * row_bytes..][at * E::BYTES..columns * E::BYTES], &mut tail);
                 sum = simd.fma(simd.splat(*weight), math::load(simd, &tail), sum);
             }
             math::store(simd, sum, out);
@@ -201,20 +214,19 @@ pub(crate) fn combine<E: Element, S: Simd, const R: usize>(
     }
 }
 
-/// [`combine`] for `V * LANES` columns from `at` on.
+/// [`combine`] for `V * LANES` columns from `at` on of rows `row_bytes` apart.
 ///
 /// # Safety
-/// All `out` have these columns, and the matrix has a row of as many columns as they for every weight; there are as
-/// many weights for each of them.
+/// All `out` have these columns, and the matrix has a row with them for every weight; there are as many weights for
+/// each of them.
 #[inline(always)]
 unsafe fn strip<E: Element, S: Simd, const R: usize, const V: usize>(
     simd: S,
     factors: [f32; R],
     weights: [&[f32]; R],
-    (matrix, at): (&[u8], usize),
+    (matrix, row_bytes, at): (&[u8], usize, usize),
     out: &mut [&mut [f32]; R],
 ) {
-    let row_bytes = out[0].len() * E::BYTES;
     let mut sums = [[simd.splat(0.0); V]; R];
     for r in 0..R {
         for v in 0..V {

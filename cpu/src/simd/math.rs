@@ -58,13 +58,38 @@ pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.div(one, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), x))))
 }
 
-/// The nonlinearity of a gate.
+/// `ln(1 + e^x)` to a few units in the last place; 0 below -87.
+#[inline(always)]
+pub(crate) fn softplus<S: Simd>(simd: S, x: S::F32) -> S::F32 {
+    // With z = e^-|x|: max(x, 0) + ln(1 + z), and ln(1 + z) = 2 artanh(w) of w = z / (2 + z), at most 1/3.
+    const TERMS: [f32; 7] = [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
+    let negative = simd.sub(simd.splat(0.0), x);
+    let z = exp(simd, simd.min(negative, x));
+    let w = simd.div(z, simd.add(z, simd.splat(2.0)));
+    let square = simd.mul(w, w);
+    let mut sum = simd.splat(1.0 / 15.0);
+    for term in TERMS {
+        sum = simd.fma(sum, square, simd.splat(term));
+    }
+    simd.fma(simd.add(w, w), sum, simd.max(simd.splat(0.0), x))
+}
+
+/// The nonlinearity of a gate or a hidden layer.
 #[inline(always)]
 pub(crate) fn activate<S: Simd>(simd: S, activation: Activation, x: S::F32) -> S::F32 {
-    let gate = sigmoid(simd, x);
     match activation {
-        Activation::Silu => simd.mul(x, gate),
-        Activation::Sigmoid => gate,
+        Activation::Silu => simd.mul(x, sigmoid(simd, x)),
+        Activation::Sigmoid => sigmoid(simd, x),
+        Activation::ReluSquared => simd.zero_below(x, simd.splat(0.0), simd.mul(x, x)),
+    }
+}
+
+/// `x = activation(x)`
+#[inline(always)]
+pub(crate) fn activate_in_place<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
+    for x in x.chunks_mut(S::LANES) {
+        let y = activate(simd, activation, load(simd, x));
+        store(simd, y, x);
     }
 }
 
@@ -73,6 +98,24 @@ pub(crate) fn activate<S: Simd>(simd: S, activation: Activation, x: S::F32) -> S
 pub(crate) fn exp_in_place<S: Simd>(simd: S, x: &mut [f32]) {
     for x in x.chunks_mut(S::LANES) {
         let y = exp(simd, load(simd, x));
+        store(simd, y, x);
+    }
+}
+
+/// `x = ln(1 + e^x)`
+#[inline(always)]
+pub(crate) fn softplus_in_place<S: Simd>(simd: S, x: &mut [f32]) {
+    for x in x.chunks_mut(S::LANES) {
+        let y = softplus(simd, load(simd, x));
+        store(simd, y, x);
+    }
+}
+
+/// `x = 1 / (1 + e^-x)`
+#[inline(always)]
+pub(crate) fn sigmoid_in_place<S: Simd>(simd: S, x: &mut [f32]) {
+    for x in x.chunks_mut(S::LANES) {
+        let y = sigmoid(simd, load(simd, x));
         store(simd, y, x);
     }
 }
@@ -107,6 +150,16 @@ pub(crate) fn scale<S: Simd>(simd: S, x: &mut [f32], factor: f32) {
     for x in x.chunks_mut(S::LANES) {
         let y = simd.mul(load(simd, x), factor);
         store(simd, y, x);
+    }
+}
+
+/// `out = factor * x`
+#[inline(always)]
+pub(crate) fn scaled<S: Simd>(simd: S, x: &[f32], factor: f32, out: &mut [f32]) {
+    let factor = simd.splat(factor);
+    for (out, x) in out.chunks_mut(S::LANES).zip(x.chunks(S::LANES)) {
+        let y = simd.mul(load(simd, x), factor);
+        store(simd, y, out);
     }
 }
 

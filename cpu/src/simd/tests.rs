@@ -24,6 +24,7 @@ struct Map<'a>(fn(&mut [f32]), &'a mut [f32], Which);
 enum Which {
     Exp,
     Sigmoid,
+    Softplus,
 }
 
 impl Kernel for Map<'_> {
@@ -33,7 +34,11 @@ impl Kernel for Map<'_> {
     fn run<S: Simd>(self, simd: S) {
         for x in self.1.chunks_mut(S::LANES) {
             let loaded = math::load(simd, x);
-            let y = if self.2 == Which::Exp { math::exp(simd, loaded) } else { math::sigmoid(simd, loaded) };
+            let y = match self.2 {
+                Which::Exp => math::exp(simd, loaded),
+                Which::Sigmoid => math::sigmoid(simd, loaded),
+                Which::Softplus => math::softplus(simd, loaded),
+            };
             math::store(simd, y, x);
         }
         (self.0)(self.1);
@@ -47,7 +52,7 @@ fn mapped(proof: Proof, x: &[f32], which: Which) -> Vec<f32> {
 }
 
 #[test]
-fn exp_and_sigmoid_are_exact_to_a_few_units() {
+fn exp_sigmoid_and_softplus_are_exact_to_a_few_units() {
     let x: Vec<f32> = (-8700..8800).map(|i| i as f32 / 100.0).collect();
     everywhere(|proof| {
         for (x, y) in x.iter().zip(mapped(proof, &x, Which::Exp)) {
@@ -57,6 +62,10 @@ fn exp_and_sigmoid_are_exact_to_a_few_units() {
         for (x, y) in x.iter().zip(mapped(proof, &x, Which::Sigmoid)) {
             let exact = 1.0 / (1.0 + (-f64::from(*x)).exp());
             assert!((f64::from(y) / exact - 1.0).abs() < 5e-7, "{proof:?}: sigmoid({x}) = {y}, not {exact}");
+        }
+        for (x, y) in x.iter().zip(mapped(proof, &x, Which::Softplus)) {
+            let exact = f64::from(*x).exp().ln_1p();
+            assert!((f64::from(y) / exact - 1.0).abs() < 4e-7, "{proof:?}: softplus({x}) = {y}, not {exact}");
         }
     });
 }
@@ -69,6 +78,9 @@ fn exp_of_the_extremes() {
         assert!(y[3].is_nan() && y[4] > 1e38);
         let y = mapped(proof, &[f32::NEG_INFINITY, f32::INFINITY, f32::NAN], Which::Sigmoid);
         assert!(y[0] < 1e-37 && y[1] == 1.0 && y[2].is_nan());
+        let y = mapped(proof, &[f32::NEG_INFINITY, -1e30, f32::INFINITY, f32::NAN, 1e30], Which::Softplus);
+        assert_eq!([y[0], y[1], y[2], y[4]], [0.0, 0.0, f32::INFINITY, 1e30]);
+        assert!(y[3].is_nan());
     });
 }
 

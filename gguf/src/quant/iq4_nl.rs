@@ -34,7 +34,7 @@ impl Block for Iq4Nl {
 impl QuantizeBlock for Iq4Nl {
     fn quantize_weighted(x: &[f32], importance: Option<&[f32]>) -> Self {
         let weights = weights(x, importance);
-        let scale = f16_bytes(best_scale(x, &weights));
+        let scale = f16_bytes(best_scale(search::group(x), search::group(&weights)));
         let inverse = search::inverse(f16_value(scale));
         Iq4Nl { scale, codes: std::array::from_fn(|i| code(x[i] * inverse) | code(x[i + 16] * inverse) << 4) }
     }
@@ -49,7 +49,7 @@ pub(crate) fn weights(x: &[f32], importance: Option<&[f32]>) -> Vec<f32> {
 }
 
 /// The best scale for 32 elements.
-pub(crate) fn best_scale(x: &[f32], weights: &[f32]) -> f32 {
+pub(crate) fn best_scale(x: &[f32; 32], weights: &[f32; 32]) -> f32 {
     let ends = [IQ4_LEVELS[0], IQ4_LEVELS[15]].map(f32::from);
     let candidates = ends.into_iter().flat_map(|end| search::candidates(x, end, 9.0));
     search::scale(x, weights, candidates, |v| f32::from(IQ4_LEVELS[usize::from(code(v))]))
@@ -57,7 +57,7 @@ pub(crate) fn best_scale(x: &[f32], weights: &[f32]) -> f32 {
 
 /// The code of the level nearest to a value.
 pub(crate) fn code(value: f32) -> u8 {
-    NEAREST[(2.0 * value + 256.0).clamp(0.0, 511.0) as usize]
+    NEAREST[search::clip(2.0 * value + 256.0, 0.0, 511.0) as usize]
 }
 
 /// The nearest code of each half unit from -128 to 127.5; exact, because all midpoints between levels lie on half units.

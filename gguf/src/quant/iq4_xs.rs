@@ -52,8 +52,8 @@ impl QuantizeBlock for Iq4Xs {
     fn quantize_weighted(x: &[f32], importance: Option<&[f32]>) -> Self {
         let weights = weights(x, importance);
         let fits: [nest::Fit; 8] = std::array::from_fn(|group| {
-            let range = 32 * group..32 * (group + 1);
-            nest::Fit::new(best_scale(&x[range.clone()], &weights[range.clone()]), &weights[range])
+            let (x, weights) = (search::group(&x[32 * group..]), search::group(&weights[32 * group..]));
+            nest::Fit::new(best_scale(x, weights), weights)
         });
         let nested = nest::nest_symmetric(&fits, 32.0);
         let inverses = nested.scales.map(|small| search::inverse(nested.scale * f32::from(small)));

@@ -1,6 +1,6 @@
 //! Super-blocks: groups whose own scales are small integers times one scale of the whole block.
 
-use super::search::{self, Reach, inverse, round};
+use super::search::{self, Reach, clip, inverse, round};
 use super::{f16_bytes, f16_value};
 
 /// What one group of a super-block would like: `scale * code - min`.
@@ -27,7 +27,7 @@ pub(crate) fn symmetric_groups<const GROUPS: usize, const LEN: usize>(
     top: f32,
 ) -> [Fit; GROUPS] {
     std::array::from_fn(|group| {
-        let (x, weights) = (&x[LEN * group..][..LEN], &weights[LEN * group..][..LEN]);
+        let (x, weights) = (search::group::<LEN>(&x[LEN * group..]), search::group::<LEN>(&weights[LEN * group..]));
         Fit::new(search::symmetric(x, weights, top), weights)
     })
 }
@@ -40,7 +40,7 @@ pub(crate) fn affine_groups<const GROUPS: usize, const LEN: usize>(
     reach: Reach,
 ) -> [Fit; GROUPS] {
     std::array::from_fn(|group| {
-        let (x, weights) = (&x[LEN * group..][..LEN], &weights[LEN * group..][..LEN]);
+        let (x, weights) = (search::group::<LEN>(&x[LEN * group..]), search::group::<LEN>(&weights[LEN * group..]));
         let (scale, min) = search::scale_and_min(x, weights, top, reach);
         Fit { min, ..Fit::new(scale, weights) }
     })
@@ -55,7 +55,7 @@ pub(crate) struct Symmetric<const GROUPS: usize> {
 
 /// Rounds the scales of the groups to -top..top of one scale.
 pub(crate) fn nest_symmetric<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32) -> Symmetric<GROUPS> {
-    let level = |v: f32| round(v).clamp(-top, top - 1.0);
+    let level = |v: f32| clip(round(v), -top, top - 1.0);
     let (scales, weights) = (fits.map(|fit| fit.scale), fits.map(|fit| fit.weight));
     let scale = f16_value(f16_bytes(search::scale(&scales, &weights, search::candidates(&scales, -top, 0.9), level)));
     Symmetric { scale, scales: scales.map(|own| level(own * inverse(scale)) as i8) }
@@ -65,7 +65,7 @@ impl<const GROUPS: usize> Symmetric<GROUPS> {
     /// The codes of the elements, `top` added so that none is negative.
     pub(crate) fn codes(&self, x: &[f32], top: f32) -> [u8; 256] {
         let inverses = self.scales.map(|small| inverse(self.scale * f32::from(small)));
-        std::array::from_fn(|i| (round(x[i] * inverses[i * GROUPS / 256]).clamp(-top, top - 1.0) + top) as u8)
+        std::array::from_fn(|i| (clip(round(x[i] * inverses[i * GROUPS / 256]), -top, top - 1.0) + top) as u8)
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Affine<const GROUPS: usize> {
 
 /// Rounds the scales and the minimums of the groups to 0..=top of one scale each.
 pub(crate) fn nest_affine<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32) -> Affine<GROUPS> {
-    let level = |v: f32| round(v).clamp(0.0, top);
+    let level = |v: f32| clip(round(v), 0.0, top);
     let weights = fits.map(|fit| fit.weight);
     let nest = |values: [f32; GROUPS]| {
         let scale =
@@ -95,11 +95,11 @@ pub(crate) fn nest_affine<const GROUPS: usize>(fits: &[Fit; GROUPS], top: f32) -
 
 impl<const GROUPS: usize> Affine<GROUPS> {
     /// Tries the neighbours of each group's scale and minimum on the elements themselves: rounding both to the nearest
-    /// integer is not always best once the codes can follow. Scales and minimums are 0..=top, codes 0..=code_top.
-    pub(crate) fn refined(mut self, x: &[f32], weights: &[f32], top: u8, code_top: f32) -> Self {
-        let len = x.len() / GROUPS;
+    /// integer is not always best once the codes can follow. Groups have `LEN` elements, scales and minimums are
+    /// 0..=top, codes 0..=code_top.
+    pub(crate) fn refined<const LEN: usize>(mut self, x: &[f32], weights: &[f32], top: u8, code_top: f32) -> Self {
         for group in 0..GROUPS {
-            let (x, weights) = (&x[len * group..][..len], &weights[len * group..][..len]);
+            let (x, weights) = (search::group::<LEN>(&x[LEN * group..]), search::group::<LEN>(&weights[LEN * group..]));
             let error = |(scale, min): (u8, u8)| {
                 let (scale, min) = (self.scale * f32::from(scale), self.min_scale * f32::from(min));
                 let inverse = inverse(scale);
@@ -125,8 +125,9 @@ impl<const GROUPS: usize> Affine<GROUPS> {
 }
 
 /// The weighted squared error of what the elements become.
-fn squares(x: &[f32], weights: &[f32], becomes: impl Fn(f32) -> f32) -> f32 {
-    x.iter().zip(weights).map(|(&x, &weight)| weight * (becomes(x) - x) * (becomes(x) - x)).sum()
+fn squares<const LEN: usize>(x: &[f32; LEN], weights: &[f32; LEN], becomes: impl Fn(f32) -> f32) -> f32 {
+    let errors = search::each(x, |x| becomes(x) - x);
+    search::dot(weights, &search::products(&errors, &errors))
 }
 
 /// The try of least error, the first of equals.

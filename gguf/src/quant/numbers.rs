@@ -52,6 +52,10 @@ impl QuantizeBlock for F16 {
 
 impl QuantizeBlock for Bf16 {
     fn quantize_weighted(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        Bf16(half::bf16::from_f32(x[0]).to_le_bytes())
+        // To the nearest, ties to even; what is no number stays none, whatever its payload.
+        let bits = x[0].to_bits();
+        let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+        let bits = if x[0].is_nan() { bits >> 16 | 0x40 } else { nearest };
+        Bf16((bits as u16).to_le_bytes())
     }
 }

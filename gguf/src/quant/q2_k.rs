@@ -45,7 +45,7 @@ impl QuantizeBlock for Q2K {
         };
         let reach = search::Reach { from: -0.9, to: 0.9, step: 0.1 };
         let fits = nest::affine_groups::<16, 16>(x, &weights, 3.0, reach);
-        let nested = nest::nest_affine(&fits, 15.0).refined(x, &weights, 15, 3.0);
+        let nested = nest::nest_affine(&fits, 15.0).refined::<16>(x, &weights, 15, 3.0);
         let codes: [u8; 256] = nested.codes(x, 3.0);
         Q2K {
             scales: std::array::from_fn(|i| nested.scales[i] | nested.mins[i] << 4),

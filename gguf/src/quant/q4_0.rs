@@ -33,7 +33,10 @@ impl QuantizeBlock for Q4_0 {
         // Without importance, the element of largest magnitude becomes code 0.
         let scale = match importance {
             None => search::extreme(x) / -8.0,
-            Some(importance) => search::symmetric(x, &search::weights(x, importance, search::mean_square(x)), 8.0),
+            Some(importance) => {
+                let weights = search::weights(x, importance, search::mean_square(x));
+                search::symmetric::<32>(search::group(x), search::group(&weights), 8.0)
+            }
         };
         let inverse = search::inverse(scale);
         let code = |i: usize| ((x[i] * inverse + 8.5) as u8).min(15);

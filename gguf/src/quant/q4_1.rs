@@ -32,7 +32,7 @@ impl Block for Q4_1 {
 
 impl QuantizeBlock for Q4_1 {
     fn quantize_weighted(x: &[f32], importance: Option<&[f32]>) -> Self {
-        let (scale, min) = search::span(x, importance, 15.0);
+        let (scale, min) = search::span(search::group(x), importance, 15.0);
         let inverse = search::inverse(scale);
         let code = |i: usize| (((x[i] - min) * inverse + 0.5) as u8).min(15);
         Q4_1 {

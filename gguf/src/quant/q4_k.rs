@@ -64,7 +64,7 @@ impl QuantizeBlock for Q4K {
         let weights = weights(x, importance);
         let reach = search::Reach { from: -1.0, to: 1.0, step: 0.1 };
         let fits = nest::affine_groups::<8, 32>(x, &weights, 15.0, reach);
-        let nested = nest::nest_affine(&fits, 63.0).refined(x, &weights, 63, 15.0);
+        let nested = nest::nest_affine(&fits, 63.0).refined::<32>(x, &weights, 63, 15.0);
         let codes: [u8; 256] = nested.codes(x, 15.0);
         Q4K {
             scale: f16_bytes(nested.scale),

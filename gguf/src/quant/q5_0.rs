@@ -35,7 +35,10 @@ impl QuantizeBlock for Q5_0 {
         // Without importance, the element of largest magnitude becomes code 0.
         let scale = match importance {
             None => search::extreme(x) / -16.0,
-            Some(importance) => search::symmetric(x, &search::weights(x, importance, search::mean_square(x)), 16.0),
+            Some(importance) => {
+                let weights = search::weights(x, importance, search::mean_square(x));
+                search::symmetric::<32>(search::group(x), search::group(&weights), 16.0)
+            }
         };
         let inverse = search::inverse(scale);
         let (high, codes) = pack(&std::array::from_fn(|i| ((x[i] * inverse + 16.5) as u8).min(31)));

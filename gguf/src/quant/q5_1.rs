@@ -34,7 +34,7 @@ impl Block for Q5_1 {
 
 impl QuantizeBlock for Q5_1 {
     fn quantize_weighted(x: &[f32], importance: Option<&[f32]>) -> Self {
-        let (scale, min) = search::span(x, importance, 31.0);
+        let (scale, min) = search::span(search::group(x), importance, 31.0);
         let inverse = search::inverse(scale);
         let (high, codes) = pack(&std::array::from_fn(|i| (((x[i] - min) * inverse + 0.5) as u8).min(31)));
         Q5_1 { scale: f16_bytes(scale), min: f16_bytes(min), high, codes }

@@ -45,7 +45,7 @@ impl QuantizeBlock for Q5K {
         let weights = weights(x, importance);
         let reach = search::Reach { from: -0.9, to: 0.9, step: 0.1 };
         let fits = nest::affine_groups::<8, 32>(x, &weights, 31.0, reach);
-        let nested = nest::nest_affine(&fits, 63.0).refined(x, &weights, 63, 31.0);
+        let nested = nest::nest_affine(&fits, 63.0).refined::<32>(x, &weights, 63, 31.0);
         let codes: [u8; 256] = nested.codes(x, 31.0);
         Q5K {
             scale: f16_bytes(nested.scale),

@@ -29,9 +29,14 @@ impl Block for Q8_0 {
 
 impl QuantizeBlock for Q8_0 {
     fn quantize_weighted(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        let scale = search::extreme(x).abs() / 127.0;
+        let scale = search::magnitude(search::group::<32>(x)) / 127.0;
         let inverse = search::inverse(scale);
-        // Ties go away from zero, as the format's other writers have them.
-        Q8_0 { scale: f16_bytes(scale), codes: std::array::from_fn(|i| (x[i] * inverse).round() as i8) }
+        // Ties go away from zero, as the format's other writers have them. There is no instruction for that.
+        let code = |x: f32| {
+            let nearest = search::round(x * inverse);
+            let rest = x * inverse - nearest;
+            search::integer(nearest) + i8::from(rest == 0.5 && x > 0.0) - i8::from(rest == -0.5 && x < 0.0)
+        };
+        Q8_0 { scale: f16_bytes(scale), codes: search::group::<32>(x).map(code) }
     }
 }

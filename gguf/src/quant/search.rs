@@ -4,11 +4,55 @@
 /// Magnitudes below this are zero to every format.
 const TINY: f32 = 1e-15;
 
+// Groups are arrays, so that compilers know their lengths and turn all this into vector instructions.
+
+/// The first elements, as many as a group or a block has.
+pub(crate) fn group<const N: usize>(x: &[f32]) -> &[f32; N] {
+    x.first_chunk().expect("a block has all its elements")
+}
+
+/// What becomes of each element.
+pub(crate) fn each<const N: usize>(x: &[f32; N], becomes: impl Fn(f32) -> f32) -> [f32; N] {
+    std::array::from_fn(|i| becomes(x[i]))
+}
+
+/// The products of elements of the same place.
+pub(crate) fn products<const N: usize>(a: &[f32; N], b: &[f32; N]) -> [f32; N] {
+    std::array::from_fn(|i| a[i] * b[i])
+}
+
+/// The sum of the products of elements of the same place.
+pub(crate) fn dot<const N: usize>(a: &[f32; N], b: &[f32; N]) -> f32 {
+    total(&products(a, b))
+}
+
+/// The sum of a group, whose length is a multiple of four.
+pub(crate) fn total<const N: usize>(numbers: &[f32; N]) -> f32 {
+    let mut parts = [0.0f32; 4];
+    for four in numbers.as_chunks::<4>().0 {
+        parts.iter_mut().zip(four).for_each(|(part, number)| *part += number);
+    }
+    (parts[0] + parts[2]) + (parts[1] + parts[3])
+}
+
 /// The nearest integer, ties to even, of a value within ±2²².
 pub(crate) fn round(value: f32) -> f32 {
-    // Adding 1.5 · 2²³ pushes the fraction out of the mantissa; there is no rounding instruction in baseline x86-64.
-    const MAGIC: f32 = 12_582_912.0;
     (value + MAGIC) - MAGIC
+}
+
+/// Adding 1.5 · 2²³ pushes the fraction out of the mantissa; there is no rounding instruction in baseline x86-64.
+const MAGIC: f32 = 12_582_912.0;
+
+/// A whole number, -128 to 127; of anything else, any number.
+pub(crate) fn integer(whole: f32) -> i8 {
+    (whole + MAGIC).to_bits() as i8
+}
+
+/// A value brought between two bounds; one that is no number becomes the lower. Two instructions where `f32::clamp` is a
+/// handful and may panic.
+pub(crate) fn clip(value: f32, low: f32, high: f32) -> f32 {
+    let value = if value > low { value } else { low };
+    if value < high { value } else { high }
 }
 
 /// 1 / scale, or 0 where there is none.
@@ -18,7 +62,18 @@ pub(crate) fn inverse(scale: f32) -> f32 {
 
 /// The first element of largest magnitude, with its sign.
 pub(crate) fn extreme(x: &[f32]) -> f32 {
-    x.iter().fold(0.0f32, |extreme, &x| if x.abs() > extreme.abs() { x } else { extreme })
+    let most = magnitude(x);
+    x.iter().copied().find(|x| x.abs() == most && most > 0.0).unwrap_or(0.0)
+}
+
+/// The largest magnitude among the elements, whose number is a multiple of four.
+pub(crate) fn magnitude(x: &[f32]) -> f32 {
+    let larger = |most: f32, x: f32| if x > most { x } else { most };
+    let mut parts = [0.0f32; 4];
+    for four in x.as_chunks::<4>().0 {
+        parts.iter_mut().zip(four).for_each(|(most, x)| *most = larger(*most, x.abs()));
+    }
+    parts.into_iter().fold(0.0, larger)
 }
 
 /// The smallest and the largest element.
@@ -57,38 +112,35 @@ pub(crate) fn candidates(x: &[f32], end: f32, reach: f32) -> impl Iterator<Item 
 }
 
 /// The best scale for signed codes -top..top, the end itself excluded, at `scale * code`.
-pub(crate) fn symmetric(x: &[f32], weights: &[f32], top: f32) -> f32 {
-    scale(x, weights, candidates(x, -top, 0.9), |v| round(v).clamp(-top, top - 1.0))
+pub(crate) fn symmetric<const N: usize>(x: &[f32; N], weights: &[f32; N], top: f32) -> f32 {
+    scale(x, weights, candidates(x, -top, 0.9), |v| clip(round(v), -top, top - 1.0))
 }
 
 /// The scale and the minimum, of either sign, for codes 0..=top at `scale * code + min`: the whole range without
 /// importance, else the best.
-pub(crate) fn span(x: &[f32], importance: Option<&[f32]>, top: f32) -> (f32, f32) {
+pub(crate) fn span(x: &[f32; 32], importance: Option<&[f32]>, top: f32) -> (f32, f32) {
     let Some(importance) = importance else {
         let (low, high) = range(x);
         return ((high - low) / top, low);
     };
     let weights = weights(x, importance, mean_square(x));
-    let (scale, min) = scale_and_min(x, &weights, top, Reach { from: -0.9, to: 0.9, step: 0.05 });
+    let (scale, min) = scale_and_min(x, group(&weights), top, Reach { from: -0.9, to: 0.9, step: 0.05 });
     (scale, -min)
 }
 
 /// The best scale for codes at `scale * level(x / scale)`: tries every candidate inverse, then improves the best one by
 /// turns of rounding and least squares. 0 if there is no candidate.
-pub(crate) fn scale(
-    x: &[f32],
-    weights: &[f32],
+pub(crate) fn scale<const N: usize>(
+    x: &[f32; N],
+    weights: &[f32; N],
     candidates: impl Iterator<Item = f32>,
     level: impl Fn(f32) -> f32,
 ) -> f32 {
     // For fixed levels l the best scale is Σwxl / Σwl², and it takes (Σwxl)² / Σwl² off the error.
+    let weighted = products(x, weights);
     let fit = |inverse: f32| {
-        let (mut products, mut squares) = (0.0f32, 0.0f32);
-        for (&x, &weight) in x.iter().zip(weights) {
-            let level = level(inverse * x);
-            products += weight * x * level;
-            squares += weight * level * level;
-        }
+        let levels = each(x, |x| level(inverse * x));
+        let (products, squares) = (dot(&weighted, &levels), dot(weights, &products(&levels, &levels)));
         if squares > 0.0 { (products * products / squares, products / squares) } else { (0.0, 0.0) }
     };
     let best = candidates.map(&fit).fold((0.0, 0.0), |best, found| if found.0 > best.0 { found } else { best });
@@ -121,14 +173,16 @@ struct Affine {
 }
 
 /// The best (scale, min) for codes 0..=top at `scale * code - min`, neither of them negative.
-pub(crate) fn scale_and_min(x: &[f32], weights: &[f32], top: f32, reach: Reach) -> (f32, f32) {
+pub(crate) fn scale_and_min<const N: usize>(x: &[f32; N], weights: &[f32; N], top: f32, reach: Reach) -> (f32, f32) {
     let (low, high) = range(x);
     let low = low.min(0.0);
     let width = high - low;
     if !(TINY..f32::INFINITY).contains(&width) {
         return (0.0, -low);
     }
-    let group = Group { x, weights, top, low };
+    // Sums over y = x - low, which does not cancel when all elements are far from zero.
+    let above = each(x, |x| x - low);
+    let group = Group { x, weights, top, low, above, weight: total(weights), weighted: dot(weights, &above) };
     let mut best = Affine { saved: f32::NEG_INFINITY, scale: 0.0, min: -low };
     let mut offset = reach.from;
     while offset <= reach.to {
@@ -150,32 +204,32 @@ pub(crate) fn scale_and_min(x: &[f32], weights: &[f32], top: f32, reach: Reach) 
 
 /// The code, 0..=top, that is nearest to an element at `scale * code - min`.
 pub(crate) fn affine_code(x: f32, inverse: f32, min: f32, top: f32) -> f32 {
-    round(inverse * (x + min)).clamp(0.0, top)
+    clip(round(inverse * (x + min)), 0.0, top)
 }
 
 /// The elements that share a scale and a min.
-struct Group<'a> {
-    x: &'a [f32],
-    weights: &'a [f32],
+struct Group<'a, const N: usize> {
+    x: &'a [f32; N],
+    weights: &'a [f32; N],
     top: f32,
     /// The smallest element, or 0 if that is smaller.
     low: f32,
+    /// How far each element is above it.
+    above: [f32; N],
+    /// The sum of the weights.
+    weight: f32,
+    /// The sum of `above`, weighted.
+    weighted: f32,
 }
 
-impl Group<'_> {
+impl<const N: usize> Group<'_, N> {
     /// The least-squares scale and min for the codes that a given inverse scale and min lead to.
     fn fit(&self, inverse: f32, min: f32) -> Affine {
-        // Sums over y = x - low, which does not cancel when all elements are far from zero.
-        let (mut w, mut wy, mut wl, mut wll, mut wyl) = (0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32);
-        for (&x, &weight) in self.x.iter().zip(self.weights) {
-            let code = affine_code(x, inverse, min, self.top);
-            let (y, weighted) = (x - self.low, weight * code);
-            w += weight;
-            wy += weight * y;
-            wl += weighted;
-            wll += weighted * code;
-            wyl += weighted * y;
-        }
+        let codes = each(self.x, |x| affine_code(x, inverse, min, self.top));
+        let weighted = products(self.weights, &codes);
+        let (w, wy) = (self.weight, self.weighted);
+        let (wl, wll) = (total(&weighted), dot(&weighted, &codes));
+        let wyl = dot(&weighted, &self.above);
         let determinant = w * wll - wl * wl;
         let mut scale = (w * wyl - wy * wl) / determinant;
         let mut offset = (wll * wy - wl * wyl) / determinant;

@@ -1,5 +1,7 @@
 //! The safetensors files of a checkpoint: which tensors there are, and their bytes by ranges.
 
+use super::floats::Float;
+use super::scales::Scales;
 use anyhow::{Context, Result, bail};
 use safetensors::tensor::{Dtype, Metadata};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,56 +33,15 @@ struct Shard {
 pub(super) struct Stored {
     /// Sizes, the contiguous one last.
     pub(super) shape: Vec<usize>,
-    /// The type of its numbers.
+    /// The type as the file names it.
     pub(super) dtype: Dtype,
+    /// The type of its numbers; `None` if they cannot be converted.
+    pub(super) float: Option<Float>,
+    /// What its numbers are multiples of.
+    pub(super) scales: Option<Box<Scales>>,
     shard: usize,
     /// First byte in the shard.
     offset: u64,
-}
-
-/// The types of numbers that can be converted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Float {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Float {
-    /// The type of a tensor; `None` for integers, quantised numbers and all others.
-    pub(super) fn of(dtype: Dtype) -> Option<Float> {
-        const TABLE: [(Dtype, Float); 3] =
-            [(Dtype::F32, Float::F32), (Dtype::F16, Float::F16), (Dtype::BF16, Float::Bf16)];
-        TABLE.iter().find(|row| row.0 == dtype).map(|row| row.1)
-    }
-
-    pub(super) fn bytes(self) -> usize {
-        match self {
-            Float::F32 => 4,
-            Float::F16 | Float::Bf16 => 2,
-        }
-    }
-
-    /// Turns little-endian bytes into numbers.
-    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
-        match self {
-            Float::F32 => {
-                for (raw, out) in bytes.as_chunks::<4>().0.iter().zip(out) {
-                    *out = f32::from_le_bytes(*raw);
-                }
-            }
-            Float::F16 => {
-                for (raw, out) in bytes.as_chunks::<2>().0.iter().zip(out) {
-                    *out = half::f16::from_le_bytes(*raw).to_f32();
-                }
-            }
-            Float::Bf16 => {
-                for (raw, out) in bytes.as_chunks::<2>().0.iter().zip(out) {
-                    *out = half::bf16::from_le_bytes(*raw).to_f32();
-                }
-            }
-        }
-    }
 }
 
 impl Checkpoint {
@@ -129,10 +90,30 @@ impl Checkpoint {
                 continue;
             }
             let offset = start + info.data_offsets.0 as u64;
-            self.tensors.insert(tensor, Stored { shape: info.shape.clone(), dtype: info.dtype, shard, offset });
+            let (shape, dtype) = (info.shape.clone(), info.dtype);
+            let stored = Stored { shape, dtype, float: Float::of(dtype), scales: None, shard, offset };
+            self.tensors.insert(tensor, stored);
         }
         self.shards.push(Shard { name: name.into(), file });
         Ok(())
+    }
+
+    /// Renames every tensor that has one of the parts `(from, to)` in its name.
+    pub(super) fn rename(&mut self, parts: &[(&str, &str)]) {
+        for (from, to) in parts {
+            let tensors = std::mem::take(&mut self.tensors);
+            self.tensors = tensors.into_iter().map(|(name, stored)| (name.replace(from, to), stored)).collect();
+        }
+    }
+
+    /// Takes a tensor away.
+    pub(super) fn remove(&mut self, name: &str) -> Option<Stored> {
+        self.tensors.remove(name)
+    }
+
+    /// Puts a tensor in under a name.
+    pub(super) fn insert(&mut self, name: &str, stored: Stored) {
+        self.tensors.insert(name.into(), stored);
     }
 
     /// A tensor by name.

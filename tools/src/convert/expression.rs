@@ -12,7 +12,7 @@ impl Values {
         self.0.insert(name.into(), value);
     }
 
-    /// The value of an expression: names, numbers, `+ - * /` and parentheses.
+    /// The value of an expression: names, numbers, `+ - * /`, parentheses, and `floor()` and `ceil()`.
     pub(super) fn evaluate(&self, expression: &str) -> Result<f64> {
         let mut reader = Reader { values: self, rest: expression };
         let value = reader.sum()?;
@@ -78,19 +78,30 @@ impl Reader<'_> {
         }
     }
 
+    /// What is in the parentheses that must come next.
+    fn parenthesis(&mut self) -> Result<f64> {
+        let open = self.take('(');
+        let value = self.sum()?;
+        if !open || !self.take(')') {
+            bail!("expression: expected parentheses before {:?}", self.rest);
+        }
+        Ok(value)
+    }
+
     fn atom(&mut self) -> Result<f64> {
-        if self.take('(') {
-            let value = self.sum()?;
-            if !self.take(')') {
-                bail!("expression: expected ) before {:?}", self.rest);
-            }
-            return Ok(value);
+        if self.rest.trim_start().starts_with('(') {
+            return self.parenthesis();
         }
         let end = self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'));
         let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
         self.rest = rest;
         if word.starts_with(|c: char| c.is_ascii_digit()) {
             return word.parse().map_err(|_| anyhow::anyhow!("expression: {word:?} is no number"));
+        }
+        match word {
+            "floor" => return Ok(self.parenthesis()?.floor()),
+            "ceil" => return Ok(self.parenthesis()?.ceil()),
+            _ => {}
         }
         match self.values.0.get(word) {
             Some(&value) => Ok(value),
@@ -123,9 +134,10 @@ mod tests {
         assert_eq!(value("2*heads*head_dim + 1"), 129.0);
         assert_eq!(value("2 * (heads - 1) / 3"), 2.0);
         assert_eq!(value("1 - heads - 1"), -4.0);
+        assert_eq!(value("ceil(floor(heads*2/3)/heads)*5"), 5.0);
         assert_eq!(values.shape("heads*head_dim, 3").unwrap(), [64, 3]);
         assert!(values.holds("").unwrap() && !values.holds("heads-4").unwrap());
-        for bad in ["width", "heads/0", "heads heads", "(heads", "0-1", "heads/3", ""] {
+        for bad in ["width", "heads/0", "heads heads", "(heads", "0-1", "heads/3", "", "floor", "ceil 2"] {
             assert!(values.count(bad).is_err(), "{bad}");
         }
     }

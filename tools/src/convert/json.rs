@@ -18,7 +18,8 @@ impl Json {
     /// Reads `folder/name`; `None` if there is no such file.
     pub(super) fn read(folder: &Path, name: &str) -> Result<Option<Json>> {
         let Some(bytes) = read_file(folder, name)? else { return Ok(None) };
-        let root = serde_json::from_slice(&bytes).with_context(|| format!("{name}: not valid JSON"))?;
+        let read = serde_json::from_slice(&bytes).or_else(|_| serde_json::from_slice(&without_constants(&bytes)));
+        let root = read.with_context(|| format!("{name}: not valid JSON"))?;
         Ok(Some(Json { name: name.into(), root }))
     }
 
@@ -38,10 +39,12 @@ impl Json {
         &self.name
     }
 
-    /// The value at a dotted path; null counts as missing. An inner `text_config` goes before the outermost object,
-    /// since that is where checkpoints of several modalities describe their language model.
+    /// The value at a dotted path of keys and places in lists; null counts as missing. An inner `text_config` or
+    /// `llm_config` goes before the outermost object, since that is where checkpoints of several modalities describe
+    /// their language model.
     pub(super) fn get(&self, path: &str) -> Option<&Value> {
-        lookup(self.root.get("text_config"), path).or_else(|| lookup(Some(&self.root), path))
+        let inner = ["text_config", "llm_config"].map(|name| self.root.get(name));
+        inner.into_iter().chain([Some(&self.root)]).find_map(|from| lookup(from, path))
     }
 
     /// The first of several paths that is there, with its value.
@@ -88,7 +91,32 @@ impl Json {
 }
 
 fn lookup<'a>(from: Option<&'a Value>, path: &str) -> Option<&'a Value> {
-    path.split('.').try_fold(from?, |value, key| value.get(key)).filter(|value| !value.is_null())
+    let inner = |value: &'a Value, key: &str| match key.parse::<usize>() {
+        Ok(at) if value.is_array() => value.get(at),
+        Ok(_) | Err(_) => value.get(key),
+    };
+    path.split('.').try_fold(from?, inner).filter(|value| !value.is_null())
+}
+
+/// JSON in which the constants `NaN`, `Infinity` and `-Infinity`, which Python writes and nobody else reads, are null.
+fn without_constants(json: &[u8]) -> Vec<u8> {
+    const CONSTANTS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+    let mut out = Vec::with_capacity(json.len());
+    let (mut rest, mut quoted) = (json, false);
+    while let Some(&byte) = rest.first() {
+        let constant = CONSTANTS.into_iter().find_map(|word| rest.strip_prefix(word)).filter(|_| !quoted);
+        if let Some(after) = constant {
+            out.extend_from_slice(b"null");
+            rest = after;
+            continue;
+        }
+        // Inside a text, a backslash takes the next byte with it.
+        let count = if quoted && byte == b'\\' { rest.len().min(2) } else { 1 };
+        quoted ^= byte == b'"';
+        out.extend_from_slice(&rest[..count]);
+        rest = &rest[count..];
+    }
+    out
 }
 
 /// The bytes of `folder/name`; `None` if there is no such file.
@@ -115,5 +143,22 @@ pub(super) fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a text",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_that_only_python_writes_count_as_missing() {
+        let read = |text: &str| String::from_utf8(without_constants(text.as_bytes())).unwrap();
+        assert_eq!(
+            read(r#"{"a": [0.0, Infinity], "b": -Infinity,"c":NaN}"#),
+            r#"{"a": [0.0, null], "b": null,"c":null}"#
+        );
+        let texts = r#"{"NaN": "\"Infinity\\", "b": "NaN\""}"#;
+        assert_eq!(read(texts), texts);
+        assert_eq!(read("\"\\"), "\"\\");
     }
 }

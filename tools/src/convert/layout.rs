@@ -15,6 +15,10 @@ pub(super) struct Layout {
     pub(super) columns: Option<Vec<usize>>,
     /// Applied to each number, in order.
     pub(super) changes: Vec<Change>,
+    /// What the numbers of each row are multiplied by after all changes; `None` if by nothing.
+    pub(super) factors: Option<Vec<f32>>,
+    /// Whether the last two dimensions are swapped after all else; `shape`, `rows` and `columns` say what was before.
+    pub(super) transposed: bool,
 }
 
 /// A change of each number.
@@ -52,7 +56,18 @@ impl Layout {
 
     /// A source of this shape as it is.
     fn new(shape: Vec<usize>) -> Layout {
-        Layout { shape, rows: None, columns: None, changes: Vec::new() }
+        Layout { shape, rows: None, columns: None, changes: Vec::new(), factors: None, transposed: false }
+    }
+
+    /// Sizes in the file, the contiguous one last.
+    pub(super) fn file_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let [.., outer, inner] = shape.as_mut_slice()
+            && self.transposed
+        {
+            std::mem::swap(outer, inner);
+        }
+        shape
     }
 
     /// Elements along the contiguous dimension.
@@ -88,6 +103,13 @@ impl Layout {
                 self.gather(Axis::Columns, tile(self.column_count(), 0, sizes)?);
             }
             Transform::TakeRows { groups, slices } => self.take_rows(values, groups, slices)?,
+            Transform::ScaleRows(parts) => self.scale_rows(values, parts)?,
+            Transform::Transpose => {
+                if self.shape.len() < 2 {
+                    bail!("has the shape {:?}, expected two dimensions to swap", self.shape);
+                }
+                self.transposed = true;
+            }
         }
         Ok(())
     }
@@ -129,6 +151,22 @@ impl Layout {
         }
         self.shape = vec![order.len(), self.column_count()];
         self.gather(Axis::Rows, order);
+        Ok(())
+    }
+
+    fn scale_rows(&mut self, values: &Values, parts: &[(&str, &str)]) -> Result<()> {
+        let rows = self.row_count();
+        let mut factors = Vec::with_capacity(rows);
+        for (count, factor) in parts {
+            let (count, factor) = (values.count(count)?, values.evaluate(factor)?);
+            if count > rows - factors.len() {
+                bail!("has {rows} rows, expected {} or more", factors.len() + count);
+            }
+            factors.resize(factors.len() + count, factor as f32);
+        }
+        // Rows behind the last run stay as they are.
+        factors.resize(rows, 1.0);
+        self.factors = Some(factors);
         Ok(())
     }
 }
@@ -194,6 +232,17 @@ mod tests {
         assert_eq!((upper.rows.unwrap(), upper.shape), (vec![2, 3, 6, 7], vec![2, 2, 3]));
         let too_many = Transform::TakeRows { groups: "2", slices: &[("2", "3")] };
         assert!(Layout::new(vec![8, 3]).apply(&too_many, &Values::default()).is_err());
+    }
+
+    #[test]
+    fn runs_of_rows_are_scaled_and_dimensions_swapped() {
+        let scaled = layout(&[4, 3], &[Transform::ScaleRows(&[("1", "2*2"), ("2", "1/2")])]);
+        assert_eq!(scaled.factors.unwrap(), [4.0, 0.5, 0.5, 1.0]);
+        let too_many = Transform::ScaleRows(&[("3", "1"), ("2", "1")]);
+        assert!(Layout::new(vec![4, 3]).apply(&too_many, &Values::default()).is_err());
+        let swapped = layout(&[2, 4, 3], &[Transform::Transpose]);
+        assert_eq!((swapped.file_shape(), swapped.shape), (vec![2, 3, 4], vec![2, 4, 3]));
+        assert!(Layout::new(vec![4]).apply(&Transform::Transpose, &Values::default()).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::ConvertOptions;
 use super::json::Json;
 use super::plan::Job;
-use super::settings::Settings;
+use super::settings::{Block, Settings};
 use super::table::{KeyRow, KeyValue};
 use anyhow::{Context, Result, bail};
 use kvas_gguf::{Metadata, Quant, Value};
@@ -20,7 +20,7 @@ pub(super) fn write(
     jobs: &[Job],
     options: &ConvertOptions,
 ) -> Result<()> {
-    metadata.set("general.architecture", Value::String(settings.architecture.name.into()));
+    metadata.set("general.architecture", Value::String(settings.name().into()));
     metadata.set("general.type", Value::String("model".into()));
     let id = folder_name(folder);
     let name = options.name.clone().unwrap_or_else(|| title(&id));
@@ -32,7 +32,7 @@ pub(super) fn write(
     recommended_sampling(metadata, folder)?;
     for row in settings.architecture.keys.iter().copied().flatten() {
         if settings.values.holds(row.when).with_context(|| format!("key {}", row.key))? {
-            let key = format!("{}.{}", settings.architecture.name, row.key);
+            let key = format!("{}.{}", settings.name(), row.key);
             metadata.set(key, value(row, settings)?);
         }
     }
@@ -50,14 +50,23 @@ fn value(row: &KeyRow, settings: &Settings) -> Result<Value> {
         }
         KeyValue::Number(expression) => Value::F32(settings.values.evaluate(expression).with_context(context)? as f32),
         KeyValue::Text(text) => Value::String((*text).into()),
+        KeyValue::Truth(expression) => Value::Bool(settings.values.holds(expression).with_context(context)?),
         KeyValue::Flags(tag) => Value::Bools(settings.blocks.iter().map(|block| block.has(tag)).collect()),
+        KeyValue::Counts(tags) => {
+            let count = |block: &Block| match tags.iter().find(|(tag, _)| block.has(tag)) {
+                Some((_, expression)) => i32::try_from(settings.values.count(expression)?).map_err(Into::into),
+                None => Ok(0),
+            };
+            Value::I32s(settings.blocks.iter().map(count).collect::<Result<_>>().with_context(context)?)
+        }
         KeyValue::Sections { paths, default } => Value::I32s(sections(&settings.config, paths, default)?),
     })
 }
 
 fn expression(row: &KeyRow) -> &'static str {
     match row.value {
-        KeyValue::Count(expression) | KeyValue::Number(expression) => expression,
+        KeyValue::Count(expression) | KeyValue::Number(expression) | KeyValue::Truth(expression) => expression,
+        KeyValue::Counts(tags) => tags.first().map_or("", |tag| tag.1),
         KeyValue::Text(_) | KeyValue::Flags(_) | KeyValue::Sections { .. } => "",
     }
 }

@@ -5,23 +5,28 @@
 mod architectures;
 mod checkpoint;
 mod expression;
+mod floats;
 mod json;
 mod layout;
 mod metadata;
 mod plan;
+mod scales;
 mod settings;
+mod split;
 mod table;
+mod types;
 mod vocabulary;
 mod write;
 
 #[cfg(test)]
 mod tests;
 
+use crate::quantize::Mix;
 use anyhow::{Result, bail};
 use checkpoint::Checkpoint;
 use kvas_gguf::{Metadata, Quant};
 use settings::Settings;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What becomes of the layers of multi-token prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,6 +36,15 @@ pub enum MtpBlocks {
     WhenPresent,
     /// They are left out.
     Omit,
+}
+
+/// When a model goes on in another file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SplitLimit {
+    /// After this many bytes of tensors.
+    Bytes(u64),
+    /// After this many tensors.
+    Tensors(usize),
 }
 
 /// How far a conversion is.
@@ -51,19 +65,24 @@ pub type ProgressFn = Box<dyn Fn(Progress<'_>)>;
 pub struct ConvertOptions {
     /// The type of weights; norms, vectors, convolution kernels and routers stay F32.
     pub quant: Quant,
+    /// A mix chooses the type of each tensor, in place of `quant`.
+    pub mix: Option<&'static Mix>,
     /// Name of the pre-tokenizer, in place of recognising it.
     pub pre: Option<String>,
     /// Multi-token prediction.
     pub mtp: MtpBlocks,
     /// `general.name`, in place of the name of the folder.
     pub name: Option<String>,
+    /// Several files in place of one: `name.gguf` becomes `name-00001-of-0000N.gguf` and so on.
+    pub split: Option<SplitLimit>,
     /// Called after each part that was written.
     pub progress: Option<ProgressFn>,
 }
 
 impl Default for ConvertOptions {
     fn default() -> ConvertOptions {
-        ConvertOptions { quant: Quant::Bf16, pre: None, mtp: MtpBlocks::default(), name: None, progress: None }
+        let mtp = MtpBlocks::default();
+        ConvertOptions { quant: Quant::Bf16, mix: None, pre: None, mtp, name: None, split: None, progress: None }
     }
 }
 
@@ -71,9 +90,11 @@ impl std::fmt::Debug for ConvertOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ConvertOptions")
             .field("quant", &self.quant)
+            .field("mix", &self.mix.map(|mix| mix.name))
             .field("pre", &self.pre)
             .field("mtp", &self.mtp)
             .field("name", &self.name)
+            .field("split", &self.split)
             .finish_non_exhaustive()
     }
 }
@@ -115,6 +136,8 @@ pub struct ConvertReport {
     pub parameters: u64,
     /// Bytes of tensor data in the file.
     pub bytes: u64,
+    /// The files, one unless the model was split.
+    pub files: Vec<PathBuf>,
 }
 
 /// What [`convert`] would write, without writing anything: keys, tensors, and what is left out.
@@ -125,17 +148,17 @@ pub fn plan(source_dir: &Path, options: &ConvertOptions) -> Result<ConvertPlan> 
     prepare(source_dir, options).map(|prepared| prepared.plan())
 }
 
-/// Converts the checkpoint in `source_dir` to the GGUF file `out`, which appears only when it is complete. Needs little
-/// memory, whatever the size of the tensors.
+/// Converts the checkpoint in `source_dir` to the GGUF file `out`, which appears only when it is complete; so do all
+/// files of a split one. Needs little memory, whatever the size of the tensors.
 ///
 /// # Errors
 /// As [`plan`], and whatever the system says about writing the file.
 pub fn convert(source_dir: &Path, out: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
     let prepared = prepare(source_dir, options)?;
     let plan = prepared.plan();
-    let bytes = write::write(&prepared, out, options)?;
+    let write::Written { files, bytes } = write::write(&prepared, out, options)?;
     let parameters = plan.tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
-    Ok(ConvertReport { plan, parameters, bytes })
+    Ok(ConvertReport { plan, parameters, bytes, files })
 }
 
 /// A checkpoint that was read and planned.
@@ -150,7 +173,7 @@ struct Prepared {
 impl Prepared {
     fn plan(&self) -> ConvertPlan {
         ConvertPlan {
-            architecture: self.settings.architecture.name,
+            architecture: self.settings.name(),
             metadata: self.metadata.clone(),
             tensors: self.jobs.iter().map(|job| job.tensor.clone()).collect(),
             ignored: self.ignored.clone(),
@@ -165,12 +188,15 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
     if !options.quant.can_quantize() {
         bail!("type {}: tensors cannot be converted to it", options.quant);
     }
-    let checkpoint = Checkpoint::open(folder)?;
-    let settings = Settings::read(folder, &checkpoint, options.mtp)?;
-    let plan::Jobs { jobs, ignored } = plan::plan(&settings, &checkpoint, options)?;
+    let mut checkpoint = Checkpoint::open(folder)?;
+    let settings = Settings::read(folder, &mut checkpoint, options.mtp)?;
+    let plan::Jobs { mut jobs, ignored } = plan::plan(&settings, &checkpoint, options)?;
     let mut metadata = Metadata::default();
     metadata::write(&mut metadata, folder, &settings, &jobs, options)?;
     let vocab = settings.values.count("vocab")?;
     vocabulary::write(&mut metadata, folder, vocab, options.pre.as_deref())?;
+    if let Some(mix) = options.mix {
+        types::mix(mix, &mut metadata, &mut jobs)?;
+    }
     Ok(Prepared { settings, metadata, checkpoint, jobs, ignored })
 }

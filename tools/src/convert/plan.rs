@@ -1,9 +1,11 @@
 //! Resolves the rows of an architecture against a checkpoint: every tensor of the file, its source, shape and type.
 
-use super::checkpoint::{Checkpoint, Float, Stored};
+use super::checkpoint::{Checkpoint, Stored};
+use super::floats::Float;
 use super::layout::Layout;
 use super::settings::Settings;
 use super::table::{IGNORED, Origin, Source, TensorRow, Transform};
+use super::types;
 use super::{ConvertOptions, MtpBlocks, PlannedTensor};
 use anyhow::{Context, Result, bail};
 use kvas_gguf::Quant;
@@ -48,17 +50,21 @@ struct Planner<'a> {
 pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &ConvertOptions) -> Result<Jobs> {
     let architecture = settings.architecture;
     let mut planner = Planner { settings, checkpoint, quant: options.quant, jobs: Vec::new(), used: HashSet::new() };
-    for row in architecture.model {
+    for row in architecture.model.iter().copied().flatten() {
         let prefix = settings.trunk.trunk;
         planner.add(row, "", prefix)?;
     }
     for (index, block) in settings.blocks.iter().enumerate() {
         let target = format!("blk.{index}.");
-        let source = match index.checked_sub(settings.layers) {
-            None => format!("{}layers.{index}.", settings.trunk.trunk),
-            Some(extra) => format!("mtp.layers.{extra}."),
-        };
         for row in architecture.layer.iter().copied().flatten().filter(|row| block.has(row.tag)) {
+            let source = match index.checked_sub(settings.layers) {
+                None => format!("{}layers.{index}.", settings.trunk.trunk),
+                Some(extra) => {
+                    let per_block = architecture.mtp_layers_per_block;
+                    let inner = if row.tag == block.ffn { per_block - 1 } else { 0 };
+                    format!("mtp.layers.{}.", extra * per_block + inner)
+                }
+            };
             planner.add(row, &target, &source)?;
         }
         if index == settings.layers {
@@ -90,7 +96,7 @@ impl Planner<'_> {
             Source::RopeFactors => (Data::Made(rope_factors(self.settings)?), shape, Vec::new()),
             Source::Tensor(_) | Source::Experts(_) => self.stored(origin, prefix, shape)?,
         };
-        let quant = stored_as(&name, &shape, self.quant);
+        let quant = types::stored_as(&name, &shape, self.quant);
         let bytes = bytes_of(quant, &shape).with_context(|| format!("tensor {name}: {shape:?} is too large"))?;
         let shape = shape.iter().rev().map(|&size| size as u64).collect();
         self.jobs.push(Job { tensor: PlannedTensor { name, quant, shape, bytes, sources: names }, data });
@@ -126,8 +132,8 @@ impl Planner<'_> {
             if stored.shape != shape {
                 bail!("tensor {name} has the shape {:?}, expected {shape:?}", stored.shape);
             }
-            let Some(found) = Float::of(stored.dtype) else {
-                bail!("tensor {name} is {:?}, expected F32, F16 or BF16", stored.dtype);
+            let Some(found) = stored.float else {
+                bail!("tensor {name} is {:?}, expected F32, F16, BF16, F8_E4M3 or MXFP4", stored.dtype);
             };
             if *float.get_or_insert(found) != found {
                 bail!("tensor {name} is {found:?}, expected the type of {}", names[0]);
@@ -146,7 +152,7 @@ impl Planner<'_> {
         let layout = layout.with_context(|| format!("tensor {}", names[0]))?;
         self.used.extend(names.iter().cloned());
         let data = Data::Stored { sources, float, shape: full, transforms: origin.transforms };
-        Ok((data, layout.shape, names))
+        Ok((data, layout.file_shape(), names))
     }
 
     /// The source tensors that no row used and that may be left out; any other is an error.
@@ -164,7 +170,7 @@ impl Planner<'_> {
         let (ignored, unknown): (Vec<&str>, Vec<&str>) = left.partition(|name| may(name));
         if let [first, rest @ ..] = unknown.as_slice() {
             let more = if rest.is_empty() { String::new() } else { format!(" (and {} others)", rest.len()) };
-            bail!("tensor {first}{more} has no place in a {} file", settings.architecture.name);
+            bail!("tensor {first}{more} has no place in a {} file", settings.name());
         }
         Ok(ignored.into_iter().map(String::from).collect())
     }
@@ -176,33 +182,6 @@ fn fits(pattern: &str, name: &str) -> bool {
         None => pattern == name,
         Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
     }
-}
-
-/// The type a tensor is stored in: norms, vectors, convolution kernels, routers and what is no weight stay F32.
-fn stored_as(name: &str, shape: &[usize], quant: Quant) -> Quant {
-    const F32_ENDINGS: &[&str] =
-        &["_norm.weight", "shortconv.conv.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"];
-    let precise = shape.len() == 1
-        || !name.ends_with(".weight")
-        || name.contains(".ssm_conv1d")
-        || F32_ENDINGS.iter().any(|ending| name.ends_with(ending));
-    let columns = shape.last().copied().unwrap_or(1);
-    if precise { Quant::F32 } else { fitting(quant, columns) }
-}
-
-/// The asked-for type, or for rows that are not whole blocks of it the nearest type that they are.
-fn fitting(quant: Quant, columns: usize) -> Quant {
-    if quant.row_bytes(columns).is_some() {
-        return quant;
-    }
-    let smaller = match quant.block_len() {
-        256 if quant == Quant::Q4K => Quant::Q5_0,
-        256 if quant == Quant::Q5K => Quant::Q5_1,
-        256 if quant == Quant::Q6K => Quant::Q8_0,
-        256 => Quant::Iq4Nl,
-        _ => return Quant::F16,
-    };
-    if smaller.row_bytes(columns).is_some() { smaller } else { Quant::F16 }
 }
 
 fn bytes_of(quant: Quant, shape: &[usize]) -> Option<u64> {

@@ -3,9 +3,11 @@
 use super::checkpoint::Checkpoint;
 use super::expression::Values;
 use super::json::Json;
-use super::table::{Architecture, FfnRule, MixerRule, Source, Trunk};
-use super::{MtpBlocks, architectures};
+use super::table::{Architecture, REFUSED, Source, TagRule, Trunk};
+use super::{MtpBlocks, architectures, scales};
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::borrow::Cow;
 use std::path::Path;
 
 /// More blocks than any model has: what a broken configuration must not exceed.
@@ -39,12 +41,16 @@ impl Block {
 
 impl Settings {
     /// Reads config.json of `folder` against what the checkpoint holds.
-    pub(super) fn read(folder: &Path, checkpoint: &Checkpoint, mtp: MtpBlocks) -> Result<Settings> {
+    ///
+    /// The checkpoint's tensors get the names that the architecture's tables use.
+    pub(super) fn read(folder: &Path, checkpoint: &mut Checkpoint, mtp: MtpBlocks) -> Result<Settings> {
         let Some(config) = Json::read(folder, "config.json")? else {
             bail!("{}: expected config.json in it", folder.display());
         };
         let architecture = architecture_of(&config)?;
         refuse(&config, architecture)?;
+        checkpoint.rename(architecture.renames);
+        scales::pair(checkpoint, scale_block(&config)?)?;
         let trunk = trunk_of(architecture, checkpoint)?;
         let mut values = Values::default();
         read_values(&config, architecture, &mut values)?;
@@ -58,12 +64,23 @@ impl Settings {
         values.set("mtp", extra as f64);
         values.set("blocks", (layers + extra) as f64);
         let mut blocks = Vec::with_capacity(layers + extra);
-        for (layer, mixer) in mixers(&config, architecture, &values, layers)?.into_iter().enumerate() {
-            blocks.push(Block { mixer, ffn: ffn(&config, architecture, layer)? });
+        let ffns = tags(&config, architecture.ffns, &values, layers)?;
+        for (mixer, ffn) in tags(&config, architecture.mixers, &values, layers)?.into_iter().zip(ffns) {
+            blocks.push(Block { mixer, ffn });
         }
-        let ffn = if matches!(architecture.ffn, FfnRule::Dense) { "dense" } else { "moe" };
-        blocks.resize(layers + extra, Block { mixer: "attention", ffn });
+        check_tags(architecture, &blocks, &mut values)?;
+        // A model whose blocks have one part each ends with a mixer or a feed-forward.
+        let last = blocks.iter().rfind(|block| block.ffn != "none").map_or("none", |block| block.ffn);
+        blocks.resize(layers + extra, Block { mixer: "attention", ffn: last });
         Ok(Settings { config, architecture, trunk, values, blocks, layers })
+    }
+
+    /// `general.architecture` of the file.
+    pub(super) fn name(&self) -> &'static str {
+        match self.architecture.variant {
+            Some((tag, name)) if self.blocks.iter().any(|block| block.has(tag)) => name,
+            _ => self.architecture.name,
+        }
     }
 }
 
@@ -83,7 +100,7 @@ fn architecture_of(config: &Json) -> Result<&'static Architecture> {
 }
 
 fn refuse(config: &Json, architecture: &Architecture) -> Result<()> {
-    for refusal in architecture.refusals.iter().copied().flatten() {
+    for refusal in architecture.refusals.iter().copied().flatten().chain(REFUSED) {
         let Some(value) = config.get(refusal.path) else { continue };
         let mut value = value.to_string();
         if refusal.accepted.contains(&value.as_str()) {
@@ -99,15 +116,36 @@ fn refuse(config: &Json, architecture: &Architecture) -> Result<()> {
     Ok(())
 }
 
+/// Rows and columns of FP8 weights that share a scale.
+fn scale_block(config: &Json) -> Result<[usize; 2]> {
+    let path = "quantization_config.weight_block_size";
+    let Some(sizes) = config.list(path)? else { return Ok([128, 128]) };
+    let read: Option<Vec<usize>> = sizes.iter().map(|size| size.as_u64()?.try_into().ok()).collect();
+    match read.as_deref() {
+        Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok([rows, columns]),
+        _ => bail!("config.json: {path} = {sizes:?}, expected two whole numbers"),
+    }
+}
+
 fn trunk_of(architecture: &Architecture, checkpoint: &Checkpoint) -> Result<&'static Trunk> {
-    let embedded = |trunk: &&Trunk| checkpoint.get(&format!("{}embed_tokens.weight", trunk.trunk)).is_some();
+    let embeddings = architecture.model.iter().copied().flatten().next().and_then(|row| match row.origin.source {
+        Source::Tensor(name) => Some(name),
+        Source::Experts(_) | Source::RopeFactors => None,
+    });
+    let embeddings = embeddings.expect("the first row of every model is its embeddings");
+    let embedded = |trunk: &&Trunk| checkpoint.get(&format!("{}{embeddings}", trunk.trunk)).is_some();
     architecture.trunks.iter().find(embedded).with_context(|| {
         let last = architecture.trunks.last().map_or("", |trunk| trunk.trunk);
-        format!("tensor {last}embed_tokens.weight is missing from the checkpoint")
+        format!("tensor {last}{embeddings} is missing from the checkpoint")
     })
 }
 
 fn read_values(config: &Json, architecture: &Architecture, values: &mut Values) -> Result<()> {
+    let lists = architecture.mixers.iter().filter_map(|rule| match rule {
+        TagRule::Listed { path, .. } => listed(config, path),
+        TagRule::All(_) | TagRule::Numbered { .. } | TagRule::Every { .. } | TagRule::Leading { .. } => None,
+    });
+    values.set("listed", lists.map(|entries| entries.len()).next().unwrap_or(0) as f64);
     for row in architecture.values.iter().copied().flatten() {
         let value = match (config.first(row.paths), row.default) {
             (Some((path, value)), _) => config.number(path, value)?,
@@ -124,7 +162,8 @@ fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values
     let paths = ["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"];
     let path = config.first(&paths).map_or(paths[0], |(path, _)| path);
     let found = config.text(path)?.unwrap_or("default");
-    let scaled = architecture.model.iter().any(|row| matches!(row.origin.source, Source::RopeFactors));
+    let scaled =
+        architecture.model.iter().copied().flatten().any(|row| matches!(row.origin.source, Source::RopeFactors));
     for (name, value) in [("linear", "rope_linear"), ("yarn", "rope_yarn"), ("llama3", "rope_llama3")] {
         values.set(value, f64::from(u8::from(found == name)));
     }
@@ -152,37 +191,96 @@ fn mtp_layers(architecture: &Architecture, checkpoint: &Checkpoint) -> usize {
         let prefix = format!("mtp.layers.{layer}.");
         checkpoint.names().any(|name| name.starts_with(&prefix))
     };
-    (0..BLOCKS_MAX).take_while(holds).count()
+    (0..BLOCKS_MAX).take_while(holds).count() / architecture.mtp_layers_per_block
 }
 
-fn mixers(config: &Json, architecture: &Architecture, values: &Values, layers: usize) -> Result<Vec<&'static str>> {
-    let MixerRule::LayerTypes = architecture.mixers else { return Ok(vec!["attention"; layers]) };
-    let Some(types) = config.list("layer_types")? else {
-        let interval = limited(values, "interval")?;
-        let mixer = |layer: usize| if (layer + 1).is_multiple_of(interval) { "attention" } else { "linear" };
-        return Ok((0..layers).map(mixer).collect());
-    };
-    if types.len() != layers {
-        bail!("config.json: layer_types has {} entries, expected one for each of the {layers} layers", types.len());
+/// The setting of a [`TagRule::Listed`] as one text per layer, if it is there.
+fn listed<'a>(config: &'a Json, path: &str) -> Option<Vec<Cow<'a, str>>> {
+    Some(match config.get(path)? {
+        Value::Array(list) => list.iter().map(entry).collect(),
+        Value::String(letters) => letters.chars().map(|letter| letter.to_string().into()).collect(),
+        other @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => vec![entry(other)],
+    })
+}
+
+fn entry(value: &Value) -> Cow<'_, str> {
+    value.as_str().map_or_else(|| value.to_string().into(), Into::into)
+}
+
+/// The tag of each layer.
+fn tags(config: &Json, rules: &[TagRule], values: &Values, layers: usize) -> Result<Vec<&'static str>> {
+    let mut tags = vec![None; layers];
+    for rule in rules {
+        apply(rule, config, values, &mut tags)?;
     }
-    let mixer = |(layer, kind): (usize, &serde_json::Value)| match kind.as_str() {
-        Some("full_attention") => Ok("attention"),
-        Some("linear_attention") => Ok("linear"),
-        _ => bail!("config.json: layer_types[{layer}] = {kind}, expected linear_attention or full_attention"),
+    let tagged = |(layer, tag): (usize, Option<_>)| {
+        tag.with_context(|| format!("config.json: nothing says of which kind layer {layer} is"))
     };
-    types.iter().enumerate().map(mixer).collect()
+    tags.into_iter().enumerate().map(tagged).collect()
 }
 
-fn ffn(config: &Json, architecture: &Architecture, layer: usize) -> Result<&'static str> {
-    let FfnRule::Sparse = architecture.ffn else { return Ok("dense") };
-    let step = match config.get("decoder_sparse_step") {
-        None => 1,
-        Some(step) => match step.as_u64() {
-            Some(step @ 1..) => step,
-            _ => bail!("config.json: decoder_sparse_step = {step}, expected 1 or more"),
-        },
+/// Gives a tag to those layers that the rule speaks of and that have none yet.
+fn apply(rule: &TagRule, config: &Json, values: &Values, layers: &mut [Option<&'static str>]) -> Result<()> {
+    let count = layers.len();
+    let mut give = |layer: usize, tag| {
+        if let Some(layer) = layers.get_mut(layer) {
+            layer.get_or_insert(tag);
+        }
     };
-    let listed = config.list("mlp_only_layers")?.is_some_and(|list| list.iter().any(|id| *id == layer));
-    let sparse = !listed && (layer as u64 + 1).is_multiple_of(step);
-    Ok(if sparse { "moe" } else { "dense" })
+    match rule {
+        TagRule::All(tag) => (0..count).for_each(|layer| give(layer, *tag)),
+        TagRule::Listed { path, tags } => {
+            for (layer, tag) in listed_tags(config, path, tags, count)?.into_iter().enumerate() {
+                give(layer, tag);
+            }
+        }
+        TagRule::Numbered { path, first, tag } => {
+            let numbers = config.list(path)?.into_iter().flatten().filter_map(Value::as_u64);
+            numbers.filter_map(|number| (number as usize).checked_sub(*first)).for_each(|layer| give(layer, *tag));
+        }
+        TagRule::Every { period, offset, tag, when } => {
+            if values.holds(when).context("config.json")? {
+                let (period, offset) = (limited(values, period)?, values.count(offset).context("config.json")?);
+                (0..count).filter(|layer| layer % period == offset).for_each(|layer| give(layer, *tag));
+            }
+        }
+        TagRule::Leading { count: leading, tag } => {
+            let leading = values.count(leading).context("config.json")?;
+            (0..leading.min(count)).for_each(|layer| give(layer, *tag));
+        }
+    }
+    Ok(())
+}
+
+/// The tags of a list with an entry for each layer; none if the setting is not there.
+fn listed_tags(
+    config: &Json,
+    path: &str,
+    tags: &[(&'static str, &'static str)],
+    layers: usize,
+) -> Result<Vec<&'static str>> {
+    let Some(entries) = listed(config, path) else { return Ok(Vec::new()) };
+    if entries.len() != layers {
+        bail!("config.json: {path} has {} entries, expected one for each of the {layers} layers", entries.len());
+    }
+    let tag = |(layer, entry): (usize, &Cow<'_, str>)| match tags.iter().find(|(name, _)| name == entry) {
+        Some((_, tag)) => Ok(*tag),
+        None => {
+            let known: Vec<&str> = tags.iter().map(|(name, _)| *name).collect();
+            bail!("config.json: {path}[{layer}] = {entry:?}, expected {}", known.join(" or "))
+        }
+    };
+    entries.iter().enumerate().map(tag).collect()
+}
+
+/// Sets the value `{tag}_layers` for every tag; one that the architecture cannot do without must be there.
+fn check_tags(architecture: &Architecture, blocks: &[Block], values: &mut Values) -> Result<()> {
+    for tag in super::table::TAGS {
+        let count = blocks.iter().filter(|block| block.has(tag)).count();
+        values.set(&format!("{tag}_layers"), count as f64);
+        if *tag == architecture.needs && count == 0 {
+            bail!("config.json: no layer is of the kind {tag}, expected one or more for a {} file", architecture.name);
+        }
+    }
+    Ok(())
 }

@@ -4,6 +4,8 @@
 pub(super) struct Architecture {
     /// `general.architecture` of the file.
     pub(super) name: &'static str,
+    /// Another name for the file of a model one of whose blocks has this tag: (tag, name).
+    pub(super) variant: Option<(&'static str, &'static str)>,
     /// The names in `architectures` of config.json.
     pub(super) classes: &'static [&'static str],
     /// Numbers to read from config.json, in an order in which defaults only use what came before.
@@ -11,21 +13,55 @@ pub(super) struct Architecture {
     /// What config.json must not ask for.
     pub(super) refusals: &'static [&'static [Refusal]],
     pub(super) keys: &'static [&'static [KeyRow]],
-    pub(super) mixers: MixerRule,
-    pub(super) ffn: FfnRule,
-    /// Where the language model can be inside the checkpoint.
+    /// Which mixer each layer has: the first rule that says so for a layer counts.
+    pub(super) mixers: &'static [TagRule],
+    /// Which feed-forward each layer has, by the same reading.
+    pub(super) ffns: &'static [TagRule],
+    /// A tag that one block at least must have; empty if there is none.
+    pub(super) needs: &'static str,
+    /// Where the language model can be inside the checkpoint: where the first tensor of `model` is.
     pub(super) trunks: &'static [Trunk],
+    /// Parts of names, as some checkpoints write them and as the rows below do.
+    pub(super) renames: &'static [(&'static str, &'static str)],
     /// Sources relative to the trunk, or to the checkpoint where they begin with `/`, which is the head's prefix.
-    pub(super) model: &'static [TensorRow],
+    pub(super) model: &'static [&'static [TensorRow]],
     /// Sources relative to the layer, targets to the block.
     pub(super) layer: &'static [&'static [TensorRow]],
     /// Sources relative to `mtp.`, targets to the first block of the multi-token prediction; empty if it has none.
     pub(super) mtp: &'static [TensorRow],
+    /// Layers under `mtp.` that one block is made of: 2 where the second one holds the feed-forward.
+    pub(super) mtp_layers_per_block: usize,
     /// Source tensors that may be left unused, beside [`IGNORED`].
     pub(super) ignored: &'static [&'static str],
 }
 
-/// Prefixes of the tensors of a language model; `trunk` is in front of `embed_tokens.weight` and `layers.0.`.
+/// What most architectures have: a dense transformer without peculiarities, still to be named and described.
+pub(super) const PLAIN: Architecture = Architecture {
+    name: "",
+    variant: None,
+    classes: &[],
+    values: &[],
+    refusals: &[],
+    keys: &[],
+    mixers: &[TagRule::All("attention")],
+    ffns: &[TagRule::All("dense")],
+    needs: "",
+    trunks: &[],
+    renames: &[],
+    model: &[],
+    layer: &[],
+    mtp: &[],
+    mtp_layers_per_block: 1,
+    ignored: &[],
+};
+
+/// What no configuration may ask for: weights whose numbers are stored in other ways than those that can be read.
+pub(super) const REFUSED: &[Refusal] = &[Refusal {
+    path: "quantization_config.quant_method",
+    accepted: &["\"fp8\"", "\"mxfp4\"", "\"compressed-tensors\"", "\"modelopt\""],
+}];
+
+/// Prefixes of the tensors of a language model; `trunk` is in front of the embeddings and of `layers.0.`.
 pub(super) struct Trunk {
     pub(super) trunk: &'static str,
     pub(super) head: &'static str,
@@ -34,10 +70,16 @@ pub(super) struct Trunk {
 /// Patterns of source tensors that no architecture needs: a `*` stands for anything.
 pub(super) const IGNORED: &[&str] = &[
     "*.rotary_emb.inv_freq",
+    // Of activations and caches of quantised models.
+    "*.input_scale",
+    "*.k_scale",
+    "*.v_scale",
     "*.attn.masked_bias",
     "*.attention.masked_bias",
     "model.visual.*",
     "visual.*",
+    "vision_model.*",
+    "mlp1.*",
     "model.vision_tower.*",
     "vision_tower.*",
     "model.multi_modal_projector.*",
@@ -87,8 +129,12 @@ pub(super) enum KeyValue {
     Number(&'static str),
     /// A text as it is.
     Text(&'static str),
+    /// bool: true if the expression is not 0.
+    Truth(&'static str),
     /// [bool] per block: true where the block has the tag.
     Flags(&'static str),
+    /// [i32] per block: the expression of the first tag that the block has, or 0.
+    Counts(&'static [(&'static str, &'static str)]),
     /// [i32] of the first list found at the paths, or the default, padded with 0 to four.
     Sections { paths: &'static [&'static str], default: [i32; 3] },
 }
@@ -109,6 +155,14 @@ pub(super) const fn flags(key: &'static str, tag: &'static str) -> KeyRow {
     KeyRow { key, value: KeyValue::Flags(tag), when: "" }
 }
 
+pub(super) const fn truth(key: &'static str, expression: &'static str) -> KeyRow {
+    KeyRow { key, value: KeyValue::Truth(expression), when: "" }
+}
+
+pub(super) const fn counts(key: &'static str, tags: &'static [(&'static str, &'static str)]) -> KeyRow {
+    KeyRow { key, value: KeyValue::Counts(tags), when: "" }
+}
+
 impl KeyRow {
     pub(super) const fn when(mut self, expression: &'static str) -> KeyRow {
         self.when = expression;
@@ -116,20 +170,22 @@ impl KeyRow {
     }
 }
 
-/// Which mixer each layer has; its tag is `attention` or `linear`.
-pub(super) enum MixerRule {
-    /// Attention everywhere.
-    Attention,
-    /// `layer_types`, or where that is missing, attention in every layer whose number the value `interval` divides.
-    LayerTypes,
-}
+/// Every tag of a block: what mixes its tokens, and what feeds forward. `none` is in place of a part it does not have.
+pub(super) const TAGS: &[&str] = &["attention", "linear", "mamba", "conv", "dense", "moe", "none"];
 
-/// Which feed-forward each layer has; its tag is `dense` or `moe`.
-pub(super) enum FfnRule {
-    /// Dense everywhere.
-    Dense,
-    /// Experts, except in `mlp_only_layers` and between the steps of `decoder_sparse_step`.
-    Sparse,
+/// Says of some layers which tag they have.
+pub(super) enum TagRule {
+    /// Every layer has this tag.
+    All(&'static str),
+    /// The setting at the path, if it is there, has an entry for each layer: a list of texts, or a text of letters.
+    /// Each entry with its tag.
+    Listed { path: &'static str, tags: &'static [(&'static str, &'static str)] },
+    /// The layers that the list at the path names, counted from `first`, have the tag.
+    Numbered { path: &'static str, first: usize, tag: &'static str },
+    /// Layers whose number leaves the remainder `offset` when divided by `period` have the tag, if `when` is not 0.
+    Every { period: &'static str, offset: &'static str, tag: &'static str, when: &'static str },
+    /// The first layers have the tag.
+    Leading { count: &'static str, tag: &'static str },
 }
 
 /// A tensor of the file and where it comes from.
@@ -183,6 +239,10 @@ pub(super) enum Transform {
     GroupedToTiledColumns { groups: &'static str, members: &'static str, size: &'static str },
     /// Of `groups` equal groups of rows, the slices (first row, rows): all groups' first slice, then all groups' second.
     TakeRows { groups: &'static str, slices: &'static [(&'static str, &'static str)] },
+    /// Successive runs of rows (number of rows, factor): each number times the factor of its run, after all else.
+    ScaleRows(&'static [(&'static str, &'static str)]),
+    /// The last two dimensions swapped; must be the last transform.
+    Transpose,
 }
 
 pub(super) const fn tensor(name: &'static str, shape: &'static str, transforms: &'static [Transform]) -> Origin {

@@ -2,9 +2,6 @@
 
 use super::*;
 
-const PAIR_HEADS: &[Transform] = &[Transform::PairRope { heads: "heads" }];
-const PAIR_KV_HEADS: &[Transform] = &[Transform::PairRope { heads: "kv_heads" }];
-
 const ATTENTION: &[TensorRow] = &[
     row("attn_q.weight", tensor("self_attn.q_proj.weight", "heads*head_dim, width", PAIR_HEADS)),
     row("attn_k.weight", tensor("self_attn.k_proj.weight", "kv_heads*head_dim, width", PAIR_KV_HEADS)),
@@ -24,22 +21,23 @@ pub(super) const LLAMA: Architecture = Architecture {
     classes: &["LlamaForCausalLM", "MistralForCausalLM"],
     values: &[
         TRANSFORMER_VALUES,
+        FFN_VALUES,
         &[or("mlp_bias", &["mlp_bias"], "0"), or("sliding_window", &["sliding_window"], "0")],
     ],
     refusals: &[TRANSFORMER_REFUSALS],
     keys: &[
+        SIZE_KEYS,
+        FFN_KEYS,
         TRANSFORMER_KEYS,
+        KV_HEADS,
         &[
             count("vocab_size", "vocab"),
             count("rope.dimension_count", "head_dim"),
             count("attention.sliding_window", "sliding_window").when("sliding_window"),
         ],
     ],
-    mixers: MixerRule::Attention,
-    ffn: FfnRule::Dense,
     trunks: TRUNKS,
-    model: MODEL,
+    model: &[MODEL, ROPE_FACTORS],
     layer: &[NORMS, ATTENTION, DENSE_FFN],
-    mtp: &[],
-    ignored: &[],
+    ..PLAIN
 };

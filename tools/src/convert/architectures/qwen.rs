@@ -1,8 +1,6 @@
-//! Qwen2 and Qwen3: attention in every layer, rope in halves.
+//! Qwen2 and Qwen3, dense and with experts: attention in every layer, rope in halves.
 
 use super::*;
-
-const QUERY: &[TensorRow] = &[renamed("attn_q.weight", "self_attn.q_proj.weight", "heads*head_dim, width")];
 
 const BIASES: &[TensorRow] = &[
     renamed("attn_q.bias", "self_attn.q_proj.bias", "heads*head_dim"),
@@ -16,34 +14,46 @@ const HEAD_NORMS: &[TensorRow] = &[
 ];
 
 const SLIDING: &[Refusal] = &[Refusal { path: "use_sliding_window", accepted: &["false"] }];
-const BIASED: &[Refusal] = &[Refusal { path: "attention_bias", accepted: &["false"] }];
 
 pub(super) const QWEN2: Architecture = Architecture {
     name: "qwen2",
     classes: &["Qwen2ForCausalLM"],
-    values: &[TRANSFORMER_VALUES],
+    values: &[TRANSFORMER_VALUES, FFN_VALUES],
     refusals: &[TRANSFORMER_REFUSALS, SLIDING],
-    keys: &[TRANSFORMER_KEYS],
-    mixers: MixerRule::Attention,
-    ffn: FfnRule::Dense,
+    keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS],
     trunks: TRUNKS,
-    model: MODEL,
+    model: &[MODEL, ROPE_FACTORS],
     layer: &[NORMS, QUERY, KEY_VALUE_OUTPUT, BIASES, DENSE_FFN],
-    mtp: &[],
-    ignored: &[],
+    ..PLAIN
 };
 
 pub(super) const QWEN3: Architecture = Architecture {
     name: "qwen3",
     classes: &["Qwen3ForCausalLM"],
-    values: &[TRANSFORMER_VALUES],
-    refusals: &[TRANSFORMER_REFUSALS, SLIDING, BIASED],
-    keys: &[TRANSFORMER_KEYS],
-    mixers: MixerRule::Attention,
-    ffn: FfnRule::Dense,
+    values: &[TRANSFORMER_VALUES, FFN_VALUES],
+    refusals: &[TRANSFORMER_REFUSALS, SLIDING, NO_ATTENTION_BIAS],
+    keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS],
     trunks: TRUNKS,
-    model: MODEL,
+    model: &[MODEL, ROPE_FACTORS],
     layer: &[NORMS, QUERY, KEY_VALUE_OUTPUT, HEAD_NORMS, DENSE_FFN],
-    mtp: &[],
-    ignored: &[],
+    ..PLAIN
+};
+
+/// Readers make the weights of the chosen experts sum to 1.
+const NOT_NORMALISED: &[Refusal] = &[Refusal { path: "norm_topk_prob", accepted: &["true"] }];
+
+const ROUTER: &[TensorRow] = &[renamed("ffn_gate_inp.weight", "mlp.gate.weight", "experts, width").at("moe")];
+const EXPERTS: &[TensorRow] = experts!("mlp.experts", "gate_proj", "up_proj", "down_proj");
+
+pub(super) const QWEN3MOE: Architecture = Architecture {
+    name: "qwen3moe",
+    classes: &["Qwen3MoeForCausalLM"],
+    values: &[TRANSFORMER_VALUES, FFN_VALUES, EXPERT_VALUES, SPARSE_VALUES],
+    refusals: &[TRANSFORMER_REFUSALS, SLIDING, NO_ATTENTION_BIAS, NOT_NORMALISED],
+    keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS, EXPERT_KEYS],
+    ffns: SPARSE_FFNS,
+    layer: &[NORMS, QUERY, KEY_VALUE_OUTPUT, HEAD_NORMS, ROUTER, EXPERTS, DENSE_FFN],
+    trunks: TRUNKS,
+    model: &[MODEL, ROPE_FACTORS],
+    ..PLAIN
 };

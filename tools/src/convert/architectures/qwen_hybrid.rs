@@ -38,8 +38,6 @@ const SECTIONS: &[KeyRow] = &[KeyRow {
     when: "",
 }];
 
-const BIASED: &[Refusal] = &[Refusal { path: "attention_bias", accepted: &["false"] }];
-
 /// As the transformers' rows, with norms that are stored as the difference from 1.
 const HYBRID_MODEL: &[TensorRow] = &[
     renamed("token_embd.weight", "embed_tokens.weight", "vocab, width"),
@@ -123,48 +121,13 @@ const GROUPED_DELTA: &[TensorRow] = &[
     renamed("ssm_out.weight", "linear_attn.out_proj.weight", "width, inner").at("linear"),
 ];
 
-const MOE_VALUES: &[ValueRow] = &[
-    required("experts", &["num_experts"]),
-    required("experts_used", &["num_experts_per_tok"]),
-    required("expert_ffn", &["moe_intermediate_size"]),
-    required("shared_ffn", &["shared_expert_intermediate_size"]),
-];
+const SHARED_VALUES: &[ValueRow] = &[required("shared_ffn", &["shared_expert_intermediate_size"])];
+const SHARED_KEYS: &[KeyRow] = &[count("expert_shared_feed_forward_length", "shared_ffn")];
 
-const MOE_KEYS: &[KeyRow] = &[
-    count("expert_count", "experts"),
-    count("expert_used_count", "experts_used"),
-    count("expert_feed_forward_length", "expert_ffn"),
-    count("expert_shared_feed_forward_length", "shared_ffn"),
-];
+const EXPERTS: &[TensorRow] = experts!("mlp.experts", "gate_proj", "up_proj", "down_proj");
 
-const SPLIT_EXPERTS: &str = "experts, expert_ffn, width";
-
-/// The experts are one tensor each, or all of a kind in one with gate and up in halves.
-const MOE: &[TensorRow] = &[
+const ROUTED: &[TensorRow] = &[
     renamed("ffn_gate_inp.weight", "mlp.gate.weight", "experts, width").at("moe"),
-    row("ffn_gate_exps.weight", experts("mlp.experts.{e}.gate_proj.weight", "expert_ffn, width")).at("moe").otherwise(
-        tensor(
-            "mlp.experts.gate_up_proj",
-            "experts, 2*expert_ffn, width",
-            &[
-                Transform::TakeRows { groups: "experts", slices: &[("0", "expert_ffn")] },
-                Transform::Reshape(SPLIT_EXPERTS),
-            ],
-        ),
-    ),
-    row("ffn_up_exps.weight", experts("mlp.experts.{e}.up_proj.weight", "expert_ffn, width")).at("moe").otherwise(
-        tensor(
-            "mlp.experts.gate_up_proj",
-            "experts, 2*expert_ffn, width",
-            &[
-                Transform::TakeRows { groups: "experts", slices: &[("expert_ffn", "expert_ffn")] },
-                Transform::Reshape(SPLIT_EXPERTS),
-            ],
-        ),
-    ),
-    row("ffn_down_exps.weight", experts("mlp.experts.{e}.down_proj.weight", "width, expert_ffn"))
-        .at("moe")
-        .otherwise(tensor("mlp.experts.down_proj", "experts, width, expert_ffn", &[])),
     renamed("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight", "shared_ffn, width").at("moe"),
     renamed("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight", "shared_ffn, width").at("moe"),
     renamed("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight", "width, shared_ffn").at("moe"),
@@ -178,32 +141,52 @@ const MTP: &[TensorRow] = &[
     row("nextn.shared_head_norm.weight", tensor("norm.weight", "width", ADD_ONE)),
 ];
 
+const MIXERS: &[TagRule] = &[
+    TagRule::Listed { path: "layer_types", tags: &[("linear_attention", "linear"), ("full_attention", "attention")] },
+    TagRule::Every { period: "interval", offset: "interval - 1", tag: "attention", when: "" },
+    TagRule::All("linear"),
+];
+
 pub(super) const QWEN35: Architecture = Architecture {
     name: "qwen35",
     classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
-    values: &[TRANSFORMER_VALUES, VALUES],
-    refusals: &[TRANSFORMER_REFUSALS, BIASED],
-    keys: &[TRANSFORMER_KEYS, KEYS, SECTIONS],
-    mixers: MixerRule::LayerTypes,
-    ffn: FfnRule::Dense,
+    values: &[TRANSFORMER_VALUES, FFN_VALUES, VALUES],
+    refusals: &[TRANSFORMER_REFUSALS, NO_ATTENTION_BIAS],
+    keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS, KEYS, SECTIONS],
+    mixers: MIXERS,
     trunks: TRUNKS,
-    model: HYBRID_MODEL,
+    model: &[HYBRID_MODEL],
     layer: &[HYBRID_NORMS, TILED_DELTA, DELTA, GATED_ATTENTION, KEY_VALUE_OUTPUT, DENSE_FFN],
     mtp: MTP,
-    ignored: &[],
+    ..PLAIN
+};
+
+pub(super) const QWEN35MOE: Architecture = Architecture {
+    name: "qwen35moe",
+    classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
+    values: &[TRANSFORMER_VALUES, EXPERT_VALUES, SHARED_VALUES, VALUES],
+    refusals: &[TRANSFORMER_REFUSALS, NO_ATTENTION_BIAS],
+    keys: &[SIZE_KEYS, TRANSFORMER_KEYS, KV_HEADS, KEYS, SECTIONS, EXPERT_KEYS, SHARED_KEYS],
+    mixers: MIXERS,
+    ffns: &[TagRule::All("moe")],
+    trunks: TRUNKS,
+    model: &[HYBRID_MODEL],
+    layer: &[HYBRID_NORMS, TILED_DELTA, DELTA, GATED_ATTENTION, KEY_VALUE_OUTPUT, EXPERTS, ROUTED],
+    mtp: MTP,
+    ..PLAIN
 };
 
 pub(super) const QWEN3NEXT: Architecture = Architecture {
     name: "qwen3next",
     classes: &["Qwen3NextForCausalLM"],
-    values: &[TRANSFORMER_VALUES, VALUES, MOE_VALUES],
-    refusals: &[TRANSFORMER_REFUSALS, BIASED],
-    keys: &[TRANSFORMER_KEYS, KEYS, MOE_KEYS],
-    mixers: MixerRule::LayerTypes,
-    ffn: FfnRule::Sparse,
+    values: &[TRANSFORMER_VALUES, FFN_VALUES, EXPERT_VALUES, SHARED_VALUES, SPARSE_VALUES, VALUES],
+    refusals: &[TRANSFORMER_REFUSALS, NO_ATTENTION_BIAS],
+    keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS, KEYS, EXPERT_KEYS, SHARED_KEYS],
+    mixers: MIXERS,
+    ffns: SPARSE_FFNS,
     trunks: TRUNKS,
-    model: HYBRID_MODEL,
-    layer: &[HYBRID_NORMS, GROUPED_DELTA, DELTA, GATED_ATTENTION, KEY_VALUE_OUTPUT, MOE, DENSE_FFN],
+    model: &[HYBRID_MODEL],
+    layer: &[HYBRID_NORMS, GROUPED_DELTA, DELTA, GATED_ATTENTION, KEY_VALUE_OUTPUT, EXPERTS, ROUTED, DENSE_FFN],
     mtp: MTP,
-    ignored: &[],
+    ..PLAIN
 };

@@ -328,8 +328,11 @@ fn layers_without_experts_are_dense() {
 fn tables_only_use_values_they_define() {
     for architecture in architectures::ALL {
         let mut values = expression::Values::default();
-        for name in ["blocks", "mtp", "rope_linear", "rope_yarn", "rope_llama3"] {
+        for name in ["blocks", "listed", "mtp", "rope_linear", "rope_yarn", "rope_llama3"] {
             values.set(name, 2.0);
+        }
+        for tag in table::TAGS {
+            values.set(&format!("{tag}_layers"), 2.0);
         }
         for row in architecture.values.iter().copied().flatten() {
             if let Some(default) = row.default {
@@ -338,12 +341,13 @@ fn tables_only_use_values_they_define() {
             values.set(row.name, 2.0);
         }
         let layer = architecture.layer.iter().copied().flatten();
-        for row in architecture.model.iter().chain(layer).chain(architecture.mtp) {
+        let model = architecture.model.iter().copied().flatten();
+        for row in model.chain(layer).chain(architecture.mtp) {
             values.holds(row.when).unwrap();
             for origin in std::iter::once(&row.origin).chain(&row.alternative) {
                 values.shape(origin.shape).unwrap();
             }
-            assert!(["", "attention", "linear", "dense", "moe"].contains(&row.tag), "{}", row.target);
+            assert!(row.tag.is_empty() || table::TAGS.contains(&row.tag), "{}", row.target);
         }
         assert!(architecture.keys.iter().copied().flatten().all(|row| values.holds(row.when).is_ok()));
     }

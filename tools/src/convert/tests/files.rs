@@ -1,6 +1,7 @@
 //! Types of numbers, shards, the progress of a conversion, and names.
 
 use super::*;
+use crate::quantize::{QuantizeOptions, quantize};
 
 #[test]
 fn every_source_type_is_read() {
@@ -162,4 +163,99 @@ fn recommended_sampling_is_carried_over() {
     assert_eq!(file.metadata().get("general.sampling.top_k"), Some(&Value::I32(20)));
     fixture.write("generation_config.json", r#"{"temperature": 0.6, "do_sample": false}"#);
     assert!(fixture.f32().metadata().get("general.sampling.temp").is_none());
+}
+
+/// What a file of several parts holds, read as one.
+#[test]
+fn a_model_may_be_split_over_files() {
+    let fixture = qwen3next();
+    let whole = fixture.f32();
+    let count = whole.tensors().len();
+    let largest = whole.tensors().iter().map(|tensor| tensor.bytes as u64).max().unwrap();
+    for (limit, most) in
+        [(SplitLimit::Tensors(7), 7), (SplitLimit::Bytes(largest + 100), count), (SplitLimit::Bytes(1), 1)]
+    {
+        let options = ConvertOptions { split: Some(limit), ..of(Quant::F32) };
+        let report = convert(&fixture.folder, &fixture.out(), &options).unwrap();
+        let first = report.files[0].file_name().unwrap().to_str().unwrap();
+        assert_eq!(first, format!("out-00001-of-{:05}.gguf", report.files.len()));
+        let file = GgufFile::open(&report.files[0]).unwrap();
+        assert_eq!((file.shard_count(), file.tensors().len()), (report.files.len(), count));
+        for tensor in whole.tensors() {
+            assert_eq!(numbers(&file, &tensor.name), numbers(&whole, &tensor.name), "{}", tensor.name);
+        }
+        assert_eq!(file.metadata().get("split.count"), Some(&Value::U16(report.files.len() as u16)));
+        assert_eq!(file.metadata().get("split.tensors.count"), Some(&Value::I32(count as i32)));
+        assert_eq!(file.metadata().len(), whole.metadata().len() + 3);
+        for number in 0..report.files.len() {
+            let held = file.tensors().iter().filter(|tensor| tensor.shard() == number);
+            let bytes: Vec<u64> = held.map(|tensor| tensor.bytes as u64).collect();
+            assert!((1..=most).contains(&bytes.len()), "{limit:?}: {}", bytes.len());
+            let full = |limit: u64| bytes.len() > 1 && bytes.iter().sum::<u64>() > limit;
+            assert!(!matches!(limit, SplitLimit::Bytes(limit) if full(limit)), "{limit:?}: {bytes:?}");
+        }
+        report.files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    }
+    // What fits into one file keeps its name.
+    let options = ConvertOptions { split: Some(SplitLimit::Tensors(count)), ..of(Quant::F32) };
+    assert_eq!(convert(&fixture.folder, &fixture.out(), &options).unwrap().files, [fixture.out()]);
+}
+
+/// The third tensor of five files is bad: nothing of the first two is left.
+#[test]
+fn no_part_appears_unless_all_do() {
+    let mut fixture = llama();
+    fixture.tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap().numbers[3] = f32::NAN;
+    fixture.save();
+    let before = std::fs::read_dir(&fixture.folder).unwrap().count();
+    let options = ConvertOptions { split: Some(SplitLimit::Tensors(4)), ..of(Quant::F32) };
+    let error = convert(&fixture.folder, &fixture.out(), &options).unwrap_err();
+    assert!(format!("{error:#}").contains("expected a finite one"), "{error:#}");
+    assert_eq!(std::fs::read_dir(&fixture.folder).unwrap().count(), before);
+    // The last name is taken by a folder: the files that have their names by then lose them.
+    let fixture = llama();
+    fixture.save();
+    std::fs::create_dir(fixture.folder.join("out-00005-of-00005.gguf")).unwrap();
+    assert!(convert(&fixture.folder, &fixture.out(), &options).is_err());
+    assert_eq!(std::fs::read_dir(&fixture.folder).unwrap().count(), before + 1);
+}
+
+/// Rows of 64 and 160 numbers: no whole blocks of 256, whole blocks of 32.
+#[test]
+fn every_type_that_can_be_written_is_written() {
+    let fixture = Fixture::golden("qwen35moe");
+    for quant in Quant::ALL.iter().copied().filter(|quant| quant.can_quantize()) {
+        let file = fixture.convert(&of(quant)).unwrap();
+        let expected = match quant.block_len() {
+            256 if [Quant::Q2K, Quant::Q3K].contains(&quant) => Quant::Q4_0,
+            256 if quant == Quant::Q4K => Quant::Q5_0,
+            256 if quant == Quant::Q5K => Quant::Q5_1,
+            256 if quant == Quant::Q6K => Quant::Q8_0,
+            256 if quant == Quant::Iq4Xs => Quant::Iq4Nl,
+            256 => Quant::F16,
+            _ => quant,
+        };
+        assert_eq!(file.tensor("blk.0.ffn_down_exps.weight").unwrap().quant, expected, "{quant}");
+        assert_eq!(file.tensor("blk.0.ssm_conv1d.weight").unwrap().quant, Quant::F32, "{quant}");
+    }
+}
+
+/// Converting to a mix is converting and then quantising, to the byte.
+#[test]
+fn mixes_are_those_of_quantising_afterwards() {
+    let fixture = Fixture::golden("qwen35moe");
+    let exact = fixture.convert(&of(Quant::F32)).unwrap();
+    for mix in ["q4_k_m", "q4_0", "iq4_xs"].map(|name| Mix::from_name(name).unwrap()) {
+        let out = fixture.folder.join("quantised.gguf");
+        quantize(&exact, &out, &QuantizeOptions::new(mix)).unwrap();
+        let expected = GgufFile::open(&out).unwrap();
+        let found = fixture.convert(&ConvertOptions { mix: Some(mix), ..of(Quant::Bf16) }).unwrap();
+        let file_type = |file: &GgufFile| file.metadata().uint("general.file_type").unwrap();
+        assert_eq!(file_type(&found), file_type(&expected));
+        for tensor in expected.tensors() {
+            let other = found.tensor(&tensor.name).unwrap();
+            assert_eq!((other.quant, &other.shape), (tensor.quant, &tensor.shape), "{} in {}", tensor.name, mix.name);
+            assert!(found.data(other)[..] == expected.data(tensor)[..], "{} in {}", tensor.name, mix.name);
+        }
+    }
 }

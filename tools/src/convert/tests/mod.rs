@@ -3,6 +3,10 @@
 mod broken;
 mod families;
 mod files;
+mod golden;
+mod hybrids;
+mod mamba;
+mod scaled;
 mod shared;
 mod vocabulary;
 
@@ -11,7 +15,7 @@ use kvas_gguf::{GgufFile, Value};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A tensor of a made-up checkpoint: type, shape, numbers.
@@ -73,6 +77,10 @@ impl Fixture {
                     half::bf16::from_f32(*number).to_le_bytes().to_vec()
                 } else if made.dtype == Dtype::F16 {
                     half::f16::from_f32(*number).to_le_bytes().to_vec()
+                } else if made.dtype == Dtype::U8 {
+                    vec![*number as u8]
+                } else if made.dtype == Dtype::F8_E4M3 {
+                    vec![fp8(*number)]
                 } else if made.dtype == Dtype::I64 {
                     (*number as i64).to_le_bytes().to_vec()
                 } else {
@@ -124,6 +132,13 @@ impl Fixture {
     fn numbers(&self, name: &str) -> &[f32] {
         &self.tensors[name].numbers
     }
+}
+
+/// The byte of a number that FP8 has, halves of small whole numbers among them.
+fn fp8(number: f32) -> u8 {
+    let bits = number.abs().to_bits();
+    let size = if bits == 0 { 0 } else { ((bits >> 23) - 120) << 3 | bits >> 20 & 7 };
+    size as u8 | if number < 0.0 { 128 } else { 0 }
 }
 
 fn of(quant: Quant) -> ConvertOptions {

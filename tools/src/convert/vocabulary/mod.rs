@@ -5,6 +5,7 @@ mod pre;
 mod sentencepiece;
 mod special;
 mod template;
+mod tiktoken;
 
 use super::json::{Json, read_file};
 use anyhow::{Result, bail};
@@ -105,7 +106,10 @@ pub(super) fn write(metadata: &mut Metadata, folder: &Path, vocab: usize, pre: O
             sentencepiece::write(metadata, folder, pieces, added, vocab)?
         }
         (Some(tokenizer), None) => sentencepiece::write_from_merges(metadata, tokenizer, vocab)?,
-        (None, None) => bail!("{}: expected tokenizer.json or tokenizer.model in it", folder.display()),
+        (None, None) => match read_file(folder, tiktoken::FILE)? {
+            Some(file) => tiktoken::write(metadata, &file, settings.as_ref(), vocab, pre)?,
+            None => bail!("{}: expected tokenizer.json or tokenizer.model in it", folder.display()),
+        },
     };
     special::write(metadata, folder, tokenizer.as_ref(), settings.as_ref(), vocab)?;
     template::write(metadata, folder, settings.as_ref())?;

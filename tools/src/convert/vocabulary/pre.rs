@@ -11,6 +11,7 @@ const QWEN2: &str =
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const KIMI_K2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
@@ -30,6 +31,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("qwen35", &[QWEN35, BYTES]),
     ("tekken", &[TEKKEN, BYTES]),
     ("gpt-4o", &[GPT4O, BYTES]),
+    ("kimi-k2", &[KIMI_K2, BYTES]),
     (
         "deepseek-llm",
         &[r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", DIGIT, BYTES],
@@ -39,6 +41,18 @@ const TABLE: &[(&str, &[&str])] = &[
     ("falcon", &[PUNCTUATION, BYTE_WORDS, DIGITS, "[0-9][0-9][0-9]"]),
     ("starcoder", &[DIGIT, BYTE_WORDS]),
     ("gpt-2", &[BYTE_WORDS]),
+];
+
+/// Other ways to write parts of these regexes that match the same texts, and the way the table has.
+const SPELLINGS: &[(&str, &str)] = &[
+    ("'(?i:[sdmt]|ll|ve|re)", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
+    ("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
+    // What follows cannot begin with what they match, so it is the same whether they give some of it back.
+    ("]?+", "]?"),
+    ("]++", "]+"),
+    ("}++", "}+"),
+    // White space goes up to the last end of a line either way.
+    (r"|\s*[\r\n]|", r"|\s*[\r\n]+|"),
 ];
 
 /// The name of the pre-tokenizer of a tokenizer.json.
@@ -95,7 +109,10 @@ fn step(step: &Value) -> String {
 fn split(step: &Value) -> String {
     let pattern = &step["pattern"];
     let Some(regex) = pattern["Regex"].as_str() else { return format!("split on {pattern}") };
-    let regex = regex.replace('\r', r"\r").replace('\n', r"\n");
+    let mut regex = regex.replace('\r', r"\r").replace('\n', r"\n");
+    for (other, usual) in SPELLINGS {
+        regex = regex.replace(other, usual);
+    }
     let behavior = step["behavior"].as_str().unwrap_or("Isolated");
     let inverted = step["invert"].as_bool() == Some(true);
     // A regex that matches everything splits alike either way.
@@ -137,6 +154,13 @@ mod tests {
     fn line_ends_may_be_written_either_way() {
         let literal = LLAMA3.replace(r"\r", "\r").replace(r"\n", "\n");
         assert_eq!(recognise(&tokenizer(&sequence(&literal), "")).unwrap(), "smaug-bpe");
+    }
+
+    #[test]
+    fn spellings_that_match_alike_are_the_same() {
+        let cl100k = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+        assert_eq!(recognise(&tokenizer(&sequence(cl100k), "")).unwrap(), "smaug-bpe");
+        assert_eq!(recognise(&tokenizer(&sequence(KIMI_K2), "")).unwrap(), "kimi-k2");
     }
 
     #[test]

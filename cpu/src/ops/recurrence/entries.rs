@@ -1,0 +1,167 @@
+//! What rows wrote since a checkpoint, be it in the ring of a slot or in a chunk of a prompt: how a row reads it, and
+//! how it goes into the state (ALGORITHMS 2.2, 2.5).
+
+use crate::{
+    simd::{
+        Simd,
+        dense::{self, F32},
+        math,
+    },
+    slots::ring_runs,
+};
+use bytemuck::cast_slice as bytes;
+use kvas_backend::store::Cursor;
+
+/// The entries of one value head: `u` and `g` are its own, `k` is shared by the value heads of a key head.
+pub(super) struct Entries<'a> {
+    /// `[ring, value_dim]`
+    pub(super) u: &'a mut [f32],
+    /// `[ring, key_dim]`
+    pub(super) k: &'a [f32],
+    /// `[ring, decays]`
+    pub(super) g: &'a mut [f32],
+    pub(super) held: Cursor,
+    /// Rows of the ring.
+    pub(super) ring: usize,
+}
+
+/// How much each entry has faded, and the state before them.
+pub(super) struct Faded<'a> {
+    /// `[ring]`: factors of the entries in order; all 1 where every channel fades by itself.
+    pub(super) entries: &'a mut [f32],
+    /// Factor of the state; 1 where every channel fades by itself.
+    pub(super) state: f32,
+    /// `[ring, key_dim]`, empty for decays per head: the keys, faded.
+    pub(super) keys: &'a mut [f32],
+    /// `[key_dim]`, empty for decays per head: the logarithm of the factors of the state.
+    pub(super) sum: &'a mut [f32],
+}
+
+impl Entries<'_> {
+    /// Where entry number `entry` is.
+    pub(super) fn row(&self, entry: usize) -> usize {
+        (self.held.base + entry) & (self.ring - 1)
+    }
+
+    /// The rows of the first `count` entries, in order.
+    fn runs(&self, count: usize) -> [std::ops::Range<usize>; 2] {
+        ring_runs(Cursor { held: count, ..self.held }, self.ring)
+    }
+
+    /// Lets all entries fade to the end of the last of them. All exponents are at most 0: they are sums of the `g`
+    /// after an entry.
+    #[inline(always)]
+    pub(super) fn fade<S: Simd>(&self, simd: S, faded: &mut Faded<'_>) {
+        if faded.sum.is_empty() {
+            return self.fade_heads(simd, self.held.held, faded);
+        }
+        let key_dim = faded.sum.len();
+        let part = |entry: usize| self.row(entry) * key_dim..(self.row(entry) + 1) * key_dim;
+        faded.sum.fill(0.0);
+        for entry in (0..self.held.held).rev() {
+            let key = &mut faded.keys[part(entry)];
+            key.copy_from_slice(faded.sum);
+            math::exp_in_place(simd, key);
+            math::scale_by(simd, key, 1.0, &self.k[part(entry)]);
+            math::add(simd, faded.sum, &self.g[part(entry)]);
+        }
+        faded.entries.fill(1.0);
+        faded.state = 1.0;
+    }
+
+    /// [`Entries::fade`] of the first `count` entries for decays per head.
+    #[inline(always)]
+    fn fade_heads<S: Simd>(&self, simd: S, count: usize, faded: &mut Faded<'_>) {
+        let [old, new] = self.runs(count);
+        let mut sum = 0.0;
+        let backwards = self.g[new].iter().rev().chain(self.g[old].iter().rev());
+        for (factor, g) in faded.entries[..count].iter_mut().rev().zip(backwards) {
+            *factor = sum;
+            sum += g;
+        }
+        math::exp_in_place(simd, &mut faded.entries[..count]);
+        faded.state = sum.exp();
+    }
+
+    /// Takes in the decay and the key of another entry, whose `u` comes later, and lets the ones before it fade.
+    #[inline(always)]
+    pub(super) fn push<S: Simd>(&mut self, simd: S, g: &[f32], factors: &mut [f32], faded: &mut Faded<'_>) {
+        let (count, decays) = (self.held.held, g.len());
+        let at = self.row(count);
+        self.g[at * decays..(at + 1) * decays].copy_from_slice(g);
+        if faded.sum.is_empty() {
+            return self.fade_heads(simd, count + 1, faded);
+        }
+        factors.copy_from_slice(g);
+        math::exp_in_place(simd, factors);
+        for run in self.runs(count) {
+            for key in faded.keys[run.start * decays..run.end * decays].chunks_exact_mut(decays) {
+                math::scale_by(simd, key, 1.0, factors);
+            }
+        }
+        let part = at * decays..(at + 1) * decays;
+        faded.keys[part.clone()].copy_from_slice(&self.k[part]);
+    }
+
+    /// Writes the `u` of the entry that was pushed.
+    pub(super) fn write(&mut self, u: &[f32]) {
+        let at = self.row(self.held.held) * u.len();
+        self.u[at..at + u.len()].copy_from_slice(u);
+        self.held.held += 1;
+    }
+
+    /// `out[i] += scales[i] * sum_j (k_j . x[i]) u_j` over the held entries, faded.
+    #[inline(always)]
+    pub(super) fn read<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        (x, scales): ([&[f32]; R], [f32; R]),
+        faded: &Faded<'_>,
+        coefficients: &mut [f32],
+        out: &mut [&mut [f32]; R],
+    ) {
+        let (key_dim, value_dim) = (x[0].len(), out[0].len());
+        let keys = if faded.sum.is_empty() { self.k } else { &*faded.keys };
+        let mut from = 0;
+        for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
+            let mut parts = coefficients.chunks_exact_mut(self.ring);
+            let mut c: [&mut [f32]; R] = std::array::from_fn(|_| &mut parts.next().expect("planned")[..run.len()]);
+            let rows = bytes(&keys[run.start * key_dim..run.end * key_dim]);
+            dense::dots::<F32, S, R>(simd, rows, x, c.each_mut().map(|c| &mut **c));
+            for i in 0..R {
+                math::scale_by(simd, c[i], scales[i], &faded.entries[from..from + run.len()]);
+            }
+            let u = bytes(&self.u[run.start * value_dim..run.end * value_dim]);
+            let out = out.each_mut().map(|out| &mut **out);
+            dense::combine::<F32, S, R>(simd, [1.0; R], c.map(|c| &*c), u, out);
+            from += run.len();
+        }
+    }
+
+    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`.
+    #[inline(always)]
+    pub(super) fn fold<S: Simd>(&self, simd: S, state: &mut [f32], faded: &mut Faded<'_>, coefficients: &mut [f32]) {
+        self.fade(simd, faded);
+        let value_dim = self.u.len() / self.ring;
+        let key_dim = state.len() / value_dim;
+        let keys = if faded.sum.is_empty() { self.k } else { &*faded.keys };
+        math::exp_in_place(simd, faded.sum);
+        let (mut from, mut factor) = (0, faded.state);
+        for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
+            let factors = &faded.entries[from..from + run.len()];
+            let c = &mut coefficients[..run.len()];
+            let u = &self.u[run.start * value_dim..run.end * value_dim];
+            let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
+            for (i, state) in state.chunks_exact_mut(key_dim).enumerate() {
+                for ((c, factor), u) in c.iter_mut().zip(factors).zip(u[i..].iter().step_by(value_dim)) {
+                    *c = factor * u;
+                }
+                if from == 0 && !faded.sum.is_empty() {
+                    math::scale_by(simd, state, 1.0, faded.sum);
+                }
+                dense::combine::<F32, S, 1>(simd, [factor], [&*c], k, [state]);
+            }
+            (from, factor) = (from + run.len(), 1.0);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! One value head of one span, chunk by chunk: what its rows write, and what they read.
+
+use super::{
+    CHUNK,
+    entries::{Entries, Faded},
+};
+use crate::{
+    pool::Tile,
+    simd::{
+        Kernel, Simd,
+        dense::{self, F32},
+        math,
+    },
+};
+use bytemuck::cast_slice as bytes;
+use kvas_backend::store::{Cursor, Decay, Replay, StateDecl};
+
+/// Rows of the state that stay in the first-level cache while all rows of a chunk meet them.
+const STATE_ROWS: usize = 32;
+
+/// The scratch of a head.
+pub(super) struct Scratch<'a> {
+    /// `[CHUNK, value_dim]`: what the state before the chunk gives the key and the query of each row.
+    read: [&'a mut [f32]; 2],
+    /// `[value_dim]`: what a row writes.
+    written: &'a mut [f32],
+    /// `[CHUNK, decays]`: logarithms of the decays of each row.
+    g: &'a mut [f32],
+    /// `[CHUNK]`: factors of what each row writes.
+    strengths: &'a mut [f32],
+    pub(super) faded: Faded<'a>,
+    /// `[2, ring]`: products with the keys of entries.
+    pub(super) coefficients: &'a mut [f32],
+    /// Both empty for decays per head: `[CHUNK, key_dim]`, keys and queries of the chunk times the decay up to their
+    /// row, and `[key_dim]`, the decay of a row.
+    inputs: [&'a mut [f32]; 2],
+    factors: &'a mut [f32],
+    /// `[CHUNK, value_dim]` and `[CHUNK, decays]`: entries of a final span.
+    own: [&'a mut [f32]; 2],
+}
+
+impl<'a> Scratch<'a> {
+    /// Cuts up the scratch of a thread.
+    pub(super) fn new(scratch: &'a mut [f32], decl: &StateDecl, ring: usize) -> Self {
+        let (value_dim, decays, ring) = (decl.value_dim, decl.decays(), ring.max(CHUNK));
+        let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
+        let mut rest = scratch;
+        let mut next = |len: usize| rest.split_off_mut(..len).expect("planned");
+        Self {
+            read: [next(CHUNK * value_dim), next(CHUNK * value_dim)],
+            written: next(value_dim),
+            g: next(CHUNK * decays),
+            strengths: next(CHUNK),
+            faded: Faded { entries: next(ring), state: 1.0, keys: next(ring * per_channel), sum: next(per_channel) },
+            coefficients: next(2 * ring),
+            inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
+            factors: next(per_channel),
+            own: [next(CHUNK * value_dim), next(CHUNK * decays)],
+        }
+    }
+}
+
+/// Floats of scratch a thread needs for a head.
+pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
+    let ring = replay.ring_rows().max(CHUNK);
+    let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
+    let rows = CHUNK * (3 * decl.value_dim + 2 * decl.decays() + 1 + 2 * per_channel);
+    rows + decl.value_dim + 2 * per_channel + ring * (3 + per_channel)
+}
+
+/// One value head of one span.
+pub(super) struct Head<'a> {
+    pub(super) decl: StateDecl,
+    pub(super) rows: usize,
+    /// `[rows, key_dim]`
+    pub(super) queries: &'a [f32],
+    pub(super) keys: &'a [f32],
+    /// `[rows, stride]`, beginning with the head's column.
+    pub(super) values: (&'a [f32], usize),
+    pub(super) steps: (&'a [f32], usize),
+    /// Strength of delta writes before its sigmoid; `None`: values times step sizes are added.
+    pub(super) beta: Option<(&'a [f32], usize)>,
+    /// Weights of the head: `[decays]`, added to the step sizes; their factor; what of a value passes the state by.
+    pub(super) bias: &'a [f32],
+    pub(super) a: f32,
+    pub(super) skip: f32,
+    /// `[value_dim][key_dim]`
+    pub(super) state: &'a mut [f32],
+    /// `None`: the span is final and goes into the state.
+    pub(super) ring: Option<Entries<'a>>,
+    /// `[rows, value_dim]`
+    pub(super) out: Tile<'a, f32>,
+    pub(super) scratch: &'a mut [f32],
+}
+
+/// `out[i][t] = state x[i][t]` for every row of `x[i] [_, key_dim]`.
+#[inline(always)]
+fn read_state<S: Simd, const R: usize>(
+    simd: S,
+    state: &[f32],
+    x: [&[f32]; R],
+    key_dim: usize,
+    mut out: [&mut [f32]; R],
+) {
+    let value_dim = state.len() / key_dim;
+    for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
+        for t in 0..x[0].len() / key_dim {
+            let x = x.map(|x| &x[t * key_dim..][..key_dim]);
+            let part = t * value_dim + block * STATE_ROWS..t * value_dim + block * STATE_ROWS + rows.len() / key_dim;
+            let out = out.each_mut().map(|out| &mut out[part.clone()]);
+            dense::dots::<F32, S, R>(simd, bytes(rows), x, out);
+        }
+    }
+}
+
+impl Kernel for Head<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let key_dim = self.decl.key_dim;
+        let mut ring = self.ring.take();
+        let is_final = ring.is_none();
+        let rows_of_ring = ring.as_ref().map_or(0, |ring| ring.ring);
+        let mut scratch = Scratch::new(std::mem::take(&mut self.scratch), &self.decl, rows_of_ring);
+        let [own_u, own_g] = std::mem::take(&mut scratch.own);
+        for first in (0..self.rows).step_by(CHUNK) {
+            let count = CHUNK.min(self.rows - first);
+            let mut entries = match &mut ring {
+                Some(ring) => Entries { u: ring.u, k: ring.k, g: ring.g, held: ring.held, ring: ring.ring },
+                None => {
+                    let k = &self.keys[first * key_dim..(first + count) * key_dim];
+                    Entries { u: own_u, k, g: own_g, held: Cursor::default(), ring: CHUNK }
+                }
+            };
+            self.chunk(simd, (first, count), &mut entries, &mut scratch);
+            let held = entries.held;
+            if is_final {
+                entries.fold(simd, self.state, &mut scratch.faded, scratch.coefficients);
+            }
+            if let Some(ring) = &mut ring {
+                ring.held = held;
+            }
+        }
+    }
+}
+
+impl Head<'_> {
+    #[inline(always)]
+    fn chunk<S: Simd>(
+        &mut self,
+        simd: S,
+        (first, count): (usize, usize),
+        entries: &mut Entries<'_>,
+        b: &mut Scratch<'_>,
+    ) {
+        let (key_dim, value_dim) = (self.decl.key_dim, self.decl.value_dim);
+        self.gates(simd, (first, count), b);
+        let mut keys = &self.keys[first * key_dim..(first + count) * key_dim];
+        let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
+        if self.decl.decay == Decay::PerChannel {
+            entries.fade(simd, &mut b.faded);
+            fade_inputs(simd, b, [keys, queries]);
+            [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
+        }
+        let [key, query] = b.read.each_mut().map(|read| &mut read[..count * value_dim]);
+        if self.beta.is_some() {
+            read_state(simd, self.state, [keys, queries], key_dim, [key, query]);
+        } else {
+            // Two rows at a time, as above; which of them are together does not matter.
+            let half = count / 2;
+            let (low, rest) = query.split_at_mut(half * value_dim);
+            let (high, last) = rest.split_at_mut(half * value_dim);
+            let (x, last_x) = queries.split_at(2 * half * key_dim);
+            read_state(simd, self.state, x.split_at(half * key_dim).into(), key_dim, [low, high]);
+            read_state(simd, self.state, [last_x], key_dim, [last]);
+        }
+        for t in 0..count {
+            self.row(simd, (first + t, t), entries, b);
+        }
+    }
+
+    /// Decays and strengths of a chunk.
+    #[inline(always)]
+    fn gates<S: Simd>(&self, simd: S, (first, count): (usize, usize), b: &mut Scratch<'_>) {
+        let decays = self.bias.len();
+        let g = &mut b.g[..count * decays];
+        for (t, g) in g.chunks_exact_mut(decays).enumerate() {
+            let steps = &self.steps.0[(first + t) * self.steps.1..][..decays];
+            // Plain loops: for a decay per head, there is one number a row.
+            for ((g, step), bias) in g.iter_mut().zip(steps).zip(self.bias) {
+                *g = step + bias;
+            }
+        }
+        math::softplus_in_place(simd, g);
+        if let Some((beta, stride)) = self.beta {
+            for t in 0..count {
+                b.strengths[t] = beta[(first + t) * stride];
+            }
+            math::sigmoid_in_place(simd, &mut b.strengths[..count]);
+        } else {
+            b.strengths[..count].copy_from_slice(g);
+        }
+        for g in g {
+            *g *= self.a;
+        }
+    }
+
+    /// Row `t` of a chunk, row `row` of the span: what it writes, and its output.
+    #[inline(always)]
+    fn row<S: Simd>(&mut self, simd: S, (row, t): (usize, usize), entries: &mut Entries<'_>, b: &mut Scratch<'_>) {
+        let (key_dim, value_dim, decays) = (self.decl.key_dim, self.decl.value_dim, self.bias.len());
+        let key = &self.keys[row * key_dim..][..key_dim];
+        let query = &self.queries[row * key_dim..][..key_dim];
+        let value = &self.values.0[row * self.values.1..][..value_dim];
+        entries.push(simd, &b.g[t * decays..(t + 1) * decays], b.factors, &mut b.faded);
+        let (strength, decay, part) = (b.strengths[t], b.faded.state, t * value_dim..(t + 1) * value_dim);
+        let (u, out) = (&mut *b.written, self.out.row_mut(row));
+        math::scaled(simd, value, strength, u);
+        math::scaled(simd, &b.read[1][part.clone()], decay, out);
+        if self.beta.is_some() {
+            // u = strength (v - decay S k - sum_j (k_j . k) u_j)
+            math::add_scaled(simd, u, -strength * decay, &b.read[0][part]);
+            let x = ([key, query], [-strength, 1.0]);
+            entries.read(simd, x, &b.faded, b.coefficients, &mut [&mut *u, &mut *out]);
+        } else {
+            math::add_scaled(simd, out, self.skip, value);
+            entries.read(simd, ([query], [1.0]), &b.faded, b.coefficients, &mut [&mut *out]);
+        }
+        // out = decay S q + sum_j (k_j . q) u_j + (k . q) u
+        let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
+        math::add_scaled(simd, out, own, u);
+        entries.write(u);
+    }
+}
+
+/// Multiplies keys and queries of a chunk with the decay from the state to their row.
+#[inline(always)]
+fn fade_inputs<S: Simd>(simd: S, b: &mut Scratch<'_>, x: [&[f32]; 2]) {
+    let key_dim = b.factors.len();
+    let [keys, queries] = &mut b.inputs;
+    for t in 0..x[0].len() / key_dim {
+        let part = t * key_dim..(t + 1) * key_dim;
+        math::add(simd, b.faded.sum, &b.g[part.clone()]);
+        b.factors.copy_from_slice(b.faded.sum);
+        math::exp_in_place(simd, b.factors);
+        for (out, x) in [&mut *keys, &mut *queries].into_iter().zip(x) {
+            out[part.clone()].copy_from_slice(&x[part.clone()]);
+            math::scale_by(simd, &mut out[part.clone()], 1.0, b.factors);
+        }
+    }
+}

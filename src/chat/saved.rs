@@ -1,0 +1,90 @@
+//! A conversation in a session file: messages, settings, and the text its tokens stand for.
+
+use super::{Chat, ChatSettings, Known};
+use crate::{
+    sampling::SamplerParams,
+    session::{ModelId, Session, Writer},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::{path::Path, sync::Arc};
+
+impl ChatSettings {
+    /// All settings as one JSON object: the sampler's, and those of the answer.
+    pub fn to_json(&self) -> Map<String, Value> {
+        // Through text: an f32 then keeps its short form.
+        let params = serde_json::to_string(&self.params).expect("parameters are numbers and texts");
+        let mut all: Map<String, Value> = serde_json::from_str(&params).expect("parameters are an object");
+        all.insert("max_tokens".into(), json!(self.max_tokens));
+        all.insert("stop".into(), json!(self.stop_strings));
+        all.insert("template".into(), Value::Object(self.template_variables.clone()));
+        all
+    }
+
+    /// The settings of such an object; one line says which is missing or out of range.
+    pub fn of_json(mut all: Map<String, Value>) -> Result<Self, String> {
+        let mut take = |name: &str| all.remove(name).ok_or_else(|| format!("{name} is missing"));
+        let max_tokens = take("max_tokens")?.as_u64().ok_or("max_tokens, expected a whole number")?;
+        let stop_strings = serde_json::from_value(take("stop")?).map_err(|_| "stop, expected a list of texts")?;
+        let Value::Object(template_variables) = take("template")? else {
+            return Err("template, expected an object".into());
+        };
+        let params: SamplerParams = serde_json::from_value(Value::Object(all)).map_err(|error| error.to_string())?;
+        params.validate().map_err(|error| error.to_string())?;
+        let max_tokens = usize::try_from(max_tokens).unwrap_or(usize::MAX);
+        Ok(Self { params, max_tokens, stop_strings, template_variables })
+    }
+}
+
+/// What a session file says of a conversation; its tokens are the session's.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    messages: Vec<Value>,
+    settings: Map<String, Value>,
+    text: String,
+    marks: Vec<(usize, usize)>,
+}
+
+impl Chat {
+    /// Writes the conversation, and what the engine keeps of it, to a session file of `model`; the bytes of the file.
+    /// Fails in one line.
+    pub fn save(&self, path: &Path, model: &ModelId) -> Result<u64, String> {
+        let (messages, settings) = (self.messages.clone(), self.settings.to_json());
+        let saved = Saved { messages, settings, text: self.known.text.clone(), marks: self.known.marks.clone() };
+        let saved = serde_json::to_string(&saved).map_err(|error| error.to_string())?;
+        self.engine.save(self.conversation, Writer::new(path, model, self.known.ids.clone(), saved))
+    }
+
+    /// Goes on with the conversation of a session file of `model`: the next question reads its own tokens only. A file
+    /// that is refused, which one line says, leaves the conversation as it is.
+    pub fn load(&mut self, path: &Path, model: &ModelId) -> Result<(), String> {
+        let session = Session::open(path).map_err(|error| error.to_string())?;
+        session.check_model(model).map_err(|error| error.to_string())?;
+        let fail = |what: String| format!("{}: section conversation: {what}", path.display());
+        if session.conversation().is_empty() {
+            return Err(fail("there is none, expected the session of a chat".into()));
+        }
+        let saved: Saved = serde_json::from_str(session.conversation()).map_err(|error| fail(error.to_string()))?;
+        check_messages(&saved.messages).map_err(fail)?;
+        let settings = ChatSettings::of_json(saved.settings).map_err(fail)?;
+        let known = Known::new(saved.text, session.tokens().to_vec(), saved.marks).map_err(fail)?;
+        // A live sequence would take the room of the one to come; what it has read is kept where there is room for it.
+        self.engine.close(self.conversation);
+        self.conversation = self.engine.open()?;
+        self.engine.load(Arc::new(session))?;
+        (self.messages, self.settings, self.known) = (saved.messages, settings, known);
+        Ok(())
+    }
+}
+
+/// That each message is an object with a `role` and a `content` of text.
+fn check_messages(messages: &[Value]) -> Result<(), String> {
+    for (number, message) in messages.iter().enumerate() {
+        for field in ["role", "content"] {
+            if !message.get(field).is_some_and(Value::is_string) {
+                return Err(format!("message {number}: {field} is missing, expected text"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! `kvas imatrix`: which columns of a model's matrices matter, measured on a text.
+
+use super::{device, flags::ModelFlags, score::text_windows};
+use anyhow::anyhow;
+use clap::Args;
+use kvas::engine::{InputRow, matrix_inputs};
+use kvas_tools::quantize::ImportanceMatrix;
+use std::path::PathBuf;
+
+/// Measure which columns of a model's matrices matter for a text, for `kvas quantize --imatrix`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas imatrix -m model.bf16.gguf -f text.txt -o model.imatrix.gguf\n  kvas imatrix -m model.bf16.gguf -f text.txt -o model.imatrix.gguf -c 512 --chunks 100"
+)]
+pub(crate) struct Imatrix {
+    #[command(flatten)]
+    model: ModelFlags,
+    /// Text to read
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// File to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Windows to read [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
+}
+
+impl Imatrix {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let model = device::open(&self.model)?;
+        let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
+        let wanted = device::Wanted { sequences: 1, snapshots: 0, outputs: 1, context: Some(windows[0].len()) };
+        let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
+        let dataset = self.file.display().to_string();
+        let mut importance = ImportanceMatrix::new(dataset, windows.len(), windows[0].len());
+        let bar = indicatif::ProgressBar::new(windows.len() as u64);
+        for window in &windows {
+            let mut add = |row: InputRow<'_>| importance.add(row.tensor, row.matrix, row.matrices, row.values);
+            matrix_inputs(&mut runner, window, &mut add).map_err(|what| anyhow!(what))?;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        importance.write(&self.output)?;
+        let (out, tensors, tokens) = (self.output.display(), importance.len(), windows.len() * windows[0].len());
+        eprintln!("{out}: {tensors} tensors, {tokens} tokens");
+        Ok(0)
+    }
+}

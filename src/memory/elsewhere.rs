@@ -1,0 +1,83 @@
+//! Prefixes that leave for a file and come back: which pages and slots hold them. Ids and counts, no bytes.
+
+use super::{Full, Memory, SequenceId, State, prefix::Entry};
+use kvas_backend::{Page, Slot};
+
+/// What is kept of some tokens: all of it lies on one path, so that one set of tables serves.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// How many of the tokens have been read.
+    pub length: u32,
+    /// One page table per page store, covering these.
+    pub tables: Vec<Vec<Page>>,
+    /// Positions and the slots that hold the state there, ascending; none without state.
+    pub states: Vec<(u32, Slot)>,
+}
+
+/// Pages and slots that wait for the bytes of a path.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// One page table per page store; empty if nothing is missing.
+    pub tables: Vec<Vec<Page>>,
+    /// Positions and the slots for the state there, ascending; none without state.
+    pub states: Vec<(u32, Slot)>,
+}
+
+impl Memory {
+    /// All that is kept of `tokens`, by anybody, and what the sequence `id`, whose committed tokens `own` are, has read
+    /// of them.
+    pub fn kept_of(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Kept {
+        assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
+        let mut kept = Kept { tables: vec![Vec::new(); self.page_stores], ..Kept::default() };
+        for (length, entry) in self.prefixes.kept(tokens) {
+            (kept.length, kept.tables) = (length, entry.tables.clone());
+            kept.states.extend(entry.slot.map(|slot| (length, slot)));
+        }
+        let live = self.get(id);
+        if live.committed > kept.length && tokens.starts_with(own) {
+            (kept.length, kept.tables) = (live.committed, live.tables.clone());
+            if self.state == State::Slots {
+                kept.states.push((live.committed, live.slot));
+            }
+        }
+        kept
+    }
+
+    /// Keeps the prefixes of `tokens` that end at `positions`, ascending, and says where their bytes belong. Other
+    /// prefixes give way; where there are too few slots, the first positions do.
+    pub fn restore(&mut self, tokens: &[u32], positions: &[u32]) -> Result<Restored, Full> {
+        let of = |at: u32| &tokens[..at as usize];
+        let mut missing: Vec<u32> = positions.iter().copied().filter(|at| !self.prefixes.keeps(of(*at))).collect();
+        let Some(&end) = missing.last() else { return Ok(Restored::default()) };
+        let table_pages = (end as usize).div_ceil(self.page_size);
+        let (pages, most) = (self.page_stores * table_pages, missing.len().min(self.most_prefixes));
+        let slots = if self.state == State::Slots { most } else { 0 };
+        let lacks = |memory: &Self| {
+            memory.pages.free() < pages
+                || memory.slots.free() < slots
+                || memory.prefixes.len() + most > memory.most_prefixes
+        };
+        while lacks(self) && self.drop_a_prefix() {}
+        if self.pages.free() < pages {
+            return Err(Full::Pages { needed: pages, free: self.pages.free(), total: self.pages.total() });
+        }
+        let count = if self.state == State::Slots { most.min(self.slots.free()) } else { most };
+        if count == 0 {
+            return Err(Full::Slots { total: self.slots.total() });
+        }
+        let mut table = || (0..table_pages).map(|_| self.pages.take().expect("as many as needed are free")).collect();
+        let tables: Vec<Vec<Page>> = (0..self.page_stores).map(|_| table()).collect();
+        let mut states = Vec::new();
+        for position in missing.split_off(missing.len() - count) {
+            let slot = (self.state == State::Slots).then(|| self.slots.take().expect("as many as needed are free"));
+            states.extend(slot.map(|slot| (position, slot)));
+            let covering = (position as usize).div_ceil(self.page_size);
+            let tables: Vec<Vec<Page>> = tables.iter().map(|table| table[..covering].to_vec()).collect();
+            tables.iter().flatten().for_each(|page| self.pages.share(*page));
+            self.prefixes.insert(of(position), Entry { slot, tables });
+        }
+        // The last prefix holds all of them now.
+        self.release_tables(tables.clone());
+        Ok(Restored { tables, states })
+    }
+}

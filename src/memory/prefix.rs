@@ -1,0 +1,346 @@
+//! Prefixes that can be gone back to: a radix tree over tokens, with what was kept at some of its nodes (ALGORITHMS
+//! 3.3). Knows tokens and ids, no bytes.
+
+use kvas_backend::{Page, Slot};
+use std::collections::VecDeque;
+
+/// What is kept of a prefix.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// The state after its last token; `None` if the model has none.
+    pub(super) slot: Option<Slot>,
+    /// One page table per page store, up to its last token.
+    pub(super) tables: Vec<Vec<Page>>,
+}
+
+/// Number of a node of the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Node(usize);
+
+/// The end of an edge: the tokens from the root to here are a prefix somebody has read.
+#[derive(Debug)]
+struct Body {
+    parent: Option<Node>,
+    /// Tokens from the parent to here; empty for the root only.
+    edge: Vec<u32>,
+    /// Tokens from the root to here.
+    end: u32,
+    children: Vec<Node>,
+    entry: Option<Entry>,
+    /// When the entry was last made or used.
+    used: u64,
+}
+
+/// What the tree knows of some tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Tokens that some path of the tree begins with.
+    pub(super) known: u32,
+    /// The longest kept prefix of the tokens, and its length.
+    pub(super) kept: Option<(Node, u32)>,
+    /// An entry that begins with the known tokens: where state does not matter, its pages serve up to there.
+    pub(super) beyond: Option<Node>,
+    /// True if the tree goes on after the known tokens, with others than those asked for.
+    pub(super) parts: bool,
+}
+
+/// How many lost entries are remembered, to tell a lost prefix from one that was never kept.
+const LOST: usize = 256;
+
+/// The tree.
+#[derive(Debug)]
+pub(super) struct Prefixes {
+    bodies: Vec<Option<Body>>,
+    unused: Vec<usize>,
+    entries: usize,
+    clock: u64,
+    /// Length and hash of entries that gave way to others.
+    lost: VecDeque<(u32, u64)>,
+}
+
+const ROOT: Node = Node(0);
+
+impl Prefixes {
+    pub(super) fn new() -> Self {
+        let root = Body { parent: None, edge: vec![], end: 0, children: vec![], entry: None, used: 0 };
+        let (unused, lost) = (Vec::new(), VecDeque::new());
+        Self { bodies: vec![Some(root)], unused, entries: 0, clock: 0, lost }
+    }
+
+    fn body(&self, node: Node) -> &Body {
+        self.bodies[node.0].as_ref().expect("a node in use")
+    }
+
+    fn body_mut(&mut self, node: Node) -> &mut Body {
+        self.bodies[node.0].as_mut().expect("a node in use")
+    }
+
+    /// Entries in the tree.
+    pub(super) fn len(&self) -> usize {
+        self.entries
+    }
+
+    /// All entries, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.bodies.iter().flatten().filter_map(|body| body.entry.as_ref())
+    }
+
+    /// The kept prefixes of some tokens and their lengths, ascending.
+    pub(super) fn kept(&self, tokens: &[u32]) -> impl Iterator<Item = (u32, &Entry)> {
+        let (path, _) = self.walk(tokens);
+        path.into_iter().filter_map(|node| Some((self.body(node).end, self.body(node).entry.as_ref()?)))
+    }
+
+    /// Time passes with every request: what was used long ago is worth less.
+    pub(super) fn tick(&mut self) {
+        self.clock += 1;
+    }
+
+    /// The nodes whose prefixes `tokens` begins with, from the root on, and how many tokens of an edge follow.
+    fn walk(&self, tokens: &[u32]) -> (Vec<Node>, Option<(Node, usize)>) {
+        let mut path = vec![ROOT];
+        loop {
+            let at = *path.last().expect("the root is there");
+            let rest = &tokens[self.body(at).end as usize..];
+            let starts = |child: &&Node| rest.first() == self.body(**child).edge.first();
+            let Some(child) = self.body(at).children.iter().find(starts).filter(|_| !rest.is_empty()) else {
+                return (path, None);
+            };
+            let edge = &self.body(*child).edge;
+            let common = edge.iter().zip(rest).take_while(|(a, b)| a == b).count();
+            if common < edge.len() {
+                return (path, Some((*child, common)));
+            }
+            path.push(*child);
+        }
+    }
+
+    /// What is known of some tokens.
+    pub(super) fn find(&self, tokens: &[u32]) -> Found {
+        let (path, partial) = self.walk(tokens);
+        let last = *path.last().expect("the root is there");
+        let known = self.body(last).end + partial.map_or(0, |(_, common)| common as u32);
+        let kept = path.iter().rev().find(|node| self.body(**node).entry.is_some());
+        let goes_on = partial.is_some() || !self.body(last).children.is_empty();
+        Found {
+            known,
+            kept: kept.map(|node| (*node, self.body(*node).end)),
+            beyond: self.entry_below(partial.map_or(last, |(child, _)| child)),
+            parts: goes_on && (known as usize) < tokens.len(),
+        }
+    }
+
+    fn entry_below(&self, node: Node) -> Option<Node> {
+        if self.body(node).entry.is_some() {
+            return Some(node);
+        }
+        self.body(node).children.iter().find_map(|child| self.entry_below(*child))
+    }
+
+    /// The entry of a node that has one; it counts as used.
+    pub(super) fn take_notice(&mut self, node: Node) -> &Entry {
+        let clock = self.clock;
+        let body = self.body_mut(node);
+        body.used = clock;
+        body.entry.as_ref().expect("a kept prefix")
+    }
+
+    /// True if exactly these tokens are kept.
+    pub(super) fn keeps(&self, tokens: &[u32]) -> bool {
+        self.find(tokens).kept.is_some_and(|(_, length)| length as usize == tokens.len())
+    }
+
+    /// Keeps a prefix that is not kept yet.
+    pub(super) fn insert(&mut self, tokens: &[u32], entry: Entry) {
+        assert!(!self.keeps(tokens), "a prefix is kept once");
+        let (path, partial) = self.walk(tokens);
+        let mut at = *path.last().expect("the root is there");
+        if let Some((child, common)) = partial {
+            at = self.split(child, common);
+        }
+        let rest = &tokens[self.body(at).end as usize..];
+        if !rest.is_empty() {
+            at = self.add(at, rest.to_vec());
+        }
+        let clock = self.clock;
+        let body = self.body_mut(at);
+        (body.entry, body.used) = (Some(entry), clock);
+        self.entries += 1;
+    }
+
+    fn add(&mut self, parent: Node, edge: Vec<u32>) -> Node {
+        let end = self.body(parent).end + edge.len() as u32;
+        let body = Body { parent: Some(parent), edge, end, children: vec![], entry: None, used: self.clock };
+        let node = match self.unused.pop() {
+            Some(at) => Node(at),
+            None => {
+                self.bodies.push(None);
+                Node(self.bodies.len() - 1)
+            }
+        };
+        self.bodies[node.0] = Some(body);
+        self.body_mut(parent).children.push(node);
+        node
+    }
+
+    /// Puts a node into the edge of `child`, `common` tokens from its parent.
+    fn split(&mut self, child: Node, common: usize) -> Node {
+        let parent = self.body(child).parent.expect("only the root has none");
+        let rest = self.body_mut(child).edge.split_off(common);
+        let edge = std::mem::replace(&mut self.body_mut(child).edge, rest);
+        self.body_mut(parent).children.retain(|known| *known != child);
+        let middle = self.add(parent, edge);
+        self.body_mut(child).parent = Some(middle);
+        self.body_mut(middle).children.push(child);
+        middle
+    }
+
+    /// Gives up the entry that is worth least: the tokens it saves to read again, less the longer it was not used.
+    pub(super) fn evict(&mut self) -> Option<Entry> {
+        let worth = |node: Node| {
+            let body = self.body(node);
+            f64::from(body.end - self.kept_before(node)) / (self.clock - body.used + 1) as f64
+        };
+        let kept = (0..self.bodies.len())
+            .map(Node)
+            .filter(|node| self.bodies[node.0].as_ref().is_some_and(|body| body.entry.is_some()));
+        let least =
+            kept.min_by(|a, b| worth(*a).total_cmp(&worth(*b)).then(self.body(*a).end.cmp(&self.body(*b).end)))?;
+        self.lost.push_back((self.body(least).end, hash(&self.tokens(least))));
+        if self.lost.len() > LOST {
+            self.lost.pop_front();
+        }
+        self.entries -= 1;
+        let entry = self.body_mut(least).entry.take();
+        self.prune(least);
+        entry
+    }
+
+    /// Length of the longest kept prefix of a node's prefix, itself excluded.
+    fn kept_before(&self, node: Node) -> u32 {
+        let parent = self.body(node).parent;
+        parent.map_or(0, |parent| match self.body(parent).entry {
+            Some(_) => self.body(parent).end,
+            None => self.kept_before(parent),
+        })
+    }
+
+    fn tokens(&self, node: Node) -> Vec<u32> {
+        let mut tokens = self.body(node).parent.map_or(Vec::new(), |parent| self.tokens(parent));
+        tokens.extend(&self.body(node).edge);
+        tokens
+    }
+
+    /// Removes nodes nothing is kept below, and joins the edges around those that only pass on.
+    fn prune(&mut self, node: Node) {
+        let Some(parent) = self.body(node).parent else { return };
+        if self.body(node).entry.is_some() {
+            return;
+        }
+        match self.body(node).children[..] {
+            [] => {
+                self.body_mut(parent).children.retain(|child| *child != node);
+                self.bodies[node.0] = None;
+                self.unused.push(node.0);
+                self.prune(parent);
+            }
+            [only] => {
+                let body = self.bodies[node.0].take().expect("a node in use");
+                self.unused.push(node.0);
+                let child = self.body_mut(only);
+                child.parent = Some(parent);
+                child.edge.splice(0..0, body.edge);
+                let place = self.body_mut(parent).children.iter_mut().find(|child| **child == node);
+                *place.expect("a child of its parent") = only;
+            }
+            _ => {}
+        }
+    }
+
+    /// True if a prefix of `tokens`, longer than `from` and at most `to`, was kept and had to give way.
+    pub(super) fn lost(&self, tokens: &[u32], from: u32, to: u32) -> bool {
+        let within = |length: u32| length > from && length <= to;
+        self.lost.iter().any(|(length, known)| within(*length) && *known == hash(&tokens[..*length as usize]))
+    }
+}
+
+/// FNV-1a over tokens: good enough to explain a miss, and used for nothing else.
+fn hash(tokens: &[u32]) -> u64 {
+    let step = |hash: u64, token: &u32| (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3);
+    tokens.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvas_backend::conformance::Random;
+
+    fn entry(number: u32) -> Entry {
+        Entry { slot: Some(Slot(number)), tables: vec![] }
+    }
+
+    fn lengths(tree: &Prefixes, tokens: &[u32]) -> Vec<u32> {
+        tree.kept(tokens).map(|(length, _)| length).collect()
+    }
+
+    #[test]
+    fn the_longest_kept_prefix_is_found() {
+        let mut tree = Prefixes::new();
+        tree.insert(&[1, 2, 3, 4, 5], entry(1));
+        tree.insert(&[1, 2, 3], entry(2));
+        tree.insert(&[1, 2, 9, 9], entry(3));
+        let found = tree.find(&[1, 2, 3, 4, 7, 7]);
+        assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (4, Some(3), true));
+        let found = tree.find(&[1, 2, 3, 4, 5, 6]);
+        assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (5, Some(5), false));
+        let found = tree.find(&[1, 2]);
+        assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (2, None, false));
+        assert!(found.beyond.is_some());
+        assert_eq!(lengths(&tree, &[1, 2, 3, 4, 5, 6]), [3, 5]);
+    }
+
+    #[test]
+    fn what_saves_least_gives_way_and_is_remembered_as_lost() {
+        let mut tree = Prefixes::new();
+        tree.insert(&[1; 10], entry(1));
+        tree.insert(&[1; 12], entry(2));
+        tree.insert(&[1; 40], entry(3));
+        assert_eq!(tree.evict().and_then(|entry| entry.slot), Some(Slot(2)));
+        assert!(tree.lost(&[1; 30], 10, 30) && !tree.lost(&[1; 30], 12, 30) && !tree.lost(&[2; 30], 10, 30));
+        assert_eq!(lengths(&tree, &[1; 50]), [10, 40]);
+        for _ in 0..9 {
+            tree.tick();
+        }
+        tree.insert(&[7; 5], entry(4));
+        assert_eq!(tree.evict().and_then(|entry| entry.slot), Some(Slot(1)), "long unused");
+    }
+
+    /// Against a plain list of prefixes.
+    #[test]
+    fn random_trees_agree_with_a_list() {
+        for seed in 0..20 {
+            let (mut random, mut tree) = (Random::new(seed), Prefixes::new());
+            let mut list: Vec<(Vec<u32>, u32)> = Vec::new();
+            for number in 1..400 {
+                let tokens: Vec<u32> = (0..random.below(9) + 1).map(|_| random.below(2) as u32).collect();
+                let kept = list.iter().filter(|(known, _)| tokens.starts_with(known)).map(|(known, _)| known.len());
+                let found = tree.find(&tokens);
+                assert_eq!(found.kept.map(|(_, length)| length as usize), kept.max());
+                let common = |known: &Vec<u32>| known.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+                assert_eq!(found.known as usize, list.iter().map(|(known, _)| common(known)).max().unwrap_or(0));
+                if !tree.keeps(&tokens) {
+                    tree.insert(&tokens, entry(number));
+                    list.push((tokens, number));
+                }
+                tree.tick();
+                if random.below(3) == 0 || list.len() > 20 {
+                    let gone = tree.evict().and_then(|entry| entry.slot).expect("there is one");
+                    list.retain(|(_, number)| Slot(*number) != gone);
+                }
+                assert_eq!(tree.len(), list.len());
+            }
+            while tree.evict().is_some() {}
+            assert_eq!(tree.bodies.iter().flatten().count(), 1, "only the root is left");
+        }
+    }
+}

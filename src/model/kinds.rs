@@ -1,0 +1,198 @@
+//! What the tensors of a model are for: kinds, and how many parameters and bytes are of each.
+
+use super::{
+    ModelSpec,
+    spec::{Ffn, Mixer},
+};
+use kvas_gguf::TensorInfo;
+use std::collections::BTreeMap;
+
+/// What a tensor is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The table of embeddings.
+    Embedding,
+    /// Softmax attention.
+    Attention,
+    /// Softmax attention over a latent.
+    LatentAttention,
+    /// The gated delta rule, its convolution and gates.
+    GatedDelta,
+    /// Mamba-2.
+    Mamba2,
+    /// Mamba-1.
+    Mamba1,
+    /// A gated short convolution.
+    ShortConv,
+    /// One of the four above: the architecture is not known.
+    Recurrent,
+    /// A dense feed-forward half.
+    Ffn,
+    /// What chooses experts.
+    Router,
+    /// Experts of which a token meets some.
+    Experts,
+    /// Experts that every token meets.
+    SharedExpert,
+    /// Every norm, inside mixers too.
+    Norm,
+    /// The output matrix, where it is not the table of embeddings.
+    Output,
+    /// All of the blocks that draft tokens.
+    Prediction,
+    /// Anything else.
+    Other,
+}
+
+impl Kind {
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Embedding => "embedding",
+            Kind::Attention => "attention",
+            Kind::LatentAttention => "latent attention",
+            Kind::GatedDelta => "gated delta",
+            Kind::Mamba2 => "mamba-2",
+            Kind::Mamba1 => "mamba-1",
+            Kind::ShortConv => "short convolution",
+            Kind::Recurrent => "recurrent",
+            Kind::Ffn => "feed-forward",
+            Kind::Router => "router",
+            Kind::Experts => "experts",
+            Kind::SharedExpert => "shared expert",
+            Kind::Norm => "norm",
+            Kind::Output => "output",
+            Kind::Prediction => "prediction",
+            Kind::Other => "other",
+        }
+    }
+
+    /// The kind of a tensor, by its name and the layer it is in.
+    pub fn of(name: &str, spec: Option<&ModelSpec>) -> Kind {
+        let Some((block, stem)) = block_and_stem(name) else {
+            return match name {
+                "token_embd.weight" => Kind::Embedding,
+                "output.weight" => Kind::Output,
+                _ if name.contains("norm") => Kind::Norm,
+                _ => Kind::Other,
+            };
+        };
+        let layer = spec.map(|spec| spec.layers.get(block));
+        match (layer, stem) {
+            (Some(None), _) => Kind::Prediction,
+            _ if stem.contains("norm") => Kind::Norm,
+            _ if stem.contains("_shexp") => Kind::SharedExpert,
+            _ if stem.starts_with("ffn_gate_inp") || stem.starts_with("exp_probs_b") => Kind::Router,
+            _ if stem.contains("_exps") || stem.starts_with("ffn_latent") => Kind::Experts,
+            _ if stem.starts_with("ffn_") => Kind::Ffn,
+            (Some(Some(layer)), _) => Kind::among(&layer.mixers, stem),
+            (None, _) if stem.starts_with("attn_") => Kind::Attention,
+            (None, _) if stem.starts_with("ssm_") || stem.starts_with("shortconv") => Kind::Recurrent,
+            (None, _) => Kind::Other,
+        }
+    }
+
+    /// The mixer a tensor belongs to. Some recurrent ones have tensors with the names of attention.
+    fn among(mixers: &[Mixer], stem: &str) -> Kind {
+        let kinds = || mixers.iter().map(Kind::of_mixer);
+        let attends = |kind: &Kind| matches!(kind, Kind::Attention | Kind::LatentAttention);
+        kinds().find(|kind| attends(kind) == stem.starts_with("attn_")).or(kinds().next()).unwrap_or(Kind::Other)
+    }
+
+    const fn of_mixer(mixer: &Mixer) -> Kind {
+        match mixer {
+            Mixer::Attention(_) => Kind::Attention,
+            Mixer::LatentAttention(_) => Kind::LatentAttention,
+            Mixer::GatedDelta(_) => Kind::GatedDelta,
+            Mixer::Mamba2(_) => Kind::Mamba2,
+            Mixer::Mamba1(_) => Kind::Mamba1,
+            Mixer::ShortConv(_) => Kind::ShortConv,
+        }
+    }
+}
+
+/// The parts of `blk.BLOCK.STEM`.
+pub fn block_and_stem(name: &str) -> Option<(usize, &str)> {
+    let (block, stem) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((block.parse().ok()?, stem))
+}
+
+/// Parameters and bytes of some tensors.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tally {
+    /// Parameters.
+    pub parameters: usize,
+    /// Parameters a token meets: those of the experts it is sent to, one row of an embedding that is nothing else.
+    pub active: usize,
+    /// Bytes as stored.
+    pub bytes: usize,
+}
+
+impl Tally {
+    /// Both together.
+    pub const fn plus(self, more: Tally) -> Tally {
+        Tally {
+            parameters: self.parameters + more.parameters,
+            active: self.active + more.active,
+            bytes: self.bytes + more.bytes,
+        }
+    }
+
+    fn of(tensor: &TensorInfo, kind: Kind, spec: &ModelSpec) -> Tally {
+        let (parameters, bytes) = (tensor.elements(), tensor.bytes);
+        let ffn = block_and_stem(&tensor.name).and_then(|(block, _)| spec.layers.get(block)?.ffn.as_ref());
+        let active = match (kind, ffn) {
+            (Kind::Prediction, _) => 0,
+            (Kind::Embedding, _) if !spec.tied_output => tensor.columns(),
+            (Kind::Experts, Some(Ffn::Moe(moe))) if tensor.name.contains("_exps") => {
+                parameters / moe.experts * moe.active
+            }
+            _ => parameters,
+        };
+        Tally { parameters, active, bytes }
+    }
+}
+
+/// How much there is of every kind.
+pub fn tally(tensors: &[TensorInfo], spec: &ModelSpec) -> BTreeMap<Kind, Tally> {
+    let mut kinds: BTreeMap<Kind, Tally> = BTreeMap::new();
+    for tensor in tensors {
+        let kind = Kind::of(&tensor.name, Some(spec));
+        let known = kinds.entry(kind).or_default();
+        *known = known.plus(Tally::of(tensor, kind, spec));
+    }
+    kinds
+}
+
+/// The letters of layer patterns.
+const LETTERS: &[(char, &str)] = &[
+    ('A', "attention"),
+    ('L', "latent attention"),
+    ('D', "gated delta"),
+    ('K', "gated delta per channel"),
+    ('M', "Mamba-2"),
+    ('S', "Mamba-1"),
+    ('C', "short convolution"),
+    ('f', "feed-forward"),
+    ('e', "experts"),
+];
+
+/// The layers of a model in one line, what repeats said once: `24: 6 x (Df Df Df Af)`.
+pub fn layers(spec: &ModelSpec) -> String {
+    let pattern = spec.pattern();
+    let words: Vec<&str> = pattern.split(' ').collect();
+    let repeats =
+        |period: &usize| words.len().is_multiple_of(*period) && words[*period..] == words[..words.len() - period];
+    let period = (1..words.len()).find(repeats).unwrap_or(words.len());
+    match words.len() / period {
+        1 => format!("{}: {pattern}", words.len()),
+        times => format!("{}: {times} x ({})", words.len(), words[..period].join(" ")),
+    }
+}
+
+/// What the letters of a model's layers mean.
+pub fn legend(spec: &ModelSpec) -> String {
+    let pattern = spec.pattern();
+    let used = LETTERS.iter().filter(|(letter, _)| pattern.contains(*letter));
+    used.map(|(letter, meaning)| format!("{letter} {meaning}")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,187 @@
+//! ModelSpec -> Program. The only place that knows the order of ops in a layer and the tensors they read.
+
+mod attention;
+mod delta;
+mod ffn;
+mod state_space;
+
+use super::spec::{Ffn, LayerSpec, Mixer, ModelSpec};
+use kvas_backend::{
+    Act, ActDecl, Op, Program, RowBlock, Rows, Store, StoreDecl, Weight, WeightDecl, WeightFormat,
+    op::{self, Output},
+};
+use std::ops::Range;
+
+/// The program that runs a model.
+pub fn lower(spec: &ModelSpec) -> Program {
+    let mut lowering = Lowering::new(spec);
+    let residual = lowering.act("residual", spec.width);
+    let table = lowering.matrix("token_embd.weight".into(), [spec.vocab, spec.width]);
+    lowering.op(Op::Embed(op::Embed { table, scale: spec.scales.embedding, out: residual }));
+    for (index, layer) in spec.layers.iter().enumerate() {
+        lowering.layer(index, layer, residual);
+    }
+    let last = lowering.act_of("last", spec.width, Rows::Outputs);
+    lowering.op(Op::GatherRows(op::GatherRows { x: residual, out: last }));
+    lowering.norm(last, last, spec.output_norm.into());
+    let logits = lowering.act_of("logits", spec.vocab, Rows::Outputs);
+    let tensor = if spec.tied_output { "token_embd.weight" } else { "output.weight" };
+    let output =
+        lowering.weight("output.weight".into(), [spec.vocab, spec.width], vec![(tensor.into(), 0, spec.vocab)]);
+    lowering.op(Op::Linear(op::Linear { scale: spec.scales.logits, ..op::Linear::new(last, output, logits) }));
+    lowering.program.logits = logits;
+    lowering.program
+}
+
+/// The weights of the prediction heads: those of their layers, and those that make the input of a head from the
+/// embedding of the next token and the trunk's last hidden state (GGUF_HYBRID 11). `exists` tells which of the
+/// tensors that heads may share with the trunk the file has.
+pub fn prediction_weights(spec: &ModelSpec, exists: impl Fn(&str) -> bool) -> Vec<WeightDecl> {
+    let mut lowering = Lowering::new(spec);
+    let residual = lowering.act("residual", spec.width);
+    for (head, layer) in spec.prediction.iter().enumerate() {
+        let block = spec.layers.len() + head;
+        lowering.matrix(of(block, "nextn.eh_proj.weight"), [spec.width, 2 * spec.width]);
+        for norm in ["enorm", "hnorm", "shared_head_norm"] {
+            let name = of(block, &format!("nextn.{norm}.weight"));
+            if norm != "shared_head_norm" || exists(&name) {
+                lowering.small(name, [1, spec.width]);
+            }
+        }
+        for table in ["embed_tokens", "shared_head_head"] {
+            let name = of(block, &format!("nextn.{table}.weight"));
+            if exists(&name) {
+                lowering.matrix(name, [spec.vocab, spec.width]);
+            }
+        }
+        lowering.layer(block, layer, residual);
+    }
+    lowering.program.weights
+}
+
+/// The name of a tensor of a block.
+fn of(block: usize, stem: &str) -> String {
+    format!("blk.{block}.{stem}")
+}
+
+struct Lowering<'a> {
+    spec: &'a ModelSpec,
+    program: Program,
+}
+
+/// (tensor, first row, rows)
+type Part = (String, usize, usize);
+
+impl<'a> Lowering<'a> {
+    fn new(spec: &'a ModelSpec) -> Self {
+        let (ops, acts, weights, stores) = (vec![], vec![], vec![], vec![]);
+        Self { spec, program: Program { ops, acts, weights, stores, logits: Act(0) } }
+    }
+
+    fn op(&mut self, op: Op) {
+        self.program.ops.push(op);
+    }
+
+    fn act(&mut self, name: &str, columns: usize) -> Act {
+        self.act_of(name, columns, Rows::Step)
+    }
+
+    /// Same name, same width: same memory. Layers share activations.
+    fn act_of(&mut self, name: &str, columns: usize, rows: Rows) -> Act {
+        let acts = &mut self.program.acts;
+        let at = acts.iter().position(|act| act.name == name && act.columns == columns).unwrap_or_else(|| {
+            acts.push(ActDecl { name: name.into(), columns, rows });
+            acts.len() - 1
+        });
+        Act(at as u32)
+    }
+
+    fn store(&mut self, decl: StoreDecl) -> Store {
+        self.program.stores.push(decl);
+        Store(self.program.stores.len() as u32 - 1)
+    }
+
+    fn declare(&mut self, decl: WeightDecl) -> Weight {
+        let weights = &mut self.program.weights;
+        // Layers may share a tensor (rope factors); they share its declaration.
+        let at = weights.iter().position(|known| *known == decl).unwrap_or_else(|| {
+            weights.push(decl);
+            weights.len() - 1
+        });
+        Weight(at as u32)
+    }
+
+    fn weight(&mut self, name: String, shape: [usize; 2], parts: Vec<Part>) -> Weight {
+        let parts = parts.into_iter().map(|(tensor, first, rows)| RowBlock { tensor, first, rows }).collect();
+        self.declare(WeightDecl { name, shape, parts, format: WeightFormat::Stored })
+    }
+
+    /// A whole matrix, as stored.
+    fn matrix(&mut self, name: String, shape: [usize; 2]) -> Weight {
+        self.weight(name.clone(), shape, vec![(name, 0, shape[0])])
+    }
+
+    /// Some rows of a matrix, as stored; `label` tells them from the others.
+    fn rows_of(&mut self, name: &str, label: &str, columns: usize, rows: Range<usize>) -> Weight {
+        let part = (name.to_string(), rows.start, rows.len());
+        self.weight(format!("{name}/{label}"), [rows.len(), columns], vec![part])
+    }
+
+    /// A whole small tensor, as F32.
+    fn small(&mut self, name: String, shape: [usize; 2]) -> Weight {
+        self.small_of(name.clone(), shape, vec![(name, 0, shape[0])])
+    }
+
+    /// Small tensors one after the other, as F32.
+    fn small_of(&mut self, name: String, shape: [usize; 2], parts: Vec<Part>) -> Weight {
+        let parts = parts.into_iter().map(|(tensor, first, rows)| RowBlock { tensor, first, rows }).collect();
+        self.declare(WeightDecl { name, shape, parts, format: WeightFormat::F32 })
+    }
+
+    fn norm(&mut self, x: Act, out: Act, name: String) {
+        let group = self.spec.width;
+        self.group_norm(x, out, name, group);
+    }
+
+    fn group_norm(&mut self, x: Act, out: Act, name: String, group: usize) {
+        let weight = self.small(name, [1, group]);
+        self.op(Op::Norm(op::Norm { x, weight, eps: self.spec.norm_eps, out }));
+    }
+
+    /// `out = x weight^T`
+    fn linear(&mut self, x: Act, weight: Weight, out: Act) {
+        self.op(Op::Linear(op::Linear::new(x, weight, out)));
+    }
+
+    /// `residual += scale * x weight^T`, with a matrix `[width, columns of x]`.
+    fn add_to_residual(&mut self, x: Act, name: String, residual: Act) {
+        let columns = self.program.act(x).columns;
+        let weight = self.matrix(name, [self.spec.width, columns]);
+        let (scale, output) = (self.spec.scales.residual, Output::Accumulate);
+        self.op(Op::Linear(op::Linear { scale, output, ..op::Linear::new(x, weight, residual) }));
+    }
+
+    fn layer(&mut self, index: usize, layer: &LayerSpec, residual: Act) {
+        let normed = self.act("normed", self.spec.width);
+        if !layer.mixers.is_empty() {
+            self.norm(residual, normed, of(index, "attn_norm.weight"));
+        }
+        for mixer in &layer.mixers {
+            match mixer {
+                Mixer::Attention(attention) => self.attention(index, attention, normed, residual),
+                Mixer::LatentAttention(attention) => self.latent_attention(index, attention, normed, residual),
+                Mixer::GatedDelta(delta) => self.gated_delta(index, delta, normed, residual),
+                Mixer::Mamba2(mamba) => self.mamba2(index, mamba, normed, residual),
+                Mixer::Mamba1(mamba) => self.mamba1(index, mamba, normed, residual),
+                Mixer::ShortConv(conv) => self.short_conv(index, conv, normed, residual),
+            }
+        }
+        if let Some(ffn) = &layer.ffn {
+            self.norm(residual, normed, of(index, layer.ffn_norm));
+            match ffn {
+                Ffn::Dense { hidden, kind } => self.dense(index, *hidden, *kind, normed, residual),
+                Ffn::Moe(moe) => self.moe(index, moe, normed, residual),
+            }
+        }
+    }
+}

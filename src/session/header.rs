@@ -1,0 +1,119 @@
+//! The header of a session file: what sections there are, how long they are, and their checksums.
+
+use super::ModelId;
+use kvas_backend::KvType;
+use kvas_gguf::Quant;
+use serde_json::{Map, Value, json};
+
+/// The version of the format that is written, and the only one that is read.
+pub(super) const VERSION: &str = "1";
+
+/// The last section: the checksum of the header itself.
+pub(super) const HEADER: &str = "header";
+
+/// What is in a file, apart from the tokens and the conversation: sizes only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Element type of keys and values.
+    pub(super) kv_type: KvType,
+    /// Tokens whose keys and values there are.
+    pub(super) rows: usize,
+    /// By page store: values of a token.
+    pub(super) columns: Vec<usize>,
+    /// Positions there is a state at, ascending.
+    pub(super) positions: Vec<u32>,
+    /// Values of a state.
+    pub(super) state_elements: usize,
+}
+
+impl Layout {
+    /// The layout of what a program keeps of the first `length` tokens, with states at `positions`.
+    pub fn new(program: &kvas_backend::Program, kv_type: KvType, length: u32, positions: Vec<u32>) -> Self {
+        let state_elements = program.slot_elements();
+        Self { kv_type, rows: length as usize, columns: columns(program), positions, state_elements }
+    }
+}
+
+/// By page store: values of a token.
+pub(super) fn columns(program: &kvas_backend::Program) -> Vec<usize> {
+    let of_store = |store: &kvas_backend::StoreDecl| match store {
+        kvas_backend::StoreDecl::Pages(pages) => Some(pages.page_elements(1)),
+        kvas_backend::StoreDecl::State(_) | kvas_backend::StoreDecl::Conv(_) => None,
+    };
+    program.stores.iter().filter_map(of_store).collect()
+}
+
+/// One named array of a file.
+#[derive(Debug, Clone)]
+pub(super) struct Section {
+    pub(super) name: String,
+    pub(super) dtype: &'static str,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: usize,
+    pub(super) checksum: blake3::Hash,
+}
+
+impl Section {
+    fn new(name: String, (dtype, element_bytes): (&'static str, usize), shape: Vec<usize>) -> Self {
+        let bytes = shape.iter().product::<usize>() * element_bytes;
+        Self { name, dtype, shape, bytes, checksum: blake3::Hash::from_bytes([0; 32]) }
+    }
+}
+
+/// The sections of a file, in its order; the checksum of the header comes last.
+pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> Vec<Section> {
+    let mut all = vec![Section::new("tokens".into(), ("U32", 4), vec![tokens])];
+    let kv = match layout.kv_type {
+        KvType::F32 => "F32",
+        KvType::F16 => "F16",
+        KvType::Bf16 => "BF16",
+    };
+    for (store, columns) in layout.columns.iter().enumerate() {
+        all.push(Section::new(format!("kv.{store}"), (kv, layout.kv_type.bytes()), vec![layout.rows, *columns]));
+    }
+    for position in &layout.positions {
+        all.push(Section::new(format!("state.{position}"), ("F32", 4), vec![layout.state_elements]));
+    }
+    all.push(Section::new("conversation".into(), ("U8", 1), vec![conversation]));
+    all.push(Section::new(HEADER.into(), ("U8", 1), vec![blake3::OUT_LEN]));
+    all
+}
+
+/// The header as it stands at the beginning of a file, its own length first. Its length does not depend on the
+/// checksums.
+pub(super) fn write(model: &ModelId, sections: &[Section]) -> Vec<u8> {
+    let mut metadata = Map::new();
+    metadata.insert("kvas_session".into(), json!(VERSION));
+    metadata.insert("model".into(), json!(model.name));
+    metadata.insert("architecture".into(), json!(model.architecture));
+    metadata.insert("fingerprint".into(), json!(model.fingerprint));
+    for section in sections.iter().filter(|section| section.name != HEADER) {
+        metadata.insert(checksum_key(&section.name), json!(section.checksum.to_hex().as_str()));
+    }
+    let mut header = Map::new();
+    header.insert("__metadata__".into(), Value::Object(metadata));
+    let mut at = 0;
+    for section in sections {
+        let end = at + section.bytes;
+        let entry = json!({"dtype": section.dtype, "shape": section.shape, "data_offsets": [at, end]});
+        header.insert(section.name.clone(), entry);
+        at = end;
+    }
+    let mut text = Value::Object(header).to_string();
+    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// The metadata key of a section's checksum.
+pub(super) fn checksum_key(section: &str) -> String {
+    format!("checksum.{section}")
+}
+
+/// The format that converts keys and values.
+pub(super) fn quant(kv_type: KvType) -> Quant {
+    match kv_type {
+        KvType::F32 => Quant::F32,
+        KvType::F16 => Quant::F16,
+        KvType::Bf16 => Quant::Bf16,
+    }
+}

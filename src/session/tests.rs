@@ -1,0 +1,148 @@
+//! Session files: what is written is read, and nothing else is.
+
+use super::*;
+use kvas_backend::KvType;
+use std::path::PathBuf;
+
+fn model(fingerprint: &str) -> ModelId {
+    ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: fingerprint.into() }
+}
+
+fn layout() -> Layout {
+    Layout { kv_type: KvType::F16, rows: 5, columns: vec![3, 2], positions: vec![2, 5], state_elements: 4 }
+}
+
+const TOKENS: [u32; 6] = [7, 1, 300, 2, 70000, 9];
+
+/// A file of its own in a folder of its own.
+fn place(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("kvas-session-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder.join("a.session")
+}
+
+fn write(path: &Path) {
+    let mut open = Writer::new(path, &model("1234"), TOKENS.to_vec(), "{\"a\": 1}".into()).begin(&layout()).unwrap();
+    let rows: Vec<f32> = (0..15).map(|i| i as f32 / 2.0).collect();
+    open.write(&rows[..6]).unwrap();
+    open.write(&rows[6..]).unwrap();
+    open.write(&rows[..10]).unwrap();
+    open.write(&[1.5, -2.0, 0.1, 1e-20]).unwrap();
+    open.write(&[2.5, 3.0, 4.0, 5.0]).unwrap();
+    assert_eq!(open.finish().unwrap(), std::fs::metadata(path).unwrap().len());
+}
+
+fn remove(path: &Path) {
+    std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let path = place("read");
+    write(&path);
+    let session = Session::open(&path).unwrap();
+    assert_eq!((session.tokens(), session.conversation()), (&TOKENS[..], "{\"a\": 1}"));
+    assert_eq!(session.positions(), [2, 5]);
+    let mut values = Vec::new();
+    session.rows(0, 4, 16, &mut values);
+    assert_eq!(values, [6.0, 6.5, 7.0]);
+    session.rows(1, 1, 2, &mut values);
+    assert_eq!(values, [1.0, 1.5, 2.0, 2.5]);
+    session.state(2, &mut values);
+    assert_eq!(values, [1.5, -2.0, 0.1, 1e-20]);
+    assert!(session.check_model(&model("1234")).is_ok());
+    let error = session.check_model(&model("5678")).unwrap_err().to_string();
+    assert_eq!(error, format!("{}: a session of toy (none, 1234), expected one of toy (none, 5678)", path.display()));
+    remove(&path);
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_refused_with_its_section() {
+    let path = place("flipped");
+    write(&path);
+    let whole = std::fs::read(&path).unwrap();
+    let mut named = std::collections::BTreeSet::new();
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        let error = Session::from_bytes("a.session", bytes.into()).unwrap_err().to_string();
+        assert!(error.starts_with("a.session: section ") && error.lines().count() == 1, "byte {at}: {error}");
+        named.insert(error["a.session: section ".len()..].split(':').next().unwrap().to_string());
+    }
+    assert_eq!(
+        named.into_iter().collect::<Vec<_>>(),
+        ["conversation", "header", "kv.0", "kv.1", "state.2", "state.5", "tokens"]
+    );
+    for length in 0..whole.len() {
+        assert!(Session::from_bytes("a.session", whole[..length].to_vec().into()).is_err(), "{length} bytes");
+    }
+    remove(&path);
+}
+
+/// A file whose checksums are all right and whose header is what `change` makes of it.
+fn resealed(whole: &[u8], change: (&str, &str)) -> Result<Session, SessionError> {
+    let length = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let text = String::from_utf8(whole[8..length].to_vec()).unwrap();
+    assert!(text.contains(change.0), "{text}");
+    let text = text.replace(change.0, change.1);
+    let header = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let data = &whole[length..whole.len() - blake3::OUT_LEN];
+    let bytes = [&header, data, blake3::hash(&header).as_bytes()].concat();
+    Session::from_bytes("a.session", bytes.into())
+}
+
+#[test]
+fn sections_that_do_not_belong_together_are_refused() {
+    let path = place("resealed");
+    write(&path);
+    let whole = std::fs::read(&path).unwrap();
+    assert!(resealed(&whole, ("toy", "TOY")).is_ok());
+    for (change, expected) in [
+        (("\"kvas_session\":\"1\"", "\"kvas_session\":\"2\""), "section header: kvas_session is 2, expected 1"),
+        (("\"shape\":[5,3]", "\"shape\":[3,5]"), "section kv.1: 5 rows, expected 3"),
+        (("state.5", "state.4"), "section state.4: expected the last state after 5 rows, of 6 tokens"),
+        (("state.2", "state.x"), "section state.x: expected no such section here"),
+        (("kv.1", "kv.2"), "section kv: layers [0, 2], expected all from 0 on"),
+        (("state.2", "state.0"), "section state: expected one row of values, after the first token or later"),
+        (("\"dtype\":\"F16\",\"shape\":[5,3]", "\"dtype\":\"I16\",\"shape\":[5,3]"), "section kv.0: its type is I16"),
+        (("checksum.tokens", "checksum.t"), "section header: checksum.tokens is missing"),
+        (("\"data_offsets\":[0,24]", "\"data_offsets\":[0,23]"), "section header: "),
+    ] {
+        let error = resealed(&whole, change).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("a.session: {expected}")), "{error}");
+    }
+    remove(&path);
+}
+
+#[test]
+fn an_unfinished_file_harms_nobody() {
+    let path = place("unfinished");
+    write(&path);
+    // A writer that is alive keeps others out; one that fails or dies leaves the file as it was.
+    let open = Writer::new(&path, &model("1234"), vec![1], String::new()).begin(&layout()).unwrap();
+    let error = Writer::new(&path, &model("1234"), vec![1], String::new()).begin(&layout()).unwrap_err().to_string();
+    assert_eq!(error, format!("{}: another program is writing it", path.display()));
+    let partial = path.with_file_name("a.session.partial");
+    assert!(partial.exists());
+    let folder = path.parent().unwrap();
+    let error = Writer::new(folder, &model("1234"), vec![1], String::new()).begin(&layout()).unwrap_err().to_string();
+    assert_eq!(error, format!("{}: not a regular file, expected one or none", folder.display()));
+    drop(open);
+    assert!(!partial.exists() && Session::open(&path).is_ok());
+    std::fs::write(&partial, vec![1; 100_000]).unwrap();
+    write(&path);
+    assert_eq!(Session::open(&path).unwrap().tokens(), TOKENS);
+    assert!(!partial.exists());
+    remove(&path);
+}
+
+#[test]
+fn a_session_without_memory_is_a_session() {
+    let path = place("empty");
+    let layout = Layout { rows: 0, positions: vec![], ..layout() };
+    let open = Writer::new(&path, &model("1234"), vec![], String::new()).begin(&layout).unwrap();
+    open.finish().unwrap();
+    let session = Session::open(&path).unwrap();
+    assert!(session.positions().is_empty() && session.tokens().is_empty() && session.conversation().is_empty());
+    remove(&path);
+}

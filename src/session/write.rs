@@ -1,0 +1,168 @@
+//! Writing a session: beside its target, then renamed over it, so that there is always one whole file.
+
+use super::{
+    ModelId, SessionError,
+    header::{self, Layout, Section},
+};
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{BufWriter, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+/// A session that is about to be written: all but what the engine knows.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    model: ModelId,
+    tokens: Vec<u32>,
+    conversation: String,
+}
+
+impl Writer {
+    /// Will write the session of `tokens` to `path`. `conversation` is the caller's own, read back as it is.
+    pub fn new(path: &Path, model: &ModelId, tokens: Vec<u32>, conversation: String) -> Self {
+        Self { path: path.to_path_buf(), model: model.clone(), tokens, conversation }
+    }
+
+    /// Whose memory is to be written.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Begins the file.
+    pub fn begin(self, layout: &Layout) -> Result<OpenWriter, SessionError> {
+        let Self { path, model, tokens, conversation } = self;
+        let partial = Partial::create(&path)?;
+        let sections = header::sections(layout, tokens.len(), conversation.len());
+        let out = BufWriter::with_capacity(1 << 20, partial.file.try_clone().map_err(|error| fail(&path, error))?);
+        let quant = header::quant(layout.kv_type);
+        let (hasher, bytes) = (blake3::Hasher::new(), Vec::new());
+        let mut open =
+            OpenWriter { path, model, partial, out, sections, at: 0, written: 0, hasher, quant, bytes, conversation };
+        let place = header::write(&open.model, &open.sections);
+        open.out.write_all(&place).map_err(|error| fail(&open.path, error))?;
+        open.raw(&tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>())?;
+        Ok(open)
+    }
+}
+
+fn fail(path: &Path, error: std::io::Error) -> SessionError {
+    SessionError::Write { path: path.display().to_string(), error }
+}
+
+/// A session that is being written.
+#[derive(Debug)]
+pub struct OpenWriter {
+    path: PathBuf,
+    model: ModelId,
+    partial: Partial,
+    out: BufWriter<File>,
+    sections: Vec<Section>,
+    /// The section that comes next or is being written, and how much of it is.
+    at: usize,
+    written: usize,
+    hasher: blake3::Hasher,
+    /// How keys and values are stored.
+    quant: kvas_gguf::Quant,
+    /// Scratch.
+    bytes: Vec<u8>,
+    conversation: String,
+}
+
+impl OpenWriter {
+    /// Writes the next values of the layout, part of one section: first the keys and values of every page store, then
+    /// the states.
+    pub fn write(&mut self, values: &[f32]) -> Result<(), SessionError> {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        let quant = if self.sections[self.at].name.starts_with("kv.") { self.quant } else { kvas_gguf::Quant::F32 };
+        bytes.resize(values.len() * quant.block_bytes(), 0);
+        quant.quantize(values, &mut bytes).expect("as many bytes as the values take");
+        let written = self.raw(&bytes);
+        self.bytes = bytes;
+        written
+    }
+
+    fn raw(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
+        self.out.write_all(bytes).map_err(|error| fail(&self.path, error))?;
+        self.hasher.update(bytes);
+        self.written += bytes.len();
+        assert!(self.written <= self.sections[self.at].bytes, "a section is as long as the layout says");
+        // Sections without bytes are over before they begin.
+        while self.sections.get(self.at).is_some_and(|section| section.bytes == self.written) {
+            self.sections[self.at].checksum = std::mem::take(&mut self.hasher).finalize();
+            (self.at, self.written) = (self.at + 1, 0);
+        }
+        Ok(())
+    }
+
+    /// Writes the rest and replaces the target; the bytes of the file.
+    pub fn finish(mut self) -> Result<u64, SessionError> {
+        let conversation = std::mem::take(&mut self.conversation);
+        if !conversation.is_empty() {
+            assert_eq!(self.sections[self.at].name, "conversation", "everything else is written");
+            self.raw(conversation.as_bytes())?;
+        }
+        let whole = header::write(&self.model, &self.sections);
+        assert_eq!(self.sections[self.at].name, header::HEADER, "everything else is written");
+        self.raw(blake3::hash(&whole).as_bytes())?;
+        let Self { path, partial, mut out, .. } = self;
+        let replaced = out
+            .flush()
+            .and_then(|()| out.seek(SeekFrom::Start(0)))
+            .and_then(|_| out.write_all(&whole))
+            .and_then(|()| out.flush());
+        replaced.and_then(|()| partial.replace(&path)).map_err(|error| fail(&path, error))
+    }
+}
+
+/// A file beside the target, removed unless it replaces the target.
+#[derive(Debug)]
+struct Partial {
+    path: PathBuf,
+    file: File,
+}
+
+impl Partial {
+    /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
+    fn create(target: &Path) -> Result<Self, SessionError> {
+        if std::fs::metadata(target).is_ok_and(|target| !target.is_file()) {
+            return Err(fail(target, std::io::Error::other("not a regular file, expected one or none")));
+        }
+        let mut path = target.as_os_str().to_owned();
+        path.push(".partial");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(|error| fail(target, error))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(fail(target, std::io::Error::other("another program is writing it")));
+            }
+            Err(TryLockError::Error(error)) => return Err(fail(target, error)),
+        }
+        file.set_len(0).map_err(|error| fail(target, error))?;
+        Ok(Self { path: path.into(), file })
+    }
+
+    /// Makes the file safe, then known by the name of the target; its bytes.
+    fn replace(mut self, target: &Path) -> std::io::Result<u64> {
+        self.file.sync_all()?;
+        let bytes = self.file.metadata()?.len();
+        std::fs::rename(&self.path, target)?;
+        self.path.clear();
+        // Only there can a folder be opened, and only there need its names be made safe.
+        if cfg!(unix) {
+            let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            File::open(folder)?.sync_all()?;
+        }
+        Ok(bytes)
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}

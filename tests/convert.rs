@@ -1,0 +1,184 @@
+//! `kvas convert` as a user runs it: what it says, what it leaves behind, and what a disk that is full does to it.
+
+use crate::{
+    commands::{fails, kvas, succeeds, text},
+    golden::fixture,
+};
+use serde_json::{Value, json};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// A checkpoint to break, and an empty folder for what becomes of it; both are removed at the end.
+struct Trial {
+    root: PathBuf,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.root).unwrap();
+    }
+}
+
+impl Trial {
+    /// A copy of a reference checkpoint; `subject` tells trials apart.
+    fn new(name: &str, subject: &str) -> Trial {
+        let root = std::env::temp_dir().join(format!("kvas-convert-{}-{subject}", std::process::id()));
+        std::fs::create_dir_all(root.join("out")).unwrap();
+        std::fs::create_dir_all(root.join(name)).unwrap();
+        std::fs::rename(root.join(name), root.join("source")).unwrap();
+        for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+            std::fs::copy(fixture(name).join(file), root.join("source").join(file)).unwrap();
+        }
+        Trial { root }
+    }
+
+    fn source(&self, file: &str) -> PathBuf {
+        self.root.join("source").join(file)
+    }
+
+    fn out(&self) -> PathBuf {
+        self.root.join("out/model.gguf")
+    }
+
+    fn arguments(&self) -> [String; 4] {
+        ["convert".into(), text(&self.root.join("source")), "-o".into(), text(&self.out())]
+    }
+
+    fn config(&self, change: impl FnOnce(&mut Value)) {
+        let mut config: Value = serde_json::from_slice(&std::fs::read(self.source("config.json")).unwrap()).unwrap();
+        change(&mut config);
+        std::fs::write(self.source("config.json"), config.to_string()).unwrap();
+    }
+
+    /// What is in the folder of the output, hidden files too.
+    fn left(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.root.join("out")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// The error, which must be one line and leave nothing behind.
+    fn error(&self) -> String {
+        let arguments = self.arguments();
+        let error = fails(&arguments.each_ref().map(String::as_str));
+        assert_eq!(self.left(), [""; 0], "{error}");
+        error
+    }
+}
+
+#[test]
+fn every_fault_of_a_checkpoint_is_one_line_and_leaves_nothing() {
+    type Fault = (&'static str, fn(&Trial), &'static str);
+    let faults: [Fault; 8] = [
+        (
+            "truncated",
+            |trial| {
+                let bytes = std::fs::read(trial.source("model.safetensors")).unwrap();
+                std::fs::write(trial.source("model.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
+            },
+            "error: model.safetensors: ",
+        ),
+        (
+            "corrupt",
+            |trial| std::fs::write(trial.source("model.safetensors"), [7; 64]).unwrap(),
+            "error: model.safetensors: a header of ",
+        ),
+        (
+            "shard",
+            |trial| {
+                std::fs::remove_file(trial.source("model.safetensors")).unwrap();
+                let index = json!({"weight_map": {"a": "model-00001-of-00001.safetensors"}});
+                std::fs::write(trial.source("model.safetensors.index.json"), index.to_string()).unwrap();
+            },
+            "error: model-00001-of-00001.safetensors: missing, model.safetensors.index.json says that it holds 1",
+        ),
+        (
+            "shape",
+            |trial| trial.config(|config| config["intermediate_size"] = json!(161)),
+            "error: tensor model.layers.0.feed_forward.gate_proj.weight has the shape [160, 64], expected [161, 64]",
+        ),
+        (
+            "architecture",
+            |trial| trial.config(|config| config["architectures"] = json!(["MysteryForCausalLM"])),
+            "error: config.json: architectures = [\"MysteryForCausalLM\"], expected one of LlamaForCausalLM",
+        ),
+        (
+            "tokenizer",
+            |trial| std::fs::remove_file(trial.source("tokenizer.json")).unwrap(),
+            "expected tokenizer.json or tokenizer.model in it",
+        ),
+        (
+            "pre",
+            |trial| {
+                let text = std::fs::read_to_string(trial.source("tokenizer.json")).unwrap();
+                std::fs::write(trial.source("tokenizer.json"), text.replace("|\\\\p{N}|", "|\\\\p{N}{1,9}|")).unwrap();
+            },
+            r"|\p{N}{1,9}|",
+        ),
+        ("folder", |trial| std::fs::create_dir(trial.source("config.json").with_file_name("x")).unwrap(), ""),
+    ];
+    for (subject, change, expected) in faults {
+        let trial = Trial::new("falcon-h1", subject);
+        change(&trial);
+        if expected.is_empty() {
+            succeeds(&trial.arguments().each_ref().map(String::as_str));
+            continue;
+        }
+        let error = trial.error();
+        assert!(error.contains(expected), "{subject}: {error}");
+        assert!(subject != "pre" || error.contains("--pre NAME"), "{error}");
+    }
+}
+
+/// A limit on the size of files stands for a full disk: writes fail in the middle.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_one_line_and_leaves_nothing() {
+    let trial = Trial::new("falcon-h1", "full");
+    let script = "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"";
+    for split in [&[][..], &["--split-max-tensors", "10"]] {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, env!("CARGO_BIN_EXE_kvas")]).args(trial.arguments()).args(split);
+        let output = command.output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+        assert!(error.contains("model") && error.matches("os error").count() == 1, "{error}");
+        assert_eq!(trial.left(), [""; 0], "{error}");
+    }
+}
+
+#[test]
+fn a_split_model_is_read_as_one() {
+    let trial = Trial::new("lfm2", "split");
+    let arguments = trial.arguments();
+    let arguments = arguments.each_ref().map(String::as_str);
+    succeeds(&arguments);
+    succeeds(&[&arguments[..], &["--split-max-tensors", "20"]].concat());
+    let tensors = |path: &Path| {
+        let inspected: Value = serde_json::from_str(&succeeds(&["inspect", &text(path), "--json"])).unwrap();
+        inspected["tensors"].clone()
+    };
+    let parts = [1, 2, 3].map(|number| format!("model-0000{number}-of-00003.gguf"));
+    let mut left = trial.left();
+    left.sort();
+    assert_eq!(left, [&parts[0], &parts[1], &parts[2], "model.gguf"]);
+    assert_eq!(tensors(&trial.root.join("out").join(&parts[0])), tensors(&trial.out()));
+    for (size, status) in [("3X", 2), ("0G", 2), ("1.5G", 2), ("1M", 0)] {
+        let arguments = [&arguments[..], &["--split-max-size", size]].concat();
+        assert_eq!(kvas(&arguments).status.code(), Some(status), "{size}");
+    }
+}
+
+#[test]
+fn what_is_left_out_is_said_once() {
+    let trial = Trial::new("qwen2", "left-out");
+    trial.config(|config| config["tie_word_embeddings"] = json!(true));
+    let arguments = trial.arguments();
+    let output = kvas(&arguments.each_ref().map(String::as_str));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[0], "left out, since the language model does not need it: lm_head.weight");
+    assert!(lines[1].ends_with(" parameters") && lines.len() == 2, "{said}");
+}

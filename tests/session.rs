@@ -1,0 +1,285 @@
+//! Sessions: what is saved goes on elsewhere, in another process, with another backend, page size or replay ring, as if
+//! it had never left, and reads nothing again.
+
+use crate::golden::{converted, converted_file, fixture};
+use kvas::{
+    chat::{Chat, ChatSettings},
+    engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Timings},
+    model::Model,
+    sampling::{Sampler, SamplerParams},
+    session::{ModelId, Session, Writer},
+};
+use kvas_backend::{Backend, KvType, Limits, Reference, Replay};
+use kvas_cpu::Cpu;
+use kvas_gguf::Quant;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+const CONTEXT: usize = 400;
+
+fn limits(page_size: usize, replay: Replay) -> Limits {
+    let pages = 1 + 12 * (CONTEXT / page_size + 2);
+    Limits { rows: 32, outputs: 1, pages, page_size, slots: 10, replay, kv_type: KvType::F32 }
+}
+
+fn engine(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> EngineHandle {
+    let runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
+    Engine::start(runner, EngineConfig { context: CONTEXT, rows: 32, snapshots: 8, snapshot_every: 0 })
+}
+
+/// A folder that goes when the test ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("kvas-sessions-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Greedy tokens after a prompt.
+fn go_on(engine: &EngineHandle, id: ConversationId, prompt: &[u32], count: usize, vocab: usize) -> (Vec<u32>, Timings) {
+    let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[]).unwrap();
+    let (conversation, prompt, stop_tokens) = (Some(id), prompt.to_vec(), vec![]);
+    let stream = engine.submit(Request { conversation, prompt, max_tokens: count, stop_tokens, sampler });
+    let mut ids = Vec::new();
+    loop {
+        match stream.next_event() {
+            Event::Token(token) => ids.push(token),
+            Event::Done(_, timings) => return (ids, timings),
+            Event::Failed(what) => panic!("{what}"),
+        }
+    }
+}
+
+/// Saves in the middle, and goes on both there and elsewhere.
+fn check_going_on(name: &str, model: &Model, others: Vec<(Box<dyn Backend>, usize, Replay)>) {
+    let folder = Folder::new(name);
+    let (vocab, id, path) = (model.spec.vocab, ModelId::of(&model.file), folder.path("s"));
+    let first = engine(model, Box::new(Cpu::new(2)), limits(4, Replay::new(8, 4)));
+    let conversation = first.open().unwrap();
+    let prompt: Vec<u32> = (0..45).map(|i| 3 + i * i * 7 % (vocab as u32 - 3)).collect();
+    let (answer, _) = go_on(&first, conversation, &prompt, 20, vocab);
+    let tokens = [&prompt[..], &answer].concat();
+    first.save(conversation, Writer::new(&path, &id, tokens.clone(), String::new())).unwrap();
+    let (expected, timings) = go_on(&first, conversation, &tokens, 50, vocab);
+    assert_eq!(timings.prompt_tokens, 1, "{name}: the last token was never read");
+    let session = Arc::new(Session::open(&path).unwrap());
+    session.check_model(&id).unwrap();
+    for (backend, page_size, replay) in others {
+        let other = engine(model, backend, limits(page_size, replay));
+        other.load(session.clone()).unwrap();
+        let conversation = other.open().unwrap();
+        let (found, timings) = go_on(&other, conversation, &tokens, 50, vocab);
+        let what = format!("{name}, pages of {page_size}, replay {}", replay.history);
+        assert_eq!(timings.prompt_tokens, 1, "{what}: nothing is read again");
+        assert_eq!(found, expected, "{what}");
+        let (again, timings) = go_on(&other, conversation, &prompt, 20, vocab);
+        assert_eq!((timings.prompt_tokens, &again), (1, &answer), "{what}: the answer again costs one token");
+    }
+}
+
+fn cpu() -> Box<dyn Backend> {
+    Box::new(Cpu::new(1))
+}
+
+#[test]
+fn a_session_goes_on_as_if_it_had_never_left() {
+    for name in ["qwen35", "mamba2", "kimi-linear", "lfm2", "falcon-h1", "nemotron_h", "jamba", "llama"] {
+        let others = vec![
+            (cpu(), 4, Replay::new(8, 4)),
+            (cpu(), 16, Replay::OFF),
+            (cpu(), 8, Replay::new(3, 3)),
+            (Box::new(Reference::default()) as Box<dyn Backend>, 8, Replay::OFF),
+        ];
+        check_going_on(name, &converted(&fixture(name), Quant::F32), others);
+    }
+    // Activations of 8 bits amplify the last bits of a state: only with the same ring are these the same.
+    let model = Model::open(Path::new(&bundled()), None).unwrap();
+    check_going_on("bundled", &model, vec![(cpu(), 4, Replay::new(8, 4)), (cpu(), 32, Replay::new(8, 4))]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_one_line() {
+    let folder = Folder::new("refused");
+    let (model, other) = (converted(&fixture("qwen35"), Quant::F32), converted(&fixture("llama"), Quant::F32));
+    let (id, path) = (ModelId::of(&model.file), folder.path("s"));
+    let make = |model: &Model, limits| engine(model, Box::new(Cpu::new(1)), limits);
+    let first = make(&model, limits(4, Replay::OFF));
+    let conversation = first.open().unwrap();
+    let tokens: Vec<u32> = (3..40).collect();
+    go_on(&first, conversation, &tokens, 1, model.spec.vocab);
+    first.save(conversation, Writer::new(&path, &id, tokens, String::new())).unwrap();
+    let session = Arc::new(Session::open(&path).unwrap());
+    let error = session.check_model(&ModelId::of(&other.file)).unwrap_err().to_string();
+    assert!(error.contains(": a session of ") && error.contains("(qwen35, ") && error.contains("(llama, "), "{error}");
+    let error = make(&other, limits(4, Replay::OFF)).load(session.clone()).unwrap_err();
+    assert!(error.contains("s: section kv: "), "{error}");
+    let few = Limits { pages: 9, ..limits(4, Replay::OFF) };
+    let error = make(&model, few).load(session.clone()).unwrap_err();
+    assert!(error.ends_with("pages are needed, 8 of 8 are free"), "{error}");
+    // Another element type is converted.
+    let half = make(&model, Limits { kv_type: KvType::F16, ..limits(4, Replay::OFF) });
+    half.load(session.clone()).unwrap();
+    let conversation = half.open().unwrap();
+    let (_, timings) = go_on(&half, conversation, session.tokens(), 5, model.spec.vocab);
+    assert_eq!(timings.prompt_tokens, 1);
+}
+
+fn chat(model: &Model, engine: &EngineHandle) -> Chat {
+    let tokenizer = kvas::text::Tokenizer::from_metadata(model.file.metadata(), None).unwrap();
+    let settings = ChatSettings { params: SamplerParams::greedy(), max_tokens: 12, ..ChatSettings::default() };
+    Chat::new(engine.clone(), Arc::new(tokenizer), model.template().unwrap(), settings).unwrap()
+}
+
+#[test]
+fn a_chat_that_is_loaded_can_go_on_and_back() {
+    let folder = Folder::new("chat");
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let (id, path, go) = (ModelId::of(&model.file), folder.path("s"), AtomicBool::new(false));
+    let make = || engine(&model, Box::new(Cpu::new(1)), limits(16, Replay::new(8, 4)));
+    let mut first = chat(&model, &make());
+    for question in ["One.", "Two.", "Three."] {
+        first.ask(question, &go, &mut |_| {}).unwrap();
+    }
+    first.save(&path, &id).unwrap();
+    let mut second = chat(&model, &make());
+    second.ask("Something else.", &go, &mut |_| {}).unwrap();
+    second.settings.max_tokens = 3;
+    second.load(&path, &id).unwrap();
+    assert_eq!((second.messages(), second.settings.max_tokens), (first.messages(), 12));
+    let next = |chat: &mut Chat| {
+        let answer = chat.ask("Four.", &AtomicBool::new(false), &mut |_| {}).unwrap();
+        (answer.ids, answer.timings.prompt_tokens)
+    };
+    let (expected, read) = next(&mut first);
+    assert_eq!(next(&mut second), (expected.clone(), read), "as without the restart, and no token more is read");
+    assert_eq!(second.regenerate(&go, &mut |_| {}).unwrap().timings.prompt_tokens, 1);
+    for _ in 0..2 {
+        second.undo().unwrap();
+    }
+    let timings = second.ask("Three.", &go, &mut |_| {}).unwrap().timings;
+    assert!(timings.prompt_tokens < 20 && timings.cached_tokens > 40, "an earlier turn: {timings:?}");
+    // A file that is refused changes nothing.
+    let before = second.messages().to_vec();
+    let other = ModelId { fingerprint: "0".repeat(64), ..id };
+    assert!(second.load(&path, &other).unwrap_err().contains(": a session of "));
+    assert_eq!(second.messages(), before);
+}
+
+fn kvas(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // The history of inputs stays out of the user's folder.
+    command.env("XDG_STATE_HOME", std::env::temp_dir().join("kvas-state"));
+    command
+}
+
+fn typed(mut child: Child, input: &str) -> Output {
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn bundled() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf").to_str().unwrap().to_string()
+}
+
+#[test]
+fn a_run_goes_on_from_its_session() {
+    let folder = Folder::new("run");
+    let (file, session) = (converted_file(&fixture("qwen35"), Quant::F32), folder.text("story"));
+    let model = file.to_str().unwrap();
+    let run = |prompt: &str, count: &str, more: &[&str]| -> serde_json::Value {
+        let mut arguments =
+            vec!["run", "-m", model, "-p", prompt, "-n", count, "--temp", "0", "--json", "--ignore-eos"];
+        arguments.extend(more);
+        let output = kvas(&arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let whole = run("Once upon a time", "80", &[]);
+    let first = run("Once upon a time", "30", &["--session", &session]);
+    let second = run("", "50", &["--session", &session, "--replay", "0", "--page-size", "64"]);
+    std::fs::remove_file(&file).unwrap();
+    let ids = |of: &serde_json::Value| of["ids"].as_array().unwrap().clone();
+    assert_eq!([ids(&first), ids(&second)].concat(), ids(&whole), "as in one piece");
+    assert_eq!(second["timings"]["prompt_n"], 1, "the last token was never read");
+}
+
+#[test]
+fn a_chat_goes_on_after_a_restart() {
+    let (folder, model) = (Folder::new("restart"), bundled());
+    let session = folder.text("talk");
+    let chat = |more: &[&str], input: &str| {
+        let mut arguments = vec!["chat", "-m", &model, "--temp", "0", "-n", "25", "-c", "512"];
+        arguments.extend(more);
+        let output = typed(kvas(&arguments).spawn().unwrap(), input);
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (first, second) = ("Tell me a story about a river.\n", "And then?\n");
+    let (_, whole, spent) = chat(&[], &format!("{first}{second}"));
+    let (_, begun, _) = chat(&["--session", &session], first);
+    let (code, rest, spent_later) = chat(&["--session", &session], second);
+    assert_eq!((code, begun + &rest), (Some(0), whole), "{spent_later}");
+    // "[prompt 14 tokens (…": the second turn reads as many tokens as without the restart.
+    let read = |stderr: &str| stderr.rsplit("[prompt ").next().unwrap().split(' ').next().unwrap().to_string();
+    assert_eq!(read(&spent_later), read(&spent));
+    let bytes = std::fs::read(&session).unwrap();
+    for at in [3, 100, bytes.len() / 2, bytes.len() - 3] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 4;
+        std::fs::write(folder.path("damaged"), damaged).unwrap();
+        let (code, _, error) = chat(&["--session", &folder.text("damaged")], second);
+        assert_eq!((code, error.lines().count()), (Some(1), 1), "{error}");
+        assert!(error.contains("damaged: section "), "{error}");
+    }
+    let other = converted_file(&fixture("qwen35"), Quant::F32);
+    let output = kvas(&["chat", "-m", other.to_str().unwrap(), "--session", &session]).output().unwrap();
+    std::fs::remove_file(other).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && error.contains(": a session of "), "{error}");
+}
+
+#[test]
+fn a_killed_writer_leaves_a_whole_file() {
+    let (folder, model) = (Folder::new("killed"), bundled());
+    let session = folder.path("talk");
+    let arguments = ["chat", "-m", &model, "-n", "2", "-c", "512", "--session", session.to_str().unwrap()];
+    let mut written = 0;
+    for round in 0..8 {
+        let mut child = kvas(&arguments).spawn().unwrap();
+        child.stdin.as_mut().unwrap().write_all("Go on.\n".repeat(20).as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(150 + 40 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if session.exists() {
+            Session::open(&session).unwrap();
+            written += 1;
+        }
+    }
+    println!("{written} of 8 rounds had a file to check");
+    let output = typed(kvas(&arguments).spawn().unwrap(), "Go on.\n");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(Session::open(&session).is_ok() && !folder.path("talk.partial").exists());
+}

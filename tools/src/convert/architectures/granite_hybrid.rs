@@ -1,0 +1,97 @@
+//! Granite 4 hybrids: Mamba-2 layers with a few of attention without positions, dense or with experts.
+
+use super::*;
+
+const VALUES: &[ValueRow] = &[
+    or("expert_ffn", &["intermediate_size"], "0"),
+    or("shared_ffn", &["shared_intermediate_size"], "expert_ffn"),
+    or("experts", &["num_local_experts"], "0"),
+    or("experts_used", &["num_experts_per_tok"], "0"),
+    or("attention_scale", &["attention_multiplier"], "1"),
+    or("embedding_scale", &["embedding_multiplier"], "1"),
+    or("residual_scale", &["residual_multiplier"], "1"),
+    or("logit_scale", &["logits_scaling"], "1"),
+    or("conv", &["mamba_d_conv"], "4"),
+    or("conv_bias", &["mamba_conv_bias"], "1"),
+    or("expand", &["mamba_expand"], "2"),
+    or("inner", &[], "expand*width"),
+    or("state", &["mamba_d_state"], "256"),
+    or("groups", &["mamba_n_groups"], "1"),
+    required("ssm_heads", &["mamba_n_heads"]),
+    or("gated_norm", &[], "1"),
+];
+
+const REFUSALS: &[Refusal] = &[
+    Refusal { path: "position_embedding_type", accepted: &["\"nope\""] },
+    Refusal { path: "normalization_function", accepted: &["\"rmsnorm\""] },
+    Refusal { path: "mamba_proj_bias", accepted: &["false"] },
+];
+
+const KEYS: &[KeyRow] = &[
+    count("block_count", "blocks"),
+    // Without positions there is no limit; readers want a number.
+    count("context_length", "1048576"),
+    count("embedding_length", "width"),
+    count("vocab_size", "vocab"),
+    count("feed_forward_length", "expert_ffn").when("moe_layers"),
+    count("feed_forward_length", "shared_ffn").when("dense_layers"),
+    count("expert_shared_feed_forward_length", "shared_ffn"),
+    count("expert_count", "experts"),
+    count("expert_used_count", "experts_used"),
+    count("attention.head_count", "heads"),
+    number("attention.layer_norm_rms_epsilon", "epsilon"),
+    number("attention.scale", "attention_scale"),
+    number("embedding_scale", "embedding_scale"),
+    number("residual_scale", "residual_scale"),
+    number("logit_scale", "logit_scale"),
+    count("rope.dimension_count", "head_dim"),
+    number("rope.freq_base", "rope_base"),
+    // There is no rope at all.
+    truth("rope.scaling.finetuned", "0"),
+];
+
+const MIXERS: &[TagRule] =
+    &[TagRule::Listed { path: "layer_types", tags: &[("mamba", "mamba"), ("attention", "attention")] }];
+
+const ATTENTION: &[TensorRow] = &[
+    row("attn_q.weight", tensor("self_attn.q_proj.weight", "heads*head_dim, width", PAIR_HEADS)).at("attention"),
+    row("attn_k.weight", tensor("self_attn.k_proj.weight", "kv_heads*head_dim, width", PAIR_KV_HEADS)).at("attention"),
+    renamed("attn_v.weight", "self_attn.v_proj.weight", "kv_heads*head_dim, width").at("attention"),
+    renamed("attn_output.weight", "self_attn.o_proj.weight", "width, heads*head_dim").at("attention"),
+];
+
+const FIRST_HALF: &[Transform] = &[Transform::TakeRows { groups: "1", slices: &[("0", "shared_ffn")] }];
+const SECOND_HALF: &[Transform] = &[Transform::TakeRows { groups: "1", slices: &[("shared_ffn", "shared_ffn")] }];
+
+const FFN: &[TensorRow] = &[
+    renamed("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight", "experts, width").at("moe"),
+    row(
+        "ffn_gate_exps.weight",
+        tensor("block_sparse_moe.input_linear.weight", "experts, 2*expert_ffn, width", GATE_HALF),
+    )
+    .at("moe"),
+    row("ffn_up_exps.weight", tensor("block_sparse_moe.input_linear.weight", "experts, 2*expert_ffn, width", UP_HALF))
+        .at("moe"),
+    renamed("ffn_down_exps.weight", "block_sparse_moe.output_linear.weight", "experts, width, expert_ffn").at("moe"),
+    row("ffn_gate_shexp.weight", tensor("shared_mlp.input_linear.weight", "2*shared_ffn, width", FIRST_HALF)).at("moe"),
+    row("ffn_up_shexp.weight", tensor("shared_mlp.input_linear.weight", "2*shared_ffn, width", SECOND_HALF)).at("moe"),
+    renamed("ffn_down_shexp.weight", "shared_mlp.output_linear.weight", "width, shared_ffn").at("moe"),
+    row("ffn_gate.weight", tensor("shared_mlp.input_linear.weight", "2*shared_ffn, width", FIRST_HALF)).at("dense"),
+    row("ffn_up.weight", tensor("shared_mlp.input_linear.weight", "2*shared_ffn, width", SECOND_HALF)).at("dense"),
+    renamed("ffn_down.weight", "shared_mlp.output_linear.weight", "width, shared_ffn").at("dense"),
+];
+
+pub(super) const GRANITE_HYBRID: Architecture = Architecture {
+    name: "granitehybrid",
+    classes: &["GraniteMoeHybridForCausalLM"],
+    values: &[TRANSFORMER_VALUES, VALUES],
+    refusals: &[TRANSFORMER_REFUSALS, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
+    keys: &[KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
+    mixers: MIXERS,
+    ffns: &[TagRule::Every { period: "1", offset: "0", tag: "moe", when: "experts" }, TagRule::All("dense")],
+    needs: "mamba",
+    trunks: TRUNKS,
+    model: &[MODEL],
+    layer: &[NORMS, mamba2_projections!("mamba"), mamba2_state!("mamba"), ATTENTION, FFN],
+    ..PLAIN
+};

@@ -1,0 +1,128 @@
+//! Numbers that are stored in units: FP8 with a tensor of scales beside it, and MXFP4 as blocks and their scales.
+
+use super::checkpoint::{Checkpoint, Stored};
+use super::floats::Float;
+use anyhow::{Result, bail};
+use safetensors::tensor::Dtype;
+
+/// Numbers of an MXFP4 block.
+const MXFP4_BLOCK: usize = 32;
+
+/// The scales of a tensor: one for each block of its matrices.
+#[derive(Debug, Clone)]
+pub(super) struct Scales {
+    stored: Stored,
+    float: Float,
+    /// Rows of each matrix of the tensor.
+    height: usize,
+    /// Rows and columns of a block.
+    block: [usize; 2],
+    /// Blocks along the rows and along the columns of a matrix.
+    grid: [usize; 2],
+}
+
+impl Scales {
+    /// The tensor `stored` of scales for a tensor of another shape, in blocks of `block` rows and columns, or of whole
+    /// rows, columns or everything; `None` if it fits none.
+    fn of(shape: &[usize], stored: Stored, float: Float, block: [usize; 2]) -> Option<Scales> {
+        if stored.shape.iter().product::<usize>() == 1 {
+            // One block, however the numbers are reshaped.
+            let all = shape.iter().product::<usize>().max(1);
+            return Some(Scales { stored, float, height: all, block: [all, all], grid: [1, 1] });
+        }
+        let (&columns, outer) = shape.split_last()?;
+        let (&height, outer) = outer.split_last()?;
+        let (blocks_down, blocks_across) = match stored.shape.strip_prefix(outer)? {
+            [down] => (*down, 1),
+            [down, across] => (*down, *across),
+            _ => return None,
+        };
+        let size = |length: usize, count: usize, block: usize| match count {
+            _ if count == length.div_ceil(block) => Some(block),
+            1 => Some(length),
+            _ if count == length => Some(1),
+            _ => None,
+        };
+        let block = [size(height, blocks_down, block[0])?, size(columns, blocks_across, block[1])?];
+        Some(Scales { stored, float, height, block, grid: [blocks_down, blocks_across] })
+    }
+
+    /// Reads them.
+    pub(super) fn load(&self, checkpoint: &Checkpoint) -> Result<LoadedScales<'_>> {
+        let count = self.stored.shape.iter().product();
+        let mut raw = vec![0; self.float.bytes_of(count)];
+        checkpoint.read(&self.stored, 0, &mut raw)?;
+        Ok(LoadedScales { scales: self, raw })
+    }
+}
+
+/// Scales in memory, as they are stored: there are many of them.
+pub(super) struct LoadedScales<'a> {
+    scales: &'a Scales,
+    raw: Vec<u8>,
+}
+
+impl LoadedScales<'_> {
+    /// Multiplies the numbers of one row of the tensor.
+    pub(super) fn apply(&self, row: usize, numbers: &mut [f32]) {
+        let Scales { float, height, block, grid, .. } = self.scales;
+        let line = row / height * grid[0] + row % height / block[0];
+        let bytes = float.bytes_of(grid[1]);
+        let mut factors = vec![0.0; grid[1]];
+        float.decode(&self.raw[line * bytes..][..bytes], &mut factors);
+        for (numbers, factor) in numbers.chunks_mut(block[1]).zip(factors) {
+            numbers.iter_mut().for_each(|number| *number *= factor);
+        }
+    }
+}
+
+/// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers, and
+/// `name_blocks` with `name_scales`. `block` is the size of FP8's blocks where they are neither rows nor everything.
+pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()> {
+    let names: Vec<String> = checkpoint.names().map(String::from).collect();
+    for name in names {
+        let Some(mut stored) = checkpoint.get(&name).cloned() else { continue };
+        if stored.float == Some(Float::Fp8) {
+            let scales = ["_scale_inv", "_scale"].map(|ending| format!("{name}{ending}"));
+            if let Some(found) = scales.iter().find(|scales| checkpoint.get(scales).is_some()) {
+                join(checkpoint, [&name, &name, found], stored, block)?;
+            }
+        } else if let Some(whole) = name.strip_suffix("_blocks")
+            && stored.dtype == Dtype::U8
+            && checkpoint.get(&format!("{whole}_scales")).is_some()
+            && let Some((16, outer)) = stored.shape.split_last()
+            && let Some((&groups, outer)) = outer.split_last()
+        {
+            stored.shape = [outer, &[groups * MXFP4_BLOCK]].concat();
+            stored.float = Some(Float::Fp4);
+            join(checkpoint, [&name, whole, &format!("{whole}_scales")], stored, [1, MXFP4_BLOCK])?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts the tensor in the place of itself under its old name and of its scales.
+fn join(
+    checkpoint: &mut Checkpoint,
+    [old, name, scales]: [&str; 3],
+    mut stored: Stored,
+    block: [usize; 2],
+) -> Result<()> {
+    let Some(found) = checkpoint.remove(scales) else { return Ok(()) };
+    let shape = found.shape.clone();
+    let float = if found.dtype == Dtype::U8 { Some(Float::Exponent) } else { found.float };
+    let Some(float) = float else {
+        bail!("tensor {scales} is {:?}, expected the type of scales: F32, F16, BF16 or F8_E8M0", found.dtype);
+    };
+    let Some(scales) = Scales::of(&stored.shape, found, float, block) else {
+        let [rows, columns] = block;
+        bail!(
+            "tensor {scales} has the shape {shape:?}, expected a scale for each block of {rows} x {columns} of {:?}",
+            stored.shape
+        );
+    };
+    checkpoint.remove(old);
+    stored.scales = Some(Box::new(scales));
+    checkpoint.insert(name, stored);
+    Ok(())
+}

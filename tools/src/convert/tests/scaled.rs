@@ -1,0 +1,80 @@
+//! Checkpoints with FP8 and MXFP4 weights.
+
+use super::*;
+
+const UP: &str = "model.layers.0.mlp.up_proj.weight";
+
+/// The tensor of 6 rows and 8 columns as FP8, with its scales: numbers of the tensor, of the scales, shape of those.
+fn fp8(fixture: &mut Fixture, name: &str, scales: &[f32], shape: &[usize]) {
+    let numbers: Vec<f32> = (0..48).map(|at| (at % 15) as f32 / 2.0 - 3.5).collect();
+    fixture.tensors.insert(UP.into(), Made { dtype: Dtype::F8_E4M3, shape: vec![6, 8], numbers });
+    let scales = Made { dtype: Dtype::F32, shape: shape.to_vec(), numbers: scales.to_vec() };
+    fixture.tensors.insert(format!("{UP}{name}"), scales);
+}
+
+#[test]
+fn fp8_weights_are_multiplied_by_their_scales() {
+    // Blocks of 4 x 3 over 6 x 8, of whole rows, and everything.
+    let blocks = [1.0, 2.0, 0.5, 4.0, 0.25, 8.0];
+    let per_row = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    type Case<'a> = (&'a str, &'a [f32], &'a [usize], fn(usize, usize) -> usize);
+    let cases: [Case<'_>; 4] = [
+        ("_scale_inv", &blocks, &[2, 3], |row, column| row / 4 * 3 + column / 3),
+        ("_scale", &per_row, &[6, 1], |row, _| row),
+        ("_scale", &per_row, &[6], |row, _| row),
+        ("_scale", &[0.125], &[], |_, _| 0),
+    ];
+    for (name, scales, shape, place) in cases {
+        let mut fixture = llama();
+        fixture.config["quantization_config"] =
+            json!({"quant_method": "fp8", "weight_block_size": [4, 3], "activation_scheme": "dynamic"});
+        fp8(&mut fixture, name, scales, shape);
+        fixture.add("model.layers.0.mlp.up_proj.input_scale", &[1]);
+        let found = numbers(&fixture.f32(), "blk.0.ffn_up.weight");
+        for (at, (found, number)) in found.iter().zip(fixture.numbers(UP)).enumerate() {
+            assert_eq!(*found, number * scales[place(at / 8, at % 8)], "{name} {shape:?}: {at}");
+        }
+        assert_eq!(plan(&fixture.folder, &of(Quant::F32)).unwrap().ignored, ["model.layers.0.mlp.up_proj.input_scale"]);
+    }
+    let mut fixture = llama();
+    fp8(&mut fixture, "_scale_inv", &blocks, &[3, 2]);
+    assert_eq!(
+        fixture.error(&of(Quant::F32)),
+        format!("tensor {UP}_scale_inv has the shape [3, 2], expected a scale for each block of 128 x 128 of [6, 8]")
+    );
+    fixture.tensors.get_mut(&format!("{UP}_scale_inv")).unwrap().dtype = Dtype::I64;
+    assert!(fixture.error(&of(Quant::F32)).contains("_scale_inv is I64, expected the type of scales"));
+}
+
+/// Rows of 32 numbers: one block each.
+#[test]
+fn mxfp4_blocks_are_unpacked() {
+    let mut fixture = qwen3next();
+    let name = "model.layers.0.mlp.experts.";
+    fixture.config["moe_intermediate_size"] = json!(32);
+    fixture.tensors.retain(|name, _| !name.contains(".experts."));
+    for layer in 0..2 {
+        let prefix = format!("model.layers.{layer}.mlp.experts.");
+        fixture.add(&format!("{prefix}gate_up_proj"), &[EXPERTS, 64, 8]);
+        fixture.add(&format!("{prefix}down_proj"), &[EXPERTS, 8, 32]);
+    }
+    fixture.tensors.remove(&format!("{name}down_proj"));
+    let bytes = |count: usize, of: fn(usize) -> usize| (0..count).map(|at| of(at) as f32).collect::<Vec<f32>>();
+    let blocks = bytes(EXPERTS * 8 * 16, |at| at * 7 % 256);
+    let scales = bytes(EXPERTS * 8, |at| 120 + at % 9);
+    for (ending, shape, numbers) in
+        [("_blocks", vec![EXPERTS, 8, 1, 16], &blocks), ("_scales", vec![EXPERTS, 8, 1], &scales)]
+    {
+        let made = Made { dtype: Dtype::U8, shape, numbers: numbers.clone() };
+        fixture.tensors.insert(format!("{name}down_proj{ending}"), made);
+    }
+    let found = numbers(&fixture.f32(), "blk.0.ffn_down_exps.weight");
+    let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+    for (at, found) in found.iter().enumerate() {
+        let byte = blocks[at / 2] as usize;
+        let code = if at % 2 == 0 { byte % 16 } else { byte / 16 };
+        assert_eq!(*found, sizes[code] * 2f32.powi(scales[at / 32] as i32 - 127), "{at}");
+    }
+    let sources = plan(&fixture.folder, &of(Quant::F32)).unwrap();
+    assert!(sources.ignored.is_empty());
+}

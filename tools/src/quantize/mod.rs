@@ -1,0 +1,149 @@
+//! Changes the formats of the tensors of a GGUF file.
+
+mod importance;
+mod mix;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use importance::ImportanceMatrix;
+pub use mix::{Facts, MIXES, Mix, Recipe, Tensor, choose, fitting};
+pub use regex_automata::meta::Regex;
+
+use crate::convert::ProgressFn;
+use anyhow::{Result, bail};
+use kvas_gguf::{GgufFile, Metadata, Quant, TensorInfo, Value};
+use std::path::Path;
+
+/// What becomes of tensors that lost precision already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Requantize {
+    /// They are an error, unless they keep their format.
+    #[default]
+    Refuse,
+    /// They are quantised again.
+    Allow,
+}
+
+/// What the user can choose.
+pub struct QuantizeOptions {
+    /// Which tensor is stored in which format. Whether an importance matrix is there is taken from `importance`.
+    pub recipe: Recipe,
+    /// How much the columns of each matrix matter.
+    pub importance: Option<ImportanceMatrix>,
+    /// Sources that are quantised.
+    pub requantize: Requantize,
+    /// Called after each part that was written.
+    pub progress: Option<ProgressFn>,
+}
+
+impl QuantizeOptions {
+    /// A mix as it is.
+    pub fn new(mix: &'static Mix) -> QuantizeOptions {
+        QuantizeOptions {
+            recipe: Recipe::new(mix),
+            importance: None,
+            requantize: Requantize::default(),
+            progress: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for QuantizeOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QuantizeOptions")
+            .field("recipe", &self.recipe)
+            .field("importance", &self.importance.is_some())
+            .field("requantize", &self.requantize)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A tensor that is written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizedTensor {
+    /// What it is in the source.
+    pub source: TensorInfo,
+    /// Its format in the new file.
+    pub quant: Quant,
+    /// Bytes of its data in the new file.
+    pub bytes: u64,
+    /// How much each column matters, for one matrix after the other; `None` where nothing is known.
+    importance: Option<Vec<f32>>,
+}
+
+/// What [`quantize`] writes.
+#[derive(Debug, Clone)]
+pub struct QuantizePlan {
+    /// Every key of the file.
+    pub metadata: Metadata,
+    /// Every tensor of the file, in order.
+    pub tensors: Vec<QuantizedTensor>,
+}
+
+impl QuantizePlan {
+    /// Bytes of tensor data in the new file.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.bytes).sum()
+    }
+}
+
+/// What [`quantize`] would write.
+///
+/// # Errors
+/// One line that names the key or the tensor that is missing or wrong, and what was expected.
+pub fn plan(source: &GgufFile, options: &QuantizeOptions) -> Result<QuantizePlan> {
+    let recipe = Recipe { weighted: options.importance.is_some(), ..options.recipe.clone() };
+    let facts = Facts::of(source.metadata())?;
+    let infos = source.tensors();
+    let tensors: Vec<Tensor<'_>> =
+        infos.iter().map(|info| Tensor { name: &info.name, shape: &info.shape, stored: info.quant }).collect();
+    let chosen = choose(&recipe, &facts, &tensors);
+    let tensors = infos.iter().zip(chosen).map(|(info, quant)| planned(info, quant, options));
+    let tensors = tensors.collect::<Result<Vec<_>>>()?;
+    let mut metadata = source.metadata().clone();
+    for key in ["split.no", "split.count", "split.tensors.count"] {
+        metadata.remove(key);
+    }
+    metadata.set("general.quantization_version", Value::U32(2));
+    metadata.set("general.file_type", Value::U32(recipe.mix.file_type));
+    if let Some(importance) = &options.importance {
+        importance.describe(&mut metadata);
+    }
+    Ok(QuantizePlan { metadata, tensors })
+}
+
+fn planned(info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result<QuantizedTensor> {
+    let (name, stored) = (&info.name, info.quant);
+    if quant == stored {
+        return Ok(QuantizedTensor { source: info.clone(), quant, bytes: info.bytes as u64, importance: None });
+    }
+    if !quant.can_quantize() {
+        bail!("tensor {name}: {quant} cannot be made from numbers, expected a format that can");
+    }
+    if stored.block_len() > 1 && options.requantize == Requantize::Refuse {
+        bail!("tensor {name} is {stored} already, expected F32, F16 or BF16 (--allow-requantize takes it as it is)");
+    }
+    let Some(row_bytes) = quant.row_bytes(info.columns()) else {
+        bail!("tensor {name} has rows of {}, expected whole blocks of {quant}", info.columns());
+    };
+    let importance = match &options.importance {
+        Some(importance) => {
+            importance.of(name, info.columns() * info.shape.get(2).map_or(1, |&count| count as usize))?
+        }
+        None => None,
+    };
+    Ok(QuantizedTensor { source: info.clone(), quant, bytes: row_bytes as u64 * info.rows() as u64, importance })
+}
+
+/// Writes the tensors of `source` to the file `out` in the formats chosen; it appears only when it is complete. Needs
+/// little memory, whatever the size of the tensors.
+///
+/// # Errors
+/// As [`plan`], and whatever the system says about writing the file.
+pub fn quantize(source: &GgufFile, out: &Path, options: &QuantizeOptions) -> Result<QuantizePlan> {
+    let plan = plan(source, options)?;
+    write::write(source, &plan, out, options.progress.as_ref())?;
+    Ok(plan)
+}

@@ -1,0 +1,174 @@
+//! Small files made up by the tests, and what becomes of them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use super::*;
+use kvas_gguf::GgufWriter;
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// A folder of its own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("kvas-quantize-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn metadata(keys: &[(&str, Value)]) -> Metadata {
+    let mut metadata = Metadata::default();
+    metadata.set("general.architecture", Value::String("llama".into()));
+    metadata.set("llama.block_count", Value::U32(2));
+    keys.iter().for_each(|(key, value)| metadata.set(*key, value.clone()));
+    metadata
+}
+
+fn wave(count: usize, step: f32) -> Vec<f32> {
+    (0..count).map(|at| (at as f32 * step).sin()).collect()
+}
+
+/// Writes a file of F32 tensors.
+fn write(path: &Path, metadata: Metadata, tensors: &[(&str, &[u64], &[f32])]) {
+    let mut writer = GgufWriter::new(metadata);
+    for (name, shape, _) in tensors {
+        writer.declare(name, Quant::F32, shape).unwrap();
+    }
+    let mut file = writer.create(path).unwrap();
+    for (name, _, numbers) in tensors {
+        file.write(name, &numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    }
+    file.finish().unwrap();
+}
+
+/// A file of one F32 tensor.
+fn one(folder: &Folder, name: &str, shape: &[u64], numbers: &[f32]) -> GgufFile {
+    let path = folder.file("model.gguf");
+    write(&path, metadata(&[]), &[(name, shape, numbers)]);
+    GgufFile::open(&path).unwrap()
+}
+
+fn numbers(file: &GgufFile, name: &str) -> Vec<f32> {
+    let info = file.tensor(name).unwrap();
+    let mut numbers = vec![0.0; info.elements()];
+    info.quant.dequantize(&file.data(info), &mut numbers).unwrap();
+    numbers
+}
+
+fn of(mix: &str) -> QuantizeOptions {
+    QuantizeOptions::new(Mix::from_name(mix).unwrap())
+}
+
+#[test]
+fn tensors_of_several_parts_and_files_keep_their_places() {
+    let folder = Folder::new();
+    let (a, b, norm) = (wave(64 * 50, 0.01), wave(32 * 33, 0.7), wave(64, 0.1));
+    let split = |number: u16| {
+        metadata(&[
+            ("split.no", Value::U16(number)),
+            ("split.count", Value::U16(2)),
+            ("split.tensors.count", Value::I32(3)),
+        ])
+    };
+    let shards = ["model-00001-of-00002.gguf", "model-00002-of-00002.gguf"].map(|name| folder.file(name));
+    write(&shards[0], split(0), &[("blk.0.ffn_up.weight", &[64, 50], &a)]);
+    write(&shards[1], split(1), &[("blk.1.ffn_up.weight", &[32, 33], &b), ("output_norm.weight", &[64], &norm)]);
+    let source = GgufFile::open(&shards[0]).unwrap();
+    let out = folder.file("out.gguf");
+    let plan = quantize(&source, &out, &of("q8_0")).unwrap();
+    let file = GgufFile::open(&out).unwrap();
+    assert_eq!((file.shard_count(), file.metadata().get("split.count")), (1, None));
+    assert_eq!(plan.bytes(), file.tensors().iter().map(|tensor| tensor.bytes as u64).sum::<u64>());
+    for (name, expected) in [("blk.0.ffn_up.weight", a), ("blk.1.ffn_up.weight", b)] {
+        assert_eq!(file.tensor(name).unwrap().quant, Quant::Q8_0);
+        let found = numbers(&file, name);
+        // Half a code, 1 / 254, and the rounding of the scale to f16, 2^-11.
+        assert!(found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() <= 0.0045), "{name}");
+    }
+    assert_eq!(numbers(&file, "output_norm.weight"), norm);
+}
+
+#[test]
+fn numbers_that_a_format_cannot_hold_are_named() {
+    let folder = Folder::new();
+    let out = folder.file("out.gguf");
+    for (bad, mix, expected) in [
+        (f32::NAN, "q4_0", "tensor blk.0.ffn_up.weight: row 2: number 3 is NaN, expected a finite one"),
+        (7e4, "f16", "row 2: number 3 is 70000, which F16 cannot hold"),
+        (7e4, "bf16", ""),
+    ] {
+        let mut x = wave(32 * 4, 0.3);
+        x[2 * 32 + 3] = bad;
+        let source = one(&folder, "blk.0.ffn_up.weight", &[32, 4], &x);
+        let done = quantize(&source, &out, &of(mix)).map_err(|error| format!("{error:#}"));
+        match done {
+            Err(error) => assert!(!expected.is_empty() && error.contains(expected) && !out.exists(), "{error}"),
+            Ok(_) => assert!(expected.is_empty(), "{expected}"),
+        }
+    }
+}
+
+#[test]
+fn each_expert_is_quantised_by_its_own_importance() {
+    let folder = Folder::new();
+    let x: Vec<f32> = [wave(32 * 2, 0.37), wave(32 * 2, 0.37)].concat();
+    let source = one(&folder, "blk.0.ffn_up_exps.weight", &[32, 2, 2], &x);
+    let mut importance = ImportanceMatrix::new("text".into(), 1, 8);
+    // The first expert met numbers in its first columns only, the second in its last ones, a third tensor none at all.
+    let rows = [0, 1].map(|expert| (0..32).map(|at| f32::from(u8::from(at / 16 == expert))).collect::<Vec<f32>>());
+    rows.iter().enumerate().for_each(|(expert, row)| importance.add("blk.0.ffn_up_exps.weight", expert, 2, row));
+    let path = folder.file("importance.gguf");
+    importance.write(&path).unwrap();
+    let read = ImportanceMatrix::open(&path).unwrap();
+    assert_eq!(read.of("blk.0.ffn_up_exps.weight", 64).unwrap().unwrap(), rows.concat());
+    assert_eq!(read.of("blk.1.ffn_up_exps.weight", 64).unwrap(), None);
+    let error = read.of("blk.0.ffn_up_exps.weight", 96).unwrap_err().to_string();
+    assert!(error.ends_with("64 columns for tensor blk.0.ffn_up_exps.weight, expected the 96 that it has"), "{error}");
+    let out = folder.file("out.gguf");
+    quantize(&source, &out, &QuantizeOptions { importance: Some(read), ..of("q4_0") }).unwrap();
+    let file = GgufFile::open(&out).unwrap();
+    let found = numbers(&file, "blk.0.ffn_up_exps.weight");
+    let mut expected = Vec::new();
+    for (at, row) in x.chunks(32).enumerate() {
+        let mut block = [0; 18];
+        Quant::Q4_0.quantize_weighted(row, Some(&rows[at / 2]), &mut block).unwrap();
+        let mut row = [0.0; 32];
+        Quant::Q4_0.dequantize(&block, &mut row).unwrap();
+        expected.extend(row);
+    }
+    assert_eq!(found, expected);
+    assert_ne!(found[..64], found[64..]);
+}
+
+#[test]
+fn what_was_quantised_is_left_alone_or_refused() {
+    let folder = Folder::new();
+    let x = wave(32 * 4, 0.3);
+    let source = one(&folder, "blk.0.ffn_up.weight", &[32, 4], &x);
+    let q8 = folder.file("q8.gguf");
+    quantize(&source, &q8, &of("q8_0")).unwrap();
+    let q8 = GgufFile::open(&q8).unwrap();
+    let error = plan(&q8, &of("q4_0")).unwrap_err().to_string();
+    assert!(error.starts_with("tensor blk.0.ffn_up.weight is Q8_0 already, expected F32"), "{error}");
+    let again = folder.file("again.gguf");
+    quantize(&q8, &again, &of("q8_0")).unwrap();
+    assert_eq!(numbers(&GgufFile::open(&again).unwrap(), "blk.0.ffn_up.weight"), numbers(&q8, "blk.0.ffn_up.weight"));
+    let allowed = plan(&q8, &QuantizeOptions { requantize: Requantize::Allow, ..of("q4_0") }).unwrap();
+    assert_eq!(allowed.tensors[0].quant, Quant::Q4_0);
+}
