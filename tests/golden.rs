@@ -280,7 +280,7 @@ fn smaller_formats_stay_close_to_the_reference_implementation() {
             let found = of_backend(Box::new(Cpu::new(2)));
             print!("{name}: {found:.1e} nats as {quant}");
             match quant {
-                Quant::Q8_0 => println!(", {:.1e} with exact activations", of_backend(Box::new(Reference::default()))),
+                Quant::Q8_0 => println!(", {:.1e} with exact activations", of_backend(Box::<Reference>::default())),
                 _ => println!(),
             }
             assert!(found <= bound, "{name}: {found} nats as {quant}, at most {bound}");

@@ -1,16 +1,18 @@
 //! `kvas convert`: a Hugging Face checkpoint to GGUF.
 
 use super::progress;
-use anyhow::Context;
 use clap::Args;
 use kvas_gguf::Quant;
-use kvas_tools::convert::{ConvertOptions, ConvertPlan, ConvertReport, MtpBlocks, SplitLimit, convert, plan};
-use std::{io::Write, path::PathBuf};
+use kvas_tools::{
+    convert::{ConvertOptions, ConvertPlan, ConvertReport, MtpBlocks, SplitLimit, convert, plan},
+    quantize::{MIXES, Mix},
+};
+use std::{collections::BTreeSet, io::Write, path::PathBuf};
 
 /// Convert a Hugging Face checkpoint to GGUF
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q8_0\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --dry-run"
+    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q4_k_m\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --dry-run"
 )]
 pub(crate) struct Convert {
     /// Folder with config.json, tokenizer.json and the safetensors files
@@ -19,7 +21,7 @@ pub(crate) struct Convert {
     /// Output file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Format of the matrices; norms, gates, convolutions and routers stay f32
+    /// Format of the matrices (f32, f16, bf16, q8_0 …), or a mix (q4_k_m …); norms, convolutions and routers stay f32
     #[arg(long = "type", value_name = "TYPE", default_value = "bf16")]
     quant: String,
     /// Name of the pre-tokenizer, where it is not recognised
@@ -44,16 +46,13 @@ pub(crate) struct Convert {
 
 impl Convert {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let quant = Quant::from_name(&self.quant).filter(|quant| quant.can_quantize()).with_context(|| {
-            let known = Quant::ALL.iter().filter(|quant| quant.can_quantize());
-            let names: Vec<_> = known.map(|quant| quant.name().to_lowercase()).collect();
-            format!("--type {}, expected one of {}", self.quant, names.join(", "))
-        })?;
+        let (quant, mix) = self.storage()?;
         let mtp = if self.no_mtp { MtpBlocks::Omit } else { MtpBlocks::WhenPresent };
         let (bar, progress) = progress::tensors();
         let tensors = self.split_max_tensors.map(|count| SplitLimit::Tensors(count as usize));
         let split = self.split_max_size.map(SplitLimit::Bytes).or(tensors);
-        let options = ConvertOptions { quant, pre: self.pre, mtp, name: self.name, split, progress: Some(progress) };
+        let options =
+            ConvertOptions { quant, mix, pre: self.pre, mtp, name: self.name, split, progress: Some(progress) };
         if self.dry_run {
             list(&plan(&self.source, &options)?)?;
             return Ok(0);
@@ -62,6 +61,27 @@ impl Convert {
         bar.finish_and_clear();
         summarise(&report?);
         Ok(0)
+    }
+}
+
+impl Convert {
+    /// The type of all matrices, or the mix that chooses one for each. Names that are both are mixes, as they are to
+    /// `kvas quantize`, but for those that leave nothing to choose.
+    fn storage(&self) -> anyhow::Result<(Quant, Option<&'static Mix>)> {
+        let plain = Quant::from_name(&self.quant).filter(|quant| quant.can_quantize());
+        let chosen = Mix::from_name(&self.quant);
+        match (plain, chosen) {
+            (Some(quant @ (Quant::F32 | Quant::F16 | Quant::Bf16 | Quant::Q8_0)), _) => Ok((quant, None)),
+            (_, Some(mix)) => Ok((Quant::Bf16, Some(mix))),
+            (Some(quant), None) => Ok((quant, None)),
+            (None, None) => {
+                let known = Quant::ALL.iter().filter(|quant| quant.can_quantize()).map(|quant| quant.name());
+                let names: BTreeSet<String> =
+                    known.chain(MIXES.iter().map(|mix| mix.name)).map(str::to_lowercase).collect();
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                Err(anyhow::anyhow!("--type {}, expected one of {names}", self.quant))
+            }
+        }
     }
 }
 

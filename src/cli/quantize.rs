@@ -14,6 +14,7 @@ use std::{io::Write, path::PathBuf};
 #[command(
     after_help = "Examples:\n  kvas quantize model.bf16.gguf model.q4_k_m.gguf q4_k_m\n  kvas quantize model.bf16.gguf small.gguf iq4_xs --imatrix model.imatrix.gguf\n  kvas quantize model.bf16.gguf mine.gguf q4_k_m --tensor-type attn_v=q8_0 --tensor-type 'blk\\.0\\..*ffn=q6_k'\n  kvas quantize model.bf16.gguf model.q4_k_m.gguf q4_k_m --dry-run"
 )]
+#[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct Quantize {
     /// File to read; the first file of a split model
     #[arg(value_name = "IN")]

@@ -17,8 +17,9 @@ pub struct InputRow<'a> {
     pub values: &'a [f32],
 }
 
-/// Reads `tokens` as one fresh sequence and gives `each` all that the matrices of its blocks are multiplied with. Fails
-/// in one line if the text does not fit or the device fails.
+/// Reads `tokens` as one fresh sequence and gives `each` all that the matrices of its blocks are multiplied with; once
+/// for each product where the rows of a tensor belong to several. Fails in one line if the text does not fit or the
+/// device fails.
 pub fn matrix_inputs(runner: &mut Runner, tokens: &[u32], each: &mut dyn FnMut(InputRow<'_>)) -> Result<(), String> {
     let rows = runner.limits().rows;
     read_fresh(runner, tokens, (rows, Outputs::None), |runner, _, step| {

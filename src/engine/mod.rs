@@ -9,7 +9,7 @@ mod session;
 
 pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, Stream, Timings};
 pub use inputs::{InputRow, matrix_inputs};
-pub use runner::Runner;
+pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 
 use crate::{

@@ -7,6 +7,9 @@ use crate::{
 use kvas_backend::{Backend, DeviceError, Limits, Op, Program, Slot, Step};
 use std::sync::Arc;
 
+/// Sees the device, the program and the op that will run next.
+pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), DeviceError> + 'a;
+
 /// Runs steps; knows nothing of requests.
 pub struct Runner {
     pub(super) backend: Box<dyn Backend>,
@@ -82,11 +85,7 @@ impl Runner {
     }
 
     /// Runs a step made by hand, one op at a time; `before` sees each op and the device before it runs.
-    pub fn run_watched(
-        &mut self,
-        step: &Step,
-        before: &mut dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
+    pub fn run_watched(&mut self, step: &Step, before: &mut Watch<'_>) -> Result<(), DeviceError> {
         self.backend.begin(step)?;
         self.program.ops.iter().try_for_each(|op| {
             before(&mut *self.backend, &self.program, op)?;

@@ -29,13 +29,13 @@ impl Block for Q8_0 {
 
 impl QuantizeBlock for Q8_0 {
     fn quantize_weighted(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        let scale = search::extreme(x).abs() / 127.0;
+        let scale = search::magnitude(search::group::<32>(x)) / 127.0;
         let inverse = search::inverse(scale);
         // Ties go away from zero, as the format's other writers have them. There is no instruction for that.
         let code = |x: f32| {
-            let whole = (x * inverse) as i32;
-            let rest = x * inverse - whole as f32;
-            (whole + i32::from(rest >= 0.5) - i32::from(rest <= -0.5)) as i8
+            let nearest = search::round(x * inverse);
+            let rest = x * inverse - nearest;
+            search::integer(nearest) + i8::from(rest == 0.5 && x > 0.0) - i8::from(rest == -0.5 && x < 0.0)
         };
         Q8_0 { scale: f16_bytes(scale), codes: search::group::<32>(x).map(code) }
     }

@@ -37,9 +37,15 @@ pub(crate) fn total<const N: usize>(numbers: &[f32; N]) -> f32 {
 
 /// The nearest integer, ties to even, of a value within ±2²².
 pub(crate) fn round(value: f32) -> f32 {
-    // Adding 1.5 · 2²³ pushes the fraction out of the mantissa; there is no rounding instruction in baseline x86-64.
-    const MAGIC: f32 = 12_582_912.0;
     (value + MAGIC) - MAGIC
+}
+
+/// Adding 1.5 · 2²³ pushes the fraction out of the mantissa; there is no rounding instruction in baseline x86-64.
+const MAGIC: f32 = 12_582_912.0;
+
+/// A whole number, -128 to 127; of anything else, any number.
+pub(crate) fn integer(whole: f32) -> i8 {
+    (whole + MAGIC).to_bits() as i8
 }
 
 /// A value brought between two bounds; one that is no number becomes the lower. Two instructions where `f32::clamp` is a
@@ -56,7 +62,18 @@ pub(crate) fn inverse(scale: f32) -> f32 {
 
 /// The first element of largest magnitude, with its sign.
 pub(crate) fn extreme(x: &[f32]) -> f32 {
-    x.iter().fold(0.0f32, |extreme, &x| if x.abs() > extreme.abs() { x } else { extreme })
+    let most = magnitude(x);
+    x.iter().copied().find(|x| x.abs() == most && most > 0.0).unwrap_or(0.0)
+}
+
+/// The largest magnitude among the elements, whose number is a multiple of four.
+pub(crate) fn magnitude(x: &[f32]) -> f32 {
+    let larger = |most: f32, x: f32| if x > most { x } else { most };
+    let mut parts = [0.0f32; 4];
+    for four in x.as_chunks::<4>().0 {
+        parts.iter_mut().zip(four).for_each(|(most, x)| *most = larger(*most, x.abs()));
+    }
+    parts.into_iter().fold(0.0, larger)
 }
 
 /// The smallest and the largest element.

@@ -21,6 +21,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+use crate::quantize::Mix;
 use anyhow::{Result, bail};
 use checkpoint::Checkpoint;
 use kvas_gguf::{Metadata, Quant};
@@ -64,6 +65,8 @@ pub type ProgressFn = Box<dyn Fn(Progress<'_>)>;
 pub struct ConvertOptions {
     /// The type of weights; norms, vectors, convolution kernels and routers stay F32.
     pub quant: Quant,
+    /// A mix chooses the type of each tensor, in place of `quant`.
+    pub mix: Option<&'static Mix>,
     /// Name of the pre-tokenizer, in place of recognising it.
     pub pre: Option<String>,
     /// Multi-token prediction.
@@ -79,7 +82,7 @@ pub struct ConvertOptions {
 impl Default for ConvertOptions {
     fn default() -> ConvertOptions {
         let mtp = MtpBlocks::default();
-        ConvertOptions { quant: Quant::Bf16, pre: None, mtp, name: None, split: None, progress: None }
+        ConvertOptions { quant: Quant::Bf16, mix: None, pre: None, mtp, name: None, split: None, progress: None }
     }
 }
 
@@ -87,6 +90,7 @@ impl std::fmt::Debug for ConvertOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ConvertOptions")
             .field("quant", &self.quant)
+            .field("mix", &self.mix.map(|mix| mix.name))
             .field("pre", &self.pre)
             .field("mtp", &self.mtp)
             .field("name", &self.name)
@@ -186,10 +190,13 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
     }
     let mut checkpoint = Checkpoint::open(folder)?;
     let settings = Settings::read(folder, &mut checkpoint, options.mtp)?;
-    let plan::Jobs { jobs, ignored } = plan::plan(&settings, &checkpoint, options)?;
+    let plan::Jobs { mut jobs, ignored } = plan::plan(&settings, &checkpoint, options)?;
     let mut metadata = Metadata::default();
     metadata::write(&mut metadata, folder, &settings, &jobs, options)?;
     let vocab = settings.values.count("vocab")?;
     vocabulary::write(&mut metadata, folder, vocab, options.pre.as_deref())?;
+    if let Some(mix) = options.mix {
+        types::mix(mix, &mut metadata, &mut jobs)?;
+    }
     Ok(Prepared { settings, metadata, checkpoint, jobs, ignored })
 }

@@ -199,7 +199,7 @@ fn listed<'a>(config: &'a Json, path: &str) -> Option<Vec<Cow<'a, str>>> {
     Some(match config.get(path)? {
         Value::Array(list) => list.iter().map(entry).collect(),
         Value::String(letters) => letters.chars().map(|letter| letter.to_string().into()).collect(),
-        other => vec![other.to_string().into()],
+        other @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => vec![entry(other)],
     })
 }
 

@@ -1,7 +1,24 @@
 //! Which type each tensor of the file has.
 
-use crate::quantize::fitting;
-use kvas_gguf::Quant;
+use super::plan::Job;
+use crate::quantize::{Facts, Mix, Recipe, Tensor, choose, fitting};
+use anyhow::{Context, Result};
+use kvas_gguf::{Metadata, Quant, Value};
+
+/// Gives every tensor the type that `kvas quantize` would give it in this mix.
+pub(super) fn mix(mix: &'static Mix, metadata: &mut Metadata, jobs: &mut [Job]) -> Result<()> {
+    metadata.set("general.file_type", Value::U32(mix.file_type));
+    let planned =
+        jobs.iter().map(|Job { tensor, .. }| Tensor { name: &tensor.name, shape: &tensor.shape, stored: tensor.quant });
+    let chosen = choose(&Recipe::new(mix), &Facts::of(metadata)?, &planned.collect::<Vec<_>>());
+    for (Job { tensor, .. }, quant) in jobs.iter_mut().zip(chosen) {
+        let columns = tensor.shape[0] as usize;
+        let rows: u64 = tensor.shape[1..].iter().product();
+        let row = quant.row_bytes(columns).with_context(|| format!("tensor {}: rows of {columns}", tensor.name))?;
+        (tensor.quant, tensor.bytes) = (quant, rows * row as u64);
+    }
+    Ok(())
+}
 
 /// The type in which a tensor of this name and shape (the contiguous dimension last) is stored if weights are wanted as
 /// `quant`: norms, vectors, convolution kernels, routers and what is no weight stay F32.

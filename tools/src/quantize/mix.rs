@@ -4,6 +4,12 @@
 use kvas_gguf::{GgufError, Metadata, Quant};
 use regex_automata::meta::Regex;
 
+use Quant::{Bf16, F16, F32, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use Role::{AttentionOutput, Down, Output, Value};
+use When::{
+    Always, EightExperts, First, FirstEighthUnweighted, FirstEighthWeighted, FirstShare, MoreBits, SharedHeads, Stacked,
+};
+
 /// A mix: one format for most matrices, and others for those that matter more.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mix {
@@ -73,12 +79,6 @@ const fn everywhere(when: When, quant: Quant) -> Rule {
 const fn mix(name: &'static str, base: Quant, file_type: u32, rules: &'static [Rule]) -> Mix {
     Mix { name, base, file_type, rules }
 }
-
-use Quant::{Bf16, F16, F32, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use Role::{AttentionOutput, Down, Output, Value};
-use When::{
-    Always, EightExperts, First, FirstEighthUnweighted, FirstEighthWeighted, FirstShare, MoreBits, SharedHeads, Stacked,
-};
 
 const FIVE_BITS_WITH_EXPERTS: Rule = rule(AttentionOutput, EightExperts, Q5K);
 
@@ -377,14 +377,9 @@ impl Mix {
 /// The asked-for format, or for rows that are not whole blocks of it one of short blocks and at least its precision;
 /// F16 if even those are too long.
 pub fn fitting(quant: Quant, columns: usize) -> Quant {
-    let fits = |quant: Quant| quant.row_bytes(columns).is_some();
-    let short = match quant {
-        Q2K | Q3K => Q4_0,
-        Q4K => Q5_0,
-        Q5K => Q5_1,
-        Q6K => Q8_0,
-        Iq4Xs => Iq4Nl,
-        other => other,
-    };
-    [quant, short].into_iter().find(|&quant| fits(quant)).unwrap_or(F16)
+    const SHORTER: &[(Quant, Quant)] =
+        &[(Q2K, Q4_0), (Q3K, Q4_0), (Q4K, Q5_0), (Q5K, Q5_1), (Q6K, Q8_0), (Iq4Xs, Iq4Nl)];
+    let shorter = SHORTER.iter().find(|(long, _)| *long == quant).map(|&(_, short)| short);
+    let fits = |quant: &Quant| quant.row_bytes(columns).is_some();
+    [Some(quant), shorter].into_iter().flatten().find(fits).unwrap_or(F16)
 }

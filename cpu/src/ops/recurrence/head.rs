@@ -186,8 +186,11 @@ impl Head<'_> {
         let decays = self.bias.len();
         let g = &mut b.g[..count * decays];
         for (t, g) in g.chunks_exact_mut(decays).enumerate() {
-            g.copy_from_slice(&self.steps.0[(first + t) * self.steps.1..][..decays]);
-            math::add(simd, g, self.bias);
+            let steps = &self.steps.0[(first + t) * self.steps.1..][..decays];
+            // Plain loops: for a decay per head, there is one number a row.
+            for ((g, step), bias) in g.iter_mut().zip(steps).zip(self.bias) {
+                *g = step + bias;
+            }
         }
         math::softplus_in_place(simd, g);
         if let Some((beta, stride)) = self.beta {
@@ -198,7 +201,9 @@ impl Head<'_> {
         } else {
             b.strengths[..count].copy_from_slice(g);
         }
-        math::scale(simd, g, self.a);
+        for g in g {
+            *g *= self.a;
+        }
     }
 
     /// Row `t` of a chunk, row `row` of the span: what it writes, and its output.

@@ -1,6 +1,7 @@
 //! Types of numbers, shards, the progress of a conversion, and names.
 
 use super::*;
+use crate::quantize::{QuantizeOptions, quantize};
 
 #[test]
 fn every_source_type_is_read() {
@@ -226,14 +227,35 @@ fn every_type_that_can_be_written_is_written() {
     for quant in Quant::ALL.iter().copied().filter(|quant| quant.can_quantize()) {
         let file = fixture.convert(&of(quant)).unwrap();
         let expected = match quant.block_len() {
-            256 if [Quant::Tq1_0, Quant::Tq2_0].contains(&quant) => Quant::Q4_0,
+            256 if [Quant::Q2K, Quant::Q3K].contains(&quant) => Quant::Q4_0,
             256 if quant == Quant::Q4K => Quant::Q5_0,
             256 if quant == Quant::Q5K => Quant::Q5_1,
             256 if quant == Quant::Q6K => Quant::Q8_0,
-            256 => Quant::Iq4Nl,
+            256 if quant == Quant::Iq4Xs => Quant::Iq4Nl,
+            256 => Quant::F16,
             _ => quant,
         };
         assert_eq!(file.tensor("blk.0.ffn_down_exps.weight").unwrap().quant, expected, "{quant}");
         assert_eq!(file.tensor("blk.0.ssm_conv1d.weight").unwrap().quant, Quant::F32, "{quant}");
+    }
+}
+
+/// Converting to a mix is converting and then quantising, to the byte.
+#[test]
+fn mixes_are_those_of_quantising_afterwards() {
+    let fixture = Fixture::golden("qwen35moe");
+    let exact = fixture.convert(&of(Quant::F32)).unwrap();
+    for mix in ["q4_k_m", "q4_0", "iq4_xs"].map(|name| Mix::from_name(name).unwrap()) {
+        let out = fixture.folder.join("quantised.gguf");
+        quantize(&exact, &out, &QuantizeOptions::new(mix)).unwrap();
+        let expected = GgufFile::open(&out).unwrap();
+        let found = fixture.convert(&ConvertOptions { mix: Some(mix), ..of(Quant::Bf16) }).unwrap();
+        let file_type = |file: &GgufFile| file.metadata().uint("general.file_type").unwrap();
+        assert_eq!(file_type(&found), file_type(&expected));
+        for tensor in expected.tensors() {
+            let other = found.tensor(&tensor.name).unwrap();
+            assert_eq!((other.quant, &other.shape), (tensor.quant, &tensor.shape), "{} in {}", tensor.name, mix.name);
+            assert!(found.data(other)[..] == expected.data(tensor)[..], "{} in {}", tensor.name, mix.name);
+        }
     }
 }
