@@ -16,16 +16,17 @@ struct Saved {
 /// tokens by slot, `tables` pages by sequence and page store.
 pub(super) fn exchange(
     case: &Case,
-    (mut old, mut fresh): (Vec<Box<dyn Backend>>, Vec<Box<dyn Backend>>),
+    old: &mut [Box<dyn Backend>],
+    fresh: &mut [Box<dyn Backend>],
     contexts: &[u32],
     tables: &[Vec<Vec<Page>>],
-) -> Result<Vec<Box<dyn Backend>>, DeviceError> {
+) -> Result<(), DeviceError> {
     let saved = old.iter_mut().take(2).map(|backend| save(case, backend.as_mut(), contexts, tables));
     let saved = saved.collect::<Result<Vec<_>, _>>()?;
     for (at, backend) in fresh.iter_mut().enumerate() {
         load(case, backend.as_mut(), (contexts, tables), &saved[usize::from(at == 0)])?;
     }
-    Ok(fresh)
+    Ok(())
 }
 
 fn page_stores(case: &Case) -> Vec<Store> {

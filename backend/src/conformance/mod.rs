@@ -115,9 +115,10 @@ fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) 
     let mut random = Random::new(99);
     for (number, moves) in case.script.iter().enumerate() {
         if number == exchange_at {
-            let fresh =
-                prepared(case, subjects).and_then(|fresh| exchange(case, (backends, fresh), &contexts, &tables));
-            backends = fresh.map_err(|error| error.to_string())?;
+            let mut fresh = prepared(case, subjects).map_err(|error| error.to_string())?;
+            let exchanged = exchange(case, &mut backends, &mut fresh, &contexts, &tables);
+            exchanged.map_err(|error| error.to_string())?;
+            backends = fresh;
         }
         let step = step(case, moves, &contexts, &tables, &mut random);
         let inputs: Vec<(Act, Vec<f32>)> =
