@@ -12,17 +12,18 @@ struct Saved {
     pages: Vec<Vec<Vec<Vec<f32>>>>,
 }
 
-/// Gives the first backend what the second one holds, and all others what the first one held. `contexts` are tokens by
-/// slot, `tables` pages by sequence and page store.
+/// Gives the first fresh backend what the second old one holds, and all others what the first one does. `contexts` are
+/// tokens by slot, `tables` pages by sequence and page store.
 pub(super) fn exchange(
     case: &Case,
-    backends: &mut [Box<dyn Backend>],
+    old: &mut [Box<dyn Backend>],
+    fresh: &mut [Box<dyn Backend>],
     contexts: &[u32],
     tables: &[Vec<Vec<Page>>],
 ) -> Result<(), DeviceError> {
-    let saved = backends.iter_mut().take(2).map(|backend| save(case, backend.as_mut(), contexts, tables));
+    let saved = old.iter_mut().take(2).map(|backend| save(case, backend.as_mut(), contexts, tables));
     let saved = saved.collect::<Result<Vec<_>, _>>()?;
-    for (at, backend) in backends.iter_mut().enumerate() {
+    for (at, backend) in fresh.iter_mut().enumerate() {
         load(case, backend.as_mut(), (contexts, tables), &saved[usize::from(at == 0)])?;
     }
     Ok(())
@@ -60,7 +61,6 @@ fn save(
     Ok(saved)
 }
 
-/// Loads over slots that were cleared and pages of other values, so that nothing is right by chance.
 fn load(
     case: &Case,
     backend: &mut dyn Backend,
@@ -68,13 +68,9 @@ fn load(
     saved: &Saved,
 ) -> Result<(), DeviceError> {
     for (sequence, tables) in tables.iter().enumerate() {
-        let slot = Slot(sequence as u32 + 1);
-        backend.clear_slots(&[slot])?;
-        backend.load_slot(slot, contexts[sequence + 1], &saved.slots[sequence])?;
+        backend.load_slot(Slot(sequence as u32 + 1), contexts[sequence + 1], &saved.slots[sequence])?;
         for ((store, table), pages) in page_stores(case).into_iter().zip(tables).zip(&saved.pages[sequence]) {
             for (page, values) in table.iter().zip(pages) {
-                let whole = case.program.pages(store).page_elements(case.limits.page_size);
-                backend.load_page(store, *page, &vec![-7.0; whole])?;
                 backend.load_page(store, *page, values)?;
             }
         }

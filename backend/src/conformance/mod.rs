@@ -11,7 +11,7 @@ pub use build::Build;
 pub use cases::cases;
 pub use random::{Random, RandomWeights};
 
-use crate::{Act, Backend, Limits, Outputs, Page, Program, Reference, Rows, Slot, Step};
+use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, Step};
 use exchange::exchange;
 use std::sync::Arc;
 
@@ -94,8 +94,8 @@ pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
     outcome(case, subjects, usize::MAX)
 }
 
-/// As [`run`], but halfway through the script every sequence goes on elsewhere: the reference with what the first
-/// subject has saved, the subjects with what the reference has.
+/// As [`run`], but halfway through the script every sequence goes on in fresh backends: in the reference with what the
+/// first subject has saved, in the subjects with what the reference has.
 pub fn run_exchanged(case: &Case, subjects: &[Make]) -> Outcome {
     let mut outcome = outcome(case, subjects, case.script.len() / 2);
     outcome.name.push_str(", exchanged");
@@ -109,20 +109,16 @@ fn outcome(case: &Case, subjects: &[Make], exchange_at: usize) -> Outcome {
 }
 
 fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) -> Result<(), String> {
-    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::default())];
-    backends.extend(subjects.iter().map(|make| make()));
-    for backend in &mut backends {
-        let prepared = backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits);
-        prepared.map_err(|error| error.to_string())?;
-        let slots: Vec<Slot> = (0..case.limits.slots as u32).map(Slot).collect();
-        backend.clear_slots(&slots).map_err(|error| error.to_string())?;
-    }
+    let mut backends = prepared(case, subjects).map_err(|error| error.to_string())?;
     let mut contexts = vec![0u32; case.limits.slots];
     let tables = scattered_tables(case);
     let mut random = Random::new(99);
     for (number, moves) in case.script.iter().enumerate() {
         if number == exchange_at {
-            exchange(case, &mut backends, &contexts, &tables).map_err(|error| error.to_string())?;
+            let mut fresh = prepared(case, subjects).map_err(|error| error.to_string())?;
+            let exchanged = exchange(case, &mut backends, &mut fresh, &contexts, &tables);
+            exchanged.map_err(|error| error.to_string())?;
+            backends = fresh;
         }
         let step = step(case, moves, &contexts, &tables, &mut random);
         let inputs: Vec<(Act, Vec<f32>)> =
@@ -148,6 +144,18 @@ fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) 
         moves.iter().for_each(|m| contexts[m.sequence + 1] += m.accepted as u32);
     }
     Ok(())
+}
+
+/// The reference and the subjects, ready for the first step.
+fn prepared(case: &Case, subjects: &[Make]) -> Result<Vec<Box<dyn Backend>>, DeviceError> {
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::default())];
+    backends.extend(subjects.iter().map(|make| make()));
+    for backend in &mut backends {
+        backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits)?;
+        let slots: Vec<Slot> = (0..case.limits.slots as u32).map(Slot).collect();
+        backend.clear_slots(&slots)?;
+    }
+    Ok(backends)
 }
 
 /// A shuffled page table for every sequence and page store, as `[sequence][store][page]`.
