@@ -59,6 +59,13 @@ fn a_turn_reads_its_own_tokens_and_going_back_reads_few() {
         let again = chat.regenerate(&AtomicBool::new(false), &mut |_| {}).unwrap();
         assert_eq!(again.timings.prompt_tokens, 1, "{name}: an answer again costs one token");
         assert_eq!(chat.messages().last().unwrap(), &last, "{name}: the same state gives the same answer");
+        let known = chat.messages().len();
+        assert!(chat.edit(9, "What?", &AtomicBool::new(false), &mut |_| {}).is_err());
+        assert_eq!(chat.messages().len(), known, "{name}: a question that is not there changes nothing");
+        let edited = chat.edit(5, "And before?", &AtomicBool::new(false), &mut |_| {}).unwrap();
+        assert!(edited.timings.prompt_tokens < 40, "{name}: {:?}", edited.timings);
+        assert_eq!(chat.messages().len(), known, "{name}");
+        chat.edit(5, "And then?", &AtomicBool::new(false), &mut |_| {}).unwrap();
         assert_eq!(chat.undo().as_deref(), Some("And then?"));
         let other = chat.ask("And then?", &AtomicBool::new(false), &mut |_| {}).unwrap();
         assert_eq!(chat.messages().last().unwrap(), &last, "{name}: an undone turn leaves no trace");

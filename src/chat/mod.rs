@@ -142,6 +142,28 @@ impl Chat {
         answer
     }
 
+    /// Asks question `number`, counted from 1, in other words, and forgets what followed it. If nothing could be
+    /// answered, everything stays as it was.
+    pub fn edit(
+        &mut self,
+        number: usize,
+        text: &str,
+        interrupted: &AtomicBool,
+        sink: &mut dyn FnMut(&str),
+    ) -> Result<Answer, String> {
+        let is_question = |(at, message): (usize, &Value)| (message["role"] == "user").then_some(at);
+        let mut questions = self.messages.iter().enumerate().filter_map(is_question);
+        let count = questions.clone().count();
+        let at = number.checked_sub(1).and_then(|before| questions.nth(before));
+        let at = at.ok_or_else(|| format!("there is no question {number}, expected 1 to {count}"))?;
+        let old = self.messages.split_off(at);
+        let answer = self.ask(text, interrupted, sink);
+        if answer.is_err() {
+            self.messages.extend(old);
+        }
+        answer
+    }
+
     /// Answers the last question again.
     pub fn regenerate(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, String> {
         let last = self.messages.iter().rposition(|message| message["role"] == "user");

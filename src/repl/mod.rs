@@ -117,6 +117,12 @@ impl Repl {
             Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink)),
             Input::Command(Command::Quit, _) => return Next::Leave,
             Input::Command(Command::Regen, _) => self.answer(Chat::regenerate),
+            Input::Command(Command::Edit, argument) => match numbered(&argument) {
+                Some((number, text)) => {
+                    self.answer(|chat, interrupted, sink| chat.edit(number, text, interrupted, sink));
+                }
+                None => self.note("/edit wants the number of a question and its new text; /show messages has both"),
+            },
             Input::Command(command, argument) => match self.command(command, &argument) {
                 Ok(said) if said.is_empty() => {}
                 Ok(said) => println!("{said}"),
@@ -183,7 +189,7 @@ impl Repl {
             Command::Save => self.save(argument),
             Command::Load => self.load(argument),
             Command::Stats => self.stats(),
-            Command::Quit | Command::Regen => Ok(String::new()),
+            Command::Quit | Command::Regen | Command::Edit => Ok(String::new()),
         }
     }
 
@@ -221,13 +227,16 @@ impl Repl {
                 Ok(lines.collect::<Vec<_>>().join("\n"))
             }
             "messages" => {
-                let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
-                let lines = self
-                    .chat
-                    .messages()
-                    .iter()
-                    .map(|message| format!("{}: {}", text(&message["role"]), text(&message["content"])));
-                Ok(lines.collect::<Vec<_>>().join("\n"))
+                let mut questions = 0;
+                let mut line = |message: &Value| {
+                    let text = |name: &str| message[name].as_str().unwrap_or_default();
+                    let number = (text("role") == "user").then(|| {
+                        questions += 1;
+                        format!(" {questions}")
+                    });
+                    format!("{}{}: {}", text("role"), number.unwrap_or_default(), text("content"))
+                };
+                Ok(self.chat.messages().iter().map(&mut line).collect::<Vec<_>>().join("\n"))
             }
             other => Err(format!("/show {other}, expected nothing or messages")),
         }
@@ -275,6 +284,12 @@ impl Repl {
         lines.extend(self.last.map(|timings| format!("reuse   {}", timings.miss)));
         Ok(lines.join("\n"))
     }
+}
+
+/// The number and the text of `/edit N TEXT`.
+fn numbered(argument: &str) -> Option<(usize, &str)> {
+    let (number, text) = argument.split_once(char::is_whitespace)?;
+    Some((number.parse().ok()?, text.trim())).filter(|(_, text)| !text.is_empty())
 }
 
 /// One line about a request: tokens and speed of both halves, and what was reused.
