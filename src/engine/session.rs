@@ -7,13 +7,18 @@ use crate::{
 };
 use kvas_backend::{DeviceError, Page, Store, StoreDecl};
 
+/// Snapshots a file keeps, the last ones: the end of the conversation, one token before its last answer, and the end
+/// of the turn before. A snapshot of a large model is tens of megabytes, and a chat writes its file after every turn.
+const SNAPSHOTS: usize = 3;
+
 impl Engine {
     /// Writes what is kept of the writer's tokens; the bytes of the file.
     pub(super) fn save(&mut self, id: ConversationId, writer: Writer) -> Result<u64, String> {
         let sequence = *self.conversations.get(&id).ok_or("the conversation is closed")?;
         let committed = self.memory.committed(sequence) as usize;
         let own = &self.scheduler.get(sequence).tokens[..committed];
-        let kept = self.memory.kept_of(sequence, own, writer.tokens());
+        let mut kept = self.memory.kept_of(sequence, own, writer.tokens());
+        kept.states.drain(..kept.states.len().saturating_sub(SNAPSHOTS));
         let positions = kept.states.iter().map(|(position, _)| *position).collect();
         let layout = Layout::new(self.runner.program(), self.runner.limits().kv_type, kept.length, positions);
         let mut open = writer.begin(&layout).map_err(|error| error.to_string())?;
