@@ -47,6 +47,23 @@ pub(crate) fn text(path: &Path) -> String {
     path.to_str().unwrap().to_string()
 }
 
+/// A conversation is read once; an answer again and a question in other words read next to nothing again.
+#[test]
+fn going_back_is_cheap_in_a_long_chat() {
+    for name in ["qwen35", "mamba2", "lfm2"] {
+        let file = converted_file(&fixture(name), Quant::F32);
+        let path = text(&file);
+        let sizes = ["--turns", "6", "--tokens", "90", "-n", "4", "--json"];
+        let out = succeeds(&[&["bench-op", "snapshot", "-m", &path], &sizes[..]].concat());
+        let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let again = |at: usize| lines[at]["most_read_again"].as_u64().unwrap();
+        assert_eq!(lines.len(), 3);
+        assert_eq!((lines[0]["read"].clone(), again(0)), (lines[0]["typed"].clone(), 0), "{name}: {out}");
+        assert!(again(1) == 0 && again(2) <= 1, "{name}: {out}");
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
 #[test]
 fn a_run_is_one_json_object_and_repeats() {
     let file = converted_file(&fixture("qwen35"), Quant::F32);

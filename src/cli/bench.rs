@@ -1,6 +1,9 @@
 //! `kvas bench`: prompt and generation speed, with the machine's own limits measured in the same run.
 
-use super::{device, flags::ModelFlags};
+use super::{
+    device::{self, Snapshots},
+    flags::ModelFlags,
+};
 use anyhow::anyhow;
 use clap::Args;
 use kvas::{
@@ -81,7 +84,8 @@ impl Bench {
         let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1;
         let sequences = longest(&self.parallel).max(1);
         // Every round forks the sequences at their depth: one snapshot slot each.
-        let wanted = device::Wanted { sequences, snapshots: 1, outputs: sequences, context: Some(context) };
+        let wanted =
+            device::Wanted { sequences, snapshots: Snapshots::Exactly(1), outputs: sequences, context: Some(context) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let threads = self.model.threads();
         let limits = Limits {

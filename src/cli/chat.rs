@@ -1,7 +1,8 @@
 //! `kvas chat`: a conversation in the terminal.
 
 use super::{
-    INTERRUPTED, device,
+    INTERRUPTED,
+    device::{self, Snapshots},
     flags::{ModelFlags, SamplingFlags},
 };
 use anyhow::{Context, anyhow};
@@ -55,10 +56,11 @@ pub(crate) struct Chat {
 }
 
 /// Tokens of a prompt between two snapshots: one costs less than reading a token (ALGORITHMS 3.3).
-const SNAPSHOT_EVERY: u32 = 512;
+pub(crate) const SNAPSHOT_EVERY: u32 = 512;
 
 /// What a conversation needs: one sequence, and snapshots to go back to.
-pub(crate) const WANTED: device::Wanted = device::Wanted { sequences: 1, snapshots: 16, outputs: 1, context: None };
+pub(crate) const WANTED: device::Wanted =
+    device::Wanted { sequences: 1, snapshots: Snapshots::Many, outputs: 1, context: None };
 
 /// One line about a request.
 pub(crate) fn statistics(timings: &Timings) -> String {
@@ -84,7 +86,7 @@ impl Chat {
         });
         let page_bytes = (page_elements.max().unwrap_or(0) * plan.limits.kv_type.bytes()) as u64;
         let sizes = Sizes { page_bytes, slot_bytes: plan.slot_bytes, context: plan.context };
-        let (rows, snapshots) = (plan.limits.rows, WANTED.snapshots);
+        let (rows, snapshots) = (plan.limits.rows, plan.snapshots);
         let engine = Engine::start(
             runner,
             EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY },

@@ -10,13 +10,22 @@ use kvas::{
 use kvas_backend::{Backend, Reference};
 use std::io::IsTerminal;
 
+/// How many snapshots a command keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Snapshots {
+    /// So many per sequence.
+    Exactly(usize),
+    /// As many as an eighth of the memory has room for, at least 8 and at most 256 per sequence; 64 if there is no state.
+    Many,
+}
+
 /// How many sequences a command wants, and how much of each it looks at.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     /// Sequences at once.
     pub(crate) sequences: usize,
-    /// Snapshots per sequence.
-    pub(crate) snapshots: usize,
+    /// Snapshots to go back to.
+    pub(crate) snapshots: Snapshots,
     /// Output rows of a step; the rest of a step is only read.
     pub(crate) outputs: usize,
     /// Tokens per sequence the command needs at least, where it knows.
@@ -35,10 +44,10 @@ pub(crate) fn memory_plan(flags: &ModelFlags, model: &Model, wanted: Wanted) -> 
 
 /// What a command asks of this machine's memory.
 pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<PlanRequest> {
-    Ok(PlanRequest {
+    let mut request = PlanRequest {
         context: flags.context().or(wanted.context),
         sequences: wanted.sequences,
-        snapshots: wanted.snapshots,
+        snapshots: 0,
         rows: flags.batch_size as usize,
         outputs: wanted.outputs,
         page_size: flags.page_size()?,
@@ -46,7 +55,17 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         kv_type: flags.kv_type(model)?,
         weights_bytes: model.file.file_bytes(),
         available_bytes: available_bytes(),
-    })
+    };
+    request.snapshots = match wanted.snapshots {
+        Snapshots::Exactly(count) => count,
+        Snapshots::Many => {
+            let slot = plan(&model.program, model.spec.context_length, &request).slot_bytes;
+            let share = request.available_bytes / 8 / wanted.sequences as u64;
+            // Without state a snapshot is no more than the tail of its pages.
+            share.checked_div(slot).map_or(64, |count| count.clamp(8, 256) as usize)
+        }
+    };
+    Ok(request)
 }
 
 /// Most of the memory there is: the rest of the system wants some too.

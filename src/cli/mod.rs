@@ -1,6 +1,7 @@
 //! Commands: parse, call the library, print. The only place that names devices, and the only one with `anyhow`.
 
 mod bench;
+mod bench_op;
 mod chat;
 mod convert;
 mod device;
@@ -49,6 +50,7 @@ enum Command {
     Logits(score::Logits),
     Perplexity(perplexity::Perplexity),
     Bench(bench::Bench),
+    BenchOp(bench_op::BenchOp),
     MakeModel(make_model::MakeModel),
 }
 
@@ -70,6 +72,7 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Logits(command) => command.run(),
         Command::Perplexity(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::BenchOp(command) => command.run(),
         Command::MakeModel(command) => command.run(),
     }
 }

@@ -1,7 +1,7 @@
 //! `kvas perplexity`: how well a model predicts a text.
 
 use super::{
-    device,
+    device::{self, Snapshots},
     flags::ModelFlags,
     score::{SCORED_ROWS, text_windows},
 };
@@ -34,8 +34,12 @@ impl Perplexity {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let model = device::open(&self.model)?;
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
-        let wanted =
-            device::Wanted { sequences: 1, snapshots: 0, outputs: SCORED_ROWS, context: Some(windows[0].len()) };
+        let wanted = device::Wanted {
+            sequences: 1,
+            snapshots: Snapshots::Exactly(0),
+            outputs: SCORED_ROWS,
+            context: Some(windows[0].len()),
+        };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let (mut total, mut scored) = (0.0, 0usize);
         for (number, ids) in windows.iter().enumerate() {

@@ -102,7 +102,7 @@ impl<'a> Report<'a> {
         writeln!(out, "context           {} of {} tokens trained", plan.context, spec.context_length)?;
         writeln!(out, "replay ring       {} tokens, {} revocable", replay.history, replay.window)?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
-        writeln!(out, "slots             {} (1 live, {} snapshots)", plan.limits.slots, WANTED.snapshots)?;
+        writeln!(out, "slots             {} (1 live, {} snapshots)", plan.limits.slots, plan.snapshots)?;
         self.print_kinds(out)?;
         writeln!(out, "\n{:17} {:>12}", "memory", "bytes")?;
         for (what, bytes) in [
@@ -174,7 +174,7 @@ impl<'a> Report<'a> {
             "pages": plan.limits.pages,
             "page_size": plan.limits.page_size,
             "slots": plan.limits.slots,
-            "snapshots": WANTED.snapshots,
+            "snapshots": plan.snapshots,
             "replay": {"history": plan.limits.replay.history, "window": plan.limits.replay.window},
             "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
             "memory": {

@@ -1,7 +1,8 @@
 //! `kvas run`: one completion to stdout, statistics to stderr.
 
 use super::{
-    INTERRUPTED, device,
+    INTERRUPTED,
+    device::{self, Snapshots},
     flags::{ModelFlags, SamplingFlags},
     score::check_ids,
 };
@@ -87,7 +88,8 @@ impl Run {
         let asked = usize::try_from(self.predict).ok();
         let needed = asked.map(|tokens| (prompt.len() + tokens + 1).max(model.spec.context_length.min(4096)));
         let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
-        let wanted = device::Wanted { sequences: 1, snapshots, outputs: 1, context: needed };
+        let kept = Snapshots::Exactly(snapshots);
+        let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let rows = plan.limits.rows;
         let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots, snapshot_every: 0 });

@@ -40,6 +40,8 @@ pub struct MemoryPlan {
     pub kv_bytes_per_token: u64,
     /// All pages.
     pub pages_bytes: u64,
+    /// Snapshots there is room for, over all sequences.
+    pub snapshots: usize,
     /// State, replay rings and convolution windows of one slot.
     pub slot_bytes: u64,
     /// All slots.
@@ -84,8 +86,9 @@ fn with_context(program: &Program, request: &PlanRequest, context: usize) -> Mem
             StoreDecl::Conv(conv) => slot_bytes += 4 * conv.ring_rows(request.replay) * conv.channels,
         }
     }
-    // One page more per layer and sequence than the tokens need: a shared tail is copied before it is written.
-    let pages_per_sequence = page_stores * (context.div_ceil(request.page_size) + 1);
+    // More pages per layer and sequence than the tokens need: a tail that a snapshot shares is copied before it is
+    // written.
+    let pages_per_sequence = page_stores * (context.div_ceil(request.page_size) + 1 + request.snapshots);
     let pages = 1 + request.sequences * pages_per_sequence;
     let slots = 1 + request.sequences * (1 + request.snapshots);
     let columns = |act: &kvas_backend::ActDecl| {
@@ -106,6 +109,7 @@ fn with_context(program: &Program, request: &PlanRequest, context: usize) -> Mem
         weights_bytes: request.weights_bytes,
         kv_bytes_per_token: (kv_elements * request.kv_type.bytes()) as u64,
         pages_bytes: (pages * page_elements * request.kv_type.bytes()) as u64,
+        snapshots: request.sequences * request.snapshots,
         slot_bytes: slot_bytes as u64,
         slots_bytes: (slots * slot_bytes) as u64,
         activations_bytes: program.acts.iter().map(columns).sum(),
@@ -142,9 +146,10 @@ mod tests {
     fn bytes_are_those_of_the_layouts() {
         let plan = plan(&program(), 8192, &request(Some(100), u64::MAX));
         assert_eq!(plan.kv_bytes_per_token, 2 * 2 * 128);
-        // 100 tokens are 7 pages and one for a copied tail, for each of 2 sequences, and page 0.
-        assert_eq!((plan.limits.pages, plan.limits.slots), (17, 9));
-        assert_eq!(plan.pages_bytes, 17 * 16 * 512);
+        // 100 tokens are 7 pages and one for a copied tail, and one for that of each of 3 snapshots, for each of 2
+        // sequences, and page 0.
+        assert_eq!((plan.limits.pages, plan.limits.slots), (23, 9));
+        assert_eq!(plan.pages_bytes, 23 * 16 * 512);
         assert_eq!(plan.slot_bytes, 4 * (4 * 128 * 128 + 16 * (4 * 128 + 2 * 128 + 4)));
     }
 

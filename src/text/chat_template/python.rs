@@ -77,9 +77,25 @@ fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     }
 }
 
+/// True if a name that a format looks up, `%(name)s` or `{0[name]}`, is not ASCII: the engine takes it apart byte by
+/// byte and cannot.
+fn has_wide_key(format: &str) -> bool {
+    let until = |text: &str, end: char| !text.split(end).next().unwrap_or_default().is_ascii();
+    let printed = format.split("%(").skip(1).any(|rest| until(rest, ')'));
+    let mut places = format.match_indices('{').map(|(at, _)| &format[at + 1..]);
+    let indexed = |place: &str| {
+        let index = place.find('[').filter(|at| place.find('}').is_none_or(|end| *at < end));
+        index.is_some_and(|at| place[at + 1..].split('[').any(|rest| until(rest, ']')))
+    };
+    printed || places.any(indexed)
+}
+
 /// At most how many bytes the filter or method makes.
 fn result_bytes(meter: &Meter, name: &str, value: &Value, args: &[Value]) -> Result<usize, Error> {
     let own = meter.measure(value)?;
+    if name == "format" && value.as_str().is_some_and(has_wide_key) {
+        return Err(Error::new(ErrorKind::InvalidOperation, "format: a name in the format is not ASCII"));
+    }
     let mut given = 0_usize;
     for arg in args {
         given = given.saturating_add(meter.measure(arg)?);

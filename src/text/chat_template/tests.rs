@@ -191,6 +191,22 @@ fn hostile() -> Vec<String> {
 }
 
 #[test]
+fn formats_with_names_beyond_ascii_are_refused() {
+    for source in [
+        "{{ '%(ключ)s' | format(7) }}",
+        "{{ '%(ш' | format(7) }}",
+        "{{ '{0[ä]}'.format(7) }}",
+        "{{ '{0[a][ü'.format(7) }}",
+    ] {
+        let template = ChatTemplate::new(source).unwrap();
+        let error = template.render(&Conversation::new(&json!([]))).unwrap_err().to_string();
+        assert!(error.contains("not ASCII"), "{source}: {error}");
+    }
+    let template = ChatTemplate::new("{{ 'é [ü] %s' | format('ß') }}{{ 'é {} [ü]'.format('ß') }}").unwrap();
+    assert_eq!(template.render(&Conversation::new(&json!([]))).unwrap(), "é [ü] ßé ß [ü]");
+}
+
+#[test]
 fn hostile_templates_end_in_an_error_quickly() {
     for source in hostile() {
         let (result, took) = timed(|| render(&source));

@@ -1,0 +1,192 @@
+//! `kvas bench-op`: one mechanism at a time, against what it is supposed to save.
+
+use super::{
+    chat::SNAPSHOT_EVERY,
+    device::{self, Snapshots},
+    flags::ModelFlags,
+};
+use anyhow::{anyhow, ensure};
+use clap::{Args, Subcommand};
+use kvas::{
+    engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Timings},
+    sampling::{Sampler, SamplerParams},
+};
+use kvas_backend::conformance::Random;
+use serde_json::json;
+
+/// Measure one mechanism at a time
+#[derive(Debug, Args)]
+pub(crate) struct BenchOp {
+    #[command(subcommand)]
+    op: Op,
+}
+
+#[derive(Debug, Subcommand)]
+enum Op {
+    Snapshot(Snapshot),
+}
+
+impl BenchOp {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        match self.op {
+            Op::Snapshot(snapshot) => snapshot.run(),
+        }
+    }
+}
+
+/// A chat of many turns, then every answer again and every question in other words: the tokens read against those
+/// typed, and what going back costs
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas bench-op snapshot -m model.gguf\n  kvas bench-op snapshot -m model.gguf --turns 8 --tokens 100 --json"
+)]
+struct Snapshot {
+    #[command(flatten)]
+    model: ModelFlags,
+    /// Turns of the chat
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    turns: u32,
+    /// Tokens typed in a turn
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    tokens: u32,
+    /// Tokens of an answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    predict: u32,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// A turn: where its question begins in the conversation, and the whole prompt.
+struct Turn {
+    begins: usize,
+    prompt: Vec<u32>,
+}
+
+/// What a series of requests cost.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    requests: usize,
+    /// New tokens in all of them.
+    typed: usize,
+    read: usize,
+    /// Most tokens of one request that were known and read again.
+    most_again: usize,
+    /// Until the first token.
+    seconds: f64,
+}
+
+impl Cost {
+    fn add(&mut self, typed: usize, timings: &Timings) {
+        self.requests += 1;
+        self.typed += typed;
+        self.read += timings.prompt_tokens;
+        self.most_again = self.most_again.max(timings.prompt_tokens.saturating_sub(typed));
+        self.seconds += timings.prompt_seconds;
+    }
+}
+
+impl Snapshot {
+    fn run(self) -> anyhow::Result<u8> {
+        let model = device::open(&self.model)?;
+        let turn = (self.tokens + self.predict) as usize;
+        let context = Some(self.turns as usize * turn + turn);
+        let wanted = device::Wanted { sequences: 1, snapshots: Snapshots::Many, outputs: 1, context };
+        let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
+        let (vocab, rows, snapshots) = (model.spec.vocab, plan.limits.rows, plan.snapshots);
+        let config = EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY };
+        let engine = Engine::start(runner, config);
+        let chat = Chat { id: engine.open().map_err(|what| anyhow!(what))?, engine, vocab };
+        self.say_what(&model.spec.architecture, plan.slot_bytes, snapshots);
+        let mut random = Random::new(1);
+        let (mut turns, mut history, mut cost) = (Vec::new(), Vec::new(), Cost::default());
+        for _ in 0..self.turns {
+            let begins = history.len();
+            history.extend(chat.type_in(&mut random, self.tokens));
+            let prompt = history.clone();
+            let (answer, timings) = chat.ask(&prompt, self.predict)?;
+            // The last token of an answer is read with the next question.
+            let unread = usize::from(begins > 0);
+            cost.add(self.tokens as usize + unread, &timings);
+            history.extend(answer);
+            turns.push(Turn { begins, prompt });
+        }
+        self.report("chat", cost, None);
+        let mut again = Cost::default();
+        for turn in turns.iter().rev() {
+            again.add(1, &chat.ask(&turn.prompt, 1)?.1);
+        }
+        self.report("regenerate", again, Some(SNAPSHOT_EVERY as usize));
+        let mut edit = Cost::default();
+        for turn in &turns {
+            let mut prompt = history[..turn.begins].to_vec();
+            prompt.extend(chat.type_in(&mut random, 20));
+            edit.add(20, &chat.ask(&prompt, 1)?.1);
+        }
+        self.report("edit", edit, Some(SNAPSHOT_EVERY as usize));
+        let share = cost.read as f64 / cost.typed as f64;
+        ensure!(share <= 1.05, "the chat read {share:.3} times what was typed, expected at most 1.05");
+        Ok(0)
+    }
+
+    fn say_what(&self, architecture: &str, slot_bytes: u64, snapshots: usize) {
+        if !self.json {
+            let mebibytes = slot_bytes as f64 / f64::from(1 << 20);
+            println!("{architecture}: {} turns of {} tokens, {} generated", self.turns, self.tokens, self.predict);
+            println!(
+                "{snapshots} snapshots of {mebibytes:.1} MiB, one every {SNAPSHOT_EVERY} tokens of a prompt at least"
+            );
+            println!(
+                "{:>12} {:>9} {:>9} {:>9} {:>7} {:>12} {:>12}",
+                "", "requests", "typed", "read", "ratio", "most again", "ms each"
+            );
+        }
+    }
+
+    /// `limit`: the most known tokens a request may read again.
+    fn report(&self, what: &str, cost: Cost, limit: Option<usize>) {
+        let Cost { requests, typed, read, most_again, seconds } = cost;
+        let (ratio, each) = (read as f64 / typed as f64, seconds * 1e3 / requests as f64);
+        if self.json {
+            let line = json!({
+                "test": format!("snapshot {what}"), "requests": requests, "typed": typed, "read": read,
+                "ratio": ratio, "most_read_again": most_again, "limit": limit, "ms_to_first_token": each,
+            });
+            println!("{line}");
+        } else {
+            println!("{what:>12} {requests:>9} {typed:>9} {read:>9} {ratio:>7.3} {most_again:>12} {each:>12.1}");
+        }
+    }
+}
+
+/// A conversation by tokens.
+struct Chat {
+    engine: EngineHandle,
+    id: ConversationId,
+    vocab: usize,
+}
+
+impl Chat {
+    fn type_in(&self, random: &mut Random, tokens: u32) -> Vec<u32> {
+        (0..tokens).map(|_| random.below(self.vocab) as u32).collect()
+    }
+
+    fn ask(&self, prompt: &[u32], predict: u32) -> anyhow::Result<(Vec<u32>, Timings)> {
+        let request = Request {
+            conversation: Some(self.id),
+            prompt: prompt.to_vec(),
+            max_tokens: predict as usize,
+            stop_tokens: vec![],
+            sampler: Sampler::new(SamplerParams::greedy(), self.vocab, &[])?,
+        };
+        let stream = self.engine.submit(request);
+        let mut answer = Vec::new();
+        loop {
+            match stream.next_event() {
+                Event::Token(token) => answer.push(token),
+                Event::Done(_, timings) => return Ok((answer, timings)),
+                Event::Failed(what) => return Err(anyhow!(what)),
+            }
+        }
+    }
+}
