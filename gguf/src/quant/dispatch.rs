@@ -3,6 +3,7 @@
 use super::Quant;
 use crate::GgufError;
 use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
 
 /// Makes one block from its elements and, where known, how important each of them is.
 pub type Quantizer<B> = fn(&[f32], Option<&[f32]>) -> B;
@@ -57,6 +58,31 @@ pub fn f16_bytes(value: f32) -> [u8; 2] {
     half::f16::from_f32(value).to_le_bytes()
 }
 
+/// Numbers converted at once, so that the processor's own conversion of many is used.
+const HALVES: usize = 256;
+
+/// [`f16_bytes`] of many numbers.
+fn f16_rows(x: &[f32], out: &mut [u8]) {
+    let mut halves = [half::f16::ZERO; HALVES];
+    for (x, out) in x.chunks(HALVES).zip(out.chunks_mut(2 * HALVES)) {
+        let halves = &mut halves[..x.len()];
+        halves.convert_from_f32_slice(x);
+        let bytes = out.as_chunks_mut().0;
+        bytes.iter_mut().zip(halves).for_each(|(bytes, half)| *bytes = half.to_le_bytes());
+    }
+}
+
+/// [`f16_value`] of many numbers.
+fn f16_values(bytes: &[u8], out: &mut [f32]) {
+    let mut halves = [half::f16::ZERO; HALVES];
+    for (bytes, out) in bytes.chunks(2 * HALVES).zip(out.chunks_mut(HALVES)) {
+        let halves = &mut halves[..out.len()];
+        let bytes = bytes.as_chunks().0;
+        halves.iter_mut().zip(bytes).for_each(|(half, bytes)| *half = half::f16::from_le_bytes(*bytes));
+        halves.convert_to_f32_slice(out);
+    }
+}
+
 impl Quant {
     /// Whether [`Quant::quantize`] can make this format.
     pub fn can_quantize(self) -> bool {
@@ -69,6 +95,10 @@ impl Quant {
     /// `Quant` if `bytes` is not a whole number of blocks, or `out` has another number of elements than they hold.
     pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) -> Result<(), GgufError> {
         self.check_sizes(bytes.len(), out.len())?;
+        if self == Quant::F16 {
+            f16_values(bytes, out);
+            return Ok(());
+        }
         for_each_block!(self, B => {
             for (block, out) in blocks::<B>(bytes)?.iter().zip(out.chunks_exact_mut(B::LEN)) {
                 block.dequantize(out);
@@ -94,6 +124,10 @@ impl Quant {
         if let Some(importance) = importance.filter(|importance| importance.len() != x.len()) {
             let what = format!("{} importances given, expected {}", importance.len(), x.len());
             return Err(GgufError::Quant { quant: self, what });
+        }
+        if self == Quant::F16 {
+            f16_rows(x, out);
+            return Ok(());
         }
         for_each_block!(self, B => {
             let Some(quantize) = B::QUANTIZE else {
