@@ -4,10 +4,10 @@ use crate::golden;
 use expect_test::expect_file;
 use kvas::{
     arch::{self, ARCHITECTURES, Header},
-    model::lower::lower,
+    model::{Model, ModelError, lower::lower},
     presets::PRESETS,
 };
-use kvas_gguf::{Metadata, Quant, Value};
+use kvas_gguf::{GgufWriter, Metadata, Quant, Value};
 use std::path::Path;
 
 /// A tiny header of a hybrid model: keys as its converter writes them, the tensors its reader looks for.
@@ -116,5 +116,51 @@ fn presets_are_valid_models() {
     for preset in PRESETS {
         let program = preset.program().unwrap_or_else(|error| panic!("{}: {error}", preset.name));
         program.validate().unwrap_or_else(|error| panic!("{}: {error}", preset.name));
+    }
+}
+
+/// The hybrid fixture with a prediction head behind its trunk, whose layer is a copy of the last one; `leave_out` names
+/// a tensor it lacks.
+fn with_prediction_head(leave_out: &str) -> Result<Model, ModelError> {
+    let source = golden::converted(&golden::fixture("qwen35"), Quant::F32).file;
+    let mut metadata = source.metadata().clone();
+    metadata.set("qwen35.block_count", Value::U32(5));
+    metadata.set("qwen35.nextn_predict_layers", Value::U32(1));
+    // Older files name the interval of the attention layers only.
+    metadata.remove("qwen35.attention.recurrent_layers");
+    let mut tensors: Vec<(String, Vec<u64>, Vec<u8>)> = Vec::new();
+    for info in source.tensors() {
+        let data = source.data(info).to_vec();
+        let copy =
+            info.name.strip_prefix("blk.3.").map(|stem| (format!("blk.4.{stem}"), info.shape.clone(), data.clone()));
+        tensors.extend(copy);
+        tensors.push((info.name.clone(), info.shape.clone(), data));
+    }
+    let width = source.metadata().uint("qwen35.embedding_length").unwrap();
+    for (stem, shape) in [("eh_proj", vec![2 * width, width]), ("enorm", vec![width]), ("hnorm", vec![width])] {
+        let bytes = vec![0; 4 * shape.iter().product::<u64>() as usize];
+        tensors.push((format!("blk.4.nextn.{stem}.weight"), shape, bytes));
+    }
+    tensors.retain(|(name, ..)| name != leave_out);
+    let mut writer = GgufWriter::new(metadata);
+    tensors.iter().for_each(|(name, shape, _)| writer.declare(name, Quant::F32, shape).unwrap());
+    let path = std::env::temp_dir().join(format!("kvas-head-{}-{}.gguf", std::process::id(), leave_out.len()));
+    let mut open = writer.create(&path).unwrap();
+    tensors.iter().for_each(|(name, _, bytes)| open.write_part(name, bytes).unwrap());
+    open.finish().unwrap();
+    let model = Model::open(&path, None);
+    std::fs::remove_file(path).unwrap();
+    model
+}
+
+#[test]
+fn prediction_heads_are_bound_and_do_not_change_the_trunk() {
+    let plain = golden::converted(&golden::fixture("qwen35"), Quant::F32);
+    let model = with_prediction_head("").unwrap();
+    assert_eq!((model.spec.layers.len(), model.spec.prediction.len()), (4, 1));
+    assert_eq!(model.program.to_string(), plain.program.to_string());
+    for missing in ["blk.4.nextn.hnorm.weight", "blk.4.attn_k.weight"] {
+        let error = with_prediction_head(missing).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("tensor {missing}: is missing")), "{error}");
     }
 }
