@@ -17,7 +17,7 @@ pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDe
 pub use reference::Reference;
 pub use rope::Rope;
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
-pub use store::{Cursors, KvType, Limits, Replay, StoreDecl};
+pub use store::{Cursors, KvType, Limits, Replay, StateType, StoreDecl};
 
 use kvas_gguf::Quant;
 use std::{ops::Deref, sync::Arc};

@@ -67,8 +67,8 @@ impl Machine {
         plan.check()?;
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
-            StoreDecl::State(state) => Memory::State(State::new(*state, limits.slots, limits.replay)),
-            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.slots, limits.replay)),
+            StoreDecl::State(state) => Memory::State(State::new(*state, limits.all_slots(), limits.replay)),
+            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.all_slots(), limits.replay)),
         });
         let floats = |len: usize| vec![0.0f32; len];
         Ok(Self {
@@ -82,8 +82,8 @@ impl Machine {
             ropes: Ropes::new(&program, &matrices, limits.rows),
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
-            cursors: Cursors::new(limits.replay, limits.slots),
-            written: vec![false; limits.slots],
+            cursors: Cursors::new(limits.replay, limits.all_slots()),
+            written: vec![false; limits.all_slots()],
             quantised: Quantised::new(plan.quantised),
             routed: vec![0; plan.routed[0]],
             routed_ends: vec![0; plan.routed[1]],

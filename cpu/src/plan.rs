@@ -92,9 +92,9 @@ impl Plan {
     fn count(&self, program: &Program, limits: &Limits, threads: usize) -> u64 {
         let stores = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => 0,
-            StoreDecl::State(state) => State::elements(state, limits.slots, limits.replay),
+            StoreDecl::State(state) => State::elements(state, limits.all_slots(), limits.replay),
             StoreDecl::Conv(conv) => {
-                conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.slots)
+                conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.all_slots())
             }
         });
         let acts = self.acts.iter().copied();

@@ -93,11 +93,11 @@ impl Snapshot {
         let context = Some(self.turns as usize * turn + turn);
         let wanted = device::Wanted { sequences: 1, snapshots: Snapshots::Many, outputs: 1, context };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let (vocab, rows, snapshots) = (model.spec.vocab, plan.limits.rows, plan.snapshots);
-        let config = EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY };
+        let (vocab, snapshots) = (model.spec.vocab, plan.limits.snapshots);
+        let config = EngineConfig { context: plan.context, snapshot_every: SNAPSHOT_EVERY };
         let engine = Engine::start(runner, config);
         let chat = Chat { id: engine.open().map_err(|what| anyhow!(what))?, engine, vocab };
-        self.say_what(&model.spec.architecture, plan.slot_bytes, snapshots);
+        self.say_what(&model.spec.architecture, plan.snapshot_bytes, snapshots);
         let mut random = Random::new(1);
         let (mut turns, mut history, mut cost) = (Vec::new(), Vec::new(), Cost::default());
         for _ in 0..self.turns {

@@ -85,12 +85,9 @@ impl Chat {
             StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
         });
         let page_bytes = (page_elements.max().unwrap_or(0) * plan.limits.kv_type.bytes()) as u64;
-        let sizes = Sizes { page_bytes, slot_bytes: plan.slot_bytes, context: plan.context };
-        let (rows, snapshots) = (plan.limits.rows, plan.snapshots);
-        let engine = Engine::start(
-            runner,
-            EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY },
-        );
+        let (slot_bytes, snapshot_bytes) = (plan.slot_bytes, plan.snapshot_bytes);
+        let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context: plan.context };
+        let engine = Engine::start(runner, EngineConfig { context: plan.context, snapshot_every: SNAPSHOT_EVERY });
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let stop_strings = self.reverse_prompt;
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };

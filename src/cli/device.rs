@@ -7,7 +7,7 @@ use kvas::{
     memory::plan::{MemoryPlan, PlanRequest, plan},
     model::Model,
 };
-use kvas_backend::{Backend, Reference};
+use kvas_backend::{Backend, Reference, StateType};
 use std::io::IsTerminal;
 
 /// How many snapshots a command keeps.
@@ -53,13 +53,14 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         page_size: flags.page_size()?,
         replay: flags.replay(),
         kv_type: flags.kv_type(model)?,
+        state_type: StateType::F32,
         weights_bytes: model.file.file_bytes(),
         available_bytes: available_bytes(),
     };
     request.snapshots = match wanted.snapshots {
         Snapshots::Exactly(count) => count,
         Snapshots::Many => {
-            let slot = plan(&model.program, model.spec.context_length, &request).slot_bytes;
+            let slot = plan(&model.program, model.spec.context_length, &request).snapshot_bytes;
             let share = request.available_bytes / 8 / wanted.sequences as u64;
             // Without state a snapshot is no more than the tail of its pages.
             share.checked_div(slot).map_or(64, |count| count.clamp(8, 256) as usize)

@@ -102,7 +102,7 @@ impl<'a> Report<'a> {
         writeln!(out, "context           {} of {} tokens trained", plan.context, spec.context_length)?;
         writeln!(out, "replay ring       {} tokens, {} revocable", replay.history, replay.window)?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
-        writeln!(out, "slots             {} (1 live, {} snapshots)", plan.limits.slots, plan.snapshots)?;
+        writeln!(out, "slots             {} live, {} for snapshots", plan.limits.slots - 1, plan.limits.snapshots)?;
         self.print_kinds(out)?;
         writeln!(out, "\n{:17} {:>12}", "memory", "bytes")?;
         for (what, bytes) in [
@@ -111,6 +111,7 @@ impl<'a> Report<'a> {
             ("  per token", plan.kv_bytes_per_token),
             ("recurrent state", plan.slots_bytes),
             ("  per sequence", plan.slot_bytes),
+            ("  per snapshot", plan.snapshot_bytes),
             ("activations", plan.activations_bytes),
             ("total", plan.total_bytes()),
             ("available", self.available_bytes),
@@ -173,8 +174,8 @@ impl<'a> Report<'a> {
             "context": plan.context,
             "pages": plan.limits.pages,
             "page_size": plan.limits.page_size,
-            "slots": plan.limits.slots,
-            "snapshots": plan.snapshots,
+            "slots": plan.limits.slots - 1,
+            "snapshots": plan.limits.snapshots,
             "replay": {"history": plan.limits.replay.history, "window": plan.limits.replay.window},
             "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
             "memory": {
@@ -183,6 +184,7 @@ impl<'a> Report<'a> {
                 "kv_bytes_per_token": plan.kv_bytes_per_token,
                 "state_bytes": plan.slots_bytes,
                 "state_bytes_per_sequence": plan.slot_bytes,
+                "state_bytes_per_snapshot": plan.snapshot_bytes,
                 "activations_bytes": plan.activations_bytes,
                 "total_bytes": plan.total_bytes(),
                 "available_bytes": self.available_bytes,

@@ -1,6 +1,6 @@
 //! The memory a program will take, computed before anything is allocated.
 
-use kvas_backend::{KvType, Limits, Program, Replay, StoreDecl};
+use kvas_backend::{KvType, Limits, Program, Replay, StateType, StoreDecl};
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +21,8 @@ pub struct PlanRequest {
     pub replay: Replay,
     /// Element type of keys and values.
     pub kv_type: KvType,
+    /// Element type of recurrent states.
+    pub state_type: StateType,
     /// Bytes of the model file, and of memory there is for everything.
     pub weights_bytes: u64,
     /// Bytes there are for weights, pages, slots and activations together.
@@ -40,11 +42,11 @@ pub struct MemoryPlan {
     pub kv_bytes_per_token: u64,
     /// All pages.
     pub pages_bytes: u64,
-    /// Snapshots there is room for, over all sequences.
-    pub snapshots: usize,
-    /// State, replay rings and convolution windows of one slot.
+    /// State, replay rings and convolution windows of one live sequence.
     pub slot_bytes: u64,
-    /// All slots.
+    /// State and convolution windows of one snapshot.
+    pub snapshot_bytes: u64,
+    /// All slots, live ones and snapshots.
     pub slots_bytes: u64,
     /// Activations of the largest step.
     pub activations_bytes: u64,
@@ -72,7 +74,8 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
 }
 
 fn with_context(program: &Program, request: &PlanRequest, context: usize) -> MemoryPlan {
-    let (mut kv_elements, mut page_elements, mut page_stores, mut slot_bytes) = (0, 0, 0, 0);
+    let (mut kv_elements, mut page_elements, mut page_stores) = (0, 0, 0);
+    let (mut snapshot_bytes, mut ring_bytes) = (0, 0);
     for store in &program.stores {
         match store {
             StoreDecl::Pages(pages) => {
@@ -81,16 +84,18 @@ fn with_context(program: &Program, request: &PlanRequest, context: usize) -> Mem
                 page_stores += 1;
             }
             StoreDecl::State(state) => {
-                slot_bytes += 4 * (state.state_elements() + request.replay.ring_rows() * state.ring_row_elements());
+                snapshot_bytes += request.state_type.bytes() * state.state_elements();
+                ring_bytes += 4 * request.replay.ring_rows() * state.ring_row_elements();
             }
-            StoreDecl::Conv(conv) => slot_bytes += 4 * conv.ring_rows(request.replay) * conv.channels,
+            StoreDecl::Conv(conv) => snapshot_bytes += 4 * conv.ring_rows(request.replay) * conv.channels,
         }
     }
     // More pages per layer and sequence than the tokens need: a tail that a snapshot shares is copied before it is
     // written.
     let pages_per_sequence = page_stores * (context.div_ceil(request.page_size) + 1 + request.snapshots);
     let pages = 1 + request.sequences * pages_per_sequence;
-    let slots = 1 + request.sequences * (1 + request.snapshots);
+    let (slots, snapshots) = (1 + request.sequences, request.sequences * request.snapshots);
+    let slot_bytes = snapshot_bytes + ring_bytes;
     let columns = |act: &kvas_backend::ActDecl| {
         let rows = if act.rows == kvas_backend::Rows::Step { request.rows } else { request.outputs };
         4 * (rows * act.columns) as u64
@@ -102,16 +107,18 @@ fn with_context(program: &Program, request: &PlanRequest, context: usize) -> Mem
             pages,
             page_size: request.page_size,
             slots,
+            snapshots,
             replay: request.replay,
             kv_type: request.kv_type,
+            state_type: request.state_type,
         },
         context,
         weights_bytes: request.weights_bytes,
         kv_bytes_per_token: (kv_elements * request.kv_type.bytes()) as u64,
         pages_bytes: (pages * page_elements * request.kv_type.bytes()) as u64,
-        snapshots: request.sequences * request.snapshots,
         slot_bytes: slot_bytes as u64,
-        slots_bytes: (slots * slot_bytes) as u64,
+        snapshot_bytes: snapshot_bytes as u64,
+        slots_bytes: (slots * slot_bytes + snapshots * snapshot_bytes) as u64,
         activations_bytes: program.acts.iter().map(columns).sum(),
     }
 }
@@ -125,12 +132,13 @@ mod tests {
     };
 
     fn request(context: Option<usize>, available_bytes: u64) -> PlanRequest {
-        let (replay, kv_type) = (Replay::new(8, 4), KvType::F16);
+        let (replay, kv_type, state_type) = (Replay::new(8, 4), KvType::F16, StateType::F32);
         let (rows, outputs, page_size, weights_bytes) = (64, 4, 16, 1000);
         let (sequences, snapshots) = (2, 3);
         #[rustfmt::skip]
         let request = PlanRequest {
-            context, sequences, snapshots, rows, outputs, page_size, replay, kv_type, weights_bytes, available_bytes,
+            context, sequences, snapshots, rows, outputs, page_size, replay, kv_type, state_type, weights_bytes,
+            available_bytes,
         };
         request
     }
@@ -148,9 +156,11 @@ mod tests {
         assert_eq!(plan.kv_bytes_per_token, 2 * 2 * 128);
         // 100 tokens are 7 pages and one for a copied tail, and one for that of each of 3 snapshots, for each of 2
         // sequences, and page 0.
-        assert_eq!((plan.limits.pages, plan.limits.slots), (23, 9));
+        assert_eq!((plan.limits.pages, plan.limits.slots, plan.limits.snapshots), (23, 3, 6));
         assert_eq!(plan.pages_bytes, 23 * 16 * 512);
-        assert_eq!(plan.slot_bytes, 4 * (4 * 128 * 128 + 16 * (4 * 128 + 2 * 128 + 4)));
+        assert_eq!(plan.snapshot_bytes, 4 * 4 * 128 * 128);
+        assert_eq!(plan.slot_bytes, plan.snapshot_bytes + 4 * 16 * (4 * 128 + 2 * 128 + 4));
+        assert_eq!(plan.slots_bytes, 3 * plan.slot_bytes + 6 * plan.snapshot_bytes);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use kvas_backend::{
-    Act, Replay,
+    Act, KvType, Replay, StateType,
     conformance::Random,
     store::{PageLayout, PagesDecl},
 };
@@ -17,9 +17,9 @@ fn program(recurrent: bool) -> Program {
     Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) }
 }
 
-fn limits(pages: usize, slots: usize) -> Limits {
-    let replay = Replay::OFF;
-    Limits { rows: 64, outputs: 64, pages, page_size: 4, slots, replay, kv_type: Default::default() }
+fn limits(pages: usize, slots: usize, snapshots: usize) -> Limits {
+    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
+    Limits { rows: 64, outputs: 64, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type }
 }
 
 /// The bytes: what each page row and slot holds. A slot holds the whole history, as a recurrent state would.
@@ -135,7 +135,7 @@ fn leave_and_return(memory: &mut Memory, device: &mut Device, (id, truth): &(Seq
 
 fn random_history(seed: u64, recurrent: bool) {
     let mut random = Random::new(seed);
-    let mut memory = Memory::new(&program(recurrent), &limits(60 + random.below(100), 3 + random.below(9)), 4);
+    let mut memory = Memory::new(&program(recurrent), &limits(60 + random.below(100), 3 + random.below(9), 4));
     let mut device = Device::default();
     let mut live: Vec<(SequenceId, Vec<u32>)> = Vec::new();
     for _ in 0..2000 {
@@ -172,8 +172,8 @@ fn random_history(seed: u64, recurrent: bool) {
     live.into_iter().for_each(|(id, _)| memory.release(id));
     memory.forget();
     memory.check_integrity();
-    let ((free, total), (free_slots, total_slots)) = (memory.page_counts(), memory.slot_counts());
-    assert_eq!((free, free_slots), (total, total_slots), "everything comes back");
+    let Usage { pages, sequences, snapshots } = memory.usage();
+    assert_eq!([pages, sequences, snapshots].map(|of| of.held), [0; 3], "everything comes back");
 }
 
 #[test]
@@ -186,13 +186,13 @@ fn random_histories_keep_every_token() {
 
 #[test]
 fn a_refused_reservation_changes_nothing() {
-    let mut memory = Memory::new(&program(false), &limits(9, 2), 0);
+    let mut memory = Memory::new(&program(false), &limits(9, 2, 0));
     let (id, _) = memory.open().unwrap();
     memory.reserve(id, 8).unwrap();
     memory.commit(id, 8);
     assert_eq!(memory.reserve(id, 9).unwrap_err(), Full::Pages { needed: 6, free: 4, total: 8 });
     memory.check_integrity();
-    assert_eq!(memory.page_counts(), (4, 8));
+    assert_eq!(memory.usage().pages, Held { held: 4, total: 8 });
 }
 
 /// Reads `tokens` in one go.
@@ -203,20 +203,24 @@ fn read(memory: &mut Memory, id: SequenceId, tokens: &[u32]) {
 
 #[test]
 fn snapshots_give_way_to_live_sequences() {
-    let mut memory = Memory::new(&program(true), &limits(100, 3), 4);
+    // 6 pages, 2 stores, 4 tokens a page.
+    let mut memory = Memory::new(&program(true), &limits(7, 3, 4));
     let (id, _) = memory.open().unwrap();
     read(&mut memory, id, &[1, 2, 3]);
     assert!(memory.seal(id, &[1, 2, 3]).is_some());
+    memory.attach(id, &[1, 2, 3], &[9, 9]);
     assert_eq!(memory.kept(&[1, 2, 3, 4]), [3]);
-    let (_, _) = memory.open().expect("the snapshot's slot is given up");
-    assert!(memory.kept(&[1, 2, 3, 4]).is_empty());
+    let (_, _) = memory.open().expect("snapshots have slots of their own");
     assert_eq!(memory.open().unwrap_err(), Full::Slots { total: 2 });
+    memory.reserve(id, 12).expect("the snapshot's pages are given up");
+    assert!(memory.kept(&[1, 2, 3, 4]).is_empty());
+    memory.check_integrity();
 }
 
 #[test]
 fn a_sequence_begins_where_another_one_has_been() {
     for recurrent in [false, true] {
-        let mut memory = Memory::new(&program(recurrent), &limits(100, 9), 4);
+        let mut memory = Memory::new(&program(recurrent), &limits(100, 9, 4));
         let (busy, _) = memory.open().unwrap();
         read(&mut memory, busy, &[1, 2, 3, 4, 5]);
         memory.seal(busy, &[1, 2, 3, 4, 5]);
@@ -229,8 +233,33 @@ fn a_sequence_begins_where_another_one_has_been() {
 }
 
 #[test]
+fn a_sequence_that_is_ahead_of_all_snapshots_goes_on_where_it_is() {
+    let mut memory = Memory::new(&program(true), &limits(100, 9, 4));
+    let (id, _) = memory.open().unwrap();
+    let (other, _) = memory.open().unwrap();
+    let prompt: Vec<u32> = (0..20).collect();
+    read(&mut memory, id, &prompt[..4]);
+    memory.seal(id, &prompt[..4]);
+    read(&mut memory, id, &prompt[4..15]);
+    // The whole prompt is kept by somebody else, which helps nobody: its last token must be read.
+    read(&mut memory, other, &prompt);
+    memory.seal(other, &prompt);
+    let reuse = memory.attach(id, &prompt[..15], &prompt);
+    assert_eq!((reuse.cached, reuse.work), (15, DeviceWork::default()));
+    assert_eq!(reuse.miss, Miss::NoSnapshot { known: 19, from: 15 });
+}
+
+#[test]
+fn nothing_is_sealed_where_nothing_is_kept() {
+    let mut memory = Memory::new(&program(true), &limits(100, 9, 0));
+    let (id, _) = memory.open().unwrap();
+    read(&mut memory, id, &[1, 2, 3]);
+    assert_eq!(memory.seal(id, &[1, 2, 3]), None);
+}
+
+#[test]
 fn every_miss_has_its_reason() {
-    let mut memory = Memory::new(&program(true), &limits(100, 9), 2);
+    let mut memory = Memory::new(&program(true), &limits(100, 9, 2));
     let (id, _) = memory.open().unwrap();
     let tokens: Vec<u32> = (0..20).collect();
     read(&mut memory, id, &tokens[..10]);

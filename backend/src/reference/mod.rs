@@ -142,8 +142,8 @@ impl Backend for Reference {
                 StoreDecl::Pages(pages) => {
                     Data::Pages(vec![f32::NAN; limits.pages * pages.page_elements(limits.page_size)])
                 }
-                StoreDecl::State(state) => Data::State(vec![StateSlot::new(state); limits.slots]),
-                StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.slots]),
+                StoreDecl::State(state) => Data::State(vec![StateSlot::new(state); limits.all_slots()]),
+                StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.all_slots()]),
             })
             .collect();
         self.rope_frequencies = rope_frequencies(&program, |weight| self.weights[weight.0 as usize].clone());
