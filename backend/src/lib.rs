@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod cursors;
 mod display;
 pub mod op;
 pub mod program;
@@ -12,12 +13,13 @@ pub mod step;
 pub mod store;
 pub mod validate;
 
+pub use cursors::{Cursor, Cursors, Entry};
 pub use op::Op;
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
-pub use store::{Cursors, KvType, Limits, Replay, StateType, StoreDecl};
+pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
 
 use kvas_gguf::Quant;
 use std::{ops::Deref, sync::Arc};

@@ -34,6 +34,14 @@ fn what_one_backend_has_saved_another_one_goes_on_with() {
 }
 
 #[test]
+fn a_snapshot_is_what_it_was_copied_from_and_goes_on_in_any_slot() {
+    let cpu: Make = &|| Box::new(Cpu::new(2));
+    let cases = conformance::cases();
+    let with_slots = cases.iter().filter(|case| case.program.slot_elements() > 0);
+    pass(with_slots.map(|case| conformance::run_through_snapshots(case, &[cpu, cpu])));
+}
+
+#[test]
 fn scalar_agrees_with_the_reference() {
     check(Isa::Scalar);
 }

@@ -77,18 +77,13 @@ fn with_context(program: &Program, request: &PlanRequest, context: usize) -> Mem
     let (mut kv_elements, mut page_elements, mut page_stores) = (0, 0, 0);
     let (mut snapshot_bytes, mut ring_bytes) = (0, 0);
     for store in &program.stores {
-        match store {
-            StoreDecl::Pages(pages) => {
-                kv_elements += pages.page_elements(1);
-                page_elements = page_elements.max(pages.page_elements(request.page_size));
-                page_stores += 1;
-            }
-            StoreDecl::State(state) => {
-                snapshot_bytes += request.state_type.bytes() * state.state_elements();
-                ring_bytes += 4 * request.replay.ring_rows() * state.ring_row_elements();
-            }
-            StoreDecl::Conv(conv) => snapshot_bytes += 4 * conv.ring_rows(request.replay) * conv.channels,
+        if let StoreDecl::Pages(pages) = store {
+            kv_elements += pages.page_elements(1);
+            page_elements = page_elements.max(pages.page_elements(request.page_size));
+            page_stores += 1;
         }
+        snapshot_bytes += store.slot_bytes(request.replay, request.state_type);
+        ring_bytes += store.ring_bytes(request.replay);
     }
     // More pages per layer and sequence than the tokens need: a tail that a snapshot shares is copied before it is
     // written.

@@ -12,7 +12,7 @@ pub use cases::cases;
 pub use random::{Random, RandomWeights};
 
 use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, Step};
-use exchange::exchange;
+use exchange::{exchange, through_snapshots};
 use std::sync::Arc;
 
 /// Makes a fresh backend.
@@ -40,6 +40,16 @@ pub struct Move {
     pub rows: usize,
     /// Rows accepted after the step.
     pub accepted: usize,
+}
+
+/// Where a sequence is.
+#[derive(Debug, Clone, Copy)]
+struct Sequence<'a> {
+    slot: Slot,
+    /// Committed rows.
+    context: u32,
+    /// Pages by page store.
+    tables: &'a [Vec<Page>],
 }
 
 /// A program, a script of steps, and what to compare after each.
@@ -91,41 +101,67 @@ pub fn normalised_error(expected: &[f32], found: &[f32]) -> f64 {
 
 /// Runs one case on every subject.
 pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
-    outcome(case, subjects, usize::MAX)
+    outcome(case, subjects, Break::None)
 }
 
 /// As [`run`], but halfway through the script every sequence goes on in fresh backends: in the reference with what the
 /// first subject has saved, in the subjects with what the reference has.
 pub fn run_exchanged(case: &Case, subjects: &[Make]) -> Outcome {
-    let mut outcome = outcome(case, subjects, case.script.len() / 2);
-    outcome.name.push_str(", exchanged");
-    outcome
+    outcome(case, subjects, Break::Exchange)
 }
 
-fn outcome(case: &Case, subjects: &[Make], exchange_at: usize) -> Outcome {
+/// As [`run`], but halfway through the script every slot is copied to one of a snapshot and cleared, the snapshot is
+/// saved and loaded again, and the sequence goes on in the slot of another one, copied from the snapshot.
+pub fn run_through_snapshots(case: &Case, subjects: &[Make]) -> Outcome {
+    outcome(case, subjects, Break::Snapshots)
+}
+
+/// What happens halfway through a script.
+#[derive(Debug, Clone, Copy)]
+enum Break {
+    None,
+    Exchange,
+    Snapshots,
+}
+
+fn outcome(case: &Case, subjects: &[Make], halfway: Break) -> Outcome {
     let mut error = 0.0f64;
-    let fault = try_run(case, subjects, exchange_at, &mut error).err();
-    Outcome { name: case.name.clone(), error, bound: case.bound, fault }
+    let fault = try_run(case, subjects, halfway, &mut error).err();
+    let name = match halfway {
+        Break::None => case.name.clone(),
+        Break::Exchange => format!("{}, exchanged", case.name),
+        Break::Snapshots => format!("{}, through snapshots", case.name),
+    };
+    Outcome { name, error, bound: case.bound, fault }
 }
 
-fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) -> Result<(), String> {
+fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> Result<(), String> {
     let mut backends = prepared(case, subjects).map_err(|error| error.to_string())?;
-    let mut contexts = vec![0u32; case.limits.slots];
     let tables = scattered_tables(case);
+    let mut sequences: Vec<Sequence> =
+        tables.iter().zip(1..).map(|(tables, slot)| Sequence { slot: Slot(slot), context: 0, tables }).collect();
     let mut random = Random::new(99);
     for (number, moves) in case.script.iter().enumerate() {
-        if number == exchange_at {
-            let mut fresh = prepared(case, subjects).map_err(|error| error.to_string())?;
-            let exchanged = exchange(case, &mut backends, &mut fresh, &contexts, &tables);
-            exchanged.map_err(|error| error.to_string())?;
-            backends = fresh;
+        if number == case.script.len() / 2 {
+            match halfway {
+                Break::None => {}
+                Break::Exchange => {
+                    let mut fresh = prepared(case, subjects).map_err(|error| error.to_string())?;
+                    let exchanged = exchange(case, &mut backends, &mut fresh, &sequences);
+                    exchanged.map_err(|error| error.to_string())?;
+                    backends = fresh;
+                }
+                Break::Snapshots => through_snapshots(case, &mut backends, &mut sequences)?,
+            }
         }
-        let step = step(case, moves, &contexts, &tables, &mut random);
+        let step = step(case, moves, &sequences, &mut random);
         let inputs: Vec<(Act, Vec<f32>)> =
             case.inputs.iter().map(|input| fill(case, *input, &step, &mut random)).collect();
+        let accepted: Vec<(Slot, u32)> =
+            moves.iter().map(|m| (sequences[m.sequence].slot, m.accepted as u32)).collect();
         let mut results = Vec::new();
         for backend in &mut backends {
-            let result = one_step(case, backend.as_mut(), &step, &inputs, moves);
+            let result = one_step(case, backend.as_mut(), &step, &inputs, &accepted);
             results.push(result.map_err(|what| format!("step {number}: {what}"))?);
         }
         for (output, act) in case.outputs.iter().enumerate() {
@@ -141,7 +177,7 @@ fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) 
                 }
             }
         }
-        moves.iter().for_each(|m| contexts[m.sequence + 1] += m.accepted as u32);
+        moves.iter().for_each(|m| sequences[m.sequence].context += m.accepted as u32);
     }
     Ok(())
 }
@@ -152,7 +188,7 @@ fn prepared(case: &Case, subjects: &[Make]) -> Result<Vec<Box<dyn Backend>>, Dev
     backends.extend(subjects.iter().map(|make| make()));
     for backend in &mut backends {
         backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits)?;
-        let slots: Vec<Slot> = (0..case.limits.slots as u32).map(Slot).collect();
+        let slots: Vec<Slot> = (0..case.limits.all_slots() as u32).map(Slot).collect();
         backend.clear_slots(&slots)?;
     }
     Ok(backends)
@@ -173,15 +209,15 @@ fn scattered_tables(case: &Case) -> Vec<Vec<Vec<Page>>> {
     (0..sequences).map(|_| (0..stores).map(|_| table()).collect()).collect()
 }
 
-fn step(case: &Case, moves: &[Move], contexts: &[u32], tables: &[Vec<Vec<Page>>], random: &mut Random) -> Step {
+fn step(case: &Case, moves: &[Move], sequences: &[Sequence<'_>], random: &mut Random) -> Step {
     let mut step = Step::default();
     let vocab = case.program.weights.first().map_or(1, |decl| decl.shape[0]);
     for m in moves {
         let tokens: Vec<u32> = (0..m.rows).map(|_| random.below(vocab) as u32).collect();
-        let context = contexts[m.sequence + 1];
+        let Sequence { slot, context, tables } = sequences[m.sequence];
         let pages = (context as usize + m.rows).div_ceil(case.limits.page_size);
-        let tables = tables[m.sequence].iter().map(|table| &table[..pages]);
-        step.push(Slot(m.sequence as u32 + 1), context, &tokens, Outputs::All, tables);
+        let tables = tables.iter().map(|table| &table[..pages]);
+        step.push(slot, context, &tokens, Outputs::All, tables);
     }
     step
 }
@@ -210,7 +246,7 @@ fn one_step(
     backend: &mut dyn Backend,
     step: &Step,
     inputs: &[(Act, Vec<f32>)],
-    moves: &[Move],
+    accepted: &[(Slot, u32)],
 ) -> Result<Vec<Vec<f32>>, String> {
     let fail = |error: crate::DeviceError| error.to_string();
     let whole = |act: &Act| {
@@ -234,7 +270,6 @@ fn one_step(
         }
         results.push(values);
     }
-    let accepted: Vec<(Slot, u32)> = moves.iter().map(|m| (Slot(m.sequence as u32 + 1), m.accepted as u32)).collect();
-    backend.commit(&accepted).map_err(fail)?;
+    backend.commit(accepted).map_err(fail)?;
     Ok(results)
 }

@@ -154,6 +154,8 @@ impl Backend for Reference {
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
         let is_pending = |slot: Slot| self.pending.iter().any(|(pending, _)| *pending == slot);
         assert!(!step.spans().iter().any(|span| is_pending(span.slot)), "a step begins before the last is committed");
+        let live = self.limits().slots as u32;
+        assert!(step.spans().iter().all(|span| span.slot.0 < live), "a step names the slot of a snapshot");
         self.step = step.clone();
         self.pending.extend(step.spans().iter().map(|span| (span.slot, span.rows)));
         Ok(())

@@ -8,8 +8,8 @@ use crate::{
     slots::{Memory, State, StateSlot},
 };
 use kvas_backend::{
-    Act, Slot, op,
-    store::{Cursor, Decay, StateDecl},
+    Act, Cursor, Slot, op,
+    store::{Decay, StateDecl},
 };
 
 /// Channels of a task.

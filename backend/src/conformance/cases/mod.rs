@@ -21,7 +21,7 @@ const REPLAYS: [Replay; 4] = [Replay::OFF, Replay::new(1, 1), Replay::new(3, 3),
 
 fn limits(replay: Replay) -> Limits {
     let (page_size, kv_type, state_type) = (4, KvType::F16, StateType::F32);
-    Limits { rows: ROWS, outputs: ROWS, pages: 260, page_size, slots: 4, snapshots: 0, replay, kv_type, state_type }
+    Limits { rows: ROWS, outputs: ROWS, pages: 260, page_size, slots: 4, snapshots: 3, replay, kv_type, state_type }
 }
 
 fn case(name: String, program: Program, quant: Quant, replay: Replay) -> Case {

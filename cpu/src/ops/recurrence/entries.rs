@@ -10,7 +10,7 @@ use crate::{
     slots::ring_runs,
 };
 use bytemuck::cast_slice as bytes;
-use kvas_backend::store::Cursor;
+use kvas_backend::Cursor;
 
 /// The entries of one value head: `u` and `g` are its own, `k` is shared by the value heads of a key head.
 pub(super) struct Entries<'a> {

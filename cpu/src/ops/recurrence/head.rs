@@ -13,7 +13,10 @@ use crate::{
     },
 };
 use bytemuck::cast_slice as bytes;
-use kvas_backend::store::{Cursor, Decay, Replay, StateDecl};
+use kvas_backend::{
+    Cursor, Replay,
+    store::{Decay, StateDecl},
+};
 
 /// Rows of the state that stay in the first-level cache while all rows of a chunk meet them.
 const STATE_ROWS: usize = 32;

@@ -15,11 +15,7 @@ use crate::{
 };
 use entries::Entries;
 use head::{Head, Scratch};
-use kvas_backend::{
-    Act, Slot, Store, Weight,
-    op::HeadMap,
-    store::{Cursor, Entry, StateDecl},
-};
+use kvas_backend::{Act, Cursor, Entry, Slot, Store, Weight, op::HeadMap, store::StateDecl};
 
 /// Rows solved together. The state is read once per chunk; the work within a chunk grows with its square.
 const CHUNK: usize = 16;
