@@ -225,6 +225,15 @@ impl StateType {
         }
     }
 
+    /// A value as it is stored: to the nearest, what is too large to the largest.
+    pub fn rounded(self, x: f32) -> f32 {
+        const MOST: f32 = half::f16::MAX.to_f32_const();
+        match self {
+            StateType::F32 => x,
+            StateType::F16 => half::f16::from_f32(x.clamp(-MOST, MOST)).to_f32(),
+        }
+    }
+
     /// The name users write: `f16`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -12,6 +12,7 @@ mod quant;
 mod quantised;
 mod simd;
 mod slots;
+mod states;
 mod weights;
 
 pub use limits::{available_memory, compute_peak, read_bandwidth};

@@ -178,7 +178,8 @@ impl Machine {
             match state.decl.decay {
                 Decay::PerHead | Decay::PerChannel => state.fold((*proof, pool), (slot, held), *map, scratch),
                 Decay::Rates(rates) => {
-                    state.fold_rates((*proof, pool), (slot, held), matrices[rates.0 as usize].floats());
+                    let rates = matrices[rates.0 as usize].floats();
+                    state.fold_rates((*proof, pool), (slot, held), rates, scratch);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! The memory of layers: the arena of pages, and what slots hold.
 
+use crate::states::{Checkpoint, Checkpoints};
 use kvas_backend::{
     Cursor, KvType, Limits, Page, Slot,
     store::{ConvDecl, PagesDecl, StateDecl},
@@ -114,14 +115,13 @@ pub(crate) enum Memory {
 impl Memory {
     /// Copies what a slot holds; its ring is folded, so that its checkpoint is all there is.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
-        let copy = |values: &mut Vec<f32>, slots: usize| {
-            let size = values.len() / slots;
-            values.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
-        };
         match self {
             Memory::Pages => {}
-            Memory::State(state) => copy(&mut state.state, state.slots.1),
-            Memory::Conv(conv) => copy(&mut conv.rows, conv.slots),
+            Memory::State(state) => state.state.copy(state.slots.1, from, to),
+            Memory::Conv(conv) => {
+                let size = conv.rows.len() / conv.slots;
+                conv.rows.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
+            }
         }
     }
 
@@ -129,7 +129,7 @@ impl Memory {
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
         match self {
             Memory::Pages | Memory::Conv(_) => {}
-            Memory::State(state) => of_slot(&mut state.state, state.slots.1, slot).fill(0.0),
+            Memory::State(state) => state.state.slot(state.slots.1, slot).clear(),
         }
     }
 
@@ -137,7 +137,7 @@ impl Memory {
     pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
         match self {
             Memory::Pages => {}
-            Memory::State(state) => out.extend(&*of_slot(&mut state.state, state.slots.1, slot)),
+            Memory::State(state) => state.state.slot(state.slots.1, slot).save(out),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {
                     match row {
@@ -151,17 +151,12 @@ impl Memory {
 
     /// The opposite, from the first of `values` on, which are taken off.
     pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, values: &mut &[f32]) {
-        let mut next = |len: usize| values.split_off(..len).expect("as many values as the slot holds");
         match self {
             Memory::Pages => {}
-            Memory::State(state) => {
-                let checkpoint = of_slot(&mut state.state, state.slots.1, slot);
-                let values = next(checkpoint.len());
-                checkpoint.copy_from_slice(values);
-            }
+            Memory::State(state) => state.state.slot(state.slots.1, slot).load(values),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {
-                    let values = next(conv.decl.channels);
+                    let values = values.split_off(..conv.decl.channels).expect("as many values as the slot holds");
                     if let Some(row) = row {
                         conv.row(slot, row).copy_from_slice(values);
                     }
@@ -172,7 +167,7 @@ impl Memory {
 }
 
 /// The slot's part of a store that all slots share evenly.
-fn of_slot(values: &mut [f32], slots: usize, slot: Slot) -> &mut [f32] {
+pub(crate) fn of_slot<T>(values: &mut [T], slots: usize, slot: Slot) -> &mut [T] {
     let size = values.len() / slots;
     &mut values[slot.0 as usize * size..][..size]
 }
@@ -185,8 +180,7 @@ pub(crate) struct State {
     slots: (usize, usize),
     /// Rows of a ring, a power of two; 0: there is none.
     pub(crate) ring: usize,
-    /// `[all slots][value_heads][value_dim][key_dim]`
-    pub(crate) state: Vec<f32>,
+    state: Checkpoints,
     /// `[slots][value_heads][ring][value_dim]`
     pub(crate) u: Vec<f32>,
     /// `[slots][key_heads][ring][key_dim]`
@@ -198,7 +192,7 @@ pub(crate) struct State {
 /// The checkpoint and the ring of one slot.
 pub(crate) struct StateSlot<'a> {
     /// `[value_heads][value_dim][key_dim]`
-    pub(crate) state: &'a mut [f32],
+    pub(crate) state: Checkpoint<'a>,
     /// `[value_heads][ring][value_dim]`
     pub(crate) u: &'a mut [f32],
     /// `[key_heads][ring][key_dim]`
@@ -214,7 +208,7 @@ impl State {
             decl,
             slots,
             ring,
-            state: vec![0.0; slots.1 * decl.state_elements()],
+            state: Checkpoints::new(limits.state_type, slots.1 * decl.state_elements()),
             u: vec![0.0; slots.0 * decl.value_heads * ring * decl.value_dim],
             k: vec![0.0; slots.0 * decl.key_heads * ring * decl.key_dim],
             g: vec![0.0; slots.0 * decl.value_heads * ring * decl.decays()],
@@ -225,7 +219,7 @@ impl State {
     pub(crate) fn slot(&mut self, slot: Slot) -> StateSlot<'_> {
         let (live, all) = self.slots;
         StateSlot {
-            state: of_slot(&mut self.state, all, slot),
+            state: self.state.slot(all, slot),
             u: of_slot(&mut self.u, live, slot),
             k: of_slot(&mut self.k, live, slot),
             g: of_slot(&mut self.g, live, slot),

@@ -7,7 +7,7 @@ use kvas::{
     memory::plan::{MemoryPlan, PlanRequest, plan},
     model::Model,
 };
-use kvas_backend::{Backend, Reference, StateType};
+use kvas_backend::{Backend, Reference};
 use std::io::IsTerminal;
 
 /// How many snapshots a command keeps.
@@ -53,7 +53,7 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         page_size: flags.page_size()?,
         replay: flags.replay(),
         kv_type: flags.kv_type(model)?,
-        state_type: StateType::F32,
+        state_type: flags.state_type(),
         weights_bytes: model.file.file_bytes(),
         available_bytes: available_bytes(),
     };

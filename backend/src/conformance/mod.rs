@@ -11,7 +11,7 @@ pub use build::Build;
 pub use cases::cases;
 pub use random::{Random, RandomWeights};
 
-use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, Step};
+use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step};
 use exchange::{exchange, through_snapshots};
 use std::sync::Arc;
 
@@ -182,12 +182,14 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
     Ok(())
 }
 
-/// The reference and the subjects, ready for the first step.
+/// The reference and the subjects, ready for the first step. The reference keeps its states in f32: it is the truth,
+/// whatever the subjects round.
 fn prepared(case: &Case, subjects: &[Make]) -> Result<Vec<Box<dyn Backend>>, DeviceError> {
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::default())];
     backends.extend(subjects.iter().map(|make| make()));
-    for backend in &mut backends {
-        backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits)?;
+    for (number, backend) in backends.iter_mut().enumerate() {
+        let state_type = if number == 0 { StateType::F32 } else { case.limits.state_type };
+        backend.prepare(case.program.clone(), &mut case.weights.clone(), Limits { state_type, ..case.limits })?;
         let slots: Vec<Slot> = (0..case.limits.all_slots() as u32).map(Slot).collect();
         backend.clear_slots(&slots)?;
     }

@@ -162,13 +162,14 @@ impl Backend for Reference {
     }
 
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
+        let state_type = self.limits().state_type;
         for &(slot, rows) in accepted {
             let at = self.pending.iter().position(|(pending, _)| *pending == slot).expect("a commit follows a step");
             assert!(rows <= self.pending.swap_remove(at).1, "more rows accepted than there were");
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {} // rejected rows are overwritten by the next ones
-                    Data::State(slots) => slots[slot.0 as usize].commit(rows as usize),
+                    Data::State(slots) => slots[slot.0 as usize].commit(rows as usize, state_type),
                     Data::Conv(slots) => slots[slot.0 as usize].commit(rows as usize),
                 }
             }
@@ -229,13 +230,18 @@ impl Backend for Reference {
 
     fn load_slot(&mut self, slot: Slot, _position: u32, mut values: &[f32]) -> Result<(), DeviceError> {
         self.clear_slots(&[slot])?;
+        let state_type = self.limits().state_type;
         let mut fill = |part: &mut [f32]| {
             part.copy_from_slice(values.split_off(..part.len()).expect("as many values as the slot holds"));
         };
         for store in &mut self.stores {
             match store {
                 Data::Pages(_) => {}
-                Data::State(slots) => fill(&mut slots[slot.0 as usize].state),
+                Data::State(slots) => {
+                    let state = &mut slots[slot.0 as usize].state;
+                    fill(state);
+                    state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
+                }
                 Data::Conv(slots) => slots[slot.0 as usize].window_mut().iter_mut().for_each(|row| fill(row)),
             }
         }

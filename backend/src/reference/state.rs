@@ -2,7 +2,7 @@
 
 use super::{Data, Reference, dot};
 use crate::{
-    Store, StoreDecl,
+    StateType, Store, StoreDecl,
     store::{Decay, StateDecl},
 };
 
@@ -31,12 +31,21 @@ impl StateSlot {
         Self { state: vec![0.0; decl.state_elements()], pending: Vec::new() }
     }
 
-    pub(super) fn commit(&mut self, accepted: usize) {
+    /// Without a ring the state is stored, and rounded, after every row.
+    pub(super) fn commit(&mut self, accepted: usize, state_type: StateType) {
         for heads in self.pending.drain(..).take(accepted) {
-            let size = self.state.len() / heads.len();
-            self.state.chunks_mut(size).zip(&heads).for_each(|(state, input)| input.apply(state));
+            advance(&mut self.state, &heads, state_type);
         }
     }
+}
+
+/// Leads a state through one row. Returns what it is before it is rounded: that is what the row reads.
+fn advance(state: &mut [f32], heads: &[Input], state_type: StateType) -> Vec<f32> {
+    let size = state.len() / heads.len();
+    state.chunks_mut(size).zip(heads).for_each(|(state, input)| input.apply(state));
+    let exact = state.to_vec();
+    state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
+    exact
 }
 
 impl Input {
@@ -80,15 +89,14 @@ pub(super) fn recur(
     inputs: impl Fn(&Reference, usize) -> Vec<Input>,
     output: impl Fn(&Reference, usize, usize, &[f32]) -> Vec<f32>,
 ) {
-    let step = reference.step.clone();
+    let (step, state_type) = (reference.step.clone(), reference.limits().state_type);
     for (first, span) in step.spans_with_rows() {
         let mut state = slot(reference, store, span.slot).state.clone();
         for row in first..first + span.rows as usize {
             let heads = inputs(reference, row);
-            let size = state.len() / heads.len();
+            let exact = advance(&mut state, &heads, state_type);
             let mut y = Vec::new();
-            for (head, (state, input)) in state.chunks_mut(size).zip(&heads).enumerate() {
-                input.apply(state);
+            for (head, state) in exact.chunks(exact.len() / heads.len()).enumerate() {
                 y.extend(output(reference, row, head, state));
             }
             reference.row_mut(out, row).copy_from_slice(&y);

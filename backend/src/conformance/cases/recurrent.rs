@@ -2,7 +2,7 @@
 
 use super::{Build, Case, REPLAYS, Values, case, sequence_script, tolerance};
 use crate::{
-    Op, Replay, StoreDecl,
+    Op, Replay, StateType, StoreDecl,
     op::{self, HeadMap},
     store::{ConvDecl, Decay, StateDecl},
 };
@@ -20,7 +20,22 @@ pub(super) fn cases() -> Vec<Case> {
             [(7, 16), (128, 5), (1000, 16), (67, 33)].map(|(channels, key_dim)| mamba1(channels, key_dim, replay)),
         );
     }
+    all.extend([Replay::OFF, Replay::new(3, 3), Replay::new(16, 4)].into_iter().flat_map(rounded));
     all
+}
+
+/// Of every recurrence one, with checkpoints in f16.
+fn rounded(replay: Replay) -> Vec<Case> {
+    let (delta, delta_per_channel, mamba2) = (delta(replay), delta_per_channel(replay), mamba2(replay));
+    let mut cases =
+        vec![delta[2].clone(), delta[3].clone(), delta_per_channel[2].clone(), delta_per_channel[3].clone()];
+    cases.extend([mamba2[1].clone(), mamba2[4].clone(), mamba1(128, 5, replay), mamba1(67, 33, replay)]);
+    for case in &mut cases {
+        case.name = format!("f16 {}", case.name);
+        case.limits.state_type = StateType::F16;
+        case.bound = tolerance::ROUNDED_STATE;
+    }
+    cases
 }
 
 fn conv(channels: usize, taps: usize, replay: Replay) -> Case {
