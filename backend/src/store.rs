@@ -251,27 +251,45 @@ pub struct Replay {
     pub history: usize,
     /// Most rows of a revocable span.
     pub window: usize,
+    /// Most ring entries before a checkpoint is written for the first time; 0: no more than otherwise. Until then no
+    /// state is read (ALGORITHMS 2.2: the form without a state).
+    pub fresh: usize,
 }
 
 impl Replay {
     /// Write the state every step.
-    pub const OFF: Replay = Replay { history: 0, window: 0 };
+    pub const OFF: Replay = Replay { history: 0, window: 0, fresh: 0 };
 
     /// A ring for `history` committed tokens and windows of `window`; the window is at most the history, so that a
     /// flush always makes room (ALGORITHMS 2.4: `L = history + window`, `L >= 2 window`).
     pub const fn new(history: usize, window: usize) -> Self {
         let window = if window > history { history } else { window };
-        Self { history, window }
+        Self { history, window, fresh: 0 }
     }
 
-    /// Capacity L of the ring.
+    /// The same, but an empty sequence keeps up to `fresh` tokens in the ring before any state is written.
+    pub const fn with_fresh(self, fresh: usize) -> Self {
+        Self { fresh, ..self }
+    }
+
+    /// Capacity L of the ring once there is a checkpoint.
     pub const fn capacity(self) -> usize {
         self.history + self.window
     }
 
     /// Physical rows of the ring: a power of two, 0 if there is none.
     pub const fn ring_rows(self) -> usize {
-        if self.capacity() == 0 { 0 } else { self.capacity().next_power_of_two() }
+        let rows = if self.capacity() > self.fresh { self.capacity() } else { self.fresh };
+        if rows == 0 { 0 } else { rows.next_power_of_two() }
+    }
+}
+
+impl std::fmt::Display for Replay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.fresh {
+            0 => write!(f, "{}", self.history),
+            fresh => write!(f, "{} fresh {fresh}", self.history),
+        }
     }
 }
 

@@ -101,6 +101,15 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn revocable(&self, slot: Slot) -> u32 {
+        self.machine.as_ref().map_or(0, |machine| machine.cursors.revocable(slot))
+    }
+
+    fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError> {
+        self.machine().cursors.rewind(slot, rows);
+        Ok(())
+    }
+
     fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError> {
         pairs.iter().for_each(|(from, to)| self.machine().copy_slot(*from, *to));
         Ok(())

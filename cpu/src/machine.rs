@@ -37,7 +37,7 @@ pub(crate) struct Machine {
     pub(crate) step: Step,
     /// By span of the step.
     pub(crate) entries: Vec<Entry>,
-    cursors: Cursors,
+    pub(crate) cursors: Cursors,
     pub(crate) quantised: Quantised,
     /// (row, expert) pairs by expert or (row, head) pairs by head, and where those of each end.
     pub(crate) routed: Vec<u32>,
@@ -80,7 +80,7 @@ impl Machine {
             ropes: Ropes::new(&program, &matrices, limits.rows),
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
-            cursors: Cursors::new(&limits),
+            cursors: Cursors::new(&program, &limits),
             quantised: Quantised::new(plan.quantised),
             routed: vec![0; plan.routed[0]],
             routed_ends: vec![0; plan.routed[1]],

@@ -262,9 +262,10 @@ unsafe impl<F: Parts, H: Parts> Parts for ByType<F, H> {
     }
 
     unsafe fn part(&self, task: usize) -> Self::Part {
-        // SAFETY: passed on from the caller.
         match self {
+            // SAFETY: passed on from the caller.
             ByType::F32(parts) => ByType::F32(unsafe { parts.part(task) }),
+            // SAFETY: passed on from the caller.
             ByType::F16(parts) => ByType::F16(unsafe { parts.part(task) }),
         }
     }

@@ -31,7 +31,7 @@ pub enum Values {
     Uniform(f32, f32),
 }
 
-/// Rows of one sequence in one step: how many are new, how many of them are kept.
+/// Rows of one sequence in one step: how many are new, how many of them are kept, how many are taken back later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// Sequence number, from 0.
@@ -40,6 +40,8 @@ pub struct Move {
     pub rows: usize,
     /// Rows accepted after the step.
     pub accepted: usize,
+    /// Committed rows taken back after that, as many as can be.
+    pub back: usize,
 }
 
 /// Where a sequence is.
@@ -177,9 +179,25 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
                 }
             }
         }
-        moves.iter().for_each(|m| sequences[m.sequence].context += m.accepted as u32);
+        for m in moves {
+            let Sequence { slot, context, .. } = &mut sequences[m.sequence];
+            let back =
+                take_back(&mut backends, *slot, m.back as u32).map_err(|what| format!("step {number}: {what}"))?;
+            *context = *context + m.accepted as u32 - back;
+        }
     }
     Ok(())
+}
+
+/// Takes back up to `rows` rows of a slot, and returns how many: as many in every backend.
+fn take_back(backends: &mut [Box<dyn Backend>], slot: Slot, rows: u32) -> Result<u32, String> {
+    let most = backends[0].revocable(slot);
+    if backends.iter().any(|backend| backend.revocable(slot) != most) {
+        return Err("backends differ in how many rows can be taken back".into());
+    }
+    let rows = rows.min(most);
+    backends.iter_mut().try_for_each(|backend| backend.rewind(slot, rows)).map_err(|error| error.to_string())?;
+    Ok(rows)
 }
 
 /// The reference and the subjects, ready for the first step. The reference keeps its states in f32: it is the truth,

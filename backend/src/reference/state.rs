@@ -10,6 +10,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(super) struct StateSlot {
     pub(super) state: Vec<f32>,
+    /// The states before the last rows, oldest first.
+    past: Vec<Vec<f32>>,
     /// One per row: the inputs of every head.
     pending: Vec<Vec<Input>>,
 }
@@ -28,13 +30,22 @@ pub(super) struct Input {
 
 impl StateSlot {
     pub(super) fn new(decl: &StateDecl) -> Self {
-        Self { state: vec![0.0; decl.state_elements()], pending: Vec::new() }
+        Self { state: vec![0.0; decl.state_elements()], past: Vec::new(), pending: Vec::new() }
     }
 
-    /// Without a ring the state is stored, and rounded, after every row.
-    pub(super) fn commit(&mut self, accepted: usize, state_type: StateType) {
+    /// Without a ring the state is stored, and rounded, after every row. The states before the last `keep` rows stay.
+    pub(super) fn commit(&mut self, accepted: usize, keep: usize, state_type: StateType) {
         for heads in self.pending.drain(..).take(accepted) {
+            self.past.push(self.state.clone());
             advance(&mut self.state, &heads, state_type);
+        }
+        self.past.drain(..self.past.len().saturating_sub(keep));
+    }
+
+    pub(super) fn rewind(&mut self, rows: usize) {
+        let first = self.past.len() - rows;
+        if let Some(state) = self.past.drain(first..).next() {
+            self.state = state;
         }
     }
 }

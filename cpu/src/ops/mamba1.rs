@@ -102,6 +102,8 @@ struct Scan<'a> {
     d: &'a [f32],
     /// `[channels, key_dim]`
     rates: &'a [f32],
+    /// True if the state before the span is zero.
+    is_fresh: bool,
     /// `None`: the span is final and goes into the state.
     ring: Option<Ring<'a>>,
     /// `[rows, channels]`
@@ -151,7 +153,11 @@ impl Scan<'_> {
         let copy = std::mem::take(&mut self.scratch);
         if let Some(ring) = &self.ring {
             let copy = &mut copy[..stored.len()];
-            dense::widen::<E, S>(simd, bytemuck::cast_slice(stored), copy);
+            if self.is_fresh {
+                copy.fill(0.0);
+            } else {
+                dense::widen::<E, S>(simd, bytemuck::cast_slice(stored), copy);
+            }
             ring.replay::<S, W>(simd, channel, copy, rates);
             self.advance::<S, W>(simd, (copy, rates), channel, 0..rows);
         } else {
@@ -316,6 +322,7 @@ impl Machine {
                 c,
                 d: &d[at..][..out.size()[1]],
                 rates: &rates[at * key_dim..],
+                is_fresh: entry.is_fresh,
                 ring,
                 out,
                 scratch,

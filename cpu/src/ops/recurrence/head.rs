@@ -90,6 +90,8 @@ pub(super) struct Head<'a> {
     pub(super) bias: &'a [f32],
     pub(super) a: f32,
     pub(super) skip: f32,
+    /// True if the state before the span is zero.
+    pub(super) is_fresh: bool,
     /// `None`: the span is final and goes into the state.
     pub(super) ring: Option<Entries<'a>>,
     /// `[rows, value_dim]`
@@ -153,6 +155,7 @@ impl Head<'_> {
             if is_final {
                 let Scratch { faded, coefficients, copy, .. } = &mut scratch;
                 entries.fold::<E, S>(simd, state, faded, coefficients, copy);
+                self.is_fresh = false;
             }
             if let Some(ring) = &mut ring {
                 ring.held = held;
@@ -175,11 +178,16 @@ impl Head<'_> {
         let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
         if self.decl.decay == Decay::PerChannel {
             entries.fade(simd, &mut b.faded);
-            fade_inputs(simd, b, [keys, queries]);
-            [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
+            if !self.is_fresh {
+                fade_inputs(simd, b, [keys, queries]);
+                [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
+            }
         }
         let [key, query] = b.read.each_mut().map(|read| &mut read[..count * value_dim]);
-        if self.beta.is_some() {
+        if self.is_fresh {
+            key.fill(0.0);
+            query.fill(0.0);
+        } else if self.beta.is_some() {
             read_state::<E, S, _>(simd, state, [keys, queries], key_dim, [key, query]);
         } else {
             // Two rows at a time, as above; which of them are together does not matter.

@@ -229,6 +229,7 @@ impl Machine {
                 bias: &bias[head * decays..][..decays],
                 a: a[head],
                 skip: skip.map_or(0.0, |skip| skip[head]),
+                is_fresh: entry.is_fresh,
                 ring,
                 out,
                 scratch,
