@@ -331,6 +331,17 @@ unsafe fn strip<E: Element, S: Simd, const R: usize, const V: usize>(
     }
 }
 
+/// How far ahead of where they are read states are fetched, in bytes: memory takes longer to answer than to be read.
+pub(crate) const AHEAD: usize = 8192;
+
+/// Fetches a part of `data`, as far as it goes.
+#[inline(always)]
+pub(crate) fn fetch<S: Simd>(simd: S, data: &[u8], part: std::ops::Range<usize>) {
+    for line in (part.start..part.end.min(data.len())).step_by(64) {
+        simd.prefetch(data.as_ptr().wrapping_add(line));
+    }
+}
+
 /// All of `bytes` as f32.
 #[inline(always)]
 pub(crate) fn widen<E: Element, S: Simd>(simd: S, bytes: &[u8], out: &mut [f32]) {
@@ -344,4 +355,47 @@ pub(crate) fn widen<E: Element, S: Simd>(simd: S, bytes: &[u8], out: &mut [f32])
         }
     }
     E::widen(&bytes[whole * E::BYTES..], &mut out[whole..]);
+}
+
+/// `rows[i] = factors * rows[i] + weights[i] * x` for the rows of a matrix of `x.len()` columns; `factors` is one for all
+/// columns or one each.
+#[inline(always)]
+pub(crate) fn update<E: Stored, S: Simd, const W: usize>(
+    simd: S,
+    rows: &mut [E::Bits],
+    (factor, factors): (f32, Option<&[f32]>),
+    weights: [f32; W],
+    x: &[f32],
+) {
+    let columns = x.len();
+    assert!(rows.len() == W * columns && factors.is_none_or(|factors| factors.len() == columns), "W rows");
+    let whole = columns - columns % S::LANES;
+    let mut scales = [simd.splat(0.0); W];
+    for w in 0..W {
+        scales[w] = simd.splat(weights[w]);
+    }
+    for at in (0..whole).step_by(S::LANES) {
+        let keep = factors.map_or(simd.splat(factor), |factors| math::load(simd, &factors[at..]));
+        let x = math::load(simd, &x[at..]);
+        for w in 0..W {
+            let row = rows[w * columns + at..].as_mut_ptr();
+            // SAFETY: `at + LANES <= columns`, and there are W rows of so many.
+            unsafe {
+                let old = E::load(simd, row.cast_const().cast());
+                E::store(simd, simd.fma(scales[w], x, simd.mul(keep, old)), row);
+            }
+        }
+    }
+    if whole < columns {
+        let keep = factors.map_or(simd.splat(factor), |factors| math::load(simd, &factors[whole..]));
+        let x = math::load(simd, &x[whole..]);
+        for w in 0..W {
+            let mut tail = [0.0; 16];
+            let stored = &mut rows[w * columns + whole..(w + 1) * columns];
+            let row = E::open(simd, stored, &mut tail);
+            let new = simd.fma(scales[w], x, simd.mul(keep, math::load(simd, row)));
+            math::store(simd, new, row);
+            E::close(simd, &tail, stored);
+        }
+    }
 }

@@ -233,6 +233,42 @@ fn halves_are_rounded_to_the_nearest_and_saturate() {
     });
 }
 
+/// Updates rows of both elements, with one factor or one for every column.
+struct Update<'a>(&'a mut [f32], &'a mut [u16], Option<&'a [f32]>, &'a [f32]);
+
+impl Kernel for Update<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        dense::update::<F32, S, 3>(simd, self.0, (0.5, self.2), [1.0, -2.0, 3.0], self.3);
+        dense::update::<F16, S, 3>(simd, self.1, (0.5, self.2), [1.0, -2.0, 3.0], self.3);
+    }
+}
+
+#[test]
+fn rows_are_updated_where_they_are() {
+    for columns in LENGTHS {
+        let halves: Vec<u16> = normal(9, 3 * columns).into_iter().map(rounded_f16).collect();
+        let before: Vec<f32> = halves.iter().map(|bits| half::f16::from_bits(*bits).to_f32()).collect();
+        let (factors, x) = (normal(10, columns), normal(11, columns));
+        for factors in [None, Some(&factors[..])] {
+            everywhere(|proof| {
+                let (mut full, mut half) = (before.clone(), halves.clone());
+                proof.run(Update(&mut full, &mut half, factors, &x));
+                for (i, before) in before.iter().enumerate() {
+                    let (row, column) = (i / columns, i % columns);
+                    let keep = factors.map_or(0.5, |factors| factors[column]);
+                    let exact = keep * before + [1.0, -2.0, 3.0][row] * x[column];
+                    assert!((full[i] - exact).abs() < 2e-6, "{proof:?} {columns}: {}, not {exact}", full[i]);
+                    let (found, nearest) = (half::f16::from_bits(half[i]).to_f32(), half::f16::from_f32(full[i]));
+                    assert_eq!(found, nearest.to_f32(), "{proof:?} {columns}");
+                }
+            });
+        }
+    }
+}
+
 struct Passes<'a>(&'a mut [f32], &'a [f32]);
 
 impl Kernel for Passes<'_> {

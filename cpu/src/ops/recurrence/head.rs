@@ -19,7 +19,7 @@ use kvas_backend::{
 // The state is read once per CHUNK rows; the work within a chunk grows with its square.
 
 /// Rows of the state that stay in the first-level cache while all rows of a chunk meet them.
-const STATE_ROWS: usize = 32;
+const STATE_ROWS: usize = 8;
 
 /// The scratch of a head.
 pub(super) struct Scratch<'a> {
@@ -40,7 +40,7 @@ pub(super) struct Scratch<'a> {
     factors: &'a mut [f32],
     /// `[CHUNK, value_dim]` and `[CHUNK, decays]`: entries of a final span.
     own: [&'a mut [f32]; 2],
-    /// `[key_dim]`: a row of the state in f32.
+    /// `[2, key_dim]`: rows of the state in f32.
     pub(super) copy: &'a mut [f32],
 }
 
@@ -61,7 +61,7 @@ impl<'a> Scratch<'a> {
             inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
             factors: next(per_channel),
             own: [next(CHUNK * value_dim), next(CHUNK * decays)],
-            copy: next(decl.key_dim),
+            copy: next(2 * decl.key_dim),
         }
     }
 }
@@ -71,7 +71,7 @@ pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     let ring = replay.ring_rows().max(CHUNK);
     let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
     let rows = CHUNK * (3 * decl.value_dim + 2 * decl.decays() + 1 + 2 * per_channel);
-    rows + decl.value_dim + decl.key_dim + 2 * per_channel + ring * (3 + per_channel)
+    rows + decl.value_dim + 2 * (decl.key_dim + per_channel) + ring * (3 + per_channel)
 }
 
 /// One value head of one span.
@@ -109,7 +109,9 @@ fn read_state<E: Stored, S: Simd, const R: usize>(
     mut out: [&mut [f32]; R],
 ) {
     let value_dim = state.len() / key_dim;
+    let size = STATE_ROWS * key_dim * E::BYTES;
     for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
+        dense::fetch(simd, bytes(state), block * size + dense::AHEAD..(block + 1) * size + dense::AHEAD);
         for t in 0..x[0].len() / key_dim {
             let x = x.map(|x| &x[t * key_dim..][..key_dim]);
             let part = t * value_dim + block * STATE_ROWS..t * value_dim + block * STATE_ROWS + rows.len() / key_dim;
@@ -143,6 +145,10 @@ impl Head<'_> {
         let [own_u, own_g] = std::mem::take(&mut scratch.own);
         for first in (0..self.rows).step_by(CHUNK) {
             let count = CHUNK.min(self.rows - first);
+            if is_final && count == 1 {
+                self.step::<E, S>(simd, state, first, &mut scratch);
+                break;
+            }
             let mut entries = match &mut ring {
                 Some(ring) => Entries { u: ring.u, k: ring.k, g: ring.g, held: ring.held, ring: ring.ring },
                 None => {
@@ -173,6 +179,9 @@ impl Head<'_> {
         b: &mut Scratch<'_>,
     ) {
         let (key_dim, value_dim) = (self.decl.key_dim, self.decl.value_dim);
+        if !self.is_fresh {
+            dense::fetch(simd, bytes(state), 0..dense::AHEAD);
+        }
         self.gates(simd, (first, count), b);
         let mut keys = &self.keys[first * key_dim..(first + count) * key_dim];
         let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
@@ -200,6 +209,43 @@ impl Head<'_> {
         }
         for t in 0..count {
             self.row(simd, (first + t, t), entries, b);
+        }
+    }
+
+    /// The only row of a chunk of a final span: some rows of the state at a time are read, and written while they are
+    /// near.
+    #[inline(always)]
+    fn step<E: Stored, S: Simd>(&mut self, simd: S, state: &mut [E::Bits], row: usize, b: &mut Scratch<'_>) {
+        let (key_dim, value_dim) = (self.decl.key_dim, self.decl.value_dim);
+        dense::fetch(simd, bytes(state), 0..dense::AHEAD);
+        self.gates(simd, (row, 1), b);
+        let key = &self.keys[row * key_dim..][..key_dim];
+        let query = &self.queries[row * key_dim..][..key_dim];
+        let value = &self.values.0[row * self.values.1..][..value_dim];
+        let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
+        let (mut reads, mut decay) = ([key, query], (b.g[0].exp(), None));
+        if self.decl.decay == Decay::PerChannel {
+            b.faded.sum.fill(0.0);
+            fade_inputs(simd, b, reads);
+            reads = b.inputs.each_ref().map(|inputs| &inputs[..key_dim]);
+            decay = (1.0, Some(&*b.factors));
+        }
+        let (strength, is_delta, skip) = (b.strengths[0], self.beta.is_some(), self.skip);
+        let step = Step { key, reads, decay, strength, is_delta, own, skip };
+        let (out, wide) = (self.out.row_mut(row), if is_delta { 4 } else { 8 });
+        let whole = value_dim - value_dim % wide;
+        for at in (0..whole).step_by(wide) {
+            let size = key_dim * E::BYTES;
+            dense::fetch(simd, bytes(state), at * size + dense::AHEAD..(at + wide) * size + dense::AHEAD);
+            let state = &mut state[at * key_dim..(at + wide) * key_dim];
+            if is_delta {
+                step.rows::<E, S, 4>(simd, state, &value[at..], &mut out[at..]);
+            } else {
+                step.rows::<E, S, 8>(simd, state, &value[at..], &mut out[at..]);
+            }
+        }
+        for at in whole..value_dim {
+            step.rows::<E, S, 1>(simd, &mut state[at * key_dim..(at + 1) * key_dim], &value[at..], &mut out[at..]);
         }
     }
 
@@ -254,6 +300,49 @@ impl Head<'_> {
         let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
         math::add_scaled(simd, out, own, u);
         entries.write(u);
+    }
+}
+
+/// A row on its way through the state.
+struct Step<'a> {
+    key: &'a [f32],
+    /// What the state is multiplied with for the key and for the query: these times its decay.
+    reads: [&'a [f32]; 2],
+    /// The decay of the state: of all channels, or of each.
+    decay: (f32, Option<&'a [f32]>),
+    strength: f32,
+    is_delta: bool,
+    /// Of what is written and of the value, what goes into the output.
+    own: f32,
+    skip: f32,
+}
+
+impl Step<'_> {
+    /// `W` rows of the state, with their elements of the value and of the output.
+    #[inline(always)]
+    fn rows<E: Stored, S: Simd, const W: usize>(&self, simd: S, state: &mut [E::Bits], value: &[f32], out: &mut [f32]) {
+        let mut rows: [&[u8]; W] = [&[]; W];
+        for (row, elements) in rows.iter_mut().zip(state.chunks_exact(self.key.len())) {
+            *row = bytes(elements);
+        }
+        let [mut keys, mut queries] = [[0.0; W]; 2];
+        if self.is_delta {
+            let sums = dense::tile::<E, S, W, 2>(simd, rows, self.reads);
+            for w in 0..W {
+                [keys[w], queries[w]] = sums[w];
+            }
+        } else {
+            let sums = dense::tile::<E, S, W, 1>(simd, rows, [self.reads[1]]);
+            for w in 0..W {
+                queries[w] = sums[w][0];
+            }
+        }
+        let (mut written, decay) = ([0.0; W], self.decay.0);
+        for w in 0..W {
+            written[w] = self.strength * (value[w] - decay * keys[w]);
+            out[w] = decay * queries[w] + self.own * written[w] + self.skip * value[w];
+        }
+        dense::update::<E, S, W>(simd, state, self.decay, written, self.key);
     }
 }
 
