@@ -127,8 +127,18 @@ impl StateTraffic {
 /// The replay history with the fewest bytes per token, where a flush costs no pass of its own: at least 1.
 pub fn optimum_history(decl: &StateDecl, elements: Elements) -> usize {
     // Gates do not depend on the history.
-    let best = StateTraffic::new(decl, elements, Write::Additive).best_history(Flush::Fused);
-    (best.round() as usize).max(1)
+    optimum_history_of([decl].into_iter(), elements).expect("there is one")
+}
+
+/// [`optimum_history`] of layers that share one ring length; `None` if there are none.
+pub fn optimum_history_of<'a>(decls: impl Iterator<Item = &'a StateDecl>, elements: Elements) -> Option<usize> {
+    let add = |sum: StateTraffic, layer: StateTraffic| StateTraffic {
+        state: sum.state + layer.state,
+        entry: sum.entry + layer.entry,
+        activations: sum.activations + layer.activations,
+    };
+    let all = decls.map(|decl| StateTraffic::new(decl, elements, Write::Additive)).reduce(add)?;
+    Some((all.best_history(Flush::Fused).round() as usize).max(1))
 }
 
 /// The tokens up to which a sequence moves fewer bytes without a state, as inputs only, than by the best replay.
