@@ -108,6 +108,10 @@ pub trait Backend: Send {
         limits: Limits,
     ) -> Result<(), DeviceError>;
 
+    /// Bytes that `prepare` would take besides weights, activations, pages and slots, for weights stored in these
+    /// formats.
+    fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64;
+
     /// Takes over what changes from step to step, and flushes the replay rings that need it.
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError>;
 

@@ -61,7 +61,8 @@ impl Machine {
     ) -> Result<Self, DeviceError> {
         let matrices: Result<Vec<Matrix>, _> = program.weights.iter().map(|decl| Matrix::load(weights, decl)).collect();
         let matrices = matrices?;
-        let plan = Plan::new(&program, &matrices, &limits, pool.threads());
+        let quants: Vec<_> = matrices.iter().map(|matrix| matrix.quant).collect();
+        let plan = Plan::new(&program, &quants, &limits, pool.threads());
         plan.check()?;
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,

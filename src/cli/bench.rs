@@ -1,14 +1,11 @@
 //! `kvas bench`: prompt and generation speed, with the machine's own limits measured in the same run.
 
-use super::{
-    device::{self, Snapshots},
-    flags::ModelFlags,
-};
+use super::{device, flags::ModelFlags};
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use kvas::{
     engine::Runner,
-    memory::{Memory, SequenceId},
+    memory::{Memory, SequenceId, plan::SnapshotBudget},
     model::{
         Model,
         traffic::{Traffic, traffic},
@@ -84,8 +81,8 @@ impl Bench {
         let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1;
         let sequences = longest(&self.parallel).max(1);
         // Every round goes back to the depth: one snapshot each.
-        let wanted =
-            device::Wanted { sequences, snapshots: Snapshots::Exactly(1), outputs: sequences, context: Some(context) };
+        let snapshots = SnapshotBudget::Exactly(sequences);
+        let wanted = device::Wanted { sequences, snapshots, outputs: sequences, context: Some(context) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let threads = self.model.threads();
         let limits = Limits {

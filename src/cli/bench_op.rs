@@ -1,14 +1,11 @@
 //! `kvas bench-op`: one mechanism at a time, against what it is supposed to save.
 
-use super::{
-    chat::SNAPSHOT_EVERY,
-    device::{self, Snapshots},
-    flags::ModelFlags,
-};
+use super::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags};
 use anyhow::{anyhow, ensure};
 use clap::{Args, Subcommand};
 use kvas::{
     engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Timings},
+    memory::plan::SnapshotBudget,
     sampling::{Sampler, SamplerParams},
 };
 use kvas_backend::conformance::Random;
@@ -91,7 +88,7 @@ impl Snapshot {
         let model = device::open(&self.model)?;
         let turn = (self.tokens + self.predict) as usize;
         let context = Some(self.turns as usize * turn + turn);
-        let wanted = device::Wanted { sequences: 1, snapshots: Snapshots::Many, outputs: 1, context };
+        let wanted = device::Wanted { sequences: 1, snapshots: SnapshotBudget::Share, outputs: 1, context };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let (vocab, snapshots) = (model.spec.vocab, plan.limits.snapshots);
         let config = EngineConfig { context: plan.context, snapshot_every: SNAPSHOT_EVERY };

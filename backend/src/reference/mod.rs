@@ -16,6 +16,7 @@ use crate::{
     WeightSource, op, program::Rows, store::PagesDecl,
 };
 use conv::ConvSlot;
+use kvas_gguf::Quant;
 use state::StateSlot;
 use std::sync::Arc;
 
@@ -154,6 +155,10 @@ impl Backend for Reference {
         self.cursors = Some(Cursors::new(&program, &limits));
         (self.program, self.limits) = (Some(program), Some(limits));
         Ok(())
+    }
+
+    fn scratch_bytes(&self, _program: &Program, _quants: &[Quant], _limits: &Limits) -> u64 {
+        0 // it allocates as it goes
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
