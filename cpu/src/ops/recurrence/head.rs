@@ -16,9 +16,8 @@ use kvas_backend::{
     store::{Decay, StateDecl},
 };
 
-// The state is read once per CHUNK rows; the work within a chunk grows with its square.
-
-/// Rows of the state that stay in the first-level cache while all rows of a chunk meet them.
+/// Rows of the state that stay in the first-level cache while all rows of a chunk meet them: the state is read once per
+/// chunk, and the work within a chunk grows with its square.
 const STATE_ROWS: usize = 8;
 
 /// The scratch of a head.
