@@ -278,17 +278,15 @@ impl Memory {
         self.prefixes.tick();
         let most = prompt.len() as u32 - 1;
         let common = own.iter().zip(prompt).take_while(|(own, token)| own == token).count() as u32;
-        if common as usize == own.len() && common <= most && !own.is_empty() {
-            let found = self.prefixes.find(prompt);
-            // Somebody else may have read more of it.
-            if found.kept.is_none_or(|(_, length)| length <= common) {
-                return Reuse { cached: common, ..Reuse::default() };
-            }
-        }
         let found = self.prefixes.find(&prompt[..most as usize]);
         let known = found.known.max(common.min(most));
+        // It may go on where it is, unless somebody else has read, and kept, more of the prompt.
+        let goes_on = common as usize == own.len() && common <= most && !own.is_empty();
         let (cached, work) = match self.state {
             State::PagesOnly => self.go_back_in_pages(id, common.min(most), found),
+            State::Slots if goes_on && found.kept.is_none_or(|(_, length)| length <= common) => {
+                (common, DeviceWork::default())
+            }
             State::Slots => self.go_back_to_snapshot(id, found),
         };
         let parts = (found.parts && found.known > 0) || (common as usize) < own.len();

@@ -229,6 +229,37 @@ fn a_sequence_begins_where_another_one_has_been() {
 }
 
 #[test]
+fn a_sequence_that_goes_on_is_not_thrown_back_by_a_snapshot_of_the_whole_prompt() {
+    let mut memory = Memory::new(&program(true), &limits(100, 9), 4);
+    let (id, _) = memory.open().unwrap();
+    read(&mut memory, id, &[1, 2, 3]);
+    let (other, _) = memory.fork(id).unwrap();
+    read(&mut memory, other, &[4]);
+    memory.seal(other, &[1, 2, 3, 4]);
+    let reuse = memory.attach(id, &[1, 2, 3], &[1, 2, 3, 4]);
+    assert_eq!((reuse.cached, reuse.miss, reuse.branch), (3, Miss::None, None));
+}
+
+#[test]
+fn a_sequence_that_goes_on_remembers_where_it_leaves_what_others_have_read() {
+    for recurrent in [false, true] {
+        let mut memory = Memory::new(&program(recurrent), &limits(100, 9), 4);
+        let (id, _) = memory.open().unwrap();
+        read(&mut memory, id, &[1, 2, 3]);
+        let (other, _) = memory.fork(id).unwrap();
+        read(&mut memory, other, &[4, 5, 6]);
+        memory.seal(other, &[1, 2, 3, 4, 5, 6]);
+        let reuse = memory.attach(id, &[1, 2, 3], &[1, 2, 3, 4, 5, 7, 8]);
+        let expected = match recurrent {
+            true => (3, Miss::NoSnapshot { known: 5, from: 3 }, Some(5)),
+            false => (5, Miss::Diverged { at: 5 }, None),
+        };
+        assert_eq!((reuse.cached, reuse.miss, reuse.branch), expected);
+        memory.check_integrity();
+    }
+}
+
+#[test]
 fn every_miss_has_its_reason() {
     let mut memory = Memory::new(&program(true), &limits(100, 9), 2);
     let (id, _) = memory.open().unwrap();
