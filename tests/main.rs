@@ -4,6 +4,7 @@
 mod chat;
 mod commands;
 mod convert;
+mod faulty;
 mod golden;
 mod history;
 mod plan;
