@@ -133,6 +133,7 @@ impl<'a> World<'a> {
             2 => self.close(at),
             3 => self.restart(),
             4 | 5 if busy => self.cancel(at),
+            6 | 7 if busy => self.abandon(at),
             _ if busy => self.hear(at),
             6 | 7 => self.regenerate(at),
             8 | 9 => self.edit(at),
@@ -197,6 +198,14 @@ impl<'a> World<'a> {
         std::thread::sleep(Duration::from_micros(self.random.below(3) as u64 * 400));
         asked.stream.cancel();
         self.hear(at);
+    }
+
+    /// Its user stops listening, and asks something else at once.
+    fn abandon(&mut self, at: usize) {
+        let asked = self.talks[at].asked.take().expect("the conversation is busy");
+        drop(asked.stream);
+        self.talks[at].tokens = asked.prompt;
+        self.ask(at);
     }
 
     fn close(&mut self, at: usize) {

@@ -153,6 +153,8 @@ impl Engine {
     }
 
     fn submit(&mut self, request: Request, events: &Sender<Event>, cancelled: Arc<AtomicBool>) -> Result<(), String> {
+        // Who has stopped listening may ask something else at once.
+        self.drop_cancelled();
         let (tokens, context, vocab) = (request.prompt.len(), self.config.context, self.runner.vocab());
         if tokens == 0 {
             return Err("the prompt has no tokens, expected at least one".into());
