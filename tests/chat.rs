@@ -8,7 +8,7 @@ use kvas::{
     sampling::{Sampler, SamplerParams},
     scheduler::Finish,
 };
-use kvas_backend::{KvType, Limits, Replay};
+use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
 use serde_json::Map;
@@ -18,10 +18,10 @@ const CONTEXT: usize = 2000;
 
 fn engine(model: &Model, snapshots: usize) -> EngineHandle {
     let replay = Replay::new(8, 4);
-    let (pages, slots) = (4 * 2 * CONTEXT / 4, 4 * (1 + snapshots) + 1);
-    let limits = Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, replay, kv_type: KvType::F16 };
+    let (pages, slots, kv_type, state_type) = (4 * 2 * CONTEXT / 4, 5, KvType::F16, StateType::F32);
+    let limits = Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type };
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, rows: 32, snapshots, snapshot_every: 0 })
+    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0 })
 }
 
 fn settings() -> ChatSettings {
@@ -105,7 +105,7 @@ fn answers_do_not_depend_on_who_else_is_served() {
         let together: Vec<_> = streams.into_iter().map(tokens).collect();
         assert_eq!(alone, together, "{name}");
         let stats = engine.stats().unwrap();
-        assert_eq!((stats.free_pages, stats.free_slots), (stats.pages, stats.slots), "{name}: all comes back");
+        assert_eq!((stats.usage.pages.held, stats.usage.sequences.held), (0, 0), "{name}: all comes back");
     }
 }
 
@@ -173,7 +173,7 @@ fn cancelled_requests_give_everything_back() {
     }
     drop(streams);
     // The engine hears of a cancellation before its next step.
-    let full = || engine.stats().map(|stats| (stats.free_pages, stats.free_slots) == (stats.pages, stats.slots));
+    let full = || engine.stats().map(|stats| (stats.usage.pages.held, stats.usage.sequences.held) == (0, 0));
     for _ in 0..200 {
         if full() == Ok(true) {
             return;

@@ -2,7 +2,7 @@
 //! implementation computed in f32.
 
 use kvas::{engine, memory::Memory, model::Model};
-use kvas_backend::{Backend, KvType, Limits, Outputs, Reference, Replay, Step};
+use kvas_backend::{Backend, KvType, Limits, Outputs, Reference, Replay, StateType, Step};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
 use kvas_tools::convert::{ConvertOptions, convert};
@@ -108,7 +108,8 @@ fn words(tensors: &SafeTensors, name: &str) -> Vec<[u8; 4]> {
 }
 
 fn limits(rows: usize, replay: Replay, kv_type: KvType) -> Limits {
-    Limits { rows, outputs: rows, pages: 400, page_size: 4, slots: 3, replay, kv_type }
+    let (snapshots, state_type) = (0, StateType::F32);
+    Limits { rows, outputs: rows, pages: 400, page_size: 4, slots: 3, snapshots, replay, kv_type, state_type }
 }
 
 fn logits(model: &Model, backend: Box<dyn Backend>, limits: Limits, ids: &[u32]) -> Vec<f32> {
@@ -186,7 +187,7 @@ fn chunks_and_replay_do_not_change_the_logits() {
 fn beside(model: &Model, other: &[u32], ids: &[u32]) -> Vec<f32> {
     let limits = limits(64, Replay::new(8, 4), KvType::F32);
     let mut runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    let mut memory = Memory::new(runner.program(), &limits, 0);
+    let mut memory = Memory::new(runner.program(), &limits);
     let mut open = |tokens| {
         let (id, work) = memory.open().unwrap();
         runner.apply(&work).unwrap();

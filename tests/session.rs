@@ -9,7 +9,7 @@ use kvas::{
     sampling::{Sampler, SamplerParams},
     session::{ModelId, Session, Writer},
 };
-use kvas_backend::{Backend, KvType, Limits, Reference, Replay, conformance::Random};
+use kvas_backend::{Backend, KvType, Limits, Reference, Replay, StateType, conformance::Random};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
 use std::{
@@ -24,12 +24,13 @@ const CONTEXT: usize = 400;
 
 fn limits(page_size: usize, replay: Replay) -> Limits {
     let pages = 1 + 12 * (CONTEXT / page_size + 2);
-    Limits { rows: 32, outputs: 1, pages, page_size, slots: 10, replay, kv_type: KvType::F32 }
+    let (kv_type, state_type) = (KvType::F32, StateType::F32);
+    Limits { rows: 32, outputs: 1, pages, page_size, slots: 3, snapshots: 8, replay, kv_type, state_type }
 }
 
 fn engine(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> EngineHandle {
     let runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, rows: 32, snapshots: 8, snapshot_every: 0 })
+    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0 })
 }
 
 /// A folder that goes when the test ends.

@@ -17,7 +17,7 @@ pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDe
 pub use reference::Reference;
 pub use rope::Rope;
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
-pub use store::{Cursors, KvType, Limits, Replay, StoreDecl};
+pub use store::{Cursors, KvType, Limits, Replay, StateType, StoreDecl};
 
 use kvas_gguf::Quant;
 use std::{ops::Deref, sync::Arc};
@@ -105,6 +105,10 @@ pub trait Backend: Send {
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<(), DeviceError>;
+
+    /// Bytes that `prepare` would take besides weights, activations, pages and slots, for weights stored in these
+    /// formats.
+    fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64;
 
     /// Takes over what changes from step to step, and flushes the replay rings that need it.
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError>;

@@ -189,6 +189,34 @@ impl KvType {
     }
 }
 
+/// Element type of checkpoints of recurrent states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StateType {
+    /// 4 bytes.
+    #[default]
+    F32,
+    /// 2 bytes, 11 bits of mantissa: rounded whenever a checkpoint is written (ALGORITHMS 2.9).
+    F16,
+}
+
+impl StateType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            StateType::F32 => 4,
+            StateType::F16 => 2,
+        }
+    }
+
+    /// The name users write: `f16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            StateType::F32 => "f32",
+            StateType::F16 => "f16",
+        }
+    }
+}
+
 /// How much a slot keeps as inputs instead of state. `history` tokens are folded into the checkpoint at once; steps
 /// of up to `window` rows can be taken back. `history == 0` writes the state every step and nothing can be taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,12 +260,24 @@ pub struct Limits {
     pub pages: usize,
     /// Tokens of a page, a power of two.
     pub page_size: usize,
-    /// Slots, slot 0 included.
+    /// Slots that steps may name, slot 0 included.
     pub slots: usize,
+    /// Further slots, numbered from `slots` on, that hold what was copied or loaded into them and never take part in a
+    /// step: they have no replay ring.
+    pub snapshots: usize,
     /// Replay rings.
     pub replay: Replay,
     /// Element type of pages.
     pub kv_type: KvType,
+    /// Element type of checkpoints.
+    pub state_type: StateType,
+}
+
+impl Limits {
+    /// Slots of both kinds.
+    pub const fn all_slots(&self) -> usize {
+        self.slots + self.snapshots
+    }
 }
 
 /// Where a slot's replay ring stands.

@@ -14,11 +14,13 @@ mod simd;
 mod slots;
 mod weights;
 
-pub use limits::{available_memory, compute_peak, read_bandwidth};
+pub use limits::{available_memory, compute_peak, read_bandwidth, resident_memory};
 pub use simd::Isa;
 
 use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
+use kvas_gguf::Quant;
 use machine::Machine;
+use plan::Plan;
 use pool::Pool;
 use simd::Proof;
 use std::sync::Arc;
@@ -88,6 +90,10 @@ impl Backend for Cpu {
         let pool = Pool::new(self.threads).map_err(|error| failed(format!("cannot start threads: {error}")))?;
         self.machine = Some(Machine::new(proof, pool, program, weights, limits)?);
         Ok(())
+    }
+
+    fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
+        Plan::new(program, quants, limits, self.threads).scratch_bytes
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {

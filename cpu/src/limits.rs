@@ -22,6 +22,12 @@ pub fn available_memory() -> Option<u64> {
     }
 }
 
+/// Bytes of memory this process holds, if the system tells.
+pub fn resident_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    field(&status, "VmRSS:")?.checked_mul(1024)
+}
+
 /// The first number on the line that starts with the word `name`.
 fn field(text: &str, name: &str) -> Option<u64> {
     let mut words =

@@ -63,12 +63,13 @@ impl Machine {
     ) -> Result<Self, DeviceError> {
         let matrices: Result<Vec<Matrix>, _> = program.weights.iter().map(|decl| Matrix::load(weights, decl)).collect();
         let matrices = matrices?;
-        let plan = Plan::new(&program, &matrices, &limits, pool.threads());
+        let quants: Vec<_> = matrices.iter().map(|matrix| matrix.quant).collect();
+        let plan = Plan::new(&program, &quants, &limits, pool.threads());
         plan.check()?;
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
-            StoreDecl::State(state) => Memory::State(State::new(*state, limits.slots, limits.replay)),
-            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.slots, limits.replay)),
+            StoreDecl::State(state) => Memory::State(State::new(*state, limits.all_slots(), limits.replay)),
+            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.all_slots(), limits.replay)),
         });
         let floats = |len: usize| vec![0.0f32; len];
         Ok(Self {
@@ -82,8 +83,8 @@ impl Machine {
             ropes: Ropes::new(&program, &matrices, limits.rows),
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
-            cursors: Cursors::new(limits.replay, limits.slots),
-            written: vec![false; limits.slots],
+            cursors: Cursors::new(limits.replay, limits.all_slots()),
+            written: vec![false; limits.all_slots()],
             quantised: Quantised::new(plan.quantised),
             routed: vec![0; plan.routed[0]],
             routed_ends: vec![0; plan.routed[1]],

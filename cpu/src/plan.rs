@@ -6,9 +6,9 @@ use crate::{
     quant::Path,
     quantised::Quantised,
     slots::State,
-    weights::Matrix,
 };
 use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
+use kvas_gguf::Quant;
 
 /// Sizes of everything a [`crate::machine::Machine`] allocates, in elements.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,11 +29,13 @@ pub(crate) struct Plan {
     pub(crate) scratch: usize,
     /// Bytes of all of these, and of pages and slots.
     pub(crate) bytes: u64,
+    /// Bytes of all but activations, pages and slots.
+    pub(crate) scratch_bytes: u64,
 }
 
 impl Plan {
-    /// Counts what `program` takes.
-    pub(crate) fn new(program: &Program, matrices: &[Matrix], limits: &Limits, threads: usize) -> Self {
+    /// Counts what `program` takes, its weights stored in `quants`.
+    pub(crate) fn new(program: &Program, quants: &[Quant], limits: &Limits, threads: usize) -> Self {
         let rows = |act: Act| match program.act(act).rows {
             Rows::Step => limits.rows,
             Rows::Outputs => limits.outputs,
@@ -42,17 +44,17 @@ impl Plan {
         let size = |act: Act| rows(act).saturating_mul(columns(act));
         let mut plan =
             Plan { acts: (0..program.acts.len() as u32).map(|act| size(Act(act))).collect(), ..Plan::default() };
-        let matrix = |weight: Weight| &matrices[weight.0 as usize];
+        let quant = |weight: Weight| quants[weight.0 as usize];
         for op in &program.ops {
-            plan.scratch = plan.scratch.max(scratch(program, op, matrix));
+            plan.scratch = plan.scratch.max(scratch(program, op, quant));
             for (x, weight) in products(op) {
-                if Path::of(matrix(weight).quant) == Path::Quantised {
+                if Path::of(quant(weight)) == Path::Quantised {
                     plan.quantised = plan.quantised.max(size(x));
                 }
             }
             let mut route = |experts: Act, weight: Weight, outputs: usize| {
                 plan.routed[0] = plan.routed[0].max(size(experts));
-                plan.routed[1] = plan.routed[1].max(matrix(weight).rows() / outputs);
+                plan.routed[1] = plan.routed[1].max(program.weight(weight).shape[0] / outputs);
             };
             if let Op::ExpertGatedLinear(op) = op {
                 route(op.experts, op.up, columns(op.out) / columns(op.experts));
@@ -85,25 +87,28 @@ impl Plan {
                 StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
             }
         }
-        plan.bytes = plan.count(program, limits, threads);
+        (plan.bytes, plan.scratch_bytes) = plan.count(program, limits, threads);
         plan
     }
 
-    fn count(&self, program: &Program, limits: &Limits, threads: usize) -> u64 {
+    /// Bytes of everything, and of all but activations, pages and slots.
+    fn count(&self, program: &Program, limits: &Limits, threads: usize) -> (u64, u64) {
         let stores = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => 0,
-            StoreDecl::State(state) => State::elements(state, limits.slots, limits.replay),
+            StoreDecl::State(state) => State::elements(state, limits.all_slots(), limits.replay),
             StoreDecl::Conv(conv) => {
-                conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.slots)
+                conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.all_slots())
             }
         });
         let acts = self.acts.iter().copied();
         let turns = Ropes::elements(program, limits.rows);
         let rest = [self.keys.saturating_mul(2), self.partials, self.scratch.saturating_mul(threads), turns];
-        let floats = stores.chain(acts).chain(rest).fold(0usize, usize::saturating_add);
+        let rest = rest.into_iter().fold(0usize, usize::saturating_add);
+        let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
+        let floats = stores.chain(acts).fold(0usize, usize::saturating_add);
         let pages = self.page.saturating_mul(limits.pages).saturating_mul(limits.kv_type.bytes());
-        let bytes = floats.saturating_mul(4).saturating_add(pages).saturating_add(Quantised::bytes(self.quantised));
-        bytes as u64
+        let bytes = floats.saturating_mul(4).saturating_add(pages).saturating_add(scratch_bytes);
+        (bytes as u64, scratch_bytes as u64)
     }
 
     /// Refuses what the machine cannot hold.
@@ -137,8 +142,9 @@ fn products(op: &Op) -> Vec<(Act, Weight)> {
 }
 
 /// f32 scratch a thread needs for an op, where the store alone does not say.
-fn scratch<'a>(program: &Program, op: &Op, matrix: impl Fn(Weight) -> &'a Matrix) -> usize {
-    let product = products(op).into_iter().map(|(_, weight)| product::scratch(matrix(weight))).max();
+fn scratch(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant) -> usize {
+    let columns = |weight: Weight| program.weight(weight).shape[1];
+    let product = products(op).into_iter().map(|(_, weight)| product::scratch(quant(weight), columns(weight))).max();
     let own = if let Op::Attention(op) = op {
         attention::scratch(attention::pages(program, op))
     } else if let Op::Route(op) = op {

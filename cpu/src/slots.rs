@@ -269,7 +269,7 @@ pub(crate) fn ring_runs(cursor: Cursor, ring: usize) -> [std::ops::Range<usize>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvas_backend::store::PageLayout;
+    use kvas_backend::{StateType, store::PageLayout};
 
     #[test]
     fn ring_runs_wrap() {
@@ -286,8 +286,10 @@ mod tests {
             pages: 4,
             page_size: 4,
             slots: 1,
+            snapshots: 0,
             replay: Replay::OFF,
             kv_type: KvType::Bf16,
+            state_type: StateType::F32,
         };
         let layout = PageLayout::Separate;
         let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout };

@@ -214,8 +214,12 @@ fn small_linear() -> (Arc<Program>, Limits) {
     let (x, y) = (b.act("x", 64), b.act("y", 8));
     let weight = b.matrix("some.weight", [8, 64]);
     b.linear(x, weight, y, Output::Write);
-    let (replay, kv_type) = (Replay::OFF, KvType::F16);
-    (Arc::new(b.finish(y)), Limits { rows: 4, outputs: 4, pages: 1, page_size: 16, slots: 1, replay, kv_type })
+    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, kvas_backend::StateType::F32);
+    #[rustfmt::skip]
+    let limits = Limits {
+        rows: 4, outputs: 4, pages: 1, page_size: 16, slots: 1, snapshots: 0, replay, kv_type, state_type,
+    };
+    (Arc::new(b.finish(y)), limits)
 }
 
 /// Weights that are not what they should be.

@@ -1,14 +1,11 @@
 //! `kvas bench`: prompt and generation speed, with the machine's own limits measured in the same run.
 
-use super::{
-    device::{self, Snapshots},
-    flags::ModelFlags,
-};
-use anyhow::anyhow;
+use super::{device, flags::ModelFlags};
+use anyhow::{anyhow, ensure};
 use clap::Args;
 use kvas::{
     engine::Runner,
-    memory::{Memory, SequenceId},
+    memory::{Memory, SequenceId, plan::SnapshotBudget},
     model::{
         Model,
         traffic::{Traffic, traffic},
@@ -16,7 +13,7 @@ use kvas::{
 };
 use kvas_backend::{Outputs, Step};
 use serde_json::json;
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
 /// Measure prompt and generation speed against the machine's own limits
 #[derive(Debug, Args)]
@@ -83,9 +80,9 @@ impl Bench {
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
         let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1;
         let sequences = longest(&self.parallel).max(1);
-        // Every round forks the sequences at their depth: one snapshot slot each.
-        let wanted =
-            device::Wanted { sequences, snapshots: Snapshots::Exactly(1), outputs: sequences, context: Some(context) };
+        // Every round goes back to the depth: one snapshot each.
+        let snapshots = SnapshotBudget::Exactly(sequences);
+        let wanted = device::Wanted { sequences, snapshots, outputs: sequences, context: Some(context) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let threads = self.model.threads();
         let limits = Limits {
@@ -120,33 +117,35 @@ impl Bench {
 
     /// Tokens per second of every repetition.
     fn measure(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<Vec<f64>> {
-        let mut memory = Memory::new(&model.program, runner.limits(), 0);
+        let mut memory = Memory::new(&model.program, runner.limits());
         let fail = |error: &dyn std::fmt::Display| anyhow!("{}: {error}", test.name());
         let mut sequences = Vec::new();
-        for _ in 0..test.parallel {
+        for number in 0..test.parallel {
             let (id, work) = memory.open().map_err(|full| fail(&full))?;
             runner.apply(&work)?;
-            sequences.push(id);
-            advance(runner, &mut memory, &[id], test.depth, self.model.batch_size as usize)?;
+            sequences.push((id, number as u32));
+            advance(runner, &mut memory, &sequences[number..], test.depth, self.model.batch_size as usize)?;
+            let sealed = memory.seal(id, &tokens(model.spec.vocab, number as u32, 0..test.depth));
+            sealed.map_or(Ok(()), |work| runner.apply(&work))?;
         }
         let mut rates = Vec::new();
         // The first round warms caches and is not counted.
         for round in 0..=self.repetitions {
-            let mut fork = Vec::new();
-            for id in &sequences {
-                let (copy, work) = memory.fork(*id).map_err(|full| fail(&full))?;
-                runner.apply(&work)?;
-                fork.push(copy);
+            for &(id, number) in &sequences {
+                let own = tokens(model.spec.vocab, number, 0..memory.committed(id) as usize);
+                let prompt = tokens(model.spec.vocab, number, 0..test.depth + 1);
+                let reuse = memory.attach(id, &own, &prompt);
+                ensure!(reuse.cached as usize == test.depth, "{}: went back to {}", test.name(), reuse.cached);
+                runner.apply(&reuse.work)?;
             }
             let started = Instant::now();
-            advance(runner, &mut memory, &fork, test.prompt, self.model.batch_size as usize)?;
+            advance(runner, &mut memory, &sequences, test.prompt, self.model.batch_size as usize)?;
             for _ in 0..test.generate {
-                advance(runner, &mut memory, &fork, 1, 1)?;
+                advance(runner, &mut memory, &sequences, 1, 1)?;
             }
             if round > 0 {
                 rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
             }
-            fork.into_iter().for_each(|id| memory.release(id));
         }
         Ok(rates)
     }
@@ -196,31 +195,35 @@ fn bytes_per_token(traffic: &Traffic, test: Test, batch: usize, kv_bytes: usize)
     weights + (kv + traffic.state_bytes as f64) / per_row
 }
 
-/// Appends `tokens` arbitrary tokens to every sequence, in steps of at most `batch` each.
+/// Arbitrary tokens at these positions of sequence number `number`.
+fn tokens(vocab: usize, number: u32, positions: Range<usize>) -> Vec<u32> {
+    positions.map(|position| (position as u32 + number).wrapping_mul(7919) % vocab as u32).collect()
+}
+
+/// Appends arbitrary tokens to every numbered sequence, in steps of at most `batch` each.
 fn advance(
     runner: &mut Runner,
     memory: &mut Memory,
-    sequences: &[SequenceId],
-    tokens: usize,
+    sequences: &[(SequenceId, u32)],
+    count: usize,
     batch: usize,
 ) -> anyhow::Result<()> {
-    let vocab = runner.vocab() as u32;
-    let mut left = tokens;
+    let vocab = runner.vocab();
+    let mut left = count;
     while left > 0 {
         let rows = left.min(batch);
         let mut step = Step::default();
-        for (number, &id) in sequences.iter().enumerate() {
+        for &(id, number) in sequences {
             let work = memory.reserve(id, rows as u32)?;
             runner.apply(&work)?;
             let context = memory.committed(id);
-            let token = |row: usize| (context + row as u32 + number as u32).wrapping_mul(7919) % vocab;
-            let tokens: Vec<u32> = (0..rows).map(token).collect();
+            let tokens = tokens(vocab, number, context as usize..context as usize + rows);
             step.push(memory.slot(id), context, &tokens, Outputs::Last, memory.tables(id));
         }
         runner.run_step(&step)?;
-        let accepted: Vec<_> = sequences.iter().map(|id| (memory.slot(*id), rows as u32)).collect();
+        let accepted: Vec<_> = sequences.iter().map(|(id, _)| (memory.slot(*id), rows as u32)).collect();
         runner.commit(&accepted)?;
-        sequences.iter().for_each(|id| memory.commit(*id, rows as u32));
+        sequences.iter().for_each(|(id, _)| memory.commit(*id, rows as u32));
         left -= rows;
     }
     Ok(())

@@ -1,14 +1,11 @@
 //! `kvas bench-op`: one mechanism at a time, against what it is supposed to save.
 
-use super::{
-    chat::SNAPSHOT_EVERY,
-    device::{self, Snapshots},
-    flags::ModelFlags,
-};
+use super::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags};
 use anyhow::{anyhow, ensure};
 use clap::{Args, Subcommand};
 use kvas::{
     engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Timings},
+    memory::plan::SnapshotBudget,
     sampling::{Sampler, SamplerParams},
 };
 use kvas_backend::conformance::Random;
@@ -91,13 +88,13 @@ impl Snapshot {
         let model = device::open(&self.model)?;
         let turn = (self.tokens + self.predict) as usize;
         let context = Some(self.turns as usize * turn + turn);
-        let wanted = device::Wanted { sequences: 1, snapshots: Snapshots::Many, outputs: 1, context };
+        let wanted = device::Wanted { sequences: 1, snapshots: SnapshotBudget::Share, outputs: 1, context };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let (vocab, rows, snapshots) = (model.spec.vocab, plan.limits.rows, plan.snapshots);
-        let config = EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY };
+        let (vocab, snapshots) = (model.spec.vocab, plan.limits.snapshots);
+        let config = EngineConfig { context: plan.context, snapshot_every: SNAPSHOT_EVERY };
         let engine = Engine::start(runner, config);
         let chat = Chat { id: engine.open().map_err(|what| anyhow!(what))?, engine, vocab };
-        self.say_what(&model.spec.architecture, plan.slot_bytes, snapshots);
+        self.say_what(&model.spec.architecture, plan.snapshot_bytes, snapshots);
         let mut random = Random::new(1);
         let (mut turns, mut history, mut cost) = (Vec::new(), Vec::new(), Cost::default());
         for _ in 0..self.turns {

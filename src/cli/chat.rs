@@ -1,8 +1,7 @@
 //! `kvas chat`: a conversation in the terminal.
 
 use super::{
-    INTERRUPTED,
-    device::{self, Snapshots},
+    INTERRUPTED, device,
     flags::{ModelFlags, SamplingFlags},
 };
 use anyhow::{Context, anyhow};
@@ -10,11 +9,11 @@ use clap::Args;
 use kvas::{
     chat::{Chat as Conversation, ChatSettings},
     engine::{Engine, EngineConfig, Timings},
+    memory::plan::{MemoryPlan, SnapshotBudget},
     repl::{Colour, Left, Repl, ReplSettings, Sizes},
     session::ModelId,
     text::ChatTemplate,
 };
-use kvas_backend::StoreDecl;
 use serde_json::{Map, Value};
 use std::{
     io::IsTerminal,
@@ -60,7 +59,7 @@ pub(crate) const SNAPSHOT_EVERY: u32 = 512;
 
 /// What a conversation needs: one sequence, and snapshots to go back to.
 pub(crate) const WANTED: device::Wanted =
-    device::Wanted { sequences: 1, snapshots: Snapshots::Many, outputs: 1, context: None };
+    device::Wanted { sequences: 1, snapshots: SnapshotBudget::Share, outputs: 1, context: None };
 
 /// One line about a request.
 pub(crate) fn statistics(timings: &Timings) -> String {
@@ -80,17 +79,9 @@ impl Chat {
             None => model.template()?,
         };
         let (runner, plan) = device::prepare(&self.model, &model, WANTED)?;
-        let page_elements = model.program.stores.iter().map(|store| match store {
-            StoreDecl::Pages(pages) => pages.page_elements(plan.limits.page_size),
-            StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
-        });
-        let page_bytes = (page_elements.max().unwrap_or(0) * plan.limits.kv_type.bytes()) as u64;
-        let sizes = Sizes { page_bytes, slot_bytes: plan.slot_bytes, context: plan.context };
-        let (rows, snapshots) = (plan.limits.rows, plan.snapshots);
-        let engine = Engine::start(
-            runner,
-            EngineConfig { context: plan.context, rows, snapshots, snapshot_every: SNAPSHOT_EVERY },
-        );
+        let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, .. } = plan;
+        let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context };
+        let engine = Engine::start(runner, EngineConfig { context, snapshot_every: SNAPSHOT_EVERY });
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let stop_strings = self.reverse_prompt;
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };

@@ -1,23 +1,14 @@
 //! From flags to a prepared device: the one place that names backends.
 
-use super::flags::{Device, ModelFlags};
-use anyhow::bail;
+use super::flags::{Device, ModelFlags, REPLAY_WINDOW};
+use anyhow::anyhow;
 use kvas::{
     engine::Runner,
-    memory::plan::{MemoryPlan, PlanRequest, plan},
-    model::Model,
+    memory::plan::{Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
+    model::{Model, weights},
 };
-use kvas_backend::{Backend, Reference};
+use kvas_backend::{Backend, Reference, StateType};
 use std::io::IsTerminal;
-
-/// How many snapshots a command keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Snapshots {
-    /// So many per sequence.
-    Exactly(usize),
-    /// As many as an eighth of the memory has room for, at least 8 and at most 256 per sequence; 64 if there is no state.
-    Many,
-}
 
 /// How many sequences a command wants, and how much of each it looks at.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +16,7 @@ pub(crate) struct Wanted {
     /// Sequences at once.
     pub(crate) sequences: usize,
     /// Snapshots to go back to.
-    pub(crate) snapshots: Snapshots,
+    pub(crate) snapshots: SnapshotBudget,
     /// Output rows of a step; the rest of a step is only read.
     pub(crate) outputs: usize,
     /// Tokens per sequence the command needs at least, where it knows.
@@ -37,35 +28,34 @@ pub(crate) fn open(flags: &ModelFlags) -> anyhow::Result<Model> {
     Ok(Model::open(&flags.model, flags.override_pre.as_deref())?)
 }
 
-/// The memory plan of a command.
-pub(crate) fn memory_plan(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<MemoryPlan> {
-    Ok(plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?))
+impl Wanted {
+    /// One sequence that is read once: nothing to go back to.
+    pub(crate) const fn once(outputs: usize, context: Option<usize>) -> Self {
+        Self { sequences: 1, snapshots: SnapshotBudget::Exactly(0), outputs, context }
+    }
 }
 
 /// What a command asks of this machine's memory.
 pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<PlanRequest> {
-    let mut request = PlanRequest {
+    let request = PlanRequest {
         context: flags.context().or(wanted.context),
         sequences: wanted.sequences,
-        snapshots: 0,
+        snapshots: wanted.snapshots,
         rows: flags.batch_size as usize,
         outputs: wanted.outputs,
         page_size: flags.page_size()?,
-        replay: flags.replay(),
+        history: flags.replay.map(|tokens| tokens as usize),
+        window: REPLAY_WINDOW,
         kv_type: flags.kv_type(model)?,
-        weights_bytes: model.file.file_bytes(),
+        state_type: StateType::F32,
+        weights_bytes: model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file),
+        process_bytes: kvas_cpu::resident_memory().unwrap_or(0),
+        scratch_bytes: 0,
         available_bytes: available_bytes(),
     };
-    request.snapshots = match wanted.snapshots {
-        Snapshots::Exactly(count) => count,
-        Snapshots::Many => {
-            let slot = plan(&model.program, model.spec.context_length, &request).slot_bytes;
-            let share = request.available_bytes / 8 / wanted.sequences as u64;
-            // Without state a snapshot is no more than the tail of its pages.
-            share.checked_div(slot).map_or(64, |count| count.clamp(8, 256) as usize)
-        }
-    };
-    Ok(request)
+    let limits = plan(&model.program, model.spec.context_length, &request).limits;
+    let quants = weights::quants(&model.program, &model.file);
+    Ok(PlanRequest { scratch_bytes: backend(flags).scratch_bytes(&model.program, &quants, &limits), ..request })
 }
 
 /// Most of the memory there is: the rest of the system wants some too.
@@ -73,30 +63,30 @@ fn available_bytes() -> u64 {
     kvas_cpu::available_memory().map_or(u64::MAX, |bytes| bytes / 10 * 9)
 }
 
-/// Plans, refuses what does not fit, and prepares the device.
-pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<(Runner, MemoryPlan)> {
-    let plan = memory_plan(flags, model, wanted)?;
-    let (needed, available) = (plan.total_bytes(), available_bytes());
-    if needed > available {
-        bail!(
-            "{}: {needed} bytes are needed (weights {}, pages {}, slots {}, activations {}), {available} are available; \
-             a smaller --ctx-size or --batch-size needs less",
-            flags.model.display(),
-            plan.weights_bytes,
-            plan.pages_bytes,
-            plan.slots_bytes,
-            plan.activations_bytes
-        );
-    }
-    if flags.verbose {
-        eprintln!("{}: context {} tokens, {needed} bytes planned", flags.model.display(), plan.context);
-    }
-    let backend: Box<dyn Backend> = match flags.device {
+fn backend(flags: &ModelFlags) -> Box<dyn Backend> {
+    match flags.device {
         Device::Auto | Device::Cpu => Box::new(kvas_cpu::Cpu::new(flags.threads())),
         Device::Reference => Box::new(Reference::default()),
-    };
+    }
+}
+
+/// Plans, refuses what does not fit, says what was made smaller, and prepares the device.
+pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<(Runner, MemoryPlan)> {
+    let file = flags.model.display();
+    let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
+    plan.check().map_err(|large| anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less"))?;
+    for clamp in &plan.clamps {
+        match clamp {
+            Clamp::Context { .. } | Clamp::Pool { .. } => eprintln!("{file}: {clamp}"),
+            Clamp::Snapshots { .. } if flags.verbose => eprintln!("{file}: {clamp}"),
+            Clamp::Snapshots { .. } => {}
+        }
+    }
+    if flags.verbose {
+        eprintln!("{file}: context {} tokens, {} bytes planned", plan.context, plan.total_bytes());
+    }
     let bar = progress_bar(model.file.file_bytes());
-    let runner = model.prepare(backend, plan.limits, &mut |done, _| bar.set_position(done))?;
+    let runner = model.prepare(backend(flags), plan.limits, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
     Ok((runner, plan))
 }

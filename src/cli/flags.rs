@@ -6,7 +6,7 @@ use kvas::{
     model::Model,
     sampling::{SamplerParams, parse_samplers},
 };
-use kvas_backend::{KvType, Replay};
+use kvas_backend::KvType;
 use kvas_gguf::Quant;
 use kvas_tools::quantize::{MIXES, Mix};
 use std::path::PathBuf;
@@ -39,8 +39,9 @@ pub(crate) struct ModelFlags {
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) page_size: u32,
     /// Tokens a recurrent layer keeps as inputs before it folds them into its state; 0 writes the state every step
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub(crate) replay: u32,
+    /// [default: what moves the fewest bytes; `kvas plan` shows it]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) replay: Option<u32>,
     /// Pre-tokenizer to use instead of the one the file names
     #[arg(long, value_name = "NAME")]
     pub(crate) override_pre: Option<String>,
@@ -72,7 +73,7 @@ pub(crate) enum CacheType {
 }
 
 /// Rows a step may be taken back by; drafts will need it, and a longer ring costs memory.
-const REPLAY_WINDOW: usize = 4;
+pub(crate) const REPLAY_WINDOW: usize = 4;
 
 impl ModelFlags {
     pub(crate) fn threads(&self) -> usize {
@@ -83,10 +84,6 @@ impl ModelFlags {
     /// `None` for 0, as llama.cpp has it: the model's own.
     pub(crate) fn context(&self) -> Option<usize> {
         self.ctx_size.filter(|tokens| *tokens > 0).map(|tokens| tokens as usize)
-    }
-
-    pub(crate) fn replay(&self) -> Replay {
-        Replay::new(self.replay as usize, REPLAY_WINDOW)
     }
 
     /// A model of f32 weights is run for exactness, and its pages should not be what spoils it.

@@ -1,10 +1,6 @@
 //! `kvas imatrix`: which columns of a model's matrices matter, measured on a text.
 
-use super::{
-    device::{self, Snapshots},
-    flags::ModelFlags,
-    score::text_windows,
-};
+use super::{device, flags::ModelFlags, score::text_windows};
 use anyhow::anyhow;
 use clap::Args;
 use kvas::engine::{InputRow, matrix_inputs};
@@ -34,12 +30,7 @@ impl Imatrix {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let model = device::open(&self.model)?;
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
-        let wanted = device::Wanted {
-            sequences: 1,
-            snapshots: Snapshots::Exactly(0),
-            outputs: 1,
-            context: Some(windows[0].len()),
-        };
+        let wanted = device::Wanted::once(1, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let dataset = self.file.display().to_string();
         let mut importance = ImportanceMatrix::new(dataset, windows.len(), windows[0].len());

@@ -1,7 +1,7 @@
 //! `kvas perplexity`: how well a model predicts a text.
 
 use super::{
-    device::{self, Snapshots},
+    device,
     flags::ModelFlags,
     score::{SCORED_ROWS, text_windows},
 };
@@ -34,12 +34,7 @@ impl Perplexity {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let model = device::open(&self.model)?;
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
-        let wanted = device::Wanted {
-            sequences: 1,
-            snapshots: Snapshots::Exactly(0),
-            outputs: SCORED_ROWS,
-            context: Some(windows[0].len()),
-        };
+        let wanted = device::Wanted::once(SCORED_ROWS, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let (mut total, mut scored) = (0.0, 0usize);
         for (number, ids) in windows.iter().enumerate() {

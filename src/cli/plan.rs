@@ -7,7 +7,7 @@ use super::{
 use clap::Args;
 use indicatif::HumanBytes;
 use kvas::{
-    memory::plan::{MemoryPlan, PlanRequest, plan},
+    memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, plan},
     model::{
         Model,
         kinds::{self, Kind, Tally},
@@ -75,15 +75,20 @@ impl<'a> Report<'a> {
     fn new(model: &'a Model, request: &PlanRequest) -> Self {
         let trained = model.spec.context_length;
         let planned = |request: &PlanRequest| plan(&model.program, trained, request);
-        let needed =
-            |context, sequences| planned(&PlanRequest { context: Some(context), sequences, ..*request }).total_bytes();
+        let chosen = planned(request);
+        // What it would take if memory were no limit.
+        let snapshots = SnapshotBudget::Exactly(chosen.limits.snapshots);
+        let unbounded = PlanRequest { snapshots, available_bytes: u64::MAX, ..*request };
+        let needed = |context, sequences| {
+            planned(&PlanRequest { context: Some(context), sequences, ..unbounded }).needed_bytes()
+        };
         // A context longer than the model was trained for helps nobody.
         let contexts = CONTEXTS.into_iter().filter(|context| *context <= trained.max(CONTEXTS[0]));
         Self {
             model,
             kinds: kinds::tally(model.file.tensors(), &model.spec),
             available_bytes: request.available_bytes,
-            plan: planned(request),
+            plan: chosen,
             fits: contexts.map(|context| (context, SEQUENCES.map(|sequences| needed(context, sequences)))).collect(),
         }
     }
@@ -102,20 +107,29 @@ impl<'a> Report<'a> {
         writeln!(out, "context           {} of {} tokens trained", plan.context, spec.context_length)?;
         writeln!(out, "replay ring       {} tokens, {} revocable", replay.history, replay.window)?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
-        writeln!(out, "slots             {} (1 live, {} snapshots)", plan.limits.slots, plan.snapshots)?;
+        writeln!(out, "slots             {} live, {} for snapshots", plan.limits.slots - 1, plan.limits.snapshots)?;
         self.print_kinds(out)?;
         writeln!(out, "\n{:17} {:>12}", "memory", "bytes")?;
         for (what, bytes) in [
             ("weights", plan.weights_bytes),
-            ("keys and values", plan.pages_bytes),
+            ("keys and values", plan.pages_bytes()),
             ("  per token", plan.kv_bytes_per_token),
-            ("recurrent state", plan.slots_bytes),
+            ("recurrent state", plan.slots_bytes()),
             ("  per sequence", plan.slot_bytes),
+            ("  replay ring", plan.ring_bytes),
+            ("snapshots", plan.snapshots_bytes()),
+            ("  each", plan.snapshot_bytes),
             ("activations", plan.activations_bytes),
+            ("scratch", plan.scratch_bytes),
+            ("needed", plan.needed_bytes()),
+            ("in use already", plan.process_bytes),
             ("total", plan.total_bytes()),
             ("available", self.available_bytes),
         ] {
             writeln!(out, "{what:17} {:>12}", HumanBytes(bytes).to_string())?;
+        }
+        for clamp in &plan.clamps {
+            writeln!(out, "{clamp}")?;
         }
         self.print_fits(out)
     }
@@ -171,19 +185,27 @@ impl<'a> Report<'a> {
             "vocabulary": spec.vocab,
             "trained_context": spec.context_length,
             "context": plan.context,
+            "pool_tokens": plan.pool_tokens,
+            "clamps": plan.clamps.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "pages": plan.limits.pages,
             "page_size": plan.limits.page_size,
-            "slots": plan.limits.slots,
-            "snapshots": plan.snapshots,
+            "slots": plan.limits.slots - 1,
+            "snapshots": plan.limits.snapshots,
             "replay": {"history": plan.limits.replay.history, "window": plan.limits.replay.window},
             "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
             "memory": {
                 "weights_bytes": plan.weights_bytes,
-                "kv_bytes": plan.pages_bytes,
+                "kv_bytes": plan.pages_bytes(),
                 "kv_bytes_per_token": plan.kv_bytes_per_token,
-                "state_bytes": plan.slots_bytes,
+                "state_bytes": plan.slots_bytes(),
                 "state_bytes_per_sequence": plan.slot_bytes,
+                "replay_ring_bytes_per_sequence": plan.ring_bytes,
+                "snapshots_bytes": plan.snapshots_bytes(),
+                "snapshot_bytes": plan.snapshot_bytes,
                 "activations_bytes": plan.activations_bytes,
+                "scratch_bytes": plan.scratch_bytes,
+                "needed_bytes": plan.needed_bytes(),
+                "process_bytes": plan.process_bytes,
                 "total_bytes": plan.total_bytes(),
                 "available_bytes": self.available_bytes,
             },

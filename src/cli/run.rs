@@ -1,8 +1,7 @@
 //! `kvas run`: one completion to stdout, statistics to stderr.
 
 use super::{
-    INTERRUPTED,
-    device::{self, Snapshots},
+    INTERRUPTED, device,
     flags::{ModelFlags, SamplingFlags},
     score::check_ids,
 };
@@ -11,6 +10,7 @@ use clap::Args;
 use kvas::{
     chat::{Answer, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Request},
+    memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
     session::{ModelId, Session, Writer},
@@ -88,11 +88,10 @@ impl Run {
         let asked = usize::try_from(self.predict).ok();
         let needed = asked.map(|tokens| (prompt.len() + tokens + 1).max(model.spec.context_length.min(4096)));
         let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
-        let kept = Snapshots::Exactly(snapshots);
+        let kept = SnapshotBudget::Exactly(snapshots);
         let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let rows = plan.limits.rows;
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, rows, snapshots, snapshot_every: 0 });
+        let engine = Engine::start(runner, EngineConfig { context: plan.context, snapshot_every: 0 });
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
         known.map_or(Ok(()), |session| engine.load(Arc::new(session))).map_err(fail)?;

@@ -1,9 +1,6 @@
 //! `kvas logits`: teacher-forced logits of a token sequence.
 
-use super::{
-    device::{self, Snapshots},
-    flags::ModelFlags,
-};
+use super::{device, flags::ModelFlags};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use kvas::{
@@ -77,7 +74,7 @@ impl Logits {
         let model = device::open(&self.model)?;
         check_ids(&model, &self.ids)?;
         let context = Some(self.ids.len());
-        let wanted = device::Wanted { sequences: 1, snapshots: Snapshots::Exactly(0), outputs: SCORED_ROWS, context };
+        let wanted = device::Wanted::once(SCORED_ROWS, context);
         let (mut runner, plan) = device::prepare(&self.model, &model, wanted)?;
         if self.ids.len() > plan.context {
             bail!("{} ids, expected at most the context of {}", self.ids.len(), plan.context);

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::{
-    memory::Miss,
+    memory::{Miss, Usage},
     sampling::Sampler,
     scheduler::Finish,
     session::{self, Session},
@@ -66,14 +66,8 @@ pub struct Timings {
 /// How full the engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Single-layer pages nobody holds.
-    pub free_pages: usize,
-    /// Single-layer pages there are.
-    pub pages: usize,
-    /// Slots nobody holds.
-    pub free_slots: usize,
-    /// Slots there are.
-    pub slots: usize,
+    /// Pages, sequences and snapshots.
+    pub usage: Usage,
     /// Tokens read since the start.
     pub tokens_read: u64,
 }

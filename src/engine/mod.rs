@@ -31,10 +31,6 @@ use std::{
 pub struct EngineConfig {
     /// Most tokens of one sequence.
     pub context: usize,
-    /// Most tokens of one step.
-    pub rows: usize,
-    /// Most prefixes that can be gone back to, over all sequences; 0 remembers none.
-    pub snapshots: usize,
     /// Tokens between the snapshots of a long prompt, 0 for none.
     pub snapshot_every: u32,
 }
@@ -68,8 +64,8 @@ pub struct Engine {
 impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
-        let memory = Memory::new(runner.program(), runner.limits(), config.snapshots);
-        let scheduler = Scheduler::new(config.rows, runner.limits().replay.window);
+        let memory = Memory::new(runner.program(), runner.limits());
+        let scheduler = Scheduler::new(runner.limits());
         let (jobs, conversations) = (HashMap::new(), HashMap::new());
         let engine =
             Engine { config, runner, memory, scheduler, jobs, conversations, next_conversation: 0, tokens_read: 0 };
@@ -129,10 +125,7 @@ impl Engine {
                 let _ = reply.send(self.load(&session));
             }
             Command::Stats(reply) => {
-                let (free_pages, pages) = self.memory.page_counts();
-                let (free_slots, slots) = self.memory.slot_counts();
-                let stats = Stats { free_pages, pages, free_slots, slots, tokens_read: self.tokens_read };
-                let _ = reply.send(stats);
+                let _ = reply.send(Stats { usage: self.memory.usage(), tokens_read: self.tokens_read });
             }
         }
     }
@@ -172,7 +165,10 @@ impl Engine {
         if self.jobs.contains_key(&id) {
             return Err("the conversation has a request in progress, expected one at a time".into());
         }
-        let (seals, seal_every) = (vec![tokens as u32 - 1], self.config.snapshot_every);
+        // One token short of the end: the answer can then be generated again for the price of one token.
+        let remembers = self.runner.limits().snapshots > 0;
+        let seals = remembers.then_some(tokens as u32 - 1).into_iter().collect();
+        let seal_every = if remembers { self.config.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens);
         let running = Running { max_tokens, context, stop, generated: 0, seals, seal_every };
         let mut sampler = request.sampler;

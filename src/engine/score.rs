@@ -22,7 +22,7 @@ pub(super) fn read_fresh(
     (rows, outputs): (usize, Outputs),
     mut run: impl FnMut(&mut Runner, usize, &Step) -> Result<(), DeviceError>,
 ) -> Result<(), String> {
-    let mut memory = Memory::new(runner.program(), runner.limits(), 0);
+    let mut memory = Memory::new(runner.program(), runner.limits());
     let (id, work) = memory.open().map_err(|full| full.to_string())?;
     runner.apply(&work).map_err(|error| error.to_string())?;
     for tokens in tokens.chunks(rows) {

@@ -54,22 +54,22 @@ impl Memory {
         let slots = if self.state == State::Slots { most } else { 0 };
         let lacks = |memory: &Self| {
             memory.pages.free() < pages
-                || memory.slots.free() < slots
+                || memory.spare.free() < slots
                 || memory.prefixes.len() + most > memory.most_prefixes
         };
         while lacks(self) && self.drop_a_prefix() {}
         if self.pages.free() < pages {
             return Err(Full::Pages { needed: pages, free: self.pages.free(), total: self.pages.total() });
         }
-        let count = if self.state == State::Slots { most.min(self.slots.free()) } else { most };
+        let count = if self.state == State::Slots { most.min(self.spare.free()) } else { most };
         if count == 0 {
-            return Err(Full::Slots { total: self.slots.total() });
+            return Err(Full::Snapshots { total: self.spare.total().min(self.most_prefixes) });
         }
         let mut table = || (0..table_pages).map(|_| self.pages.take().expect("as many as needed are free")).collect();
         let tables: Vec<Vec<Page>> = (0..self.page_stores).map(|_| table()).collect();
         let mut states = Vec::new();
         for position in missing.split_off(missing.len() - count) {
-            let slot = (self.state == State::Slots).then(|| self.slots.take().expect("as many as needed are free"));
+            let slot = (self.state == State::Slots).then(|| self.spare.take().expect("as many as needed are free"));
             states.extend(slot.map(|slot| (position, slot)));
             let covering = (position as usize).div_ceil(self.page_size);
             let tables: Vec<Vec<Page>> = tables.iter().map(|table| table[..covering].to_vec()).collect();

@@ -51,6 +51,12 @@ pub enum Full {
         /// Slots there are.
         total: usize,
     },
+    /// Snapshots.
+    #[error("nothing can be kept: there is room for {total} snapshots")]
+    Snapshots {
+        /// Snapshots there is room for.
+        total: usize,
+    },
 }
 
 #[derive(Debug)]
@@ -59,6 +65,26 @@ struct Sequence {
     committed: u32,
     /// One table per page store, covering committed and reserved tokens.
     tables: Vec<Vec<Page>>,
+}
+
+/// How many of a kind are in use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// In use.
+    pub held: usize,
+    /// There are.
+    pub total: usize,
+}
+
+/// How full the memory is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Single-layer pages.
+    pub pages: Held,
+    /// Live sequences, each with a slot.
+    pub sequences: Held,
+    /// Prefixes that can be gone back to.
+    pub snapshots: Held,
 }
 
 /// Why tokens that somebody has read are read again.
@@ -125,7 +151,10 @@ enum State {
 #[derive(Debug)]
 pub struct Memory {
     pages: PagePool,
+    /// Of live sequences.
     slots: SlotPool,
+    /// Of snapshots.
+    spare: SlotPool,
     page_size: usize,
     page_stores: usize,
     state: State,
@@ -137,18 +166,20 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Empty memory of a prepared backend that keeps at most `most_prefixes` prefixes. Under pressure they give way to
-    /// live sequences.
-    pub fn new(program: &Program, limits: &Limits, most_prefixes: usize) -> Self {
+    /// Empty memory of a prepared backend that keeps at most `limits.snapshots` prefixes. When pages are short they give
+    /// way to live sequences.
+    pub fn new(program: &Program, limits: &Limits) -> Self {
         let all_paged = program.stores.iter().all(|store| matches!(store, StoreDecl::Pages(_)));
         Self {
             pages: PagePool::new(limits.pages),
-            slots: SlotPool::new(limits.slots),
+            // Slot 0 is the padding target.
+            slots: SlotPool::new(1..limits.slots as u32),
+            spare: SlotPool::new(limits.slots as u32..limits.all_slots() as u32),
             page_size: limits.page_size,
             page_stores: program.page_stores(),
             state: if all_paged { State::PagesOnly } else { State::Slots },
             prefixes: Prefixes::new(),
-            most_prefixes,
+            most_prefixes: limits.snapshots,
             sequences: BTreeMap::new(),
             next: 0,
         }
@@ -250,8 +281,11 @@ impl Memory {
         assert_eq!(tokens.len(), self.get(id).committed as usize, "what is sealed is committed");
         let live = self.get(id).slot;
         let copy = |to: Slot| DeviceWork { copy_slots: vec![(live, to)], ..DeviceWork::default() };
+        if tokens.is_empty() || self.most_prefixes == 0 {
+            return None;
+        }
         let fold = (self.state == State::Slots).then(|| copy(live));
-        if tokens.is_empty() || self.most_prefixes == 0 || self.prefixes.keeps(tokens) {
+        if self.prefixes.keeps(tokens) {
             return fold;
         }
         while self.prefixes.len() >= self.most_prefixes {
@@ -280,13 +314,14 @@ impl Memory {
         let common = own.iter().zip(prompt).take_while(|(own, token)| own == token).count() as u32;
         let found = self.prefixes.find(&prompt[..most as usize]);
         let known = found.known.max(common.min(most));
-        // It may go on where it is, unless somebody else has read, and kept, more of the prompt.
-        let goes_on = common as usize == own.len() && common <= most && !own.is_empty();
+        let elsewhere = match self.state {
+            State::PagesOnly => found.known,
+            State::Slots => found.kept.map_or(0, |(_, length)| length),
+        };
+        let goes_on = common as usize == own.len() && common <= most && common >= elsewhere;
         let (cached, work) = match self.state {
+            _ if goes_on => (common, DeviceWork::default()),
             State::PagesOnly => self.go_back_in_pages(id, common.min(most), found),
-            State::Slots if goes_on && found.kept.is_none_or(|(_, length)| length <= common) => {
-                (common, DeviceWork::default())
-            }
             State::Slots => self.go_back_to_snapshot(id, found),
         };
         let parts = (found.parts && found.known > 0) || (common as usize) < own.len();
@@ -372,32 +407,26 @@ impl Memory {
         self.prefixes.kept(tokens).map(|(length, _)| length).collect()
     }
 
-    /// Prefixes kept, and the most there may be.
-    pub fn prefix_counts(&self) -> (usize, usize) {
-        (self.prefixes.len(), self.most_prefixes)
-    }
-
-    /// Free and total pages.
-    pub fn page_counts(&self) -> (usize, usize) {
-        (self.pages.free(), self.pages.total())
-    }
-
-    /// Free and total slots.
-    pub fn slot_counts(&self) -> (usize, usize) {
-        (self.slots.free(), self.slots.total())
+    /// How much of everything is in use.
+    pub fn usage(&self) -> Usage {
+        let total = self.pages.total();
+        Usage {
+            pages: Held { held: total - self.pages.free(), total },
+            sequences: Held { held: self.sequences.len(), total: self.slots.total() },
+            snapshots: Held { held: self.prefixes.len(), total: self.most_prefixes },
+        }
     }
 
     fn take_slot(&mut self) -> Result<Slot, Full> {
-        while self.slots.free() == 0 && self.drop_a_prefix() {}
         self.slots.take().ok_or(Full::Slots { total: self.slots.total() })
     }
 
     /// A slot for a snapshot: a free one, or that of a snapshot worth less.
     fn take_spare_slot(&mut self) -> Option<Slot> {
-        if self.slots.free() == 0 {
+        if self.spare.free() == 0 {
             self.drop_a_prefix();
         }
-        self.slots.take()
+        self.spare.take()
     }
 
     /// Gives up all that can be gone back to, as a failed device may not hold what it should.
@@ -408,7 +437,7 @@ impl Memory {
     /// Live sequences come before kept prefixes: the one worth least is given up. False if there is none.
     fn drop_a_prefix(&mut self) -> bool {
         let Some(entry) = self.prefixes.evict() else { return false };
-        entry.slot.into_iter().for_each(|slot| self.slots.release(slot));
+        entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
         self.release_tables(entry.tables);
         true
     }
@@ -421,21 +450,22 @@ impl Memory {
     /// those the pools think are held. Cheap enough to run whenever the engine is idle.
     pub fn check_integrity(&self) {
         let mut references = vec![0u32; self.pages.total() + 1];
-        let mut slots = 0;
+        let mut snapshots = 0;
         for sequence in self.sequences.values() {
             let keep = (sequence.committed as usize).div_ceil(self.page_size);
             assert!(sequence.tables.iter().all(|table| table.len() >= keep), "committed tokens have pages");
             assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
-            slots += 1;
             sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }
         for entry in self.prefixes.entries() {
-            slots += usize::from(entry.slot.is_some());
+            snapshots += entry.slot.into_iter().filter(|slot| self.spare.is_held(*slot)).count();
             entry.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }
         let held = references.iter().filter(|count| **count > 0).count();
         assert_eq!(held + self.pages.free(), self.pages.total(), "free and held pages are all pages");
-        assert_eq!(slots + self.slots.free(), self.slots.total(), "free and held slots are all slots");
+        let live = self.sequences.len();
+        assert_eq!(live + self.slots.free(), self.slots.total(), "free and held slots are all slots");
+        assert_eq!(snapshots + self.spare.free(), self.spare.total(), "free and kept snapshots are all there are");
         for (page, count) in references.iter().enumerate().skip(1) {
             assert_eq!(self.pages.references(Page(page as u32)), *count, "references of page {page}");
         }

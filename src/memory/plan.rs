@@ -1,6 +1,19 @@
-//! The memory a program will take, computed before anything is allocated.
+//! The memory a program will take, computed before anything is allocated: one budget for weights, pages, recurrent
+//! state, snapshots and scratch. What was not asked for in so many words is fitted to the memory there is, and every
+//! such decision is written down.
 
-use kvas_backend::{KvType, Limits, Program, Replay, StoreDecl};
+use crate::model::replay_traffic::{self, Elements};
+use kvas_backend::{KvType, Limits, Program, Replay, StateType, StoreDecl};
+
+/// How many snapshots are kept, over all sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SnapshotBudget {
+    /// So many.
+    Exactly(usize),
+    /// As many as an eighth of the memory has room for, at least 8 for every sequence and at most 256 for all; 64 if
+    /// there is no state.
+    Share,
+}
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -9,111 +22,329 @@ pub struct PlanRequest {
     pub context: Option<usize>,
     /// Sequences at once.
     pub sequences: usize,
-    /// Snapshots kept per sequence.
-    pub snapshots: usize,
+    /// Snapshots kept.
+    pub snapshots: SnapshotBudget,
     /// Most tokens of a step.
     pub rows: usize,
     /// Most output rows of a step.
     pub outputs: usize,
     /// Tokens of a page.
     pub page_size: usize,
-    /// Replay rings.
-    pub replay: Replay,
+    /// Tokens that replay rings hold before they are folded; `None`: what moves the fewest bytes.
+    pub history: Option<usize>,
+    /// Rows a step may be taken back by, as far as the history allows.
+    pub window: usize,
     /// Element type of keys and values.
     pub kv_type: KvType,
-    /// Bytes of the model file, and of memory there is for everything.
+    /// Element type of recurrent states.
+    pub state_type: StateType,
+    /// Bytes of the model file.
     pub weights_bytes: u64,
-    /// Bytes there are for weights, pages, slots and activations together.
+    /// Bytes the process holds already: vocabulary, templates, code.
+    pub process_bytes: u64,
+    /// Bytes the backend takes for itself.
+    pub scratch_bytes: u64,
+    /// Bytes there are for everything but what the process holds already.
     pub available_bytes: u64,
 }
 
-/// Where the bytes go.
+/// Something that is less than it would be with more memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clamp {
+    /// Tokens per sequence.
+    Context {
+        /// Tokens the model was trained for.
+        wanted: usize,
+        /// Tokens there is room for.
+        given: usize,
+    },
+    /// Tokens of all sequences together.
+    Pool {
+        /// Sequences, each of `context` tokens at most.
+        sequences: usize,
+        /// Tokens per sequence.
+        context: usize,
+        /// Tokens there is room for.
+        given: usize,
+    },
+    /// Snapshots.
+    Snapshots {
+        /// What an eighth of the memory is too small for.
+        wanted: usize,
+        /// How many are kept.
+        given: usize,
+    },
+}
+
+impl std::fmt::Display for Clamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Clamp::Context { wanted, given } => {
+                write!(f, "context of {given} tokens instead of the {wanted} trained: memory has room for no more")
+            }
+            Clamp::Pool { sequences, context, given } => write!(
+                f,
+                "{given} tokens for {sequences} sequences of up to {context} together: memory has room for no more"
+            ),
+            Clamp::Snapshots { wanted, given } => {
+                write!(f, "{given} snapshots instead of {wanted}: an eighth of the memory has room for no more")
+            }
+        }
+    }
+}
+
+/// The least that was asked for does not fit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{needed} bytes are needed (weights {weights}, pages {pages}, states {states}, snapshots {snapshots}, \
+     activations {activations}, scratch {scratch}), {available} are available"
+)]
+pub struct TooLarge {
+    /// All of it.
+    pub needed: u64,
+    /// Weights.
+    pub weights: u64,
+    /// Keys and values.
+    pub pages: u64,
+    /// Recurrent state of live sequences.
+    pub states: u64,
+    /// That of snapshots.
+    pub snapshots: u64,
+    /// Activations.
+    pub activations: u64,
+    /// What the backend takes for itself.
+    pub scratch: u64,
+    /// What there is.
+    pub available: u64,
+}
+
+/// Where the bytes go.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// What the backend is prepared for.
     pub limits: Limits,
     /// Most tokens of one sequence.
     pub context: usize,
+    /// Tokens of all sequences together.
+    pub pool_tokens: usize,
     /// Weights as stored.
     pub weights_bytes: u64,
     /// Key and value bytes of one token over all layers.
     pub kv_bytes_per_token: u64,
-    /// All pages.
-    pub pages_bytes: u64,
-    /// Snapshots there is room for, over all sequences.
-    pub snapshots: usize,
-    /// State, replay rings and convolution windows of one slot.
+    /// A single-layer page.
+    pub page_bytes: u64,
+    /// State, replay rings and convolution windows of one live sequence.
     pub slot_bytes: u64,
-    /// All slots.
-    pub slots_bytes: u64,
-    /// Activations of the largest step.
+    /// The replay rings in it.
+    pub ring_bytes: u64,
+    /// State and convolution windows of one snapshot.
+    pub snapshot_bytes: u64,
+    /// Activations of the largest step, and the logits handed out.
     pub activations_bytes: u64,
+    /// What the backend takes for itself.
+    pub scratch_bytes: u64,
+    /// What the process held before.
+    pub process_bytes: u64,
+    /// What there is for everything but that.
+    pub available_bytes: u64,
+    /// What is less than it would be with more memory.
+    pub clamps: Vec<Clamp>,
 }
 
 impl MemoryPlan {
-    /// Everything.
+    /// All pages.
+    pub fn pages_bytes(&self) -> u64 {
+        self.limits.pages as u64 * self.page_bytes
+    }
+
+    /// State of all live sequences, and of the padding slot.
+    pub fn slots_bytes(&self) -> u64 {
+        self.limits.slots as u64 * self.slot_bytes
+    }
+
+    /// State of all snapshots.
+    pub fn snapshots_bytes(&self) -> u64 {
+        self.limits.snapshots as u64 * self.snapshot_bytes
+    }
+
+    /// What will be taken beyond what the process holds already.
+    pub fn needed_bytes(&self) -> u64 {
+        self.weights_bytes
+            + self.pages_bytes()
+            + self.slots_bytes()
+            + self.snapshots_bytes()
+            + self.activations_bytes
+            + self.scratch_bytes
+    }
+
+    /// What the process will hold at most.
     pub fn total_bytes(&self) -> u64 {
-        self.weights_bytes + self.pages_bytes + self.slots_bytes + self.activations_bytes
+        self.needed_bytes() + self.process_bytes
+    }
+
+    /// Refuses a plan that does not fit.
+    pub fn check(&self) -> Result<(), TooLarge> {
+        if self.needed_bytes() <= self.available_bytes {
+            return Ok(());
+        }
+        Err(TooLarge {
+            needed: self.needed_bytes(),
+            weights: self.weights_bytes,
+            pages: self.pages_bytes(),
+            states: self.slots_bytes(),
+            snapshots: self.snapshots_bytes(),
+            activations: self.activations_bytes,
+            scratch: self.scratch_bytes,
+            available: self.available_bytes,
+        })
     }
 }
 
 /// Fewest tokens a context is clamped to.
 const LEAST_CONTEXT: usize = 256;
 
-/// Fits a program into the memory there is. A context that was asked for is never made smaller: the caller compares
-/// [`MemoryPlan::total_bytes`] with what is available.
-pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) -> MemoryPlan {
-    let fixed = with_context(program, request, 0);
-    let left = request.available_bytes.saturating_sub(fixed.total_bytes());
-    let fits = left / (fixed.kv_bytes_per_token.max(1) * request.sequences as u64);
-    let room = usize::try_from(fits).unwrap_or(usize::MAX) / request.page_size * request.page_size;
-    let context = request.context.unwrap_or_else(|| trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)));
-    with_context(program, request, context)
+/// Snapshots kept at least for every sequence and at most in all, and those without state.
+const SNAPSHOTS: (usize, usize) = (8, 256);
+const SNAPSHOTS_OF_PAGES: usize = 64;
+
+/// Bytes of a program's stores.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sizes {
+    kv_elements: usize,
+    page_elements: usize,
+    page_stores: usize,
+    ring_bytes: u64,
+    snapshot_bytes: u64,
 }
 
-fn with_context(program: &Program, request: &PlanRequest, context: usize) -> MemoryPlan {
-    let (mut kv_elements, mut page_elements, mut page_stores, mut slot_bytes) = (0, 0, 0, 0);
-    for store in &program.stores {
-        match store {
-            StoreDecl::Pages(pages) => {
-                kv_elements += pages.page_elements(1);
-                page_elements = page_elements.max(pages.page_elements(request.page_size));
-                page_stores += 1;
+impl Sizes {
+    fn new(program: &Program, request: &PlanRequest, replay: Replay) -> Self {
+        let mut sizes = Self::default();
+        for store in &program.stores {
+            match store {
+                StoreDecl::Pages(pages) => {
+                    sizes.kv_elements += pages.page_elements(1);
+                    sizes.page_elements = sizes.page_elements.max(pages.page_elements(request.page_size));
+                    sizes.page_stores += 1;
+                }
+                StoreDecl::State(state) => {
+                    sizes.snapshot_bytes += (request.state_type.bytes() * state.state_elements()) as u64;
+                    sizes.ring_bytes += (4 * replay.ring_rows() * state.ring_row_elements()) as u64;
+                }
+                StoreDecl::Conv(conv) => {
+                    sizes.snapshot_bytes += (4 * conv.ring_rows(replay) * conv.channels) as u64;
+                }
             }
-            StoreDecl::State(state) => {
-                slot_bytes += 4 * (state.state_elements() + request.replay.ring_rows() * state.ring_row_elements());
-            }
-            StoreDecl::Conv(conv) => slot_bytes += 4 * conv.ring_rows(request.replay) * conv.channels,
         }
+        sizes
     }
-    // More pages per layer and sequence than the tokens need: a tail that a snapshot shares is copied before it is
-    // written.
-    let pages_per_sequence = page_stores * (context.div_ceil(request.page_size) + 1 + request.snapshots);
-    let pages = 1 + request.sequences * pages_per_sequence;
-    let slots = 1 + request.sequences * (1 + request.snapshots);
-    let columns = |act: &kvas_backend::ActDecl| {
-        let rows = if act.rows == kvas_backend::Rows::Step { request.rows } else { request.outputs };
-        4 * (rows * act.columns) as u64
-    };
-    MemoryPlan {
-        limits: Limits {
+
+    fn page_bytes(&self, kv_type: KvType) -> u64 {
+        (self.page_elements * kv_type.bytes()) as u64
+    }
+}
+
+/// Fits a program into the memory there is. A context that was asked for is never made smaller: [`MemoryPlan::check`]
+/// refuses what does not fit.
+pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) -> MemoryPlan {
+    let replay = replay(program, request);
+    let sizes = Sizes::new(program, request, replay);
+    let mut clamps = Vec::new();
+    let snapshots = snapshots(&sizes, request, &mut clamps);
+    let kv_bytes_per_token = (sizes.kv_elements * request.kv_type.bytes()) as u64;
+    let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
+        let pages = 1 + sizes.page_stores * tables(request, pool_tokens, snapshots);
+        let limits = Limits {
             rows: request.rows,
             outputs: request.outputs,
             pages,
             page_size: request.page_size,
-            slots,
-            replay: request.replay,
+            slots: 1 + request.sequences,
+            snapshots,
+            replay,
             kv_type: request.kv_type,
-        },
-        context,
-        weights_bytes: request.weights_bytes,
-        kv_bytes_per_token: (kv_elements * request.kv_type.bytes()) as u64,
-        pages_bytes: (pages * page_elements * request.kv_type.bytes()) as u64,
-        snapshots: request.sequences * request.snapshots,
-        slot_bytes: slot_bytes as u64,
-        slots_bytes: (slots * slot_bytes) as u64,
-        activations_bytes: program.acts.iter().map(columns).sum(),
+            state_type: request.state_type,
+        };
+        MemoryPlan {
+            limits,
+            context,
+            pool_tokens,
+            weights_bytes: request.weights_bytes,
+            kv_bytes_per_token,
+            page_bytes: sizes.page_bytes(request.kv_type),
+            slot_bytes: sizes.snapshot_bytes + sizes.ring_bytes,
+            ring_bytes: sizes.ring_bytes,
+            snapshot_bytes: sizes.snapshot_bytes,
+            activations_bytes: activations(program, request),
+            scratch_bytes: request.scratch_bytes,
+            process_bytes: request.process_bytes,
+            available_bytes: request.available_bytes,
+            clamps,
+        }
+    };
+    let left = request.available_bytes.saturating_sub(with_pages(0, 0, vec![]).needed_bytes());
+    let fits = left / kv_bytes_per_token.max(1);
+    let room = usize::try_from(fits).unwrap_or(usize::MAX) / request.page_size * request.page_size;
+    let context = request.context.unwrap_or_else(|| trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)));
+    if request.context.is_none() && context < trained_context {
+        clamps.push(Clamp::Context { wanted: trained_context, given: context });
     }
+    // Every sequence may grow to the whole context; together they have what there is, at least that of one.
+    let wanted = context.saturating_mul(request.sequences);
+    let pool_tokens = wanted.min(room.max(context));
+    if pool_tokens < wanted {
+        let sequences = request.sequences;
+        clamps.push(Clamp::Pool { sequences, context, given: pool_tokens });
+    }
+    with_pages(context, pool_tokens, clamps)
+}
+
+/// Pages of one store. More than the tokens need: every sequence ends in a page of its own, and a tail that a snapshot
+/// shares is copied before it is written.
+fn tables(request: &PlanRequest, pool_tokens: usize, snapshots: usize) -> usize {
+    pool_tokens.div_ceil(request.page_size) + 2 * request.sequences - 1 + snapshots
+}
+
+/// The replay ring: as long as was asked for, or of the length that moves the fewest bytes a token, as a power of two
+/// (ALGORITHMS 2.10). A step can be taken back by less than its window where the history is shorter.
+fn replay(program: &Program, request: &PlanRequest) -> Replay {
+    let elements = Elements { state: request.state_type.bytes(), ..Elements::F32 };
+    let states = program.stores.iter().filter_map(|store| match store {
+        StoreDecl::State(state) => Some(state),
+        StoreDecl::Pages(_) | StoreDecl::Conv(_) => None,
+    });
+    let best = || match replay_traffic::optimum_history_of(states, elements) {
+        Some(best) => 1 << best.ilog2(),
+        None => request.window,
+    };
+    let history = request.history.unwrap_or_else(|| best().max(request.window));
+    Replay::new(history, request.window)
+}
+
+fn snapshots(sizes: &Sizes, request: &PlanRequest, clamps: &mut Vec<Clamp>) -> usize {
+    match request.snapshots {
+        SnapshotBudget::Exactly(count) => count,
+        SnapshotBudget::Share if sizes.snapshot_bytes == 0 => SNAPSHOTS_OF_PAGES,
+        SnapshotBudget::Share => {
+            let (least, most) = (SNAPSHOTS.0 * request.sequences, SNAPSHOTS.1.max(SNAPSHOTS.0 * request.sequences));
+            let share = request.available_bytes / 8 / sizes.snapshot_bytes;
+            let given = usize::try_from(share).unwrap_or(usize::MAX).clamp(least, most);
+            if given < most {
+                clamps.push(Clamp::Snapshots { wanted: most, given });
+            }
+            given
+        }
+    }
+}
+
+/// Every activation once, and the logits a second time, where they are read.
+fn activations(program: &Program, request: &PlanRequest) -> u64 {
+    let columns = |act: &kvas_backend::ActDecl| {
+        let rows = if act.rows == kvas_backend::Rows::Step { request.rows } else { request.outputs };
+        4 * (rows * act.columns) as u64
+    };
+    let logits = program.acts.get(program.logits.0 as usize).map_or(0, columns);
+    program.acts.iter().map(columns).sum::<u64>() + logits
 }
 
 #[cfg(test)]
@@ -124,15 +355,25 @@ mod tests {
         store::{Decay, PageLayout, PagesDecl, StateDecl},
     };
 
-    fn request(context: Option<usize>, available_bytes: u64) -> PlanRequest {
-        let (replay, kv_type) = (Replay::new(8, 4), KvType::F16);
-        let (rows, outputs, page_size, weights_bytes) = (64, 4, 16, 1000);
-        let (sequences, snapshots) = (2, 3);
-        #[rustfmt::skip]
-        let request = PlanRequest {
-            context, sequences, snapshots, rows, outputs, page_size, replay, kv_type, weights_bytes, available_bytes,
-        };
-        request
+    const REQUEST: PlanRequest = PlanRequest {
+        context: None,
+        sequences: 2,
+        snapshots: SnapshotBudget::Exactly(6),
+        rows: 64,
+        outputs: 4,
+        page_size: 16,
+        history: Some(8),
+        window: 4,
+        kv_type: KvType::F16,
+        state_type: StateType::F32,
+        weights_bytes: 1000,
+        process_bytes: 100,
+        scratch_bytes: 10,
+        available_bytes: u64::MAX,
+    };
+
+    fn of(context: Option<usize>, available_bytes: u64) -> MemoryPlan {
+        plan(&program(), 8192, &PlanRequest { context, available_bytes, ..REQUEST })
     }
 
     fn program() -> Program {
@@ -144,21 +385,67 @@ mod tests {
 
     #[test]
     fn bytes_are_those_of_the_layouts() {
-        let plan = plan(&program(), 8192, &request(Some(100), u64::MAX));
+        let plan = of(Some(100), u64::MAX);
         assert_eq!(plan.kv_bytes_per_token, 2 * 2 * 128);
-        // 100 tokens are 7 pages and one for a copied tail, and one for that of each of 3 snapshots, for each of 2
-        // sequences, and page 0.
-        assert_eq!((plan.limits.pages, plan.limits.slots), (23, 9));
-        assert_eq!(plan.pages_bytes, 23 * 16 * 512);
-        assert_eq!(plan.slot_bytes, 4 * (4 * 128 * 128 + 16 * (4 * 128 + 2 * 128 + 4)));
+        // 200 tokens are 13 pages; one more for the last of the second sequence, and one for the copied tail of each
+        // sequence and each of 6 snapshots; and page 0.
+        assert_eq!((plan.limits.pages, plan.limits.slots, plan.limits.snapshots), (1 + 13 + 1 + 2 + 6, 3, 6));
+        assert_eq!(plan.pages_bytes(), 23 * 16 * 512);
+        assert_eq!(plan.snapshot_bytes, 4 * 4 * 128 * 128);
+        assert_eq!(plan.ring_bytes, 4 * 16 * (4 * 128 + 2 * 128 + 4));
+        assert_eq!(plan.slot_bytes, plan.snapshot_bytes + plan.ring_bytes);
+        let parts = 1010 + plan.pages_bytes() + 3 * plan.slot_bytes + 6 * plan.snapshot_bytes;
+        assert_eq!((plan.needed_bytes(), plan.total_bytes()), (parts, parts + 100));
+        assert_eq!(plan.clamps, []);
     }
 
     #[test]
     fn the_context_fits_the_memory_there_is() {
-        assert_eq!(plan(&program(), 8192, &request(None, u64::MAX)).context, 8192);
-        let tight = plan(&program(), 8192, &request(None, 8 << 20));
+        assert_eq!(of(None, u64::MAX).context, 8192);
+        let tight = of(None, 5 << 20);
         assert!((256..8192).contains(&tight.context));
-        assert!(tight.total_bytes() <= 8 << 20, "{tight:?}");
-        assert_eq!(plan(&program(), 8192, &request(None, 0)).context, 256);
+        assert!(tight.check().is_ok(), "{tight:?}");
+        assert_eq!(tight.clamps[0], Clamp::Context { wanted: 8192, given: tight.context });
+        let none = of(None, 0);
+        assert_eq!(none.context, 256);
+        let refused = none.check().unwrap_err();
+        assert_eq!((refused.needed, refused.available), (none.needed_bytes(), 0));
+    }
+
+    #[test]
+    fn sequences_share_what_there_is() {
+        let tight = of(Some(4096), 6 << 20);
+        assert!(tight.check().is_ok());
+        assert!((4096..2 * 4096).contains(&tight.pool_tokens), "{}", tight.pool_tokens);
+        assert_eq!(tight.clamps, [Clamp::Pool { sequences: 2, context: 4096, given: tight.pool_tokens }]);
+        // One sequence must be able to have what was asked for.
+        let short = of(Some(8192), 6 << 20);
+        assert_eq!(short.pool_tokens, 8192);
+        assert!(short.check().is_err());
+    }
+
+    #[test]
+    fn snapshots_take_an_eighth() {
+        let share = |sequences, available_bytes| {
+            let request = PlanRequest { snapshots: SnapshotBudget::Share, sequences, available_bytes, ..REQUEST };
+            let plan = plan(&program(), 8192, &request);
+            (plan.limits.snapshots, plan.clamps.iter().any(|clamp| matches!(clamp, Clamp::Snapshots { .. })))
+        };
+        assert_eq!(share(1, u64::MAX), (256, false));
+        assert_eq!(share(1, 8 * 100 * 4 * 4 * 128 * 128), (100, true));
+        assert_eq!(share(2, 0), (16, true));
+        assert_eq!(share(100, u64::MAX), (800, false));
+    }
+
+    #[test]
+    fn the_replay_ring_is_the_one_that_moves_the_fewest_bytes() {
+        let ring =
+            |history, state_type| plan(&program(), 8192, &PlanRequest { history, state_type, ..REQUEST }).limits.replay;
+        // sqrt(2 * 65536 / (4 * (128 + 64) + 4)) = 13.0; with half the state 9.2.
+        assert_eq!(ring(None, StateType::F32), Replay::new(8, 4));
+        assert_eq!(ring(None, StateType::F16), Replay::new(8, 4));
+        assert_eq!(ring(Some(0), StateType::F32), Replay::OFF);
+        assert_eq!(ring(Some(2), StateType::F32), Replay::new(2, 2));
+        assert_eq!(ring(Some(33), StateType::F32), Replay::new(33, 4));
     }
 }

@@ -2,7 +2,7 @@
 //! 3.3). Knows tokens and ids, no bytes.
 
 use kvas_backend::{Page, Slot};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// What is kept of a prefix.
 #[derive(Debug)]
@@ -206,7 +206,7 @@ impl Prefixes {
             .filter(|node| self.bodies[node.0].as_ref().is_some_and(|body| body.entry.is_some()));
         let least =
             kept.min_by(|a, b| worth(*a).total_cmp(&worth(*b)).then(self.body(*a).end.cmp(&self.body(*b).end)))?;
-        self.lost.push_back((self.body(least).end, hash(&self.tokens(least))));
+        self.lost.push_back((self.body(least).end, self.tokens(least).into_iter().fold(EMPTY, with)));
         if self.lost.len() > LOST {
             self.lost.pop_front();
         }
@@ -259,15 +259,21 @@ impl Prefixes {
 
     /// True if a prefix of `tokens`, longer than `from` and at most `to`, was kept and had to give way.
     pub(super) fn lost(&self, tokens: &[u32], from: u32, to: u32) -> bool {
-        let within = |length: u32| length > from && length <= to;
-        self.lost.iter().any(|(length, known)| within(*length) && *known == hash(&tokens[..*length as usize]))
+        let lost: HashSet<_> = self.lost.iter().copied().collect();
+        let hashes = tokens.iter().scan(EMPTY, |hash, token| {
+            *hash = with(*hash, *token);
+            Some(*hash)
+        });
+        (1..=to).zip(hashes).any(|prefix| prefix.0 > from && lost.contains(&prefix))
     }
 }
 
-/// FNV-1a over tokens: good enough to explain a miss, and used for nothing else.
-fn hash(tokens: &[u32]) -> u64 {
-    let step = |hash: u64, token: &u32| (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3);
-    tokens.iter().fold(0xcbf2_9ce4_8422_2325, step)
+/// Hash of no tokens: FNV-1a, good enough to explain a miss, and used for nothing else.
+const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// Hash of some tokens and one more.
+fn with(hash: u64, token: u32) -> u64 {
+    (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3)
 }
 
 #[cfg(test)]

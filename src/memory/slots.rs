@@ -1,18 +1,20 @@
 //! Slot ids: the mutable state of a live sequence, or a snapshot of one.
 
 use kvas_backend::Slot;
+use std::ops::Range;
 
-/// Which slots are held. Slot 0 is never handed out.
+/// Which slots of a range are held.
 #[derive(Debug)]
 pub struct SlotPool {
+    first: u32,
     held: Vec<bool>,
     free: Vec<Slot>,
 }
 
 impl SlotPool {
-    /// A pool of `slots` slots, slot 0 included.
-    pub fn new(slots: usize) -> Self {
-        Self { held: vec![false; slots], free: (1..slots as u32).rev().map(Slot).collect() }
+    /// A pool of the slots with these numbers.
+    pub fn new(range: Range<u32>) -> Self {
+        Self { first: range.start, held: vec![false; range.len()], free: range.rev().map(Slot).collect() }
     }
 
     /// Slots nobody holds.
@@ -22,24 +24,28 @@ impl SlotPool {
 
     /// Slots there are to hand out.
     pub fn total(&self) -> usize {
-        self.held.len() - 1
+        self.held.len()
     }
 
     /// A slot nobody holds.
     pub fn take(&mut self) -> Option<Slot> {
         let slot = self.free.pop()?;
-        self.held[slot.0 as usize] = true;
+        *self.of(slot) = true;
         Some(slot)
     }
 
     /// Gives a slot back.
     pub fn release(&mut self, slot: Slot) {
-        assert!(std::mem::replace(&mut self.held[slot.0 as usize], false), "a released slot is held");
+        assert!(std::mem::replace(self.of(slot), false), "a released slot is held");
         self.free.push(slot);
     }
 
     /// True if somebody holds the slot.
     pub fn is_held(&self, slot: Slot) -> bool {
-        self.held[slot.0 as usize]
+        self.held[(slot.0 - self.first) as usize]
+    }
+
+    fn of(&mut self, slot: Slot) -> &mut bool {
+        &mut self.held[(slot.0 - self.first) as usize]
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use kvas_backend::{
-    Act, Replay,
+    Act, KvType, Replay, StateType,
     conformance::Random,
     store::{PageLayout, PagesDecl},
 };
@@ -19,9 +19,9 @@ fn program(recurrent: bool) -> Program {
     Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) }
 }
 
-fn limits(pages: usize, slots: usize) -> Limits {
-    let replay = Replay::OFF;
-    Limits { rows: 64, outputs: 64, pages, page_size: PAGE, slots, replay, kv_type: Default::default() }
+fn limits(pages: usize, slots: usize, snapshots: usize) -> Limits {
+    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
+    Limits { rows: 64, outputs: 64, pages, page_size: PAGE, slots, snapshots, replay, kv_type, state_type }
 }
 
 /// What is stored of the last of some tokens. Keys, values and states depend on all that was read before, so it is a
@@ -83,9 +83,10 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         let (mut random, recurrent) = (Random::new(seed), seed.is_multiple_of(2));
-        let (pages, slots, most_prefixes) = (40 + random.below(200), 3 + random.below(9), random.below(9));
-        let memory = Memory::new(&program(recurrent), &limits(pages, slots), most_prefixes);
-        let device = Device { rows: vec![[0; PAGE]; pages], slots: vec![0; slots] };
+        let (pages, slots, snapshots) = (40 + random.below(200), 2 + random.below(7), random.below(9));
+        let limits = limits(pages, slots, snapshots);
+        let memory = Memory::new(&program(recurrent), &limits);
+        let device = Device { rows: vec![[0; PAGE]; pages], slots: vec![0; limits.all_slots()] };
         Self { seed, done: vec![], random, recurrent, memory, device, live: vec![], kept: vec![] }
     }
 
@@ -118,7 +119,7 @@ impl World {
 
     fn open(&mut self) {
         let Ok((id, work)) = self.memory.open() else {
-            return assert!(self.memory.prefix_counts().0 == 0 || !self.recurrent, "snapshots give way");
+            return assert_eq!(self.live.len(), self.memory.usage().sequences.total, "as many as there are slots");
         };
         self.device.apply(work);
         self.live.push((id, Vec::new()));
@@ -132,9 +133,9 @@ impl World {
     }
 
     fn release(&mut self, at: usize) {
-        let kept = self.memory.prefix_counts();
+        let kept = self.memory.usage().snapshots;
         self.memory.release(self.live.swap_remove(at).0);
-        assert_eq!(self.memory.prefix_counts(), kept, "nothing gives way");
+        assert_eq!(self.memory.usage().snapshots, kept, "nothing gives way");
     }
 
     /// Appends some rows, of which the first few are accepted, and the device has written all.
@@ -156,7 +157,8 @@ impl World {
     fn seal(&mut self, at: usize) {
         let (id, tokens) = &self.live[at];
         let work = self.memory.seal(*id, tokens);
-        assert_eq!(work.is_some(), self.recurrent, "a state is at least folded");
+        let remembers = !tokens.is_empty() && self.memory.usage().snapshots.total > 0;
+        assert_eq!(work.is_some(), self.recurrent && remembers, "a state is at least folded");
         work.into_iter().for_each(|work| self.device.apply(work));
         if self.keeps(tokens) && !self.kept.contains(tokens) {
             self.kept.push(tokens.clone());
@@ -177,7 +179,7 @@ impl World {
         let known = self.kept.iter().chain([&own]).map(shared).max().unwrap_or(0);
         let whole = |text: &&Vec<u32>| shared(text) == text.len();
         let whole = self.kept.iter().chain([&own]).filter(whole).map(Vec::len).max().unwrap_or(0);
-        let kept = self.memory.prefix_counts();
+        let kept = self.memory.usage().snapshots;
         let reuse = self.memory.attach(id, &own, &prompt);
         assert_eq!(reuse.cached as usize, if self.recurrent { whole } else { known }, "of {prompt:?} after {own:?}");
         let (cached, known) = (reuse.cached, known as u32);
@@ -190,7 +192,7 @@ impl World {
             }
         }
         assert!(reuse.branch.is_none_or(|branch| branch == known && branch > cached));
-        assert_eq!(self.memory.prefix_counts(), kept, "nothing gives way");
+        assert_eq!(self.memory.usage().snapshots, kept, "nothing gives way");
         self.device.apply(reuse.work);
         self.live[at].1 = prompt[..cached as usize].to_vec();
     }
@@ -226,9 +228,9 @@ impl World {
     fn press(&mut self) {
         let Ok((id, work)) = self.memory.open() else { return };
         self.device.apply(work);
-        let tokens = self.memory.page_counts().1 * PAGE;
+        let tokens = self.memory.usage().pages.total * PAGE;
         assert!(self.memory.reserve(id, tokens as u32).is_err());
-        assert_eq!(self.memory.prefix_counts().0, 0);
+        assert_eq!(self.memory.usage().snapshots.held, 0);
         self.memory.release(id);
     }
 
@@ -237,7 +239,7 @@ impl World {
         self.memory.check_integrity();
         let kept = std::mem::take(&mut self.kept);
         self.kept = kept.into_iter().filter(|tokens| self.keeps(tokens)).collect();
-        assert_eq!(self.memory.prefix_counts().0, self.kept.len(), "what is kept was sealed or came back");
+        assert_eq!(self.memory.usage().snapshots.held, self.kept.len(), "what is kept was sealed or came back");
         for (id, tokens) in &self.live {
             assert_eq!(self.memory.committed(*id) as usize, tokens.len());
             self.device.check(self.memory.tables(*id), tokens);
@@ -276,20 +278,20 @@ fn random_histories_keep_every_token() {
         world.live.drain(..).for_each(|(id, _)| world.memory.release(id));
         world.memory.forget();
         world.check();
-        let ((free, total), (free_slots, total_slots)) = (world.memory.page_counts(), world.memory.slot_counts());
-        assert_eq!((free, free_slots), (total, total_slots), "everything comes back");
+        let Usage { pages, sequences, snapshots } = world.memory.usage();
+        assert_eq!([pages.held, sequences.held, snapshots.held], [0; 3], "everything comes back");
     }
 }
 
 #[test]
 fn a_refused_reservation_changes_nothing() {
-    let mut memory = Memory::new(&program(false), &limits(9, 2), 0);
+    let mut memory = Memory::new(&program(false), &limits(9, 2, 0));
     let (id, _) = memory.open().unwrap();
     memory.reserve(id, 8).unwrap();
     memory.commit(id, 8);
     assert_eq!(memory.reserve(id, 9).unwrap_err(), Full::Pages { needed: 6, free: 4, total: 8 });
     memory.check_integrity();
-    assert_eq!(memory.page_counts(), (4, 8));
+    assert_eq!(memory.usage().pages, Held { held: 4, total: 8 });
 }
 
 /// Reads `tokens` in one go.
@@ -300,20 +302,24 @@ fn read(memory: &mut Memory, id: SequenceId, tokens: &[u32]) {
 
 #[test]
 fn snapshots_give_way_to_live_sequences() {
-    let mut memory = Memory::new(&program(true), &limits(100, 3), 4);
+    // 6 pages, 2 stores, 4 tokens a page.
+    let mut memory = Memory::new(&program(true), &limits(7, 3, 4));
     let (id, _) = memory.open().unwrap();
     read(&mut memory, id, &[1, 2, 3]);
     assert!(memory.seal(id, &[1, 2, 3]).is_some());
+    memory.attach(id, &[1, 2, 3], &[9, 9]);
     assert_eq!(memory.kept(&[1, 2, 3, 4]), [3]);
-    let (_, _) = memory.open().expect("the snapshot's slot is given up");
-    assert!(memory.kept(&[1, 2, 3, 4]).is_empty());
+    let (_, _) = memory.open().expect("snapshots have slots of their own");
     assert_eq!(memory.open().unwrap_err(), Full::Slots { total: 2 });
+    memory.reserve(id, 12).expect("the snapshot's pages are given up");
+    assert!(memory.kept(&[1, 2, 3, 4]).is_empty());
+    memory.check_integrity();
 }
 
 #[test]
 fn a_sequence_begins_where_another_one_has_been() {
     for recurrent in [false, true] {
-        let mut memory = Memory::new(&program(recurrent), &limits(100, 9), 4);
+        let mut memory = Memory::new(&program(recurrent), &limits(100, 9, 4));
         let (busy, _) = memory.open().unwrap();
         read(&mut memory, busy, &[1, 2, 3, 4, 5]);
         memory.seal(busy, &[1, 2, 3, 4, 5]);
@@ -326,21 +332,34 @@ fn a_sequence_begins_where_another_one_has_been() {
 }
 
 #[test]
-fn a_sequence_that_goes_on_is_not_thrown_back_by_a_snapshot_of_the_whole_prompt() {
-    let mut memory = Memory::new(&program(true), &limits(100, 9), 4);
+fn a_sequence_that_is_ahead_of_all_snapshots_goes_on_where_it_is() {
+    let mut memory = Memory::new(&program(true), &limits(100, 9, 4));
+    let (id, _) = memory.open().unwrap();
+    let (other, _) = memory.open().unwrap();
+    let prompt: Vec<u32> = (0..20).collect();
+    read(&mut memory, id, &prompt[..4]);
+    memory.seal(id, &prompt[..4]);
+    read(&mut memory, id, &prompt[4..15]);
+    // The whole prompt is kept by somebody else, which helps nobody: its last token must be read.
+    read(&mut memory, other, &prompt);
+    memory.seal(other, &prompt);
+    let reuse = memory.attach(id, &prompt[..15], &prompt);
+    assert_eq!((reuse.cached, reuse.work), (15, DeviceWork::default()));
+    assert_eq!(reuse.miss, Miss::NoSnapshot { known: 19, from: 15 });
+}
+
+#[test]
+fn nothing_is_sealed_where_nothing_is_kept() {
+    let mut memory = Memory::new(&program(true), &limits(100, 9, 0));
     let (id, _) = memory.open().unwrap();
     read(&mut memory, id, &[1, 2, 3]);
-    let (other, _) = memory.fork(id).unwrap();
-    read(&mut memory, other, &[4]);
-    memory.seal(other, &[1, 2, 3, 4]);
-    let reuse = memory.attach(id, &[1, 2, 3], &[1, 2, 3, 4]);
-    assert_eq!((reuse.cached, reuse.miss, reuse.branch), (3, Miss::None, None));
+    assert_eq!(memory.seal(id, &[1, 2, 3]), None);
 }
 
 #[test]
 fn a_sequence_that_goes_on_remembers_where_it_leaves_what_others_have_read() {
     for recurrent in [false, true] {
-        let mut memory = Memory::new(&program(recurrent), &limits(100, 9), 4);
+        let mut memory = Memory::new(&program(recurrent), &limits(100, 9, 4));
         let (id, _) = memory.open().unwrap();
         read(&mut memory, id, &[1, 2, 3]);
         let (other, _) = memory.fork(id).unwrap();
@@ -358,7 +377,7 @@ fn a_sequence_that_goes_on_remembers_where_it_leaves_what_others_have_read() {
 
 #[test]
 fn every_miss_has_its_reason() {
-    let mut memory = Memory::new(&program(true), &limits(100, 9), 2);
+    let mut memory = Memory::new(&program(true), &limits(100, 9, 2));
     let (id, _) = memory.open().unwrap();
     let tokens: Vec<u32> = (0..20).collect();
     read(&mut memory, id, &tokens[..10]);

@@ -52,6 +52,21 @@ fn check(decl: &WeightDecl, part: &RowBlock, file: &GgufFile) -> Result<(), Mode
     Err(fail(format!("has {rows} rows of {columns} columns, {expected}")).into())
 }
 
+/// The format in which each declared weight will be handed over.
+pub fn quants(program: &Program, file: &GgufFile) -> Vec<Quant> {
+    let stored = |decl: &WeightDecl| file.tensor(&decl.parts[0].tensor).map_or(Quant::F32, |info| info.quant);
+    let of = |decl: &WeightDecl| if decl.format == WeightFormat::F32 { Quant::F32 } else { stored(decl) };
+    program.weights.iter().map(of).collect()
+}
+
+/// Bytes of weights that cannot be used where they are in the file: those declared as F32, which backends keep a copy
+/// of, and those gathered from several places.
+pub fn copied_bytes(program: &Program, file: &GgufFile) -> u64 {
+    let copied = |decl: &&WeightDecl| decl.format == WeightFormat::F32 || decl.parts.len() > 1;
+    let weights = program.weights.iter().zip(quants(program, file)).filter(|(decl, _)| copied(decl));
+    weights.map(|(decl, quant)| (decl.shape[0] * quant.row_bytes(decl.shape[1]).unwrap_or(0)) as u64).sum()
+}
+
 /// The weights of a mapped file; whole tensors are not copied.
 pub struct FileWeights<'a> {
     file: &'a GgufFile,

@@ -9,6 +9,7 @@ pub use editor::Colour;
 use crate::{
     chat::{Answer, Chat, ChatSettings},
     engine::Timings,
+    memory::{Held, Usage},
     session::ModelId,
 };
 use command::{COMMANDS, Command, Input, parse};
@@ -28,10 +29,24 @@ use std::{
 pub struct Sizes {
     /// Bytes of a single-layer page.
     pub page_bytes: u64,
-    /// Bytes of a slot.
+    /// Bytes of a live sequence's recurrent state.
     pub slot_bytes: u64,
+    /// Bytes of that of a snapshot.
+    pub snapshot_bytes: u64,
     /// Tokens of the context.
     pub context: usize,
+}
+
+impl Sizes {
+    /// Bytes of the pages, sequences and snapshots in use.
+    fn of(self, usage: Usage) -> [u64; 3] {
+        let bytes = |of: Held, each: u64| of.held as u64 * each;
+        [
+            bytes(usage.pages, self.page_bytes),
+            bytes(usage.sequences, self.slot_bytes),
+            bytes(usage.snapshots, self.snapshot_bytes),
+        ]
+    }
 }
 
 /// How the terminal is set up.
@@ -160,8 +175,8 @@ impl Repl {
 
     fn memory_bytes(&self) -> Option<u64> {
         let stats = self.chat.engine().stats().ok()?;
-        let (pages, slots) = (stats.pages - stats.free_pages, stats.slots - stats.free_slots);
-        Some(pages as u64 * self.settings.sizes.page_bytes + slots as u64 * self.settings.sizes.slot_bytes)
+        let [pages, sequences, snapshots] = self.settings.sizes.of(stats.usage);
+        Some(pages + sequences + snapshots)
     }
 
     /// Something that is neither question nor answer.
@@ -269,17 +284,16 @@ impl Repl {
 
     fn stats(&self) -> Result<String, String> {
         let stats = self.chat.engine().stats()?;
-        let (pages, slots) = (stats.pages - stats.free_pages, stats.slots - stats.free_slots);
-        let sizes = self.settings.sizes;
-        let mut lines = vec![
-            format!("context {} tokens, {} tokens read since the start", sizes.context, stats.tokens_read),
-            format!("pages   {pages} of {} in use, {}", stats.pages, mebibytes(pages as u64 * sizes.page_bytes)),
-            format!(
-                "slots   {slots} of {} in use (live state and snapshots), {}",
-                stats.slots,
-                mebibytes(slots as u64 * sizes.slot_bytes)
-            ),
-        ];
+        let (sizes, usage) = (self.settings.sizes, stats.usage);
+        let mut lines =
+            vec![format!("context {} tokens, {} tokens read since the start", sizes.context, stats.tokens_read)];
+        let kinds = [("pages    ", usage.pages), ("sequences", usage.sequences), ("snapshots", usage.snapshots)];
+        lines.extend(
+            kinds
+                .into_iter()
+                .zip(sizes.of(usage))
+                .map(|((name, Held { held, total }), bytes)| format!("{name} {held} of {total}, {}", mebibytes(bytes))),
+        );
         lines.extend(self.last.map(|timings| format!("last    {}", statistics(&timings))));
         lines.extend(self.last.map(|timings| format!("reuse   {}", timings.miss)));
         Ok(lines.join("\n"))

@@ -9,7 +9,7 @@ mod tests;
 pub use sequence::{Finish, Running, Sequence};
 
 use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
-use kvas_backend::{CHUNK, Outputs};
+use kvas_backend::{CHUNK, Limits, Outputs};
 
 /// One sequence's share of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +42,9 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler of steps of at most `rows` tokens, for a backend whose spans of at most `window` rows can be taken
-    /// back.
-    pub fn new(rows: usize, window: usize) -> Self {
-        Self { sequences: Vec::new(), rows: rows as u32, window: window as u32 }
+    /// A scheduler for a backend that is prepared for `limits`.
+    pub fn new(limits: &Limits) -> Self {
+        Self { sequences: Vec::new(), rows: limits.rows as u32, window: limits.replay.window as u32 }
     }
 
     /// Adds an open, empty sequence.

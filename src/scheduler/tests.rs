@@ -6,13 +6,16 @@ use kvas_backend::{
     store::{ConvDecl, PageLayout, PagesDecl},
 };
 
+fn limits(rows: usize, pages: usize) -> Limits {
+    let (replay, kv_type, state_type) = (Replay::OFF, Default::default(), Default::default());
+    Limits { rows, outputs: 8, pages, page_size: 4, slots: 9, snapshots: 4, replay, kv_type, state_type }
+}
+
 fn memory(pages: usize) -> Memory {
     let pages_decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate };
     let stores = vec![StoreDecl::Pages(pages_decl), StoreDecl::Conv(ConvDecl { channels: 1, taps: 2 })];
     let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
-    let kv_type = Default::default();
-    let limits = Limits { rows: 8, outputs: 8, pages, page_size: 4, slots: 9, replay: Replay::OFF, kv_type };
-    Memory::new(&program, &limits, 4)
+    Memory::new(&program, &limits(8, pages))
 }
 
 fn running(seal_at: u32) -> Running {
@@ -43,7 +46,7 @@ fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(Sequ
 
 #[test]
 fn decodes_go_first_and_prompts_fill_the_rest() {
-    let (mut scheduler, mut memory) = (Scheduler::new(8, 0), memory(60));
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(8, 60)), memory(60));
     let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
     scheduler.begin(&mut memory, a, vec![1, 2], running(0));
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 2, None)]);
@@ -56,7 +59,7 @@ fn decodes_go_first_and_prompts_fill_the_rest() {
 
 #[test]
 fn the_second_turn_reads_only_what_is_new() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(60));
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 60)), memory(60));
     let a = open(&mut scheduler, &mut memory);
     let prompt: Vec<u32> = (0..10).collect();
     scheduler.begin(&mut memory, a, prompt.clone(), running(9));
@@ -75,7 +78,7 @@ fn the_second_turn_reads_only_what_is_new() {
 
 #[test]
 fn long_prompts_are_remembered_on_the_way() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(200));
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 200)), memory(200));
     let a = open(&mut scheduler, &mut memory);
     let prompt: Vec<u32> = (0..30).collect();
     let seal_every = 8;
@@ -89,7 +92,7 @@ fn long_prompts_are_remembered_on_the_way() {
 /// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.
 #[test]
 fn a_single_token_of_a_prompt_is_no_decode() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64, 4), memory(60));
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 60)), memory(60));
     let a = open(&mut scheduler, &mut memory);
     scheduler.begin(&mut memory, a, (0..10).collect(), Running { seals: vec![8, 9], ..running(0) });
     for (rows, generated) in [(8, 0), (1, 0), (1, 1), (1, 2)] {
@@ -101,7 +104,7 @@ fn a_single_token_of_a_prompt_is_no_decode() {
 
 #[test]
 fn a_sequence_that_nobody_can_help_is_reported() {
-    let (mut scheduler, mut memory) = (Scheduler::new(64, 0), memory(3));
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 3)), memory(3));
     let a = open(&mut scheduler, &mut memory);
     scheduler.begin(&mut memory, a, (0..20).collect(), running(0));
     let plan = scheduler.plan(&mut memory);

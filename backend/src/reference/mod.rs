@@ -16,6 +16,7 @@ use crate::{
     op, program::Rows, store::PagesDecl,
 };
 use conv::ConvSlot;
+use kvas_gguf::Quant;
 use state::StateSlot;
 use std::sync::Arc;
 
@@ -142,13 +143,17 @@ impl Backend for Reference {
                 StoreDecl::Pages(pages) => {
                     Data::Pages(vec![f32::NAN; limits.pages * pages.page_elements(limits.page_size)])
                 }
-                StoreDecl::State(state) => Data::State(vec![StateSlot::new(state); limits.slots]),
-                StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.slots]),
+                StoreDecl::State(state) => Data::State(vec![StateSlot::new(state); limits.all_slots()]),
+                StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.all_slots()]),
             })
             .collect();
         self.rope_frequencies = rope_frequencies(&program, |weight| self.weights[weight.0 as usize].clone());
         (self.program, self.limits) = (Some(program), Some(limits));
         Ok(())
+    }
+
+    fn scratch_bytes(&self, _program: &Program, _quants: &[Quant], _limits: &Limits) -> u64 {
+        0 // it allocates as it goes
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {

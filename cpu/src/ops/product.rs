@@ -27,8 +27,8 @@ const CACHE: usize = 128 * 1024;
 const TILE: usize = 4;
 
 /// Floats of scratch a thread needs for products with `matrix`.
-pub(crate) fn scratch(matrix: &Matrix) -> usize {
-    let dequantised = if Path::of(matrix.quant) == Path::Dequantised { TILE * matrix.columns } else { 0 };
+pub(crate) fn scratch(quant: Quant, columns: usize) -> usize {
+    let dequantised = if Path::of(quant) == Path::Dequantised { TILE * columns } else { 0 };
     2 * RESULTS + dequantised
 }
 

@@ -6,7 +6,7 @@ mod products;
 mod recurrent;
 
 use super::{Build, Case, Move, RandomWeights, Values, tolerance};
-use crate::{KvType, Limits, Program, Replay};
+use crate::{KvType, Limits, Program, Replay, StateType};
 use kvas_gguf::Quant;
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub fn cases() -> Vec<Case> {
 const REPLAYS: [Replay; 4] = [Replay::OFF, Replay::new(1, 1), Replay::new(3, 3), Replay::new(16, 4)];
 
 fn limits(replay: Replay) -> Limits {
-    let (page_size, kv_type) = (4, KvType::F16);
-    Limits { rows: ROWS, outputs: ROWS, pages: 260, page_size, slots: 4, replay, kv_type }
+    let (page_size, kv_type, state_type) = (4, KvType::F16, StateType::F32);
+    Limits { rows: ROWS, outputs: ROWS, pages: 260, page_size, slots: 4, snapshots: 0, replay, kv_type, state_type }
 }
 
 fn case(name: String, program: Program, quant: Quant, replay: Replay) -> Case {
