@@ -242,4 +242,6 @@ impl Backend for Cpu {
 }
 
 #[cfg(test)]
+mod regressions;
+#[cfg(test)]
 mod tests;
