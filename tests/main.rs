@@ -4,8 +4,11 @@
 mod chat;
 mod commands;
 mod convert;
+mod faulty;
 mod golden;
+mod history;
 mod plan;
 mod quantize;
 mod session;
+mod simulation;
 mod tidy;

@@ -9,7 +9,7 @@ use kvas::{
     sampling::{Sampler, SamplerParams},
     session::{ModelId, Session, Writer},
 };
-use kvas_backend::{Backend, KvType, Limits, Reference, Replay, StateType};
+use kvas_backend::{Backend, KvType, Limits, Reference, Replay, StateType, conformance::Random};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
 use std::{
@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::{Arc, atomic::AtomicBool},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 const CONTEXT: usize = 400;
@@ -262,25 +262,49 @@ fn a_chat_goes_on_after_a_restart() {
     assert!(output.status.code() == Some(1) && error.contains(": a session of "), "{error}");
 }
 
+/// Messages in a session file, which is whole.
+fn messages(session: &Path) -> usize {
+    let session = Session::open(session).unwrap();
+    let conversation: serde_json::Value = serde_json::from_str(session.conversation()).unwrap();
+    conversation["messages"].as_array().unwrap().len()
+}
+
+/// A chat that writes its file turn after turn is killed, when it has begun to write or at any moment: the file is
+/// that of a turn, and not of an earlier one than before.
 #[test]
 fn a_killed_writer_leaves_a_whole_file() {
     let (folder, model) = (Folder::new("killed"), bundled());
-    let session = folder.path("talk");
+    let (session, partial) = (folder.path("talk"), folder.path("talk.partial"));
     let arguments = ["chat", "-m", &model, "-n", "2", "-c", "512", "--session", session.to_str().unwrap()];
-    let mut written = 0;
-    for round in 0..8 {
+    let (mut random, mut torn, mut known) = (Random::new(3), 0, 0);
+    let mut checked = 0;
+    for round in 0..16 {
+        let _ = std::fs::remove_file(&partial);
         let mut child = kvas(&arguments).spawn().unwrap();
         child.stdin.as_mut().unwrap().write_all("Go on.\n".repeat(20).as_bytes()).unwrap();
-        std::thread::sleep(Duration::from_millis(150 + 40 * round));
+        let patience = Instant::now();
+        while !partial.exists() && patience.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let most = if round % 2 == 0 { 2_000 } else { 100_000 };
+        std::thread::sleep(Duration::from_micros(random.below(most) as u64));
         child.kill().unwrap();
         child.wait().unwrap();
+        torn += usize::from(partial.exists());
         if session.exists() {
-            Session::open(&session).unwrap();
-            written += 1;
+            let found = messages(&session);
+            assert!(found >= known, "{found} messages after {known}");
+            checked += 1;
+            // Room for more turns.
+            known = if found > 30 { 0 } else { found };
+            if known == 0 {
+                std::fs::remove_file(&session).unwrap();
+            }
         }
     }
-    println!("{written} of 8 rounds had a file to check");
+    println!("{torn} of 16 writers were killed while they wrote, {checked} files were there");
+    assert!(torn > 0 && checked > 4);
     let output = typed(kvas(&arguments).spawn().unwrap(), "Go on.\n");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(Session::open(&session).is_ok() && !folder.path("talk.partial").exists());
+    assert!(messages(&session) > known && !partial.exists());
 }

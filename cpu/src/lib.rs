@@ -252,4 +252,6 @@ impl Backend for Cpu {
 }
 
 #[cfg(test)]
+mod regressions;
+#[cfg(test)]
 mod tests;

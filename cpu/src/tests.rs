@@ -64,18 +64,18 @@ use kvas_backend::{
 use kvas_gguf::Quant;
 
 /// The first case whose name starts with `name`.
-fn case(name: &str) -> Case {
+pub(super) fn case(name: &str) -> Case {
     conformance::cases().into_iter().find(|case| case.name.starts_with(name)).expect("a case of this name")
 }
 
-fn prepared(mut backend: impl Backend, case: &Case) -> impl Backend {
+pub(super) fn prepared(mut backend: impl Backend, case: &Case) -> impl Backend {
     backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits).unwrap();
     backend
 }
 
 /// Runs spans of (slot, context, tokens), each with a page table of its slot, keeps `keep` rows of each, and returns
 /// the logits.
-fn run(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, &[u32])], keep: u32) -> Vec<Vec<f32>> {
+pub(super) fn run(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, &[u32])], keep: u32) -> Vec<Vec<f32>> {
     let mut step = Step::default();
     let pages_per_slot = (case.limits.pages as u32 - 1) / 4;
     for (slot, context, tokens) in spans {
@@ -219,7 +219,12 @@ fn copied(backend: impl Backend, case: &Case) -> Vec<f32> {
 }
 
 /// Runs spans of (slot, context, rows) on random inputs, keeps all rows, and returns the first output.
-fn fed(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, usize)], random: &mut Random) -> Vec<f32> {
+pub(super) fn fed(
+    backend: &mut impl Backend,
+    case: &Case,
+    spans: &[(u32, u32, usize)],
+    random: &mut Random,
+) -> Vec<f32> {
     let mut step = Step::default();
     spans.iter().for_each(|(slot, context, rows)| step.push(Slot(*slot), *context, &vec![0; *rows], Outputs::None, []));
     let len = |act: Act| step.tokens().len() * case.program.act(act).columns;

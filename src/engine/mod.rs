@@ -105,8 +105,11 @@ impl Engine {
                 let _ = reply.send(opened);
             }
             Command::Close(id) => {
+                if let Some(sequence) = self.conversations.get(&id) {
+                    self.finish(*sequence, Finish::Cancelled);
+                }
+                // If the device failed at that, it is another sequence now.
                 if let Some(sequence) = self.conversations.remove(&id) {
-                    self.finish(sequence, Finish::Cancelled);
                     self.close(sequence);
                 }
             }
@@ -130,7 +133,10 @@ impl Engine {
     fn open(&mut self) -> Result<SequenceId, String> {
         let (id, work) = self.memory.open().map_err(|full| full.to_string())?;
         self.scheduler.add(id);
-        self.device(&[work]).map_err(|error| error.to_string())?;
+        if let Err(error) = self.device(&[work]) {
+            self.close(id);
+            return Err(error.to_string());
+        }
         Ok(id)
     }
 
@@ -140,6 +146,8 @@ impl Engine {
     }
 
     fn submit(&mut self, request: Request, events: &Sender<Event>, cancelled: Arc<AtomicBool>) -> Result<(), String> {
+        // Who has stopped listening may ask something else at once.
+        self.drop_cancelled();
         let (tokens, context, vocab) = (request.prompt.len(), self.config.context, self.runner.vocab());
         if tokens == 0 {
             return Err("the prompt has no tokens, expected at least one".into());
@@ -166,7 +174,10 @@ impl Engine {
         let mut sampler = request.sampler;
         request.prompt.iter().for_each(|token| sampler.accept(*token));
         let reuse = self.scheduler.begin(&mut self.memory, id, request.prompt, running);
-        self.device(&[reuse.work]).map_err(|error| error.to_string())?;
+        if let Err(error) = self.device(&[reuse.work]) {
+            self.begin_anew(id);
+            return Err(error.to_string());
+        }
         let cached_tokens = reuse.cached as usize;
         let prompt_tokens = tokens - cached_tokens;
         let timings = Timings { prompt_tokens, cached_tokens, miss: reuse.miss, ..Timings::default() };
@@ -239,12 +250,10 @@ impl Engine {
 
     fn end(&mut self, id: SequenceId) -> Option<Job> {
         let job = self.jobs.remove(&id)?;
-        if let Some(work) = self.scheduler.end(&mut self.memory, id)
-            && self.runner.apply(&work).is_err()
-        {
-            self.memory.forget();
-        }
-        if job.ephemeral {
+        let work = self.scheduler.end(&mut self.memory, id);
+        if work.is_some_and(|work| self.runner.apply(&work).is_err()) {
+            self.begin_anew(id);
+        } else if job.ephemeral {
             self.close(id);
         }
         Some(job)
@@ -272,8 +281,18 @@ impl Engine {
             self.fail(id, &error.to_string());
         }
         self.memory.forget();
-        for (conversation, id) in std::mem::take(&mut self.conversations) {
-            self.close(id);
+        let ids: Vec<_> = self.conversations.values().copied().collect();
+        ids.into_iter().for_each(|id| self.begin_anew(id));
+    }
+
+    /// The device failed while it moved what a sequence is to begin with or leaves behind: nothing that was kept is
+    /// gone on from, and its conversation, if it has one, goes on in an empty sequence.
+    fn begin_anew(&mut self, id: SequenceId) {
+        self.memory.forget();
+        self.close(id);
+        let of = self.conversations.iter().find(|(_, sequence)| **sequence == id);
+        if let Some(conversation) = of.map(|(conversation, _)| *conversation) {
+            self.conversations.remove(&conversation);
             if let Ok(fresh) = self.open() {
                 self.conversations.insert(conversation, fresh);
             }

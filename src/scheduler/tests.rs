@@ -89,6 +89,19 @@ fn long_prompts_are_remembered_on_the_way() {
     assert_eq!(memory.kept(&prompt), [8, 16, 24, 29]);
 }
 
+/// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.
+#[test]
+fn a_single_token_of_a_prompt_is_no_decode() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 60)), memory(60));
+    let a = open(&mut scheduler, &mut memory);
+    scheduler.begin(&mut memory, a, (0..10).collect(), Running { seals: vec![8, 9], ..running(0) });
+    for (rows, generated) in [(8, 0), (1, 0), (1, 1), (1, 2)] {
+        assert_eq!(step(&mut scheduler, &mut memory, 50), [(a, rows, None)]);
+        let running = scheduler.get(a).running.as_ref().unwrap();
+        assert_eq!((running.generated, scheduler.get(a).tokens.len()), (generated, 10 + generated));
+    }
+}
+
 #[test]
 fn a_sequence_that_nobody_can_help_is_reported() {
     let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 3)), memory(3));

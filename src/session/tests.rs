@@ -62,11 +62,14 @@ fn a_flipped_bit_anywhere_is_refused_with_its_section() {
     write(&path);
     let whole = std::fs::read(&path).unwrap();
     let mut named = std::collections::BTreeSet::new();
-    for at in 0..whole.len() {
+    for (at, bit) in (0..whole.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
         let mut bytes = whole.clone();
-        bytes[at] ^= 1 << (at % 8);
+        bytes[at] ^= 1 << bit;
         let error = Session::from_bytes("a.session", bytes.into()).unwrap_err().to_string();
-        assert!(error.starts_with("a.session: section ") && error.lines().count() == 1, "byte {at}: {error}");
+        assert!(
+            error.starts_with("a.session: section ") && error.lines().count() == 1,
+            "bit {bit} of byte {at}: {error}"
+        );
         named.insert(error["a.session: section ".len()..].split(':').next().unwrap().to_string());
     }
     assert_eq!(

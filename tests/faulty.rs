@@ -1,0 +1,184 @@
+//! A device that fails: requests end with its message, nothing that was half moved is gone on from, and what comes
+//! after is answered as if nothing had been.
+
+use crate::{
+    golden::{converted, fixture},
+    simulation::{hear, request},
+};
+use kvas::{
+    engine::{Engine, EngineConfig, EngineHandle},
+    model::Model,
+    session::{ModelId, Session, Writer},
+};
+use kvas_backend::{
+    Act, Backend, DeviceError, KvType, Limits, Op, Page, Program, Replay, Slot, StateType, Step, Store, WeightSource,
+    conformance::Random, op,
+};
+use kvas_cpu::Cpu;
+use kvas_gguf::Quant;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// How many calls go well before one fails.
+#[derive(Clone)]
+struct Countdown(Arc<AtomicUsize>);
+
+impl Countdown {
+    fn set(&self, calls: usize) {
+        self.0.store(calls, Ordering::SeqCst);
+    }
+
+    fn call(&self) -> Result<(), DeviceError> {
+        let left = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(left.wrapping_sub(1)));
+        let failed = DeviceError::Failed { device: "toaster".into(), what: "it burns".into() };
+        if left == Ok(0) { Err(failed) } else { Ok(()) }
+    }
+}
+
+/// All calls but those of ops count.
+struct Faulty(Cpu, Countdown);
+
+macro_rules! ops {
+    ($($name:ident: $op:ident),*) => {
+        $(fn $name(&mut self, op: &op::$op) -> Result<(), DeviceError> {
+            self.0.$name(op)
+        })*
+    };
+}
+
+macro_rules! calls {
+    ($($name:ident($($argument:ident: $kind:ty),*);)*) => {
+        $(fn $name(&mut self, $($argument: $kind),*) -> Result<(), DeviceError> {
+            self.1.call()?;
+            self.0.$name($($argument),*)
+        })*
+    };
+}
+
+impl Backend for Faulty {
+    fn prepare(
+        &mut self,
+        program: Arc<Program>,
+        weights: &mut dyn WeightSource,
+        limits: Limits,
+    ) -> Result<(), DeviceError> {
+        self.0.prepare(program, weights, limits)
+    }
+
+    fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
+        self.0.scratch_bytes(program, quants, limits)
+    }
+
+    fn execute(&mut self, op: &Op) -> Result<(), DeviceError> {
+        self.0.execute(op)
+    }
+
+    calls! {
+        begin(step: &Step);
+        commit(accepted: &[(Slot, u32)]);
+        copy_slots(pairs: &[(Slot, Slot)]);
+        clear_slots(slots: &[Slot]);
+        copy_pages(pairs: &[(Page, Page)]);
+        save_slot(slot: Slot, position: u32, out: &mut Vec<f32>);
+        load_slot(slot: Slot, position: u32, values: &[f32]);
+        save_page(store: Store, page: Page, rows: usize, out: &mut Vec<f32>);
+        load_page(store: Store, page: Page, values: &[f32]);
+        read(act: Act, out: &mut [f32]);
+        write(act: Act, values: &[f32]);
+    }
+
+    ops! {
+        embed: Embed, gather_rows: GatherRows, norm: Norm, linear: Linear, gated_linear: GatedLinear,
+        head_linear: HeadLinear, rope_store: RopeStore, attention: Attention, causal_conv: CausalConv,
+        short_conv: ShortConv, gated_delta: GatedDelta, mamba2: Mamba2, mamba1: Mamba1, gated_norm: GatedNorm,
+        route: Route, expert_gated_linear: ExpertGatedLinear, expert_linear: ExpertLinear
+    }
+}
+
+const CONTEXT: usize = 200;
+
+fn engine(model: &Model) -> (EngineHandle, Countdown) {
+    let countdown = Countdown(Arc::new(AtomicUsize::new(usize::MAX)));
+    let (pages, replay) = (1 + 4 * (CONTEXT / 4 + 2), Replay::new(8, 4));
+    let (page_size, slots, snapshots, kv_type, state_type) = (4, 4, 4, KvType::F32, StateType::F32);
+    let limits = Limits { rows: 32, outputs: 4, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+    let device = Faulty(Cpu::new(1), countdown.clone());
+    let runner = model.prepare(Box::new(device), limits, &mut |_, _| {}).unwrap();
+    (Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0 }), countdown)
+}
+
+#[test]
+fn a_partially_restored_session_is_not_gone_on_from() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let path = std::env::temp_dir().join(format!("kvas-partial-{}", std::process::id()));
+    let (vocab, prompt) = (model.spec.vocab, (3..40).collect::<Vec<u32>>());
+    let (first, _) = engine(&model);
+    let talk = first.open().unwrap();
+    let (expected, ..) = hear(&first.submit(request(Some(talk), &prompt, 8, vocab))).unwrap();
+    let tokens = [&prompt[..], &expected].concat();
+    first.save(talk, Writer::new(&path, &ModelId::of(&model.file), tokens.clone(), String::new())).unwrap();
+    let (expected, ..) = hear(&first.submit(request(Some(talk), &tokens, 8, vocab))).unwrap();
+    let session = Arc::new(Session::open(&path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    let mut refused = 0;
+    loop {
+        let (engine, countdown) = engine(&model);
+        let talk = engine.open().unwrap();
+        countdown.set(refused);
+        let loaded = engine.load(session.clone());
+        countdown.set(usize::MAX);
+        let (found, _, timings) = hear(&engine.submit(request(Some(talk), &tokens, 8, vocab))).unwrap();
+        assert_eq!(found, expected, "after {refused} calls");
+        if loaded.is_ok() {
+            assert_eq!(timings.prompt_tokens, 1);
+            break;
+        }
+        assert_eq!(loaded.unwrap_err(), "toaster: it burns");
+        assert_eq!(timings.cached_tokens, 0, "after {refused} calls");
+        refused += 1;
+    }
+    // Every page and every state is moved by a call of its own.
+    assert!(refused > 10, "{refused} calls");
+}
+
+/// The device fails at any moment; the same conversations go on.
+#[test]
+fn what_a_failed_device_held_is_not_gone_on_from() {
+    for name in ["qwen35", "llama"] {
+        let model = converted(&fixture(name), Quant::F32);
+        let (vocab, mut random) = (model.spec.vocab, Random::new(5));
+        let (engine, countdown) = engine(&model);
+        let (fresh, _) = self::engine(&model);
+        let talks: Vec<_> = (0..2).map(|_| engine.open().unwrap()).collect();
+        let mut texts: Vec<Vec<u32>> = vec![vec![7]; 3];
+        let (mut failed, mut right) = (0, 0);
+        for number in 0..150 {
+            // The last one is nobody's conversation.
+            let at = random.below(3);
+            let mut prompt = texts[at][..texts[at].len().min(120)].to_vec();
+            prompt.truncate(1 + random.below(prompt.len()));
+            prompt.extend((0..random.below(20)).map(|_| random.below(vocab) as u32));
+            countdown.set(random.below(60));
+            let answer = hear(&engine.submit(request(talks.get(at).copied(), &prompt, 4, vocab)));
+            countdown.set(usize::MAX);
+            match answer {
+                Err(what) => {
+                    assert_eq!(what, "toaster: it burns", "{name}, request {number}");
+                    failed += 1;
+                }
+                Ok((found, ..)) => {
+                    let (expected, ..) = hear(&fresh.submit(request(None, &prompt, 4, vocab))).unwrap();
+                    assert_eq!(found, expected, "{name}, request {number}");
+                    texts[at] = [&prompt[..], &found].concat();
+                    right += 1;
+                }
+            }
+        }
+        assert!(failed > 20 && right > 20, "{name}: {failed} failed, {right} did not");
+        talks.into_iter().for_each(|talk| engine.close(talk));
+        let stats = engine.stats().unwrap();
+        assert_eq!(stats.usage.sequences.held, 0, "{name}: only prefixes are left");
+    }
+}
