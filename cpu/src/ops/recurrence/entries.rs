@@ -4,13 +4,13 @@
 use crate::{
     simd::{
         Simd,
-        dense::{self, F32},
+        dense::{self, F32, Stored},
         math,
     },
     slots::ring_runs,
 };
 use bytemuck::cast_slice as bytes;
-use kvas_backend::store::Cursor;
+use kvas_backend::Cursor;
 
 /// The entries of one value head: `u` and `g` are its own, `k` is shared by the value heads of a key head.
 pub(super) struct Entries<'a> {
@@ -138,30 +138,67 @@ impl Entries<'_> {
         }
     }
 
-    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`.
+    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`. `copy [2, key_dim]` is room for rows.
     #[inline(always)]
-    pub(super) fn fold<S: Simd>(&self, simd: S, state: &mut [f32], faded: &mut Faded<'_>, coefficients: &mut [f32]) {
+    pub(super) fn fold<E: Stored, S: Simd>(
+        &self,
+        simd: S,
+        state: &mut [E::Bits],
+        faded: &mut Faded<'_>,
+        coefficients: &mut [f32],
+        copy: &mut [f32],
+    ) {
+        dense::fetch(simd, bytes(state), 0..dense::AHEAD);
         self.fade(simd, faded);
         let value_dim = self.u.len() / self.ring;
         let key_dim = state.len() / value_dim;
-        let keys = if faded.sum.is_empty() { self.k } else { &*faded.keys };
         math::exp_in_place(simd, faded.sum);
+        for at in (0..value_dim).step_by(2) {
+            let (row, size) = (at * key_dim, key_dim * E::BYTES);
+            dense::fetch(simd, bytes(state), at * size + dense::AHEAD..(at + 2) * size + dense::AHEAD);
+            if at + 2 <= value_dim {
+                let rows = &mut state[row..row + 2 * key_dim];
+                self.fold_rows::<E, S, 2>(simd, (rows, at), faded, coefficients, copy);
+            } else {
+                self.fold_rows::<E, S, 1>(simd, (&mut state[row..], at), faded, coefficients, copy);
+            }
+        }
+    }
+
+    /// [`Entries::fold`] for `W` rows of the state from row `at` on.
+    #[inline(always)]
+    fn fold_rows<E: Stored, S: Simd, const W: usize>(
+        &self,
+        simd: S,
+        (stored, at): (&mut [E::Bits], usize),
+        faded: &Faded<'_>,
+        coefficients: &mut [f32],
+        copy: &mut [f32],
+    ) {
+        let (key_dim, value_dim) = (stored.len() / W, self.u.len() / self.ring);
+        let keys = if faded.sum.is_empty() { self.k } else { &*faded.keys };
+        let mut parts = E::open(simd, stored, copy).chunks_exact_mut(key_dim);
+        let mut rows: [&mut [f32]; W] = std::array::from_fn(|_| parts.next().expect("W rows"));
+        if !faded.sum.is_empty() {
+            for w in 0..W {
+                math::scale_by(simd, rows[w], 1.0, faded.sum);
+            }
+        }
         let (mut from, mut factor) = (0, faded.state);
         for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
-            let factors = &faded.entries[from..from + run.len()];
-            let c = &mut coefficients[..run.len()];
-            let u = &self.u[run.start * value_dim..run.end * value_dim];
-            let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
-            for (i, state) in state.chunks_exact_mut(key_dim).enumerate() {
-                for ((c, factor), u) in c.iter_mut().zip(factors).zip(u[i..].iter().step_by(value_dim)) {
-                    *c = factor * u;
+            let mut parts = coefficients.chunks_exact_mut(run.len());
+            let c: [&mut [f32]; W] = std::array::from_fn(|_| parts.next().expect("planned"));
+            let written = self.u[run.start * value_dim..run.end * value_dim].chunks_exact(value_dim);
+            for (j, (u, factor)) in written.zip(&faded.entries[from..]).enumerate() {
+                for w in 0..W {
+                    c[w][j] = factor * u[at + w];
                 }
-                if from == 0 && !faded.sum.is_empty() {
-                    math::scale_by(simd, state, 1.0, faded.sum);
-                }
-                dense::combine::<F32, S, 1>(simd, [factor], [&*c], k, [state]);
             }
+            let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
+            let rows = rows.each_mut().map(|row| &mut **row);
+            dense::combine::<F32, S, W>(simd, [factor; W], c.map(|c| &*c), k, rows);
             (from, factor) = (from + run.len(), 1.0);
         }
+        E::close(simd, copy, stored);
     }
 }

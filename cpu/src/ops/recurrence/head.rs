@@ -1,22 +1,24 @@
 //! One value head of one span, chunk by chunk: what its rows write, and what they read.
 
-use super::{
-    CHUNK,
-    entries::{Entries, Faded},
-};
+use super::entries::{Entries, Faded};
 use crate::{
     pool::Tile,
     simd::{
         Kernel, Simd,
-        dense::{self, F32},
+        dense::{self, F16, F32, Stored},
         math,
     },
+    states::{ByType, Checkpoint},
 };
 use bytemuck::cast_slice as bytes;
-use kvas_backend::store::{Cursor, Decay, Replay, StateDecl};
+use kvas_backend::{
+    CHUNK, Cursor, Replay,
+    store::{Decay, StateDecl},
+};
 
-/// Rows of the state that stay in the first-level cache while all rows of a chunk meet them.
-const STATE_ROWS: usize = 32;
+/// Rows of the state that stay in the first-level cache while all rows of a chunk meet them: the state is read once per
+/// chunk, and the work within a chunk grows with its square.
+const STATE_ROWS: usize = 8;
 
 /// The scratch of a head.
 pub(super) struct Scratch<'a> {
@@ -37,6 +39,8 @@ pub(super) struct Scratch<'a> {
     factors: &'a mut [f32],
     /// `[CHUNK, value_dim]` and `[CHUNK, decays]`: entries of a final span.
     own: [&'a mut [f32]; 2],
+    /// `[2, key_dim]`: rows of the state in f32.
+    pub(super) copy: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
@@ -56,6 +60,7 @@ impl<'a> Scratch<'a> {
             inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
             factors: next(per_channel),
             own: [next(CHUNK * value_dim), next(CHUNK * decays)],
+            copy: next(2 * decl.key_dim),
         }
     }
 }
@@ -65,7 +70,7 @@ pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     let ring = replay.ring_rows().max(CHUNK);
     let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
     let rows = CHUNK * (3 * decl.value_dim + 2 * decl.decays() + 1 + 2 * per_channel);
-    rows + decl.value_dim + 2 * per_channel + ring * (3 + per_channel)
+    rows + decl.value_dim + 2 * (decl.key_dim + per_channel) + ring * (3 + per_channel)
 }
 
 /// One value head of one span.
@@ -84,8 +89,8 @@ pub(super) struct Head<'a> {
     pub(super) bias: &'a [f32],
     pub(super) a: f32,
     pub(super) skip: f32,
-    /// `[value_dim][key_dim]`
-    pub(super) state: &'a mut [f32],
+    /// True if the state before the span is zero.
+    pub(super) is_fresh: bool,
     /// `None`: the span is final and goes into the state.
     pub(super) ring: Option<Entries<'a>>,
     /// `[rows, value_dim]`
@@ -95,29 +100,42 @@ pub(super) struct Head<'a> {
 
 /// `out[i][t] = state x[i][t]` for every row of `x[i] [_, key_dim]`.
 #[inline(always)]
-fn read_state<S: Simd, const R: usize>(
+fn read_state<E: Stored, S: Simd, const R: usize>(
     simd: S,
-    state: &[f32],
+    state: &[E::Bits],
     x: [&[f32]; R],
     key_dim: usize,
     mut out: [&mut [f32]; R],
 ) {
     let value_dim = state.len() / key_dim;
+    let size = STATE_ROWS * key_dim * E::BYTES;
     for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
+        dense::fetch(simd, bytes(state), block * size + dense::AHEAD..(block + 1) * size + dense::AHEAD);
         for t in 0..x[0].len() / key_dim {
             let x = x.map(|x| &x[t * key_dim..][..key_dim]);
             let part = t * value_dim + block * STATE_ROWS..t * value_dim + block * STATE_ROWS + rows.len() / key_dim;
             let out = out.each_mut().map(|out| &mut out[part.clone()]);
-            dense::dots::<F32, S, R>(simd, bytes(rows), x, out);
+            dense::dots::<E, S, R>(simd, bytes(rows), x, out);
         }
     }
 }
 
-impl Kernel for Head<'_> {
+/// A head and its state `[value_dim][key_dim]`.
+impl Kernel for (Head<'_>, Checkpoint<'_>) {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
+    fn run<S: Simd>(self, simd: S) {
+        match self.1 {
+            ByType::F32(state) => self.0.span::<F32, S>(simd, state),
+            ByType::F16(state) => self.0.span::<F16, S>(simd, state),
+        }
+    }
+}
+
+impl Head<'_> {
+    #[inline(always)]
+    fn span<E: Stored, S: Simd>(mut self, simd: S, state: &mut [E::Bits]) {
         let key_dim = self.decl.key_dim;
         let mut ring = self.ring.take();
         let is_final = ring.is_none();
@@ -126,6 +144,10 @@ impl Kernel for Head<'_> {
         let [own_u, own_g] = std::mem::take(&mut scratch.own);
         for first in (0..self.rows).step_by(CHUNK) {
             let count = CHUNK.min(self.rows - first);
+            if is_final && count == 1 {
+                self.step::<E, S>(simd, state, first, &mut scratch);
+                break;
+            }
             let mut entries = match &mut ring {
                 Some(ring) => Entries { u: ring.u, k: ring.k, g: ring.g, held: ring.held, ring: ring.ring },
                 None => {
@@ -133,50 +155,96 @@ impl Kernel for Head<'_> {
                     Entries { u: own_u, k, g: own_g, held: Cursor::default(), ring: CHUNK }
                 }
             };
-            self.chunk(simd, (first, count), &mut entries, &mut scratch);
+            self.chunk::<E, S>(simd, state, (first, count), &mut entries, &mut scratch);
             let held = entries.held;
             if is_final {
-                entries.fold(simd, self.state, &mut scratch.faded, scratch.coefficients);
+                let Scratch { faded, coefficients, copy, .. } = &mut scratch;
+                entries.fold::<E, S>(simd, state, faded, coefficients, copy);
+                self.is_fresh = false;
             }
             if let Some(ring) = &mut ring {
                 ring.held = held;
             }
         }
     }
-}
 
-impl Head<'_> {
     #[inline(always)]
-    fn chunk<S: Simd>(
+    fn chunk<E: Stored, S: Simd>(
         &mut self,
         simd: S,
+        state: &[E::Bits],
         (first, count): (usize, usize),
         entries: &mut Entries<'_>,
         b: &mut Scratch<'_>,
     ) {
         let (key_dim, value_dim) = (self.decl.key_dim, self.decl.value_dim);
+        if !self.is_fresh {
+            dense::fetch(simd, bytes(state), 0..dense::AHEAD);
+        }
         self.gates(simd, (first, count), b);
         let mut keys = &self.keys[first * key_dim..(first + count) * key_dim];
         let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
         if self.decl.decay == Decay::PerChannel {
             entries.fade(simd, &mut b.faded);
-            fade_inputs(simd, b, [keys, queries]);
-            [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
+            if !self.is_fresh {
+                fade_inputs(simd, b, [keys, queries]);
+                [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
+            }
         }
         let [key, query] = b.read.each_mut().map(|read| &mut read[..count * value_dim]);
-        if self.beta.is_some() {
-            read_state(simd, self.state, [keys, queries], key_dim, [key, query]);
+        if self.is_fresh {
+            key.fill(0.0);
+            query.fill(0.0);
+        } else if self.beta.is_some() {
+            read_state::<E, S, _>(simd, state, [keys, queries], key_dim, [key, query]);
         } else {
             // Two rows at a time, as above; which of them are together does not matter.
             let half = count / 2;
             let (low, rest) = query.split_at_mut(half * value_dim);
             let (high, last) = rest.split_at_mut(half * value_dim);
             let (x, last_x) = queries.split_at(2 * half * key_dim);
-            read_state(simd, self.state, x.split_at(half * key_dim).into(), key_dim, [low, high]);
-            read_state(simd, self.state, [last_x], key_dim, [last]);
+            read_state::<E, S, _>(simd, state, x.split_at(half * key_dim).into(), key_dim, [low, high]);
+            read_state::<E, S, _>(simd, state, [last_x], key_dim, [last]);
         }
         for t in 0..count {
             self.row(simd, (first + t, t), entries, b);
+        }
+    }
+
+    /// The only row of a chunk of a final span: some rows of the state at a time are read, and written while they are
+    /// near.
+    #[inline(always)]
+    fn step<E: Stored, S: Simd>(&mut self, simd: S, state: &mut [E::Bits], row: usize, b: &mut Scratch<'_>) {
+        let (key_dim, value_dim) = (self.decl.key_dim, self.decl.value_dim);
+        dense::fetch(simd, bytes(state), 0..dense::AHEAD);
+        self.gates(simd, (row, 1), b);
+        let key = &self.keys[row * key_dim..][..key_dim];
+        let query = &self.queries[row * key_dim..][..key_dim];
+        let value = &self.values.0[row * self.values.1..][..value_dim];
+        let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
+        let (mut reads, mut decay) = ([key, query], (b.g[0].exp(), None));
+        if self.decl.decay == Decay::PerChannel {
+            b.faded.sum.fill(0.0);
+            fade_inputs(simd, b, reads);
+            reads = b.inputs.each_ref().map(|inputs| &inputs[..key_dim]);
+            decay = (1.0, Some(&*b.factors));
+        }
+        let (strength, is_delta, skip) = (b.strengths[0], self.beta.is_some(), self.skip);
+        let step = Step { key, reads, decay, strength, is_delta, own, skip };
+        let (out, wide) = (self.out.row_mut(row), if is_delta { 4 } else { 8 });
+        let whole = value_dim - value_dim % wide;
+        for at in (0..whole).step_by(wide) {
+            let size = key_dim * E::BYTES;
+            dense::fetch(simd, bytes(state), at * size + dense::AHEAD..(at + wide) * size + dense::AHEAD);
+            let state = &mut state[at * key_dim..(at + wide) * key_dim];
+            if is_delta {
+                step.rows::<E, S, 4>(simd, state, &value[at..], &mut out[at..]);
+            } else {
+                step.rows::<E, S, 8>(simd, state, &value[at..], &mut out[at..]);
+            }
+        }
+        for at in whole..value_dim {
+            step.rows::<E, S, 1>(simd, &mut state[at * key_dim..(at + 1) * key_dim], &value[at..], &mut out[at..]);
         }
     }
 
@@ -231,6 +299,49 @@ impl Head<'_> {
         let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
         math::add_scaled(simd, out, own, u);
         entries.write(u);
+    }
+}
+
+/// A row on its way through the state.
+struct Step<'a> {
+    key: &'a [f32],
+    /// What the state is multiplied with for the key and for the query: these times its decay.
+    reads: [&'a [f32]; 2],
+    /// The decay of the state: of all channels, or of each.
+    decay: (f32, Option<&'a [f32]>),
+    strength: f32,
+    is_delta: bool,
+    /// Of what is written and of the value, what goes into the output.
+    own: f32,
+    skip: f32,
+}
+
+impl Step<'_> {
+    /// `W` rows of the state, with their elements of the value and of the output.
+    #[inline(always)]
+    fn rows<E: Stored, S: Simd, const W: usize>(&self, simd: S, state: &mut [E::Bits], value: &[f32], out: &mut [f32]) {
+        let mut rows: [&[u8]; W] = [&[]; W];
+        for (row, elements) in rows.iter_mut().zip(state.chunks_exact(self.key.len())) {
+            *row = bytes(elements);
+        }
+        let [mut keys, mut queries] = [[0.0; W]; 2];
+        if self.is_delta {
+            let sums = dense::tile::<E, S, W, 2>(simd, rows, self.reads);
+            for w in 0..W {
+                [keys[w], queries[w]] = sums[w];
+            }
+        } else {
+            let sums = dense::tile::<E, S, W, 1>(simd, rows, [self.reads[1]]);
+            for w in 0..W {
+                queries[w] = sums[w][0];
+            }
+        }
+        let (mut written, decay) = ([0.0; W], self.decay.0);
+        for w in 0..W {
+            written[w] = self.strength * (value[w] - decay * keys[w]);
+            out[w] = decay * queries[w] + self.own * written[w] + self.skip * value[w];
+        }
+        dense::update::<E, S, W>(simd, state, self.decay, written, self.key);
     }
 }
 
