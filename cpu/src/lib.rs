@@ -6,6 +6,7 @@
 mod limits;
 mod machine;
 mod ops;
+mod pages;
 mod plan;
 mod pool;
 mod quant;

@@ -4,13 +4,13 @@
 
 use crate::{
     machine::Machine,
+    pages::Pages,
     pool::{Place, Tile, Tiles},
     simd::{
         Kernel, Proof, Simd,
         dense::{self, Bf16, Element, F16, F32},
         math,
     },
-    slots::Pages,
 };
 use kvas_backend::{
     KvType, Limits, Page, Program, Step, StoreDecl, op,
