@@ -3,6 +3,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "kernels index several arrays of registers by one number")]
 
+mod arena;
 mod limits;
 mod machine;
 mod ops;

@@ -1,17 +1,16 @@
 //! The arena of pages: keys and values of all softmax layers.
 
+use crate::arena::Arena;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use kvas_backend::{
     KvType, Limits, Page,
     store::{HeadRow, PageLayout, PagesDecl, RowScale},
 };
 
-/// Single-layer pages of one size, as [`PagesDecl`] lays them out. Zeroed by the allocator, so that a page costs
-/// nothing before it is written.
+/// Single-layer pages of one size, as [`PagesDecl`] lays them out. A page costs nothing before it is written.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    /// Words, so that elements of every type are aligned.
-    data: Vec<u64>,
+    data: Arena<u8>,
     kv_type: KvType,
     /// Bytes from one page to the next.
     stride: usize,
@@ -22,7 +21,7 @@ impl Pages {
     /// Pages of `stride` bytes.
     pub(crate) fn new(stride: usize, limits: &Limits) -> Self {
         Self {
-            data: vec![0; (stride * limits.pages).div_ceil(size_of::<u64>())],
+            data: Arena::zeroed(stride * limits.pages),
             kv_type: limits.kv_type,
             stride,
             page_size: limits.page_size,
@@ -41,7 +40,7 @@ impl Pages {
 
     /// All bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.data)
+        &self.data
     }
 
     /// Where a page begins.
@@ -77,7 +76,7 @@ impl Pages {
 
     /// Writes a row in two parts, rounded to the type of the pages.
     fn write(&mut self, mut at: usize, scale_at: usize, row: [&[f32]; 2]) {
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.data);
+        let bytes = &mut *self.data;
         let scale = (self.kv_type == KvType::Q8_0).then(|| RowScale::of(row));
         for part in row {
             let to = &mut bytes[at..at + part.len() * self.kv_type.element_bytes()];
@@ -155,7 +154,7 @@ impl Pages {
     /// Copies a page.
     pub(crate) fn copy(&mut self, from: Page, to: Page) {
         let (from, to) = (self.page_at(from), self.page_at(to));
-        bytemuck::cast_slice_mut::<u64, u8>(&mut self.data).copy_within(from..from + self.stride, to);
+        self.data.copy_within(from..from + self.stride, to);
     }
 }
 
