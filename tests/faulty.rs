@@ -71,6 +71,10 @@ impl Backend for Faulty {
         self.0.scratch_bytes(program, quants, limits)
     }
 
+    fn revocable(&self, slot: Slot) -> u32 {
+        self.0.revocable(slot)
+    }
+
     fn execute(&mut self, op: &Op) -> Result<(), DeviceError> {
         self.0.execute(op)
     }
@@ -81,6 +85,7 @@ impl Backend for Faulty {
         copy_slots(pairs: &[(Slot, Slot)]);
         clear_slots(slots: &[Slot]);
         copy_pages(pairs: &[(Page, Page)]);
+        rewind(slot: Slot, rows: u32);
         save_slot(slot: Slot, position: u32, out: &mut Vec<f32>);
         load_slot(slot: Slot, position: u32, values: &[f32]);
         save_page(store: Store, page: Page, rows: usize, out: &mut Vec<f32>);

@@ -1,6 +1,6 @@
 //! A model as data: ops and the activations, weights and stores they name. Printed by `kvas plan`.
 
-use crate::{Op, StoreDecl, store::PagesDecl};
+use crate::{KvType, Op, StoreDecl, store::PagesDecl};
 
 /// Index of an activation buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -107,6 +107,15 @@ impl Program {
     /// Number of page stores.
     pub fn page_stores(&self) -> usize {
         self.stores.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
+    }
+
+    /// Bytes of a page of the arena, with `page_size` tokens: room for a page of any store.
+    pub fn page_bytes(&self, page_size: usize, kv_type: KvType) -> usize {
+        let of_store = |store: &StoreDecl| match store {
+            StoreDecl::Pages(pages) => pages.page_bytes(page_size, kv_type),
+            StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
+        };
+        self.stores.iter().map(of_store).max().unwrap_or(0)
     }
 
     /// Position of a page store among the page stores: its table in a [`crate::Step`].

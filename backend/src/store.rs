@@ -1,7 +1,9 @@
 //! What layers remember: pages (append-only) and slots (mutable), their layouts and sizes (ALGORITHMS 1.1, 2.4, 2.7).
 
+mod pages;
+
 use crate::Weight;
-use std::ops::Range;
+pub use pages::{HeadRow, KvType, PageLayout, PagesDecl, RowScale};
 
 /// How one layer remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,72 +41,6 @@ impl StoreDecl {
         match self {
             StoreDecl::Pages(_) | StoreDecl::Conv(_) => 0,
             StoreDecl::State(state) => replay.ring_rows().saturating_mul(state.ring_row_elements()).saturating_mul(4),
-        }
-    }
-}
-
-/// Where the values of a page are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PageLayout {
-    /// Per KV head `K[page_size][key_dim]`, then `V[page_size][value_dim]`.
-    Separate,
-    /// Per KV head `K[page_size][key_dim]` only: a value is the first `value_dim` columns of its key.
-    Latent,
-}
-
-/// Keys (after rope) and values of a softmax layer in pages of `Limits::page_size` tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PagesDecl {
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Columns of a key head.
-    pub key_dim: usize,
-    /// Columns of a value head.
-    pub value_dim: usize,
-    /// Where the values are.
-    pub layout: PageLayout,
-}
-
-impl PagesDecl {
-    /// Elements of one page.
-    pub const fn page_elements(&self, page_size: usize) -> usize {
-        self.kv_heads * self.head_elements(page_size)
-    }
-
-    /// Elements of one KV head of a page.
-    pub const fn head_elements(&self, page_size: usize) -> usize {
-        let stored = match self.layout {
-            PageLayout::Separate => self.value_dim,
-            PageLayout::Latent => 0,
-        };
-        page_size * (self.key_dim + stored)
-    }
-
-    /// Where the first value of a head begins, in elements from the head's first key.
-    pub const fn values_at(&self, page_size: usize) -> usize {
-        match self.layout {
-            PageLayout::Separate => page_size * self.key_dim,
-            PageLayout::Latent => 0,
-        }
-    }
-
-    /// Where the values of row `row` of a page are, in elements: for every KV head the key, then the value where it is
-    /// stored beside the key.
-    pub fn row_parts(&self, page_size: usize, row: usize) -> impl Iterator<Item = Range<usize>> {
-        let (key_dim, value_dim) = (self.key_dim, self.head_elements(1) - self.key_dim);
-        let (head_elements, values_at) = (self.head_elements(page_size), self.values_at(page_size));
-        (0..self.kv_heads).flat_map(move |head| {
-            let (key, value) =
-                (head * head_elements + row * key_dim, head * head_elements + values_at + row * value_dim);
-            [key..key + key_dim, value..value + value_dim]
-        })
-    }
-
-    /// Elements from one value to the next.
-    pub const fn value_stride(&self) -> usize {
-        match self.layout {
-            PageLayout::Separate => self.value_dim,
-            PageLayout::Latent => self.key_dim,
         }
     }
 }
@@ -172,37 +108,6 @@ impl ConvDecl {
     /// Rows kept: what the taps reach back to plus a window of revocable rows, rounded up to a power of two.
     pub fn ring_rows(&self, replay: Replay) -> usize {
         (self.taps - 1 + replay.window.max(1)).next_power_of_two()
-    }
-}
-
-/// Element type of keys and values in pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvType {
-    /// 4 bytes, exact.
-    F32,
-    /// 2 bytes, 11 bits of mantissa.
-    #[default]
-    F16,
-    /// 2 bytes, 8 bits of mantissa, range of F32.
-    Bf16,
-}
-
-impl KvType {
-    /// Bytes of one element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            KvType::F32 => 4,
-            KvType::F16 | KvType::Bf16 => 2,
-        }
-    }
-
-    /// The name users write: `f16`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            KvType::F32 => "f32",
-            KvType::F16 => "f16",
-            KvType::Bf16 => "bf16",
-        }
     }
 }
 

@@ -3,9 +3,11 @@
 
 #![allow(clippy::needless_range_loop, reason = "kernels index several arrays of registers by one number")]
 
+mod arena;
 mod limits;
 mod machine;
 mod ops;
+mod pages;
 mod plan;
 mod pool;
 mod quant;

@@ -2,11 +2,12 @@
 
 use crate::{
     ops::rope_store::Ropes,
+    pages::Pages,
     plan::Plan,
     pool::Pool,
     quantised::Quantised,
     simd::Proof,
-    slots::{Conv, Memory, Pages, State},
+    slots::{Conv, Memory, State},
     weights::Matrix,
 };
 use kvas_backend::{

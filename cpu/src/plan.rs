@@ -9,12 +9,12 @@ use crate::{
 use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
 use kvas_gguf::Quant;
 
-/// Sizes of everything a [`crate::machine::Machine`] allocates, in elements.
+/// Sizes of everything a [`crate::machine::Machine`] allocates, in elements where nothing else is said.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
     /// By activation.
     pub(crate) acts: Vec<usize>,
-    /// One page of the arena.
+    /// One page of the arena, in bytes.
     pub(crate) page: usize,
     /// The 8-bit form of an activation.
     pub(crate) quantised: usize,
@@ -43,6 +43,7 @@ impl Plan {
         let size = |act: Act| rows(act).saturating_mul(columns(act));
         let mut plan =
             Plan { acts: (0..program.acts.len() as u32).map(|act| size(Act(act))).collect(), ..Plan::default() };
+        plan.page = program.page_bytes(limits.page_size, limits.kv_type);
         let quant = |weight: Weight| quants[weight.0 as usize];
         for op in &program.ops {
             plan.scratch = plan.scratch.max(scratch(program, op, quant));
@@ -72,7 +73,7 @@ impl Plan {
         }
         for store in &program.stores {
             match store {
-                StoreDecl::Pages(pages) => plan.page = plan.page.max(pages.page_elements(limits.page_size)),
+                StoreDecl::Pages(_) => {}
                 StoreDecl::State(state) => {
                     let (keys, scratch) = match state.decay {
                         Decay::PerHead | Decay::PerChannel => {
@@ -103,7 +104,7 @@ impl Plan {
         let rest = rest.into_iter().fold(0usize, usize::saturating_add);
         let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
         let floats = acts.fold(0usize, usize::saturating_add);
-        let pages = self.page.saturating_mul(limits.pages).saturating_mul(limits.kv_type.bytes());
+        let pages = self.page.saturating_mul(limits.pages);
         let bytes = floats.saturating_mul(4).saturating_add(slots).saturating_add(pages).saturating_add(scratch_bytes);
         (bytes as u64, scratch_bytes as u64)
     }

@@ -153,9 +153,9 @@ impl Bench {
     fn report(&self, model: &Model, test: Test, rates: &[f64], limits: Limits) {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
         let deviation = (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
-        let traffic = traffic(&model.program, &model.file);
-        let kv_bytes = self.model.kv_type(model).map_or(2, kvas_backend::KvType::bytes);
-        let bytes = bytes_per_token(&traffic, test, self.model.batch_size as usize, kv_bytes);
+        let kv_type = self.model.kv_type(model).unwrap_or_default();
+        let traffic = traffic(&model.program, &model.file, kv_type);
+        let bytes = bytes_per_token(&traffic, test, self.model.batch_size as usize);
         let (bytes_rate, flops_rate) = (bytes * mean, 2.0 * traffic.multiply_adds as f64 * mean);
         let shares = (bytes_rate / limits.bytes_per_second, flops_rate / limits.flops_per_second);
         let format = model.file.tensor("token_embd.weight").map_or("?", |info| info.quant.name());
@@ -183,13 +183,13 @@ impl Bench {
 }
 
 /// Weights are read once a step; keys and values as far as the context reaches on average; state once a step.
-fn bytes_per_token(traffic: &Traffic, test: Test, batch: usize, kv_bytes: usize) -> f64 {
+fn bytes_per_token(traffic: &Traffic, test: Test, batch: usize) -> f64 {
     let (rows, context) = match test.generate {
         0 => (test.prompt.min(batch), test.depth + test.prompt / 2),
         generate => (test.parallel, test.depth + generate / 2),
     };
     let weights = traffic.weights_bytes as f64 / rows as f64;
-    let kv = (kv_bytes as u64 * traffic.kv_elements) as f64 * context as f64;
+    let kv = traffic.kv_bytes as f64 * context as f64;
     // A prompt's rows share one pass over keys, values and state.
     let per_row = if test.generate == 0 { rows as f64 } else { 1.0 };
     weights + (kv + traffic.state_bytes as f64) / per_row

@@ -73,6 +73,9 @@ pub(crate) enum CacheType {
     F16,
     /// 2 bytes, wider range
     Bf16,
+    /// 1 byte, with a scale for every key and every value of a head
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 /// Element type of recurrent states.
@@ -110,6 +113,7 @@ impl ModelFlags {
             Some(CacheType::F32) => KvType::F32,
             Some(CacheType::F16) => KvType::F16,
             Some(CacheType::Bf16) => KvType::Bf16,
+            Some(CacheType::Q8_0) => KvType::Q8_0,
             None if is_exact() => KvType::F32,
             None => KvType::F16,
         })

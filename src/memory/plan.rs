@@ -210,8 +210,9 @@ const SNAPSHOTS_OF_PAGES: usize = 64;
 /// Bytes of a program's stores.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sizes {
-    kv_elements: usize,
-    page_elements: usize,
+    /// Keys and values of a token in all layers.
+    row_bytes: u64,
+    page_bytes: u64,
     page_stores: usize,
     ring_bytes: u64,
     snapshot_bytes: u64,
@@ -219,21 +220,17 @@ struct Sizes {
 
 impl Sizes {
     fn new(program: &Program, request: &PlanRequest, replay: Replay) -> Self {
-        let mut sizes = Self::default();
+        let page_bytes = program.page_bytes(request.page_size, request.kv_type) as u64;
+        let mut sizes = Self { page_bytes, ..Self::default() };
         for store in &program.stores {
             if let StoreDecl::Pages(pages) = store {
-                sizes.kv_elements += pages.page_elements(1);
-                sizes.page_elements = sizes.page_elements.max(pages.page_elements(request.page_size));
+                sizes.row_bytes += pages.row_bytes(request.kv_type) as u64;
                 sizes.page_stores += 1;
             }
             sizes.snapshot_bytes += store.slot_bytes(replay, request.state_type) as u64;
             sizes.ring_bytes += store.ring_bytes(replay) as u64;
         }
         sizes
-    }
-
-    fn page_bytes(&self, kv_type: KvType) -> u64 {
-        (self.page_elements * kv_type.bytes()) as u64
     }
 }
 
@@ -244,7 +241,6 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let sizes = Sizes::new(program, request, replay);
     let mut clamps = Vec::new();
     let snapshots = snapshots(&sizes, request, &mut clamps);
-    let kv_bytes_per_token = (sizes.kv_elements * request.kv_type.bytes()) as u64;
     let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
         let pages = 1 + sizes.page_stores * tables(request, pool_tokens, snapshots);
         let limits = Limits {
@@ -263,8 +259,8 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
             context,
             pool_tokens,
             weights_bytes: request.weights_bytes,
-            kv_bytes_per_token,
-            page_bytes: sizes.page_bytes(request.kv_type),
+            kv_bytes_per_token: sizes.row_bytes,
+            page_bytes: sizes.page_bytes,
             slot_bytes: sizes.snapshot_bytes + sizes.ring_bytes,
             ring_bytes: sizes.ring_bytes,
             snapshot_bytes: sizes.snapshot_bytes,
@@ -276,7 +272,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
         }
     };
     let left = request.available_bytes.saturating_sub(with_pages(0, 0, vec![]).needed_bytes());
-    let fits = left / kv_bytes_per_token.max(1);
+    let fits = left / sizes.row_bytes.max(1);
     let room = usize::try_from(fits).unwrap_or(usize::MAX) / request.page_size * request.page_size;
     let context = request.context.unwrap_or_else(|| trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)));
     if request.context.is_none() && context < trained_context {

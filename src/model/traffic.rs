@@ -1,6 +1,6 @@
 //! What a step must move and compute at least: the yardstick of `kvas bench`.
 
-use kvas_backend::{Op, Program, StoreDecl, Weight};
+use kvas_backend::{KvType, Op, Program, StoreDecl, Weight};
 use kvas_gguf::GgufFile;
 
 /// Lower bounds of one step.
@@ -10,14 +10,14 @@ pub struct Traffic {
     pub weights_bytes: u64,
     /// Multiply-adds with weights, per token.
     pub multiply_adds: u64,
-    /// Elements of keys and values a token of context adds to what attention reads.
-    pub kv_elements: u64,
+    /// Bytes of keys and values a token of context adds to what attention reads.
+    pub kv_bytes: u64,
     /// State bytes of one sequence: read once a step.
     pub state_bytes: u64,
 }
 
-/// Counts a program over the formats of its file.
-pub fn traffic(program: &Program, file: &GgufFile) -> Traffic {
+/// Counts a program over the formats of its file, with pages of `kv_type`.
+pub fn traffic(program: &Program, file: &GgufFile, kv_type: KvType) -> Traffic {
     let mut total = Traffic::default();
     let mut add = |weight: Weight, part: (usize, usize)| {
         let decl = program.weight(weight);
@@ -60,7 +60,7 @@ pub fn traffic(program: &Program, file: &GgufFile) -> Traffic {
     }
     for store in &program.stores {
         match store {
-            StoreDecl::Pages(pages) => total.kv_elements += pages.page_elements(1) as u64,
+            StoreDecl::Pages(pages) => total.kv_bytes += pages.row_bytes(kv_type) as u64,
             StoreDecl::State(state) => total.state_bytes += 4 * state.state_elements() as u64,
             StoreDecl::Conv(conv) => total.state_bytes += 4 * (conv.channels * (conv.taps - 1)) as u64,
         }

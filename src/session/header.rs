@@ -37,7 +37,7 @@ impl Layout {
 /// By page store: values of a token.
 pub(super) fn columns(program: &kvas_backend::Program) -> Vec<usize> {
     let of_store = |store: &kvas_backend::StoreDecl| match store {
-        kvas_backend::StoreDecl::Pages(pages) => Some(pages.page_elements(1)),
+        kvas_backend::StoreDecl::Pages(pages) => Some(pages.row_elements()),
         kvas_backend::StoreDecl::State(_) | kvas_backend::StoreDecl::Conv(_) => None,
     };
     program.stores.iter().filter_map(of_store).collect()
@@ -64,12 +64,12 @@ impl Section {
 pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> Vec<Section> {
     let mut all = vec![Section::new("tokens".into(), ("U32", 4), vec![tokens])];
     let kv = match layout.kv_type {
-        KvType::F32 => "F32",
-        KvType::F16 => "F16",
-        KvType::Bf16 => "BF16",
+        KvType::F32 | KvType::Q8_0 => ("F32", 4),
+        KvType::F16 => ("F16", 2),
+        KvType::Bf16 => ("BF16", 2),
     };
     for (store, columns) in layout.columns.iter().enumerate() {
-        all.push(Section::new(format!("kv.{store}"), (kv, layout.kv_type.bytes()), vec![layout.rows, *columns]));
+        all.push(Section::new(format!("kv.{store}"), kv, vec![layout.rows, *columns]));
     }
     for position in &layout.positions {
         all.push(Section::new(format!("state.{position}"), ("F32", 4), vec![layout.state_elements]));
@@ -109,10 +109,10 @@ pub(super) fn checksum_key(section: &str) -> String {
     format!("checksum.{section}")
 }
 
-/// The format that converts keys and values.
+/// The format that converts keys and values: one that keeps what pages of this type give back.
 pub(super) fn quant(kv_type: KvType) -> Quant {
     match kv_type {
-        KvType::F32 => Quant::F32,
+        KvType::F32 | KvType::Q8_0 => Quant::F32,
         KvType::F16 => Quant::F16,
         KvType::Bf16 => Quant::Bf16,
     }

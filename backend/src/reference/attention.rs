@@ -2,7 +2,7 @@
 
 use super::{
     Data, Reference, dot,
-    rope_store::{key_at, value_at},
+    rope_store::{row_at, value_columns},
     sigmoid,
 };
 use crate::op;
@@ -23,13 +23,15 @@ pub(super) fn attention(reference: &mut Reference, op: &op::Attention) {
                 let kv_head = head / (op.heads / pages.kv_heads);
                 let q = &q[head * pages.key_dim..][..pages.key_dim];
                 let tokens = 0..span.context as usize + (row - first) + 1;
-                let score = |t| dot(q, &values[key_at(pages, page_size, table, t, kv_head)..][..pages.key_dim]);
+                let stored = |t| &values[row_at(pages, page_size, table, t)];
+                let [key, _] = pages.row_parts(kv_head);
+                let score = |t| dot(q, &stored(t)[key.clone()]);
                 let scores: Vec<f64> = tokens.map(|t| f64::from(score(t)) * f64::from(op.scale)).collect();
                 let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let total: f64 = scores.iter().map(|score| (score - most).exp()).sum();
                 let mut mixed = vec![0.0f64; pages.value_dim];
                 for (t, score) in scores.iter().enumerate() {
-                    let v = &values[value_at(pages, page_size, table, t, kv_head)..][..pages.value_dim];
+                    let v = &stored(t)[value_columns(pages, kv_head)];
                     let weight = (score - most).exp() / total;
                     mixed.iter_mut().zip(v).for_each(|(mixed, v)| *mixed += weight * f64::from(*v));
                 }

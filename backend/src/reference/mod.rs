@@ -35,7 +35,7 @@ pub struct Reference {
 
 #[derive(Debug)]
 enum Data {
-    /// `[pages * page_elements]`
+    /// `[pages][page_size][row_elements]`
     Pages(Vec<f32>),
     State(Vec<StateSlot>),
     Conv(Vec<ConvSlot>),
@@ -84,7 +84,7 @@ impl Reference {
     fn page(&mut self, store: Store, page: Page) -> (PagesDecl, &mut [f32]) {
         let (decl, limits) = (*self.program().pages(store), self.limits());
         let Data::Pages(values) = &mut self.stores[store.0 as usize] else { panic!("validated: a page store") };
-        let size = decl.page_elements(limits.page_size);
+        let size = limits.page_size * decl.row_elements();
         (decl, &mut values[page.0 as usize * size..][..size])
     }
 
@@ -145,7 +145,7 @@ impl Backend for Reference {
             .iter()
             .map(|store| match store {
                 StoreDecl::Pages(pages) => {
-                    Data::Pages(vec![f32::NAN; limits.pages * pages.page_elements(limits.page_size)])
+                    Data::Pages(vec![f32::NAN; limits.pages * limits.page_size * pages.row_elements()])
                 }
                 StoreDecl::State(state) => Data::State(vec![StateSlot::new(state); limits.all_slots()]),
                 StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.all_slots()]),
@@ -277,19 +277,17 @@ impl Backend for Reference {
     }
 
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let page_size = self.limits().page_size;
         let (decl, page) = self.page(store, page);
-        (0..rows).flat_map(|row| decl.row_parts(page_size, row)).for_each(|part| out.extend(&page[part]));
+        out.extend(&page[..rows * decl.row_elements()]);
         Ok(())
     }
 
-    fn load_page(&mut self, store: Store, page: Page, mut values: &[f32]) -> Result<(), DeviceError> {
-        let Limits { page_size, kv_type, .. } = self.limits();
+    fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError> {
+        let kv_type = self.limits().kv_type;
         let (decl, page) = self.page(store, page);
-        let rows = values.len() / decl.page_elements(1);
-        for part in (0..rows).flat_map(|row| decl.row_parts(page_size, row)) {
-            let row = values.split_off(..part.len()).expect("whole rows");
-            page[part].iter_mut().zip(row).for_each(|(x, value)| *x = rope_store::rounded(kv_type, *value));
+        page[..values.len()].copy_from_slice(values);
+        for row in page[..values.len()].chunks_exact_mut(decl.row_elements()) {
+            (0..decl.kv_heads).flat_map(|head| decl.row_parts(head)).for_each(|part| kv_type.round(&mut row[part]));
         }
         Ok(())
     }

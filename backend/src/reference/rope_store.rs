@@ -2,28 +2,23 @@
 
 use super::{Data, Reference};
 use crate::{
-    KvType, Page, op,
+    Page, op,
     store::{PageLayout, PagesDecl},
 };
+use std::ops::Range;
 
-/// Index of the first element of one token's key in the arena.
-pub(super) fn key_at(pages: &PagesDecl, page_size: usize, table: &[Page], position: usize, head: usize) -> usize {
-    let page = table[position / page_size].0 as usize;
-    (page * pages.kv_heads + head) * pages.head_elements(page_size) + position % page_size * pages.key_dim
+/// The keys and values of one token: pages are `[pages][page_size]` rows here, as backends exchange them.
+pub(super) fn row_at(pages: &PagesDecl, page_size: usize, table: &[Page], position: usize) -> Range<usize> {
+    let row = table[position / page_size].0 as usize * page_size + position % page_size;
+    row * pages.row_elements()..(row + 1) * pages.row_elements()
 }
 
-/// As [`key_at`], for the value.
-pub(super) fn value_at(pages: &PagesDecl, page_size: usize, table: &[Page], position: usize, head: usize) -> usize {
-    let page = table[position / page_size].0 as usize;
-    let head = (page * pages.kv_heads + head) * pages.head_elements(page_size);
-    head + pages.values_at(page_size) + position % page_size * pages.value_stride()
-}
-
-pub(super) fn rounded(kv_type: KvType, x: f32) -> f32 {
-    match kv_type {
-        KvType::F32 => x,
-        KvType::F16 => half::f16::from_f32(x).to_f32(),
-        KvType::Bf16 => half::bf16::from_f32(x).to_f32(),
+/// The columns of the value of a head in the row of a token.
+pub(super) fn value_columns(pages: &PagesDecl, head: usize) -> Range<usize> {
+    let [key, value] = pages.row_parts(head);
+    match pages.layout {
+        PageLayout::Separate => value,
+        PageLayout::Latent => key.start..key.start + pages.value_dim,
     }
 }
 
@@ -55,21 +50,21 @@ pub(super) fn rope_store(reference: &mut Reference, op: &op::RopeStore) {
             }
             let (k, v) = (reference.row(op.k, row).to_vec(), reference.row(op.v, row).to_vec());
             let Data::Pages(values) = &mut reference.stores[op.store.0 as usize] else { panic!("a page store") };
-            let table = step.table(number, ordinal);
+            let at = row_at(pages, limits.page_size, step.table(number, ordinal), position);
+            let stored = &mut values[at];
             let key_columns = k.len() / pages.kv_heads;
             for head in 0..pages.kv_heads {
                 let k = &k[head * key_columns..][..key_columns];
                 let v = &v[head * pages.value_dim..][..pages.value_dim];
-                let key = match pages.layout {
-                    PageLayout::Separate => k.to_vec(),
-                    PageLayout::Latent => [v, k].concat(),
-                };
-                // The value of a latent page is written again, with what is there.
-                let key_at = key_at(pages, limits.page_size, table, position, head);
-                let value_at = value_at(pages, limits.page_size, table, position, head);
-                for (at, part) in [(key_at, &key[..]), (value_at, v)] {
-                    part.iter().enumerate().for_each(|(i, x)| values[at + i] = rounded(limits.kv_type, *x));
+                let [key_part, value_part] = pages.row_parts(head);
+                match pages.layout {
+                    PageLayout::Separate => {
+                        stored[key_part.clone()].copy_from_slice(k);
+                        stored[value_part.clone()].copy_from_slice(v);
+                    }
+                    PageLayout::Latent => stored[key_part.clone()].copy_from_slice(&[v, k].concat()),
                 }
+                [key_part, value_part].into_iter().for_each(|part| limits.kv_type.round(&mut stored[part]));
             }
         }
     }

@@ -4,18 +4,18 @@
 
 use crate::{
     machine::Machine,
+    pages::Pages,
     pool::{Place, Tile, Tiles},
     simd::{
         Kernel, Proof, Simd,
-        dense::{self, Bf16, Element, F16, F32},
+        dense::{self, Bf16, Element, F16, F32, I8},
         math,
     },
-    slots::Pages,
 };
 use kvas_backend::{
     KvType, Limits, Page, Program, Step, StoreDecl, op,
     op::Activation,
-    store::{PageLayout, PagesDecl},
+    store::{HeadRow, PageLayout, PagesDecl},
 };
 use std::{marker::PhantomData, ops::Range};
 
@@ -29,8 +29,8 @@ const PARTS: usize = 64;
 const QUERIES: usize = 32;
 /// Most heads of a group that stay together: larger groups are halved, or divided otherwise, for more threads.
 const HEADS: usize = 16;
-/// From this many queries on, 16-bit keys and values are widened once for all of them.
-const WIDEN: usize = 3;
+/// Most queries that meet a block together: they share every load and conversion of its keys and values.
+const TOGETHER: usize = 4;
 
 /// Tokens of each part of a context of `tokens`.
 fn part_len(tokens: usize) -> usize {
@@ -127,23 +127,18 @@ impl<'a> Shared<'a> {
 
     /// Attends to some tokens; leaves `[queries, stride]` in `totals`.
     fn attend(&self, queries: Queries<'a>, tokens: Range<usize>, totals: &mut [f32], scratch: &mut [f32]) {
+        let shared = *self;
         macro_rules! run {
-            ($element:ident, $bytes:ident) => {
-                self.proof.run(Attend::<$element> {
-                    shared: *self,
-                    queries,
-                    bytes: $bytes,
-                    tokens,
-                    totals,
-                    scratch,
-                    element: PhantomData,
-                })
+            ($element:ident) => {
+                self.proof.run(Attend::<$element> { shared, queries, tokens, totals, scratch, element: PhantomData })
             };
         }
-        match self.pages.bytes() {
-            (KvType::F32, bytes) => run!(F32, bytes),
-            (KvType::F16, bytes) => run!(F16, bytes),
-            (KvType::Bf16, bytes) => run!(Bf16, bytes),
+        let is_few = queries.rows.len() * self.heads() <= TOGETHER;
+        // Every type is code of its own, so the rare one has none.
+        match self.pages.kv_type() {
+            KvType::F16 if is_few => run!(F16),
+            KvType::Q8_0 if is_few => run!(I8),
+            KvType::F32 | KvType::F16 | KvType::Bf16 | KvType::Q8_0 => run!(F32),
         }
     }
 
@@ -155,11 +150,10 @@ impl<'a> Shared<'a> {
     }
 }
 
+/// Queries meet keys and values of this type: as they are stored, or converted to f32 before.
 struct Attend<'a, E> {
     shared: Shared<'a>,
     queries: Queries<'a>,
-    /// Of all pages.
-    bytes: &'a [u8],
     tokens: Range<usize>,
     /// `[rows, heads, stride]`
     totals: &'a mut [f32],
@@ -168,51 +162,147 @@ struct Attend<'a, E> {
     element: PhantomData<E>,
 }
 
+/// Some tokens of one KV head, all in one page.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    /// `[tokens, key_dim]`
+    keys: &'a [u8],
+    /// `[tokens, value_stride]`
+    values: &'a [u8],
+    /// Scales of the keys and of the values, where they have any.
+    scales: [&'a [u8]; 2],
+}
+
+/// What a block is multiplied by.
+struct Factors {
+    /// The op's scale, times that of each key.
+    scores: [f32; BLOCK],
+    /// The scale of each value, where they have any.
+    values: Option<[f32; BLOCK]>,
+}
+
+/// Finds the blocks of a KV head.
+struct Blocks<'a> {
+    bytes: &'a [u8],
+    pages: &'a Pages,
+    table: &'a [Page],
+    /// Tokens of a block.
+    tokens: usize,
+    /// Of the first token of a page, and from one token to the next.
+    first: HeadRow,
+    next: HeadRow,
+    /// Pages are a power of two long.
+    page_shift: u32,
+}
+
+impl<'a> Blocks<'a> {
+    fn new(shared: &Shared<'a>, queries: &Queries<'a>) -> Self {
+        let (decl, pages) = (shared.decl, shared.pages);
+        let kv_head = queries.group / (shared.groups / decl.kv_heads);
+        let kv_type = pages.kv_type();
+        let next = HeadRow {
+            key: decl.key_dim * kv_type.element_bytes(),
+            value: decl.value_stride() * kv_type.element_bytes(),
+            key_scale: kv_type.scale_bytes(),
+            value_scale: kv_type.scale_bytes(),
+        };
+        Self {
+            bytes: pages.bytes(),
+            pages,
+            table: queries.table,
+            tokens: BLOCK.min(pages.page_size()),
+            first: decl.head_row(pages.page_size(), kv_type, kv_head, 0),
+            next,
+            page_shift: pages.page_size().trailing_zeros(),
+        }
+    }
+
+    /// The block that begins with a token.
+    #[inline(always)]
+    fn at(&self, token: usize) -> Block<'a> {
+        let row = token & ((1 << self.page_shift) - 1);
+        let page = &self.bytes[self.pages.page_at(self.table[token >> self.page_shift])..];
+        let part = |first: usize, next: usize| &page[first + row * next..][..self.tokens * next];
+        Block {
+            keys: part(self.first.key, self.next.key),
+            values: part(self.first.value, self.next.value),
+            scales: [
+                part(self.first.key_scale, self.next.key_scale),
+                part(self.first.value_scale, self.next.value_scale),
+            ],
+        }
+    }
+}
+
 impl<E: Element> Kernel for Attend<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { shared, queries, bytes, tokens, totals, scratch, .. } = self;
-        let PagesDecl { key_dim, value_dim, .. } = *shared.decl;
+        let Self { shared, queries, tokens, totals, scratch, .. } = self;
         let count = queries.rows.len() * shared.heads();
         let (parts, widened) = scratch.split_at_mut(count * shared.stride());
         totals.chunks_exact_mut(shared.stride()).take(count).for_each(clear);
         parts.chunks_exact_mut(shared.stride()).for_each(clear);
-        let (block, value_stride) = (BLOCK.min(shared.pages.page_size), shared.decl.value_stride());
-        let kv_head = queries.group / (shared.groups / shared.decl.kv_heads);
-        let find = |token: usize| {
-            let [key, value] = shared.pages.find(shared.decl, queries.table, token, kv_head);
-            let keys = &bytes[key * E::BYTES..][..block * key_dim * E::BYTES];
-            [keys, &bytes[value * E::BYTES..][..block * value_stride * E::BYTES]]
-        };
-        let widen = E::BYTES < F32::BYTES && count >= WIDEN;
-        for first in tokens.clone().step_by(block) {
-            let [keys, values] = find(first);
-            if first + block < tokens.end && count < QUERIES / 2 {
-                for bytes in find(first + block) {
+        let blocks = Blocks::new(&shared, &queries);
+        let (mut first, mut next) = (tokens.start, (!tokens.is_empty()).then(|| blocks.at(tokens.start)));
+        while let Some(block) = next {
+            let range = first..first + blocks.tokens;
+            first = range.end;
+            next = (first < tokens.end).then(|| blocks.at(first));
+            if let Some(Block { keys, values, scales: [key_scales, value_scales] }) = next
+                && count < QUERIES / 2
+            {
+                for bytes in [keys, values, key_scales, value_scales] {
                     for line in bytes.chunks(64) {
                         simd.prefetch(line.as_ptr());
                     }
                 }
             }
-            if widen {
-                let (wide_keys, wide_values) = widened.split_at_mut(block * key_dim);
-                dense::widen::<E, S>(simd, keys, wide_keys);
-                let wide_values = match shared.decl.layout {
-                    PageLayout::Latent => &*wide_keys,
-                    PageLayout::Separate => {
-                        dense::widen::<E, S>(simd, values, &mut wide_values[..block * value_dim]);
-                        &wide_values[..block * value_dim]
-                    }
-                };
-                let wide = [bytemuck::cast_slice(wide_keys), bytemuck::cast_slice(wide_values)];
-                attend_block::<F32, S>(simd, (&shared, &queries), first..first + block, wide, [parts, totals]);
-            } else {
-                attend_block::<E, S>(simd, (&shared, &queries), first..first + block, [keys, values], [parts, totals]);
-            }
+            let factors = factors(simd, shared.op.scale, block.scales);
+            let stored = [block.keys, block.values];
+            let is_stored = shared.pages.kv_type().element_bytes() == E::BYTES;
+            let met = if is_stored { stored } else { widen(simd, &shared, stored, widened) };
+            attend_block::<E, S>(simd, (&shared, &queries), range, (met, &factors), [parts, totals]);
         }
     }
+}
+
+/// The keys and the values of a block as f32.
+#[inline(always)]
+fn widen<'a, S: Simd>(simd: S, shared: &Shared<'_>, [keys, values]: [&[u8]; 2], out: &'a mut [f32]) -> [&'a [u8]; 2] {
+    let kv_type = shared.pages.kv_type();
+    let elements = |bytes: &[u8]| bytes.len() / kv_type.element_bytes();
+    let (wide_keys, rest) = out.split_at_mut(elements(keys));
+    let wide_values = match shared.decl.layout {
+        PageLayout::Separate => &mut rest[..elements(values)],
+        PageLayout::Latent => &mut rest[..0],
+    };
+    for (bytes, out) in [(keys, &mut *wide_keys), (values, &mut *wide_values)] {
+        let bytes = &bytes[..out.len() * kv_type.element_bytes()];
+        match kv_type {
+            KvType::F32 => dense::widen::<F32, S>(simd, bytes, out),
+            KvType::F16 => dense::widen::<F16, S>(simd, bytes, out),
+            KvType::Bf16 => dense::widen::<Bf16, S>(simd, bytes, out),
+            KvType::Q8_0 => dense::widen::<I8, S>(simd, bytes, out),
+        }
+    }
+    let wide_values: &[f32] = if wide_values.is_empty() { wide_keys } else { wide_values };
+    [bytemuck::cast_slice(wide_keys), bytemuck::cast_slice(wide_values)]
+}
+
+#[inline(always)]
+fn factors<S: Simd>(simd: S, scale: f32, [keys, values]: [&[u8]; 2]) -> Factors {
+    let mut scores = [scale; BLOCK];
+    if keys.is_empty() {
+        return Factors { scores, values: None };
+    }
+    let mut wide = [0.0; BLOCK];
+    let tokens = keys.len() / Bf16::BYTES;
+    dense::widen::<Bf16, S>(simd, keys, &mut wide[..tokens]);
+    scores.iter_mut().zip(&wide).for_each(|(score, key)| *score *= key);
+    dense::widen::<Bf16, S>(simd, values, &mut wide[..tokens]);
+    Factors { scores, values: Some(wide) }
 }
 
 /// All queries meet a block of tokens. Whoever sees the last token of a part, or their last token, merges the part.
@@ -221,7 +311,7 @@ fn attend_block<E: Element, S: Simd>(
     simd: S,
     (shared, queries): (&Shared<'_>, &Queries<'_>),
     tokens: Range<usize>,
-    block: [&[u8]; 2],
+    block: ([&[u8]; 2], &Factors),
     [parts, totals]: [&mut [f32]; 2],
 ) {
     let (heads, key_dim, stride) = (shared.heads(), shared.decl.key_dim, shared.stride());
@@ -233,16 +323,18 @@ fn attend_block<E: Element, S: Simd>(
         let end = tokens.end.min(visible);
         let merges = end == visible || end.is_multiple_of(part_len(visible));
         let first = row * shared.op.heads + queries.group * heads;
-        let q = |head: usize| &shared.q[(first + head) * key_dim..][..key_dim];
         let count = end - tokens.start;
-        for head in (0..heads).step_by(2) {
-            let both = (2).min(heads - head) * stride;
+        let mut head = 0;
+        while head < heads {
+            let together = (heads - head).min(TOGETHER);
+            let together = if together == 3 { 2 } else { together };
             let at = (i * heads + head) * stride;
-            let (part, total) = (&mut parts[at..at + both], &mut totals[at..at + both]);
-            if let Some((first, second)) = part.split_at_mut_checked(stride).filter(|(_, second)| !second.is_empty()) {
-                absorb::<E, S, 2>(simd, (shared.op.scale, [q(head), q(head + 1)]), block, count, [first, second]);
-            } else {
-                absorb::<E, S, 1>(simd, (shared.op.scale, [q(head)]), block, count, [part]);
+            let (part, total) = (&mut parts[at..at + together * stride], &mut totals[at..at + together * stride]);
+            let q = &shared.q[(first + head) * key_dim..][..together * key_dim];
+            match together {
+                4 => absorb::<E, S, 4>(simd, q, block, count, part),
+                2 => absorb::<E, S, 2>(simd, q, block, count, part),
+                _ => absorb::<E, S, 1>(simd, q, block, count, part),
             }
             if merges {
                 for (part, total) in part.chunks_exact_mut(stride).zip(total.chunks_exact_mut(stride)) {
@@ -250,6 +342,7 @@ fn attend_block<E: Element, S: Simd>(
                     clear(part);
                 }
             }
+            head += together;
         }
     }
 }
@@ -259,46 +352,68 @@ fn clear(state: &mut [f32]) {
     state[0] = f32::NEG_INFINITY;
 }
 
-/// `R` queries meet the first `count` tokens of a block.
+/// `R` queries `[R, key_dim]` with states `[R, stride]` meet the first `count` tokens of a block.
 #[inline(always)]
 fn absorb<E: Element, S: Simd, const R: usize>(
     simd: S,
-    (scale, q): (f32, [&[f32]; R]),
-    [keys, values]: [&[u8]; 2],
+    q: &[f32],
+    ([keys, values], factors): ([&[u8]; 2], &Factors),
     count: usize,
-    states: [&mut [f32]; R],
+    states: &mut [f32],
 ) {
-    let mut scores = [[f32::NEG_INFINITY; BLOCK]; R];
-    let tokens = keys.len() / (q[0].len() * E::BYTES);
-    // Whole blocks are read; what lies beyond the context is then thrown away.
-    dense::dots::<E, S, R>(simd, keys, q, scores.each_mut().map(|scores| &mut scores[..tokens]));
-    let mut fades = [0.0; R];
+    let (key_dim, stride) = (q.len() / R, states.len() / R);
+    let mut queries = [q; R];
     for r in 0..R {
-        scores[r][count..].fill(f32::NEG_INFINITY);
-        fades[r] = soften(simd, scale, &mut scores[r], states[r]);
+        queries[r] = &q[r * key_dim..][..key_dim];
+    }
+    let mut scores = [[0.0; BLOCK]; R];
+    let tokens = keys.len() / (key_dim * E::BYTES);
+    // Whole blocks are read; what lies beyond the context is then thrown away.
+    dense::dots::<E, S, R>(simd, keys, queries, scores.each_mut().map(|scores| &mut scores[..tokens]));
+    let mut fades = [0.0; R];
+    for (r, state) in states.chunks_exact_mut(stride).enumerate() {
+        fades[r] = soften(simd, factors, count, &mut scores[r], state);
     }
     let weights = scores.each_ref().map(|scores| &scores[..count]);
+    let mut mixes = states.chunks_exact_mut(stride).map(|state| &mut state[2..]);
+    let mixes = [(); R].map(|()| mixes.next().expect("R states"));
     let values = (values, values.len() / (tokens * E::BYTES));
-    dense::combine_strided::<E, S, R>(simd, fades, weights, values, states.map(|state| &mut state[2..]));
+    dense::combine_strided::<E, S, R>(simd, fades, weights, values, mixes);
 }
 
-/// Turns scores into weights relative to the largest score so far, adds them to the sum of the state, and returns what
-/// everything before fades by.
+/// What `BLOCK` scores are at most, from where as many of the first half are left as there are tokens.
+const MOST: [f32; 2 * BLOCK] = {
+    let mut most = [f32::INFINITY; 2 * BLOCK];
+    let mut at = BLOCK;
+    while at < 2 * BLOCK {
+        most[at] = f32::NEG_INFINITY;
+        at += 1;
+    }
+    most
+};
+
+/// Turns products into the weights of the first `count` values relative to the largest score so far, adds them to the
+/// sum of the state, and returns what everything before fades by.
 #[inline(always)]
-fn soften<S: Simd>(simd: S, scale: f32, scores: &mut [f32; BLOCK], state: &mut [f32]) -> f32 {
+fn soften<S: Simd>(simd: S, factors: &Factors, count: usize, scores: &mut [f32; BLOCK], state: &mut [f32]) -> f32 {
     let mut largest = simd.splat(f32::NEG_INFINITY);
-    for scores in scores.chunks_exact_mut(S::LANES) {
-        let scaled = simd.mul(math::load(simd, scores), simd.splat(scale));
+    for at in (0..BLOCK).step_by(S::LANES) {
+        let scaled = simd.mul(math::load(simd, &scores[at..]), math::load(simd, &factors.scores[at..]));
+        // Beyond the context anything may stand, but minus infinity after this.
+        let scaled = simd.min(scaled, math::load(simd, &MOST[BLOCK - count + at..]));
         largest = simd.max(largest, scaled);
-        math::store(simd, scaled, scores);
+        math::store(simd, scaled, &mut scores[at..]);
     }
     let most = state[0].max(simd.largest(largest));
     let fade = if most == state[0] { 1.0 } else { (state[0] - most).exp() };
     let mut sum = simd.splat(0.0);
-    for scores in scores.chunks_exact_mut(S::LANES) {
-        let weights = math::exp(simd, simd.sub(math::load(simd, scores), simd.splat(most)));
+    for at in (0..BLOCK).step_by(S::LANES) {
+        let mut weights = math::exp(simd, simd.sub(math::load(simd, &scores[at..]), simd.splat(most)));
         sum = simd.add(sum, weights);
-        math::store(simd, weights, scores);
+        if let Some(values) = &factors.values {
+            weights = simd.mul(weights, math::load(simd, &values[at..]));
+        }
+        math::store(simd, weights, &mut scores[at..]);
     }
     (state[0], state[1]) = (most, state[1] * fade + simd.sum(sum));
     fade

@@ -6,7 +6,7 @@ use crate::{
     simd::{Kernel, Proof, Simd},
     weights::Matrix,
 };
-use kvas_backend::{Op, Program, Rope, Step, StoreDecl, Weight, op, rope::Pairing, store::PageLayout};
+use kvas_backend::{Op, Program, Rope, Step, StoreDecl, Weight, op, rope::Pairing};
 
 /// Angles of the rows of a step: layers that rotate alike share them.
 #[derive(Debug)]
@@ -157,20 +157,16 @@ impl Machine {
         let StoreDecl::Pages(decl) = program.store(op.store) else { panic!("validated: a page store") };
         let v = &acts[op.v.0 as usize];
         let ordinal = program.page_ordinal(op.store);
-        // Latent keys begin with their values.
-        let before = match decl.layout {
-            PageLayout::Separate => 0,
-            PageLayout::Latent => decl.value_dim,
-        };
+        let key_columns = k_columns / decl.kv_heads;
         for (number, (first, span)) in step.spans_with_rows().enumerate() {
             let table = step.table(number, ordinal);
             for row in first..first + span.rows as usize {
                 let position = span.context as usize + row - first;
                 for head in 0..decl.kv_heads {
-                    let [key_at, value_at] = pages.find(decl, table, position, head);
                     let at = row * decl.kv_heads + head;
-                    pages.write(key_at + before, &k[at * (decl.key_dim - before)..][..decl.key_dim - before]);
-                    pages.write(value_at, &v[at * decl.value_dim..][..decl.value_dim]);
+                    let key = &k[at * key_columns..][..key_columns];
+                    let value = &v[at * decl.value_dim..][..decl.value_dim];
+                    pages.append(decl, (table, position), head, [key, value]);
                 }
             }
         }

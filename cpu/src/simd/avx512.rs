@@ -48,6 +48,9 @@ impl Simd for Avx512 {
         fn load_bf16(self, from: *const u16) -> __m512 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
         }
+        fn load_i8(self, from: *const i8) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))
+        }
         fn store(self, x: __m512, to: *mut f32) -> () { _mm512_storeu_ps(to, x) }
         fn store_f16(self, x: __m512, to: *mut u16) -> () {
             _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))
@@ -82,6 +85,25 @@ impl Simd for Avx512 {
                 half[i] = _mm256_add_ps(_mm512_castps512_ps256(x[i]), high);
             }
             self.0.sum8(half)
+        }}
+        // The additions of `sum`, of several vectors at once: halves, then neighbours twice, then quarters.
+        fn sum16(self, x: [__m512; 16]) -> [f32; 16] {{
+            let mut vectors = [_mm512_setzero_ps(); 8];
+            for i in 0..8 {
+                let (a, b) = (x[i / 4 * 8 + i % 4], x[i / 4 * 8 + i % 4 + 4]);
+                vectors[i] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            }
+            for count in [4, 2] {
+                for i in 0..count {
+                    let (a, b) = (vectors[2 * i], vectors[2 * i + 1]);
+                    vectors[i] = _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
+                }
+            }
+            let [a, b, ..] = vectors;
+            let sums = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            let mut out = [0.0; 16];
+            _mm512_storeu_ps(out.as_mut_ptr(), sums);
+            out
         }}
         fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }

@@ -2,7 +2,7 @@
 
 use super::{Simd, math};
 
-/// A float that is stored in rows of bytes and computed with as f32.
+/// A number that is stored in rows of bytes and computed with as f32.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// Bytes of one.
     const BYTES: usize;
@@ -24,6 +24,9 @@ pub(crate) struct F16;
 /// 16-bit floats with the range of f32.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bf16;
+/// 8-bit integers; whoever reads them applies their scale.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct I8;
 
 /// An element that checkpoints are stored in.
 pub(crate) trait Stored: Element {
@@ -121,6 +124,7 @@ macro_rules! element {
 }
 element!(F32, 4, load, |raw| f32::from_le_bytes(*raw));
 element!(F16, 2, load_f16, |raw| half::f16::from_le_bytes(*raw).to_f32_const());
+element!(I8, 1, load_i8, |raw| f32::from(raw[0] as i8));
 element!(Bf16, 2, load_bf16, |raw| half::bf16::from_le_bytes(*raw).to_f32());
 
 /// `out[w][r] = rows[w] . x[r]`. Each is one chain of multiply-adds over the columns and one tree over the lanes, so
@@ -169,17 +173,26 @@ pub(crate) fn tile<E: Element, S: Simd, const W: usize, const R: usize>(
     totals(simd, sums)
 }
 
-/// The sum over the lanes of each, eight at a time where there are eight.
+/// The sum over the lanes of each, many at a time where there are many.
 #[inline(always)]
 pub(crate) fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S::F32; R]; W]) -> [[f32; R]; W] {
     let mut out = [[0.0; R]; W];
-    if W * R == 8 {
+    if (9..=16).contains(&(W * R)) {
+        let mut flat = [simd.splat(0.0); 16];
+        for i in 0..W * R {
+            flat[i] = sums[i / R][i % R];
+        }
+        let flat = simd.sum16(flat);
+        for i in 0..W * R {
+            out[i / R][i % R] = flat[i];
+        }
+    } else if (5..=8).contains(&(W * R)) {
         let mut flat = [simd.splat(0.0); 8];
-        for i in 0..8 {
+        for i in 0..W * R {
             flat[i] = sums[i / R][i % R];
         }
         let flat = simd.sum8(flat);
-        for i in 0..8 {
+        for i in 0..W * R {
             out[i / R][i % R] = flat[i];
         }
     } else {
@@ -194,37 +207,51 @@ pub(crate) fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S
 
 /// `out[r][i] = rows[i] . x[r]` for the rows of a matrix of `x[r].len()` columns.
 #[inline(always)]
-pub(crate) fn dots<E: Element, S: Simd, const R: usize>(simd: S, matrix: &[u8], x: [&[f32]; R], out: [&mut [f32]; R]) {
-    let row_bytes = x[0].len() * E::BYTES;
+pub(crate) fn dots<E: Element, S: Simd, const R: usize>(
+    simd: S,
+    matrix: &[u8],
+    x: [&[f32]; R],
+    mut out: [&mut [f32]; R],
+) {
     let count = out[0].len();
     let mut at = 0;
     while R == 1 && at + 8 <= count {
-        let rows = &matrix[at * row_bytes..(at + 8) * row_bytes];
-        let row = |i: usize| &rows[i * row_bytes..][..row_bytes];
-        let rows = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
-        let sums = tile::<E, S, 8, R>(simd, rows, x);
-        for i in 0..8 {
-            out[0][at + i] = sums[i][0];
-        }
+        dots_of::<E, S, 8, R>(simd, (matrix, at), x, &mut out);
         at += 8;
     }
-    while at + 4 <= count {
-        let rows = &matrix[at * row_bytes..(at + 4) * row_bytes];
-        let row = |i: usize| &rows[i * row_bytes..][..row_bytes];
-        let sums = tile::<E, S, 4, R>(simd, [row(0), row(1), row(2), row(3)], x);
-        for i in 0..4 {
-            for r in 0..R {
-                out[r][at + i] = sums[i][r];
-            }
-        }
+    // Sums and factors that fit the registers: 32 of them where they are this wide, else 16.
+    while (R <= 2 || S::LANES == 16) && at + 4 <= count {
+        dots_of::<E, S, 4, R>(simd, (matrix, at), x, &mut out);
         at += 4;
     }
+    while R > 2 && S::LANES < 16 && at + 2 <= count {
+        dots_of::<E, S, 2, R>(simd, (matrix, at), x, &mut out);
+        at += 2;
+    }
     while at < count {
-        let sums = tile::<E, S, 1, R>(simd, [&matrix[at * row_bytes..][..row_bytes]], x);
-        for r in 0..R {
-            out[r][at] = sums[0][r];
-        }
+        dots_of::<E, S, 1, R>(simd, (matrix, at), x, &mut out);
         at += 1;
+    }
+}
+
+/// [`dots`] of `W` rows from row `at` on.
+#[inline(always)]
+fn dots_of<E: Element, S: Simd, const W: usize, const R: usize>(
+    simd: S,
+    (matrix, at): (&[u8], usize),
+    x: [&[f32]; R],
+    out: &mut [&mut [f32]; R],
+) {
+    let row_bytes = x[0].len() * E::BYTES;
+    let mut rows = [&matrix[..0]; W];
+    for w in 0..W {
+        rows[w] = &matrix[(at + w) * row_bytes..][..row_bytes];
+    }
+    let sums = tile::<E, S, W, R>(simd, rows, x);
+    for r in 0..R {
+        for w in 0..W {
+            out[r][at + w] = sums[w][r];
+        }
     }
 }
 
@@ -264,10 +291,15 @@ pub(crate) fn combine_strided<E: Element, S: Simd, const R: usize>(
         unsafe { strip::<E, S, R, 8>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
         at += 8 * S::LANES;
     }
-    while at + 4 * S::LANES <= columns {
+    while (R <= 2 || S::LANES == 16) && at + 4 * S::LANES <= columns {
         // SAFETY: as above, for 4 LANES columns.
         unsafe { strip::<E, S, R, 4>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
         at += 4 * S::LANES;
+    }
+    while R > 2 && S::LANES < 16 && at + 2 * S::LANES <= columns {
+        // SAFETY: as above, for 2 LANES columns.
+        unsafe { strip::<E, S, R, 2>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
+        at += 2 * S::LANES;
     }
     while at + S::LANES <= columns {
         // SAFETY: as above, for LANES columns.

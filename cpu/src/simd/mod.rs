@@ -117,6 +117,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// `LANES` 16-bit floats are readable at `from`; no alignment is needed.
     unsafe fn load_bf16(self, from: *const u16) -> Self::F32;
     /// # Safety
+    /// `LANES` bytes are readable at `from`.
+    unsafe fn load_i8(self, from: *const i8) -> Self::F32;
+    /// # Safety
     /// `LANES` floats are writable at `to`; no alignment is needed.
     unsafe fn store(self, x: Self::F32, to: *mut f32);
     /// Rounds to nearest, ties to even.
@@ -150,6 +153,16 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn largest(self, x: Self::F32) -> f32;
     /// Sum of the lanes of each, in the order of additions of [`Simd::sum`].
     fn sum8(self, x: [Self::F32; 8]) -> [f32; 8];
+    /// As [`Simd::sum8`].
+    #[inline(always)]
+    fn sum16(self, x: [Self::F32; 16]) -> [f32; 16] {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = x;
+        let (low, high) = (self.sum8([a, b, c, d, e, f, g, h]), self.sum8([i, j, k, l, m, n, o, p]));
+        let mut out = [0.0; 16];
+        out[..8].copy_from_slice(&low);
+        out[8..].copy_from_slice(&high);
+        out
+    }
     /// Hints that the cache line at `at`, any address, is read soon.
     fn prefetch(self, at: *const u8);
 }

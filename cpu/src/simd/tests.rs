@@ -1,7 +1,7 @@
 //! Every instruction set against f64, with lengths around the number of lanes.
 
 use super::{
-    dense::{Bf16, Element, F16, F32, Stored, rounded_f16},
+    dense::{Bf16, Element, F16, F32, I8, Stored, rounded_f16},
     *,
 };
 use kvas_backend::conformance::Random;
@@ -103,6 +103,13 @@ impl<E: Element> Kernel for Dots<'_, E> {
         let mut again = vec![0.0; first.len()];
         dense::dots::<E, S, 2>(simd, self.matrix, self.x, [&mut again, second]);
         assert_eq!(again, first, "in pairs as alone");
+        let mut four = vec![vec![0.0; first.len()]; 4];
+        let [a, b, c, d] = &mut four[..] else { panic!("four of them") };
+        let [x, y] = self.x;
+        dense::dots::<E, S, 4>(simd, self.matrix, [x, y, y, x], [a, b, c, d]);
+        for (found, alone) in four.iter().zip([&*first, second, second, first]) {
+            assert_eq!(found, alone, "in fours as alone");
+        }
         let rows: Vec<&[u8]> = self.matrix.chunks_exact(self.x[0].len() * E::BYTES).collect();
         let mut all = Vec::new();
         for rows in rows.as_chunks::<4>().0 {
@@ -152,6 +159,7 @@ fn dots_of_every_element() {
     check_dots::<F32>(|x| x.to_le_bytes().to_vec());
     check_dots::<F16>(|x| half::f16::from_f32(x).to_le_bytes().to_vec());
     check_dots::<Bf16>(|x| half::bf16::from_f32(x).to_le_bytes().to_vec());
+    check_dots::<I8>(|x| vec![(x * 40.0) as i8 as u8]);
 }
 
 struct Combine<'a, E>(f32, &'a [f32], &'a [u8], &'a mut [f32], std::marker::PhantomData<E>);
@@ -161,12 +169,16 @@ impl<E: Element> Kernel for Combine<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut pair = [self.3.to_vec(), self.3.iter().map(|x| 2.0 * x).collect()];
+        let mut pair = [self.3.to_vec(), self.3.iter().map(|x| 2.0 * x).collect(), self.3.to_vec()];
         dense::combine::<E, S, 1>(simd, [self.0], [self.1], self.2, [&mut *self.3]);
         let doubled: Vec<f32> = self.1.iter().map(|x| 2.0 * x).collect();
-        let [one, two] = &mut pair;
+        let [one, two, _] = &mut pair;
         dense::combine::<E, S, 2>(simd, [self.0; 2], [self.1, &doubled], self.2, [one, two]);
         assert_eq!(pair[0], self.3, "in pairs as alone");
+        let mut four = vec![pair[2].clone(); 4];
+        let [a, b, c, d] = &mut four[..] else { panic!("four of them") };
+        dense::combine::<E, S, 4>(simd, [self.0; 4], [self.1, &doubled, &doubled, self.1], self.2, [a, b, c, d]);
+        assert_eq!(four[3], self.3, "in fours as alone");
         assert!(pair[1].iter().zip(&*self.3).all(|(two, one)| *two == 2.0 * one));
     }
 }

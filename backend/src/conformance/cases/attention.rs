@@ -9,7 +9,7 @@ use crate::{
 use kvas_gguf::Quant;
 
 /// (heads, KV heads, key dim, value dim, rotated columns, page size, pages' type)
-const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 7] = [
+const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 11] = [
     (1, 1, 16, 16, 16, 4, KvType::F32),
     (4, 4, 64, 64, 64, 16, KvType::F16),
     (4, 1, 128, 128, 128, 16, KvType::F16),
@@ -17,14 +17,20 @@ const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 7] = [
     (6, 2, 40, 24, 10, 4, KvType::F16),
     (6, 2, 64, 64, 64, 64, KvType::F32),
     (16, 2, 80, 80, 80, 16, KvType::F16),
+    (3, 3, 64, 64, 64, 1, KvType::Q8_0),
+    (6, 2, 40, 24, 10, 4, KvType::Q8_0),
+    (8, 2, 128, 128, 32, 16, KvType::Q8_0),
+    (7, 1, 80, 33, 80, 64, KvType::Q8_0),
 ];
 
 /// As `ATTENTION`, for latent pages: nothing rotates, and there is one KV head as a rule.
-const LATENT: [(usize, usize, usize, usize, usize, usize, KvType); 4] = [
+const LATENT: [(usize, usize, usize, usize, usize, usize, KvType); 6] = [
     (3, 1, 40, 24, 0, 4, KvType::F32),
     (20, 1, 72, 64, 0, 16, KvType::F16),
     (4, 2, 33, 17, 0, 8, KvType::F16),
     (32, 1, 576, 512, 0, 16, KvType::F16),
+    (4, 2, 33, 17, 0, 8, KvType::Q8_0),
+    (9, 1, 72, 64, 0, 32, KvType::Q8_0),
 ];
 
 pub(super) fn cases() -> Vec<Case> {
