@@ -84,9 +84,9 @@ impl Bench {
         let snapshots = SnapshotBudget::Exactly(sequences);
         let wanted = device::Wanted { sequences, snapshots, outputs: sequences, context: Some(context) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
-        let threads = self.model.threads();
+        let threads = self.model.compute.threads();
         let limits = Limits {
-            bytes_per_second: kvas_cpu::read_bandwidth(threads),
+            bytes_per_second: device::read_bandwidth(&self.model.compute),
             flops_per_second: kvas_cpu::compute_peak(threads) * 1e9,
         };
         if !self.json {
@@ -168,7 +168,7 @@ impl Bench {
                     "bytes_per_token": bytes, "bandwidth_gbs": bytes_rate / 1e9, "bandwidth_share": shares.0,
                     "gflops": flops_rate / 1e9, "compute_share": shares.1,
                     "model": self.model.model.display().to_string(), "type": format, "device": "cpu",
-                    "threads": self.model.threads(),
+                    "threads": self.model.compute.threads(),
                 })
             );
             return;

@@ -1,6 +1,6 @@
 //! From flags to a prepared device: the one place that names backends.
 
-use super::flags::{Device, ModelFlags, REPLAY_WINDOW};
+use super::flags::{ComputeFlags, Device, ModelFlags, REPLAY_WINDOW};
 use anyhow::anyhow;
 use kvas::{
     engine::Runner,
@@ -55,7 +55,10 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
     };
     let limits = plan(&model.program, model.spec.context_length, &request).limits;
     let quants = weights::quants(&model.program, &model.file);
-    Ok(PlanRequest { scratch_bytes: backend(flags).scratch_bytes(&model.program, &quants, &limits), ..request })
+    Ok(PlanRequest {
+        scratch_bytes: backend(&flags.compute).scratch_bytes(&model.program, &quants, &limits),
+        ..request
+    })
 }
 
 /// Most of the memory there is: the rest of the system wants some too.
@@ -63,10 +66,18 @@ fn available_bytes() -> u64 {
     kvas_cpu::available_memory().map_or(u64::MAX, |bytes| bytes / 10 * 9)
 }
 
-fn backend(flags: &ModelFlags) -> Box<dyn Backend> {
+/// A device with nothing on it.
+pub(crate) fn backend(flags: &ComputeFlags) -> Box<dyn Backend> {
     match flags.device {
         Device::Auto | Device::Cpu => Box::new(kvas_cpu::Cpu::new(flags.threads())),
         Device::Reference => Box::new(Reference::default()),
+    }
+}
+
+/// Bytes per second the device reads from its memory, measured now.
+pub(crate) fn read_bandwidth(flags: &ComputeFlags) -> f64 {
+    match flags.device {
+        Device::Auto | Device::Cpu | Device::Reference => kvas_cpu::read_bandwidth(flags.threads()),
     }
 }
 
@@ -86,7 +97,7 @@ pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyh
         eprintln!("{file}: context {} tokens, {} bytes planned", plan.context, plan.total_bytes());
     }
     let bar = progress_bar(model.file.file_bytes());
-    let runner = model.prepare(backend(flags), plan.limits, &mut |done, _| bar.set_position(done))?;
+    let runner = model.prepare(backend(&flags.compute), plan.limits, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
     Ok((runner, plan))
 }

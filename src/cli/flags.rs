@@ -17,12 +17,8 @@ pub(crate) struct ModelFlags {
     /// Model file (GGUF); the first file of a split model
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: PathBuf,
-    /// Threads for computing [default: the cores there are]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) threads: Option<u16>,
-    /// Where to compute
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub(crate) device: Device,
+    #[command(flatten)]
+    pub(crate) compute: ComputeFlags,
     /// Tokens of context per sequence [default: as the model was trained, as far as memory allows]
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
     pub(crate) ctx_size: Option<u32>,
@@ -51,6 +47,24 @@ pub(crate) struct ModelFlags {
     /// Say more on stderr
     #[arg(short, long)]
     pub(crate) verbose: bool,
+}
+
+/// Where to compute, and with how much of it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ComputeFlags {
+    /// Threads for computing [default: the cores there are]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub(crate) device: Device,
+}
+
+impl ComputeFlags {
+    pub(crate) fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.threads.map_or_else(cores, usize::from)
+    }
 }
 
 /// Where to compute.
@@ -87,15 +101,21 @@ pub(crate) enum StoredState {
     F16,
 }
 
+impl CacheType {
+    pub(crate) const fn kv_type(self) -> KvType {
+        match self {
+            CacheType::F32 => KvType::F32,
+            CacheType::F16 => KvType::F16,
+            CacheType::Bf16 => KvType::Bf16,
+            CacheType::Q8_0 => KvType::Q8_0,
+        }
+    }
+}
+
 /// Rows a step may be taken back by; drafts will need it, and a longer ring costs memory.
 pub(crate) const REPLAY_WINDOW: usize = 4;
 
 impl ModelFlags {
-    pub(crate) fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.threads.map_or_else(cores, usize::from)
-    }
-
     /// `None` for 0, as llama.cpp has it: the model's own.
     pub(crate) fn context(&self) -> Option<usize> {
         self.ctx_size.filter(|tokens| *tokens > 0).map(|tokens| tokens as usize)
@@ -110,10 +130,7 @@ impl ModelFlags {
         }
         let is_exact = || model.file.tensor("token_embd.weight").is_some_and(|info| info.quant == Quant::F32);
         Ok(match self.cache_type_k.or(self.cache_type_v) {
-            Some(CacheType::F32) => KvType::F32,
-            Some(CacheType::F16) => KvType::F16,
-            Some(CacheType::Bf16) => KvType::Bf16,
-            Some(CacheType::Q8_0) => KvType::Q8_0,
+            Some(cache_type) => cache_type.kv_type(),
             None if is_exact() => KvType::F32,
             None => KvType::F16,
         })
@@ -264,6 +281,16 @@ fn bias(text: &str) -> anyhow::Result<(u32, f32)> {
     let token = text[..at].parse().ok().with_context(expected)?;
     let value = text[at..].parse().ok().with_context(expected)?;
     Ok((token, value))
+}
+
+/// A number of bytes: `4GiB`, `512MiB`, `100000`.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let (number, shift) = [("GiB", 30), ("MiB", 20), ("KiB", 10)]
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))
+        .unwrap_or((text, 0));
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| "expected a number of bytes, KiB, MiB or GiB, as in 4GiB".into())
 }
 
 /// The mix of formats that the value of a flag names.

@@ -3,7 +3,7 @@
 use super::flags;
 use anyhow::Context;
 use clap::Args;
-use kvas::presets::{self, PRESETS};
+use kvas::presets::{self, PRESETS, Preset};
 use std::path::PathBuf;
 
 /// Write a model of random weights in the real layer shapes of a known one, for benchmarks and tests
@@ -27,10 +27,14 @@ fn names() -> String {
     PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
 }
 
+/// The preset that the value of a flag names.
+pub(super) fn preset(flag: &str, name: &str) -> anyhow::Result<&'static Preset> {
+    presets::find(name).with_context(|| format!("{flag} {name}, expected one of {}", names()))
+}
+
 impl MakeModel {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let preset = presets::find(&self.preset)
-            .with_context(|| format!("--preset {}, expected one of {}", self.preset, names()))?;
+        let preset = preset("--preset", &self.preset)?;
         let mix = flags::mix("--type", &self.mix)?;
         let bar = indicatif::ProgressBar::new(0);
         let mut progress = |done, total| {

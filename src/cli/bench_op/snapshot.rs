@@ -1,8 +1,8 @@
-//! `kvas bench-op`: one mechanism at a time, against what it is supposed to save.
+//! `kvas bench-op snapshot`: what going back in a long chat costs.
 
-use super::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags};
+use crate::cli::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags};
 use anyhow::{anyhow, ensure};
-use clap::{Args, Subcommand};
+use clap::Args;
 use kvas::{
     engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Timings},
     memory::plan::SnapshotBudget,
@@ -11,33 +11,13 @@ use kvas::{
 use kvas_backend::conformance::Random;
 use serde_json::json;
 
-/// Measure one mechanism at a time
-#[derive(Debug, Args)]
-pub(crate) struct BenchOp {
-    #[command(subcommand)]
-    op: Op,
-}
-
-#[derive(Debug, Subcommand)]
-enum Op {
-    Snapshot(Snapshot),
-}
-
-impl BenchOp {
-    pub(crate) fn run(self) -> anyhow::Result<u8> {
-        match self.op {
-            Op::Snapshot(snapshot) => snapshot.run(),
-        }
-    }
-}
-
 /// A chat of many turns, then every answer again and every question in other words: the tokens read against those
 /// typed, and what going back costs
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  kvas bench-op snapshot -m model.gguf\n  kvas bench-op snapshot -m model.gguf --turns 8 --tokens 100 --json"
 )]
-struct Snapshot {
+pub(super) struct Snapshot {
     #[command(flatten)]
     model: ModelFlags,
     /// Turns of the chat
@@ -84,7 +64,7 @@ impl Cost {
 }
 
 impl Snapshot {
-    fn run(self) -> anyhow::Result<u8> {
+    pub(super) fn run(self) -> anyhow::Result<u8> {
         let model = device::open(&self.model)?;
         let turn = (self.tokens + self.predict) as usize;
         let context = Some(self.turns as usize * turn + turn);

@@ -1,0 +1,194 @@
+//! `kvas bench-op lin_verify`: drafts through layers of linear attention, of which only the first few turn out right.
+
+use super::{
+    bed::{Bed, Sequence, Subject, measure},
+    linear::{LayerFlags, Layers, Steps},
+    report::{Bound, Cycle, Line, Report, Timing},
+    vectors::check_recurrence,
+};
+use anyhow::ensure;
+use clap::Args;
+use kvas_backend::{Replay, Slot, StateType};
+use std::time::Instant;
+
+/// Drafts through layers of linear attention, of which only the first few are kept: one by one with a snapshot of the
+/// state after each, one by one without, and at once with the ring folded every step or only when it is full
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas bench-op lin_verify\n  kvas bench-op lin_verify --kind gdn,mamba2,kda --T 4 --accept 1,2,3,4 --gate"
+)]
+pub(super) struct LinVerify {
+    #[command(flatten)]
+    layers: LayerFlags,
+    /// Rows verified at once: the token sampled last and the drafts after it
+    #[arg(long = "T", value_name = "N,…", value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u16).range(1..=64))]
+    windows: Vec<u16>,
+    /// Rows kept of every window; numbers beyond a window are left out, and a whole window is always measured
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u16).range(1..=64))]
+    accept: Vec<u16>,
+    /// Rows of the replay ring, at least two windows [default: a window and 16]
+    #[arg(long = "L", value_name = "N", value_parser = clap::value_parser!(u16).range(2..=4096))]
+    capacity: Option<u16>,
+    #[command(flatten)]
+    timing: Timing,
+}
+
+/// Element type of the states.
+const STATE: StateType = StateType::F32;
+
+/// A window row by row into a state that is written every row.
+struct Serial {
+    bed: Bed,
+    sequences: Vec<Sequence>,
+    window: usize,
+}
+
+impl Subject for Serial {
+    /// Layer by layer, so that the state of a layer is still in the cache for the next row of the window: the rows after
+    /// the first then cost the least they can.
+    fn cycle(&mut self) -> anyhow::Result<Cycle> {
+        let Self { bed, sequences, window } = self;
+        let (program, mut parts) = (bed.program.clone(), Vec::new());
+        for op in &program.ops {
+            for _ in 0..*window {
+                let started = Instant::now();
+                bed.fill_step(sequences, 1);
+                bed.backend.begin(&bed.step)?;
+                bed.backend.execute(op)?;
+                bed.commit(sequences, 1)?;
+                parts.push(started.elapsed().as_secs_f64());
+            }
+        }
+        Ok(Cycle { parts, works: 1 })
+    }
+}
+
+/// As [`Serial`], with a copy of the state after every row but the last, so that any number of rows can be kept.
+struct Snapshots {
+    bed: Bed,
+    sequences: Vec<Sequence>,
+    /// By row but the last, then by sequence.
+    copies: Vec<Vec<Slot>>,
+    accepted: usize,
+}
+
+impl Snapshots {
+    fn new(timing: &Timing, layers: &Layers, batch: usize, window: usize) -> anyhow::Result<Self> {
+        let bed = layers.bed(&timing.compute, (Replay::OFF, STATE), batch, batch * window)?;
+        let slot = |row: usize, sequence: usize| Slot((1 + (1 + row) * batch + sequence) as u32);
+        let copies = (0..window - 1).map(|row| (0..batch).map(|sequence| slot(row, sequence)).collect()).collect();
+        Ok(Self { bed, sequences: Sequence::first(batch), copies, accepted: 1 })
+    }
+}
+
+impl Subject for Snapshots {
+    fn cycle(&mut self) -> anyhow::Result<Cycle> {
+        let Self { bed, sequences, copies, accepted } = self;
+        let mut parts = Vec::new();
+        for row in 0..=copies.len() {
+            bed.fill_step(sequences, 1);
+            bed.run(&mut parts)?;
+            bed.commit(sequences, 1)?;
+            let started = Instant::now();
+            if let Some(to) = copies.get(row) {
+                let pairs: Vec<(Slot, Slot)> =
+                    sequences.iter().zip(to).map(|(sequence, to)| (sequence.slot, *to)).collect();
+                bed.backend.copy_slots(&pairs)?;
+            }
+            parts.push(started.elapsed().as_secs_f64());
+        }
+        // Going back is free: the sequence goes on in the slot of the copy.
+        if let Some(kept) = copies.get_mut(*accepted - 1) {
+            for (sequence, slot) in sequences.iter_mut().zip(kept) {
+                std::mem::swap(&mut sequence.slot, slot);
+            }
+        }
+        *accepted = *accepted % (copies.len() + 1) + 1;
+        Ok(Cycle { parts, works: 1 })
+    }
+}
+
+/// One way to verify, for a line.
+struct Method {
+    name: String,
+    bytes: f64,
+    gate: bool,
+}
+
+impl LinVerify {
+    pub(super) fn run(self) -> anyhow::Result<u8> {
+        for window in &self.windows {
+            let capacity = self.capacity(usize::from(*window));
+            ensure!(capacity >= 2 * usize::from(*window), "--L {capacity}, expected at least two windows of {window}");
+        }
+        let mut report = Report::with_bandwidth(&self.timing, "lin_verify", "a snapshot after every row");
+        for layers in self.layers.all() {
+            for batch in &self.layers.batch {
+                for window in &self.windows {
+                    self.compare(&mut report, &layers, usize::from(*batch), usize::from(*window))?;
+                }
+            }
+        }
+        Ok(report.code())
+    }
+
+    fn capacity(&self, window: usize) -> usize {
+        self.capacity.map_or(16.max(window) + window, usize::from)
+    }
+
+    fn compare(&self, report: &mut Report, layers: &Layers, batch: usize, window: usize) -> anyhow::Result<()> {
+        let (methods, mut subjects): (Vec<Method>, Vec<_>) = self.methods(layers, batch, window)?.into_iter().unzip();
+        let times = measure(&mut subjects, self.timing.repetitions)?;
+        let (snapshots, serial) = (times[0].least(), times[1].least());
+        let predicted = methods[0].bytes;
+        let (mut least, mut least_serial) = (f64::INFINITY, f64::INFINITY);
+        for (method, times) in methods.iter().zip(&times) {
+            let bytes = method.bytes * layers.states(batch);
+            let (test, measured) = (format!("{} {}", layers.name(batch), method.name), snapshots / times.least());
+            report.line(&Line { test: &test, bytes, times, predicted: predicted / method.bytes, measured });
+            if method.gate {
+                least = least.min(measured);
+                least_serial = least_serial.min(serial / times.least());
+            }
+        }
+        if window == 4 {
+            let test = format!("{} T=4 replay", layers.name(batch));
+            report.gate(&format!("{test} against snapshots"), least, Bound::AtLeast(5.0));
+            report.gate(&format!("{test} against row by row"), least_serial, Bound::AtLeast(1.6));
+        }
+        Ok(())
+    }
+
+    /// All ways to verify a window, the baseline first, then row by row.
+    fn methods(&self, layers: &Layers, batch: usize, window: usize) -> anyhow::Result<Vec<(Method, Box<dyn Subject>)>> {
+        let (traffic, rows, compute) = (layers.traffic(STATE), window as f64, &self.timing.compute);
+        check_recurrence(compute, layers.kind, (Replay::OFF, STATE), 1)?;
+        let bed = layers.bed(compute, (Replay::OFF, STATE), batch, batch)?;
+        let snapshots = Snapshots::new(&self.timing, layers, batch, window)?;
+        let serial = Serial { bed, sequences: Sequence::first(batch), window };
+        let method = |name: &str, bytes, gate| Method { name: format!("T={window} {name}"), bytes, gate };
+        let mut methods: Vec<(Method, Box<dyn Subject>)> = vec![
+            (method("snapshots", traffic.verify_with_snapshots(rows), false), Box::new(snapshots)),
+            (method("row by row", traffic.verify_serially(rows), false), Box::new(serial)),
+        ];
+        let mut accepts: Vec<usize> = self.accept.iter().map(|accept| usize::from(*accept)).collect();
+        accepts.retain(|accepted| *accepted < window);
+        accepts.push(window);
+        let history = self.capacity(window) - window;
+        for accepted in accepts {
+            let bytes = traffic.verify_and_flush(rows);
+            let every_step = (Replay::new(window, window), "flush each step", bytes);
+            let replay = (
+                Replay::new(history, window),
+                "replay",
+                traffic.verify_by_replay(rows, accepted as f64, history as f64),
+            );
+            for (replay, name, bytes) in [every_step, replay] {
+                check_recurrence(compute, layers.kind, (replay, STATE), window)?;
+                let steps = Steps::new(compute, layers, batch, (replay, STATE), (window, accepted))?;
+                methods.push((method(&format!("{name} a={accepted}"), bytes, name == "replay"), Box::new(steps)));
+            }
+        }
+        Ok(methods)
+    }
+}

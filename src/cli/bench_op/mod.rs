@@ -1,0 +1,53 @@
+//! `kvas bench-op`: one mechanism at a time, against what it is supposed to save.
+
+mod bed;
+mod concurrency;
+mod lin_ar;
+mod lin_kvonly;
+mod lin_verify;
+mod linear;
+mod paged_decode;
+mod pool_capacity;
+mod report;
+mod snapshot;
+mod vectors;
+
+use clap::{Args, Subcommand};
+
+/// Measure one mechanism at a time
+#[derive(Debug, Args)]
+pub(crate) struct BenchOp {
+    #[command(subcommand)]
+    op: Op,
+}
+
+#[derive(Debug, Subcommand)]
+enum Op {
+    Snapshot(snapshot::Snapshot),
+    #[command(name = "lin_ar")]
+    LinAr(lin_ar::LinAr),
+    #[command(name = "lin_verify")]
+    LinVerify(lin_verify::LinVerify),
+    #[command(name = "lin_kvonly")]
+    LinKvonly(lin_kvonly::LinKvonly),
+    #[command(name = "paged_decode")]
+    PagedDecode(paged_decode::PagedDecode),
+    #[command(name = "pool_capacity")]
+    PoolCapacity(pool_capacity::PoolCapacity),
+    #[command(name = "concurrency")]
+    Concurrency(concurrency::Concurrency),
+}
+
+impl BenchOp {
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        match self.op {
+            Op::Snapshot(command) => command.run(),
+            Op::LinAr(command) => command.run(),
+            Op::LinVerify(command) => command.run(),
+            Op::LinKvonly(command) => command.run(),
+            Op::PagedDecode(command) => command.run(),
+            Op::PoolCapacity(command) => command.run(),
+            Op::Concurrency(command) => command.run(),
+        }
+    }
+}

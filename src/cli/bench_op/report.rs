@@ -1,0 +1,203 @@
+//! What the benchmarks of single ops share: their flags, the lines they print, and the gates they must pass.
+
+use crate::cli::{device, flags::ComputeFlags};
+use clap::Args;
+use serde_json::json;
+
+/// Flags of every benchmark that times a device.
+#[derive(Debug, Args)]
+pub(super) struct Timing {
+    #[command(flatten)]
+    pub(super) compute: ComputeFlags,
+    /// Times everything is measured, in turn
+    #[arg(short, long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) repetitions: u32,
+    #[command(flatten)]
+    pub(super) form: Form,
+}
+
+/// How results are told.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct Form {
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Exit with 1 if a result is worse than it must be
+    #[arg(long)]
+    pub(super) gate: bool,
+}
+
+/// The seconds of a cycle of work, part by part: a cycle does the work often enough for what it costs now and then to
+/// count as often as it occurs.
+#[derive(Debug, Clone)]
+pub(super) struct Cycle {
+    pub(super) parts: Vec<f64>,
+    /// How often the work was done.
+    pub(super) works: usize,
+}
+
+/// Seconds of one piece of work, from several cycles of equal parts.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Times {
+    /// By part, then by cycle.
+    parts: Vec<Vec<f64>>,
+    works: usize,
+}
+
+impl Times {
+    pub(super) fn push(&mut self, cycle: Cycle) {
+        self.works = cycle.works;
+        self.parts.resize(cycle.parts.len(), vec![]);
+        self.parts.iter_mut().zip(cycle.parts).for_each(|(part, seconds)| part.push(seconds));
+    }
+
+    /// Times every part was measured.
+    fn samples(&self) -> usize {
+        self.parts.first().map_or(0, Vec::len)
+    }
+
+    fn total(&self, of_part: impl Fn(&[f64]) -> f64) -> f64 {
+        self.parts.iter().map(|part| of_part(part)).sum::<f64>() / self.works as f64
+    }
+
+    /// With every part at its median.
+    pub(super) fn median(&self) -> f64 {
+        self.total(|part| {
+            let mut sorted = part.to_vec();
+            sorted.sort_by(f64::total_cmp);
+            let middle = sorted.len() / 2;
+            if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
+        })
+    }
+
+    /// With every part at its least: what else the machine does only adds to it, and rarely spoils all of a short part.
+    pub(super) fn least(&self) -> f64 {
+        self.total(|part| part.iter().copied().fold(f64::INFINITY, f64::min))
+    }
+}
+
+/// One line of a table.
+#[derive(Debug)]
+pub(super) struct Line<'a> {
+    pub(super) test: &'a str,
+    /// What the work moves at least, in bytes.
+    pub(super) bytes: f64,
+    pub(super) times: &'a Times,
+    /// How many times fewer bytes than the baseline, and how many times less time at their least.
+    pub(super) predicted: f64,
+    pub(super) measured: f64,
+}
+
+/// What a ratio must be.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// Prints lines and gates, and remembers whether one failed.
+#[derive(Debug)]
+pub(super) struct Report {
+    form: Form,
+    /// Bytes per second.
+    bandwidth: f64,
+    failed: bool,
+}
+
+impl Report {
+    /// Without a device.
+    pub(super) fn new(form: Form) -> Self {
+        Self { form, bandwidth: 0.0, failed: false }
+    }
+
+    /// Measures what the device reads and prints it; `baseline` is what ratios are to.
+    pub(super) fn with_bandwidth(timing: &Timing, op: &str, baseline: &str) -> Self {
+        let bandwidth = device::read_bandwidth(&timing.compute);
+        let (threads, gbs) = (timing.compute.threads(), bandwidth / 1e9);
+        if timing.form.json {
+            println!("{}", json!({ "op": op, "threads": threads, "bandwidth_gbs": gbs, "baseline": baseline }));
+        } else {
+            println!("{op}: {threads} threads; this machine reads {gbs:.1} GB/s; ratios of least times to {baseline}");
+            let (median, least) = ("ms median", "min");
+            println!(
+                "{:<44} {:>9} {median:>10} {least:>8} {:>7} {:>6} {:>9} {:>8}",
+                "test", "MB", "GB/s", "%", "predicted", "measured"
+            );
+        }
+        Self { form: timing.form, bandwidth, failed: false }
+    }
+
+    /// Prints a line: `text`, or the same for programs.
+    pub(super) fn say(&self, text: &str, json: &serde_json::Value) {
+        if self.form.json { println!("{json}") } else { println!("{text}") }
+    }
+
+    pub(super) fn line(&self, line: &Line<'_>) {
+        let Line { test, bytes, times, predicted, measured } = line;
+        let (median, least) = (times.median() * 1e3, times.least() * 1e3);
+        let rate = bytes / times.least();
+        let share = rate / self.bandwidth;
+        if self.form.json {
+            let line = json!({
+                "test": test, "bytes": bytes, "ms_median": median, "ms_min": least, "samples": times.samples(),
+                "gbs": rate / 1e9, "bandwidth_share": share, "predicted": predicted, "measured": measured,
+            });
+            println!("{line}");
+        } else {
+            println!(
+                "{test:<44} {:>9.2} {median:>10.3} {least:>8.3} {:>7.2} {:>5.1}% {predicted:>8.2}x {measured:>7.2}x",
+                bytes / 1e6,
+                rate / 1e9,
+                share * 100.0
+            );
+        }
+    }
+
+    /// Prints whether `found` is as good as it must be.
+    pub(super) fn gate(&mut self, what: &str, found: f64, bound: Bound) {
+        let (passed, sign, limit) = match bound {
+            Bound::AtLeast(limit) => (found >= limit, "at least", limit),
+            Bound::AtMost(limit) => (found <= limit, "at most", limit),
+        };
+        self.failed |= !passed;
+        if self.form.json {
+            println!("{}", json!({ "gate": what, "found": found, "bound": sign, "limit": limit, "passed": passed }));
+        } else {
+            let word = if passed { "pass" } else { "FAIL" };
+            println!("{word}: {what}: {found:.3}, expected {sign} {limit}");
+        }
+    }
+
+    /// The exit code.
+    pub(super) fn code(&self) -> u8 {
+        u8::from(self.failed && self.form.gate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_counts_at_its_median_and_at_its_least() {
+        let mut times = Times::default();
+        for parts in [[5.0, 10.0], [1.0, 30.0], [2.0, 20.0]] {
+            times.push(Cycle { parts: parts.to_vec(), works: 2 });
+        }
+        assert_eq!((times.median(), times.least(), times.samples()), ((2.0 + 20.0) / 2.0, (1.0 + 10.0) / 2.0, 3));
+        times.push(Cycle { parts: vec![3.0, 40.0], works: 2 });
+        assert_eq!(times.median(), (2.5 + 25.0) / 2.0);
+    }
+
+    #[test]
+    fn a_gate_that_fails_is_an_exit_code_only_where_asked_for() {
+        for gate in [false, true] {
+            let mut report = Report::new(Form { json: true, gate });
+            report.gate("passes", 1.05, Bound::AtMost(1.05));
+            report.gate("passes", 4.0, Bound::AtLeast(4.0));
+            assert_eq!(report.code(), 0);
+            report.gate("fails", 3.9, Bound::AtLeast(4.0));
+            assert_eq!(report.code(), u8::from(gate));
+        }
+    }
+}

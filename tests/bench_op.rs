@@ -1,0 +1,109 @@
+//! `kvas bench-op` with sizes so small that only what is printed can be tested, not how fast anything is.
+
+use crate::commands::{fails, kvas, succeeds};
+use serde_json::Value;
+
+/// The objects a benchmark prints.
+fn lines(arguments: &str) -> Vec<Value> {
+    let arguments: Vec<&str> = ["bench-op"].into_iter().chain(arguments.split(' ')).chain(["--json"]).collect();
+    succeeds(&arguments).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A usage error that says what was expected.
+fn misused(arguments: &[&str], expected: &str) {
+    let output = kvas(&[&["bench-op"], arguments].concat());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains(expected), "{error}");
+}
+
+/// The number in a field of the line whose test ends with `name`.
+fn number(lines: &[Value], name: &str, field: &str) -> f64 {
+    let of = |line: &&Value| line["test"].as_str().is_some_and(|test| test.ends_with(name));
+    let line = lines.iter().find(of).unwrap_or_else(|| panic!("no {name} in {lines:?}"));
+    line[field].as_f64().unwrap_or_else(|| panic!("no {field} in {line}"))
+}
+
+#[test]
+fn one_token_is_measured_over_every_history() {
+    let lines = lines("lin_ar --kind gdn,mamba2,kda --geom 2/4x16x16 --layers 2 --batch 3 --m 2,3 -r 2");
+    assert!(lines[0]["bandwidth_gbs"].as_f64().unwrap() > 0.0);
+    // Two layers, three sequences: states of 4 heads twice, 32 keys and 64 values twice, decays and gates.
+    let bytes = |gates: usize| (2 * 3 * 4 * (2 * 4 * 16 * 16 + 2 * (32 + 64) + gates)) as f64;
+    for (kind, gates) in [("gdn", 4 + 4), ("mamba2", 4), ("kda", 4 * 16 + 4)] {
+        let name = |history: &str| format!("{kind} 2/4x16x16 L2 B3 m={history}");
+        assert_eq!(number(&lines, &name("0"), "bytes"), bytes(gates));
+        assert_eq!(number(&lines, &name("0"), "measured"), 1.0);
+        for history in ["2", "3", "4 auto"] {
+            assert!(number(&lines, &name(history), "ms_median") >= number(&lines, &name(history), "ms_min"));
+            assert!(number(&lines, &name(history), "bandwidth_share") > 0.0);
+        }
+    }
+    assert_eq!(lines.iter().filter(|line| line["gate"].is_string()).count(), 3);
+    misused(&["lin_ar", "--geom", "2/4x5000x1"], "as in 16/32x128x128");
+}
+
+#[test]
+fn verification_is_measured_for_every_window_and_acceptance() {
+    let lines = lines("lin_verify --geom 2/4x16x16 --layers 2 --T 2,4 --accept 1,3,7 -r 2");
+    let count =
+        |text: &str| lines.iter().filter(|line| line["test"].as_str().is_some_and(|t| t.contains(text))).count();
+    // 1 and all of 2, and 1, 3 and all of 4, flushed each step and replayed.
+    assert_eq!((count("T=2 "), count("T=4 ")), (2 + 2 * 2, 2 + 2 * 3));
+    assert_eq!(number(&lines, "T=4 snapshots", "measured"), 1.0);
+    assert!(number(&lines, "T=4 replay a=4", "predicted") > number(&lines, "T=4 flush each step a=4", "predicted"));
+    assert_eq!(lines.iter().filter(|line| line["gate"].is_string()).count(), 2);
+    let error = fails(&["bench-op", "lin_verify", "--T", "4", "--L", "7"]);
+    assert_eq!(error, "error: --L 7, expected at least two windows of 4");
+}
+
+#[test]
+fn inputs_only_are_measured_at_every_context() {
+    let lines = lines("lin_kvonly --geom 2/4x16x16 --layers 2 --n 8,12 --m 4 -r 9");
+    assert_eq!(number(&lines, "inputs only n=12", "samples"), 16.0);
+    assert!(number(&lines, "n=8", "predicted") > number(&lines, "n=12", "predicted"));
+    assert!(lines.last().unwrap()["predicted"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn pages_are_measured_against_one_piece() {
+    let lines = lines("paged_decode --heads 4/2 --d 16 --n 40 --batch 2 --P 4,32,64 --kv bf16 -r 2");
+    let name = |pages: &str| format!("4/2x16 bf16 L64 n=40 B2 {pages}");
+    // 64 layers, two sequences: keys and values, then queries and outputs.
+    assert_eq!(number(&lines, &name("P=4"), "bytes"), (64 * 2 * (40 * 2 * 2 * 16 * 2 + 2 * 4 * 4 * 16)) as f64);
+    assert_eq!(number(&lines, &name("one piece"), "measured"), 1.0);
+    assert_eq!(lines.len(), 1 + 3 + 1, "a page of 64 is one piece, and 32 has a gate: {lines:?}");
+    misused(&["paged_decode", "--heads", "4/3"], "as in 32/8");
+    misused(&["paged_decode", "--P", "3"], "expected a power of two");
+}
+
+#[test]
+fn pages_admit_as_many_times_more_sequences_as_is_reserved_for_nothing() {
+    let arguments = "pool_capacity --budget 4MiB --len 64 --max 64,256,512 --steps 3000 --gate";
+    let lines = lines(arguments);
+    assert_eq!(number(&lines, "pages of 16", "sequences"), 64.0);
+    assert_eq!(number(&lines, "256 reserved", "paged"), 4.0);
+    assert_eq!(number(&lines, "512 reserved", "unused"), 0.875);
+    assert_eq!(lines.iter().filter(|line| line["passed"] == true).count(), 2);
+    let shares: f64 = lines.last().unwrap()["histogram"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).sum();
+    assert!((shares - 1.0).abs() < 1e-9 && number(&lines, "soak", "refused") > 0.0, "{lines:?}");
+    let wasteful: Vec<&str> = ["bench-op"].into_iter().chain(arguments.split(' ')).chain(["--P", "48"]).collect();
+    assert_eq!(kvas(&wasteful).status.code(), Some(1), "pages of 48 waste a third of 64 tokens");
+    assert_eq!(kvas(&wasteful[..wasteful.len() - 3]).status.code(), Some(0), "no gate was asked for");
+    let error = fails(&["bench-op", "pool_capacity", "--budget", "1KiB"]);
+    assert!(error.contains("--budget 1024, expected room for a sequence of 512 tokens"), "{error}");
+}
+
+#[test]
+fn replay_admits_more_sequences_than_a_state_per_draft() {
+    let lines = lines("concurrency --model qwen3-next-80b-a3b --budget 8GiB --T 1,5 --ctx 4096");
+    let of =
+        |window: u64, field: &str| lines.iter().find(|line| line["window"] == window).unwrap()[field].as_u64().unwrap();
+    // 36 layers with a state of 2 MiB and 4 rows of 8192 channels; 12 layers with 24 KiB a token.
+    let state = 36 * ((2 << 20) + 4 * 4 * 8192);
+    assert_eq!((of(1, "copies_bytes"), of(5, "copies_bytes")), (state, 5 * state));
+    assert!((4096 * (24 << 10)..4200 * (24 << 10)).contains(&of(5, "pages_bytes")));
+    assert!(of(5, "sequences_with_replay") > 2 * of(5, "sequences_with_copies"));
+    let error = fails(&["bench-op", "concurrency", "--model", "gpt-9"]);
+    assert!(error.starts_with("error: --model gpt-9, expected one of "), "{error}");
+    assert!(succeeds(&["bench-op", "concurrency"]).lines().count() > 12, "every model with states, twice");
+}
