@@ -7,5 +7,6 @@ mod convert;
 mod golden;
 mod plan;
 mod quantize;
+mod resident;
 mod session;
 mod tidy;

@@ -5,6 +5,7 @@
 pub mod conformance;
 mod display;
 pub mod op;
+pub mod product;
 pub mod program;
 pub mod reference;
 pub mod rope;
@@ -13,6 +14,7 @@ pub mod store;
 pub mod validate;
 
 pub use op::Op;
+pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;

@@ -92,7 +92,7 @@ fn attach(
     let (id, truth) = &mut live[at];
     let common = truth.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
     let kept = memory.kept(&prompt[..prompt.len() - 1]).last().copied().unwrap_or(0);
-    let reuse = memory.attach(*id, truth, &prompt);
+    let reuse = memory.attach(*id, truth, &prompt, 0);
     device.apply(reuse.work);
     let cached = reuse.cached as usize;
     assert!(cached < prompt.len() && cached >= kept as usize, "at least what is kept is reused");
@@ -208,7 +208,7 @@ fn snapshots_give_way_to_live_sequences() {
     let (id, _) = memory.open().unwrap();
     read(&mut memory, id, &[1, 2, 3]);
     assert!(memory.seal(id, &[1, 2, 3]).is_some());
-    memory.attach(id, &[1, 2, 3], &[9, 9]);
+    memory.attach(id, &[1, 2, 3], &[9, 9], 0);
     assert_eq!(memory.kept(&[1, 2, 3, 4]), [3]);
     let (_, _) = memory.open().expect("snapshots have slots of their own");
     assert_eq!(memory.open().unwrap_err(), Full::Slots { total: 2 });
@@ -226,7 +226,7 @@ fn a_sequence_begins_where_another_one_has_been() {
         memory.seal(busy, &[1, 2, 3, 4, 5]);
         read(&mut memory, busy, &[6, 7]);
         let (id, _) = memory.open().unwrap();
-        let reuse = memory.attach(id, &[], &[1, 2, 3, 4, 5, 8, 9]);
+        let reuse = memory.attach(id, &[], &[1, 2, 3, 4, 5, 8, 9], 0);
         assert_eq!((reuse.cached, reuse.miss, reuse.branch), (5, Miss::None, None));
         memory.check_integrity();
     }
@@ -244,7 +244,7 @@ fn a_sequence_that_is_ahead_of_all_snapshots_goes_on_where_it_is() {
     // The whole prompt is kept by somebody else, which helps nobody: its last token must be read.
     read(&mut memory, other, &prompt);
     memory.seal(other, &prompt);
-    let reuse = memory.attach(id, &prompt[..15], &prompt);
+    let reuse = memory.attach(id, &prompt[..15], &prompt, 0);
     assert_eq!((reuse.cached, reuse.work), (15, DeviceWork::default()));
     assert_eq!(reuse.miss, Miss::NoSnapshot { known: 19, from: 15 });
 }
@@ -268,15 +268,15 @@ fn every_miss_has_its_reason() {
     let (other, _) = memory.open().unwrap();
     let mut parting = tokens[..10].to_vec();
     parting.extend([77, 78]);
-    let reuse = memory.attach(id, &tokens, &parting);
+    let reuse = memory.attach(id, &tokens, &parting, 0);
     assert_eq!((reuse.cached, reuse.miss), (10, Miss::Diverged { at: 10 }));
-    let reuse = memory.attach(other, &[], &[0, 1, 2, 99, 98]);
+    let reuse = memory.attach(other, &[], &[0, 1, 2, 99, 98], 0);
     let expected = Miss::NoSnapshot { known: 3, from: 0 };
     assert_eq!((reuse.cached, reuse.miss, reuse.branch), (0, expected, Some(3)), "worth a snapshot at 3");
-    let reuse = memory.attach(other, &[], &[50, 51]);
+    let reuse = memory.attach(other, &[], &[50, 51], 0);
     assert_eq!((reuse.cached, reuse.miss), (0, Miss::None), "nothing is known of it");
     // Two fit; of two that save as much, the shorter one gives way.
-    memory.attach(id, &tokens[..10], &tokens);
+    memory.attach(id, &tokens[..10], &tokens, 0);
     read(&mut memory, id, &tokens[10..]);
     memory.seal(id, &tokens);
     read(&mut memory, other, &[50; 30]);
@@ -284,7 +284,35 @@ fn every_miss_has_its_reason() {
     let (third, _) = memory.open().unwrap();
     let mut parting = tokens[..15].to_vec();
     parting.extend([77, 78]);
-    let reuse = memory.attach(third, &[], &parting);
+    let reuse = memory.attach(third, &[], &parting, 0);
     assert_eq!((reuse.cached, reuse.miss), (0, Miss::Evicted { known: 15, from: 0 }));
     assert_eq!(Miss::Diverged { at: 3 }.to_string(), "diverged at token 3");
+}
+
+#[test]
+fn what_gives_way_is_told_with_its_bytes_still_there() {
+    let mut memory = Memory::new(&program(true), &limits(100, 3, 2));
+    let mut device = Device::default();
+    memory.tell_evicted();
+    let (id, work) = memory.open().unwrap();
+    device.apply(work);
+    let (mut random, mut truth) = (Random::new(3), Vec::new());
+    for _ in 0..40 {
+        let before = memory.usage().snapshots.held;
+        append(&mut memory, &mut device, id, &mut truth, &mut random);
+        let work = memory.seal(id, &truth);
+        let evicted = memory.take_evicted();
+        assert!(before < 2 || !evicted.is_empty() || work.is_none() || memory.kept(&truth).len() < 3);
+        for Evicted { tokens, saved, kept } in evicted {
+            assert!(saved > 0 && saved as usize <= tokens.len() && kept.length as usize == tokens.len());
+            assert_eq!(device.slots[&kept.states[0].1], tokens);
+            for table in &kept.tables {
+                let row = |position: usize| device.rows[&(table[position / 4], position % 4)];
+                assert!(tokens.iter().enumerate().all(|(position, token)| row(position) == *token));
+            }
+        }
+        work.into_iter().for_each(|work| device.apply(work));
+    }
+    memory.forget();
+    assert!(memory.take_evicted().is_empty(), "what is forgotten is not worth keeping");
 }
