@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod cursors;
 mod display;
 pub mod op;
 pub mod product;
@@ -13,13 +14,14 @@ pub mod step;
 pub mod store;
 pub mod validate;
 
+pub use cursors::{Cursor, Cursors, Entry};
 pub use op::Op;
 pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
-pub use store::{Cursors, KvType, Limits, Replay, StateType, StoreDecl};
+pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
 
 use kvas_gguf::Quant;
 use std::{ops::Deref, sync::Arc};
@@ -144,9 +146,17 @@ pub trait Backend: Send {
         }
     }
 
-    /// Keeps the first `accepted` rows each slot saw in the last step and forgets the rest. A span longer than the
-    /// replay window is final: its `accepted` must equal its rows.
+    /// Keeps the first `accepted` rows each slot saw in the last step and forgets the rest. Of a span longer than the
+    /// replay window all rows must be accepted.
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError>;
+
+    /// How many of the last committed rows of a slot [`Backend::rewind`] can take back: what is still in its replay ring
+    /// and in the windows of its convolutions. [`Cursors::revocable`] of every backend.
+    fn revocable(&self, slot: Slot) -> u32;
+
+    /// Takes back the last `rows` committed rows of a slot, no more than [`Backend::revocable`]. Pages are the caller's
+    /// matter: the next step names a smaller context and overwrites them.
+    fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError>;
 
     /// Copies slots, folding the source's replay history first: both are canonical (checkpoint only, ALGORITHMS 3.1)
     /// and go on to the same bits. From a slot to itself it only folds.

@@ -1,7 +1,6 @@
-//! What layers remember: pages (append-only) and slots (mutable), their layouts, and the cursors that make
-//! everything a slot saw since its last commit revocable (ALGORITHMS 1.1, 2.4, 2.7).
+//! What layers remember: pages (append-only) and slots (mutable), their layouts and sizes (ALGORITHMS 1.1, 2.4, 2.7).
 
-use crate::{Slot, Weight};
+use crate::Weight;
 use std::ops::Range;
 
 /// How one layer remembers.
@@ -22,6 +21,24 @@ impl StoreDecl {
             StoreDecl::Pages(_) => 0,
             StoreDecl::State(state) => state.state_elements(),
             StoreDecl::Conv(conv) => (conv.taps - 1) * conv.channels,
+        }
+    }
+
+    /// Bytes of this store that every slot takes, one of a snapshot too: the checkpoint, or the window of a
+    /// convolution. 0 for pages.
+    pub fn slot_bytes(&self, replay: Replay, state_type: StateType) -> usize {
+        match self {
+            StoreDecl::Pages(_) => 0,
+            StoreDecl::State(state) => state.state_elements().saturating_mul(state_type.bytes()),
+            StoreDecl::Conv(conv) => conv.ring_rows(replay).saturating_mul(conv.channels).saturating_mul(4),
+        }
+    }
+
+    /// Bytes that a slot takes besides if steps may name it: the replay ring.
+    pub const fn ring_bytes(&self, replay: Replay) -> usize {
+        match self {
+            StoreDecl::Pages(_) | StoreDecl::Conv(_) => 0,
+            StoreDecl::State(state) => replay.ring_rows().saturating_mul(state.ring_row_elements()).saturating_mul(4),
         }
     }
 }
@@ -208,6 +225,15 @@ impl StateType {
         }
     }
 
+    /// A value as it is stored: to the nearest, what is too large to the largest.
+    pub fn rounded(self, x: f32) -> f32 {
+        const MOST: f32 = half::f16::MAX.to_f32_const();
+        match self {
+            StateType::F32 => x,
+            StateType::F16 => half::f16::from_f32(x.clamp(-MOST, MOST)).to_f32(),
+        }
+    }
+
     /// The name users write: `f16`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -225,27 +251,45 @@ pub struct Replay {
     pub history: usize,
     /// Most rows of a revocable span.
     pub window: usize,
+    /// Most ring entries before a checkpoint is written for the first time; 0: no more than otherwise. Until then no
+    /// state is read (ALGORITHMS 2.2: the form without a state).
+    pub fresh: usize,
 }
 
 impl Replay {
     /// Write the state every step.
-    pub const OFF: Replay = Replay { history: 0, window: 0 };
+    pub const OFF: Replay = Replay { history: 0, window: 0, fresh: 0 };
 
     /// A ring for `history` committed tokens and windows of `window`; the window is at most the history, so that a
     /// flush always makes room (ALGORITHMS 2.4: `L = history + window`, `L >= 2 window`).
     pub const fn new(history: usize, window: usize) -> Self {
         let window = if window > history { history } else { window };
-        Self { history, window }
+        Self { history, window, fresh: 0 }
     }
 
-    /// Capacity L of the ring.
+    /// The same, but an empty sequence keeps up to `fresh` tokens in the ring before any state is written.
+    pub const fn with_fresh(self, fresh: usize) -> Self {
+        Self { fresh, ..self }
+    }
+
+    /// Capacity L of the ring once there is a checkpoint.
     pub const fn capacity(self) -> usize {
         self.history + self.window
     }
 
     /// Physical rows of the ring: a power of two, 0 if there is none.
     pub const fn ring_rows(self) -> usize {
-        if self.capacity() == 0 { 0 } else { self.capacity().next_power_of_two() }
+        let rows = if self.capacity() > self.fresh { self.capacity() } else { self.fresh };
+        if rows == 0 { 0 } else { rows.next_power_of_two() }
+    }
+}
+
+impl std::fmt::Display for Replay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.fresh {
+            0 => write!(f, "{}", self.history),
+            fresh => write!(f, "{} fresh {fresh}", self.history),
+        }
     }
 }
 
@@ -277,150 +321,5 @@ impl Limits {
     /// Slots of both kinds.
     pub const fn all_slots(&self) -> usize {
         self.slots + self.snapshots
-    }
-}
-
-/// Where a slot's replay ring stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Cursor {
-    /// Physical row of the oldest committed entry.
-    pub base: usize,
-    /// Committed entries since the checkpoint.
-    pub held: usize,
-}
-
-/// What a step does to a slot's rings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
-    /// Ring position of the oldest entry, before a flush.
-    pub before: Cursor,
-    /// True if the committed entries are folded into the checkpoint at the start of the step.
-    pub flush: bool,
-    /// Ring position after the flush: the new rows go to logical entries `held..`.
-    pub after: Cursor,
-    /// True if the span's rows go straight into the checkpoint: it cannot be taken back.
-    pub is_final: bool,
-}
-
-/// One cursor per slot, shared by all linear layers of a sequence, with the one commit rule (ALGORITHMS 2.4).
-/// Every backend keeps one of these, so that no two disagree.
-#[derive(Debug, Clone)]
-pub struct Cursors {
-    replay: Replay,
-    slots: Vec<Cursor>,
-    pending: Vec<Option<Entry>>,
-    pending_rows: Vec<u32>,
-}
-
-impl Cursors {
-    /// Cursors of `slots` empty sequences.
-    pub fn new(replay: Replay, slots: usize) -> Self {
-        Self { replay, slots: vec![Cursor::default(); slots], pending: vec![None; slots], pending_rows: vec![0; slots] }
-    }
-
-    /// A span of `rows` begins on `slot`: decides the flush. Panics if the slot's last step was not committed.
-    pub fn begin(&mut self, slot: Slot, rows: u32) -> Entry {
-        let at = slot.0 as usize;
-        assert!(self.pending[at].is_none(), "slot {at} begins a step before its last one is committed");
-        let before = self.slots[at];
-        let is_final = rows as usize > self.replay.window;
-        let flush = before.held > 0 && (is_final || before.held + 2 * self.replay.window > self.replay.capacity());
-        let after = if flush { self.flushed(before) } else { before };
-        let entry = Entry { before, flush, after, is_final };
-        // The flush is real whatever is accepted: it folds committed entries only.
-        self.slots[at] = after;
-        self.pending[at] = Some(entry);
-        self.pending_rows[at] = rows;
-        entry
-    }
-
-    fn flushed(&self, cursor: Cursor) -> Cursor {
-        let mask = self.replay.ring_rows() - 1;
-        Cursor { base: (cursor.base + cursor.held) & mask, held: 0 }
-    }
-
-    /// The entry of the slot's step in progress.
-    pub fn entry(&self, slot: Slot) -> Entry {
-        self.pending[slot.0 as usize].expect("the slot has a span in this step")
-    }
-
-    /// Keeps `accepted` rows of the slot's last span. Panics if there is none, or more are accepted than it had, or
-    /// a final span is not accepted whole.
-    pub fn commit(&mut self, slot: Slot, accepted: u32) {
-        let at = slot.0 as usize;
-        let entry = self.pending[at].take().expect("a commit follows a step");
-        let rows = self.pending_rows[at];
-        assert!(accepted <= rows, "slot {at}: {accepted} of {rows} rows accepted");
-        if entry.is_final {
-            assert_eq!(accepted, rows, "slot {at}: a span beyond the replay window is accepted whole");
-        } else {
-            self.slots[at].held += accepted as usize;
-        }
-    }
-
-    /// Ring position of a slot between steps.
-    pub fn cursor(&self, slot: Slot) -> Cursor {
-        self.slots[slot.0 as usize]
-    }
-
-    /// The slot is now empty or was overwritten by a canonical copy: nothing is held, nothing is pending.
-    pub fn reset(&mut self, slot: Slot) {
-        let at = slot.0 as usize;
-        self.slots[at] = Cursor::default();
-        self.pending[at] = None;
-    }
-
-    /// Physical ring row of logical entry `entry` of a cursor.
-    pub fn ring_row(&self, cursor: Cursor, entry: usize) -> usize {
-        (cursor.base + entry) & (self.replay.ring_rows() - 1)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The invariants of ALGORITHMS 2.4 under every acceptance pattern of a small ring.
-    #[test]
-    fn every_step_has_room_for_a_window() {
-        for (history, window) in [(1, 1), (3, 1), (3, 3), (16, 4), (8, 8)] {
-            let replay = Replay::new(history, window);
-            let mut cursors = Cursors::new(replay, 2);
-            let slot = Slot(1);
-            let mut random = 12345u32;
-            for _ in 0..2000 {
-                random = random.wrapping_mul(1664525).wrapping_add(1013904223);
-                let rows = (random >> 16) % (window as u32 + 3) + 1;
-                let entry = cursors.begin(slot, rows);
-                assert_eq!(entry.is_final, rows as usize > window);
-                if entry.is_final {
-                    assert_eq!(entry.after.held, 0);
-                    cursors.commit(slot, rows);
-                } else {
-                    assert!(entry.after.held + rows as usize <= replay.capacity());
-                    cursors.commit(slot, (random >> 8) % (rows + 1));
-                }
-                assert!(cursors.cursor(slot).held <= replay.history);
-            }
-        }
-    }
-
-    #[test]
-    fn aborting_a_step_that_flushed_does_not_fold_twice() {
-        let mut cursors = Cursors::new(Replay::new(1, 1), 1);
-        cursors.begin(Slot(0), 1);
-        cursors.commit(Slot(0), 1);
-        let entry = cursors.begin(Slot(0), 1);
-        assert!(entry.flush);
-        cursors.commit(Slot(0), 0);
-        assert!(!cursors.begin(Slot(0), 1).flush);
-    }
-
-    #[test]
-    #[should_panic(expected = "accepted whole")]
-    fn a_final_span_cannot_be_taken_back() {
-        let mut cursors = Cursors::new(Replay::OFF, 1);
-        cursors.begin(Slot(0), 2);
-        cursors.commit(Slot(0), 1);
     }
 }

@@ -12,6 +12,7 @@ mod quant;
 mod quantised;
 mod simd;
 mod slots;
+mod states;
 mod weights;
 
 pub use limits::{available_memory, compute_peak, read_bandwidth, resident_memory};
@@ -103,6 +104,15 @@ impl Backend for Cpu {
 
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
         self.machine().commit(accepted);
+        Ok(())
+    }
+
+    fn revocable(&self, slot: Slot) -> u32 {
+        self.machine.as_ref().map_or(0, |machine| machine.cursors.revocable(slot))
+    }
+
+    fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError> {
+        self.machine().cursors.rewind(slot, rows);
         Ok(())
     }
 

@@ -10,9 +10,9 @@ use crate::{
     weights::Matrix,
 };
 use kvas_backend::{
-    Act, Cursors, DeviceError, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
+    Act, Cursor, Cursors, DeviceError, Entry, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
     op::{self, HeadMap},
-    store::{Cursor, Decay, Entry},
+    store::Decay,
 };
 use std::sync::Arc;
 
@@ -37,9 +37,7 @@ pub(crate) struct Machine {
     pub(crate) step: Step,
     /// By span of the step.
     pub(crate) entries: Vec<Entry>,
-    cursors: Cursors,
-    /// By slot: whether any of its state is not zero.
-    written: Vec<bool>,
+    pub(crate) cursors: Cursors,
     pub(crate) quantised: Quantised,
     /// (row, expert) pairs by expert or (row, head) pairs by head, and where those of each end.
     pub(crate) routed: Vec<u32>,
@@ -68,8 +66,8 @@ impl Machine {
         plan.check()?;
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
-            StoreDecl::State(state) => Memory::State(State::new(*state, limits.all_slots(), limits.replay)),
-            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, limits.all_slots(), limits.replay)),
+            StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),
+            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, &limits)),
         });
         let floats = |len: usize| vec![0.0f32; len];
         Ok(Self {
@@ -83,8 +81,7 @@ impl Machine {
             ropes: Ropes::new(&program, &matrices, limits.rows),
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
-            cursors: Cursors::new(limits.replay, limits.all_slots()),
-            written: vec![false; limits.all_slots()],
+            cursors: Cursors::new(&program, &limits),
             quantised: Quantised::new(plan.quantised),
             routed: vec![0; plan.routed[0]],
             routed_ends: vec![0; plan.routed[1]],
@@ -137,7 +134,6 @@ impl Machine {
         self.entries.clear();
         for span in step.spans() {
             let entry = self.cursors.begin(span.slot, span.rows);
-            self.written[span.slot.0 as usize] |= entry.flush || entry.is_final;
             self.entries.push(entry);
             if entry.flush {
                 self.fold(span.slot, entry.before);
@@ -152,14 +148,11 @@ impl Machine {
 
     /// Folds the ring of a slot into its checkpoint, then copies it.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
-        let cursor = self.cursors.cursor(from);
-        self.fold(from, cursor);
-        self.cursors.reset(from);
-        self.written[from.0 as usize] |= cursor.held > 0;
+        let held = self.cursors.fold(from);
+        self.fold(from, held);
         if from != to {
             self.memory.iter_mut().for_each(|memory| memory.copy_slot(from, to));
-            self.cursors.reset(to);
-            self.written[to.0 as usize] = self.written[from.0 as usize];
+            self.cursors.copied(from, to);
         }
     }
 
@@ -172,8 +165,7 @@ impl Machine {
     /// The opposite.
     pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, mut values: &[f32]) {
         self.memory.iter_mut().for_each(|memory| memory.load_slot(slot, position, &mut values));
-        self.cursors.reset(slot);
-        self.written[slot.0 as usize] = true;
+        self.cursors.loaded(slot);
     }
 
     /// Folds the rings of a slot into its checkpoints, in all layers.
@@ -187,7 +179,8 @@ impl Machine {
             match state.decl.decay {
                 Decay::PerHead | Decay::PerChannel => state.fold((*proof, pool), (slot, held), *map, scratch),
                 Decay::Rates(rates) => {
-                    state.fold_rates((*proof, pool), (slot, held), matrices[rates.0 as usize].floats());
+                    let rates = matrices[rates.0 as usize].floats();
+                    state.fold_rates((*proof, pool), (slot, held), rates, scratch);
                 }
             }
         }
@@ -195,14 +188,8 @@ impl Machine {
 
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
-        self.cursors.reset(slot);
-        if std::mem::take(&mut self.written[slot.0 as usize]) {
-            for memory in &mut self.memory {
-                if let Memory::State(state) = memory {
-                    let size = state.decl.state_elements();
-                    state.state[slot.0 as usize * size..][..size].fill(0.0);
-                }
-            }
+        if self.cursors.clear(slot) {
+            self.memory.iter_mut().for_each(|memory| memory.clear_slot(slot));
         }
     }
 }

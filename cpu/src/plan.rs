@@ -5,7 +5,6 @@ use crate::{
     ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes},
     quant::Path,
     quantised::Quantised,
-    slots::State,
 };
 use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
 use kvas_gguf::Quant;
@@ -93,21 +92,19 @@ impl Plan {
 
     /// Bytes of everything, and of all but activations, pages and slots.
     fn count(&self, program: &Program, limits: &Limits, threads: usize) -> (u64, u64) {
-        let stores = program.stores.iter().map(|store| match store {
-            StoreDecl::Pages(_) => 0,
-            StoreDecl::State(state) => State::elements(state, limits.all_slots(), limits.replay),
-            StoreDecl::Conv(conv) => {
-                conv.ring_rows(limits.replay).saturating_mul(conv.channels).saturating_mul(limits.all_slots())
-            }
+        let slots = program.stores.iter().map(|store| {
+            let each = store.slot_bytes(limits.replay, limits.state_type).saturating_mul(limits.all_slots());
+            each.saturating_add(store.ring_bytes(limits.replay).saturating_mul(limits.slots))
         });
+        let slots = slots.fold(0usize, usize::saturating_add);
         let acts = self.acts.iter().copied();
         let turns = Ropes::elements(program, limits.rows);
         let rest = [self.keys.saturating_mul(2), self.partials, self.scratch.saturating_mul(threads), turns];
         let rest = rest.into_iter().fold(0usize, usize::saturating_add);
         let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
-        let floats = stores.chain(acts).fold(0usize, usize::saturating_add);
+        let floats = acts.fold(0usize, usize::saturating_add).saturating_mul(4).saturating_add(slots);
         let pages = self.page.saturating_mul(limits.pages).saturating_mul(limits.kv_type.bytes());
-        let bytes = floats.saturating_mul(4).saturating_add(pages).saturating_add(scratch_bytes);
+        let bytes = floats.saturating_add(pages).saturating_add(scratch_bytes);
         (bytes as u64, scratch_bytes as u64)
     }
 

@@ -1,5 +1,6 @@
 //! Persistent threads with a static partition of tasks, and the disjoint parts of mutable data their tasks work on.
 
+use crate::states::ByType;
 use std::{
     any::Any,
     cell::UnsafeCell,
@@ -246,6 +247,27 @@ unsafe impl<P: Parts> Parts for Option<P> {
     unsafe fn part(&self, task: usize) -> Self::Part {
         // SAFETY: passed on from the caller.
         self.as_ref().map(|parts| unsafe { parts.part(task) })
+    }
+}
+
+// SAFETY: the parts of the one inside.
+unsafe impl<F: Parts, H: Parts> Parts for ByType<F, H> {
+    type Part = ByType<F::Part, H::Part>;
+
+    fn count(&self) -> usize {
+        match self {
+            ByType::F32(parts) => parts.count(),
+            ByType::F16(parts) => parts.count(),
+        }
+    }
+
+    unsafe fn part(&self, task: usize) -> Self::Part {
+        match self {
+            // SAFETY: passed on from the caller.
+            ByType::F32(parts) => ByType::F32(unsafe { parts.part(task) }),
+            // SAFETY: passed on from the caller.
+            ByType::F16(parts) => ByType::F16(unsafe { parts.part(task) }),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The memory of layers: the arena of pages, and what slots hold.
 
+use crate::states::{Checkpoint, Checkpoints};
 use kvas_backend::{
-    KvType, Limits, Page, Slot,
-    store::{ConvDecl, Cursor, PagesDecl, Replay, StateDecl},
+    Cursor, KvType, Limits, Page, Slot,
+    store::{ConvDecl, PagesDecl, StateDecl},
 };
 
 /// Keys and values of all softmax layers: single-layer pages of one size. Zeroed by the allocator, so that a page
@@ -114,14 +115,21 @@ pub(crate) enum Memory {
 impl Memory {
     /// Copies what a slot holds; its ring is folded, so that its checkpoint is all there is.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
-        let copy = |values: &mut Vec<f32>, slots: usize| {
-            let size = values.len() / slots;
-            values.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
-        };
         match self {
             Memory::Pages => {}
-            Memory::State(state) => copy(&mut state.state, state.slots),
-            Memory::Conv(conv) => copy(&mut conv.rows, conv.slots),
+            Memory::State(state) => state.state.copy(state.slots.1, from, to),
+            Memory::Conv(conv) => {
+                let size = conv.rows.len() / conv.slots;
+                conv.rows.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
+            }
+        }
+    }
+
+    /// Makes the checkpoint of a slot zero. A convolution never reads rows before position 0.
+    pub(crate) fn clear_slot(&mut self, slot: Slot) {
+        match self {
+            Memory::Pages | Memory::Conv(_) => {}
+            Memory::State(state) => state.state.slot(state.slots.1, slot).clear(),
         }
     }
 
@@ -129,7 +137,7 @@ impl Memory {
     pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
         match self {
             Memory::Pages => {}
-            Memory::State(state) => out.extend(&*of_slot(&mut state.state, state.slots, slot)),
+            Memory::State(state) => state.state.slot(state.slots.1, slot).save(out),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {
                     match row {
@@ -143,17 +151,12 @@ impl Memory {
 
     /// The opposite, from the first of `values` on, which are taken off.
     pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, values: &mut &[f32]) {
-        let mut next = |len: usize| values.split_off(..len).expect("as many values as the slot holds");
         match self {
             Memory::Pages => {}
-            Memory::State(state) => {
-                let checkpoint = of_slot(&mut state.state, state.slots, slot);
-                let values = next(checkpoint.len());
-                checkpoint.copy_from_slice(values);
-            }
+            Memory::State(state) => state.state.slot(state.slots.1, slot).load(values),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {
-                    let values = next(conv.decl.channels);
+                    let values = values.split_off(..conv.decl.channels).expect("as many values as the slot holds");
                     if let Some(row) = row {
                         conv.row(slot, row).copy_from_slice(values);
                     }
@@ -164,20 +167,20 @@ impl Memory {
 }
 
 /// The slot's part of a store that all slots share evenly.
-fn of_slot(values: &mut [f32], slots: usize, slot: Slot) -> &mut [f32] {
+pub(crate) fn of_slot<T>(values: &mut [T], slots: usize, slot: Slot) -> &mut [T] {
     let size = values.len() / slots;
     &mut values[slot.0 as usize * size..][..size]
 }
 
-/// Checkpoints and replay rings of a linear attention or state-space layer.
+/// Checkpoints and replay rings of a linear attention or state-space layer. Slots of snapshots have no ring.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) decl: StateDecl,
-    slots: usize,
+    /// Slots with a ring, and all slots.
+    slots: (usize, usize),
     /// Rows of a ring, a power of two; 0: there is none.
     pub(crate) ring: usize,
-    /// `[slots][value_heads][value_dim][key_dim]`
-    pub(crate) state: Vec<f32>,
+    state: Checkpoints,
     /// `[slots][value_heads][ring][value_dim]`
     pub(crate) u: Vec<f32>,
     /// `[slots][key_heads][ring][key_dim]`
@@ -189,7 +192,7 @@ pub(crate) struct State {
 /// The checkpoint and the ring of one slot.
 pub(crate) struct StateSlot<'a> {
     /// `[value_heads][value_dim][key_dim]`
-    pub(crate) state: &'a mut [f32],
+    pub(crate) state: Checkpoint<'a>,
     /// `[value_heads][ring][value_dim]`
     pub(crate) u: &'a mut [f32],
     /// `[key_heads][ring][key_dim]`
@@ -199,34 +202,28 @@ pub(crate) struct StateSlot<'a> {
 }
 
 impl State {
-    pub(crate) fn new(decl: StateDecl, slots: usize, replay: Replay) -> Self {
-        let ring = replay.ring_rows();
+    pub(crate) fn new(decl: StateDecl, limits: &Limits) -> Self {
+        let (slots, ring) = ((limits.slots, limits.all_slots()), limits.replay.ring_rows());
         Self {
             decl,
             slots,
             ring,
-            state: vec![0.0; slots * decl.state_elements()],
-            u: vec![0.0; slots * decl.value_heads * ring * decl.value_dim],
-            k: vec![0.0; slots * decl.key_heads * ring * decl.key_dim],
-            g: vec![0.0; slots * decl.value_heads * ring * decl.decays()],
+            state: Checkpoints::new(limits.state_type, slots.1 * decl.state_elements()),
+            u: vec![0.0; slots.0 * decl.value_heads * ring * decl.value_dim],
+            k: vec![0.0; slots.0 * decl.key_heads * ring * decl.key_dim],
+            g: vec![0.0; slots.0 * decl.value_heads * ring * decl.decays()],
         }
     }
 
-    /// What a slot holds.
+    /// What a slot that steps may name holds.
     pub(crate) fn slot(&mut self, slot: Slot) -> StateSlot<'_> {
-        let slots = self.slots;
-        let of = |values: &[f32]| {
-            let size = values.len() / slots;
-            slot.0 as usize * size..(slot.0 as usize + 1) * size
-        };
-        let (state, u, k, g) = (of(&self.state), of(&self.u), of(&self.k), of(&self.g));
-        StateSlot { state: &mut self.state[state], u: &mut self.u[u], k: &self.k[k], g: &mut self.g[g] }
-    }
-
-    /// Elements of all slots, computed without overflow.
-    pub(crate) fn elements(decl: &StateDecl, slots: usize, replay: Replay) -> usize {
-        let ring = replay.ring_rows().saturating_mul(decl.ring_row_elements());
-        slots.saturating_mul(decl.state_elements().saturating_add(ring))
+        let (live, all) = self.slots;
+        StateSlot {
+            state: self.state.slot(all, slot),
+            u: of_slot(&mut self.u, live, slot),
+            k: of_slot(&mut self.k, live, slot),
+            g: of_slot(&mut self.g, live, slot),
+        }
     }
 }
 
@@ -242,8 +239,8 @@ pub(crate) struct Conv {
 }
 
 impl Conv {
-    pub(crate) fn new(decl: ConvDecl, slots: usize, replay: Replay) -> Self {
-        let ring = decl.ring_rows(replay);
+    pub(crate) fn new(decl: ConvDecl, limits: &Limits) -> Self {
+        let (slots, ring) = (limits.all_slots(), decl.ring_rows(limits.replay));
         Self { decl, slots, ring, rows: vec![0.0; slots * ring * decl.channels] }
     }
 
@@ -269,7 +266,7 @@ pub(crate) fn ring_runs(cursor: Cursor, ring: usize) -> [std::ops::Range<usize>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvas_backend::{StateType, store::PageLayout};
+    use kvas_backend::{Replay, StateType, store::PageLayout};
 
     #[test]
     fn ring_runs_wrap() {

@@ -34,6 +34,14 @@ fn what_one_backend_has_saved_another_one_goes_on_with() {
 }
 
 #[test]
+fn a_snapshot_is_what_it_was_copied_from_and_goes_on_in_any_slot() {
+    let cpu: Make = &|| Box::new(Cpu::new(2));
+    let cases = conformance::cases();
+    let with_slots = cases.iter().filter(|case| case.program.slot_elements() > 0);
+    pass(with_slots.map(|case| conformance::run_through_snapshots(case, &[cpu, cpu])));
+}
+
+#[test]
 fn scalar_agrees_with_the_reference() {
     check(Isa::Scalar);
 }
@@ -49,7 +57,7 @@ fn avx512_agrees_with_the_reference() {
 }
 
 use kvas_backend::{
-    KvType, Outputs, Reference, Replay, WeightData, WeightDecl,
+    CHUNK, KvType, Outputs, Reference, Replay, StateType, WeightData, WeightDecl,
     conformance::{Build, Case, Random, RandomWeights},
     op::Output,
 };
@@ -85,8 +93,13 @@ fn run(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, &[u32])], ke
 #[test]
 fn a_sequence_does_not_see_its_neighbours() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-        for name in ["hybrid Q8_0 replay 0", "hybrid Q8_0 replay 16", "hybrid F32 replay 3"] {
-            let case = case(name);
+        for name in
+            ["hybrid Q8_0 replay 0", "hybrid Q8_0 replay 16", "hybrid F32 replay 3", "hybrid F32 replay 3 fresh"]
+        {
+            let mut case = case(name);
+            if case.limits.replay.history == 16 {
+                case.limits.state_type = StateType::F16;
+            }
             let mut alone = prepared(Cpu::with_isa(1, isa), &case);
             let mut together = prepared(Cpu::with_isa(2, isa), &case);
             let mut random = Random::new(1);
@@ -150,6 +163,47 @@ fn every_recurrence_goes_on_in_a_copied_slot_and_begins_anew_in_a_cleared_one() 
     }
 }
 
+#[test]
+fn a_prompt_cut_at_chunks_gives_the_same_bits() {
+    for name in ["delta 2/6 40x24", "delta per channel 2/6 40x24", "mamba2 1/8 128x64", "mamba1 67x33"] {
+        for (kind, history) in [("", 0), ("", 3), ("f16 ", 0), ("f16 ", 3)] {
+            let case = case(&format!("{kind}{name} replay {history}"));
+            let whole = read_in_parts(&case, &[4 * CHUNK + 3]);
+            for parts in [[CHUNK, 3 * CHUNK + 3], [3 * CHUNK, CHUNK + 3]] {
+                assert_eq!(read_in_parts(&case, &parts), whole, "{}: {parts:?}", case.name);
+            }
+        }
+    }
+}
+
+/// All outputs of a prompt that is read in parts of so many rows, and those of a row after it.
+fn read_in_parts(case: &Case, parts: &[usize]) -> Vec<f32> {
+    let mut cpu = prepared(Cpu::new(2), case);
+    let rows = parts.iter().sum::<usize>() + 1;
+    let mut random = Random::new(8);
+    let inputs: Vec<(Act, Vec<f32>)> = case
+        .inputs
+        .iter()
+        .map(|(act, _)| (*act, (0..rows * case.program.act(*act).columns).map(|_| random.normal()).collect()))
+        .collect();
+    let (mut all, mut context) = (Vec::new(), 0);
+    for rows in parts.iter().copied().chain([1]) {
+        for (act, values) in &inputs {
+            let columns = case.program.act(*act).columns;
+            cpu.write(*act, &values[context * columns..(context + rows) * columns]).unwrap();
+        }
+        let mut step = Step::default();
+        step.push(Slot(1), context as u32, &vec![0; rows], Outputs::None, []);
+        cpu.run(&case.program, &step).unwrap();
+        let mut out = vec![0.0; rows * case.program.act(case.outputs[0]).columns];
+        cpu.read(case.outputs[0], &mut out).unwrap();
+        cpu.commit(&[(Slot(1), rows as u32)]).unwrap();
+        all.extend(out);
+        context += rows;
+    }
+    all
+}
+
 fn copied(backend: impl Backend, case: &Case) -> Vec<f32> {
     let mut backend = prepared(backend, case);
     let mut random = Random::new(3);
@@ -183,8 +237,11 @@ fn fed(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, usize)], ran
 
 #[test]
 fn a_running_program_does_not_allocate() {
-    for name in ["hybrid Q8_0 replay 16", "hybrid F32 replay 0", "experts Q4_K"] {
-        let case = case(name);
+    for name in ["hybrid Q8_0 replay 16", "hybrid F32 replay 0", "hybrid F32 replay 3 fresh", "experts Q4_K"] {
+        let mut case = case(name);
+        if case.limits.replay.history == 16 {
+            case.limits.state_type = StateType::F16;
+        }
         let mut cpu = prepared(Cpu::new(1), &case);
         let mut step = Step::default();
         let table: Vec<Page> = (1..40).map(Page).collect();
@@ -209,7 +266,7 @@ fn small_linear() -> (Arc<Program>, Limits) {
     let (x, y) = (b.act("x", 64), b.act("y", 8));
     let weight = b.matrix("some.weight", [8, 64]);
     b.linear(x, weight, y, Output::Write);
-    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, kvas_backend::StateType::F32);
+    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
     #[rustfmt::skip]
     let limits = Limits {
         rows: 4, outputs: 4, pages: 1, page_size: 16, slots: 1, snapshots: 0, replay, kv_type, state_type,

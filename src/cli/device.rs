@@ -7,7 +7,7 @@ use kvas::{
     memory::plan::{Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
     model::{Model, weights},
 };
-use kvas_backend::{Backend, Reference, StateType};
+use kvas_backend::{Backend, Reference};
 use std::io::IsTerminal;
 
 /// How many sequences a command wants, and how much of each it looks at.
@@ -48,7 +48,7 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         window: REPLAY_WINDOW,
         kv_only: flags.kv_only.map(|tokens| tokens as usize),
         kv_type: flags.kv_type(model)?,
-        state_type: StateType::F32,
+        state_type: flags.state_type(),
         weights_bytes: model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file),
         process_bytes: kvas_cpu::resident_memory().unwrap_or(0),
         scratch_bytes: 0,

@@ -7,7 +7,7 @@ use kvas::{
     sampling::{SamplerParams, parse_samplers},
     session::{ModelId, Shelf},
 };
-use kvas_backend::KvType;
+use kvas_backend::{KvType, StateType};
 use kvas_gguf::Quant;
 use kvas_tools::quantize::{MIXES, Mix};
 use std::path::PathBuf;
@@ -47,6 +47,9 @@ pub(crate) struct ModelFlags {
     /// moves fewer bytes, where states weigh more than weights]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) kv_only: Option<u32>,
+    /// Element type recurrent states are stored in; f16 halves their memory and the time to read them
+    #[arg(long, value_enum, default_value_t = StoredState::F32)]
+    state_type: StoredState,
     /// Pre-tokenizer to use instead of the one the file names
     #[arg(long, value_name = "NAME")]
     pub(crate) override_pre: Option<String>,
@@ -75,6 +78,15 @@ pub(crate) enum CacheType {
     F16,
     /// 2 bytes, wider range
     Bf16,
+}
+
+/// Element type of recurrent states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StoredState {
+    /// 4 bytes
+    F32,
+    /// 2 bytes
+    F16,
 }
 
 /// Rows a step may be taken back by; drafts will need it, and a longer ring costs memory.
@@ -106,6 +118,13 @@ impl ModelFlags {
             None if is_exact() => KvType::F32,
             None => KvType::F16,
         })
+    }
+
+    pub(crate) fn state_type(&self) -> StateType {
+        match self.state_type {
+            StoredState::F32 => StateType::F32,
+            StoredState::F16 => StateType::F16,
+        }
     }
 
     pub(crate) fn page_size(&self) -> anyhow::Result<usize> {

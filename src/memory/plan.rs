@@ -224,20 +224,13 @@ impl Sizes {
     fn new(program: &Program, request: &PlanRequest, replay: Replay) -> Self {
         let mut sizes = Self::default();
         for store in &program.stores {
-            match store {
-                StoreDecl::Pages(pages) => {
-                    sizes.kv_elements += pages.page_elements(1);
-                    sizes.page_elements = sizes.page_elements.max(pages.page_elements(request.page_size));
-                    sizes.page_stores += 1;
-                }
-                StoreDecl::State(state) => {
-                    sizes.snapshot_bytes += (request.state_type.bytes() * state.state_elements()) as u64;
-                    sizes.ring_bytes += (4 * replay.ring_rows() * state.ring_row_elements()) as u64;
-                }
-                StoreDecl::Conv(conv) => {
-                    sizes.snapshot_bytes += (4 * conv.ring_rows(replay) * conv.channels) as u64;
-                }
+            if let StoreDecl::Pages(pages) = store {
+                sizes.kv_elements += pages.page_elements(1);
+                sizes.page_elements = sizes.page_elements.max(pages.page_elements(request.page_size));
+                sizes.page_stores += 1;
             }
+            sizes.snapshot_bytes += store.slot_bytes(replay, request.state_type) as u64;
+            sizes.ring_bytes += store.ring_bytes(replay) as u64;
         }
         sizes
     }

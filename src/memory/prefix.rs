@@ -311,14 +311,14 @@ mod tests {
         tree.insert(&[1; 10], entry(1));
         tree.insert(&[1; 12], entry(2));
         tree.insert(&[1; 40], entry(3));
-        assert_eq!(tree.evict().and_then(|entry| entry.slot), Some(Slot(2)));
+        assert_eq!(tree.evict().and_then(|(_, _, entry)| entry.slot), Some(Slot(2)));
         assert!(tree.lost(&[1; 30], 10, 30) && !tree.lost(&[1; 30], 12, 30) && !tree.lost(&[2; 30], 10, 30));
         assert_eq!(lengths(&tree, &[1; 50]), [10, 40]);
         for _ in 0..9 {
             tree.tick();
         }
         tree.insert(&[7; 5], entry(4));
-        assert_eq!(tree.evict().and_then(|entry| entry.slot), Some(Slot(1)), "long unused");
+        assert_eq!(tree.evict().and_then(|(_, _, entry)| entry.slot), Some(Slot(1)), "long unused");
     }
 
     /// Against a plain list of prefixes.

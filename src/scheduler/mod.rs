@@ -84,14 +84,14 @@ impl Scheduler {
         prompt: Vec<u32>,
         mut running: Running,
     ) -> Reuse {
-        let committed = memory.committed(id) as usize;
+        let (committed, fresh) = (memory.committed(id) as usize, self.fresh);
         let sequence = self.get_mut(id);
         assert!(sequence.running.is_none(), "a sequence has one request at a time");
         let reuse = memory.attach(id, &sequence.tokens[..committed], &prompt, revocable);
         running.seals.extend(reuse.branch);
         running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
         // A snapshot would write the state that a short sequence does without, and save next to nothing.
-        running.seals.retain(|at| *at > self.fresh);
+        running.seals.retain(|at| *at > fresh);
         running.seals.sort_unstable();
         sequence.begin(prompt, running);
         // Oldest request first: this one is now the youngest.

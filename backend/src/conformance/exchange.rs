@@ -1,7 +1,7 @@
-//! Sequences that leave one backend and go on in another.
+//! Sequences that leave one backend and go on in another, or leave a slot and go on in another.
 
-use super::Case;
-use crate::{Backend, DeviceError, Page, Slot, Store, StoreDecl};
+use super::{Case, Sequence};
+use crate::{Backend, DeviceError, Slot, Store, StoreDecl};
 
 /// All that a backend holds of some sequences.
 #[derive(Debug, Default)]
@@ -12,19 +12,17 @@ struct Saved {
     pages: Vec<Vec<Vec<Vec<f32>>>>,
 }
 
-/// Gives the first fresh backend what the second old one holds, and all others what the first one does. `contexts` are
-/// tokens by slot, `tables` pages by sequence and page store.
+/// Gives the first fresh backend what the second old one holds, and all others what the first one does.
 pub(super) fn exchange(
     case: &Case,
     old: &mut [Box<dyn Backend>],
     fresh: &mut [Box<dyn Backend>],
-    contexts: &[u32],
-    tables: &[Vec<Vec<Page>>],
+    sequences: &[Sequence<'_>],
 ) -> Result<(), DeviceError> {
-    let saved = old.iter_mut().take(2).map(|backend| save(case, backend.as_mut(), contexts, tables));
+    let saved = old.iter_mut().take(2).map(|backend| save(case, backend.as_mut(), sequences));
     let saved = saved.collect::<Result<Vec<_>, _>>()?;
     for (at, backend) in fresh.iter_mut().enumerate() {
-        load(case, backend.as_mut(), (contexts, tables), &saved[usize::from(at == 0)])?;
+        load(case, backend.as_mut(), sequences, &saved[usize::from(at == 0)])?;
     }
     Ok(())
 }
@@ -34,17 +32,11 @@ fn page_stores(case: &Case) -> Vec<Store> {
     stores.filter(|(decl, _)| matches!(decl, StoreDecl::Pages(_))).map(|(_, at)| Store(at)).collect()
 }
 
-fn save(
-    case: &Case,
-    backend: &mut dyn Backend,
-    contexts: &[u32],
-    tables: &[Vec<Vec<Page>>],
-) -> Result<Saved, DeviceError> {
+fn save(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>]) -> Result<Saved, DeviceError> {
     let (mut saved, page_size) = (Saved::default(), case.limits.page_size);
-    for (sequence, tables) in tables.iter().enumerate() {
-        let context = contexts[sequence + 1];
+    for Sequence { slot: at, context, tables } in sequences.iter().copied() {
         let (mut slot, mut pages) = (Vec::new(), Vec::new());
-        backend.save_slot(Slot(sequence as u32 + 1), context, &mut slot)?;
+        backend.save_slot(at, context, &mut slot)?;
         assert_eq!(slot.len(), case.program.slot_elements(), "{}: values of a slot", case.name);
         for (store, table) in page_stores(case).into_iter().zip(tables) {
             let mut of_table = Vec::new();
@@ -61,19 +53,60 @@ fn save(
     Ok(saved)
 }
 
-fn load(
-    case: &Case,
-    backend: &mut dyn Backend,
-    (contexts, tables): (&[u32], &[Vec<Vec<Page>>]),
-    saved: &Saved,
-) -> Result<(), DeviceError> {
-    for (sequence, tables) in tables.iter().enumerate() {
-        backend.load_slot(Slot(sequence as u32 + 1), contexts[sequence + 1], &saved.slots[sequence])?;
-        for ((store, table), pages) in page_stores(case).into_iter().zip(tables).zip(&saved.pages[sequence]) {
+fn load(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>], saved: &Saved) -> Result<(), DeviceError> {
+    for (number, Sequence { slot, context, tables }) in sequences.iter().copied().enumerate() {
+        backend.load_slot(slot, context, &saved.slots[number])?;
+        for ((store, table), pages) in page_stores(case).into_iter().zip(tables).zip(&saved.pages[number]) {
             for (page, values) in table.iter().zip(pages) {
                 backend.load_page(store, *page, values)?;
             }
         }
     }
     Ok(())
+}
+
+/// Leads every sequence through a snapshot into the slot of the next one. What a snapshot gives when it is saved must be
+/// what the live slot gives, and what it gives after it was loaded.
+pub(super) fn through_snapshots(
+    case: &Case,
+    backends: &mut [Box<dyn Backend>],
+    sequences: &mut [Sequence<'_>],
+) -> Result<(), String> {
+    let live: Vec<Slot> = sequences.iter().map(|sequence| sequence.slot).collect();
+    let kept: Vec<Slot> = (0..live.len()).map(|i| Slot((case.limits.slots + i) as u32)).collect();
+    let pairs = |from: &[Slot], to: &[Slot]| from.iter().copied().zip(to.iter().copied()).collect::<Vec<_>>();
+    let mut next = live.clone();
+    next.rotate_left(1);
+    for backend in backends {
+        let same =
+            snapshots_of(backend.as_mut(), sequences, &pairs(&live, &kept)).map_err(|error| error.to_string())?;
+        if !same {
+            return Err("a snapshot holds something else than the slot it was copied from".into());
+        }
+        backend.clear_slots(&live).map_err(|error| error.to_string())?;
+        backend.copy_slots(&pairs(&kept, &next)).map_err(|error| error.to_string())?;
+        backend.clear_slots(&kept).map_err(|error| error.to_string())?;
+    }
+    sequences.iter_mut().zip(next).for_each(|(sequence, slot)| sequence.slot = slot);
+    Ok(())
+}
+
+/// Copies slots to those of snapshots, saves, clears and loads these. Whether all that was saved is alike.
+fn snapshots_of(
+    backend: &mut dyn Backend,
+    sequences: &[Sequence<'_>],
+    pairs: &[(Slot, Slot)],
+) -> Result<bool, DeviceError> {
+    backend.copy_slots(pairs)?;
+    let mut same = true;
+    for (sequence, (live, kept)) in sequences.iter().zip(pairs) {
+        let [mut of_live, mut of_kept, mut again] = [const { Vec::new() }; 3];
+        backend.save_slot(*live, sequence.context, &mut of_live)?;
+        backend.save_slot(*kept, sequence.context, &mut of_kept)?;
+        backend.clear_slots(&[*kept])?;
+        backend.load_slot(*kept, sequence.context, &of_kept)?;
+        backend.save_slot(*kept, sequence.context, &mut again)?;
+        same &= of_live == of_kept && of_kept == again;
+    }
+    Ok(same)
 }

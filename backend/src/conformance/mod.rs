@@ -11,8 +11,8 @@ pub use build::Build;
 pub use cases::cases;
 pub use random::{Random, RandomWeights};
 
-use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, Step};
-use exchange::exchange;
+use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step};
+use exchange::{exchange, through_snapshots};
 use std::sync::Arc;
 
 /// Makes a fresh backend.
@@ -31,7 +31,7 @@ pub enum Values {
     Uniform(f32, f32),
 }
 
-/// Rows of one sequence in one step: how many are new, how many of them are kept.
+/// Rows of one sequence in one step: how many are new, how many of them are kept, how many are taken back later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// Sequence number, from 0.
@@ -40,6 +40,18 @@ pub struct Move {
     pub rows: usize,
     /// Rows accepted after the step.
     pub accepted: usize,
+    /// Committed rows taken back after that, as many as can be.
+    pub back: usize,
+}
+
+/// Where a sequence is.
+#[derive(Debug, Clone, Copy)]
+struct Sequence<'a> {
+    slot: Slot,
+    /// Committed rows.
+    context: u32,
+    /// Pages by page store.
+    tables: &'a [Vec<Page>],
 }
 
 /// A program, a script of steps, and what to compare after each.
@@ -91,41 +103,67 @@ pub fn normalised_error(expected: &[f32], found: &[f32]) -> f64 {
 
 /// Runs one case on every subject.
 pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
-    outcome(case, subjects, usize::MAX)
+    outcome(case, subjects, Break::None)
 }
 
 /// As [`run`], but halfway through the script every sequence goes on in fresh backends: in the reference with what the
 /// first subject has saved, in the subjects with what the reference has.
 pub fn run_exchanged(case: &Case, subjects: &[Make]) -> Outcome {
-    let mut outcome = outcome(case, subjects, case.script.len() / 2);
-    outcome.name.push_str(", exchanged");
-    outcome
+    outcome(case, subjects, Break::Exchange)
 }
 
-fn outcome(case: &Case, subjects: &[Make], exchange_at: usize) -> Outcome {
+/// As [`run`], but halfway through the script every slot is copied to one of a snapshot and cleared, the snapshot is
+/// saved and loaded again, and the sequence goes on in the slot of another one, copied from the snapshot.
+pub fn run_through_snapshots(case: &Case, subjects: &[Make]) -> Outcome {
+    outcome(case, subjects, Break::Snapshots)
+}
+
+/// What happens halfway through a script.
+#[derive(Debug, Clone, Copy)]
+enum Break {
+    None,
+    Exchange,
+    Snapshots,
+}
+
+fn outcome(case: &Case, subjects: &[Make], halfway: Break) -> Outcome {
     let mut error = 0.0f64;
-    let fault = try_run(case, subjects, exchange_at, &mut error).err();
-    Outcome { name: case.name.clone(), error, bound: case.bound, fault }
+    let fault = try_run(case, subjects, halfway, &mut error).err();
+    let name = match halfway {
+        Break::None => case.name.clone(),
+        Break::Exchange => format!("{}, exchanged", case.name),
+        Break::Snapshots => format!("{}, through snapshots", case.name),
+    };
+    Outcome { name, error, bound: case.bound, fault }
 }
 
-fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) -> Result<(), String> {
+fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> Result<(), String> {
     let mut backends = prepared(case, subjects).map_err(|error| error.to_string())?;
-    let mut contexts = vec![0u32; case.limits.slots];
     let tables = scattered_tables(case);
+    let mut sequences: Vec<Sequence> =
+        tables.iter().zip(1..).map(|(tables, slot)| Sequence { slot: Slot(slot), context: 0, tables }).collect();
     let mut random = Random::new(99);
     for (number, moves) in case.script.iter().enumerate() {
-        if number == exchange_at {
-            let mut fresh = prepared(case, subjects).map_err(|error| error.to_string())?;
-            let exchanged = exchange(case, &mut backends, &mut fresh, &contexts, &tables);
-            exchanged.map_err(|error| error.to_string())?;
-            backends = fresh;
+        if number == case.script.len() / 2 {
+            match halfway {
+                Break::None => {}
+                Break::Exchange => {
+                    let mut fresh = prepared(case, subjects).map_err(|error| error.to_string())?;
+                    let exchanged = exchange(case, &mut backends, &mut fresh, &sequences);
+                    exchanged.map_err(|error| error.to_string())?;
+                    backends = fresh;
+                }
+                Break::Snapshots => through_snapshots(case, &mut backends, &mut sequences)?,
+            }
         }
-        let step = step(case, moves, &contexts, &tables, &mut random);
+        let step = step(case, moves, &sequences, &mut random);
         let inputs: Vec<(Act, Vec<f32>)> =
             case.inputs.iter().map(|input| fill(case, *input, &step, &mut random)).collect();
+        let accepted: Vec<(Slot, u32)> =
+            moves.iter().map(|m| (sequences[m.sequence].slot, m.accepted as u32)).collect();
         let mut results = Vec::new();
         for backend in &mut backends {
-            let result = one_step(case, backend.as_mut(), &step, &inputs, moves);
+            let result = one_step(case, backend.as_mut(), &step, &inputs, &accepted);
             results.push(result.map_err(|what| format!("step {number}: {what}"))?);
         }
         for (output, act) in case.outputs.iter().enumerate() {
@@ -141,18 +179,36 @@ fn try_run(case: &Case, subjects: &[Make], exchange_at: usize, worst: &mut f64) 
                 }
             }
         }
-        moves.iter().for_each(|m| contexts[m.sequence + 1] += m.accepted as u32);
+        for m in moves {
+            let Sequence { slot, context, .. } = &mut sequences[m.sequence];
+            let back =
+                take_back(&mut backends, *slot, m.back as u32).map_err(|what| format!("step {number}: {what}"))?;
+            *context = *context + m.accepted as u32 - back;
+        }
     }
     Ok(())
 }
 
-/// The reference and the subjects, ready for the first step.
+/// Takes back up to `rows` rows of a slot, and returns how many: as many in every backend.
+fn take_back(backends: &mut [Box<dyn Backend>], slot: Slot, rows: u32) -> Result<u32, String> {
+    let most = backends[0].revocable(slot);
+    if backends.iter().any(|backend| backend.revocable(slot) != most) {
+        return Err("backends differ in how many rows can be taken back".into());
+    }
+    let rows = rows.min(most);
+    backends.iter_mut().try_for_each(|backend| backend.rewind(slot, rows)).map_err(|error| error.to_string())?;
+    Ok(rows)
+}
+
+/// The reference and the subjects, ready for the first step. The reference keeps its states in f32: it is the truth,
+/// whatever the subjects round.
 fn prepared(case: &Case, subjects: &[Make]) -> Result<Vec<Box<dyn Backend>>, DeviceError> {
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::default())];
     backends.extend(subjects.iter().map(|make| make()));
-    for backend in &mut backends {
-        backend.prepare(case.program.clone(), &mut case.weights.clone(), case.limits)?;
-        let slots: Vec<Slot> = (0..case.limits.slots as u32).map(Slot).collect();
+    for (number, backend) in backends.iter_mut().enumerate() {
+        let state_type = if number == 0 { StateType::F32 } else { case.limits.state_type };
+        backend.prepare(case.program.clone(), &mut case.weights.clone(), Limits { state_type, ..case.limits })?;
+        let slots: Vec<Slot> = (0..case.limits.all_slots() as u32).map(Slot).collect();
         backend.clear_slots(&slots)?;
     }
     Ok(backends)
@@ -173,15 +229,15 @@ fn scattered_tables(case: &Case) -> Vec<Vec<Vec<Page>>> {
     (0..sequences).map(|_| (0..stores).map(|_| table()).collect()).collect()
 }
 
-fn step(case: &Case, moves: &[Move], contexts: &[u32], tables: &[Vec<Vec<Page>>], random: &mut Random) -> Step {
+fn step(case: &Case, moves: &[Move], sequences: &[Sequence<'_>], random: &mut Random) -> Step {
     let mut step = Step::default();
     let vocab = case.program.weights.first().map_or(1, |decl| decl.shape[0]);
     for m in moves {
         let tokens: Vec<u32> = (0..m.rows).map(|_| random.below(vocab) as u32).collect();
-        let context = contexts[m.sequence + 1];
+        let Sequence { slot, context, tables } = sequences[m.sequence];
         let pages = (context as usize + m.rows).div_ceil(case.limits.page_size);
-        let tables = tables[m.sequence].iter().map(|table| &table[..pages]);
-        step.push(Slot(m.sequence as u32 + 1), context, &tokens, Outputs::All, tables);
+        let tables = tables.iter().map(|table| &table[..pages]);
+        step.push(slot, context, &tokens, Outputs::All, tables);
     }
     step
 }
@@ -210,7 +266,7 @@ fn one_step(
     backend: &mut dyn Backend,
     step: &Step,
     inputs: &[(Act, Vec<f32>)],
-    moves: &[Move],
+    accepted: &[(Slot, u32)],
 ) -> Result<Vec<Vec<f32>>, String> {
     let fail = |error: crate::DeviceError| error.to_string();
     let whole = |act: &Act| {
@@ -234,7 +290,6 @@ fn one_step(
         }
         results.push(values);
     }
-    let accepted: Vec<(Slot, u32)> = moves.iter().map(|m| (Slot(m.sequence as u32 + 1), m.accepted as u32)).collect();
-    backend.commit(&accepted).map_err(fail)?;
+    backend.commit(accepted).map_err(fail)?;
     Ok(results)
 }

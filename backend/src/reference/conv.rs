@@ -3,30 +3,40 @@
 use super::{Data, Reference, activate};
 use crate::{Slot, Store, Weight, op, store::ConvDecl};
 
-/// `taps - 1` committed rows, then the rows of the step in progress.
+/// Committed rows, at least the last `taps - 1`, then the rows of the step in progress.
 #[derive(Debug, Clone)]
 pub(super) struct ConvSlot {
     rows: Vec<Vec<f32>>,
     committed: usize,
+    /// `taps - 1`
+    reach: usize,
 }
 
 impl ConvSlot {
     pub(super) fn new(decl: &ConvDecl) -> Self {
-        Self { rows: vec![vec![0.0; decl.channels]; decl.taps - 1], committed: decl.taps - 1 }
+        let reach = decl.taps - 1;
+        Self { rows: vec![vec![0.0; decl.channels]; reach], committed: reach, reach }
     }
 
-    /// The committed rows, oldest first.
+    /// The last `taps - 1` committed rows, oldest first.
     pub(super) fn window(&self) -> &[Vec<f32>] {
-        &self.rows[..self.committed]
+        &self.rows[self.committed - self.reach..self.committed]
     }
 
     pub(super) fn window_mut(&mut self) -> &mut [Vec<f32>] {
-        &mut self.rows[..self.committed]
+        &mut self.rows[self.committed - self.reach..self.committed]
     }
 
-    pub(super) fn commit(&mut self, accepted: usize) {
+    /// The windows before the last `keep` rows stay.
+    pub(super) fn commit(&mut self, accepted: usize, keep: usize) {
         self.rows.truncate(self.committed + accepted);
-        self.rows.drain(..accepted);
+        self.rows.drain(..self.rows.len().saturating_sub(self.reach + keep));
+        self.committed = self.rows.len();
+    }
+
+    pub(super) fn rewind(&mut self, rows: usize) {
+        self.committed -= rows;
+        self.rows.truncate(self.committed);
     }
 }
 
@@ -34,7 +44,7 @@ impl ConvSlot {
 fn convolve(reference: &mut Reference, (store, slot): (Store, Slot), weight: Weight, x: Vec<f32>) -> Vec<f32> {
     let Data::Conv(slots) = &mut reference.stores[store.0 as usize] else { panic!("validated: a conv store") };
     let slot = &mut slots[slot.0 as usize];
-    let taps = slot.committed + 1;
+    let taps = slot.reach + 1;
     slot.rows.push(x);
     let window = slot.rows[slot.rows.len() - taps..].to_vec();
     let weight = reference.weight(weight);

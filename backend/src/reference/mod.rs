@@ -12,8 +12,8 @@ mod rope_store;
 mod state;
 
 use crate::{
-    Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, StoreDecl, Weight, WeightDecl, WeightSource,
-    op, program::Rows, store::PagesDecl,
+    Act, Backend, Cursors, DeviceError, Limits, Page, Program, Slot, Step, Store, StoreDecl, Weight, WeightDecl,
+    WeightSource, op, program::Rows, store::PagesDecl,
 };
 use conv::ConvSlot;
 use kvas_gguf::Quant;
@@ -30,7 +30,7 @@ pub struct Reference {
     stores: Vec<Data>,
     rope_frequencies: Vec<(Store, Vec<f32>)>,
     step: Step,
-    pending: Vec<(Slot, u32)>,
+    cursors: Option<Cursors>,
 }
 
 #[derive(Debug)]
@@ -48,6 +48,10 @@ impl Reference {
 
     fn limits(&self) -> Limits {
         self.limits.expect("prepare comes before anything else")
+    }
+
+    fn cursors(&mut self) -> &mut Cursors {
+        self.cursors.as_mut().expect("prepare comes before anything else")
     }
 
     fn columns(&self, act: Act) -> usize {
@@ -148,6 +152,7 @@ impl Backend for Reference {
             })
             .collect();
         self.rope_frequencies = rope_frequencies(&program, |weight| self.weights[weight.0 as usize].clone());
+        self.cursors = Some(Cursors::new(&program, &limits));
         (self.program, self.limits) = (Some(program), Some(limits));
         Ok(())
     }
@@ -157,23 +162,40 @@ impl Backend for Reference {
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
-        let is_pending = |slot: Slot| self.pending.iter().any(|(pending, _)| *pending == slot);
-        assert!(!step.spans().iter().any(|span| is_pending(span.slot)), "a step begins before the last is committed");
-        self.step = step.clone();
-        self.pending.extend(step.spans().iter().map(|span| (span.slot, span.rows)));
+        self.step.clone_from(step);
+        for span in step.spans() {
+            self.cursors().begin(span.slot, span.rows);
+        }
         Ok(())
     }
 
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
+        let state_type = self.limits().state_type;
         for &(slot, rows) in accepted {
-            let at = self.pending.iter().position(|(pending, _)| *pending == slot).expect("a commit follows a step");
-            assert!(rows <= self.pending.swap_remove(at).1, "more rows accepted than there were");
+            self.cursors().commit(slot, rows);
+            let keep = self.cursors().cursor(slot).held;
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {} // rejected rows are overwritten by the next ones
-                    Data::State(slots) => slots[slot.0 as usize].commit(rows as usize),
-                    Data::Conv(slots) => slots[slot.0 as usize].commit(rows as usize),
+                    Data::State(slots) => slots[slot.0 as usize].commit(rows as usize, keep, state_type),
+                    Data::Conv(slots) => slots[slot.0 as usize].commit(rows as usize, keep),
                 }
+            }
+        }
+        Ok(())
+    }
+
+    fn revocable(&self, slot: Slot) -> u32 {
+        self.cursors.as_ref().map_or(0, |cursors| cursors.revocable(slot))
+    }
+
+    fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError> {
+        self.cursors().rewind(slot, rows);
+        for store in &mut self.stores {
+            match store {
+                Data::Pages(_) => {}
+                Data::State(slots) => slots[slot.0 as usize].rewind(rows as usize),
+                Data::Conv(slots) => slots[slot.0 as usize].rewind(rows as usize),
             }
         }
         Ok(())
@@ -181,6 +203,8 @@ impl Backend for Reference {
 
     fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError> {
         for &(from, to) in pairs {
+            self.cursors().fold(from);
+            self.cursors().copied(from, to);
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {}
@@ -194,8 +218,8 @@ impl Backend for Reference {
 
     fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError> {
         let program = self.program.clone().expect("prepare comes before anything else");
-        self.pending.retain(|(slot, _)| !slots.contains(slot));
         for slot in slots.iter().map(|slot| slot.0 as usize) {
+            self.cursors().clear(Slot(slot as u32));
             for (store, decl) in self.stores.iter_mut().zip(&program.stores) {
                 match (store, decl) {
                     (Data::State(slots), StoreDecl::State(state)) => slots[slot] = StateSlot::new(state),
@@ -220,6 +244,7 @@ impl Backend for Reference {
     }
 
     fn save_slot(&mut self, slot: Slot, _position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.cursors().fold(slot);
         for store in &self.stores {
             match store {
                 Data::Pages(_) => {}
@@ -232,13 +257,19 @@ impl Backend for Reference {
 
     fn load_slot(&mut self, slot: Slot, _position: u32, mut values: &[f32]) -> Result<(), DeviceError> {
         self.clear_slots(&[slot])?;
+        self.cursors().loaded(slot);
+        let state_type = self.limits().state_type;
         let mut fill = |part: &mut [f32]| {
             part.copy_from_slice(values.split_off(..part.len()).expect("as many values as the slot holds"));
         };
         for store in &mut self.stores {
             match store {
                 Data::Pages(_) => {}
-                Data::State(slots) => fill(&mut slots[slot.0 as usize].state),
+                Data::State(slots) => {
+                    let state = &mut slots[slot.0 as usize].state;
+                    fill(state);
+                    state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
+                }
                 Data::Conv(slots) => slots[slot.0 as usize].window_mut().iter_mut().for_each(|row| fill(row)),
             }
         }

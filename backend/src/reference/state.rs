@@ -2,7 +2,7 @@
 
 use super::{Data, Reference, dot};
 use crate::{
-    Store, StoreDecl,
+    StateType, Store, StoreDecl,
     store::{Decay, StateDecl},
 };
 
@@ -10,6 +10,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(super) struct StateSlot {
     pub(super) state: Vec<f32>,
+    /// The states before the last rows, oldest first.
+    past: Vec<Vec<f32>>,
     /// One per row: the inputs of every head.
     pending: Vec<Vec<Input>>,
 }
@@ -28,15 +30,33 @@ pub(super) struct Input {
 
 impl StateSlot {
     pub(super) fn new(decl: &StateDecl) -> Self {
-        Self { state: vec![0.0; decl.state_elements()], pending: Vec::new() }
+        Self { state: vec![0.0; decl.state_elements()], past: Vec::new(), pending: Vec::new() }
     }
 
-    pub(super) fn commit(&mut self, accepted: usize) {
+    /// Without a ring the state is stored, and rounded, after every row. The states before the last `keep` rows stay.
+    pub(super) fn commit(&mut self, accepted: usize, keep: usize, state_type: StateType) {
         for heads in self.pending.drain(..).take(accepted) {
-            let size = self.state.len() / heads.len();
-            self.state.chunks_mut(size).zip(&heads).for_each(|(state, input)| input.apply(state));
+            self.past.push(self.state.clone());
+            advance(&mut self.state, &heads, state_type);
+        }
+        self.past.drain(..self.past.len().saturating_sub(keep));
+    }
+
+    pub(super) fn rewind(&mut self, rows: usize) {
+        let first = self.past.len() - rows;
+        if let Some(state) = self.past.drain(first..).next() {
+            self.state = state;
         }
     }
+}
+
+/// Leads a state through one row. Returns what it is before it is rounded: that is what the row reads.
+fn advance(state: &mut [f32], heads: &[Input], state_type: StateType) -> Vec<f32> {
+    let size = state.len() / heads.len();
+    state.chunks_mut(size).zip(heads).for_each(|(state, input)| input.apply(state));
+    let exact = state.to_vec();
+    state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
+    exact
 }
 
 impl Input {
@@ -80,15 +100,14 @@ pub(super) fn recur(
     inputs: impl Fn(&Reference, usize) -> Vec<Input>,
     output: impl Fn(&Reference, usize, usize, &[f32]) -> Vec<f32>,
 ) {
-    let step = reference.step.clone();
+    let (step, state_type) = (reference.step.clone(), reference.limits().state_type);
     for (first, span) in step.spans_with_rows() {
         let mut state = slot(reference, store, span.slot).state.clone();
         for row in first..first + span.rows as usize {
             let heads = inputs(reference, row);
-            let size = state.len() / heads.len();
+            let exact = advance(&mut state, &heads, state_type);
             let mut y = Vec::new();
-            for (head, (state, input)) in state.chunks_mut(size).zip(&heads).enumerate() {
-                input.apply(state);
+            for (head, state) in exact.chunks(exact.len() / heads.len()).enumerate() {
                 y.extend(output(reference, row, head, state));
             }
             reference.row_mut(out, row).copy_from_slice(&y);

@@ -4,13 +4,19 @@
 use crate::{
     machine::Machine,
     pool::{Place, Pool, Tile, Tiles},
-    simd::{Kernel, Proof, Simd, dense, math},
+    simd::{
+        Kernel, Proof, Simd,
+        dense::{self, F16, F32, Stored},
+        math,
+    },
     slots::{Memory, State, StateSlot},
+    states::{ByType, Checkpoint},
 };
 use kvas_backend::{
-    Act, Slot, op,
-    store::{Cursor, Decay, StateDecl},
+    Act, CHUNK, Cursor, Slot, op,
+    store::{Decay, StateDecl},
 };
+use std::ops::Range;
 
 /// Channels of a task.
 const CHANNELS: usize = 64;
@@ -96,7 +102,8 @@ struct Scan<'a> {
     d: &'a [f32],
     /// `[channels, key_dim]`
     rates: &'a [f32],
-    state: &'a mut [f32],
+    /// True if the state before the span is zero.
+    is_fresh: bool,
     /// `None`: the span is final and goes into the state.
     ring: Option<Ring<'a>>,
     /// `[rows, channels]`
@@ -104,11 +111,22 @@ struct Scan<'a> {
     scratch: &'a mut [f32],
 }
 
-impl Kernel for Scan<'_> {
+/// Channels and their state.
+impl Kernel for (Scan<'_>, Checkpoint<'_>) {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
+    fn run<S: Simd>(self, simd: S) {
+        match self.1 {
+            ByType::F32(state) => self.0.span::<F32, S>(simd, state),
+            ByType::F16(state) => self.0.span::<F16, S>(simd, state),
+        }
+    }
+}
+
+impl Scan<'_> {
+    #[inline(always)]
+    fn span<E: Stored, S: Simd>(mut self, simd: S, state: &mut [E::Bits]) {
         let [rows, channels] = self.out.size();
         // Step sizes wait where the outputs will be.
         for row in 0..rows {
@@ -116,30 +134,53 @@ impl Kernel for Scan<'_> {
             sizes.copy_from_slice(&self.dt[row * self.stride..][..channels]);
             math::softplus_in_place(simd, sizes);
         }
+        let key_dim = state.len() / channels;
         let whole = channels - channels % GROUP;
         for channel in (0..whole).step_by(GROUP) {
-            self.group::<S, GROUP>(simd, channel);
+            let state = &mut state[channel * key_dim..(channel + GROUP) * key_dim];
+            self.group::<E, S, GROUP>(simd, state, channel);
         }
         for channel in whole..channels {
-            self.group::<S, 1>(simd, channel);
+            self.group::<E, S, 1>(simd, &mut state[channel * key_dim..(channel + 1) * key_dim], channel);
         }
     }
-}
 
-impl Scan<'_> {
+    /// `W` channels from `channel` on through all rows.
     #[inline(always)]
-    fn group<S: Simd, const W: usize>(&mut self, simd: S, channel: usize) {
-        let key_dim = self.rates.len() / self.d.len();
-        let part = channel * key_dim..(channel + W) * key_dim;
-        let rates = &self.rates[part.clone()];
-        let mut state = &mut self.state[part];
+    fn group<E: Stored, S: Simd, const W: usize>(&mut self, simd: S, stored: &mut [E::Bits], channel: usize) {
+        let (rows, all_rates) = (self.out.size()[0], self.rates);
+        let rates = &all_rates[channel * (stored.len() / W)..][..stored.len()];
+        let copy = std::mem::take(&mut self.scratch);
         if let Some(ring) = &self.ring {
-            let copy = &mut self.scratch[..W * key_dim];
-            copy.copy_from_slice(state);
+            let copy = &mut copy[..stored.len()];
+            if self.is_fresh {
+                copy.fill(0.0);
+            } else {
+                dense::widen::<E, S>(simd, bytemuck::cast_slice(stored), copy);
+            }
             ring.replay::<S, W>(simd, channel, copy, rates);
-            state = copy;
+            self.advance::<S, W>(simd, (copy, rates), channel, 0..rows);
+        } else {
+            for first in (0..rows).step_by(CHUNK) {
+                let state = E::open(simd, stored, copy);
+                self.advance::<S, W>(simd, (state, rates), channel, first..rows.min(first + CHUNK));
+                E::close(simd, copy, stored);
+            }
         }
-        for row in 0..self.out.size()[0] {
+        self.scratch = copy;
+    }
+
+    /// Some of the rows.
+    #[inline(always)]
+    fn advance<S: Simd, const W: usize>(
+        &mut self,
+        simd: S,
+        (state, rates): (&mut [f32], &[f32]),
+        channel: usize,
+        rows: Range<usize>,
+    ) {
+        let key_dim = rates.len() / W;
+        for row in rows {
             let x = &self.x[row * self.stride + channel..][..W];
             let out = &mut self.out.row_mut(row)[channel..channel + W];
             let (mut sizes, mut written) = ([0.0; W], [0.0; W]);
@@ -148,7 +189,7 @@ impl Scan<'_> {
                 written[w] = out[w] * x[w];
             }
             let [b, c] = [self.b, self.c].map(|all| &all[row * key_dim..][..key_dim]);
-            let y = advance(simd, (state, rates), (sizes, written), b, c);
+            let y = advance(simd, (&mut *state, rates), (sizes, written), b, c);
             for w in 0..W {
                 out[w] = y[w][0] + self.d[channel + w] * x[w];
             }
@@ -167,28 +208,42 @@ impl Scan<'_> {
 struct Fold<'a> {
     ring: Ring<'a>,
     /// `[channels, key_dim]`
-    state: &'a mut [f32],
     rates: &'a [f32],
+    scratch: &'a mut [f32],
 }
 
-impl Kernel for Fold<'_> {
+/// Entries and the state they go into.
+impl Kernel for (Fold<'_>, Checkpoint<'_>) {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let key_dim = self.ring.k.len() / self.ring.rows;
+        match self.1 {
+            ByType::F32(state) => self.0.fold::<F32, S>(simd, state),
+            ByType::F16(state) => self.0.fold::<F16, S>(simd, state),
+        }
+    }
+}
+
+impl Fold<'_> {
+    #[inline(always)]
+    fn fold<E: Stored, S: Simd>(self, simd: S, state: &mut [E::Bits]) {
+        let Self { ring, rates, scratch } = self;
+        let key_dim = ring.k.len() / ring.rows;
         let (mut channel, size) = (0, GROUP * key_dim);
-        let (states, rates) = (self.state.chunks_mut(size), self.rates.chunks(size));
-        for (state, rates) in states.zip(rates) {
-            if state.len() == size {
-                self.ring.replay::<S, GROUP>(simd, channel, state, rates);
+        for (stored, rates) in state.chunks_mut(size).zip(rates.chunks(size)) {
+            let whole = stored.len() == size;
+            let row = E::open(simd, stored, scratch);
+            if whole {
+                ring.replay::<S, GROUP>(simd, channel, row, rates);
                 channel += GROUP;
             } else {
-                for (state, rates) in state.chunks_exact_mut(key_dim).zip(rates.chunks_exact(key_dim)) {
-                    self.ring.replay::<S, 1>(simd, channel, state, rates);
+                for (row, rates) in row.chunks_exact_mut(key_dim).zip(rates.chunks_exact(key_dim)) {
+                    ring.replay::<S, 1>(simd, channel, row, rates);
                     channel += 1;
                 }
             }
+            E::close(simd, scratch, stored);
         }
     }
 }
@@ -200,18 +255,20 @@ impl State {
         (proof, pool): (Proof, &mut Pool),
         (slot, held): (Slot, Cursor),
         rates: &[f32],
+        scratch: &mut [Vec<f32>],
     ) {
         let (rows, StateDecl { key_dim, value_heads, .. }) = (self.ring, self.decl);
         let place = Place::of(self.decl.state_elements() * held.held);
         let StateSlot { state, u, k, g } = self.slot(slot);
         let parts = (
-            Tiles::chunks_and_rest(state, CHANNELS * key_dim),
+            state.chunks(CHANNELS * key_dim),
             (Tiles::chunks_and_rest(u, CHANNELS * rows), Tiles::chunks_and_rest(g, CHANNELS * rows)),
         );
-        pool.share((place, value_heads.div_ceil(CHANNELS)), parts, |task, (mut state, (mut u, mut g))| {
-            let state = state.row_mut(0);
-            let rates = &rates[task * CHANNELS * key_dim..][..state.len()];
-            proof.run(Fold { ring: Ring { u: u.row_mut(0), k, g: g.row_mut(0), rows, held }, state, rates });
+        let tasks = (place, value_heads.div_ceil(CHANNELS));
+        pool.each(tasks, parts, scratch, |task, (mut state, (mut u, mut g)), scratch| {
+            let rates = &rates[task * CHANNELS * key_dim..];
+            let ring = Ring { u: u.row_mut(0), k, g: g.row_mut(0), rows, held };
+            proof.run((Fold { ring, rates, scratch }, state.elements()));
         });
     }
 }
@@ -246,30 +303,31 @@ impl Machine {
         }
         let (ring, place) = (memory.ring, Place::of(memory.decl.state_elements() * rows));
         let StateSlot { state, u, k, g } = memory.slot(span.slot);
-        let state = Tiles::chunks_and_rest(state, CHANNELS * key_dim);
+        let state = state.chunks(CHANNELS * key_dim);
         let chunks = |all| Tiles::chunks_and_rest(all, CHANNELS * ring);
         let rings = (!entry.is_final).then(|| (chunks(u), chunks(g)));
         let out = Tiles::new(out, channels, [rows, CHANNELS]);
         let tasks = (place, channels.div_ceil(CHANNELS));
         pool.each(tasks, (state, rings, out), scratch, |task, (mut state, mut rings, out), scratch| {
-            let (state, at) = (state.row_mut(0), task * CHANNELS);
+            let at = task * CHANNELS;
             let ring = rings.as_mut().map(|(u, g)| {
                 let (u, g) = (u.row_mut(0), g.row_mut(0));
                 Ring { u, k, g, rows: ring, held: entry.after }
             });
-            proof.run(Scan {
+            let scan = Scan {
                 x: &x[at..],
                 dt: &dt[at..],
                 stride: channels,
                 b,
                 c,
                 d: &d[at..][..out.size()[1]],
-                rates: &rates[at * key_dim..][..state.len()],
-                state,
+                rates: &rates[at * key_dim..],
+                is_fresh: entry.is_fresh,
                 ring,
                 out,
                 scratch,
-            });
+            };
+            proof.run((scan, state.elements()));
         });
     }
 }

@@ -68,6 +68,9 @@ impl Simd for Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
         }
         fn store(self, x: __m256, to: *mut f32) -> () { _mm256_storeu_ps(to, x) }
+        fn store_f16(self, x: __m256, to: *mut u16) -> () {
+            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x))
+        }
     }
 
     operations! {

@@ -49,6 +49,9 @@ impl Simd for Avx512 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
         }
         fn store(self, x: __m512, to: *mut f32) -> () { _mm512_storeu_ps(to, x) }
+        fn store_f16(self, x: __m512, to: *mut u16) -> () {
+            _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))
+        }
     }
 
     operations! {

@@ -25,6 +25,80 @@ pub(crate) struct F16;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bf16;
 
+/// An element that checkpoints are stored in.
+pub(crate) trait Stored: Element {
+    /// One of them.
+    type Bits: bytemuck::Pod + Send + Sync;
+
+    /// # Safety
+    /// `LANES` elements are writable at `to`; no alignment is needed.
+    unsafe fn store<S: Simd>(simd: S, x: S::F32, to: *mut Self::Bits);
+
+    /// The elements as f32 for changing: where they are, or in the start of `copy`. [`Stored::close`] ends it.
+    fn open<'a, S: Simd>(simd: S, stored: &'a mut [Self::Bits], copy: &'a mut [f32]) -> &'a mut [f32];
+
+    /// Rounds what [`Stored::open`] gave back to where it was.
+    fn close<S: Simd>(simd: S, copy: &[f32], stored: &mut [Self::Bits]);
+}
+
+impl Stored for F32 {
+    type Bits = f32;
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(simd: S, x: S::F32, to: *mut f32) {
+        // SAFETY: passed on from the caller.
+        unsafe { simd.store(x, to) }
+    }
+
+    #[inline(always)]
+    fn open<'a, S: Simd>(_: S, stored: &'a mut [f32], _: &'a mut [f32]) -> &'a mut [f32] {
+        stored
+    }
+
+    #[inline(always)]
+    fn close<S: Simd>(_: S, _: &[f32], _: &mut [f32]) {}
+}
+
+/// The largest f16: what lies beyond is rounded to it.
+const MOST_F16: f32 = 65504.0;
+
+/// The nearest f16, as bits.
+pub(crate) fn rounded_f16(x: f32) -> u16 {
+    half::f16::from_f32_const(x.clamp(-MOST_F16, MOST_F16)).to_bits()
+}
+
+impl Stored for F16 {
+    type Bits = u16;
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(simd: S, x: S::F32, to: *mut u16) {
+        // What is not a number stays so: of such, `min` and `max` give the second.
+        let x = simd.max(simd.splat(-MOST_F16), simd.min(simd.splat(MOST_F16), x));
+        // SAFETY: passed on from the caller.
+        unsafe { simd.store_f16(x, to) }
+    }
+
+    #[inline(always)]
+    fn open<'a, S: Simd>(simd: S, stored: &'a mut [u16], copy: &'a mut [f32]) -> &'a mut [f32] {
+        let copy = &mut copy[..stored.len()];
+        widen::<F16, S>(simd, bytemuck::cast_slice(stored), copy);
+        copy
+    }
+
+    #[inline(always)]
+    fn close<S: Simd>(simd: S, copy: &[f32], stored: &mut [u16]) {
+        let copy = &copy[..stored.len()];
+        let whole = stored.len() - stored.len() % S::LANES;
+        for at in (0..whole).step_by(S::LANES) {
+            // SAFETY: `at + LANES <= whole`, and there is room for as many as are stored.
+            unsafe { F16::store(simd, simd.load(copy.as_ptr().add(at)), stored.as_mut_ptr().add(at)) };
+        }
+        for at in whole..stored.len() {
+            stored[at] = rounded_f16(copy[at]);
+        }
+    }
+}
+
 macro_rules! element {
     ($name:ident, $bytes:literal, $load:ident, |$raw:ident| $widen:expr) => {
         impl Element for $name {

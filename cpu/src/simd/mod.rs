@@ -119,6 +119,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` floats are writable at `to`; no alignment is needed.
     unsafe fn store(self, x: Self::F32, to: *mut f32);
+    /// Rounds to nearest, ties to even.
+    ///
+    /// # Safety
+    /// `LANES` 16-bit floats are writable at `to`; no alignment is needed.
+    unsafe fn store_f16(self, x: Self::F32, to: *mut u16);
     /// `a + b`
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a - b`

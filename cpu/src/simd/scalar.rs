@@ -68,6 +68,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn store_f16(self, x: F8, to: *mut u16) {
+        let halves: [u16; 8] = lanes!(8, |i| half::f16::from_f32_const(x[i]).to_bits());
+        // SAFETY: the caller says that 8 halves are writable.
+        unsafe { to.cast::<[u16; 8]>().write_unaligned(halves) }
+    }
+
+    #[inline(always)]
     fn add(self, a: F8, b: F8) -> F8 {
         lanes!(8, |i| a[i] + b[i])
     }

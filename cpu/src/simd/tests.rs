@@ -1,7 +1,7 @@
 //! Every instruction set against f64, with lengths around the number of lanes.
 
 use super::{
-    dense::{Bf16, Element, F16, F32},
+    dense::{Bf16, Element, F16, F32, Stored, rounded_f16},
     *,
 };
 use kvas_backend::conformance::Random;
@@ -195,6 +195,42 @@ fn combinations_of_rows() {
             }
         });
     }
+}
+
+/// Takes f16 out for changing, doubles them in f32, and rounds them back.
+struct Double<'a>(&'a mut [u16]);
+
+impl Kernel for Double<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut copy = vec![0.0; self.0.len()];
+        let open = F16::open(simd, self.0, &mut copy);
+        math::scale(simd, open, 2.0);
+        F16::close(simd, &copy, self.0);
+    }
+}
+
+#[test]
+fn halves_are_rounded_to_the_nearest_and_saturate() {
+    let ties = [1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 65519.0, 65520.0, 1e30, -1e30, 3e-8, 2e-8, -0.0, 1e-5];
+    let bits = ties.map(rounded_f16);
+    assert_eq!(bits, [0x3c00, 0x3c02, 0x7bff, 0x7bff, 0x7bff, 0xfbff, 1, 0, 0x8000, 0xa8]);
+    assert!(half::f16::from_bits(rounded_f16(f32::NAN)).is_nan());
+    let stored: Vec<u16> = (0..0x7c00).step_by(7).flat_map(|bits: u16| [bits, bits | 0x8000]).chain([0x7e00]).collect();
+    everywhere(|proof| {
+        for len in LENGTHS.into_iter().chain([stored.len()]) {
+            let from = &stored[stored.len() - len..];
+            let mut doubled = from.to_vec();
+            proof.run(Double(&mut doubled));
+            for (bits, found) in from.iter().zip(doubled) {
+                let x = half::f16::from_bits(*bits).to_f32();
+                let expected = rounded_f16(2.0 * x);
+                assert!(found == expected || x.is_nan() && half::f16::from_bits(found).is_nan(), "{proof:?}: 2 * {x}");
+            }
+        }
+    });
 }
 
 struct Passes<'a>(&'a mut [f32], &'a [f32]);

@@ -35,7 +35,7 @@ fn hybrid(quant: Quant, replay: Replay) -> Case {
     b.linear(last, head, logits, Output::Write);
     let program = b.finish(logits);
     program.validate().expect("the case is a valid program");
-    let mut case = case(format!("hybrid {quant} replay {}", replay.history), program, quant, replay);
+    let mut case = case(format!("hybrid {quant} replay {replay}"), program, quant, replay);
     case.outputs = vec![logits];
     case.script = sequence_script(replay);
     if quant == Quant::F32 {

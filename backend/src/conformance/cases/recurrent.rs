@@ -2,7 +2,7 @@
 
 use super::{Build, Case, REPLAYS, Values, case, sequence_script, tolerance};
 use crate::{
-    Op, Replay, StoreDecl,
+    Op, Replay, StateType, StoreDecl,
     op::{self, HeadMap},
     store::{ConvDecl, Decay, StateDecl},
 };
@@ -20,7 +20,22 @@ pub(super) fn cases() -> Vec<Case> {
             [(7, 16), (128, 5), (1000, 16), (67, 33)].map(|(channels, key_dim)| mamba1(channels, key_dim, replay)),
         );
     }
+    all.extend([Replay::OFF, Replay::new(3, 3), Replay::new(16, 4)].into_iter().flat_map(rounded));
     all
+}
+
+/// Of every recurrence one, with checkpoints in f16.
+fn rounded(replay: Replay) -> Vec<Case> {
+    let (delta, delta_per_channel, mamba2) = (delta(replay), delta_per_channel(replay), mamba2(replay));
+    let mut cases =
+        vec![delta[2].clone(), delta[3].clone(), delta_per_channel[2].clone(), delta_per_channel[3].clone()];
+    cases.extend([mamba2[1].clone(), mamba2[4].clone(), mamba1(128, 5, replay), mamba1(67, 33, replay)]);
+    for case in &mut cases {
+        case.name = format!("f16 {}", case.name);
+        case.limits.state_type = StateType::F16;
+        case.bound = tolerance::ROUNDED_STATE;
+    }
+    cases
 }
 
 fn conv(channels: usize, taps: usize, replay: Replay) -> Case {
@@ -32,7 +47,7 @@ fn conv(channels: usize, taps: usize, replay: Replay) -> Case {
     let (biased, bias) = (b.act("biased", channels), Some(b.small("bias", [1, channels])));
     let store = b.store(StoreDecl::Conv(ConvDecl { channels, taps }));
     b.op(Op::CausalConv(op::CausalConv { x: biased, weight, bias, store }));
-    let name = format!("conv {channels}x{taps} replay {}", replay.history);
+    let name = format!("conv {channels}x{taps} replay {replay}");
     let mut case = case(name, b.finish(x), Quant::F32, replay);
     case.inputs = vec![(x, Values::Normal), (biased, Values::Normal)];
     case.outputs = vec![x, biased];
@@ -46,7 +61,7 @@ fn short_conv(channels: usize, taps: usize, replay: Replay) -> Case {
     let weight = b.small("conv", [channels, taps]);
     let store = b.store(StoreDecl::Conv(ConvDecl { channels, taps }));
     b.op(Op::ShortConv(op::ShortConv { bcx, weight, store, out }));
-    let name = format!("short conv {channels}x{taps} replay {}", replay.history);
+    let name = format!("short conv {channels}x{taps} replay {replay}");
     let mut case = case(name, b.finish(out), Quant::F32, replay);
     case.inputs = vec![(bcx, Values::Normal)];
     case.outputs = vec![out];
@@ -94,7 +109,7 @@ fn gated_delta(
     let (a, dt) = (b.small("ssm_a", [1, value_heads]), b.small("dt", [1, decays]));
     let (store, norm_eps) = (b.store(StoreDecl::State(decl)), 1e-6);
     b.op(Op::GatedDelta(op::GatedDelta { qkv, alpha, beta, a, dt, head_map, norm_eps, store, out }));
-    let name = format!("{kind} {key_heads}/{value_heads} {key_dim}x{value_dim} replay {}", replay.history);
+    let name = format!("{kind} {key_heads}/{value_heads} {key_dim}x{value_dim} replay {replay}");
     let mut case = case(name, b.finish(out), Quant::F32, replay);
     // Decays from almost none to exp(-20) and below.
     case.inputs = vec![(qkv, Values::Normal), (alpha, Values::Uniform(-8.0, 8.0)), (beta, Values::Normal)];
@@ -117,7 +132,7 @@ fn mamba2(replay: Replay) -> Vec<Case> {
         let store =
             b.store(StoreDecl::State(StateDecl { key_heads, value_heads, key_dim, value_dim, decay: Decay::PerHead }));
         b.op(Op::Mamba2(op::Mamba2 { xbc, dt, dt_bias, a, d, store, out }));
-        let name = format!("mamba2 {key_heads}/{value_heads} {key_dim}x{value_dim} replay {}", replay.history);
+        let name = format!("mamba2 {key_heads}/{value_heads} {key_dim}x{value_dim} replay {replay}");
         let mut case = case(name, b.finish(out), Quant::F32, replay);
         // Decays from almost none to exp(-20) and below.
         case.inputs = vec![(xbc, Values::Normal), (dt, Values::Uniform(-8.0, 8.0))];
@@ -138,7 +153,7 @@ fn mamba1(channels: usize, key_dim: usize, replay: Replay) -> Case {
     let decl = StateDecl { key_heads: 1, value_heads: channels, key_dim, value_dim: 1, decay };
     let store = b.store(StoreDecl::State(decl));
     b.op(Op::Mamba1(op::Mamba1 { x, dt, b: keys, c: queries, d, store, out }));
-    let name = format!("mamba1 {channels}x{key_dim} replay {}", replay.history);
+    let name = format!("mamba1 {channels}x{key_dim} replay {replay}");
     let mut case = case(name, b.finish(out), Quant::F32, replay);
     // Decays from almost none to exp(-20) and below.
     case.inputs = vec![(x, Values::Normal), (dt, Values::Uniform(-8.0, 8.0))];

@@ -4,13 +4,13 @@
 use crate::{
     simd::{
         Simd,
-        dense::{self, F32},
+        dense::{self, F32, Stored},
         math,
     },
     slots::ring_runs,
 };
 use bytemuck::cast_slice as bytes;
-use kvas_backend::store::Cursor;
+use kvas_backend::Cursor;
 
 /// The entries of one value head: `u` and `g` are its own, `k` is shared by the value heads of a key head.
 pub(super) struct Entries<'a> {
@@ -138,30 +138,39 @@ impl Entries<'_> {
         }
     }
 
-    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`.
+    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`. `copy [key_dim]` is room for a row.
     #[inline(always)]
-    pub(super) fn fold<S: Simd>(&self, simd: S, state: &mut [f32], faded: &mut Faded<'_>, coefficients: &mut [f32]) {
+    pub(super) fn fold<E: Stored, S: Simd>(
+        &self,
+        simd: S,
+        state: &mut [E::Bits],
+        faded: &mut Faded<'_>,
+        coefficients: &mut [f32],
+        copy: &mut [f32],
+    ) {
         self.fade(simd, faded);
         let value_dim = self.u.len() / self.ring;
         let key_dim = state.len() / value_dim;
         let keys = if faded.sum.is_empty() { self.k } else { &*faded.keys };
         math::exp_in_place(simd, faded.sum);
-        let (mut from, mut factor) = (0, faded.state);
-        for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
-            let factors = &faded.entries[from..from + run.len()];
-            let c = &mut coefficients[..run.len()];
-            let u = &self.u[run.start * value_dim..run.end * value_dim];
-            let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
-            for (i, state) in state.chunks_exact_mut(key_dim).enumerate() {
+        for (i, stored) in state.chunks_exact_mut(key_dim).enumerate() {
+            let row = E::open(simd, stored, copy);
+            if !faded.sum.is_empty() {
+                math::scale_by(simd, row, 1.0, faded.sum);
+            }
+            let (mut from, mut factor) = (0, faded.state);
+            for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
+                let factors = &faded.entries[from..from + run.len()];
+                let c = &mut coefficients[..run.len()];
+                let u = &self.u[run.start * value_dim..run.end * value_dim];
                 for ((c, factor), u) in c.iter_mut().zip(factors).zip(u[i..].iter().step_by(value_dim)) {
                     *c = factor * u;
                 }
-                if from == 0 && !faded.sum.is_empty() {
-                    math::scale_by(simd, state, 1.0, faded.sum);
-                }
-                dense::combine::<F32, S, 1>(simd, [factor], [&*c], k, [state]);
+                let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
+                dense::combine::<F32, S, 1>(simd, [factor], [&*c], k, [&mut *row]);
+                (from, factor) = (from + run.len(), 1.0);
             }
-            (from, factor) = (from + run.len(), 1.0);
+            E::close(simd, copy, stored);
         }
     }
 }

@@ -1,19 +1,22 @@
 //! One value head of one span, chunk by chunk: what its rows write, and what they read.
 
-use super::{
-    CHUNK,
-    entries::{Entries, Faded},
-};
+use super::entries::{Entries, Faded};
 use crate::{
     pool::Tile,
     simd::{
         Kernel, Simd,
-        dense::{self, F32},
+        dense::{self, F16, F32, Stored},
         math,
     },
+    states::{ByType, Checkpoint},
 };
 use bytemuck::cast_slice as bytes;
-use kvas_backend::store::{Cursor, Decay, Replay, StateDecl};
+use kvas_backend::{
+    CHUNK, Cursor, Replay,
+    store::{Decay, StateDecl},
+};
+
+// The state is read once per CHUNK rows; the work within a chunk grows with its square.
 
 /// Rows of the state that stay in the first-level cache while all rows of a chunk meet them.
 const STATE_ROWS: usize = 32;
@@ -37,6 +40,8 @@ pub(super) struct Scratch<'a> {
     factors: &'a mut [f32],
     /// `[CHUNK, value_dim]` and `[CHUNK, decays]`: entries of a final span.
     own: [&'a mut [f32]; 2],
+    /// `[key_dim]`: a row of the state in f32.
+    pub(super) copy: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
@@ -56,6 +61,7 @@ impl<'a> Scratch<'a> {
             inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
             factors: next(per_channel),
             own: [next(CHUNK * value_dim), next(CHUNK * decays)],
+            copy: next(decl.key_dim),
         }
     }
 }
@@ -65,7 +71,7 @@ pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     let ring = replay.ring_rows().max(CHUNK);
     let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
     let rows = CHUNK * (3 * decl.value_dim + 2 * decl.decays() + 1 + 2 * per_channel);
-    rows + decl.value_dim + 2 * per_channel + ring * (3 + per_channel)
+    rows + decl.value_dim + decl.key_dim + 2 * per_channel + ring * (3 + per_channel)
 }
 
 /// One value head of one span.
@@ -84,8 +90,8 @@ pub(super) struct Head<'a> {
     pub(super) bias: &'a [f32],
     pub(super) a: f32,
     pub(super) skip: f32,
-    /// `[value_dim][key_dim]`
-    pub(super) state: &'a mut [f32],
+    /// True if the state before the span is zero.
+    pub(super) is_fresh: bool,
     /// `None`: the span is final and goes into the state.
     pub(super) ring: Option<Entries<'a>>,
     /// `[rows, value_dim]`
@@ -95,9 +101,9 @@ pub(super) struct Head<'a> {
 
 /// `out[i][t] = state x[i][t]` for every row of `x[i] [_, key_dim]`.
 #[inline(always)]
-fn read_state<S: Simd, const R: usize>(
+fn read_state<E: Stored, S: Simd, const R: usize>(
     simd: S,
-    state: &[f32],
+    state: &[E::Bits],
     x: [&[f32]; R],
     key_dim: usize,
     mut out: [&mut [f32]; R],
@@ -108,16 +114,27 @@ fn read_state<S: Simd, const R: usize>(
             let x = x.map(|x| &x[t * key_dim..][..key_dim]);
             let part = t * value_dim + block * STATE_ROWS..t * value_dim + block * STATE_ROWS + rows.len() / key_dim;
             let out = out.each_mut().map(|out| &mut out[part.clone()]);
-            dense::dots::<F32, S, R>(simd, bytes(rows), x, out);
+            dense::dots::<E, S, R>(simd, bytes(rows), x, out);
         }
     }
 }
 
-impl Kernel for Head<'_> {
+/// A head and its state `[value_dim][key_dim]`.
+impl Kernel for (Head<'_>, Checkpoint<'_>) {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
+    fn run<S: Simd>(self, simd: S) {
+        match self.1 {
+            ByType::F32(state) => self.0.span::<F32, S>(simd, state),
+            ByType::F16(state) => self.0.span::<F16, S>(simd, state),
+        }
+    }
+}
+
+impl Head<'_> {
+    #[inline(always)]
+    fn span<E: Stored, S: Simd>(mut self, simd: S, state: &mut [E::Bits]) {
         let key_dim = self.decl.key_dim;
         let mut ring = self.ring.take();
         let is_final = ring.is_none();
@@ -133,23 +150,24 @@ impl Kernel for Head<'_> {
                     Entries { u: own_u, k, g: own_g, held: Cursor::default(), ring: CHUNK }
                 }
             };
-            self.chunk(simd, (first, count), &mut entries, &mut scratch);
+            self.chunk::<E, S>(simd, state, (first, count), &mut entries, &mut scratch);
             let held = entries.held;
             if is_final {
-                entries.fold(simd, self.state, &mut scratch.faded, scratch.coefficients);
+                let Scratch { faded, coefficients, copy, .. } = &mut scratch;
+                entries.fold::<E, S>(simd, state, faded, coefficients, copy);
+                self.is_fresh = false;
             }
             if let Some(ring) = &mut ring {
                 ring.held = held;
             }
         }
     }
-}
 
-impl Head<'_> {
     #[inline(always)]
-    fn chunk<S: Simd>(
+    fn chunk<E: Stored, S: Simd>(
         &mut self,
         simd: S,
+        state: &[E::Bits],
         (first, count): (usize, usize),
         entries: &mut Entries<'_>,
         b: &mut Scratch<'_>,
@@ -160,20 +178,25 @@ impl Head<'_> {
         let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
         if self.decl.decay == Decay::PerChannel {
             entries.fade(simd, &mut b.faded);
-            fade_inputs(simd, b, [keys, queries]);
-            [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
+            if !self.is_fresh {
+                fade_inputs(simd, b, [keys, queries]);
+                [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
+            }
         }
         let [key, query] = b.read.each_mut().map(|read| &mut read[..count * value_dim]);
-        if self.beta.is_some() {
-            read_state(simd, self.state, [keys, queries], key_dim, [key, query]);
+        if self.is_fresh {
+            key.fill(0.0);
+            query.fill(0.0);
+        } else if self.beta.is_some() {
+            read_state::<E, S, _>(simd, state, [keys, queries], key_dim, [key, query]);
         } else {
             // Two rows at a time, as above; which of them are together does not matter.
             let half = count / 2;
             let (low, rest) = query.split_at_mut(half * value_dim);
             let (high, last) = rest.split_at_mut(half * value_dim);
             let (x, last_x) = queries.split_at(2 * half * key_dim);
-            read_state(simd, self.state, x.split_at(half * key_dim).into(), key_dim, [low, high]);
-            read_state(simd, self.state, [last_x], key_dim, [last]);
+            read_state::<E, S, _>(simd, state, x.split_at(half * key_dim).into(), key_dim, [low, high]);
+            read_state::<E, S, _>(simd, state, [last_x], key_dim, [last]);
         }
         for t in 0..count {
             self.row(simd, (first + t, t), entries, b);

@@ -10,19 +10,17 @@ pub(crate) use head::scratch;
 use crate::{
     machine::Machine,
     pool::{Place, Pool, Tiles},
-    simd::{Kernel, Proof, Simd, math},
+    simd::{
+        Kernel, Proof, Simd,
+        dense::{F16, F32},
+        math,
+    },
     slots::{Memory, State, StateSlot},
+    states::{ByType, Checkpoint},
 };
 use entries::Entries;
 use head::{Head, Scratch};
-use kvas_backend::{
-    Act, Slot, Store, Weight,
-    op::HeadMap,
-    store::{Cursor, Entry, StateDecl},
-};
-
-/// Rows solved together. The state is read once per chunk; the work within a chunk grows with its square.
-const CHUNK: usize = 16;
+use kvas_backend::{Act, Cursor, Entry, Slot, Store, Weight, op::HeadMap, store::StateDecl};
 
 /// What an op computes: per value head `s = softplus(steps + bias)`, `S = S diag(exp(a s))`,
 /// `u = sigmoid(beta) (v - S k)` or, without `beta`, `u = s v`; `S += u k^T`, `out = S q + skip v`.
@@ -89,7 +87,7 @@ struct Fold<'a> {
     decl: StateDecl,
     entries: Entries<'a>,
     /// `[value_dim][key_dim]`
-    state: &'a mut [f32],
+    state: Checkpoint<'a>,
     scratch: &'a mut [f32],
 }
 
@@ -98,8 +96,11 @@ impl Kernel for Fold<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut scratch = Scratch::new(self.scratch, &self.decl, self.entries.ring);
-        self.entries.fold(simd, self.state, &mut scratch.faded, scratch.coefficients);
+        let Scratch { mut faded, coefficients, copy, .. } = Scratch::new(self.scratch, &self.decl, self.entries.ring);
+        match self.state {
+            ByType::F32(state) => self.entries.fold::<F32, S>(simd, state, &mut faded, coefficients, copy),
+            ByType::F16(state) => self.entries.fold::<F16, S>(simd, state, &mut faded, coefficients, copy),
+        }
     }
 }
 
@@ -117,13 +118,13 @@ impl State {
         let place = Place::of(decl.state_elements() * held.held);
         let StateSlot { state, u, k, g } = self.slot(slot);
         let parts = (
-            Tiles::chunks(state, value_dim * key_dim),
+            state.chunks(value_dim * key_dim),
             (Tiles::chunks(u, ring * value_dim), Tiles::chunks(g, ring * decl.decays())),
         );
         pool.each((place, value_heads), parts, scratch, |head, (mut state, (mut u, mut g)), scratch| {
             let k = &k[map.key_head(head, decl.key_heads, value_heads) * ring * key_dim..][..ring * key_dim];
             let entries = Entries { u: u.row_mut(0), k, g: g.row_mut(0), held, ring };
-            proof.run(Fold { decl, entries, state: state.row_mut(0), scratch });
+            proof.run(Fold { decl, entries, state: state.elements(), scratch });
         });
     }
 
@@ -202,7 +203,7 @@ impl Machine {
             });
         }
         let StateSlot { state, u, k, g } = memory.slot(span.slot);
-        let state = Tiles::chunks(state, value_dim * key_dim);
+        let state = state.chunks(value_dim * key_dim);
         let decays = decl.decays();
         let rings = (!entry.is_final).then(|| (Tiles::chunks(u, ring * value_dim), Tiles::chunks(g, ring * decays)));
         let out = Tiles::new(out, value_heads * value_dim, [rows, value_dim]);
@@ -217,7 +218,7 @@ impl Machine {
             let k = &k[key_head * ring * key_dim..][..ring * key_dim];
             let held = entry.after;
             let ring = rings.as_mut().map(|(u, g)| Entries { u: u.row_mut(0), k, g: g.row_mut(0), held, ring });
-            proof.run(Head {
+            let head = Head {
                 decl,
                 rows,
                 queries: &queries[of_head(queries, key_head)][..rows * key_dim],
@@ -228,11 +229,12 @@ impl Machine {
                 bias: &bias[head * decays..][..decays],
                 a: a[head],
                 skip: skip.map_or(0.0, |skip| skip[head]),
-                state: state.row_mut(0),
+                is_fresh: entry.is_fresh,
                 ring,
                 out,
                 scratch,
-            });
+            };
+            proof.run((head, state.elements()));
         });
     }
 }
