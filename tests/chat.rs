@@ -4,9 +4,11 @@ use crate::golden::{converted, fixture};
 use kvas::{
     chat::{Chat, ChatSettings},
     engine::{Engine, EngineConfig, EngineHandle, Event, Request},
+    memory::Miss,
     model::Model,
     sampling::{Sampler, SamplerParams},
     scheduler::Finish,
+    session::{ModelId, Shelf},
 };
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
@@ -17,11 +19,15 @@ use std::sync::{Arc, atomic::AtomicBool};
 const CONTEXT: usize = 2000;
 
 fn engine(model: &Model, snapshots: usize) -> EngineHandle {
+    engine_with(model, snapshots, None)
+}
+
+fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineHandle {
     let replay = Replay::new(8, 4);
     let (pages, slots, kv_type, state_type) = (4 * 2 * CONTEXT / 4, 5, KvType::F16, StateType::F32);
     let limits = Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type };
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0 })
+    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf })
 }
 
 fn settings() -> ChatSettings {
@@ -70,6 +76,30 @@ fn a_turn_reads_its_own_tokens_and_going_back_reads_few() {
         let other = chat.ask("And then?", &AtomicBool::new(false), &mut |_| {}).unwrap();
         assert_eq!(chat.messages().last().unwrap(), &last, "{name}: an undone turn leaves no trace");
         assert!(other.timings.prompt_tokens < 40, "{name}: {:?}", other.timings);
+    }
+}
+
+/// A stop string's tokens are taken back, so that the next turn goes on from the text before it.
+#[test]
+fn a_stop_string_leaves_nothing_to_read_again() {
+    for name in ["qwen35", "mamba2", "llama"] {
+        let model = converted(&fixture(name), Quant::F32);
+        let go = AtomicBool::new(false);
+        let whole = chat(&model, &engine(&model, 8)).ask("Tell me.", &go, &mut |_| {}).unwrap();
+        let mut places = whole.text.char_indices().map(|(at, _)| at).skip(12);
+        let (from, to) = (places.next().unwrap(), places.nth(2).unwrap());
+        let stop = whole.text[from..to].to_string();
+        let before = whole.text.find(&stop).unwrap();
+        let engine = engine(&model, 8);
+        let mut chat = chat(&model, &engine);
+        chat.settings.stop_strings = vec![stop];
+        let answer = chat.ask("Tell me.", &go, &mut |_| {}).unwrap();
+        assert_eq!((&answer.text[..], answer.finish), (&whole.text[..before], Finish::Stop), "{name}");
+        assert!(answer.covered <= before && answer.ids.len() < whole.ids.len(), "{name}");
+        let known = answer.timings.cached_tokens + answer.timings.prompt_tokens + answer.ids.len();
+        chat.settings.stop_strings.clear();
+        let next = chat.ask("And?", &go, &mut |_| {}).unwrap();
+        assert_eq!((next.timings.cached_tokens, next.timings.miss), (known, Miss::None), "{name}");
     }
 }
 
@@ -181,4 +211,56 @@ fn cancelled_requests_give_everything_back() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     panic!("not everything came back: {:?}", engine.stats());
+}
+
+/// An answer of 8 tokens in a new conversation, and how many tokens of the prompt were read.
+fn fresh_answer(engine: &EngineHandle, vocab: u32, prompt: &[u32]) -> (Vec<u32>, usize) {
+    let sampler = Sampler::new(SamplerParams::greedy(), vocab as usize, &[]).unwrap();
+    let request = Request { conversation: None, prompt: prompt.to_vec(), max_tokens: 8, stop_tokens: vec![], sampler };
+    let (stream, mut tokens) = (engine.submit(request), Vec::new());
+    loop {
+        match stream.next_event() {
+            Event::Token(token) => tokens.push(token),
+            Event::Done(_, timings) => return (tokens, timings.prompt_tokens),
+            Event::Failed(what) => panic!("{what}"),
+        }
+    }
+}
+
+#[test]
+fn prefixes_that_gave_way_come_back_from_disk() {
+    let folder = std::env::temp_dir().join(format!("kvas-shelf-{}", std::process::id()));
+    for name in ["qwen35", "llama"] {
+        let model = converted(&fixture(name), Quant::F32);
+        let id = ModelId::of(&model.file);
+        let vocab = model.spec.vocab as u32;
+        let prompt = |seed: u32| (0..300).map(|i| (i * 7 + seed * 131 + 3) % vocab).collect::<Vec<u32>>();
+        let open = |bytes| Shelf::open(&folder, &id, bytes).unwrap();
+        let engine = engine_with(&model, 2, Some(open(1 << 30)));
+        let first: Vec<_> = (0..4).map(|seed| fresh_answer(&engine, vocab, &prompt(seed))).collect();
+        assert!(first.iter().all(|(_, read)| *read == 300), "{name}: nothing is known yet");
+        let files = engine.stats().unwrap().shelf.unwrap();
+        assert!(files.files >= 2 && files.bytes > 0 && files.failure.is_none(), "{name}: {files:?}");
+        for (seed, (answer, _)) in first.iter().enumerate().take(2) {
+            assert_eq!(fresh_answer(&engine, vocab, &prompt(seed as u32)), (answer.clone(), 1), "{name}");
+        }
+        drop(engine);
+        // Another start begins with what is there; a damaged file costs only its prefix.
+        let files = || std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        let engine = engine_with(&model, 8, Some(open(1 << 30)));
+        assert_eq!(fresh_answer(&engine, vocab, &prompt(0)), (first[0].0.clone(), 1), "{name}: after a restart");
+        drop(engine);
+        for path in files() {
+            let mut bytes = std::fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+        }
+        let engine = engine_with(&model, 8, Some(open(1 << 30)));
+        assert_eq!(fresh_answer(&engine, vocab, &prompt(0)), (first[0].0.clone(), 300), "{name}: damaged");
+        drop(engine);
+        assert_eq!(open(1).usage(), (0, 0), "{name}: what is more than the budget is removed");
+        assert_eq!(files().count(), 0, "{name}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -193,6 +193,7 @@ impl<'a> World<'a> {
         let more = if self.random.below(3) == 0 { 29 } else { 6 };
         prompt.extend((0..1 + self.random.below(more)).map(|_| self.random.below(vocab) as u32));
         let id = self.live[at].id;
+        let revocable = self.runner.revocable(self.memory.slot(id));
         let work = if self.live[at].scheduled {
             let mut seals: Vec<u32> =
                 (0..self.random.below(3)).map(|_| self.random.below(prompt.len()) as u32).collect();
@@ -200,9 +201,9 @@ impl<'a> World<'a> {
             let (max_tokens, context, stop) = (usize::MAX, usize::MAX, vec![]);
             let seal_every = [0, 0, 7, 16][self.random.below(4)];
             let running = Running { max_tokens, context, stop, generated: 0, seals, seal_every };
-            self.scheduler.begin(&mut self.memory, id, prompt.clone(), running).work
+            self.scheduler.begin(&mut self.memory, (id, revocable), prompt.clone(), running).work
         } else {
-            self.memory.attach(id, &own, &prompt).work
+            self.memory.attach(id, &own, &prompt, revocable).work
         };
         self.runner.apply(&work).unwrap();
         let mut truth = Vec::new();

@@ -10,6 +10,7 @@ mod golden;
 mod history;
 mod plan;
 mod quantize;
+mod resident;
 mod session;
 mod simulation;
 mod tidy;

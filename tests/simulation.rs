@@ -103,14 +103,14 @@ fn engine(model: &Model, random: &mut Random) -> EngineHandle {
     let rows = [20, 48][random.below(2)];
     let runner = prepared(model, rows, pages, snapshots, replay);
     let snapshot_every = [0, 16][random.below(2)];
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every })
+    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every, shelf: None })
 }
 
 impl<'a> World<'a> {
     fn new(name: &'a str, model: &'a Model, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let pages = 1 + model.program.page_stores() * (CONTEXT / 4 + 1);
-        let config = EngineConfig { context: CONTEXT, snapshot_every: 0 };
+        let config = EngineConfig { context: CONTEXT, snapshot_every: 0, shelf: None };
         let fresh = Engine::start(prepared(model, 64, pages, 0, Replay::OFF), config);
         let scorer = prepared(model, CONTEXT, pages, 0, Replay::OFF);
         let engine = engine(model, &mut random);
@@ -320,7 +320,7 @@ fn soak() {
     let (vocab, rows, snapshots) = (model.spec.vocab, 1200, 6);
     let pages = 1 + model.program.page_stores() * 200;
     let runner = prepared(&model, rows, pages, snapshots, Replay::new(8, 4));
-    let engine = Engine::start(runner, EngineConfig { context: 1200, snapshot_every: 0 });
+    let engine = Engine::start(runner, EngineConfig { context: 1200, snapshot_every: 0, shelf: None });
     let mut random = Random::new(1);
     let (mut talks, mut streams) = (Vec::new(), std::collections::VecDeque::new());
     let mut after_200 = None;

@@ -6,6 +6,7 @@ pub mod conformance;
 mod cursors;
 mod display;
 pub mod op;
+pub mod product;
 pub mod program;
 pub mod reference;
 pub mod rope;
@@ -15,6 +16,7 @@ pub mod validate;
 
 pub use cursors::{Cursor, Cursors, Entry};
 pub use op::Op;
+pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;

@@ -47,10 +47,10 @@ impl Plan {
         let quant = |weight: Weight| quants[weight.0 as usize];
         for op in &program.ops {
             plan.scratch = plan.scratch.max(scratch(program, op, quant));
-            for (x, weight) in products(op) {
-                if Path::of(quant(weight)) == Path::Quantised {
-                    plan.quantised = plan.quantised.max(size(x));
-                }
+            if let Some(product) = op.product(program)
+                && product.weights().any(|weight| Path::of(quant(weight)) == Path::Quantised)
+            {
+                plan.quantised = plan.quantised.max(size(product.x));
             }
             let mut route = |experts: Act, weight: Weight, outputs: usize| {
                 plan.routed[0] = plan.routed[0].max(size(experts));
@@ -125,24 +125,11 @@ impl Plan {
     }
 }
 
-/// The activations an op multiplies, and with which weights.
-fn products(op: &Op) -> Vec<(Act, Weight)> {
-    match op {
-        Op::Linear(op) => vec![(op.x, op.weight)],
-        Op::GatedLinear(op) => vec![(op.x, op.gate), (op.x, op.up)],
-        Op::ExpertGatedLinear(op) => op.gate.into_iter().chain([op.up]).map(|weight| (op.x, weight)).collect(),
-        Op::ExpertLinear(op) => vec![(op.x, op.weight)],
-        Op::Embed(_) | Op::GatherRows(_) | Op::Norm(_) | Op::RopeStore(_) | Op::Attention(_) => vec![],
-        Op::HeadLinear(op) => vec![(op.x, op.weight)],
-        Op::CausalConv(_) | Op::ShortConv(_) | Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => vec![],
-        Op::GatedNorm(_) | Op::Route(_) => vec![],
-    }
-}
-
 /// f32 scratch a thread needs for an op, where the store alone does not say.
 fn scratch(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant) -> usize {
     let columns = |weight: Weight| program.weight(weight).shape[1];
-    let product = products(op).into_iter().map(|(_, weight)| product::scratch(quant(weight), columns(weight))).max();
+    let weights = op.product(program).into_iter().flat_map(|product| product.weights());
+    let product = weights.map(|weight| product::scratch(quant(weight), columns(weight))).max();
     let own = if let Op::Attention(op) = op {
         attention::scratch(attention::pages(program, op))
     } else if let Op::Route(op) = op {

@@ -196,7 +196,7 @@ impl Chat {
     /// What has now been read and generated.
     fn remember(&mut self, text: String, prompt: Vec<u32>, answer: &Answer) {
         let ids = [&prompt[..], generated(&answer.ids, &self.tokenizer)].concat();
-        let whole = format!("{text}{}", answer.text);
+        let whole = format!("{text}{}", &answer.text[..answer.covered]);
         self.known.replace(text, prompt);
         self.known.replace(whole, ids);
     }

@@ -134,7 +134,7 @@ impl Bench {
             for &(id, number) in &sequences {
                 let own = tokens(model.spec.vocab, number, 0..memory.committed(id) as usize);
                 let prompt = tokens(model.spec.vocab, number, 0..test.depth + 1);
-                let reuse = memory.attach(id, &own, &prompt);
+                let reuse = memory.attach(id, &own, &prompt, 0);
                 ensure!(reuse.cached as usize == test.depth, "{}: went back to {}", test.name(), reuse.cached);
                 runner.apply(&reuse.work)?;
             }

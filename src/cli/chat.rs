@@ -2,7 +2,7 @@
 
 use super::{
     INTERRUPTED, device,
-    flags::{ModelFlags, SamplingFlags},
+    flags::{ModelFlags, SamplingFlags, ShelfFlags},
 };
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -51,6 +51,8 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     #[command(flatten)]
+    shelf: ShelfFlags,
+    #[command(flatten)]
     sampling: SamplingFlags,
 }
 
@@ -81,15 +83,15 @@ impl Chat {
         let (runner, plan) = device::prepare(&self.model, &model, WANTED)?;
         let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, .. } = plan;
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context };
-        let engine = Engine::start(runner, EngineConfig { context, snapshot_every: SNAPSHOT_EVERY });
+        let id = ModelId::of(&model.file);
+        let shelf = self.shelf.open(&id)?;
+        let engine = Engine::start(runner, EngineConfig { context, snapshot_every: SNAPSHOT_EVERY, shelf });
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let stop_strings = self.reverse_prompt;
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
         let name = self.model.model.file_name().unwrap_or_default().to_string_lossy().to_string();
         let fail = |what: String| anyhow!(what);
-        let id = ModelId::of(&model.file);
-        let mut chat =
-            Conversation::new(engine, Arc::new(model.tokenizer), template, settings.clone()).map_err(fail)?;
+        let mut chat = Conversation::new(engine, model.tokenizer, template, settings.clone()).map_err(fail)?;
         if let Some(session) = self.session.as_deref().filter(|session| session.exists()) {
             chat.load(session, &id).map_err(fail)?;
             chat.settings = given(settings, std::mem::take(&mut chat.settings));

@@ -46,6 +46,7 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         page_size: flags.page_size()?,
         history: flags.replay.map(|tokens| tokens as usize),
         window: REPLAY_WINDOW,
+        kv_only: flags.kv_only.map(|tokens| tokens as usize),
         kv_type: flags.kv_type(model)?,
         state_type: flags.state_type(),
         weights_bytes: model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file),

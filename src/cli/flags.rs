@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use kvas::{
     model::Model,
     sampling::{SamplerParams, parse_samplers},
+    session::{ModelId, Shelf},
 };
 use kvas_backend::{KvType, StateType};
 use kvas_gguf::Quant;
@@ -38,6 +39,10 @@ pub(crate) struct ModelFlags {
     /// [default: what moves the fewest bytes; `kvas plan` shows it]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) replay: Option<u32>,
+    /// Tokens up to which a new sequence keeps its inputs and no recurrent state; 0 for none [default: as long as that
+    /// moves fewer bytes, where states weigh more than weights]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) kv_only: Option<u32>,
     /// Element type recurrent states are stored in; f16 halves their memory and the time to read them
     #[arg(long, value_enum, default_value_t = StoredState::F32)]
     state_type: StoredState,
@@ -148,6 +153,26 @@ impl ModelFlags {
             size if size.is_power_of_two() && (1..=1024).contains(&size) => Ok(size),
             size => bail!("--page-size {size}, expected a power of two up to 1024"),
         }
+    }
+}
+
+/// Where snapshots go that memory has no room for.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ShelfFlags {
+    /// Folder for snapshots that memory has no room for; they serve the next start, too [default: they are given up]
+    #[arg(long, value_name = "DIR")]
+    snapshot_dir: Option<PathBuf>,
+    /// Most GiB of that folder; the ones not used for the longest time give way
+    #[arg(long, value_name = "GIB", default_value_t = 8, requires = "snapshot_dir", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    snapshot_disk: u32,
+}
+
+impl ShelfFlags {
+    /// Opens the folder, if there is to be one.
+    pub(crate) fn open(&self, model: &ModelId) -> anyhow::Result<Option<Shelf>> {
+        let Some(folder) = &self.snapshot_dir else { return Ok(None) };
+        let shelf = Shelf::open(folder, model, u64::from(self.snapshot_disk) << 30);
+        Ok(Some(shelf.context("--snapshot-dir")?))
     }
 }
 

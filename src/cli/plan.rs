@@ -13,6 +13,7 @@ use kvas::{
         kinds::{self, Kind, Tally},
     },
 };
+use kvas_backend::Replay;
 use serde_json::json;
 use std::{collections::BTreeMap, io::Write};
 
@@ -103,9 +104,9 @@ impl<'a> Report<'a> {
         writeln!(out, "layers            {}", kinds::layers(spec))?;
         writeln!(out, "                  {}", kinds::legend(spec))?;
         writeln!(out, "width, vocabulary {} {}", spec.width, spec.vocab)?;
-        let replay = plan.limits.replay;
         writeln!(out, "context           {} of {} tokens trained", plan.context, spec.context_length)?;
-        writeln!(out, "replay ring       {} tokens, {} revocable", replay.history, replay.window)?;
+        let Replay { history, window, fresh } = plan.limits.replay;
+        writeln!(out, "replay ring       {history} tokens, {window} revocable, no state before {fresh}")?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
         writeln!(out, "slots             {} live, {} for snapshots", plan.limits.slots - 1, plan.limits.snapshots)?;
         self.print_kinds(out)?;
@@ -191,7 +192,10 @@ impl<'a> Report<'a> {
             "page_size": plan.limits.page_size,
             "slots": plan.limits.slots - 1,
             "snapshots": plan.limits.snapshots,
-            "replay": {"history": plan.limits.replay.history, "window": plan.limits.replay.window},
+            "replay": {
+                "history": plan.limits.replay.history, "window": plan.limits.replay.window,
+                "kv_only": plan.limits.replay.fresh,
+            },
             "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
             "memory": {
                 "weights_bytes": plan.weights_bytes,

@@ -1,6 +1,6 @@
 //! The only door to the engine: open a conversation, submit a request, hear its events.
 
-use super::Engine;
+use super::{Engine, ShelfStats};
 use crate::{
     memory::{Miss, Usage},
     sampling::Sampler,
@@ -64,19 +64,30 @@ pub struct Timings {
 }
 
 /// How full the engine is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
     /// Pages, sequences and snapshots.
     pub usage: Usage,
     /// Tokens read since the start.
     pub tokens_read: u64,
+    /// The folder of prefixes, if there is one.
+    pub shelf: Option<ShelfStats>,
+}
+
+/// A request on its way.
+#[derive(Debug)]
+pub(super) struct Submission {
+    pub(super) request: Request,
+    pub(super) rule: Option<Box<dyn StopRule>>,
+    pub(super) events: Sender<Event>,
+    pub(super) cancelled: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
 pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
-    Submit { request: Box<Request>, events: Sender<Event>, cancelled: Arc<AtomicBool> },
+    Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
     Load { session: Arc<Session>, reply: Sender<Result<(), String>> },
     Stats(Sender<Stats>),
@@ -93,6 +104,13 @@ pub struct EngineHandle {
 pub struct Stream {
     events: Receiver<Event>,
     cancelled: Arc<AtomicBool>,
+}
+
+/// Decides, token by token, when an answer is over: a stop string, a grammar.
+pub trait StopRule: Send + std::fmt::Debug {
+    /// The next token of the answer. If the answer is over with it, how many of its tokens count: the others are taken
+    /// back where that costs nothing, so that the next turn goes on from there.
+    fn push(&mut self, token: u32) -> Option<usize>;
 }
 
 /// The engine's thread is gone, which only a panic in it can do.
@@ -120,11 +138,15 @@ impl EngineHandle {
 
     /// Submits a request; what becomes of it is in the stream.
     pub fn submit(&self, request: Request) -> Stream {
+        self.submit_until(request, None)
+    }
+
+    /// Submits a request that `rule` may end, too.
+    pub fn submit_until(&self, request: Request, rule: Option<Box<dyn StopRule>>) -> Stream {
         let (sender, events) = unbounded();
         let cancelled = Arc::new(AtomicBool::new(false));
-        let command =
-            Command::Submit { request: Box::new(request), events: sender.clone(), cancelled: cancelled.clone() };
-        if self.inbox.send(command).is_err() {
+        let submission = Submission { request, rule, events: sender.clone(), cancelled: cancelled.clone() };
+        if self.inbox.send(Command::Submit(Box::new(submission))).is_err() {
             let _ = sender.send(Event::Failed(GONE.into()));
         }
         Stream { events, cancelled }

@@ -6,39 +6,49 @@ mod inputs;
 mod runner;
 mod score;
 mod session;
+mod shelf;
 
-pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, Stream, Timings};
+pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, StopRule, Stream, Timings};
 pub use inputs::{InputRow, matrix_inputs};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
+pub use shelf::ShelfStats;
 
 use crate::{
-    memory::{DeviceWork, Memory, SequenceId},
+    memory::{Memory, SequenceId},
     sampling::Sampler,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
+    session::Shelf,
 };
 use crossbeam::channel::{Receiver, Sender};
-use handle::Command;
+use handle::{Command, Submission};
 use kvas_backend::{DeviceError, Outputs};
+use shelf::Tier;
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::AtomicBool, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
 /// What the engine was set up for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct EngineConfig {
     /// Most tokens of one sequence.
     pub context: usize,
     /// Tokens between the snapshots of a long prompt, 0 for none.
     pub snapshot_every: u32,
+    /// Where snapshots go that memory has no room for.
+    pub shelf: Option<Shelf>,
 }
 
 /// A request the engine is working on.
 #[derive(Debug)]
 struct Job {
     sampler: Sampler,
+    rule: Option<Box<dyn StopRule>>,
     events: Sender<Event>,
     cancelled: Arc<AtomicBool>,
     timings: Timings,
@@ -51,9 +61,11 @@ struct Job {
 /// See the module.
 #[derive(Debug)]
 pub struct Engine {
-    config: EngineConfig,
+    context: usize,
+    snapshot_every: u32,
     runner: Runner,
     memory: Memory,
+    tier: Option<Tier>,
     scheduler: Scheduler,
     jobs: HashMap<SequenceId, Job>,
     conversations: HashMap<ConversationId, SequenceId>,
@@ -64,12 +76,24 @@ pub struct Engine {
 impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
-        let memory = Memory::new(runner.program(), runner.limits());
+        let mut memory = Memory::new(runner.program(), runner.limits());
+        let EngineConfig { context, snapshot_every, shelf } = config;
+        if shelf.is_some() {
+            memory.tell_evicted();
+        }
         let scheduler = Scheduler::new(runner.limits());
-        let (jobs, conversations) = (HashMap::new(), HashMap::new());
-        let engine =
-            Engine { config, runner, memory, scheduler, jobs, conversations, next_conversation: 0, tokens_read: 0 };
-        EngineHandle::start(engine)
+        EngineHandle::start(Engine {
+            context,
+            snapshot_every,
+            runner,
+            memory,
+            tier: shelf.map(Tier::new),
+            scheduler,
+            jobs: HashMap::new(),
+            conversations: HashMap::new(),
+            next_conversation: 0,
+            tokens_read: 0,
+        })
     }
 
     /// Runs until the last handle is gone.
@@ -113,8 +137,9 @@ impl Engine {
                     self.close(sequence);
                 }
             }
-            Command::Submit { request, events, cancelled } => {
-                if let Err(error) = self.submit(*request, &events, cancelled) {
+            Command::Submit(submission) => {
+                let events = submission.events.clone();
+                if let Err(error) = self.submit(*submission) {
                     let _ = events.send(Event::Failed(error));
                 }
             }
@@ -125,7 +150,8 @@ impl Engine {
                 let _ = reply.send(self.load(&session));
             }
             Command::Stats(reply) => {
-                let _ = reply.send(Stats { usage: self.memory.usage(), tokens_read: self.tokens_read });
+                let (usage, shelf) = (self.memory.usage(), self.tier.as_ref().map(Tier::stats));
+                let _ = reply.send(Stats { usage, tokens_read: self.tokens_read, shelf });
             }
         }
     }
@@ -133,7 +159,7 @@ impl Engine {
     fn open(&mut self) -> Result<SequenceId, String> {
         let (id, work) = self.memory.open().map_err(|full| full.to_string())?;
         self.scheduler.add(id);
-        if let Err(error) = self.device(&[work]) {
+        if let Err(error) = self.apply(&[work]) {
             self.close(id);
             return Err(error.to_string());
         }
@@ -145,10 +171,11 @@ impl Engine {
         self.memory.release(id);
     }
 
-    fn submit(&mut self, request: Request, events: &Sender<Event>, cancelled: Arc<AtomicBool>) -> Result<(), String> {
+    fn submit(&mut self, submission: Submission) -> Result<(), String> {
         // Who has stopped listening may ask something else at once.
         self.drop_cancelled();
-        let (tokens, context, vocab) = (request.prompt.len(), self.config.context, self.runner.vocab());
+        let Submission { request, rule, events, cancelled } = submission;
+        let (tokens, context, vocab) = (request.prompt.len(), self.context, self.runner.vocab());
         if tokens == 0 {
             return Err("the prompt has no tokens, expected at least one".into());
         }
@@ -168,35 +195,47 @@ impl Engine {
         // One token short of the end: the answer can then be generated again for the price of one token.
         let remembers = self.runner.limits().snapshots > 0;
         let seals = remembers.then_some(tokens as u32 - 1).into_iter().collect();
-        let seal_every = if remembers { self.config.snapshot_every } else { 0 };
+        let seal_every = if remembers { self.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens);
         let running = Running { max_tokens, context, stop, generated: 0, seals, seal_every };
         let mut sampler = request.sampler;
         request.prompt.iter().for_each(|token| sampler.accept(*token));
-        let reuse = self.scheduler.begin(&mut self.memory, id, request.prompt, running);
-        if let Err(error) = self.device(&[reuse.work]) {
+        let revocable = self.runner.revocable(self.memory.slot(id));
+        self.unshelve((id, revocable), &request.prompt);
+        let reuse = self.scheduler.begin(&mut self.memory, (id, revocable), request.prompt, running);
+        if let Err(error) = self.apply(&[reuse.work]) {
             self.begin_anew(id);
             return Err(error.to_string());
         }
         let cached_tokens = reuse.cached as usize;
         let prompt_tokens = tokens - cached_tokens;
         let timings = Timings { prompt_tokens, cached_tokens, miss: reuse.miss, ..Timings::default() };
-        let (started, first_token, events) = (Instant::now(), None, events.clone());
-        self.jobs.insert(id, Job { sampler, events, cancelled, timings, started, first_token, ephemeral });
+        let (started, first_token) = (Instant::now(), None);
+        self.jobs.insert(id, Job { sampler, rule, events, cancelled, timings, started, first_token, ephemeral });
         if request.max_tokens == 0 {
             self.finish(id, Finish::Length);
         }
         Ok(())
     }
 
-    fn device(&mut self, work: &[DeviceWork]) -> Result<(), DeviceError> {
-        work.iter().try_for_each(|work| self.runner.apply(work))
-    }
-
     fn drop_cancelled(&mut self) {
         let cancelled = |job: &Job| job.cancelled.load(Ordering::Relaxed);
         let ids: Vec<_> = self.jobs.iter().filter(|(_, job)| cancelled(job)).map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.finish(id, Finish::Cancelled));
+    }
+
+    /// Cuts a sequence back to the prompt of its request and the first `kept` tokens of the answer, if that can be had
+    /// without reading anything again.
+    fn take_back(&mut self, id: SequenceId, timings: &Timings, kept: usize) {
+        let (slot, committed) = (self.memory.slot(id), self.memory.committed(id));
+        let rows = committed.saturating_sub((timings.cached_tokens + timings.prompt_tokens + kept) as u32);
+        if rows == 0 || !self.memory.can_take_back(rows, self.runner.revocable(slot)) {
+            return;
+        }
+        let work = self.memory.take_back(id, rows);
+        if self.apply(&[work]).is_err() {
+            self.memory.forget();
+        }
     }
 
     /// Plans and runs one step, and hands out what it gave.
@@ -209,7 +248,7 @@ impl Engine {
         if plan.spans.is_empty() {
             return Ok(());
         }
-        self.device(&plan.work)?;
+        self.apply(&plan.work)?;
         self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
         self.commit(&plan.spans)?;
         for (row, span) in plan.spans.iter().filter(|span| span.outputs == Outputs::Last).enumerate() {
@@ -225,7 +264,7 @@ impl Engine {
         for span in spans {
             self.tokens_read += u64::from(span.rows);
             if let Some(work) = self.scheduler.commit(&mut self.memory, span) {
-                self.runner.apply(&work)?;
+                self.apply(&[work])?;
             }
         }
         Ok(())
@@ -241,7 +280,13 @@ impl Engine {
         job.first_token.get_or_insert_with(Instant::now);
         job.timings.generated_tokens += 1;
         let heard = job.events.send(Event::Token(token)).is_ok();
-        match self.scheduler.sampled(id, token) {
+        let (kept, timings) = (job.rule.as_mut().and_then(|rule| rule.push(token)), job.timings);
+        let finish = self.scheduler.sampled(id, token);
+        if let Some(kept) = kept {
+            self.take_back(id, &timings, kept);
+            return self.finish(id, Finish::Stop);
+        }
+        match finish {
             Some(finish) => self.finish(id, finish),
             None if !heard => self.finish(id, Finish::Cancelled),
             None => {}
@@ -251,7 +296,7 @@ impl Engine {
     fn end(&mut self, id: SequenceId) -> Option<Job> {
         let job = self.jobs.remove(&id)?;
         let work = self.scheduler.end(&mut self.memory, id);
-        if work.is_some_and(|work| self.runner.apply(&work).is_err()) {
+        if work.is_some_and(|work| self.apply(&[work]).is_err()) {
             self.begin_anew(id);
         } else if job.ephemeral {
             self.close(id);

@@ -46,6 +46,11 @@ impl Runner {
         self.program.vocab()
     }
 
+    /// Committed rows of a slot that can be taken back.
+    pub fn revocable(&self, slot: Slot) -> u32 {
+        self.backend.revocable(slot)
+    }
+
     /// Moves bytes.
     pub fn apply(&mut self, work: &DeviceWork) -> Result<(), DeviceError> {
         if !work.copy_pages.is_empty() {
@@ -57,7 +62,7 @@ impl Runner {
         if !work.clear_slots.is_empty() {
             self.backend.clear_slots(&work.clear_slots)?;
         }
-        Ok(())
+        work.rewind.map_or(Ok(()), |(slot, rows)| self.backend.rewind(slot, rows))
     }
 
     /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order.

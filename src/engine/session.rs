@@ -28,7 +28,7 @@ impl Engine {
 
     /// Keeps what a session has read.
     pub(super) fn load(&mut self, session: &Session) -> Result<(), String> {
-        let (tokens, context) = (session.tokens(), self.config.context);
+        let (tokens, context) = (session.tokens(), self.context);
         session.check_program(self.runner.program()).map_err(|error| error.to_string())?;
         if tokens.len() >= context {
             let path = session.path();
@@ -36,6 +36,8 @@ impl Engine {
         }
         let restored = self.memory.restore(tokens, &session.positions());
         let restored = restored.map_err(|full| format!("{}: {full}", session.path()))?;
+        // What gave way to it goes first.
+        self.apply(&[]).map_err(|error| error.to_string())?;
         let loaded = self.runner.load(session, &restored);
         if loaded.is_err() {
             // What the prefixes name was not written.
@@ -53,7 +55,7 @@ impl Runner {
         paged.zip(tables).collect()
     }
 
-    fn save(&mut self, kept: &Kept, out: &mut OpenWriter) -> Result<(), String> {
+    pub(super) fn save(&mut self, kept: &Kept, out: &mut OpenWriter) -> Result<(), String> {
         let (mut values, page_size) = (Vec::new(), self.limits().page_size);
         let device = |error: DeviceError| error.to_string();
         for (store, table) in self.stores(&kept.tables) {

@@ -11,6 +11,7 @@ mod tests;
 
 pub use elsewhere::{Kept, Restored};
 pub use pages::PagePool;
+pub use prefix::hashes as prefix_hashes;
 pub use slots::SlotPool;
 
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
@@ -21,7 +22,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u32);
 
-/// Bytes the backend must move before the next step, in this order: pages, copies of slots, cleared slots.
+/// What the backend must do before the next step, in this order: copy pages, copy slots, clear slots, take rows back.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DeviceWork {
     /// Copy-on-write: (from, to).
@@ -30,6 +31,8 @@ pub struct DeviceWork {
     pub copy_slots: Vec<(Slot, Slot)>,
     /// Slots that begin an empty sequence.
     pub clear_slots: Vec<Slot>,
+    /// A slot whose last rows are taken back.
+    pub rewind: Option<(Slot, u32)>,
 }
 
 /// There is not enough memory for what was asked; nothing has changed.
@@ -138,6 +141,11 @@ pub struct Reuse {
     pub work: DeviceWork,
 }
 
+/// Tokens that both begin with.
+fn common(own: &[u32], prompt: &[u32]) -> u32 {
+    own.iter().zip(prompt).take_while(|(own, token)| own == token).count() as u32
+}
+
 /// Whether a program has state that cannot simply be cut back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -145,6 +153,17 @@ enum State {
     PagesOnly,
     /// Slots hold state: going back needs a snapshot.
     Slots,
+}
+
+/// A prefix that gave way. Its pages and its slot belong to others now, who have not written to them yet.
+#[derive(Debug)]
+pub struct Evicted {
+    /// All its tokens.
+    pub tokens: Vec<u32>,
+    /// How many of them must be read again, should somebody want it.
+    pub saved: u32,
+    /// Where its bytes are.
+    pub kept: Kept,
 }
 
 /// All sequences and the pools they draw from.
@@ -161,6 +180,8 @@ pub struct Memory {
     /// What any sequence has read and any may go back to.
     prefixes: Prefixes,
     most_prefixes: usize,
+    /// What gave way and was not asked for yet; `None`: nobody will ask.
+    evicted: Option<Vec<Evicted>>,
     sequences: BTreeMap<SequenceId, Sequence>,
     next: u32,
 }
@@ -180,6 +201,7 @@ impl Memory {
             state: if all_paged { State::PagesOnly } else { State::Slots },
             prefixes: Prefixes::new(),
             most_prefixes: limits.snapshots,
+            evicted: None,
             sequences: BTreeMap::new(),
             next: 0,
         }
@@ -274,6 +296,31 @@ impl Memory {
         }
     }
 
+    /// True if a sequence's last `rows` tokens can be taken back, of whose slot the last `revocable` can. Pages alone can
+    /// be cut anywhere.
+    pub fn can_take_back(&self, rows: u32, revocable: u32) -> bool {
+        match self.state {
+            State::PagesOnly => true,
+            State::Slots => rows <= revocable,
+        }
+    }
+
+    /// Takes back the last `rows` committed tokens of a sequence, which [`Memory::can_take_back`] allows.
+    pub fn take_back(&mut self, id: SequenceId, rows: u32) -> DeviceWork {
+        let rewind = (self.state == State::Slots && rows > 0).then_some((self.get(id).slot, rows));
+        self.cut(id, self.get(id).committed - rows);
+        DeviceWork { rewind, ..DeviceWork::default() }
+    }
+
+    /// Shortens a sequence to `length` tokens.
+    fn cut(&mut self, id: SequenceId, length: u32) {
+        let pages = (length as usize).div_ceil(self.page_size);
+        let tables = &mut self.get_mut(id).tables;
+        let cut: Vec<Vec<Page>> = tables.iter_mut().map(|table| table.split_off(pages)).collect();
+        self.release_tables(cut);
+        self.get_mut(id).committed = length;
+    }
+
     /// Remembers what the sequence has read, its committed `tokens`, for itself and for others. If it is known already,
     /// or there is no room, which loses only a shortcut, its state is merely folded: whoever goes on from here, this
     /// sequence or one that begins with the snapshot, comes to the same bits. `None` if no bytes are to be moved.
@@ -305,22 +352,21 @@ impl Memory {
     }
 
     /// Prepares a sequence, whose committed tokens `own` are, to read `prompt`: goes on where it is, or goes back to
-    /// the longest known prefix, whoever has read it. At least one token of the prompt is left to read.
-    pub fn attach(&mut self, id: SequenceId, own: &[u32], prompt: &[u32]) -> Reuse {
+    /// the longest known prefix, whoever has read it, or takes back its last tokens, of which its slot can take back
+    /// `revocable`. At least one token of the prompt is left to read.
+    pub fn attach(&mut self, id: SequenceId, own: &[u32], prompt: &[u32], revocable: u32) -> Reuse {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
         assert!(!prompt.is_empty(), "a prompt has at least one token");
         self.prefixes.tick();
         let most = prompt.len() as u32 - 1;
-        let common = own.iter().zip(prompt).take_while(|(own, token)| own == token).count() as u32;
+        let common = common(own, prompt);
         let found = self.prefixes.find(&prompt[..most as usize]);
         let known = found.known.max(common.min(most));
-        let elsewhere = match self.state {
-            State::PagesOnly => found.known,
-            State::Slots => found.kept.map_or(0, |(_, length)| length),
-        };
-        let goes_on = common as usize == own.len() && common <= most && common >= elsewhere;
+        // What is over is taken back if it can be, and if nobody else has read more.
+        let over = own.len() as u32 - common.min(most);
+        let goes_on = common.min(most) >= self.reach(&found) && self.can_take_back(over, revocable);
         let (cached, work) = match self.state {
-            _ if goes_on => (common, DeviceWork::default()),
+            State::Slots if goes_on => (common.min(most), self.take_back(id, over)),
             State::PagesOnly => self.go_back_in_pages(id, common.min(most), found),
             State::Slots => self.go_back_to_snapshot(id, found),
         };
@@ -335,6 +381,22 @@ impl Memory {
         Reuse { cached, branch: (parts && known > cached).then_some(known), miss, work }
     }
 
+    /// How many tokens of the prompt [`Memory::attach`] would not have to read.
+    pub fn reusable(&self, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
+        let most = prompt.len() as u32 - 1;
+        let common = common(own, prompt).min(most);
+        let live = if self.can_take_back(own.len() as u32 - common, revocable) { common } else { 0 };
+        live.max(self.reach(&self.prefixes.find(&prompt[..most as usize])))
+    }
+
+    /// How far what was found can be gone back to.
+    fn reach(&self, found: &prefix::Found) -> u32 {
+        match self.state {
+            State::PagesOnly => found.known,
+            State::Slots => found.kept.map_or(0, |(_, length)| length),
+        }
+    }
+
     /// Without state any part of the pages serves: the sequence's own, or those of a known prefix.
     fn go_back_in_pages(&mut self, id: SequenceId, own: u32, found: prefix::Found) -> (u32, DeviceWork) {
         let cached = own.max(found.known);
@@ -344,9 +406,7 @@ impl Memory {
             let tables = kept.tables.iter().map(|table| table[..pages].to_vec()).collect();
             self.replace_tables(id, tables);
         } else {
-            let tables = &mut self.get_mut(id).tables;
-            let cut: Vec<Vec<Page>> = tables.iter_mut().map(|table| table.split_off(pages)).collect();
-            self.release_tables(cut);
+            self.cut(id, cached);
         }
         self.get_mut(id).committed = cached;
         (cached, DeviceWork::default())
@@ -432,11 +492,27 @@ impl Memory {
     /// Gives up all that can be gone back to, as a failed device may not hold what it should.
     pub fn forget(&mut self) {
         while self.drop_a_prefix() {}
+        self.evicted.iter_mut().for_each(Vec::clear);
+    }
+
+    /// From now on [`Memory::take_evicted`] tells what gives way.
+    pub fn tell_evicted(&mut self) {
+        self.evicted = Some(Vec::new());
+    }
+
+    /// What gave way since the last call. Their bytes are gone as soon as any [`DeviceWork`] is done that was made since.
+    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+        self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Live sequences come before kept prefixes: the one worth least is given up. False if there is none.
     fn drop_a_prefix(&mut self) -> bool {
-        let Some(entry) = self.prefixes.evict() else { return false };
+        let Some((tokens, saved, entry)) = self.prefixes.evict() else { return false };
+        if let Some(evicted) = &mut self.evicted {
+            let (length, tables) = (tokens.len() as u32, entry.tables.clone());
+            let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
+            evicted.push(Evicted { tokens, saved, kept: Kept { length, tables, states } });
+        }
         entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
         self.release_tables(entry.tables);
         true

@@ -3,7 +3,7 @@
 //! such decision is written down.
 
 use crate::model::replay_traffic::{self, Elements};
-use kvas_backend::{KvType, Limits, Program, Replay, StateType, StoreDecl};
+use kvas_backend::{CHUNK, KvType, Limits, Program, Replay, StateType, StoreDecl};
 
 /// How many snapshots are kept, over all sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,9 @@ pub struct PlanRequest {
     pub history: Option<usize>,
     /// Rows a step may be taken back by, as far as the history allows.
     pub window: usize,
+    /// Tokens up to which a new sequence is kept as inputs alone, with no state; `None`: as long as that moves fewer
+    /// bytes, where states weigh more than weights.
+    pub kv_only: Option<usize>,
     /// Element type of keys and values.
     pub kv_type: KvType,
     /// Element type of recurrent states.
@@ -298,16 +301,26 @@ fn tables(request: &PlanRequest, pool_tokens: usize, snapshots: usize) -> usize 
 /// (ALGORITHMS 2.10). A step can be taken back by less than its window where the history is shorter.
 fn replay(program: &Program, request: &PlanRequest) -> Replay {
     let elements = Elements { state: request.state_type.bytes(), ..Elements::F32 };
-    let states = program.stores.iter().filter_map(|store| match store {
-        StoreDecl::State(state) => Some(state),
-        StoreDecl::Pages(_) | StoreDecl::Conv(_) => None,
-    });
-    let best = || match replay_traffic::optimum_history_of(states, elements) {
+    let states = || {
+        program.stores.iter().filter_map(|store| match store {
+            StoreDecl::State(state) => Some(state),
+            StoreDecl::Pages(_) | StoreDecl::Conv(_) => None,
+        })
+    };
+    let best = || match replay_traffic::optimum_history(states(), elements) {
         Some(best) => 1 << best.ilog2(),
         None => request.window,
     };
     let history = request.history.unwrap_or_else(|| best().max(request.window));
-    Replay::new(history, request.window)
+    let replay = Replay::new(history, request.window);
+    // A ring for that is about as large as the state. It pays where a step reads more state than weights: many
+    // sequences, short prompts.
+    let state_bytes = states().map(|state| state.state_elements() * elements.state).sum::<usize>() as u64;
+    let pays = request.sequences as u64 * state_bytes > request.weights_bytes;
+    let crossover = || replay_traffic::crossover(states(), elements).filter(|_| pays && history > 0).unwrap_or(0);
+    let fresh = request.kv_only.unwrap_or_else(crossover);
+    // A prompt that is kept as inputs is read in one step, beside the others' tokens.
+    replay.with_fresh(if fresh + request.sequences + 2 * CHUNK <= request.rows { fresh } else { 0 })
 }
 
 fn snapshots(sizes: &Sizes, request: &PlanRequest, clamps: &mut Vec<Clamp>) -> usize {
@@ -353,6 +366,7 @@ mod tests {
         page_size: 16,
         history: Some(8),
         window: 4,
+        kv_only: Some(0),
         kv_type: KvType::F16,
         state_type: StateType::F32,
         weights_bytes: 1000,
@@ -436,5 +450,17 @@ mod tests {
         assert_eq!(ring(Some(0), StateType::F32), Replay::OFF);
         assert_eq!(ring(Some(2), StateType::F32), Replay::new(2, 2));
         assert_eq!(ring(Some(33), StateType::F32), Replay::new(33, 4));
+    }
+
+    #[test]
+    fn sequences_without_state_are_for_where_states_weigh_most() {
+        let fresh = |request: PlanRequest| plan(&program(), 8192, &request).limits.replay.fresh;
+        let many = PlanRequest { kv_only: None, sequences: 8, rows: 512, weights_bytes: 1 << 20, ..REQUEST };
+        // (st + st/m + b m/2) / b of 65536 and 772 bytes, less the half entry that m - 1 leaves: 97.
+        assert_eq!(fresh(many), 97);
+        assert_eq!(fresh(PlanRequest { sequences: 2, ..many }), 0, "the weights weigh more");
+        assert_eq!(fresh(PlanRequest { history: Some(0), ..many }), 0, "there is no ring");
+        assert_eq!(fresh(PlanRequest { rows: 64, ..many }), 0, "such a prompt would be cut");
+        assert_eq!(fresh(PlanRequest { kv_only: Some(48), sequences: 1, ..many }), 48);
     }
 }

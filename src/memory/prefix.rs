@@ -195,8 +195,9 @@ impl Prefixes {
         middle
     }
 
-    /// Gives up the entry that is worth least: the tokens it saves to read again, less the longer it was not used.
-    pub(super) fn evict(&mut self) -> Option<Entry> {
+    /// Gives up the entry that is worth least, the tokens it saves to read again, less the longer it was not used; with
+    /// its tokens, and how many of them it saves.
+    pub(super) fn evict(&mut self) -> Option<(Vec<u32>, u32, Entry)> {
         let worth = |node: Node| {
             let body = self.body(node);
             f64::from(body.end - self.kept_before(node)) / (self.clock - body.used + 1) as f64
@@ -206,14 +207,15 @@ impl Prefixes {
             .filter(|node| self.bodies[node.0].as_ref().is_some_and(|body| body.entry.is_some()));
         let least =
             kept.min_by(|a, b| worth(*a).total_cmp(&worth(*b)).then(self.body(*a).end.cmp(&self.body(*b).end)))?;
-        self.lost.push_back((self.body(least).end, self.tokens(least).into_iter().fold(EMPTY, with)));
+        let (tokens, saved) = (self.tokens(least), self.body(least).end - self.kept_before(least));
+        self.lost.extend(hashes(&tokens).last());
         if self.lost.len() > LOST {
             self.lost.pop_front();
         }
         self.entries -= 1;
-        let entry = self.body_mut(least).entry.take();
+        let entry = self.body_mut(least).entry.take()?;
         self.prune(least);
-        entry
+        Some((tokens, saved, entry))
     }
 
     /// Length of the longest kept prefix of a node's prefix, itself excluded.
@@ -260,20 +262,18 @@ impl Prefixes {
     /// True if a prefix of `tokens`, longer than `from` and at most `to`, was kept and had to give way.
     pub(super) fn lost(&self, tokens: &[u32], from: u32, to: u32) -> bool {
         let lost: HashSet<_> = self.lost.iter().copied().collect();
-        let hashes = tokens.iter().scan(EMPTY, |hash, token| {
-            *hash = with(*hash, *token);
-            Some(*hash)
-        });
-        (1..=to).zip(hashes).any(|prefix| prefix.0 > from && lost.contains(&prefix))
+        hashes(&tokens[..to as usize]).any(|prefix| prefix.0 > from && lost.contains(&prefix))
     }
 }
 
-/// Hash of no tokens: FNV-1a, good enough to explain a miss, and used for nothing else.
-const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
-
-/// Hash of some tokens and one more.
-fn with(hash: u64, token: u32) -> u64 {
-    (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3)
+/// Length and hash of every prefix of `tokens` but the empty one. FNV-1a: good enough to explain a miss, and to look for
+/// a prefix whose tokens are compared when it is found.
+pub fn hashes(tokens: &[u32]) -> impl Iterator<Item = (u32, u64)> {
+    let step = |hash: &mut u64, token: &u32| {
+        *hash = (*hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3);
+        Some(*hash)
+    };
+    (1..).zip(tokens.iter().scan(0xcbf2_9ce4_8422_2325, step))
 }
 
 #[cfg(test)]
@@ -311,14 +311,14 @@ mod tests {
         tree.insert(&[1; 10], entry(1));
         tree.insert(&[1; 12], entry(2));
         tree.insert(&[1; 40], entry(3));
-        assert_eq!(tree.evict().and_then(|entry| entry.slot), Some(Slot(2)));
+        assert_eq!(tree.evict().and_then(|(_, _, entry)| entry.slot), Some(Slot(2)));
         assert!(tree.lost(&[1; 30], 10, 30) && !tree.lost(&[1; 30], 12, 30) && !tree.lost(&[2; 30], 10, 30));
         assert_eq!(lengths(&tree, &[1; 50]), [10, 40]);
         for _ in 0..9 {
             tree.tick();
         }
         tree.insert(&[7; 5], entry(4));
-        assert_eq!(tree.evict().and_then(|entry| entry.slot), Some(Slot(1)), "long unused");
+        assert_eq!(tree.evict().and_then(|(_, _, entry)| entry.slot), Some(Slot(1)), "long unused");
     }
 
     /// Against a plain list of prefixes.
@@ -340,7 +340,7 @@ mod tests {
                 }
                 tree.tick();
                 if random.below(3) == 0 || list.len() > 20 {
-                    let gone = tree.evict().and_then(|entry| entry.slot).expect("there is one");
+                    let gone = tree.evict().and_then(|(_, _, entry)| entry.slot).expect("there is one");
                     list.retain(|(_, number)| Slot(*number) != gone);
                 }
                 assert_eq!(tree.len(), list.len());

@@ -85,9 +85,27 @@ impl World {
         let (mut random, recurrent) = (Random::new(seed), seed.is_multiple_of(2));
         let (pages, slots, snapshots) = (40 + random.below(200), 2 + random.below(7), random.below(9));
         let limits = limits(pages, slots, snapshots);
-        let memory = Memory::new(&program(recurrent), &limits);
+        let mut memory = Memory::new(&program(recurrent), &limits);
+        memory.tell_evicted();
         let device = Device { rows: vec![[0; PAGE]; pages], slots: vec![0; limits.all_slots()] };
         Self { seed, done: vec![], random, recurrent, memory, device, live: vec![], kept: vec![] }
+    }
+
+    /// What the device does; before that, what gave way must still be there.
+    fn apply(&mut self, work: DeviceWork) {
+        self.check_evicted();
+        self.device.apply(work);
+    }
+
+    fn check_evicted(&mut self) {
+        for Evicted { tokens, saved, kept } in self.memory.take_evicted() {
+            assert!(saved > 0 && saved as usize <= tokens.len() && kept.length as usize == tokens.len());
+            self.device.check(kept.tables.iter().map(Vec::as_slice), &tokens);
+            assert_eq!(kept.states.len(), usize::from(self.recurrent));
+            for (at, slot) in kept.states {
+                assert_eq!(self.device.slots[slot.0 as usize], stored(&tokens[..at as usize]), "given up at {at}");
+            }
+        }
     }
 
     /// Few kinds of tokens, so that sequences meet by chance.
@@ -121,13 +139,13 @@ impl World {
         let Ok((id, work)) = self.memory.open() else {
             return assert_eq!(self.live.len(), self.memory.usage().sequences.total, "as many as there are slots");
         };
-        self.device.apply(work);
+        self.apply(work);
         self.live.push((id, Vec::new()));
     }
 
     fn fork(&mut self, at: usize) {
         let Ok((id, work)) = self.memory.fork(self.live[at].0) else { return };
-        self.device.apply(work);
+        self.apply(work);
         let tokens = self.live[at].1.clone();
         self.live.push((id, tokens));
     }
@@ -145,7 +163,7 @@ impl World {
         let (mut tried, accepted) = (self.live[at].1.clone(), self.random.below(rows + 1));
         let (id, before) = (self.live[at].0, tried.len());
         let Ok(work) = self.memory.reserve(id, rows as u32) else { return };
-        self.device.apply(work);
+        self.apply(work);
         tried.extend(self.some_tokens(rows));
         self.device.write(self.memory.tables(id), &tried, before);
         tried.truncate(before + accepted);
@@ -155,13 +173,13 @@ impl World {
     }
 
     fn seal(&mut self, at: usize) {
-        let (id, tokens) = &self.live[at];
-        let work = self.memory.seal(*id, tokens);
+        let (id, tokens) = self.live[at].clone();
+        let work = self.memory.seal(id, &tokens);
         let remembers = !tokens.is_empty() && self.memory.usage().snapshots.total > 0;
         assert_eq!(work.is_some(), self.recurrent && remembers, "a state is at least folded");
-        work.into_iter().for_each(|work| self.device.apply(work));
-        if self.keeps(tokens) && !self.kept.contains(tokens) {
-            self.kept.push(tokens.clone());
+        work.into_iter().for_each(|work| self.apply(work));
+        if self.keeps(&tokens) && !self.kept.contains(&tokens) {
+            self.kept.push(tokens);
         }
     }
 
@@ -179,8 +197,11 @@ impl World {
         let known = self.kept.iter().chain([&own]).map(shared).max().unwrap_or(0);
         let whole = |text: &&Vec<u32>| shared(text) == text.len();
         let whole = self.kept.iter().chain([&own]).filter(whole).map(Vec::len).max().unwrap_or(0);
+        // The last few tokens of its own can be taken back.
+        let revocable = self.random.below(6);
+        let whole = if own.len() - shared(&own) <= revocable { whole.max(shared(&own)) } else { whole };
         let kept = self.memory.usage().snapshots;
-        let reuse = self.memory.attach(id, &own, &prompt);
+        let reuse = self.memory.attach(id, &own, &prompt, revocable as u32);
         assert_eq!(reuse.cached as usize, if self.recurrent { whole } else { known }, "of {prompt:?} after {own:?}");
         let (cached, known) = (reuse.cached, known as u32);
         match reuse.miss {
@@ -193,7 +214,13 @@ impl World {
         }
         assert!(reuse.branch.is_none_or(|branch| branch == known && branch > cached));
         assert_eq!(self.memory.usage().snapshots, kept, "nothing gives way");
-        self.device.apply(reuse.work);
+        if let Some((slot, rows)) = reuse.work.rewind {
+            assert!(self.recurrent && rows as usize <= revocable);
+            let left = own.len() - rows as usize;
+            assert_eq!((slot, cached as usize), (self.memory.slot(id), left));
+            self.device.slots[slot.0 as usize] = stored(&own[..left]);
+        }
+        self.apply(reuse.work);
         self.live[at].1 = prompt[..cached as usize].to_vec();
     }
 
@@ -210,6 +237,7 @@ impl World {
             self.memory.forget();
         }
         let Ok(restored) = self.memory.restore(&tokens, &positions) else { return };
+        self.check_evicted();
         if let Some(pages) = restored.tables.first().map(Vec::len) {
             let end = tokens.len().min(pages * PAGE);
             self.device.write(restored.tables.iter().map(Vec::as_slice), &tokens[..end], 0);
@@ -227,7 +255,7 @@ impl World {
     /// Asks for more than there is: all prefixes give way, and then it is refused.
     fn press(&mut self) {
         let Ok((id, work)) = self.memory.open() else { return };
-        self.device.apply(work);
+        self.apply(work);
         let tokens = self.memory.usage().pages.total * PAGE;
         assert!(self.memory.reserve(id, tokens as u32).is_err());
         assert_eq!(self.memory.usage().snapshots.held, 0);
@@ -307,7 +335,7 @@ fn snapshots_give_way_to_live_sequences() {
     let (id, _) = memory.open().unwrap();
     read(&mut memory, id, &[1, 2, 3]);
     assert!(memory.seal(id, &[1, 2, 3]).is_some());
-    memory.attach(id, &[1, 2, 3], &[9, 9]);
+    memory.attach(id, &[1, 2, 3], &[9, 9], 0);
     assert_eq!(memory.kept(&[1, 2, 3, 4]), [3]);
     let (_, _) = memory.open().expect("snapshots have slots of their own");
     assert_eq!(memory.open().unwrap_err(), Full::Slots { total: 2 });
@@ -325,7 +353,7 @@ fn a_sequence_begins_where_another_one_has_been() {
         memory.seal(busy, &[1, 2, 3, 4, 5]);
         read(&mut memory, busy, &[6, 7]);
         let (id, _) = memory.open().unwrap();
-        let reuse = memory.attach(id, &[], &[1, 2, 3, 4, 5, 8, 9]);
+        let reuse = memory.attach(id, &[], &[1, 2, 3, 4, 5, 8, 9], 0);
         assert_eq!((reuse.cached, reuse.miss, reuse.branch), (5, Miss::None, None));
         memory.check_integrity();
     }
@@ -343,7 +371,7 @@ fn a_sequence_that_is_ahead_of_all_snapshots_goes_on_where_it_is() {
     // The whole prompt is kept by somebody else, which helps nobody: its last token must be read.
     read(&mut memory, other, &prompt);
     memory.seal(other, &prompt);
-    let reuse = memory.attach(id, &prompt[..15], &prompt);
+    let reuse = memory.attach(id, &prompt[..15], &prompt, 0);
     assert_eq!((reuse.cached, reuse.work), (15, DeviceWork::default()));
     assert_eq!(reuse.miss, Miss::NoSnapshot { known: 19, from: 15 });
 }
@@ -365,7 +393,7 @@ fn a_sequence_that_goes_on_remembers_where_it_leaves_what_others_have_read() {
         let (other, _) = memory.fork(id).unwrap();
         read(&mut memory, other, &[4, 5, 6]);
         memory.seal(other, &[1, 2, 3, 4, 5, 6]);
-        let reuse = memory.attach(id, &[1, 2, 3], &[1, 2, 3, 4, 5, 7, 8]);
+        let reuse = memory.attach(id, &[1, 2, 3], &[1, 2, 3, 4, 5, 7, 8], 0);
         let expected = match recurrent {
             true => (3, Miss::NoSnapshot { known: 5, from: 3 }, Some(5)),
             false => (5, Miss::Diverged { at: 5 }, None),
@@ -386,15 +414,15 @@ fn every_miss_has_its_reason() {
     let (other, _) = memory.open().unwrap();
     let mut parting = tokens[..10].to_vec();
     parting.extend([77, 78]);
-    let reuse = memory.attach(id, &tokens, &parting);
+    let reuse = memory.attach(id, &tokens, &parting, 0);
     assert_eq!((reuse.cached, reuse.miss), (10, Miss::Diverged { at: 10 }));
-    let reuse = memory.attach(other, &[], &[0, 1, 2, 99, 98]);
+    let reuse = memory.attach(other, &[], &[0, 1, 2, 99, 98], 0);
     let expected = Miss::NoSnapshot { known: 3, from: 0 };
     assert_eq!((reuse.cached, reuse.miss, reuse.branch), (0, expected, Some(3)), "worth a snapshot at 3");
-    let reuse = memory.attach(other, &[], &[50, 51]);
+    let reuse = memory.attach(other, &[], &[50, 51], 0);
     assert_eq!((reuse.cached, reuse.miss), (0, Miss::None), "nothing is known of it");
     // Two fit; of two that save as much, the shorter one gives way.
-    memory.attach(id, &tokens[..10], &tokens);
+    memory.attach(id, &tokens[..10], &tokens, 0);
     read(&mut memory, id, &tokens[10..]);
     memory.seal(id, &tokens);
     read(&mut memory, other, &[50; 30]);
@@ -402,7 +430,7 @@ fn every_miss_has_its_reason() {
     let (third, _) = memory.open().unwrap();
     let mut parting = tokens[..15].to_vec();
     parting.extend([77, 78]);
-    let reuse = memory.attach(third, &[], &parting);
+    let reuse = memory.attach(third, &[], &parting, 0);
     assert_eq!((reuse.cached, reuse.miss), (0, Miss::Evicted { known: 15, from: 0 }));
     assert_eq!(Miss::Diverged { at: 3 }.to_string(), "diverged at token 3");
 }

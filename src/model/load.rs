@@ -20,7 +20,7 @@ pub struct Model {
     /// What runs it.
     pub program: Arc<Program>,
     /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
 }
 
 impl Model {
@@ -34,7 +34,7 @@ impl Model {
         let spec = arch::read(&arch::Header::of_file(&file)?)?;
         let program = lower(&spec);
         program.validate()?;
-        let tokenizer = Tokenizer::from_metadata(file.metadata(), override_pre)?;
+        let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata(), override_pre)?);
         weights::bind(&program, &spec, &file)?;
         Ok(Self { file, spec, program: Arc::new(program), tokenizer })
     }

@@ -124,28 +124,30 @@ impl StateTraffic {
     }
 }
 
-/// The replay history with the fewest bytes per token, where a flush costs no pass of its own: at least 1.
-pub fn optimum_history(decl: &StateDecl, elements: Elements) -> usize {
-    // Gates do not depend on the history.
-    optimum_history_of([decl].into_iter(), elements).expect("there is one")
-}
-
-/// [`optimum_history`] of layers that share one ring length; `None` if there are none.
-pub fn optimum_history_of<'a>(decls: impl Iterator<Item = &'a StateDecl>, elements: Elements) -> Option<usize> {
+/// What all layers that share one ring length move together; `None` if there are none. Gates, which no optimum depends
+/// on, are left out.
+fn together<'a>(decls: impl Iterator<Item = &'a StateDecl>, elements: Elements) -> Option<StateTraffic> {
     let add = |sum: StateTraffic, layer: StateTraffic| StateTraffic {
         state: sum.state + layer.state,
         entry: sum.entry + layer.entry,
         activations: sum.activations + layer.activations,
     };
-    let all = decls.map(|decl| StateTraffic::new(decl, elements, Write::Additive)).reduce(add)?;
-    Some((all.best_history(Flush::Fused).round() as usize).max(1))
+    decls.map(|decl| StateTraffic::new(decl, elements, Write::Additive)).reduce(add)
 }
 
-/// The tokens up to which a sequence moves fewer bytes without a state, as inputs only, than by the best replay.
-pub fn crossover(decl: &StateDecl, elements: Elements) -> usize {
-    let traffic = StateTraffic::new(decl, elements, Write::Additive);
+/// The replay history with the fewest bytes per token, where a flush costs no pass of its own: at least 1. `None`
+/// without layers.
+pub fn optimum_history<'a>(decls: impl Iterator<Item = &'a StateDecl>, elements: Elements) -> Option<usize> {
+    let traffic = together(decls, elements)?;
+    Some((traffic.best_history(Flush::Fused).round() as usize).max(1))
+}
+
+/// The tokens up to which a sequence moves fewer bytes without a state, as inputs only, than by the best replay. `None`
+/// without layers.
+pub fn crossover<'a>(decls: impl Iterator<Item = &'a StateDecl>, elements: Elements) -> Option<usize> {
+    let traffic = together(decls, elements)?;
     let best = traffic.replay(traffic.best_history(Flush::Fused).max(1.0), Flush::Fused);
-    ((best - traffic.inputs_only(0.0)) / traffic.entry).round() as usize
+    Some(((best - traffic.inputs_only(0.0)) / traffic.entry).round() as usize)
 }
 
 #[cfg(test)]
@@ -176,9 +178,10 @@ mod tests {
         {
             let traffic = StateTraffic::new(&decl, HALF, Write::Delta);
             assert_eq!(traffic.entry, entry * decl.value_heads as f64);
-            assert_eq!(optimum_history(&decl, HALF), fused);
+            assert_eq!(optimum_history([decl].iter(), HALF), Some(fused));
             near(traffic.best_history(Flush::Separate), separate, 0.5);
-            assert_eq!(crossover(&decl, HALF), crosses);
+            assert_eq!(crossover([decl].iter(), HALF), Some(crosses));
+            assert_eq!(crossover([decl, decl].iter(), HALF), Some(crosses));
         }
     }
 
@@ -208,7 +211,8 @@ mod tests {
             let least = traffic.replay(best, flush);
             assert!(least < traffic.replay(best * 0.9, flush) && least < traffic.replay(best * 1.1, flush));
         }
-        assert_eq!(optimum_history(&decl((1, 1), (1, 1), Decay::PerHead), Elements::F32), 1);
+        assert_eq!(optimum_history([decl((1, 1), (1, 1), Decay::PerHead)].iter(), Elements::F32), Some(1));
+        assert_eq!((optimum_history([].iter(), HALF), crossover([].iter(), HALF)), (None, None));
     }
 
     #[test]

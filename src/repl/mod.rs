@@ -294,6 +294,10 @@ impl Repl {
                 .zip(sizes.of(usage))
                 .map(|((name, Held { held, total }), bytes)| format!("{name} {held} of {total}, {}", mebibytes(bytes))),
         );
+        lines.extend(stats.shelf.iter().map(|shelf| {
+            let failure = shelf.failure.as_ref().map_or(String::new(), |what| format!("; {what}"));
+            format!("on disk   {} prefixes, {}{failure}", shelf.files, mebibytes(shelf.bytes))
+        }));
         lines.extend(self.last.map(|timings| format!("last    {}", statistics(&timings))));
         lines.extend(self.last.map(|timings| format!("reuse   {}", timings.miss)));
         Ok(lines.join("\n"))

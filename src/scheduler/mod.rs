@@ -9,7 +9,7 @@ mod tests;
 pub use sequence::{Finish, Running, Sequence};
 
 use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
-use kvas_backend::{CHUNK, Limits, Outputs};
+use kvas_backend::{CHUNK, Limits, Outputs, Replay};
 
 /// One sequence's share of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,12 +39,15 @@ pub struct Scheduler {
     sequences: Vec<Sequence>,
     rows: u32,
     window: u32,
+    /// Tokens up to which a new sequence has no state, only inputs.
+    fresh: u32,
 }
 
 impl Scheduler {
     /// A scheduler for a backend that is prepared for `limits`.
     pub fn new(limits: &Limits) -> Self {
-        Self { sequences: Vec::new(), rows: limits.rows as u32, window: limits.replay.window as u32 }
+        let Replay { window, fresh, .. } = limits.replay;
+        Self { sequences: Vec::new(), rows: limits.rows as u32, window: window as u32, fresh: fresh as u32 }
     }
 
     /// Adds an open, empty sequence.
@@ -71,15 +74,24 @@ impl Scheduler {
         self.sequences.iter().filter(|sequence| sequence.running.is_some())
     }
 
-    /// Begins a request on an idle sequence: keeps or finds what is known of the prompt, and returns how many tokens
-    /// need not be read again, why it is not more, and the bytes to move.
-    pub fn begin(&mut self, memory: &mut Memory, id: SequenceId, prompt: Vec<u32>, mut running: Running) -> Reuse {
-        let committed = memory.committed(id) as usize;
+    /// Begins a request on an idle sequence, whose slot can take back its last `revocable` rows: keeps or finds what is
+    /// known of the prompt, and returns how many tokens need not be read again, why it is not more, and the bytes to
+    /// move.
+    pub fn begin(
+        &mut self,
+        memory: &mut Memory,
+        (id, revocable): (SequenceId, u32),
+        prompt: Vec<u32>,
+        mut running: Running,
+    ) -> Reuse {
+        let (committed, fresh) = (memory.committed(id) as usize, self.fresh);
         let sequence = self.get_mut(id);
         assert!(sequence.running.is_none(), "a sequence has one request at a time");
-        let reuse = memory.attach(id, &sequence.tokens[..committed], &prompt);
+        let reuse = memory.attach(id, &sequence.tokens[..committed], &prompt, revocable);
         running.seals.extend(reuse.branch);
         running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
+        // A snapshot would write the state that a short sequence does without, and save next to nothing.
+        running.seals.retain(|at| *at > fresh);
         running.seals.sort_unstable();
         sequence.begin(prompt, running);
         // Oldest request first: this one is now the youngest.
@@ -128,8 +140,13 @@ impl Scheduler {
         let chunk = CHUNK as u32;
         let rows = rows.min(self.until_seal(memory, id));
         let whole = rows.min(left) / chunk * chunk;
+        let committed = memory.committed(id);
+        let keeps_inputs = |rows: u32| committed + rows <= self.fresh;
         if self.rows < 2 * chunk {
             rows.min(left)
+        } else if rows > left && keeps_inputs(whole) && !keeps_inputs(rows) {
+            // What is left of the step decides nothing about how the prompt is read.
+            0
         } else if rows > left || (whole > 0 && rows - whole <= self.window) {
             whole
         } else {
@@ -171,9 +188,11 @@ impl Scheduler {
     /// Ends the request of a sequence, which stays open for the next one. What it has read is remembered: the end of
     /// a turn is where the next one, an undo or another conversation begins.
     pub fn end(&mut self, memory: &mut Memory, id: SequenceId) -> Option<DeviceWork> {
+        let fresh = self.fresh;
         let sequence = self.get_mut(id);
         sequence.running = None;
-        memory.seal(id, &sequence.tokens[..memory.committed(id) as usize])
+        let committed = memory.committed(id);
+        if committed <= fresh { None } else { memory.seal(id, &sequence.tokens[..committed as usize]) }
     }
 }
 

@@ -48,9 +48,9 @@ fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(Sequ
 fn decodes_go_first_and_prompts_fill_the_rest() {
     let (mut scheduler, mut memory) = (Scheduler::new(&limits(8, 60)), memory(60));
     let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
-    scheduler.begin(&mut memory, a, vec![1, 2], running(0));
+    scheduler.begin(&mut memory, (a, 0), vec![1, 2], running(0));
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 2, None)]);
-    scheduler.begin(&mut memory, b, (0..20).collect(), running(0));
+    scheduler.begin(&mut memory, (b, 0), (0..20).collect(), running(0));
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 1, None), (b, 7, None)]);
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 1, Some(Finish::Length)), (b, 7, None)]);
     assert_eq!(step(&mut scheduler, &mut memory, 99), [(b, 6, Some(Finish::Stop))]);
@@ -62,18 +62,18 @@ fn the_second_turn_reads_only_what_is_new() {
     let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 60)), memory(60));
     let a = open(&mut scheduler, &mut memory);
     let prompt: Vec<u32> = (0..10).collect();
-    scheduler.begin(&mut memory, a, prompt.clone(), running(9));
+    scheduler.begin(&mut memory, (a, 0), prompt.clone(), running(9));
     assert_eq!(step(&mut scheduler, &mut memory, 50), [(a, 9, None)]);
     assert_eq!(step(&mut scheduler, &mut memory, 50), [(a, 1, None)]);
     assert_eq!(step(&mut scheduler, &mut memory, 99), [(a, 1, Some(Finish::Stop))]);
     // The stop token itself is not committed: nobody needed its logits.
     let next: Vec<u32> = scheduler.get(a).tokens.iter().copied().chain([60, 61]).collect();
-    assert_eq!(scheduler.begin(&mut memory, a, next, running(13)).cached, 11);
+    assert_eq!(scheduler.begin(&mut memory, (a, 0), next, running(13)).cached, 11);
     scheduler.end(&mut memory, a);
     // Generating the first answer again costs one token; a parting within the prompt has nothing to go back to.
-    assert_eq!(scheduler.begin(&mut memory, a, prompt, running(9)).cached, 9);
+    assert_eq!(scheduler.begin(&mut memory, (a, 0), prompt, running(9)).cached, 9);
     scheduler.end(&mut memory, a);
-    assert_eq!(scheduler.begin(&mut memory, a, vec![0, 1, 7, 7], running(0)).cached, 0);
+    assert_eq!(scheduler.begin(&mut memory, (a, 0), vec![0, 1, 7, 7], running(0)).cached, 0);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn long_prompts_are_remembered_on_the_way() {
     let a = open(&mut scheduler, &mut memory);
     let prompt: Vec<u32> = (0..30).collect();
     let seal_every = 8;
-    scheduler.begin(&mut memory, a, prompt.clone(), Running { seal_every, ..running(29) });
+    scheduler.begin(&mut memory, (a, 0), prompt.clone(), Running { seal_every, ..running(29) });
     let rows: Vec<u32> = (0..5).map(|_| step(&mut scheduler, &mut memory, 50)[0].1).collect();
     assert_eq!(rows, [8, 8, 8, 5, 1]);
     // Four fit: the first gave way to the last.
@@ -94,7 +94,7 @@ fn long_prompts_are_remembered_on_the_way() {
 fn a_single_token_of_a_prompt_is_no_decode() {
     let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 60)), memory(60));
     let a = open(&mut scheduler, &mut memory);
-    scheduler.begin(&mut memory, a, (0..10).collect(), Running { seals: vec![8, 9], ..running(0) });
+    scheduler.begin(&mut memory, (a, 0), (0..10).collect(), Running { seals: vec![8, 9], ..running(0) });
     for (rows, generated) in [(8, 0), (1, 0), (1, 1), (1, 2)] {
         assert_eq!(step(&mut scheduler, &mut memory, 50), [(a, rows, None)]);
         let running = scheduler.get(a).running.as_ref().unwrap();
@@ -106,7 +106,7 @@ fn a_single_token_of_a_prompt_is_no_decode() {
 fn a_sequence_that_nobody_can_help_is_reported() {
     let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 3)), memory(3));
     let a = open(&mut scheduler, &mut memory);
-    scheduler.begin(&mut memory, a, (0..20).collect(), running(0));
+    scheduler.begin(&mut memory, (a, 0), (0..20).collect(), running(0));
     let plan = scheduler.plan(&mut memory);
     assert_eq!(plan.starved, [(a, Full::Pages { needed: 5, free: 2, total: 2 })]);
 }

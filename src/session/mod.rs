@@ -5,6 +5,7 @@
 mod error;
 mod header;
 mod model;
+mod shelf;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -12,6 +13,7 @@ mod write;
 pub use error::SessionError;
 pub use header::Layout;
 pub use model::ModelId;
+pub use shelf::Shelf;
 pub use write::{OpenWriter, Writer};
 
 use header::{HEADER, VERSION, checksum_key};

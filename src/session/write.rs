@@ -17,12 +17,27 @@ pub struct Writer {
     model: ModelId,
     tokens: Vec<u32>,
     conversation: String,
+    durability: Durability,
+}
+
+/// Whether a file must survive a failure of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    Safe,
+    /// Its checksums tell if it did not, and it can be missed.
+    Cache,
 }
 
 impl Writer {
     /// Will write the session of `tokens` to `path`. `conversation` is the caller's own, read back as it is.
     pub fn new(path: &Path, model: &ModelId, tokens: Vec<u32>, conversation: String) -> Self {
-        Self { path: path.to_path_buf(), model: model.clone(), tokens, conversation }
+        let (path, model) = (path.to_path_buf(), model.clone());
+        Self { path, model, tokens, conversation, durability: Durability::Safe }
+    }
+
+    /// Will write what can be had again: nobody waits for the disk.
+    pub(super) fn cache(path: &Path, model: &ModelId, tokens: Vec<u32>) -> Self {
+        Self { durability: Durability::Cache, ..Self::new(path, model, tokens, String::new()) }
     }
 
     /// Whose memory is to be written.
@@ -32,8 +47,8 @@ impl Writer {
 
     /// Begins the file.
     pub fn begin(self, layout: &Layout) -> Result<OpenWriter, SessionError> {
-        let Self { path, model, tokens, conversation } = self;
-        let partial = Partial::create(&path)?;
+        let Self { path, model, tokens, conversation, durability } = self;
+        let partial = Partial::create(&path, durability)?;
         let sections = header::sections(layout, tokens.len(), conversation.len());
         let out = BufWriter::with_capacity(1 << 20, partial.file.try_clone().map_err(|error| fail(&path, error))?);
         let quant = header::quant(layout.kv_type);
@@ -121,11 +136,12 @@ impl OpenWriter {
 struct Partial {
     path: PathBuf,
     file: File,
+    durability: Durability,
 }
 
 impl Partial {
     /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
-    fn create(target: &Path) -> Result<Self, SessionError> {
+    fn create(target: &Path, durability: Durability) -> Result<Self, SessionError> {
         if std::fs::metadata(target).is_ok_and(|target| !target.is_file()) {
             return Err(fail(target, std::io::Error::other("not a regular file, expected one or none")));
         }
@@ -141,17 +157,20 @@ impl Partial {
             Err(TryLockError::Error(error)) => return Err(fail(target, error)),
         }
         file.set_len(0).map_err(|error| fail(target, error))?;
-        Ok(Self { path: path.into(), file })
+        Ok(Self { path: path.into(), file, durability })
     }
 
     /// Makes the file safe, then known by the name of the target; its bytes.
     fn replace(mut self, target: &Path) -> std::io::Result<u64> {
-        self.file.sync_all()?;
+        let is_safe = self.durability == Durability::Safe;
+        if is_safe {
+            self.file.sync_all()?;
+        }
         let bytes = self.file.metadata()?.len();
         std::fs::rename(&self.path, target)?;
         self.path.clear();
         // Only there can a folder be opened, and only there need its names be made safe.
-        if cfg!(unix) {
+        if is_safe && cfg!(unix) {
             let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(folder)?.sync_all()?;
         }

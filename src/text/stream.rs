@@ -49,6 +49,11 @@ impl Detokenizer {
         Ok(text)
     }
 
+    /// True if every character so far is complete.
+    pub fn is_whole(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Ends the stream: an incomplete character gives U+FFFD.
     pub fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()

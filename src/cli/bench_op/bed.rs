@@ -2,7 +2,7 @@
 
 use super::report::{Cycle, Times};
 use crate::cli::{device, flags::ComputeFlags};
-use kvas_backend::{Backend, DeviceError, Limits, Outputs, Program, Slot, Step, WeightSource};
+use kvas_backend::{Backend, Limits, Outputs, Program, Slot, Step, WeightSource};
 use std::{sync::Arc, time::Instant};
 
 /// A prepared device and the step in progress.
@@ -49,19 +49,11 @@ impl Bed {
         }
     }
 
-    /// Runs the step and appends the seconds of its beginning, where rings are folded, and of every op.
-    pub(super) fn run(&mut self, parts: &mut Vec<f64>) -> anyhow::Result<()> {
-        let mut timed = |work: &mut dyn FnMut() -> Result<(), DeviceError>| {
-            let started = Instant::now();
-            work()?;
-            parts.push(started.elapsed().as_secs_f64());
-            Ok::<(), DeviceError>(())
-        };
-        timed(&mut || self.backend.begin(&self.step))?;
-        for op in &self.program.ops {
-            timed(&mut || self.backend.execute(op))?;
-        }
-        Ok(())
+    /// Runs the step; its seconds.
+    pub(super) fn run(&mut self) -> anyhow::Result<f64> {
+        let started = Instant::now();
+        self.backend.run(&self.program, &self.step)?;
+        Ok(started.elapsed().as_secs_f64())
     }
 
     /// Keeps `accepted` rows of every sequence of the step.

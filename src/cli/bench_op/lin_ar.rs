@@ -58,17 +58,16 @@ impl LinAr {
         }
         let times = measure(&mut subjects, self.timing.repetitions)?;
         let (traffic, states) = (layers.traffic(state), layers.states(batch));
-        let baseline = times[0].least();
-        for (history, times) in histories.iter().zip(&times) {
+        for (history, of_history) in histories.iter().zip(&times) {
             let moved = match history {
                 0 => traffic.recurrent(),
                 history => traffic.replay(*history as f64, Flush::Fused),
             };
             let mark = if *history == automatic { " auto" } else { "" };
-            let measured = baseline / times.least();
+            let measured = of_history.times_faster_than(&times[0]);
             let test = format!("{} m={history}{mark}", layers.name(batch));
             let predicted = traffic.recurrent() / moved;
-            report.line(&Line { test: &test, bytes: moved * states, times, predicted, measured });
+            report.line(&Line { test: &test, bytes: moved * states, times: of_history, predicted, measured });
             if *history == automatic {
                 report.gate(&format!("{test} is no slower"), measured, Bound::AtLeast(NOISE));
             }

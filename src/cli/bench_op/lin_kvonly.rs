@@ -46,13 +46,12 @@ impl InputsOnly {
         self.bed.backend.clear_slots(&slots)?;
         self.sequences.iter_mut().for_each(|sequence| sequence.context = 0);
         for held in 0..longest(contexts) {
-            let mut parts = Vec::new();
             self.bed.fill_step(&self.sequences, 1);
-            self.bed.run(&mut parts)?;
+            let seconds = self.bed.run()?;
             self.bed.commit(&mut self.sequences, 1)?;
             for (context, times) in contexts.iter().zip(&mut *times) {
                 if (context.saturating_sub(AROUND)..*context).contains(&held) {
-                    times.push(Cycle { parts: parts.clone(), works: 1 });
+                    times.push(Cycle { seconds, works: 1 });
                 }
             }
         }
@@ -86,7 +85,7 @@ impl LinKvonly {
         let contexts: Vec<usize> = self.contexts.iter().map(|context| usize::from(*context)).collect();
         let (compute, history) = (&self.timing.compute, usize::from(self.history));
         let state = StateType::F32;
-        let kept = Replay::new(longest(&contexts), 1);
+        let kept = Replay::new(history, 1).with_fresh(longest(&contexts));
         for replay in [Replay::OFF, Replay::new(history, 1), kept] {
             check_recurrence(compute, layers.kind, (replay, state), 1)?;
         }
@@ -107,7 +106,7 @@ impl LinKvonly {
         }
         let (traffic, states) = (layers.traffic(state), layers.states(batch));
         let line = |name: String, bytes: f64, times: &Times| {
-            let (predicted, measured) = (traffic.recurrent() / bytes, times_written.least() / times.least());
+            let (predicted, measured) = (traffic.recurrent() / bytes, times.times_faster_than(&times_written));
             let test = format!("{} {name}", layers.name(batch));
             report.line(&Line { test: &test, bytes: bytes * states, times, predicted, measured });
         };
@@ -117,9 +116,9 @@ impl LinKvonly {
             line(format!("inputs only n={context}"), traffic.inputs_only(*context as f64), times);
         }
         let points: Vec<(f64, f64)> =
-            contexts.iter().zip(&times).map(|(context, times)| (*context as f64, times.least())).collect();
-        let found = crossing(&points, times_written.least().min(times_replayed.least()));
-        let expected = crossover(&layers.decl, elements(state));
+            contexts.iter().zip(&times).map(|(context, times)| (*context as f64, times.median())).collect();
+        let found = crossing(&points, times_written.median().min(times_replayed.median()));
+        let expected = crossover([&layers.decl].into_iter(), elements(state)).unwrap_or(0);
         let text = found.map_or("not among these".into(), |tokens| format!("at {tokens:.0} tokens"));
         report.say(
             &format!("inputs only stop being faster {text}, {expected} by the bytes"),

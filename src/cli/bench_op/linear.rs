@@ -240,18 +240,18 @@ impl Steps {
 
 /// Steps from one flush to the next, `accepted` rows of each kept (the rule of [`kvas_backend::Cursors`]).
 fn flush_cycle(replay: Replay, accepted: usize) -> usize {
-    replay.history.saturating_sub(replay.window) / accepted + 1
+    replay.history.div_ceil(accepted).max(1)
 }
 
 impl Subject for Steps {
     fn cycle(&mut self) -> anyhow::Result<Cycle> {
-        let mut parts = Vec::new();
+        let mut seconds = 0.0;
         for _ in 0..self.cycle {
             self.bed.fill_step(&self.sequences, self.rows);
-            self.bed.run(&mut parts)?;
+            seconds += self.bed.run()?;
             self.bed.commit(&mut self.sequences, self.accepted)?;
         }
-        Ok(Cycle { parts, works: self.cycle })
+        Ok(Cycle { seconds, works: self.cycle })
     }
 }
 
@@ -272,7 +272,8 @@ mod tests {
     fn a_cycle_ends_where_the_ring_is_flushed() {
         for (history, window, accepted) in [(16, 1, 1), (4, 4, 1), (16, 4, 1), (16, 4, 3), (16, 4, 4), (9, 2, 2)] {
             let replay = Replay::new(history, window);
-            let mut cursors = Cursors::new(replay, 2);
+            let program = Program { ops: vec![], acts: vec![], weights: vec![], stores: vec![], logits: Act(0) };
+            let mut cursors = Cursors::new(&program, &Limits { slots: 2, replay, ..NO_PAGES });
             let mut flushes = Vec::new();
             for step in 0..100 {
                 if cursors.begin(Slot(1), window as u32).flush {

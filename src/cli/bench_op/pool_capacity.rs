@@ -109,7 +109,7 @@ impl PoolCapacity {
     /// Memory whose pages take the budget, and at most `most` of them.
     fn memory(&self, program: &Program, page_size: usize, most: usize) -> anyhow::Result<(Memory, usize)> {
         let StoreDecl::Pages(decl) = &program.stores[0] else { unreachable!("the program is ours") };
-        let page_bytes = (decl.page_elements(page_size) * self.kv.kv_type().bytes()) as u64;
+        let page_bytes = decl.page_bytes(page_size, self.kv.kv_type()) as u64;
         let pages = usize::try_from(self.budget / page_bytes)?.min(most);
         let too_many = || format!("--budget {}: {pages} pages, expected at most {}", self.budget, 1 << 28);
         ensure!(pages <= 1 << 28, too_many());

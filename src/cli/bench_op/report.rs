@@ -27,53 +27,49 @@ pub(super) struct Form {
     pub(super) gate: bool,
 }
 
-/// The seconds of a cycle of work, part by part: a cycle does the work often enough for what it costs now and then to
-/// count as often as it occurs.
+/// The seconds of a cycle of work: a cycle does the work often enough for what it costs now and then to count as often
+/// as it occurs.
 #[derive(Debug, Clone)]
 pub(super) struct Cycle {
-    pub(super) parts: Vec<f64>,
+    pub(super) seconds: f64,
     /// How often the work was done.
     pub(super) works: usize,
 }
 
-/// Seconds of one piece of work, from several cycles of equal parts.
+/// Seconds of one piece of work, cycle by cycle.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Times {
-    /// By part, then by cycle.
-    parts: Vec<Vec<f64>>,
-    works: usize,
-}
+pub(super) struct Times(Vec<f64>);
 
 impl Times {
     pub(super) fn push(&mut self, cycle: Cycle) {
-        self.works = cycle.works;
-        self.parts.resize(cycle.parts.len(), vec![]);
-        self.parts.iter_mut().zip(cycle.parts).for_each(|(part, seconds)| part.push(seconds));
+        self.0.push(cycle.seconds / cycle.works as f64);
     }
 
-    /// Times every part was measured.
+    /// Times it was measured.
     fn samples(&self) -> usize {
-        self.parts.first().map_or(0, Vec::len)
+        self.0.len()
     }
 
-    fn total(&self, of_part: impl Fn(&[f64]) -> f64) -> f64 {
-        self.parts.iter().map(|part| of_part(part)).sum::<f64>() / self.works as f64
-    }
-
-    /// With every part at its median.
     pub(super) fn median(&self) -> f64 {
-        self.total(|part| {
-            let mut sorted = part.to_vec();
-            sorted.sort_by(f64::total_cmp);
-            let middle = sorted.len() / 2;
-            if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
-        })
+        median(self.0.clone())
     }
 
-    /// With every part at its least: what else the machine does only adds to it, and rarely spoils all of a short part.
+    /// What else the machine does only adds to it.
     pub(super) fn least(&self) -> f64 {
-        self.total(|part| part.iter().copied().fold(f64::INFINITY, f64::min))
+        self.0.iter().copied().fold(f64::INFINITY, f64::min)
     }
+
+    /// How many times longer `other` took: the median over cycles that were measured one right after the other, so that
+    /// what else the machine does meets both.
+    pub(super) fn times_faster_than(&self, other: &Times) -> f64 {
+        median(self.0.iter().zip(&other.0).map(|(own, other)| other / own).collect())
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
 }
 
 /// One line of a table.
@@ -83,7 +79,7 @@ pub(super) struct Line<'a> {
     /// What the work moves at least, in bytes.
     pub(super) bytes: f64,
     pub(super) times: &'a Times,
-    /// How many times fewer bytes than the baseline, and how many times less time at their least.
+    /// How many times fewer bytes than the baseline, and how many times less time.
     pub(super) predicted: f64,
     pub(super) measured: f64,
 }
@@ -179,14 +175,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_counts_at_its_median_and_at_its_least() {
-        let mut times = Times::default();
-        for parts in [[5.0, 10.0], [1.0, 30.0], [2.0, 20.0]] {
-            times.push(Cycle { parts: parts.to_vec(), works: 2 });
-        }
-        assert_eq!((times.median(), times.least(), times.samples()), ((2.0 + 20.0) / 2.0, (1.0 + 10.0) / 2.0, 3));
-        times.push(Cycle { parts: vec![3.0, 40.0], works: 2 });
-        assert_eq!(times.median(), (2.5 + 25.0) / 2.0);
+    fn ratios_are_of_neighbours() {
+        let of = |seconds: &[f64]| {
+            let mut times = Times::default();
+            seconds.iter().for_each(|seconds| times.push(Cycle { seconds: *seconds, works: 2 }));
+            times
+        };
+        let (fast, slow) = (of(&[2.0, 20.0, 2.0]), of(&[6.0, 60.0, 8.0]));
+        assert_eq!((fast.median(), fast.least(), fast.samples()), (1.0, 1.0, 3));
+        assert_eq!(fast.times_faster_than(&slow), 3.0);
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub(super) fn check_recurrence(
             bed.backend.write(*act, &values[at * width..(at + count) * width])?;
         }
         bed.fill_step(&sequences, count);
-        bed.run(&mut vec![])?;
+        bed.run()?;
         let mut out = vec![0.0; count * columns];
         bed.backend.read(layers.out, &mut out)?;
         error.add(&out, &given.out[at * columns..]);
