@@ -71,6 +71,10 @@ impl Backend for Faulty {
         self.0.scratch_bytes(program, quants, limits)
     }
 
+    fn revocable(&self, slot: Slot) -> u32 {
+        self.0.revocable(slot)
+    }
+
     fn execute(&mut self, op: &Op) -> Result<(), DeviceError> {
         self.0.execute(op)
     }
@@ -78,6 +82,7 @@ impl Backend for Faulty {
     calls! {
         begin(step: &Step);
         commit(accepted: &[(Slot, u32)]);
+        rewind(slot: Slot, rows: u32);
         copy_slots(pairs: &[(Slot, Slot)]);
         clear_slots(slots: &[Slot]);
         copy_pages(pairs: &[(Page, Page)]);
