@@ -82,6 +82,7 @@ impl Backend for Faulty {
     calls! {
         begin(step: &Step);
         commit(accepted: &[(Slot, u32)]);
+        rewind(slot: Slot, rows: u32);
         copy_slots(pairs: &[(Slot, Slot)]);
         clear_slots(slots: &[Slot]);
         copy_pages(pairs: &[(Page, Page)]);
