@@ -17,7 +17,7 @@ pub struct Cursor {
 pub struct Entry {
     /// Ring position of the oldest entry, before a flush.
     pub before: Cursor,
-    /// True if the committed entries are folded into the checkpoint at the start of the step.
+    /// True if the committed entries are folded into the checkpoint before the step reads it.
     pub flush: bool,
     /// Ring position after the flush: the new rows go to logical entries `held..`.
     pub after: Cursor,
@@ -68,10 +68,10 @@ impl Cursors {
         let at = slot.0 as usize;
         assert!(at < self.live.len(), "slot {at} is that of a snapshot: no step names it");
         assert!(self.live[at].pending.is_none(), "slot {at} begins a step before its last one is committed");
-        let (before, Replay { window, fresh, .. }) = (self.live[at].cursor, self.replay);
+        let (before, Replay { history, window, fresh }) = (self.live[at].cursor, self.replay);
         let stays = !self.written[at] && before.held + rows as usize <= fresh;
         let is_final = rows as usize > window && !stays;
-        let flush = !stays && before.held > 0 && (is_final || before.held + 2 * window > self.replay.capacity());
+        let flush = !stays && before.held > 0 && (is_final || before.held >= history);
         let after = if flush { self.flushed(before) } else { before };
         let is_fresh = !self.written[at] && !flush;
         let entry = Entry { before, flush, after, is_final, is_fresh };
@@ -208,7 +208,9 @@ mod tests {
                 if entry.is_final {
                     self.checkpoint.push(*row);
                 } else {
-                    assert!(entry.after.held + rows.len() <= self.ring.len());
+                    // No new row overwrites an entry that is being folded.
+                    let held = if entry.flush { entry.before.held } else { entry.after.held };
+                    assert!(held + rows.len() <= self.ring.len());
                     let len = self.ring.len();
                     self.ring[(entry.after.base + entry.after.held + i) % len] = *row;
                 }
@@ -266,7 +268,8 @@ mod tests {
                         let accepted = if rows.len() > window { rows.len() } else { random.below(rows.len() + 1) };
                         cursors.commit(slot, accepted as u32);
                         model.truth.extend(&rows[..accepted]);
-                        let most = if model.checkpoint.is_empty() { history.max(fresh) } else { history };
+                        let most = (history + window).saturating_sub(1);
+                        let most = if model.checkpoint.is_empty() { most.max(fresh) } else { most };
                         assert!(cursors.cursor(slot).held <= most);
                     }
                 }

@@ -114,7 +114,7 @@ pub trait Backend: Send {
     /// formats.
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64;
 
-    /// Takes over what changes from step to step, and flushes the replay rings that need it.
+    /// Takes over what changes from step to step, and decides which replay rings are folded in it.
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError>;
 
     /// One step: begin, then every op in order.

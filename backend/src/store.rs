@@ -148,11 +148,11 @@ impl StateType {
     }
 }
 
-/// How much a slot keeps as inputs instead of state. `history` tokens are folded into the checkpoint at once; steps
-/// of up to `window` rows can be taken back. `history == 0` writes the state every step and nothing can be taken back.
+/// How much a slot keeps as inputs instead of state. The ring is folded into the checkpoint by the step that finds
+/// `history` tokens in it; steps of up to `window` rows can be taken back. `history == 0` writes the state every step and nothing can be taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replay {
-    /// Most committed ring entries.
+    /// Committed entries at which the ring is folded into the checkpoint.
     pub history: usize,
     /// Most rows of a revocable span.
     pub window: usize,
@@ -177,14 +177,11 @@ impl Replay {
         Self { fresh, ..self }
     }
 
-    /// Capacity L of the ring once there is a checkpoint.
-    pub const fn capacity(self) -> usize {
-        self.history + self.window
-    }
-
-    /// Physical rows of the ring: a power of two, 0 if there is none.
+    /// Physical rows of the ring: a power of two, 0 if there is none. A step folds `history` entries or, after a window
+    /// that was accepted whole, nearly a window more, while its own rows are written behind them.
     pub const fn ring_rows(self) -> usize {
-        let rows = if self.capacity() > self.fresh { self.capacity() } else { self.fresh };
+        let (folded, fresh) = (self.history + 2 * self.window, self.fresh + self.window);
+        let rows = if self.fresh > 0 && fresh > folded { fresh } else { folded };
         if rows == 0 { 0 } else { rows.next_power_of_two() }
     }
 }

@@ -125,7 +125,7 @@ impl Machine {
         self.acts[act.0 as usize] = values;
     }
 
-    /// Starts a step: positions of the rings, and the flushes they ask for.
+    /// Starts a step: positions of the rings. The flushes they ask for are up to the ops, which read the state anyway.
     pub(crate) fn begin(&mut self, step: &Step) {
         assert!(step.tokens().len() <= self.limits.rows, "{} rows of {}", step.tokens().len(), self.limits.rows);
         assert!(step.outputs().len() <= self.limits.outputs, "more outputs than prepared for");
@@ -134,11 +134,7 @@ impl Machine {
         self.ropes.forget();
         self.entries.clear();
         for span in step.spans() {
-            let entry = self.cursors.begin(span.slot, span.rows);
-            self.entries.push(entry);
-            if entry.flush {
-                self.fold(span.slot, entry.before);
-            }
+            self.entries.push(self.cursors.begin(span.slot, span.rows));
         }
     }
 

@@ -295,6 +295,9 @@ impl Machine {
         let Decay::Rates(rates) = decay else { panic!("validated: rates") };
         let (rates, d) = (matrices[rates.0 as usize].floats(), matrices[op.d.0 as usize].floats());
         let rows = span.rows as usize;
+        if entry.flush {
+            memory.fold_rates((*proof, pool), (span.slot, entry.before), rates, scratch);
+        }
         let act = |act: Act, columns: usize| &acts[act.0 as usize][first * columns..(first + rows) * columns];
         let (x, dt) = (act(op.x, channels), act(op.dt, channels));
         let (b, c) = (act(op.b, key_dim), act(op.c, key_dim));

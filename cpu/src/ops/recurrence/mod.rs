@@ -205,7 +205,8 @@ impl Machine {
         let StateSlot { state, u, k, g } = memory.slot(span.slot);
         let state = state.chunks(value_dim * key_dim);
         let decays = decl.decays();
-        let rings = (!entry.is_final).then(|| (Tiles::chunks(u, ring * value_dim), Tiles::chunks(g, ring * decays)));
+        let uses_ring = entry.flush || !entry.is_final;
+        let rings = uses_ring.then(|| (Tiles::chunks(u, ring * value_dim), Tiles::chunks(g, ring * decays)));
         let out = Tiles::new(out, value_heads * value_dim, [rows, value_dim]);
         let floats = |weight: Weight| matrices[weight.0 as usize].floats();
         let (a, bias, skip) = (floats(op.a), floats(op.bias), op.skip.map(floats));
@@ -216,8 +217,14 @@ impl Machine {
         pool.each(tasks, (state, rings, out), scratch, |head, (mut state, mut rings, out), scratch| {
             let key_head = op.head_map.key_head(head, key_heads, value_heads);
             let k = &k[key_head * ring * key_dim..][..ring * key_dim];
+            let mut rings = rings.as_mut().map(|(u, g)| (u.row_mut(0), g.row_mut(0)));
+            // While the head's state is in the cache for what follows.
+            if let (true, Some((u, g))) = (entry.flush, &mut rings) {
+                let entries = Entries { u, k, g, held: entry.before, ring };
+                proof.run(Fold { decl, entries, state: state.elements(), scratch });
+            }
             let held = entry.after;
-            let ring = rings.as_mut().map(|(u, g)| Entries { u: u.row_mut(0), k, g: g.row_mut(0), held, ring });
+            let ring = rings.filter(|_| !entry.is_final).map(|(u, g)| Entries { u, k, g, held, ring });
             let head = Head {
                 decl,
                 rows,
