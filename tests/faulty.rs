@@ -86,7 +86,6 @@ impl Backend for Faulty {
         copy_slots(pairs: &[(Slot, Slot)]);
         clear_slots(slots: &[Slot]);
         copy_pages(pairs: &[(Page, Page)]);
-        rewind(slot: Slot, rows: u32);
         save_slot(slot: Slot, position: u32, out: &mut Vec<f32>);
         load_slot(slot: Slot, position: u32, values: &[f32]);
         save_page(store: Store, page: Page, rows: usize, out: &mut Vec<f32>);
