@@ -106,6 +106,15 @@ pub(crate) enum StoredState {
     F16,
 }
 
+impl StoredState {
+    pub(crate) const fn state_type(self) -> StateType {
+        match self {
+            StoredState::F32 => StateType::F32,
+            StoredState::F16 => StateType::F16,
+        }
+    }
+}
+
 impl CacheType {
     pub(crate) const fn kv_type(self) -> KvType {
         match self {
@@ -141,11 +150,8 @@ impl ModelFlags {
         })
     }
 
-    pub(crate) fn state_type(&self) -> StateType {
-        match self.state_type {
-            StoredState::F32 => StateType::F32,
-            StoredState::F16 => StateType::F16,
-        }
+    pub(crate) const fn state_type(&self) -> StateType {
+        self.state_type.state_type()
     }
 
     pub(crate) fn page_size(&self) -> anyhow::Result<usize> {

@@ -8,8 +8,12 @@ use super::{
     report::{Bound, Line, Report, Timing},
     vectors::check_recurrence,
 };
+use crate::cli::flags::StoredState;
 use clap::Args;
-use kvas::{memory::plan::plan, model::replay_traffic::Flush};
+use kvas::{
+    memory::plan::{PlanRequest, plan},
+    model::replay_traffic::Flush,
+};
 use kvas_backend::{Replay, StateType};
 
 /// A token of every sequence through layers of linear attention: the state written every step against replay rings of
@@ -23,8 +27,11 @@ pub(super) struct LinAr {
     layers: LayerFlags,
     /// Tokens kept as inputs before they are folded into the state; 0 writes the state every step and is always
     /// measured
-    #[arg(long = "m", value_name = "N,…", value_delimiter = ',', default_value = "4,8,16,32", value_parser = clap::value_parser!(u16).range(0..=4096))]
+    #[arg(long = "m", value_name = "N,…", value_delimiter = ',', default_value = "4,16", value_parser = clap::value_parser!(u16).range(0..=4096))]
     histories: Vec<u16>,
+    /// Element types of the state; f32 written every step is what ratios are to
+    #[arg(long = "state", value_name = "TYPE,…", value_enum, value_delimiter = ',', default_value = "f32,f16")]
+    states: Vec<StoredState>,
     #[command(flatten)]
     timing: Timing,
 }
@@ -34,7 +41,7 @@ const NOISE: f64 = 0.95;
 
 impl LinAr {
     pub(super) fn run(self) -> anyhow::Result<u8> {
-        let mut report = Report::with_bandwidth(&self.timing, "lin_ar", "the state written every step");
+        let mut report = Report::with_bandwidth(&self.timing, "lin_ar", "an f32 state written every step");
         for layers in self.layers.all() {
             for batch in &self.layers.batch {
                 self.compare(&mut report, &layers, usize::from(*batch))?;
@@ -44,32 +51,49 @@ impl LinAr {
     }
 
     fn compare(&self, report: &mut Report, layers: &Layers, batch: usize) -> anyhow::Result<()> {
-        let state = StateType::F32;
-        let automatic = plan(&layers.program, 0, &request(0, 1, None, 1)).limits.replay.history;
-        let mut histories: Vec<usize> = self.histories.iter().map(|history| usize::from(*history)).collect();
-        histories.extend([0, automatic]);
-        histories.sort_unstable();
-        histories.dedup();
+        let automatic = |state: StateType| {
+            let request = PlanRequest { state_type: state, ..request(0, 1, None, 1) };
+            plan(&layers.program, 0, &request).limits.replay.history
+        };
+        let mut variants = vec![(StateType::F32, 0)];
+        for state in self.states.iter().map(|state| state.state_type()) {
+            let histories = self.histories.iter().map(|history| usize::from(*history));
+            variants.extend(histories.chain([0, automatic(state)]).map(|history| (state, history)));
+        }
+        variants.sort_by_key(|(state, history)| (4 - state.bytes(), *history));
+        variants.dedup();
         let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
-        for &history in &histories {
+        for &(state, history) in &variants {
             let memory = (Replay::new(history, 1), state);
             check_recurrence(&self.timing.compute, layers.kind, memory, 1)?;
             subjects.push(Box::new(Steps::new(&self.timing.compute, layers, batch, memory, (1, 1))?));
         }
         let times = measure(&mut subjects, self.timing.repetitions)?;
-        let (traffic, states) = (layers.traffic(state), layers.states(batch));
-        for (history, of_history) in histories.iter().zip(&times) {
+        let (written, states) = (layers.traffic(StateType::F32).recurrent(), layers.states(batch));
+        let at = |variant: (StateType, usize)| variants.iter().position(|other| *other == variant);
+        for (&(state, history), of_variant) in variants.iter().zip(&times) {
+            let traffic = layers.traffic(state);
             let moved = match history {
                 0 => traffic.recurrent(),
-                history => traffic.replay(*history as f64, Flush::Fused),
+                history => traffic.replay(history as f64, Flush::Fused),
             };
-            let mark = if *history == automatic { " auto" } else { "" };
-            let measured = of_history.times_faster_than(&times[0]);
-            let test = format!("{} m={history}{mark}", layers.name(batch));
-            let predicted = traffic.recurrent() / moved;
-            report.line(&Line { test: &test, bytes: moved * states, times: of_history, predicted, measured });
-            if *history == automatic {
-                report.gate(&format!("{test} is no slower"), measured, Bound::AtLeast(NOISE));
+            let is_automatic = history == automatic(state);
+            let mark = if is_automatic { " auto" } else { "" };
+            let test = format!("{} {} m={history}{mark}", layers.name(batch), state.name());
+            let (predicted, measured) = (written / moved, of_variant.times_faster_than(&times[0]));
+            report.line(&Line { test: &test, bytes: moved * states, times: of_variant, predicted, measured });
+            if let (true, Some(recurrent)) = (is_automatic, at((state, 0))) {
+                let measured = of_variant.times_faster_than(&times[recurrent]);
+                report.gate(&format!("{test} is no slower than m=0"), measured, Bound::AtLeast(NOISE));
+            }
+            if let (true, StateType::F16, Some(f32)) =
+                (is_automatic, state, at((StateType::F32, automatic(StateType::F32))))
+            {
+                report.gate(
+                    &format!("{test} against f32"),
+                    of_variant.times_faster_than(&times[f32]),
+                    Bound::AtLeast(1.5),
+                );
             }
         }
         Ok(())

@@ -95,6 +95,9 @@ impl LinKvonly {
         let mut only = InputsOnly { bed, sequences: Sequence::first(batch) };
         let mut times = vec![Times::default(); contexts.len()];
         let (mut times_written, mut times_replayed) = (Times::default(), Times::default());
+        // A state is read once it was written for the first time.
+        written.cycle()?;
+        replayed.cycle()?;
         only.grow(&contexts[..1], &mut [Times::default()])?;
         // Every round has several steps of each.
         for _ in 0..(self.timing.repetitions as usize).div_ceil(AROUND) {

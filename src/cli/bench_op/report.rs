@@ -113,7 +113,9 @@ impl Report {
         if timing.form.json {
             println!("{}", json!({ "op": op, "threads": threads, "bandwidth_gbs": gbs, "baseline": baseline }));
         } else {
-            println!("{op}: {threads} threads; this machine reads {gbs:.1} GB/s; ratios of least times to {baseline}");
+            println!(
+                "{op}: {threads} threads; this machine reads {gbs:.1} GB/s; ratios of neighbouring times to {baseline}"
+            );
             let (median, least) = ("ms median", "min");
             println!(
                 "{:<44} {:>9} {median:>10} {least:>8} {:>7} {:>6} {:>9} {:>8}",

@@ -10,11 +10,11 @@ use kvas_backend::{Bytes, DeviceError, KvType, Limits, Replay, StateType, Weight
 use kvas_gguf::Quant;
 use serde::Deserialize;
 
-/// Largest relative error of a recurrence (ALGORITHMS 2.9). Floor on CPU: 1.4e-7.
+/// Largest relative error of a recurrence (ALGORITHMS 2.9). Floor on CPU: 1.4e-7, and 2.7e-4 for states in f16.
 fn bound(state_type: StateType) -> f64 {
     match state_type {
         StateType::F32 => 1e-6,
-        StateType::F16 => 2e-3,
+        StateType::F16 => 1e-3,
     }
 }
 
@@ -169,9 +169,11 @@ mod tests {
                     (Replay::new(3, 3), 3),
                     (Replay::new(8, 4), 4),
                 ] {
-                    let error = check_recurrence(&flags, kind, (replay, StateType::F32), window);
-                    println!("{device:?} {kind:?} {replay:?} {error:?}");
-                    error.unwrap();
+                    for state_type in [StateType::F32, StateType::F16] {
+                        let error = check_recurrence(&flags, kind, (replay, state_type), window);
+                        println!("{device:?} {kind:?} {replay:?} {state_type:?} {error:?}");
+                        error.unwrap();
+                    }
                 }
             }
         }

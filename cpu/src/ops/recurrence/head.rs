@@ -120,6 +120,37 @@ fn read_state<E: Stored, S: Simd, const R: usize>(
     }
 }
 
+/// [`read_state`] of keys and queries, two rows of both at a time: each row of the state is loaded once for four.
+#[inline(always)]
+fn read_pairs<E: Stored, S: Simd>(
+    simd: S,
+    state: &[E::Bits],
+    x: [&[f32]; 2],
+    key_dim: usize,
+    mut out: [&mut [f32]; 2],
+) {
+    let (value_dim, count) = (state.len() / key_dim, x[0].len() / key_dim);
+    let size = STATE_ROWS * key_dim * E::BYTES;
+    for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
+        dense::fetch(simd, bytes(state), block * size + dense::AHEAD..(block + 1) * size + dense::AHEAD);
+        let part = block * STATE_ROWS..block * STATE_ROWS + rows.len() / key_dim;
+        let of_row = |t: usize| t * key_dim..(t + 1) * key_dim;
+        for t in (0..count).step_by(2) {
+            let [first, second] = out.each_mut().map(|out| &mut out[t * value_dim..]);
+            if t + 1 == count {
+                let x = x.map(|x| &x[of_row(t)]);
+                dense::dots::<E, S, 2>(simd, bytes(rows), x, [&mut first[part.clone()], &mut second[part.clone()]]);
+                break;
+            }
+            let ([a, b], [c, d]) = (x.map(|x| &x[of_row(t)]), x.map(|x| &x[of_row(t + 1)]));
+            let (first, first_next) = first.split_at_mut(value_dim);
+            let (second, second_next) = second.split_at_mut(value_dim);
+            let out = [first, second, first_next, second_next].map(|out| &mut out[part.clone()]);
+            dense::dots::<E, S, 4>(simd, bytes(rows), [a, b, c, d], out);
+        }
+    }
+}
+
 /// A head and its state `[value_dim][key_dim]`.
 impl Kernel for (Head<'_>, Checkpoint<'_>) {
     type Output = ();
@@ -196,7 +227,7 @@ impl Head<'_> {
             key.fill(0.0);
             query.fill(0.0);
         } else if self.beta.is_some() {
-            read_state::<E, S, _>(simd, state, [keys, queries], key_dim, [key, query]);
+            read_pairs::<E, S>(simd, state, [keys, queries], key_dim, [key, query]);
         } else {
             // Two rows at a time, as above; which of them are together does not matter.
             let half = count / 2;
