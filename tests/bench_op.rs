@@ -30,7 +30,7 @@ fn one_token_is_measured_over_every_history() {
     // Two layers, three sequences: states of 4 heads twice, 32 keys and 64 values twice, decays and gates.
     let bytes = |gates: usize| (2 * 3 * 4 * (2 * 4 * 16 * 16 + 2 * (32 + 64) + gates)) as f64;
     for (kind, gates) in [("gdn", 4 + 4), ("mamba2", 4), ("kda", 4 * 16 + 4)] {
-        let name = |history: &str| format!("{kind} 2/4x16x16 L2 B3 m={history}");
+        let name = |history: &str| format!("{kind} 2/4x16x16 L2 B3 f32 m={history}");
         assert_eq!(number(&lines, &name("0"), "bytes"), bytes(gates));
         assert_eq!(number(&lines, &name("0"), "measured"), 1.0);
         for history in ["2", "3", "4 auto"] {
@@ -38,7 +38,8 @@ fn one_token_is_measured_over_every_history() {
             assert!(number(&lines, &name(history), "bandwidth_share") > 0.0);
         }
     }
-    assert_eq!(lines.iter().filter(|line| line["gate"].is_string()).count(), 3);
+    // Automatic against written, for both types, and one type against the other.
+    assert_eq!(lines.iter().filter(|line| line["gate"].is_string()).count(), 3 * 3);
     misused(&["lin_ar", "--geom", "2/4x5000x1"], "as in 16/32x128x128");
 }
 

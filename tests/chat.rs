@@ -22,10 +22,17 @@ fn engine(model: &Model, snapshots: usize) -> EngineHandle {
     engine_with(model, snapshots, None)
 }
 
-fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineHandle {
+fn limits(snapshots: usize) -> Limits {
     let replay = Replay::new(8, 4);
     let (pages, slots, kv_type, state_type) = (4 * 2 * CONTEXT / 4, 5, KvType::F16, StateType::F32);
-    let limits = Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type };
+    Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type }
+}
+
+fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineHandle {
+    engine_of(model, limits(snapshots), shelf)
+}
+
+fn engine_of(model: &Model, limits: Limits, shelf: Option<Shelf>) -> EngineHandle {
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
     Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf })
 }
@@ -106,9 +113,11 @@ fn a_stop_string_leaves_nothing_to_read_again() {
 /// Greedy requests give one answer, alone and in any company.
 #[test]
 fn answers_do_not_depend_on_who_else_is_served() {
-    for name in ["qwen35", "qwen3next", "qwen3"] {
-        let model = converted(&fixture(name), Quant::Q8_0);
-        let engine = engine(&model, 0);
+    // Steps of few tokens; and steps long enough for prompts that are kept as inputs, with no state.
+    let variants = [(32, Replay::new(8, 4)), (128, Replay::new(8, 4).with_fresh(60))];
+    let models = ["qwen35", "qwen3next", "qwen3", "mamba2"].map(|name| (name, converted(&fixture(name), Quant::Q8_0)));
+    for ((name, model), (rows, replay)) in models.iter().flat_map(|model| variants.map(|variant| (model, variant))) {
+        let engine = engine_of(model, Limits { rows, replay, ..limits(0) }, None);
         let request = |length: u32| Request {
             conversation: None,
             prompt: (0..length).map(|i| (i * 37 + length) % 500).collect(),
@@ -129,7 +138,7 @@ fn answers_do_not_depend_on_who_else_is_served() {
                 }
             }
         };
-        let lengths = [3, 40, 90, 3];
+        let lengths = [3, 90, 58, 200];
         let alone: Vec<_> = lengths.iter().map(|length| tokens(engine.submit(request(*length)))).collect();
         let streams: Vec<_> = lengths.iter().map(|length| engine.submit(request(*length))).collect();
         let together: Vec<_> = streams.into_iter().map(tokens).collect();

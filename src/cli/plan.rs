@@ -106,7 +106,8 @@ impl<'a> Report<'a> {
         writeln!(out, "width, vocabulary {} {}", spec.width, spec.vocab)?;
         writeln!(out, "context           {} of {} tokens trained", plan.context, spec.context_length)?;
         let Replay { history, window, fresh } = plan.limits.replay;
-        writeln!(out, "replay ring       {history} tokens, {window} revocable, no state before {fresh}")?;
+        let stateless = if fresh == 0 { String::new() } else { format!(", no state before {fresh}") };
+        writeln!(out, "replay ring       {history} tokens, {window} revocable{stateless}")?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
         writeln!(out, "slots             {} live, {} for snapshots", plan.limits.slots - 1, plan.limits.snapshots)?;
         self.print_kinds(out)?;

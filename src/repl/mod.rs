@@ -286,7 +286,7 @@ impl Repl {
         let stats = self.chat.engine().stats()?;
         let (sizes, usage) = (self.settings.sizes, stats.usage);
         let mut lines =
-            vec![format!("context {} tokens, {} tokens read since the start", sizes.context, stats.tokens_read)];
+            vec![format!("context   {} tokens, {} tokens read since the start", sizes.context, stats.tokens_read)];
         let kinds = [("pages    ", usage.pages), ("sequences", usage.sequences), ("snapshots", usage.snapshots)];
         lines.extend(
             kinds
@@ -298,8 +298,8 @@ impl Repl {
             let failure = shelf.failure.as_ref().map_or(String::new(), |what| format!("; {what}"));
             format!("on disk   {} prefixes, {}{failure}", shelf.files, mebibytes(shelf.bytes))
         }));
-        lines.extend(self.last.map(|timings| format!("last    {}", statistics(&timings))));
-        lines.extend(self.last.map(|timings| format!("reuse   {}", timings.miss)));
+        lines.extend(self.last.map(|timings| format!("last      {}", statistics(&timings))));
+        lines.extend(self.last.map(|timings| format!("reuse     {}", timings.miss)));
         Ok(lines.join("\n"))
     }
 }

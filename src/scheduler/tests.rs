@@ -89,6 +89,21 @@ fn long_prompts_are_remembered_on_the_way() {
     assert_eq!(memory.kept(&prompt), [8, 16, 24, 29]);
 }
 
+/// A prompt that is kept as inputs is read whole; how one that is not begins does not depend on who else is read.
+#[test]
+fn what_a_step_has_left_does_not_decide_what_is_kept_as_inputs() {
+    let limits = Limits { replay: Replay::new(8, 4).with_fresh(40), ..limits(64, 200) };
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits), memory(200));
+    let ids: Vec<SequenceId> = (0..3).map(|_| open(&mut scheduler, &mut memory)).collect();
+    for (id, length) in ids.iter().zip([22, 60, 38]) {
+        scheduler.begin(&mut memory, (*id, 0), vec![length; length as usize], running(length - 1));
+    }
+    // 42 are left for 60, of which 32 would stay inputs.
+    assert_eq!(step(&mut scheduler, &mut memory, 50), [(ids[0], 22, None), (ids[2], 38, None)]);
+    assert_eq!(step(&mut scheduler, &mut memory, 50), [(ids[0], 1, None), (ids[2], 1, None), (ids[1], 59, None)]);
+    assert!(memory.kept(&[22; 22]).is_empty(), "no snapshot of what has no state");
+}
+
 /// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.
 #[test]
 fn a_single_token_of_a_prompt_is_no_decode() {

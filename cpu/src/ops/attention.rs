@@ -245,20 +245,26 @@ impl<E: Element> Kernel for Attend<'_, E> {
         totals.chunks_exact_mut(shared.stride()).take(count).for_each(clear);
         parts.chunks_exact_mut(shared.stride()).for_each(clear);
         let blocks = Blocks::new(&shared, &queries);
-        let (mut first, mut next) = (tokens.start, (!tokens.is_empty()).then(|| blocks.at(tokens.start)));
-        while let Some(block) = next {
-            let range = first..first + blocks.tokens;
-            first = range.end;
-            next = (first < tokens.end).then(|| blocks.at(first));
-            if let Some(Block { keys, values, scales: [key_scales, value_scales] }) = next
+        let at = |token: usize| (token < tokens.end).then(|| blocks.at(token));
+        // Memory takes longer to answer than a block takes: it is asked for two blocks ahead.
+        let fetch = |block: Option<Block<'_>>| {
+            if let Some(Block { keys, values, scales: [key_scales, value_scales] }) = block
                 && count < QUERIES / 2
             {
                 for bytes in [keys, values, key_scales, value_scales] {
                     for line in bytes.chunks(64) {
-                        simd.prefetch(line.as_ptr());
+                        simd.prefetch_near(line.as_ptr());
                     }
                 }
             }
+        };
+        let (mut first, mut next, mut later) = (tokens.start, at(tokens.start), at(tokens.start + blocks.tokens));
+        fetch(later);
+        while let Some(block) = next {
+            let range = first..first + blocks.tokens;
+            first = range.end;
+            (next, later) = (later, at(first + blocks.tokens));
+            fetch(later);
             let factors = factors(simd, shared.op.scale, block.scales);
             let stored = [block.keys, block.values];
             let is_stored = shared.pages.kv_type().element_bytes() == E::BYTES;

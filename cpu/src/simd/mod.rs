@@ -165,6 +165,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
     /// Hints that the cache line at `at`, any address, is read soon.
     fn prefetch(self, at: *const u8);
+
+    /// The same, into the second-level cache.
+    fn prefetch_near(self, at: *const u8);
 }
 
 /// Operations on blocks of 32 quantised values, and on 8 floats: one per block of a superblock, or the partial sums

@@ -34,6 +34,9 @@ pub(super) struct Snapshot {
     json: bool,
 }
 
+/// Tokens from a snapshot to where a question is gone on from; the farthest first, as every place becomes a snapshot.
+const DISTANCES: [usize; 5] = [400, 256, 64, 16, 4];
+
 /// A turn: where its question begins in the conversation, and the whole prompt.
 struct Turn {
     begins: usize,
@@ -101,9 +104,24 @@ impl Snapshot {
             edit.add(20, &chat.ask(&prompt, 1)?.1);
         }
         self.report("edit", edit, Some(SNAPSHOT_EVERY as usize));
+        self.go_back(&chat, &turns, &mut random)?;
         let share = cost.read as f64 / cost.typed as f64;
         ensure!(share <= 1.05, "the chat read {share:.3} times what was typed, expected at most 1.05");
         Ok(0)
+    }
+
+    /// What it costs to go on from a token in the middle of a question, so many tokens behind the end of the turn before.
+    fn go_back(&self, chat: &Chat, turns: &[Turn], random: &mut Random) -> anyhow::Result<()> {
+        for distance in DISTANCES.into_iter().filter(|distance| *distance < self.tokens as usize) {
+            let mut cost = Cost::default();
+            for turn in turns {
+                let mut prompt = turn.prompt[..turn.begins + distance].to_vec();
+                prompt.extend(chat.type_in(random, 1));
+                cost.add(1, &chat.ask(&prompt, 1)?.1);
+            }
+            self.report(&format!("back by {distance}"), cost, Some(SNAPSHOT_EVERY as usize));
+        }
+        Ok(())
     }
 
     fn say_what(&self, architecture: &str, slot_bytes: u64, snapshots: usize) {
