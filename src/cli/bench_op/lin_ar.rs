@@ -78,7 +78,7 @@ impl LinAr {
                 history => traffic.replay(history as f64, Flush::Fused),
             };
             let is_automatic = history == automatic(state);
-            let mark = if is_automatic { " auto" } else { "" };
+            let mark = if is_automatic && history > 0 { " auto" } else { "" };
             let test = format!("{} {} m={history}{mark}", layers.name(batch), state.name());
             let (predicted, measured) = (written / moved, of_variant.times_faster_than(&times[0]));
             report.line(&Line { test: &test, bytes: moved * states, times: of_variant, predicted, measured });
