@@ -105,6 +105,13 @@ impl Snapshot {
         }
         self.report("edit", edit, Some(SNAPSHOT_EVERY as usize));
         self.go_back(&chat, &turns, &mut random)?;
+        for (what, cost) in [("an answer again", again), ("a question in other words", edit)] {
+            let most = cost.most_again;
+            ensure!(
+                most <= SNAPSHOT_EVERY as usize,
+                "{what} read {most} known tokens, expected at most {SNAPSHOT_EVERY}"
+            );
+        }
         let share = cost.read as f64 / cost.typed as f64;
         ensure!(share <= 1.05, "the chat read {share:.3} times what was typed, expected at most 1.05");
         Ok(0)
