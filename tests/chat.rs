@@ -118,17 +118,16 @@ fn answers_do_not_depend_on_who_else_is_served() {
     let models = ["qwen35", "qwen3next", "qwen3", "mamba2"].map(|name| (name, converted(&fixture(name), Quant::Q8_0)));
     for ((name, model), (rows, replay)) in models.iter().flat_map(|model| variants.map(|variant| (model, variant))) {
         let engine = engine_of(model, Limits { rows, replay, ..limits(0) }, None);
-        let request = |length: u32| Request {
-            conversation: None,
-            prompt: (0..length).map(|i| (i * 37 + length) % 500).collect(),
-            max_tokens: 24,
-            stop_tokens: vec![],
-            sampler: Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap(),
+        let request = |length: u32| {
+            let prompt = (0..length).map(|i| (i * 37 + length) % 500).collect();
+            let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+            Request { max_tokens: 24, ..Request::new(prompt, sampler) }
         };
         let tokens = |stream: kvas::engine::Stream| {
             let mut tokens = vec![];
             loop {
                 match stream.next_event() {
+                    Event::Probabilities(_) => {}
                     Event::Token(token) => tokens.push(token),
                     Event::Done(finish, _) => {
                         assert_eq!(finish, Finish::Length);
@@ -154,7 +153,7 @@ fn bad_requests_are_refused_in_one_line() {
     let engine = engine(&model, 0);
     let refused = |prompt: Vec<u32>| {
         let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
-        let request = Request { conversation: None, prompt, max_tokens: 1, stop_tokens: vec![], sampler };
+        let request = Request { max_tokens: 1, ..Request::new(prompt, sampler) };
         match engine.submit(request).next_event() {
             Event::Failed(what) => what,
             other => panic!("{other:?}"),
@@ -194,7 +193,7 @@ fn cancelled_requests_give_everything_back() {
         let prompt: Vec<u32> = (0..length).map(|_| random.below(500) as u32).collect();
         let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
         let max_tokens = random.below(12);
-        let request = Request { conversation: None, prompt, max_tokens, stop_tokens: vec![], sampler };
+        let request = Request { max_tokens, ..Request::new(prompt, sampler) };
         streams.push_back(engine.submit(request));
         // Four at a time; the oldest is heard to its end, dropped at once, or cancelled and heard.
         if streams.len() == 4 {
@@ -225,10 +224,11 @@ fn cancelled_requests_give_everything_back() {
 /// An answer of 8 tokens in a new conversation, and how many tokens of the prompt were read.
 fn fresh_answer(engine: &EngineHandle, vocab: u32, prompt: &[u32]) -> (Vec<u32>, usize) {
     let sampler = Sampler::new(SamplerParams::greedy(), vocab as usize, &[]).unwrap();
-    let request = Request { conversation: None, prompt: prompt.to_vec(), max_tokens: 8, stop_tokens: vec![], sampler };
+    let request = Request { max_tokens: 8, ..Request::new(prompt.to_vec(), sampler) };
     let (stream, mut tokens) = (engine.submit(request), Vec::new());
     loop {
         match stream.next_event() {
+            Event::Probabilities(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(_, timings) => return (tokens, timings.prompt_tokens),
             Event::Failed(what) => panic!("{what}"),

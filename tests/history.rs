@@ -5,7 +5,7 @@ use kvas::{
     engine::{self, Runner},
     memory::{Memory, SequenceId},
     model::Model,
-    scheduler::{PlannedSpan, Running, Scheduler},
+    scheduler::{Cache, PlannedSpan, Running, Scheduler},
 };
 use kvas_backend::{KvType, Limits, Outputs, Replay, StateType, Step, conformance::Random};
 use kvas_cpu::Cpu;
@@ -200,7 +200,7 @@ impl<'a> World<'a> {
             seals.sort_unstable();
             let (max_tokens, context, stop) = (usize::MAX, usize::MAX, vec![]);
             let seal_every = [0, 0, 7, 16][self.random.below(4)];
-            let running = Running { max_tokens, context, stop, generated: 0, seals, seal_every };
+            let running = Running { cache: Cache::Use, max_tokens, context, stop, generated: 0, seals, seal_every };
             self.scheduler.begin(&mut self.memory, (id, revocable), prompt.clone(), running).work
         } else {
             self.memory.attach(id, &own, &prompt, revocable).work

@@ -62,10 +62,12 @@ impl Drop for Folder {
 fn go_on(engine: &EngineHandle, id: ConversationId, prompt: &[u32], count: usize, vocab: usize) -> (Vec<u32>, Timings) {
     let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[]).unwrap();
     let (conversation, prompt, stop_tokens) = (Some(id), prompt.to_vec(), vec![]);
-    let stream = engine.submit(Request { conversation, prompt, max_tokens: count, stop_tokens, sampler });
+    let stream =
+        engine.submit(Request { conversation, max_tokens: count, stop_tokens, ..Request::new(prompt, sampler) });
     let mut ids = Vec::new();
     loop {
         match stream.next_event() {
+            Event::Probabilities(_) => {}
             Event::Token(token) => ids.push(token),
             Event::Done(_, timings) => return (ids, timings),
             Event::Failed(what) => panic!("{what}"),

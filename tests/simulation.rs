@@ -37,7 +37,7 @@ pub(crate) fn request(
     vocab: usize,
 ) -> Request {
     let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[]).unwrap();
-    Request { conversation, prompt: prompt.to_vec(), max_tokens, stop_tokens: vec![], sampler }
+    Request { conversation, max_tokens, ..Request::new(prompt.to_vec(), sampler) }
 }
 
 /// Hears a request to its end.
@@ -45,6 +45,7 @@ pub(crate) fn hear(stream: &Stream) -> Result<(Vec<u32>, Finish, Timings), Strin
     let mut tokens = Vec::new();
     loop {
         match stream.next_event() {
+            Event::Probabilities(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(finish, timings) => return Ok((tokens, finish, timings)),
             Event::Failed(what) => return Err(what),

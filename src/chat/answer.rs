@@ -105,7 +105,7 @@ pub fn answer(
 ) -> Result<Answer, String> {
     let mut shown = AnswerText::new(tokenizer, &request, stop_strings);
     let rule: Option<Box<dyn StopRule>> = if stop_strings.is_empty() { None } else { Some(Box::new(shown.clone())) };
-    let stream = engine.submit_until(request, rule);
+    let stream = engine.submit(Request { rule, ..request });
     let (mut ids, mut text, mut stopped) = (Vec::new(), String::new(), false);
     let mut show = |piece: String, text: &mut String| {
         if !piece.is_empty() {
@@ -118,7 +118,7 @@ pub fn answer(
             stream.cancel();
         }
         match stream.next_event_within(PATIENCE) {
-            None => {}
+            None | Some(Event::Probabilities(_)) => {}
             Some(Event::Token(id)) => {
                 ids.push(id);
                 let (piece, stop) = shown.push(id).map_err(|error| error.to_string())?;

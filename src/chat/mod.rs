@@ -181,10 +181,9 @@ impl Chat {
         let sampler = sampler(&self.settings.params, &self.tokenizer)?;
         let request = Request {
             conversation: Some(self.conversation),
-            prompt: prompt.clone(),
             max_tokens: self.settings.max_tokens,
             stop_tokens: self.tokenizer.eog().to_vec(),
-            sampler,
+            ..Request::new(prompt.clone(), sampler)
         };
         let stops = &self.settings.stop_strings;
         let answer = answer(&self.engine, &self.tokenizer, request, stops, interrupted, sink)?;

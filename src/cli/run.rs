@@ -97,10 +97,9 @@ impl Run {
         known.map_or(Ok(()), |session| engine.load(Arc::new(session))).map_err(fail)?;
         let request = Request {
             conversation: Some(conversation),
-            prompt: prompt.clone(),
             max_tokens: asked.unwrap_or(usize::MAX),
             stop_tokens: if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() },
-            sampler: sampler(&params, &model.tokenizer).map_err(|what| anyhow!(what))?,
+            ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).map_err(fail)?)
         };
         let interrupted = Arc::new(AtomicBool::new(false));
         let set = interrupted.clone();

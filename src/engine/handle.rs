@@ -1,10 +1,12 @@
 //! The only door to the engine: open a conversation, submit a request, hear its events.
 
-use super::{Engine, ShelfStats};
+use super::{
+    Engine, ShelfStats,
+    job::Audience,
+    request::{Event, EventSink, Request},
+};
 use crate::{
-    memory::{Miss, Usage},
-    sampling::Sampler,
-    scheduler::Finish,
+    memory::Usage,
     session::{self, Session},
 };
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
@@ -20,49 +22,6 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConversationId(pub(super) u64);
 
-/// Asks for tokens after a prompt.
-#[derive(Debug)]
-pub struct Request {
-    /// Reuse what this conversation has read; `None`: read everything, keep nothing.
-    pub conversation: Option<ConversationId>,
-    /// The whole prompt, history included.
-    pub prompt: Vec<u32>,
-    /// Most tokens to generate.
-    pub max_tokens: usize,
-    /// Tokens that end the answer; empty to go on regardless.
-    pub stop_tokens: Vec<u32>,
-    /// How to choose tokens.
-    pub sampler: Sampler,
-}
-
-/// What happened to a request. `Done` or `Failed` is the last.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// The next token, stop tokens included.
-    Token(u32),
-    /// The request is over.
-    Done(Finish, Timings),
-    /// The request could not be carried out; one line for the user.
-    Failed(String),
-}
-
-/// Counts and durations of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Timings {
-    /// Prompt tokens read.
-    pub prompt_tokens: usize,
-    /// Prompt tokens that did not need to be read.
-    pub cached_tokens: usize,
-    /// Why it is not more.
-    pub miss: Miss,
-    /// From the request to its first token.
-    pub prompt_seconds: f64,
-    /// Tokens generated.
-    pub generated_tokens: usize,
-    /// From the first token to the last.
-    pub generate_seconds: f64,
-}
-
 /// How full the engine is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
@@ -75,15 +34,11 @@ pub struct Stats {
 }
 
 /// A request on its way.
-#[derive(Debug)]
 pub(super) struct Submission {
     pub(super) request: Request,
-    pub(super) rule: Option<Box<dyn StopRule>>,
-    pub(super) events: Sender<Event>,
-    pub(super) cancelled: Arc<AtomicBool>,
+    pub(super) audience: Audience,
 }
 
-#[derive(Debug)]
 pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
@@ -103,14 +58,24 @@ pub struct EngineHandle {
 #[derive(Debug)]
 pub struct Stream {
     events: Receiver<Event>,
-    cancelled: Arc<AtomicBool>,
+    cancel: Cancel,
 }
 
-/// Decides, token by token, when an answer is over: a stop string, a grammar.
-pub trait StopRule: Send + std::fmt::Debug {
-    /// The next token of the answer. If the answer is over with it, how many of its tokens count: the others are taken
-    /// back where that costs nothing, so that the next turn goes on from there.
-    fn push(&mut self, token: u32) -> Option<usize>;
+/// Stops a request before its next token when it is dropped; `Done` still comes, and what was generated is kept.
+#[derive(Debug)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// As dropping it.
+    pub fn now(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Cancel {
+    fn drop(&mut self) {
+        self.now();
+    }
 }
 
 /// The engine's thread is gone, which only a panic in it can do.
@@ -138,18 +103,22 @@ impl EngineHandle {
 
     /// Submits a request; what becomes of it is in the stream.
     pub fn submit(&self, request: Request) -> Stream {
-        self.submit_until(request, None)
+        let (sender, events) = unbounded();
+        let cancel = self.submit_to(request, Box::new(move |event| sender.send(event).is_ok()));
+        Stream { events, cancel }
     }
 
-    /// Submits a request that `rule` may end, too.
-    pub fn submit_until(&self, request: Request, rule: Option<Box<dyn StopRule>>) -> Stream {
-        let (sender, events) = unbounded();
+    /// Submits a request; what becomes of it is told to `events` on the engine's thread, which must not wait in it.
+    /// Dropping the result cancels the request.
+    pub fn submit_to(&self, request: Request, events: EventSink) -> Cancel {
         let cancelled = Arc::new(AtomicBool::new(false));
-        let submission = Submission { request, rule, events: sender.clone(), cancelled: cancelled.clone() };
-        if self.inbox.send(Command::Submit(Box::new(submission))).is_err() {
-            let _ = sender.send(Event::Failed(GONE.into()));
+        let submission = Submission { request, audience: Audience { events, cancelled: cancelled.clone() } };
+        if let Err(refused) = self.inbox.send(Command::Submit(Box::new(submission)))
+            && let Command::Submit(mut submission) = refused.into_inner()
+        {
+            (submission.audience.events)(Event::Failed(GONE.into()));
         }
-        Stream { events, cancelled }
+        Cancel(cancelled)
     }
 
     /// Writes what is kept of the tokens of a session, by `conversation` or anybody else, and returns the bytes of the
@@ -194,12 +163,6 @@ impl Stream {
 
     /// Stops the request before its next token; `Done` still comes, and what was generated is kept.
     pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.cancel();
+        self.cancel.now();
     }
 }

@@ -3,35 +3,32 @@
 
 mod handle;
 mod inputs;
+mod job;
+mod request;
 mod runner;
 mod score;
 mod session;
 mod shelf;
 
-pub use handle::{ConversationId, EngineHandle, Event, Request, Stats, StopRule, Stream, Timings};
+pub use crate::scheduler::Cache;
+pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Stream};
 pub use inputs::{InputRow, matrix_inputs};
+pub use request::{Constraint, Event, EventSink, Probabilities, Request, StopRule, Timings};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 pub use shelf::ShelfStats;
 
 use crate::{
     memory::{Memory, SequenceId},
-    sampling::Sampler,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
     session::Shelf,
 };
-use crossbeam::channel::{Receiver, Sender};
+use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
+use job::{Choice, Job};
 use kvas_backend::{DeviceError, Outputs};
 use shelf::Tier;
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
-};
+use std::{collections::HashMap, time::Instant};
 
 /// What the engine was set up for.
 #[derive(Debug)]
@@ -42,20 +39,6 @@ pub struct EngineConfig {
     pub snapshot_every: u32,
     /// Where snapshots go that memory has no room for.
     pub shelf: Option<Shelf>,
-}
-
-/// A request the engine is working on.
-#[derive(Debug)]
-struct Job {
-    sampler: Sampler,
-    rule: Option<Box<dyn StopRule>>,
-    events: Sender<Event>,
-    cancelled: Arc<AtomicBool>,
-    timings: Timings,
-    started: Instant,
-    first_token: Option<Instant>,
-    /// The sequence is released when the request ends.
-    ephemeral: bool,
 }
 
 /// See the module.
@@ -138,9 +121,8 @@ impl Engine {
                 }
             }
             Command::Submit(submission) => {
-                let events = submission.events.clone();
-                if let Err(error) = self.submit(*submission) {
-                    let _ = events.send(Event::Failed(error));
+                if let Err((mut events, error)) = self.submit(*submission) {
+                    events(Event::Failed(error));
                 }
             }
             Command::Save { conversation, writer, reply } => {
@@ -171,10 +153,32 @@ impl Engine {
         self.memory.release(id);
     }
 
-    fn submit(&mut self, submission: Submission) -> Result<(), String> {
+    fn submit(&mut self, submission: Submission) -> Result<(), (EventSink, String)> {
         // Who has stopped listening may ask something else at once.
         self.drop_cancelled();
-        let Submission { request, rule, events, cancelled } = submission;
+        let Submission { request, audience } = submission;
+        let started = self.sequence_for(&request).and_then(|(id, ephemeral)| {
+            let timings = self.begin(id, &request)?;
+            Ok((id, ephemeral, timings))
+        });
+        let (id, ephemeral, timings) = match started {
+            Ok(started) => started,
+            Err(refused) => return Err((audience.events, refused)),
+        };
+        let Request { prompt, max_tokens, stop_tokens, min_tokens, mut sampler, rule, constraint, likeliest, .. } =
+            request;
+        prompt.iter().for_each(|token| sampler.accept(*token));
+        let choice = Choice { sampler, constraint, likeliest, stop_tokens, min_tokens };
+        let (started, first_token) = (Instant::now(), None);
+        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, ephemeral });
+        if max_tokens == 0 {
+            self.finish(id, Finish::Length);
+        }
+        Ok(())
+    }
+
+    /// The sequence a request is to go on with, and whether it is opened for it, if nothing is wrong with the request.
+    fn sequence_for(&mut self, request: &Request) -> Result<(SequenceId, bool), String> {
         let (tokens, context, vocab) = (request.prompt.len(), self.context, self.runner.vocab());
         if tokens == 0 {
             return Err("the prompt has no tokens, expected at least one".into());
@@ -192,35 +196,38 @@ impl Engine {
         if self.jobs.contains_key(&id) {
             return Err("the conversation has a request in progress, expected one at a time".into());
         }
+        Ok((id, ephemeral))
+    }
+
+    /// Sets a sequence to the longest kept prefix of the prompt and schedules the rest.
+    fn begin(&mut self, id: SequenceId, request: &Request) -> Result<Timings, String> {
+        let (prompt, context) = (request.prompt.clone(), self.context);
         // One token short of the end: the answer can then be generated again for the price of one token.
         let remembers = self.runner.limits().snapshots > 0;
+        let tokens = prompt.len();
         let seals = remembers.then_some(tokens as u32 - 1).into_iter().collect();
         let seal_every = if remembers { self.snapshot_every } else { 0 };
-        let (max_tokens, stop) = (request.max_tokens, request.stop_tokens);
-        let running = Running { max_tokens, context, stop, generated: 0, seals, seal_every };
-        let mut sampler = request.sampler;
-        request.prompt.iter().for_each(|token| sampler.accept(*token));
+        let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
+        let running = Running { cache: request.cache, max_tokens, context, stop, generated: 0, seals, seal_every };
         let revocable = self.runner.revocable(self.memory.slot(id));
-        self.unshelve((id, revocable), &request.prompt);
-        let reuse = self.scheduler.begin(&mut self.memory, (id, revocable), request.prompt, running);
-        if let Err(error) = self.apply(&[reuse.work]) {
-            self.begin_anew(id);
-            return Err(error.to_string());
+        if request.cache == Cache::Use {
+            self.unshelve((id, revocable), &prompt);
         }
+        let reuse = self.scheduler.begin(&mut self.memory, (id, revocable), prompt, running);
+        self.apply(&[reuse.work]).map_err(|error| self.begun_in_vain(id, &error))?;
         let cached_tokens = reuse.cached as usize;
         let prompt_tokens = tokens - cached_tokens;
-        let timings = Timings { prompt_tokens, cached_tokens, miss: reuse.miss, ..Timings::default() };
-        let (started, first_token) = (Instant::now(), None);
-        self.jobs.insert(id, Job { sampler, rule, events, cancelled, timings, started, first_token, ephemeral });
-        if request.max_tokens == 0 {
-            self.finish(id, Finish::Length);
-        }
-        Ok(())
+        Ok(Timings { prompt_tokens, cached_tokens, miss: reuse.miss, ..Timings::default() })
+    }
+
+    fn begun_in_vain(&mut self, id: SequenceId, error: &DeviceError) -> String {
+        self.begin_anew(id);
+        error.to_string()
     }
 
     fn drop_cancelled(&mut self) {
-        let cancelled = |job: &Job| job.cancelled.load(Ordering::Relaxed);
-        let ids: Vec<_> = self.jobs.iter().filter(|(_, job)| cancelled(job)).map(|(id, _)| *id).collect();
+        let left = self.jobs.iter().filter(|(_, job)| job.audience.has_left());
+        let ids: Vec<_> = left.map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.finish(id, Finish::Cancelled));
     }
 
@@ -272,14 +279,12 @@ impl Engine {
 
     fn sample(&mut self, id: SequenceId, row: usize) {
         let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
-        let token = match job.sampler.sample(self.runner.logits_mut(row)) {
-            Ok(token) => token,
-            Err(error) => return self.fail(id, &error.to_string()),
+        let generated = job.timings.generated_tokens;
+        let (token, probabilities) = match job.choice.choose(self.runner.logits_mut(row), generated) {
+            Ok(chosen) => chosen,
+            Err(error) => return self.fail(id, &error),
         };
-        job.sampler.accept(token);
-        job.first_token.get_or_insert_with(Instant::now);
-        job.timings.generated_tokens += 1;
-        let heard = job.events.send(Event::Token(token)).is_ok();
+        let heard = job.tell_token(token, probabilities);
         let (kept, timings) = (job.rule.as_mut().and_then(|rule| rule.push(token)), job.timings);
         let finish = self.scheduler.sampled(id, token);
         if let Some(kept) = kept {
@@ -289,6 +294,7 @@ impl Engine {
         match finish {
             Some(finish) => self.finish(id, finish),
             None if !heard => self.finish(id, Finish::Cancelled),
+            None if job.choice.is_over_after(token) => self.finish(id, Finish::Stop),
             None => {}
         }
     }
@@ -305,17 +311,14 @@ impl Engine {
     }
 
     fn finish(&mut self, id: SequenceId, finish: Finish) {
-        let Some(mut job) = self.end(id) else { return };
-        let now = Instant::now();
-        let first = job.first_token.unwrap_or(now);
-        job.timings.prompt_seconds = (first - job.started).as_secs_f64();
-        job.timings.generate_seconds = (now - first).as_secs_f64();
-        let _ = job.events.send(Event::Done(finish, job.timings));
+        if let Some(job) = self.end(id) {
+            job.tell_done(finish);
+        }
     }
 
     fn fail(&mut self, id: SequenceId, what: &str) {
-        if let Some(job) = self.end(id) {
-            let _ = job.events.send(Event::Failed(what.into()));
+        if let Some(mut job) = self.end(id) {
+            job.tell(Event::Failed(what.into()));
         }
     }
 

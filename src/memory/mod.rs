@@ -96,6 +96,8 @@ pub enum Miss {
     /// None are: everything known is reused.
     #[default]
     None,
+    /// The request wants everything to be read.
+    Unwanted,
     /// What was read parts from what is asked for.
     Diverged {
         /// The first token that differs.
@@ -121,6 +123,7 @@ impl std::fmt::Display for Miss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Miss::None => f.write_str("nothing known was read again"),
+            Miss::Unwanted => f.write_str("the request asked for everything to be read"),
             Miss::Diverged { at } => write!(f, "diverged at token {at}"),
             Miss::Evicted { known, from } => write!(f, "read from {from} on: a snapshot before {known} was evicted"),
             Miss::NoSnapshot { known, from } => write!(f, "read from {from} on: no snapshot between there and {known}"),
@@ -235,6 +238,12 @@ impl Memory {
         let sequence = self.sequences.remove(&id).expect("the sequence is live");
         self.slots.release(sequence.slot);
         self.release_tables(sequence.tables);
+    }
+
+    /// Empties a sequence.
+    pub fn clear(&mut self, id: SequenceId) -> DeviceWork {
+        self.cut(id, 0);
+        DeviceWork { clear_slots: vec![self.get(id).slot], ..DeviceWork::default() }
     }
 
     /// Makes room for `rows` more tokens: pages for all of them, and an own copy of a shared tail.

@@ -205,6 +205,7 @@ impl World {
         assert_eq!(reuse.cached as usize, if self.recurrent { whole } else { known }, "of {prompt:?} after {own:?}");
         let (cached, known) = (reuse.cached, known as u32);
         match reuse.miss {
+            Miss::Unwanted => unreachable!("everything known is wanted"),
             Miss::None => assert_eq!(cached, known),
             Miss::Diverged { at } => assert_eq!((cached, at), (known, known)),
             Miss::Evicted { known: of, from } | Miss::NoSnapshot { known: of, from } => {

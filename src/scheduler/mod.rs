@@ -6,9 +6,9 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-pub use sequence::{Finish, Running, Sequence};
+pub use sequence::{Cache, Finish, Running, Sequence};
 
-use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
+use crate::memory::{DeviceWork, Full, Memory, Miss, Reuse, SequenceId};
 use kvas_backend::{CHUNK, Limits, Outputs, Replay};
 
 /// One sequence's share of a step.
@@ -87,7 +87,10 @@ impl Scheduler {
         let (committed, fresh) = (memory.committed(id) as usize, self.fresh);
         let sequence = self.get_mut(id);
         assert!(sequence.running.is_none(), "a sequence has one request at a time");
-        let reuse = memory.attach(id, &sequence.tokens[..committed], &prompt, revocable);
+        let reuse = match running.cache {
+            Cache::Use => memory.attach(id, &sequence.tokens[..committed], &prompt, revocable),
+            Cache::Ignore => Reuse { cached: 0, branch: None, miss: Miss::Unwanted, work: memory.clear(id) },
+        };
         running.seals.extend(reuse.branch);
         running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
         // A snapshot would write the state that a short sequence does without, and save next to nothing.

@@ -24,9 +24,20 @@ impl Finish {
     }
 }
 
+/// Whether a request begins with what is known of its prompt already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// The longest kept prefix need not be read.
+    Use,
+    /// Every token is read, whatever is known.
+    Ignore,
+}
+
 /// What a request asks for, and how far it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Running {
+    /// Whether to begin with what is known of the prompt.
+    pub cache: Cache,
     /// Most tokens to generate.
     pub max_tokens: usize,
     /// Most tokens of the sequence.

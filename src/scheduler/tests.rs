@@ -19,7 +19,15 @@ fn memory(pages: usize) -> Memory {
 }
 
 fn running(seal_at: u32) -> Running {
-    Running { max_tokens: 3, context: 100, stop: vec![99], generated: 0, seals: vec![seal_at], seal_every: 0 }
+    Running {
+        cache: Cache::Use,
+        max_tokens: 3,
+        context: 100,
+        stop: vec![99],
+        generated: 0,
+        seals: vec![seal_at],
+        seal_every: 0,
+    }
 }
 
 fn open(scheduler: &mut Scheduler, memory: &mut Memory) -> SequenceId {

@@ -1,11 +1,13 @@
 //! Text in, text out: tokenizers, chat templates and streams. The only part of the engine that knows strings.
 
 pub mod chat_template;
+mod dialect;
 mod error;
 pub mod stream;
 pub mod tokenizer;
 
 pub use chat_template::{ChatTemplate, Conversation};
+pub use dialect::CallForm;
 pub use error::TextError;
 pub use stream::{Detokenizer, StopMatcher};
 pub use tokenizer::{Bos, Control, Special, Tokenizer};

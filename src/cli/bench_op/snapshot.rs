@@ -174,17 +174,14 @@ impl Chat {
     }
 
     fn ask(&self, prompt: &[u32], predict: u32) -> anyhow::Result<(Vec<u32>, Timings)> {
-        let request = Request {
-            conversation: Some(self.id),
-            prompt: prompt.to_vec(),
-            max_tokens: predict as usize,
-            stop_tokens: vec![],
-            sampler: Sampler::new(SamplerParams::greedy(), self.vocab, &[])?,
-        };
+        let sampler = Sampler::new(SamplerParams::greedy(), self.vocab, &[])?;
+        let (conversation, max_tokens) = (Some(self.id), predict as usize);
+        let request = Request { conversation, max_tokens, ..Request::new(prompt.to_vec(), sampler) };
         let stream = self.engine.submit(request);
         let mut answer = Vec::new();
         loop {
             match stream.next_event() {
+                Event::Probabilities(_) => {}
                 Event::Token(token) => answer.push(token),
                 Event::Done(_, timings) => return Ok((answer, timings)),
                 Event::Failed(what) => return Err(anyhow!(what)),

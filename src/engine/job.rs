@@ -1,0 +1,111 @@
+//! A request the engine is working on: how its tokens are chosen, and who hears of it.
+
+use super::request::{Constraint, Event, EventSink, Probabilities, StopRule, Timings};
+use crate::{
+    sampling::{Distribution, Sampler},
+    scheduler::Finish,
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+/// How the tokens of an answer are chosen.
+#[derive(Debug)]
+pub(super) struct Choice {
+    pub(super) sampler: Sampler,
+    pub(super) constraint: Option<Box<dyn Constraint>>,
+    /// How many of the likeliest tokens to report.
+    pub(super) likeliest: Option<usize>,
+    /// Tokens that may not be chosen before so many others.
+    pub(super) stop_tokens: Vec<u32>,
+    pub(super) min_tokens: usize,
+}
+
+impl Choice {
+    /// Chooses the token that follows `generated` others of the answer, from its row of logits.
+    pub(super) fn choose(
+        &mut self,
+        logits: &mut [f32],
+        generated: usize,
+    ) -> Result<(u32, Option<Box<Probabilities>>), String> {
+        // What is reported is what the model thinks, not what was made of it.
+        let model = self.likeliest.map(|count| (count, logits.to_vec()));
+        if generated < self.min_tokens {
+            self.stop_tokens.iter().for_each(|token| logits[*token as usize] = f32::NEG_INFINITY);
+        }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits)?;
+        }
+        let token = self.sampler.sample(logits).map_err(|error| error.to_string())?;
+        self.sampler.accept(token);
+        let probabilities = model.map(|(count, logits)| {
+            let model = Distribution::new(&logits);
+            Box::new(Probabilities { chosen: model.of(token), likeliest: model.top(count) })
+        });
+        Ok((token, probabilities))
+    }
+
+    /// Tells the constraint of a chosen token; true if nothing may follow it.
+    pub(super) fn is_over_after(&mut self, token: u32) -> bool {
+        self.constraint.as_mut().is_some_and(|constraint| constraint.accept(token))
+    }
+}
+
+/// See the module.
+pub(super) struct Job {
+    pub(super) choice: Choice,
+    pub(super) rule: Option<Box<dyn StopRule>>,
+    pub(super) audience: Audience,
+    pub(super) timings: Timings,
+    pub(super) started: Instant,
+    pub(super) first_token: Option<Instant>,
+    /// The sequence is released when the request ends.
+    pub(super) ephemeral: bool,
+}
+
+/// Who hears of a request, and may call it off.
+pub(super) struct Audience {
+    pub(super) events: EventSink,
+    pub(super) cancelled: Arc<AtomicBool>,
+}
+
+impl Audience {
+    pub(super) fn has_left(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("choice", &self.choice).field("timings", &self.timings).finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    /// Tells one thing; false if nobody listens any more.
+    pub(super) fn tell(&mut self, event: Event) -> bool {
+        (self.audience.events)(event)
+    }
+
+    /// Tells a chosen token; false if nobody listens any more.
+    pub(super) fn tell_token(&mut self, token: u32, probabilities: Option<Box<Probabilities>>) -> bool {
+        self.first_token.get_or_insert_with(Instant::now);
+        self.timings.generated_tokens += 1;
+        let heard = probabilities.is_none_or(|probabilities| self.tell(Event::Probabilities(probabilities)));
+        heard && self.tell(Event::Token(token))
+    }
+
+    /// Tells that the request is over.
+    pub(super) fn tell_done(mut self, finish: Finish) {
+        let now = Instant::now();
+        let first = self.first_token.unwrap_or(now);
+        self.timings.prompt_seconds = (first - self.started).as_secs_f64();
+        self.timings.generate_seconds = (now - first).as_secs_f64();
+        let timings = self.timings;
+        self.tell(Event::Done(finish, timings));
+    }
+}

@@ -1,0 +1,113 @@
+//! What is asked of the engine, and what it tells about it.
+
+use super::ConversationId;
+use crate::{
+    memory::Miss,
+    sampling::{Sampler, TokenProbability},
+    scheduler::{Cache, Finish},
+};
+use std::fmt;
+
+/// Asks for tokens after a prompt.
+#[derive(Debug)]
+pub struct Request {
+    /// The sequence to go on with; `None`: one that is opened for this request.
+    pub conversation: Option<ConversationId>,
+    /// The whole prompt, history included.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Tokens that end the answer; empty to go on regardless.
+    pub stop_tokens: Vec<u32>,
+    /// Tokens of the answer before which it cannot end with a stop token.
+    pub min_tokens: usize,
+    /// How to choose tokens.
+    pub sampler: Sampler,
+    /// What else may end the answer.
+    pub rule: Option<Box<dyn StopRule>>,
+    /// What the answer has to look like.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// How many of the likeliest tokens to report with every token of the answer, with their probabilities before any
+    /// sampler; `None` reports none, 0 the token itself only.
+    pub likeliest: Option<usize>,
+    /// Whether to begin with what is known of the prompt already.
+    pub cache: Cache,
+}
+
+impl Request {
+    /// A request that goes on to the end of the context, on a sequence of its own.
+    pub fn new(prompt: Vec<u32>, sampler: Sampler) -> Self {
+        Self {
+            conversation: None,
+            prompt,
+            max_tokens: usize::MAX,
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
+            sampler,
+            rule: None,
+            constraint: None,
+            likeliest: None,
+            cache: Cache::Use,
+        }
+    }
+}
+
+/// Decides, token by token, when an answer is over: a stop string.
+pub trait StopRule: Send + fmt::Debug {
+    /// The next token of the answer. If the answer is over with it, how many of its tokens count: the others are taken
+    /// back where that costs nothing, so that the next turn goes on from there.
+    fn push(&mut self, token: u32) -> Option<usize>;
+}
+
+/// Decides which tokens may come next: a grammar, a budget.
+pub trait Constraint: Send + fmt::Debug {
+    /// Sets the logits, `[vocab]`, of tokens that may not come next to minus infinity; waits until it is known which.
+    /// Fails in one line if nothing may come.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), String>;
+
+    /// The next token of the answer, one that was allowed. What may follow is worked out elsewhere, while the model
+    /// reads the token. True if nothing may follow: the answer is over.
+    fn accept(&mut self, token: u32) -> bool;
+}
+
+/// Where the events of a request go; false if nobody listens any more.
+pub type EventSink = Box<dyn FnMut(Event) -> bool + Send>;
+
+/// What happened to a request. `Done` or `Failed` is the last.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The next token's probability and those of the likeliest ones, if they were asked for; the token follows.
+    Probabilities(Box<Probabilities>),
+    /// The next token, stop tokens included.
+    Token(u32),
+    /// The request is over.
+    Done(Finish, Timings),
+    /// The request could not be carried out; one line for the user.
+    Failed(String),
+}
+
+/// Probabilities at one place of an answer, before any sampler.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Probabilities {
+    /// The token that was chosen.
+    pub chosen: TokenProbability,
+    /// The likeliest tokens, likeliest first.
+    pub likeliest: Vec<TokenProbability>,
+}
+
+/// Counts and durations of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timings {
+    /// Prompt tokens read.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that did not need to be read.
+    pub cached_tokens: usize,
+    /// Why it is not more.
+    pub miss: Miss,
+    /// From the request to its first token.
+    pub prompt_seconds: f64,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// From the first token to the last.
+    pub generate_seconds: f64,
+}
