@@ -15,6 +15,7 @@ mod progress;
 mod quantize;
 mod run;
 mod score;
+mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
@@ -40,6 +41,7 @@ kvas COMMAND --help says more, with examples.";
 enum Command {
     Run(run::Run),
     Chat(chat::Chat),
+    Serve(serve::Serve),
     Convert(convert::Convert),
     Quantize(quantize::Quantize),
     Imatrix(imatrix::Imatrix),
@@ -62,6 +64,7 @@ pub(crate) fn main() -> anyhow::Result<u8> {
     match Cli::parse().command {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),
+        Command::Serve(command) => command.run(),
         Command::Convert(command) => command.run(),
         Command::Quantize(command) => command.run(),
         Command::Imatrix(command) => command.run(),

@@ -14,9 +14,9 @@ use kvas::{
     model::Model,
     scheduler::Finish,
     session::{ModelId, Session, Writer},
-    text::{Bos, Special},
+    text::{Bos, Conversation, Special},
 };
-use serde_json::{Map, json};
+use serde_json::json;
 use std::{
     io::Write,
     path::PathBuf,
@@ -159,9 +159,9 @@ impl Run {
             }
             return Ok(ids);
         }
-        let messages = [json!({"role": "user", "content": text})];
-        let text =
-            render(&model.template()?, &model.tokenizer, &messages, &Map::new()).map_err(|what| anyhow!(what))?;
+        let messages = json!([{"role": "user", "content": text}]);
+        let conversation = Conversation::new(&messages);
+        let text = render(&model.template()?, &model.tokenizer, conversation).map_err(|what| anyhow!(what))?;
         Ok(model.tokenizer.encode(&text, Special::Parse, Bos::Add))
     }
 

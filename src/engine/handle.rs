@@ -70,6 +70,11 @@ impl Cancel {
     pub fn now(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
+
+    /// Whether the request was called off already.
+    pub fn is_called(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Cancel {

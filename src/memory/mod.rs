@@ -119,6 +119,19 @@ pub enum Miss {
     },
 }
 
+impl Miss {
+    /// The kind, in one word; none if nothing was missed.
+    pub const fn kind(&self) -> Option<&'static str> {
+        match self {
+            Miss::None => None,
+            Miss::Unwanted => Some("unwanted"),
+            Miss::Diverged { .. } => Some("diverged"),
+            Miss::Evicted { .. } => Some("evicted"),
+            Miss::NoSnapshot { .. } => Some("no_snapshot"),
+        }
+    }
+}
+
 impl std::fmt::Display for Miss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

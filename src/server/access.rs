@@ -1,0 +1,87 @@
+//! Who may ask: API keys.
+
+use super::{ApiError, Caller, Server};
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, header::AUTHORIZATION},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use std::sync::Arc;
+use subtle::{Choice, ConstantTimeEq};
+
+/// API keys. Compared in a time that does not depend on how much of a key is right.
+#[derive(Clone, Default)]
+pub struct Keys(Vec<blake3::Hash>);
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} keys", self.0.len())
+    }
+}
+
+impl Keys {
+    /// These keys; none lets everybody in.
+    pub fn new(keys: &[String]) -> Self {
+        Self(keys.iter().map(|key| blake3::hash(key.as_bytes())).collect())
+    }
+
+    /// The number of the key, from 0, if it is one.
+    fn find(&self, key: &str) -> Option<usize> {
+        // Hashes have one length, and every key is compared.
+        let hash = blake3::hash(key.as_bytes());
+        let mut found = None;
+        for (number, known) in self.0.iter().enumerate() {
+            let same: Choice = known.as_bytes().ct_eq(hash.as_bytes());
+            if bool::from(same) {
+                found = Some(number);
+            }
+        }
+        found
+    }
+}
+
+/// Who may ask, and what of others' they may begin with.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// The keys.
+    pub keys: Keys,
+    /// Whether a request may begin with what was read for another key.
+    pub sharing: Sharing,
+}
+
+/// Whether a request may begin with what was read for another key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// Each key has what was read for it, and nothing else: how fast a request is tells nothing about others.
+    #[default]
+    PerKey,
+    /// All share everything.
+    All,
+}
+
+/// Endpoints that need no key: whether the server lives, and the page that asks for one.
+const OPEN: &[&str] = &["/", "/health", "/v1/health", "/app.js", "/style.css", "/favicon.ico"];
+
+fn key(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
+    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok())
+}
+
+/// Lets through who has a key, and notes whose request it is.
+pub async fn check(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
+    let access = &server.access;
+    if !access.keys.0.is_empty() && !OPEN.contains(&request.uri().path()) {
+        let Some(number) = key(request.headers()).and_then(|key| access.keys.find(key)) else {
+            return ApiError::unauthorized("Invalid API key: expected one in Authorization: Bearer or x-api-key")
+                .into_response();
+        };
+        let scope = match access.sharing {
+            Sharing::PerKey => number as u64 + 1,
+            Sharing::All => 0,
+        };
+        request.extensions_mut().insert(Caller { scope });
+    }
+    next.run(request).await
+}

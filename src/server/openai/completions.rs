@@ -1,0 +1,330 @@
+//! `/v1/completions`: text goes on.
+
+use super::{finish_reason, timings, unique, usage};
+use crate::{
+    engine::Probabilities,
+    server::{
+        ApiError, Body, Caller, Fields, Server,
+        fields::wrong,
+        generate::{self, Ask, End, Piece, TokenPiece},
+        options,
+        served::{Served, now},
+        stream::{self, Form, Message, Wire},
+        whole::{Whole, collect},
+    },
+    text::{Bos, Control, Part, Special},
+};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Tokens of an answer where the request says nothing, as OpenAI has it.
+const DEFAULT_TOKENS: usize = 16;
+/// Most prompts of a request.
+const MOST_PROMPTS: usize = 128;
+
+/// Goes on with prompts.
+pub async fn completions(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let wanted = Wanted::of(&fields, &served, caller)?;
+    let head = json!({
+        "id": unique("cmpl-"),
+        "object": "text_completion",
+        "created": now(),
+        "model": served.name,
+    });
+    if fields.flag("stream")?.unwrap_or(false) {
+        if wanted.best_of > wanted.answers {
+            return Err(ApiError::field("best_of", "more than n, expected a reply that is not streamed"));
+        }
+        return wanted.stream(&server, &served, head, &fields).await;
+    }
+    let (mut choices, mut ends) = (Vec::new(), Vec::new());
+    for prompt in &wanted.prompts {
+        for answer in wanted.answer(&server, &served, prompt).await? {
+            choices.push(wanted.choice(&served, choices.len(), prompt, &answer));
+            ends.push(answer.end);
+        }
+    }
+    let mut reply = head;
+    reply["choices"] = json!(choices);
+    reply["timings"] = ends.first().map_or(Value::Null, timings);
+    reply["usage"] = wanted.usage(ends.iter());
+    Ok(Json(reply).into_response())
+}
+
+/// A prompt, as text and as tokens.
+#[derive(Debug, Clone)]
+struct Prompt {
+    text: String,
+    tokens: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    prompts: Vec<Prompt>,
+    ask: Ask,
+    answers: usize,
+    best_of: usize,
+    echo: Option<()>,
+}
+
+/// The prompts of a request: a text, tokens, or a list of either.
+pub fn prompts(value: &Value, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
+    let refuse = |found: &Value| wrong("prompt", found, "a text, a list of tokens, or a list of these");
+    let tokens = |list: &[Value]| -> Option<Vec<u32>> {
+        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+    };
+    let one = |value: &Value| match value {
+        Value::String(text) => Ok(served.tokenizer.encode(text, Special::Parse, Bos::Add)),
+        Value::Array(list) => tokens(list).ok_or_else(|| refuse(value)),
+        _ => Err(refuse(value)),
+    };
+    match value {
+        Value::Array(list) if list.first().is_some_and(|first| !first.is_number()) => list.iter().map(one).collect(),
+        value => Ok(vec![one(value)?]),
+    }
+}
+
+/// The prompt that asks for what stands between two texts.
+pub fn fill_in(served: &Served, before: &[u32], suffix: &str) -> Result<Vec<u32>, ApiError> {
+    let roles = served.tokenizer.roles();
+    let (Some(first), Some(second), Some(third)) = (roles.fim_prefix, roles.fim_suffix, roles.fim_middle) else {
+        return Err(ApiError::field("suffix", "this model has no tokens for filling in, expected no suffix"));
+    };
+    let bos = roles.bos.filter(|bos| before.first() == Some(bos));
+    let before = &before[usize::from(bos.is_some())..];
+    let after = served.tokenizer.encode(suffix, Special::Literal, Bos::Omit);
+    Ok(bos
+        .into_iter()
+        .chain([first])
+        .chain(before.iter().copied())
+        .chain([second])
+        .chain(after)
+        .chain([third])
+        .collect())
+}
+
+impl Wanted {
+    fn of(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Self, ApiError> {
+        let given = fields.need("prompt", "a text or a list of tokens")?;
+        let mut all = prompts(given, served)?;
+        if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
+            all = all.iter().map(|before| fill_in(served, before, suffix)).collect::<Result<_, _>>()?;
+        }
+        if all.is_empty() || all.len() > MOST_PROMPTS {
+            let what = format!("{} prompts, expected 1 to {MOST_PROMPTS}", all.len());
+            return Err(ApiError::field("prompt", what));
+        }
+        let vocab = served.facts.vocab;
+        if let Some(id) = all.iter().flatten().find(|id| **id as usize >= vocab) {
+            return Err(ApiError::field("prompt", format!("token {id}, expected less than the vocabulary of {vocab}")));
+        }
+        let with_text = |tokens: Vec<u32>| {
+            let text = served.tokenizer.decode(&tokens, Control::Show).unwrap_or_default();
+            Prompt { text, tokens }
+        };
+        let mut ask = options::ask(fields, served, caller.scope)?;
+        ask.max_tokens = ask.max_tokens.or_else(|| fields.get("n_predict").is_none().then_some(DEFAULT_TOKENS));
+        ask.likeliest = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
+        if let Some(grammar) = options::grammar(fields)? {
+            ask.stages = vec![options::stage(served, &grammar)?];
+        }
+        let answers = options::answers(fields)?;
+        let best_of = fields.count(&["best_of"], (1, 128))?.unwrap_or(answers);
+        if best_of < answers {
+            return Err(ApiError::field("best_of", format!("{best_of}, expected at least n, {answers}")));
+        }
+        Ok(Self {
+            prompts: all.into_iter().map(with_text).collect(),
+            ask,
+            answers,
+            best_of,
+            echo: fields.flag("echo")?.unwrap_or(false).then_some(()),
+        })
+    }
+
+    fn ask(&self, prompt: &Prompt) -> Ask {
+        let mut ask = Ask { prompt: prompt.tokens.clone(), ..self.ask.clone() };
+        if self.best_of > self.answers {
+            ask.likeliest = ask.likeliest.or(Some(0));
+        }
+        ask
+    }
+
+    /// The answers to one prompt, the likeliest of those generated.
+    async fn answer(
+        &self,
+        server: &Arc<Server>,
+        served: &Arc<Served>,
+        prompt: &Prompt,
+    ) -> Result<Vec<Whole>, ApiError> {
+        let asks = options::several(self.ask(prompt), self.best_of);
+        let mut answers = collect(generate::begin(server, served, asks).await?, self.best_of).await?;
+        if self.best_of > self.answers {
+            let mean = |answer: &Whole| {
+                let sum: f32 = answer.tokens.iter().map(|token| token.probabilities.chosen.log_probability).sum();
+                sum / answer.tokens.len().max(1) as f32
+            };
+            answers.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+            answers.truncate(self.answers);
+        }
+        Ok(answers)
+    }
+
+    fn choice(&self, served: &Served, index: usize, prompt: &Prompt, answer: &Whole) -> Value {
+        let before = self.echo.map_or("", |()| &prompt.text);
+        let logprobs = self.ask.likeliest.map(|_| Legacy::new(served, before.len()).of(&answer.tokens));
+        json!({
+            "index": index,
+            "text": format!("{before}{}", answer.content),
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(&answer.end, 0),
+            "stop_reason": answer.end.stop_string,
+        })
+    }
+
+    fn usage<'a>(&self, ends: impl Iterator<Item = &'a End> + Clone) -> Value {
+        let mut usage = usage(ends.clone());
+        // Each prompt counts once, however many answers it got.
+        let prompt: usize = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        let generated: usize = ends.map(|end| end.timings.generated_tokens).sum();
+        usage["prompt_tokens"] = json!(prompt);
+        usage["total_tokens"] = json!(prompt + generated);
+        usage
+    }
+
+    async fn stream(
+        self,
+        server: &Arc<Server>,
+        served: &Arc<Served>,
+        head: Value,
+        fields: &Fields<'_>,
+    ) -> Result<Response, ApiError> {
+        let [prompt] = &self.prompts[..] else {
+            let what = format!("{} prompts, expected one for a reply that is streamed", self.prompts.len());
+            return Err(ApiError::field("prompt", what));
+        };
+        let with_usage = match fields.object("stream_options")? {
+            Some(options) => options.flag("include_usage")?.unwrap_or(false),
+            None => false,
+        };
+        let asks = options::several(self.ask(prompt), self.answers);
+        let pieces = generate::begin(server, served, asks).await?;
+        let before = self.echo.map(|()| prompt.text.clone());
+        let answers = self.answers;
+        let form =
+            TextForm { head, served: served.clone(), wanted: self, before, said: vec![], ends: vec![], with_usage };
+        Ok(stream::respond(pieces, answers, form, Wire::EventsUntilDone))
+    }
+}
+
+/// Probabilities in the form of the first API: lists side by side.
+struct Legacy<'a> {
+    served: &'a Served,
+    offset: usize,
+}
+
+impl<'a> Legacy<'a> {
+    fn new(served: &'a Served, offset: usize) -> Self {
+        Self { served, offset }
+    }
+
+    fn of(mut self, tokens: &[TokenPiece]) -> Value {
+        let (mut texts, mut chosen, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
+        for token in tokens {
+            texts.push(String::from_utf8_lossy(&token.bytes).into_owned());
+            chosen.push(token.probabilities.chosen.log_probability.max(-9999.0));
+            top.push(self.likeliest(&token.probabilities));
+            offsets.push(self.offset);
+            self.offset += texts.last().map_or(0, |text| text.chars().count());
+        }
+        json!({"tokens": texts, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
+    }
+
+    fn likeliest(&self, probabilities: &Probabilities) -> Value {
+        let mut map = Map::new();
+        for other in &probabilities.likeliest {
+            let bytes = self.served.tokenizer.piece(other.token, Control::Show).unwrap_or_default();
+            // Two tokens may have one text: the likelier one counts.
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            map.entry(text).or_insert(json!(other.log_probability.max(-9999.0)));
+        }
+        Value::Object(map)
+    }
+}
+
+/// Pieces as `text_completion` chunks.
+struct TextForm {
+    head: Value,
+    served: Arc<Served>,
+    wanted: Wanted,
+    before: Option<String>,
+    said: Vec<(usize, TokenPiece)>,
+    ends: Vec<End>,
+    with_usage: bool,
+}
+
+impl TextForm {
+    fn chunk(&mut self, index: usize, text: &str, finish: Option<&End>) -> Message {
+        let tokens: Vec<TokenPiece> =
+            self.said.extract_if(.., |(of, _)| *of == index).map(|(_, token)| token).collect();
+        let logprobs = self.wanted.ask.likeliest.map(|_| Legacy::new(&self.served, 0).of(&tokens));
+        let mut chunk = self.head.clone();
+        chunk["choices"] = json!([{
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish.map(|end| finish_reason(end, 0)),
+        }]);
+        Message::plain(chunk)
+    }
+}
+
+impl Form for TextForm {
+    fn begin(&mut self) -> Vec<Message> {
+        let Some(before) = self.before.take() else { return Vec::new() };
+        (0..self.wanted.answers).map(|index| self.chunk(index, &before, None)).collect()
+    }
+
+    fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
+        match piece {
+            Piece::Token(token) => {
+                self.said.push((index, token));
+                Vec::new()
+            }
+            Piece::Part(Part::Content(text)) => vec![self.chunk(index, &text, None)],
+            Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            Piece::Done(end) => {
+                let mut last = self.chunk(index, "", Some(&end));
+                last.data["timings"] = timings(&end);
+                self.ends.push(*end);
+                vec![last]
+            }
+            Piece::Failed(error) => vec![self.error(&error)],
+        }
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        if !self.with_usage {
+            return Vec::new();
+        }
+        let mut chunk = self.head.clone();
+        chunk["choices"] = json!([]);
+        chunk["usage"] = self.wanted.usage(self.ends.iter());
+        vec![Message::plain(chunk)]
+    }
+
+    fn error(&mut self, error: &ApiError) -> Message {
+        Message::plain(error.body())
+    }
+}

@@ -1,0 +1,253 @@
+//! What the OpenAI and llama.cpp forms of a request have in common: sampling, length, stop strings, formats, slots.
+
+use super::{
+    ApiError, Fields,
+    fields::wrong,
+    generate::{Ask, EndOfAnswer},
+    served::Served,
+    slots::Wish,
+};
+use crate::{
+    engine::Cache,
+    grammar::{Grammar, Stage, compile},
+    sampling::{SamplerParams, parse_samplers},
+    text::{Bos, Special},
+};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+/// Most likeliest tokens that are reported.
+pub const MOST_LIKELIEST: usize = 100;
+/// Most stop strings of a request.
+const MOST_STOPS: usize = 64;
+/// Most answers to one prompt.
+const MOST_ANSWERS: usize = 128;
+
+/// Numbers of the sampler that a request may set, under the names of llama.cpp and OpenAI.
+const NUMBERS: &[&str] = &[
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat_tau",
+    "mirostat_eta",
+];
+/// Whole numbers, with the name each has here.
+const WHOLE: &[(&str, &str)] = &[
+    ("top_k", "top_k"),
+    ("repeat_last_n", "repeat_last"),
+    ("dry_allowed_length", "dry_allowed_length"),
+    ("dry_penalty_last_n", "dry_penalty_last"),
+    ("mirostat", "mirostat"),
+];
+
+/// Sampling parameters: those of the server, but for what the request says.
+pub fn sampling(fields: &Fields<'_>, served: &Served) -> Result<SamplerParams, ApiError> {
+    let mut params = serde_json::to_value(&served.defaults).map_err(|error| ApiError::internal(error.to_string()))?;
+    let mut set = |name: &str, value: Value| params[name] = value;
+    for name in NUMBERS {
+        if let Some(number) = fields.number(&[name])? {
+            set(name, json!(number));
+        }
+    }
+    // What vLLM calls the penalty of repetitions.
+    if let Some(number) = fields.number(&["repetition_penalty"])? {
+        set("repeat_penalty", json!(number));
+    }
+    for (theirs, ours) in WHOLE {
+        if let Some(number) = fields.whole(&[theirs])? {
+            let number = i32::try_from(number).map_err(|_| ApiError::field(theirs, "out of range"))?;
+            set(ours, json!(number));
+        }
+    }
+    if let Some(seed) = fields.whole(&["seed"])? {
+        set("seed", json!(seed));
+    }
+    if let Some(list) = fields.list("dry_sequence_breakers")? {
+        set("dry_sequence_breakers", Value::Array(list.clone()));
+    }
+    let mut params: SamplerParams =
+        serde_json::from_value(params).map_err(|error| ApiError::bad(format!("sampling parameters: {error}")))?;
+    match fields.get("samplers") {
+        None => {}
+        Some(Value::String(letters)) => params.samplers = parse_samplers(letters).map_err(refused)?,
+        Some(_) => params.samplers = parse_samplers(&fields.texts("samplers")?.join(";")).map_err(refused)?,
+    }
+    if let Some(bias) = fields.get("logit_bias") {
+        params.logit_bias = logit_bias(bias, served)?;
+    }
+    params.validate().map_err(refused)?;
+    Ok(params)
+}
+
+fn refused(error: crate::sampling::SamplingError) -> ApiError {
+    ApiError::bad(error.to_string())
+}
+
+/// `{"15043": -100}` as OpenAI has it, or `[[15043, 1.5], ["text", false]]` as llama.cpp does.
+fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiError> {
+    let expected = "an object of token ids and numbers, or a list of pairs";
+    let refuse = || wrong("logit_bias", value, expected);
+    let pairs: Vec<(Value, Value)> = match value {
+        Value::Object(map) => map.iter().map(|(id, bias)| (json!(id), bias.clone())).collect(),
+        Value::Array(list) => {
+            let pair = |item: &Value| match item.as_array().map(Vec::as_slice) {
+                Some([token, bias]) => Ok((token.clone(), bias.clone())),
+                _ => Err(refuse()),
+            };
+            list.iter().map(pair).collect::<Result<_, _>>()?
+        }
+        _ => return Err(refuse()),
+    };
+    let mut all = Vec::new();
+    for (token, bias) in pairs {
+        let bias = match bias {
+            Value::Bool(false) => f32::NEG_INFINITY,
+            bias => bias.as_f64().ok_or_else(refuse)? as f32,
+        };
+        let tokens: Vec<u32> = match &token {
+            Value::String(text) => match text.parse() {
+                Ok(id) => vec![id],
+                Err(_) => served.tokenizer.encode(text, Special::Parse, Bos::Omit),
+            },
+            id => vec![id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(refuse)?],
+        };
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= served.facts.vocab) {
+            return Err(ApiError::field(
+                "logit_bias",
+                format!("token {id}, expected less than {}", served.facts.vocab),
+            ));
+        }
+        all.extend(tokens.into_iter().map(|id| (id, bias)));
+    }
+    Ok(all)
+}
+
+/// Everything about an answer but its prompt.
+pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiError> {
+    let most = (0, 1 << 30);
+    // -1 is llama.cpp's way to say: to the end.
+    let unlimited = fields.whole(LENGTHS)? == Some(-1);
+    let max_tokens = if unlimited { None } else { fields.count(LENGTHS, most)? };
+    let stop_strings = fields.texts("stop")?;
+    if stop_strings.len() > MOST_STOPS {
+        return Err(ApiError::field("stop", format!("{} texts, expected at most {MOST_STOPS}", stop_strings.len())));
+    }
+    let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
+    let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
+    let slot = match fields.whole(&["id_slot"])? {
+        None | Some(-1) => None,
+        Some(id) => {
+            Some(usize::try_from(id).map_err(|_| ApiError::field("id_slot", format!("{id}, expected a slot")))?)
+        }
+    };
+    let session = ["session_id", "prompt_cache_key", "user"].into_iter().find_map(|name| fields.get(name)?.as_str());
+    let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
+    Ok(Ask {
+        prompt: Vec::new(),
+        text: None,
+        params: sampling(fields, served)?,
+        max_tokens,
+        min_tokens: fields.count(&["min_tokens"], most)?.unwrap_or(0),
+        stop_strings,
+        end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
+        likeliest: None,
+        stages: Vec::new(),
+        cache,
+        wish: Wish { slot, session: session.map(str::to_string), scope },
+        patience,
+        reader: None,
+    })
+}
+
+const LENGTHS: &[&str] = &["max_completion_tokens", "max_tokens", "n_predict"];
+
+/// How many answers are wanted.
+pub fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    Ok(fields.count(&["n", "n_cmpl"], (1, MOST_ANSWERS))?.unwrap_or(1))
+}
+
+/// Asks for several answers: equal ones but for their seeds.
+pub fn several(ask: Ask, count: usize) -> Vec<Ask> {
+    let with_seed = |index: u64| {
+        let mut ask = ask.clone();
+        ask.params.seed = ask.params.seed.map(|seed| seed.wrapping_add(index));
+        ask.wish.slot = ask.wish.slot.filter(|_| index == 0);
+        ask
+    };
+    (0..count as u64).map(with_seed).collect()
+}
+
+/// The format an answer has to have: `grammar`, `json_schema`, `regex`, `response_format` and vLLM's `guided_…`.
+pub fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+    let mut wanted = Vec::new();
+    if let Some(text) = fields.text("grammar")?.filter(|text| !text.is_empty()) {
+        wanted.push(Grammar::Gbnf(text.into()));
+    }
+    for name in ["regex", "guided_regex"] {
+        wanted.extend(fields.text(name)?.map(|text| Grammar::Regex(text.into())));
+    }
+    for name in ["json_schema", "guided_json"] {
+        wanted.extend(fields.get(name).map(|schema| Grammar::JsonSchema(schema.clone())));
+    }
+    if let Some(format) = fields.object("response_format")? {
+        wanted.extend(response_format(&format)?);
+    }
+    match wanted.len() {
+        0 | 1 => Ok(wanted.pop()),
+        _ => Err(ApiError::bad("grammar, json_schema, regex and response_format, expected one of them")),
+    }
+}
+
+/// OpenAI's `response_format`, and the `text.format` of its Responses.
+pub fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+    let schema_of = |fields: &Fields<'_>| fields.need("schema", "a JSON schema").cloned();
+    match format.need("type", "text, json_object or json_schema")?.as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => {
+            Ok(Some(format.get("schema").map_or(Grammar::JsonObject, |schema| Grammar::JsonSchema(schema.clone()))))
+        }
+        Some("json_schema") => {
+            let schema = match format.object("json_schema")? {
+                Some(inner) => schema_of(&inner)?,
+                None => schema_of(format)?,
+            };
+            Ok(Some(Grammar::JsonSchema(schema)))
+        }
+        _ => Err(wrong(&format.name("type"), &format.map()["type"], "text, json_object or json_schema")),
+    }
+}
+
+/// The stage of a grammar, compiled for this model.
+pub fn stage(served: &Served, grammar: &Grammar) -> Result<Stage, ApiError> {
+    Ok(Stage::Grammar(compile(served.vocabulary()?, grammar).map_err(ApiError::bad)?))
+}
+
+/// Variables for the template: `chat_template_kwargs`, with what says whether to reason.
+pub fn variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let mut variables = fields.object("chat_template_kwargs")?.map(|object| object.map().clone()).unwrap_or_default();
+    if let Some(on) = fields.flag("enable_thinking")? {
+        variables.insert("enable_thinking".into(), json!(on));
+    }
+    let effort = match fields.text("reasoning_effort")? {
+        Some(effort) => Some(effort),
+        None => fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")?.as_str()),
+    };
+    if let Some(effort) = effort {
+        variables.insert("reasoning_effort".into(), json!(effort));
+        if matches!(effort, "none" | "minimal") {
+            variables.entry("enable_thinking").or_insert(json!(false));
+        }
+    }
+    Ok(variables)
+}

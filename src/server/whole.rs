@@ -1,0 +1,77 @@
+//! Answers that are sent in one piece.
+
+use super::{
+    ApiError,
+    generate::{End, Piece, Pieces, TokenPiece},
+};
+use crate::text::Part;
+
+/// A call of a tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Call {
+    /// The model's own id, if it wrote one.
+    pub id: Option<String>,
+    /// The tool.
+    pub name: String,
+    /// JSON text of its arguments.
+    pub arguments: String,
+}
+
+/// One answer.
+#[derive(Debug, Clone)]
+pub struct Whole {
+    /// What the model thought.
+    pub reasoning: String,
+    /// What it said.
+    pub content: String,
+    /// What it called.
+    pub calls: Vec<Call>,
+    /// Tokens with probabilities, if they were asked for.
+    pub tokens: Vec<TokenPiece>,
+    /// How it ended.
+    pub end: End,
+}
+
+#[derive(Debug, Default)]
+struct Growing {
+    reasoning: String,
+    content: String,
+    calls: Vec<Call>,
+    tokens: Vec<TokenPiece>,
+    end: Option<End>,
+}
+
+impl Growing {
+    fn part(&mut self, part: Part) {
+        match part {
+            Part::Reasoning(text) => self.reasoning.push_str(&text),
+            Part::Content(text) => self.content.push_str(&text),
+            Part::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
+            Part::Arguments { index, text } => {
+                if let Some(call) = self.calls.get_mut(index) {
+                    call.arguments.push_str(&text);
+                }
+            }
+        }
+    }
+}
+
+/// Waits for `answers` answers.
+pub async fn collect(mut pieces: Pieces, answers: usize) -> Result<Vec<Whole>, ApiError> {
+    let mut growing: Vec<Growing> = Vec::new();
+    growing.resize_with(answers, Growing::default);
+    while growing.iter().any(|answer| answer.end.is_none()) {
+        let (index, piece) = pieces.recv().await.ok_or_else(|| ApiError::internal("the answer was lost"))?;
+        match piece {
+            Piece::Token(token) => growing[index].tokens.push(token),
+            Piece::Part(part) => growing[index].part(part),
+            Piece::Done(end) => growing[index].end = Some(*end),
+            Piece::Failed(error) => return Err(error),
+        }
+    }
+    let whole = |answer: Growing| {
+        let Growing { reasoning, content, calls, tokens, end } = answer;
+        end.map(|end| Whole { reasoning, content, calls, tokens, end })
+    };
+    Ok(growing.into_iter().filter_map(whole).collect())
+}
