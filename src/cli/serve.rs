@@ -11,7 +11,7 @@ use clap::Args;
 use kvas::{
     engine::{Engine, EngineConfig},
     memory::plan::SnapshotBudget,
-    server::{Access, Facts, Keys, Loaded, Loader, Metrics, Models, Server, Settings, Sharing, router},
+    server::{Access, Facts, Keys, Loaded, Loader, Metrics, Models, Responses, Server, Settings, Sharing, router},
     session::ModelId,
     text::ChatTemplate,
 };
@@ -134,7 +134,8 @@ impl Serve {
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };
         let access = Access { keys: Keys::new(&self.keys()?), sharing };
         let models = Models::new(&[name], Arc::new(loader), params);
-        let server = Arc::new(Server { settings, models, metrics: Metrics::default(), access });
+        let (metrics, responses) = (Metrics::default(), Responses::default());
+        let server = Arc::new(Server { settings, models, metrics, access, responses });
         let listener = self.listen()?;
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         threads.context("cannot start the threads of the server")?.block_on(serve(server, listener))?;

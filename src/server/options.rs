@@ -133,16 +133,22 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
     Ok(all)
 }
 
+/// The texts that end an answer.
+pub fn stop_strings(fields: &Fields<'_>, field: &str) -> Result<Vec<String>, ApiError> {
+    let all = fields.texts(field)?;
+    if all.len() > MOST_STOPS {
+        return Err(ApiError::field(field, format!("{} texts, expected at most {MOST_STOPS}", all.len())));
+    }
+    Ok(all)
+}
+
 /// Everything about an answer but its prompt.
 pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiError> {
     let most = (0, 1 << 30);
     // -1 is llama.cpp's way to say: to the end.
     let unlimited = fields.whole(LENGTHS)? == Some(-1);
     let max_tokens = if unlimited { None } else { fields.count(LENGTHS, most)? };
-    let stop_strings = fields.texts("stop")?;
-    if stop_strings.len() > MOST_STOPS {
-        return Err(ApiError::field("stop", format!("{} texts, expected at most {MOST_STOPS}", stop_strings.len())));
-    }
+    let stop_strings = stop_strings(fields, "stop")?;
     let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
     let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
     let slot = match fields.whole(&["id_slot"])? {
