@@ -34,7 +34,7 @@ fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineH
 
 fn engine_of(model: &Model, limits: Limits, shelf: Option<Shelf>) -> EngineHandle {
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf })
+    Engine::start(runner, EngineConfig { shelf, ..EngineConfig::new(CONTEXT) })
 }
 
 fn settings() -> ChatSettings {

@@ -111,7 +111,7 @@ fn engine(model: &Model) -> (EngineHandle, Countdown) {
     let limits = Limits { rows: 32, outputs: 4, pages, page_size, slots, snapshots, replay, kv_type, state_type };
     let device = Faulty(Cpu::new(1), countdown.clone());
     let runner = model.prepare(Box::new(device), limits, &mut |_, _| {}).unwrap();
-    (Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf: None }), countdown)
+    (Engine::start(runner, EngineConfig::new(CONTEXT)), countdown)
 }
 
 #[test]

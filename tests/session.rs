@@ -30,7 +30,7 @@ fn limits(page_size: usize, replay: Replay) -> Limits {
 
 fn engine(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> EngineHandle {
     let runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf: None })
+    Engine::start(runner, EngineConfig::new(CONTEXT))
 }
 
 /// A folder that goes when the test ends.

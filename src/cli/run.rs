@@ -91,7 +91,7 @@ impl Run {
         let kept = SnapshotBudget::Exactly(snapshots);
         let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, snapshot_every: 0, shelf: None });
+        let engine = Engine::start(runner, EngineConfig::new(plan.context));
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
         known.map_or(Ok(()), |session| engine.load(Arc::new(session))).map_err(fail)?;

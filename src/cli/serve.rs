@@ -37,6 +37,9 @@ pub(crate) struct Serve {
     /// Requests that may wait; more are refused with 503
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
+    /// Milliseconds an answer may wait for its next token while prompts of others are read; 0 for no bound
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    max_decode_gap_ms: u64,
     /// Address to listen on
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
@@ -86,6 +89,7 @@ struct FromFlags {
     parallel: usize,
     template: Option<ChatTemplate>,
     shelf: ShelfFlags,
+    max_decode_gap: Option<Duration>,
 }
 
 impl Loader for FromFlags {
@@ -117,8 +121,15 @@ impl FromFlags {
             ..Facts::of(&model)
         };
         tracing::info!(model = name, context = plan.context, slots = self.parallel, "loaded");
-        let engine =
-            Engine::start(runner, EngineConfig { context: plan.context, snapshot_every: SNAPSHOT_EVERY, shelf });
+        let engine = Engine::start(
+            runner,
+            EngineConfig {
+                snapshot_every: SNAPSHOT_EVERY,
+                shelf,
+                max_decode_gap: self.max_decode_gap,
+                ..EngineConfig::new(plan.context)
+            },
+        );
         Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
     }
 }
@@ -129,8 +140,13 @@ impl Serve {
         let name = self.name();
         let template = self.chat_template_file.as_deref().map(template_of).transpose()?;
         let settings = self.settings()?;
-        let loader =
-            FromFlags { flags: self.model.clone(), parallel: settings.parallel, template, shelf: self.shelf.clone() };
+        let loader = FromFlags {
+            flags: self.model.clone(),
+            parallel: settings.parallel,
+            template,
+            shelf: self.shelf.clone(),
+            max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
+        };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };
         let access = Access { keys: Keys::new(&self.keys()?), sharing };
         let models = Models::new(&[name], Arc::new(loader), params);

@@ -4,6 +4,7 @@
 mod handle;
 mod inputs;
 mod job;
+mod pace;
 mod request;
 mod runner;
 mod score;
@@ -27,8 +28,12 @@ use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
 use job::{Choice, Job};
 use kvas_backend::{DeviceError, Outputs};
+use pace::Pace;
 use shelf::Tier;
-use std::{collections::HashMap, time::Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 /// What the engine was set up for.
 #[derive(Debug)]
@@ -39,6 +44,15 @@ pub struct EngineConfig {
     pub snapshot_every: u32,
     /// Where snapshots go that memory has no room for.
     pub shelf: Option<Shelf>,
+    /// How long an answer may wait for its next token while prompts of others are read; none: as long as a step takes.
+    pub max_decode_gap: Option<Duration>,
+}
+
+impl EngineConfig {
+    /// Sequences of at most `context` tokens, with no snapshot but those at the ends of prompts and turns.
+    pub fn new(context: usize) -> Self {
+        Self { context, snapshot_every: 0, shelf: None, max_decode_gap: None }
+    }
 }
 
 /// See the module.
@@ -54,13 +68,14 @@ pub struct Engine {
     conversations: HashMap<ConversationId, SequenceId>,
     next_conversation: u64,
     tokens_read: u64,
+    pace: Pace,
 }
 
 impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let mut memory = Memory::new(runner.program(), runner.limits());
-        let EngineConfig { context, snapshot_every, shelf } = config;
+        let EngineConfig { context, snapshot_every, shelf, max_decode_gap } = config;
         if shelf.is_some() {
             memory.tell_evicted();
         }
@@ -76,6 +91,7 @@ impl Engine {
             conversations: HashMap::new(),
             next_conversation: 0,
             tokens_read: 0,
+            pace: Pace::new(max_decode_gap),
         })
     }
 
@@ -208,7 +224,9 @@ impl Engine {
         let seals = remembers.then_some(tokens as u32 - 1).into_iter().collect();
         let seal_every = if remembers { self.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
-        let running = Running { cache: request.cache, max_tokens, context, stop, generated: 0, seals, seal_every };
+        let outputs = Outputs::Last;
+        let running =
+            Running { cache: request.cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every };
         let revocable = self.runner.revocable(self.memory.slot(id));
         if request.cache == Cache::Use {
             self.unshelve((id, revocable), &prompt);
@@ -247,19 +265,40 @@ impl Engine {
 
     /// Plans and runs one step, and hands out what it gave.
     fn step(&mut self) -> Result<(), DeviceError> {
-        let plan = self.scheduler.plan(&mut self.memory);
-        for (id, full) in plan.starved {
-            let what = format!("out of memory for this sequence: {full}; a smaller prompt or a larger --ctx-size fits");
-            self.fail(id, &what);
+        self.resume()?;
+        let most = self.pace.most_rows(self.runner.limits().rows as u32);
+        let plan = self.scheduler.plan(&mut self.memory, most);
+        if let Some((id, full)) = plan.starved {
+            // Alone and still too long: an answer ends here, as it does at the end of the context.
+            if self.jobs.get(&id).is_some_and(|job| job.timings.generated_tokens > 0) {
+                self.finish(id, Finish::Length);
+            } else {
+                let what =
+                    format!("out of memory for this sequence: {full}; a smaller prompt or a larger --ctx-size fits");
+                self.fail(id, &what);
+            }
         }
         if plan.spans.is_empty() {
             return Ok(());
         }
         self.apply(&plan.work)?;
+        let began = Instant::now();
         self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
+        self.pace.ran(&plan.spans, began.elapsed());
         self.commit(&plan.spans)?;
         for (row, span) in plan.spans.iter().filter(|span| span.outputs == Outputs::Last).enumerate() {
             self.sample(span.id, row);
+        }
+        Ok(())
+    }
+
+    /// Who made room for others goes on as soon as there is room again.
+    fn resume(&mut self) -> Result<(), DeviceError> {
+        while let Some(id) = self.scheduler.resumable(&self.memory) {
+            let tokens = self.scheduler.get(id).tokens.clone();
+            self.unshelve((id, 0), &tokens);
+            let reuse = self.scheduler.resume(&mut self.memory, id);
+            self.apply(&[reuse.work])?;
         }
         Ok(())
     }

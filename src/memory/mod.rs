@@ -16,7 +16,7 @@ pub use slots::SlotPool;
 
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 use prefix::{Entry, Prefixes};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A live sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -270,6 +270,14 @@ impl Memory {
                 return Err(Full::Pages { needed, free: self.pages.free(), total: self.pages.total() });
             }
         }
+    }
+
+    /// True if a sequence of so many tokens fits beside the live ones, when everything that is merely kept gives way.
+    pub fn fits(&self, tokens: u32) -> bool {
+        let needed = self.page_stores * (tokens as usize).div_ceil(self.page_size);
+        let live: HashSet<Page> =
+            self.sequences.values().flat_map(|sequence| sequence.tables.iter().flatten().copied()).collect();
+        needed + live.len() <= self.pages.total()
     }
 
     /// The table entry of the next token, if its page already holds committed tokens.
