@@ -32,8 +32,8 @@ test("dist is what the sources build", () => {
 
 test("events do not depend on how their text is cut", async () => {
   const { EventReader } = await load("events");
-  const text = ": note\r\n\r\ndata: {\"a\":1}\r\n\r\ndata:two\rdata: lines\n\nevent: x\nid: 3\n\ndata\n\ndata: last";
-  const wanted = ["{\"a\":1}", "two\nlines", "last"];
+  const text = ": note\r\n\r\ndata: {\"a\":1}\r\n\r\ndata:two\rdata: lines\n\ndata: three\r\ndata: more\r\n\r\nevent: x\nid: 3\n\ndata\n\ndata: last";
+  const wanted = ["{\"a\":1}", "two\nlines", "three\nmore", "last"];
   for (let first = 0; first <= text.length; first += 1) {
     for (let second = first; second <= text.length; second += 1) {
       const reader = new EventReader();
