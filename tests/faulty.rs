@@ -7,6 +7,7 @@ use crate::{
 };
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle},
+    memory::Scope,
     model::Model,
     session::{ModelId, Session, Writer},
 };
@@ -132,7 +133,7 @@ fn a_partially_restored_session_is_not_gone_on_from() {
         let (engine, countdown) = engine(&model);
         let talk = engine.open().unwrap();
         countdown.set(refused);
-        let loaded = engine.load(session.clone());
+        let loaded = engine.load(session.clone(), Scope::default());
         countdown.set(usize::MAX);
         let (found, _, timings) = hear(&engine.submit(request(Some(talk), &tokens, 8, vocab))).unwrap();
         assert_eq!(found, expected, "after {refused} calls");

@@ -4,6 +4,7 @@
 use crate::golden::{converted, fixture};
 use kvas::{
     engine::{self, ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Runner, Stream, Timings},
+    memory::Scope,
     model::Model,
     sampling::{Sampler, SamplerParams},
     scheduler::Finish,
@@ -45,7 +46,7 @@ pub(crate) fn hear(stream: &Stream) -> Result<(Vec<u32>, Finish, Timings), Strin
     let mut tokens = Vec::new();
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(finish, timings) => return Ok((tokens, finish, timings)),
             Event::Failed(what) => return Err(what),
@@ -261,7 +262,7 @@ impl<'a> World<'a> {
         let tokens = self.talks[saved].tokens.clone();
         self.engine.save(self.talks[saved].id, Writer::new(&path, &id, tokens, String::new())).unwrap();
         self.engine = engine(self.model, &mut self.random);
-        let loaded = self.engine.load(Arc::new(Session::open(&path).unwrap()));
+        let loaded = self.engine.load(Arc::new(Session::open(&path).unwrap()), Scope::default());
         // An engine that keeps no snapshots has no room for those of a file.
         assert!(
             loaded.is_ok() || loaded.as_ref().is_err_and(|what| what.contains("nothing can be kept")),

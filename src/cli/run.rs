@@ -10,6 +10,7 @@ use clap::Args;
 use kvas::{
     chat::{Answer, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Request},
+    memory::Scope,
     memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
@@ -94,7 +95,7 @@ impl Run {
         let engine = Engine::start(runner, EngineConfig::new(plan.context));
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
-        known.map_or(Ok(()), |session| engine.load(Arc::new(session))).map_err(fail)?;
+        known.map_or(Ok(()), |session| engine.load(Arc::new(session), Scope::default())).map_err(fail)?;
         let request = Request {
             conversation: Some(conversation),
             max_tokens: asked.unwrap_or(usize::MAX),

@@ -82,6 +82,9 @@ pub(crate) struct Serve {
     sampling: SamplingFlags,
 }
 
+/// Tokens of a prompt scored in one step: their probabilities, or their hidden states.
+const SCORED: usize = 64;
+
 /// Loads the models of the command line.
 #[derive(Debug)]
 struct FromFlags {
@@ -106,7 +109,8 @@ impl FromFlags {
             None => model.template()?,
         };
         let snapshots = SnapshotBudget::Share;
-        let wanted = device::Wanted { sequences: self.parallel, snapshots, outputs: self.parallel, context: None };
+        let wanted =
+            device::Wanted { sequences: self.parallel, snapshots, outputs: self.parallel + SCORED, context: None };
         let (runner, plan) = device::prepare(&self.flags, &model, wanted)?;
         let id = ModelId::of(&model.file);
         let shelf = self.shelf.open(&id)?;

@@ -4,17 +4,20 @@
 mod handle;
 mod inputs;
 mod job;
+mod look;
 mod pace;
 mod request;
 mod runner;
 mod score;
+mod scoring;
 mod session;
 mod shelf;
 
 pub use crate::scheduler::Cache;
 pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Stream};
 pub use inputs::{InputRow, matrix_inputs};
-pub use request::{Constraint, Event, EventSink, Probabilities, Request, StopRule, Timings};
+pub use look::{Picture, SequencePicture};
+pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 pub use shelf::ShelfStats;
@@ -26,7 +29,7 @@ use crate::{
 };
 use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
-use job::{Choice, Job};
+use job::{Choice, Job, Scoring};
 use kvas_backend::{DeviceError, Outputs};
 use pace::Pace;
 use shelf::Tier;
@@ -144,14 +147,21 @@ impl Engine {
             Command::Save { conversation, writer, reply } => {
                 let _ = reply.send(self.save(conversation, *writer));
             }
-            Command::Load { session, reply } => {
-                let _ = reply.send(self.load(&session));
+            Command::Load { session, scope, reply } => {
+                let _ = reply.send(self.load(&session, scope));
+            }
+            Command::Look(reply) => {
+                let _ = reply.send(self.look());
             }
             Command::Stats(reply) => {
-                let (usage, shelf) = (self.memory.usage(), self.tier.as_ref().map(Tier::stats));
-                let _ = reply.send(Stats { usage, tokens_read: self.tokens_read, shelf });
+                let _ = reply.send(self.stats());
             }
         }
+    }
+
+    fn stats(&self) -> Stats {
+        let (usage, shelf) = (self.memory.usage(), self.tier.as_ref().map(Tier::stats));
+        Stats { usage, tokens_read: self.tokens_read, shelf }
     }
 
     fn open(&mut self) -> Result<SequenceId, String> {
@@ -181,13 +191,23 @@ impl Engine {
             Ok(started) => started,
             Err(refused) => return Err((audience.events, refused)),
         };
-        let Request { prompt, max_tokens, stop_tokens, min_tokens, mut sampler, rule, constraint, likeliest, .. } =
-            request;
+        let Request {
+            prompt,
+            max_tokens,
+            stop_tokens,
+            min_tokens,
+            mut sampler,
+            rule,
+            constraint,
+            likeliest,
+            score,
+            ..
+        } = request;
         prompt.iter().for_each(|token| sampler.accept(*token));
         let choice = Choice { sampler, constraint, likeliest, stop_tokens, min_tokens };
-        let (started, first_token) = (Instant::now(), None);
-        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, ephemeral });
-        if max_tokens == 0 {
+        let (started, first_token, scoring) = (Instant::now(), None, score.map(Scoring::new));
+        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, scoring, ephemeral });
+        if max_tokens == 0 && score.is_none() {
             self.finish(id, Finish::Length);
         }
         Ok(())
@@ -224,11 +244,13 @@ impl Engine {
         let seals = remembers.then_some(tokens as u32 - 1).into_iter().collect();
         let seal_every = if remembers { self.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
-        let outputs = Outputs::Last;
-        let running =
-            Running { cache: request.cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every };
+        let needs_all = request.score.is_some_and(Score::needs_all);
+        let (outputs, cache) = if needs_all { (Outputs::All, Cache::Ignore) } else { (Outputs::Last, request.cache) };
+        let running = Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every };
+        let entered: Vec<_> = self.memory.enter(id, request.scope).into_iter().collect();
+        self.apply(&entered).map_err(|error| self.begun_in_vain(id, &error))?;
         let revocable = self.runner.revocable(self.memory.slot(id));
-        if request.cache == Cache::Use {
+        if cache == Cache::Use {
             self.unshelve((id, revocable), &prompt);
         }
         let reuse = self.scheduler.begin(&mut self.memory, (id, revocable), prompt, running);
@@ -286,8 +308,27 @@ impl Engine {
         self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
         self.pace.ran(&plan.spans, began.elapsed());
         self.commit(&plan.spans)?;
-        for (row, span) in plan.spans.iter().filter(|span| span.outputs == Outputs::Last).enumerate() {
-            self.sample(span.id, row);
+        self.hand_out(&plan.spans)
+    }
+
+    /// Scores and samples from the output rows of a step.
+    fn hand_out(&mut self, spans: &[PlannedSpan]) -> Result<(), DeviceError> {
+        let mut row = 0;
+        for span in spans {
+            let rows = match span.outputs {
+                Outputs::None => 0,
+                Outputs::Last => 1,
+                Outputs::All => span.rows as usize,
+            };
+            let first = self.memory.committed(span.id) as usize - rows;
+            let is_over = self.score(span.id, (row, rows), first)?;
+            row += rows;
+            let whole = first + rows == self.scheduler.get(span.id).tokens.len();
+            if rows > 0 && is_over {
+                self.finish(span.id, Finish::Length);
+            } else if rows > 0 && whole {
+                self.sample(span.id, row - 1);
+            }
         }
         Ok(())
     }

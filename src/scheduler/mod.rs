@@ -80,6 +80,11 @@ impl Scheduler {
         self.sequences.iter_mut().find(|sequence| sequence.id == id).expect("the sequence is known")
     }
 
+    /// All sequences.
+    pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+        self.sequences.iter()
+    }
+
     /// Sequences with a request in progress.
     pub fn running(&self) -> impl Iterator<Item = &Sequence> {
         self.sequences.iter().filter(|sequence| sequence.running.is_some())

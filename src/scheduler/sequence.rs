@@ -74,6 +74,11 @@ impl Sequence {
         Self { id, tokens: Vec::new(), running: None, paused: false }
     }
 
+    /// True if the request in progress wants no token.
+    pub fn wants_nothing(&self) -> bool {
+        self.running.as_ref().is_none_or(|running| running.max_tokens == 0)
+    }
+
     pub(super) fn begin(&mut self, prompt: Vec<u32>, running: Running) {
         self.tokens = prompt;
         self.running = Some(running);

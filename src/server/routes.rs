@@ -1,6 +1,6 @@
 //! Which handler answers which path.
 
-use super::{ApiError, Server, access, llama, openai};
+use super::{ApiError, Server, access, llama, memory_view, openai, page};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -16,6 +16,7 @@ pub fn router(server: Arc<Server>) -> Router {
     Router::new()
         .merge(openai_routes())
         .merge(llama_routes())
+        .merge(page::routes())
         .fallback(|| async { ApiError::not_found("there is no such endpoint; GET / shows a page") })
         .method_not_allowed_fallback(method_not_allowed)
         .layer(limit)
@@ -42,6 +43,8 @@ fn openai_routes() -> Router<Arc<Server>> {
         .route("/v1/chat/completions", chat())
         .route("/chat/completions", chat())
         .route("/v1/completions", completions())
+        .route("/v1/embeddings", post(openai::embeddings::embeddings))
+        .route("/embeddings", post(openai::embeddings::embeddings))
         .route("/v1/models", get(llama::models))
         .route("/v1/models/{*name}", get(llama::model))
         .route("/models", get(llama::models))
@@ -57,6 +60,7 @@ fn llama_routes() -> Router<Arc<Server>> {
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots::list))
         .route("/slots/{id}", post(llama::slots::act))
+        .route("/memory", get(memory_view::memory))
         .route("/health", get(llama::health))
         .route("/v1/health", get(llama::health))
         .route("/metrics", get(llama::metrics))

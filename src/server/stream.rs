@@ -90,7 +90,9 @@ impl<F: Form> State<F> {
                     self.over = true;
                 }
             }
-            Piece::Token(_) | Piece::Part(_) => self.ready.extend(self.form.piece(index, piece)),
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(_) => {
+                self.ready.extend(self.form.piece(index, piece))
+            }
         }
     }
 }

@@ -181,7 +181,7 @@ impl Chat {
         let mut answer = Vec::new();
         loop {
             match stream.next_event() {
-                Event::Probabilities(_) => {}
+                Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
                 Event::Token(token) => answer.push(token),
                 Event::Done(_, timings) => return Ok((answer, timings)),
                 Event::Failed(what) => return Err(anyhow!(what)),

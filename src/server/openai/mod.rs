@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod completions;
+pub mod embeddings;
 mod usage;
 
 pub use usage::{finish_reason, log_probabilities, timings, usage};
