@@ -17,6 +17,11 @@ golden:
 bench model:
     cargo run --release -- bench -m {{model}}
 
+# The web page: bundles it, tests it.
+page:
+    web/build
+    web/test/run
+
 # Every fuzz target, for so many seconds each.
 fuzz seconds="60":
     fuzz/run {{seconds}}

@@ -34,7 +34,7 @@ fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineH
 
 fn engine_of(model: &Model, limits: Limits, shelf: Option<Shelf>) -> EngineHandle {
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf })
+    Engine::start(runner, EngineConfig { shelf, ..EngineConfig::new(CONTEXT) })
 }
 
 fn settings() -> ChatSettings {
@@ -127,7 +127,7 @@ fn answers_do_not_depend_on_who_else_is_served() {
             let mut tokens = vec![];
             loop {
                 match stream.next_event() {
-                    Event::Probabilities(_) => {}
+                    Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
                     Event::Token(token) => tokens.push(token),
                     Event::Done(finish, _) => {
                         assert_eq!(finish, Finish::Length);
@@ -228,7 +228,7 @@ fn fresh_answer(engine: &EngineHandle, vocab: u32, prompt: &[u32]) -> (Vec<u32>,
     let (stream, mut tokens) = (engine.submit(request), Vec::new());
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(_, timings) => return (tokens, timings.prompt_tokens),
             Event::Failed(what) => panic!("{what}"),

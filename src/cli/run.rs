@@ -10,6 +10,7 @@ use clap::Args;
 use kvas::{
     chat::{Answer, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Request},
+    memory::Scope,
     memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
@@ -91,10 +92,10 @@ impl Run {
         let kept = SnapshotBudget::Exactly(snapshots);
         let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, snapshot_every: 0, shelf: None });
+        let engine = Engine::start(runner, EngineConfig::new(plan.context));
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
-        known.map_or(Ok(()), |session| engine.load(Arc::new(session))).map_err(fail)?;
+        known.map_or(Ok(()), |session| engine.load(Arc::new(session), Scope::default())).map_err(fail)?;
         let request = Request {
             conversation: Some(conversation),
             max_tokens: asked.unwrap_or(usize::MAX),

@@ -37,6 +37,9 @@ pub(crate) struct Serve {
     /// Requests that may wait; more are refused with 503
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
+    /// Milliseconds an answer may wait for its next token while prompts of others are read; 0 for no bound
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    max_decode_gap_ms: u64,
     /// Address to listen on
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
@@ -79,6 +82,9 @@ pub(crate) struct Serve {
     sampling: SamplingFlags,
 }
 
+/// Tokens of a prompt scored in one step: their probabilities, or their hidden states.
+const SCORED: usize = 64;
+
 /// Loads the models of the command line.
 #[derive(Debug)]
 struct FromFlags {
@@ -86,6 +92,7 @@ struct FromFlags {
     parallel: usize,
     template: Option<ChatTemplate>,
     shelf: ShelfFlags,
+    max_decode_gap: Option<Duration>,
 }
 
 impl Loader for FromFlags {
@@ -102,7 +109,8 @@ impl FromFlags {
             None => model.template()?,
         };
         let snapshots = SnapshotBudget::Share;
-        let wanted = device::Wanted { sequences: self.parallel, snapshots, outputs: self.parallel, context: None };
+        let wanted =
+            device::Wanted { sequences: self.parallel, snapshots, outputs: self.parallel + SCORED, context: None };
         let (runner, plan) = device::prepare(&self.flags, &model, wanted)?;
         let id = ModelId::of(&model.file);
         let shelf = self.shelf.open(&id)?;
@@ -117,8 +125,15 @@ impl FromFlags {
             ..Facts::of(&model)
         };
         tracing::info!(model = name, context = plan.context, slots = self.parallel, "loaded");
-        let engine =
-            Engine::start(runner, EngineConfig { context: plan.context, snapshot_every: SNAPSHOT_EVERY, shelf });
+        let engine = Engine::start(
+            runner,
+            EngineConfig {
+                snapshot_every: SNAPSHOT_EVERY,
+                shelf,
+                max_decode_gap: self.max_decode_gap,
+                ..EngineConfig::new(plan.context)
+            },
+        );
         Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
     }
 }
@@ -129,8 +144,13 @@ impl Serve {
         let name = self.name();
         let template = self.chat_template_file.as_deref().map(template_of).transpose()?;
         let settings = self.settings()?;
-        let loader =
-            FromFlags { flags: self.model.clone(), parallel: settings.parallel, template, shelf: self.shelf.clone() };
+        let loader = FromFlags {
+            flags: self.model.clone(),
+            parallel: settings.parallel,
+            template,
+            shelf: self.shelf.clone(),
+            max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
+        };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };
         let access = Access { keys: Keys::new(&self.keys()?), sharing };
         let models = Models::new(&[name], Arc::new(loader), params);

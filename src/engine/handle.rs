@@ -3,10 +3,11 @@
 use super::{
     Engine, ShelfStats,
     job::Audience,
+    look::Picture,
     request::{Event, EventSink, Request},
 };
 use crate::{
-    memory::Usage,
+    memory::{Scope, Usage},
     session::{self, Session},
 };
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
@@ -44,8 +45,9 @@ pub(super) enum Command {
     Close(ConversationId),
     Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
-    Load { session: Arc<Session>, reply: Sender<Result<(), String>> },
+    Load { session: Arc<Session>, scope: Scope, reply: Sender<Result<(), String>> },
     Stats(Sender<Stats>),
+    Look(Sender<Picture>),
 }
 
 /// A door to a running engine. The engine ends with its last handle.
@@ -135,12 +137,19 @@ impl EngineHandle {
         answer.recv().map_err(|_| GONE)?
     }
 
-    /// Keeps what a session of this model has read: prompts that begin with its tokens go on from there. Fails in one
-    /// line.
-    pub fn load(&self, session: Arc<Session>) -> Result<(), String> {
+    /// Keeps what a session of this model has read: prompts of this scope that begin with its tokens go on from there.
+    /// Fails in one line.
+    pub fn load(&self, session: Arc<Session>, scope: Scope) -> Result<(), String> {
         let (reply, answer) = bounded(1);
-        self.inbox.send(Command::Load { session, reply }).map_err(|_| GONE)?;
+        self.inbox.send(Command::Load { session, scope, reply }).map_err(|_| GONE)?;
         answer.recv().map_err(|_| GONE)?
+    }
+
+    /// How memory looks now.
+    pub fn look(&self) -> Result<Picture, String> {
+        let (reply, answer) = bounded(1);
+        self.inbox.send(Command::Look(reply)).map_err(|_| GONE)?;
+        answer.recv().map_err(|_| GONE.to_string())
     }
 
     /// How full the engine is.

@@ -15,8 +15,9 @@ pub use prefix::hashes as prefix_hashes;
 pub use slots::SlotPool;
 
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
+pub use prefix::Scope;
 use prefix::{Entry, Prefixes};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A live sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,6 +66,8 @@ pub enum Full {
 #[derive(Debug)]
 struct Sequence {
     slot: Slot,
+    /// Where what it reads is known.
+    scope: Scope,
     committed: u32,
     /// One table per page store, covering committed and reserved tokens.
     tables: Vec<Vec<Page>>,
@@ -88,6 +91,19 @@ pub struct Usage {
     pub sequences: Held,
     /// Prefixes that can be gone back to.
     pub snapshots: Held,
+}
+
+/// Whose a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageOwner {
+    /// Nobody's.
+    Free,
+    /// Of a prefix that can be gone back to, and nobody else's.
+    Kept,
+    /// Of a live sequence.
+    Sequence(SequenceId),
+    /// Of several live sequences.
+    Several,
 }
 
 /// Why tokens that somebody has read are read again.
@@ -174,6 +190,8 @@ enum State {
 /// A prefix that gave way. Its pages and its slot belong to others now, who have not written to them yet.
 #[derive(Debug)]
 pub struct Evicted {
+    /// Where they were known.
+    pub scope: Scope,
     /// All its tokens.
     pub tokens: Vec<u32>,
     /// How many of them must be read again, should somebody want it.
@@ -242,7 +260,7 @@ impl Memory {
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
         let tables = vec![Vec::new(); self.page_stores];
-        let id = self.insert(Sequence { slot, committed: 0, tables });
+        let id = self.insert(Sequence { slot, scope: Scope::default(), committed: 0, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -251,6 +269,15 @@ impl Memory {
         let sequence = self.sequences.remove(&id).expect("the sequence is live");
         self.slots.release(sequence.slot);
         self.release_tables(sequence.tables);
+    }
+
+    /// What a sequence reads from now on is known in `scope` only. One that has read something in another scope is
+    /// emptied.
+    pub fn enter(&mut self, id: SequenceId, scope: Scope) -> Option<DeviceWork> {
+        if std::mem::replace(&mut self.get_mut(id).scope, scope) == scope || self.get(id).committed == 0 {
+            return None;
+        }
+        Some(self.clear(id))
     }
 
     /// Empties a sequence.
@@ -270,6 +297,14 @@ impl Memory {
                 return Err(Full::Pages { needed, free: self.pages.free(), total: self.pages.total() });
             }
         }
+    }
+
+    /// True if a sequence of so many tokens fits beside the live ones, when everything that is merely kept gives way.
+    pub fn fits(&self, tokens: u32) -> bool {
+        let needed = self.page_stores * (tokens as usize).div_ceil(self.page_size);
+        let live: HashSet<Page> =
+            self.sequences.values().flat_map(|sequence| sequence.tables.iter().flatten().copied()).collect();
+        needed + live.len() <= self.pages.total()
     }
 
     /// The table entry of the next token, if its page already holds committed tokens.
@@ -354,7 +389,8 @@ impl Memory {
             return None;
         }
         let fold = (self.state == State::Slots).then(|| copy(live));
-        if self.prefixes.keeps(tokens) {
+        let scope = self.get(id).scope;
+        if self.prefixes.keeps(scope, tokens) {
             return fold;
         }
         while self.prefixes.len() >= self.most_prefixes {
@@ -369,7 +405,7 @@ impl Memory {
         };
         let tables = self.get(id).tables.clone();
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        self.prefixes.insert(tokens, Entry { slot, tables });
+        self.prefixes.insert(scope, tokens, Entry { slot, tables });
         slot.map(copy)
     }
 
@@ -382,7 +418,8 @@ impl Memory {
         self.prefixes.tick();
         let most = prompt.len() as u32 - 1;
         let common = common(own, prompt);
-        let found = self.prefixes.find(&prompt[..most as usize]);
+        let scope = self.get(id).scope;
+        let found = self.prefixes.find(scope, &prompt[..most as usize]);
         let known = found.known.max(common.min(most));
         // What is over is taken back if it can be, and if nobody else has read more.
         let over = own.len() as u32 - common.min(most);
@@ -395,7 +432,7 @@ impl Memory {
         let parts = (found.parts && found.known > 0) || (common as usize) < own.len();
         let miss = if cached == known {
             if parts && known < most { Miss::Diverged { at: known } } else { Miss::None }
-        } else if self.prefixes.lost(prompt, cached, known) {
+        } else if self.prefixes.lost(scope, prompt, cached, known) {
             Miss::Evicted { known, from: cached }
         } else {
             Miss::NoSnapshot { known, from: cached }
@@ -404,11 +441,11 @@ impl Memory {
     }
 
     /// How many tokens of the prompt [`Memory::attach`] would not have to read.
-    pub fn reusable(&self, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
+    pub fn reusable(&self, id: SequenceId, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
         let most = prompt.len() as u32 - 1;
         let common = common(own, prompt).min(most);
         let live = if self.can_take_back(own.len() as u32 - common, revocable) { common } else { 0 };
-        live.max(self.reach(&self.prefixes.find(&prompt[..most as usize])))
+        live.max(self.reach(&self.prefixes.find(self.get(id).scope, &prompt[..most as usize])))
     }
 
     /// How far what was found can be gone back to.
@@ -466,12 +503,17 @@ impl Memory {
         let (committed, tables) = (self.get(id).committed, self.get(id).tables.clone());
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
         let work = DeviceWork { copy_slots: vec![(self.get(id).slot, slot)], ..DeviceWork::default() };
-        Ok((self.insert(Sequence { slot, committed, tables }), work))
+        Ok((self.insert(Sequence { slot, scope: self.get(id).scope, committed, tables }), work))
     }
 
     /// Committed tokens.
     pub fn committed(&self, id: SequenceId) -> u32 {
         self.get(id).committed
+    }
+
+    /// Where what the sequence reads is known.
+    pub fn scope(&self, id: SequenceId) -> Scope {
+        self.get(id).scope
     }
 
     /// Where the sequence's state lives.
@@ -486,7 +528,7 @@ impl Memory {
 
     /// Positions of `tokens` that can be gone back to, ascending.
     pub fn kept(&self, tokens: &[u32]) -> Vec<u32> {
-        self.prefixes.kept(tokens).map(|(length, _)| length).collect()
+        self.prefixes.kept(Scope::default(), tokens).map(|(length, _)| length).collect()
     }
 
     /// How much of everything is in use.
@@ -497,6 +539,29 @@ impl Memory {
             sequences: Held { held: self.sequences.len(), total: self.slots.total() },
             snapshots: Held { held: self.prefixes.len(), total: self.most_prefixes },
         }
+    }
+
+    /// Whose each page is, in the order of their numbers, as runs.
+    pub fn page_owners(&self) -> Vec<(PageOwner, usize)> {
+        let mut owners = vec![PageOwner::Free; self.pages.total() + 1];
+        for (id, sequence) in &self.sequences {
+            for page in sequence.tables.iter().flatten() {
+                let owner = &mut owners[page.0 as usize];
+                *owner = if *owner == PageOwner::Free { PageOwner::Sequence(*id) } else { PageOwner::Several };
+            }
+        }
+        for page in self.prefixes.entries().flat_map(|entry| entry.tables.iter().flatten()) {
+            let owner = &mut owners[page.0 as usize];
+            *owner = if *owner == PageOwner::Free { PageOwner::Kept } else { *owner };
+        }
+        let mut runs: Vec<(PageOwner, usize)> = Vec::new();
+        for owner in owners.into_iter().skip(1) {
+            match runs.last_mut() {
+                Some((last, count)) if *last == owner => *count += 1,
+                Some(_) | None => runs.push((owner, 1)),
+            }
+        }
+        runs
     }
 
     fn take_slot(&mut self) -> Result<Slot, Full> {
@@ -529,11 +594,11 @@ impl Memory {
 
     /// Live sequences come before kept prefixes: the one worth least is given up. False if there is none.
     fn drop_a_prefix(&mut self) -> bool {
-        let Some((tokens, saved, entry)) = self.prefixes.evict() else { return false };
+        let Some((scope, tokens, saved, entry)) = self.prefixes.evict() else { return false };
         if let Some(evicted) = &mut self.evicted {
             let (length, tables) = (tokens.len() as u32, entry.tables.clone());
             let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
-            evicted.push(Evicted { tokens, saved, kept: Kept { length, tables, states } });
+            evicted.push(Evicted { scope, tokens, saved, kept: Kept { length, tables, states } });
         }
         entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
         self.release_tables(entry.tables);

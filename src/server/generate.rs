@@ -7,8 +7,9 @@ use super::{
 };
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
-    engine::{Cache, Cancel, Constraint, Event, Probabilities, Request, Timings},
+    engine::{Cache, Cancel, Constraint, Event, Probabilities, Request, Score, Timings},
     grammar::{AnswerConstraint, Stage},
+    memory::Scope,
     sampling::SamplerParams,
     scheduler::Finish,
     text::{AnswerReader, Control, Part},
@@ -38,6 +39,8 @@ pub struct Ask {
     pub end: EndOfAnswer,
     /// How many likeliest tokens to report with each token.
     pub likeliest: Option<usize>,
+    /// What is wanted of the prompt itself.
+    pub score: Option<Score>,
     /// What the answer has to look like.
     pub stages: Vec<Stage>,
     /// Whether to begin with what is known of the prompt.
@@ -64,6 +67,10 @@ pub enum EndOfAnswer {
 pub enum Piece {
     /// A token whose probability was asked for; its text follows as soon as it is whole.
     Token(TokenPiece),
+    /// A token of the prompt whose probability was asked for, from the second one on.
+    OfPrompt(TokenPiece),
+    /// The hidden state of the prompt.
+    Hidden(Vec<f32>),
     /// A part of the answer.
     Part(Part),
     /// The answer is over.
@@ -152,6 +159,8 @@ struct Answering {
     queued: Duration,
     began: Instant,
     tokens: Vec<u32>,
+    /// Tokens of the prompt whose probability was told.
+    prompt_read: usize,
     /// The text so far, reasoning and calls as the model wrote them.
     written: String,
     stopped: Option<usize>,
@@ -199,7 +208,9 @@ impl Answering {
             rule: text.rule(),
             constraint,
             likeliest: ask.likeliest,
+            score: ask.score,
             cache: ask.cache,
+            scope: Scope(scope),
             ..Request::new(ask.prompt.clone(), sampler)
         };
         let (told, events) = mpsc::unbounded_channel();
@@ -222,6 +233,7 @@ impl Answering {
             queued,
             began,
             tokens: Vec::new(),
+            prompt_read: 0,
             written: String::new(),
             stopped: None,
         })
@@ -256,6 +268,17 @@ impl Answering {
                     self.probabilities(probabilities);
                     false
                 }
+                Some(Event::OfPrompt(probabilities)) => {
+                    self.prompt_read += 1;
+                    let before = self.prompt.1.get(self.prompt_read - 1).copied();
+                    let token = self.token_piece(before, probabilities);
+                    self.send(Piece::OfPrompt(token));
+                    false
+                }
+                Some(Event::Hidden(state)) => {
+                    self.send(Piece::Hidden(state));
+                    false
+                }
                 Some(Event::Token(id)) => {
                     drop(read.take());
                     self.token(id)
@@ -277,10 +300,15 @@ impl Answering {
 
     /// They come before their token.
     fn probabilities(&mut self, probabilities: Box<Probabilities>) {
-        let id = probabilities.chosen.token;
         let before = self.tokens.last().or(self.prompt.1.last()).copied();
+        let token = self.token_piece(before, probabilities);
+        self.send(Piece::Token(token));
+    }
+
+    fn token_piece(&self, before: Option<u32>, probabilities: Box<Probabilities>) -> TokenPiece {
+        let id = probabilities.chosen.token;
         let bytes = self.served.tokenizer.piece_after(before, id, Control::Show).unwrap_or_default().to_vec();
-        self.send(Piece::Token(TokenPiece { id, bytes, probabilities }));
+        TokenPiece { id, bytes, probabilities }
     }
 
     /// True if the answer cannot go on.

@@ -168,6 +168,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         stop_strings,
         end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
         likeliest: None,
+        score: None,
         stages: Vec::new(),
         cache,
         wish: Wish { slot, session: session.map(str::to_string), scope },

@@ -1,6 +1,6 @@
 //! Which handler answers which path.
 
-use super::{ApiError, Server, access, anthropic, family, llama, ollama, openai};
+use super::{ApiError, Server, access, anthropic, family, llama, memory_view, ollama, openai, page};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -18,6 +18,7 @@ pub fn router(server: Arc<Server>) -> Router {
         .merge(llama_routes())
         .merge(anthropic_routes())
         .merge(ollama_routes())
+        .merge(page::routes())
         .fallback(|| async { ApiError::not_found("there is no such endpoint; GET / shows a page") })
         .method_not_allowed_fallback(method_not_allowed)
         .layer(limit)
@@ -47,6 +48,8 @@ fn openai_routes() -> Router<Arc<Server>> {
         .route("/v1/completions", completions())
         .route("/v1/responses", post(openai::responses::create))
         .route("/v1/responses/{id}", get(openai::responses::retrieve).delete(openai::responses::delete))
+        .route("/v1/embeddings", post(openai::embeddings::embeddings))
+        .route("/embeddings", post(openai::embeddings::embeddings))
         .route("/v1/models", get(llama::models))
         .route("/v1/models/{*name}", get(llama::model))
         .route("/models", get(llama::models))
@@ -62,6 +65,7 @@ fn llama_routes() -> Router<Arc<Server>> {
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots::list))
         .route("/slots/{id}", post(llama::slots::act))
+        .route("/memory", get(memory_view::memory))
         .route("/health", get(llama::health))
         .route("/v1/health", get(llama::health))
         .route("/metrics", get(llama::metrics))
@@ -77,6 +81,8 @@ fn ollama_routes() -> Router<Arc<Server>> {
     Router::new()
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
         .route("/api/tags", get(ollama::tags))
         .route("/api/show", post(ollama::show))
         .route("/api/ps", get(ollama::running))

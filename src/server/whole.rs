@@ -41,6 +41,10 @@ pub struct Whole {
     pub calls: Vec<Call>,
     /// Tokens with probabilities, if they were asked for.
     pub tokens: Vec<TokenPiece>,
+    /// Tokens of the prompt with probabilities, from the second one on, if they were asked for.
+    pub prompt: Vec<TokenPiece>,
+    /// The hidden state of the prompt, if it was asked for.
+    pub hidden: Vec<f32>,
     /// How it ended.
     pub end: End,
 }
@@ -51,6 +55,8 @@ struct Growing {
     content: String,
     calls: Vec<Call>,
     tokens: Vec<TokenPiece>,
+    prompt: Vec<TokenPiece>,
+    hidden: Vec<f32>,
     end: Option<End>,
 }
 
@@ -77,14 +83,16 @@ pub async fn collect(mut pieces: Pieces, answers: usize) -> Result<Vec<Whole>, A
         let (index, piece) = pieces.recv().await.ok_or_else(|| ApiError::internal("the answer was lost"))?;
         match piece {
             Piece::Token(token) => growing[index].tokens.push(token),
+            Piece::OfPrompt(token) => growing[index].prompt.push(token),
+            Piece::Hidden(state) => growing[index].hidden = state,
             Piece::Part(part) => growing[index].part(part),
             Piece::Done(end) => growing[index].end = Some(*end),
             Piece::Failed(error) => return Err(error),
         }
     }
     let whole = |answer: Growing| {
-        let Growing { reasoning, content, calls, tokens, end } = answer;
-        end.map(|end| Whole { reasoning, content, calls, tokens, end })
+        let Growing { reasoning, content, calls, tokens, prompt, hidden, end } = answer;
+        end.map(|end| Whole { reasoning, content, calls, tokens, prompt, hidden, end })
     };
     Ok(growing.into_iter().filter_map(whole).collect())
 }

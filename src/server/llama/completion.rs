@@ -181,7 +181,9 @@ impl Form for NativeForm {
                 }
                 vec![Message::plain(chunk)]
             }
-            Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            Piece::OfPrompt(_)
+            | Piece::Hidden(_)
+            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
             Piece::Done(end) => {
                 let mut last = self.last(index, &end);
                 last["index"] = json!(index);

@@ -21,7 +21,8 @@ use std::sync::Arc;
 /// Which model a request without a body is about.
 #[derive(Debug, Default, Deserialize)]
 pub struct Which {
-    model: Option<String>,
+    /// Its name.
+    pub model: Option<String>,
 }
 
 /// Whether the server lives; with `?fail_on_no_slot=1` whether a slot is free.

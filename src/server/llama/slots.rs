@@ -2,6 +2,7 @@
 
 use super::Which;
 use crate::{
+    memory::Scope,
     server::{
         ApiError, Body, Caller, Fields, Server,
         served::Served,
@@ -139,13 +140,13 @@ async fn restore(
     let began = Instant::now();
     let slot = take(served, (id, caller)).await?;
     let model = served.id.clone();
-    let shown = name.clone();
+    let (shown, scope) = (name.clone(), Scope(caller.scope));
     let read = move |engine: &crate::engine::EngineHandle| {
         let fail = |what: String| format!("{shown}: {what}");
         let session = Session::open(&path).map_err(|error| fail(error.to_string()))?;
         session.check_model(&model).map_err(|error| fail(error.to_string()))?;
         let tokens = session.tokens().to_vec();
-        engine.load(Arc::new(session)).map_err(fail)?;
+        engine.load(Arc::new(session), scope).map_err(fail)?;
         Ok(tokens)
     };
     let tokens = served.ask_engine(read).await.map_err(|error| ApiError::bad(error.message))?;

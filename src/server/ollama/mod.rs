@@ -1,11 +1,13 @@
 //! The endpoints of Ollama's API.
 
+mod embed;
 mod models;
 mod reply;
 mod request;
 #[cfg(test)]
 mod tests;
 
+pub use embed::{embed, embeddings};
 pub use models::{running, show, tags, version};
 pub use reply::error_body;
 

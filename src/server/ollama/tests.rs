@@ -109,7 +109,9 @@ fn lines_say_together_what_one_reply_says() {
     let all = |field: &str| lines.iter().filter_map(|line| line["message"][field].as_str()).collect::<String>();
     let call = Call { id: Some("c1".into()), name: "clock".into(), arguments: "{\"zone\":\"UTC\"}".into() };
     let (reasoning, content) = ("Hm.".into(), "I look.".into());
-    let whole = form(Field::Message).whole(&Whole { reasoning, content, calls: vec![call], tokens: vec![], end });
+    let (tokens, prompt, hidden) = (Vec::new(), Vec::new(), Vec::new());
+    let answer = Whole { reasoning, content, calls: vec![call], tokens, prompt, hidden, end };
+    let whole = form(Field::Message).whole(&answer);
     assert_eq!((json!(all("thinking")), json!(all("content"))), {
         let message = &whole["message"];
         (message["thinking"].clone(), message["content"].clone())

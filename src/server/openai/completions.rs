@@ -2,7 +2,7 @@
 
 use super::{finish_reason, timings, unique, usage};
 use crate::{
-    engine::Probabilities,
+    engine::{Probabilities, Score},
     server::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
@@ -136,6 +136,9 @@ impl Wanted {
         let mut ask = options::ask(fields, served, caller.scope)?;
         ask.max_tokens = ask.max_tokens.or_else(|| fields.get("n_predict").is_none().then_some(DEFAULT_TOKENS));
         ask.likeliest = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
+        let echo = fields.flag("echo")?.unwrap_or(false).then_some(());
+        // Scoring harnesses echo a text with its probabilities and want no token more than one.
+        ask.score = echo.and(ask.likeliest).map(Score::Probabilities);
         if let Some(grammar) = options::grammar(fields)? {
             ask.stages = vec![options::stage(served, &grammar)?];
         }
@@ -144,13 +147,7 @@ impl Wanted {
         if best_of < answers {
             return Err(ApiError::field("best_of", format!("{best_of}, expected at least n, {answers}")));
         }
-        Ok(Self {
-            prompts: all.into_iter().map(with_text).collect(),
-            ask,
-            answers,
-            best_of,
-            echo: fields.flag("echo")?.unwrap_or(false).then_some(()),
-        })
+        Ok(Self { prompts: all.into_iter().map(with_text).collect(), ask, answers, best_of, echo })
     }
 
     fn ask(&self, prompt: &Prompt) -> Ask {
@@ -183,7 +180,8 @@ impl Wanted {
 
     fn choice(&self, served: &Served, index: usize, prompt: &Prompt, answer: &Whole) -> Value {
         let before = self.echo.map_or("", |()| &prompt.text);
-        let logprobs = self.ask.likeliest.map(|_| Legacy::new(served, before.len()).of(&answer.tokens));
+        let first = prompt.tokens.first().copied().filter(|_| self.echo.is_some());
+        let logprobs = self.ask.likeliest.map(|_| Legacy::new(served).of(first, &answer.prompt, &answer.tokens));
         json!({
             "index": index,
             "text": format!("{before}{}", answer.content),
@@ -222,8 +220,16 @@ impl Wanted {
         let pieces = generate::begin(server, served, asks).await?;
         let before = self.echo.map(|()| prompt.text.clone());
         let answers = self.answers;
-        let form =
-            TextForm { head, served: served.clone(), wanted: self, before, said: vec![], ends: vec![], with_usage };
+        let form = TextForm {
+            head,
+            served: served.clone(),
+            wanted: self,
+            before,
+            prompt: vec![],
+            said: vec![],
+            ends: vec![],
+            with_usage,
+        };
         Ok(stream::respond(pieces, answers, form, Wire::EventsUntilDone))
     }
 }
@@ -231,22 +237,31 @@ impl Wanted {
 /// Probabilities in the form of the first API: lists side by side.
 struct Legacy<'a> {
     served: &'a Served,
-    offset: usize,
 }
 
 impl<'a> Legacy<'a> {
-    fn new(served: &'a Served, offset: usize) -> Self {
-        Self { served, offset }
+    fn new(served: &'a Served) -> Self {
+        Self { served }
     }
 
-    fn of(mut self, tokens: &[TokenPiece]) -> Value {
+    /// Of the first token of an echoed prompt, which has no probability, of its others, and of the answer.
+    fn of(&self, first: Option<u32>, prompt: &[TokenPiece], answer: &[TokenPiece]) -> Value {
         let (mut texts, mut chosen, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
-        for token in tokens {
-            texts.push(String::from_utf8_lossy(&token.bytes).into_owned());
-            chosen.push(token.probabilities.chosen.log_probability.max(-9999.0));
-            top.push(self.likeliest(&token.probabilities));
-            offsets.push(self.offset);
-            self.offset += texts.last().map_or(0, |text| text.chars().count());
+        let mut offset = 0;
+        let mut push = |bytes: &[u8], probabilities: Option<&Probabilities>| {
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            offsets.push(offset);
+            offset += text.chars().count();
+            texts.push(text);
+            let log_probability = |one: &Probabilities| one.chosen.log_probability.max(-9999.0);
+            chosen.push(probabilities.map_or(Value::Null, |one| json!(log_probability(one))));
+            top.push(probabilities.map_or(Value::Null, |one| self.likeliest(one)));
+        };
+        if let Some(first) = first {
+            push(self.served.tokenizer.piece_after(None, first, Control::Show).unwrap_or_default(), None);
+        }
+        for token in prompt.iter().chain(answer) {
+            push(&token.bytes, Some(&token.probabilities));
         }
         json!({"tokens": texts, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
     }
@@ -269,6 +284,7 @@ struct TextForm {
     served: Arc<Served>,
     wanted: Wanted,
     before: Option<String>,
+    prompt: Vec<TokenPiece>,
     said: Vec<(usize, TokenPiece)>,
     ends: Vec<End>,
     with_usage: bool,
@@ -278,7 +294,11 @@ impl TextForm {
     fn chunk(&mut self, index: usize, text: &str, finish: Option<&End>) -> Message {
         let tokens: Vec<TokenPiece> =
             self.said.extract_if(.., |(of, _)| *of == index).map(|(_, token)| token).collect();
-        let logprobs = self.wanted.ask.likeliest.map(|_| Legacy::new(&self.served, 0).of(&tokens));
+        // An echoed prompt's probabilities are known when its text has been sent already: they come with the first token.
+        let prompt = std::mem::take(&mut self.prompt);
+        let first = self.wanted.prompts.first().and_then(|prompt| prompt.tokens.first().copied());
+        let first = first.filter(|_| !prompt.is_empty());
+        let logprobs = self.wanted.ask.likeliest.map(|_| Legacy::new(&self.served).of(first, &prompt, &tokens));
         let mut chunk = self.head.clone();
         chunk["choices"] = json!([{
             "index": index,
@@ -303,7 +323,13 @@ impl Form for TextForm {
                 Vec::new()
             }
             Piece::Part(Part::Content(text)) => vec![self.chunk(index, &text, None)],
-            Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            Piece::OfPrompt(token) => {
+                self.prompt.push(token);
+                Vec::new()
+            }
+            Piece::Hidden(_) | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => {
+                Vec::new()
+            }
             Piece::Done(end) => {
                 let mut last = self.chunk(index, "", Some(&end));
                 last.data["timings"] = timings(&end);

@@ -249,6 +249,7 @@ impl Form for ResponseForm {
                 self.said.push(token);
                 Vec::new()
             }
+            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
             Piece::Part(part) => self.part(part),
             Piece::Done(end) => self.done(&end),
             Piece::Failed(error) => vec![self.error(&error)],
