@@ -46,7 +46,11 @@ pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body
     let before = before.map(|id| server.responses.get(caller.scope, id)).transpose();
     let before = before.map_err(|error| ApiError { param: Some("previous_response_id".into()), ..error })?;
     let mut messages = before.map(|entry| entry.messages.clone()).unwrap_or_default();
-    messages.extend(input::messages(fields.need("input", "a text or a list of items")?)?);
+    let input = input::messages(fields.need("input", "a text or a list of items")?)?;
+    if input.is_empty() {
+        return Err(ApiError::field("input", "nothing to answer, expected a text or a list of items"));
+    }
+    messages.extend(input);
     let turn = turn(&fields, messages.clone(), &server)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.max_tokens = fields.count(&["max_output_tokens"], (1, 1 << 30))?;
