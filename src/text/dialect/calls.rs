@@ -74,6 +74,9 @@ pub(super) enum Progress {
     Not,
 }
 
+/// Headers with the white space around them are shorter, in bytes.
+const LONGEST_HEADER: usize = 512;
+
 /// Text that was taken for a call and is none is looked through for another one up to this length, in bytes.
 const LOOKED_THROUGH: usize = 256;
 
@@ -182,6 +185,9 @@ impl Calls {
     fn header(&mut self, form: Form, c: char, parts: &mut Parts) -> Progress {
         let At::Body(Body::Header(text, marker)) = &mut self.at else { return Progress::Not };
         text.push(c);
+        if text.len() > LONGEST_HEADER {
+            return Progress::Not;
+        }
         let object = text.trim_start().starts_with(['{', '[']) && matches!(*marker, MISTRAL | TOOL_CALL);
         let header = match form {
             _ if object => {

@@ -21,8 +21,11 @@ pub(super) struct Think {
 
 #[derive(Debug)]
 enum At {
-    /// Nothing but the text here has come: white space, the start of a tag.
-    Start(String),
+    /// Nothing but white space and what may be the start of a tag has come.
+    Start {
+        space: String,
+        tag: String,
+    },
     Inside {
         close: StopMatcher,
         /// Newlines that may stand before the closing tag.
@@ -37,7 +40,11 @@ impl Think {
     pub(super) fn new(tags: Tags, prompt: &str, mode: ReasoningMode, calls: &mut Calls) -> Think {
         // Only the very end counts: a question may speak of tags as well.
         let prompt = prompt.trim_end();
-        let at = if prompt.ends_with(tags.open) { inside(tags) } else { At::Start(String::new()) };
+        let at = if prompt.ends_with(tags.open) {
+            inside(tags)
+        } else {
+            At::Start { space: String::new(), tag: String::new() }
+        };
         if prompt.ends_with(tags.close) && mode == ReasoningMode::Split {
             calls.skip_newlines();
         }
@@ -46,16 +53,17 @@ impl Think {
 
     pub(super) fn push(&mut self, c: char, calls: &mut Calls, parts: &mut Parts) {
         match &mut self.at {
-            At::Start(held) => {
-                held.push(c);
-                let tag = held.trim_start();
+            At::Start { space, tag } if tag.is_empty() && c.is_whitespace() => space.push(c),
+            At::Start { space, tag } => {
+                tag.push(c);
                 if tag == self.tags.open {
                     if self.mode == ReasoningMode::Raw {
-                        parts.content(held);
+                        parts.content(space);
+                        parts.content(tag);
                     }
                     self.at = inside(self.tags);
-                } else if !self.tags.open.starts_with(tag) {
-                    let text = std::mem::take(held);
+                } else if !self.tags.open.starts_with(tag.as_str()) {
+                    let text = std::mem::take(space) + tag;
                     self.at = At::After;
                     text.chars().for_each(|c| calls.push(c, parts));
                 }
@@ -81,7 +89,7 @@ impl Think {
     /// Ends the answer: reasoning that was never closed is reasoning to its end.
     pub(super) fn finish(&mut self, calls: &mut Calls, parts: &mut Parts) {
         match std::mem::replace(&mut self.at, At::After) {
-            At::Start(held) => held.chars().for_each(|c| calls.push(c, parts)),
+            At::Start { space, tag } => (space + &tag).chars().for_each(|c| calls.push(c, parts)),
             At::Inside { mut close, newlines, .. } => {
                 let rest = newlines + &close.finish();
                 match self.mode {

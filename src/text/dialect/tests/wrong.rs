@@ -111,3 +111,35 @@ fn long_text_that_is_no_call_comes_out_whole() {
     let text = format!("<|tool_call_start|>[now(a={nested}{})]", "]".repeat(100_000));
     assert_eq!(read("lfm", "", &text), format!("say({text})"), "and no stack is used up");
 }
+
+/// Reading takes as long as the text is, whatever it holds: 200 kB take some 30 ms each, and took 27 s where white space
+/// was looked through again with every character.
+#[test]
+fn long_answers_take_no_time() {
+    let start = std::time::Instant::now();
+    for (name, begin, unit) in [
+        ("hermes", "", "\n"),
+        ("hermes", "<tool_call>", "\n"),
+        ("hermes", "", "<tool_call>{\"k\":\"<tool_call>{\",\":\""),
+        ("hermes", "<tool_call>{\"name\": \"now\", \"arguments\": {", "<"),
+        ("xml", "<tool_call>", "\n"),
+        ("xml", "", "<tool_call>\n<function=aaaaaaaaaaaaaaaa"),
+        ("xml", "<function=now>", "\n"),
+        ("xml", "<function=now>\n<parameter=a>", "\n</parameter"),
+        ("kimi", "<|tool_calls_section_begin|>", " "),
+        ("kimi", "", "<|tool_call_begin|>aaaa"),
+        ("deepseek3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now", "\n"),
+        ("mistral-named", "", "[TOOL_CALLS]aaa"),
+        ("mistral", "[TOOL_CALLS]", " "),
+        ("llama", "", " "),
+        ("lfm", "<|tool_call_start|>", " "),
+        ("lfm", "", "<|tool_call_start|>[a("),
+        ("harmony", "", "<|channel|>aaaaaa"),
+        ("harmony", " to=functions.now<|message|>{}", "<|end|> "),
+    ] {
+        let text = format!("{begin}{}", unit.repeat(200_000 / unit.len()));
+        assert!(read(name, "", &text).len() < 2 * text.len(), "{name} {begin:?} {unit:?}");
+    }
+    let took = start.elapsed();
+    assert!(took < std::time::Duration::from_secs(10), "took {took:?}");
+}
