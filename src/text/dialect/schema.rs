@@ -50,8 +50,9 @@ impl Tool {
         let schema = self.parameters.as_ref();
         let parameter = schema.and_then(|schema| schema.get("properties")?.get(name));
         let mut kinds = Kinds::default();
+        let mut left = MOST;
         if let (Some(root), Some(parameter)) = (schema, parameter) {
-            kinds.add(parameter, root, 0);
+            kinds.add(parameter, root, &mut left);
         }
         kinds
     }
@@ -67,25 +68,24 @@ impl Tool {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Kinds(Vec<String>);
 
-/// References are followed so deep, so that one to itself ends.
-const DEEPEST: usize = 8;
+/// So many schemas are looked at for one parameter: references may go round in circles, and branch on the way.
+const MOST: usize = 200;
 
 impl Kinds {
-    fn add(&mut self, schema: &Value, root: &Value, depth: usize) {
-        if depth > DEEPEST {
-            return;
-        }
+    fn add(&mut self, schema: &Value, root: &Value, left: &mut usize) {
+        let Some(fewer) = left.checked_sub(1) else { return };
+        *left = fewer;
         match schema.get("type") {
             Some(Value::String(kind)) => self.insert(kind),
             Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).for_each(|kind| self.insert(kind)),
             _ => {
                 let target = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.strip_prefix('#'));
                 if let Some(target) = target.and_then(|path| root.pointer(path)) {
-                    self.add(target, root, depth + 1);
+                    self.add(target, root, left);
                 }
                 for key in ["anyOf", "oneOf", "allOf"] {
                     for choice in schema.get(key).and_then(Value::as_array).into_iter().flatten() {
-                        self.add(choice, root, depth + 1);
+                        self.add(choice, root, left);
                     }
                 }
                 let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();

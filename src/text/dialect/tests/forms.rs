@@ -338,3 +338,13 @@ fn only_what_may_be_a_marker_is_held() {
     assert_eq!(reader.finish(), []);
     assert_eq!(reader.finish(), []);
 }
+
+/// An answer in JSON that is no call is held back no longer than to its first key, or its name.
+#[test]
+fn other_objects_come_out_as_soon_as_they_can() {
+    for (held, last) in [("{\"title", "\""), ("{\"type\": \"x\", \"name\": \"Ann", "\""), ("{", "1")] {
+        let mut reader = dialect("llama").reader(NO, &tools(), ReasoningMode::Split);
+        assert_eq!(reader.push(held), []);
+        assert_eq!(reader.push(last), [Part::Content(format!("{held}{last}"))]);
+    }
+}

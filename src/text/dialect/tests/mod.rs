@@ -56,6 +56,7 @@ pub(super) fn dialect(name: &str) -> Dialect {
 pub(super) fn tools() -> Vec<Value> {
     let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "description": "Of use.", "parameters": parameters}});
     let weather = json!({"type": "object", "properties": {"city": {"type": "string", "description": "A city."}, "days": {"type": "integer", "description": "Days ahead."}}});
+    let endless = vec![json!({"$ref": "#/$defs/Endless"}); 20];
     let kinds = json!({
         "type": "object",
         "properties": {
@@ -71,7 +72,7 @@ pub(super) fn tools() -> Vec<Value> {
             "pick": {"enum": ["a", 1]},
             "endless": {"$ref": "#/$defs/Endless"},
         },
-        "$defs": {"Point": {"type": "object"}, "Endless": {"$ref": "#/$defs/Endless"}},
+        "$defs": {"Point": {"type": "object"}, "Endless": {"anyOf": endless}},
     });
     vec![tool("get_weather", weather), tool("kinds", kinds), json!({"name": "now"})]
 }

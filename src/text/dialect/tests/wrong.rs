@@ -78,6 +78,7 @@ fn calls_survive_small_mistakes() {
             "<|tool_call_begin|>now:0<|tool_call_argument_begin|>?!<|tool_call_end|>.",
             "call(now#now:0)(?!) say(.)",
         ),
+        ("kimi", "", "<|tool_call_begin|>now:0<|tool_call_argument_begin|>?!<|tool", "call(now#now:0)(?!<|tool)"),
         ("mistral", "", r#"[TOOL_CALLS][{"name": "now", "arguments": {}}, oops]"#, "call(now)({}) say(oops])"),
         (
             "xml",
