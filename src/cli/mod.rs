@@ -3,6 +3,7 @@
 mod bench;
 mod bench_op;
 mod chat;
+mod config;
 mod convert;
 mod device;
 mod flags;
@@ -61,7 +62,8 @@ pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {
-    match Cli::parse().command {
+    let arguments = config::expand(std::env::args_os().collect())?;
+    match Cli::parse_from(arguments).command {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),
         Command::Serve(command) => command.run(),

@@ -3,12 +3,16 @@
 use super::{ApiError, Caller, Server};
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, header::AUTHORIZATION},
+    http::{
+        HeaderMap, HeaderValue, Method, StatusCode,
+        header::{AUTHORIZATION, HOST, ORIGIN},
+    },
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
+use tower_http::cors::{Any, CorsLayer};
 
 /// API keys. Compared in a time that does not depend on how much of a key is right.
 #[derive(Clone, Default)]
@@ -48,6 +52,8 @@ pub struct Access {
     pub keys: Keys,
     /// Whether a request may begin with what was read for another key.
     pub sharing: Sharing,
+    /// Other sites whose pages may ask; `*` is any.
+    pub origins: Vec<String>,
 }
 
 /// Whether a request may begin with what was read for another key.
@@ -69,10 +75,37 @@ fn key(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| headers.get("x-api-key")?.to_str().ok())
 }
 
+/// What a page of another site may know: it is refused unless it is on the list. Without this any page a user looks at
+/// could use a server on his machine.
+pub async fn check_origin(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let origins = &server.access.origins;
+    let Some(origin) = request.headers().get(ORIGIN).and_then(|value| value.to_str().ok()) else {
+        return next.run(request).await;
+    };
+    let host = request.headers().get(HOST).and_then(|value| value.to_str().ok());
+    let own = host.is_some_and(|host| origin.split_once("://").is_some_and(|(_, rest)| rest == host));
+    if own || origins.iter().any(|known| known == "*" || known == origin) {
+        return next.run(request).await;
+    }
+    let message = format!("pages of {origin} may not ask; --cors-origin lets them");
+    ApiError { status: StatusCode::FORBIDDEN, ..ApiError::unauthorized(message) }.into_response()
+}
+
+/// The headers that let pages of the listed sites read replies.
+pub fn cross_origin(origins: &[String]) -> CorsLayer {
+    let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any).expose_headers(Any);
+    if origins.iter().any(|origin| origin == "*") {
+        return layer.allow_origin(Any);
+    }
+    let known: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+    layer.allow_origin(known)
+}
+
 /// Lets through who has a key, and notes whose request it is.
 pub async fn check(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
     let access = &server.access;
-    if !access.keys.0.is_empty() && !OPEN.contains(&request.uri().path()) {
+    let is_open = request.method() == Method::OPTIONS || OPEN.contains(&request.uri().path());
+    if !access.keys.0.is_empty() && !is_open {
         let Some(number) = key(request.headers()).and_then(|key| access.keys.find(key)) else {
             return ApiError::unauthorized("Invalid API key: expected one in Authorization: Bearer or x-api-key")
                 .into_response();

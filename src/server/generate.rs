@@ -175,7 +175,8 @@ impl Answering {
         pieces: mpsc::UnboundedSender<(usize, Piece)>,
     ) -> Result<Self, ApiError> {
         let began = Instant::now();
-        let deadline = ask.patience.map(|patience| began + patience);
+        let patience = ask.patience.or(server.settings.timeout);
+        let deadline = patience.map(|patience| began + patience);
         let stop_tokens = match ask.end {
             EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
             EndOfAnswer::Never => Vec::new(),
@@ -187,7 +188,7 @@ impl Answering {
         };
         let (wish, scope) = (ask.wish.clone(), ask.wish.scope);
         let waiting = served.slots.acquire(wish, ask.prompt.as_slice().into());
-        let slot = match ask.patience {
+        let slot = match patience {
             None => waiting.await?,
             Some(patience) => tokio::time::timeout(patience, waiting)
                 .await

@@ -31,7 +31,7 @@ pub use access::{Access, Keys, Sharing};
 pub use error::ApiError;
 pub use fields::Fields;
 pub use metrics::Metrics;
-pub use models::{Loader, Models};
+pub use models::{Loader, Models, Room};
 pub use openai::responses::Responses;
 pub use request::{Body, Caller};
 pub use routes::router;

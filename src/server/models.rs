@@ -5,12 +5,24 @@ use super::{
     served::{Loaded, Served},
 };
 use crate::sampling::SamplerParams;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 /// Loads models; knows devices and memory, which the server does not.
 pub trait Loader: Send + Sync + std::fmt::Debug {
     /// Loads the model of this name. Fails in one line.
-    fn load(&self, name: &str) -> Result<Loaded, String>;
+    fn load(&self, name: &str, room: Room) -> Result<Loaded, String>;
+}
+
+/// Which room a model is loaded into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// What there is: its context is as long as fits.
+    AsThereIs,
+    /// As much as it asks for, or none: another model could make room.
+    AsAskedFor,
 }
 
 /// A model that may be loaded.
@@ -19,6 +31,9 @@ struct Entry {
     name: String,
     served: Mutex<Option<Arc<Served>>>,
 }
+
+/// How long an engine takes to end.
+const UNLOADING: Duration = Duration::from_millis(500);
 
 /// The models.
 #[derive(Debug)]
@@ -38,6 +53,10 @@ impl Entry {
     fn set(&self, served: Option<Arc<Served>>) {
         *self.served.lock().unwrap_or_else(PoisonError::into_inner) = served;
     }
+}
+
+fn is_idle(entry: &&Entry) -> bool {
+    entry.served().is_some_and(|served| served.slots.busy() == 0)
 }
 
 impl Models {
@@ -82,7 +101,10 @@ impl Models {
             return Ok(served);
         }
         loop {
-            let refused = match self.load(&entry.name, settings).await {
+            // With nobody left to make room, what there is has to do.
+            let can_unload = self.entries.iter().any(|entry| is_idle(&entry));
+            let room = if can_unload { Room::AsAskedFor } else { Room::AsThereIs };
+            let refused = match self.load(&entry.name, room, settings).await {
                 Ok(served) => {
                     entry.set(Some(served.clone()));
                     return Ok(served);
@@ -92,20 +114,21 @@ impl Models {
             if !self.unload_one() {
                 return Err(ApiError::busy(refused, 5));
             }
+            // Its engine gives the memory back when its thread has ended.
+            tokio::time::sleep(UNLOADING).await;
         }
     }
 
-    async fn load(&self, name: &str, settings: &Settings) -> Result<Arc<Served>, String> {
+    async fn load(&self, name: &str, room: Room, settings: &Settings) -> Result<Arc<Served>, String> {
         let (loader, defaults, name) = (self.loader.clone(), self.defaults.clone(), name.to_string());
         let slots = (settings.parallel, settings.queue);
-        let load = move || Served::new(&name, loader.load(&name)?, defaults, slots).map(Arc::new);
+        let load = move || Served::new(&name, loader.load(&name, room)?, defaults, slots).map(Arc::new);
         tokio::task::spawn_blocking(load).await.map_err(|error| error.to_string())?
     }
 
     /// Unloads the idle model that was not used for the longest time; false if there is none.
     fn unload_one(&self) -> bool {
-        let idle = |entry: &&Entry| entry.served().is_some_and(|served| served.slots.busy() == 0);
-        let loaded = self.entries.iter().filter(idle);
+        let loaded = self.entries.iter().filter(is_idle);
         let Some(entry) = loaded.min_by_key(|entry| entry.served().map(|served| served.last_used())) else {
             return false;
         };

@@ -23,6 +23,8 @@ pub fn router(server: Arc<Server>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(limit)
         .layer(middleware::from_fn_with_state(server.clone(), access::check))
+        .layer(access::cross_origin(&server.access.origins))
+        .layer(middleware::from_fn_with_state(server.clone(), access::check_origin))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn(family::errors))
         .layer(TraceLayer::new_for_http())

@@ -131,6 +131,13 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
+    /// Goes on after a stop string was found, as if the stream began here.
+    pub fn restart(&mut self) {
+        self.stopped = false;
+        self.held.clear();
+        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
+    }
+
     /// The stop string that this byte completes and its length in bytes.
     fn push_byte(&mut self, byte: u8) -> Option<(usize, usize)> {
         let mut found: Option<(usize, usize)> = None;

@@ -6,7 +6,7 @@ use kvas::{
     engine::{Engine, EngineConfig},
     model::Model,
     sampling::SamplerParams,
-    server::{Access, Facts, Loaded, Loader, Metrics, Models, Responses, Server, Settings, router},
+    server::{Access, Facts, Loaded, Loader, Metrics, Models, Responses, Room, Server, Settings, router},
     session::ModelId,
 };
 use kvas_backend::{KvType, Limits, Replay, StateType};
@@ -35,7 +35,7 @@ struct Bundled {
 }
 
 impl Loader for Bundled {
-    fn load(&self, _: &str) -> Result<Loaded, String> {
+    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
         let model = Model::open(&path, None).map_err(|error| error.to_string())?;
         let (kv_type, state_type, page_size) = (KvType::F16, StateType::F32, 16);

@@ -1,20 +1,17 @@
 //! `kvas serve`: models over HTTP.
 
-use super::{
-    chat::SNAPSHOT_EVERY,
-    device,
-    flags::{ModelFlags, SamplingFlags, ShelfFlags, bytes},
-};
-use anyhow::{Context, anyhow, bail};
-use axum_server::Handle;
-use clap::Args;
+mod edge;
+mod load;
+
+use super::flags::{RunFlags, SamplingFlags, ShelfFlags, bytes};
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use edge::{Edge, Tls};
 use kvas::{
-    engine::{Engine, EngineConfig},
-    memory::plan::SnapshotBudget,
-    server::{Access, Facts, Keys, Loaded, Loader, Metrics, Models, Responses, Server, Settings, Sharing, router},
-    session::ModelId,
+    server::{Access, Keys, Metrics, Models, Responses, Server, Settings, Sharing},
     text::ChatTemplate,
 };
+use load::FromFlags;
 use serde_json::{Map, Value};
 use std::{
     net::{SocketAddr, TcpListener, ToSocketAddrs},
@@ -29,8 +26,14 @@ use std::{
     after_help = "Examples:\n  kvas serve -m model.gguf\n  kvas serve -m model.gguf --parallel 8 --host 0.0.0.0 --port 8080 --api-key secret\n  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'"
 )]
 pub(crate) struct Serve {
+    /// Model file (GGUF), or NAME=FILE; may be given several times: each is loaded when it is first asked for
+    #[arg(short, long, value_name = "[NAME=]FILE", required = true)]
+    model: Vec<String>,
     #[command(flatten)]
-    model: ModelFlags,
+    run: RunFlags,
+    /// A TOML file with these flags: `ctx-size = 8192`; the environment (KVAS_CTX_SIZE) and the command line win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Requests served at once; all share one pool of memory
     #[arg(long, visible_alias = "np", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     parallel: u16,
@@ -46,9 +49,21 @@ pub(crate) struct Serve {
     /// Port to listen on; 0 takes any that is free
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Name of the model for clients [default: the file's name]
+    /// Name of the model for clients, if there is one model [default: the file's name]
     #[arg(short, long, value_name = "NAME")]
     alias: Option<String>,
+    /// Certificate for HTTPS, in PEM
+    #[arg(long, value_name = "FILE", requires = "ssl_key_file")]
+    ssl_cert_file: Option<PathBuf>,
+    /// Private key for HTTPS, in PEM
+    #[arg(long, value_name = "FILE", requires = "ssl_cert_file")]
+    ssl_key_file: Option<PathBuf>,
+    /// Another site whose pages may ask, as in https://example.org; `*` is any; may be given several times [default: none]
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+    /// How to write the log on stderr; KVAS_LOG sets what is in it, as in KVAS_LOG=debug
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
     /// A key that clients must send; may be given several times
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
@@ -82,89 +97,69 @@ pub(crate) struct Serve {
     sampling: SamplingFlags,
 }
 
-/// Tokens of a prompt scored in one step: their probabilities, or their hidden states.
-const SCORED: usize = 64;
-
-/// Loads the models of the command line.
-#[derive(Debug)]
-struct FromFlags {
-    flags: ModelFlags,
-    parallel: usize,
-    template: Option<ChatTemplate>,
-    shelf: ShelfFlags,
-    max_decode_gap: Option<Duration>,
-}
-
-impl Loader for FromFlags {
-    fn load(&self, name: &str) -> Result<Loaded, String> {
-        self.open(name).map_err(|error| format!("{error:#}"))
-    }
-}
-
-impl FromFlags {
-    fn open(&self, name: &str) -> anyhow::Result<Loaded> {
-        let model = device::open(&self.flags)?;
-        let template = match &self.template {
-            Some(template) => template.clone(),
-            None => model.template()?,
-        };
-        let snapshots = SnapshotBudget::Share;
-        let wanted =
-            device::Wanted { sequences: self.parallel, snapshots, outputs: self.parallel + SCORED, context: None };
-        let (runner, plan) = device::prepare(&self.flags, &model, wanted)?;
-        let id = ModelId::of(&model.file);
-        let shelf = self.shelf.open(&id)?;
-        let facts = Facts {
-            context: plan.context,
-            batch: plan.limits.rows,
-            page_size: plan.limits.page_size,
-            page_bytes: plan.page_bytes,
-            slot_bytes: plan.slot_bytes,
-            snapshot_bytes: plan.snapshot_bytes,
-            ring: plan.limits.replay.history,
-            ..Facts::of(&model)
-        };
-        tracing::info!(model = name, context = plan.context, slots = self.parallel, "loaded");
-        let engine = Engine::start(
-            runner,
-            EngineConfig {
-                snapshot_every: SNAPSHOT_EVERY,
-                shelf,
-                max_decode_gap: self.max_decode_gap,
-                ..EngineConfig::new(plan.context)
-            },
-        );
-        Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
-    }
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// A line for people
+    Text,
+    /// A JSON object a line
+    Json,
 }
 
 impl Serve {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
-        let name = self.name();
+        let files = self.files()?;
+        let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
         let template = self.chat_template_file.as_deref().map(template_of).transpose()?;
         let settings = self.settings()?;
+        edge::log(self.log_format == LogFormat::Json, self.run.verbose)?;
         let loader = FromFlags {
-            flags: self.model.clone(),
+            files,
+            run: self.run.clone(),
             parallel: settings.parallel,
             template,
             shelf: self.shelf.clone(),
             max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
         };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };
-        let access = Access { keys: Keys::new(&self.keys()?), sharing };
-        let models = Models::new(&[name], Arc::new(loader), params);
+        let access = Access { keys: Keys::new(&self.keys()?), sharing, origins: self.cors_origin.clone() };
+        let models = Models::new(&names, Arc::new(loader), params);
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
-        let listener = self.listen()?;
+        let tls = match (&self.ssl_cert_file, &self.ssl_key_file) {
+            (Some(certificate), Some(key)) => Some(Tls { certificate: certificate.clone(), key: key.clone() }),
+            (None, _) | (_, None) => None,
+        };
+        let edge = Edge { server, listener: self.listen()?, tls };
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        threads.context("cannot start the threads of the server")?.block_on(serve(server, listener))?;
+        threads.context("cannot start the threads of the server")?.block_on(edge.serve())?;
         Ok(0)
     }
 
-    fn name(&self) -> String {
-        let stem = || self.model.model.file_stem().unwrap_or_default().to_string_lossy().to_string();
-        self.alias.clone().unwrap_or_else(stem)
+    /// Names of the models and their files.
+    fn files(&self) -> anyhow::Result<Vec<(String, PathBuf)>> {
+        let named = |text: &String| match text.split_once('=') {
+            Some((name, file)) if !name.is_empty() && !name.contains('/') => (name.to_string(), PathBuf::from(file)),
+            Some(_) | None => {
+                let file = PathBuf::from(text);
+                let name = file.file_stem().unwrap_or_default().to_string_lossy().to_string();
+                (name, file)
+            }
+        };
+        let mut files: Vec<_> = self.model.iter().map(named).collect();
+        match (&self.alias, &mut files[..]) {
+            (None, _) => {}
+            (Some(alias), [(name, _)]) => name.clone_from(alias),
+            (Some(_), _) => bail!("--alias with several models, expected names as in -m NAME=FILE"),
+        }
+        for (number, (name, file)) in files.iter().enumerate() {
+            if files[..number].iter().any(|(known, _)| known == name) {
+                bail!("-m {}: there are two models named {name}, expected names as in -m NAME=FILE", file.display());
+            }
+            std::fs::File::open(file).with_context(|| file.display().to_string())?;
+        }
+        Ok(files)
     }
 
     fn settings(&self) -> anyhow::Result<Settings> {
@@ -214,48 +209,4 @@ impl Serve {
 fn template_of(path: &std::path::Path) -> anyhow::Result<ChatTemplate> {
     let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     ChatTemplate::new(&source).with_context(|| path.display().to_string())
-}
-
-/// How long requests in progress may take when the server is asked to stop.
-const GRACE: Duration = Duration::from_secs(30);
-
-async fn serve(server: Arc<Server>, listener: TcpListener) -> anyhow::Result<()> {
-    let address = listener.local_addr()?;
-    // A model that cannot be loaded is an error of the command line, not of the first request.
-    let served = server.model(None).await.map_err(|error| anyhow!(error.message))?;
-    let handle = Handle::new();
-    tokio::spawn(stop_on_signal(server.clone(), handle.clone()));
-    eprintln!(
-        "{}: {} slots, context {} tokens; listening on http://{address}",
-        served.name,
-        served.slots.len(),
-        served.facts.context
-    );
-    drop(served);
-    let service = router(server).into_make_service();
-    axum_server::from_tcp(listener)?.handle(handle).serve(service).await.context("the server stopped")
-}
-
-/// The first signal lets requests in progress finish, the second ends the program.
-async fn stop_on_signal(server: Arc<Server>, handle: Handle<SocketAddr>) {
-    signal().await;
-    eprintln!("stopping: requests in progress may finish; once more to stop now");
-    server.models.loaded().iter().for_each(|served| served.slots.close());
-    handle.graceful_shutdown(Some(GRACE));
-    signal().await;
-    std::process::exit(i32::from(super::INTERRUPTED));
-}
-
-async fn signal() {
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).ok();
-    let terminated = async {
-        match &mut terminate {
-            Some(signal) => drop(signal.recv().await),
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        () = terminated => {}
-    }
 }
