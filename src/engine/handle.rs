@@ -16,6 +16,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -54,6 +55,7 @@ pub(super) enum Command {
 #[derive(Debug, Clone)]
 pub struct EngineHandle {
     inbox: Sender<Command>,
+    thread: Arc<JoinHandle<()>>,
 }
 
 /// The events of one request. Dropping it cancels the request.
@@ -92,8 +94,13 @@ impl EngineHandle {
     pub(super) fn start(engine: Engine) -> Self {
         let (inbox, commands) = unbounded();
         let thread = std::thread::Builder::new().name("kvas-engine".into());
-        thread.spawn(move || engine.run(&commands)).expect("the system can start a thread");
-        Self { inbox }
+        let thread = thread.spawn(move || engine.run(&commands)).expect("the system can start a thread");
+        Self { inbox, thread: Arc::new(thread) }
+    }
+
+    /// Whether requests can be answered: false after a panic on the engine's thread.
+    pub fn is_running(&self) -> bool {
+        !self.thread.is_finished()
     }
 
     /// Opens a conversation.

@@ -1,4 +1,4 @@
-//! Who may ask: API keys.
+//! Who may ask: API keys, pages of other sites, names of this server.
 
 use super::{ApiError, Caller, Server};
 use axum::{
@@ -6,11 +6,12 @@ use axum::{
     http::{
         HeaderMap, HeaderValue, Method, StatusCode,
         header::{AUTHORIZATION, HOST, ORIGIN},
+        uri::Authority,
     },
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 use subtle::{Choice, ConstantTimeEq};
 use tower_http::cors::{Any, CorsLayer};
 
@@ -54,6 +55,19 @@ pub struct Access {
     pub sharing: Sharing,
     /// Other sites whose pages may ask; `*` is any.
     pub origins: Vec<String>,
+    /// Who can reach the server.
+    pub reach: Reach,
+}
+
+/// Who can reach the server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Other machines.
+    #[default]
+    Network,
+    /// Programs of this machine. A page of another site can make its own name lead here, and is of this server's origin
+    /// then; its name is what gives it away.
+    Local,
 }
 
 /// Whether a request may begin with what was read for another key.
@@ -66,8 +80,8 @@ pub enum Sharing {
     All,
 }
 
-/// Endpoints that need no key: whether the server lives, and the page that asks for one.
-const OPEN: &[&str] = &["/", "/health", "/v1/health", "/app.js", "/style.css", "/favicon.ico"];
+/// Endpoints that need no key: whether the server lives, what it speaks, and the page that asks for one.
+const OPEN: &[&str] = &["/", "/health", "/v1/health", "/openapi.json", "/app.js", "/style.css", "/favicon.ico"];
 
 fn key(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -75,20 +89,42 @@ fn key(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| headers.get("x-api-key")?.to_str().ok())
 }
 
+/// Whether a request asks for a name that a server of this machine alone can have, or a listed one.
+fn is_expected(host: &str, origins: &[String]) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host().to_ascii_lowercase();
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    let is_listed = |origin: &String| origin == "*" || origin.split_once("://").is_some_and(|(_, rest)| rest == host);
+    name == "localhost"
+        || name.ends_with(".localhost")
+        || address.parse::<IpAddr>().is_ok()
+        || origins.iter().any(is_listed)
+}
+
+fn forbidden(message: String) -> Response {
+    ApiError { status: StatusCode::FORBIDDEN, ..ApiError::unauthorized(message) }.into_response()
+}
+
 /// What a page of another site may know: it is refused unless it is on the list. Without this any page a user looks at
 /// could use a server on his machine.
 pub async fn check_origin(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
-    let origins = &server.access.origins;
+    let Access { origins, keys, reach, .. } = &server.access;
+    let host = request.headers().get(HOST).and_then(|value| value.to_str().ok());
+    // Such a page has no key.
+    if *reach == Reach::Local
+        && keys.0.is_empty()
+        && let Some(host) = host.filter(|host| !is_expected(host, origins))
+    {
+        return forbidden(format!("host {host}, expected localhost or an address; --cors-origin http://{host} lets it"));
+    }
     let Some(origin) = request.headers().get(ORIGIN).and_then(|value| value.to_str().ok()) else {
         return next.run(request).await;
     };
-    let host = request.headers().get(HOST).and_then(|value| value.to_str().ok());
     let own = host.is_some_and(|host| origin.split_once("://").is_some_and(|(_, rest)| rest == host));
     if own || origins.iter().any(|known| known == "*" || known == origin) {
         return next.run(request).await;
     }
-    let message = format!("pages of {origin} may not ask; --cors-origin lets them");
-    ApiError { status: StatusCode::FORBIDDEN, ..ApiError::unauthorized(message) }.into_response()
+    forbidden(format!("pages of {origin} may not ask; --cors-origin lets them"))
 }
 
 /// The headers that let pages of the listed sites read replies.

@@ -115,7 +115,13 @@ pub type Pieces = mpsc::UnboundedReceiver<(usize, Piece)>;
 /// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
 /// when the first has read the prompt, so that they need not.
 pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Pieces, ApiError> {
-    let context = served.facts.context;
+    let (context, vocab) = (served.facts.context, served.facts.vocab);
+    if asks.iter().any(|ask| ask.prompt.is_empty()) {
+        return Err(ApiError::field("prompt", "no tokens, expected at least one"));
+    }
+    if let Some(id) = asks.iter().flat_map(|ask| &ask.prompt).find(|id| **id as usize >= vocab) {
+        return Err(ApiError::field("prompt", format!("token {id}, expected less than the vocabulary of {vocab}")));
+    }
     if let Some(ask) = asks.iter().find(|ask| ask.prompt.len() >= context) {
         return Err(ApiError::too_long(ask.prompt.len(), context));
     }

@@ -1,7 +1,7 @@
 //! `/memory`: how memory looks now, for the page.
 
 use super::{
-    ApiError, Server,
+    ApiError, Query, Server,
     llama::Which,
     slots::{Doing, SlotView},
 };
@@ -9,10 +9,7 @@ use crate::{
     engine::{Picture, SequencePicture},
     memory::PageOwner,
 };
-use axum::{
-    Json,
-    extract::{Query, State},
-};
+use axum::{Json, extract::State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -159,7 +159,10 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
             Some(usize::try_from(id).map_err(|_| ApiError::field("id_slot", format!("{id}, expected a slot")))?)
         }
     };
-    let session = ["session_id", "prompt_cache_key", "user"].into_iter().find_map(|name| fields.get(name)?.as_str());
+    let mut session = None;
+    for name in ["session_id", "prompt_cache_key", "user"] {
+        session = session.or(fields.text(name)?);
+    }
     let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
     Ok(Ask {
         prompt: Vec::new(),
@@ -250,7 +253,7 @@ pub fn variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     }
     let effort = match fields.text("reasoning_effort")? {
         Some(effort) => Some(effort),
-        None => fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")?.as_str()),
+        None => fields.object("reasoning")?.map(|reasoning| reasoning.text("effort")).transpose()?.flatten(),
     };
     if let Some(effort) = effort {
         variables.insert("reasoning_effort".into(), json!(effort));

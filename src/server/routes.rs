@@ -1,6 +1,6 @@
 //! Which handler answers which path.
 
-use super::{ApiError, Server, access, anthropic, family, llama, memory_view, ollama, openai, page};
+use super::{ApiError, Server, access, anthropic, family, llama, memory_view, ollama, openai, openapi, page};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -19,6 +19,7 @@ pub fn router(server: Arc<Server>) -> Router {
         .merge(anthropic_routes())
         .merge(ollama_routes())
         .merge(page::routes())
+        .route("/openapi.json", get(openapi::document))
         .fallback(|| async { ApiError::not_found("there is no such endpoint; GET / shows a page") })
         .method_not_allowed_fallback(method_not_allowed)
         .layer(limit)

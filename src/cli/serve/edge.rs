@@ -2,10 +2,8 @@
 
 use crate::cli::INTERRUPTED;
 use anyhow::{Context, anyhow};
-use axum::Router;
 use axum_server::{Handle, tls_rustls::RustlsConfig};
-use hyper_util::rt::TokioTimer;
-use kvas::server::{Server, router};
+use kvas::server::{Patience, Server, listen, router};
 use std::{
     net::{SocketAddr, TcpListener},
     path::PathBuf,
@@ -13,15 +11,10 @@ use std::{
     time::Duration,
 };
 use tokio::signal::unix::{SignalKind, signal};
-use tower_http::timeout::RequestBodyTimeoutLayer;
 use tracing_subscriber::EnvFilter;
 
 /// How long requests in progress may take when the server is asked to stop.
 const GRACE: Duration = Duration::from_secs(30);
-/// How long the head of a request may take, so that nobody holds a connection for nothing.
-const HEAD_PATIENCE: Duration = Duration::from_secs(15);
-/// How long the next part of a body may take.
-const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Files for HTTPS, in PEM.
 #[derive(Debug)]
@@ -59,38 +52,14 @@ impl Edge {
             if tls.is_some() { "https" } else { "http" }
         );
         drop(served);
-        let routes = router(server).layer(RequestBodyTimeoutLayer::new(BODY_PATIENCE));
-        listen(listener, tls, handle, routes).await.context("the server stopped")
-    }
-}
-
-async fn listen(
-    listener: TcpListener,
-    tls: Option<RustlsConfig>,
-    handle: Handle<SocketAddr>,
-    routes: Router,
-) -> std::io::Result<()> {
-    let service = routes.into_make_service();
-    match tls {
-        None => {
-            let mut server = axum_server::from_tcp(listener)?.handle(handle);
-            server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE);
-            server.serve(service).await
-        }
-        Some(config) => {
-            let mut server = axum_server::from_tcp_rustls(listener, config)?.handle(handle);
-            server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE);
-            server.serve(service).await
-        }
+        let serving = listen::serve(listener, tls, (handle, Patience::default()), router(server));
+        serving.await.context("the server stopped")
     }
 }
 
 impl Tls {
     async fn config(&self) -> anyhow::Result<RustlsConfig> {
-        // Fails only if there is a provider already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let read = RustlsConfig::from_pem_file(&self.certificate, &self.key).await;
-        read.with_context(|| {
+        listen::tls(&self.certificate, &self.key).await.with_context(|| {
             let (certificate, key) = (self.certificate.display(), self.key.display());
             format!("--ssl-cert-file {certificate} --ssl-key-file {key}, expected a certificate and its key in PEM")
         })

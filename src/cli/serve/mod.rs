@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use edge::{Edge, Tls};
 use kvas::{
-    server::{Access, Keys, Metrics, Models, Responses, Server, Settings, Sharing},
+    server::{Access, Keys, Reach, Metrics, Models, Responses, Server, Settings, Sharing},
     text::ChatTemplate,
 };
 use load::FromFlags;
@@ -123,7 +123,9 @@ impl Serve {
             max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
         };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };
-        let access = Access { keys: Keys::new(&self.keys()?), sharing, origins: self.cors_origin.clone() };
+        let listener = self.listen()?;
+        let reach = if listener.local_addr()?.ip().is_loopback() { Reach::Local } else { Reach::Network };
+        let access = Access { keys: Keys::new(&self.keys()?), sharing, origins: self.cors_origin.clone(), reach };
         let models = Models::new(&names, Arc::new(loader), params);
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
@@ -131,7 +133,7 @@ impl Serve {
             (Some(certificate), Some(key)) => Some(Tls { certificate: certificate.clone(), key: key.clone() }),
             (None, _) | (_, None) => None,
         };
-        let edge = Edge { server, listener: self.listen()?, tls };
+        let edge = Edge { server, listener, tls };
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         threads.context("cannot start the threads of the server")?.block_on(edge.serve())?;
         Ok(0)

@@ -68,13 +68,6 @@ fn asks(fields: &Fields<'_>, served: &Served, ask: &Ask) -> Result<Vec<Ask>, Api
         Value::Array(list) if is_mixed(list) => vec![mixed(list, served)?],
         given => prompts(given, served)?,
     };
-    let (vocab, empty) = (served.facts.vocab, all.iter().any(Vec::is_empty));
-    if empty || all.is_empty() {
-        return Err(ApiError::field("prompt", "no tokens, expected at least one"));
-    }
-    if let Some(id) = all.iter().flatten().find(|id| **id as usize >= vocab) {
-        return Err(ApiError::field("prompt", format!("token {id}, expected less than the vocabulary of {vocab}")));
-    }
     Ok(all.into_iter().map(|prompt| Ask { prompt, ..ask.clone() }).collect())
 }
 

@@ -5,12 +5,12 @@ pub mod slots;
 pub mod text;
 
 use super::{
-    ApiError, Server,
+    ApiError, Path, Query, Server,
     served::{Served, date},
 };
 use axum::{
     Json,
-    extract::{Path, Query, State},
+    extract::State,
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
@@ -25,8 +25,13 @@ pub struct Which {
     pub model: Option<String>,
 }
 
-/// Whether the server lives; with `?fail_on_no_slot=1` whether a slot is free.
+/// Whether the server can answer requests; with `?fail_on_no_slot=1` whether a slot is free.
 pub async fn health(State(server): State<Arc<Server>>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    if let Some(served) = server.models.loaded().iter().find(|served| !served.engine.is_running()) {
+        // Nothing but a new start helps; who watches the server learns it here.
+        let status = format!("the engine of {} has stopped", served.name);
+        return (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": status}))).into_response();
+    }
     let wants_slot = query.iter().any(|(name, value)| name == "fail_on_no_slot" && value != "0");
     let free = server.models.loaded().iter().any(|served| served.slots.busy() < served.slots.len());
     if wants_slot && !free {

@@ -4,7 +4,7 @@ use super::Which;
 use crate::{
     memory::Scope,
     server::{
-        ApiError, Body, Caller, Fields, Server,
+        ApiError, Body, Caller, Fields, Path, Query, Server,
         served::Served,
         slots::{Doing, SlotGuard, SlotView, Wish},
     },
@@ -12,7 +12,7 @@ use crate::{
 };
 use axum::{
     Json,
-    extract::{Path, Query, State},
+    extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
 };

@@ -125,10 +125,6 @@ impl Wanted {
             let what = format!("{} prompts, expected 1 to {MOST_PROMPTS}", all.len());
             return Err(ApiError::field("prompt", what));
         }
-        let vocab = served.facts.vocab;
-        if let Some(id) = all.iter().flatten().find(|id| **id as usize >= vocab) {
-            return Err(ApiError::field("prompt", format!("token {id}, expected less than the vocabulary of {vocab}")));
-        }
         let with_text = |tokens: Vec<u32>| {
             let text = served.tokenizer.decode(&tokens, Control::Show).unwrap_or_default();
             Prompt { text, tokens }

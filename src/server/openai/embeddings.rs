@@ -71,8 +71,7 @@ pub async fn embed(
         Some("mean") => Pooling::Mean,
         Some(other) => return Err(ApiError::field("pooling", format!("{other}, expected last or mean"))),
     };
-    let all = prompts(input, served)
-        .map_err(|error| ApiError { message: error.message.replace("prompt", "input"), ..error })?;
+    let all = prompts(input, served).map_err(of_input)?;
     if all.is_empty() || all.len() > MOST_TEXTS || all.iter().any(Vec::is_empty) {
         return Err(ApiError::field("input", format!("expected 1 to {MOST_TEXTS} texts, none of them empty")));
     }
@@ -82,7 +81,15 @@ pub async fn embed(
     let one = |prompt| hidden(server, served, Ask { prompt, ..ask.clone() });
     // As many at once as there are slots: more would only wait.
     let vectors = stream::iter(all.into_iter().map(one)).buffered(served.slots.len());
-    Ok((vectors.try_collect().await?, tokens))
+    Ok((vectors.try_collect().await.map_err(of_input)?, tokens))
+}
+
+/// An error about a prompt, which is the input here.
+fn of_input(error: ApiError) -> ApiError {
+    match error.message.strip_prefix("prompt: ") {
+        Some(what) => ApiError { status: error.status, ..ApiError::field("input", what) },
+        None => error,
+    }
 }
 
 /// The pooled hidden state of one prompt.

@@ -9,7 +9,7 @@ mod tests;
 pub use kept::Responses;
 
 use crate::server::{
-    ApiError, Body, Caller, Fields, Server,
+    ApiError, Body, Caller, Fields, Path, Server,
     conversation::{self, Turn},
     generate, options,
     served::now,
@@ -17,7 +17,7 @@ use crate::server::{
 };
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use form::ResponseForm;
