@@ -30,8 +30,23 @@ pub struct Stats {
     pub usage: Usage,
     /// Tokens read since the start.
     pub tokens_read: u64,
+    /// Steps since the start, and what they were made of.
+    pub steps: Steps,
     /// The folder of prefixes, if there is one.
     pub shelf: Option<ShelfStats>,
+}
+
+/// Steps, and what they were made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Steps {
+    /// Steps.
+    pub count: u64,
+    /// Tokens of answers in them.
+    pub decoded: u64,
+    /// Tokens of prompts in them.
+    pub prompts: u64,
+    /// Times a request had to make room for another one.
+    pub preemptions: u64,
 }
 
 /// A request on its way.
