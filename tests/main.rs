@@ -11,6 +11,7 @@ mod history;
 mod plan;
 mod quantize;
 mod resident;
+mod server;
 mod session;
 mod simulation;
 mod tidy;

@@ -1,7 +1,7 @@
 //! From messages, tools and wishes about reasoning to a prompt and its constraints: what every chat API has in common.
 
 use super::{
-    ApiError,
+    ApiError, Settings,
     generate::Ask,
     options::stage,
     served::{Generation, Served},
@@ -67,16 +67,16 @@ pub enum LastMessage {
 }
 
 impl Turn {
-    /// A conversation without tools.
-    pub fn new(messages: Vec<Value>) -> Self {
+    /// A conversation without tools, with the server's variables and its budget of reasoning.
+    pub fn new(messages: Vec<Value>, settings: &Settings) -> Self {
         Self {
             messages,
             tools: Vec::new(),
             choice: ToolChoice::Auto,
             parallel: Parallel::Allowed,
-            variables: Map::new(),
+            variables: settings.template_variables.clone(),
             reasoning: ReasoningMode::Split,
-            budget: None,
+            budget: settings.reasoning_budget.and_then(|budget| usize::try_from(budget).ok()),
             grammar: None,
             last: LastMessage::Closed,
         }

@@ -50,6 +50,12 @@ impl<'a> Fields<'a> {
         self.get(field).map(read).transpose()
     }
 
+    /// A text that has to be there.
+    pub fn need_text(&self, field: &str) -> Result<&'a str, ApiError> {
+        let missing = || ApiError::field(&self.name(field), "missing, expected a text");
+        self.text(field)?.ok_or_else(missing)
+    }
+
     /// `true` or `false`.
     pub fn flag(&self, field: &str) -> Result<Option<bool>, ApiError> {
         let read = |value: &Value| value.as_bool().ok_or_else(|| wrong(&self.name(field), value, "true or false"));

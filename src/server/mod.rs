@@ -4,14 +4,17 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "JSON has more kinds of values than a request may use")]
 
 pub mod access;
+pub mod anthropic;
 pub mod conversation;
 pub mod error;
+pub mod family;
 pub mod fields;
 pub mod generate;
 pub mod llama;
 pub mod memory_view;
 pub mod metrics;
 pub mod models;
+pub mod ollama;
 pub mod openai;
 pub mod options;
 pub mod page;
@@ -20,6 +23,8 @@ pub mod routes;
 pub mod served;
 pub mod slots;
 pub mod stream;
+#[cfg(test)]
+mod testing;
 pub mod whole;
 
 pub use access::{Access, Keys, Sharing};
@@ -27,6 +32,7 @@ pub use error::ApiError;
 pub use fields::Fields;
 pub use metrics::Metrics;
 pub use models::{Loader, Models, Room};
+pub use openai::responses::Responses;
 pub use request::{Body, Caller};
 pub use routes::router;
 pub use served::{Facts, Loaded, Served};
@@ -64,6 +70,8 @@ pub struct Server {
     pub metrics: Metrics,
     /// Who may ask.
     pub access: Access,
+    /// Responses that a request may go on from.
+    pub responses: Responses,
 }
 
 impl Server {

@@ -42,13 +42,13 @@ const NUMBERS: &[&str] = &[
     "mirostat_tau",
     "mirostat_eta",
 ];
-/// Whole numbers, with the name each has here.
-const WHOLE: &[(&str, &str)] = &[
-    ("top_k", "top_k"),
-    ("repeat_last_n", "repeat_last"),
-    ("dry_allowed_length", "dry_allowed_length"),
-    ("dry_penalty_last_n", "dry_penalty_last"),
-    ("mirostat", "mirostat"),
+/// Whole numbers, with the name each has here and the least it may be.
+const WHOLE: &[(&str, &str, i32)] = &[
+    ("top_k", "top_k", i32::MIN),
+    ("repeat_last_n", "repeat_last", -1),
+    ("dry_allowed_length", "dry_allowed_length", 0),
+    ("dry_penalty_last_n", "dry_penalty_last", -1),
+    ("mirostat", "mirostat", 0),
 ];
 
 /// Sampling parameters: those of the server, but for what the request says.
@@ -64,17 +64,19 @@ pub fn sampling(fields: &Fields<'_>, served: &Served) -> Result<SamplerParams, A
     if let Some(number) = fields.number(&["repetition_penalty"])? {
         set("repeat_penalty", json!(number));
     }
-    for (theirs, ours) in WHOLE {
+    for (theirs, ours, least) in WHOLE {
         if let Some(number) = fields.whole(&[theirs])? {
-            let number = i32::try_from(number).map_err(|_| ApiError::field(theirs, "out of range"))?;
-            set(ours, json!(number));
+            let range = *least..=i32::MAX;
+            let fits = i32::try_from(number).ok().filter(|number| range.contains(number));
+            let what = || format!("{number}, expected {least} to {}", i32::MAX);
+            set(ours, json!(fits.ok_or_else(|| ApiError::field(&fields.name(theirs), what()))?));
         }
     }
     if let Some(seed) = fields.whole(&["seed"])? {
         set("seed", json!(seed));
     }
-    if let Some(list) = fields.list("dry_sequence_breakers")? {
-        set("dry_sequence_breakers", Value::Array(list.clone()));
+    if fields.get("dry_sequence_breakers").is_some() {
+        set("dry_sequence_breakers", json!(fields.texts("dry_sequence_breakers")?));
     }
     let mut params: SamplerParams =
         serde_json::from_value(params).map_err(|error| ApiError::bad(format!("sampling parameters: {error}")))?;
@@ -133,16 +135,22 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
     Ok(all)
 }
 
+/// The texts that end an answer.
+pub fn stop_strings(fields: &Fields<'_>, field: &str) -> Result<Vec<String>, ApiError> {
+    let all = fields.texts(field)?;
+    if all.len() > MOST_STOPS {
+        return Err(ApiError::field(field, format!("{} texts, expected at most {MOST_STOPS}", all.len())));
+    }
+    Ok(all)
+}
+
 /// Everything about an answer but its prompt.
 pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiError> {
     let most = (0, 1 << 30);
     // -1 is llama.cpp's way to say: to the end.
     let unlimited = fields.whole(LENGTHS)? == Some(-1);
     let max_tokens = if unlimited { None } else { fields.count(LENGTHS, most)? };
-    let stop_strings = fields.texts("stop")?;
-    if stop_strings.len() > MOST_STOPS {
-        return Err(ApiError::field("stop", format!("{} texts, expected at most {MOST_STOPS}", stop_strings.len())));
-    }
+    let stop_strings = stop_strings(fields, "stop")?;
     let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
     let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
     let slot = match fields.whole(&["id_slot"])? {

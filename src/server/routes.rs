@@ -1,6 +1,6 @@
 //! Which handler answers which path.
 
-use super::{ApiError, Server, access, llama, memory_view, openai, page};
+use super::{ApiError, Server, access, anthropic, family, llama, memory_view, ollama, openai, page};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -16,6 +16,8 @@ pub fn router(server: Arc<Server>) -> Router {
     Router::new()
         .merge(openai_routes())
         .merge(llama_routes())
+        .merge(anthropic_routes())
+        .merge(ollama_routes())
         .merge(page::routes())
         .fallback(|| async { ApiError::not_found("there is no such endpoint; GET / shows a page") })
         .method_not_allowed_fallback(method_not_allowed)
@@ -24,6 +26,7 @@ pub fn router(server: Arc<Server>) -> Router {
         .layer(access::cross_origin(&server.access.origins))
         .layer(middleware::from_fn_with_state(server.clone(), access::check_origin))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn(family::errors))
         .layer(TraceLayer::new_for_http())
         .with_state(server)
 }
@@ -45,6 +48,8 @@ fn openai_routes() -> Router<Arc<Server>> {
         .route("/v1/chat/completions", chat())
         .route("/chat/completions", chat())
         .route("/v1/completions", completions())
+        .route("/v1/responses", post(openai::responses::create))
+        .route("/v1/responses/{id}", get(openai::responses::retrieve).delete(openai::responses::delete))
         .route("/v1/embeddings", post(openai::embeddings::embeddings))
         .route("/embeddings", post(openai::embeddings::embeddings))
         .route("/v1/models", get(llama::models))
@@ -66,4 +71,22 @@ fn llama_routes() -> Router<Arc<Server>> {
         .route("/health", get(llama::health))
         .route("/v1/health", get(llama::health))
         .route("/metrics", get(llama::metrics))
+}
+
+fn anthropic_routes() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+}
+
+fn ollama_routes() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/version", get(ollama::version))
 }

@@ -144,6 +144,12 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// Seconds since 1970 as a date.
+pub fn date(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or_default();
+    jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
+}
+
 impl Served {
     /// Opens `parallel` conversations and serves the model through them.
     pub fn new(

@@ -30,6 +30,12 @@ impl Message {
     pub const fn plain(data: Value) -> Self {
         Self { event: None, data }
     }
+
+    /// A message with a name, which its data repeats as `type`.
+    pub fn named(event: &'static str, mut data: Value) -> Self {
+        data["type"] = event.into();
+        Self { event: Some(event), data }
+    }
 }
 
 /// Writes pieces in the form of one API.
@@ -117,6 +123,23 @@ fn messages(pieces: Pieces, answers: usize, form: impl Form) -> impl Stream<Item
             }
         }
     })
+}
+
+/// Writes one answer in a form without sending it: for replies in one piece that keep the order of their parts.
+pub async fn drain<F: Form>(mut pieces: Pieces, mut form: F) -> Result<F, ApiError> {
+    loop {
+        match pieces.recv().await {
+            Some((index, Piece::Done(end))) => {
+                form.piece(index, Piece::Done(end));
+                return Ok(form);
+            }
+            Some((_, Piece::Failed(error))) => return Err(error),
+            Some((index, piece @ (Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(_)))) => {
+                drop(form.piece(index, piece));
+            }
+            None => return Err(ApiError::internal("the answer was lost")),
+        }
+    }
 }
 
 /// Streams `answers` answers in the form of an API.

@@ -5,6 +5,7 @@ use super::{
     generate::{End, Piece, Pieces, TokenPiece},
 };
 use crate::text::Part;
+use serde_json::{Value, json};
 
 /// A call of a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,6 +16,18 @@ pub struct Call {
     pub name: String,
     /// JSON text of its arguments.
     pub arguments: String,
+}
+
+impl Call {
+    /// The arguments as an object, for APIs that know no other form. What a model wrote that is none is its only field,
+    /// so that the client sees what was wrong.
+    pub fn object(arguments: &str) -> Value {
+        match serde_json::from_str(arguments) {
+            Ok(Value::Object(object)) => Value::Object(object),
+            _ if arguments.trim().is_empty() => json!({}),
+            _ => json!({"arguments": arguments}),
+        }
+    }
 }
 
 /// One answer.

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use edge::{Edge, Tls};
 use kvas::{
-    server::{Access, Keys, Metrics, Models, Server, Settings, Sharing},
+    server::{Access, Keys, Metrics, Models, Responses, Server, Settings, Sharing},
     text::ChatTemplate,
 };
 use load::FromFlags;
@@ -125,7 +125,8 @@ impl Serve {
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };
         let access = Access { keys: Keys::new(&self.keys()?), sharing, origins: self.cors_origin.clone() };
         let models = Models::new(&names, Arc::new(loader), params);
-        let server = Arc::new(Server { settings, models, metrics: Metrics::default(), access });
+        let (metrics, responses) = (Metrics::default(), Responses::default());
+        let server = Arc::new(Server { settings, models, metrics, access, responses });
         let tls = match (&self.ssl_cert_file, &self.ssl_key_file) {
             (Some(certificate), Some(key)) => Some(Tls { certificate: certificate.clone(), key: key.clone() }),
             (None, _) | (_, None) => None,

@@ -4,7 +4,10 @@ pub mod completion;
 pub mod slots;
 pub mod text;
 
-use super::{ApiError, Server, served::Served};
+use super::{
+    ApiError, Server,
+    served::{Served, date},
+};
 use axum::{
     Json,
     extract::{Path, Query, State},
@@ -39,11 +42,20 @@ pub async fn metrics(State(server): State<Arc<Server>>) -> Response {
 }
 
 fn describe(name: &str, served: Option<&Served>) -> Value {
-    let mut model =
-        json!({"id": name, "object": "model", "created": 0, "owned_by": "kvas", "loaded": served.is_some()});
+    let created = served.map_or(0, |served| served.created);
+    // What stands behind `loaded` is for Anthropic's clients.
+    let mut model = json!({
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "kvas",
+        "loaded": served.is_some(),
+        "type": "model",
+        "display_name": name,
+        "created_at": date(created),
+    });
     if let Some(served) = served {
         let facts = &served.facts;
-        model["created"] = json!(served.created);
         model["max_model_len"] = json!(facts.context);
         model["meta"] = json!({
             "vocab_type": 2,
@@ -64,7 +76,9 @@ fn describe(name: &str, served: Option<&Served>) -> Value {
 pub async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
     let all = server.models.all();
     let data: Vec<Value> = all.iter().map(|(name, served)| describe(name, served.as_deref())).collect();
-    Json(json!({"object": "list", "data": data}))
+    let id = |model: Option<&(String, _)>| model.map(|(name, _)| name.clone());
+    let (first, last) = (id(all.first()), id(all.last()));
+    Json(json!({"object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last}))
 }
 
 /// One model.

@@ -6,7 +6,7 @@ use crate::{
         ApiError, Body, Caller, Fields, Server,
         conversation::{self, LastMessage, Parallel, ToolChoice, Turn},
         fields::wrong,
-        generate::{self, Ask, End, Piece, TokenPiece},
+        generate::{self, End, Piece, TokenPiece},
         options,
         served::{Served, now},
         stream::{self, Form, Message, Wire},
@@ -60,29 +60,32 @@ pub fn turn(fields: &Fields<'_>, server: &Server) -> Result<Turn, ApiError> {
         }
     };
     let continued = fields.flag("continue_final_message")?.unwrap_or(false);
-    let budget = fields.whole(&["reasoning_budget", "thinking_budget"])?.or(server.settings.reasoning_budget);
+    let mut turn = Turn::new(messages.clone(), &server.settings);
+    turn.variables.extend(options::variables(fields)?);
+    if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
+        turn.budget = usize::try_from(budget).ok();
+    }
     Ok(Turn {
         tools: tools(fields)?,
         choice: tool_choice(fields)?,
-        parallel: match fields.flag("parallel_tool_calls")? {
-            Some(false) => Parallel::One,
-            Some(true) | None => Parallel::Allowed,
-        },
-        variables: {
-            let mut variables = server.settings.template_variables.clone();
-            variables.extend(options::variables(fields)?);
-            variables
-        },
+        parallel: parallel(fields)?,
         reasoning,
-        budget: budget.and_then(|budget| usize::try_from(budget).ok()),
         grammar: options::grammar(fields)?,
         last: if continued { LastMessage::Continued } else { LastMessage::Closed },
-        ..Turn::new(messages.clone())
+        ..turn
+    })
+}
+
+/// `parallel_tool_calls`.
+pub fn parallel(fields: &Fields<'_>) -> Result<Parallel, ApiError> {
+    Ok(match fields.flag("parallel_tool_calls")? {
+        Some(false) => Parallel::One,
+        Some(true) | None => Parallel::Allowed,
     })
 }
 
 /// `tools`, each with a function that has a name.
-fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     let list = fields.list("tools")?.cloned().unwrap_or_default();
     for (number, tool) in list.iter().enumerate() {
         let path = fields.name(&format!("tools[{number}]"));
@@ -98,7 +101,8 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     Ok(list)
 }
 
-fn tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
+/// `tool_choice`, in the forms of Chat Completions and of Responses.
+pub fn tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
     let expected = "auto, none, required or a function";
     match fields.get("tool_choice") {
         None => Ok(ToolChoice::Auto),
@@ -150,7 +154,8 @@ impl Head {
     }
 }
 
-fn text_of(served: &Served) -> impl Fn(u32) -> Vec<u8> + '_ {
+/// The bytes tokens stand for.
+pub fn text_of(served: &Served) -> impl Fn(u32) -> Vec<u8> + '_ {
     |id| served.tokenizer.piece(id, Control::Show).unwrap_or_default().to_vec()
 }
 
@@ -283,11 +288,4 @@ impl Form for ChatForm {
     fn error(&mut self, error: &ApiError) -> Message {
         Message::plain(error.body())
     }
-}
-
-/// The answer an ask of another API would give here: for APIs that are translated to this one.
-pub async fn answer(server: &Arc<Server>, served: &Arc<Served>, ask: Ask) -> Result<Whole, ApiError> {
-    let pieces = generate::begin(server, served, vec![ask]).await?;
-    let mut answers = collect(pieces, 1).await?;
-    answers.pop().ok_or_else(|| ApiError::internal("the answer was lost"))
 }

@@ -92,7 +92,7 @@ async fn hidden(server: &Arc<Server>, served: &Arc<Served>, ask: Ask) -> Result<
 }
 
 /// The vector of this direction and of length one.
-fn unit(vector: &[f32]) -> Vec<f32> {
+pub fn unit(vector: &[f32]) -> Vec<f32> {
     let length = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
     vector.iter().map(|x| (f64::from(*x) * scale) as f32).collect()

@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+pub mod responses;
 mod usage;
 
 pub use usage::{finish_reason, log_probabilities, timings, usage};

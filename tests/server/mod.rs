@@ -1,0 +1,10 @@
+//! The server over HTTP, in this process, with the bundled model.
+
+mod access;
+mod client;
+mod endpoints;
+mod errors;
+mod host;
+mod options;
+mod slots;
+mod streams;
