@@ -6,5 +6,6 @@ mod endpoints;
 mod errors;
 mod host;
 mod options;
+mod probes;
 mod slots;
 mod streams;
