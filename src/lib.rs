@@ -5,6 +5,7 @@
 pub mod arch;
 pub mod chat;
 pub mod engine;
+pub mod grammar;
 pub mod memory;
 pub mod model;
 pub mod presets;
