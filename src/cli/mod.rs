@@ -6,6 +6,7 @@ mod chat;
 mod convert;
 mod device;
 mod flags;
+mod grammar;
 mod imatrix;
 mod inspect;
 mod make_model;
