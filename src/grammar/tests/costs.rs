@@ -74,7 +74,7 @@ fn grammars_are_bounded() {
 }
 
 #[test]
-fn a_costly_mask_is_refused_and_not_waited_for() {
+fn an_ambiguous_grammar_takes_bounded_time() {
     let vocabulary = vocabulary();
     let ambiguous = "root ::= root root | [a-z ] | [a-z ] [a-z ]\n";
     let _ = survives(&vocabulary, "ambiguous", Grammar::Gbnf(ambiguous.into()));
