@@ -70,7 +70,7 @@ fn answers_fit_their_schema_whatever_is_sampled() {
         let stop_tokens = model.tokenizer.eog().to_vec();
         let stages = vec![Stage::Grammar(grammar.clone())];
         let request = Request {
-            constraint: Some(Box::new(AnswerConstraint::new(vocabulary.clone(), stages, stop_tokens.clone()))),
+            constraint: Some(Box::new(AnswerConstraint::new(&vocabulary, stages, &stop_tokens))),
             stop_tokens,
             max_tokens: 500,
             ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).unwrap())

@@ -35,14 +35,14 @@ impl GrammarFlags {
     pub(crate) fn constraint(
         &self,
         tokenizer: &Arc<Tokenizer>,
-        stop_tokens: Vec<u32>,
+        stop_tokens: &[u32],
     ) -> anyhow::Result<Option<Box<dyn Constraint>>> {
         let Some((flag, grammar)) = self.asked()? else { return Ok(None) };
         let fail = |what: String| anyhow!("{flag}: {what}");
         let vocabulary = Vocabulary::new(tokenizer.clone()).map_err(fail)?;
         let compiled = compile(&vocabulary, &grammar).map_err(fail)?;
         let stages = vec![Stage::Grammar(compiled)];
-        Ok(Some(Box::new(AnswerConstraint::new(vocabulary, stages, stop_tokens))))
+        Ok(Some(Box::new(AnswerConstraint::new(&vocabulary, stages, stop_tokens))))
     }
 
     /// What was asked for, and with which flag.

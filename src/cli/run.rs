@@ -84,7 +84,7 @@ impl Run {
         let params = self.sampling.params()?;
         let model = device::open(&self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
-        let constraint = self.grammar.constraint(&model.tokenizer, stop_tokens.clone())?;
+        let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens)?;
         let id = ModelId::of(&model.file);
         let known = self.known(&id)?;
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());

@@ -16,7 +16,7 @@ pub enum Stage {
     /// Free text until `end` has been written: reasoning. After `budget` tokens `end` is written, token by token. The
     /// answer cannot end here if a grammar follows. White space that comes in one token with `end` belongs to neither.
     Until {
-        /// The text that ends the stage, of at least one byte.
+        /// The text that ends the stage; an empty one ends it before it begins.
         end: String,
         /// Most tokens before `end`.
         budget: Option<usize>,
@@ -24,7 +24,7 @@ pub enum Stage {
     /// Free text, to the end of the answer or until `trigger` has been written: calls of tools that may be called. What
     /// follows the trigger is the next stage's; if that is a grammar, its text begins with the trigger.
     FreeUnlessBegun {
-        /// The text that ends the stage, of at least one byte.
+        /// The text that ends the stage; an empty one ends it before it begins.
         trigger: String,
     },
     /// What a grammar allows.
@@ -79,9 +79,10 @@ impl std::fmt::Debug for Free {
 
 impl AnswerConstraint {
     /// An answer of these stages, which `stop_tokens` end where it may end.
-    pub fn new(vocabulary: Vocabulary, stages: Vec<Stage>, stop_tokens: Vec<u32>) -> Self {
-        let stop_tokens = stop_tokens.into_iter().filter(|token| (*token as usize) < vocabulary.tokenizer().vocab());
-        let stop_tokens = stop_tokens.collect();
+    pub fn new(vocabulary: &Vocabulary, stages: Vec<Stage>, stop_tokens: &[u32]) -> Self {
+        let stop_tokens =
+            stop_tokens.iter().copied().filter(|token| (*token as usize) < vocabulary.tokenizer().vocab());
+        let (vocabulary, stop_tokens) = (vocabulary.clone(), stop_tokens.collect());
         let mut answer = Self { vocabulary, phase: Phase::Open, stages: stages.into(), stop_tokens };
         answer.begin_next(&[]);
         answer
@@ -91,6 +92,12 @@ impl AnswerConstraint {
     fn begin_next(&mut self, written: &[u32]) {
         self.phase = match self.stages.pop_front() {
             None => Phase::Open,
+            // An empty text is there already.
+            Some(Stage::Until { end: marker, .. } | Stage::FreeUnlessBegun { trigger: marker })
+                if marker.is_empty() =>
+            {
+                return self.begin_next(&[]);
+            }
             Some(Stage::Until { end, budget }) => {
                 let (marker, spans) = (Marker::new(&end), Spans::default());
                 Phase::Until(Until { marker, budget, forced: VecDeque::new(), spans })

@@ -27,7 +27,7 @@ fn answer(
     wait: impl Fn(usize) -> Duration,
 ) -> (Vec<u32>, bool) {
     let stop = vocabulary.tokenizer().eog().to_vec();
-    let mut constraint = AnswerConstraint::new(vocabulary.clone(), stages, stop.clone());
+    let mut constraint = AnswerConstraint::new(vocabulary, stages, &stop);
     let (mut random, mut tokens) = (Random::new(seed), Vec::new());
     for step in 0..most {
         std::thread::sleep(wait(step));
@@ -136,9 +136,9 @@ fn a_budget_ends_reasoning_with_exactly_its_end() {
         assert_eq!(before, text(&vocabulary, &tokens[..9]), "{written}");
     }
     // A budget of nothing, and one that ends within the end.
-    let mut constraint = AnswerConstraint::new(vocabulary.clone(), vec![until(Some(0))], vec![0]);
+    let mut constraint = AnswerConstraint::new(&vocabulary, vec![until(Some(0))], &[0]);
     assert_eq!(allowed(&mut constraint, vocabulary.tokenizer().vocab()).unwrap().len(), 1);
-    let mut constraint = AnswerConstraint::new(vocabulary.clone(), vec![until(Some(3))], vec![0]);
+    let mut constraint = AnswerConstraint::new(&vocabulary, vec![until(Some(3))], &[0]);
     for token in vocabulary.spell(b"x</").unwrap() {
         assert_eq!(
             allowed(&mut constraint, vocabulary.tokenizer().vocab()).unwrap().len(),
@@ -158,7 +158,7 @@ fn reasoning_goes_on_to_the_grammar_that_follows() {
     let vocabulary = Vocabulary::with_workers(printing(&tokens), 1).unwrap();
     let vocab = vocabulary.tokenizer().vocab();
     let stages = vec![until(None), gbnf(&vocabulary, "root ::= \"yes\"")];
-    let mut constraint = AnswerConstraint::new(vocabulary.clone(), stages, vec![0]);
+    let mut constraint = AnswerConstraint::new(&vocabulary, stages, &[0]);
     let before = allowed(&mut constraint, vocab).unwrap();
     // No end of the answer, and no token that says what the grammar does not allow.
     assert!(!before.contains(&0) && !before.contains(&4) && before.contains(&3), "{before:?}");
@@ -171,8 +171,13 @@ fn reasoning_goes_on_to_the_grammar_that_follows() {
     assert_eq!(allowed(&mut constraint, vocab).unwrap(), vocabulary.spell(b"y").unwrap());
     let yes = vocabulary.spell(b"yes").unwrap();
     assert_eq!(yes.iter().map(|token| constraint.accept(*token)).collect::<Vec<_>>(), [false, false, true]);
+    // A stage with an empty end is over before it begins.
+    let empty = Stage::Until { end: String::new(), budget: Some(3) };
+    let stages = vec![empty, gbnf(&vocabulary, "root ::= \"yes\"")];
+    let mut constraint = AnswerConstraint::new(&vocabulary, stages, &[0]);
+    assert_eq!(allowed(&mut constraint, vocab).unwrap(), vocabulary.spell(b"y").unwrap());
     // Without a grammar after it nothing is refused.
-    let mut constraint = AnswerConstraint::new(vocabulary.clone(), vec![until(None)], vec![0]);
+    let mut constraint = AnswerConstraint::new(&vocabulary, vec![until(None)], &[0]);
     assert_eq!(allowed(&mut constraint, vocab).unwrap().len(), vocab);
 }
 
@@ -185,7 +190,7 @@ fn a_trigger_hands_over_to_its_grammar() {
         vec![Stage::FreeUnlessBegun { trigger: trigger.into() }, gbnf(&vocabulary, grammar)]
     };
     let begin = |written: &str, stages: Vec<Stage>| {
-        let mut constraint = AnswerConstraint::new(vocabulary.clone(), stages, vec![0]);
+        let mut constraint = AnswerConstraint::new(&vocabulary, stages, &[0]);
         vocabulary.spell(written.as_bytes()).unwrap().into_iter().for_each(|token| assert!(!constraint.accept(token)));
         constraint
     };
@@ -238,7 +243,7 @@ fn an_answer_that_is_given_up_frees_its_worker() {
     // Compiling has worked out the first mask: the one after a token is to be worked out.
     let begin = || {
         let stages = vec![Stage::FreeUnlessBegun { trigger: "a".into() }, Stage::Grammar(grammar.clone())];
-        let mut constraint = AnswerConstraint::new(vocabulary.clone(), stages, vec![0]);
+        let mut constraint = AnswerConstraint::new(&vocabulary, stages, &[0]);
         constraint.accept(vocabulary.spell(b"a").unwrap()[0]);
         constraint
     };

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 fn survives(vocabulary: &Vocabulary, named: &str, grammar: Grammar) -> Result<(), String> {
     let started = Instant::now();
     let outcome = compile(vocabulary, &grammar).and_then(|compiled| {
-        let mut constraint = AnswerConstraint::new(vocabulary.clone(), vec![Stage::Grammar(compiled)], vec![]);
+        let mut constraint = AnswerConstraint::new(vocabulary, vec![Stage::Grammar(compiled)], &[]);
         for _ in 0..20 {
             let mut logits = vec![1.0; vocabulary.tokenizer().vocab()];
             constraint.mask(&mut logits)?;
