@@ -58,6 +58,7 @@ pub(super) struct Submission {
 pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
+    Forget { scope: Scope, tokens: Vec<u32> },
     Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
     Load { session: Arc<Session>, scope: Scope, reply: Sender<Result<(), String>> },
@@ -121,6 +122,11 @@ impl EngineHandle {
     /// Closes a conversation and frees what it holds.
     pub fn close(&self, id: ConversationId) {
         let _ = self.inbox.send(Command::Close(id));
+    }
+
+    /// Gives up what is kept of some tokens: who begins with them reads them.
+    pub fn forget(&self, scope: Scope, tokens: Vec<u32>) {
+        let _ = self.inbox.send(Command::Forget { scope, tokens });
     }
 
     /// Submits a request; what becomes of it is in the stream.

@@ -141,6 +141,7 @@ impl Engine {
                     self.close(sequence);
                 }
             }
+            Command::Forget { scope, tokens } => self.memory.forget_prefixes(scope, &tokens),
             Command::Submit(submission) => {
                 if let Err((mut events, error)) = self.submit(*submission) {
                     events(Event::Failed(error));

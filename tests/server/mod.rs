@@ -7,5 +7,6 @@ mod errors;
 mod forms;
 mod host;
 mod options;
+mod probes;
 mod slots;
 mod streams;
