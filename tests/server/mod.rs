@@ -4,6 +4,7 @@ mod access;
 mod client;
 mod endpoints;
 mod errors;
+mod forms;
 mod host;
 mod options;
 mod probes;
