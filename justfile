@@ -17,6 +17,11 @@ golden:
 bench model:
     cargo run --release -- bench -m {{model}}
 
+# The server with the official clients of its APIs.
+clients:
+    cargo build
+    tests/clients/run
+
 # The web page: bundles it, tests it.
 page:
     web/build

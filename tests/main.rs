@@ -4,6 +4,7 @@
 mod bench_op;
 mod chat;
 mod commands;
+mod constrained;
 mod convert;
 mod faulty;
 mod golden;

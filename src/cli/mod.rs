@@ -7,6 +7,7 @@ mod config;
 mod convert;
 mod device;
 mod flags;
+mod grammar;
 mod imatrix;
 mod inspect;
 mod make_model;

@@ -3,6 +3,7 @@
 use super::{
     INTERRUPTED, device,
     flags::{ModelFlags, SamplingFlags},
+    grammar::GrammarFlags,
     score::check_ids,
 };
 use anyhow::{Context, anyhow, bail};
@@ -30,7 +31,7 @@ use std::{
 /// Complete a prompt: the text goes to stdout, statistics to stderr
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0\n  kvas run -m model.gguf --session story.session -p \"Once upon a time\" -n 100"
+    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0\n  kvas run -m model.gguf -p \"A colour: \" --grammar 'root ::= \"red\" | \"green\"'\n  kvas run -m model.gguf --chat -p \"Who wrote Faust?\" -j '{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}}, \"required\": [\"name\"]}'\n  kvas run -m model.gguf --session story.session -p \"Once upon a time\" -n 100"
 )]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -55,6 +56,8 @@ pub(crate) struct Run {
     /// Print one JSON object: prompt_ids, ids, text, finish_reason, timings
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    grammar: GrammarFlags,
     #[command(flatten)]
     sampling: SamplingFlags,
 }
@@ -81,6 +84,8 @@ impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
         let model = device::open(&self.model)?;
+        let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
+        let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens)?;
         let id = ModelId::of(&model.file);
         let known = self.known(&id)?;
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
@@ -99,7 +104,8 @@ impl Run {
         let request = Request {
             conversation: Some(conversation),
             max_tokens: asked.unwrap_or(usize::MAX),
-            stop_tokens: if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() },
+            stop_tokens,
+            constraint,
             ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).map_err(fail)?)
         };
         let interrupted = Arc::new(AtomicBool::new(false));

@@ -31,8 +31,23 @@ pub struct Stats {
     pub usage: Usage,
     /// Tokens read since the start.
     pub tokens_read: u64,
+    /// Steps since the start, and what they were made of.
+    pub steps: Steps,
     /// The folder of prefixes, if there is one.
     pub shelf: Option<ShelfStats>,
+}
+
+/// Steps, and what they were made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Steps {
+    /// Steps.
+    pub count: u64,
+    /// Tokens of answers in them.
+    pub decoded: u64,
+    /// Tokens of prompts in them.
+    pub prompts: u64,
+    /// Times a request had to make room for another one.
+    pub preemptions: u64,
 }
 
 /// A request on its way.
@@ -44,6 +59,7 @@ pub(super) struct Submission {
 pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
+    Forget { scope: Scope, tokens: Vec<u32> },
     Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
     Load { session: Arc<Session>, scope: Scope, reply: Sender<Result<(), String>> },
@@ -113,6 +129,11 @@ impl EngineHandle {
     /// Closes a conversation and frees what it holds.
     pub fn close(&self, id: ConversationId) {
         let _ = self.inbox.send(Command::Close(id));
+    }
+
+    /// Gives up what is kept of some tokens: who begins with them reads them.
+    pub fn forget(&self, scope: Scope, tokens: Vec<u32>) {
+        let _ = self.inbox.send(Command::Forget { scope, tokens });
     }
 
     /// Submits a request; what becomes of it is in the stream.

@@ -14,7 +14,7 @@ mod session;
 mod shelf;
 
 pub use crate::scheduler::Cache;
-pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Stream};
+pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Steps, Stream};
 pub use inputs::{InputRow, matrix_inputs};
 pub use look::{Picture, SequencePicture};
 pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
@@ -71,6 +71,7 @@ pub struct Engine {
     conversations: HashMap<ConversationId, SequenceId>,
     next_conversation: u64,
     tokens_read: u64,
+    steps: Steps,
     pace: Pace,
 }
 
@@ -94,6 +95,7 @@ impl Engine {
             conversations: HashMap::new(),
             next_conversation: 0,
             tokens_read: 0,
+            steps: Steps::default(),
             pace: Pace::new(max_decode_gap),
         })
     }
@@ -139,6 +141,7 @@ impl Engine {
                     self.close(sequence);
                 }
             }
+            Command::Forget { scope, tokens } => self.memory.forget_prefixes(scope, &tokens),
             Command::Submit(submission) => {
                 if let Err((mut events, error)) = self.submit(*submission) {
                     events(Event::Failed(error));
@@ -161,7 +164,7 @@ impl Engine {
 
     fn stats(&self) -> Stats {
         let (usage, shelf) = (self.memory.usage(), self.tier.as_ref().map(Tier::stats));
-        Stats { usage, tokens_read: self.tokens_read, shelf }
+        Stats { usage, tokens_read: self.tokens_read, steps: self.steps, shelf }
     }
 
     fn open(&mut self) -> Result<SequenceId, String> {
@@ -300,8 +303,14 @@ impl Engine {
                 self.fail(id, &what);
             }
         }
+        self.steps.preemptions += plan.paused as u64;
         if plan.spans.is_empty() {
             return Ok(());
+        }
+        self.steps.count += 1;
+        for span in &plan.spans {
+            let of = if span.rows == 1 { &mut self.steps.decoded } else { &mut self.steps.prompts };
+            *of += u64::from(span.rows);
         }
         self.apply(&plan.work)?;
         let began = Instant::now();

@@ -582,6 +582,14 @@ impl Memory {
         self.evicted.iter_mut().for_each(Vec::clear);
     }
 
+    /// Gives up what is kept of some tokens, for good: nobody can begin with them any more.
+    pub fn forget_prefixes(&mut self, scope: Scope, tokens: &[u32]) {
+        for entry in self.prefixes.remove(scope, tokens) {
+            entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
+            self.release_tables(entry.tables);
+        }
+    }
+
     /// From now on [`Memory::take_evicted`] tells what gives way.
     pub fn tell_evicted(&mut self) {
         self.evicted = Some(Vec::new());

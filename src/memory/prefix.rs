@@ -245,6 +245,17 @@ impl Prefixes {
         }
     }
 
+    /// Gives up every prefix of some tokens.
+    pub(super) fn remove(&mut self, scope: Scope, tokens: &[u32]) -> Vec<Entry> {
+        let mut removed = Vec::new();
+        while let Some((node, _)) = self.find(scope, tokens).kept {
+            removed.extend(self.body_mut(node).entry.take());
+            self.entries -= 1;
+            self.prune(node);
+        }
+        removed
+    }
+
     /// Length of the longest kept prefix of a node's prefix, itself excluded.
     fn kept_before(&self, node: Node) -> u32 {
         let parent = self.body(node).parent;
@@ -340,6 +351,18 @@ mod tests {
         assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (2, None, false));
         assert!(found.beyond.is_some());
         assert_eq!(lengths(&tree, &[1, 2, 3, 4, 5, 6]), [3, 5]);
+    }
+
+    #[test]
+    fn what_is_removed_was_never_there() {
+        let mut tree = Prefixes::new();
+        tree.insert(OWN, &[1, 2], entry(1));
+        tree.insert(OWN, &[1, 2, 3, 4], entry(2));
+        tree.insert(OWN, &[1, 2, 9], entry(3));
+        let slots: Vec<_> = tree.remove(OWN, &[1, 2, 3, 4, 5]).iter().map(|entry| entry.slot).collect();
+        assert_eq!(slots, [Some(Slot(2)), Some(Slot(1))]);
+        assert_eq!((lengths(&tree, &[1, 2, 3, 4]), lengths(&tree, &[1, 2, 9]), tree.len()), (vec![], vec![3], 1));
+        assert!(!tree.lost(OWN, &[1, 2, 3, 4], 0, 4));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub struct StepPlan {
     pub work: Vec<DeviceWork>,
     /// The spans, none if there is nothing to do.
     pub spans: Vec<PlannedSpan>,
+    /// How many requests had to make room for others.
+    pub paused: usize,
     /// A sequence that cannot go on because memory is full and nobody else will free any.
     pub starved: Option<(SequenceId, Full)>,
 }

@@ -18,6 +18,7 @@ impl Scheduler {
                 Err(full) => {
                     let giver = self.giver(memory, id, &plan.spans).ok_or(full)?;
                     plan.work.extend(self.give_up(memory, giver));
+                    plan.paused += usize::from(self.get(giver).paused);
                 }
             }
         }

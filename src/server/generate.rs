@@ -164,6 +164,8 @@ struct Answering {
     deadline: Option<Instant>,
     queued: Duration,
     began: Instant,
+    /// When the last token came; before the first, the request.
+    last_token: Instant,
     tokens: Vec<u32>,
     /// Tokens of the prompt whose probability was told.
     prompt_read: usize,
@@ -239,6 +241,7 @@ impl Answering {
             deadline,
             queued,
             began,
+            last_token: began,
             tokens: Vec::new(),
             prompt_read: 0,
             written: String::new(),
@@ -322,7 +325,9 @@ impl Answering {
     fn token(&mut self, id: u32) -> bool {
         self.tokens.push(id);
         self.slot.set(Doing::Generating, self.tokens.len());
-        self.server.metrics.token(&self.served.name, self.tokens.len(), self.began);
+        let (is_first, now) = (self.tokens.len() == 1, Instant::now());
+        let gap = now - std::mem::replace(&mut self.last_token, now);
+        self.server.metrics.token(&self.served.name, (is_first, gap));
         match self.text.push(id) {
             Ok(matched) => {
                 self.stopped = self.stopped.or(matched.stop);

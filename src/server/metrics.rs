@@ -1,7 +1,10 @@
 //! What is counted, in the form Prometheus reads, under names that vLLM's and llama.cpp's users know.
 
 use super::{Server, served::Served};
-use crate::engine::Timings;
+use crate::{
+    engine::{EngineHandle, Timings},
+    memory::PageOwner,
+};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
@@ -73,6 +76,11 @@ struct Gauges {
     pages: Family<InState, Gauge>,
     snapshots: Family<InState, Gauge>,
     tokens_read: Family<OfModel, Gauge>,
+    rings: Family<OfModel, Gauge>,
+    snapshot_bytes: Family<InState, Gauge>,
+    steps: Family<OfModel, Gauge>,
+    step_tokens: Family<InState, Gauge>,
+    preemptions: Family<OfModel, Gauge>,
 }
 
 impl Default for Metrics {
@@ -112,7 +120,7 @@ impl Metrics {
         let first = self.first_token.clone();
         registry.register("time_to_first_token_seconds", "From a request to its first token", first);
         let between = self.between_tokens.clone();
-        registry.register("inter_token_latency_seconds", "Between two tokens of an answer, on average", between);
+        registry.register("inter_token_latency_seconds", "Between two tokens of an answer", between);
         registry.register("request_queue_time_seconds", "From a request to its slot", self.queue.clone());
         registry.register("e2e_request_latency_seconds", "From a request to its end", self.whole.clone());
         let gauges = &self.gauges;
@@ -122,6 +130,12 @@ impl Metrics {
         registry.register("pages", "Pages of keys and values, by state", gauges.pages.clone());
         registry.register("snapshots", "Prefixes that can be gone back to, by tier", gauges.snapshots.clone());
         registry.register("tokens_read", "Tokens that passed through the model", gauges.tokens_read.clone());
+        registry.register("replay_ring_tokens", "Tokens in the replay rings of live slots", gauges.rings.clone());
+        let bytes = gauges.snapshot_bytes.clone();
+        registry.register("snapshot_bytes", "Bytes of what can be gone back to, by tier", bytes);
+        registry.register("steps", "Steps of the engine", gauges.steps.clone());
+        registry.register("step_tokens", "Tokens in these steps, by what they are of", gauges.step_tokens.clone());
+        registry.register("num_preemptions", "Requests that made room for others", gauges.preemptions.clone());
     }
 
     fn of(model: &str) -> OfModel {
@@ -132,12 +146,12 @@ impl Metrics {
         WithReason { model_name: model.into(), reason: reason.into() }
     }
 
-    /// The `number`th token of an answer whose request came at `began`.
-    pub fn token(&self, model: &str, number: usize, began: Instant) {
-        self.generation_tokens.get_or_create(&Self::of(model)).inc();
-        if number == 1 {
-            self.first_token.get_or_create(&Self::of(model)).observe(began.elapsed().as_secs_f64());
-        }
+    /// A token of an answer: how long after the one before it, or, if it is the first, after the request.
+    pub fn token(&self, model: &str, (is_first, gap): (bool, Duration)) {
+        let of = Self::of(model);
+        self.generation_tokens.get_or_create(&of).inc();
+        let gaps = if is_first { &self.first_token } else { &self.between_tokens };
+        gaps.get_or_create(&of).observe(gap.as_secs_f64());
     }
 
     /// A request is over.
@@ -152,9 +166,6 @@ impl Metrics {
         }
         self.queue.get_or_create(&of).observe(queued.as_secs_f64());
         self.whole.get_or_create(&of).observe(began.elapsed().as_secs_f64());
-        if let Some(gaps @ 1..) = timings.generated_tokens.checked_sub(1) {
-            self.between_tokens.get_or_create(&of).observe(timings.generate_seconds / gaps as f64);
-        }
     }
 
     /// A request failed.
@@ -179,15 +190,36 @@ impl Metrics {
         let state = |state: &str| InState { model_name: name.clone(), state: state.into() };
         gauges.running.get_or_create(&of).set(served.slots.busy() as i64);
         gauges.waiting.get_or_create(&of).set(served.slots.waiting() as i64);
-        let Ok(stats) = served.stats().await else { return };
-        let pages = stats.usage.pages;
-        gauges.kv_used.get_or_create(&of).set(pages.held as f64 / pages.total.max(1) as f64);
-        gauges.pages.get_or_create(&state("held")).set(pages.held as i64);
-        gauges.pages.get_or_create(&state("free")).set((pages.total - pages.held) as i64);
-        gauges.snapshots.get_or_create(&state("memory")).set(stats.usage.snapshots.held as i64);
+        let Ok(picture) = served.ask_engine(EngineHandle::look).await else { return };
+        let stats = &picture.stats;
+        let mut pages = [("free", 0), ("kept", 0), ("live", 0)];
+        for (owner, count) in &picture.pages {
+            let at = match owner {
+                PageOwner::Free => 0,
+                PageOwner::Kept => 1,
+                PageOwner::Sequence(_) | PageOwner::Several => 2,
+            };
+            pages[at].1 += count;
+        }
+        // What is merely kept gives way to whoever needs it.
+        gauges.kv_used.get_or_create(&of).set(pages[2].1 as f64 / stats.usage.pages.total.max(1) as f64);
+        for (name, count) in pages {
+            gauges.pages.get_or_create(&state(name)).set(count as i64);
+        }
+        let held = stats.usage.snapshots.held;
+        gauges.snapshots.get_or_create(&state("memory")).set(held as i64);
+        let bytes = held as u64 * served.facts.snapshot_bytes;
+        gauges.snapshot_bytes.get_or_create(&state("memory")).set(bytes as i64);
         if let Some(shelf) = &stats.shelf {
             gauges.snapshots.get_or_create(&state("disk")).set(shelf.files as i64);
+            gauges.snapshot_bytes.get_or_create(&state("disk")).set(shelf.bytes as i64);
         }
+        let rings: u32 = picture.sequences.iter().map(|sequence| sequence.ring).sum();
+        gauges.rings.get_or_create(&of).set(i64::from(rings));
         gauges.tokens_read.get_or_create(&of).set(stats.tokens_read as i64);
+        gauges.steps.get_or_create(&of).set(stats.steps.count as i64);
+        gauges.step_tokens.get_or_create(&state("answer")).set(stats.steps.decoded as i64);
+        gauges.step_tokens.get_or_create(&state("prompt")).set(stats.steps.prompts as i64);
+        gauges.preemptions.get_or_create(&of).set(stats.steps.preemptions as i64);
     }
 }

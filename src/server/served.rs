@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     chat::{Known, Replied, render},
-    engine::{EngineHandle, Stats},
+    engine::EngineHandle,
     grammar::Vocabulary,
     model::Model,
     sampling::SamplerParams,
@@ -229,11 +229,6 @@ impl Served {
         while all.len() > KNOWN || (all.len() > 1 && bytes(&all) > KNOWN_BYTES) {
             all.pop_front();
         }
-    }
-
-    /// How full the engine is.
-    pub async fn stats(self: &Arc<Self>) -> Result<Stats, ApiError> {
-        self.ask_engine(EngineHandle::stats).await
     }
 
     /// Asks the engine something, which may take it as long as a step.

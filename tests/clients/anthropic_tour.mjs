@@ -26,7 +26,8 @@ async function count() {
 }
 
 async function tools() {
-  const forced = { tools: [TOOL], tool_choice: { type: 'tool', name: 'clock' }, max_tokens: 60 };
+  const tool_choice = { type: 'tool', name: 'clock', disable_parallel_tool_use: true };
+  const forced = { tools: [TOOL], tool_choice, max_tokens: 400 };
   const message = await create(forced);
   const use = message.content.find((block) => block.type === 'tool_use');
   assert.ok(message.stop_reason === 'tool_use' && ['UTC', 'CET'].includes(use.input.zone));
@@ -36,7 +37,7 @@ async function tools() {
 
 async function schema() {
   const output_format = { type: 'json_schema', schema: SCHEMA };
-  assert.ok(fits((await create({ output_format, max_tokens: 60 })).content[0].text));
+  assert.ok(fits((await create({ output_format, max_tokens: 400 })).content[0].text));
 }
 
 async function cancel() {

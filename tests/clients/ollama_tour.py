@@ -30,7 +30,7 @@ def tools():
 
 
 def schema():
-    options = {"num_predict": 60, "temperature": 0}
+    options = {"num_predict": 400, "temperature": 0}
     assert fits(client.chat("tiny", QUESTION, format=SCHEMA, options=options).message.content)
     assert fits(client.generate("tiny", "A fox?", format=SCHEMA, options=options).response)
 

@@ -34,7 +34,7 @@ async function responses() {
 }
 
 async function tools() {
-  const forced = { tools: [TOOL], tool_choice: 'required', max_tokens: 60 };
+  const forced = { tools: [TOOL], tool_choice: 'required', parallel_tool_calls: false, max_tokens: 400 };
   const { message } = (await create(forced)).choices[0];
   const [call] = message.tool_calls;
   assert.ok(call.function.name === 'clock' && ['UTC', 'CET'].includes(JSON.parse(call.function.arguments).zone));
@@ -46,7 +46,7 @@ async function tools() {
 
 async function schema() {
   const response_format = { type: 'json_schema', json_schema: { name: 'animal', schema: SCHEMA, strict: true } };
-  assert.ok(fits((await create({ response_format, max_tokens: 60 })).choices[0].message.content));
+  assert.ok(fits((await create({ response_format, max_tokens: 400 })).choices[0].message.content));
 }
 
 async function embeddings() {

@@ -49,10 +49,13 @@ def responses():
 
 
 def tools():
-    message = create(tools=[TOOL], tool_choice="required", max_tokens=60).choices[0].message
+    forced = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+    choice = create(**forced).choices[0]
+    message = choice.message
+    assert choice.finish_reason == "tool_calls" and len(message.tool_calls) == 1
     call = message.tool_calls[0]
     assert call.function.name == "clock" and json.loads(call.function.arguments)["zone"] in ("UTC", "CET")
-    chunks = create(tools=[TOOL], tool_choice="required", max_tokens=60, stream=True)
+    chunks = create(stream=True, **forced)
     calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     assert "".join(part.function.arguments or "" for part in calls) == call.function.arguments
     told = [*QUESTION, message, {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
@@ -61,8 +64,8 @@ def tools():
 
 def tools_of_responses():
     tool = {"type": "function", "name": "clock", "parameters": PARAMETERS, "strict": True}
-    ask = {"model": "tiny", "tools": [tool], "temperature": 0}
-    first = client.responses.create(input="Time?", tool_choice="required", max_output_tokens=60, **ask)
+    ask = {"model": "tiny", "tools": [tool], "temperature": 0, "parallel_tool_calls": False}
+    first = client.responses.create(input="Time?", tool_choice="required", max_output_tokens=400, **ask)
     call = next(item for item in first.output if item.type == "function_call")
     assert json.loads(call.arguments)["zone"] in ("UTC", "CET")
     told = [{"type": "function_call_output", "call_id": call.call_id, "output": "noon"}]
@@ -73,9 +76,9 @@ def tools_of_responses():
 
 def schema():
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
-    assert fits(create(response_format=form, max_tokens=60).choices[0].message.content)
+    assert fits(create(response_format=form, max_tokens=400).choices[0].message.content)
     form = {"format": {"type": "json_schema", "name": "animal", "schema": SCHEMA, "strict": True}}
-    response = client.responses.create(model="tiny", input="A fox?", text=form, max_output_tokens=60)
+    response = client.responses.create(model="tiny", input="A fox?", text=form, max_output_tokens=400)
     assert fits(response.output_text)
 
 

@@ -8,6 +8,7 @@ use kvas::{
     sampling::SamplerParams,
     server::{Access, Facts, Loaded, Loader, Metrics, Models, Responses, Room, Server, Settings, router},
     session::ModelId,
+    text::ChatTemplate,
 };
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
@@ -32,6 +33,8 @@ pub(crate) struct Host {
 #[derive(Debug)]
 struct Bundled {
     parallel: usize,
+    /// Instead of the model's own.
+    template: Option<ChatTemplate>,
 }
 
 impl Loader for Bundled {
@@ -53,7 +56,10 @@ impl Loader for Bundled {
         let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
         Ok(Loaded {
             engine: Engine::start(runner, EngineConfig::new(CONTEXT)),
-            template: model.template().map_err(|error| error.to_string())?,
+            template: match &self.template {
+                Some(template) => template.clone(),
+                None => model.template().map_err(|error| error.to_string())?,
+            },
             id: ModelId::of(&model.file),
             facts: Facts { context: CONTEXT, ..Facts::of(&model) },
             tokenizer: model.tokenizer,
@@ -76,9 +82,21 @@ fn settings(parallel: usize) -> Settings {
 impl Host {
     /// A server with these slots, changed as the test likes.
     pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
+        Self::start_with(Bundled { parallel, template: None }, change)
+    }
+
+    /// A server whose template offers tools.
+    pub(crate) fn with_tools() -> &'static Self {
+        static SHARED: OnceLock<Host> = OnceLock::new();
+        let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
+        SHARED.get_or_init(|| Self::start_with(Bundled { parallel: 2, template: Some(template) }, |_, _| {}))
+    }
+
+    fn start_with(bundled: Bundled, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
+        let parallel = bundled.parallel;
         let (mut settings, mut access) = (settings(parallel), Access::default());
         change(&mut settings, &mut access);
-        let models = Models::new(&["tiny".into()], Arc::new(Bundled { parallel }), SamplerParams::default());
+        let models = Models::new(&["tiny".into()], Arc::new(bundled), SamplerParams::default());
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -158,10 +158,11 @@ async fn restore(
 
 async fn erase(served: &Arc<Served>, (id, caller): (usize, Caller)) -> Result<Json<Value>, ApiError> {
     let slot = take(served, (id, caller)).await?;
-    let count = served.slot(id)?.tokens.len();
-    let conversation = slot.conversation;
+    let tokens = served.slot(id)?.tokens;
+    let (count, conversation, scope) = (tokens.len(), slot.conversation, Scope(caller.scope));
     let reopen = move |engine: &crate::engine::EngineHandle| {
         engine.close(conversation);
+        engine.forget(scope, tokens);
         engine.open()
     };
     slot.replace(served.ask_engine(reopen).await?);
