@@ -115,7 +115,9 @@ pub async fn check_origin(State(server): State<Arc<Server>>, request: Request, n
         && keys.0.is_empty()
         && let Some(host) = host.filter(|host| !is_expected(host, origins))
     {
-        return forbidden(format!("host {host}, expected localhost or an address; --cors-origin http://{host} lets it"));
+        return forbidden(format!(
+            "host {host}, expected localhost or an address; --cors-origin http://{host} lets it"
+        ));
     }
     let Some(origin) = request.headers().get(ORIGIN).and_then(|value| value.to_str().ok()) else {
         return next.run(request).await;

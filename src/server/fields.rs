@@ -34,9 +34,15 @@ impl<'a> Fields<'a> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// The first of several names for one field that is there.
-    fn any(&self, names: &[&str]) -> Option<(String, &'a Value)> {
-        names.iter().find_map(|name| Some((self.name(name), self.get(name)?)))
+    /// The field under the first of several names that is there. What stands under the others has to be right, too.
+    fn first<T>(
+        &self,
+        names: &[&str],
+        read: impl Fn(&str, &'a Value) -> Result<T, ApiError>,
+    ) -> Result<Option<T>, ApiError> {
+        let given = names.iter().filter_map(|name| Some((self.name(name), self.get(name)?)));
+        let all = given.map(|(name, value)| read(&name, value)).collect::<Result<Vec<T>, _>>()?;
+        Ok(all.into_iter().next())
     }
 
     /// A field that has to be there.
@@ -64,26 +70,24 @@ impl<'a> Fields<'a> {
 
     /// A finite number, under the first of these names.
     pub fn number(&self, names: &[&str]) -> Result<Option<f64>, ApiError> {
-        let Some((name, value)) = self.any(names) else { return Ok(None) };
-        let number = value.as_f64().filter(|number| number.abs() <= f64::from(f32::MAX));
-        number.map(Some).ok_or_else(|| wrong(&name, value, "a number"))
+        self.first(names, |name, value| {
+            let number = value.as_f64().filter(|number| number.abs() <= f64::from(f32::MAX));
+            number.ok_or_else(|| wrong(name, value, "a number"))
+        })
     }
 
     /// A whole number, under the first of these names.
     pub fn whole(&self, names: &[&str]) -> Result<Option<i64>, ApiError> {
-        let Some((name, value)) = self.any(names) else { return Ok(None) };
-        // 16.0 is how some clients write 16.
-        let of_float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15).map(|x| x as i64);
-        let number = value.as_i64().or_else(of_float);
-        number.map(Some).ok_or_else(|| wrong(&name, value, "a whole number"))
+        self.first(names, whole)
     }
 
     /// A count from `least` to `most`, under the first of these names.
     pub fn count(&self, names: &[&str], (least, most): (usize, usize)) -> Result<Option<usize>, ApiError> {
-        let Some(number) = self.whole(names)? else { return Ok(None) };
-        let count = usize::try_from(number).ok().filter(|count| (least..=most).contains(count));
-        let name = self.any(names).map(|(name, _)| name).unwrap_or_default();
-        count.map(Some).ok_or_else(|| ApiError::field(&name, format!("{number}, expected {least} to {most}")))
+        self.first(names, |name, value| {
+            let number = whole(name, value)?;
+            let count = usize::try_from(number).ok().filter(|count| (least..=most).contains(count));
+            count.ok_or_else(|| ApiError::field(name, format!("{number}, expected {least} to {most}")))
+        })
     }
 
     /// A list.
@@ -115,6 +119,12 @@ impl<'a> Fields<'a> {
     pub fn map(&self) -> &'a Map<String, Value> {
         self.map
     }
+}
+
+fn whole(name: &str, value: &Value) -> Result<i64, ApiError> {
+    // 16.0 is how some clients write 16.
+    let of_float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15).map(|x| x as i64);
+    value.as_i64().or_else(of_float).ok_or_else(|| wrong(name, value, "a whole number"))
 }
 
 /// A field of a wrong type.

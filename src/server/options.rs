@@ -20,6 +20,8 @@ use std::time::Duration;
 pub const MOST_LIKELIEST: usize = 100;
 /// Most stop strings of a request.
 const MOST_STOPS: usize = 64;
+/// Most tokens of an answer that may be asked for.
+const MOST_TOKENS: usize = 1 << 30;
 /// Most answers to one prompt.
 const MOST_ANSWERS: usize = 128;
 
@@ -146,10 +148,6 @@ pub fn stop_strings(fields: &Fields<'_>, field: &str) -> Result<Vec<String>, Api
 
 /// Everything about an answer but its prompt.
 pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiError> {
-    let most = (0, 1 << 30);
-    // -1 is llama.cpp's way to say: to the end.
-    let unlimited = fields.whole(LENGTHS)? == Some(-1);
-    let max_tokens = if unlimited { None } else { fields.count(LENGTHS, most)? };
     let stop_strings = stop_strings(fields, "stop")?;
     let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
     let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
@@ -168,8 +166,8 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         prompt: Vec::new(),
         text: None,
         params: sampling(fields, served)?,
-        max_tokens,
-        min_tokens: fields.count(&["min_tokens"], most)?.unwrap_or(0),
+        max_tokens: length(fields)?,
+        min_tokens: fields.count(&["min_tokens"], (0, MOST_TOKENS))?.unwrap_or(0),
         stop_strings,
         end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
         likeliest: None,
@@ -182,7 +180,25 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
     })
 }
 
-const LENGTHS: &[&str] = &["max_completion_tokens", "max_tokens", "n_predict"];
+/// Most tokens of the answer, under the first of these names.
+fn length(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let mut lengths = Vec::new();
+    for name in ["max_completion_tokens", "max_tokens", "n_predict"] {
+        match fields.whole(&[name])? {
+            None => {}
+            // llama.cpp's way to say: to the end.
+            Some(-1) => lengths.push(None),
+            Some(_) => lengths.push(fields.count(&[name], (0, MOST_TOKENS))?),
+        }
+    }
+    Ok(lengths.into_iter().next().flatten())
+}
+
+/// Whether a stream is to end with what it cost.
+pub fn with_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let wanted = fields.object("stream_options")?.map(|options| options.flag("include_usage")).transpose()?;
+    Ok(wanted.flatten().unwrap_or(false))
+}
 
 /// How many answers are wanted.
 pub fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
@@ -210,7 +226,7 @@ pub fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
         wanted.extend(fields.text(name)?.map(|text| Grammar::Regex(text.into())));
     }
     for name in ["json_schema", "guided_json"] {
-        wanted.extend(fields.get(name).map(|schema| Grammar::JsonSchema(schema.clone())));
+        wanted.extend(schema(fields, name)?);
     }
     if let Some(format) = fields.object("response_format")? {
         wanted.extend(response_format(&format)?);
@@ -221,20 +237,25 @@ pub fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     }
 }
 
+/// A JSON schema.
+fn schema(fields: &Fields<'_>, field: &str) -> Result<Option<Grammar>, ApiError> {
+    match fields.get(field) {
+        None => Ok(None),
+        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
+        Some(other) => Err(wrong(&fields.name(field), other, "a JSON schema")),
+    }
+}
+
 /// OpenAI's `response_format`, and the `text.format` of its Responses.
 pub fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
-    let schema_of = |fields: &Fields<'_>| fields.need("schema", "a JSON schema").cloned();
+    let missing = |fields: &Fields<'_>| ApiError::field(&fields.name("schema"), "missing, expected a JSON schema");
     match format.need("type", "text, json_object or json_schema")?.as_str() {
         Some("text") => Ok(None),
-        Some("json_object") => {
-            Ok(Some(format.get("schema").map_or(Grammar::JsonObject, |schema| Grammar::JsonSchema(schema.clone()))))
-        }
+        Some("json_object") => Ok(Some(schema(format, "schema")?.unwrap_or(Grammar::JsonObject))),
         Some("json_schema") => {
-            let schema = match format.object("json_schema")? {
-                Some(inner) => schema_of(&inner)?,
-                None => schema_of(format)?,
-            };
-            Ok(Some(Grammar::JsonSchema(schema)))
+            let inner = format.object("json_schema")?;
+            let holder = inner.as_ref().unwrap_or(format);
+            schema(holder, "schema")?.ok_or_else(|| missing(holder)).map(Some)
         }
         _ => Err(wrong(&format.name("type"), &format.map()["type"], "text, json_object or json_schema")),
     }

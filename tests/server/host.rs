@@ -6,7 +6,9 @@ use kvas::{
     engine::{Engine, EngineConfig},
     model::Model,
     sampling::SamplerParams,
-    server::{Access, Facts, Loaded, Loader, Metrics, Models, Responses, Room, Server, Settings, router},
+    server::{
+        Access, Facts, Loaded, Loader, Metrics, Models, Patience, Responses, Room, Server, Settings, listen, router,
+    },
     session::ModelId,
     text::ChatTemplate,
 };
@@ -17,6 +19,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::Path,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 use tokio::runtime::Runtime;
 
@@ -70,7 +73,7 @@ impl Loader for Bundled {
 fn settings(parallel: usize) -> Settings {
     Settings {
         parallel,
-        queue: 64,
+        queue: 256,
         slot_save_path: None,
         reasoning_budget: None,
         template_variables: Map::new(),
@@ -82,17 +85,26 @@ fn settings(parallel: usize) -> Settings {
 impl Host {
     /// A server with these slots, changed as the test likes.
     pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
-        Self::start_with(Bundled { parallel, template: None }, change)
+        Self::start_with(Bundled { parallel, template: None }, Patience::default(), change)
+    }
+
+    /// A server that waits this long for a head or the next part of a body.
+    pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
+        let patience = Patience { head: patience, body: patience };
+        Self::start_with(Bundled { parallel, template: None }, patience, |_, _| {})
     }
 
     /// A server whose template offers tools.
     pub(crate) fn with_tools() -> &'static Self {
         static SHARED: OnceLock<Host> = OnceLock::new();
         let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
-        SHARED.get_or_init(|| Self::start_with(Bundled { parallel: 2, template: Some(template) }, |_, _| {}))
+        SHARED.get_or_init(|| {
+            let bundled = Bundled { parallel: 2, template: Some(template) };
+            Self::start_with(bundled, Patience::default(), |_, _| {})
+        })
     }
 
-    fn start_with(bundled: Bundled, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
+    fn start_with(bundled: Bundled, patience: Patience, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
         let parallel = bundled.parallel;
         let (mut settings, mut access) = (settings(parallel), Access::default());
         change(&mut settings, &mut access);
@@ -103,10 +115,8 @@ impl Host {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let service = router(server).into_make_service();
-        let _inside = threads.enter();
-        let bound = axum_server::from_tcp(listener).unwrap().handle(Handle::new());
-        threads.spawn(async move { bound.serve(service).await.unwrap() });
+        let serving = listen::serve(listener, None, (Handle::new(), patience), router(server));
+        threads.spawn(async move { serving.await.unwrap() });
         Self { address, threads: Some(threads) }
     }
 

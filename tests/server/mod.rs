@@ -6,6 +6,8 @@ mod endpoints;
 mod errors;
 mod forms;
 mod host;
+mod hostile;
+mod openapi;
 mod options;
 mod probes;
 mod slots;

@@ -2,7 +2,10 @@
 
 use super::host::Host;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 const STORY: &str = "Once upon a time there was a fox who lived in the wood with a bear, and they were friends.";
 
@@ -49,6 +52,46 @@ fn a_slot_is_saved_restored_erased_and_forked() {
         assert_eq!(host.post(path, &json!({"filename": "none"})).status, status, "{path}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Names that lead out of the folder, and names that no folder has.
+#[test]
+fn files_of_slots_stay_in_their_folder() {
+    let outer = std::env::temp_dir().join(format!("kvas-slots-out-{}", std::process::id()));
+    let folder = outer.join("in");
+    std::fs::create_dir_all(&folder).unwrap();
+    let host = Host::start(1, |settings, _| settings.slot_save_path = Some(folder.clone()));
+    read(&host, 0, "");
+    let long = "x".repeat(129);
+    let names = [
+        "../x",
+        "..",
+        ".",
+        "",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "a\0b",
+        ".hidden",
+        "~x",
+        "$x",
+        "%2e%2e",
+        "x\n",
+        "ä",
+        &long,
+    ];
+    let wrong = [json!(3), json!(["x"]), json!({}), json!(true)];
+    for name in names.iter().map(|name| json!(name)).chain(wrong) {
+        for action in ["save", "restore"] {
+            let reply = host.post(&format!("/slots/0?action={action}"), &json!({"filename": name}));
+            assert!(reply.status == 400 && reply.text().contains("filename"), "{action} {name}: {}", reply.text());
+        }
+    }
+    let count = |folder: &Path| std::fs::read_dir(folder).unwrap().count();
+    assert_eq!((count(&outer), count(&folder)), (1, 0));
+    host.post("/slots/0?action=save", &json!({"filename": "x".repeat(128)})).ok();
+    assert_eq!((count(&outer), count(&folder)), (1, 1));
+    std::fs::remove_dir_all(&outer).unwrap();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use edge::{Edge, Tls};
 use kvas::{
-    server::{Access, Keys, Reach, Metrics, Models, Responses, Server, Settings, Sharing},
+    server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
     text::ChatTemplate,
 };
 use load::FromFlags;

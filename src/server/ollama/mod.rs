@@ -83,10 +83,8 @@ async fn begin(server: &Arc<Server>, fields: &Fields<'_>, field: Field) -> Resul
 
 /// The model of a request. `:latest` is what Ollama's clients add to a name without a tag.
 async fn model(server: &Arc<Server>, fields: &Fields<'_>) -> Result<Arc<Served>, ApiError> {
-    let name = match fields.text("model")? {
-        Some(name) => Some(name),
-        None => fields.text("name")?,
-    };
+    let (model, older) = (fields.text("model")?, fields.text("name")?);
+    let name = model.or(older);
     server.model(name.map(|name| name.strip_suffix(":latest").unwrap_or(name))).await
 }
 

@@ -35,13 +35,10 @@ pub async fn chat_completions(
     ask.likeliest = likeliest(&fields)?;
     let ask = conversation::complete(&served, &turn, ask)?;
     let count = options::answers(&fields)?;
+    let with_usage = options::with_usage(&fields)?;
     let head = Head::new("chat.completion", &served);
     let pieces = generate::begin(&server, &served, options::several(ask, count)).await?;
     if fields.flag("stream")?.unwrap_or(false) {
-        let with_usage = match fields.object("stream_options")? {
-            Some(options) => options.flag("include_usage")?.unwrap_or(false),
-            None => false,
-        };
         let form = ChatForm { head, served, ends: Vec::new(), calls: vec![0; count], said: vec![], with_usage };
         return Ok(stream::respond(pieces, count, form, Wire::EventsUntilDone));
     }

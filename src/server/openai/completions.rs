@@ -46,7 +46,7 @@ pub async fn completions(
         if wanted.best_of > wanted.answers {
             return Err(ApiError::field("best_of", "more than n, expected a reply that is not streamed"));
         }
-        return wanted.stream(&server, &served, head, &fields).await;
+        return wanted.stream(&server, &served, head).await;
     }
     let (mut choices, mut ends) = (Vec::new(), Vec::new());
     for prompt in &wanted.prompts {
@@ -76,6 +76,7 @@ struct Wanted {
     answers: usize,
     best_of: usize,
     echo: Option<()>,
+    with_usage: bool,
 }
 
 /// The prompts of a request: a text, tokens, or a list of either.
@@ -138,12 +139,12 @@ impl Wanted {
         if let Some(grammar) = options::grammar(fields)? {
             ask.stages = vec![options::stage(served, &grammar)?];
         }
-        let answers = options::answers(fields)?;
+        let (answers, with_usage) = (options::answers(fields)?, options::with_usage(fields)?);
         let best_of = fields.count(&["best_of"], (1, 128))?.unwrap_or(answers);
         if best_of < answers {
             return Err(ApiError::field("best_of", format!("{best_of}, expected at least n, {answers}")));
         }
-        Ok(Self { prompts: all.into_iter().map(with_text).collect(), ask, answers, best_of, echo })
+        Ok(Self { prompts: all.into_iter().map(with_text).collect(), ask, answers, best_of, echo, with_usage })
     }
 
     fn ask(&self, prompt: &Prompt) -> Ask {
@@ -197,35 +198,17 @@ impl Wanted {
         usage
     }
 
-    async fn stream(
-        self,
-        server: &Arc<Server>,
-        served: &Arc<Served>,
-        head: Value,
-        fields: &Fields<'_>,
-    ) -> Result<Response, ApiError> {
+    async fn stream(self, server: &Arc<Server>, served: &Arc<Served>, head: Value) -> Result<Response, ApiError> {
         let [prompt] = &self.prompts[..] else {
             let what = format!("{} prompts, expected one for a reply that is streamed", self.prompts.len());
             return Err(ApiError::field("prompt", what));
-        };
-        let with_usage = match fields.object("stream_options")? {
-            Some(options) => options.flag("include_usage")?.unwrap_or(false),
-            None => false,
         };
         let asks = options::several(self.ask(prompt), self.answers);
         let pieces = generate::begin(server, served, asks).await?;
         let before = self.echo.map(|()| prompt.text.clone());
         let answers = self.answers;
-        let form = TextForm {
-            head,
-            served: served.clone(),
-            wanted: self,
-            before,
-            prompt: vec![],
-            said: vec![],
-            ends: vec![],
-            with_usage,
-        };
+        let form =
+            TextForm { head, served: served.clone(), wanted: self, before, prompt: vec![], said: vec![], ends: vec![] };
         Ok(stream::respond(pieces, answers, form, Wire::EventsUntilDone))
     }
 }
@@ -283,7 +266,6 @@ struct TextForm {
     prompt: Vec<TokenPiece>,
     said: Vec<(usize, TokenPiece)>,
     ends: Vec<End>,
-    with_usage: bool,
 }
 
 impl TextForm {
@@ -337,7 +319,7 @@ impl Form for TextForm {
     }
 
     fn end(&mut self) -> Vec<Message> {
-        if !self.with_usage {
+        if !self.wanted.with_usage {
             return Vec::new();
         }
         let mut chunk = self.head.clone();
