@@ -24,7 +24,7 @@ pub struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), param: None, retry_after: None }
+        Self { status, kind, message: one_line(message.into()), param: None, retry_after: None }
     }
 
     /// Something in the request is wrong.
@@ -79,6 +79,19 @@ impl ApiError {
         let (code, kind) = (self.status.as_u16(), self.kind);
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": code}})
     }
+}
+
+/// What a client sent may be repeated in a message, and may be anything.
+fn one_line(message: String) -> String {
+    const LONGEST: usize = 1000;
+    if message.len() <= LONGEST && !message.contains(char::is_control) {
+        return message;
+    }
+    let mut line: String = message.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if message.chars().nth(LONGEST).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 impl IntoResponse for ApiError {

@@ -1,7 +1,7 @@
 //! `/memory`: how memory looks now, for the page.
 
 use super::{
-    ApiError, Query, Server,
+    ApiError, Caller, Query, Server,
     llama::Which,
     slots::{Doing, SlotView},
 };
@@ -14,11 +14,16 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Pages by owner, rings and snapshots.
-pub async fn memory(State(server): State<Arc<Server>>, Query(which): Query<Which>) -> Result<Json<Value>, ApiError> {
+pub async fn memory(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Query(which): Query<Which>,
+) -> Result<Json<Value>, ApiError> {
     let served = server.model(which.model.as_deref()).await?;
     let picture = served.ask_engine(crate::engine::EngineHandle::look).await?;
     let (views, facts, usage) = (served.slots.views(), &served.facts, picture.stats.usage);
-    let slots: Vec<Value> = views.iter().map(|view| slot(view, &picture, (facts.context, facts.ring))).collect();
+    let slots: Vec<Value> =
+        views.iter().map(|view| slot((view, caller), &picture, (facts.context, facts.ring))).collect();
     let shelf = picture.stats.shelf.as_ref();
     Ok(Json(json!({
         "pages": {
@@ -44,7 +49,7 @@ fn sequence<'a>(picture: &'a Picture, view: &SlotView) -> Option<&'a SequencePic
     picture.sequences.iter().find(|sequence| sequence.conversation == Some(view.conversation))
 }
 
-fn slot(view: &SlotView, picture: &Picture, (context, ring): (usize, usize)) -> Value {
+fn slot((view, caller): (&SlotView, Caller), picture: &Picture, (context, ring): (usize, usize)) -> Value {
     let sequence = sequence(picture, view);
     let state = match view.doing {
         _ if sequence.is_some_and(|sequence| sequence.paused) => "waiting",
@@ -58,7 +63,7 @@ fn slot(view: &SlotView, picture: &Picture, (context, ring): (usize, usize)) -> 
         "tokens": sequence.map_or(0, |sequence| sequence.tokens),
         "context": context,
         "ring": {"held": sequence.map_or(0, |sequence| sequence.ring), "capacity": ring},
-        "conversation": view.session,
+        "conversation": view.session_for(caller.scope),
     })
 }
 

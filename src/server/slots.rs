@@ -86,6 +86,13 @@ pub struct SlotGuard {
     pub conversation: ConversationId,
 }
 
+impl SlotView {
+    /// The session, for who asked for it: its name may say who somebody is.
+    pub fn session_for(&self, scope: u64) -> Option<&str> {
+        self.session.as_deref().filter(|_| self.scope == scope)
+    }
+}
+
 /// How many of the first tokens are the same.
 fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()

@@ -50,6 +50,13 @@ fn responses_belong_to_their_key() {
     assert_eq!(host.send("GET", &path, &[("x-api-key", "two")], "").status, 404);
     assert_eq!(host.send("DELETE", &path, &[("x-api-key", "two")], "").status, 404);
     assert_eq!(host.send("GET", &path, &[("x-api-key", "one")], "").ok(), made);
+    // Nor does a slot say whose it is.
+    let body = json!({"prompt": "Hi", "max_tokens": 1, "user": "somebody", "id_slot": 0}).to_string();
+    host.send("POST", "/v1/completions", &[("x-api-key", "one")], &body).ok();
+    for (path, pointer) in [("/slots", "/0/session"), ("/memory", "/slots/0/conversation")] {
+        let seen = |key: &str| host.send("GET", path, &[("x-api-key", key)], "").ok().pointer(pointer).cloned();
+        assert_eq!((seen("one"), seen("two")), (Some(json!("somebody")), Some(Value::Null)), "{path}");
+    }
 }
 
 /// A page that makes its own name lead to this machine is of the server's origin; the name gives it away.

@@ -2,6 +2,7 @@
 
 mod access;
 mod client;
+mod deploy;
 mod endpoints;
 mod errors;
 mod forms;

@@ -5,6 +5,8 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use request::turn;
+
 use super::{
     ApiError, Body, Caller, Fields, Server, conversation, generate, options,
     stream::{self, Wire, drain},
@@ -31,7 +33,7 @@ pub async fn messages(
     let served = server.model(fields.text("model")?).await?;
     let max_tokens = fields.count(&["max_tokens"], (1, MOST_TOKENS))?;
     let max_tokens = max_tokens.ok_or_else(|| ApiError::field("max_tokens", "missing, expected a number of tokens"))?;
-    let turn = request::turn(&fields, &server.settings)?;
+    let turn = turn(&fields, &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.max_tokens = Some(max_tokens);
     ask.stop_strings = options::stop_strings(&fields, "stop_sequences")?;
@@ -57,7 +59,7 @@ pub async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let text = conversation::prompt(&served, &request::turn(&fields, &server.settings)?)?;
+    let text = conversation::prompt(&served, &turn(&fields, &server.settings)?)?;
     Ok(Json(json!({"input_tokens": served.encode(caller.scope, &text).len()})))
 }
 

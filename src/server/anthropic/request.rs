@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const IN_CONTENT: &str = "text, thinking, tool_use or tool_result";
 
 /// The conversation of a request.
-pub(super) fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
+pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
     let messages = messages(fields)?;
     let prefilled = messages.last().is_some_and(|message| message["role"] == "assistant");
     if prefilled && messages.last().is_some_and(|message| message.get("tool_calls").is_some()) {

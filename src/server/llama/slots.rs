@@ -19,7 +19,7 @@ use axum::{
 use serde_json::{Value, json};
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
-fn describe(served: &Served, slot: &SlotView) -> Value {
+fn describe(served: &Served, slot: &SlotView, caller: Caller) -> Value {
     json!({
         "id": slot.id,
         "id_task": slot.task,
@@ -27,7 +27,7 @@ fn describe(served: &Served, slot: &SlotView) -> Value {
         "is_processing": slot.doing != Doing::Idle,
         "state": match slot.doing { Doing::Idle => "idle", Doing::Prompt => "prompt", Doing::Generating => "generating" },
         "n_tokens": slot.tokens.len(),
-        "session": slot.session,
+        "session": slot.session_for(caller.scope),
         "next_token": {"n_decoded": slot.generated},
     })
 }
@@ -35,11 +35,12 @@ fn describe(served: &Served, slot: &SlotView) -> Value {
 /// All slots. With `?fail_on_no_slot=1` a status of 503 if none is idle.
 pub async fn list(
     State(server): State<Arc<Server>>,
+    caller: Caller,
     Query(which): Query<Which>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, ApiError> {
     let served = server.model(which.model.as_deref()).await?;
-    let slots: Vec<Value> = served.slots.views().iter().map(|slot| describe(&served, slot)).collect();
+    let slots: Vec<Value> = served.slots.views().iter().map(|slot| describe(&served, slot, caller)).collect();
     let wants_slot = query.iter().any(|(name, value)| name == "fail_on_no_slot" && value != "0");
     let full = served.slots.busy() == served.slots.len();
     let status = if wants_slot && full { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };

@@ -48,6 +48,6 @@ pub async fn detokenize(State(server): State<Arc<Server>>, Body(body): Body) -> 
 pub async fn apply_template(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let text = prompt(&served, &turn(&fields, &server)?)?;
+    let text = prompt(&served, &turn(&fields, &server.settings)?)?;
     Ok(Json(json!({"prompt": text})))
 }

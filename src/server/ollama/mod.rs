@@ -10,6 +10,7 @@ mod tests;
 pub use embed::{embed, embeddings};
 pub use models::{running, show, tags, version};
 pub use reply::error_body;
+pub use request::{chat_turn, generate_turn};
 
 use super::{
     ApiError, Body, Caller, Fields, Server, conversation,
@@ -37,7 +38,7 @@ pub async fn chat(State(server): State<Arc<Server>>, caller: Caller, Body(body):
     if fields.list("messages")?.is_none_or(Vec::is_empty) {
         return Ok(Json(form.loaded()).into_response());
     }
-    let turn = request::chat_turn(&fields, &server.settings)?;
+    let turn = chat_turn(&fields, &server.settings)?;
     let ask = conversation::complete(&served, &turn, ask(&fields, &served, caller)?)?;
     respond(&server, &served, ask, (form, &fields)).await
 }
@@ -60,7 +61,7 @@ pub async fn generate(
     let mut ask = ask(&fields, &served, caller)?;
     let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     if suffix.is_none() && !fields.flag("raw")?.unwrap_or(false) {
-        let turn = request::generate_turn(&fields, prompt, &server.settings)?;
+        let turn = generate_turn(&fields, prompt, &server.settings)?;
         return respond(&server, &served, conversation::complete(&served, &turn, ask)?, (form, &fields)).await;
     }
     ask.prompt = served.tokenizer.encode(prompt, Special::Parse, Bos::Add);

@@ -7,14 +7,14 @@ use crate::{
 use serde_json::{Value, json};
 
 /// The conversation of `/api/chat`.
-pub(super) fn chat_turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
+pub fn chat_turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
     let mut turn = Turn::new(messages(fields)?, settings);
     turn.tools = tools(fields)?;
     finish(fields, turn)
 }
 
 /// The conversation of `/api/generate`: a question and what is said before it.
-pub(super) fn generate_turn(fields: &Fields<'_>, prompt: &str, settings: &Settings) -> Result<Turn, ApiError> {
+pub fn generate_turn(fields: &Fields<'_>, prompt: &str, settings: &Settings) -> Result<Turn, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = fields.text("system")?.filter(|system| !system.is_empty()) {
         messages.push(json!({"role": "system", "content": system}));

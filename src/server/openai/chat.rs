@@ -3,7 +3,7 @@
 use super::{finish_reason, log_probabilities, timings, unique, usage};
 use crate::{
     server::{
-        ApiError, Body, Caller, Fields, Server,
+        ApiError, Body, Caller, Fields, Server, Settings,
         conversation::{self, LastMessage, Parallel, ToolChoice, Turn},
         fields::wrong,
         generate::{self, End, Piece, TokenPiece},
@@ -30,7 +30,7 @@ pub async fn chat_completions(
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let turn = turn(&fields, &server)?;
+    let turn = turn(&fields, &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.likeliest = likeliest(&fields)?;
     let ask = conversation::complete(&served, &turn, ask)?;
@@ -47,7 +47,7 @@ pub async fn chat_completions(
 }
 
 /// The conversation of a request.
-pub fn turn(fields: &Fields<'_>, server: &Server) -> Result<Turn, ApiError> {
+pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
     let messages = fields.list("messages")?.ok_or_else(|| ApiError::field("messages", "missing, expected a list"))?;
     let reasoning = match fields.text("reasoning_format")? {
         None | Some("auto" | "deepseek" | "deepseek-legacy") => ReasoningMode::Split,
@@ -57,7 +57,7 @@ pub fn turn(fields: &Fields<'_>, server: &Server) -> Result<Turn, ApiError> {
         }
     };
     let continued = fields.flag("continue_final_message")?.unwrap_or(false);
-    let mut turn = Turn::new(messages.clone(), &server.settings);
+    let mut turn = Turn::new(messages.clone(), settings);
     turn.variables.extend(options::variables(fields)?);
     if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
         turn.budget = usize::try_from(budget).ok();

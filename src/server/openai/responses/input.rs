@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 const ITEMS: &str = "message, function_call, function_call_output or reasoning";
 
 /// `input` as messages: what the assistant thought, said and called in a row is one of them.
-pub(super) fn messages(input: &Value) -> Result<Vec<Value>, ApiError> {
+pub fn messages(input: &Value) -> Result<Vec<Value>, ApiError> {
     let items = match input {
         Value::String(text) => return Ok(vec![json!({"role": "user", "content": text})]),
         Value::Array(items) => items,

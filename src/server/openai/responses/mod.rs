@@ -6,10 +6,11 @@ mod kept;
 #[cfg(test)]
 mod tests;
 
+pub use input::messages;
 pub use kept::Responses;
 
 use crate::server::{
-    ApiError, Body, Caller, Fields, Path, Server,
+    ApiError, Body, Caller, Fields, Path, Server, Settings,
     conversation::{self, Turn},
     generate, options,
     served::now,
@@ -51,7 +52,7 @@ pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body
         return Err(ApiError::field("input", "nothing to answer, expected a text or a list of items"));
     }
     messages.extend(input);
-    let turn = turn(&fields, messages.clone(), &server)?;
+    let turn = turn(&fields, messages.clone(), &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.max_tokens = fields.count(&["max_output_tokens"], (1, 1 << 30))?;
     ask.likeliest = likeliest(&fields)?;
@@ -80,9 +81,9 @@ fn refuse(fields: &Fields<'_>) -> Result<(), ApiError> {
 }
 
 /// The conversation of a request, whose messages are known.
-fn turn(fields: &Fields<'_>, messages: Vec<Value>, server: &Server) -> Result<Turn, ApiError> {
+pub fn turn(fields: &Fields<'_>, messages: Vec<Value>, settings: &Settings) -> Result<Turn, ApiError> {
     let instructions = fields.text("instructions")?.map(|text| json!({"role": "system", "content": text}));
-    let mut turn = Turn::new(instructions.into_iter().chain(messages).collect(), &server.settings);
+    let mut turn = Turn::new(instructions.into_iter().chain(messages).collect(), settings);
     turn.variables.extend(options::variables(fields)?);
     turn.tools = input::tools(fields)?;
     turn.choice = super::chat::tool_choice(fields)?;
