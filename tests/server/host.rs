@@ -92,6 +92,11 @@ impl Host {
         SHARED.get_or_init(|| Self::start_with(Bundled { parallel: 2, template: Some(template) }, |_, _| {}))
     }
 
+    /// A server of one slot with this template.
+    pub(crate) fn with_template(template: ChatTemplate) -> Self {
+        Self::start_with(Bundled { parallel: 1, template: Some(template) }, |_, _| {})
+    }
+
     fn start_with(bundled: Bundled, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
         let parallel = bundled.parallel;
         let (mut settings, mut access) = (settings(parallel), Access::default());

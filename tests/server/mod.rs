@@ -10,3 +10,4 @@ mod options;
 mod probes;
 mod slots;
 mod streams;
+mod templates;

@@ -8,7 +8,7 @@ use crate::{
         fields::wrong,
         generate::{self, End, Piece, TokenPiece},
         options,
-        served::{Served, now},
+        served::{Generation, Served, now},
         stream::{self, Form, Message, Wire},
         whole::{Call, Whole, collect},
     },
@@ -72,6 +72,10 @@ pub fn turn(fields: &Fields<'_>, server: &Server) -> Result<Turn, ApiError> {
         reasoning,
         grammar: options::grammar(fields)?,
         last: if continued { LastMessage::Continued } else { LastMessage::Closed },
+        generation: match fields.flag("add_generation_prompt")? {
+            Some(false) => Generation::Omit,
+            Some(true) | None => Generation::Begin,
+        },
         ..turn
     })
 }
