@@ -19,8 +19,12 @@ fn message(path: &str, body: &Value) -> String {
     message.as_str().unwrap_or_else(|| panic!("{path}: {body}")).to_string()
 }
 
+/// An endpoint, a body that is right, and fields that may be wrong.
+type Case = (&'static str, Value, Vec<(&'static str, Value)>);
+
 /// Endpoints with a body that is right, and fields that may be wrong: a value, and the name that has to be said.
-fn wrong() -> Vec<(&'static str, Value, Vec<(&'static str, Value)>)> {
+#[allow(clippy::too_many_lines, reason = "a table")]
+fn wrong() -> Vec<Case> {
     let ask = json!([{"role": "user", "content": "Hi."}]);
     let sampling = || {
         vec![
