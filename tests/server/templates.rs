@@ -9,6 +9,11 @@ use std::{fs, path::PathBuf};
 /// plain texts, roles it knows, and arguments in the form it wants.
 const PREPARED: &[&str] = &["content_parts", "developer_role", "tool_roundtrip_str"];
 
+/// Cases whose calls the template drops, so that the model would not know what it has called: they are written into the
+/// content, as the model itself writes them.
+const DROPPED: &[&str] =
+    &["LFM2-8B-A1B.jinja: parallel_tools", "LFM2-8B-A1B.jinja: tool_done", "LFM2-8B-A1B.jinja: tool_roundtrip_obj"];
+
 fn folder() -> Option<PathBuf> {
     let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared");
     let folder = PathBuf::from(std::env::var("KVAS_SHARED").unwrap_or(default.into())).join("data/templates");
@@ -35,14 +40,13 @@ fn templates_render_as_in_python() {
     let Some(folder) = folder() else { return };
     let cases = json_of(folder.join("golden/CASES.json"));
     let golden_day: jiff::Zoned = "2026-01-15T12:00:00+00:00[UTC]".parse().unwrap();
-    let (mut compared, mut prepared) = (0, 0);
+    let (mut compared, mut prepared, mut others) = (0, 0, Vec::new());
     for entry in fs::read_dir(folder.join("golden")).unwrap() {
         let path = entry.unwrap().path();
         let file = path.file_name().unwrap().to_str().unwrap().to_string();
         let Some(name) = file.strip_prefix("llama.cpp__").and_then(|name| name.strip_suffix(".json")) else { continue };
         let template = ChatTemplate::new(&fs::read_to_string(folder.join(name)).unwrap()).unwrap();
         let (host, golden) = (Host::with_template(template), json_of(path));
-        let golden_of_plain = golden["user"]["ok"].clone();
         for case in cases.as_array().unwrap() {
             let case_name = case["name"].as_str().unwrap();
             let golden = &golden[case_name];
@@ -59,13 +63,16 @@ fn templates_render_as_in_python() {
                 }),
             );
             assert!(reply.status == 200 || reply.status == 400, "{name}: {case_name}: {}", reply.text());
-            // A template that refuses a plain question refuses these, too.
-            if PREPARED.contains(&case_name) && golden_of_plain == true {
-                assert_eq!(reply.status, 200, "{name}: {case_name}: {}", reply.text());
-                prepared += 1;
+            if PREPARED.contains(&case_name) {
+                // Nothing that a template takes as it is gets lost.
+                let is_lost = golden["ok"] == true && reply.status != 200;
+                assert!(!is_lost, "{name}: {case_name}: {}", reply.text());
+                prepared += usize::from(reply.status == 200);
             } else if golden["ok"] == true && case["messages"] != json!([]) {
                 let expected = with_todays_date(golden["text"].as_str().unwrap(), &jiff::Zoned::now(), &golden_day);
-                assert_eq!(reply.ok()["prompt"], expected, "{name}: {case_name}");
+                if reply.ok()["prompt"] != expected {
+                    others.push(format!("{name}: {case_name}"));
+                }
                 compared += 1;
             } else {
                 assert_eq!(reply.status, 400, "{name}: {case_name}: {}", reply.text());
@@ -73,6 +80,8 @@ fn templates_render_as_in_python() {
             }
         }
     }
-    assert_eq!(compared + prepared, 13 * 16);
-    assert!(prepared >= 12 * PREPARED.len(), "{prepared}");
+    others.sort();
+    assert_eq!(others, DROPPED);
+    assert_eq!(compared, 13 * (16 - PREPARED.len()));
+    assert!(prepared > 12 * PREPARED.len() - 12, "{prepared} of the others render");
 }
