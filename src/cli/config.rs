@@ -83,9 +83,9 @@ fn of_file(path: &std::path::Path, command: &Command) -> anyhow::Result<Vec<(Str
                 bail!("{shown}: {key}: expected a text, a number, true, false, or a list of these")
             }
         };
-        let values = match &value {
-            toml::Value::Array(list) => list.iter().map(one).collect::<anyhow::Result<_>>()?,
-            value => vec![one(value)?],
+        let values = match value.as_array() {
+            Some(list) => list.iter().map(one).collect::<anyhow::Result<_>>()?,
+            None => vec![one(&value)?],
         };
         all.push((name, values));
     }

@@ -33,6 +33,8 @@ pub struct Turn {
     pub grammar: Option<Grammar>,
     /// Whether the last message, the assistant's, is to be gone on with.
     pub last: LastMessage,
+    /// Whether the prompt ends where an answer begins.
+    pub generation: Generation,
 }
 
 /// Which tools an answer is to call.
@@ -79,6 +81,7 @@ impl Turn {
             budget: settings.reasoning_budget.and_then(|budget| usize::try_from(budget).ok()),
             grammar: None,
             last: LastMessage::Closed,
+            generation: Generation::Begin,
         }
     }
 }
@@ -107,7 +110,7 @@ pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
             return Err(ApiError::field(&format!("messages[{number}].role"), "missing, expected a text"));
         }
     }
-    let text = served.render(messages, &turn.tools, turn.variables.clone(), Generation::Begin)?;
+    let text = served.render(messages, &turn.tools, turn.variables.clone(), turn.generation)?;
     Ok(text + begun)
 }
 

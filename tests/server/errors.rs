@@ -19,8 +19,12 @@ fn message(path: &str, body: &Value) -> String {
     message.as_str().unwrap_or_else(|| panic!("{path}: {body}")).to_string()
 }
 
+/// An endpoint, a body that is right, and fields that may be wrong.
+type Case = (&'static str, Value, Vec<(&'static str, Value)>);
+
 /// Endpoints with a body that is right, and fields that may be wrong: a value, and the name that has to be said.
-fn wrong() -> Vec<(&'static str, Value, Vec<(&'static str, Value)>)> {
+#[allow(clippy::too_many_lines, reason = "a table")]
+fn wrong() -> Vec<Case> {
     let ask = json!([{"role": "user", "content": "Hi."}]);
     let sampling = || {
         vec![
@@ -85,6 +89,11 @@ fn wrong() -> Vec<(&'static str, Value, Vec<(&'static str, Value)>)> {
                     ("prompt", json!(null)),
                     ("prompt", json!(3)),
                     ("prompt", json!([99_999_999])),
+                    ("prompt", json!("")),
+                    ("prompt", json!([])),
+                    ("prompt", json!(["Hi", ""])),
+                    ("model", json!({})),
+                    ("user", json!(3)),
                     ("logprobs", json!(1000)),
                     ("best_of", json!(0)),
                     ("echo", json!(3)),
@@ -163,7 +172,13 @@ fn wrong() -> Vec<(&'static str, Value, Vec<(&'static str, Value)>)> {
         (
             "/v1/embeddings",
             json!({"input": "Hi"}),
-            vec![("input", json!([])), ("encoding_format", json!("x")), ("pooling", json!("x"))],
+            vec![
+                ("input", json!([])),
+                ("input", json!("")),
+                ("input", json!([99_999_999])),
+                ("encoding_format", json!("x")),
+                ("pooling", json!("x")),
+            ],
         ),
         ("/tokenize", json!({"content": "Hi"}), vec![("content", json!(null)), ("content", json!(3))]),
         ("/detokenize", json!({"tokens": [1]}), vec![("tokens", json!(["x"])), ("tokens", json!([99_999_999]))]),

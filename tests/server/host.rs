@@ -104,6 +104,11 @@ impl Host {
         })
     }
 
+    /// A server of one slot with this template.
+    pub(crate) fn with_template(template: ChatTemplate) -> Self {
+        Self::start_with(Bundled { parallel: 1, template: Some(template) }, Patience::default(), |_, _| {})
+    }
+
     fn start_with(bundled: Bundled, patience: Patience, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
         let parallel = bundled.parallel;
         let (mut settings, mut access) = (settings(parallel), Access::default());

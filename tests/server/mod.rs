@@ -13,3 +13,4 @@ mod options;
 mod probes;
 mod slots;
 mod streams;
+mod templates;

@@ -8,7 +8,7 @@ use crate::{
         fields::wrong,
         generate::{self, End, Piece, TokenPiece},
         options,
-        served::{Served, now},
+        served::{Generation, Served, now},
         stream::{self, Form, Message, Wire},
         whole::{Call, Whole, collect},
     },
@@ -69,6 +69,10 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
         reasoning,
         grammar: options::grammar(fields)?,
         last: if continued { LastMessage::Continued } else { LastMessage::Closed },
+        generation: match fields.flag("add_generation_prompt")? {
+            Some(false) => Generation::Omit,
+            Some(true) | None => Generation::Begin,
+        },
         ..turn
     })
 }
