@@ -261,9 +261,15 @@ pub fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>, ApiError>
     }
 }
 
+/// Work that may take a while: other requests go on meanwhile.
+pub fn unhurried<T>(work: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(work)
+}
+
 /// The stage of a grammar, compiled for this model.
 pub fn stage(served: &Served, grammar: &Grammar) -> Result<Stage, ApiError> {
-    Ok(Stage::Grammar(compile(served.vocabulary()?, grammar).map_err(ApiError::bad)?))
+    let compile = || compile(served.vocabulary()?, grammar).map_err(ApiError::bad);
+    Ok(Stage::Grammar(unhurried(compile)?))
 }
 
 /// Variables for the template: `chat_template_kwargs`, with what says whether to reason.

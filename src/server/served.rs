@@ -2,6 +2,7 @@
 
 use super::{
     ApiError,
+    options::unhurried,
     slots::{SlotView, Slots},
 };
 use crate::{
@@ -203,18 +204,20 @@ impl Served {
             variables,
             ..Conversation::new(&messages)
         };
-        render(&self.template, &self.tokenizer, conversation).map_err(ApiError::bad)
+        unhurried(|| render(&self.template, &self.tokenizer, conversation).map_err(ApiError::bad))
     }
 
     /// The tokens of a rendered prompt: those read and generated before, as far as the text is the same.
     pub fn encode(&self, scope: u64, text: &str) -> Vec<u32> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = |known: &Known| known.shared_with(text).map_or(0, |(bytes, _)| bytes);
-        let own = known.iter().filter(|(of, _)| *of == scope);
-        match own.max_by_key(|(_, known)| shared(known)) {
-            Some((_, known)) => known.encode(&self.tokenizer, text),
+        let own = all.iter().filter(|(of, _)| *of == scope);
+        let nearest = own.max_by_key(|(_, known)| shared(known)).map(|(_, known)| known.clone());
+        drop(all);
+        unhurried(|| match nearest {
+            Some(known) => known.encode(&self.tokenizer, text),
             None => self.tokenizer.encode(text, Special::Parse, Bos::Add),
-        }
+        })
     }
 
     /// Remembers what was read and generated.

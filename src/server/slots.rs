@@ -175,7 +175,7 @@ impl Slots {
             state.waiting.push_back(Waiter { wish, prompt, slot });
             waiting
         };
-        waiting.await.map_err(|_| ApiError::internal("the server stops"))
+        waiting.await.map_err(|_| ApiError::busy("the server stops", 5))
     }
 
     /// All slots as they are now.
