@@ -17,6 +17,16 @@ golden:
 bench model:
     cargo run --release -- bench -m {{model}}
 
+# The server with the official clients of its APIs.
+clients:
+    cargo build
+    tests/clients/run
+
+# The web page: bundles it, tests it.
+page:
+    web/build
+    web/test/run
+
 # Every fuzz target, for so many seconds each.
 fuzz seconds="60":
     fuzz/run {{seconds}}

@@ -5,11 +5,13 @@
 pub mod arch;
 pub mod chat;
 pub mod engine;
+pub mod grammar;
 pub mod memory;
 pub mod model;
 pub mod presets;
 pub mod repl;
 pub mod sampling;
 pub mod scheduler;
+pub mod server;
 pub mod session;
 pub mod text;

@@ -3,7 +3,7 @@
 use crate::golden::{converted, fixture};
 use kvas::{
     chat::{Chat, ChatSettings},
-    engine::{Engine, EngineConfig, EngineHandle, Event, Request},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Request, Stream},
     memory::Miss,
     model::Model,
     sampling::{Sampler, SamplerParams},
@@ -34,7 +34,7 @@ fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineH
 
 fn engine_of(model: &Model, limits: Limits, shelf: Option<Shelf>) -> EngineHandle {
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf })
+    Engine::start(runner, EngineConfig { shelf, ..EngineConfig::new(CONTEXT) })
 }
 
 fn settings() -> ChatSettings {
@@ -110,6 +110,46 @@ fn a_stop_string_leaves_nothing_to_read_again() {
     }
 }
 
+/// The tokens of an answer that goes on to its full length.
+fn whole(name: &str, stream: &Stream) -> Vec<u32> {
+    let mut tokens = vec![];
+    loop {
+        match stream.next_event() {
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
+            Event::Token(token) => tokens.push(token),
+            Event::Done(finish, _) => {
+                assert_eq!(finish, Finish::Length);
+                return tokens;
+            }
+            Event::Failed(what) => panic!("{name}: {what}"),
+        }
+    }
+}
+
+/// Answers that do not fit beside each other: the youngest makes room, goes on later, and says the same.
+#[test]
+fn who_makes_room_for_others_goes_on_later_with_the_same_answer() {
+    for (name, page_stores) in [("qwen35", 1), ("qwen3", 4)] {
+        let model = converted(&fixture(name), Quant::F32);
+        let request = |number: u32| {
+            let prompt = (0..60 + 7 * number).map(|i| (i * 37 + number * 11) % 500).collect();
+            let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+            Request { max_tokens: 60, ..Request::new(prompt, sampler) }
+        };
+        for snapshots in [0, 3] {
+            // Each needs up to 141 tokens in pages of 4; there is room for 200.
+            let pages = 1 + page_stores * 200 / 4;
+            let engine = engine_of(&model, Limits { pages, ..limits(snapshots) }, None);
+            let alone: Vec<_> = (0..4).map(|number| whole(name, &engine.submit(request(number)))).collect();
+            assert_eq!(engine.stats().unwrap().steps.preemptions, 0, "{name}: alone nobody is in the way");
+            let streams: Vec<_> = (0..4).map(|number| engine.submit(request(number))).collect();
+            let together: Vec<_> = streams.iter().map(|stream| whole(name, stream)).collect();
+            assert_eq!(alone, together, "{name}");
+            assert!(engine.stats().unwrap().steps.preemptions > 0, "{name}: there is not enough room for all");
+        }
+    }
+}
+
 /// Greedy requests give one answer, alone and in any company.
 #[test]
 fn answers_do_not_depend_on_who_else_is_served() {
@@ -123,20 +163,7 @@ fn answers_do_not_depend_on_who_else_is_served() {
             let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
             Request { max_tokens: 24, ..Request::new(prompt, sampler) }
         };
-        let tokens = |stream: kvas::engine::Stream| {
-            let mut tokens = vec![];
-            loop {
-                match stream.next_event() {
-                    Event::Probabilities(_) => {}
-                    Event::Token(token) => tokens.push(token),
-                    Event::Done(finish, _) => {
-                        assert_eq!(finish, Finish::Length);
-                        return tokens;
-                    }
-                    Event::Failed(what) => panic!("{name}: {what}"),
-                }
-            }
-        };
+        let tokens = |stream: kvas::engine::Stream| whole(name, &stream);
         let lengths = [3, 90, 58, 200];
         let alone: Vec<_> = lengths.iter().map(|length| tokens(engine.submit(request(*length)))).collect();
         let streams: Vec<_> = lengths.iter().map(|length| engine.submit(request(*length))).collect();
@@ -228,7 +255,7 @@ fn fresh_answer(engine: &EngineHandle, vocab: u32, prompt: &[u32]) -> (Vec<u32>,
     let (stream, mut tokens) = (engine.submit(request), Vec::new());
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(_, timings) => return (tokens, timings.prompt_tokens),
             Event::Failed(what) => panic!("{what}"),

@@ -7,6 +7,7 @@ use crate::{
 };
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle},
+    memory::Scope,
     model::Model,
     session::{ModelId, Session, Writer},
 };
@@ -111,7 +112,7 @@ fn engine(model: &Model) -> (EngineHandle, Countdown) {
     let limits = Limits { rows: 32, outputs: 4, pages, page_size, slots, snapshots, replay, kv_type, state_type };
     let device = Faulty(Cpu::new(1), countdown.clone());
     let runner = model.prepare(Box::new(device), limits, &mut |_, _| {}).unwrap();
-    (Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf: None }), countdown)
+    (Engine::start(runner, EngineConfig::new(CONTEXT)), countdown)
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn a_partially_restored_session_is_not_gone_on_from() {
         let (engine, countdown) = engine(&model);
         let talk = engine.open().unwrap();
         countdown.set(refused);
-        let loaded = engine.load(session.clone());
+        let loaded = engine.load(session.clone(), Scope::default());
         countdown.set(usize::MAX);
         let (found, _, timings) = hear(&engine.submit(request(Some(talk), &tokens, 8, vocab))).unwrap();
         assert_eq!(found, expected, "after {refused} calls");

@@ -200,7 +200,16 @@ impl<'a> World<'a> {
             seals.sort_unstable();
             let (max_tokens, context, stop) = (usize::MAX, usize::MAX, vec![]);
             let seal_every = [0, 0, 7, 16][self.random.below(4)];
-            let running = Running { cache: Cache::Use, max_tokens, context, stop, generated: 0, seals, seal_every };
+            let running = Running {
+                cache: Cache::Use,
+                outputs: Outputs::Last,
+                max_tokens,
+                context,
+                stop,
+                generated: 0,
+                seals,
+                seal_every,
+            };
             self.scheduler.begin(&mut self.memory, (id, revocable), prompt.clone(), running).work
         } else {
             self.memory.attach(id, &own, &prompt, revocable).work
@@ -212,7 +221,7 @@ impl<'a> World<'a> {
     }
 
     fn step(&mut self) {
-        let plan = self.scheduler.plan(&mut self.memory);
+        let plan = self.scheduler.plan(&mut self.memory, u32::MAX);
         plan.work.iter().for_each(|work| self.runner.apply(work).unwrap());
         // Rows that nobody needs.
         let planned: u32 = plan.spans.iter().map(|span| span.rows).sum();

@@ -4,6 +4,7 @@
 mod bench_op;
 mod chat;
 mod commands;
+mod constrained;
 mod convert;
 mod faulty;
 mod golden;
@@ -11,6 +12,7 @@ mod history;
 mod plan;
 mod quantize;
 mod resident;
+mod server;
 mod session;
 mod simulation;
 mod tidy;

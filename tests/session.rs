@@ -5,6 +5,7 @@ use crate::golden::{converted, converted_file, fixture};
 use kvas::{
     chat::{Chat, ChatSettings},
     engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Timings},
+    memory::Scope,
     model::Model,
     sampling::{Sampler, SamplerParams},
     session::{ModelId, Session, Writer},
@@ -30,7 +31,7 @@ fn limits(page_size: usize, replay: Replay) -> Limits {
 
 fn engine(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> EngineHandle {
     let runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every: 0, shelf: None })
+    Engine::start(runner, EngineConfig::new(CONTEXT))
 }
 
 /// A folder that goes when the test ends.
@@ -67,7 +68,7 @@ fn go_on(engine: &EngineHandle, id: ConversationId, prompt: &[u32], count: usize
     let mut ids = Vec::new();
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
             Event::Token(token) => ids.push(token),
             Event::Done(_, timings) => return (ids, timings),
             Event::Failed(what) => panic!("{what}"),
@@ -91,7 +92,7 @@ fn check_going_on(name: &str, model: &Model, others: Vec<(Box<dyn Backend>, usiz
     session.check_model(&id).unwrap();
     for (backend, page_size, replay) in others {
         let other = engine(model, backend, limits(page_size, replay));
-        other.load(session.clone()).unwrap();
+        other.load(session.clone(), Scope::default()).unwrap();
         let conversation = other.open().unwrap();
         let (found, timings) = go_on(&other, conversation, &tokens, 50, vocab);
         let what = format!("{name}, pages of {page_size}, replay {}", replay.history);
@@ -136,14 +137,14 @@ fn what_does_not_fit_is_refused_in_one_line() {
     let session = Arc::new(Session::open(&path).unwrap());
     let error = session.check_model(&ModelId::of(&other.file)).unwrap_err().to_string();
     assert!(error.contains(": a session of ") && error.contains("(qwen35, ") && error.contains("(llama, "), "{error}");
-    let error = make(&other, limits(4, Replay::OFF)).load(session.clone()).unwrap_err();
+    let error = make(&other, limits(4, Replay::OFF)).load(session.clone(), Scope::default()).unwrap_err();
     assert!(error.contains("s: section kv: "), "{error}");
     let few = Limits { pages: 9, ..limits(4, Replay::OFF) };
-    let error = make(&model, few).load(session.clone()).unwrap_err();
+    let error = make(&model, few).load(session.clone(), Scope::default()).unwrap_err();
     assert!(error.ends_with("pages are needed, 8 of 8 are free"), "{error}");
     // Another element type is converted.
     let half = make(&model, Limits { kv_type: KvType::F16, ..limits(4, Replay::OFF) });
-    half.load(session.clone()).unwrap();
+    half.load(session.clone(), Scope::default()).unwrap();
     let conversation = half.open().unwrap();
     let (_, timings) = go_on(&half, conversation, session.tokens(), 5, model.spec.vocab);
     assert_eq!(timings.prompt_tokens, 1);

@@ -4,6 +4,7 @@
 use crate::golden::{converted, fixture};
 use kvas::{
     engine::{self, ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Runner, Stream, Timings},
+    memory::Scope,
     model::Model,
     sampling::{Sampler, SamplerParams},
     scheduler::Finish,
@@ -45,7 +46,7 @@ pub(crate) fn hear(stream: &Stream) -> Result<(Vec<u32>, Finish, Timings), Strin
     let mut tokens = Vec::new();
     loop {
         match stream.next_event() {
-            Event::Probabilities(_) => {}
+            Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(finish, timings) => return Ok((tokens, finish, timings)),
             Event::Failed(what) => return Err(what),
@@ -104,14 +105,14 @@ fn engine(model: &Model, random: &mut Random) -> EngineHandle {
     let rows = [20, 48][random.below(2)];
     let runner = prepared(model, rows, pages, snapshots, replay);
     let snapshot_every = [0, 16][random.below(2)];
-    Engine::start(runner, EngineConfig { context: CONTEXT, snapshot_every, shelf: None })
+    Engine::start(runner, EngineConfig { snapshot_every, ..EngineConfig::new(CONTEXT) })
 }
 
 impl<'a> World<'a> {
     fn new(name: &'a str, model: &'a Model, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let pages = 1 + model.program.page_stores() * (CONTEXT / 4 + 1);
-        let config = EngineConfig { context: CONTEXT, snapshot_every: 0, shelf: None };
+        let config = EngineConfig::new(CONTEXT);
         let fresh = Engine::start(prepared(model, 64, pages, 0, Replay::OFF), config);
         let scorer = prepared(model, CONTEXT, pages, 0, Replay::OFF);
         let engine = engine(model, &mut random);
@@ -261,7 +262,7 @@ impl<'a> World<'a> {
         let tokens = self.talks[saved].tokens.clone();
         self.engine.save(self.talks[saved].id, Writer::new(&path, &id, tokens, String::new())).unwrap();
         self.engine = engine(self.model, &mut self.random);
-        let loaded = self.engine.load(Arc::new(Session::open(&path).unwrap()));
+        let loaded = self.engine.load(Arc::new(Session::open(&path).unwrap()), Scope::default());
         // An engine that keeps no snapshots has no room for those of a file.
         assert!(
             loaded.is_ok() || loaded.as_ref().is_err_and(|what| what.contains("nothing can be kept")),
@@ -321,7 +322,7 @@ fn soak() {
     let (vocab, rows, snapshots) = (model.spec.vocab, 1200, 6);
     let pages = 1 + model.program.page_stores() * 200;
     let runner = prepared(&model, rows, pages, snapshots, Replay::new(8, 4));
-    let engine = Engine::start(runner, EngineConfig { context: 1200, snapshot_every: 0, shelf: None });
+    let engine = Engine::start(runner, EngineConfig::new(1200));
     let mut random = Random::new(1);
     let (mut talks, mut streams) = (Vec::new(), std::collections::VecDeque::new());
     let mut after_200 = None;

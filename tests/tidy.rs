@@ -9,6 +9,9 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Folders that are built, fetched or data.
+const SKIPPED: &[&str] = &["target", ".git", "corpus", "artifacts", "data", "vectors", ".venv", "node_modules"];
+
 /// Every file of the repository with one of these endings, as (path from the root, text).
 fn sources(endings: &[&str]) -> Vec<(String, String)> {
     let mut found = Vec::new();
@@ -18,7 +21,7 @@ fn sources(endings: &[&str]) -> Vec<(String, String)> {
             let path: PathBuf = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().to_string();
             if path.is_dir() {
-                if !matches!(name.as_str(), "target" | ".git" | "corpus" | "artifacts" | "data" | "vectors" | ".venv") {
+                if !SKIPPED.contains(&name.as_str()) {
                     folders.push(path);
                 }
             } else if endings.iter().any(|ending| name.ends_with(ending)) {

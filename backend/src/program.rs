@@ -129,6 +129,14 @@ impl Program {
         self.stores.iter().map(StoreDecl::slot_elements).sum()
     }
 
+    /// `[outputs, width]`: what the logits are a product of, the last hidden state of the output rows.
+    pub fn hidden(&self) -> Option<Act> {
+        self.ops
+            .iter()
+            .rev()
+            .find_map(|op| if let Op::Linear(op) = op { (op.out == self.logits).then_some(op.x) } else { None })
+    }
+
     /// Size of the vocabulary: columns of the logits.
     pub fn vocab(&self) -> usize {
         self.act(self.logits).columns

@@ -3,7 +3,7 @@
 use crate::{
     engine::{EngineHandle, Event, Request, StopRule, Timings},
     scheduler::Finish,
-    text::{Control, Detokenizer, StopMatcher, TextError, Tokenizer},
+    text::{Control, Detokenizer, StopMatcher, TextError, Tokenizer, stream::Matched},
 };
 use std::{
     sync::{
@@ -31,12 +31,23 @@ pub struct Answer {
 /// How often an interruption is looked for while nothing comes.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// What ends an answer, and which control tokens are part of its text.
+#[derive(Debug, Clone, Default)]
+pub struct Ends {
+    /// Tokens that end it, which have no text.
+    pub stop_tokens: Vec<u32>,
+    /// Texts that end it, themselves excluded.
+    pub stop_strings: Vec<String>,
+    /// Control tokens that are shown; all others are hidden.
+    pub shown: Vec<u32>,
+}
+
 /// The text of an answer, token by token. The engine has one to know when the answer is over, its caller another to
 /// show it.
 #[derive(Debug, Clone)]
-struct AnswerText {
+pub struct AnswerText {
     tokenizer: Arc<Tokenizer>,
-    stop_tokens: Vec<u32>,
+    ends: Arc<Ends>,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     tokens: usize,
@@ -45,51 +56,66 @@ struct AnswerText {
     /// Bytes that are no part of a stop string.
     shown: usize,
     /// Bytes of the text after every token that ends with a whole character, and how many tokens that are.
-    ends: Vec<(usize, usize)>,
+    whole: Vec<(usize, usize)>,
 }
 
 impl AnswerText {
-    fn new(tokenizer: &Arc<Tokenizer>, request: &Request, stop_strings: &[String]) -> Self {
+    /// The text of an answer to a prompt that ends with the token `before`.
+    pub fn new(tokenizer: &Arc<Tokenizer>, before: Option<u32>, ends: Ends) -> Self {
         Self {
             tokenizer: tokenizer.clone(),
-            stop_tokens: request.stop_tokens.clone(),
-            detokenizer: Detokenizer::new(request.prompt.last().copied(), Control::Hide),
-            stops: StopMatcher::new(stop_strings),
+            detokenizer: Detokenizer::new(before, Control::Hide),
+            stops: StopMatcher::new(&ends.stop_strings),
+            ends: Arc::new(ends),
             tokens: 0,
             bytes: 0,
             shown: 0,
-            ends: vec![(0, 0)],
+            whole: vec![(0, 0)],
         }
     }
 
-    /// The text that can be shown now, and whether a stop string is complete.
-    fn push(&mut self, id: u32) -> Result<(String, bool), TextError> {
+    /// This text as the rule that ends the answer at a stop string, if there are any.
+    pub fn rule(&self) -> Option<Box<dyn StopRule>> {
+        if self.ends.stop_strings.is_empty() { None } else { Some(Box::new(self.clone())) }
+    }
+
+    /// The text that can be shown now, and the stop string that is complete, by its position in the list.
+    ///
+    /// # Errors
+    /// `TokenId` for a token outside of the vocabulary.
+    pub fn push(&mut self, id: u32) -> Result<Matched, TextError> {
         self.tokens += 1;
-        if self.stop_tokens.contains(&id) {
-            return Ok((String::new(), false));
+        if self.ends.stop_tokens.contains(&id) {
+            return Ok(Matched { text: String::new(), stop: None });
         }
-        let piece = self.detokenizer.push(&self.tokenizer, id)?;
+        let control = if self.ends.shown.contains(&id) { Control::Show } else { Control::Hide };
+        let piece = self.detokenizer.push_as(&self.tokenizer, id, control)?;
         self.bytes += piece.len();
         if self.detokenizer.is_whole() {
-            self.ends.push((self.bytes, self.tokens));
+            self.whole.push((self.bytes, self.tokens));
         }
         let matched = self.stops.push(&piece);
         self.shown += matched.text.len();
-        Ok((matched.text, matched.stop.is_some()))
+        Ok(matched)
+    }
+
+    /// The text that was held back in case it was the start of a stop string or of a character.
+    pub fn finish(&mut self) -> String {
+        self.stops.push(&self.detokenizer.finish()).text + &self.stops.finish()
     }
 
     /// After a stop string: bytes before it that whole tokens stand for, and how many tokens these are.
-    fn before_stop(&self) -> (usize, usize) {
-        let before = self.ends.partition_point(|(end, _)| *end <= self.shown);
-        self.ends[before - 1]
+    pub fn before_stop(&self) -> (usize, usize) {
+        let before = self.whole.partition_point(|(end, _)| *end <= self.shown);
+        self.whole[before - 1]
     }
 }
 
 impl StopRule for AnswerText {
     fn push(&mut self, token: u32) -> Option<usize> {
         // A token without a text is for the caller to report.
-        let (_, stopped) = self.push(token).ok()?;
-        stopped.then(|| self.before_stop().1)
+        let matched = AnswerText::push(self, token).ok()?;
+        matched.stop.map(|_| self.before_stop().1)
     }
 }
 
@@ -103,9 +129,10 @@ pub fn answer(
     interrupted: &AtomicBool,
     sink: &mut dyn FnMut(&str),
 ) -> Result<Answer, String> {
-    let mut shown = AnswerText::new(tokenizer, &request, stop_strings);
-    let rule: Option<Box<dyn StopRule>> = if stop_strings.is_empty() { None } else { Some(Box::new(shown.clone())) };
-    let stream = engine.submit(Request { rule, ..request });
+    let (stop_tokens, stop_strings) = (request.stop_tokens.clone(), stop_strings.to_vec());
+    let ends = Ends { stop_tokens, stop_strings, shown: Vec::new() };
+    let mut shown = AnswerText::new(tokenizer, request.prompt.last().copied(), ends);
+    let stream = engine.submit(Request { rule: shown.rule(), ..request });
     let (mut ids, mut text, mut stopped) = (Vec::new(), String::new(), false);
     let mut show = |piece: String, text: &mut String| {
         if !piece.is_empty() {
@@ -118,12 +145,12 @@ pub fn answer(
             stream.cancel();
         }
         match stream.next_event_within(PATIENCE) {
-            None | Some(Event::Probabilities(_)) => {}
+            None | Some(Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_)) => {}
             Some(Event::Token(id)) => {
                 ids.push(id);
-                let (piece, stop) = shown.push(id).map_err(|error| error.to_string())?;
-                show(piece, &mut text);
-                stopped |= stop;
+                let matched = shown.push(id).map_err(|error| error.to_string())?;
+                show(matched.text, &mut text);
+                stopped |= matched.stop.is_some();
             }
             Some(Event::Done(finish, timings)) if stopped => {
                 let (covered, tokens) = shown.before_stop();
@@ -131,8 +158,7 @@ pub fn answer(
                 return Ok(Answer { ids, text, covered, finish, timings });
             }
             Some(Event::Done(finish, timings)) => {
-                let rest = shown.stops.push(&shown.detokenizer.finish()).text + &shown.stops.finish();
-                show(rest, &mut text);
+                show(shown.finish(), &mut text);
                 let covered = text.len();
                 return Ok(Answer { ids, text, covered, finish, timings });
             }

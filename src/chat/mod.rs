@@ -2,9 +2,11 @@
 //! its new tokens only, an `/undo` or `/regen` those since the engine's last snapshot.
 
 mod answer;
+mod known;
 mod saved;
 
-pub use answer::{Answer, answer};
+pub use answer::{Answer, AnswerText, Ends, answer};
+pub use known::{Known, Replied};
 
 use crate::{
     engine::{ConversationId, EngineHandle, Request},
@@ -31,40 +33,6 @@ impl Default for ChatSettings {
     fn default() -> Self {
         let (params, stop_strings) = (SamplerParams::default(), Vec::new());
         Self { params, max_tokens: usize::MAX, stop_strings, template_variables: Map::new() }
-    }
-}
-
-/// Text and tokens that the engine has read and generated, so that the next prompt repeats them to the token:
-/// generated tokens need not be those the tokenizer would choose.
-#[derive(Debug, Default)]
-struct Known {
-    text: String,
-    ids: Vec<u32>,
-    /// (bytes of text, tokens) at the end of every prompt and answer.
-    marks: Vec<(usize, usize)>,
-}
-
-impl Known {
-    /// What a file says is known; refused if a mark is not a place of the text and the tokens.
-    fn new(text: String, ids: Vec<u32>, marks: Vec<(usize, usize)>) -> Result<Self, String> {
-        match marks.iter().find(|(bytes, tokens)| !text.is_char_boundary(*bytes) || *tokens > ids.len()) {
-            Some(mark) => Err(format!("mark {mark:?} in a text of {} bytes and {} tokens", text.len(), ids.len())),
-            None => Ok(Self { text, ids, marks }),
-        }
-    }
-
-    /// The last mark up to which `text` is the same.
-    fn shared_with(&self, text: &str) -> Option<(usize, usize)> {
-        let common = self.text.bytes().zip(text.bytes()).take_while(|(known, new)| known == new).count();
-        self.marks.iter().rev().find(|(bytes, _)| *bytes <= common).copied()
-    }
-
-    /// Replaces everything by this text and its tokens; marks in the part that stays the same are kept.
-    fn replace(&mut self, text: String, ids: Vec<u32>) {
-        let shared = self.shared_with(&text).map_or(0, |(bytes, _)| bytes);
-        self.marks.retain(|(bytes, _)| *bytes <= shared);
-        self.marks.push((text.len(), ids.len()));
-        (self.text, self.ids) = (text, ids);
     }
 }
 
@@ -194,23 +162,17 @@ impl Chat {
 
     /// What has now been read and generated.
     fn remember(&mut self, text: String, prompt: Vec<u32>, answer: &Answer) {
-        let ids = [&prompt[..], generated(&answer.ids, &self.tokenizer)].concat();
-        let whole = format!("{text}{}", &answer.text[..answer.covered]);
-        self.known.replace(text, prompt);
-        self.known.replace(whole, ids);
+        let covered = &answer.text[..answer.covered];
+        let reply = Replied { text: covered, tokens: generated(&answer.ids, &self.tokenizer) };
+        self.known.remember((text, prompt), &reply);
     }
 
     /// The text and tokens of the messages, ready for an answer.
     fn prompt(&self) -> Result<(String, Vec<u32>), String> {
-        let text = render(&self.template, &self.tokenizer, &self.messages, &self.settings.template_variables)?;
-        let ids = match self.known.shared_with(&text) {
-            Some((bytes, tokens)) => {
-                let mut ids = self.known.ids[..tokens].to_vec();
-                ids.extend(self.tokenizer.encode(&text[bytes..], Special::Parse, Bos::Omit));
-                ids
-            }
-            None => self.tokenizer.encode(&text, Special::Parse, Bos::Add),
-        };
+        let messages = Value::Array(self.messages.clone());
+        let variables = self.settings.template_variables.clone();
+        let text = render(&self.template, &self.tokenizer, Conversation { variables, ..Conversation::new(&messages) })?;
+        let ids = self.known.encode(&self.tokenizer, &text);
         Ok((text, ids))
     }
 }
@@ -221,23 +183,16 @@ impl Drop for Chat {
     }
 }
 
-/// The text of messages, up to where the answer begins.
+/// The text of a conversation, with the BOS and EOS tokens of this tokenizer.
 pub fn render(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
-    messages: &[Value],
-    variables: &Map<String, Value>,
+    conversation: Conversation<'_>,
 ) -> Result<String, String> {
     let roles = tokenizer.roles();
     let text_of = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id).ok()).unwrap_or_default();
-    let messages = Value::Array(messages.to_vec());
-    let conversation = Conversation {
-        bos_token: text_of(roles.bos),
-        eos_token: text_of(roles.eos),
-        variables: variables.clone(),
-        ..Conversation::new(&messages)
-    };
-    template.render(&conversation).map_err(|error| error.to_string())
+    let (bos_token, eos_token) = (text_of(roles.bos), text_of(roles.eos));
+    template.render(&Conversation { bos_token, eos_token, ..conversation }).map_err(|error| error.to_string())
 }
 
 /// Generated tokens that belong to the text. A stop token is left out: the template writes it, or something else.

@@ -2,6 +2,7 @@
 
 use super::{Chat, ChatSettings, Known};
 use crate::{
+    memory::Scope,
     sampling::SamplerParams,
     session::{ModelId, Session, Writer},
 };
@@ -71,7 +72,7 @@ impl Chat {
         // A live sequence would take the room of the one to come; what it has read is kept where there is room for it.
         self.engine.close(self.conversation);
         self.conversation = self.engine.open()?;
-        self.engine.load(Arc::new(session))?;
+        self.engine.load(Arc::new(session), Scope::default())?;
         (self.messages, self.settings, self.known) = (saved.messages, settings, known);
         Ok(())
     }

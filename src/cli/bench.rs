@@ -84,9 +84,9 @@ impl Bench {
         let snapshots = SnapshotBudget::Exactly(sequences);
         let wanted = device::Wanted { sequences, snapshots, outputs: sequences, context: Some(context) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
-        let threads = self.model.compute.threads();
+        let threads = self.model.run.compute.threads();
         let limits = Limits {
-            bytes_per_second: device::read_bandwidth(&self.model.compute),
+            bytes_per_second: device::read_bandwidth(&self.model.run.compute),
             flops_per_second: kvas_cpu::compute_peak(threads) * 1e9,
         };
         if !self.json {
@@ -124,7 +124,7 @@ impl Bench {
             let (id, work) = memory.open().map_err(|full| fail(&full))?;
             runner.apply(&work)?;
             sequences.push((id, number as u32));
-            advance(runner, &mut memory, &sequences[number..], test.depth, self.model.batch_size as usize)?;
+            advance(runner, &mut memory, &sequences[number..], test.depth, self.model.run.batch_size as usize)?;
             let sealed = memory.seal(id, &tokens(model.spec.vocab, number as u32, 0..test.depth));
             sealed.map_or(Ok(()), |work| runner.apply(&work))?;
         }
@@ -139,7 +139,7 @@ impl Bench {
                 runner.apply(&reuse.work)?;
             }
             let started = Instant::now();
-            advance(runner, &mut memory, &sequences, test.prompt, self.model.batch_size as usize)?;
+            advance(runner, &mut memory, &sequences, test.prompt, self.model.run.batch_size as usize)?;
             for _ in 0..test.generate {
                 advance(runner, &mut memory, &sequences, 1, 1)?;
             }
@@ -153,9 +153,9 @@ impl Bench {
     fn report(&self, model: &Model, test: Test, rates: &[f64], limits: Limits) {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
         let deviation = (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
-        let kv_type = self.model.kv_type(model).unwrap_or_default();
+        let kv_type = self.model.run.kv_type(model).unwrap_or_default();
         let traffic = traffic(&model.program, &model.file, kv_type);
-        let bytes = bytes_per_token(&traffic, test, self.model.batch_size as usize);
+        let bytes = bytes_per_token(&traffic, test, self.model.run.batch_size as usize);
         let (bytes_rate, flops_rate) = (bytes * mean, 2.0 * traffic.multiply_adds as f64 * mean);
         let shares = (bytes_rate / limits.bytes_per_second, flops_rate / limits.flops_per_second);
         let format = model.file.tensor("token_embd.weight").map_or("?", |info| info.quant.name());
@@ -168,7 +168,7 @@ impl Bench {
                     "bytes_per_token": bytes, "bandwidth_gbs": bytes_rate / 1e9, "bandwidth_share": shares.0,
                     "gflops": flops_rate / 1e9, "compute_share": shares.1,
                     "model": self.model.model.display().to_string(), "type": format, "device": "cpu",
-                    "threads": self.model.compute.threads(),
+                    "threads": self.model.run.compute.threads(),
                 })
             );
             return;

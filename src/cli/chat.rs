@@ -85,7 +85,8 @@ impl Chat {
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context };
         let id = ModelId::of(&model.file);
         let shelf = self.shelf.open(&id)?;
-        let engine = Engine::start(runner, EngineConfig { context, snapshot_every: SNAPSHOT_EVERY, shelf });
+        let engine =
+            Engine::start(runner, EngineConfig { snapshot_every: SNAPSHOT_EVERY, shelf, ..EngineConfig::new(context) });
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let stop_strings = self.reverse_prompt;
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };

@@ -25,7 +25,7 @@ pub(crate) struct Wanted {
 
 /// Opens the model.
 pub(crate) fn open(flags: &ModelFlags) -> anyhow::Result<Model> {
-    Ok(Model::open(&flags.model, flags.override_pre.as_deref())?)
+    Ok(Model::open(&flags.model, flags.run.override_pre.as_deref())?)
 }
 
 impl Wanted {
@@ -38,17 +38,17 @@ impl Wanted {
 /// What a command asks of this machine's memory.
 pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<PlanRequest> {
     let request = PlanRequest {
-        context: flags.context().or(wanted.context),
+        context: flags.run.context().or(wanted.context),
         sequences: wanted.sequences,
         snapshots: wanted.snapshots,
-        rows: flags.batch_size as usize,
+        rows: flags.run.batch_size as usize,
         outputs: wanted.outputs,
-        page_size: flags.page_size()?,
-        history: flags.replay.map(|tokens| tokens as usize),
+        page_size: flags.run.page_size()?,
+        history: flags.run.replay.map(|tokens| tokens as usize),
         window: REPLAY_WINDOW,
-        kv_only: flags.kv_only.map(|tokens| tokens as usize),
-        kv_type: flags.kv_type(model)?,
-        state_type: flags.state_type(),
+        kv_only: flags.run.kv_only.map(|tokens| tokens as usize),
+        kv_type: flags.run.kv_type(model)?,
+        state_type: flags.run.state_type(),
         weights_bytes: model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file),
         process_bytes: kvas_cpu::resident_memory().unwrap_or(0),
         scratch_bytes: 0,
@@ -57,7 +57,7 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
     let limits = plan(&model.program, model.spec.context_length, &request).limits;
     let quants = weights::quants(&model.program, &model.file);
     Ok(PlanRequest {
-        scratch_bytes: backend(&flags.compute).scratch_bytes(&model.program, &quants, &limits),
+        scratch_bytes: backend(&flags.run.compute).scratch_bytes(&model.program, &quants, &limits),
         ..request
     })
 }
@@ -82,6 +82,13 @@ pub(crate) fn read_bandwidth(flags: &ComputeFlags) -> f64 {
     }
 }
 
+/// What the memory there is now would make smaller; none if everything fits as it is asked for.
+pub(crate) fn clamp(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Option<Clamp>> {
+    let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
+    let matters = |clamp: &Clamp| matches!(clamp, Clamp::Context { .. } | Clamp::Pool { .. });
+    Ok(plan.clamps.into_iter().find(matters))
+}
+
 /// Plans, refuses what does not fit, says what was made smaller, and prepares the device.
 pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<(Runner, MemoryPlan)> {
     let file = flags.model.display();
@@ -90,15 +97,15 @@ pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyh
     for clamp in &plan.clamps {
         match clamp {
             Clamp::Context { .. } | Clamp::Pool { .. } => eprintln!("{file}: {clamp}"),
-            Clamp::Snapshots { .. } if flags.verbose => eprintln!("{file}: {clamp}"),
+            Clamp::Snapshots { .. } if flags.run.verbose => eprintln!("{file}: {clamp}"),
             Clamp::Snapshots { .. } => {}
         }
     }
-    if flags.verbose {
+    if flags.run.verbose {
         eprintln!("{file}: context {} tokens, {} bytes planned", plan.context, plan.total_bytes());
     }
     let bar = progress_bar(model.file.file_bytes());
-    let runner = model.prepare(backend(&flags.compute), plan.limits, &mut |done, _| bar.set_position(done))?;
+    let runner = model.prepare(backend(&flags.run.compute), plan.limits, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
     Ok((runner, plan))
 }

@@ -19,6 +19,13 @@ pub(crate) struct ModelFlags {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: PathBuf,
     #[command(flatten)]
+    pub(crate) run: RunFlags,
+}
+
+/// How a model is run.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RunFlags {
+    #[command(flatten)]
     pub(crate) compute: ComputeFlags,
     /// Tokens of context per sequence [default: as the model was trained, as far as memory allows]
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
@@ -129,7 +136,7 @@ impl CacheType {
 /// Rows a step may be taken back by; drafts will need it, and a longer ring costs memory.
 pub(crate) const REPLAY_WINDOW: usize = 4;
 
-impl ModelFlags {
+impl RunFlags {
     /// `None` for 0, as llama.cpp has it: the model's own.
     pub(crate) fn context(&self) -> Option<usize> {
         self.ctx_size.filter(|tokens| *tokens > 0).map(|tokens| tokens as usize)

@@ -3,9 +3,11 @@
 mod bench;
 mod bench_op;
 mod chat;
+mod config;
 mod convert;
 mod device;
 mod flags;
+mod grammar;
 mod imatrix;
 mod inspect;
 mod make_model;
@@ -15,6 +17,7 @@ mod progress;
 mod quantize;
 mod run;
 mod score;
+mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
@@ -40,6 +43,7 @@ kvas COMMAND --help says more, with examples.";
 enum Command {
     Run(run::Run),
     Chat(chat::Chat),
+    Serve(serve::Serve),
     Convert(convert::Convert),
     Quantize(quantize::Quantize),
     Imatrix(imatrix::Imatrix),
@@ -59,9 +63,11 @@ pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {
-    match Cli::parse().command {
+    let arguments = config::expand(std::env::args_os().collect())?;
+    match Cli::parse_from(arguments).command {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),
+        Command::Serve(command) => command.run(),
         Command::Convert(command) => command.run(),
         Command::Quantize(command) => command.run(),
         Command::Imatrix(command) => command.run(),

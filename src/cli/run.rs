@@ -3,6 +3,7 @@
 use super::{
     INTERRUPTED, device,
     flags::{ModelFlags, SamplingFlags},
+    grammar::GrammarFlags,
     score::check_ids,
 };
 use anyhow::{Context, anyhow, bail};
@@ -10,13 +11,14 @@ use clap::Args;
 use kvas::{
     chat::{Answer, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Request},
+    memory::Scope,
     memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
     session::{ModelId, Session, Writer},
-    text::{Bos, Special},
+    text::{Bos, Conversation, Special},
 };
-use serde_json::{Map, json};
+use serde_json::json;
 use std::{
     io::Write,
     path::PathBuf,
@@ -29,7 +31,7 @@ use std::{
 /// Complete a prompt: the text goes to stdout, statistics to stderr
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0\n  kvas run -m model.gguf --session story.session -p \"Once upon a time\" -n 100"
+    after_help = "Examples:\n  kvas run -m model.gguf -p \"Once upon a time\" -n 100\n  kvas run -m model.gguf -f prompt.txt --temp 0 --json\n  kvas run -m model.gguf --chat -p \"What is a page table?\"\n  kvas run -m model.gguf --ids 1,15043 -n 8 --temp 0\n  kvas run -m model.gguf -p \"A colour: \" --grammar 'root ::= \"red\" | \"green\"'\n  kvas run -m model.gguf --chat -p \"Who wrote Faust?\" -j '{\"type\": \"object\", \"properties\": {\"name\": {\"type\": \"string\"}}, \"required\": [\"name\"]}'\n  kvas run -m model.gguf --session story.session -p \"Once upon a time\" -n 100"
 )]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -54,6 +56,8 @@ pub(crate) struct Run {
     /// Print one JSON object: prompt_ids, ids, text, finish_reason, timings
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    grammar: GrammarFlags,
     #[command(flatten)]
     sampling: SamplingFlags,
 }
@@ -80,6 +84,8 @@ impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
         let model = device::open(&self.model)?;
+        let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
+        let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens)?;
         let id = ModelId::of(&model.file);
         let known = self.known(&id)?;
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
@@ -91,14 +97,15 @@ impl Run {
         let kept = SnapshotBudget::Exactly(snapshots);
         let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let engine = Engine::start(runner, EngineConfig { context: plan.context, snapshot_every: 0, shelf: None });
+        let engine = Engine::start(runner, EngineConfig::new(plan.context));
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
-        known.map_or(Ok(()), |session| engine.load(Arc::new(session))).map_err(fail)?;
+        known.map_or(Ok(()), |session| engine.load(Arc::new(session), Scope::default())).map_err(fail)?;
         let request = Request {
             conversation: Some(conversation),
             max_tokens: asked.unwrap_or(usize::MAX),
-            stop_tokens: if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() },
+            stop_tokens,
+            constraint,
             ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).map_err(fail)?)
         };
         let interrupted = Arc::new(AtomicBool::new(false));
@@ -159,9 +166,9 @@ impl Run {
             }
             return Ok(ids);
         }
-        let messages = [json!({"role": "user", "content": text})];
-        let text =
-            render(&model.template()?, &model.tokenizer, &messages, &Map::new()).map_err(|what| anyhow!(what))?;
+        let messages = json!([{"role": "user", "content": text}]);
+        let conversation = Conversation::new(&messages);
+        let text = render(&model.template()?, &model.tokenizer, conversation).map_err(|what| anyhow!(what))?;
         Ok(model.tokenizer.encode(&text, Special::Parse, Bos::Add))
     }
 

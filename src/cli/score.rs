@@ -51,7 +51,7 @@ pub(crate) fn text_windows(
     let path = file.display();
     let text = std::fs::read(file).with_context(|| path.to_string())?;
     let text = String::from_utf8(text).with_context(|| format!("{path}: expected UTF-8 text"))?;
-    let length = flags.context().unwrap_or(USUAL.min(model.spec.context_length));
+    let length = flags.run.context().unwrap_or(USUAL.min(model.spec.context_length));
     if length < 2 {
         bail!("-c {length}, expected a window of at least 2 tokens");
     }

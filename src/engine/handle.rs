@@ -3,10 +3,11 @@
 use super::{
     Engine, ShelfStats,
     job::Audience,
+    look::Picture,
     request::{Event, EventSink, Request},
 };
 use crate::{
-    memory::Usage,
+    memory::{Scope, Usage},
     session::{self, Session},
 };
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
@@ -15,6 +16,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -29,8 +31,23 @@ pub struct Stats {
     pub usage: Usage,
     /// Tokens read since the start.
     pub tokens_read: u64,
+    /// Steps since the start, and what they were made of.
+    pub steps: Steps,
     /// The folder of prefixes, if there is one.
     pub shelf: Option<ShelfStats>,
+}
+
+/// Steps, and what they were made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Steps {
+    /// Steps.
+    pub count: u64,
+    /// Tokens of answers in them.
+    pub decoded: u64,
+    /// Tokens of prompts in them.
+    pub prompts: u64,
+    /// Times a request had to make room for another one.
+    pub preemptions: u64,
 }
 
 /// A request on its way.
@@ -42,16 +59,19 @@ pub(super) struct Submission {
 pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
+    Forget { scope: Scope, tokens: Vec<u32> },
     Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
-    Load { session: Arc<Session>, reply: Sender<Result<(), String>> },
+    Load { session: Arc<Session>, scope: Scope, reply: Sender<Result<(), String>> },
     Stats(Sender<Stats>),
+    Look(Sender<Picture>),
 }
 
 /// A door to a running engine. The engine ends with its last handle.
 #[derive(Debug, Clone)]
 pub struct EngineHandle {
     inbox: Sender<Command>,
+    thread: Arc<JoinHandle<()>>,
 }
 
 /// The events of one request. Dropping it cancels the request.
@@ -70,6 +90,11 @@ impl Cancel {
     pub fn now(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
+
+    /// Whether the request was called off already.
+    pub fn is_called(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Cancel {
@@ -85,8 +110,13 @@ impl EngineHandle {
     pub(super) fn start(engine: Engine) -> Self {
         let (inbox, commands) = unbounded();
         let thread = std::thread::Builder::new().name("kvas-engine".into());
-        thread.spawn(move || engine.run(&commands)).expect("the system can start a thread");
-        Self { inbox }
+        let thread = thread.spawn(move || engine.run(&commands)).expect("the system can start a thread");
+        Self { inbox, thread: Arc::new(thread) }
+    }
+
+    /// Whether requests can be answered: false after a panic on the engine's thread.
+    pub fn is_running(&self) -> bool {
+        !self.thread.is_finished()
     }
 
     /// Opens a conversation.
@@ -99,6 +129,11 @@ impl EngineHandle {
     /// Closes a conversation and frees what it holds.
     pub fn close(&self, id: ConversationId) {
         let _ = self.inbox.send(Command::Close(id));
+    }
+
+    /// Gives up what is kept of some tokens: who begins with them reads them.
+    pub fn forget(&self, scope: Scope, tokens: Vec<u32>) {
+        let _ = self.inbox.send(Command::Forget { scope, tokens });
     }
 
     /// Submits a request; what becomes of it is in the stream.
@@ -130,12 +165,19 @@ impl EngineHandle {
         answer.recv().map_err(|_| GONE)?
     }
 
-    /// Keeps what a session of this model has read: prompts that begin with its tokens go on from there. Fails in one
-    /// line.
-    pub fn load(&self, session: Arc<Session>) -> Result<(), String> {
+    /// Keeps what a session of this model has read: prompts of this scope that begin with its tokens go on from there.
+    /// Fails in one line.
+    pub fn load(&self, session: Arc<Session>, scope: Scope) -> Result<(), String> {
         let (reply, answer) = bounded(1);
-        self.inbox.send(Command::Load { session, reply }).map_err(|_| GONE)?;
+        self.inbox.send(Command::Load { session, scope, reply }).map_err(|_| GONE)?;
         answer.recv().map_err(|_| GONE)?
+    }
+
+    /// How memory looks now.
+    pub fn look(&self) -> Result<Picture, String> {
+        let (reply, answer) = bounded(1);
+        self.inbox.send(Command::Look(reply)).map_err(|_| GONE)?;
+        answer.recv().map_err(|_| GONE.to_string())
     }
 
     /// How full the engine is.

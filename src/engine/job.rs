@@ -1,6 +1,6 @@
 //! A request the engine is working on: how its tokens are chosen, and who hears of it.
 
-use super::request::{Constraint, Event, EventSink, Probabilities, StopRule, Timings};
+use super::request::{Constraint, Event, EventSink, Probabilities, Score, StopRule, Timings};
 use crate::{
     sampling::{Distribution, Sampler},
     scheduler::Finish,
@@ -63,8 +63,37 @@ pub(super) struct Job {
     pub(super) timings: Timings,
     pub(super) started: Instant,
     pub(super) first_token: Option<Instant>,
+    /// What is wanted of the prompt, as far as it has been read.
+    pub(super) scoring: Option<Scoring>,
     /// The sequence is released when the request ends.
     pub(super) ephemeral: bool,
+}
+
+/// What is wanted of a prompt, as far as it has been read.
+#[derive(Debug)]
+pub(super) struct Scoring {
+    pub(super) score: Score,
+    /// Sum of the hidden states, `[width]`.
+    sum: Vec<f64>,
+    rows: usize,
+}
+
+impl Scoring {
+    pub(super) fn new(score: Score) -> Self {
+        Self { score, sum: Vec::new(), rows: 0 }
+    }
+
+    /// The hidden state of one more row, `[width]`.
+    pub(super) fn add(&mut self, hidden: &[f32]) {
+        self.sum.resize(hidden.len(), 0.0);
+        self.sum.iter_mut().zip(hidden).for_each(|(sum, value)| *sum += f64::from(*value));
+        self.rows += 1;
+    }
+
+    /// The mean of the hidden states.
+    pub(super) fn pooled(&self) -> Vec<f32> {
+        self.sum.iter().map(|sum| (sum / self.rows.max(1) as f64) as f32).collect()
+    }
 }
 
 /// Who hears of a request, and may call it off.

@@ -4,16 +4,20 @@
 mod handle;
 mod inputs;
 mod job;
+mod look;
+mod pace;
 mod request;
 mod runner;
 mod score;
+mod scoring;
 mod session;
 mod shelf;
 
 pub use crate::scheduler::Cache;
-pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Stream};
+pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Steps, Stream};
 pub use inputs::{InputRow, matrix_inputs};
-pub use request::{Constraint, Event, EventSink, Probabilities, Request, StopRule, Timings};
+pub use look::{Picture, SequencePicture};
+pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 pub use shelf::ShelfStats;
@@ -25,10 +29,14 @@ use crate::{
 };
 use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
-use job::{Choice, Job};
+use job::{Choice, Job, Scoring};
 use kvas_backend::{DeviceError, Outputs};
+use pace::Pace;
 use shelf::Tier;
-use std::{collections::HashMap, time::Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 /// What the engine was set up for.
 #[derive(Debug)]
@@ -39,6 +47,15 @@ pub struct EngineConfig {
     pub snapshot_every: u32,
     /// Where snapshots go that memory has no room for.
     pub shelf: Option<Shelf>,
+    /// How long an answer may wait for its next token while prompts of others are read; none: as long as a step takes.
+    pub max_decode_gap: Option<Duration>,
+}
+
+impl EngineConfig {
+    /// Sequences of at most `context` tokens, with no snapshot but those at the ends of prompts and turns.
+    pub fn new(context: usize) -> Self {
+        Self { context, snapshot_every: 0, shelf: None, max_decode_gap: None }
+    }
 }
 
 /// See the module.
@@ -54,13 +71,15 @@ pub struct Engine {
     conversations: HashMap<ConversationId, SequenceId>,
     next_conversation: u64,
     tokens_read: u64,
+    steps: Steps,
+    pace: Pace,
 }
 
 impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let mut memory = Memory::new(runner.program(), runner.limits());
-        let EngineConfig { context, snapshot_every, shelf } = config;
+        let EngineConfig { context, snapshot_every, shelf, max_decode_gap } = config;
         if shelf.is_some() {
             memory.tell_evicted();
         }
@@ -76,6 +95,8 @@ impl Engine {
             conversations: HashMap::new(),
             next_conversation: 0,
             tokens_read: 0,
+            steps: Steps::default(),
+            pace: Pace::new(max_decode_gap),
         })
     }
 
@@ -120,6 +141,7 @@ impl Engine {
                     self.close(sequence);
                 }
             }
+            Command::Forget { scope, tokens } => self.memory.forget_prefixes(scope, &tokens),
             Command::Submit(submission) => {
                 if let Err((mut events, error)) = self.submit(*submission) {
                     events(Event::Failed(error));
@@ -128,14 +150,21 @@ impl Engine {
             Command::Save { conversation, writer, reply } => {
                 let _ = reply.send(self.save(conversation, *writer));
             }
-            Command::Load { session, reply } => {
-                let _ = reply.send(self.load(&session));
+            Command::Load { session, scope, reply } => {
+                let _ = reply.send(self.load(&session, scope));
+            }
+            Command::Look(reply) => {
+                let _ = reply.send(self.look());
             }
             Command::Stats(reply) => {
-                let (usage, shelf) = (self.memory.usage(), self.tier.as_ref().map(Tier::stats));
-                let _ = reply.send(Stats { usage, tokens_read: self.tokens_read, shelf });
+                let _ = reply.send(self.stats());
             }
         }
+    }
+
+    fn stats(&self) -> Stats {
+        let (usage, shelf) = (self.memory.usage(), self.tier.as_ref().map(Tier::stats));
+        Stats { usage, tokens_read: self.tokens_read, steps: self.steps, shelf }
     }
 
     fn open(&mut self) -> Result<SequenceId, String> {
@@ -165,13 +194,23 @@ impl Engine {
             Ok(started) => started,
             Err(refused) => return Err((audience.events, refused)),
         };
-        let Request { prompt, max_tokens, stop_tokens, min_tokens, mut sampler, rule, constraint, likeliest, .. } =
-            request;
+        let Request {
+            prompt,
+            max_tokens,
+            stop_tokens,
+            min_tokens,
+            mut sampler,
+            rule,
+            constraint,
+            likeliest,
+            score,
+            ..
+        } = request;
         prompt.iter().for_each(|token| sampler.accept(*token));
         let choice = Choice { sampler, constraint, likeliest, stop_tokens, min_tokens };
-        let (started, first_token) = (Instant::now(), None);
-        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, ephemeral });
-        if max_tokens == 0 {
+        let (started, first_token, scoring) = (Instant::now(), None, score.map(Scoring::new));
+        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, scoring, ephemeral });
+        if max_tokens == 0 && score.is_none() {
             self.finish(id, Finish::Length);
         }
         Ok(())
@@ -208,9 +247,13 @@ impl Engine {
         let seals = remembers.then_some(tokens as u32 - 1).into_iter().collect();
         let seal_every = if remembers { self.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
-        let running = Running { cache: request.cache, max_tokens, context, stop, generated: 0, seals, seal_every };
+        let needs_all = request.score.is_some_and(Score::needs_all);
+        let (outputs, cache) = if needs_all { (Outputs::All, Cache::Ignore) } else { (Outputs::Last, request.cache) };
+        let running = Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every };
+        let entered: Vec<_> = self.memory.enter(id, request.scope).into_iter().collect();
+        self.apply(&entered).map_err(|error| self.begun_in_vain(id, &error))?;
         let revocable = self.runner.revocable(self.memory.slot(id));
-        if request.cache == Cache::Use {
+        if cache == Cache::Use {
             self.unshelve((id, revocable), &prompt);
         }
         let reuse = self.scheduler.begin(&mut self.memory, (id, revocable), prompt, running);
@@ -247,19 +290,65 @@ impl Engine {
 
     /// Plans and runs one step, and hands out what it gave.
     fn step(&mut self) -> Result<(), DeviceError> {
-        let plan = self.scheduler.plan(&mut self.memory);
-        for (id, full) in plan.starved {
-            let what = format!("out of memory for this sequence: {full}; a smaller prompt or a larger --ctx-size fits");
-            self.fail(id, &what);
+        self.resume()?;
+        let most = self.pace.most_rows(self.runner.limits().rows as u32);
+        let plan = self.scheduler.plan(&mut self.memory, most);
+        if let Some((id, full)) = plan.starved {
+            // Alone and still too long: an answer ends here, as it does at the end of the context.
+            if self.jobs.get(&id).is_some_and(|job| job.timings.generated_tokens > 0) {
+                self.finish(id, Finish::Length);
+            } else {
+                let what =
+                    format!("out of memory for this sequence: {full}; a smaller prompt or a larger --ctx-size fits");
+                self.fail(id, &what);
+            }
         }
+        self.steps.preemptions += plan.paused as u64;
         if plan.spans.is_empty() {
             return Ok(());
         }
+        self.steps.count += 1;
+        for span in &plan.spans {
+            let of = if span.rows == 1 { &mut self.steps.decoded } else { &mut self.steps.prompts };
+            *of += u64::from(span.rows);
+        }
         self.apply(&plan.work)?;
+        let began = Instant::now();
         self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
+        self.pace.ran(&plan.spans, began.elapsed());
         self.commit(&plan.spans)?;
-        for (row, span) in plan.spans.iter().filter(|span| span.outputs == Outputs::Last).enumerate() {
-            self.sample(span.id, row);
+        self.hand_out(&plan.spans)
+    }
+
+    /// Scores and samples from the output rows of a step.
+    fn hand_out(&mut self, spans: &[PlannedSpan]) -> Result<(), DeviceError> {
+        let mut row = 0;
+        for span in spans {
+            let rows = match span.outputs {
+                Outputs::None => 0,
+                Outputs::Last => 1,
+                Outputs::All => span.rows as usize,
+            };
+            let first = self.memory.committed(span.id) as usize - rows;
+            let is_over = self.score(span.id, (row, rows), first)?;
+            row += rows;
+            let whole = first + rows == self.scheduler.get(span.id).tokens.len();
+            if rows > 0 && is_over {
+                self.finish(span.id, Finish::Length);
+            } else if rows > 0 && whole {
+                self.sample(span.id, row - 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Who made room for others goes on as soon as there is room again.
+    fn resume(&mut self) -> Result<(), DeviceError> {
+        while let Some(id) = self.scheduler.resumable(&self.memory) {
+            let tokens = self.scheduler.get(id).tokens.clone();
+            self.unshelve((id, 0), &tokens);
+            let reuse = self.scheduler.resume(&mut self.memory, id);
+            self.apply(&[reuse.work])?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::ConversationId;
 use crate::{
-    memory::Miss,
+    memory::{Miss, Scope},
     sampling::{Sampler, TokenProbability},
     scheduler::{Cache, Finish},
 };
@@ -30,8 +30,12 @@ pub struct Request {
     /// How many of the likeliest tokens to report with every token of the answer, with their probabilities before any
     /// sampler; `None` reports none, 0 the token itself only.
     pub likeliest: Option<usize>,
+    /// What is wanted of the prompt itself.
+    pub score: Option<Score>,
     /// Whether to begin with what is known of the prompt already.
     pub cache: Cache,
+    /// Where that is known, and where others will know it.
+    pub scope: Scope,
 }
 
 impl Request {
@@ -47,7 +51,38 @@ impl Request {
             rule: None,
             constraint: None,
             likeliest: None,
+            score: None,
             cache: Cache::Use,
+            scope: Scope::default(),
+        }
+    }
+}
+
+/// What is wanted of a prompt itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Score {
+    /// The probability of every token but the first, and so many of the likeliest in its place. All tokens are read.
+    Probabilities(usize),
+    /// The last hidden state, after the last norm.
+    Hidden(Pooling),
+}
+
+/// What becomes of the hidden states of several tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// That of the last token counts.
+    #[default]
+    Last,
+    /// Their mean. All tokens are read.
+    Mean,
+}
+
+impl Score {
+    /// Whether every row of the prompt is needed.
+    pub const fn needs_all(self) -> bool {
+        match self {
+            Score::Probabilities(_) | Score::Hidden(Pooling::Mean) => true,
+            Score::Hidden(Pooling::Last) => false,
         }
     }
 }
@@ -76,6 +111,10 @@ pub type EventSink = Box<dyn FnMut(Event) -> bool + Send>;
 /// What happened to a request. `Done` or `Failed` is the last.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// The probability of the next token of the prompt, from the second one on.
+    OfPrompt(Box<Probabilities>),
+    /// The pooled hidden state of the prompt, `[width]`.
+    Hidden(Vec<f32>),
     /// The next token's probability and those of the likeliest ones, if they were asked for; the token follows.
     Probabilities(Box<Probabilities>),
     /// The next token, stop tokens included.

@@ -5,7 +5,7 @@ use crate::{
     scheduler::{PlannedSpan, Scheduler},
 };
 use kvas_backend::{Backend, DeviceError, Limits, Op, Program, Slot, Step};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Sees the device, the program and the op that will run next.
 pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), DeviceError> + 'a;
@@ -17,6 +17,7 @@ pub struct Runner {
     limits: Limits,
     step: Step,
     logits: Vec<f32>, // [outputs, vocab]
+    states: Vec<f32>, // [outputs, width]
 }
 
 impl std::fmt::Debug for Runner {
@@ -28,7 +29,7 @@ impl std::fmt::Debug for Runner {
 impl Runner {
     /// Wraps a backend that has been prepared for `program` and `limits`.
     pub fn new(backend: Box<dyn Backend>, program: Arc<Program>, limits: Limits) -> Self {
-        Self { backend, program, limits, step: Step::default(), logits: Vec::new() }
+        Self { backend, program, limits, step: Step::default(), logits: Vec::new(), states: Vec::new() }
     }
 
     /// What runs.
@@ -101,6 +102,15 @@ impl Runner {
     /// Keeps what the last step appended.
     pub fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
         self.backend.commit(accepted)
+    }
+
+    /// The last hidden states of some output rows of the last step, each `[width]`.
+    pub fn hidden(&mut self, rows: Range<usize>) -> Result<impl Iterator<Item = &[f32]>, DeviceError> {
+        let hidden = self.program.hidden().expect("a model's logits are a product of its last hidden state");
+        let width = self.program.act(hidden).columns;
+        self.states.resize(rows.end * width, 0.0);
+        self.backend.read(hidden, &mut self.states)?;
+        Ok(self.states[rows.start * width..].chunks_exact(width))
     }
 
     /// Logits of output row `row` of the last step.

@@ -2,7 +2,7 @@
 
 use super::{ConversationId, Engine, Runner};
 use crate::{
-    memory::{Kept, Restored},
+    memory::{Kept, Restored, Scope},
     session::{Layout, OpenWriter, Session, Writer},
 };
 use kvas_backend::{DeviceError, Page, Store, StoreDecl};
@@ -27,14 +27,14 @@ impl Engine {
     }
 
     /// Keeps what a session has read.
-    pub(super) fn load(&mut self, session: &Session) -> Result<(), String> {
+    pub(super) fn load(&mut self, session: &Session, scope: Scope) -> Result<(), String> {
         let (tokens, context) = (session.tokens(), self.context);
         session.check_program(self.runner.program()).map_err(|error| error.to_string())?;
         if tokens.len() >= context {
             let path = session.path();
             return Err(format!("{path}: {} tokens, expected fewer than the context of {context}", tokens.len()));
         }
-        let restored = self.memory.restore(tokens, &session.positions());
+        let restored = self.memory.restore(scope, tokens, &session.positions());
         let restored = restored.map_err(|full| format!("{}: {full}", session.path()))?;
         // What gave way to it goes first.
         self.apply(&[]).map_err(|error| error.to_string())?;

@@ -1,8 +1,9 @@
 //! The last tier of snapshots: what gives way in memory goes to a folder, and comes back when a prompt begins with it.
+//! Only what everybody may know goes there.
 
 use super::Engine;
 use crate::{
-    memory::{DeviceWork, Evicted, SequenceId},
+    memory::{DeviceWork, Evicted, Scope, SequenceId},
     session::{Layout, Shelf},
 };
 use kvas_backend::DeviceError;
@@ -50,7 +51,8 @@ impl Engine {
 
     /// A folder that cannot be written loses a shortcut, and no request.
     fn shelve(&mut self, evicted: &Evicted) {
-        let Some(tier) = self.tier.as_mut().filter(|_| evicted.saved >= LEAST) else { return };
+        let in_common = evicted.scope == Scope::default();
+        let Some(tier) = self.tier.as_mut().filter(|_| in_common && evicted.saved >= LEAST) else { return };
         let Some(writer) = tier.shelf.writer(&evicted.tokens) else { return };
         let positions = evicted.kept.states.iter().map(|(position, _)| *position).collect();
         let (program, kv_type) = (self.runner.program(), self.runner.limits().kv_type);
@@ -71,15 +73,16 @@ impl Engine {
 
     /// Brings back what the folder has of a prompt, if that is more than memory has.
     pub(super) fn unshelve(&mut self, (id, revocable): (SequenceId, u32), prompt: &[u32]) {
-        let Some(tier) = &mut self.tier else { return };
+        let in_common = self.memory.scope(id) == Scope::default();
+        let Some(tier) = self.tier.as_mut().filter(|_| in_common) else { return };
         let own = &self.scheduler.get(id).tokens[..self.memory.committed(id) as usize];
-        let least = self.memory.reusable(own, prompt, revocable) + LEAST;
+        let least = self.memory.reusable(id, own, prompt, revocable) + LEAST;
         let before_last = &prompt[..prompt.len() - 1];
         if tier.shelf.longest(before_last).is_none_or(|length| length < least) {
             return;
         }
         if let Some(session) = tier.shelf.take(before_last)
-            && let Err(what) = self.load(&session)
+            && let Err(what) = self.load(&session, Scope::default())
             && let Some(tier) = &mut self.tier
         {
             tier.failure = Some(what);

@@ -1,6 +1,6 @@
 //! Prefixes that leave for a file and come back: which pages and slots hold them. Ids and counts, no bytes.
 
-use super::{Full, Memory, SequenceId, State, prefix::Entry};
+use super::{Full, Memory, Scope, SequenceId, State, prefix::Entry};
 use kvas_backend::{Page, Slot};
 
 /// What is kept of some tokens: all of it lies on one path, so that one set of tables serves.
@@ -29,7 +29,7 @@ impl Memory {
     pub fn kept_of(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Kept {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
         let mut kept = Kept { tables: vec![Vec::new(); self.page_stores], ..Kept::default() };
-        for (length, entry) in self.prefixes.kept(tokens) {
+        for (length, entry) in self.prefixes.kept(self.get(id).scope, tokens) {
             (kept.length, kept.tables) = (length, entry.tables.clone());
             kept.states.extend(entry.slot.map(|slot| (length, slot)));
         }
@@ -43,11 +43,12 @@ impl Memory {
         kept
     }
 
-    /// Keeps the prefixes of `tokens` that end at `positions`, ascending, and says where their bytes belong. Other
+    /// Keeps the prefixes of `tokens` that end at `positions`, ascending, in a scope, and says where their bytes belong. Other
     /// prefixes give way; where there are too few slots, the first positions do.
-    pub fn restore(&mut self, tokens: &[u32], positions: &[u32]) -> Result<Restored, Full> {
+    pub fn restore(&mut self, scope: Scope, tokens: &[u32], positions: &[u32]) -> Result<Restored, Full> {
         let of = |at: u32| &tokens[..at as usize];
-        let mut missing: Vec<u32> = positions.iter().copied().filter(|at| !self.prefixes.keeps(of(*at))).collect();
+        let mut missing: Vec<u32> =
+            positions.iter().copied().filter(|at| !self.prefixes.keeps(scope, of(*at))).collect();
         let Some(&end) = missing.last() else { return Ok(Restored::default()) };
         let table_pages = (end as usize).div_ceil(self.page_size);
         let (pages, most) = (self.page_stores * table_pages, missing.len().min(self.most_prefixes));
@@ -74,7 +75,7 @@ impl Memory {
             let covering = (position as usize).div_ceil(self.page_size);
             let tables: Vec<Vec<Page>> = tables.iter().map(|table| table[..covering].to_vec()).collect();
             tables.iter().flatten().for_each(|page| self.pages.share(*page));
-            self.prefixes.insert(of(position), Entry { slot, tables });
+            self.prefixes.insert(scope, of(position), Entry { slot, tables });
         }
         // The last prefix holds all of them now.
         self.release_tables(tables.clone());

@@ -8,15 +8,18 @@ mod prefix;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 pub use elsewhere::{Kept, Restored};
 pub use pages::PagePool;
 pub use prefix::hashes as prefix_hashes;
 pub use slots::SlotPool;
+pub use usage::{Held, PageOwner, Usage};
 
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
+pub use prefix::Scope;
 use prefix::{Entry, Prefixes};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A live sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,29 +68,11 @@ pub enum Full {
 #[derive(Debug)]
 struct Sequence {
     slot: Slot,
+    /// Where what it reads is known.
+    scope: Scope,
     committed: u32,
     /// One table per page store, covering committed and reserved tokens.
     tables: Vec<Vec<Page>>,
-}
-
-/// How many of a kind are in use.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Held {
-    /// In use.
-    pub held: usize,
-    /// There are.
-    pub total: usize,
-}
-
-/// How full the memory is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Single-layer pages.
-    pub pages: Held,
-    /// Live sequences, each with a slot.
-    pub sequences: Held,
-    /// Prefixes that can be gone back to.
-    pub snapshots: Held,
 }
 
 /// Why tokens that somebody has read are read again.
@@ -117,6 +102,19 @@ pub enum Miss {
         /// The position gone back to.
         from: u32,
     },
+}
+
+impl Miss {
+    /// The kind, in one word; none if nothing was missed.
+    pub const fn kind(&self) -> Option<&'static str> {
+        match self {
+            Miss::None => None,
+            Miss::Unwanted => Some("unwanted"),
+            Miss::Diverged { .. } => Some("diverged"),
+            Miss::Evicted { .. } => Some("evicted"),
+            Miss::NoSnapshot { .. } => Some("no_snapshot"),
+        }
+    }
 }
 
 impl std::fmt::Display for Miss {
@@ -161,6 +159,8 @@ enum State {
 /// A prefix that gave way. Its pages and its slot belong to others now, who have not written to them yet.
 #[derive(Debug)]
 pub struct Evicted {
+    /// Where they were known.
+    pub scope: Scope,
     /// All its tokens.
     pub tokens: Vec<u32>,
     /// How many of them must be read again, should somebody want it.
@@ -229,7 +229,7 @@ impl Memory {
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
         let tables = vec![Vec::new(); self.page_stores];
-        let id = self.insert(Sequence { slot, committed: 0, tables });
+        let id = self.insert(Sequence { slot, scope: Scope::default(), committed: 0, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -238,6 +238,15 @@ impl Memory {
         let sequence = self.sequences.remove(&id).expect("the sequence is live");
         self.slots.release(sequence.slot);
         self.release_tables(sequence.tables);
+    }
+
+    /// What a sequence reads from now on is known in `scope` only. One that has read something in another scope is
+    /// emptied.
+    pub fn enter(&mut self, id: SequenceId, scope: Scope) -> Option<DeviceWork> {
+        if std::mem::replace(&mut self.get_mut(id).scope, scope) == scope || self.get(id).committed == 0 {
+            return None;
+        }
+        Some(self.clear(id))
     }
 
     /// Empties a sequence.
@@ -257,6 +266,14 @@ impl Memory {
                 return Err(Full::Pages { needed, free: self.pages.free(), total: self.pages.total() });
             }
         }
+    }
+
+    /// True if a sequence of so many tokens fits beside the live ones, when everything that is merely kept gives way.
+    pub fn fits(&self, tokens: u32) -> bool {
+        let needed = self.page_stores * (tokens as usize).div_ceil(self.page_size);
+        let live: HashSet<Page> =
+            self.sequences.values().flat_map(|sequence| sequence.tables.iter().flatten().copied()).collect();
+        needed + live.len() <= self.pages.total()
     }
 
     /// The table entry of the next token, if its page already holds committed tokens.
@@ -341,7 +358,8 @@ impl Memory {
             return None;
         }
         let fold = (self.state == State::Slots).then(|| copy(live));
-        if self.prefixes.keeps(tokens) {
+        let scope = self.get(id).scope;
+        if self.prefixes.keeps(scope, tokens) {
             return fold;
         }
         while self.prefixes.len() >= self.most_prefixes {
@@ -356,7 +374,7 @@ impl Memory {
         };
         let tables = self.get(id).tables.clone();
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        self.prefixes.insert(tokens, Entry { slot, tables });
+        self.prefixes.insert(scope, tokens, Entry { slot, tables });
         slot.map(copy)
     }
 
@@ -369,7 +387,8 @@ impl Memory {
         self.prefixes.tick();
         let most = prompt.len() as u32 - 1;
         let common = common(own, prompt);
-        let found = self.prefixes.find(&prompt[..most as usize]);
+        let scope = self.get(id).scope;
+        let found = self.prefixes.find(scope, &prompt[..most as usize]);
         let known = found.known.max(common.min(most));
         // What is over is taken back if it can be, and if nobody else has read more.
         let over = own.len() as u32 - common.min(most);
@@ -382,7 +401,7 @@ impl Memory {
         let parts = (found.parts && found.known > 0) || (common as usize) < own.len();
         let miss = if cached == known {
             if parts && known < most { Miss::Diverged { at: known } } else { Miss::None }
-        } else if self.prefixes.lost(prompt, cached, known) {
+        } else if self.prefixes.lost(scope, prompt, cached, known) {
             Miss::Evicted { known, from: cached }
         } else {
             Miss::NoSnapshot { known, from: cached }
@@ -391,11 +410,11 @@ impl Memory {
     }
 
     /// How many tokens of the prompt [`Memory::attach`] would not have to read.
-    pub fn reusable(&self, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
+    pub fn reusable(&self, id: SequenceId, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
         let most = prompt.len() as u32 - 1;
         let common = common(own, prompt).min(most);
         let live = if self.can_take_back(own.len() as u32 - common, revocable) { common } else { 0 };
-        live.max(self.reach(&self.prefixes.find(&prompt[..most as usize])))
+        live.max(self.reach(&self.prefixes.find(self.get(id).scope, &prompt[..most as usize])))
     }
 
     /// How far what was found can be gone back to.
@@ -453,12 +472,17 @@ impl Memory {
         let (committed, tables) = (self.get(id).committed, self.get(id).tables.clone());
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
         let work = DeviceWork { copy_slots: vec![(self.get(id).slot, slot)], ..DeviceWork::default() };
-        Ok((self.insert(Sequence { slot, committed, tables }), work))
+        Ok((self.insert(Sequence { slot, scope: self.get(id).scope, committed, tables }), work))
     }
 
     /// Committed tokens.
     pub fn committed(&self, id: SequenceId) -> u32 {
         self.get(id).committed
+    }
+
+    /// Where what the sequence reads is known.
+    pub fn scope(&self, id: SequenceId) -> Scope {
+        self.get(id).scope
     }
 
     /// Where the sequence's state lives.
@@ -473,17 +497,7 @@ impl Memory {
 
     /// Positions of `tokens` that can be gone back to, ascending.
     pub fn kept(&self, tokens: &[u32]) -> Vec<u32> {
-        self.prefixes.kept(tokens).map(|(length, _)| length).collect()
-    }
-
-    /// How much of everything is in use.
-    pub fn usage(&self) -> Usage {
-        let total = self.pages.total();
-        Usage {
-            pages: Held { held: total - self.pages.free(), total },
-            sequences: Held { held: self.sequences.len(), total: self.slots.total() },
-            snapshots: Held { held: self.prefixes.len(), total: self.most_prefixes },
-        }
+        self.prefixes.kept(Scope::default(), tokens).map(|(length, _)| length).collect()
     }
 
     fn take_slot(&mut self) -> Result<Slot, Full> {
@@ -504,6 +518,14 @@ impl Memory {
         self.evicted.iter_mut().for_each(Vec::clear);
     }
 
+    /// Gives up what is kept of some tokens, for good: nobody can begin with them any more.
+    pub fn forget_prefixes(&mut self, scope: Scope, tokens: &[u32]) {
+        for entry in self.prefixes.remove(scope, tokens) {
+            entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
+            self.release_tables(entry.tables);
+        }
+    }
+
     /// From now on [`Memory::take_evicted`] tells what gives way.
     pub fn tell_evicted(&mut self) {
         self.evicted = Some(Vec::new());
@@ -516,11 +538,11 @@ impl Memory {
 
     /// Live sequences come before kept prefixes: the one worth least is given up. False if there is none.
     fn drop_a_prefix(&mut self) -> bool {
-        let Some((tokens, saved, entry)) = self.prefixes.evict() else { return false };
+        let Some((scope, tokens, saved, entry)) = self.prefixes.evict() else { return false };
         if let Some(evicted) = &mut self.evicted {
             let (length, tables) = (tokens.len() as u32, entry.tables.clone());
             let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
-            evicted.push(Evicted { tokens, saved, kept: Kept { length, tables, states } });
+            evicted.push(Evicted { scope, tokens, saved, kept: Kept { length, tables, states } });
         }
         entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
         self.release_tables(entry.tables);
@@ -529,30 +551,5 @@ impl Memory {
 
     fn release_tables(&mut self, tables: Vec<Vec<Page>>) {
         tables.into_iter().flatten().for_each(|page| self.pages.release(page));
-    }
-
-    /// Panics unless every reference is accounted for: pages and slots held by tables and snapshots are exactly
-    /// those the pools think are held. Cheap enough to run whenever the engine is idle.
-    pub fn check_integrity(&self) {
-        let mut references = vec![0u32; self.pages.total() + 1];
-        let mut snapshots = 0;
-        for sequence in self.sequences.values() {
-            let keep = (sequence.committed as usize).div_ceil(self.page_size);
-            assert!(sequence.tables.iter().all(|table| table.len() >= keep), "committed tokens have pages");
-            assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
-            sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
-        }
-        for entry in self.prefixes.entries() {
-            snapshots += entry.slot.into_iter().filter(|slot| self.spare.is_held(*slot)).count();
-            entry.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
-        }
-        let held = references.iter().filter(|count| **count > 0).count();
-        assert_eq!(held + self.pages.free(), self.pages.total(), "free and held pages are all pages");
-        let live = self.sequences.len();
-        assert_eq!(live + self.slots.free(), self.slots.total(), "free and held slots are all slots");
-        assert_eq!(snapshots + self.spare.free(), self.spare.total(), "free and kept snapshots are all there are");
-        for (page, count) in references.iter().enumerate().skip(1) {
-            assert_eq!(self.pages.references(Page(page as u32)), *count, "references of page {page}");
-        }
     }
 }

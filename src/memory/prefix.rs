@@ -1,5 +1,5 @@
 //! Prefixes that can be gone back to: a radix tree over tokens, with what was kept at some of its nodes (ALGORITHMS
-//! 3.3). Knows tokens and ids, no bytes.
+//! 3.3). Knows tokens and ids, no bytes. Prefixes of one scope are never found in another one.
 
 use kvas_backend::{Page, Slot};
 use std::collections::{HashSet, VecDeque};
@@ -13,6 +13,10 @@ pub(super) struct Entry {
     pub(super) tables: Vec<Vec<Page>>,
 }
 
+/// Whose prefixes: what was read in one scope is not known in another one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope(pub u64);
+
 /// Number of a node of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Node(usize);
@@ -21,7 +25,7 @@ pub(super) struct Node(usize);
 #[derive(Debug)]
 struct Body {
     parent: Option<Node>,
-    /// Tokens from the parent to here; empty for the root only.
+    /// Tokens from the parent to here; empty for a root only.
     edge: Vec<u32>,
     /// Tokens from the root to here.
     end: u32,
@@ -32,7 +36,7 @@ struct Body {
 }
 
 /// What the tree knows of some tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Found {
     /// Tokens that some path of the tree begins with.
     pub(super) known: u32,
@@ -50,21 +54,20 @@ const LOST: usize = 256;
 /// The tree.
 #[derive(Debug)]
 pub(super) struct Prefixes {
+    /// One tree for each scope.
+    roots: Vec<(Scope, Node)>,
     bodies: Vec<Option<Body>>,
     unused: Vec<usize>,
     entries: usize,
     clock: u64,
-    /// Length and hash of entries that gave way to others.
-    lost: VecDeque<(u32, u64)>,
+    /// Scope, length and hash of entries that gave way to others.
+    lost: VecDeque<(Scope, u32, u64)>,
 }
-
-const ROOT: Node = Node(0);
 
 impl Prefixes {
     pub(super) fn new() -> Self {
-        let root = Body { parent: None, edge: vec![], end: 0, children: vec![], entry: None, used: 0 };
         let (unused, lost) = (Vec::new(), VecDeque::new());
-        Self { bodies: vec![Some(root)], unused, entries: 0, clock: 0, lost }
+        Self { roots: Vec::new(), bodies: Vec::new(), unused, entries: 0, clock: 0, lost }
     }
 
     fn body(&self, node: Node) -> &Body {
@@ -86,8 +89,8 @@ impl Prefixes {
     }
 
     /// The kept prefixes of some tokens and their lengths, ascending.
-    pub(super) fn kept(&self, tokens: &[u32]) -> impl Iterator<Item = (u32, &Entry)> {
-        let (path, _) = self.walk(tokens);
+    pub(super) fn kept(&self, scope: Scope, tokens: &[u32]) -> impl Iterator<Item = (u32, &Entry)> {
+        let (path, _) = self.root(scope).map(|root| self.walk(root, tokens)).unwrap_or_default();
         path.into_iter().filter_map(|node| Some((self.body(node).end, self.body(node).entry.as_ref()?)))
     }
 
@@ -97,8 +100,8 @@ impl Prefixes {
     }
 
     /// The nodes whose prefixes `tokens` begins with, from the root on, and how many tokens of an edge follow.
-    fn walk(&self, tokens: &[u32]) -> (Vec<Node>, Option<(Node, usize)>) {
-        let mut path = vec![ROOT];
+    fn walk(&self, root: Node, tokens: &[u32]) -> (Vec<Node>, Option<(Node, usize)>) {
+        let mut path = vec![root];
         loop {
             let at = *path.last().expect("the root is there");
             let rest = &tokens[self.body(at).end as usize..];
@@ -115,9 +118,14 @@ impl Prefixes {
         }
     }
 
+    fn root(&self, scope: Scope) -> Option<Node> {
+        self.roots.iter().find(|(of, _)| *of == scope).map(|(_, root)| *root)
+    }
+
     /// What is known of some tokens.
-    pub(super) fn find(&self, tokens: &[u32]) -> Found {
-        let (path, partial) = self.walk(tokens);
+    pub(super) fn find(&self, scope: Scope, tokens: &[u32]) -> Found {
+        let Some(root) = self.root(scope) else { return Found::default() };
+        let (path, partial) = self.walk(root, tokens);
         let last = *path.last().expect("the root is there");
         let known = self.body(last).end + partial.map_or(0, |(_, common)| common as u32);
         let kept = path.iter().rev().find(|node| self.body(**node).entry.is_some());
@@ -146,14 +154,20 @@ impl Prefixes {
     }
 
     /// True if exactly these tokens are kept.
-    pub(super) fn keeps(&self, tokens: &[u32]) -> bool {
-        self.find(tokens).kept.is_some_and(|(_, length)| length as usize == tokens.len())
+    pub(super) fn keeps(&self, scope: Scope, tokens: &[u32]) -> bool {
+        self.find(scope, tokens).kept.is_some_and(|(_, length)| length as usize == tokens.len())
     }
 
     /// Keeps a prefix that is not kept yet.
-    pub(super) fn insert(&mut self, tokens: &[u32], entry: Entry) {
-        assert!(!self.keeps(tokens), "a prefix is kept once");
-        let (path, partial) = self.walk(tokens);
+    pub(super) fn insert(&mut self, scope: Scope, tokens: &[u32], entry: Entry) {
+        assert!(!self.keeps(scope, tokens), "a prefix is kept once");
+        let root = self.root(scope).unwrap_or_else(|| {
+            let body = Body { parent: None, edge: vec![], end: 0, children: vec![], entry: None, used: 0 };
+            let root = self.place(body);
+            self.roots.push((scope, root));
+            root
+        });
+        let (path, partial) = self.walk(root, tokens);
         let mut at = *path.last().expect("the root is there");
         if let Some((child, common)) = partial {
             at = self.split(child, common);
@@ -171,6 +185,12 @@ impl Prefixes {
     fn add(&mut self, parent: Node, edge: Vec<u32>) -> Node {
         let end = self.body(parent).end + edge.len() as u32;
         let body = Body { parent: Some(parent), edge, end, children: vec![], entry: None, used: self.clock };
+        let node = self.place(body);
+        self.body_mut(parent).children.push(node);
+        node
+    }
+
+    fn place(&mut self, body: Body) -> Node {
         let node = match self.unused.pop() {
             Some(at) => Node(at),
             None => {
@@ -179,7 +199,6 @@ impl Prefixes {
             }
         };
         self.bodies[node.0] = Some(body);
-        self.body_mut(parent).children.push(node);
         node
     }
 
@@ -196,8 +215,8 @@ impl Prefixes {
     }
 
     /// Gives up the entry that is worth least, the tokens it saves to read again, less the longer it was not used; with
-    /// its tokens, and how many of them it saves.
-    pub(super) fn evict(&mut self) -> Option<(Vec<u32>, u32, Entry)> {
+    /// its scope, its tokens, and how many of them it saves.
+    pub(super) fn evict(&mut self) -> Option<(Scope, Vec<u32>, u32, Entry)> {
         let worth = |node: Node| {
             let body = self.body(node);
             f64::from(body.end - self.kept_before(node)) / (self.clock - body.used + 1) as f64
@@ -208,14 +227,33 @@ impl Prefixes {
         let least =
             kept.min_by(|a, b| worth(*a).total_cmp(&worth(*b)).then(self.body(*a).end.cmp(&self.body(*b).end)))?;
         let (tokens, saved) = (self.tokens(least), self.body(least).end - self.kept_before(least));
-        self.lost.extend(hashes(&tokens).last());
+        let scope = self.scope(least);
+        self.lost.extend(hashes(&tokens).last().map(|(length, hash)| (scope, length, hash)));
         if self.lost.len() > LOST {
             self.lost.pop_front();
         }
         self.entries -= 1;
         let entry = self.body_mut(least).entry.take()?;
         self.prune(least);
-        Some((tokens, saved, entry))
+        Some((scope, tokens, saved, entry))
+    }
+
+    fn scope(&self, node: Node) -> Scope {
+        match self.body(node).parent {
+            Some(parent) => self.scope(parent),
+            None => self.roots.iter().find(|(_, root)| *root == node).map(|(scope, _)| *scope).expect("a root"),
+        }
+    }
+
+    /// Gives up every prefix of some tokens.
+    pub(super) fn remove(&mut self, scope: Scope, tokens: &[u32]) -> Vec<Entry> {
+        let mut removed = Vec::new();
+        while let Some((node, _)) = self.find(scope, tokens).kept {
+            removed.extend(self.body_mut(node).entry.take());
+            self.entries -= 1;
+            self.prune(node);
+        }
+        removed
     }
 
     /// Length of the longest kept prefix of a node's prefix, itself excluded.
@@ -235,10 +273,17 @@ impl Prefixes {
 
     /// Removes nodes nothing is kept below, and joins the edges around those that only pass on.
     fn prune(&mut self, node: Node) {
-        let Some(parent) = self.body(node).parent else { return };
         if self.body(node).entry.is_some() {
             return;
         }
+        let Some(parent) = self.body(node).parent else {
+            if self.body(node).children.is_empty() {
+                self.roots.retain(|(_, root)| *root != node);
+                self.bodies[node.0] = None;
+                self.unused.push(node.0);
+            }
+            return;
+        };
         match self.body(node).children[..] {
             [] => {
                 self.body_mut(parent).children.retain(|child| *child != node);
@@ -260,8 +305,9 @@ impl Prefixes {
     }
 
     /// True if a prefix of `tokens`, longer than `from` and at most `to`, was kept and had to give way.
-    pub(super) fn lost(&self, tokens: &[u32], from: u32, to: u32) -> bool {
-        let lost: HashSet<_> = self.lost.iter().copied().collect();
+    pub(super) fn lost(&self, scope: Scope, tokens: &[u32], from: u32, to: u32) -> bool {
+        let own = self.lost.iter().filter(|(of, ..)| *of == scope);
+        let lost: HashSet<_> = own.map(|(_, length, hash)| (*length, *hash)).collect();
         hashes(&tokens[..to as usize]).any(|prefix| prefix.0 > from && lost.contains(&prefix))
     }
 }
@@ -281,44 +327,73 @@ mod tests {
     use super::*;
     use kvas_backend::conformance::Random;
 
+    const OWN: Scope = Scope(7);
+
     fn entry(number: u32) -> Entry {
         Entry { slot: Some(Slot(number)), tables: vec![] }
     }
 
     fn lengths(tree: &Prefixes, tokens: &[u32]) -> Vec<u32> {
-        tree.kept(tokens).map(|(length, _)| length).collect()
+        tree.kept(OWN, tokens).map(|(length, _)| length).collect()
     }
 
     #[test]
     fn the_longest_kept_prefix_is_found() {
         let mut tree = Prefixes::new();
-        tree.insert(&[1, 2, 3, 4, 5], entry(1));
-        tree.insert(&[1, 2, 3], entry(2));
-        tree.insert(&[1, 2, 9, 9], entry(3));
-        let found = tree.find(&[1, 2, 3, 4, 7, 7]);
+        tree.insert(OWN, &[1, 2, 3, 4, 5], entry(1));
+        tree.insert(OWN, &[1, 2, 3], entry(2));
+        tree.insert(OWN, &[1, 2, 9, 9], entry(3));
+        let found = tree.find(OWN, &[1, 2, 3, 4, 7, 7]);
         assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (4, Some(3), true));
-        let found = tree.find(&[1, 2, 3, 4, 5, 6]);
+        let found = tree.find(OWN, &[1, 2, 3, 4, 5, 6]);
         assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (5, Some(5), false));
-        let found = tree.find(&[1, 2]);
+        let found = tree.find(OWN, &[1, 2]);
         assert_eq!((found.known, found.kept.map(|(_, length)| length), found.parts), (2, None, false));
         assert!(found.beyond.is_some());
         assert_eq!(lengths(&tree, &[1, 2, 3, 4, 5, 6]), [3, 5]);
     }
 
     #[test]
+    fn what_is_removed_was_never_there() {
+        let mut tree = Prefixes::new();
+        tree.insert(OWN, &[1, 2], entry(1));
+        tree.insert(OWN, &[1, 2, 3, 4], entry(2));
+        tree.insert(OWN, &[1, 2, 9], entry(3));
+        let slots: Vec<_> = tree.remove(OWN, &[1, 2, 3, 4, 5]).iter().map(|entry| entry.slot).collect();
+        assert_eq!(slots, [Some(Slot(2)), Some(Slot(1))]);
+        assert_eq!((lengths(&tree, &[1, 2, 3, 4]), lengths(&tree, &[1, 2, 9]), tree.len()), (vec![], vec![3], 1));
+        assert!(!tree.lost(OWN, &[1, 2, 3, 4], 0, 4));
+    }
+
+    #[test]
+    fn scopes_know_nothing_of_each_other() {
+        let (mut tree, other) = (Prefixes::new(), Scope(8));
+        tree.insert(OWN, &[1, 2, 3], entry(1));
+        assert_eq!(tree.find(other, &[1, 2, 3]), Found::default());
+        tree.insert(other, &[1, 2, 3, 4], entry(2));
+        assert_eq!(lengths(&tree, &[1, 2, 3, 4]), [3]);
+        assert_eq!(tree.evict().map(|(scope, ..)| scope), Some(OWN));
+        assert!(tree.lost(OWN, &[1, 2, 3], 0, 3) && !tree.lost(other, &[1, 2, 3], 0, 3));
+        assert_eq!(tree.evict().map(|(scope, ..)| scope), Some(other));
+        assert_eq!(tree.bodies.iter().flatten().count(), 0, "nothing is left");
+    }
+
+    #[test]
     fn what_saves_least_gives_way_and_is_remembered_as_lost() {
         let mut tree = Prefixes::new();
-        tree.insert(&[1; 10], entry(1));
-        tree.insert(&[1; 12], entry(2));
-        tree.insert(&[1; 40], entry(3));
-        assert_eq!(tree.evict().and_then(|(_, _, entry)| entry.slot), Some(Slot(2)));
-        assert!(tree.lost(&[1; 30], 10, 30) && !tree.lost(&[1; 30], 12, 30) && !tree.lost(&[2; 30], 10, 30));
+        tree.insert(OWN, &[1; 10], entry(1));
+        tree.insert(OWN, &[1; 12], entry(2));
+        tree.insert(OWN, &[1; 40], entry(3));
+        assert_eq!(tree.evict().and_then(|(_, _, _, entry)| entry.slot), Some(Slot(2)));
+        assert!(
+            tree.lost(OWN, &[1; 30], 10, 30) && !tree.lost(OWN, &[1; 30], 12, 30) && !tree.lost(OWN, &[2; 30], 10, 30)
+        );
         assert_eq!(lengths(&tree, &[1; 50]), [10, 40]);
         for _ in 0..9 {
             tree.tick();
         }
-        tree.insert(&[7; 5], entry(4));
-        assert_eq!(tree.evict().and_then(|(_, _, entry)| entry.slot), Some(Slot(1)), "long unused");
+        tree.insert(OWN, &[7; 5], entry(4));
+        assert_eq!(tree.evict().and_then(|(_, _, _, entry)| entry.slot), Some(Slot(1)), "long unused");
     }
 
     /// Against a plain list of prefixes.
@@ -330,23 +405,23 @@ mod tests {
             for number in 1..400 {
                 let tokens: Vec<u32> = (0..random.below(9) + 1).map(|_| random.below(2) as u32).collect();
                 let kept = list.iter().filter(|(known, _)| tokens.starts_with(known)).map(|(known, _)| known.len());
-                let found = tree.find(&tokens);
+                let found = tree.find(OWN, &tokens);
                 assert_eq!(found.kept.map(|(_, length)| length as usize), kept.max());
                 let common = |known: &Vec<u32>| known.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
                 assert_eq!(found.known as usize, list.iter().map(|(known, _)| common(known)).max().unwrap_or(0));
-                if !tree.keeps(&tokens) {
-                    tree.insert(&tokens, entry(number));
+                if !tree.keeps(OWN, &tokens) {
+                    tree.insert(OWN, &tokens, entry(number));
                     list.push((tokens, number));
                 }
                 tree.tick();
                 if random.below(3) == 0 || list.len() > 20 {
-                    let gone = tree.evict().and_then(|(_, _, entry)| entry.slot).expect("there is one");
+                    let gone = tree.evict().and_then(|(_, _, _, entry)| entry.slot).expect("there is one");
                     list.retain(|(_, number)| Slot(*number) != gone);
                 }
                 assert_eq!(tree.len(), list.len());
             }
             while tree.evict().is_some() {}
-            assert_eq!(tree.bodies.iter().flatten().count(), 1, "only the root is left");
+            assert_eq!(tree.bodies.iter().flatten().count(), 0, "nothing is left");
         }
     }
 }

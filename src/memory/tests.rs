@@ -98,7 +98,7 @@ impl World {
     }
 
     fn check_evicted(&mut self) {
-        for Evicted { tokens, saved, kept } in self.memory.take_evicted() {
+        for Evicted { scope: _, tokens, saved, kept } in self.memory.take_evicted() {
             assert!(saved > 0 && saved as usize <= tokens.len() && kept.length as usize == tokens.len());
             self.device.check(kept.tables.iter().map(Vec::as_slice), &tokens);
             assert_eq!(kept.states.len(), usize::from(self.recurrent));
@@ -237,7 +237,7 @@ impl World {
         if self.random.below(2) == 0 {
             self.memory.forget();
         }
-        let Ok(restored) = self.memory.restore(&tokens, &positions) else { return };
+        let Ok(restored) = self.memory.restore(Scope::default(), &tokens, &positions) else { return };
         self.check_evicted();
         if let Some(pages) = restored.tables.first().map(Vec::len) {
             let end = tokens.len().min(pages * PAGE);

@@ -2,7 +2,9 @@
 //! same thing, tokens that are known and not yet committed; a step takes all the single ones and as much of the
 //! longer ones as fits.
 
+mod room;
 mod sequence;
+mod share;
 #[cfg(test)]
 mod tests;
 
@@ -29,8 +31,17 @@ pub struct StepPlan {
     pub work: Vec<DeviceWork>,
     /// The spans, none if there is nothing to do.
     pub spans: Vec<PlannedSpan>,
-    /// Sequences that cannot go on because memory is full and nobody else will free any.
-    pub starved: Vec<(SequenceId, Full)>,
+    /// How many requests had to make room for others.
+    pub paused: usize,
+    /// A sequence that cannot go on because memory is full and nobody else will free any.
+    pub starved: Option<(SequenceId, Full)>,
+}
+
+/// What is left of a step.
+#[derive(Debug)]
+struct Left {
+    rows: u32,
+    outputs: u32,
 }
 
 /// The sequences and their requests, oldest request first.
@@ -38,6 +49,7 @@ pub struct StepPlan {
 pub struct Scheduler {
     sequences: Vec<Sequence>,
     rows: u32,
+    outputs: u32,
     window: u32,
     /// Tokens up to which a new sequence has no state, only inputs.
     fresh: u32,
@@ -47,7 +59,8 @@ impl Scheduler {
     /// A scheduler for a backend that is prepared for `limits`.
     pub fn new(limits: &Limits) -> Self {
         let Replay { window, fresh, .. } = limits.replay;
-        Self { sequences: Vec::new(), rows: limits.rows as u32, window: window as u32, fresh: fresh as u32 }
+        let (rows, outputs) = (limits.rows as u32, limits.outputs as u32);
+        Self { sequences: Vec::new(), rows, outputs, window: window as u32, fresh: fresh as u32 }
     }
 
     /// Adds an open, empty sequence.
@@ -67,6 +80,11 @@ impl Scheduler {
 
     fn get_mut(&mut self, id: SequenceId) -> &mut Sequence {
         self.sequences.iter_mut().find(|sequence| sequence.id == id).expect("the sequence is known")
+    }
+
+    /// All sequences.
+    pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+        self.sequences.iter()
     }
 
     /// Sequences with a request in progress.
@@ -104,35 +122,80 @@ impl Scheduler {
         reuse
     }
 
-    /// The next step: every sequence with one token to read, then prompts in the order of their requests.
-    pub fn plan(&mut self, memory: &mut Memory) -> StepPlan {
+    /// The next step: every sequence with one token to read, then prompts, of which at most `most` tokens are read where
+    /// somebody waits for the next token of an answer. Who has to make room for others goes on later.
+    pub fn plan(&mut self, memory: &mut Memory, most: u32) -> StepPlan {
         let mut plan = StepPlan::default();
-        let mut left = self.rows;
+        let mut left = Left { rows: self.rows, outputs: self.outputs };
         let mut refused = Vec::new();
         let pending =
             |sequence: &Sequence, memory: &Memory| sequence.tokens.len() as u32 - memory.committed(sequence.id);
+        let ready = self.running().filter(|sequence| !sequence.paused);
         let (decodes, prompts): (Vec<_>, Vec<_>) =
-            self.running().map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
-        for (id, rows) in decodes.into_iter().chain(prompts) {
-            let rows = self.cut(memory, id, rows, left);
-            if rows == 0 {
-                continue;
-            }
-            match memory.reserve(id, rows) {
-                Ok(work) => {
-                    plan.work.push(work);
-                    let last = memory.committed(id) + rows == self.get(id).tokens.len() as u32;
-                    let outputs = if last { Outputs::Last } else { Outputs::None };
-                    plan.spans.push(PlannedSpan { id, rows, outputs });
-                    left -= rows;
-                }
-                Err(full) => refused.push((id, full)),
-            }
+            ready.map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
+        for (id, rows) in &decodes {
+            self.take(memory, (*id, *rows), &mut left, (&mut plan, &mut refused));
+        }
+        // Fewer would not do for a prompt that is kept as inputs.
+        let least = self.fresh.next_multiple_of(CHUNK as u32) + 2 * CHUNK as u32;
+        let most = if decodes.is_empty() { left.rows } else { left.rows.min(most.max(least)) };
+        left.rows = most;
+        let mut spared = 0;
+        for (id, share) in share::of_prompts(&prompts, most, least) {
+            let rows = prompts.iter().find(|(prompt, _)| *prompt == id).map_or(0, |(_, rows)| *rows);
+            let mut own = Left { rows: share + spared, outputs: left.outputs };
+            self.take(memory, (id, rows), &mut own, (&mut plan, &mut refused));
+            (spared, left.outputs) = (own.rows, own.outputs);
         }
         if plan.spans.is_empty() {
-            plan.starved = refused;
+            // When the oldest gives up, there is room for the others.
+            let age = |id: SequenceId| self.sequences.iter().position(|sequence| sequence.id == id);
+            plan.starved = refused.into_iter().min_by_key(|(id, _)| age(*id));
         }
         plan
+    }
+
+    /// Plans as many of the `rows` tokens of a sequence as fit into what is left of a step.
+    fn take(
+        &mut self,
+        memory: &mut Memory,
+        (id, rows): (SequenceId, u32),
+        left: &mut Left,
+        (plan, refused): (&mut StepPlan, &mut Vec<(SequenceId, Full)>),
+    ) {
+        // Who made room for another one of this step goes on later.
+        if self.get(id).paused {
+            return;
+        }
+        let wants_all = self.get(id).running.as_ref().is_some_and(|running| running.outputs == Outputs::All);
+        let room = if wants_all { left.rows.min(left.outputs) } else { left.rows };
+        let rows = self.cut(memory, id, rows, room);
+        if rows == 0 || (left.outputs == 0 && !self.is_middle(memory, id, rows)) {
+            return;
+        }
+        match self.reserve(memory, (id, rows), plan) {
+            Ok(work) => {
+                plan.work.push(work);
+                let outputs = match (wants_all, self.is_middle(memory, id, rows)) {
+                    (true, _) => Outputs::All,
+                    (false, true) => Outputs::None,
+                    (false, false) => Outputs::Last,
+                };
+                plan.spans.push(PlannedSpan { id, rows, outputs });
+                left.rows -= rows;
+                left.outputs -= match outputs {
+                    Outputs::All => rows,
+                    Outputs::Last => 1,
+                    Outputs::None => 0,
+                };
+            }
+            Err(full) => refused.push((id, full)),
+        }
+    }
+
+    /// True if `rows` more tokens do not reach the last one that is known.
+    fn is_middle(&self, memory: &Memory, id: SequenceId, rows: u32) -> bool {
+        memory.committed(id) + rows < self.get(id).tokens.len() as u32
     }
 
     /// How many of the `rows` tokens of a sequence that are to be read a step with `left` rows to spare takes. A prompt

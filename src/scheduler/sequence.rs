@@ -1,6 +1,7 @@
 //! One sequence's timeline and the request in progress on it.
 
 use crate::memory::SequenceId;
+use kvas_backend::Outputs;
 
 /// Why a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub enum Cache {
 pub struct Running {
     /// Whether to begin with what is known of the prompt.
     pub cache: Cache,
+    /// Which rows of the prompt are wanted: the last one, or all of them.
+    pub outputs: Outputs,
     /// Most tokens to generate.
     pub max_tokens: usize,
     /// Most tokens of the sequence.
@@ -62,15 +65,23 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// The request in progress.
     pub running: Option<Running>,
+    /// Whether it made room for others and waits for room itself.
+    pub paused: bool,
 }
 
 impl Sequence {
     pub(super) fn new(id: SequenceId) -> Self {
-        Self { id, tokens: Vec::new(), running: None }
+        Self { id, tokens: Vec::new(), running: None, paused: false }
+    }
+
+    /// True if the request in progress wants no token.
+    pub fn wants_nothing(&self) -> bool {
+        self.running.as_ref().is_none_or(|running| running.max_tokens == 0)
     }
 
     pub(super) fn begin(&mut self, prompt: Vec<u32>, running: Running) {
         self.tokens = prompt;
         self.running = Some(running);
+        self.paused = false;
     }
 }

@@ -21,6 +21,7 @@ fn memory(pages: usize) -> Memory {
 fn running(seal_at: u32) -> Running {
     Running {
         cache: Cache::Use,
+        outputs: Outputs::Last,
         max_tokens: 3,
         context: 100,
         stop: vec![99],
@@ -38,7 +39,7 @@ fn open(scheduler: &mut Scheduler, memory: &mut Memory) -> SequenceId {
 
 /// Runs the plan, "sampling" the given token wherever one is wanted.
 fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(SequenceId, u32, Option<Finish>)> {
-    let plan = scheduler.plan(memory);
+    let plan = scheduler.plan(memory, u32::MAX);
     let mut done = Vec::new();
     for span in &plan.spans {
         scheduler.commit(memory, span);
@@ -62,7 +63,7 @@ fn decodes_go_first_and_prompts_fill_the_rest() {
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 1, None), (b, 7, None)]);
     assert_eq!(step(&mut scheduler, &mut memory, 5), [(a, 1, Some(Finish::Length)), (b, 7, None)]);
     assert_eq!(step(&mut scheduler, &mut memory, 99), [(b, 6, Some(Finish::Stop))]);
-    assert!(scheduler.plan(&mut memory).spans.is_empty());
+    assert!(scheduler.plan(&mut memory, u32::MAX).spans.is_empty());
 }
 
 #[test]
@@ -130,6 +131,58 @@ fn a_sequence_that_nobody_can_help_is_reported() {
     let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 3)), memory(3));
     let a = open(&mut scheduler, &mut memory);
     scheduler.begin(&mut memory, (a, 0), (0..20).collect(), running(0));
-    let plan = scheduler.plan(&mut memory);
-    assert_eq!(plan.starved, [(a, Full::Pages { needed: 5, free: 2, total: 2 })]);
+    let plan = scheduler.plan(&mut memory, u32::MAX);
+    assert_eq!(plan.starved, Some((a, Full::Pages { needed: 5, free: 2, total: 2 })));
+}
+
+/// Two answers that do not fit beside each other: the younger one makes room and goes on when there is room again.
+#[test]
+fn the_younger_one_makes_room_and_goes_on() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 9)), memory(9));
+    let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
+    let running = |max_tokens| Running { max_tokens, ..running(0) };
+    scheduler.begin(&mut memory, (a, 0), (0..14).collect(), running(8));
+    scheduler.begin(&mut memory, (b, 0), (20..34).collect(), running(8));
+    let (mut done, mut steps) = (Vec::new(), 0);
+    while done.len() < 2 {
+        steps += 1;
+        assert!(steps < 100, "no progress");
+        while let Some(id) = scheduler.resumable(&memory) {
+            scheduler.resume(&mut memory, id);
+        }
+        assert!(scheduler.plan(&mut memory, u32::MAX).starved.is_none());
+        for (id, _, over) in step(&mut scheduler, &mut memory, 50) {
+            if over.is_some() {
+                assert_eq!(scheduler.get(id).tokens.len(), 14 + 8, "every token was generated");
+                done.push(id);
+            }
+        }
+        let paused = [a, b].map(|id| scheduler.get(id).paused);
+        assert!(!paused[0], "the older one never makes room");
+    }
+    assert_eq!(done, [a, b]);
+}
+
+/// What an idle sequence holds is nobody's claim.
+#[test]
+fn idle_sequences_make_room_first() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 9)), memory(9));
+    let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
+    scheduler.begin(&mut memory, (a, 0), (0..24).collect(), running(0));
+    step(&mut scheduler, &mut memory, 99);
+    scheduler.begin(&mut memory, (b, 0), (30..54).collect(), running(0));
+    assert_eq!(step(&mut scheduler, &mut memory, 99), [(b, 24, Some(Finish::Stop))]);
+    assert_eq!((memory.committed(a), scheduler.get(a).tokens.len()), (0, 0));
+}
+
+/// Whoever waits for the next token of an answer waits for a bounded part of a prompt only.
+#[test]
+fn prompts_are_read_in_small_parts_beside_answers() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(512, 200)), memory(200));
+    let (a, b) = (open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory));
+    scheduler.begin(&mut memory, (b, 0), (0..300).collect(), Running { context: 500, ..running(0) });
+    assert_eq!(scheduler.plan(&mut memory, 48).spans[0].rows, 300, "nobody waits");
+    scheduler.begin(&mut memory, (a, 0), vec![1], running(0));
+    let rows: Vec<u32> = scheduler.plan(&mut memory, 48).spans.iter().map(|span| span.rows).collect();
+    assert_eq!(rows, [1, 48]);
 }

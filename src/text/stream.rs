@@ -25,7 +25,15 @@ impl Detokenizer {
     /// # Errors
     /// `TokenId` for an id outside of the vocabulary; the stream stays as it was.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
-        self.pending.extend_from_slice(tokenizer.piece_after(self.before, id, self.control)?);
+        self.push_as(tokenizer, id, self.control)
+    }
+
+    /// As [`Detokenizer::push`], but this token, should it be a control token, is hidden or shown as `control` says.
+    ///
+    /// # Errors
+    /// As [`Detokenizer::push`].
+    pub fn push_as(&mut self, tokenizer: &Tokenizer, id: u32, control: Control) -> Result<String, TextError> {
+        self.pending.extend_from_slice(tokenizer.piece_after(self.before, id, control)?);
         self.before = Some(id);
         let mut text = String::with_capacity(self.pending.len());
         let mut rest: &[u8] = &self.pending;
@@ -121,6 +129,13 @@ impl StopMatcher {
     /// Ends the stream: the text that was held after all was no stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
+    }
+
+    /// Goes on after a stop string was found, as if the stream began here.
+    pub fn restart(&mut self) {
+        self.stopped = false;
+        self.held.clear();
+        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
     }
 
     /// The stop string that this byte completes and its length in bytes.

@@ -74,7 +74,7 @@ impl Snapshot {
         let wanted = device::Wanted { sequences: 1, snapshots: SnapshotBudget::Share, outputs: 1, context };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let (vocab, snapshots) = (model.spec.vocab, plan.limits.snapshots);
-        let config = EngineConfig { context: plan.context, snapshot_every: SNAPSHOT_EVERY, shelf: None };
+        let config = EngineConfig { snapshot_every: SNAPSHOT_EVERY, ..EngineConfig::new(plan.context) };
         let engine = Engine::start(runner, config);
         let chat = Chat { id: engine.open().map_err(|what| anyhow!(what))?, engine, vocab };
         self.say_what(&model.spec.architecture, plan.snapshot_bytes, snapshots);
@@ -181,7 +181,7 @@ impl Chat {
         let mut answer = Vec::new();
         loop {
             match stream.next_event() {
-                Event::Probabilities(_) => {}
+                Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
                 Event::Token(token) => answer.push(token),
                 Event::Done(_, timings) => return Ok((answer, timings)),
                 Event::Failed(what) => return Err(anyhow!(what)),

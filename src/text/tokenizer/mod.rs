@@ -9,12 +9,13 @@ mod spm;
 pub(crate) mod tests;
 mod vocab;
 
+pub use special::Fragment;
 pub use vocab::{Kind, Roles};
 
 use super::TextError;
 use bpe::ByteLevelBpe;
 use kvas_gguf::Metadata;
-use special::{Fragment, SpecialTexts};
+use special::SpecialTexts;
 use spm::{SPACE, Spm};
 use vocab::{Vocab, byte_of};
 
@@ -164,6 +165,11 @@ impl Tokenizer {
             self.add_ends(special, &mut ids);
         }
         ids
+    }
+
+    /// A text as its special tokens and what is between them.
+    pub fn split<'a>(&self, text: &'a str, special: Special) -> Vec<Fragment<'a>> {
+        self.special.split(text, special)
     }
 
     fn encode_plain(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) {

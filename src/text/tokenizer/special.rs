@@ -4,10 +4,12 @@ use super::Special;
 use super::vocab::{Kind, Vocab};
 use aho_corasick::{AhoCorasick, MatchKind};
 
-/// A part of a text to encode.
+/// A part of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fragment<'a> {
+pub enum Fragment<'a> {
+    /// A special token.
     Token(u32),
+    /// What is between two of them, never empty.
     Text(&'a str),
 }
 

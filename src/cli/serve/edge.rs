@@ -1,0 +1,101 @@
+//! Where connections come in: the address, TLS, limits of time, signals, the log.
+
+use crate::cli::INTERRUPTED;
+use anyhow::{Context, anyhow};
+use axum_server::{Handle, tls_rustls::RustlsConfig};
+use kvas::server::{Patience, Server, listen, router};
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// How long requests in progress may take when the server is asked to stop.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Files for HTTPS, in PEM.
+#[derive(Debug)]
+pub(super) struct Tls {
+    pub(super) certificate: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+/// A server and where it listens.
+#[derive(Debug)]
+pub(super) struct Edge {
+    pub(super) server: Arc<Server>,
+    pub(super) listener: TcpListener,
+    pub(super) tls: Option<Tls>,
+}
+
+impl Edge {
+    /// Serves until a signal comes.
+    pub(super) async fn serve(self) -> anyhow::Result<()> {
+        let Edge { server, listener, tls } = self;
+        let address = listener.local_addr()?;
+        let tls = match &tls {
+            None => None,
+            Some(files) => Some(files.config().await?),
+        };
+        // A model that cannot be loaded is an error of the command line, not of the first request.
+        let served = server.model(None).await.map_err(|error| anyhow!(error.message))?;
+        let handle = Handle::new();
+        tokio::spawn(stop_on_signal(server.clone(), handle.clone()));
+        eprintln!(
+            "{}: {} slots, context {} tokens; listening on {}://{address}",
+            served.name,
+            served.slots.len(),
+            served.facts.context,
+            if tls.is_some() { "https" } else { "http" }
+        );
+        drop(served);
+        let serving = listen::serve(listener, tls, (handle, Patience::default()), router(server));
+        serving.await.context("the server stopped")
+    }
+}
+
+impl Tls {
+    async fn config(&self) -> anyhow::Result<RustlsConfig> {
+        listen::tls(&self.certificate, &self.key).await.with_context(|| {
+            let (certificate, key) = (self.certificate.display(), self.key.display());
+            format!("--ssl-cert-file {certificate} --ssl-key-file {key}, expected a certificate and its key in PEM")
+        })
+    }
+}
+
+/// The first signal lets requests in progress finish, the second ends the program.
+async fn stop_on_signal(server: Arc<Server>, handle: Handle<SocketAddr>) {
+    interrupted().await;
+    eprintln!("stopping: requests in progress may finish; once more to stop now");
+    server.models.loaded().iter().for_each(|served| served.slots.close());
+    handle.graceful_shutdown(Some(GRACE));
+    interrupted().await;
+    std::process::exit(i32::from(INTERRUPTED));
+}
+
+/// Waits for Ctrl-C or a request to terminate.
+async fn interrupted() {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        let _ = tokio::signal::ctrl_c().await;
+        return;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// Writes the log to stderr, from now on.
+pub(super) fn log(json: bool, verbose: bool) -> anyhow::Result<()> {
+    let default = if verbose { "kvas=debug,tower_http=debug" } else { "kvas=info" };
+    let filter = match std::env::var("KVAS_LOG") {
+        Ok(text) => EnvFilter::try_new(&text).with_context(|| format!("KVAS_LOG={text}"))?,
+        Err(_) => EnvFilter::new(default),
+    };
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let set = if json { log.json().try_init() } else { log.compact().try_init() };
+    set.map_err(|error| anyhow!("the log cannot be written: {error}"))
+}

@@ -1,0 +1,45 @@
+//! How memory looks at one moment, for people: who holds which page, how full rings are.
+
+use super::{ConversationId, Engine, Stats};
+use crate::memory::PageOwner;
+
+/// How memory looks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picture {
+    /// How full it is.
+    pub stats: Stats,
+    /// Pages in the order of their numbers: whose they are, and how many in a row.
+    pub pages: Vec<(PageOwner, usize)>,
+    /// The live sequences.
+    pub sequences: Vec<SequencePicture>,
+}
+
+/// How a live sequence looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequencePicture {
+    /// Its id in memory, which owns its pages.
+    pub id: u32,
+    /// The conversation it is.
+    pub conversation: Option<ConversationId>,
+    /// Tokens read.
+    pub tokens: u32,
+    /// Tokens of these that its replay ring can take back.
+    pub ring: u32,
+    /// Whether it made room for others and waits.
+    pub paused: bool,
+}
+
+impl Engine {
+    pub(super) fn look(&self) -> Picture {
+        let of = |id| self.conversations.iter().find(|(_, sequence)| **sequence == id).map(|(known, _)| *known);
+        let sequence = |sequence: &crate::scheduler::Sequence| SequencePicture {
+            id: sequence.id.0,
+            conversation: of(sequence.id),
+            tokens: self.memory.committed(sequence.id),
+            ring: self.runner.revocable(self.memory.slot(sequence.id)),
+            paused: sequence.paused,
+        };
+        let sequences = self.scheduler.sequences().map(sequence).collect();
+        Picture { stats: self.stats(), pages: self.memory.page_owners(), sequences }
+    }
+}

@@ -1,0 +1,44 @@
+//! What is wanted of a prompt itself: probabilities of its tokens, its hidden state.
+
+use super::{Engine, Event, Probabilities, Score};
+use crate::{memory::SequenceId, sampling::Distribution};
+use kvas_backend::DeviceError;
+
+impl Engine {
+    /// Looks at `rows` output rows of the last step, from `row` on, which belong to the tokens of a prompt from
+    /// `position` on. True if that was all that the request wants.
+    pub(super) fn score(
+        &mut self,
+        id: SequenceId,
+        (row, rows): (usize, usize),
+        position: usize,
+    ) -> Result<bool, DeviceError> {
+        let Some(mut scoring) = self.jobs.get_mut(&id).and_then(|job| job.scoring.take()) else { return Ok(false) };
+        let tokens = &self.scheduler.get(id).tokens;
+        let whole = position + rows == tokens.len();
+        let job = self.jobs.get_mut(&id).expect("a scored sequence has a job");
+        match scoring.score {
+            Score::Probabilities(count) => {
+                for (at, token) in (0..rows).zip(&tokens[position + 1..]) {
+                    let model = Distribution::new(self.runner.logits_mut(row + at));
+                    let likeliest = model.top(count);
+                    job.tell(Event::OfPrompt(Box::new(Probabilities { chosen: model.of(*token), likeliest })));
+                }
+            }
+            Score::Hidden(_) => {
+                self.runner.hidden(row..row + rows)?.for_each(|hidden| scoring.add(hidden));
+                if whole {
+                    job.tell(Event::Hidden(scoring.pooled()));
+                }
+            }
+        }
+        let over = match scoring.score {
+            Score::Hidden(_) => whole,
+            Score::Probabilities(_) => whole && self.scheduler.get(id).wants_nothing(),
+        };
+        if !whole {
+            job.scoring = Some(scoring);
+        }
+        Ok(over)
+    }
+}

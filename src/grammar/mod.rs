@@ -1,0 +1,144 @@
+//! Constrained output: what an answer has to look like, compiled to the tokens that may come next.
+
+mod calls;
+mod constraint;
+mod gbnf;
+mod limits;
+mod marker;
+mod running;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+pub use constraint::{AnswerConstraint, Stage};
+pub use vocabulary::Vocabulary;
+
+use crate::text::CallForm;
+use limits::limits;
+use llguidance::{Matcher, api::TopLevelGrammar};
+use serde_json::{Value, json};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// What an answer, or a part of it, has to look like.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// A JSON object.
+    JsonObject,
+    /// JSON that fits this schema.
+    JsonSchema(Value),
+    /// A text that this regular expression matches as a whole.
+    Regex(String),
+    /// llama.cpp's grammars, whose start is the rule `root`.
+    Gbnf(String),
+    /// A Lark grammar, whose start is the rule `start`.
+    Lark(String),
+    /// One tool call, or several if they may be `parallel`, with `between` between them.
+    Calls {
+        /// How each tool is called.
+        forms: Vec<CallForm>,
+        /// Text between two calls.
+        between: Option<String>,
+        /// Whether there may be more than one.
+        parallel: bool,
+    },
+}
+
+/// A grammar, ready for any number of answers. A clone is the same one.
+#[derive(Clone)]
+pub struct Compiled(Arc<Mutex<Matcher>>);
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiled").finish_non_exhaustive()
+    }
+}
+
+impl Compiled {
+    /// A matcher at the grammar's start that shares nothing with others, so that an answer depends on no other.
+    fn start(&self) -> Matcher {
+        // A matcher is only ever read here, so that whoever panicked has left it whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).deep_clone().into_cancellable()
+    }
+}
+
+/// Checks a grammar and compiles it for a vocabulary.
+///
+/// # Errors
+/// One line that names what is wrong and, in a text, its line.
+pub fn compile(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, String> {
+    limits::check(grammar)?;
+    // Compilers recurse: their depth is bounded, and their stack is large enough for the bound.
+    std::thread::scope(|scope| {
+        let compiler = std::thread::Builder::new().stack_size(vocabulary::STACK);
+        let thread = compiler.spawn_scoped(scope, || compile_here(vocabulary, grammar));
+        let thread = thread.map_err(|error| format!("no thread to compile a grammar: {error}"))?;
+        thread.join().unwrap_or_else(|_| Err("the grammar cannot be compiled".into()))
+    })
+}
+
+fn compile_here(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, String> {
+    let (source, named) = match grammar {
+        Grammar::JsonObject => (json_schema(&json!({"type": "object"})), "JSON object"),
+        Grammar::JsonSchema(schema) => (json_schema(schema), "JSON schema"),
+        Grammar::Regex(regex) => (TopLevelGrammar::from_regex(unanchored(regex)), "regular expression"),
+        Grammar::Gbnf(text) => (TopLevelGrammar::from_lark(gbnf::to_lark(vocabulary, text)?), "grammar"),
+        Grammar::Lark(text) => (TopLevelGrammar::from_lark(text.clone()), LARK),
+        Grammar::Calls { forms, between, parallel } => {
+            let lark = calls::to_lark(vocabulary, forms, between.as_deref(), *parallel)?;
+            (TopLevelGrammar::from_lark(lark), "tool call")
+        }
+    };
+    let parser = vocabulary.factory().create_parser(source).map_err(|error| said(named, &error.to_string()))?;
+    let mut matcher = Matcher::new(Ok(parser));
+    match matcher.get_error() {
+        Some(error) => Err(said(named, &error)),
+        None if matcher.compute_mask_or_eos().is_err() => {
+            let why = matcher.get_error().unwrap_or_default();
+            Err(said(named, if why.is_empty() { "nothing that this model can write fits it" } else { &why }))
+        }
+        None => Ok(Compiled(Arc::new(Mutex::new(matcher)))),
+    }
+}
+
+fn json_schema(schema: &Value) -> TopLevelGrammar {
+    TopLevelGrammar::from_json_schema(schema::with_whitespace(schema))
+}
+
+/// A regular expression without the anchors that say what holds anyway: that all of the text is matched.
+fn unanchored(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        Some(rest) if (rest.len() - rest.trim_end_matches('\\').len()).is_multiple_of(2) => rest,
+        Some(_) | None => regex,
+    }
+}
+
+/// Most characters of what a compiler says that are passed on.
+const LONGEST_MESSAGE: usize = 200;
+
+/// An error of the compiler in one line: what it says first, with the place in words; of a regular expression, what is
+/// wrong in it.
+fn said(named: &str, error: &str) -> String {
+    let lines = || error.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines().next().unwrap_or("it cannot be compiled");
+    let first = first.strip_prefix("at ").unwrap_or(first);
+    let placed = first.split_once("): ").and_then(|(place, what)| {
+        let (line, column) = place.split_once('(')?;
+        Some(((line.parse::<u32>().ok()?, column.parse::<u32>().ok()?), what))
+    });
+    let regex = lines().find_map(|line| line.strip_prefix("error: "));
+    let what = regex.or(placed.map(|(_, what)| what)).unwrap_or(first);
+    let what: String = what.chars().take(LONGEST_MESSAGE).collect();
+    let context = lines().find(|line| line.starts_with("while processing")).map(|line| format!(" ({line})"));
+    let place = match placed {
+        Some(((line, column), _)) if named == LARK => format!("line {line}, column {column}: "),
+        Some(_) | None => String::new(),
+    };
+    format!("{named}: {place}{what}{}", context.unwrap_or_default())
+}
+
+const LARK: &str = "Lark grammar";

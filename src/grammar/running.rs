@@ -1,0 +1,155 @@
+//! A grammar at work on an answer: masks are worked out by other threads while the model's step runs.
+
+use super::{Compiled, vocabulary::Vocabulary};
+use crossbeam::channel::{Receiver, bounded};
+use llguidance::{CancellationHandle, Matcher};
+use std::fmt;
+use toktrie::SimpleVob;
+
+/// A matcher between two tokens. Going back some tokens would be `Matcher::rollback` and a new mask.
+pub(super) struct Running {
+    vocabulary: Vocabulary,
+    state: State,
+    /// Stops the thread that works for an answer nobody waits for.
+    cancel: Option<CancellationHandle>,
+}
+
+enum State {
+    /// Another thread has the matcher.
+    Away(Receiver<Step>),
+    Here(Box<Step>),
+    Failed(String),
+}
+
+struct Step {
+    matcher: Matcher,
+    allowed: Result<Allowed, String>,
+}
+
+/// What may come next.
+struct Allowed {
+    mask: SimpleVob,
+    /// The answer may end here.
+    may_end: bool,
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Away(_) => "away",
+            State::Here(_) => "here",
+            State::Failed(error) => error,
+        };
+        f.debug_struct("Running").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(cancel) = &self.cancel {
+            cancel.cancel();
+        }
+    }
+}
+
+impl Running {
+    /// Begins an answer that has `written` these tokens already; None if it is complete with them.
+    pub(super) fn new(vocabulary: &Vocabulary, grammar: &Compiled, written: &[u32]) -> Option<Self> {
+        let matcher = grammar.start();
+        let cancel = matcher.cancellation_handle();
+        let mut running =
+            Self { vocabulary: vocabulary.clone(), state: State::Failed("the grammar is lost".into()), cancel };
+        running.go_on(matcher, written).then_some(running)
+    }
+
+    /// Sets the logits of all tokens to minus infinity but those that the grammar allows and, where it may end,
+    /// `stop_tokens`.
+    pub(super) fn mask(&mut self, logits: &mut [f32], stop_tokens: &[u32]) -> Result<(), String> {
+        let allowed = match &self.step()?.allowed {
+            Ok(allowed) => allowed,
+            Err(error) => return Err(error.clone()),
+        };
+        let stops: Vec<(u32, f32)> = match allowed.may_end {
+            true => stop_tokens.iter().map(|token| (*token, logits[*token as usize])).collect(),
+            false => Vec::new(),
+        };
+        apply(&allowed.mask, logits);
+        stops.into_iter().for_each(|(token, logit)| logits[token as usize] = logit);
+        Ok(())
+    }
+
+    /// The next token; true if the grammar is complete with it and allows nothing more.
+    pub(super) fn accept(&mut self, token: u32) -> bool {
+        if self.step().is_err() {
+            return false;
+        }
+        match std::mem::replace(&mut self.state, State::Failed("the grammar is lost".into())) {
+            State::Here(step) => !self.go_on(step.matcher, &[token]),
+            State::Away(_) | State::Failed(_) => false,
+        }
+    }
+
+    /// Reads tokens, which costs little, and has the mask after them worked out; false if nothing may follow.
+    fn go_on(&mut self, mut matcher: Matcher, tokens: &[u32]) -> bool {
+        if let Err(error) = matcher.consume_tokens(tokens) {
+            self.state = State::Failed(first_line(&error.to_string()));
+            return true;
+        }
+        if matcher.is_stopped() {
+            return false;
+        }
+        let (send, receive) = bounded(1);
+        self.vocabulary.spawn(move || {
+            let allowed = allowed(&mut matcher);
+            // Nobody waits any more if the answer was given up.
+            let _ = send.send(Step { matcher, allowed });
+        });
+        self.state = State::Away(receive);
+        true
+    }
+
+    fn step(&mut self) -> Result<&Step, String> {
+        if let State::Away(receive) = &self.state {
+            self.state = match receive.recv() {
+                Ok(step) => State::Here(Box::new(step)),
+                Err(_) => State::Failed("the grammar's thread was lost".into()),
+            };
+        }
+        match &self.state {
+            State::Here(step) => Ok(step),
+            State::Failed(error) => Err(error.clone()),
+            State::Away(_) => Err("the grammar's thread was lost".into()),
+        }
+    }
+}
+
+fn allowed(matcher: &mut Matcher) -> Result<Allowed, String> {
+    let mask = matcher.compute_mask().map_err(|error| match error.to_string().as_str() {
+        "" | "NoExtensionBias" => "the grammar allows no token of this model here".into(),
+        other => format!("the grammar is too costly here: {}", first_line(other)),
+    })?;
+    let may_end = matcher.is_accepting().map_err(|error| first_line(&error.to_string()))?;
+    Ok(Allowed { mask, may_end })
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().into()
+}
+
+/// Sets the logits of tokens that are not in a set to minus infinity.
+fn apply(allowed: &SimpleVob, logits: &mut [f32]) {
+    let words = allowed.as_slice().iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(u32::BITS as usize).zip(words) {
+        match word {
+            u32::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            word => {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! How full memory is, whose each page is, and that every reference is accounted for.
+
+use super::{Memory, SequenceId};
+use kvas_backend::Page;
+
+/// How many of a kind are in use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// In use.
+    pub held: usize,
+    /// There are.
+    pub total: usize,
+}
+
+/// How full the memory is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Single-layer pages.
+    pub pages: Held,
+    /// Live sequences, each with a slot.
+    pub sequences: Held,
+    /// Prefixes that can be gone back to.
+    pub snapshots: Held,
+}
+
+/// Whose a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageOwner {
+    /// Nobody's.
+    Free,
+    /// Of a prefix that can be gone back to, and nobody else's.
+    Kept,
+    /// Of a live sequence.
+    Sequence(SequenceId),
+    /// Of several live sequences.
+    Several,
+}
+
+impl Memory {
+    /// How much of everything is in use.
+    pub fn usage(&self) -> Usage {
+        let total = self.pages.total();
+        Usage {
+            pages: Held { held: total - self.pages.free(), total },
+            sequences: Held { held: self.sequences.len(), total: self.slots.total() },
+            snapshots: Held { held: self.prefixes.len(), total: self.most_prefixes },
+        }
+    }
+
+    /// Whose each page is, in the order of their numbers, as runs.
+    pub fn page_owners(&self) -> Vec<(PageOwner, usize)> {
+        let mut owners = vec![PageOwner::Free; self.pages.total() + 1];
+        for (id, sequence) in &self.sequences {
+            for page in sequence.tables.iter().flatten() {
+                let owner = &mut owners[page.0 as usize];
+                *owner = if *owner == PageOwner::Free { PageOwner::Sequence(*id) } else { PageOwner::Several };
+            }
+        }
+        for page in self.prefixes.entries().flat_map(|entry| entry.tables.iter().flatten()) {
+            let owner = &mut owners[page.0 as usize];
+            *owner = if *owner == PageOwner::Free { PageOwner::Kept } else { *owner };
+        }
+        let mut runs: Vec<(PageOwner, usize)> = Vec::new();
+        for owner in owners.into_iter().skip(1) {
+            match runs.last_mut() {
+                Some((last, count)) if *last == owner => *count += 1,
+                Some(_) | None => runs.push((owner, 1)),
+            }
+        }
+        runs
+    }
+
+    /// Panics unless every reference is accounted for: pages and slots held by tables and snapshots are exactly
+    /// those the pools think are held. Cheap enough to run whenever the engine is idle.
+    pub fn check_integrity(&self) {
+        let mut references = vec![0u32; self.pages.total() + 1];
+        let mut snapshots = 0;
+        for sequence in self.sequences.values() {
+            let keep = (sequence.committed as usize).div_ceil(self.page_size);
+            assert!(sequence.tables.iter().all(|table| table.len() >= keep), "committed tokens have pages");
+            assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
+            sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
+        }
+        for entry in self.prefixes.entries() {
+            snapshots += entry.slot.into_iter().filter(|slot| self.spare.is_held(*slot)).count();
+            entry.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
+        }
+        let held = references.iter().filter(|count| **count > 0).count();
+        assert_eq!(held + self.pages.free(), self.pages.total(), "free and held pages are all pages");
+        let live = self.sequences.len();
+        assert_eq!(live + self.slots.free(), self.slots.total(), "free and held slots are all slots");
+        assert_eq!(snapshots + self.spare.free(), self.spare.total(), "free and kept snapshots are all there are");
+        for (page, count) in references.iter().enumerate().skip(1) {
+            assert_eq!(self.pages.references(Page(page as u32)), *count, "references of page {page}");
+        }
+    }
+}

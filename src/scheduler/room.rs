@@ -1,0 +1,68 @@
+//! What happens when memory is full: who is idle gives up what it holds, then the youngest request makes room for the
+//! oldest and goes on later. No request fails for it, and no answer changes.
+
+use super::{PlannedSpan, Scheduler, Sequence, StepPlan};
+use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
+
+impl Scheduler {
+    /// Makes room for `rows` more tokens of a sequence, if need be at the cost of others.
+    pub(super) fn reserve(
+        &mut self,
+        memory: &mut Memory,
+        (id, rows): (SequenceId, u32),
+        plan: &mut StepPlan,
+    ) -> Result<DeviceWork, Full> {
+        loop {
+            match memory.reserve(id, rows) {
+                Ok(work) => return Ok(work),
+                Err(full) => {
+                    let giver = self.giver(memory, id, &plan.spans).ok_or(full)?;
+                    plan.work.extend(self.give_up(memory, giver));
+                    plan.paused += usize::from(self.get(giver).paused);
+                }
+            }
+        }
+    }
+
+    /// Who makes room for a sequence: one without a request, the one longest so first; then the youngest with a request
+    /// that is younger than this one's and not part of this step.
+    fn giver(&self, memory: &Memory, id: SequenceId, spans: &[PlannedSpan]) -> Option<SequenceId> {
+        let holds = |sequence: &&Sequence| memory.committed(sequence.id) > 0 && sequence.id != id;
+        let idle = self.sequences.iter().filter(holds).find(|sequence| sequence.running.is_none());
+        let younger = self.sequences.iter().rev().take_while(|sequence| sequence.id != id);
+        let is_free = |sequence: &&Sequence| !spans.iter().any(|span| span.id == sequence.id);
+        idle.or_else(|| younger.filter(holds).find(is_free)).map(|sequence| sequence.id)
+    }
+
+    /// Empties a sequence; what it has read is remembered as long as there is room for that. Its tokens are known, and
+    /// read again when it goes on.
+    fn give_up(&mut self, memory: &mut Memory, id: SequenceId) -> Vec<DeviceWork> {
+        let sequence = self.get_mut(id);
+        sequence.paused = sequence.running.is_some();
+        let committed = memory.committed(id);
+        let sealed = memory.seal(id, &self.get(id).tokens[..committed as usize]);
+        if self.get(id).running.is_none() {
+            self.get_mut(id).tokens.clear();
+        }
+        sealed.into_iter().chain([memory.clear(id)]).collect()
+    }
+
+    /// The oldest sequence that made room and can go on: there is room for all its tokens and some to spare, or nobody
+    /// else is at work.
+    pub fn resumable(&self, memory: &Memory) -> Option<SequenceId> {
+        let id = self.running().find(|sequence| sequence.paused)?.id;
+        let others = self.running().filter(|sequence| !sequence.paused).count() as u32;
+        let tokens = self.get(id).tokens.len() as u32;
+        (others == 0 || memory.fits(tokens + (others + 1) * SPARE)).then_some(id)
+    }
+
+    /// A sequence that made room goes on: with what is still known of its tokens.
+    pub fn resume(&mut self, memory: &mut Memory, id: SequenceId) -> Reuse {
+        let sequence = self.get_mut(id);
+        sequence.paused = false;
+        memory.attach(id, &[], &sequence.tokens, 0)
+    }
+}
+
+/// Tokens that each sequence should have room for when one goes on: it would soon have to make room again.
+const SPARE: u32 = 64;

@@ -1,0 +1,179 @@
+//! From messages, tools and wishes about reasoning to a prompt and its constraints: what every chat API has in common.
+
+use super::{
+    ApiError, Settings,
+    generate::Ask,
+    options::stage,
+    served::{Generation, Served},
+};
+use crate::{
+    grammar::{Grammar, Stage},
+    text::ReasoningMode,
+};
+use serde_json::{Map, Value};
+
+/// A conversation that waits for an answer, in OpenAI's form.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    /// The messages.
+    pub messages: Vec<Value>,
+    /// The tools on offer.
+    pub tools: Vec<Value>,
+    /// Which of them are to be called.
+    pub choice: ToolChoice,
+    /// Whether several calls in one answer are wanted.
+    pub parallel: Parallel,
+    /// Variables for the template.
+    pub variables: Map<String, Value>,
+    /// What becomes of reasoning.
+    pub reasoning: ReasoningMode,
+    /// Most tokens of reasoning.
+    pub budget: Option<usize>,
+    /// What the answer has to look like.
+    pub grammar: Option<Grammar>,
+    /// Whether the last message, the assistant's, is to be gone on with.
+    pub last: LastMessage,
+    /// Whether the prompt ends where an answer begins.
+    pub generation: Generation,
+}
+
+/// Which tools an answer is to call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// As the model sees fit.
+    Auto,
+    /// None.
+    Never,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// Whether an answer may hold several calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parallel {
+    /// It may.
+    Allowed,
+    /// It may hold one.
+    One,
+}
+
+/// What becomes of an assistant's message at the end of a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastMessage {
+    /// It is over, and a new one begins.
+    Closed,
+    /// The answer goes on with it.
+    Continued,
+}
+
+impl Turn {
+    /// A conversation without tools, with the server's variables and its budget of reasoning.
+    pub fn new(messages: Vec<Value>, settings: &Settings) -> Self {
+        Self {
+            messages,
+            tools: Vec::new(),
+            choice: ToolChoice::Auto,
+            parallel: Parallel::Allowed,
+            variables: settings.template_variables.clone(),
+            reasoning: ReasoningMode::Split,
+            budget: settings.reasoning_budget.and_then(|budget| usize::try_from(budget).ok()),
+            grammar: None,
+            last: LastMessage::Closed,
+            generation: Generation::Begin,
+        }
+    }
+}
+
+/// The function of a tool: its name, and whether its arguments have to fit its schema.
+fn function(tool: &Value) -> (&str, bool) {
+    let function = tool.get("function").unwrap_or(tool);
+    (function["name"].as_str().unwrap_or_default(), function["strict"].as_bool().unwrap_or(false))
+}
+
+/// The text of the prompt for a turn.
+pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
+    let mut messages = turn.messages.as_slice();
+    let mut begun = "";
+    if let (LastMessage::Continued, Some((last, before))) = (turn.last, messages.split_last())
+        && last["role"] == "assistant"
+    {
+        messages = before;
+        begun = last["content"].as_str().unwrap_or_default();
+    }
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "[], expected at least one message"));
+    }
+    for (number, message) in messages.iter().enumerate() {
+        if !message["role"].is_string() {
+            return Err(ApiError::field(&format!("messages[{number}].role"), "missing, expected a text"));
+        }
+    }
+    let text = served.render(messages, &turn.tools, turn.variables.clone(), turn.generation)?;
+    Ok(text + begun)
+}
+
+/// Completes an ask with the prompt, the reader and the constraints of a turn.
+pub fn complete(served: &Served, turn: &Turn, mut ask: Ask) -> Result<Ask, ApiError> {
+    let text = prompt(served, turn)?;
+    let dialect = &served.dialect;
+    let tools: &[Value] = if turn.choice == ToolChoice::Never { &[] } else { &turn.tools };
+    ask.reader = Some(dialect.reader(&text, tools, turn.reasoning));
+    ask.stages = stages(served, turn, tools, &text)?;
+    ask.prompt = served.encode(ask.wish.scope, &text);
+    ask.text = Some(text);
+    Ok(ask)
+}
+
+fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result<Vec<Stage>, ApiError> {
+    let mut stages = Vec::new();
+    let forced = calls(served, turn, tools)?;
+    let constrained = forced.is_some() || turn.grammar.is_some();
+    if let Some(end) = served.dialect.reasoning_end().filter(|_| served.dialect.is_reasoning(prompt))
+        && (constrained || turn.budget.is_some())
+    {
+        stages.push(Stage::Until { end: end.into(), budget: turn.budget });
+    }
+    match (forced, &turn.grammar) {
+        (Some(_), Some(_)) if turn.choice != ToolChoice::Auto => {
+            return Err(ApiError::bad("tool_choice and response_format, expected one of them to decide the answer"));
+        }
+        (Some(calls), None) => {
+            if let (ToolChoice::Auto, Some(trigger)) = (&turn.choice, served.dialect.call_start()) {
+                stages.push(Stage::FreeUnlessBegun { trigger: trigger.into() });
+            }
+            stages.push(stage(served, &calls)?);
+        }
+        (_, Some(grammar)) => stages.push(stage(served, grammar)?),
+        (None, None) => {}
+    }
+    Ok(stages)
+}
+
+/// The grammar of calls, if a call is asked for or arguments have to fit their schema.
+fn calls(served: &Served, turn: &Turn, tools: &[Value]) -> Result<Option<Grammar>, ApiError> {
+    let wanted: Vec<Value> = match &turn.choice {
+        ToolChoice::Never => return Ok(None),
+        ToolChoice::Auto if !tools.iter().any(|tool| function(tool).1) => return Ok(None),
+        ToolChoice::Auto | ToolChoice::Required => tools.to_vec(),
+        ToolChoice::Named(name) => tools.iter().filter(|tool| function(tool).0 == name).cloned().collect(),
+    };
+    if wanted.is_empty() {
+        let what = match &turn.choice {
+            ToolChoice::Named(name) => format!("{name}, expected the name of one of the tools"),
+            ToolChoice::Auto | ToolChoice::Never | ToolChoice::Required => "required, expected tools to call".into(),
+        };
+        return Err(ApiError::field("tool_choice", what));
+    }
+    match served.dialect.call_forms(&wanted) {
+        Some(forms) => {
+            let between = served.dialect.between_calls().map(str::to_string);
+            Ok(Some(Grammar::Calls { forms, between, parallel: turn.parallel == Parallel::Allowed }))
+        }
+        None if turn.choice == ToolChoice::Auto => Ok(None),
+        None => {
+            Err(ApiError::field("tool_choice", "this model's form of calls cannot be forced, expected auto or none"))
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! The one way from a request to its answer, whatever the API: a slot, the engine, tokens to text, text to parts.
+
+use super::{
+    ApiError, Server,
+    served::Served,
+    slots::{Doing, SlotGuard, Wish},
+};
+use crate::{
+    chat::{AnswerText, Ends, Replied, generated, sampler},
+    engine::{Cache, Cancel, Constraint, Event, Probabilities, Request, Score, Timings},
+    grammar::{AnswerConstraint, Stage},
+    memory::Scope,
+    sampling::SamplerParams,
+    scheduler::Finish,
+    text::{AnswerReader, Control, Part},
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::{mpsc, watch};
+
+/// What is asked for: one answer to one prompt.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// Its text, if it is a conversation whose next turn will repeat it.
+    pub text: Option<String>,
+    /// How tokens are chosen.
+    pub params: SamplerParams,
+    /// Most tokens to generate; none: to the end of the context.
+    pub max_tokens: Option<usize>,
+    /// Tokens before which the answer cannot end.
+    pub min_tokens: usize,
+    /// Texts that end the answer.
+    pub stop_strings: Vec<String>,
+    /// Whether the model may end the answer.
+    pub end: EndOfAnswer,
+    /// How many likeliest tokens to report with each token.
+    pub likeliest: Option<usize>,
+    /// What is wanted of the prompt itself.
+    pub score: Option<Score>,
+    /// What the answer has to look like.
+    pub stages: Vec<Stage>,
+    /// Whether to begin with what is known of the prompt.
+    pub cache: Cache,
+    /// Which slot.
+    pub wish: Wish,
+    /// How long it may take.
+    pub patience: Option<Duration>,
+    /// Takes the text apart; none: it is all content.
+    pub reader: Option<AnswerReader>,
+}
+
+/// Whether the model may end an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndOfAnswer {
+    /// With a token that ends a generation.
+    ByModel,
+    /// It goes on until something else ends it.
+    Never,
+}
+
+/// What an answer consists of, in order. `Done` or `Failed` is the last.
+#[derive(Debug, Clone)]
+pub enum Piece {
+    /// A token whose probability was asked for; its text follows as soon as it is whole.
+    Token(TokenPiece),
+    /// A token of the prompt whose probability was asked for, from the second one on.
+    OfPrompt(TokenPiece),
+    /// The hidden state of the prompt.
+    Hidden(Vec<f32>),
+    /// A part of the answer.
+    Part(Part),
+    /// The answer is over.
+    Done(Box<End>),
+    /// It cannot be had.
+    Failed(ApiError),
+}
+
+/// A token of an answer.
+#[derive(Debug, Clone)]
+pub struct TokenPiece {
+    /// Its id.
+    pub id: u32,
+    /// The bytes it stands for.
+    pub bytes: Vec<u8>,
+    /// Its probability and the likeliest tokens.
+    pub probabilities: Box<Probabilities>,
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone)]
+pub struct End {
+    /// Why.
+    pub finish: Finish,
+    /// The stop string that ended it.
+    pub stop_string: Option<String>,
+    /// Whether its time was over.
+    pub late: bool,
+    /// Counts and durations.
+    pub timings: Timings,
+    /// From the request to the slot.
+    pub queued: Duration,
+    /// The slot that served it.
+    pub slot: usize,
+    /// Generated tokens, the stop token included.
+    pub tokens: Vec<u32>,
+}
+
+/// The pieces of answers, each with the number of its answer.
+pub type Pieces = mpsc::UnboundedReceiver<(usize, Piece)>;
+
+/// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
+/// when the first has read the prompt, so that they need not.
+pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Pieces, ApiError> {
+    let (context, vocab) = (served.facts.context, served.facts.vocab);
+    if asks.iter().any(|ask| ask.prompt.is_empty()) {
+        return Err(ApiError::field("prompt", "no tokens, expected at least one"));
+    }
+    if let Some(id) = asks.iter().flat_map(|ask| &ask.prompt).find(|id| **id as usize >= vocab) {
+        return Err(ApiError::field("prompt", format!("token {id}, expected less than the vocabulary of {vocab}")));
+    }
+    if let Some(ask) = asks.iter().find(|ask| ask.prompt.len() >= context) {
+        return Err(ApiError::too_long(ask.prompt.len(), context));
+    }
+    let (pieces, receiver) = mpsc::unbounded_channel();
+    let mut asks = asks.into_iter().enumerate();
+    let Some((_, first)) = asks.next() else { return Ok(receiver) };
+    let first = Answering::begin(server, served, (0, first), pieces.clone()).await?;
+    let (read, is_read) = watch::channel(());
+    tokio::spawn(first.run(Some(read)));
+    for (index, ask) in asks {
+        let (server, served, pieces, mut is_read) = (server.clone(), served.clone(), pieces.clone(), is_read.clone());
+        tokio::spawn(async move {
+            // An error: the first one is over already.
+            let _ = is_read.changed().await;
+            match Answering::begin(&server, &served, (index, ask), pieces.clone()).await {
+                Ok(answering) => answering.run(None).await,
+                Err(error) => drop(pieces.send((index, Piece::Failed(error)))),
+            }
+        });
+    }
+    Ok(receiver)
+}
+
+/// An answer on its way.
+struct Answering {
+    server: Arc<Server>,
+    served: Arc<Served>,
+    slot: SlotGuard,
+    pieces: mpsc::UnboundedSender<(usize, Piece)>,
+    index: usize,
+    events: mpsc::UnboundedReceiver<Event>,
+    cancel: Cancel,
+    text: AnswerText,
+    reader: Option<AnswerReader>,
+    /// The prompt, and its text if the next turn will repeat it.
+    prompt: (Option<String>, Vec<u32>),
+    stop_strings: Vec<String>,
+    scope: u64,
+    /// When it is too late.
+    deadline: Option<Instant>,
+    queued: Duration,
+    began: Instant,
+    /// When the last token came; before the first, the request.
+    last_token: Instant,
+    tokens: Vec<u32>,
+    /// Tokens of the prompt whose probability was told.
+    prompt_read: usize,
+    /// The text so far, reasoning and calls as the model wrote them.
+    written: String,
+    stopped: Option<usize>,
+}
+
+impl Answering {
+    /// Waits for a slot and submits the request.
+    async fn begin(
+        server: &Arc<Server>,
+        served: &Arc<Served>,
+        (index, ask): (usize, Ask),
+        pieces: mpsc::UnboundedSender<(usize, Piece)>,
+    ) -> Result<Self, ApiError> {
+        let began = Instant::now();
+        let patience = ask.patience.or(server.settings.timeout);
+        let deadline = patience.map(|patience| began + patience);
+        let stop_tokens = match ask.end {
+            EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
+            EndOfAnswer::Never => Vec::new(),
+        };
+        let sampler = sampler(&ask.params, &served.tokenizer).map_err(ApiError::bad)?;
+        let constraint: Option<Box<dyn Constraint>> = match ask.stages {
+            stages if stages.is_empty() => None,
+            stages => Some(Box::new(AnswerConstraint::new(served.vocabulary()?, stages, &stop_tokens))),
+        };
+        let (wish, scope) = (ask.wish.clone(), ask.wish.scope);
+        let waiting = served.slots.acquire(wish, ask.prompt.as_slice().into());
+        let slot = match patience {
+            None => waiting.await?,
+            Some(patience) => tokio::time::timeout(patience, waiting)
+                .await
+                .map_err(|_| ApiError::late("no slot became free in the time the request was given"))??,
+        };
+        let queued = began.elapsed();
+        let ends = Ends {
+            stop_tokens: stop_tokens.clone(),
+            stop_strings: ask.stop_strings.clone(),
+            shown: if ask.reader.is_some() { served.markers.clone() } else { Vec::new() },
+        };
+        let text = AnswerText::new(&served.tokenizer, ask.prompt.last().copied(), ends);
+        let request = Request {
+            conversation: Some(slot.conversation),
+            max_tokens: ask.max_tokens.unwrap_or(usize::MAX),
+            stop_tokens,
+            min_tokens: ask.min_tokens,
+            rule: text.rule(),
+            constraint,
+            likeliest: ask.likeliest,
+            score: ask.score,
+            cache: ask.cache,
+            scope: Scope(scope),
+            ..Request::new(ask.prompt.clone(), sampler)
+        };
+        let (told, events) = mpsc::unbounded_channel();
+        let cancel = served.engine.submit_to(request, Box::new(move |event| told.send(event).is_ok()));
+        served.touch();
+        Ok(Self {
+            server: server.clone(),
+            served: served.clone(),
+            slot,
+            pieces,
+            index,
+            events,
+            cancel,
+            text,
+            reader: ask.reader,
+            prompt: (ask.text, ask.prompt),
+            stop_strings: ask.stop_strings,
+            scope,
+            deadline,
+            queued,
+            began,
+            last_token: began,
+            tokens: Vec::new(),
+            prompt_read: 0,
+            written: String::new(),
+            stopped: None,
+        })
+    }
+
+    /// Passes on what the engine tells, until the answer is over, its time is, or nobody listens.
+    async fn run(mut self, mut read: Option<watch::Sender<()>>) {
+        let deadline = self.deadline.map(tokio::time::Instant::from_std);
+        let mut late = false;
+        loop {
+            let too_late = async {
+                match deadline.filter(|_| !late) {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let event = tokio::select! {
+                event = self.events.recv() => event,
+                () = too_late => {
+                    late = true;
+                    self.cancel.now();
+                    continue;
+                }
+                () = self.pieces.closed(), if !self.cancel.is_called() => {
+                    // `Done` still comes, and the slot is free only then.
+                    self.cancel.now();
+                    continue;
+                }
+            };
+            let over = match event {
+                Some(Event::Probabilities(probabilities)) => {
+                    self.probabilities(probabilities);
+                    false
+                }
+                Some(Event::OfPrompt(probabilities)) => {
+                    self.prompt_read += 1;
+                    let before = self.prompt.1.get(self.prompt_read - 1).copied();
+                    let token = self.token_piece(before, probabilities);
+                    self.send(Piece::OfPrompt(token));
+                    false
+                }
+                Some(Event::Hidden(state)) => {
+                    self.send(Piece::Hidden(state));
+                    false
+                }
+                Some(Event::Token(id)) => {
+                    drop(read.take());
+                    self.token(id)
+                }
+                Some(Event::Done(finish, timings)) => return self.done(finish, timings, late),
+                Some(Event::Failed(what)) => return self.failed(ApiError::internal(what)),
+                None => return self.failed(ApiError::internal("the engine has stopped")),
+            };
+            if over {
+                self.cancel.now();
+            }
+        }
+    }
+
+    fn send(&self, piece: Piece) {
+        // Who has left is noticed in `run`.
+        let _ = self.pieces.send((self.index, piece));
+    }
+
+    /// They come before their token.
+    fn probabilities(&mut self, probabilities: Box<Probabilities>) {
+        let before = self.tokens.last().or(self.prompt.1.last()).copied();
+        let token = self.token_piece(before, probabilities);
+        self.send(Piece::Token(token));
+    }
+
+    fn token_piece(&self, before: Option<u32>, probabilities: Box<Probabilities>) -> TokenPiece {
+        let id = probabilities.chosen.token;
+        let bytes = self.served.tokenizer.piece_after(before, id, Control::Show).unwrap_or_default().to_vec();
+        TokenPiece { id, bytes, probabilities }
+    }
+
+    /// True if the answer cannot go on.
+    fn token(&mut self, id: u32) -> bool {
+        self.tokens.push(id);
+        self.slot.set(Doing::Generating, self.tokens.len());
+        let (is_first, now) = (self.tokens.len() == 1, Instant::now());
+        let gap = now - std::mem::replace(&mut self.last_token, now);
+        self.server.metrics.token(&self.served.name, (is_first, gap));
+        match self.text.push(id) {
+            Ok(matched) => {
+                self.stopped = self.stopped.or(matched.stop);
+                self.write(matched.text);
+                false
+            }
+            Err(error) => {
+                self.send(Piece::Failed(ApiError::internal(error.to_string())));
+                true
+            }
+        }
+    }
+
+    fn write(&mut self, text: String) {
+        if text.is_empty() {
+            return;
+        }
+        self.written.push_str(&text);
+        let parts = match &mut self.reader {
+            Some(reader) => reader.push(&text),
+            None => vec![Part::Content(text)],
+        };
+        parts.into_iter().for_each(|part| self.send(Piece::Part(part)));
+    }
+
+    fn done(mut self, finish: Finish, timings: Timings, late: bool) {
+        if self.stopped.is_none() {
+            let rest = self.text.finish();
+            self.write(rest);
+        }
+        let rest = self.reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
+        rest.into_iter().for_each(|part| self.send(Piece::Part(part)));
+        self.remember();
+        let reason = if late { "timeout" } else { finish.name() };
+        self.server.metrics.finished(&self.served.name, reason, &timings, (self.began, self.queued));
+        let stop_string = self.stopped.map(|at| self.stop_strings[at].clone());
+        let tokens = std::mem::take(&mut self.tokens);
+        let end = End { finish, stop_string, late, timings, queued: self.queued, slot: self.slot.id, tokens };
+        // The slot is free before its client hears so.
+        let Self { pieces, index, slot, .. } = self;
+        drop(slot);
+        let _ = pieces.send((index, Piece::Done(Box::new(end))));
+    }
+
+    /// The next turn repeats what was read and written to the token.
+    fn remember(&mut self) {
+        let kept = match self.stopped {
+            Some(_) => self.text.before_stop().1,
+            None => self.tokens.len(),
+        };
+        let answer = generated(&self.tokens[..kept], &self.served.tokenizer);
+        let (text, prompt) = std::mem::take(&mut self.prompt);
+        self.slot.holds([&prompt[..], answer].concat());
+        if let Some(text) = text {
+            let covered = if self.stopped.is_some() { self.text.before_stop().0 } else { self.written.len() };
+            let reply = Replied { text: &self.written[..covered], tokens: answer };
+            self.served.remember(self.scope, (text, prompt), &reply);
+        }
+    }
+
+    fn failed(self, error: ApiError) {
+        self.server.metrics.failed(&self.served.name);
+        let Self { pieces, index, slot, .. } = self;
+        slot.holds(Vec::new());
+        drop(slot);
+        let _ = pieces.send((index, Piece::Failed(error)));
+    }
+}

@@ -1,0 +1,194 @@
+//! `/completion`: llama.cpp's own form of an answer.
+
+use crate::{
+    scheduler::Finish,
+    server::{
+        ApiError, Body, Caller, Fields, Server,
+        fields::wrong,
+        generate::{self, Ask, End, Piece, TokenPiece},
+        openai::{completions::prompts, timings},
+        options,
+        served::Served,
+        stream::{self, Form, Message, Wire},
+        whole::{Whole, collect},
+    },
+    text::{Bos, Control, Part, Special},
+};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Goes on with a prompt: a text, tokens, or a mix of both in a list.
+pub async fn completion(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let mut ask = options::ask(&fields, &served, caller.scope)?;
+    ask.likeliest = fields.count(&["n_probs"], (0, options::MOST_LIKELIEST))?.filter(|count| *count > 0);
+    if let Some(grammar) = options::grammar(&fields)? {
+        ask.stages = vec![options::stage(&served, &grammar)?];
+    }
+    let asks = self::asks(&fields, &served, &ask)?;
+    let count = asks.len();
+    let form = NativeForm {
+        served: served.clone(),
+        prompts: asks.iter().map(|ask| ask.prompt.clone()).collect(),
+        return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
+        said: vec![],
+        sent: 0,
+    };
+    if fields.flag("stream")?.unwrap_or(false) {
+        let [_] = &asks[..] else {
+            let what = format!("{count} prompts, expected one for a reply that is streamed");
+            return Err(ApiError::field("prompt", what));
+        };
+        return Ok(stream::respond(generate::begin(&server, &served, asks).await?, 1, form, Wire::Events));
+    }
+    let mut replies = Vec::new();
+    for (index, ask) in asks.into_iter().enumerate() {
+        let answers = collect(generate::begin(&server, &served, vec![ask]).await?, 1).await?;
+        replies.extend(answers.iter().map(|answer| form.whole(index, answer)));
+    }
+    let reply = if replies.len() == 1 { replies.swap_remove(0) } else { json!(replies) };
+    Ok(Json(reply).into_response())
+}
+
+/// One ask for each prompt.
+fn asks(fields: &Fields<'_>, served: &Served, ask: &Ask) -> Result<Vec<Ask>, ApiError> {
+    let given = fields.need("prompt", "a text or a list of tokens")?;
+    let is_mixed = |list: &[Value]| list.iter().any(Value::is_number) && list.iter().any(Value::is_string);
+    let all = match given {
+        Value::Array(list) if is_mixed(list) => vec![mixed(list, served)?],
+        given => prompts(given, served)?,
+    };
+    Ok(all.into_iter().map(|prompt| Ask { prompt, ..ask.clone() }).collect())
+}
+
+/// Texts and tokens one after the other.
+fn mixed(list: &[Value], served: &Served) -> Result<Vec<u32>, ApiError> {
+    let mut tokens = Vec::new();
+    for (number, item) in list.iter().enumerate() {
+        let bos = if number == 0 { Bos::Add } else { Bos::Omit };
+        match item {
+            Value::String(text) => tokens.extend(served.tokenizer.encode(text, Special::Parse, bos)),
+            id => {
+                let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+                tokens.push(id.ok_or_else(|| wrong(&format!("prompt[{number}]"), item, "a text or a token"))?);
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// Pieces in llama.cpp's own form.
+struct NativeForm {
+    served: Arc<Served>,
+    prompts: Vec<Vec<u32>>,
+    return_tokens: bool,
+    said: Vec<TokenPiece>,
+    sent: usize,
+}
+
+impl NativeForm {
+    fn probabilities(&self, tokens: &[TokenPiece]) -> Value {
+        let entry = |id: u32, bytes: &[u8], log_probability: f32| {
+            let text = String::from_utf8_lossy(bytes);
+            json!({"id": id, "token": text, "bytes": bytes, "logprob": log_probability.max(-9999.0)})
+        };
+        let one = |token: &TokenPiece| {
+            let likeliest = token.probabilities.likeliest.iter();
+            let bytes = |id: u32| self.served.tokenizer.piece(id, Control::Show).unwrap_or_default();
+            let top: Vec<Value> =
+                likeliest.map(|other| entry(other.token, bytes(other.token), other.log_probability)).collect();
+            let mut value = entry(token.id, &token.bytes, token.probabilities.chosen.log_probability);
+            value["top_logprobs"] = json!(top);
+            value
+        };
+        json!(tokens.iter().map(one).collect::<Vec<_>>())
+    }
+
+    fn last(&self, index: usize, end: &End) -> Value {
+        let prompt = &self.prompts[index];
+        let (stop, word) = match (&end.finish, &end.stop_string) {
+            (_, Some(word)) => ("word", word.as_str()),
+            (Finish::Stop, None) => ("eos", ""),
+            (Finish::Length | Finish::Cancelled, None) => ("limit", ""),
+        };
+        json!({
+            "stop": true,
+            "id_slot": end.slot,
+            "model": self.served.name,
+            "tokens_predicted": end.timings.generated_tokens,
+            "tokens_evaluated": prompt.len(),
+            "tokens_cached": prompt.len() + end.timings.generated_tokens,
+            "prompt": self.served.tokenizer.decode(prompt, Control::Show).unwrap_or_default(),
+            "truncated": false,
+            "stop_type": stop,
+            "stopping_word": word,
+            "has_new_line": false,
+            "timings": timings(end),
+        })
+    }
+
+    fn whole(&self, index: usize, answer: &Whole) -> Value {
+        let mut reply = self.last(index, &answer.end);
+        reply["index"] = json!(index);
+        reply["content"] = json!(answer.content);
+        reply["has_new_line"] = json!(answer.content.contains('\n'));
+        reply["tokens"] = if self.return_tokens { json!(answer.end.tokens) } else { json!([]) };
+        if !answer.tokens.is_empty() {
+            reply["completion_probabilities"] = self.probabilities(&answer.tokens);
+        }
+        reply
+    }
+}
+
+impl Form for NativeForm {
+    fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
+        match piece {
+            Piece::Token(token) => {
+                self.said.push(token);
+                Vec::new()
+            }
+            Piece::Part(Part::Content(text)) => {
+                self.sent += 1;
+                let tokens = std::mem::take(&mut self.said);
+                let mut chunk = json!({
+                    "index": index,
+                    "content": text,
+                    "tokens": [],
+                    "stop": false,
+                    "id_slot": -1,
+                    "tokens_predicted": self.sent,
+                    "tokens_evaluated": self.prompts[index].len(),
+                });
+                if !tokens.is_empty() {
+                    chunk["completion_probabilities"] = self.probabilities(&tokens);
+                }
+                vec![Message::plain(chunk)]
+            }
+            Piece::OfPrompt(_)
+            | Piece::Hidden(_)
+            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            Piece::Done(end) => {
+                let mut last = self.last(index, &end);
+                last["index"] = json!(index);
+                last["content"] = json!("");
+                last["tokens"] = if self.return_tokens { json!(end.tokens) } else { json!([]) };
+                vec![Message::plain(last)]
+            }
+            Piece::Failed(error) => vec![self.error(&error)],
+        }
+    }
+
+    fn error(&mut self, error: &ApiError) -> Message {
+        Message::plain(error.body())
+    }
+}

@@ -1,0 +1,190 @@
+//! `/slots`: what each slot does, and to save, restore, erase and fork them.
+
+use super::Which;
+use crate::{
+    memory::Scope,
+    server::{
+        ApiError, Body, Caller, Fields, Path, Query, Server,
+        served::Served,
+        slots::{Doing, SlotGuard, SlotView, Wish},
+    },
+    session::{Session, Writer},
+};
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+fn describe(served: &Served, slot: &SlotView, caller: Caller) -> Value {
+    json!({
+        "id": slot.id,
+        "id_task": slot.task,
+        "n_ctx": served.facts.context,
+        "is_processing": slot.doing != Doing::Idle,
+        "state": match slot.doing { Doing::Idle => "idle", Doing::Prompt => "prompt", Doing::Generating => "generating" },
+        "n_tokens": slot.tokens.len(),
+        "session": slot.session_for(caller.scope),
+        "next_token": {"n_decoded": slot.generated},
+    })
+}
+
+/// All slots. With `?fail_on_no_slot=1` a status of 503 if none is idle.
+pub async fn list(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Query(which): Query<Which>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Result<Response, ApiError> {
+    let served = server.model(which.model.as_deref()).await?;
+    let slots: Vec<Value> = served.slots.views().iter().map(|slot| describe(&served, slot, caller)).collect();
+    let wants_slot = query.iter().any(|(name, value)| name == "fail_on_no_slot" && value != "0");
+    let full = served.slots.busy() == served.slots.len();
+    let status = if wants_slot && full { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    Ok((status, Json(json!(slots))).into_response())
+}
+
+/// `?action=save|restore|erase|fork` on a slot.
+pub async fn act(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Query(query): Query<Vec<(String, String)>>,
+    body: Option<Body>,
+) -> Result<Json<Value>, ApiError> {
+    let id: usize = id.parse().map_err(|_| ApiError::field("id_slot", format!("{id}, expected a number")))?;
+    let value = |name: &str| query.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let body = body.map_or_else(|| json!({}), |Body(body)| body);
+    let fields = Fields::of(&body)?;
+    let model = match value("model") {
+        Some(name) => Some(name),
+        None => fields.text("model")?.map(str::to_string),
+    };
+    let served = server.model(model.as_deref()).await?;
+    let slot = served.slot(id)?;
+    if slot.scope != caller.scope && !slot.tokens.is_empty() {
+        return Err(ApiError::not_found(format!("slot {id} holds nothing of this API key")));
+    }
+    match value("action").as_deref() {
+        Some("save") => save(&server, &served, &slot, &fields).await,
+        Some("restore") => restore(&server, &served, (id, caller), &fields).await,
+        Some("erase") => erase(&served, (id, caller)).await,
+        Some("fork") => fork(&served, &slot, caller, &fields).await,
+        other => {
+            let found = other.unwrap_or("missing");
+            Err(ApiError::field("action", format!("{found}, expected save, restore, erase or fork")))
+        }
+    }
+}
+
+/// The file a request names: a plain name in the folder the server was started with.
+fn file(server: &Server, fields: &Fields<'_>) -> Result<(String, PathBuf), ApiError> {
+    let folder = server.settings.slot_save_path.as_ref();
+    let folder = folder.ok_or_else(|| ApiError::not_supported("the server was started without --slot-save-path"))?;
+    let name = fields.need("filename", "a name")?;
+    let plain = |name: &str| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        !name.is_empty() && name.len() <= 128 && !name.starts_with('.') && name.chars().all(allowed)
+    };
+    match name.as_str().filter(|name| plain(name)) {
+        Some(name) => Ok((name.to_string(), folder.join(name))),
+        None => Err(ApiError::field("filename", "expected letters, digits, - _ and . only, no leading dot")),
+    }
+}
+
+/// Takes an idle slot, so that nothing changes in it meanwhile.
+async fn take(served: &Served, (id, caller): (usize, Caller)) -> Result<SlotGuard, ApiError> {
+    let before = served.slot(id)?;
+    let wish = Wish { slot: Some(id), session: before.session, scope: caller.scope };
+    served.slots.acquire(wish, Arc::from([])).await
+}
+
+async fn save(
+    server: &Arc<Server>,
+    served: &Arc<Served>,
+    slot: &SlotView,
+    fields: &Fields<'_>,
+) -> Result<Json<Value>, ApiError> {
+    let (name, path) = file(server, fields)?;
+    if slot.doing != Doing::Idle {
+        return Err(ApiError::busy(format!("slot {} serves a request, expected it to be idle", slot.id), 1));
+    }
+    let began = Instant::now();
+    let tokens = slot.tokens.clone();
+    if tokens.is_empty() {
+        return Err(ApiError::bad(format!("slot {} is empty, expected one that has served a request", slot.id)));
+    }
+    let (count, id, conversation) = (tokens.len(), served.id.clone(), slot.conversation);
+    let write = move |engine: &crate::engine::EngineHandle| {
+        engine.save(conversation, Writer::new(&path, &id, tokens, String::new()))
+    };
+    let bytes = served.ask_engine(write).await?;
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    Ok(Json(json!({
+        "id_slot": slot.id, "filename": name, "n_saved": count, "n_written": bytes, "timings": {"save_ms": ms},
+    })))
+}
+
+async fn restore(
+    server: &Arc<Server>,
+    served: &Arc<Served>,
+    (id, caller): (usize, Caller),
+    fields: &Fields<'_>,
+) -> Result<Json<Value>, ApiError> {
+    let (name, path) = file(server, fields)?;
+    if !path.exists() {
+        return Err(ApiError::not_found(format!("filename: there is no file {name}")));
+    }
+    let began = Instant::now();
+    let slot = take(served, (id, caller)).await?;
+    let model = served.id.clone();
+    let (shown, scope) = (name.clone(), Scope(caller.scope));
+    let read = move |engine: &crate::engine::EngineHandle| {
+        let fail = |what: String| format!("{shown}: {what}");
+        let session = Session::open(&path).map_err(|error| fail(error.to_string()))?;
+        session.check_model(&model).map_err(|error| fail(error.to_string()))?;
+        let tokens = session.tokens().to_vec();
+        engine.load(Arc::new(session), scope).map_err(fail)?;
+        Ok(tokens)
+    };
+    let tokens = served.ask_engine(read).await.map_err(|error| ApiError::bad(error.message))?;
+    let count = tokens.len();
+    slot.holds(tokens);
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    Ok(Json(json!({"id_slot": id, "filename": name, "n_restored": count, "timings": {"restore_ms": ms}})))
+}
+
+async fn erase(served: &Arc<Served>, (id, caller): (usize, Caller)) -> Result<Json<Value>, ApiError> {
+    let slot = take(served, (id, caller)).await?;
+    let tokens = served.slot(id)?.tokens;
+    let (count, conversation, scope) = (tokens.len(), slot.conversation, Scope(caller.scope));
+    let reopen = move |engine: &crate::engine::EngineHandle| {
+        engine.close(conversation);
+        engine.forget(scope, tokens);
+        engine.open()
+    };
+    slot.replace(served.ask_engine(reopen).await?);
+    slot.holds(Vec::new());
+    Ok(Json(json!({"id_slot": id, "n_erased": count})))
+}
+
+/// What the slot holds serves another one, too. Both go on from the same kept prefix, whether this one is busy or not.
+async fn fork(
+    served: &Arc<Served>,
+    slot: &SlotView,
+    caller: Caller,
+    fields: &Fields<'_>,
+) -> Result<Json<Value>, ApiError> {
+    let count = served.slots.len();
+    let to = fields.count(&["to", "id_slot"], (0, count.saturating_sub(1)))?;
+    let to = to.ok_or_else(|| ApiError::field("to", "missing, expected the number of a slot"))?;
+    if to == slot.id {
+        return Err(ApiError::field("to", format!("{to}, expected another slot")));
+    }
+    let target = take(served, (to, caller)).await?;
+    target.holds(slot.tokens.clone());
+    Ok(Json(json!({"id_slot": slot.id, "to": to, "n_forked": slot.tokens.len()})))
+}

@@ -1,0 +1,53 @@
+//! Text to tokens, tokens to text, messages to text.
+
+use crate::{
+    server::{ApiError, Body, Fields, Server, conversation::prompt, fields::wrong, openai::chat::turn},
+    text::{Bos, Control, Special},
+};
+use axum::{Json, extract::State};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `/tokenize`: text to tokens.
+pub async fn tokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let text = match (fields.text("content")?, fields.text("prompt")?) {
+        (Some(text), _) | (None, Some(text)) => text,
+        (None, None) => return Err(ApiError::field("content", "missing, expected a text")),
+    };
+    let bos = if fields.flag("add_special")?.unwrap_or(false) { Bos::Add } else { Bos::Omit };
+    let special = if fields.flag("parse_special")?.unwrap_or(true) { Special::Parse } else { Special::Literal };
+    let ids = served.tokenizer.encode(text, special, bos);
+    let pieces = fields.flag("with_pieces")?.unwrap_or(false);
+    let one = |id: &u32| {
+        let bytes = served.tokenizer.piece(*id, Control::Show).unwrap_or_default();
+        let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text));
+        if pieces { json!({"id": id, "piece": piece}) } else { json!(id) }
+    };
+    let tokens: Vec<Value> = ids.iter().map(one).collect();
+    Ok(Json(json!({"tokens": tokens, "count": ids.len(), "max_model_len": served.facts.context})))
+}
+
+/// `/detokenize`: tokens to text.
+pub async fn detokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let list = fields.list("tokens")?.ok_or_else(|| ApiError::field("tokens", "missing, expected a list of tokens"))?;
+    let id = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| wrong("tokens", value, "a token id"))
+    };
+    let ids = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
+    let text = served.tokenizer.decode(&ids, Control::Show);
+    let text = text.map_err(|error| ApiError::field("tokens", error))?;
+    Ok(Json(json!({"content": text, "prompt": text})))
+}
+
+/// `/apply-template`: messages to the text the model would read.
+pub async fn apply_template(State(server): State<Arc<Server>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let text = prompt(&served, &turn(&fields, &server.settings)?)?;
+    Ok(Json(json!({"prompt": text})))
+}

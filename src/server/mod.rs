@@ -1,0 +1,86 @@
+//! `kvas serve`: HTTP in, HTTP out. The server owns requests and text, the engine owns sequences; nothing below this
+//! module knows HTTP, and only this module answers in JSON.
+
+#![allow(clippy::wildcard_enum_match_arm, reason = "JSON has more kinds of values than a request may use")]
+
+pub mod access;
+pub mod anthropic;
+pub mod conversation;
+pub mod error;
+pub mod family;
+pub mod fields;
+pub mod generate;
+pub mod listen;
+pub mod llama;
+pub mod memory_view;
+pub mod metrics;
+pub mod models;
+pub mod ollama;
+pub mod openai;
+pub mod openapi;
+pub mod options;
+pub mod page;
+pub mod request;
+pub mod routes;
+pub mod served;
+pub mod slots;
+pub mod stream;
+#[cfg(test)]
+mod testing;
+pub mod whole;
+
+pub use access::{Access, Keys, Reach, Sharing};
+pub use error::ApiError;
+pub use fields::Fields;
+pub use listen::Patience;
+pub use metrics::Metrics;
+pub use models::{Loader, Models, Room};
+pub use openai::responses::Responses;
+pub use request::{Body, Caller, Path, Query};
+pub use routes::router;
+pub use served::{Facts, Loaded, Served};
+
+use serde_json::{Map, Value};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+/// How the server was started.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Requests that one model serves at once.
+    pub parallel: usize,
+    /// Requests that may wait for that.
+    pub queue: usize,
+    /// Where slots are saved, if they may be.
+    pub slot_save_path: Option<PathBuf>,
+    /// Most tokens of reasoning where a request says nothing; negative is any number.
+    pub reasoning_budget: Option<i64>,
+    /// Variables for the chat template.
+    pub template_variables: Map<String, Value>,
+    /// Most bytes of a request.
+    pub body_limit: usize,
+    /// How long a request may take where it says nothing.
+    pub timeout: Option<Duration>,
+}
+
+/// The server: models by name, and what is common to all.
+#[derive(Debug)]
+pub struct Server {
+    /// How it was started.
+    pub settings: Settings,
+    /// The models.
+    pub models: Models,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Who may ask.
+    pub access: Access,
+    /// Responses that a request may go on from.
+    pub responses: Responses,
+}
+
+impl Server {
+    /// The model a request names; loads it if it is not loaded. No name is the first model's, and where there is one
+    /// model only, every name is its.
+    pub async fn model(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+        self.models.get(name, &self.settings).await
+    }
+}

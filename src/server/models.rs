@@ -1,0 +1,139 @@
+//! Models by name: loaded when they are first asked for, unloaded when another one needs their memory.
+
+use super::{
+    ApiError, Settings,
+    served::{Loaded, Served},
+};
+use crate::sampling::SamplerParams;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+/// Loads models; knows devices and memory, which the server does not.
+pub trait Loader: Send + Sync + std::fmt::Debug {
+    /// Loads the model of this name. Fails in one line.
+    fn load(&self, name: &str, room: Room) -> Result<Loaded, String>;
+}
+
+/// Which room a model is loaded into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// What there is: its context is as long as fits.
+    AsThereIs,
+    /// As much as it asks for, or none: another model could make room.
+    AsAskedFor,
+}
+
+/// A model that may be loaded.
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    served: Mutex<Option<Arc<Served>>>,
+}
+
+/// How long an engine takes to end.
+const UNLOADING: Duration = Duration::from_millis(500);
+
+/// The models.
+#[derive(Debug)]
+pub struct Models {
+    entries: Vec<Entry>,
+    loader: Arc<dyn Loader>,
+    defaults: SamplerParams,
+    /// One model is loaded at a time.
+    loading: tokio::sync::Mutex<()>,
+}
+
+impl Entry {
+    fn served(&self) -> Option<Arc<Served>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, served: Option<Arc<Served>>) {
+        *self.served.lock().unwrap_or_else(PoisonError::into_inner) = served;
+    }
+}
+
+fn is_idle(entry: &&Entry) -> bool {
+    entry.served().is_some_and(|served| served.slots.busy() == 0)
+}
+
+impl Models {
+    /// Models by these names, at least one, none of them loaded.
+    pub fn new(names: &[String], loader: Arc<dyn Loader>, defaults: SamplerParams) -> Self {
+        let entry = |name: &String| Entry { name: name.clone(), served: Mutex::new(None) };
+        let entries = names.iter().map(entry).collect();
+        Self { entries, loader, defaults, loading: tokio::sync::Mutex::new(()) }
+    }
+
+    /// All names, and the models behind those that are loaded.
+    pub fn all(&self) -> Vec<(String, Option<Arc<Served>>)> {
+        self.entries.iter().map(|entry| (entry.name.clone(), entry.served())).collect()
+    }
+
+    /// The models that are loaded.
+    pub fn loaded(&self) -> Vec<Arc<Served>> {
+        self.entries.iter().filter_map(Entry::served).collect()
+    }
+
+    fn entry(&self, name: Option<&str>) -> Result<&Entry, ApiError> {
+        let by_name = |name: &str| self.entries.iter().find(|entry| entry.name == name);
+        match (name, &self.entries[..]) {
+            (None, [first, ..]) | (Some(_), [first]) => Ok(first),
+            (Some(name), _) => by_name(name).ok_or_else(|| {
+                let names: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
+                let message = format!("model: {name:?}, expected one of {}", names.join(", "));
+                ApiError { kind: "model_not_found", param: Some("model".into()), ..ApiError::not_found(message) }
+            }),
+            (None, []) => Err(ApiError::internal("there is no model")),
+        }
+    }
+
+    /// The model of a name, loaded.
+    pub async fn get(self: &Models, name: Option<&str>, settings: &Settings) -> Result<Arc<Served>, ApiError> {
+        let entry = self.entry(name)?;
+        if let Some(served) = entry.served() {
+            return Ok(served);
+        }
+        let _one_at_a_time = self.loading.lock().await;
+        if let Some(served) = entry.served() {
+            return Ok(served);
+        }
+        loop {
+            // With nobody left to make room, what there is has to do.
+            let can_unload = self.entries.iter().any(|entry| is_idle(&entry));
+            let room = if can_unload { Room::AsAskedFor } else { Room::AsThereIs };
+            let refused = match self.load(&entry.name, room, settings).await {
+                Ok(served) => {
+                    entry.set(Some(served.clone()));
+                    return Ok(served);
+                }
+                Err(refused) => refused,
+            };
+            if !self.unload_one() {
+                return Err(ApiError::busy(refused, 5));
+            }
+            // Its engine gives the memory back when its thread has ended.
+            tokio::time::sleep(UNLOADING).await;
+        }
+    }
+
+    async fn load(&self, name: &str, room: Room, settings: &Settings) -> Result<Arc<Served>, String> {
+        let (loader, defaults, name) = (self.loader.clone(), self.defaults.clone(), name.to_string());
+        let slots = (settings.parallel, settings.queue);
+        let load = move || Served::new(&name, loader.load(&name, room)?, defaults, slots).map(Arc::new);
+        tokio::task::spawn_blocking(load).await.map_err(|error| error.to_string())?
+    }
+
+    /// Unloads the idle model that was not used for the longest time; false if there is none.
+    fn unload_one(&self) -> bool {
+        let loaded = self.entries.iter().filter(is_idle);
+        let Some(entry) = loaded.min_by_key(|entry| entry.served().map(|served| served.last_used())) else {
+            return false;
+        };
+        tracing::info!(model = entry.name, "unloaded: another model needs its memory");
+        entry.set(None);
+        true
+    }
+}

@@ -1,0 +1,122 @@
+//! The endpoints of Ollama's API.
+
+mod embed;
+mod models;
+mod reply;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use embed::{embed, embeddings};
+pub use models::{running, show, tags, version};
+pub use reply::error_body;
+pub use request::{chat_turn, generate_turn};
+
+use super::{
+    ApiError, Body, Caller, Fields, Server, conversation,
+    generate::{self, Ask},
+    openai::completions::fill_in,
+    options,
+    served::Served,
+    stream::{self, Wire},
+    whole::collect,
+};
+use crate::text::{Bos, Special};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use reply::{Field, LineForm};
+use serde_json::{Map, Value};
+use std::{sync::Arc, time::Instant};
+
+/// `/api/chat`: answers a conversation.
+pub async fn chat(State(server): State<Arc<Server>>, caller: Caller, Body(body): Body) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let (served, form) = begin(&server, &fields, Field::Message).await?;
+    if fields.list("messages")?.is_none_or(Vec::is_empty) {
+        return Ok(Json(form.loaded()).into_response());
+    }
+    let turn = chat_turn(&fields, &server.settings)?;
+    let ask = conversation::complete(&served, &turn, ask(&fields, &served, caller)?)?;
+    respond(&server, &served, ask, (form, &fields)).await
+}
+
+/// `/api/generate`: answers a prompt, or goes on with it.
+pub async fn generate(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let (served, form) = begin(&server, &fields, Field::Response).await?;
+    let Some(prompt) = fields.text("prompt")?.filter(|prompt| !prompt.is_empty()) else {
+        return Ok(Json(form.loaded()).into_response());
+    };
+    request::refuse_images(&fields)?;
+    if fields.text("template")?.is_some_and(|template| !template.is_empty()) {
+        return Err(ApiError::field("template", "not supported, expected none: the model's own is used"));
+    }
+    let mut ask = ask(&fields, &served, caller)?;
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    if suffix.is_none() && !fields.flag("raw")?.unwrap_or(false) {
+        let turn = generate_turn(&fields, prompt, &server.settings)?;
+        return respond(&server, &served, conversation::complete(&served, &turn, ask)?, (form, &fields)).await;
+    }
+    ask.prompt = served.tokenizer.encode(prompt, Special::Parse, Bos::Add);
+    if let Some(suffix) = suffix {
+        ask.prompt = fill_in(&served, &ask.prompt, suffix)?;
+    }
+    if let Some(grammar) = request::format(&fields)? {
+        ask.stages = vec![options::stage(&served, &grammar)?];
+    }
+    respond(&server, &served, ask, (form, &fields)).await
+}
+
+/// The model of a request, loaded, and the form of its reply.
+async fn begin(server: &Arc<Server>, fields: &Fields<'_>, field: Field) -> Result<(Arc<Served>, LineForm), ApiError> {
+    let began = Instant::now();
+    let served = model(server, fields).await?;
+    let form = LineForm::new(&served.name, field, (began, began.elapsed()));
+    Ok((served, form))
+}
+
+/// The model of a request. `:latest` is what Ollama's clients add to a name without a tag.
+async fn model(server: &Arc<Server>, fields: &Fields<'_>) -> Result<Arc<Served>, ApiError> {
+    let (model, older) = (fields.text("model")?, fields.text("name")?);
+    let name = model.or(older);
+    server.model(name.map(|name| name.strip_suffix(":latest").unwrap_or(name))).await
+}
+
+/// Everything about an answer but its prompt: `options`, whose fields have the names of llama.cpp.
+fn ask(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Ask, ApiError> {
+    let none = Value::Object(Map::new());
+    let of = match fields.object("options")? {
+        Some(options) => options,
+        None => Fields::within(&none, "options")?,
+    };
+    let mut ask = options::ask(&of, served, caller.scope)?;
+    ask.max_tokens = match of.whole(&["num_predict"])? {
+        // To the end of the answer, and to the end of the context.
+        Some(-2 | -1) => None,
+        _ => of.count(&["num_predict"], (0, 1 << 30))?,
+    };
+    Ok(ask)
+}
+
+async fn respond(
+    server: &Arc<Server>,
+    served: &Arc<Served>,
+    ask: Ask,
+    (form, fields): (LineForm, &Fields<'_>),
+) -> Result<Response, ApiError> {
+    let streamed = fields.flag("stream")?.unwrap_or(true);
+    let pieces = generate::begin(server, served, vec![ask]).await?;
+    if streamed {
+        return Ok(stream::respond(pieces, 1, form, Wire::Lines));
+    }
+    let answers = collect(pieces, 1).await?;
+    let answer = answers.first().ok_or_else(|| ApiError::internal("the answer was lost"))?;
+    Ok(Json(form.whole(answer)).into_response())
+}

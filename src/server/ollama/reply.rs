@@ -1,0 +1,160 @@
+//! An answer as Ollama's lines, or as one of them.
+
+use crate::{
+    scheduler::Finish,
+    server::{
+        ApiError,
+        generate::{End, Piece},
+        openai::unique,
+        stream::{Form, Message},
+        whole::{Call, Whole},
+    },
+    text::Part,
+};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// Where the text of an answer stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Field {
+    /// In `message`, as `/api/chat` has it.
+    Message,
+    /// In `response`, as `/api/generate` has it.
+    Response,
+}
+
+/// Pieces as lines.
+#[derive(Debug)]
+pub(super) struct LineForm {
+    model: String,
+    field: Field,
+    began: Instant,
+    /// What it took to have the model.
+    load: Duration,
+    /// A call whose arguments are not whole yet: they are sent as an object.
+    call: Option<Call>,
+    calls: usize,
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
+}
+
+impl LineForm {
+    /// Lines of a model about a request that came at `began`.
+    pub(super) fn new(model: &str, field: Field, (began, load): (Instant, Duration)) -> Self {
+        Self { model: model.into(), field, began, load, call: None, calls: 0 }
+    }
+
+    fn line(&self, content: &str, thinking: &str, calls: Vec<Value>) -> Value {
+        let mut line = json!({"model": self.model, "created_at": jiff::Timestamp::now().to_string()});
+        let mut said = match self.field {
+            Field::Message => json!({"role": "assistant", "content": content}),
+            Field::Response => json!({"response": content}),
+        };
+        if !thinking.is_empty() {
+            said["thinking"] = json!(thinking);
+        }
+        if !calls.is_empty() {
+            said["tool_calls"] = json!(calls);
+        }
+        match self.field {
+            Field::Message => line["message"] = said,
+            Field::Response => {
+                if let (Value::Object(line), Value::Object(said)) = (&mut line, said) {
+                    line.extend(said);
+                }
+            }
+        }
+        line["done"] = json!(false);
+        line
+    }
+
+    fn call(&mut self, call: Call) -> Value {
+        let id = call.id.unwrap_or_else(|| unique("call_"));
+        let index = self.calls;
+        self.calls += 1;
+        json!({"id": id, "function": {"index": index, "name": call.name, "arguments": Call::object(&call.arguments)}})
+    }
+
+    fn end_call(&mut self) -> Vec<Message> {
+        let Some(call) = self.call.take() else { return Vec::new() };
+        let call = self.call(call);
+        vec![Message::plain(self.line("", "", vec![call]))]
+    }
+
+    /// Says of a line that it is the last, and how the answer ended.
+    fn done(&self, mut line: Value, end: &End) -> Value {
+        line["done"] = json!(true);
+        line["done_reason"] = json!(match end.finish {
+            Finish::Stop => "stop",
+            Finish::Length | Finish::Cancelled => "length",
+        });
+        let timings = &end.timings;
+        line["total_duration"] = json!(nanoseconds(self.began.elapsed().as_secs_f64()));
+        line["load_duration"] = json!(nanoseconds(self.load.as_secs_f64()));
+        line["prompt_eval_count"] = json!(timings.prompt_tokens + timings.cached_tokens);
+        line["prompt_eval_duration"] = json!(nanoseconds(timings.prompt_seconds));
+        line["eval_count"] = json!(timings.generated_tokens);
+        line["eval_duration"] = json!(nanoseconds(timings.generate_seconds));
+        line
+    }
+
+    /// What is said where nothing was asked: the model is there.
+    pub(super) fn loaded(&self) -> Value {
+        let mut line = self.line("", "", Vec::new());
+        line["done"] = json!(true);
+        line["done_reason"] = json!("load");
+        line
+    }
+
+    /// A whole answer.
+    pub(super) fn whole(mut self, answer: &Whole) -> Value {
+        let calls = answer.calls.iter().map(|call| self.call(call.clone())).collect();
+        self.done(self.line(&answer.content, &answer.reasoning, calls), &answer.end)
+    }
+}
+
+impl Form for LineForm {
+    fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
+        match piece {
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(Part::Arguments { text, .. }) => {
+                if let Some(call) = &mut self.call {
+                    call.arguments.push_str(&text);
+                }
+                Vec::new()
+            }
+            Piece::Part(Part::Call { id, name, .. }) => {
+                let said = self.end_call();
+                self.call = Some(Call { id, name, arguments: String::new() });
+                said
+            }
+            Piece::Part(Part::Content(text)) => {
+                let mut said = self.end_call();
+                said.push(Message::plain(self.line(&text, "", Vec::new())));
+                said
+            }
+            Piece::Part(Part::Reasoning(text)) => {
+                let mut said = self.end_call();
+                said.push(Message::plain(self.line("", &text, Vec::new())));
+                said
+            }
+            Piece::Done(end) => {
+                let mut said = self.end_call();
+                said.push(Message::plain(self.done(self.line("", "", Vec::new()), &end)));
+                said
+            }
+            Piece::Failed(error) => vec![self.error(&error)],
+        }
+    }
+
+    fn error(&mut self, error: &ApiError) -> Message {
+        Message::plain(error_body(error))
+    }
+}
+
+/// What a reply or a line says about what went wrong.
+pub fn error_body(error: &ApiError) -> Value {
+    json!({"error": error.message})
+}

@@ -1,0 +1,292 @@
+//! `/v1/chat/completions`.
+
+use super::{finish_reason, log_probabilities, timings, unique, usage};
+use crate::{
+    server::{
+        ApiError, Body, Caller, Fields, Server, Settings,
+        conversation::{self, LastMessage, Parallel, ToolChoice, Turn},
+        fields::wrong,
+        generate::{self, End, Piece, TokenPiece},
+        options,
+        served::{Generation, Served, now},
+        stream::{self, Form, Message, Wire},
+        whole::{Call, Whole, collect},
+    },
+    text::{Control, Part, ReasoningMode},
+};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Answers a conversation.
+pub async fn chat_completions(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let turn = turn(&fields, &server.settings)?;
+    let mut ask = options::ask(&fields, &served, caller.scope)?;
+    ask.likeliest = likeliest(&fields)?;
+    let ask = conversation::complete(&served, &turn, ask)?;
+    let count = options::answers(&fields)?;
+    let with_usage = options::with_usage(&fields)?;
+    let head = Head::new("chat.completion", &served);
+    let pieces = generate::begin(&server, &served, options::several(ask, count)).await?;
+    if fields.flag("stream")?.unwrap_or(false) {
+        let form = ChatForm { head, served, ends: Vec::new(), calls: vec![0; count], said: vec![], with_usage };
+        return Ok(stream::respond(pieces, count, form, Wire::EventsUntilDone));
+    }
+    let answers = collect(pieces, count).await?;
+    Ok(Json(reply(&head, &served, &answers)).into_response())
+}
+
+/// The conversation of a request.
+pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
+    let messages = fields.list("messages")?.ok_or_else(|| ApiError::field("messages", "missing, expected a list"))?;
+    let reasoning = match fields.text("reasoning_format")? {
+        None | Some("auto" | "deepseek" | "deepseek-legacy") => ReasoningMode::Split,
+        Some("none") => ReasoningMode::Raw,
+        Some(other) => {
+            return Err(ApiError::field("reasoning_format", format!("{other}, expected auto, deepseek or none")));
+        }
+    };
+    let continued = fields.flag("continue_final_message")?.unwrap_or(false);
+    let mut turn = Turn::new(messages.clone(), settings);
+    turn.variables.extend(options::variables(fields)?);
+    if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
+        turn.budget = usize::try_from(budget).ok();
+    }
+    Ok(Turn {
+        tools: tools(fields)?,
+        choice: tool_choice(fields)?,
+        parallel: parallel(fields)?,
+        reasoning,
+        grammar: options::grammar(fields)?,
+        last: if continued { LastMessage::Continued } else { LastMessage::Closed },
+        generation: match fields.flag("add_generation_prompt")? {
+            Some(false) => Generation::Omit,
+            Some(true) | None => Generation::Begin,
+        },
+        ..turn
+    })
+}
+
+/// `parallel_tool_calls`.
+pub fn parallel(fields: &Fields<'_>) -> Result<Parallel, ApiError> {
+    Ok(match fields.flag("parallel_tool_calls")? {
+        Some(false) => Parallel::One,
+        Some(true) | None => Parallel::Allowed,
+    })
+}
+
+/// `tools`, each with a function that has a name.
+pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    let list = fields.list("tools")?.cloned().unwrap_or_default();
+    for (number, tool) in list.iter().enumerate() {
+        let path = fields.name(&format!("tools[{number}]"));
+        let tool = Fields::within(tool, &path)?;
+        let function = tool.object("function")?;
+        let function =
+            function.ok_or_else(|| ApiError::field(&tool.name("function"), "missing, expected an object"))?;
+        if function.text("name")?.is_none_or(str::is_empty) {
+            return Err(ApiError::field(&function.name("name"), "missing, expected a text"));
+        }
+        function.object("parameters")?;
+    }
+    Ok(list)
+}
+
+/// `tool_choice`, in the forms of Chat Completions and of Responses.
+pub fn tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
+    let expected = "auto, none, required or a function";
+    match fields.get("tool_choice") {
+        None => Ok(ToolChoice::Auto),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::Never),
+            "required" | "any" => Ok(ToolChoice::Required),
+            other => Err(ApiError::field("tool_choice", format!("{other}, expected {expected}"))),
+        },
+        Some(choice) => {
+            let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
+            name.map(|name| ToolChoice::Named(name.into())).ok_or_else(|| wrong("tool_choice", choice, expected))
+        }
+    }
+}
+
+/// How many likeliest tokens to report: `logprobs` and `top_logprobs`.
+fn likeliest(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let top = fields.count(&["top_logprobs"], (0, options::MOST_LIKELIEST))?;
+    Ok(match fields.flag("logprobs")? {
+        Some(true) => Some(top.unwrap_or(0)),
+        Some(false) | None => None,
+    })
+}
+
+/// What every message of a reply repeats.
+#[derive(Debug, Clone)]
+pub struct Head {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    fn new(object: &'static str, served: &Served) -> Self {
+        Self { id: unique("chatcmpl-"), object, created: now(), model: served.name.clone() }
+    }
+
+    fn message(&self, suffix: &str) -> Value {
+        let object = format!("{}{suffix}", self.object);
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": concat!("kvas-", env!("CARGO_PKG_VERSION")),
+        })
+    }
+}
+
+/// The bytes tokens stand for.
+pub fn text_of(served: &Served) -> impl Fn(u32) -> Vec<u8> + '_ {
+    |id| served.tokenizer.piece(id, Control::Show).unwrap_or_default().to_vec()
+}
+
+fn content_log_probabilities(served: &Served, tokens: &[TokenPiece]) -> Value {
+    if tokens.is_empty() {
+        return Value::Null;
+    }
+    let content: Vec<Value> = tokens.iter().map(|token| log_probabilities(token, &text_of(served))).collect();
+    json!({"content": content, "refusal": null})
+}
+
+fn call(call: &Call) -> Value {
+    let id = call.id.clone().unwrap_or_else(|| unique("call_"));
+    json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
+}
+
+/// The message of a whole answer.
+pub fn message(answer: &Whole) -> Value {
+    let mut message = Map::new();
+    message.insert("role".into(), json!("assistant"));
+    let content =
+        if answer.content.is_empty() && !answer.calls.is_empty() { Value::Null } else { json!(answer.content) };
+    message.insert("content".into(), content);
+    if !answer.reasoning.is_empty() {
+        message.insert("reasoning_content".into(), json!(answer.reasoning));
+    }
+    if !answer.calls.is_empty() {
+        let calls: Vec<Value> = answer.calls.iter().map(call).collect();
+        message.insert("tool_calls".into(), json!(calls));
+    }
+    Value::Object(message)
+}
+
+fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
+    let choice = |(index, answer): (usize, &Whole)| {
+        json!({
+            "index": index,
+            "message": message(answer),
+            "logprobs": content_log_probabilities(served, &answer.tokens),
+            "finish_reason": finish_reason(&answer.end, answer.calls.len()),
+        })
+    };
+    let mut reply = head.message("");
+    reply["choices"] = answers.iter().enumerate().map(choice).collect();
+    reply["usage"] = usage(answers.iter().map(|answer| &answer.end));
+    reply["timings"] = answers.first().map_or(Value::Null, |answer| timings(&answer.end));
+    reply
+}
+
+/// Pieces as `chat.completion.chunk`s.
+struct ChatForm {
+    head: Head,
+    served: Arc<Served>,
+    ends: Vec<End>,
+    /// Calls of each answer so far.
+    calls: Vec<usize>,
+    /// Tokens whose text has not been sent yet, with their answers.
+    said: Vec<(usize, TokenPiece)>,
+    with_usage: bool,
+}
+
+impl ChatForm {
+    fn chunk(&mut self, index: usize, delta: Value, finish: Option<&str>) -> Message {
+        let tokens: Vec<TokenPiece> =
+            self.said.extract_if(.., |(of, _)| *of == index).map(|(_, token)| token).collect();
+        let logprobs = content_log_probabilities(&self.served, &tokens);
+        let mut chunk = self.head.message(".chunk");
+        chunk["choices"] = json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]);
+        if self.with_usage {
+            chunk["usage"] = Value::Null;
+        }
+        Message::plain(chunk)
+    }
+
+    fn part(&mut self, index: usize, part: Part) -> Message {
+        let delta = match part {
+            Part::Reasoning(text) => json!({"reasoning_content": text}),
+            Part::Content(text) => json!({"content": text}),
+            Part::Call { index: number, id, name } => {
+                self.calls[index] = number + 1;
+                let whole = call(&Call { id, name, arguments: String::new() });
+                let mut delta = json!({"tool_calls": [whole]});
+                delta["tool_calls"][0]["index"] = json!(number);
+                delta
+            }
+            Part::Arguments { index: number, text } => {
+                json!({"tool_calls": [{"index": number, "function": {"arguments": text}}]})
+            }
+        };
+        self.chunk(index, delta, None)
+    }
+}
+
+impl Form for ChatForm {
+    fn begin(&mut self) -> Vec<Message> {
+        let answers = self.calls.len();
+        (0..answers).map(|index| self.chunk(index, json!({"role": "assistant", "content": ""}), None)).collect()
+    }
+
+    fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
+        match piece {
+            Piece::Token(token) => {
+                self.said.push((index, token));
+                Vec::new()
+            }
+            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(part) => vec![self.part(index, part)],
+            Piece::Done(end) => {
+                let reason = finish_reason(&end, self.calls[index]);
+                let mut last = self.chunk(index, json!({}), Some(reason));
+                last.data["timings"] = timings(&end);
+                self.ends.push(*end);
+                vec![last]
+            }
+            Piece::Failed(error) => vec![self.error(&error)],
+        }
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        if !self.with_usage {
+            return Vec::new();
+        }
+        let mut chunk = self.head.message(".chunk");
+        chunk["choices"] = json!([]);
+        chunk["usage"] = usage(&self.ends);
+        chunk["timings"] = self.ends.first().map_or(Value::Null, timings);
+        vec![Message::plain(chunk)]
+    }
+
+    fn error(&mut self, error: &ApiError) -> Message {
+        Message::plain(error.body())
+    }
+}

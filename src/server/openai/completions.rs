@@ -1,0 +1,334 @@
+//! `/v1/completions`: text goes on.
+
+use super::{finish_reason, timings, unique, usage};
+use crate::{
+    engine::{Probabilities, Score},
+    server::{
+        ApiError, Body, Caller, Fields, Server,
+        fields::wrong,
+        generate::{self, Ask, End, Piece, TokenPiece},
+        options,
+        served::{Served, now},
+        stream::{self, Form, Message, Wire},
+        whole::{Whole, collect},
+    },
+    text::{Bos, Control, Part, Special},
+};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Tokens of an answer where the request says nothing, as OpenAI has it.
+const DEFAULT_TOKENS: usize = 16;
+/// Most prompts of a request.
+const MOST_PROMPTS: usize = 128;
+
+/// Goes on with prompts.
+pub async fn completions(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let wanted = Wanted::of(&fields, &served, caller)?;
+    let head = json!({
+        "id": unique("cmpl-"),
+        "object": "text_completion",
+        "created": now(),
+        "model": served.name,
+    });
+    if fields.flag("stream")?.unwrap_or(false) {
+        if wanted.best_of > wanted.answers {
+            return Err(ApiError::field("best_of", "more than n, expected a reply that is not streamed"));
+        }
+        return wanted.stream(&server, &served, head).await;
+    }
+    let (mut choices, mut ends) = (Vec::new(), Vec::new());
+    for prompt in &wanted.prompts {
+        for answer in wanted.answer(&server, &served, prompt).await? {
+            choices.push(wanted.choice(&served, choices.len(), prompt, &answer));
+            ends.push(answer.end);
+        }
+    }
+    let mut reply = head;
+    reply["choices"] = json!(choices);
+    reply["timings"] = ends.first().map_or(Value::Null, timings);
+    reply["usage"] = wanted.usage(ends.iter());
+    Ok(Json(reply).into_response())
+}
+
+/// A prompt, as text and as tokens.
+#[derive(Debug, Clone)]
+struct Prompt {
+    text: String,
+    tokens: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    prompts: Vec<Prompt>,
+    ask: Ask,
+    answers: usize,
+    best_of: usize,
+    echo: Option<()>,
+    with_usage: bool,
+}
+
+/// The prompts of a request: a text, tokens, or a list of either.
+pub fn prompts(value: &Value, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
+    let refuse = |found: &Value| wrong("prompt", found, "a text, a list of tokens, or a list of these");
+    let tokens = |list: &[Value]| -> Option<Vec<u32>> {
+        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+    };
+    let one = |value: &Value| match value {
+        Value::String(text) => Ok(served.tokenizer.encode(text, Special::Parse, Bos::Add)),
+        Value::Array(list) => tokens(list).ok_or_else(|| refuse(value)),
+        _ => Err(refuse(value)),
+    };
+    match value {
+        Value::Array(list) if list.first().is_some_and(|first| !first.is_number()) => list.iter().map(one).collect(),
+        value => Ok(vec![one(value)?]),
+    }
+}
+
+/// The prompt that asks for what stands between two texts.
+pub fn fill_in(served: &Served, before: &[u32], suffix: &str) -> Result<Vec<u32>, ApiError> {
+    let roles = served.tokenizer.roles();
+    let (Some(first), Some(second), Some(third)) = (roles.fim_prefix, roles.fim_suffix, roles.fim_middle) else {
+        return Err(ApiError::field("suffix", "this model has no tokens for filling in, expected no suffix"));
+    };
+    let bos = roles.bos.filter(|bos| before.first() == Some(bos));
+    let before = &before[usize::from(bos.is_some())..];
+    let after = served.tokenizer.encode(suffix, Special::Literal, Bos::Omit);
+    Ok(bos
+        .into_iter()
+        .chain([first])
+        .chain(before.iter().copied())
+        .chain([second])
+        .chain(after)
+        .chain([third])
+        .collect())
+}
+
+impl Wanted {
+    fn of(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Self, ApiError> {
+        let given = fields.need("prompt", "a text or a list of tokens")?;
+        let mut all = prompts(given, served)?;
+        if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
+            all = all.iter().map(|before| fill_in(served, before, suffix)).collect::<Result<_, _>>()?;
+        }
+        if all.is_empty() || all.len() > MOST_PROMPTS {
+            let what = format!("{} prompts, expected 1 to {MOST_PROMPTS}", all.len());
+            return Err(ApiError::field("prompt", what));
+        }
+        let with_text = |tokens: Vec<u32>| {
+            let text = served.tokenizer.decode(&tokens, Control::Show).unwrap_or_default();
+            Prompt { text, tokens }
+        };
+        let mut ask = options::ask(fields, served, caller.scope)?;
+        ask.max_tokens = ask.max_tokens.or_else(|| fields.get("n_predict").is_none().then_some(DEFAULT_TOKENS));
+        ask.likeliest = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
+        let echo = fields.flag("echo")?.unwrap_or(false).then_some(());
+        // Scoring harnesses echo a text with its probabilities and want no token more than one.
+        ask.score = echo.and(ask.likeliest).map(Score::Probabilities);
+        if let Some(grammar) = options::grammar(fields)? {
+            ask.stages = vec![options::stage(served, &grammar)?];
+        }
+        let (answers, with_usage) = (options::answers(fields)?, options::with_usage(fields)?);
+        let best_of = fields.count(&["best_of"], (1, 128))?.unwrap_or(answers);
+        if best_of < answers {
+            return Err(ApiError::field("best_of", format!("{best_of}, expected at least n, {answers}")));
+        }
+        Ok(Self { prompts: all.into_iter().map(with_text).collect(), ask, answers, best_of, echo, with_usage })
+    }
+
+    fn ask(&self, prompt: &Prompt) -> Ask {
+        let mut ask = Ask { prompt: prompt.tokens.clone(), ..self.ask.clone() };
+        if self.best_of > self.answers {
+            ask.likeliest = ask.likeliest.or(Some(0));
+        }
+        ask
+    }
+
+    /// The answers to one prompt, the likeliest of those generated.
+    async fn answer(
+        &self,
+        server: &Arc<Server>,
+        served: &Arc<Served>,
+        prompt: &Prompt,
+    ) -> Result<Vec<Whole>, ApiError> {
+        let asks = options::several(self.ask(prompt), self.best_of);
+        let mut answers = collect(generate::begin(server, served, asks).await?, self.best_of).await?;
+        if self.best_of > self.answers {
+            let mean = |answer: &Whole| {
+                let sum: f32 = answer.tokens.iter().map(|token| token.probabilities.chosen.log_probability).sum();
+                sum / answer.tokens.len().max(1) as f32
+            };
+            answers.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+            answers.truncate(self.answers);
+        }
+        Ok(answers)
+    }
+
+    fn choice(&self, served: &Served, index: usize, prompt: &Prompt, answer: &Whole) -> Value {
+        let before = self.echo.map_or("", |()| &prompt.text);
+        let first = prompt.tokens.first().copied().filter(|_| self.echo.is_some());
+        let logprobs = self.ask.likeliest.map(|_| Legacy::new(served).of(first, &answer.prompt, &answer.tokens));
+        json!({
+            "index": index,
+            "text": format!("{before}{}", answer.content),
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(&answer.end, 0),
+            "stop_reason": answer.end.stop_string,
+        })
+    }
+
+    fn usage<'a>(&self, ends: impl Iterator<Item = &'a End> + Clone) -> Value {
+        let mut usage = usage(ends.clone());
+        // Each prompt counts once, however many answers it got.
+        let prompt: usize = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        let generated: usize = ends.map(|end| end.timings.generated_tokens).sum();
+        usage["prompt_tokens"] = json!(prompt);
+        usage["total_tokens"] = json!(prompt + generated);
+        usage
+    }
+
+    async fn stream(self, server: &Arc<Server>, served: &Arc<Served>, head: Value) -> Result<Response, ApiError> {
+        let [prompt] = &self.prompts[..] else {
+            let what = format!("{} prompts, expected one for a reply that is streamed", self.prompts.len());
+            return Err(ApiError::field("prompt", what));
+        };
+        let asks = options::several(self.ask(prompt), self.answers);
+        let pieces = generate::begin(server, served, asks).await?;
+        let before = self.echo.map(|()| prompt.text.clone());
+        let answers = self.answers;
+        let form =
+            TextForm { head, served: served.clone(), wanted: self, before, prompt: vec![], said: vec![], ends: vec![] };
+        Ok(stream::respond(pieces, answers, form, Wire::EventsUntilDone))
+    }
+}
+
+/// Probabilities in the form of the first API: lists side by side.
+struct Legacy<'a> {
+    served: &'a Served,
+}
+
+impl<'a> Legacy<'a> {
+    fn new(served: &'a Served) -> Self {
+        Self { served }
+    }
+
+    /// Of the first token of an echoed prompt, which has no probability, of its others, and of the answer.
+    fn of(&self, first: Option<u32>, prompt: &[TokenPiece], answer: &[TokenPiece]) -> Value {
+        let (mut texts, mut chosen, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
+        let mut offset = 0;
+        let mut push = |bytes: &[u8], probabilities: Option<&Probabilities>| {
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            offsets.push(offset);
+            offset += text.chars().count();
+            texts.push(text);
+            let log_probability = |one: &Probabilities| one.chosen.log_probability.max(-9999.0);
+            chosen.push(probabilities.map_or(Value::Null, |one| json!(log_probability(one))));
+            top.push(probabilities.map_or(Value::Null, |one| self.likeliest(one)));
+        };
+        if let Some(first) = first {
+            push(self.served.tokenizer.piece_after(None, first, Control::Show).unwrap_or_default(), None);
+        }
+        for token in prompt.iter().chain(answer) {
+            push(&token.bytes, Some(&token.probabilities));
+        }
+        json!({"tokens": texts, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
+    }
+
+    fn likeliest(&self, probabilities: &Probabilities) -> Value {
+        let mut map = Map::new();
+        for other in &probabilities.likeliest {
+            let bytes = self.served.tokenizer.piece(other.token, Control::Show).unwrap_or_default();
+            // Two tokens may have one text: the likelier one counts.
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            map.entry(text).or_insert(json!(other.log_probability.max(-9999.0)));
+        }
+        Value::Object(map)
+    }
+}
+
+/// Pieces as `text_completion` chunks.
+struct TextForm {
+    head: Value,
+    served: Arc<Served>,
+    wanted: Wanted,
+    before: Option<String>,
+    prompt: Vec<TokenPiece>,
+    said: Vec<(usize, TokenPiece)>,
+    ends: Vec<End>,
+}
+
+impl TextForm {
+    fn chunk(&mut self, index: usize, text: &str, finish: Option<&End>) -> Message {
+        let tokens: Vec<TokenPiece> =
+            self.said.extract_if(.., |(of, _)| *of == index).map(|(_, token)| token).collect();
+        // An echoed prompt's probabilities are known when its text has been sent already: they come with the first token.
+        let prompt = std::mem::take(&mut self.prompt);
+        let first = self.wanted.prompts.first().and_then(|prompt| prompt.tokens.first().copied());
+        let first = first.filter(|_| !prompt.is_empty());
+        let logprobs = self.wanted.ask.likeliest.map(|_| Legacy::new(&self.served).of(first, &prompt, &tokens));
+        let mut chunk = self.head.clone();
+        chunk["choices"] = json!([{
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish.map(|end| finish_reason(end, 0)),
+        }]);
+        Message::plain(chunk)
+    }
+}
+
+impl Form for TextForm {
+    fn begin(&mut self) -> Vec<Message> {
+        let Some(before) = self.before.take() else { return Vec::new() };
+        (0..self.wanted.answers).map(|index| self.chunk(index, &before, None)).collect()
+    }
+
+    fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
+        match piece {
+            Piece::Token(token) => {
+                self.said.push((index, token));
+                Vec::new()
+            }
+            Piece::Part(Part::Content(text)) => vec![self.chunk(index, &text, None)],
+            Piece::OfPrompt(token) => {
+                self.prompt.push(token);
+                Vec::new()
+            }
+            Piece::Hidden(_) | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => {
+                Vec::new()
+            }
+            Piece::Done(end) => {
+                let mut last = self.chunk(index, "", Some(&end));
+                last.data["timings"] = timings(&end);
+                self.ends.push(*end);
+                vec![last]
+            }
+            Piece::Failed(error) => vec![self.error(&error)],
+        }
+    }
+
+    fn end(&mut self) -> Vec<Message> {
+        if !self.wanted.with_usage {
+            return Vec::new();
+        }
+        let mut chunk = self.head.clone();
+        chunk["choices"] = json!([]);
+        chunk["usage"] = self.wanted.usage(self.ends.iter());
+        vec![Message::plain(chunk)]
+    }
+
+    fn error(&mut self, error: &ApiError) -> Message {
+        Message::plain(error.body())
+    }
+}

@@ -1,0 +1,113 @@
+//! `/v1/embeddings`: the hidden states of texts.
+
+use crate::{
+    engine::{Pooling, Score},
+    server::{
+        ApiError, Body, Caller, Fields, Server,
+        fields::wrong,
+        generate::{self, Ask},
+        openai::completions::prompts,
+        options,
+        served::Served,
+        whole::collect,
+    },
+};
+use axum::{Json, extract::State};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Most texts of a request.
+const MOST_TEXTS: usize = 2048;
+
+/// Embeds texts, several at once.
+pub async fn embeddings(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let format = match fields.text("encoding_format")? {
+        None | Some("float") => Format::Numbers,
+        Some("base64") => Format::Base64,
+        Some(_) => return Err(wrong("encoding_format", &body["encoding_format"], "float or base64")),
+    };
+    let width = served.facts.width;
+    let dimensions = fields.count(&["dimensions"], (1, width))?.unwrap_or(width);
+    let given = match fields.get("input") {
+        Some(input) => input,
+        None => fields.need("content", "input: a text or a list of texts")?,
+    };
+    let (vectors, tokens) = embed(&server, &served, (&fields, caller), given).await?;
+    let object = |(index, vector): (usize, Vec<f32>)| {
+        let shown = match format {
+            Format::Numbers => json!(vector),
+            Format::Base64 => json!(base64(&vector)),
+        };
+        json!({"object": "embedding", "index": index, "embedding": shown})
+    };
+    let shortened = vectors.into_iter().map(|vector| unit(&vector[..dimensions.min(vector.len())]));
+    let data: Vec<Value> = shortened.enumerate().map(object).collect();
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+    Ok(Json(json!({"object": "list", "model": served.name, "data": data, "usage": usage})))
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Format {
+    Numbers,
+    Base64,
+}
+
+/// The pooled hidden states of texts, and how many tokens these are.
+pub async fn embed(
+    server: &Arc<Server>,
+    served: &Arc<Served>,
+    (fields, caller): (&Fields<'_>, Caller),
+    input: &Value,
+) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    let pooling = match fields.text("pooling")? {
+        None | Some("last") => Pooling::Last,
+        Some("mean") => Pooling::Mean,
+        Some(other) => return Err(ApiError::field("pooling", format!("{other}, expected last or mean"))),
+    };
+    let all = prompts(input, served).map_err(of_input)?;
+    if all.is_empty() || all.len() > MOST_TEXTS || all.iter().any(Vec::is_empty) {
+        return Err(ApiError::field("input", format!("expected 1 to {MOST_TEXTS} texts, none of them empty")));
+    }
+    let tokens = all.iter().map(Vec::len).sum();
+    let ask =
+        Ask { max_tokens: Some(0), score: Some(Score::Hidden(pooling)), ..options::ask(fields, served, caller.scope)? };
+    let one = |prompt| hidden(server, served, Ask { prompt, ..ask.clone() });
+    // As many at once as there are slots: more would only wait.
+    let vectors = stream::iter(all.into_iter().map(one)).buffered(served.slots.len());
+    Ok((vectors.try_collect().await.map_err(of_input)?, tokens))
+}
+
+/// An error about a prompt, which is the input here.
+fn of_input(error: ApiError) -> ApiError {
+    match error.message.strip_prefix("prompt: ") {
+        Some(what) => ApiError { status: error.status, ..ApiError::field("input", what) },
+        None => error,
+    }
+}
+
+/// The pooled hidden state of one prompt.
+async fn hidden(server: &Arc<Server>, served: &Arc<Served>, ask: Ask) -> Result<Vec<f32>, ApiError> {
+    let mut answers = collect(generate::begin(server, served, vec![ask]).await?, 1).await?;
+    Ok(answers.pop().map(|answer| answer.hidden).unwrap_or_default())
+}
+
+/// The vector of this direction and of length one.
+pub fn unit(vector: &[f32]) -> Vec<f32> {
+    let length = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
+    vector.iter().map(|x| (f64::from(*x) * scale) as f32).collect()
+}
+
+/// Little-endian numbers in base 64, as OpenAI's client asks for them.
+fn base64(vector: &[f32]) -> String {
+    use base64::Engine;
+    let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}

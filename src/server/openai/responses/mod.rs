@@ -1,0 +1,163 @@
+//! `/v1/responses`.
+
+mod form;
+mod input;
+mod kept;
+#[cfg(test)]
+mod tests;
+
+pub use input::messages;
+pub use kept::Responses;
+
+use crate::server::{
+    ApiError, Body, Caller, Fields, Path, Server, Settings,
+    conversation::{self, Turn},
+    generate, options,
+    served::now,
+    stream::{self, Wire, drain},
+};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use form::ResponseForm;
+use kept::Entry;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Where an answer is kept when it is over.
+#[derive(Debug)]
+struct Keep {
+    server: Arc<Server>,
+    scope: u64,
+    /// The conversation before the answer.
+    messages: Vec<Value>,
+}
+
+/// What a server that keeps more than this one does would know, and the request relies on.
+const NOT_HERE: &[&str] = &["conversation", "prompt"];
+
+/// Answers a conversation.
+pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body): Body) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    refuse(&fields)?;
+    let before = fields.text("previous_response_id")?;
+    let before = before.map(|id| server.responses.get(caller.scope, id)).transpose();
+    let before = before.map_err(|error| ApiError { param: Some("previous_response_id".into()), ..error })?;
+    let mut messages = before.map(|entry| entry.messages.clone()).unwrap_or_default();
+    let input = input::messages(fields.need("input", "a text or a list of items")?)?;
+    if input.is_empty() {
+        return Err(ApiError::field("input", "nothing to answer, expected a text or a list of items"));
+    }
+    messages.extend(input);
+    let turn = turn(&fields, messages.clone(), &server.settings)?;
+    let mut ask = options::ask(&fields, &served, caller.scope)?;
+    ask.max_tokens = fields.count(&["max_output_tokens"], (1, 1 << 30))?;
+    ask.likeliest = likeliest(&fields)?;
+    let ask = conversation::complete(&served, &turn, ask)?;
+    let keep = fields.flag("store")?.unwrap_or(true);
+    let keep = keep.then(|| Keep { server: server.clone(), scope: caller.scope, messages });
+    let form = ResponseForm::new(head(&fields, &served.name), served.clone(), keep);
+    let streamed = fields.flag("stream")?.unwrap_or(false);
+    let pieces = generate::begin(&server, &served, vec![ask]).await?;
+    if streamed {
+        return Ok(stream::respond(pieces, 1, form, Wire::Events));
+    }
+    Ok(Json(drain(pieces, form).await?.into_response()).into_response())
+}
+
+fn refuse(fields: &Fields<'_>) -> Result<(), ApiError> {
+    if let Some(name) = NOT_HERE.iter().find(|name| fields.get(name).is_some()) {
+        return Err(ApiError::field(name, "not supported, expected input, and previous_response_id to go on"));
+    }
+    match fields.flag("background")? {
+        Some(true) => {
+            Err(ApiError::field("background", "true, expected false: a response is made while it is waited for"))
+        }
+        Some(false) | None => Ok(()),
+    }
+}
+
+/// The conversation of a request, whose messages are known.
+pub fn turn(fields: &Fields<'_>, messages: Vec<Value>, settings: &Settings) -> Result<Turn, ApiError> {
+    let instructions = fields.text("instructions")?.map(|text| json!({"role": "system", "content": text}));
+    let mut turn = Turn::new(instructions.into_iter().chain(messages).collect(), settings);
+    turn.variables.extend(options::variables(fields)?);
+    turn.tools = input::tools(fields)?;
+    turn.choice = super::chat::tool_choice(fields)?;
+    turn.parallel = super::chat::parallel(fields)?;
+    let format = fields.object("text")?.map(|text| text.object("format")).transpose()?.flatten();
+    turn.grammar = format.map(|format| options::response_format(&format)).transpose()?.flatten();
+    Ok(turn)
+}
+
+/// How many likeliest tokens to report: `top_logprobs`, or an entry of `include`.
+fn likeliest(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let top = fields.count(&["top_logprobs"], (0, options::MOST_LIKELIEST))?;
+    let included = fields.texts("include")?.iter().any(|name| name == "message.output_text.logprobs");
+    Ok(top.filter(|top| *top > 0).or(included.then_some(0)))
+}
+
+/// What a response repeats of its request, before anything is generated.
+fn head(fields: &Fields<'_>, model: &str) -> Value {
+    let echo = |name: &str, or: Value| fields.get(name).cloned().unwrap_or(or);
+    let mut head = json!({
+        "id": super::unique("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "status": "in_progress",
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "model": model,
+        "output": [],
+        "usage": null,
+    });
+    let null = ["instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user"];
+    let others = [
+        ("metadata", json!({})),
+        ("parallel_tool_calls", json!(true)),
+        ("reasoning", json!({"effort": null, "summary": null})),
+        ("store", json!(true)),
+        ("text", json!({"format": {"type": "text"}})),
+        ("tool_choice", json!("auto")),
+        ("tools", json!([])),
+        ("top_logprobs", json!(0)),
+        ("truncation", json!("disabled")),
+    ];
+    for (name, or) in null.into_iter().map(|name| (name, Value::Null)).chain(others) {
+        head[name] = echo(name, or);
+    }
+    head
+}
+
+/// A response that was kept.
+pub async fn retrieve(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(server.responses.get(caller.scope, &id)?.response.clone()))
+}
+
+/// Forgets a response.
+pub async fn delete(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    server.responses.remove(caller.scope, &id)?;
+    Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+}
+
+impl Keep {
+    /// Keeps a response with its conversation, the answer included.
+    fn keep(self, response: &Value) {
+        let Self { server, scope, mut messages } = self;
+        // Items that were written here can be read here.
+        messages.extend(input::messages(&response["output"]).unwrap_or_default());
+        server.responses.put(scope, Entry::new(response.clone(), messages));
+    }
+}

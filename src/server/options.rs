@@ -1,0 +1,292 @@
+//! What the OpenAI and llama.cpp forms of a request have in common: sampling, length, stop strings, formats, slots.
+
+use super::{
+    ApiError, Fields,
+    fields::wrong,
+    generate::{Ask, EndOfAnswer},
+    served::Served,
+    slots::Wish,
+};
+use crate::{
+    engine::Cache,
+    grammar::{Grammar, Stage, compile},
+    sampling::{SamplerParams, parse_samplers},
+    text::{Bos, Special},
+};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+/// Most likeliest tokens that are reported.
+pub const MOST_LIKELIEST: usize = 100;
+/// Most stop strings of a request.
+const MOST_STOPS: usize = 64;
+/// Most tokens of an answer that may be asked for.
+const MOST_TOKENS: usize = 1 << 30;
+/// Most answers to one prompt.
+const MOST_ANSWERS: usize = 128;
+
+/// Numbers of the sampler that a request may set, under the names of llama.cpp and OpenAI.
+const NUMBERS: &[&str] = &[
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat_tau",
+    "mirostat_eta",
+];
+/// Whole numbers, with the name each has here and the least it may be.
+const WHOLE: &[(&str, &str, i32)] = &[
+    ("top_k", "top_k", i32::MIN),
+    ("repeat_last_n", "repeat_last", -1),
+    ("dry_allowed_length", "dry_allowed_length", 0),
+    ("dry_penalty_last_n", "dry_penalty_last", -1),
+    ("mirostat", "mirostat", 0),
+];
+
+/// Sampling parameters: those of the server, but for what the request says.
+pub fn sampling(fields: &Fields<'_>, served: &Served) -> Result<SamplerParams, ApiError> {
+    let mut params = serde_json::to_value(&served.defaults).map_err(|error| ApiError::internal(error.to_string()))?;
+    let mut set = |name: &str, value: Value| params[name] = value;
+    for name in NUMBERS {
+        if let Some(number) = fields.number(&[name])? {
+            set(name, json!(number));
+        }
+    }
+    // What vLLM calls the penalty of repetitions.
+    if let Some(number) = fields.number(&["repetition_penalty"])? {
+        set("repeat_penalty", json!(number));
+    }
+    for (theirs, ours, least) in WHOLE {
+        if let Some(number) = fields.whole(&[theirs])? {
+            let range = *least..=i32::MAX;
+            let fits = i32::try_from(number).ok().filter(|number| range.contains(number));
+            let what = || format!("{number}, expected {least} to {}", i32::MAX);
+            set(ours, json!(fits.ok_or_else(|| ApiError::field(&fields.name(theirs), what()))?));
+        }
+    }
+    if let Some(seed) = fields.whole(&["seed"])? {
+        set("seed", json!(seed));
+    }
+    if fields.get("dry_sequence_breakers").is_some() {
+        set("dry_sequence_breakers", json!(fields.texts("dry_sequence_breakers")?));
+    }
+    let mut params: SamplerParams =
+        serde_json::from_value(params).map_err(|error| ApiError::bad(format!("sampling parameters: {error}")))?;
+    match fields.get("samplers") {
+        None => {}
+        Some(Value::String(letters)) => params.samplers = parse_samplers(letters).map_err(refused)?,
+        Some(_) => params.samplers = parse_samplers(&fields.texts("samplers")?.join(";")).map_err(refused)?,
+    }
+    if let Some(bias) = fields.get("logit_bias") {
+        params.logit_bias = logit_bias(bias, served)?;
+    }
+    params.validate().map_err(refused)?;
+    Ok(params)
+}
+
+fn refused(error: crate::sampling::SamplingError) -> ApiError {
+    ApiError::bad(error.to_string())
+}
+
+/// `{"15043": -100}` as OpenAI has it, or `[[15043, 1.5], ["text", false]]` as llama.cpp does.
+fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiError> {
+    let expected = "an object of token ids and numbers, or a list of pairs";
+    let refuse = || wrong("logit_bias", value, expected);
+    let pairs: Vec<(Value, Value)> = match value {
+        Value::Object(map) => map.iter().map(|(id, bias)| (json!(id), bias.clone())).collect(),
+        Value::Array(list) => {
+            let pair = |item: &Value| match item.as_array().map(Vec::as_slice) {
+                Some([token, bias]) => Ok((token.clone(), bias.clone())),
+                _ => Err(refuse()),
+            };
+            list.iter().map(pair).collect::<Result<_, _>>()?
+        }
+        _ => return Err(refuse()),
+    };
+    let mut all = Vec::new();
+    for (token, bias) in pairs {
+        let bias = match bias {
+            Value::Bool(false) => f32::NEG_INFINITY,
+            bias => bias.as_f64().ok_or_else(refuse)? as f32,
+        };
+        let tokens: Vec<u32> = match &token {
+            Value::String(text) => match text.parse() {
+                Ok(id) => vec![id],
+                Err(_) => served.tokenizer.encode(text, Special::Parse, Bos::Omit),
+            },
+            id => vec![id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(refuse)?],
+        };
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= served.facts.vocab) {
+            return Err(ApiError::field(
+                "logit_bias",
+                format!("token {id}, expected less than {}", served.facts.vocab),
+            ));
+        }
+        all.extend(tokens.into_iter().map(|id| (id, bias)));
+    }
+    Ok(all)
+}
+
+/// The texts that end an answer.
+pub fn stop_strings(fields: &Fields<'_>, field: &str) -> Result<Vec<String>, ApiError> {
+    let all = fields.texts(field)?;
+    if all.len() > MOST_STOPS {
+        return Err(ApiError::field(field, format!("{} texts, expected at most {MOST_STOPS}", all.len())));
+    }
+    Ok(all)
+}
+
+/// Everything about an answer but its prompt.
+pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiError> {
+    let stop_strings = stop_strings(fields, "stop")?;
+    let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
+    let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
+    let slot = match fields.whole(&["id_slot"])? {
+        None | Some(-1) => None,
+        Some(id) => {
+            Some(usize::try_from(id).map_err(|_| ApiError::field("id_slot", format!("{id}, expected a slot")))?)
+        }
+    };
+    let mut session = None;
+    for name in ["session_id", "prompt_cache_key", "user"] {
+        session = session.or(fields.text(name)?);
+    }
+    let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
+    Ok(Ask {
+        prompt: Vec::new(),
+        text: None,
+        params: sampling(fields, served)?,
+        max_tokens: length(fields)?,
+        min_tokens: fields.count(&["min_tokens"], (0, MOST_TOKENS))?.unwrap_or(0),
+        stop_strings,
+        end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
+        likeliest: None,
+        score: None,
+        stages: Vec::new(),
+        cache,
+        wish: Wish { slot, session: session.map(str::to_string), scope },
+        patience,
+        reader: None,
+    })
+}
+
+/// Most tokens of the answer, under the first of these names.
+fn length(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let mut lengths = Vec::new();
+    for name in ["max_completion_tokens", "max_tokens", "n_predict"] {
+        match fields.whole(&[name])? {
+            None => {}
+            // llama.cpp's way to say: to the end.
+            Some(-1) => lengths.push(None),
+            Some(_) => lengths.push(fields.count(&[name], (0, MOST_TOKENS))?),
+        }
+    }
+    Ok(lengths.into_iter().next().flatten())
+}
+
+/// Whether a stream is to end with what it cost.
+pub fn with_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let wanted = fields.object("stream_options")?.map(|options| options.flag("include_usage")).transpose()?;
+    Ok(wanted.flatten().unwrap_or(false))
+}
+
+/// How many answers are wanted.
+pub fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    Ok(fields.count(&["n", "n_cmpl"], (1, MOST_ANSWERS))?.unwrap_or(1))
+}
+
+/// Asks for several answers: equal ones but for their seeds.
+pub fn several(ask: Ask, count: usize) -> Vec<Ask> {
+    let with_seed = |index: u64| {
+        let mut ask = ask.clone();
+        ask.params.seed = ask.params.seed.map(|seed| seed.wrapping_add(index));
+        ask.wish.slot = ask.wish.slot.filter(|_| index == 0);
+        ask
+    };
+    (0..count as u64).map(with_seed).collect()
+}
+
+/// The format an answer has to have: `grammar`, `json_schema`, `regex`, `response_format` and vLLM's `guided_…`.
+pub fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+    let mut wanted = Vec::new();
+    if let Some(text) = fields.text("grammar")?.filter(|text| !text.is_empty()) {
+        wanted.push(Grammar::Gbnf(text.into()));
+    }
+    for name in ["regex", "guided_regex"] {
+        wanted.extend(fields.text(name)?.map(|text| Grammar::Regex(text.into())));
+    }
+    for name in ["json_schema", "guided_json"] {
+        wanted.extend(schema(fields, name)?);
+    }
+    if let Some(format) = fields.object("response_format")? {
+        wanted.extend(response_format(&format)?);
+    }
+    match wanted.len() {
+        0 | 1 => Ok(wanted.pop()),
+        _ => Err(ApiError::bad("grammar, json_schema, regex and response_format, expected one of them")),
+    }
+}
+
+/// A JSON schema.
+fn schema(fields: &Fields<'_>, field: &str) -> Result<Option<Grammar>, ApiError> {
+    match fields.get(field) {
+        None => Ok(None),
+        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
+        Some(other) => Err(wrong(&fields.name(field), other, "a JSON schema")),
+    }
+}
+
+/// OpenAI's `response_format`, and the `text.format` of its Responses.
+pub fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+    let missing = |fields: &Fields<'_>| ApiError::field(&fields.name("schema"), "missing, expected a JSON schema");
+    match format.need("type", "text, json_object or json_schema")?.as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(schema(format, "schema")?.unwrap_or(Grammar::JsonObject))),
+        Some("json_schema") => {
+            let inner = format.object("json_schema")?;
+            let holder = inner.as_ref().unwrap_or(format);
+            schema(holder, "schema")?.ok_or_else(|| missing(holder)).map(Some)
+        }
+        _ => Err(wrong(&format.name("type"), &format.map()["type"], "text, json_object or json_schema")),
+    }
+}
+
+/// Work that may take a while: other requests go on meanwhile.
+pub fn unhurried<T>(work: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(work)
+}
+
+/// The stage of a grammar, compiled for this model.
+pub fn stage(served: &Served, grammar: &Grammar) -> Result<Stage, ApiError> {
+    let compile = || compile(served.vocabulary()?, grammar).map_err(ApiError::bad);
+    Ok(Stage::Grammar(unhurried(compile)?))
+}
+
+/// Variables for the template: `chat_template_kwargs`, with what says whether to reason.
+pub fn variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    let mut variables = fields.object("chat_template_kwargs")?.map(|object| object.map().clone()).unwrap_or_default();
+    if let Some(on) = fields.flag("enable_thinking")? {
+        variables.insert("enable_thinking".into(), json!(on));
+    }
+    let effort = match fields.text("reasoning_effort")? {
+        Some(effort) => Some(effort),
+        None => fields.object("reasoning")?.map(|reasoning| reasoning.text("effort")).transpose()?.flatten(),
+    };
+    if let Some(effort) = effort {
+        variables.insert("reasoning_effort".into(), json!(effort));
+        if matches!(effort, "none" | "minimal") {
+            variables.entry("enable_thinking").or_insert(json!(false));
+        }
+    }
+    Ok(variables)
+}

@@ -1,0 +1,272 @@
+//! One loaded model as the server sees it: its engine, its text side, its slots.
+
+use super::{
+    ApiError,
+    options::unhurried,
+    slots::{SlotView, Slots},
+};
+use crate::{
+    chat::{Known, Replied, render},
+    engine::EngineHandle,
+    grammar::Vocabulary,
+    model::Model,
+    sampling::SamplerParams,
+    session::ModelId,
+    text::{Bos, ChatTemplate, Conversation, Dialect, Special, Tokenizer},
+};
+use serde_json::{Map, Value};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// What loading a model gives: the engine that runs it, and what is known of it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The engine, started.
+    pub engine: EngineHandle,
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The template for conversations: the model's, or the one to be used instead.
+    pub template: ChatTemplate,
+    /// Which model it is, for session files.
+    pub id: ModelId,
+    /// Facts about the model and its memory.
+    pub facts: Facts,
+}
+
+/// Facts about a model and its memory that clients ask for.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// The file.
+    pub path: String,
+    /// Bytes of the file.
+    pub file_bytes: u64,
+    /// Numbers in its tensors.
+    pub parameters: u64,
+    /// The architecture, as the file names it.
+    pub architecture: String,
+    /// The most frequent format of its matrices.
+    pub quant: String,
+    /// Layers.
+    pub layers: usize,
+    /// Columns of the residual stream.
+    pub width: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Most tokens of a sequence as the model was trained.
+    pub trained_context: usize,
+    /// Most tokens of a sequence here.
+    pub context: usize,
+    /// Most tokens read in one step.
+    pub batch: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Bytes of a live slot.
+    pub slot_bytes: u64,
+    /// Bytes of a snapshot.
+    pub snapshot_bytes: u64,
+    /// Entries of a replay ring.
+    pub ring: usize,
+}
+
+impl Facts {
+    /// What a model's file and program say.
+    pub fn of(model: &Model) -> Self {
+        let spec = &model.spec;
+        let tensors = model.file.tensors();
+        let count = |shape: &[u64]| shape.iter().product::<u64>();
+        let mut formats: Vec<(String, u64)> = Vec::new();
+        for tensor in tensors.iter().filter(|tensor| tensor.shape.len() > 1) {
+            let (name, values) = (tensor.quant.to_string(), count(&tensor.shape));
+            match formats.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += values,
+                None => formats.push((name, values)),
+            }
+        }
+        Self {
+            path: model.file.path().display().to_string(),
+            file_bytes: model.file.file_bytes(),
+            parameters: tensors.iter().map(|tensor| count(&tensor.shape)).sum(),
+            architecture: model.file.metadata().architecture().unwrap_or_default().to_string(),
+            quant: formats.into_iter().max_by_key(|(_, sum)| *sum).map(|(name, _)| name).unwrap_or_default(),
+            layers: spec.layers.len(),
+            width: spec.width,
+            vocab: spec.vocab,
+            trained_context: spec.context_length,
+            ..Self::default()
+        }
+    }
+}
+
+/// A model that is being served.
+#[derive(Debug)]
+pub struct Served {
+    /// The name clients use.
+    pub name: String,
+    /// The engine.
+    pub engine: EngineHandle,
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The template for conversations.
+    pub template: ChatTemplate,
+    /// How the model writes reasoning and tool calls.
+    pub dialect: Dialect,
+    /// Control tokens the dialect wants to see.
+    pub markers: Vec<u32>,
+    /// Which model it is, for session files.
+    pub id: ModelId,
+    /// Facts about the model.
+    pub facts: Facts,
+    /// Its slots.
+    pub slots: Slots,
+    /// Sampling parameters where a request says nothing.
+    pub defaults: SamplerParams,
+    /// When it was loaded, in seconds since 1970.
+    pub created: u64,
+    vocabulary: OnceLock<Result<Vocabulary, String>>,
+    known: Mutex<VecDeque<(u64, Known)>>,
+    used: AtomicU64,
+}
+
+/// Conversations whose tokens are remembered, so that the next turn repeats them to the token.
+const KNOWN: usize = 256;
+/// Bytes of text remembered for that.
+const KNOWN_BYTES: usize = 64 << 20;
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Seconds since 1970 as a date.
+pub fn date(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or_default();
+    jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
+}
+
+impl Served {
+    /// Opens `parallel` conversations and serves the model through them.
+    pub fn new(
+        name: &str,
+        loaded: Loaded,
+        defaults: SamplerParams,
+        (parallel, queue): (usize, usize),
+    ) -> Result<Self, String> {
+        let Loaded { engine, tokenizer, template, id, facts } = loaded;
+        let conversations = (0..parallel).map(|_| engine.open()).collect::<Result<Vec<_>, _>>()?;
+        let dialect = Dialect::of_template(template.source());
+        let markers = dialect.markers().iter().filter_map(|text| tokenizer.id_of(text)).collect();
+        Ok(Self {
+            name: name.into(),
+            slots: Slots::new(conversations, queue),
+            engine,
+            tokenizer,
+            template,
+            dialect,
+            markers,
+            id,
+            facts,
+            defaults,
+            created: now(),
+            vocabulary: OnceLock::new(),
+            known: Mutex::new(VecDeque::new()),
+            used: AtomicU64::new(now()),
+        })
+    }
+
+    /// The vocabulary for grammars, made at the first use.
+    pub fn vocabulary(&self) -> Result<&Vocabulary, ApiError> {
+        let made = self.vocabulary.get_or_init(|| Vocabulary::new(self.tokenizer.clone()));
+        made.as_ref().map_err(|what| ApiError::internal(what.clone()))
+    }
+
+    /// The prompt of a conversation; a template that refuses it is the request's fault.
+    pub fn render(
+        &self,
+        messages: &[Value],
+        tools: &[Value],
+        variables: Map<String, Value>,
+        generation: Generation,
+    ) -> Result<String, ApiError> {
+        let messages = self.dialect.messages(messages).map_err(ApiError::bad)?;
+        let (messages, tools) = (Value::Array(messages), Value::Array(tools.to_vec()));
+        let offered = tools.as_array().is_some_and(|tools| !tools.is_empty());
+        let conversation = Conversation {
+            tools: offered.then_some(&tools),
+            add_generation_prompt: generation == Generation::Begin,
+            variables,
+            ..Conversation::new(&messages)
+        };
+        unhurried(|| render(&self.template, &self.tokenizer, conversation).map_err(ApiError::bad))
+    }
+
+    /// The tokens of a rendered prompt: those read and generated before, as far as the text is the same.
+    pub fn encode(&self, scope: u64, text: &str) -> Vec<u32> {
+        let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = |known: &Known| known.shared_with(text).map_or(0, |(bytes, _)| bytes);
+        let own = all.iter().filter(|(of, _)| *of == scope);
+        let nearest = own.max_by_key(|(_, known)| shared(known)).map(|(_, known)| known.clone());
+        drop(all);
+        unhurried(|| match nearest {
+            Some(known) => known.encode(&self.tokenizer, text),
+            None => self.tokenizer.encode(text, Special::Parse, Bos::Add),
+        })
+    }
+
+    /// Remembers what was read and generated.
+    pub fn remember(&self, scope: u64, prompt: (String, Vec<u32>), reply: &Replied<'_>) {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // The conversation this one goes on with is no longer needed for itself.
+        let before = all.iter().position(|(of, known)| *of == scope && prompt.0.starts_with(known.text()));
+        let mut known = before.and_then(|at| all.remove(at)).map_or_else(Known::default, |(_, known)| known);
+        known.remember(prompt, reply);
+        all.push_back((scope, known));
+        let bytes = |all: &VecDeque<(u64, Known)>| all.iter().map(|(_, known)| known.text().len()).sum::<usize>();
+        while all.len() > KNOWN || (all.len() > 1 && bytes(&all) > KNOWN_BYTES) {
+            all.pop_front();
+        }
+    }
+
+    /// Asks the engine something, which may take it as long as a step.
+    pub async fn ask_engine<T: Send + 'static>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&EngineHandle) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let served = self.clone();
+        let asked = tokio::task::spawn_blocking(move || ask(&served.engine)).await;
+        asked.map_err(|error| ApiError::internal(error.to_string()))?.map_err(ApiError::internal)
+    }
+
+    /// A slot by its number.
+    pub fn slot(&self, id: usize) -> Result<SlotView, ApiError> {
+        let (views, count) = (self.slots.views(), self.slots.len());
+        let found = views.into_iter().nth(id);
+        found.ok_or_else(|| ApiError::not_found(format!("slot {id}, expected less than {count}")))
+    }
+
+    /// Notes that the model is in use.
+    pub fn touch(&self) {
+        self.used.store(now(), Ordering::Relaxed);
+    }
+
+    /// When the model was last in use, in seconds since 1970.
+    pub fn last_used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether a rendered prompt ends where the assistant's answer begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Generation {
+    /// It does.
+    Begin,
+    /// It ends with the last message.
+    Omit,
+}

@@ -1,0 +1,260 @@
+//! Who gets which of the `--parallel` slots, and who waits. A slot is a conversation of the engine that outlives its
+//! requests, so that the next turn goes on where the last one ended.
+
+use super::ApiError;
+use crate::engine::ConversationId;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::oneshot;
+
+/// Which slot a request would like.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// This one and no other.
+    pub slot: Option<usize>,
+    /// The one that served this session last, if it is idle.
+    pub session: Option<String>,
+    /// Whose data may be in the slot: only one with what this scope has left there is taken for its prefix.
+    pub scope: u64,
+}
+
+/// What a slot is doing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Doing {
+    /// Nothing.
+    #[default]
+    Idle,
+    /// Reading a prompt.
+    Prompt,
+    /// Generating.
+    Generating,
+}
+
+/// What is known of a slot.
+#[derive(Debug, Clone)]
+pub struct SlotView {
+    /// Its number.
+    pub id: usize,
+    /// What the engine knows it by.
+    pub conversation: ConversationId,
+    /// What it is doing.
+    pub doing: Doing,
+    /// The session it served last.
+    pub session: Option<String>,
+    /// The tokens it has read and generated.
+    pub tokens: Vec<u32>,
+    /// Whose tokens these are.
+    pub scope: u64,
+    /// Number of the request it serves or served last; 0 before the first.
+    pub task: u64,
+    /// Tokens generated for it.
+    pub generated: usize,
+    /// When it was last taken: a number that grows.
+    used: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    wish: Wish,
+    prompt: Arc<[u32]>,
+    slot: oneshot::Sender<SlotGuard>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    slots: Vec<SlotView>,
+    waiting: VecDeque<Waiter>,
+    tasks: u64,
+}
+
+/// The slots of one model.
+#[derive(Debug, Clone)]
+pub struct Slots {
+    state: Arc<Mutex<State>>,
+    queue: usize,
+}
+
+/// A slot that is taken; dropping it gives it to who waits longest.
+#[derive(Debug)]
+pub struct SlotGuard {
+    slots: Slots,
+    /// The slot's number.
+    pub id: usize,
+    /// What the engine knows it by.
+    pub conversation: ConversationId,
+}
+
+impl SlotView {
+    /// The session, for who asked for it: its name may say who somebody is.
+    pub fn session_for(&self, scope: u64) -> Option<&str> {
+        self.session.as_deref().filter(|_| self.scope == scope)
+    }
+}
+
+/// How many of the first tokens are the same.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl State {
+    /// The idle slot that serves a wish best: the one asked for, that of the session, the one that has read most of the
+    /// prompt, or the one not used for the longest time.
+    fn choose(&self, wish: &Wish, prompt: &[u32]) -> Option<usize> {
+        let idle = |slot: &&SlotView| slot.doing == Doing::Idle;
+        let mut idle = self.slots.iter().filter(idle);
+        if let Some(id) = wish.slot {
+            return idle.find(|slot| slot.id == id).map(|slot| slot.id);
+        }
+        let same =
+            |slot: &&SlotView| wish.session.is_some() && slot.session == wish.session && slot.scope == wish.scope;
+        if let Some(slot) = idle.clone().find(same) {
+            return Some(slot.id);
+        }
+        let shared = |slot: &SlotView| if slot.scope == wish.scope { common(&slot.tokens, prompt) } else { 0 };
+        // To have read most of what was read there before: a short shared beginning is in the tree of prefixes anyway,
+        // and taking the slot for it would cost somebody else the rest.
+        let fits = |slot: &SlotView| shared(slot) * 2 > slot.tokens.len().max(1);
+        idle.max_by_key(|slot| (fits(slot).then(|| shared(slot)), std::cmp::Reverse(slot.used))).map(|slot| slot.id)
+    }
+
+    fn take(&mut self, id: usize, wish: &Wish) -> ConversationId {
+        self.tasks += 1;
+        let task = self.tasks;
+        let slot = &mut self.slots[id];
+        (slot.doing, slot.used, slot.task, slot.generated) = (Doing::Prompt, task, task, 0);
+        slot.session.clone_from(&wish.session);
+        slot.scope = wish.scope;
+        slot.conversation
+    }
+}
+
+impl Slots {
+    /// One slot per conversation, and a queue of at most `queue` requests.
+    pub fn new(conversations: Vec<ConversationId>, queue: usize) -> Self {
+        let view = |(id, conversation)| SlotView {
+            id,
+            conversation,
+            doing: Doing::Idle,
+            session: None,
+            tokens: Vec::new(),
+            scope: 0,
+            task: 0,
+            generated: 0,
+            used: 0,
+        };
+        let slots = conversations.into_iter().enumerate().map(view).collect();
+        Self { state: Arc::new(Mutex::new(State { slots, ..State::default() })), queue }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is whole before it can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a slot, or waits for one, in the order of arrival. Refused if too many wait already.
+    pub async fn acquire(&self, wish: Wish, prompt: Arc<[u32]>) -> Result<SlotGuard, ApiError> {
+        let waiting = {
+            let mut state = self.state();
+            let count = state.slots.len();
+            if let Some(id) = wish.slot.filter(|id| *id >= count) {
+                return Err(ApiError::field("id_slot", format!("{id}, expected less than {count} slots")));
+            }
+            // Who came before and can be served has been.
+            if let Some(id) = state.choose(&wish, &prompt) {
+                let conversation = state.take(id, &wish);
+                return Ok(SlotGuard { slots: self.clone(), id, conversation });
+            }
+            state.waiting.retain(|waiter| !waiter.slot.is_closed());
+            if state.waiting.len() >= self.queue {
+                let message = format!("all {count} slots are busy and {} requests wait already", self.queue);
+                return Err(ApiError::busy(message, 1));
+            }
+            let (slot, waiting) = oneshot::channel();
+            state.waiting.push_back(Waiter { wish, prompt, slot });
+            waiting
+        };
+        waiting.await.map_err(|_| ApiError::busy("the server stops", 5))
+    }
+
+    /// All slots as they are now.
+    pub fn views(&self) -> Vec<SlotView> {
+        self.state().slots.clone()
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.state().waiting.iter().filter(|waiter| !waiter.slot.is_closed()).count()
+    }
+
+    /// Slots that serve a request.
+    pub fn busy(&self) -> usize {
+        self.state().slots.iter().filter(|slot| slot.doing != Doing::Idle).count()
+    }
+
+    /// How many slots there are.
+    pub fn len(&self) -> usize {
+        self.state().slots.len()
+    }
+
+    /// False: there is at least one.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Gives up who waits: the server stops.
+    pub fn close(&self) {
+        self.state().waiting.clear();
+    }
+
+    fn release(&self, id: usize) {
+        let mut state = self.state();
+        state.slots[id].doing = Doing::Idle;
+        let mut at = 0;
+        while let Some(waiter) = state.waiting.get(at) {
+            if waiter.slot.is_closed() {
+                state.waiting.remove(at);
+            } else if let Some(id) = state.choose(&waiter.wish, &waiter.prompt) {
+                let Some(waiter) = state.waiting.remove(at) else { break };
+                let conversation = state.take(id, &waiter.wish);
+                let guard = SlotGuard { slots: self.clone(), id, conversation };
+                drop(state);
+                // Who has left meanwhile drops the guard, and the next one gets the slot.
+                let _ = waiter.slot.send(guard);
+                return;
+            } else {
+                at += 1;
+            }
+        }
+    }
+}
+
+impl SlotGuard {
+    /// Says what the slot is doing.
+    pub fn set(&self, doing: Doing, generated: usize) {
+        let mut state = self.slots.state();
+        (state.slots[self.id].doing, state.slots[self.id].generated) = (doing, generated);
+    }
+
+    /// Says which tokens the slot holds.
+    pub fn holds(&self, tokens: Vec<u32>) {
+        self.slots.state().slots[self.id].tokens = tokens;
+    }
+
+    /// The slot has another conversation of the engine now.
+    pub fn replace(&self, conversation: ConversationId) {
+        self.slots.state().slots[self.id].conversation = conversation;
+    }
+
+    /// Number of the request.
+    pub fn task(&self) -> u64 {
+        self.slots.state().slots[self.id].task
+    }
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        self.slots.release(self.id);
+    }
+}

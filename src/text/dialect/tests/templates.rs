@@ -1,0 +1,165 @@
+//! Dialects of real templates, and calls as templates write them.
+
+use super::*;
+use crate::text::{ChatTemplate, Conversation, tokenizer::tests::shared};
+
+/// A template and what its dialect is.
+const KNOWN: [(&str, &str, bool, bool); 13] = [
+    ("LFM2-8B-A1B", "lfm", false, true),
+    ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "xml", true, true),
+    ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "hermes", false, true),
+    ("Qwen-Qwen3-0.6B", "hermes", true, true),
+    ("Qwen3-Coder", "xml", false, true),
+    ("Qwen3.5-4B", "xml", true, true),
+    ("deepseek-ai-DeepSeek-V3.1", "deepseek", true, true),
+    ("google-gemma-2-2b-it", "plain", false, false),
+    ("ibm-granite-granite-4.0", "hermes", false, true),
+    ("meta-llama-Llama-3.1-8B-Instruct", "llama", false, true),
+    ("mistralai-Mistral-Nemo-Instruct-2407", "mistral", false, true),
+    ("moonshotai-Kimi-K2", "kimi", false, true),
+    ("openai-gpt-oss-120b", "harmony", true, true),
+];
+
+fn template(name: &str) -> Option<String> {
+    let folder = shared("templates")?;
+    Some(std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap())
+}
+
+#[test]
+fn templates_tell_their_dialect() {
+    for (file, name, reasons, calls) in KNOWN {
+        let Some(source) = template(file) else { return };
+        let found = Dialect::of_template(&source);
+        assert_eq!(found.form, dialect(name).form, "{file}");
+        assert_eq!((found.reasons(), found.calls_tools()), (reasons, calls), "{file}");
+    }
+}
+
+#[test]
+fn what_a_template_names_tells_its_dialect() {
+    let plain = dialect("plain");
+    assert_eq!((plain.reasons(), plain.calls_tools(), plain.markers().len()), (false, false, 0));
+    assert_eq!((plain.call_start(), plain.between_calls(), plain.reasoning_end()), (None, None, None));
+    assert_eq!(plain.call_forms(&tools()), None);
+    // Neither JSON nor parameters stand between these markers.
+    assert!(!Dialect::of_template("tools <tool_call>name\n<arg_key>").calls_tools());
+    assert!(!Dialect::of_template("<|channel|>analysis<|message|>").calls_tools());
+    for name in NAMES.into_iter().filter(|name| *name != "plain") {
+        let dialect = dialect(name);
+        assert!(dialect.calls_tools(), "{name}");
+        let shown = |text: &str| {
+            text.contains("[TOOL") || text.contains("<|") || text.contains("<｜") || text.contains("<TOOLC")
+        };
+        let start = dialect.call_start().unwrap_or_default();
+        assert!(!shown(start) || dialect.markers().iter().any(|marker| start.starts_with(marker)), "{name}");
+    }
+    assert_eq!(dialect("hermes").reasoning_end(), Some("</think>"));
+    assert_eq!(dialect("mistral-named").reasoning_end(), Some("[/THINK]"));
+    assert_eq!(dialect("harmony").reasoning_end(), Some("<|end|><|start|>assistant"));
+}
+
+/// The text that a template writes for calls is what the reader reads, and what a grammar would force.
+#[test]
+fn calls_are_read_as_templates_write_them() {
+    for (file, _, _, calls) in KNOWN {
+        let Some(source) = template(file) else { return };
+        if !calls {
+            continue;
+        }
+        let dialect = Dialect::of_template(&source);
+        // Two templates hold one call at most.
+        let single = matches!(dialect.form, Some(Form::Bare | Form::Harmony));
+        let arguments = ["{\"city\": \"Zürich\", \"days\": 2}", "{\"city\": \"Os\\\"lo\"}"];
+        let call = |text: &str, id: &str| json!({"id": id, "type": "function", "function": {"name": "get_weather", "arguments": text}});
+        let list = [call(arguments[0], "call-1"), call(arguments[1], "call-2")];
+        let calls = if single { &list[..1] } else { &list[..] };
+        let question = json!({"role": "user", "content": [{"type": "text", "text": "Weather?"}]});
+        let answer = json!({"role": "assistant", "content": null, "tool_calls": calls});
+        let messages = Value::Array(dialect.messages(&[question, answer]).unwrap());
+        let tools = Value::Array(tools()[..1].to_vec());
+        let conversation =
+            Conversation { tools: Some(&tools), add_generation_prompt: false, ..Conversation::new(&messages) };
+        let text = ChatTemplate::new(&source).unwrap().render(&conversation).unwrap();
+        let written = text.rsplit_once("Weather?").unwrap().1;
+        let starts = [
+            "assistant\n",
+            "assistant<|end_header_id|>\n\n",
+            "assistant<|im_middle|>",
+            "<|end_of_role|>",
+            "[/INST]",
+            "</think>",
+        ];
+        let start = starts.iter().filter_map(|start| Some(written.find(start)? + start.len())).max();
+        let written = &written[start.unwrap_or(written.find("assistant").unwrap_or(0) + "assistant".len())..];
+        let mut reader = dialect.reader("", tools.as_array().unwrap(), ReasoningMode::Split);
+        let parts = read_pieces(&mut reader, &[written]);
+        check_calls(file, &parts, &arguments[..calls.len()]);
+        check_forms(file, &dialect, written);
+    }
+}
+
+fn check_calls(file: &str, parts: &[Part], expected: &[&str]) {
+    let mut texts: Vec<String> = Vec::new();
+    for part in parts {
+        match part {
+            Part::Call { name, .. } => {
+                assert_eq!(name, "get_weather", "{file}");
+                texts.push(String::new());
+            }
+            Part::Arguments { index, text } => texts[*index].push_str(text),
+            Part::Content(text) => {
+                let end = ["<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"];
+                assert!(end.contains(&text.trim()), "{file}: {text:?}");
+            }
+            Part::Reasoning(text) => panic!("{file}: {text:?}"),
+        }
+    }
+    let json = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|_| panic!("{file}: {text}"));
+    let found: Vec<Value> = texts.iter().map(|text| json(text)).collect();
+    assert_eq!(found, expected.iter().map(|text| json(text)).collect::<Vec<_>>(), "{file}");
+}
+
+/// The forms begin as the template writes calls.
+fn check_forms(file: &str, dialect: &Dialect, written: &str) {
+    let Some(forms) = dialect.call_forms(&tools()[..1]) else { return };
+    let begin = &forms[0].begin;
+    // gpt-oss has more than one way; its template's is not the one the model prefers.
+    assert!(
+        dialect.form == Some(Form::Harmony) || written.contains(begin.as_str()),
+        "{file}: {begin:?} in {written:?}"
+    );
+    assert!(begin.starts_with(dialect.call_start().unwrap_or_default()), "{file}");
+}
+
+#[test]
+fn forced_calls_are_read() {
+    for name in NAMES {
+        let dialect = dialect(name);
+        let Some(forms) = dialect.call_forms(&tools()) else {
+            assert!(["xml", "lfm", "plain"].contains(&name), "{name} has forms");
+            continue;
+        };
+        assert_eq!(forms.len(), 3);
+        assert_eq!(forms[0].schema["properties"]["city"]["type"], "string");
+        assert_eq!(forms[2].schema, json!({"type": "object"}));
+        for (form, tool) in forms.iter().zip(["get_weather", "kinds", "now"]) {
+            assert!(form.begin.starts_with(dialect.call_start().unwrap_or_default()), "{name}");
+            let once = format!("{}{{\"a\": 1}}{}", form.begin, form.end);
+            let read_one = |text: &str| {
+                let without_id = |part: Part| match part {
+                    Part::Call { index, name, .. } => Part::Call { index, name, id: None },
+                    part @ (Part::Reasoning(_) | Part::Content(_) | Part::Arguments { .. }) => part,
+                };
+                let mut reader = dialect.reader("", &tools(), ReasoningMode::Split);
+                let parts: Vec<Part> = read_pieces(&mut reader, &[text]).into_iter().map(without_id).collect();
+                line(&parts)
+            };
+            let expected = format!("call({tool})({{\"a\": 1}})");
+            assert_eq!(read_one(&once), expected, "{name}");
+            if let Some(between) = dialect.between_calls() {
+                assert_eq!(read_one(&format!("{once}{between}{once}")), format!("{expected} {expected}"), "{name}");
+            }
+        }
+    }
+    assert!(dialect("hermes-first").call_forms(&tools()).unwrap()[0].begin.ends_with("{\"arguments\": "));
+}

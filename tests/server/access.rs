@@ -1,0 +1,128 @@
+//! API keys: who has none is refused in the form of the API, and nobody sees what is another's.
+
+use super::host::Host;
+use kvas::server::{Keys, Reach};
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+fn bearer(key: &str) -> String {
+    format!("Bearer {key}")
+}
+
+#[test]
+fn a_key_is_needed_and_keeps_its_own() {
+    let host = Host::start(2, |_, access| access.keys = Keys::new(&["one".into(), "two".into()]));
+    let ask = json!({"messages": [{"role": "user", "content": "Tell me of a fox and of a hen."}], "max_tokens": 1});
+    let ask = ask.to_string();
+    for headers in [vec![], vec![("x-api-key", "three")], vec![("Authorization", "Bearer on")]] {
+        for path in ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/models", "/nowhere"] {
+            let reply = host.send("POST", path, &headers, &ask);
+            assert_eq!(reply.status, 401, "{path}");
+        }
+        assert_eq!(host.send("GET", "/health", &headers, "").status, 200);
+        assert_eq!(host.send("GET", "/", &headers, "").status, 200);
+    }
+    let kind = |path: &str, pointer: &str| host.send("POST", path, &[], &ask).json().pointer(pointer).cloned().unwrap();
+    assert_eq!(kind("/v1/chat/completions", "/error/type"), "authentication_error");
+    assert_eq!(kind("/v1/messages", "/error/type"), "authentication_error");
+    assert_eq!(kind("/v1/messages", "/type"), "error");
+    assert!(kind("/api/chat", "/error").is_string());
+    let cached = |headers: &[(&str, &str)]| {
+        let usage = host.send("POST", "/v1/messages", headers, &ask).ok()["usage"].clone();
+        usage["cache_read_input_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached(&[("x-api-key", "one")]), 0);
+    assert_eq!(cached(&[("x-api-key", "two")]), 0, "what was read for another key is not begun with");
+    assert!(cached(&[("Authorization", &bearer("one"))]) > 10);
+}
+
+#[test]
+fn responses_belong_to_their_key() {
+    let host = Host::start(2, |_, access| access.keys = Keys::new(&["one".into(), "two".into()]));
+    let body = json!({"input": "Hi.", "max_output_tokens": 1}).to_string();
+    let made: Value = host.send("POST", "/v1/responses", &[("x-api-key", "one")], &body).ok();
+    let path = format!("/v1/responses/{}", made["id"].as_str().unwrap());
+    assert_eq!(host.send("GET", &path, &[("x-api-key", "two")], "").status, 404);
+    assert_eq!(host.send("DELETE", &path, &[("x-api-key", "two")], "").status, 404);
+    assert_eq!(host.send("GET", &path, &[("x-api-key", "one")], "").ok(), made);
+    // Nor does a slot say whose it is.
+    let body = json!({"prompt": "Hi", "max_tokens": 1, "user": "somebody", "id_slot": 0}).to_string();
+    host.send("POST", "/v1/completions", &[("x-api-key", "one")], &body).ok();
+    for (path, pointer) in [("/slots", "/0/session"), ("/memory", "/slots/0/conversation")] {
+        let seen = |key: &str| host.send("GET", path, &[("x-api-key", key)], "").ok().pointer(pointer).cloned();
+        assert_eq!((seen("one"), seen("two")), (Some(json!("somebody")), Some(Value::Null)), "{path}");
+    }
+}
+
+/// A page that makes its own name lead to this machine is of the server's origin; the name gives it away.
+#[test]
+fn a_server_of_this_machine_answers_to_its_own_names_only() {
+    let host = Host::start(1, |_, access| {
+        access.reach = Reach::Local;
+        access.origins = vec!["https://kvas.example".into()];
+    });
+    let status = |name: &str, headers: &[(&str, &str)]| {
+        let mut all = format!("GET /v1/models HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n");
+        headers.iter().for_each(|(name, value)| all += &format!("{name}: {value}\r\n"));
+        raw(host.address, &(all + "\r\n"))
+    };
+    for name in
+        ["localhost", "localhost:1", "LOCALHOST", "x.localhost:80", "127.0.0.1:8080", "[::1]:8080", "kvas.example"]
+    {
+        assert_eq!(status(name, &[]), 200, "{name}");
+    }
+    for name in
+        ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "[::1", "a b", ""]
+    {
+        assert!(matches!(status(name, &[]), 400 | 403), "{name}");
+    }
+    assert_eq!(status("evil.example", &[("Origin", "http://evil.example")]), 403);
+    assert_eq!(status("localhost", &[("Origin", "http://localhost")]), 200);
+    assert_eq!(status("localhost", &[("Origin", "https://kvas.example")]), 200);
+    for origin in ["http://evil.example", "http://localhost:1", "null", "https://kvas.example.evil.example"] {
+        assert_eq!(status("localhost", &[("Origin", origin)]), 403, "{origin}");
+    }
+    let network = Host::start(1, |_, access| access.keys = Keys::new(&["one".into()]));
+    let head = "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\nx-api-key: one\r\n\r\n";
+    assert_eq!(raw(network.address, head), 200, "who has a key may call the server what he likes");
+}
+
+/// The status of the reply to these bytes.
+fn raw(address: SocketAddr, request: &str) -> u16 {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply.split(' ').nth(1).unwrap_or_else(|| panic!("{request}: {reply}")).parse().unwrap()
+}
+
+#[test]
+fn keys_come_from_a_file() {
+    let folder = std::env::temp_dir().join(format!("kvas-keys-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("keys");
+    std::fs::write(&file, "\n  first \nsecond\n\n").unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    command.args(["serve", "-c", "128", "--parallel", "1", "--port", "0", "-m"]).arg(model);
+    let mut server = command.arg("--api-key-file").arg(&file).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(server.stderr.take().unwrap()).lines();
+    let address = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("http://")?.1.to_string())).unwrap();
+    let ask = |key: &str| {
+        let head =
+            format!("GET /v1/models HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAuthorization: {key}\r\n\r\n");
+        raw(address.parse().unwrap(), &head)
+    };
+    let statuses =
+        ["Bearer first", "Bearer second", "Bearer ", "Bearer third", "first", "Basic first", "Bearer first\u{e9}"]
+            .map(ask);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(statuses, [200, 200, 401, 401, 401, 401, 401]);
+}

@@ -1,0 +1,144 @@
+//! Every endpoint once, and that a response can be gone on from.
+
+use super::host::Host;
+use serde_json::{Value, json};
+
+fn ask() -> Value {
+    json!([{"role": "user", "content": "Hi."}])
+}
+
+#[test]
+fn every_endpoint_that_is_read_answers() {
+    let host = Host::shared();
+    host.post("/v1/chat/completions", &json!({"messages": ask(), "max_tokens": 1})).ok();
+    let cases = [
+        ("/health", "/status", json!("ok")),
+        ("/v1/health", "/status", json!("ok")),
+        ("/v1/models", "/data/0/id", json!("tiny")),
+        ("/v1/models", "/data/0/type", json!("model")),
+        ("/models", "/first_id", json!("tiny")),
+        ("/v1/models/tiny", "/object", json!("model")),
+        ("/props", "/total_slots", json!(4)),
+        ("/slots", "/3/id", json!(3)),
+        ("/memory", "/pages/page_size", json!(null)),
+        ("/api/tags", "/models/0/name", json!("tiny")),
+        ("/api/ps", "/models/0/context_length", json!(1024)),
+        ("/api/version", "/version", json!("0.12.6")),
+    ];
+    for (path, pointer, expected) in cases {
+        let reply = host.get(path).ok();
+        let found = reply.pointer(pointer);
+        assert!(found.is_some_and(|found| expected.is_null() || *found == expected), "{path}: {reply}");
+    }
+    for (path, part) in
+        [("/metrics", "kvas_generation_tokens_total"), ("/", "<html"), ("/app.js", ""), ("/style.css", "")]
+    {
+        let reply = host.get(path);
+        assert!(reply.status == 200 && reply.text().contains(part), "{path}: {}", reply.text());
+    }
+}
+
+#[test]
+fn every_endpoint_that_is_asked_answers() {
+    let host = Host::shared();
+    let (text, few) = (json!("The fox"), json!({"num_predict": 2}));
+    let prompt = json!({"prompt": text, "max_tokens": 2, "n_predict": 2, "stream": false, "options": few});
+    let chat = json!({"messages": ask(), "max_tokens": 2, "stream": false, "options": few});
+    let input = json!({"input": text, "max_output_tokens": 2});
+    let cases = [
+        ("/v1/chat/completions", &chat, "/choices/0/message/role"),
+        ("/chat/completions", &chat, "/usage/total_tokens"),
+        ("/v1/completions", &prompt, "/choices/0/text"),
+        ("/completion", &prompt, "/content"),
+        ("/completions", &prompt, "/content"),
+        ("/v1/embeddings", &input, "/data/0/embedding/0"),
+        ("/v1/responses", &input, "/output/0/content/0/text"),
+        ("/v1/messages", &chat, "/content/0/text"),
+        ("/v1/messages/count_tokens", &chat, "/input_tokens"),
+        ("/tokenize", &json!({"content": "Hi"}), "/tokens/0"),
+        ("/detokenize", &json!({"tokens": [70, 71]}), "/content"),
+        ("/apply-template", &chat, "/prompt"),
+        ("/api/chat", &chat, "/message/content"),
+        ("/api/generate", &prompt, "/response"),
+        ("/api/embed", &input, "/embeddings/0/0"),
+        ("/api/embeddings", &prompt, "/embedding/0"),
+        ("/api/show", &json!({"model": "tiny:latest"}), "/details/quantization_level"),
+    ];
+    for (path, body, pointer) in cases {
+        let reply = host.post(path, body).ok();
+        assert!(reply.pointer(pointer).is_some_and(|found| !found.is_null()), "{path}: {reply}");
+    }
+}
+
+#[test]
+fn ollama_loads_a_model_where_nothing_is_asked() {
+    let host = Host::shared();
+    for (path, body) in [("/api/chat", json!({"messages": []})), ("/api/generate", json!({"model": "tiny"}))] {
+        let reply = host.post(path, &body).ok();
+        assert_eq!((&reply["done"], &reply["done_reason"]), (&json!(true), &json!("load")), "{path}");
+    }
+}
+
+#[test]
+fn anthropic_counts_what_it_reads() {
+    let host = Host::shared();
+    let body = json!({"messages": [{"role": "user", "content": "Count these words."}], "max_tokens": 1});
+    let counted = host.post("/v1/messages/count_tokens", &body).ok();
+    let usage = &host.post("/v1/messages", &body).ok()["usage"];
+    let read = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(counted["input_tokens"], read);
+}
+
+#[test]
+fn an_answer_goes_on_as_it_was_begun() {
+    let host = Host::shared();
+    let question = json!({"role": "user", "content": "Tell me of a cat."});
+    let ask = |messages: Value, most: usize| {
+        let body = json!({"messages": messages, "max_tokens": most, "temperature": 0});
+        host.post("/v1/messages", &body).ok()["content"][0]["text"].as_str().unwrap_or_default().to_string()
+    };
+    let whole = ask(json!([question]), 24);
+    let half = whole.split_inclusive(' ').take(4).collect::<String>();
+    let half = half.trim_end();
+    let rest = ask(json!([question, {"role": "assistant", "content": half}]), 8);
+    assert!(!rest.is_empty() && whole[half.len()..].starts_with(&rest[..rest.len() / 2]), "{whole} | {half} | {rest}");
+}
+
+/// A response that goes on from another one answers as a chat with the whole conversation does.
+#[test]
+fn a_response_is_gone_on_from() {
+    let host = Host::shared();
+    let ask = |input: &str, before: Option<&Value>| {
+        let body = json!({
+            "input": input, "previous_response_id": before.map(|before| &before["id"]), "temperature": 0,
+            "max_output_tokens": 12, "instructions": "Be kind.",
+        });
+        host.post("/v1/responses", &body).ok()
+    };
+    let said = |response: &Value| response["output"][0]["content"][0]["text"].as_str().unwrap().to_string();
+    let first = ask("Tell me of a dog.", None);
+    let second = ask("And then?", Some(&first));
+    let messages = json!([
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Tell me of a dog."},
+        {"role": "assistant", "content": said(&first)},
+        {"role": "user", "content": "And then?"},
+    ]);
+    let body = json!({"messages": messages, "max_tokens": 12, "temperature": 0});
+    let chat = host.post("/v1/chat/completions", &body).ok();
+    assert_eq!(chat["choices"][0]["message"]["content"], json!(said(&second)));
+    assert!(second["usage"]["input_tokens_details"]["cached_tokens"].as_u64().unwrap() > 20, "{}", second["usage"]);
+    let path = format!("/v1/responses/{}", second["id"].as_str().unwrap());
+    assert_eq!(host.get(&path).ok(), second);
+    assert_eq!(host.send("DELETE", &path, &[], "").ok()["deleted"], true);
+    for gone in [host.get(&path), host.send("DELETE", &path, &[], "")] {
+        assert_eq!(gone.status, 404);
+        assert!(gone.json()["error"]["message"].as_str().unwrap().contains(second["id"].as_str().unwrap()));
+    }
+    let body = json!({"input": "And?", "previous_response_id": second["id"]});
+    let refused = host.post("/v1/responses", &body);
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (404, &json!("previous_response_id")));
+    let body = json!({"input": "Hi.", "store": false, "max_output_tokens": 1});
+    let unkept = host.post("/v1/responses", &body).ok();
+    assert_eq!(host.get(&format!("/v1/responses/{}", unkept["id"].as_str().unwrap())).status, 404);
+}

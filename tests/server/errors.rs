@@ -1,0 +1,259 @@
+//! What is wrong with a request is named, in the form of its API; nothing of it is the server's fault.
+
+use super::host::Host;
+use serde_json::{Value, json};
+
+/// The message of an error, in whatever form.
+fn message(path: &str, body: &Value) -> String {
+    let message = match path {
+        path if path.starts_with("/api/") => &body["error"],
+        path if path.starts_with("/v1/messages") => {
+            assert_eq!(body["type"], "error", "{path}: {body}");
+            &body["error"]["message"]
+        }
+        path => {
+            assert!(body["error"]["code"].is_u64(), "{path}: {body}");
+            &body["error"]["message"]
+        }
+    };
+    message.as_str().unwrap_or_else(|| panic!("{path}: {body}")).to_string()
+}
+
+/// An endpoint, a body that is right, and fields that may be wrong.
+type Case = (&'static str, Value, Vec<(&'static str, Value)>);
+
+/// Endpoints with a body that is right, and fields that may be wrong: a value, and the name that has to be said.
+#[allow(clippy::too_many_lines, reason = "a table")]
+fn wrong() -> Vec<Case> {
+    let ask = json!([{"role": "user", "content": "Hi."}]);
+    let sampling = || {
+        vec![
+            ("temperature", json!("hot")),
+            ("temperature", json!(-1)),
+            ("top_p", json!(2)),
+            ("top_k", json!(1.5)),
+            ("seed", json!("x")),
+            ("mirostat", json!(-1)),
+            ("repeat_last_n", json!(1_u64 << 40)),
+        ]
+    };
+    let common = || {
+        let mut all = sampling();
+        all.extend([
+            ("max_tokens", json!(-7)),
+            ("stop", json!(3)),
+            ("stop", json!([3])),
+            ("logit_bias", json!({"99999999": 1})),
+            ("logit_bias", json!(3)),
+            ("samplers", json!(["nonsense"])),
+            ("dry_sequence_breakers", json!([3])),
+            ("id_slot", json!(77)),
+            ("timeout_ms", json!(0)),
+            ("n", json!(0)),
+            ("stream", json!("yes")),
+            ("model", json!(3)),
+        ]);
+        all
+    };
+    let with = |mut all: Vec<(&'static str, Value)>, more: &[(&'static str, Value)]| {
+        all.extend(more.iter().cloned());
+        all
+    };
+    vec![
+        (
+            "/v1/chat/completions",
+            json!({"messages": ask}),
+            with(
+                common(),
+                &[
+                    ("messages", json!(null)),
+                    ("messages", json!([])),
+                    ("messages", json!("Hi")),
+                    ("messages", json!([{"content": "Hi"}])),
+                    ("tools", json!({})),
+                    ("tools", json!([{"type": "function"}])),
+                    ("tool_choice", json!("sometimes")),
+                    ("tool_choice", json!("required")),
+                    ("top_logprobs", json!(-1)),
+                    ("response_format", json!({"type": "xml"})),
+                    ("reasoning_format", json!("odd")),
+                ],
+            ),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "Hi"}),
+            with(
+                common(),
+                &[
+                    ("prompt", json!(null)),
+                    ("prompt", json!(3)),
+                    ("prompt", json!([99_999_999])),
+                    ("prompt", json!("")),
+                    ("prompt", json!([])),
+                    ("prompt", json!(["Hi", ""])),
+                    ("model", json!({})),
+                    ("user", json!(3)),
+                    ("logprobs", json!(1000)),
+                    ("best_of", json!(0)),
+                    ("echo", json!(3)),
+                ],
+            ),
+        ),
+        ("/completion", json!({"prompt": "Hi"}), with(sampling(), &[("prompt", json!([])), ("n_probs", json!(-1))])),
+        (
+            "/v1/messages",
+            json!({"messages": ask, "max_tokens": 2}),
+            with(
+                sampling(),
+                &[
+                    ("messages", json!([{"role": "user", "content": [{"type": "video"}]}])),
+                    ("messages", json!([])),
+                    ("max_tokens", json!(null)),
+                    ("max_tokens", json!(0)),
+                    ("stop_sequences", json!(3)),
+                    ("system", json!(3)),
+                    ("tools", json!([{"name": "x"}])),
+                    ("tool_choice", json!({"type": "maybe"})),
+                    ("tool_choice", json!({"type": "any"})),
+                    ("thinking", json!({"type": "deep"})),
+                    ("metadata", json!(3)),
+                ],
+            ),
+        ),
+        ("/v1/messages/count_tokens", json!({"messages": ask}), vec![("messages", json!([3]))]),
+        (
+            "/v1/responses",
+            json!({"input": "Hi"}),
+            with(
+                sampling(),
+                &[
+                    ("input", json!(null)),
+                    ("input", json!([{"type": "picture"}])),
+                    ("input", json!([])),
+                    ("max_output_tokens", json!(0)),
+                    ("tools", json!([{"type": "web_search"}])),
+                    ("background", json!(true)),
+                    ("conversation", json!("conv_1")),
+                    ("text", json!({"format": {"type": "xml"}})),
+                    ("instructions", json!(3)),
+                ],
+            ),
+        ),
+        (
+            "/api/chat",
+            json!({"messages": ask}),
+            vec![
+                ("messages", json!([{"content": "Hi"}])),
+                ("options", json!({"temperature": "hot"})),
+                ("options", json!({"num_predict": -9})),
+                ("format", json!("xml")),
+                ("think", json!(3)),
+                ("tools", json!([{}])),
+                ("stream", json!("no")),
+            ],
+        ),
+        (
+            "/api/generate",
+            json!({"prompt": "Hi"}),
+            vec![
+                ("prompt", json!(3)),
+                ("images", json!(["x"])),
+                ("template", json!("x")),
+                ("raw", json!(1)),
+                ("suffix", json!("x")),
+            ],
+        ),
+        (
+            "/api/embed",
+            json!({"input": "Hi"}),
+            vec![("input", json!(null)), ("input", json!([])), ("dimensions", json!(0))],
+        ),
+        (
+            "/v1/embeddings",
+            json!({"input": "Hi"}),
+            vec![
+                ("input", json!([])),
+                ("input", json!("")),
+                ("input", json!([99_999_999])),
+                ("encoding_format", json!("x")),
+                ("pooling", json!("x")),
+            ],
+        ),
+        ("/tokenize", json!({"content": "Hi"}), vec![("content", json!(null)), ("content", json!(3))]),
+        ("/detokenize", json!({"tokens": [1]}), vec![("tokens", json!(["x"])), ("tokens", json!([99_999_999]))]),
+        ("/apply-template", json!({"messages": ask}), vec![("messages", json!(3))]),
+        ("/api/show", json!({"model": "tiny"}), vec![("model", json!(3))]),
+    ]
+}
+
+#[test]
+fn a_wrong_field_is_named() {
+    let host = Host::shared();
+    let mut faults = Vec::new();
+    for (path, right, fields) in wrong() {
+        for (field, value) in fields {
+            let mut body = right.clone();
+            body[field] = value.clone();
+            let reply = host.post(path, &body);
+            if reply.status != 400 || !message(path, &reply.json()).contains(field) {
+                faults.push(format!("{path}: {field} = {value}: {} {}", reply.status, reply.text()));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn a_wrong_body_is_refused() {
+    let host = Host::shared();
+    for (path, _, _) in wrong() {
+        for body in ["", "{", "[]", "3", "null", "\"x\"", "{\"a\": 1e999}", "\u{feff}{}"] {
+            let reply = host.send("POST", path, &[], body);
+            assert_eq!(reply.status, 400, "{path} with {body:?}: {}", reply.text());
+            assert!(!message(path, &reply.json()).contains('\n'), "{path}: {}", reply.text());
+        }
+        let large = host.send("POST", path, &[], &format!("{{\"x\": \"{}\"}}", "x".repeat(1 << 20)));
+        assert_eq!(large.status, 413, "{path}: {}", large.text());
+        let deep = host.send("POST", path, &[], &"[".repeat(100_000));
+        assert_eq!(deep.status, 400, "{path}: {}", deep.text());
+    }
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused() {
+    let host = Host::shared();
+    let long = "fox ".repeat(3000);
+    let ask = json!([{"role": "user", "content": long}]);
+    let cases = [
+        ("/v1/chat/completions", json!({"messages": ask})),
+        ("/v1/messages", json!({"messages": ask, "max_tokens": 1})),
+        ("/v1/responses", json!({"input": long})),
+        ("/api/chat", json!({"messages": ask})),
+        ("/v1/completions", json!({"prompt": long})),
+        ("/v1/embeddings", json!({"input": long})),
+    ];
+    for (path, body) in cases {
+        let reply = host.post(path, &body);
+        assert_eq!(reply.status, 400, "{path}: {}", reply.text());
+        assert!(message(path, &reply.json()).contains("context of 1024"), "{path}: {}", reply.text());
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said_in_the_form_of_the_api() {
+    let host = Host::shared();
+    for path in ["/nowhere", "/v1/nowhere", "/v1/messages/batches", "/api/pull"] {
+        let reply = host.get(path);
+        assert_eq!(reply.status, 404, "{path}");
+        message(path, &reply.json());
+    }
+    for path in ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses", "/completion"] {
+        let reply = host.get(path);
+        assert_eq!(reply.status, 405, "{path}");
+        message(path, &reply.json());
+    }
+    let reply = host.send("GET", "/v1/models/none", &[("anthropic-version", "2023-06-01")], "");
+    assert_eq!((reply.status, &reply.json()["error"]["type"]), (404, &json!("not_found_error")));
+    assert_eq!(reply.json()["type"], "error");
+}

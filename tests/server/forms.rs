@@ -1,0 +1,218 @@
+//! Calls that are forced and answers that fit a schema, through every API, in one piece and streamed.
+
+use super::{client::Reply, host::Host};
+use serde_json::{Value, json};
+
+/// Room for the white space that the small model likes between the parts of a JSON text.
+const ROOM: usize = 400;
+
+/// The name of a tool, and the schema of its arguments.
+fn schema_of(name: &str) -> (Value, Value) {
+    let zone = json!({"enum": ["UTC", "CET"]});
+    let schema = json!({
+        "type": "object", "properties": {"zone": zone}, "required": ["zone"], "additionalProperties": false,
+    });
+    (json!(name), schema)
+}
+
+fn question() -> Value {
+    json!([{"role": "user", "content": "What time is it?"}])
+}
+
+/// How one API asks for a call or a form, and where the answer has it.
+struct Api {
+    path: &'static str,
+    /// Forces one call of the second of two tools.
+    calling: fn() -> Value,
+    call: fn(&Value) -> (Value, Value),
+    streamed_call: fn(&Reply) -> (Value, Value),
+    /// Asks for JSON of a schema.
+    forming: fn(Value) -> Value,
+    text: fn(&Value) -> String,
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_string()
+}
+
+fn joined<'a>(parts: impl Iterator<Item = Option<&'a Value>>) -> String {
+    parts.flatten().filter_map(Value::as_str).collect()
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+const APIS: &[Api] = &[
+    Api {
+        path: "/v1/chat/completions",
+        calling: || {
+            let tool = |(name, schema): (Value, Value)| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+            json!({
+                "messages": question(), "tools": [tool(schema_of("calendar")), tool(schema_of("clock"))],
+                "tool_choice": {"type": "function", "function": {"name": "clock"}}, "parallel_tool_calls": false,
+                "max_tokens": ROOM, "temperature": 0,
+            })
+        },
+        call: |reply| {
+            assert_eq!(reply["choices"][0]["finish_reason"], "tool_calls", "{reply}");
+            let function = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
+            (function["name"].clone(), parsed(&text(&function["arguments"])))
+        },
+        streamed_call: |reply| {
+            let events = reply.events();
+            let part = |name: &str| {
+                let pointer = format!("/choices/0/delta/tool_calls/0/function/{name}");
+                joined(events.iter().map(|(_, data)| data.pointer(&pointer)))
+            };
+            (json!(part("name")), parsed(&part("arguments")))
+        },
+        forming: |schema| {
+            let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+            json!({"messages": question(), "response_format": format, "max_tokens": ROOM, "temperature": 0})
+        },
+        text: |reply| text(&reply["choices"][0]["message"]["content"]),
+    },
+    Api {
+        path: "/v1/messages",
+        calling: || {
+            let tool = |(name, schema): (Value, Value)| json!({"name": name, "input_schema": schema});
+            json!({
+                "messages": question(), "tools": [tool(schema_of("calendar")), tool(schema_of("clock"))],
+                "tool_choice": {"type": "tool", "name": "clock", "disable_parallel_tool_use": true},
+                "max_tokens": ROOM, "temperature": 0,
+            })
+        },
+        call: |reply| {
+            assert_eq!(reply["stop_reason"], "tool_use", "{reply}");
+            (reply["content"][0]["name"].clone(), reply["content"][0]["input"].clone())
+        },
+        streamed_call: |reply| {
+            let events = reply.events();
+            let name = joined(events.iter().map(|(_, data)| data.pointer("/content_block/name")));
+            let input = joined(events.iter().map(|(_, data)| data.pointer("/delta/partial_json")));
+            (json!(name), parsed(&input))
+        },
+        forming: |schema| {
+            let format = json!({"format": {"type": "json_schema", "schema": schema}});
+            json!({"messages": question(), "output_config": format, "max_tokens": ROOM, "temperature": 0})
+        },
+        text: |reply| text(&reply["content"][0]["text"]),
+    },
+    Api {
+        path: "/v1/responses",
+        calling: || {
+            let tool = |(name, schema): (Value, Value)| json!({"type": "function", "name": name, "parameters": schema});
+            json!({
+                "input": question(), "tools": [tool(schema_of("calendar")), tool(schema_of("clock"))],
+                "tool_choice": {"type": "function", "name": "clock"}, "parallel_tool_calls": false,
+                "max_output_tokens": ROOM, "temperature": 0,
+            })
+        },
+        call: |reply| {
+            assert_eq!(reply["status"], "completed", "{reply}");
+            let item = &reply["output"][0];
+            (item["name"].clone(), parsed(&text(&item["arguments"])))
+        },
+        streamed_call: |reply| {
+            let events = reply.events();
+            let of = |event: &'static str| {
+                let named = move |name: &Option<String>| name.as_deref() == Some(event);
+                events.iter().filter(move |(name, _)| named(name))
+            };
+            let name = joined(of("response.output_item.added").map(|(_, data)| data.pointer("/item/name")));
+            let all = joined(of("response.function_call_arguments.delta").map(|(_, data)| data.get("delta")));
+            let done = joined(of("response.function_call_arguments.done").map(|(_, data)| data.get("arguments")));
+            assert_eq!(all, done);
+            (json!(name), parsed(&all))
+        },
+        forming: |schema| {
+            let text = json!({"format": {"type": "json_schema", "name": "x", "schema": schema}});
+            json!({"input": question(), "text": text, "max_output_tokens": ROOM, "temperature": 0})
+        },
+        text: |reply| text(&reply["output"][0]["content"][0]["text"]),
+    },
+];
+
+#[test]
+fn a_forced_call_is_made_through_every_api() {
+    let host = Host::with_tools();
+    for api in APIS {
+        let mut body = (api.calling)();
+        let (name, arguments) = (api.call)(&host.post(api.path, &body).ok());
+        assert_eq!(name, "clock", "{}", api.path);
+        assert!(["UTC", "CET"].iter().any(|zone| arguments == json!({"zone": zone})), "{}: {arguments}", api.path);
+        body["stream"] = json!(true);
+        assert_eq!((api.streamed_call)(&host.post(api.path, &body)), (name, arguments), "{}", api.path);
+        body["tool_choice"] = match api.path {
+            "/v1/messages" => json!({"type": "tool", "name": "sundial"}),
+            _ => json!({"type": "function", "function": {"name": "sundial"}, "name": "sundial"}),
+        };
+        let refused = host.post(api.path, &body);
+        assert!(refused.status == 400 && refused.text().contains("sundial"), "{}: {}", api.path, refused.text());
+    }
+}
+
+#[test]
+fn an_answer_fits_its_schema_through_every_api() {
+    let (host, (_, schema)) = (Host::with_tools(), schema_of("clock"));
+    let fits = |path: &str, text: &str| {
+        let found = parsed(text);
+        assert!(["UTC", "CET"].iter().any(|zone| found == json!({"zone": zone})), "{path}: {text}");
+    };
+    for api in APIS {
+        fits(api.path, &(api.text)(&host.post(api.path, &(api.forming)(schema.clone())).ok()));
+    }
+    let options = json!({"num_predict": ROOM, "temperature": 0});
+    let chat = json!({"messages": question(), "format": schema, "options": options, "stream": false});
+    fits("/api/chat", &text(&host.post("/api/chat", &chat).ok()["message"]["content"]));
+    for raw in [false, true] {
+        let body = json!({"prompt": "Time?", "raw": raw, "format": schema, "options": options, "stream": false});
+        fits("/api/generate", &text(&host.post("/api/generate", &body).ok()["response"]));
+    }
+    let broken = json!({"messages": question(), "format": {"type": "nonsense"}, "stream": false});
+    assert_eq!(host.post("/api/chat", &broken).status, 400);
+}
+
+/// The result of a call is read as a message of its own, whatever the API, and the prompts are the same.
+#[test]
+fn a_result_goes_back_to_the_model() {
+    let host = Host::with_tools();
+    let (name, schema) = schema_of("clock");
+    let function = json!({"name": name, "arguments": "{\"zone\": \"UTC\"}"});
+    let call = json!({"id": "c1", "type": "function", "function": function});
+    let chat = json!({
+        "messages": [
+            {"role": "user", "content": "Time?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+        ],
+        "tools": [{"type": "function", "function": {"name": name, "parameters": schema}}],
+        "max_tokens": 8, "temperature": 0,
+    });
+    let messages = json!({
+        "messages": [
+            {"role": "user", "content": "Time?"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": name, "input": {"zone": "UTC"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "noon"}]},
+        ],
+        "tools": [{"name": name, "input_schema": schema}],
+        "max_tokens": 8, "temperature": 0,
+    });
+    let responses = json!({
+        "input": [
+            {"role": "user", "content": "Time?"},
+            {"type": "function_call", "call_id": "c1", "name": name, "arguments": "{\"zone\": \"UTC\"}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "noon"},
+        ],
+        "tools": [{"type": "function", "name": name, "parameters": schema}],
+        "max_output_tokens": 8, "temperature": 0,
+    });
+    let counts = [
+        ("/v1/chat/completions", chat, "/usage/prompt_tokens"),
+        ("/v1/messages/count_tokens", messages, "/input_tokens"),
+        ("/v1/responses", responses, "/usage/input_tokens"),
+    ]
+    .map(|(path, body, pointer)| host.post(path, &body).ok().pointer(pointer).cloned());
+    assert!(counts[0].is_some() && counts[0] == counts[1] && counts[1] == counts[2], "{counts:?}");
+}

@@ -1,0 +1,158 @@
+//! A server in this process: the bundled model, a free port.
+
+use super::client::{Opened, Reply, open};
+use axum_server::Handle;
+use kvas::{
+    engine::{Engine, EngineConfig},
+    model::Model,
+    sampling::SamplerParams,
+    server::{
+        Access, Facts, Loaded, Loader, Metrics, Models, Patience, Responses, Room, Server, Settings, listen, router,
+    },
+    session::ModelId,
+    text::ChatTemplate,
+};
+use kvas_backend::{KvType, Limits, Replay, StateType};
+use kvas_cpu::Cpu;
+use serde_json::{Map, Value};
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tokio::runtime::Runtime;
+
+const CONTEXT: usize = 1024;
+const PARALLEL: usize = 4;
+
+/// A server that runs until it is dropped.
+pub(crate) struct Host {
+    pub(crate) address: SocketAddr,
+    /// Its threads.
+    threads: Option<Runtime>,
+}
+
+#[derive(Debug)]
+struct Bundled {
+    parallel: usize,
+    /// Instead of the model's own.
+    template: Option<ChatTemplate>,
+}
+
+impl Loader for Bundled {
+    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
+        let model = Model::open(&path, None).map_err(|error| error.to_string())?;
+        let (kv_type, state_type, page_size) = (KvType::F16, StateType::F32, 16);
+        let limits = Limits {
+            rows: 64,
+            outputs: PARALLEL + 64,
+            pages: 16 * CONTEXT / page_size,
+            page_size,
+            slots: self.parallel + 1,
+            snapshots: 16,
+            replay: Replay::new(8, 4),
+            kv_type,
+            state_type,
+        };
+        let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
+        Ok(Loaded {
+            engine: Engine::start(runner, EngineConfig::new(CONTEXT)),
+            template: match &self.template {
+                Some(template) => template.clone(),
+                None => model.template().map_err(|error| error.to_string())?,
+            },
+            id: ModelId::of(&model.file),
+            facts: Facts { context: CONTEXT, ..Facts::of(&model) },
+            tokenizer: model.tokenizer,
+        })
+    }
+}
+
+fn settings(parallel: usize) -> Settings {
+    Settings {
+        parallel,
+        queue: 256,
+        slot_save_path: None,
+        reasoning_budget: None,
+        template_variables: Map::new(),
+        body_limit: 1 << 20,
+        timeout: None,
+    }
+}
+
+impl Host {
+    /// A server with these slots, changed as the test likes.
+    pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
+        Self::start_with(Bundled { parallel, template: None }, Patience::default(), change)
+    }
+
+    /// A server that waits this long for a head or the next part of a body.
+    pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
+        let patience = Patience { head: patience, body: patience };
+        Self::start_with(Bundled { parallel, template: None }, patience, |_, _| {})
+    }
+
+    /// A server whose template offers tools.
+    pub(crate) fn with_tools() -> &'static Self {
+        static SHARED: OnceLock<Host> = OnceLock::new();
+        let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
+        SHARED.get_or_init(|| {
+            let bundled = Bundled { parallel: 2, template: Some(template) };
+            Self::start_with(bundled, Patience::default(), |_, _| {})
+        })
+    }
+
+    /// A server of one slot with this template.
+    pub(crate) fn with_template(template: ChatTemplate) -> Self {
+        Self::start_with(Bundled { parallel: 1, template: Some(template) }, Patience::default(), |_, _| {})
+    }
+
+    fn start_with(bundled: Bundled, patience: Patience, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
+        let parallel = bundled.parallel;
+        let (mut settings, mut access) = (settings(parallel), Access::default());
+        change(&mut settings, &mut access);
+        let models = Models::new(&["tiny".into()], Arc::new(bundled), SamplerParams::default());
+        let (metrics, responses) = (Metrics::default(), Responses::default());
+        let server = Arc::new(Server { settings, models, metrics, access, responses });
+        let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = listen::serve(listener, None, (Handle::new(), patience), router(server));
+        threads.spawn(async move { serving.await.unwrap() });
+        Self { address, threads: Some(threads) }
+    }
+
+    /// The server of all tests that need nothing special.
+    pub(crate) fn shared() -> &'static Self {
+        static SHARED: OnceLock<Host> = OnceLock::new();
+        SHARED.get_or_init(|| Self::start(PARALLEL, |_, _| {}))
+    }
+
+    /// Sends a body and reads the head of its reply.
+    pub(crate) fn open(&self, path: &str, body: &Value) -> Opened {
+        open(self.address, ("POST", path), &[], body.to_string().as_bytes())
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
+        self.open(path, body).rest()
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Reply {
+        self.send("GET", path, &[], "")
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Reply {
+        open(self.address, (method, path), headers, body.as_bytes()).rest()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(threads) = self.threads.take() {
+            threads.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! The server over HTTP, in this process, with the bundled model.
+
+mod access;
+mod client;
+mod deploy;
+mod endpoints;
+mod errors;
+mod forms;
+mod host;
+mod hostile;
+mod openapi;
+mod options;
+mod probes;
+mod slots;
+mod streams;
+mod templates;

@@ -1,0 +1,79 @@
+//! Several answers, probabilities, echoed prompts.
+
+use super::host::Host;
+use serde_json::{Value, json};
+
+#[test]
+fn several_answers_are_told_apart() {
+    let host = Host::shared();
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Tell me of a hen."}], "n": 3, "max_tokens": 8, "temperature": 1.5,
+        "seed": 7, "top_k": 0, "top_p": 1, "min_p": 0,
+    });
+    let reply = host.post("/v1/chat/completions", &body).ok();
+    let said: Vec<&Value> = reply["choices"].as_array().unwrap().iter().map(|one| &one["message"]["content"]).collect();
+    assert!(said.len() == 3 && (said[0] != said[1] || said[1] != said[2]), "{said:?}");
+    assert_eq!(reply["usage"]["completion_tokens"].as_u64().unwrap(), 24);
+    body["stream"] = json!(true);
+    let events = host.post("/v1/chat/completions", &body).events();
+    for (index, said) in said.iter().enumerate() {
+        let of = |data: &Value| data["choices"][0]["index"] == index;
+        let parts = events.iter().filter(|(_, data)| of(data));
+        let streamed: String = parts.filter_map(|(_, data)| data["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(json!(streamed), **said, "a seed gives the same answer again");
+    }
+}
+
+#[test]
+fn probabilities_are_those_of_the_text() {
+    let host = Host::shared();
+    let messages = json!([{"role": "user", "content": "Tell me of a cow."}]);
+    let body = json!({"messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": true, "top_logprobs": 3});
+    let choice = &host.post("/v1/chat/completions", &body).ok()["choices"][0];
+    let tokens = choice["logprobs"]["content"].as_array().unwrap();
+    let text: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!((json!(text), tokens.len()), (choice["message"]["content"].clone(), 6));
+    for token in tokens {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["token"], &top[0]["logprob"]), (3, &token["token"], &token["logprob"]));
+        let probability = |entry: &Value| entry["logprob"].as_f64().unwrap().exp();
+        assert!(top.is_sorted_by(|a, b| probability(a) >= probability(b)));
+        assert!(top.iter().map(probability).sum::<f64>() <= 1.0 + 1e-5);
+    }
+    let include = json!(["message.output_text.logprobs"]);
+    let body = json!({"input": "Tell me of a cow.", "max_output_tokens": 6, "temperature": 0, "include": include});
+    let part = &host.post("/v1/responses", &body).ok()["output"][0]["content"][0];
+    let same: Vec<&Value> = part["logprobs"].as_array().unwrap().iter().map(|token| &token["logprob"]).collect();
+    assert_eq!(same, tokens.iter().map(|token| &token["logprob"]).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_echo_begins_with_the_prompt() {
+    let host = Host::shared();
+    let prompt = "The fox and the hen";
+    let body = json!({"prompt": prompt, "max_tokens": 3, "temperature": 0, "echo": true, "logprobs": 2});
+    let choice = &host.post("/v1/completions", &body).ok()["choices"][0];
+    let (text, logprobs) = (choice["text"].as_str().unwrap(), &choice["logprobs"]);
+    assert!(text.starts_with(prompt) && text.len() > prompt.len(), "{text}");
+    let tokens: String = logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    assert_eq!(tokens, text);
+    let values = logprobs["token_logprobs"].as_array().unwrap();
+    assert!(values[0].is_null() && values[1..].iter().all(|value| value.as_f64().unwrap() <= 0.0), "{values:?}");
+}
+
+#[test]
+fn embeddings_have_length_one_and_know_their_text() {
+    let host = Host::shared();
+    let embed = |body: Value| -> Vec<Vec<f64>> {
+        let reply = host.post("/api/embed", &body).ok();
+        serde_json::from_value(reply["embeddings"].clone()).unwrap()
+    };
+    let vectors = embed(json!({"input": ["A fox runs.", "A fox runs.", "Two hens sleep."]}));
+    let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    assert!(vectors.iter().all(|vector| (product(vector, vector) - 1.0).abs() < 1e-5));
+    assert!((product(&vectors[0], &vectors[1]) - 1.0).abs() < 1e-5 && product(&vectors[0], &vectors[2]) < 0.999);
+    let openai = host.post("/v1/embeddings", &json!({"input": "A fox runs."})).ok();
+    let same: Vec<f64> = serde_json::from_value(openai["data"][0]["embedding"].clone()).unwrap();
+    assert!(product(&same, &vectors[0]) > 1.0 - 1e-5);
+    assert_eq!(embed(json!({"input": "x", "dimensions": 8}))[0].len(), 8);
+}

@@ -1,0 +1,56 @@
+// The settings dialog: the system prompt of a conversation, and what goes with every request.
+
+import { byId } from "./dom";
+import type { Conversation, Settings, Store } from "./store";
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"] as const;
+
+function field(name: string): HTMLInputElement {
+  return byId<HTMLInputElement>(`set-${name}`);
+}
+
+export class SettingsDialog {
+  private readonly dialog = byId<HTMLDialogElement>("settings");
+  private conversation: Conversation | null = null;
+
+  /** `saved` is called with whether the API key is another one. */
+  constructor(
+    private readonly store: Store,
+    private readonly saved: (conversation: Conversation, otherKey: boolean) => void,
+  ) {
+    this.dialog.addEventListener("close", () => {
+      if (this.dialog.returnValue === "save") this.take();
+    });
+    byId("settings-cancel").addEventListener("click", () => this.dialog.close("cancel"));
+    byId("set-defaults").addEventListener("click", () => {
+      for (const name of NUMBERS) field(name).value = "";
+      byId<HTMLSelectElement>("set-reasoning").value = "";
+    });
+  }
+
+  open(conversation: Conversation): void {
+    const { settings } = this.store;
+    this.conversation = conversation;
+    byId<HTMLTextAreaElement>("set-system").value = conversation.system;
+    field("system-new").checked = conversation.system === settings.system;
+    for (const name of NUMBERS) field(name).value = settings[name] === null ? "" : String(settings[name]);
+    byId<HTMLSelectElement>("set-reasoning").value = settings.reasoning;
+    field("key").value = settings.key;
+    this.dialog.returnValue = "";
+    this.dialog.showModal();
+  }
+
+  private take(): void {
+    const { settings } = this.store;
+    if (!this.conversation) return;
+    this.conversation.system = byId<HTMLTextAreaElement>("set-system").value;
+    if (field("system-new").checked) settings.system = this.conversation.system;
+    for (const name of NUMBERS) settings[name] = field(name).value === "" ? null : field(name).valueAsNumber;
+    settings.reasoning = byId<HTMLSelectElement>("set-reasoning").value as Settings["reasoning"];
+    const key = field("key").value.trim();
+    const otherKey = key !== settings.key;
+    settings.key = key;
+    this.store.saveSettings();
+    this.saved(this.conversation, otherKey);
+  }
+}

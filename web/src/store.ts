@@ -1,0 +1,179 @@
+// Conversations and settings, kept in localStorage: one entry per conversation.
+
+export interface Call {
+  id: string;
+  name: string;
+  arguments: string;
+}
+
+/** What an answer cost, as far as the server said. */
+export interface Stats {
+  rate: number | null;
+  written: number | null;
+  read: number | null;
+  cached: number | null;
+  miss: string | null;
+}
+
+export interface Message {
+  id: string;
+  role: "user" | "assistant";
+  content: string;
+  reasoning: string;
+  calls: Call[];
+  stats: Stats | null;
+  /** Why the answer is shorter than it could be. */
+  note: string | null;
+  error: string | null;
+}
+
+export interface Conversation {
+  id: string;
+  title: string;
+  /** Whether the title was given by hand. */
+  named: boolean;
+  system: string;
+  messages: Message[];
+  /** Milliseconds since 1970; orders the list. */
+  updated: number;
+}
+
+export interface Settings {
+  model: string;
+  temperature: number | null;
+  top_p: number | null;
+  top_k: number | null;
+  min_p: number | null;
+  max_tokens: number | null;
+  seed: number | null;
+  reasoning: "" | "on" | "off";
+  key: string;
+  /** System prompt of new conversations. */
+  system: string;
+  list: boolean;
+  memory: boolean;
+}
+
+const PREFIX = "kvas.conversation.";
+const SETTINGS = "kvas.settings";
+
+const DEFAULTS: Settings = {
+  model: "",
+  temperature: null,
+  top_p: null,
+  top_k: null,
+  min_p: null,
+  max_tokens: null,
+  seed: null,
+  reasoning: "",
+  key: "",
+  system: "",
+  list: true,
+  memory: false,
+};
+
+/** A fresh id. crypto.randomUUID is missing where a page is served without TLS. */
+export function newId(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(9)), (byte) => byte.toString(36).padStart(2, "0")).join("");
+}
+
+export function newMessage(role: Message["role"], content: string): Message {
+  return { id: newId(), role, content, reasoning: "", calls: [], stats: null, note: null, error: null };
+}
+
+/** A stored conversation, or null if the text is none. */
+function parse(text: string | null): Conversation | null {
+  try {
+    const value = JSON.parse(text ?? "null") as Conversation | null;
+    const whole =
+      value &&
+      [value.id, value.title, value.system].every((field) => typeof field === "string") &&
+      Array.isArray(value.messages) &&
+      value.messages.every((message) => typeof message.content === "string" && Array.isArray(message.calls));
+    return whole ? value : null;
+  } catch {
+    return null;
+  }
+}
+
+export class Store {
+  private readonly all = new Map<string, Conversation>();
+  readonly settings: Settings = { ...DEFAULTS };
+  /** Called when the browser refuses to keep something. */
+  onRefused: () => void = () => undefined;
+  /** Called when another tab has changed a conversation, which is null if it was deleted. */
+  onForeign: (id: string, conversation: Conversation | null) => void = () => undefined;
+
+  constructor() {
+    try {
+      for (const key of Object.keys(localStorage).filter((name) => name.startsWith(PREFIX))) {
+        const conversation = parse(localStorage.getItem(key));
+        if (conversation) this.all.set(conversation.id, conversation);
+      }
+      Object.assign(this.settings, JSON.parse(localStorage.getItem(SETTINGS) ?? "{}"));
+    } catch {
+      // No storage, or settings of another kind: the defaults do.
+    }
+    addEventListener("storage", (event) => {
+      if (!event.key?.startsWith(PREFIX)) return;
+      const conversation = parse(event.newValue);
+      const id = event.key.slice(PREFIX.length);
+      this.onForeign(id, conversation);
+    });
+  }
+
+  /** The last used first. */
+  list(): Conversation[] {
+    return [...this.all.values()].sort((a, b) => b.updated - a.updated);
+  }
+
+  get(id: string): Conversation | undefined {
+    return this.all.get(id);
+  }
+
+  create(system = this.settings.system): Conversation {
+    return { id: newId(), title: "New conversation", named: false, system, messages: [], updated: Date.now() };
+  }
+
+  /** A copy up to and including a message, or of everything. */
+  fork(from: Conversation, upTo?: Message): Conversation {
+    const end = upTo ? from.messages.indexOf(upTo) + 1 : from.messages.length;
+    const copy = structuredClone({ ...from, messages: from.messages.slice(0, end) });
+    for (const message of copy.messages) message.id = newId();
+    const title = from.title.replace(/ \(fork( \d+)?\)$/, "");
+    const forks = this.list().filter((one) => one.title.startsWith(`${title} (fork`)).length;
+    return { ...copy, id: newId(), title: `${title} (fork${forks > 0 ? ` ${forks + 1}` : ""})`, named: true, updated: Date.now() };
+  }
+
+  save(conversation: Conversation): void {
+    this.all.set(conversation.id, conversation);
+    this.write(PREFIX + conversation.id, conversation);
+  }
+
+  /** Takes over what another tab has written. */
+  adopt(id: string, conversation: Conversation | null): void {
+    if (conversation) this.all.set(id, conversation);
+    else this.all.delete(id);
+  }
+
+  remove(id: string): void {
+    this.all.delete(id);
+    try {
+      localStorage.removeItem(PREFIX + id);
+    } catch {
+      // Nothing was kept, nothing is left.
+    }
+  }
+
+  saveSettings(): void {
+    this.write(SETTINGS, this.settings);
+  }
+
+  private write(key: string, value: unknown): void {
+    try {
+      localStorage.setItem(key, JSON.stringify(value));
+    } catch {
+      this.onRefused();
+    }
+  }
+}
