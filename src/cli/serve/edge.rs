@@ -5,6 +5,7 @@ use anyhow::{Context, anyhow};
 use axum_server::{Handle, tls_rustls::RustlsConfig};
 use kvas::server::{Patience, Server, listen, router};
 use std::{
+    io::IsTerminal,
     net::{SocketAddr, TcpListener},
     path::PathBuf,
     sync::Arc,
@@ -95,7 +96,8 @@ pub(super) fn log(json: bool, verbose: bool) -> anyhow::Result<()> {
         Ok(text) => EnvFilter::try_new(&text).with_context(|| format!("KVAS_LOG={text}"))?,
         Err(_) => EnvFilter::new(default),
     };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colour = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
     let set = if json { log.json().try_init() } else { log.compact().try_init() };
     set.map_err(|error| anyhow!("the log cannot be written: {error}"))
 }
