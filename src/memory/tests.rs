@@ -435,3 +435,25 @@ fn every_miss_has_its_reason() {
     assert_eq!((reuse.cached, reuse.miss), (0, Miss::Evicted { known: 15, from: 0 }));
     assert_eq!(Miss::Diverged { at: 3 }.to_string(), "diverged at token 3");
 }
+
+/// What a sequence has read for one is not there when it reads for another, nor is what it left in the tree.
+#[test]
+fn a_sequence_that_changes_scopes_begins_anew() {
+    for recurrent in [false, true] {
+        let mut memory = Memory::new(&program(recurrent), &limits(60, 3, 4));
+        let (id, _) = memory.open().unwrap();
+        let (mine, yours) = (Scope(1), Scope(2));
+        assert_eq!(memory.enter(id, mine), None, "nothing was read");
+        memory.reserve(id, 6).unwrap();
+        memory.commit(id, 6);
+        let tokens = [1, 2, 3, 4, 5, 6];
+        memory.seal(id, &tokens);
+        assert_eq!(memory.enter(id, mine), None);
+        assert!(memory.enter(id, yours).is_some_and(|work| work.clear_slots == [memory.slot(id)]));
+        assert_eq!(memory.committed(id), 0);
+        assert_eq!(memory.attach(id, &[], &[1, 2, 3, 4, 5, 6, 7], 0).cached, 0);
+        assert_eq!(memory.enter(id, mine), None);
+        assert_eq!(memory.attach(id, &[], &[1, 2, 3, 4, 5, 6, 7], 0).cached, 6);
+        memory.check_integrity();
+    }
+}

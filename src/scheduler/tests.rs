@@ -186,3 +186,23 @@ fn prompts_are_read_in_small_parts_beside_answers() {
     let rows: Vec<u32> = scheduler.plan(&mut memory, 48).spans.iter().map(|span| span.rows).collect();
     assert_eq!(rows, [1, 48]);
 }
+
+/// A short prompt is read before a long one, but it takes nothing from an older request.
+#[test]
+fn nobody_makes_room_for_a_younger_one() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(48, 13)), memory(13));
+    let [a, b, c] = [(); 3].map(|()| open(&mut scheduler, &mut memory));
+    let begin = |scheduler: &mut Scheduler, memory: &mut Memory, id, length: u32| {
+        let prompt = (0..length).map(|token| token + 100 * (length + 1)).collect();
+        scheduler.begin(memory, (id, 0), prompt, Running { context: 500, seals: vec![], ..running(0) });
+    };
+    begin(&mut scheduler, &mut memory, b, 44);
+    step(&mut scheduler, &mut memory, 50);
+    // One page is left; the younger prompt wants two.
+    begin(&mut scheduler, &mut memory, c, 8);
+    assert_eq!(step(&mut scheduler, &mut memory, 50), [(b, 1, None)]);
+    assert_eq!((memory.committed(b), scheduler.get(b).paused), (45, false));
+    // The oldest one is served, whoever else there is.
+    scheduler.remove(a);
+    assert_eq!(step(&mut scheduler, &mut memory, 99), [(b, 1, Some(Finish::Stop))]);
+}
