@@ -299,3 +299,35 @@ fn logits_and_greedy_answers_of_the_trained_models() {
         }
     }
 }
+
+/// What `kvas serve` says of flags that stand in a file or in the environment, before anything is loaded.
+#[test]
+fn flags_of_the_server_come_from_a_file_and_the_environment() {
+    let file = std::env::temp_dir().join(format!("kvas-{}.toml", std::process::id()));
+    let serve = |text: &str, environment: &[(&str, &str)], arguments: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+        command.arg("serve").arg("--config").arg(&file).args(arguments).envs(environment.iter().copied());
+        let output = command.output().unwrap();
+        assert_ne!(output.status.code(), Some(0), "{text}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    // A file that is not there is what all of them end with: the flag was understood.
+    let missing = |name: &str| format!("error: {name}: No such file or directory (os error 2)\n");
+    assert_eq!(serve("model = \"of-file\"", &[], &[]), missing("of-file"));
+    assert_eq!(serve("model = \"of-file\"", &[("KVAS_MODEL", "of-environment")], &[]), missing("of-environment"));
+    let environment = [("KVAS_MODEL", "of-environment")];
+    assert_eq!(serve("model = \"of-file\"", &environment, &["-m", "of-line"]), missing("of-line"));
+    assert_eq!(serve("model = [\"a=x\", \"b=y\"]\nctx_size = 64\nshare-prefixes = false", &[], &[]), missing("x"));
+    for (text, expected) in [
+        ("nonsense = 3", "nonsense: there is no such flag"),
+        ("model = [", "line 1: unclosed array"),
+        ("model = \"x\"\nport = {}", "port: expected a text, a number, true, false, or a list of these"),
+        ("model = \"x\"\nshare-prefixes = 3", "share-prefixes: 3, expected true or false"),
+        ("model = [\"a=x\", \"a=y\"]\nalias = \"b\"", "--alias with several models"),
+    ] {
+        let said = serve(text, &[], &[]);
+        assert!(said.contains(expected) && said.lines().count() == 1, "{text}: {said}");
+    }
+    std::fs::remove_file(&file).unwrap();
+}
