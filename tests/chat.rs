@@ -3,7 +3,7 @@
 use crate::golden::{converted, fixture};
 use kvas::{
     chat::{Chat, ChatSettings},
-    engine::{Engine, EngineConfig, EngineHandle, Event, Request, Stream},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Pooling, Request, Score, Stream},
     memory::Miss,
     model::Model,
     sampling::{Sampler, SamplerParams},
@@ -147,6 +147,73 @@ fn who_makes_room_for_others_goes_on_later_with_the_same_answer() {
             assert_eq!(alone, together, "{name}");
             assert!(engine.stats().unwrap().steps.preemptions > 0, "{name}: there is not enough room for all");
         }
+    }
+}
+
+/// A prompt for which there is no room, even when all others have made some, fails, and whoever made room in vain begins
+/// anew from nothing: no bytes of what was there before are left.
+#[test]
+fn who_made_room_in_vain_begins_anew() {
+    for (name, page_stores) in [("qwen35", 1), ("qwen3next", 1)] {
+        let model = converted(&fixture(name), Quant::F32);
+        let pages = 1 + page_stores * 160 / 4;
+        let start = || engine_of(&model, Limits { pages, ..limits(0) }, None);
+        let request = |conversation, length: u32, seed: u32| {
+            let prompt = (0..length).map(|i| (i * 37 + seed) % 500).collect();
+            let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+            Request { conversation, max_tokens: 20, ..Request::new(prompt, sampler) }
+        };
+        let fresh = start();
+        let expected = whole(name, &fresh.submit(request(None, 50, 3)));
+        let engine = start();
+        let talk = engine.open().unwrap();
+        whole(name, &engine.submit(request(Some(talk), 90, 11)));
+        let refused = engine.submit(request(None, 400, 5));
+        let event = loop {
+            match refused.next_event() {
+                Event::Failed(what) => break what,
+                event => assert!(!matches!(event, Event::Done(..)), "{name}: {event:?}"),
+            }
+        };
+        assert!(event.contains("out of memory"), "{name}: {event}");
+        assert_eq!(whole(name, &engine.submit(request(Some(talk), 50, 3))), expected, "{name}");
+    }
+}
+
+/// A prompt whose tokens are all scored makes room, too, and every token is scored once.
+#[test]
+fn scores_do_not_depend_on_who_had_to_make_room() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let sampler = || Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+    let prompt = |length: u32, seed: u32| (0..length).map(|i| (i * 37 + seed) % 500).collect();
+    let limits = Limits { pages: 1 + 200 / 4, outputs: 20, ..limits(0) };
+    for score in [Score::Probabilities(0), Score::Hidden(Pooling::Mean)] {
+        let scored = |engine: &EngineHandle| {
+            let request = Request { max_tokens: 0, score: Some(score), ..Request::new(prompt(150, 7), sampler()) };
+            engine.submit(request)
+        };
+        let hear = |stream: Stream| {
+            let mut heard = Vec::new();
+            loop {
+                match stream.next_event() {
+                    Event::OfPrompt(one) => heard.push(one.chosen.log_probability),
+                    Event::Hidden(state) => heard.extend(state),
+                    Event::Probabilities(_) | Event::Token(_) => {}
+                    Event::Done(..) => return heard,
+                    Event::Failed(what) => panic!("{what}"),
+                }
+            }
+        };
+        let engine = engine_of(&model, limits, None);
+        let alone = hear(scored(&engine));
+        assert_eq!(alone.len(), if score == Score::Probabilities(0) { 149 } else { model.spec.width });
+        // The older one grows while the other is read.
+        let older = engine.submit(Request { max_tokens: 60, ..Request::new(prompt(60, 3), sampler()) });
+        let beside = hear(scored(&engine));
+        whole("qwen35", &older);
+        assert!(engine.stats().unwrap().steps.preemptions > 0, "there is room for both");
+        let far = alone.iter().zip(&beside).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(alone.len() == beside.len() && far < 1e-4, "{} and {} values, {far} apart", alone.len(), beside.len());
     }
 }
 

@@ -35,7 +35,9 @@ impl Choice {
         // What is reported is what the model thinks, not what was made of it.
         let model = self.likeliest.map(|count| (count, logits.to_vec()));
         if generated < self.min_tokens {
-            self.stop_tokens.iter().for_each(|token| logits[*token as usize] = f32::NEG_INFINITY);
+            for token in &self.stop_tokens {
+                logits.get_mut(*token as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
+            }
         }
         if let Some(constraint) = &mut self.constraint {
             constraint.mask(logits)?;
@@ -73,6 +75,8 @@ pub(super) struct Job {
 #[derive(Debug)]
 pub(super) struct Scoring {
     pub(super) score: Score,
+    /// The position of the prompt that is looked at next: those before it were, even if they are read again.
+    pub(super) next: usize,
     /// Sum of the hidden states, `[width]`.
     sum: Vec<f64>,
     rows: usize,
@@ -80,7 +84,7 @@ pub(super) struct Scoring {
 
 impl Scoring {
     pub(super) fn new(score: Score) -> Self {
-        Self { score, sum: Vec::new(), rows: 0 }
+        Self { score, next: 0, sum: Vec::new(), rows: 0 }
     }
 
     /// The hidden state of one more row, `[width]`.

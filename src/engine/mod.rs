@@ -30,7 +30,7 @@ use crate::{
 use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
 use job::{Choice, Job, Scoring};
-use kvas_backend::{DeviceError, Outputs};
+use kvas_backend::{CHUNK, DeviceError, Outputs};
 use pace::Pace;
 use shelf::Tier;
 use std::{
@@ -228,6 +228,10 @@ impl Engine {
         if let Some(token) = request.prompt.iter().find(|token| **token as usize >= vocab) {
             return Err(format!("token {token} of the prompt, expected less than the vocabulary of {vocab}"));
         }
+        let (outputs, least) = (self.runner.limits().outputs, CHUNK);
+        if request.score.is_some_and(Score::needs_all) && outputs < least {
+            return Err(format!("every token is to be scored in steps of {outputs}, expected at least {least}"));
+        }
         let (id, ephemeral) = match request.conversation {
             Some(id) => (*self.conversations.get(&id).ok_or("the conversation is closed")?, false),
             None => (self.open()?, true),
@@ -293,6 +297,8 @@ impl Engine {
         self.resume()?;
         let most = self.pace.most_rows(self.runner.limits().rows as u32);
         let plan = self.scheduler.plan(&mut self.memory, most);
+        // Also if nothing runs: who made room in vain is empty.
+        self.apply(&plan.work)?;
         if let Some((id, full)) = plan.starved {
             // Alone and still too long: an answer ends here, as it does at the end of the context.
             if self.jobs.get(&id).is_some_and(|job| job.timings.generated_tokens > 0) {
@@ -312,7 +318,6 @@ impl Engine {
             let of = if span.rows == 1 { &mut self.steps.decoded } else { &mut self.steps.prompts };
             *of += u64::from(span.rows);
         }
-        self.apply(&plan.work)?;
         let began = Instant::now();
         self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
         self.pace.ran(&plan.spans, began.elapsed());

@@ -13,9 +13,16 @@ impl Engine {
         (row, rows): (usize, usize),
         position: usize,
     ) -> Result<bool, DeviceError> {
+        if rows == 0 {
+            return Ok(false);
+        }
         let Some(mut scoring) = self.jobs.get_mut(&id).and_then(|job| job.scoring.take()) else { return Ok(false) };
         let tokens = &self.scheduler.get(id).tokens;
         let whole = position + rows == tokens.len();
+        // Who made room for others reads its tokens again.
+        let known = scoring.next.saturating_sub(position).min(rows);
+        let (row, rows, position) = (row + known, rows - known, position + known);
+        scoring.next = scoring.next.max(position + rows);
         let job = self.jobs.get_mut(&id).expect("a scored sequence has a job");
         match scoring.score {
             Score::Probabilities(count) => {

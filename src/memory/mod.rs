@@ -19,7 +19,7 @@ pub use usage::{Held, PageOwner, Usage};
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Prefixes};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// A live sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -271,9 +271,10 @@ impl Memory {
     /// True if a sequence of so many tokens fits beside the live ones, when everything that is merely kept gives way.
     pub fn fits(&self, tokens: u32) -> bool {
         let needed = self.page_stores * (tokens as usize).div_ceil(self.page_size);
-        let live: HashSet<Page> =
-            self.sequences.values().flat_map(|sequence| sequence.tables.iter().flatten().copied()).collect();
-        needed + live.len() <= self.pages.total()
+        let mut is_live = vec![false; self.pages.total() + 1];
+        let tables = self.sequences.values().flat_map(|sequence| &sequence.tables);
+        tables.flatten().for_each(|page| is_live[page.0 as usize] = true);
+        needed + is_live.into_iter().filter(|live| *live).count() <= self.pages.total()
     }
 
     /// The table entry of the next token, if its page already holds committed tokens.

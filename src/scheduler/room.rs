@@ -1,8 +1,8 @@
 //! What happens when memory is full: who is idle gives up what it holds, then the youngest request makes room for the
 //! oldest and goes on later. No request fails for it, and no answer changes.
 
-use super::{PlannedSpan, Scheduler, Sequence, StepPlan};
-use crate::memory::{DeviceWork, Full, Memory, Reuse, SequenceId};
+use super::{Cache, PlannedSpan, Scheduler, Sequence, StepPlan};
+use crate::memory::{DeviceWork, Full, Memory, Miss, Reuse, SequenceId};
 
 impl Scheduler {
     /// Makes room for `rows` more tokens of a sequence, if need be at the cost of others.
@@ -17,7 +17,7 @@ impl Scheduler {
                 Ok(work) => return Ok(work),
                 Err(full) => {
                     let giver = self.giver(memory, id, &plan.spans).ok_or(full)?;
-                    plan.work.extend(self.give_up(memory, giver));
+                    plan.work.push(self.give_up(memory, giver));
                     plan.paused += usize::from(self.get(giver).paused);
                 }
             }
@@ -34,17 +34,15 @@ impl Scheduler {
         idle.or_else(|| younger.filter(holds).find(is_free)).map(|sequence| sequence.id)
     }
 
-    /// Empties a sequence; what it has read is remembered as long as there is room for that. Its tokens are known, and
-    /// read again when it goes on.
-    fn give_up(&mut self, memory: &mut Memory, id: SequenceId) -> Vec<DeviceWork> {
+    /// Empties a sequence. Its tokens are known, and read again when it goes on. It leaves no snapshot: every kept prefix
+    /// gave way before, and its own would be the next.
+    fn give_up(&mut self, memory: &mut Memory, id: SequenceId) -> DeviceWork {
         let sequence = self.get_mut(id);
         sequence.paused = sequence.running.is_some();
-        let committed = memory.committed(id);
-        let sealed = memory.seal(id, &self.get(id).tokens[..committed as usize]);
-        if self.get(id).running.is_none() {
-            self.get_mut(id).tokens.clear();
+        if !sequence.paused {
+            sequence.tokens.clear();
         }
-        sealed.into_iter().chain([memory.clear(id)]).collect()
+        memory.clear(id)
     }
 
     /// The oldest sequence that made room and can go on: there is room for all its tokens and some to spare, or nobody
@@ -60,7 +58,10 @@ impl Scheduler {
     pub fn resume(&mut self, memory: &mut Memory, id: SequenceId) -> Reuse {
         let sequence = self.get_mut(id);
         sequence.paused = false;
-        memory.attach(id, &[], &sequence.tokens, 0)
+        match sequence.running.as_ref().map(|running| running.cache) {
+            Some(Cache::Use) | None => memory.attach(id, &[], &sequence.tokens, 0),
+            Some(Cache::Ignore) => Reuse { miss: Miss::Unwanted, ..Reuse::default() },
+        }
     }
 }
 

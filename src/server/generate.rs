@@ -97,8 +97,6 @@ pub struct End {
     pub finish: Finish,
     /// The stop string that ended it.
     pub stop_string: Option<String>,
-    /// Whether its time was over.
-    pub late: bool,
     /// Counts and durations.
     pub timings: Timings,
     /// From the request to the slot.
@@ -365,7 +363,7 @@ impl Answering {
         self.server.metrics.finished(&self.served.name, reason, &timings, (self.began, self.queued));
         let stop_string = self.stopped.map(|at| self.stop_strings[at].clone());
         let tokens = std::mem::take(&mut self.tokens);
-        let end = End { finish, stop_string, late, timings, queued: self.queued, slot: self.slot.id, tokens };
+        let end = End { finish, stop_string, timings, queued: self.queued, slot: self.slot.id, tokens };
         // The slot is free before its client hears so.
         let Self { pieces, index, slot, .. } = self;
         drop(slot);
