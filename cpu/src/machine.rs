@@ -55,16 +55,17 @@ impl Machine {
     /// Loads the weights and allocates all memory.
     pub(crate) fn new(
         proof: Proof,
-        pool: Pool,
+        mut pool: Pool,
         program: Arc<Program>,
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
         let matrices: Result<Vec<Matrix>, _> = program.weights.iter().map(|decl| Matrix::load(weights, decl)).collect();
-        let matrices = matrices?;
+        let mut matrices = matrices?;
         let quants: Vec<_> = matrices.iter().map(|matrix| matrix.quant).collect();
         let plan = Plan::new(&program, &quants, &limits, pool.threads());
         plan.check()?;
+        plan.packed.iter().for_each(|(weight, rows)| matrices[weight.0 as usize].pack(*rows, &mut pool));
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
             StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),

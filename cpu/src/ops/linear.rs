@@ -4,6 +4,7 @@ use super::product::{Activations, Entries, Finish, Linear, Product};
 use crate::{
     machine::Machine,
     pool::{Place, Pool, Tiles},
+    simd::panels::ROWS,
     weights::Matrix,
 };
 use kvas_backend::{
@@ -12,7 +13,7 @@ use kvas_backend::{
 };
 
 /// Columns of an output tile are a multiple of this: weight rows that are read together.
-const COLUMNS: usize = 8;
+const COLUMNS: usize = ROWS;
 
 /// A matrix, some columns of which a product fills.
 pub(crate) struct Target<'a> {
