@@ -2,10 +2,11 @@
 
 use crate::{
     available_memory,
-    ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes},
+    ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes, tiles},
     packed::panel_bytes,
     quantised::Quantised,
-    simd::panels::ROWS,
+    simd::{panels::ROWS, tiles::Tiles},
+    tiled::Tiled,
     weights::Path,
 };
 use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
@@ -20,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) page: usize,
     /// The 8-bit form of an activation.
     pub(crate) quantised: usize,
+    /// What the matrix unit multiplies, in 16 bits; 0 if there is none.
+    pub(crate) tiled: usize,
     /// (row, expert) or (row, head) pairs of a step, and experts or heads.
     pub(crate) routed: [usize; 2],
     /// Keys of a recurrence in a step; as many queries.
@@ -40,7 +43,12 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Counts what `program` takes, its weights stored in `quants`.
-    pub(crate) fn new(program: &Program, quants: &[Quant], limits: &Limits, threads: usize) -> Self {
+    pub(crate) fn new(
+        program: &Program,
+        quants: &[Quant],
+        limits: &Limits,
+        (threads, tiles): (usize, Option<Tiles>),
+    ) -> Self {
         let rows = |act: Act| match program.act(act).rows {
             Rows::Step => limits.rows,
             Rows::Outputs => limits.outputs,
@@ -57,6 +65,13 @@ impl Plan {
                 && product.weights().any(|weight| Path::of(quant(weight)) == Path::Packed)
             {
                 plan.quantised = plan.quantised.max(size(product.x));
+            }
+            if let Some(product) = op.product(program).filter(|_| tiles.is_some())
+                && product.weights().all(|weight| tiles::serves(quant(weight), program.weight(weight).shape[1]))
+            {
+                let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
+                let entries = rows(product.x).saturating_mul(product.matrices(program).0);
+                plan.tiled = plan.tiled.max(Tiled::elements(entries, columns));
             }
             let mut route = |experts: Act, weight: Weight, outputs: usize| {
                 plan.routed[0] = plan.routed[0].max(size(experts));
@@ -92,6 +107,9 @@ impl Plan {
                 }
                 StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
             }
+        }
+        if plan.tiled > 0 {
+            plan.scratch += tiles::SCRATCH;
         }
         plan.pack(program, quant);
         (plan.bytes, plan.scratch_bytes) = plan.count(program, limits, threads);
@@ -129,7 +147,8 @@ impl Plan {
         let rest = [self.keys.saturating_mul(2), self.partials, self.scratch.saturating_mul(threads), turns];
         let rest = rest.into_iter().fold(0usize, usize::saturating_add);
         let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
-        let scratch_bytes = scratch_bytes.saturating_add(self.packed_excess);
+        let scratch_bytes =
+            scratch_bytes.saturating_add(self.packed_excess).saturating_add(self.tiled.saturating_mul(2));
         let floats = acts.fold(0usize, usize::saturating_add);
         let pages = self.page.saturating_mul(limits.pages);
         let bytes = floats.saturating_mul(4).saturating_add(slots).saturating_add(pages).saturating_add(scratch_bytes);

@@ -40,16 +40,16 @@ impl Quantised {
         self.of = None;
     }
 
-    /// The rows `x` of an activation, with their 8-bit form if a matrix wants it: that of the last call if nothing was
+    /// The rows `x` of an activation, with their 8-bit form if a matrix wants it for any entries: that of the last call if nothing was
     /// written since.
     pub(crate) fn forms<'a>(
         &'a mut self,
         (proof, pool): (Proof, &mut Pool),
         (act, x): (Act, Activations<'a>),
-        matrix: &Matrix,
+        (entries, matrix): (usize, &Matrix),
         other: Option<&Matrix>,
     ) -> Activations<'a> {
-        let wants = |matrix: &Matrix| Path::of(matrix.quant) == Path::Packed;
+        let wants = |matrix: &Matrix| entries > 0 && Path::of(matrix.quant) == Path::Packed;
         if !wants(matrix) && !other.is_some_and(wants) {
             return x;
         }

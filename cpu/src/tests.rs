@@ -9,7 +9,12 @@ fn check(isa: Isa) {
     }
     let one: Make = &|| Box::new(Cpu::with_isa(1, isa));
     let three: Make = &|| Box::new(Cpu::with_isa(3, isa));
-    pass(conformance::cases().iter().map(|case| conformance::run(case, &[one, three])));
+    let rounded = |case: &Case| {
+        let products = case.program.ops.iter().any(|op| op.product(&case.program).is_some());
+        let bound = if products && isa == Isa::Amx { tolerance::bf16_tiles(case.weights.quant) } else { 0.0 };
+        Case { bound: case.bound.max(bound), ..case.clone() }
+    };
+    pass(conformance::cases().iter().map(|case| conformance::run(&rounded(case), &[one, three])));
 }
 
 fn pass(outcomes: impl Iterator<Item = conformance::Outcome>) {
@@ -56,9 +61,14 @@ fn avx512_agrees_with_the_reference() {
     check(Isa::Avx512);
 }
 
+#[test]
+fn amx_agrees_with_the_reference() {
+    check(Isa::Amx);
+}
+
 use kvas_backend::{
     CHUNK, KvType, Outputs, Reference, Replay, StateType, WeightData, WeightDecl,
-    conformance::{Build, Case, Random, RandomWeights},
+    conformance::{Build, Case, Random, RandomWeights, tolerance},
     op::Output,
 };
 use kvas_gguf::Quant;
@@ -298,7 +308,7 @@ fn what_cannot_be_prepared_is_said() {
     assert_eq!(prepare(Cpu::new(1), &mut good, limits), Ok(()));
     let unknown = Cpu { threads: 1, isa: named("sse9"), machine: None };
     let error = prepare(unknown, &mut good, limits).unwrap_err();
-    assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, avx2, avx512");
+    assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, avx2, avx512, amx");
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
         let error = prepare(Cpu::with_isa(1, isa), &mut good, limits).unwrap_err();
         assert_eq!(error, format!("cpu: this processor has no {}", isa.name()));

@@ -9,6 +9,7 @@ use crate::{
         math,
         panels::{QuantisedBlock, ROWS},
     },
+    tiled::TiledEntries,
     weights::{Matrix, Path},
 };
 use kvas_backend::op::Activation;
@@ -121,12 +122,15 @@ pub(crate) struct Product<'a> {
     /// Weight rows of a group: columns of the output.
     pub(crate) outputs: usize,
     pub(crate) finish: Finish<'a>,
+    /// Further entries, for the matrix unit.
+    pub(crate) tiled: Option<TiledEntries<'a>>,
 }
 
 impl Product<'_> {
     /// Computes the columns of a tile that spans all rows of the output.
     pub(crate) fn run(&self, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
-        let (y, scratch) = scratch.split_at_mut(RESULTS);
+        let all = scratch;
+        let (y, scratch) = all.split_at_mut(RESULTS);
         let (other, weights) = scratch.split_at_mut(RESULTS);
         let entry_bytes = match Path::of(self.matrix.quant) {
             Path::Packed => self.x.columns / BLOCK * size_of::<QuantisedBlock>(),
@@ -146,16 +150,16 @@ impl Product<'_> {
                     if let Some(matrix) = self.other {
                         self.multiply(matrix, (group, rows.clone()), block.clone(), (other, width), weights);
                     }
-                    for (i, entry) in block.enumerate() {
-                        let entry = self.entries.entry(entry);
-                        let part = i * width..i * width + count;
-                        let out = &mut out.row_mut(entry / self.entries.per_output)[at..at + count];
-                        let (y, other, column) = (&mut y[part.clone()], &other[part], first + at);
-                        self.proof.run(FinishRow { finish: self.finish, entry, column, y, other, out });
-                    }
+                    let (finish, order, per_output) = (self.finish, self.entries.order, self.entries.per_output);
+                    let part = (at, first + at, count);
+                    let entries = FinishedEntries { order, block, per_output };
+                    self.proof.run(FinishBlock { finish, entries, part, y, other, width, out: &mut out });
                 }
             }
             start = end;
+        }
+        if let Some(tiled) = self.tiled {
+            self.run_tiled(tiled, &mut out, all);
         }
     }
 
@@ -357,38 +361,65 @@ impl<E: Element> Kernel for RowsTimes<'_, E> {
     }
 }
 
-/// Writes the products of one entry where they belong.
-struct FinishRow<'a> {
-    finish: Finish<'a>,
-    entry: usize,
-    /// Of the output, where `y` begins.
-    column: usize,
-    y: &'a mut [f32],
-    other: &'a [f32],
-    out: &'a mut [f32],
+/// Which entries are finished, and their rows of the output.
+#[derive(Debug, Clone)]
+pub(super) struct FinishedEntries<'a> {
+    pub(super) order: Option<&'a [u32]>,
+    pub(super) block: Range<usize>,
+    pub(super) per_output: usize,
 }
 
-impl Kernel for FinishRow<'_> {
+/// Writes the products of some entries where they belong.
+pub(super) struct FinishBlock<'a, 'o> {
+    pub(super) finish: Finish<'a>,
+    pub(super) entries: FinishedEntries<'a>,
+    /// Where they begin in the tile of the output and in all of it, and how many columns there are.
+    pub(super) part: (usize, usize, usize),
+    pub(super) y: &'a mut [f32],
+    pub(super) other: &'a [f32],
+    /// Values of `y` from one entry to the next.
+    pub(super) width: usize,
+    pub(super) out: &'a mut Tile<'o, f32>,
+}
+
+impl Kernel for FinishBlock<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { finish, entry, column, y, other, out } = self;
-        match finish {
-            Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
-            Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
-            Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
-                if let Some(bias) = bias {
-                    math::add(simd, y, &bias[column..column + out.len()]);
-                }
-                if let Some(activation) = activation {
-                    math::activate_in_place(simd, activation, y);
-                }
-                if gate.is_some() || scale != 1.0 {
-                    math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
-                }
-                if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
+        let Self { finish, entries, part: (at, column, count), y, other, width, out } = self;
+        for (i, entry) in entries.block.enumerate() {
+            let entry = entries.order.map_or(entry, |order| order[entry] as usize);
+            let part = i * width..i * width + count;
+            let out = &mut out.row_mut(entry / entries.per_output)[at..at + count];
+            finish_row(simd, (finish, entry, column), &mut y[part.clone()], &other[part], out);
+        }
+    }
+}
+
+/// The products `y` of one entry, and those of the other matrix, from column `column` of the output on.
+#[inline(always)]
+fn finish_row<S: Simd>(
+    simd: S,
+    (finish, entry, column): (Finish<'_>, usize, usize),
+    y: &mut [f32],
+    other: &[f32],
+    out: &mut [f32],
+) {
+    match finish {
+        Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
+        Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
+        Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
+            if let Some(bias) = bias {
+                math::add(simd, y, &bias[column..column + out.len()]);
             }
+            if let Some(activation) = activation {
+                math::activate_in_place(simd, activation, y);
+            }
+            if gate.is_some() || scale != 1.0 {
+                math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
+            }
+            if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
         }
     }
 }

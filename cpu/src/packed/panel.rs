@@ -65,7 +65,16 @@ pub(crate) struct Panel<'a> {
     pub(crate) columns: usize,
 }
 
-impl Panel<'_> {
+impl<'a> Panel<'a> {
+    /// The scales of the unit that block `block` of 32 columns is in, and its lines of codes.
+    #[inline(always)]
+    pub(crate) fn block<L: Layout>(&self, block: usize) -> (&'a [u8], &'a [[u8; LINE]]) {
+        let (records, lines) = self.bytes.split_at(record_bytes::<L>(self.columns));
+        let each = <L::Coding as Coding>::LINES;
+        let record = &records[block / (L::UNIT / BLOCK) * L::RECORD..][..L::RECORD];
+        (record, &lines.as_chunks::<LINE>().0[block * each..][..each])
+    }
+
     /// `out[r][row] = panel[row] . x[r]`
     #[inline(always)]
     pub(crate) fn times<L: Layout, S: Simd, const R: usize>(

@@ -9,6 +9,8 @@ pub(crate) mod dense;
 pub(crate) mod math;
 pub(crate) mod panels;
 mod scalar;
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
+pub(crate) mod tiles;
 
 /// Instruction sets the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,11 +21,13 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
     Avx512,
+    /// x86-64 with AVX-512 BF16 and AMX for bf16 besides: whole chunks of prompts go through the matrix unit.
+    Amx,
 }
 
 impl Isa {
     /// All of them, narrow to wide.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The name users write: `avx2`.
     pub const fn name(self) -> &'static str {
@@ -31,6 +35,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 
@@ -58,6 +63,8 @@ pub(crate) enum Proof {
     Avx2(avx2::Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Amx(tiles::Tiles),
 }
 
 impl Proof {
@@ -69,8 +76,10 @@ impl Proof {
             Isa::Avx2 => avx2::Avx2::detect().map(Proof::Avx2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512::Avx512::detect().map(Proof::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => tiles::Tiles::detect().map(Proof::Amx),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => None,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
         }
     }
 
@@ -82,7 +91,19 @@ impl Proof {
             Proof::Avx2(avx2) => avx2::run(avx2, kernel),
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512(avx512) => avx512::run(avx512, kernel),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Amx(tiles) => avx512::run(tiles.vectors(), kernel),
         }
+    }
+
+    /// The matrix unit, where there is one.
+    #[allow(clippy::missing_const_for_fn, reason = "the answer is a constant on some processors only")]
+    pub(crate) fn tiles(self) -> Option<tiles::Tiles> {
+        #[cfg(target_arch = "x86_64")]
+        if let Proof::Amx(tiles) = self {
+            return Some(tiles);
+        }
+        None
     }
 }
 
