@@ -1,0 +1,52 @@
+//! One file per group of ops: what each of them launches, and the scratch it wants.
+
+pub(crate) mod attention;
+pub(crate) mod conv;
+pub(crate) mod experts;
+pub(crate) mod norm;
+pub(crate) mod product;
+pub(crate) mod recurrence;
+pub(crate) mod rope_store;
+pub(crate) mod rows;
+
+use crate::device::Device;
+use kvas_backend::{Limits, Op, Program, Weight};
+use kvas_gguf::Quant;
+
+/// The files of kernels an op may launch from: loaded at `prepare`. `quant` is the format a weight has on the device.
+pub(crate) fn units(op: &Op, quant: impl Fn(Weight) -> Quant, limits: &Limits) -> Vec<&'static str> {
+    match op {
+        Op::Embed(_) | Op::GatherRows(_) => vec!["rows"],
+        Op::Norm(_) | Op::GatedNorm(_) => vec!["norm"],
+        Op::Linear(op) => product::units(&[quant(op.weight)]),
+        Op::GatedLinear(op) => product::units(&[quant(op.gate), quant(op.up)]),
+        Op::HeadLinear(op) => product::units(&[quant(op.weight)]),
+        Op::ExpertGatedLinear(op) => {
+            let weights: Vec<Quant> = op.gate.into_iter().chain([op.up]).map(quant).collect();
+            experts::units(&weights)
+        }
+        Op::ExpertLinear(op) => experts::units(&[quant(op.weight)]),
+        Op::Route(_) => experts::route_units(),
+        Op::RopeStore(_) => rope_store::units(limits),
+        Op::Attention(_) => attention::units(limits),
+        Op::CausalConv(_) | Op::ShortConv(_) => conv::units(),
+        Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => recurrence::units(limits),
+    }
+}
+
+/// Bytes of the scratch that all ops share: what the one that wants most wants.
+pub(crate) fn scratch_bytes(program: &Program, limits: &Limits, device: &Device) -> u64 {
+    program.ops.iter().map(|op| of_op(program, op, limits, device)).max().unwrap_or(0)
+}
+
+fn of_op(program: &Program, op: &Op, limits: &Limits, device: &Device) -> u64 {
+    match op {
+        Op::Embed(_) | Op::GatherRows(_) | Op::Norm(_) | Op::GatedNorm(_) | Op::Route(_) => 0,
+        Op::Linear(_) | Op::GatedLinear(_) | Op::HeadLinear(_) => product::scratch_bytes(program, op, limits, device),
+        Op::ExpertGatedLinear(_) | Op::ExpertLinear(_) => experts::scratch_bytes(program, op, limits, device),
+        Op::RopeStore(_) => 0,
+        Op::Attention(op) => attention::scratch_bytes(program, op, limits, device),
+        Op::CausalConv(_) | Op::ShortConv(_) => conv::scratch_bytes(program, limits),
+        Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => recurrence::scratch_bytes(program, op, limits, device),
+    }
+}
