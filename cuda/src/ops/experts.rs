@@ -1,4 +1,4 @@
-//! Routing, and products of the chosen experts.
+//! Products of the chosen experts.
 
 use crate::{
     device::{Device, failed},
@@ -12,21 +12,12 @@ pub(crate) fn units(_quants: &[Quant]) -> Vec<&'static str> {
     vec![]
 }
 
-/// Files of kernels for routing.
-pub(crate) fn route_units() -> Vec<&'static str> {
-    vec![]
-}
-
 /// Scratch for the products of experts.
 pub(crate) fn scratch_bytes(_program: &Program, _op: &Op, _limits: &Limits, _device: &Device) -> u64 {
     0
 }
 
 impl Machine {
-    pub(crate) fn route(&mut self, _op: &op::Route) -> Result<(), DeviceError> {
-        Err(failed("route is not there yet"))
-    }
-
     pub(crate) fn expert_gated_linear(&mut self, _op: &op::ExpertGatedLinear) -> Result<(), DeviceError> {
         Err(failed("expert_gated_linear is not there yet"))
     }

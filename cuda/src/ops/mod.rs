@@ -7,10 +7,11 @@ pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod recurrence;
 pub(crate) mod rope_store;
+pub(crate) mod route;
 pub(crate) mod rows;
 
 use crate::device::Device;
-use kvas_backend::{Limits, Op, Program, Weight};
+use kvas_backend::{Limits, Op, Program, Weight, op::Activation};
 use kvas_gguf::Quant;
 
 /// The files of kernels an op may launch from: loaded at `prepare`. `quant` is the format a weight has on the device.
@@ -26,7 +27,7 @@ pub(crate) fn units(op: &Op, quant: impl Fn(Weight) -> Quant, limits: &Limits) -
             experts::units(&weights)
         }
         Op::ExpertLinear(op) => experts::units(&[quant(op.weight)]),
-        Op::Route(_) => experts::route_units(),
+        Op::Route(_) => vec!["route"],
         Op::RopeStore(_) => rope_store::units(limits),
         Op::Attention(_) => attention::units(limits),
         Op::CausalConv(_) | Op::ShortConv(_) => conv::units(),
@@ -49,4 +50,19 @@ fn of_op(program: &Program, op: &Op, limits: &Limits, device: &Device) -> u64 {
         Op::CausalConv(_) | Op::ShortConv(_) => conv::scratch_bytes(program, limits),
         Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => recurrence::scratch_bytes(program, op, limits, device),
     }
+}
+
+/// `Activation` of `kernels/common/types.cuh`.
+pub(crate) fn activation(activation: Option<Activation>) -> u32 {
+    match activation {
+        None => 0,
+        Some(Activation::Silu) => 1,
+        Some(Activation::Sigmoid) => 2,
+        Some(Activation::ReluSquared) => 3,
+    }
+}
+
+/// What kernels are given for yes and no.
+pub(crate) fn flag(is_true: bool) -> u32 {
+    u32::from(is_true)
 }

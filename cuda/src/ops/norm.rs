@@ -1,7 +1,13 @@
 //! Norms.
 
-use crate::{device::failed, machine::Machine};
-use kvas_backend::{DeviceError, op};
+use crate::{
+    machine::Machine,
+    ops::{activation, flag},
+};
+use kvas_backend::{
+    DeviceError,
+    op::{self, GateOrder},
+};
 
 /// Threads for a group of columns: whole warps, each thread with a few columns.
 fn threads(group: usize) -> usize {
@@ -13,7 +19,8 @@ impl Machine {
         let weight = self.matrix(op.weight);
         let group = weight.columns;
         let groups = self.columns(op.x) / group;
-        self.kernel("norm", "norm_rows")?
+        let name = if group.is_multiple_of(4) { "norm_rows_by_4" } else { "norm_rows" };
+        self.kernel("norm", name)?
             .grid(self.rows(op.x) * groups, 1, 1)
             .block(threads(group))
             .arg(self.act(op.x))
@@ -24,7 +31,20 @@ impl Machine {
             .launch()
     }
 
-    pub(crate) fn gated_norm(&mut self, _op: &op::GatedNorm) -> Result<(), DeviceError> {
-        Err(failed("gated_norm is not there yet"))
+    pub(crate) fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {
+        let columns = self.columns(op.x);
+        let [weight_rows, group] = op.weight.map_or([1, columns], |weight| self.program.weight(weight).shape);
+        self.kernel("norm", "gated_norm_rows")?
+            .grid(self.rows(op.x) * (columns / group), 1, 1)
+            .block(threads(group))
+            .arg(self.act(op.x))
+            .arg(self.act(op.gate))
+            .arg(self.optional(op.weight))
+            .arg(group as u32)
+            .arg(weight_rows as u32)
+            .arg(op.eps)
+            .arg(activation(Some(op.activation)))
+            .arg(flag(op.order == GateOrder::BeforeNorm))
+            .launch()
     }
 }
