@@ -183,7 +183,7 @@ pub trait Backend: Send {
     /// Overwrites the first rows of a page of `store` by such values, as many as there are.
     fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError>;
 
-    /// The first `out.len() / columns` rows of an activation.
+    /// The first `out.len() / columns` rows of an activation. Waits for all that was asked for before, also for no rows.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
 
     /// Overwrites the first `values.len() / columns` rows of an activation (conformance and `diff`).

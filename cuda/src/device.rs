@@ -77,6 +77,11 @@ pub fn has_driver() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
+/// Whether the driver is there and sees a GPU.
+pub fn has_device() -> bool {
+    has_driver() && CudaContext::device_count().is_ok_and(|count| count > 0)
+}
+
 impl Device {
     /// Opens GPU number `ordinal`.
     ///

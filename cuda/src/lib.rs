@@ -9,6 +9,7 @@
 //! | `launch.rs` | kernels by name, with a grid, a block and typed arguments: the one place that launches |
 //! | `nvrtc.rs`, `compile.rs`, `image.rs` | sources to machine code: the compiler, the cache on disk, the image that a build can embed |
 //! | `step.rs` | a step on the device: tokens, spans with what their rings do, page tables |
+//! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
 //! | `kernels/*.cu` | kernels, one file per group; `kernels/common` what they share, `kernels/quant` formats of weights |
@@ -25,14 +26,16 @@ mod device;
 mod image;
 mod launch;
 mod machine;
+mod measure;
 mod nvrtc;
 mod ops;
 mod step;
 mod weights;
 
 pub use compile::{ARCHITECTURES, build_image, compiler_version};
-pub use device::{Device, has_driver};
+pub use device::{Device, has_device, has_driver};
 pub use image::embedded_architectures;
+pub use weights::weight_bytes;
 
 use device::failed;
 use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};

@@ -73,6 +73,14 @@ fn is_supported(quant: Quant) -> bool {
     matches!(quant, Quant::F32 | Quant::F16 | Quant::Bf16 | Quant::Q8_0 | Quant::Q4_0)
 }
 
+/// Bytes that a weight takes on the device if the file has it in this format.
+pub fn weight_bytes(decl: &WeightDecl, quant: Quant) -> u64 {
+    let quant = if decl.format == WeightFormat::F32 || !is_supported(quant) { Quant::F32 } else { quant };
+    let bytes = quant.row_bytes(decl.shape[1]).and_then(|row| row.checked_mul(decl.shape[0]));
+    // The driver gives memory in pieces of 512 bytes.
+    bytes.map_or(u64::MAX, |bytes| (bytes as u64).next_multiple_of(512))
+}
+
 /// How the names of kernels say a format: `q4_k`.
 pub(crate) fn suffix(quant: Quant) -> String {
     quant.name().to_lowercase()

@@ -82,10 +82,12 @@ impl ComputeFlags {
 /// Where to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// The best there is
+    /// A GPU if there is one, else the processor
     Auto,
     /// The processor
     Cpu,
+    /// An NVIDIA GPU, the first one that the driver shows
+    Cuda,
     /// The naive reference: slow, and the truth that `diff` and tests compare with
     Reference,
 }

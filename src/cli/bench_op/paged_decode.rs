@@ -195,7 +195,7 @@ fn check(flags: &ComputeFlags, page_size: usize, kv_type: KvType) -> anyhow::Res
 
 impl PagedDecode {
     pub(super) fn run(self) -> anyhow::Result<u8> {
-        let mut report = Report::with_bandwidth(&self.timing, "paged_decode", "contexts in one piece");
+        let mut report = Report::with_bandwidth(&self.timing, "paged_decode", "contexts in one piece")?;
         for context in &self.contexts {
             for batch in &self.batch {
                 self.compare(&mut report, usize::from(*batch), *context as usize)?;
