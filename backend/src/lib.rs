@@ -110,6 +110,12 @@ pub trait Backend: Send {
         limits: Limits,
     ) -> Result<(), DeviceError>;
 
+    /// Whether `prepare` reads the bytes of every weight, and keeps none of them where they are: a source need not bring
+    /// them into memory first.
+    fn reads_weights(&self) -> bool {
+        false
+    }
+
     /// Bytes that `prepare` would take besides weights, activations, pages and slots, for weights stored in these
     /// formats.
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64;

@@ -10,6 +10,7 @@
 //! | `nvrtc.rs`, `compile.rs`, `image.rs` | sources to machine code: the compiler, the cache on disk, the image that a build can embed |
 //! | `step.rs` | a step on the device: tokens, spans with what their rings do, page tables |
 //! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
+//! | `upload.rs`, `weights.rs` | weights to the device |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
 //! | `kernels/*.cu` | kernels, one file per group; `kernels/common` what they share, `kernels/quant` formats of weights |
@@ -30,6 +31,7 @@ mod measure;
 mod nvrtc;
 mod ops;
 mod step;
+mod upload;
 mod weights;
 
 pub use compile::{ARCHITECTURES, build_image, compiler_version};
@@ -82,6 +84,10 @@ impl Backend for Cuda {
         self.machine = None;
         self.machine = Some(Machine::new(&self.device, program, weights, limits)?);
         Ok(())
+    }
+
+    fn reads_weights(&self) -> bool {
+        true
     }
 
     fn scratch_bytes(&self, program: &Program, _quants: &[Quant], limits: &Limits) -> u64 {

@@ -5,6 +5,7 @@ use crate::{
     launch::Launch,
     ops,
     step::{StepImage, StepView},
+    upload::Uploader,
     weights::Matrix,
 };
 use kvas_backend::{Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Step, Weight, WeightSource};
@@ -40,8 +41,10 @@ impl Machine {
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
-        let loaded = program.weights.iter().map(|decl| Matrix::load(device, weights, decl));
+        let mut uploader = Uploader::new(device)?;
+        let loaded = program.weights.iter().map(|decl| Matrix::load((device, &mut uploader), weights, decl));
         let matrices = loaded.collect::<Result<Vec<_>, _>>()?;
+        drop(uploader);
         let mut units = vec!["tables"];
         for op in &program.ops {
             units.extend(ops::units(op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));

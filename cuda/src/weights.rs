@@ -1,6 +1,9 @@
 //! Weights on the device.
 
-use crate::device::{Device, Memory, Ptr};
+use crate::{
+    device::{Device, Memory, Ptr},
+    upload::Uploader,
+};
 use kvas_backend::{DeviceError, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
 use std::sync::Arc;
@@ -21,7 +24,7 @@ pub(crate) struct Matrix {
 impl Matrix {
     /// Gets a weight, checks that it can be computed with, and uploads it.
     pub(crate) fn load(
-        device: &Arc<Device>,
+        (device, uploader): (&Arc<Device>, &mut Uploader),
         source: &mut dyn WeightSource,
         decl: &WeightDecl,
     ) -> Result<Self, DeviceError> {
@@ -43,12 +46,12 @@ impl Matrix {
         if decl.format == WeightFormat::F32 || !is_supported(quant) {
             let floats = as_floats()?;
             let memory = device.take(&place, 4 * floats.len())?;
-            device.upload(memory.at(), &floats)?;
+            uploader.send(memory.at(), bytemuck::cast_slice(&floats))?;
             let floats = if decl.format == WeightFormat::F32 { floats } else { Vec::new() };
             return Ok(Self { quant: Quant::F32, columns, row_bytes: 4 * columns, memory, floats });
         }
         let memory = device.take(&place, loaded.bytes.len())?;
-        device.upload(memory.at(), &loaded.bytes)?;
+        uploader.send(memory.at(), &loaded.bytes)?;
         Ok(Self { quant, columns, row_bytes, memory, floats: Vec::new() })
     }
 
