@@ -10,6 +10,7 @@
 //! | `nvrtc.rs`, `compile.rs`, `image.rs` | sources to machine code: the compiler, the cache on disk, the image that a build can embed |
 //! | `step.rs` | a step on the device: tokens, spans with what their rings do, page tables |
 //! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
+//! | `plan.rs` | how much memory a program takes |
 //! | `upload.rs`, `weights.rs` | weights to the device |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
@@ -30,6 +31,7 @@ mod machine;
 mod measure;
 mod nvrtc;
 mod ops;
+mod plan;
 mod step;
 mod upload;
 mod weights;
@@ -43,6 +45,7 @@ use device::failed;
 use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
 use kvas_gguf::Quant;
 use machine::Machine;
+use plan::Plan;
 use std::sync::Arc;
 
 /// Runs programs on a GPU.
@@ -91,7 +94,7 @@ impl Backend for Cuda {
     }
 
     fn scratch_bytes(&self, program: &Program, _quants: &[Quant], limits: &Limits) -> u64 {
-        ops::scratch_bytes(program, limits, &self.device) + step::StepImage::bytes(program, limits)
+        Plan::new(program, limits, &self.device).scratch
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {

@@ -4,6 +4,7 @@ use crate::{
     device::{Device, Memory, Pinned, Ptr},
     launch::Launch,
     ops,
+    plan::Plan,
     step::{StepImage, StepView},
     upload::Uploader,
     weights::Matrix,
@@ -52,6 +53,7 @@ impl Machine {
         units.sort_unstable();
         units.dedup();
         device.load_units(&units)?;
+        Plan::new(&program, &limits, device).check(device)?;
         let rows = |rows: Rows| if rows == Rows::Step { limits.rows } else { limits.outputs };
         let act = |act: &kvas_backend::ActDecl| {
             device.take(&format!("activation {}", act.name), 4 * act.columns * rows(act.rows))
