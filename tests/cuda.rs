@@ -72,3 +72,18 @@ fn any_history_on_a_gpu_says_what_a_fresh_run_on_the_processor_says() {
         go_through(name, &Subject { make: &|| backend(&device), bound: HISTORY }, (34, 60));
     }
 }
+
+/// Steps of one row are the same launches again and again: all but the first few are graphs.
+#[test]
+fn a_graph_gives_the_bits_of_its_launches() {
+    let Some(device) = device() else { return };
+    for directory in fixtures() {
+        for quant in [Quant::Bf16, Quant::Q8_0] {
+            let (model, golden) = (converted(&directory, quant), golden(&directory));
+            let limits = limits(1, Replay::new(8, 1), KvType::F16);
+            let of = |backend: Box<dyn Backend>| logits(&model, backend, limits, &golden.ids);
+            let eager = of(Box::new(Cuda::new(device.clone()).eager()));
+            assert!(of(backend(&device)) == eager, "{} as {quant}", directory.display());
+        }
+    }
+}

@@ -8,6 +8,7 @@
 //! | `device.rs` | a GPU: context, stream, memory, copies, errors of the driver. Unsafe calls of the driver are here |
 //! | `launch.rs` | kernels by name, with a grid, a block and typed arguments: the one place that launches |
 //! | `nvrtc.rs`, `compile.rs`, `image.rs` | sources to machine code: the compiler, the cache on disk, the image that a build can embed |
+//! | `recorder.rs` | what a step launches as a graph, if it comes again |
 //! | `step.rs` | a step on the device: tokens, spans with what their rings do, page tables |
 //! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
 //! | `plan.rs` | how much memory a program takes |
@@ -32,6 +33,7 @@ mod measure;
 mod nvrtc;
 mod ops;
 mod plan;
+mod recorder;
 mod step;
 mod upload;
 mod weights;
@@ -52,6 +54,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Cuda {
     device: Arc<Device>,
+    is_eager: bool,
     machine: Option<Machine>,
 }
 
@@ -64,7 +67,12 @@ impl std::fmt::Debug for Machine {
 impl Cuda {
     /// A backend on a GPU with nothing on it.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, machine: None }
+        Self { device, is_eager: false, machine: None }
+    }
+
+    /// The same, but every kernel is launched on its own and no graphs are made: slower, the same results.
+    pub fn eager(self) -> Self {
+        Self { is_eager: true, ..self }
     }
 
     /// The GPU.
@@ -85,7 +93,8 @@ impl Backend for Cuda {
         limits: Limits,
     ) -> Result<(), DeviceError> {
         self.machine = None;
-        self.machine = Some(Machine::new(&self.device, program, weights, limits)?);
+        let device = self.device.with_own_stream()?;
+        self.machine = Some(Machine::new((&device, self.is_eager), program, weights, limits)?);
         Ok(())
     }
 
@@ -99,6 +108,17 @@ impl Backend for Cuda {
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.machine().begin(step)
+    }
+
+    fn run(&mut self, program: &Program, step: &Step) -> Result<(), DeviceError> {
+        self.begin(step)?;
+        self.machine().begin_ops()?;
+        let run = program.ops.iter().try_for_each(|op| self.execute(op));
+        if run.is_err() {
+            self.machine().device.abandon_step();
+            return run;
+        }
+        self.machine().end_ops()
     }
 
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {

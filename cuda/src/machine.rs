@@ -5,6 +5,7 @@ use crate::{
     launch::Launch,
     ops,
     plan::Plan,
+    recorder::Graphs,
     step::{StepImage, StepView},
     upload::Uploader,
     weights::Matrix,
@@ -32,12 +33,13 @@ pub(crate) struct Machine {
     pub(crate) entries: Vec<Entry>,
     pub(crate) cursors: Cursors,
     staging: Pinned,
+    graphs: Graphs,
 }
 
 impl Machine {
     /// Loads the weights, takes all memory and loads the kernels.
     pub(crate) fn new(
-        device: &Arc<Device>,
+        (device, is_eager): (&Arc<Device>, bool),
         program: Arc<Program>,
         weights: &mut dyn WeightSource,
         limits: Limits,
@@ -68,6 +70,7 @@ impl Machine {
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
             staging: Pinned::new(device, STAGING)?,
+            graphs: Graphs::new(is_eager),
             limits,
             matrices,
             program,
@@ -127,6 +130,16 @@ impl Machine {
             self.entries.push(self.cursors.begin(span.slot, span.rows));
         }
         self.image.begin(&self.device, &self.step, &self.entries)
+    }
+
+    /// Everything the step asks for from here on waits for [`Machine::end_ops`].
+    pub(crate) fn begin_ops(&self) -> Result<(), DeviceError> {
+        self.device.begin_step()
+    }
+
+    /// Runs it, at once if the same was run before.
+    pub(crate) fn end_ops(&mut self) -> Result<(), DeviceError> {
+        self.device.end_step(&mut self.graphs)
     }
 
     /// Ends the steps of some slots.

@@ -189,7 +189,7 @@ fn capabilities(place: &Place, gbs: f64, gflops: f64) -> String {
         Place::Cpu(_) | Place::Reference => {
             format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (f32)")
         }
-        Place::Cuda(_) => {
+        Place::Cuda { .. } => {
             format!("{device} copies {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (bf16 matrix instructions)")
         }
     }

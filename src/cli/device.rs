@@ -44,8 +44,8 @@ impl Wanted {
 pub(crate) enum Place {
     /// On so many threads of the processor.
     Cpu(usize),
-    /// On a GPU.
-    Cuda(Arc<kvas_cuda::Device>),
+    /// On a GPU; with or without graphs.
+    Cuda { device: Arc<kvas_cuda::Device>, eager: bool },
     /// In the reference.
     Reference,
 }
@@ -61,7 +61,10 @@ impl Place {
     pub(crate) fn of(flags: &ComputeFlags) -> anyhow::Result<Self> {
         match flags.device {
             Device::Cpu => Ok(Place::Cpu(flags.threads())),
-            Device::Cuda => Ok(Place::Cuda(Self::gpu().map_err(|error| anyhow!("--device {error}"))?)),
+            Device::Cuda => {
+                let device = Self::gpu().map_err(|error| anyhow!("--device {error}"))?;
+                Ok(Place::Cuda { device, eager: flags.eager })
+            }
             Device::Reference => Ok(Place::Reference),
             Device::Auto if !kvas_cuda::has_device() => Ok(Place::Cpu(flags.threads())),
             Device::Auto => Ok(Self::gpu().map_or_else(
@@ -70,7 +73,7 @@ impl Place {
                     SAID.call_once(|| eprintln!("{error}; computing on the processor"));
                     Place::Cpu(flags.threads())
                 },
-                Place::Cuda,
+                |device| Place::Cuda { device, eager: flags.eager },
             )),
         }
     }
@@ -79,7 +82,7 @@ impl Place {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Place::Cpu(_) => "cpu",
-            Place::Cuda(_) => "cuda",
+            Place::Cuda { .. } => "cuda",
             Place::Reference => "reference",
         }
     }
@@ -88,7 +91,7 @@ impl Place {
     pub(crate) fn describe(&self) -> String {
         match self {
             Place::Cpu(threads) => format!("{threads} threads; this machine"),
-            Place::Cuda(device) => device.name().to_string(),
+            Place::Cuda { device, .. } => device.name().to_string(),
             Place::Reference => "the reference; this machine".into(),
         }
     }
@@ -97,7 +100,8 @@ impl Place {
     pub(crate) fn backend(&self) -> Box<dyn Backend> {
         match self {
             Place::Cpu(threads) => Box::new(kvas_cpu::Cpu::new(*threads)),
-            Place::Cuda(device) => Box::new(Cuda::new(device.clone())),
+            Place::Cuda { device, eager: false } => Box::new(Cuda::new(device.clone())),
+            Place::Cuda { device, eager: true } => Box::new(Cuda::new(device.clone()).eager()),
             Place::Reference => Box::new(Reference::default()),
         }
     }
@@ -107,7 +111,7 @@ impl Place {
     pub(crate) fn bandwidth(&self) -> anyhow::Result<f64> {
         match self {
             Place::Cpu(threads) => Ok(kvas_cpu::read_bandwidth(*threads)),
-            Place::Cuda(device) => Ok(device.copy_bandwidth()?),
+            Place::Cuda { device, .. } => Ok(device.copy_bandwidth()?),
             Place::Reference => Ok(kvas_cpu::read_bandwidth(1)),
         }
     }
@@ -116,7 +120,7 @@ impl Place {
     pub(crate) fn compute_peak(&self) -> anyhow::Result<f64> {
         match self {
             Place::Cpu(threads) => Ok(kvas_cpu::compute_peak(*threads) * 1e9),
-            Place::Cuda(device) => Ok(device.matrix_peak()?),
+            Place::Cuda { device, .. } => Ok(device.matrix_peak()?),
             Place::Reference => Ok(kvas_cpu::compute_peak(1) * 1e9),
         }
     }
@@ -128,7 +132,7 @@ impl Place {
                 let weights = model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file);
                 Ok([weights, kvas_cpu::resident_memory().unwrap_or(0), available_bytes()])
             }
-            Place::Cuda(device) => {
+            Place::Cuda { device, .. } => {
                 let quants = weights::quants(&model.program, &model.file);
                 let weights = model.program.weights.iter().zip(quants);
                 let weights = weights.map(|(decl, quant)| kvas_cuda::weight_bytes(decl, quant)).sum();

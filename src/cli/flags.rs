@@ -70,6 +70,9 @@ pub(crate) struct ComputeFlags {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    /// Launch every kernel on its own instead of whole steps as CUDA graphs: slower, the same results
+    #[arg(long)]
+    pub(crate) eager: bool,
 }
 
 impl ComputeFlags {

@@ -22,7 +22,7 @@ impl Selftest {
     /// Exits with 1 if something is wrong.
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let mut places = vec![Place::of(&self.compute)?];
-        if self.compute.device == Device::Auto && matches!(places[0], Place::Cuda(_)) {
+        if self.compute.device == Device::Auto && matches!(places[0], Place::Cuda { .. }) {
             places.push(Place::Cpu(self.compute.threads()));
         }
         let mut all_passed = true;
@@ -46,7 +46,7 @@ impl Place {
     fn bounded(&self, case: Case) -> Case {
         match self {
             Place::Cpu(_) | Place::Reference => case,
-            Place::Cuda(_) => case.with_half_activations(),
+            Place::Cuda { .. } => case.with_half_activations(),
         }
     }
 }
