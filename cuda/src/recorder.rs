@@ -152,3 +152,54 @@ impl Graphs {
         times
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Cuda, Device};
+    use kvas_backend::{
+        Backend, KvType, Limits, Op, Outputs, Replay, Slot, StateType, Step,
+        conformance::{Build, Random, RandomWeights},
+        op::Norm,
+    };
+    use kvas_gguf::Quant;
+    use std::sync::Arc;
+
+    /// The same step with other inputs, eight times: the last five are graphs.
+    fn outputs(mut backend: Cuda) -> Vec<Vec<f32>> {
+        let (mut b, columns, rows) = (Build::default(), 96, 5);
+        let acts = [0, 1, 2, 3, 4, 5].map(|i| b.act(&format!("x{i}"), columns));
+        let weight = b.small("norm", [1, columns]);
+        for pair in acts.windows(2) {
+            b.op(Op::Norm(Norm { x: pair[0], weight, eps: 1e-6, out: pair[1] }));
+        }
+        let program = Arc::new(b.finish(acts[5]));
+        let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
+        let limits =
+            Limits { rows, outputs: rows, pages: 1, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type };
+        backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 1 }, limits).unwrap();
+        let mut random = Random::new(3);
+        let mut step = Step::default();
+        step.push(Slot(1), 0, &vec![0; rows], Outputs::All, []);
+        let mut one = || {
+            let x: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
+            let mut out = vec![0.0; x.len()];
+            backend.write(acts[0], &x).unwrap();
+            backend.run(&program, &step).unwrap();
+            backend.read(acts[5], &mut out).unwrap();
+            backend.commit(&[(Slot(1), rows as u32)]).unwrap();
+            out
+        };
+        (0..8).map(|_| one()).collect()
+    }
+
+    #[test]
+    fn graphs_give_the_bits_of_their_launches() {
+        if !crate::has_device() {
+            return eprintln!("skipped: no CUDA device");
+        }
+        let device = Device::open(0).unwrap();
+        let (eager, graphs) = (outputs(Cuda::new(device.clone()).eager()), outputs(Cuda::new(device)));
+        assert!(eager == graphs, "some step differs");
+        assert!(eager.windows(2).all(|pair| pair[0] != pair[1]), "every step has other inputs");
+    }
+}
