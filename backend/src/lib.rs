@@ -192,6 +192,13 @@ pub trait Backend: Send {
     /// The first `out.len() / columns` rows of an activation. Waits for all that was asked for before, also for no rows.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
 
+    /// The likeliest token of the first output rows of the last step, as many as `out` has: the column of the largest of
+    /// `logits`, the lowest of equal ones, `u32::MAX` where none is above minus infinity. False, and `out` is as it was,
+    /// if the device leaves that to who reads the logits.
+    fn likeliest(&mut self, _logits: Act, _out: &mut [u32]) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
     /// Overwrites the first `values.len() / columns` rows of an activation (conformance and `diff`).
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError>;
 

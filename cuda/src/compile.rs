@@ -32,7 +32,7 @@ macro_rules! headers {
 }
 
 /// Every file of kernels.
-pub(crate) const UNITS: &[Unit] = units!("norm" "peak" "route" "rows" "tables");
+pub(crate) const UNITS: &[Unit] = units!("likeliest" "norm" "peak" "route" "rows" "tables");
 
 /// Every header, by the name it is included under.
 const HEADERS: &[(&str, &str)] =

@@ -170,6 +170,11 @@ impl Backend for Cuda {
         self.machine().read(act, out)
     }
 
+    fn likeliest(&mut self, logits: Act, out: &mut [u32]) -> Result<bool, DeviceError> {
+        self.machine().likeliest(logits, out)?;
+        Ok(true)
+    }
+
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {
         self.machine().write(act, values)
     }

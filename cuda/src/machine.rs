@@ -32,6 +32,8 @@ pub(crate) struct Machine {
     /// By span of the step.
     pub(crate) entries: Vec<Entry>,
     pub(crate) cursors: Cursors,
+    /// By output row.
+    pub(crate) chosen: Memory,
     staging: Pinned,
     graphs: Graphs,
 }
@@ -48,7 +50,7 @@ impl Machine {
         let loaded = program.weights.iter().map(|decl| Matrix::load((device, &mut uploader), weights, decl));
         let matrices = loaded.collect::<Result<Vec<_>, _>>()?;
         drop(uploader);
-        let mut units = vec!["tables"];
+        let mut units = vec!["tables", "likeliest"];
         for op in &program.ops {
             units.extend(ops::units(op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
         }
@@ -69,6 +71,7 @@ impl Machine {
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
+            chosen: device.take("chosen tokens", 4 * limits.outputs)?,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),
             limits,
@@ -152,13 +155,13 @@ impl Machine {
         if out.is_empty() {
             return self.device.synchronize();
         }
-        self.read_floats(self.act(act), out)
+        self.read_words(self.act(act), out)
     }
 
-    /// Reads f32 values of device memory, through pinned memory.
-    pub(crate) fn read_floats(&mut self, from: Ptr, out: &mut [f32]) -> Result<(), DeviceError> {
+    /// Reads values of 4 bytes from device memory, through pinned memory.
+    pub(crate) fn read_words<T: bytemuck::Pod>(&mut self, from: Ptr, out: &mut [T]) -> Result<(), DeviceError> {
         for (number, part) in out.chunks_mut(STAGING / 4).enumerate() {
-            let staging = &mut bytemuck::cast_slice_mut::<u8, f32>(&mut self.staging)[..part.len()];
+            let staging = &mut bytemuck::cast_slice_mut::<u8, T>(&mut self.staging)[..part.len()];
             self.device.download(from.at(number * STAGING), staging)?;
             part.copy_from_slice(staging);
         }
