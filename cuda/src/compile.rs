@@ -35,8 +35,7 @@ macro_rules! headers {
 pub(crate) const UNITS: &[Unit] = units!("likeliest" "norm" "peak" "route" "rows" "tables");
 
 /// Every header, by the name it is included under.
-const HEADERS: &[(&str, &str)] =
-    headers!("common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/step.cuh" "quant/at.cuh");
+const HEADERS: &[(&str, &str)] = headers!("common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/order.cuh" "common/step.cuh" "quant/at.cuh");
 
 /// A unit by its name.
 pub(crate) fn unit(name: &str) -> Unit {
