@@ -170,9 +170,8 @@ impl Backend for Cuda {
         self.machine().read(act, out)
     }
 
-    fn likeliest(&mut self, logits: Act, out: &mut [u32]) -> Result<bool, DeviceError> {
-        self.machine().likeliest(logits, out)?;
-        Ok(true)
+    fn likeliest(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
+        self.machine().likeliest(logits, count, out)
     }
 
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {

@@ -32,7 +32,7 @@ pub(crate) struct Machine {
     /// By span of the step.
     pub(crate) entries: Vec<Entry>,
     pub(crate) cursors: Cursors,
-    /// By output row.
+    /// The likeliest tokens and their logits, by output row.
     pub(crate) chosen: Memory,
     staging: Pinned,
     graphs: Graphs,
@@ -71,7 +71,7 @@ impl Machine {
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
-            chosen: device.take("chosen tokens", 4 * limits.outputs)?,
+            chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),
             limits,
