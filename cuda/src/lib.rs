@@ -81,8 +81,9 @@ impl Backend for Cuda {
         Ok(())
     }
 
-    fn scratch_bytes(&self, program: &Program, _quants: &[Quant], limits: &Limits) -> u64 {
-        ops::scratch_bytes(program, limits, &self.device) + step::StepImage::bytes(program, limits)
+    fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
+        let image = step::StepImage::bytes(program, limits);
+        ops::scratch_bytes(program, limits, &self.device) + image + weights::bytes_beyond_stored(program, quants)
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {

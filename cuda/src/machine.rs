@@ -5,7 +5,7 @@ use crate::{
     launch::Launch,
     ops,
     step::{StepImage, StepView},
-    weights::Matrix,
+    weights::{Loader, Matrix},
 };
 use kvas_backend::{Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Step, Weight, WeightSource};
 use std::sync::Arc;
@@ -40,8 +40,8 @@ impl Machine {
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
-        let loaded = program.weights.iter().map(|decl| Matrix::load(device, weights, decl));
-        let matrices = loaded.collect::<Result<Vec<_>, _>>()?;
+        device.load_units(&["pack"])?;
+        let matrices = Loader::load(device, weights, &program)?;
         let mut units = vec!["tables"];
         for op in &program.ops {
             units.extend(ops::units(op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
