@@ -6,6 +6,7 @@ mod chat;
 mod commands;
 mod constrained;
 mod convert;
+mod cuda;
 mod faulty;
 mod golden;
 mod history;

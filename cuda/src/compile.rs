@@ -33,7 +33,7 @@ macro_rules! headers {
 
 /// Every file of kernels.
 pub(crate) const UNITS: &[Unit] = units!(
-    "norm" "pack" "product_bf16" "product_f16" "product_f32" "product_iq4_nl" "product_iq4_xs" "product_mxfp4" "product_q2_k"
+    "likeliest" "norm" "pack" "peak" "product_bf16" "product_f16" "product_f32" "product_iq4_nl" "product_iq4_xs" "product_mxfp4" "product_q2_k"
     "product_q3_k" "product_q4_0" "product_q4_1" "product_q4_k" "product_q5_0" "product_q5_1" "product_q5_k" "product_q6_k"
     "product_q8_0" "route" "rows" "stage" "tables"
 );

@@ -4,8 +4,11 @@
 //! that kernels read are packed (`kernels/quant/formats.cuh`): bytes in another order, nothing lost. All other formats are
 //! turned into F16, and those that are no floats into F32.
 
-use crate::device::{Device, Memory, Ptr};
-use kvas_backend::{DeviceError, Op, Program, WeightData, WeightDecl, WeightFormat, WeightSource};
+use crate::{
+    device::{Device, Memory, Ptr},
+    upload::Uploader,
+};
+use kvas_backend::{DeviceError, Program, WeightData, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
 use std::{ops::Range, sync::Arc};
 
@@ -41,11 +44,6 @@ impl Matrix {
     /// The values of a weight declared as F32.
     pub(crate) fn floats(&self) -> &[f32] {
         &self.floats
-    }
-
-    /// Bytes on the device.
-    pub(crate) fn bytes(&self) -> usize {
-        self.memory.bytes()
     }
 }
 
@@ -100,14 +98,11 @@ fn tile_bytes([unit, four]: [usize; 2], units: usize) -> usize {
     units * unit + units / 4 * four
 }
 
-/// Bytes that the weights take on the device beyond those of the file, stored in `quants`.
-pub(crate) fn bytes_beyond_stored(program: &Program, quants: &[Quant]) -> u64 {
-    let beyond = program.weights.iter().zip(quants).zip(counts(program)).map(|((decl, quant), count)| {
-        let [rows, columns] = decl.shape;
-        let stored = quant.row_bytes(columns).map_or(0, |bytes| rows * bytes);
-        device_bytes(on_device(*quant, decl.format), decl.shape, count).saturating_sub(stored) as u64
-    });
-    beyond.sum()
+/// Bytes that a weight takes on the device if the file has it in this format.
+pub fn weight_bytes(decl: &WeightDecl, quant: Quant) -> u64 {
+    let bytes = device_bytes(on_device(quant, decl.format), decl.shape, 1) as u64;
+    // The driver gives memory in pieces of 512 bytes.
+    bytes.next_multiple_of(512)
 }
 
 /// How many matrices are stacked in each weight.
@@ -123,6 +118,7 @@ fn counts(program: &Program) -> Vec<usize> {
 /// Brings all weights of a program onto a device.
 pub(crate) struct Loader<'a> {
     device: &'a Arc<Device>,
+    uploader: &'a mut Uploader,
     source: &'a mut dyn WeightSource,
     /// For what has to be packed.
     staging: Option<Memory>,
@@ -131,23 +127,19 @@ pub(crate) struct Loader<'a> {
 impl<'a> Loader<'a> {
     /// Loads the weights of `program`.
     pub(crate) fn load(
-        device: &'a Arc<Device>,
+        (device, uploader): (&'a Arc<Device>, &'a mut Uploader),
         source: &'a mut dyn WeightSource,
         program: &Program,
     ) -> Result<Vec<Matrix>, DeviceError> {
-        let mut loader = Self { device, source, staging: None };
+        let mut loader = Self { device, uploader, source, staging: None };
         let counts = counts(program);
         let mut matrices = Vec::new();
         for (decl, count) in program.weights.iter().zip(&counts) {
             matrices.push(loader.matrix(decl, *count, None)?);
         }
         // A kernel multiplies with a gate and with what it gates at once: both are of one format.
-        for op in &program.ops {
-            let (gate, up) = match op {
-                Op::GatedLinear(op) => (op.gate, op.up),
-                Op::ExpertGatedLinear(op) => (op.gate.unwrap_or(op.up), op.up),
-                _ => continue,
-            };
+        for product in program.ops.iter().filter_map(|op| op.product(program)) {
+            let [Some(gate), Some(up)] = product.weights else { continue };
             let quants = [gate, up].map(|weight| matrices[weight.0 as usize].quant);
             if quants[0] != quants[1] {
                 let has_floats = quants.iter().any(|quant| matches!(quant, Quant::F32 | Quant::Bf16));
@@ -181,7 +173,7 @@ impl<'a> Loader<'a> {
         }
         let padded = if quant == Quant::F32 { columns } else { matrix.units() * UNIT };
         if loaded.quant == quant && padded == columns && decl.format == WeightFormat::Stored {
-            self.device.upload(matrix.at(), &loaded.bytes)?;
+            self.uploader.send(matrix.at(), &loaded.bytes)?;
             return Ok(matrix);
         }
         let padded = padded * if quant == Quant::F32 { 4 } else { 2 };
@@ -194,7 +186,7 @@ impl<'a> Loader<'a> {
                 let used = &mut bytes[..quant.block_bytes() * columns];
                 quant.quantize(values, used).map_err(|error| fail(error.to_string()))?;
             }
-            self.device.upload(matrix.at().at(first * padded), &bytes)?;
+            self.uploader.send(matrix.at().at(first * padded), &bytes)?;
             if decl.format == WeightFormat::F32 {
                 matrix.floats.extend(values);
             }
@@ -219,7 +211,7 @@ impl<'a> Loader<'a> {
             for first in (0..rows).step_by(some) {
                 let part = some.min(rows - first);
                 let begin = (matrix * rows + first) * row_bytes;
-                self.device.upload(staging.at(), &from.bytes[begin..][..part * row_bytes])?;
+                self.uploader.send(staging.at(), &from.bytes[begin..][..part * row_bytes])?;
                 let tiles = matrix * rows.div_ceil(TILE) + first / TILE;
                 self.device
                     .kernel("pack", &name)?

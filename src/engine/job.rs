@@ -51,6 +51,12 @@ impl Choice {
         Ok((token, probabilities))
     }
 
+    /// Takes the likeliest token of a row, which a device has chosen.
+    pub(super) fn take(&mut self, token: u32) -> Result<(u32, Option<Box<Probabilities>>), String> {
+        self.sampler.take(token).map_err(|error| error.to_string())?;
+        Ok((token, None))
+    }
+
     /// Tells the constraint of a chosen token; true if nothing may follow it.
     pub(super) fn is_over_after(&mut self, token: u32) -> bool {
         self.constraint.as_mut().is_some_and(|constraint| constraint.accept(token))
@@ -119,6 +125,13 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
+    /// Whether the likeliest token of the last row is all that is wanted of the next step.
+    pub(super) fn wants_likeliest_only(&self) -> bool {
+        let Choice { sampler, constraint, likeliest, min_tokens, .. } = &self.choice;
+        let is_plain = constraint.is_none() && likeliest.is_none() && self.timings.generated_tokens >= *min_tokens;
+        is_plain && self.scoring.is_none() && sampler.takes_likeliest()
+    }
+
     /// Tells one thing; false if nobody listens any more.
     pub(super) fn tell(&mut self, event: Event) -> bool {
         (self.audience.events)(event)

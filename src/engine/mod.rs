@@ -319,7 +319,9 @@ impl Engine {
             *of += u64::from(span.rows);
         }
         let began = Instant::now();
-        self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
+        let is_greedy = |span: &PlannedSpan| self.jobs.get(&span.id).is_some_and(Job::wants_likeliest_only);
+        let only_likeliest = plan.spans.iter().all(is_greedy);
+        self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_likeliest)?;
         self.pace.ran(&plan.spans, began.elapsed());
         self.commit(&plan.spans)?;
         self.hand_out(&plan.spans)
@@ -374,7 +376,11 @@ impl Engine {
     fn sample(&mut self, id: SequenceId, row: usize) {
         let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
         let generated = job.timings.generated_tokens;
-        let (token, probabilities) = match job.choice.choose(self.runner.logits_mut(row), generated) {
+        let chosen = match self.runner.likeliest(row) {
+            Some(token) => job.choice.take(token),
+            None => job.choice.choose(self.runner.logits_mut(row), generated),
+        };
+        let (token, probabilities) = match chosen {
             Ok(chosen) => chosen,
             Err(error) => return self.fail(id, &error),
         };

@@ -17,6 +17,7 @@ pub struct Runner {
     limits: Limits,
     step: Step,
     logits: Vec<f32>, // [outputs, vocab]
+    chosen: Vec<u32>, // [outputs], or empty
     states: Vec<f32>, // [outputs, width]
 }
 
@@ -29,7 +30,15 @@ impl std::fmt::Debug for Runner {
 impl Runner {
     /// Wraps a backend that has been prepared for `program` and `limits`.
     pub fn new(backend: Box<dyn Backend>, program: Arc<Program>, limits: Limits) -> Self {
-        Self { backend, program, limits, step: Step::default(), logits: Vec::new(), states: Vec::new() }
+        Self {
+            backend,
+            program,
+            limits,
+            step: Step::default(),
+            logits: Vec::new(),
+            chosen: Vec::new(),
+            states: Vec::new(),
+        }
     }
 
     /// What runs.
@@ -66,8 +75,14 @@ impl Runner {
         work.rewind.map_or(Ok(()), |(slot, rows)| self.backend.rewind(slot, rows))
     }
 
-    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order.
-    pub fn run(&mut self, spans: &[PlannedSpan], scheduler: &Scheduler, memory: &Memory) -> Result<(), DeviceError> {
+    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order, or,
+    /// if only the likeliest tokens are wanted, maybe these in [`Runner::likeliest`].
+    pub fn run(
+        &mut self,
+        spans: &[PlannedSpan],
+        (scheduler, memory): (&Scheduler, &Memory),
+        only_likeliest: bool,
+    ) -> Result<(), DeviceError> {
         self.step.clear();
         for span in spans {
             let context = memory.committed(span.id);
@@ -75,14 +90,27 @@ impl Runner {
             self.step.push(memory.slot(span.id), context, tokens, span.outputs, memory.tables(span.id));
         }
         let step = std::mem::take(&mut self.step);
-        let run = self.run_step(&step);
+        let run = if only_likeliest { self.run_greedily(&step) } else { self.run_step(&step) };
         self.step = step;
         run
+    }
+
+    /// Runs a step made by hand of which the likeliest tokens are wanted. If the device does not choose them, the logits
+    /// are in [`Runner::logits_mut`].
+    pub fn run_greedily(&mut self, step: &Step) -> Result<(), DeviceError> {
+        self.backend.run(&self.program, step)?;
+        self.chosen.resize(step.outputs().len(), u32::MAX);
+        if self.backend.likeliest(self.program.logits, &mut self.chosen)? { Ok(()) } else { self.read_logits(step) }
     }
 
     /// Runs a step made by hand (scoring, benchmarks).
     pub fn run_step(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
+        self.read_logits(step)
+    }
+
+    fn read_logits(&mut self, step: &Step) -> Result<(), DeviceError> {
+        self.chosen.clear();
         self.logits.resize(step.outputs().len() * self.program.vocab(), 0.0);
         if !self.logits.is_empty() {
             self.backend.read(self.program.logits, &mut self.logits)?;
@@ -111,6 +139,12 @@ impl Runner {
         self.states.resize(rows.end * width, 0.0);
         self.backend.read(hidden, &mut self.states)?;
         Ok(self.states[rows.start * width..].chunks_exact(width))
+    }
+
+    /// The likeliest token of output row `row` of the last step, if the device chose it; `u32::MAX` if no token is
+    /// possible.
+    pub fn likeliest(&self, row: usize) -> Option<u32> {
+        self.chosen.get(row).copied()
     }
 
     /// Logits of output row `row` of the last step.

@@ -149,6 +149,24 @@ impl Sampler {
         Ok(self.draw())
     }
 
+    /// True if the token with the largest logit is always the one chosen, whatever came before.
+    pub fn takes_likeliest(&self) -> bool {
+        self.params.is_greedy() && self.params.logit_bias.is_empty() && self.window.is_none() && self.dry.is_none()
+    }
+
+    /// Accepts a token that was chosen elsewhere, as [`Sampler::takes_likeliest`] allows.
+    ///
+    /// # Errors
+    /// [`SamplingError::NoCandidate`] if it is none of the vocabulary: every token was excluded.
+    pub fn take(&mut self, token: u32) -> Result<(), SamplingError> {
+        if token as usize >= self.vocab {
+            return Err(SamplingError::NoCandidate { nan: self.vocab, vocab: self.vocab });
+        }
+        self.candidates.reset();
+        self.accept(token);
+        Ok(())
+    }
+
     /// The tokens that were left at the last [`Sampler::sample`] with the probabilities they were drawn by, likeliest
     /// first; the one chosen token if it was greedy.
     pub fn kept(&self) -> Vec<TokenProbability> {

@@ -239,7 +239,7 @@ impl Machine {
         let gated = if is_gated { "gated_" } else { "" };
         let most = width % MANY;
         let (name, rows_of_block, shared) = if quant == Quant::F32 {
-            let whole = job.units % 4 == 0 && job.x_stride % 4 == 0;
+            let whole = job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4);
             let of_warp = if z * y > 1 { 4 } else { 1 };
             let lanes = if whole { 4 } else { 1 };
             (format!("{gated}products_f32_{of_warp}_by_{lanes}"), THREADS / 32 * of_warp, 0)
