@@ -32,10 +32,17 @@ macro_rules! headers {
 }
 
 /// Every file of kernels.
-pub(crate) const UNITS: &[Unit] = units!("likeliest" "norm" "peak" "route" "rows" "tables");
+pub(crate) const UNITS: &[Unit] = units!(
+    "likeliest" "norm" "pack" "peak" "product_bf16" "product_f16" "product_f32" "product_iq4_nl" "product_iq4_xs" "product_mxfp4" "product_q2_k"
+    "product_q3_k" "product_q4_0" "product_q4_1" "product_q4_k" "product_q5_0" "product_q5_1" "product_q5_k" "product_q6_k"
+    "product_q8_0" "route" "rows" "stage" "tables"
+);
 
 /// Every header, by the name it is included under.
-const HEADERS: &[(&str, &str)] = headers!("common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/order.cuh" "common/step.cuh" "quant/at.cuh");
+const HEADERS: &[(&str, &str)] = headers!(
+    "common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/order.cuh" "common/step.cuh" "quant/at.cuh"
+    "quant/formats.cuh" "quant/job.cuh" "quant/product.cuh" "quant/stored.cuh"
+);
 
 /// A unit by its name.
 pub(crate) fn unit(name: &str) -> Unit {

@@ -8,7 +8,7 @@ use crate::{
     recorder::Graphs,
     step::{StepImage, StepView},
     upload::Uploader,
-    weights::Matrix,
+    weights::{Loader, Matrix},
 };
 use kvas_backend::{Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Step, Weight, WeightSource};
 use std::sync::Arc;
@@ -46,9 +46,9 @@ impl Machine {
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
+        device.load_units(&["pack"])?;
         let mut uploader = Uploader::new(device)?;
-        let loaded = program.weights.iter().map(|decl| Matrix::load((device, &mut uploader), weights, decl));
-        let matrices = loaded.collect::<Result<Vec<_>, _>>()?;
+        let matrices = Loader::load((device, &mut uploader), weights, &program)?;
         drop(uploader);
         let mut units = vec!["tables", "likeliest"];
         for op in &program.ops {

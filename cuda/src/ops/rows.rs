@@ -15,7 +15,7 @@ impl Machine {
             .block(BLOCK)
             .arg(self.view())
             .arg(table.at())
-            .arg(table.row_bytes as u32)
+            .arg(table.units() as u32)
             .arg(self.act(op.out))
             .arg(columns as u32)
             .arg(op.scale)
