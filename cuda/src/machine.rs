@@ -4,6 +4,8 @@ use crate::{
     device::{Device, Memory, Pinned, Ptr},
     launch::Launch,
     ops,
+    pages::{Pages, frequencies},
+    slots::Slots,
     step::{StepImage, StepView},
     weights::Matrix,
 };
@@ -25,6 +27,10 @@ pub(crate) struct Machine {
     /// For any op, while it runs.
     scratch: Memory,
     image: StepImage,
+    pub(crate) pages: Pages,
+    pub(crate) slots: Slots,
+    /// By store: frequencies of its rotation.
+    pub(crate) frequencies: Vec<Option<Memory>>,
     pub(crate) step: Step,
     /// By span of the step.
     pub(crate) entries: Vec<Entry>,
@@ -44,7 +50,7 @@ impl Machine {
         let matrices = loaded.collect::<Result<Vec<_>, _>>()?;
         let mut units = vec!["tables"];
         for op in &program.ops {
-            units.extend(ops::units(op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
+            units.extend(ops::units(&program, op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
         }
         units.sort_unstable();
         units.dedup();
@@ -59,6 +65,9 @@ impl Machine {
             acts,
             scratch: device.take("scratch", ops::scratch_bytes(&program, &limits, device) as usize)?,
             image: StepImage::new(device, &program, &limits)?,
+            pages: Pages::new(device, &program, &limits)?,
+            slots: Slots::new(device, &program, &limits)?,
+            frequencies: frequencies(device, &program, |Weight(weight)| matrices[weight as usize].floats().to_vec())?,
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
