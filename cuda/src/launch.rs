@@ -7,6 +7,12 @@
 use crate::{
     compile::{Unit, architecture, unit},
     device::{Device, Ptr, driver, failed},
+    ops::{
+        attention::{AttentionView, PartsView},
+        conv::ConvView,
+        recurrence::{FoldView, RecurrenceView, ScanView},
+    },
+    pages::PagesView,
     recorder::Call,
     step::StepView,
 };
@@ -160,11 +166,17 @@ arguments! {
     Ptr: value => value.0;
 }
 
-impl Argument for StepView {
-    fn push(self, words: &mut Vec<u64>) {
-        words.extend(bytemuck::cast::<_, [u64; size_of::<StepView>() / 8]>(self));
-    }
+macro_rules! views {
+    ($($type:ty)*) => {
+        $(impl Argument for $type {
+            fn push(self, words: &mut Vec<u64>) {
+                words.extend(bytemuck::cast::<_, [u64; size_of::<$type>() / 8]>(self));
+            }
+        })*
+    };
 }
+
+views!(StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView ScanView);
 
 /// A launch in the making.
 #[must_use = "nothing runs before `launch`"]

@@ -33,8 +33,8 @@ pub(crate) fn present() -> bool {
             let is_builtins = |path: &PathBuf| {
                 path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc-builtins.so"))
             };
-            let is_loaded = keep(path);
-            is_loaded && files.filter(is_builtins).map(|path| keep(&path)).count() > 0
+            // All of them: which one fits is known to the compiler.
+            keep(path) && files.filter(is_builtins).fold(false, |found, path| keep(&path) || found)
         };
         if let Some(path) = std::env::var_os("KVAS_NVRTC") {
             keep_with_builtins(Path::new(&path));
