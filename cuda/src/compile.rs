@@ -33,13 +33,13 @@ macro_rules! headers {
 
 /// Every file of kernels.
 pub(crate) const UNITS: &[Unit] = units!(
-    "attention" "conv" "delta_f16" "delta_f32" "delta_per_channel_f16" "delta_per_channel_f32" "mamba1" "mamba2_f16"
+    "attention" "attention_decode" "attention_prefill" "conv" "delta_f16" "delta_f32" "delta_per_channel_f16" "delta_per_channel_f32" "mamba1" "mamba2_f16"
     "mamba2_f32" "norm" "pages" "route" "rows" "slots" "tables"
 );
 
 /// Every header, by the name it is included under.
 const HEADERS: &[(&str, &str)] = headers!("common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/step.cuh"
-        "common/pages.cuh" "common/attention.cuh" "common/recurrence.cuh" "quant/at.cuh");
+        "common/pages.cuh" "common/attention.cuh" "common/tiles.cuh" "common/recurrence.cuh" "quant/at.cuh");
 
 /// A unit by its name.
 pub(crate) fn unit(name: &str) -> Unit {
