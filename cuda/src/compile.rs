@@ -33,13 +33,63 @@ macro_rules! headers {
 
 /// Every file of kernels.
 pub(crate) const UNITS: &[Unit] = units!(
-    "attention" "attention_decode" "attention_prefill" "conv" "delta_f16" "delta_f32" "delta_per_channel_f16" "delta_per_channel_f32" "mamba1" "mamba2_f16"
-    "mamba2_f32" "norm" "pages" "route" "rows" "slots" "tables"
+    "attention"
+    "attention_decode"
+    "attention_prefill"
+    "conv"
+    "delta_f16"
+    "delta_f32"
+    "delta_per_channel_f16"
+    "delta_per_channel_f32"
+    "likeliest"
+    "mamba1"
+    "mamba2_f16"
+    "mamba2_f32"
+    "norm"
+    "pack"
+    "pages"
+    "peak"
+    "product_bf16"
+    "product_f16"
+    "product_f32"
+    "product_iq4_nl"
+    "product_iq4_xs"
+    "product_mxfp4"
+    "product_q2_k"
+    "product_q3_k"
+    "product_q4_0"
+    "product_q4_1"
+    "product_q4_k"
+    "product_q5_0"
+    "product_q5_1"
+    "product_q5_k"
+    "product_q6_k"
+    "product_q8_0"
+    "route"
+    "rows"
+    "slots"
+    "stage"
+    "tables"
 );
 
 /// Every header, by the name it is included under.
-const HEADERS: &[(&str, &str)] = headers!("common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/step.cuh"
-        "common/pages.cuh" "common/attention.cuh" "common/tiles.cuh" "common/recurrence.cuh" "quant/at.cuh");
+const HEADERS: &[(&str, &str)] = headers!(
+    "common/attention.cuh"
+    "common/copy.cuh"
+    "common/mma.cuh"
+    "common/order.cuh"
+    "common/pages.cuh"
+    "common/recurrence.cuh"
+    "common/step.cuh"
+    "common/tiles.cuh"
+    "common/types.cuh"
+    "common/warp.cuh"
+    "quant/at.cuh"
+    "quant/formats.cuh"
+    "quant/job.cuh"
+    "quant/product.cuh"
+    "quant/stored.cuh"
+);
 
 /// A unit by its name.
 pub(crate) fn unit(name: &str) -> Unit {

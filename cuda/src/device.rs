@@ -1,7 +1,10 @@
 //! One GPU: its context and its one stream, memory on it, copies, and the errors of its driver. All calls of the driver
 //! but launches are here, so that what they rely on is said once.
 
-use crate::launch::Kernels;
+use crate::{
+    launch::Kernels,
+    recorder::{Call, Recorder},
+};
 use cudarc::driver::{
     CudaContext, DriverError, result,
     sys::{self, CUdevice_attribute as Attribute, CUresult},
@@ -32,7 +35,7 @@ pub(crate) fn driver(what: &str) -> impl Fn(DriverError) -> DeviceError {
 }
 
 /// An address in device memory. Only kernels and copies of this crate look there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ptr(pub(crate) u64);
 
 impl Ptr {
@@ -45,10 +48,17 @@ impl Ptr {
     }
 }
 
-/// A GPU that is ready for programs. Shared by all backends on it; kernels are compiled and loaded once.
+/// A GPU that is ready for programs, with a stream of its own on it.
 pub struct Device {
-    context: Arc<CudaContext>,
+    gpu: Arc<Gpu>,
     stream: Stream,
+    /// What waits for the end of a step to be run at once.
+    pub(crate) recorder: Mutex<Recorder>,
+}
+
+/// What all streams on a GPU share: kernels are compiled and loaded once.
+pub(crate) struct Gpu {
+    context: Arc<CudaContext>,
     pub(crate) kernels: Mutex<Kernels>,
     name: String,
     capability: (u32, u32),
@@ -67,7 +77,7 @@ unsafe impl Sync for Stream {}
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Device({}, sm_{}{})", self.name, self.capability.0, self.capability.1)
+        write!(f, "Device({}, sm_{}{})", self.gpu.name, self.gpu.capability.0, self.gpu.capability.1)
     }
 }
 
@@ -75,6 +85,11 @@ impl std::fmt::Debug for Device {
 pub fn has_driver() -> bool {
     // SAFETY: looks for a library and lets it go again.
     unsafe { sys::is_culib_present() }
+}
+
+/// Whether the driver is there and sees a GPU.
+pub fn has_device() -> bool {
+    has_driver() && CudaContext::device_count().is_ok_and(|count| count > 0)
 }
 
 impl Device {
@@ -102,30 +117,44 @@ impl Device {
         let attribute = |which| context.attribute(which).map_err(driver("asking for an attribute of the GPU"));
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let shared_bytes = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        let kernels = Mutex::new(Kernels::new(capability));
+        Self::on(Arc::new(Gpu { context, kernels, name, capability, multiprocessors, shared_bytes }))
+    }
+
+    fn on(gpu: Arc<Gpu>) -> Result<Arc<Self>, DeviceError> {
+        gpu.context.bind_to_thread().map_err(driver("binding the context"))?;
         let kind = result::stream::StreamKind::NonBlocking;
         let stream = Stream(result::stream::create(kind).map_err(driver("making a stream"))?);
-        let kernels = Mutex::new(Kernels::new(capability));
-        Ok(Arc::new(Self { context, stream, kernels, name, capability, multiprocessors, shared_bytes }))
+        Ok(Arc::new(Self { gpu, stream, recorder: Mutex::default() }))
+    }
+
+    /// The same GPU with another stream: what two programs do is in no order.
+    pub(crate) fn with_own_stream(&self) -> Result<Arc<Self>, DeviceError> {
+        Self::on(self.gpu.clone())
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     /// The name the driver gives it.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.gpu.name
     }
 
     /// Compute capability: `(9, 0)`.
     pub fn capability(&self) -> (u32, u32) {
-        self.capability
+        self.gpu.capability
     }
 
     /// Multiprocessors: grids are sized by them.
     pub fn multiprocessors(&self) -> usize {
-        self.multiprocessors
+        self.gpu.multiprocessors
     }
 
     /// Most shared memory of a block, in bytes.
     pub fn shared_bytes(&self) -> usize {
-        self.shared_bytes
+        self.gpu.shared_bytes
     }
 
     /// Bytes that are free now, and all there are.
@@ -133,13 +162,13 @@ impl Device {
     /// # Errors
     /// The driver's.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
-        let (free, total) = self.context.mem_get_info().map_err(driver("asking for free memory"))?;
+        let (free, total) = self.gpu.context.mem_get_info().map_err(driver("asking for free memory"))?;
         Ok((free as u64, total as u64))
     }
 
     /// Makes the context that of the calling thread.
     pub(crate) fn bind(&self) -> Result<(), DeviceError> {
-        self.context.bind_to_thread().map_err(driver("binding the context"))
+        self.gpu.context.bind_to_thread().map_err(driver("binding the context"))
     }
 
     pub(crate) fn stream(&self) -> sys::CUstream {
@@ -151,7 +180,7 @@ impl Device {
     /// # Errors
     /// What went wrong in any of it.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        self.bind()?;
+        self.run_recorded()?;
         // SAFETY: the stream lives as long as `self`.
         unsafe { result::stream::synchronize(self.stream.0) }.map_err(driver("running kernels"))
     }
@@ -161,7 +190,7 @@ impl Device {
         if values.is_empty() {
             return Ok(());
         }
-        self.bind()?;
+        self.run_recorded()?;
         // SAFETY: the caller owns the memory at `to`; of memory that is not pinned the driver takes a copy at once.
         unsafe { result::memcpy_htod_async(to.0, values, self.stream.0) }.map_err(driver("copying to the GPU"))
     }
@@ -174,7 +203,7 @@ impl Device {
     /// Reads device memory, after everything that was asked for before.
     pub(crate) fn download<T: bytemuck::Pod>(&self, from: Ptr, out: &mut [T]) -> Result<(), DeviceError> {
         if !out.is_empty() {
-            self.bind()?;
+            self.run_recorded()?;
             // SAFETY: the caller owns the memory at `from`; `out` outlives the copy, which is waited for.
             let copied = unsafe { result::memcpy_dtoh_async(out, from.0, self.stream.0) };
             copied.map_err(driver("copying from the GPU"))?;
@@ -184,22 +213,24 @@ impl Device {
 
     /// Copies within device memory, in order.
     pub(crate) fn copy(&self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), DeviceError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.bind()?;
-        // SAFETY: the caller owns both places, which do not overlap.
-        let copied = unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream.0) };
-        copied.map_err(driver("copying on the GPU"))
+        if bytes == 0 { Ok(()) } else { self.call(Call::Copy { from, to, bytes }) }
     }
 
     /// Sets every byte, in order.
     pub(crate) fn fill(&self, at: Ptr, byte: u8, bytes: usize) -> Result<(), DeviceError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.bind()?;
-        // SAFETY: the caller owns the memory.
+        if bytes == 0 { Ok(()) } else { self.call(Call::Fill { at, byte, bytes }) }
+    }
+
+    /// Puts a copy into the stream.
+    pub(crate) fn copy_now(&self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), DeviceError> {
+        // SAFETY: whoever asked for the copy owns both places, which do not overlap.
+        let copied = unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream.0) };
+        copied.map_err(driver("copying on the GPU"))
+    }
+
+    /// Puts a fill into the stream.
+    pub(crate) fn fill_now(&self, at: Ptr, byte: u8, bytes: usize) -> Result<(), DeviceError> {
+        // SAFETY: whoever asked for it owns the memory.
         unsafe { result::memset_d8_async(at.0, byte, bytes, self.stream.0) }.map_err(driver("filling memory"))
     }
 
@@ -219,7 +250,7 @@ impl Device {
     fn no_memory(&self, what: &str, bytes: usize, error: DriverError) -> DeviceError {
         let available = self.memory().map_or(0, |(free, _)| free);
         if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let (device, what) = (format!("{NAME}: {}", self.name), what.to_string());
+            let (device, what) = (format!("{NAME}: {}", self.gpu.name), what.to_string());
             return DeviceError::Memory { device, what, needed: bytes as u64, available };
         }
         driver("taking memory")(error)
@@ -236,7 +267,7 @@ impl Device {
 
     /// Marks now with an event that was made before.
     pub(crate) fn record(&self, event: &Event) -> Result<(), DeviceError> {
-        self.bind()?;
+        self.run_recorded()?;
         // SAFETY: both handles are alive.
         unsafe { result::event::record(event.0, self.stream.0) }.map_err(driver("recording an event"))
     }
@@ -305,11 +336,6 @@ impl Memory {
     pub(crate) fn at(&self) -> Ptr {
         self.at
     }
-
-    /// How much it is.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
 impl Drop for Memory {
@@ -365,5 +391,47 @@ impl Drop for Pinned {
             // SAFETY: taken once, given back once, and no copy is under way.
             let _ = unsafe { result::free_host(self.at.cast()) };
         }
+    }
+}
+
+/// Launches that were captured from a stream and can be put into it again at once.
+pub(crate) struct Graph(sys::CUgraphExec);
+
+// SAFETY: a handle, used with the context bound.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Captures what `run` puts into the stream of `device`, which runs none of it.
+    pub(crate) fn capture(device: &Device, run: &dyn Fn() -> Result<(), DeviceError>) -> Result<Self, DeviceError> {
+        device.bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive and nothing else captures it.
+        unsafe { result::stream::begin_capture(device.stream.0, mode) }.map_err(driver("beginning a graph"))?;
+        let put = run();
+        // SAFETY: as above; ended also if something could not be put in.
+        let graph = unsafe { result::stream::end_capture(device.stream.0) };
+        put?;
+        let graph = graph.map_err(driver("ending a graph"))?;
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: the graph was captured just now; it is not needed any more afterwards.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) };
+        // SAFETY: as above.
+        let destroyed = unsafe { result::graph::destroy(graph) };
+        made.result().and(destroyed).map_err(driver("making a graph"))?;
+        Ok(Self(exec))
+    }
+
+    /// Puts it into the stream.
+    pub(crate) fn launch(&self, device: &Device) -> Result<(), DeviceError> {
+        device.bind()?;
+        // SAFETY: both handles are alive; the memory that the launches use belongs to the program that owns this graph.
+        unsafe { result::graph::launch(self.0, device.stream.0) }.map_err(driver("launching a graph"))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
+        let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
 }

@@ -13,6 +13,7 @@ use crate::{
         recurrence::{FoldView, RecurrenceView, ScanView},
     },
     pages::PagesView,
+    recorder::Call,
     step::StepView,
 };
 use cudarc::driver::{result, sys};
@@ -95,7 +96,7 @@ impl Device {
     /// Compiles, or finds in the cache, and loads some units, those that are missing several at a time.
     pub(crate) fn load_units(&self, names: &[&'static str]) -> Result<(), DeviceError> {
         self.bind()?;
-        let mut kernels = self.kernels.lock().map_err(|_| failed("a thread panicked while it loaded kernels"))?;
+        let mut kernels = self.gpu().kernels.lock().map_err(|_| failed("a thread panicked while it loaded kernels"))?;
         let wanted: Vec<Unit> =
             names.iter().filter(|name| !kernels.modules.contains_key(*name)).map(|name| unit(name)).collect();
         let arch = kernels.arch.clone();
@@ -117,15 +118,24 @@ impl Device {
     /// The kernel `name` of `kernels/UNIT.cu`.
     pub(crate) fn kernel<'a>(&'a self, unit: &'static str, name: &'a str) -> Result<Launch<'a>, DeviceError> {
         self.bind()?;
-        let mut kernels = self.kernels.lock().map_err(|_| failed("a thread panicked while it loaded kernels"))?;
+        let mut kernels = self.gpu().kernels.lock().map_err(|_| failed("a thread panicked while it loaded kernels"))?;
         let function = kernels.function(unit, name)?;
         let (grid, block) = ([1; 3], [1; 3]);
-        Ok(Launch { device: self, name, function, grid, block, shared: 0, arguments: Arguments::default() })
+        Ok(Launch {
+            device: self,
+            name,
+            function,
+            grid,
+            block,
+            shared: 0,
+            is_early: false,
+            arguments: Arguments::default(),
+        })
     }
 }
 
 /// Arguments of a kernel: their words, and at which word each one begins.
-#[derive(Default)]
+#[derive(Default, PartialEq, Eq, Hash)]
 pub(crate) struct Arguments {
     words: Vec<u64>,
     starts: Vec<usize>,
@@ -177,6 +187,7 @@ pub(crate) struct Launch<'a> {
     grid: [usize; 3],
     block: [usize; 3],
     shared: usize,
+    is_early: bool,
     arguments: Arguments,
 }
 
@@ -204,6 +215,13 @@ impl Launch<'_> {
         self
     }
 
+    /// Lets it begin before what is ahead of it has ended: the kernel calls `wait_for_inputs` of
+    /// `kernels/common/order.cuh`.
+    pub(crate) fn early(mut self) -> Self {
+        self.is_early = self.device.capability() >= (9, 0);
+        self
+    }
+
     /// The next argument.
     pub(crate) fn arg(mut self, argument: impl Argument) -> Self {
         self.arguments.starts.push(self.arguments.words.len());
@@ -215,28 +233,64 @@ impl Launch<'_> {
     ///
     /// # Errors
     /// The driver refuses it, or a kernel before it failed.
-    pub(crate) fn launch(mut self) -> Result<(), DeviceError> {
+    pub(crate) fn launch(self) -> Result<(), DeviceError> {
         if self.grid.contains(&0) {
             return Ok(());
         }
         if self.shared > self.function.shared {
-            let mut kernels = self.device.kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
+            let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
             kernels.allow(self.name, self.shared)?;
         }
-        let words = &mut self.arguments.words;
-        let mut pointers: Vec<*mut c_void> =
-            self.arguments.starts.iter().map(|start| (&raw mut words[*start]).cast()).collect();
-        let three = |[x, y, z]: [usize; 3]| (x as u32, y as u32, z as u32);
-        let (grid, block, stream) = (three(self.grid), three(self.block), self.device.stream());
-        // SAFETY: the driver copies the arguments before it returns. That a kernel is given what it takes, and that it
-        // stays within the memory it is given, is up to the op that launches it; the conformance suite runs under the
-        // memory checker.
-        let launched = unsafe {
-            result::launch_kernel(self.function.handle, grid, block, self.shared as u32, stream, &mut pointers)
-        };
-        launched.map_err(|error| {
-            let shape = format!("grid {:?} block {:?} shared {}", self.grid, self.block, self.shared);
-            driver(&format!("launching {} ({shape})", self.name))(error)
+        let Self { device, name, function, grid, block, shared, is_early, arguments } = self;
+        let launched = Launched { function: function.handle, grid, block, shared, is_early, arguments };
+        device.call(Call::Kernel(launched)).map_err(|error| {
+            failed(format!("launching {name} (grid {grid:?} block {block:?} shared {shared}): {error}"))
         })
+    }
+}
+
+/// A launch that is complete.
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct Launched {
+    function: sys::CUfunction,
+    grid: [usize; 3],
+    block: [usize; 3],
+    shared: usize,
+    is_early: bool,
+    arguments: Arguments,
+}
+
+// SAFETY: a handle of a function and plain numbers.
+unsafe impl Send for Launched {}
+
+impl Launched {
+    /// Puts it into the stream.
+    pub(crate) fn now(&self, device: &Device) -> Result<(), DeviceError> {
+        let words = &self.arguments.words;
+        let pointers = self.arguments.starts.iter().map(|start| (&raw const words[*start]).cast_mut().cast());
+        let mut pointers: Vec<*mut c_void> = pointers.collect();
+        let [grid, block] = [self.grid, self.block].map(|sizes| sizes.map(|size| size as u32));
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let mut early = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: self.shared as u32,
+            hStream: device.stream(),
+            attrs: &raw mut early,
+            numAttrs: u32::from(self.is_early),
+        };
+        // SAFETY: the driver copies the arguments before it returns, and writes none. That a kernel is given what it
+        // takes, and that it stays within the memory it is given, is up to the op that launches it; the conformance
+        // suite runs under the memory checker.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut())
+        };
+        launched.result().map_err(driver("a kernel was refused, or one before it failed"))
     }
 }

@@ -8,7 +8,11 @@
 //! | `device.rs` | a GPU: context, stream, memory, copies, errors of the driver. Unsafe calls of the driver are here |
 //! | `launch.rs` | kernels by name, with a grid, a block and typed arguments: the one place that launches |
 //! | `nvrtc.rs`, `compile.rs`, `image.rs` | sources to machine code: the compiler, the cache on disk, the image that a build can embed |
+//! | `recorder.rs` | what a step launches as a graph, if it comes again |
 //! | `step.rs` | a step on the device: tokens, spans with what their rings do, page tables |
+//! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
+//! | `plan.rs` | how much memory a program takes |
+//! | `upload.rs`, `weights.rs` | weights to the device |
 //! | `pages.rs`, `slots.rs` | what layers remember: the arena of pages, checkpoints, replay rings, windows |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
@@ -30,23 +34,29 @@ mod measure;
 mod nvrtc;
 mod ops;
 mod pages;
+mod plan;
+mod recorder;
 mod slots;
 mod step;
+mod upload;
 mod weights;
 
 pub use compile::{ARCHITECTURES, build_image, compiler_version};
-pub use device::{Device, has_driver};
+pub use device::{Device, has_device, has_driver};
 pub use image::embedded_architectures;
+pub use weights::weight_bytes;
 
 use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
 use kvas_gguf::Quant;
 use machine::Machine;
+use plan::Plan;
 use std::sync::Arc;
 
 /// Runs programs on a GPU.
 #[derive(Debug)]
 pub struct Cuda {
     device: Arc<Device>,
+    is_eager: bool,
     machine: Option<Machine>,
 }
 
@@ -59,12 +69,17 @@ impl std::fmt::Debug for Machine {
 impl Cuda {
     /// A backend on a GPU with nothing on it.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, machine: None }
+        Self { device, is_eager: false, machine: None }
     }
 
-    /// The GPU.
+    /// The same, but every kernel is launched on its own and no graphs are made: slower, the same results.
+    pub fn eager(self) -> Self {
+        Self { is_eager: true, ..self }
+    }
+
+    /// The GPU; after `prepare` with the stream that the program runs in.
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        self.machine.as_ref().map_or(&self.device, |machine| &machine.device)
     }
 
     fn machine(&mut self) -> &mut Machine {
@@ -80,16 +95,32 @@ impl Backend for Cuda {
         limits: Limits,
     ) -> Result<(), DeviceError> {
         self.machine = None;
-        self.machine = Some(Machine::new(&self.device, program, weights, limits)?);
+        let device = self.device.with_own_stream()?;
+        self.machine = Some(Machine::new((&device, self.is_eager), program, weights, limits)?);
         Ok(())
     }
 
+    fn reads_weights(&self) -> bool {
+        true
+    }
+
     fn scratch_bytes(&self, program: &Program, _quants: &[Quant], limits: &Limits) -> u64 {
-        ops::scratch_bytes(program, limits, &self.device) + step::StepImage::bytes(program, limits)
+        Plan::new(program, limits, &self.device).scratch
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.machine().begin(step)
+    }
+
+    fn run(&mut self, program: &Program, step: &Step) -> Result<(), DeviceError> {
+        self.begin(step)?;
+        self.machine().begin_ops()?;
+        let run = program.ops.iter().try_for_each(|op| self.execute(op));
+        if run.is_err() {
+            self.machine().device.abandon_step();
+            return run;
+        }
+        self.machine().end_ops()
     }
 
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
@@ -136,6 +167,10 @@ impl Backend for Cuda {
 
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
         self.machine().read(act, out)
+    }
+
+    fn likeliest(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
+        self.machine().likeliest(logits, count, out)
     }
 
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {

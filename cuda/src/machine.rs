@@ -5,9 +5,12 @@ use crate::{
     launch::Launch,
     ops,
     pages::{Pages, frequencies},
+    plan::Plan,
+    recorder::Graphs,
     slots::Slots,
     step::{StepImage, StepView},
-    weights::Matrix,
+    upload::Uploader,
+    weights::{Loader, Matrix},
 };
 use kvas_backend::{Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Step, Weight, WeightSource};
 use std::sync::Arc;
@@ -35,26 +38,32 @@ pub(crate) struct Machine {
     /// By span of the step.
     pub(crate) entries: Vec<Entry>,
     pub(crate) cursors: Cursors,
+    /// The likeliest tokens and their logits, by output row.
+    pub(crate) chosen: Memory,
     staging: Pinned,
+    graphs: Graphs,
 }
 
 impl Machine {
     /// Loads the weights, takes all memory and loads the kernels.
     pub(crate) fn new(
-        device: &Arc<Device>,
+        (device, is_eager): (&Arc<Device>, bool),
         program: Arc<Program>,
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
-        let loaded = program.weights.iter().map(|decl| Matrix::load(device, weights, decl));
-        let matrices = loaded.collect::<Result<Vec<_>, _>>()?;
-        let mut units = vec!["tables"];
+        device.load_units(&["pack"])?;
+        let mut uploader = Uploader::new(device)?;
+        let matrices = Loader::load((device, &mut uploader), weights, &program)?;
+        drop(uploader);
+        let mut units = vec!["tables", "likeliest"];
         for op in &program.ops {
             units.extend(ops::units(&program, op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
         }
         units.sort_unstable();
         units.dedup();
         device.load_units(&units)?;
+        Plan::new(&program, &limits, device).check(device)?;
         let rows = |rows: Rows| if rows == Rows::Step { limits.rows } else { limits.outputs };
         let act = |act: &kvas_backend::ActDecl| {
             device.take(&format!("activation {}", act.name), 4 * act.columns * rows(act.rows))
@@ -71,7 +80,9 @@ impl Machine {
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
+            chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
             staging: Pinned::new(device, STAGING)?,
+            graphs: Graphs::new(is_eager),
             limits,
             matrices,
             program,
@@ -133,6 +144,16 @@ impl Machine {
         self.image.begin(&self.device, &self.step, &self.entries)
     }
 
+    /// Everything the step asks for from here on waits for [`Machine::end_ops`].
+    pub(crate) fn begin_ops(&self) -> Result<(), DeviceError> {
+        self.device.begin_step()
+    }
+
+    /// Runs it, at once if the same was run before.
+    pub(crate) fn end_ops(&mut self) -> Result<(), DeviceError> {
+        self.device.end_step(&mut self.graphs)
+    }
+
     /// Ends the steps of some slots.
     pub(crate) fn commit(&mut self, accepted: &[(Slot, u32)]) {
         accepted.iter().for_each(|(slot, rows)| self.cursors.commit(*slot, *rows));
@@ -140,14 +161,16 @@ impl Machine {
 
     /// Reads the beginning of an activation, through pinned memory.
     pub(crate) fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
-        let from = self.act(act);
-        self.read_floats(from, out)
+        if out.is_empty() {
+            return self.device.synchronize();
+        }
+        self.read_words(self.act(act), out)
     }
 
-    /// Reads f32 values of device memory, through pinned memory.
-    pub(crate) fn read_floats(&mut self, from: Ptr, out: &mut [f32]) -> Result<(), DeviceError> {
+    /// Reads values of 4 bytes from device memory, through pinned memory.
+    pub(crate) fn read_words<T: bytemuck::Pod>(&mut self, from: Ptr, out: &mut [T]) -> Result<(), DeviceError> {
         for (number, part) in out.chunks_mut(STAGING / 4).enumerate() {
-            let staging = &mut bytemuck::cast_slice_mut::<u8, f32>(&mut self.staging)[..part.len()];
+            let staging = &mut bytemuck::cast_slice_mut::<u8, T>(&mut self.staging)[..part.len()];
             self.device.download(from.at(number * STAGING), staging)?;
             part.copy_from_slice(staging);
         }

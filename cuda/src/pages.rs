@@ -110,7 +110,7 @@ impl Machine {
         launch.arg(self.pages.view(&decl)).arg(page.0).arg(exchange).launch()?;
         let first = out.len();
         out.resize(first + rows * decl.row_elements(), 0.0);
-        self.read_floats(exchange, &mut out[first..])
+        self.read_words(exchange, &mut out[first..])
     }
 
     /// Overwrites the first rows of a page.

@@ -233,7 +233,7 @@ impl Machine {
                         let first = out.len();
                         out.resize(first + channels, 0.0);
                         if let Some(row) = row {
-                            self.read_floats(row, &mut out[first..])?;
+                            self.read_words(row, &mut out[first..])?;
                         }
                     }
                 }
@@ -266,14 +266,14 @@ impl Machine {
 
     fn read_checkpoint(&mut self, at: Ptr, state_type: StateType, out: &mut [f32]) -> Result<(), DeviceError> {
         if state_type == StateType::F32 {
-            return self.read_floats(at, out);
+            return self.read_words(at, out);
         }
         let exchange = self.slots.exchange.at();
         for (number, part) in out.chunks_mut(EXCHANGE).enumerate() {
             let from = at.at(number * EXCHANGE * state_type.bytes());
             let launch = self.kernel("slots", "state_to_f32")?.grid(part.len().div_ceil(256), 1, 1).block(256);
             launch.arg(from).arg(exchange).arg(part.len() as u32).launch()?;
-            self.read_floats(exchange, part)?;
+            self.read_words(exchange, part)?;
         }
         Ok(())
     }

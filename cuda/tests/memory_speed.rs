@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Failed> {
-    let copy = device.copy_bandwidth(1 << 30)?;
+    let copy = device.copy_bandwidth()?;
     println!("{}: copy {:.0} GB/s", device.name(), copy / 1e9);
     if wanted("lin_ar") {
         println!("lin_ar: kind, batch, history, state: us a layer, GB/s of the bytes needed, share of the copy");
@@ -216,7 +216,6 @@ fn prepared(
 
 /// Runs a step of equal spans; seconds of its ops.
 fn step(
-    device: &Device,
     backend: &mut Cuda,
     program: &Program,
     (batch, context, rows): (usize, usize, usize),
@@ -227,6 +226,7 @@ fn step(
         step.push(Slot(slot), context as u32, &vec![0; rows], Outputs::None, []);
     }
     backend.begin(&step)?;
+    let device = backend.device().clone();
     let seconds = device.time(&mut || program.ops.iter().try_for_each(|op| backend.execute(op)))?;
     let accepted: Vec<(Slot, u32)> = (1..=batch as u32).map(|slot| (Slot(slot), accepted as u32)).collect();
     backend.commit(&accepted)?;
@@ -248,7 +248,7 @@ fn recurrence(
     let mut seconds = 0.0;
     for number in 0..4 * cycle {
         // The first cycle warms up, and is the only one without a checkpoint.
-        let one = step(device, &mut backend, &program, (batch, number, 1), 1)?;
+        let one = step(&mut backend, &program, (batch, number, 1), 1)?;
         seconds += if number > cycle { one } else { 0.0 };
     }
     let seconds = seconds / (3 * cycle - 1) as f64 / LAYERS as f64;
@@ -261,7 +261,7 @@ fn verify(device: &Arc<Device>, kind: Kind, batch: usize, rows: usize) -> Result
     let mut seconds = Vec::new();
     for number in 0..64 {
         let accepted = 1 + number % rows;
-        seconds.push(step(device, &mut backend, &program, (batch, 0, rows), accepted)?);
+        seconds.push(step(&mut backend, &program, (batch, 0, rows), accepted)?);
     }
     Ok(seconds[32..].iter().sum::<f64>() / 32.0 / LAYERS as f64)
 }
@@ -271,7 +271,7 @@ fn prompt(device: &Arc<Device>, kind: Kind, rows: usize) -> Result<f64, DeviceEr
     let (mut backend, program) = prepared(device, kind.program(), limits)?;
     let mut least = f64::INFINITY;
     for number in 0..3 {
-        least = least.min(step(device, &mut backend, &program, (1, number * rows, rows), rows)?);
+        least = least.min(step(&mut backend, &program, (1, number * rows, rows), rows)?);
     }
     Ok(least / LAYERS as f64)
 }
@@ -338,9 +338,9 @@ fn attention(
     backend.begin(&step)?;
     backend.execute(&fill)?;
     backend.execute(&attend)?;
-    let mut times = Vec::new();
+    let (gpu, mut times) = (backend.device().clone(), Vec::new());
     for _ in 0..7 {
-        times.push(device.time(&mut || backend.execute(&attend))?);
+        times.push(gpu.time(&mut || backend.execute(&attend))?);
     }
     commit(&mut backend, &step)?;
     times.sort_by(f64::total_cmp);

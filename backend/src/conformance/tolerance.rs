@@ -16,6 +16,10 @@ pub const ROUNDED_STATE: f64 = 1e-6;
 /// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 3e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
 
+/// Products whose activations are rounded to 16 bits. Expected of f16: 3e-8, of bf16 (weights in bf16): 2e-6; twice that
+/// through two products.
+pub const HALF_ACTIVATIONS: f64 = 1e-5;
+
 /// A product with weights of this format. Backends may quantise the activations of block formats to 8 bits, which
 /// outlier channels 30 times as large make coarse. Floor with a scale per 32 activations and exact products: 4e-4 over
 /// 129 outputs, 2.1e-3 in the worst single row of 7 outputs; 2e-4 over heads, and through two products where nothing

@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod experts;
+pub(crate) mod likeliest;
 pub(crate) mod norm;
 pub(crate) mod product;
 pub(crate) mod recurrence;

@@ -15,10 +15,11 @@ impl Machine {
             .block(BLOCK)
             .arg(self.view())
             .arg(table.at())
-            .arg(table.row_bytes as u32)
+            .arg(table.units() as u32)
             .arg(self.act(op.out))
             .arg(columns as u32)
             .arg(op.scale)
+            .early()
             .launch()
     }
 
@@ -31,6 +32,7 @@ impl Machine {
             .arg(self.act(op.x))
             .arg(self.act(op.out))
             .arg(columns as u32)
+            .early()
             .launch()
     }
 }

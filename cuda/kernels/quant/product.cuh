@@ -1,0 +1,280 @@
+// Products with matrices of 16 bits and less. Weights are the 16-row side of the matrix instruction, entries its 8 columns.
+//
+// Every sum is taken in one order, whatever the number of entries: the units of a row are cut into SEGMENTS; those of a
+// segment follow one another, and the segments are added in their order. `few` gives a segment to every warp of a block;
+// `many` goes through all of them with every warp.
+#pragma once
+#include "common/warp.cuh"
+#include "quant/formats.cuh"
+#include "quant/job.cuh"
+
+static constexpr u32 SEGMENTS = 8;
+static constexpr u32 THREADS = 32 * SEGMENTS;
+
+DEVICE u32 segment_begin(u32 units, u32 segment) { return units * segment / SEGMENTS; }
+
+template <class FORMAT> DEVICE void multiply(float (&sum)[4], const u32 (&w)[2][4], const u32 (&x)[4]) {
+#pragma unroll
+    for (u32 step = 0; step < 2; ++step) {
+        const u32 a[4] = {w[0][2 * step], w[1][2 * step], w[0][2 * step + 1], w[1][2 * step + 1]};
+        const u32 b[2] = {x[2 * step], x[2 * step + 1]};
+        if constexpr (FORMAT::IS_BF16) mma_bf16(sum, a, b);
+        if constexpr (!FORMAT::IS_BF16) mma_f16(sum, a, b);
+    }
+}
+
+// Activations of up to 8 `WIDTH` entries: what this lane holds of them.
+template <u32 WIDTH> struct Inputs {
+    const u8* rows[WIDTH]; // null beyond the last entry
+
+    DEVICE Inputs(const Job& job, const Piece& piece) {
+#pragma unroll
+        for (u32 n = 0; n < WIDTH; ++n) {
+            const u32 at = 8 * n + group_of_lane();
+            rows[n] = nullptr;
+            if (at < piece.count) {
+                rows[n] = job.x + u64(job.input(job.entry(piece, at))) * job.units * 128 + 16 * pair_of_lane();
+            }
+        }
+    }
+
+    DEVICE void load(u32 (&x)[WIDTH][4], u32 unit, u32 chunk) const {
+#pragma unroll
+        for (u32 n = 0; n < WIDTH; ++n) {
+            uint4 words = make_uint4(0, 0, 0, 0);
+            if (rows[n] != nullptr) words = load_16(rows[n] + unit * 128 + chunk * 64);
+            x[n][0] = words.x, x[n][1] = words.y, x[n][2] = words.z, x[n][3] = words.w;
+        }
+    }
+};
+
+// Up to 8 `WIDTH` entries. A block for TILES tiles, or for a tile of the gate and the same one of what it gates; a warp
+// for a segment. DEPTH units of weights are under way for every warp.
+template <class FORMAT, u32 TILES, u32 WIDTH, bool GATED, u32 DEPTH> DEVICE void few(const Job& job) {
+    __shared__ float parts[SEGMENTS][TILES][8][17];
+    __shared__ float totals[TILES][8 * WIDTH][17];
+    Piece piece;
+    if (!job.piece<8 * WIDTH>(piece)) return;
+    const u32 first_tile = blockIdx.x * (GATED ? 1 : TILES);
+    const FORMAT first(job.weight, job.rows, job.units, piece.matrix, first_tile);
+    const FORMAT second(GATED ? job.up : job.weight, job.rows, job.units, piece.matrix, first_tile + (GATED ? 0 : 1));
+    const u32 begin = segment_begin(job.units, warp_id()), end = segment_begin(job.units, warp_id() + 1);
+    typename FORMAT::Raw raw[DEPTH][TILES];
+    const auto load = [&](u32 slot, u32 unit) {
+        first.load(raw[slot][0], unit);
+        if constexpr (TILES == 2) second.load(raw[slot][1], unit);
+    };
+#pragma unroll
+    for (u32 slot = 0; slot < DEPTH; ++slot) {
+        if (begin + slot < end) load(slot, begin + slot);
+    }
+    const Inputs<WIDTH> inputs(job, piece);
+    u32 x[2][WIDTH][4];
+    if (begin < end) inputs.load(x[0], begin, 0), inputs.load(x[1], begin, 1);
+    float sums[TILES][WIDTH][4] = {};
+    for (u32 base = begin; base < end; base += DEPTH) {
+#pragma unroll
+        for (u32 slot = 0; slot < DEPTH; ++slot) {
+            const u32 unit = base + slot;
+            if (unit >= end) break;
+#pragma unroll
+            for (u32 chunk = 0; chunk < 2; ++chunk) {
+#pragma unroll
+                for (u32 tile = 0; tile < TILES; ++tile) {
+                    u32 w[2][4];
+                    FORMAT::unpack(raw[slot][tile], chunk, w);
+#pragma unroll
+                    for (u32 n = 0; n < WIDTH; ++n) {
+                        if (8 * n < piece.count) multiply<FORMAT>(sums[tile][n], w, x[chunk][n]);
+                    }
+                }
+                if (unit + 1 < end) inputs.load(x[chunk], unit + 1, chunk);
+            }
+            if (unit + DEPTH < end) load(slot, unit + DEPTH);
+        }
+    }
+    const u32 group = group_of_lane(), pair = 2 * pair_of_lane();
+    const u32 column = threadIdx.x / 16 % 8, row = threadIdx.x % 16, tile = threadIdx.x / 128;
+#pragma unroll
+    for (u32 n = 0; n < WIDTH; ++n) {
+        if (8 * n >= piece.count) break;
+        __syncthreads();
+#pragma unroll
+        for (u32 of = 0; of < TILES; ++of) {
+            float(&part)[8][17] = parts[warp_id()][of];
+            part[pair][group] = sums[of][n][0], part[pair + 1][group] = sums[of][n][1];
+            part[pair][group + 8] = sums[of][n][2], part[pair + 1][group + 8] = sums[of][n][3];
+        }
+        __syncthreads();
+        if (tile < TILES) {
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 segment = 0; segment < SEGMENTS; ++segment) sum += parts[segment][tile][column][row];
+            totals[tile][8 * n + column][row] = sum;
+        }
+    }
+    __syncthreads();
+    const u32 out_row = (first_tile + (GATED ? 0 : tile)) * 16 + row;
+    if (tile >= (GATED ? 1 : TILES) || out_row >= job.rows) return;
+#pragma unroll 1
+    for (u32 at = column; at < piece.count; at += 8) {
+        const u32 entry = job.entry(piece, at);
+        if constexpr (GATED) job.finish_gated(entry, out_row, totals[0][at][row], totals[TILES - 1][at][row]);
+        if constexpr (!GATED) job.finish(entry, out_row, totals[tile][at][row]);
+    }
+}
+
+// Stages of shared memory that are filled while others are read.
+static constexpr u32 STAGES = 3;
+
+// Bytes of a stage for tiles of 128 rows and so many entries: by chunk and row 64 bytes, of the weights, then of x.
+template <u32 WIDTH> DEVICE constexpr u32 stage_bytes() { return 128 * (128 + WIDTH); }
+
+// WIDTH entries, 64 or 128. A block for 8 tiles, or for 4 of the gate and the same 4 of what it gates; a warp for 4 tiles
+// and a quarter of the entries. Dynamic shared memory: STAGES stages.
+template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) {
+    extern __shared__ __align__(128) u8 shared[];
+    constexpr u32 EIGHTS = WIDTH / 32;
+    Piece piece;
+    if (!job.piece<WIDTH>(piece)) return;
+    const u32 warp = warp_id(), group = group_of_lane(), pair = pair_of_lane();
+    const auto weights_at = [&](u32 stage, u32 chunk, u32 row) {
+        return shared + stage * stage_bytes<WIDTH>() + (chunk * 128 + row) * 64 + 16 * pair;
+    };
+    const auto x_at = [&](u32 stage, u32 chunk, u32 row) {
+        return shared + stage * stage_bytes<WIDTH>() + 128 * 128 + (chunk * WIDTH + row) * 64;
+    };
+    // Tile `warp` of the block, which this warp brings.
+    const bool is_up = GATED && warp % 4 >= 2;
+    const u32 brought = GATED ? blockIdx.x * 4 + warp / 4 * 2 + warp % 2 : blockIdx.x * 8 + warp;
+    const FORMAT weights(is_up ? job.up : job.weight, job.rows, job.units, piece.matrix, brought);
+    // A thread brings 16 bytes of a unit of every 32nd entry.
+    const u8* from[EIGHTS];
+#pragma unroll
+    for (u32 i = 0; i < EIGHTS; ++i) {
+        const u32 at = threadIdx.x / 8 + 32 * i;
+        from[i] = nullptr;
+        if (at < piece.count) {
+            from[i] = job.x + u64(job.input(job.entry(piece, at))) * job.units * 128 + 16 * (threadIdx.x % 8);
+        }
+    }
+    const auto bring = [&](u32 unit) {
+        const u32 stage = unit % STAGES;
+        if (unit < job.units) {
+#pragma unroll
+            for (u32 i = 0; i < EIGHTS; ++i) {
+                u8* to = x_at(stage, threadIdx.x % 8 / 4, threadIdx.x / 8 + 32 * i) + 16 * (threadIdx.x % 4);
+                copy_16_async(to, from[i] == nullptr ? job.x : from[i] + unit * 128, from[i] != nullptr);
+            }
+            if constexpr (FORMAT::IS_PLAIN) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    const u32 chunk = i / 2, half = i % 2;
+                    copy_16_async(weights_at(stage, chunk, warp * 16 + group + 8 * half), weights.at(unit, chunk, half));
+                }
+            }
+        }
+        copies_commit();
+    };
+    typename FORMAT::Raw raw;
+    if constexpr (!FORMAT::IS_PLAIN) weights.load(raw, 0);
+    for (u32 unit = 0; unit + 1 < STAGES; ++unit) bring(unit);
+    float sums[4][EIGHTS][4] = {}, totals[4][EIGHTS][4] = {};
+    u32 segment = 0;
+    for (u32 unit = 0; unit < job.units; ++unit) {
+        const u32 stage = unit % STAGES;
+        if constexpr (!FORMAT::IS_PLAIN) {
+#pragma unroll
+            for (u32 chunk = 0; chunk < 2; ++chunk) {
+                u32 w[2][4];
+                FORMAT::unpack(raw, chunk, w);
+#pragma unroll
+                for (u32 half = 0; half < 2; ++half) {
+                    *reinterpret_cast<uint4*>(weights_at(stage, chunk, warp * 16 + group + 8 * half)) =
+                        make_uint4(w[half][0], w[half][1], w[half][2], w[half][3]);
+                }
+            }
+            if (unit + 1 < job.units) weights.load(raw, unit + 1);
+        }
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        bring(unit + STAGES - 1);
+#pragma unroll
+        for (u32 chunk = 0; chunk < 2; ++chunk) {
+            u32 x[EIGHTS][4];
+#pragma unroll
+            for (u32 n = 0; n < EIGHTS; ++n) {
+                const u8* at = x_at(stage, chunk, warp % 4 * (WIDTH / 4) + 8 * n + group) + 16 * pair;
+                const uint4 words = *reinterpret_cast<const uint4*>(at);
+                x[n][0] = words.x, x[n][1] = words.y, x[n][2] = words.z, x[n][3] = words.w;
+            }
+#pragma unroll
+            for (u32 tile = 0; tile < 4; ++tile) {
+                u32 w[2][4];
+#pragma unroll
+                for (u32 half = 0; half < 2; ++half) {
+                    const u8* at = weights_at(stage, chunk, warp / 4 * 64 + tile * 16 + group + 8 * half);
+                    const uint4 words = *reinterpret_cast<const uint4*>(at);
+                    w[half][0] = words.x, w[half][1] = words.y, w[half][2] = words.z, w[half][3] = words.w;
+                }
+#pragma unroll
+                for (u32 n = 0; n < EIGHTS; ++n) multiply<FORMAT>(sums[tile][n], w, x[n]);
+            }
+        }
+        if (unit + 1 < segment_begin(job.units, segment + 1)) continue;
+        // The segment is complete, and so are those after it that have no units.
+        while (segment < SEGMENTS && segment_begin(job.units, segment + 1) <= unit + 1) ++segment;
+#pragma unroll
+        for (u32 tile = 0; tile < 4; ++tile) {
+#pragma unroll
+            for (u32 n = 0; n < EIGHTS; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    totals[tile][n][i] += sums[tile][n][i];
+                    sums[tile][n][i] = 0.0f;
+                }
+            }
+        }
+    }
+    // Through shared memory, so that neighbouring threads write neighbouring rows: `[WIDTH][132]`.
+    copies_wait<0>();
+    __syncthreads();
+    float* kept = reinterpret_cast<float*>(shared);
+#pragma unroll
+    for (u32 n = 0; n < EIGHTS; ++n) {
+#pragma unroll
+        for (u32 tile = 0; tile < 4; ++tile) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const u32 column = warp % 4 * (WIDTH / 4) + 8 * n + 2 * pair + i % 2;
+                kept[column * 132 + warp / 4 * 64 + tile * 16 + group + i / 2 * 8] = totals[tile][n][i];
+            }
+        }
+    }
+    __syncthreads();
+    constexpr u32 ROWS = GATED ? 64 : 128;
+    const u32 row = threadIdx.x % ROWS, out_row = blockIdx.x * ROWS + row;
+    if (out_row >= job.rows) return;
+#pragma unroll 1
+    for (u32 column = threadIdx.x / ROWS; column < piece.count; column += THREADS / ROWS) {
+        const float* sum = kept + column * 132 + (GATED ? row / 32 * 64 + row % 32 : row);
+        const u32 entry = job.entry(piece, column);
+        if constexpr (GATED) job.finish_gated(entry, out_row, sum[0], sum[32]);
+        if constexpr (!GATED) job.finish(entry, out_row, sum[0]);
+    }
+}
+
+// The kernels of a format. DEPTH: units of a tile that are under way in `few`.
+#define PRODUCTS(name, FORMAT, DEPTH)                                                                                 \
+    KERNEL __launch_bounds__(THREADS, 2) few_8_##name(Job job) { few<FORMAT, 1, 1, false, DEPTH>(job); }              \
+    KERNEL __launch_bounds__(THREADS, 2) few_16_##name(Job job) { few<FORMAT, 1, 2, false, DEPTH>(job); }             \
+    KERNEL __launch_bounds__(THREADS, 1) few_32_##name(Job job) { few<FORMAT, 2, 4, false, 2>(job); }                 \
+    KERNEL __launch_bounds__(THREADS, 1) few_64_##name(Job job) { few<FORMAT, 2, 8, false, 2>(job); }                 \
+    KERNEL __launch_bounds__(THREADS, 1) many_64_##name(Job job) { many<FORMAT, 64, false>(job); }                    \
+    KERNEL __launch_bounds__(THREADS, 1) many_128_##name(Job job) { many<FORMAT, 128, false>(job); }                  \
+    KERNEL __launch_bounds__(THREADS, 2) gated_few_8_##name(Job job) { few<FORMAT, 2, 1, true, (DEPTH + 1) / 2>(job); } \
+    KERNEL __launch_bounds__(THREADS, 2) gated_few_16_##name(Job job) { few<FORMAT, 2, 2, true, 2>(job); }            \
+    KERNEL __launch_bounds__(THREADS, 1) gated_few_32_##name(Job job) { few<FORMAT, 2, 4, true, 2>(job); }            \
+    KERNEL __launch_bounds__(THREADS, 1) gated_few_64_##name(Job job) { few<FORMAT, 2, 8, true, 2>(job); }            \
+    KERNEL __launch_bounds__(THREADS, 1) gated_many_64_##name(Job job) { many<FORMAT, 64, true>(job); }               \
+    KERNEL __launch_bounds__(THREADS, 1) gated_many_128_##name(Job job) { many<FORMAT, 128, true>(job); }

@@ -1,0 +1,72 @@
+// What products need besides themselves: activations in 16 bits, entries in the order of their experts, sums over experts.
+#include "common/warp.cuh"
+#include "quant/job.cuh"
+
+// Row `blockIdx.x` of f32 values as bfloat16, with zeros up to `padded` columns.
+KERNEL stage_bf16(const float* x, u32 stride, u32 columns, u32* out, u32 padded) {
+    x += u64(blockIdx.x) * stride;
+    out += u64(blockIdx.x) * (padded / 2);
+    for (u32 i = 2 * threadIdx.x; i < padded; i += 2 * blockDim.x) {
+        out[i / 2] = pack_bf16(i < columns ? x[i] : 0.0f, i + 1 < columns ? x[i + 1] : 0.0f);
+    }
+}
+
+// The same as f16, divided by a power of two that keeps the largest value of the row well within them. `factors` gets it.
+KERNEL stage_f16(const float* x, u32 stride, u32 columns, u32* out, u32 padded, float* factors) {
+    x += u64(blockIdx.x) * stride;
+    out += u64(blockIdx.x) * (padded / 2);
+    float most = 0.0f;
+    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, fabsf(x[i]));
+    most = block_max(most);
+    // The largest value comes between 2^14 and 2^15: sums are f32, only the values themselves must not overflow.
+    const u32 exponent = __float_as_uint(most) >> 23; // and 127
+    const u32 lift = min(max(exponent, 15u), 253u) - 14;
+    const float factor = __uint_as_float(lift << 23), by = __uint_as_float((254 - lift) << 23);
+    if (threadIdx.x == 0) factors[blockIdx.x] = factor;
+    for (u32 i = 2 * threadIdx.x; i < padded; i += 2 * blockDim.x) {
+        out[i / 2] = pack_f16(i < columns ? x[i] * by : 0.0f, i + 1 < columns ? x[i + 1] * by : 0.0f);
+    }
+}
+
+// Entries in the order of their experts, cut into pieces of at most `most`. One block. Shared memory: a word per expert
+// and one more.
+KERNEL group_entries(const float* experts, u32 entries, u32 count, u32 most, u32* order, Piece* pieces, u32* piece_count) {
+    extern __shared__ u32 ends[];
+    for (u32 i = threadIdx.x; i <= count; i += blockDim.x) ends[i] = 0;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < entries; i += blockDim.x) atomicAdd(&ends[u32(experts[i]) + 1], 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 first = 0, made = 0;
+        for (u32 expert = 0; expert < count; ++expert) {
+            const u32 of_expert = ends[expert + 1];
+            for (u32 done = 0; done < of_expert; done += most) {
+                pieces[made++] = Piece{expert, first + done, min(most, of_expert - done), 0};
+            }
+            ends[expert] = first;
+            first += of_expert;
+        }
+        *piece_count = made;
+    }
+    __syncthreads();
+    // The place of an entry among those of its expert changes nothing in its sums.
+    for (u32 i = threadIdx.x; i < entries; i += blockDim.x) order[atomicAdd(&ends[u32(experts[i])], 1)] = i;
+}
+
+// out[row] (+)= sum_i weights[row][i] * y[row][i]
+KERNEL sum_experts(const float* y, const float* weights, float* out, u32 active, u32 columns, u32 accumulate) {
+    const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= columns) return;
+    y += u64(blockIdx.x) * active * columns + column;
+    float sum = 0.0f;
+    for (u32 i = 0; i < active; ++i) sum += weights[u64(blockIdx.x) * active + i] * y[u64(i) * columns];
+    float* at = out + u64(blockIdx.x) * columns + column;
+    *at = accumulate ? *at + sum : sum;
+}
+
+// The columns of every head after `inputs`, behind its `outputs`. Block (row and head).
+KERNEL copy_left_over(const float* x, float* out, u32 inputs, u32 outputs, u32 left_over) {
+    x += u64(blockIdx.x) * (inputs + left_over) + inputs;
+    out += u64(blockIdx.x) * (outputs + left_over) + outputs;
+    for (u32 i = threadIdx.x; i < left_over; i += blockDim.x) out[i] = x[i];
+}
