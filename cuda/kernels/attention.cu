@@ -12,8 +12,8 @@ template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, c
     const u32 row = parts.first_row + blockIdx.z, head = blockIdx.y;
     const Span& span = step.spans[step.row_span[row]];
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 part = part_tokens(span.context), begin = blockIdx.x * part, end = min(begin + part, tokens);
-    if (span.rows < parts.least || span.rows > parts.most || begin >= end) return;
+    const u32 part = part_tokens(tokens), begin = blockIdx.x * part, end = min(begin + part, tokens);
+    if (begin >= end) return;
     const u32 kv_head = head / (op.heads / pages.kv_heads);
     const float* q = op.q + (u64(row) * op.heads + head) * pages.key_dim;
     for (u32 i = threadIdx.x; i < pages.key_dim; i += THREADS) queries[i] = q[i] * (op.scale * LOG2E);
@@ -81,9 +81,8 @@ OF_TYPE(q8_0, KV_Q8_0)
 KERNEL attention_merge(StepView step, Pages pages, Attention op, Parts parts) {
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
     const Span& span = step.spans[step.row_span[row]];
-    if (span.rows < parts.least || span.rows > parts.most) return;
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 count = ceil_div(tokens, part_tokens(span.context));
+    const u32 count = ceil_div(tokens, part_tokens(parts.by_row ? tokens : span.context + prompt_rows(span)));
     const u64 query = u64(row - parts.first_row) * op.heads + head;
     const float2* tops = parts.tops + query * parts.count;
     const float* mixed = parts.mixed + query * parts.count * pages.value_dim;

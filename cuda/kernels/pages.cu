@@ -15,13 +15,11 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
     const Span& span = step.spans[step.row_span[row]];
     const u32 position = span.context + row - span.first;
     for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
-        // The angle in turns, less whole ones, in double precision; the rest of it is small.
-        const double angle = double(position) * double(frequencies[i]);
-        const double rest = fma(-rint(angle * 0.15915494309189535), 6.283185307179586, angle);
-        float sine, cosine;
-        sincosf(float(rest), &sine, &cosine);
-        sines[i] = sine * magnitude;
-        cosines[i] = cosine * magnitude;
+        // In double precision, as everywhere: keys that differ in the last bit may be rounded apart in pages.
+        double sine, cosine;
+        sincos(double(position) * double(frequencies[i]), &sine, &cosine);
+        sines[i] = float(sine) * magnitude;
+        cosines[i] = float(cosine) * magnitude;
     }
     __syncthreads();
     u32 head = blockIdx.y * (blockDim.x / 32) + warp_id();
@@ -33,8 +31,9 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
     for (u32 i = lane_id(); i < pairs; i += 32) {
         const u32 first = adjacent ? 2 * i : i, second = adjacent ? 2 * i + 1 : i + pairs;
         const float a = x[first], b = x[second];
-        x[first] = a * cosines[i] - b * sines[i];
-        x[second] = a * sines[i] + b * cosines[i];
+        // Rounded as separate operations, for the same reason.
+        x[first] = __fsub_rn(__fmul_rn(a, cosines[i]), __fmul_rn(b, sines[i]));
+        x[second] = __fadd_rn(__fmul_rn(a, sines[i]), __fmul_rn(b, cosines[i]));
     }
     if (is_query) return;
     __syncwarp();

@@ -38,6 +38,8 @@ macro_rules! headers {
 /// Every file of kernels.
 pub(crate) const UNITS: &[Unit] = units!(
     "attention"
+    "attention_decode"
+    "attention_prefill"
     "conv"
     "delta_f16"
     "delta_f32"
@@ -83,6 +85,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/pages.cuh"
     "common/recurrence.cuh"
     "common/step.cuh"
+    "common/tiles.cuh"
     "common/types.cuh"
     "common/warp.cuh"
     "quant/at.cuh"

@@ -66,9 +66,9 @@ DEVICE float sum_8_over_8(const float (&x)[8]) {
     return mine + __shfl_xor_sync(ALL_LANES, theirs, 1);
 }
 
-// `QUADS`: a lane has `QUADS` times 4 of the columns of a row, 8 lanes have a row. `LANE_ROWS`: rows of the state a lane
+// `LONG`: spans may have more rows than are solved together. `QUADS`: a lane has `QUADS` times 4 of the columns of a row, 8 lanes have a row. `LANE_ROWS`: rows of the state a lane
 // has a part of. `State`: how checkpoints are stored.
-template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct Block {
     static constexpr u32 COLUMNS = 32 * QUADS;
     static constexpr u32 ROWS = 16 * LANE_ROWS; // of the state
     static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
@@ -82,8 +82,9 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
         float read[2][CHUNK][ROWS]; // what the state gives the keys and the queries
         float kk[CHUNK][CHUNK], qk[CHUNK][CHUNK];
         float products[CHUNK][2 * CHUNK]; // of entries with keys and queries
-        float g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK];
-        float strengths[CHUNK], decays[CHUNK];
+        float g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK];       // of rows
+        float entry_g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK]; // of entries
+        float strengths[CHUNK], decays[CHUNK], advancing[CHUNK], factors[CHUNK]; // the last one of entries
     };
 
     const Recurrence& op;
@@ -91,6 +92,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
     Shared& shared;
     u32 head, key_head, first_row;
     float state[LANE_ROWS][QUADS][4];
+    static constexpr u32 RAW = sizeof(State) == 2 ? 2 : 4;
+    u32 raw[LANE_ROWS][QUADS][RAW]; // the state on its way
     float carry[OWN_COLUMNS]; // logarithm of how much the entries that were looked at fade what is before them
 
     DEVICE Block(const Recurrence& op, const Span& span, Shared& shared)
@@ -105,16 +108,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
                ((u64(span.slot) * op.value_heads + head) * op.value_dim + first_row) * op.key_dim;
     }
 
-    DEVICE void zero_state() {
-#pragma unroll
-        for (u32 i = 0; i < LANE_ROWS; ++i)
-#pragma unroll
-            for (u32 n = 0; n < QUADS; ++n)
-#pragma unroll
-                for (u32 e = 0; e < 4; ++e) state[i][n][e] = 0.0f;
-    }
-
-    DEVICE void load_state() {
+    // Asks for the state, which is waited for where it is first used; zeros if it need not be read.
+    DEVICE void request_state(bool is_zero) {
         const State* from = state_at();
         const bool whole = (op.key_dim & 3) == 0;
 #pragma unroll
@@ -123,29 +118,45 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
 #pragma unroll
             for (u32 n = 0; n < QUADS; ++n) {
                 const u32 column = (n * 8 + (lane_id() & 7)) * 4;
-                const bool inside = first_row + row < op.value_dim;
-                float(&x)[4] = state[i][n];
+                const bool inside = first_row + row < op.value_dim && !is_zero;
+                const State* at = from + u64(row) * op.key_dim + column;
+#pragma unroll
+                for (u32 e = 0; e < RAW; ++e) raw[i][n][e] = 0;
                 if (whole) {
-                    x[0] = x[1] = x[2] = x[3] = 0.0f;
-                    if (inside && column < op.key_dim) read_four(from + u64(row) * op.key_dim + column, x);
+                    if (inside && column < op.key_dim) read_four(at, raw[i][n]);
                     continue;
                 }
 #pragma unroll
                 for (u32 e = 0; e < 4; ++e)
-                    x[e] = inside && column + e < op.key_dim ? to_float(from[u64(row) * op.key_dim + column + e]) : 0.0f;
+                    if (inside && column + e < op.key_dim) set(raw[i][n], e, at[e]);
             }
         }
     }
 
-    static DEVICE void read_four(const float* from, float (&x)[4]) {
-        asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+    DEVICE void open_state() {
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) {
+                    if constexpr (RAW == 4) {
+                        state[i][n][e] = __uint_as_float(raw[i][n][e]);
+                    } else {
+                        state[i][n][e] = e & 1 ? high_f16(raw[i][n][e / 2]) : low_f16(raw[i][n][e / 2]);
+                    }
+                }
+    }
+
+    static DEVICE void set(u32 (&words)[RAW], u32 e, float x) { words[e % RAW] = __float_as_uint(x); }
+    static DEVICE void set(u32 (&words)[RAW], u32 e, f16 x) { words[e / 2 % RAW] |= u32(x.bits) << (16 * (e & 1)); }
+    static DEVICE void read_four(const float* from, u32 (&x)[RAW]) {
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2 % RAW]), "=r"(x[3 % RAW])
                      : "l"(from));
     }
-    static DEVICE void read_four(const f16* from, float (&x)[4]) {
-        u32 low, high;
-        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "l"(from));
-        x[0] = low_f16(low), x[1] = high_f16(low), x[2] = low_f16(high), x[3] = high_f16(high);
+    static DEVICE void read_four(const f16* from, u32 (&x)[RAW]) {
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
     }
     static DEVICE void write_four(float* to, float (&x)[4]) {
         *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
@@ -254,87 +265,114 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
         for (u32 n = 0; n < OWN_COLUMNS; ++n) carry[n] = 0.0f;
     }
 
-    // `carry` of all entries.
-    DEVICE void sum_entries(u32 base, u32 held) {
-        clear_carry();
+    // Copies `rows` rows of `len` numbers to rows of `WIDTH`, the rest zeros, without waiting for them. `from(row)` is
+    // where a row begins: at multiples of 16 bytes, unless `loose`.
+    template <u32 WIDTH, typename From>
+    DEVICE void request(float* to, u32 rows, u32 len, bool loose, From from) {
+        if (loose) {
 #pragma unroll 1
-        for (u32 j = held; j-- > 0;) {
-            const float* g = ring_g(ring_row(base, j));
-#pragma unroll
-            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-                const u32 column = threadIdx.x + n * THREADS;
-                if (!PER_CHANNEL || column < op.key_dim) carry[n] += g[PER_CHANNEL ? column : 0];
+            for (u32 at = threadIdx.x; at < rows * WIDTH; at += THREADS) {
+                const u32 row = at / WIDTH, column = at % WIDTH;
+                copy_4_async(to + at, from(row) + (column < len ? column : 0), column < len);
             }
+            return;
+        }
+#pragma unroll 4
+        for (u32 at = threadIdx.x; at < rows * WIDTH / 4; at += THREADS) {
+            const u32 row = at / (WIDTH / 4), column = at % (WIDTH / 4) * 4;
+            copy_16_async(to + 4 * at, from(row) + (column < len ? column : 0), column < len);
         }
     }
 
-    // Brings entries `from..from + count`, newest first, into `faded` and `ring_u`, and adds them to `carry`.
-    DEVICE void load_entries(u32 base, u32 from, u32 count) {
-        __syncthreads(); // what is there may still be read
-        float g[CHUNK];
-#pragma unroll
-        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-            const u32 column = threadIdx.x + n * THREADS;
-            const bool inside = column < op.key_dim;
-            float k[CHUNK];
-#pragma unroll
-            for (u32 i = 0; i < CHUNK; ++i) {
-                const u32 row = ring_row(base, from + count - 1 - i);
-                k[i] = i < count && inside ? ring_k(row)[column] : 0.0f;
-                g[i] = i < count && (!PER_CHANNEL || inside) ? ring_g(row)[PER_CHANNEL ? column : 0] : 0.0f;
-            }
-#pragma unroll
-            for (u32 i = 0; i < CHUNK; ++i) {
-                if (column < COLUMNS && i < count) shared.faded[i][column] = k[i] * expf(carry[n]);
-                carry[n] += g[i];
-            }
+    DEVICE u32 rows_left() const { return op.value_dim > first_row ? op.value_dim - first_row : 0; }
+    DEVICE bool is_loose() const {
+        return ((op.columns | op.queries_at | op.keys_at | op.values_at | op.key_dim | op.value_dim) & 3) != 0;
+    }
+
+    // Asks for entries `from..from + count`, newest first.
+    DEVICE void request_entries(u32 base, u32 from, u32 count) {
+        auto row = [&](u32 i) { return ring_row(base, from + count - 1 - i); };
+        const bool loose = ((op.key_dim | op.value_dim) & 3) != 0;
+        request<COLUMNS>(shared.faded[0], count, op.key_dim, loose, [&](u32 i) { return ring_k(row(i)); });
+        request<ROWS>(shared.ring_u[0], count, rows_left(), loose, [&](u32 i) { return ring_u(row(i)); });
+        if constexpr (PER_CHANNEL) {
+            request<COLUMNS>(shared.entry_g[0], count, op.key_dim, loose, [&](u32 i) { return ring_g(row(i)); });
+        } else if (threadIdx.x < count) {
+            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(row(threadIdx.x)));
         }
-        // All loads first, then what waits for them.
-        constexpr u32 EACH = CHUNK * ROWS / THREADS;
-        float u[EACH];
+    }
+
+    // Once they are there: how much each has faded until the newest of them, and before that by `carry`, which they are
+    // added to. For decays per channel the keys have, otherwise the `factors` have to be applied.
+    DEVICE void fade_entries(u32 count) {
+        if constexpr (PER_CHANNEL) {
 #pragma unroll
-        for (u32 n = 0; n < EACH; ++n) {
-            const u32 i = (n * THREADS + threadIdx.x) / ROWS, row = threadIdx.x % ROWS;
-            const bool inside = i < count && first_row + row < op.value_dim;
-            u[n] = inside ? ring_u(ring_row(base, from + count - 1 - i))[row] : 0.0f;
-        }
-#pragma unroll
-        for (u32 n = 0; n < EACH; ++n) {
-            const u32 i = (n * THREADS + threadIdx.x) / ROWS, row = threadIdx.x % ROWS;
-            if (i < count) shared.ring_u[i][row] = u[n];
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+#pragma unroll 1
+                for (u32 i = 0; i < count; ++i) {
+                    shared.faded[i][column] *= expf(carry[n]);
+                    carry[n] += shared.entry_g[i][column];
+                }
+            }
+        } else {
+            float before = carry[0];
+#pragma unroll 4
+            for (u32 i = 0; i < count; ++i) {
+                if (i == threadIdx.x) before = carry[0];
+                carry[0] += shared.entry_g[0][i];
+            }
+            if (threadIdx.x < count) shared.factors[threadIdx.x] = expf(before);
         }
         __syncthreads();
     }
 
-    // Puts all entries into the state.
+    DEVICE void load_entries(u32 base, u32 from, u32 count, bool are_here) {
+        if (!are_here) {
+            __syncthreads(); // what is there may still be read
+            request_entries(base, from, count);
+            copies_commit();
+            copies_wait<0>();
+            __syncthreads();
+        }
+        fade_entries(count);
+    }
+
+    // Puts all entries into the state, the oldest first. The first ones are there.
     DEVICE void fold(u32 base, u32 held) {
-        if (held == 0) return;
-        sum_entries(base, held);
-        fade_state();
-        clear_carry();
 #pragma unroll 1
-        for (u32 end = held; end > 0;) {
-            const u32 count = min(end, CHUNK);
-            load_entries(base, end - count, count);
+        for (u32 from = 0; from < held; from += CHUNK) {
+            const u32 count = min(held - from, CHUNK);
+            clear_carry();
+            load_entries(base, from, count, from == 0);
+            if constexpr (!PER_CHANNEL) {
+#pragma unroll 4
+                for (u32 at = threadIdx.x; at < count * ROWS; at += THREADS)
+                    shared.ring_u[at / ROWS][at % ROWS] *= shared.factors[at / ROWS];
+                __syncthreads();
+            }
+            fade_state();
             add_entries(shared.ring_u, count);
-            end -= count;
         }
     }
 
-    // Lets all entries answer the keys and queries of a chunk, into `read`, and the state fade.
+    // Lets all entries answer the keys and queries of a chunk, into `read`, the newest first, and the state fade. The
+    // first ones are there.
     DEVICE void answer(u32 base, u32 held, u32 rows) {
         clear_carry();
 #pragma unroll 1
         for (u32 end = held; end > 0;) {
             const u32 count = min(end, CHUNK);
-            load_entries(base, end - count, count);
+            load_entries(base, end - count, count, end == held);
             const u32 pairs = count * 2 * rows;
 #pragma unroll 1
             for (u32 first = 0; first < pairs; first += THREADS / 8) {
                 const u32 pair = first + threadIdx.x / 8, j = min(pair / (2 * rows), count - 1), x = pair % (2 * rows);
                 const float* row = x < rows ? shared.k[x] : shared.q[x - rows];
                 const float sum = warp_sum<8>(dot(shared.faded[j], row));
-                if (pair < pairs && (threadIdx.x & 7) == 0) shared.products[j][x] = sum;
+                if (pair < pairs && (threadIdx.x & 7) == 0)
+                    shared.products[j][x] = PER_CHANNEL ? sum : sum * shared.factors[j];
             }
             __syncthreads();
 #pragma unroll 1
@@ -344,7 +382,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
 #pragma unroll 1
                 for (u32 t = 0; t < rows; ++t) {
                     float sum = 0.0f;
-#pragma unroll 1
+#pragma unroll 4
                     for (u32 j = 0; j < count; ++j)
                         sum = fmaf(shared.ring_u[j][row], shared.products[j][which * rows + t], sum);
                     shared.read[which][t][row] += sum;
@@ -352,7 +390,6 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
             }
             end -= count;
         }
-        // The first part of `read` is room for factors there: not now.
         if (held > 0) fade_after_answer();
     }
 
@@ -393,65 +430,82 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
         return sum;
     }
 
-    // Rows `first..first + rows` of the span: keys, queries, values, gates.
-    DEVICE void load_rows(u32 first, u32 rows) {
-        __syncthreads();
+    // Asks for rows `first..first + rows` of the span: keys, queries, values, step sizes.
+    DEVICE void request_rows(u32 first, u32 rows) {
+        const float* inputs = op.inputs + u64(span.first + first) * op.columns;
+        const bool loose = is_loose();
+        const float *keys = inputs + op.keys_at + key_head * op.key_dim;
+        const float *queries = inputs + op.queries_at + key_head * op.key_dim;
+        const float *values = inputs + op.values_at + head * op.value_dim + first_row;
+        request<COLUMNS>(shared.k[0], rows, op.key_dim, loose, [&](u32 t) { return keys + t * op.columns; });
+        request<COLUMNS>(shared.q[0], rows, op.key_dim, loose, [&](u32 t) { return queries + t * op.columns; });
+        request<ROWS>(shared.u[0], rows, rows_left(), loose, [&](u32 t) { return values + t * op.columns; });
+        const u32 decays = decay_count(), stride = op.value_heads * decays;
+        const float* steps = op.steps + u64(span.first + first) * stride + head * decays;
+        if constexpr (PER_CHANNEL) {
+            request<COLUMNS>(shared.g[0], rows, decays, true, [&](u32 t) { return steps + t * stride; });
+        } else if (threadIdx.x < rows) {
+            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * stride);
+        }
+        if (IS_DELTA && threadIdx.x < rows) {
+            const float* beta = op.beta + u64(span.first + first + threadIdx.x) * op.value_heads + head;
+            copy_4_async(&shared.strengths[threadIdx.x], beta);
+        }
+    }
+
+    // Small numbers that are the same for all rows: asked for early.
+    float bias[OWN_COLUMNS], rate, skip;
+
+    DEVICE void load_constants() {
+        const u32 decays = decay_count();
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+            const u32 column = PER_CHANNEL ? threadIdx.x + n * THREADS : 0;
+            bias[n] = op.bias != nullptr && column < decays ? op.bias[head * decays + column] : 0.0f;
+        }
+        rate = op.a != nullptr ? op.a[head] : 0.0f;
+        skip = op.skip != nullptr ? op.skip[head] : 0.0f;
+    }
+
+    // Once they are there: normalises keys and queries, and makes gates of step sizes.
+    DEVICE void open_rows(u32 rows) {
+        if constexpr (IS_DELTA) {
 #pragma unroll 1
-        for (u32 at = warp_id(); at < 2 * rows; at += THREADS / 32) {
-            const bool is_query = at >= rows;
-            const u32 t = is_query ? at - rows : at;
-            const float* from = op.inputs + u64(span.first + first + t) * op.columns +
-                                (is_query ? op.queries_at : op.keys_at) + key_head * op.key_dim;
-            float* to = is_query ? shared.q[t] : shared.k[t];
-            float x[QUADS], sum = 0.0f;
+            for (u32 at = warp_id(); at < 2 * rows; at += THREADS / 32) {
+                const bool is_query = at >= rows;
+                float* row = is_query ? shared.q[at - rows] : shared.k[at];
+                float x[QUADS], sum = 0.0f;
 #pragma unroll
-            for (u32 n = 0; n < QUADS; ++n) {
-                const u32 column = n * 32 + lane_id();
-                x[n] = column < op.key_dim ? from[column] : 0.0f;
-                sum = fmaf(x[n], x[n], sum);
-            }
-            float scale = 1.0f;
-            if (IS_DELTA) {
-                scale = 1.0f / sqrtf(warp_sum(sum) + op.norm_eps);
+                for (u32 n = 0; n < QUADS; ++n) {
+                    x[n] = row[n * 32 + lane_id()];
+                    sum = fmaf(x[n], x[n], sum);
+                }
+                float scale = 1.0f / sqrtf(warp_sum(sum) + op.norm_eps);
                 if (is_query) scale *= 1.0f / sqrtf(float(op.key_dim));
-            }
 #pragma unroll
-            for (u32 n = 0; n < QUADS; ++n) to[n * 32 + lane_id()] = IS_DELTA ? x[n] * scale : x[n];
+                for (u32 n = 0; n < QUADS; ++n) row[n * 32 + lane_id()] = x[n] * scale;
+            }
         }
-#pragma unroll 4
-        for (u32 at = threadIdx.x; at < rows * ROWS; at += THREADS) {
-            const u32 t = at / ROWS, row = at % ROWS;
-            const float* from = op.inputs + u64(span.first + first + t) * op.columns + op.values_at;
-            shared.u[t][row] = first_row + row < op.value_dim ? from[u64(head) * op.value_dim + first_row + row] : 0.0f;
+        if constexpr (PER_CHANNEL) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+#pragma unroll 1
+                for (u32 t = 0; column < op.key_dim && t < rows; ++t)
+                    shared.g[t][column] = rate * softplus(shared.g[t][column] + bias[n]);
+            }
+        } else if (threadIdx.x < rows) {
+            const float size = softplus(shared.g[0][threadIdx.x] + bias[0]);
+            shared.g[0][threadIdx.x] = rate * size;
+            if constexpr (!IS_DELTA) shared.strengths[threadIdx.x] = size;
         }
-        load_gates(first, rows);
+        if (IS_DELTA && threadIdx.x < rows) shared.strengths[threadIdx.x] = sigmoid(shared.strengths[threadIdx.x]);
 #pragma unroll 1
         for (u32 at = threadIdx.x; at < 2 * rows * ROWS; at += THREADS) {
             const u32 t = at / ROWS;
             shared.read[t >= rows][t >= rows ? t - rows : t][at % ROWS] = 0.0f;
         }
         __syncthreads();
-    }
-
-    DEVICE void load_gates(u32 first, u32 rows) {
-        const u32 decays = decay_count();
-#pragma unroll 1
-        for (u32 at = threadIdx.x; at < rows * decays; at += THREADS) {
-            const u32 t = at / decays, i = head * decays + at % decays;
-            const float size = softplus(op.steps[u64(span.first + first + t) * op.value_heads * decays + i] + op.bias[i]);
-            const float g = op.a[head] * size;
-            if constexpr (PER_CHANNEL) {
-                shared.g[t][at % decays] = g;
-            } else {
-                shared.g[0][t] = g;
-                if constexpr (!IS_DELTA) shared.strengths[t] = size;
-            }
-        }
-        if constexpr (IS_DELTA) {
-#pragma unroll 1
-            for (u32 t = threadIdx.x; t < rows; t += THREADS)
-                shared.strengths[t] = sigmoid(op.beta[u64(span.first + first + t) * op.value_heads + head]);
-        }
     }
 
     // Products of the rows with each other, decayed; `faded` for the entries they become; `decays` from the state to
@@ -462,26 +516,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
         if constexpr (PER_CHANNEL) {
             relate_channels(rows);
         } else {
-#pragma unroll 1
-            for (u32 first_pair = 0; first_pair < rows * rows; first_pair += THREADS / 8) {
-                const u32 pair = min(first_pair + threadIdx.x / 8, rows * rows - 1), t = pair / rows, j = pair % rows;
-                float sum = 0.0f;
-#pragma unroll 1
-                for (u32 i = j + 1; i <= t; ++i) sum += shared.g[0][i];
-                const float factor = expf(sum);
-                const float kk = warp_sum<8>(dot(shared.k[t], shared.k[j]));
-                const float qk = warp_sum<8>(dot(shared.q[t], shared.k[j]));
-                if ((threadIdx.x & 7) == 0 && j <= t) {
-                    shared.kk[t][j] = shared.strengths[t] * kk * factor;
-                    shared.qk[t][j] = qk * factor;
-                }
-            }
-            if (threadIdx.x < rows) {
-                float sum = 0.0f;
-#pragma unroll 1
-                for (u32 i = 0; i <= threadIdx.x; ++i) sum += shared.g[0][i];
-                shared.decays[threadIdx.x] = expf(sum);
-            }
+            relate_heads(rows);
         }
         if (in_ring) {
             const u32 decays = decay_count();
@@ -494,6 +529,37 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
                 for (u32 i = threadIdx.x; i < rows * op.key_dim; i += THREADS)
                     const_cast<float*>(ring_k(ring_row(at, i / op.key_dim)))[i % op.key_dim] =
                         shared.k[i / op.key_dim][i % op.key_dim];
+        }
+    }
+
+    DEVICE float sum_g(u32 from, u32 to) const {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 i = from; i < to; ++i) sum += shared.g[0][i];
+        return sum;
+    }
+
+    DEVICE void relate_heads(u32 rows) {
+#pragma unroll 1
+        for (u32 pair = threadIdx.x; pair < rows * rows; pair += THREADS) {
+            const u32 t = pair / rows, j = pair % rows;
+            if (j <= t) shared.qk[t][j] = expf(sum_g(j + 1, t + 1));
+        }
+        if (threadIdx.x < rows) {
+            shared.decays[threadIdx.x] = expf(sum_g(0, threadIdx.x + 1));
+            shared.advancing[threadIdx.x] = expf(sum_g(threadIdx.x + 1, rows));
+        }
+        __syncthreads();
+#pragma unroll 2
+        for (u32 first_pair = 0; first_pair < rows * rows; first_pair += THREADS / 8) {
+            const u32 pair = first_pair + threadIdx.x / 8, t = min(pair / rows, rows - 1), j = pair % rows;
+            const float kk = IS_DELTA ? warp_sum<8>(dot(shared.k[t], shared.k[j])) : 0.0f;
+            const float qk = warp_sum<8>(dot(shared.q[t], shared.k[j]));
+            if ((threadIdx.x & 7) == 0 && pair < rows * rows && j <= t) {
+                const float factor = shared.qk[t][j];
+                shared.kk[t][j] = shared.strengths[t] * kk * factor;
+                shared.qk[t][j] = qk * factor;
+            }
         }
     }
 
@@ -543,7 +609,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
 
     // What the state gives keys and queries is added to `read`.
     DEVICE void read_state(u32 rows) {
-#pragma unroll 1
+#pragma unroll(LONG ? 4 : 1)
         for (u32 t = 0; t < rows; ++t) {
             float sums[2][LANE_ROWS];
 #pragma unroll
@@ -575,26 +641,26 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
     DEVICE void solve(u32 first, u32 rows, bool in_ring) {
         const u32 row = threadIdx.x;
         if (row >= ROWS || first_row + row >= op.value_dim) return;
-        const float skip = IS_DELTA ? 0.0f : op.skip[head];
         float* out = op.out + (u64(span.first + first) * op.value_heads + head) * op.value_dim + first_row + row;
         const u32 at = span.after_base + span.after_held + first;
+        const u64 stride = u64(op.value_heads) * op.value_dim;
 #pragma unroll 1
         for (u32 t = 0; t < rows; ++t) {
             const float decay = PER_CHANNEL ? 1.0f : shared.decays[t];
             const float value = shared.u[t][row];
-            float u = shared.strengths[t] * value;
-            if constexpr (IS_DELTA) {
-                u = shared.strengths[t] * (value - decay * shared.read[0][t][row]);
-#pragma unroll 4
-                for (u32 j = 0; j < t; ++j) u = fmaf(-shared.kk[t][j], shared.u[j][row], u);
-            }
-            shared.u[t][row] = u;
+            float mine = shared.strengths[t] * value;
+            if constexpr (IS_DELTA) mine = shared.strengths[t] * (value - decay * shared.read[0][t][row]);
             float y = fmaf(decay, shared.read[1][t][row], skip * value);
 #pragma unroll 4
-            for (u32 j = 0; j < t; ++j) y = fmaf(shared.qk[t][j], shared.u[j][row], y);
-            y = fmaf(shared.qk[t][t], u, y);
-            out[u64(t) * op.value_heads * op.value_dim] = y;
-            if (in_ring) const_cast<float*>(ring_u(ring_row(at, t)))[row] = u;
+            for (u32 j = 0; j < t; ++j) {
+                const float before = shared.u[j][row];
+                if constexpr (IS_DELTA) mine = fmaf(-shared.kk[t][j], before, mine);
+                y = fmaf(shared.qk[t][j], before, y);
+            }
+            y = fmaf(shared.qk[t][t], mine, y);
+            shared.u[t][row] = mine;
+            out[t * stride] = y;
+            if (in_ring) const_cast<float*>(ring_u(ring_row(at, t)))[row] = mine;
         }
     }
 
@@ -609,16 +675,10 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
                 for (u32 t = rows; column < op.key_dim && t-- > 0;) carry[n] += shared.g[t][column];
             }
         } else {
-#pragma unroll 1
-            for (u32 t = rows; t-- > 0;) carry[0] += shared.g[0][t];
-#pragma unroll 1
-            for (u32 at = threadIdx.x; at < rows * COLUMNS; at += THREADS) {
-                const u32 t = at / COLUMNS;
-                float sum = 0.0f;
-#pragma unroll 1
-                for (u32 i = rows - 1; i > t; --i) sum += shared.g[0][i];
-                shared.faded[t][at % COLUMNS] = shared.k[t][at % COLUMNS] * expf(sum);
-            }
+            carry[0] = sum_g(0, rows);
+#pragma unroll 4
+            for (u32 at = threadIdx.x; at < rows * COLUMNS; at += THREADS)
+                shared.faded[0][at] = shared.k[0][at] * shared.advancing[at / COLUMNS];
         }
         __syncthreads();
         fade_state();
@@ -637,24 +697,37 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
     }
 
     DEVICE void run() {
-        const bool is_final = span.is_final(), folds = span.flush() || span.rows > CHUNK;
+        const bool is_final = span.is_final(), folds = span.flush() || (LONG && span.rows > CHUNK);
         const u32 base = span.flush() ? span.before_base : span.after_base;
         const u32 held = span.flush() ? span.before_held : span.after_held;
         bool is_zero = span.is_fresh();
-        if (is_zero) {
-            zero_state();
-        } else {
-            load_state();
-        }
+        // Everything is asked for before anything is waited for, what is needed first at first.
+        const u32 first_entries = min(held, CHUNK), first_rows = min(span.rows, CHUNK);
+        request_rows(0, first_rows);
+        request_entries(base, folds ? 0 : held - first_entries, first_entries);
+        copies_commit();
+        load_constants();
+        request_state(is_zero);
+        copies_wait<0>();
+        __syncthreads();
+        open_state();
         if (folds) {
             fold(base, held);
             if (span.flush()) store_state();
             is_zero = is_zero && held == 0;
         }
+        if (span.rows == 0) return;
 #pragma unroll 1
-        for (u32 first = 0; first < span.rows; first += CHUNK) {
+        for (u32 first = 0;; first += CHUNK) {
             const u32 rows = min(CHUNK, span.rows - first);
-            load_rows(first, rows);
+            if (LONG && first > 0) {
+                __syncthreads();
+                request_rows(first, rows);
+                copies_commit();
+                copies_wait<0>();
+                __syncthreads();
+            }
+            open_rows(rows);
             if (!is_final) append_keys(first, rows);
             relate(first, rows, !is_final);
             if (!folds) answer(base, held, rows);
@@ -662,23 +735,17 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS> struct Block {
             if (!is_zero) read_state(rows);
             __syncthreads();
             solve(first, rows, !is_final);
-            if (!is_final && first + CHUNK >= span.rows) break;
+            const bool is_last = !LONG || first + CHUNK >= span.rows;
+            if (!is_final && is_last) return;
             __syncthreads();
             advance(rows);
             is_zero = false;
+            if (is_last) break;
             if (is_final) round_state();
         }
-        if (is_final && span.rows > 0) store_state();
+        store_state();
     }
 };
-
-template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS>
-DEVICE void recur(const Recurrence& op, const Span& span) {
-    extern __shared__ __align__(16) u8 bytes[];
-    using Whole = Block<KIND, State, QUADS, LANE_ROWS>;
-    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
-    block.run();
-}
 
 // The ring of a slot that is folded besides any step; nothing is if it holds nothing.
 struct Fold {
@@ -687,7 +754,7 @@ struct Fold {
     u32 padding;
 };
 
-template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS>
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
 DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
     extern __shared__ __align__(16) u8 bytes[];
     Span span = {};
@@ -700,14 +767,14 @@ DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, 
         span = step.spans[blockIdx.z];
         if (span.rows < least || span.rows > most) return;
     }
-    using Whole = Block<KIND, State, QUADS, LANE_ROWS>;
+    using Whole = Block<KIND, State, QUADS, LANE_ROWS, LONG>;
     Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
     block.run();
 }
 
-// By most columns of a key, and by rows of the state a lane has: few if there are few blocks.
-#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS)                                                               \
+// By most columns of a key: for many blocks, and for few or for spans of any length.
+#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \
     KERNEL __launch_bounds__(THREADS, 4)                                                                              \
         name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
-        recur<KIND, State, QUADS, LANE_ROWS>(step, op, fold, least, most);                                            \
+        recur<KIND, State, QUADS, LANE_ROWS, LONG>(step, op, fold, least, most);                                      \
     }

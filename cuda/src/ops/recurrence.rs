@@ -112,21 +112,19 @@ fn unit(kind: Kind, decay: Decay, state_type: StateType) -> &'static str {
     }
 }
 
-/// How many columns a kernel is made for, and how many rows of the state a lane has if there are many blocks.
-fn shape(decl: &StateDecl) -> Result<(usize, usize), DeviceError> {
-    let (columns, rows) =
-        [(64, 4), (128, 4), (256, 2)][decl.key_dim.div_ceil(64).next_power_of_two().ilog2().min(2) as usize];
-    if decl.key_dim > columns {
-        return Err(failed(format!("a recurrence with keys of {} columns, at most {columns} can be", decl.key_dim)));
-    }
-    Ok((columns, rows))
+/// Columns of a key that a kernel is made for.
+fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
+    [64, 128, 256]
+        .into_iter()
+        .find(|columns| decl.key_dim <= *columns)
+        .ok_or_else(|| failed(format!("a recurrence with keys of {} columns, at most 256 can be", decl.key_dim)))
 }
 
 /// Bytes of `Shared` of `kernels/common/recurrence.cuh`.
 fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
     let (rows, per_channel) = (16 * lane_rows, decl.decay == Decay::PerChannel);
     let g = if per_channel { CHUNK * columns } else { CHUNK };
-    4 * (3 * CHUNK * columns + 4 * CHUNK * rows + 2 * CHUNK * CHUNK + 2 * CHUNK * CHUNK + g + 2 * CHUNK)
+    4 * (3 * CHUNK * columns + 4 * CHUNK * rows + 2 * CHUNK * CHUNK + 2 * CHUNK * CHUNK + 2 * g + 4 * CHUNK)
 }
 
 impl State {
@@ -241,7 +239,7 @@ impl Machine {
             if wanted == 0 {
                 continue;
             }
-            let (name, rows, shared) = self.recurrence(state, wanted)?;
+            let (name, rows, shared) = self.recurrence(state, (wanted, most > CHUNK))?;
             self.kernel(state.unit(), &name)?
                 .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, spans.len())
                 .block(THREADS)
@@ -256,13 +254,14 @@ impl Machine {
         Ok(())
     }
 
-    /// The kernel for some spans, the rows of the state its blocks have, and its shared memory. Results do not depend on
-    /// how many rows a block has.
-    fn recurrence(&self, state: &State, spans: usize) -> Result<(String, usize, usize), DeviceError> {
-        let (columns, many) = shape(&state.decl)?;
-        let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * many);
-        let has_few = blocks < 2 * self.device.multiprocessors() && columns <= 128;
-        let lane_rows = if has_few { 1 } else { many };
+    /// The kernel for some spans, that may be long, the rows of the state its blocks have, and its shared memory.
+    /// Results do not depend on how many rows a block has.
+    fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<(String, usize, usize), DeviceError> {
+        const MANY: usize = 4;
+        let columns = columns(&state.decl)?;
+        let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * MANY);
+        let has_few = long || columns > 128 || blocks < 2 * self.device.multiprocessors();
+        let lane_rows = if has_few { 1 } else { MANY };
         let name = format!("{}_{columns}_x{lane_rows}", state.unit());
         Ok((name, 16 * lane_rows, shared_bytes(&state.decl, columns, lane_rows)))
     }
@@ -296,7 +295,7 @@ impl Machine {
             let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, 1).block(THREADS);
             return launch.arg(view).arg(slot.0).arg(base).arg(count).launch();
         }
-        let (name, rows, shared) = self.recurrence(state, 1)?;
+        let (name, rows, shared) = self.recurrence(state, (1, false))?;
         let fold = FoldView { slot: slot.0, base, held: count, padding: 0 };
         self.kernel(state.unit(), &name)?
             .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, 1)
