@@ -17,8 +17,8 @@ DEVICE void embed(const StepView& step, const u8* table, u32 units, float* out, 
     }
 
 EMBED(f32, ValuesF32)
-EMBED(f16, ValuesPlain<f16>)
-EMBED(bf16, ValuesPlain<bf16>)
+EMBED(f16, ValuesPacked<FormatF16>)
+EMBED(bf16, ValuesPacked<FormatBf16>)
 EMBED(q4_0, ValuesPacked<FormatQ4_0>)
 EMBED(q4_1, ValuesPacked<FormatQ4_1>)
 EMBED(q5_0, ValuesPacked<FormatQ5_0>)

@@ -40,7 +40,7 @@ pub(crate) const UNITS: &[Unit] = units!(
 
 /// Every header, by the name it is included under.
 const HEADERS: &[(&str, &str)] = headers!(
-    "common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/step.cuh" "quant/at.cuh"
+    "common/types.cuh" "common/warp.cuh" "common/copy.cuh" "common/mma.cuh" "common/order.cuh" "common/step.cuh" "quant/at.cuh"
     "quant/formats.cuh" "quant/job.cuh" "quant/product.cuh" "quant/stored.cuh"
 );
 

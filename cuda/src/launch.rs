@@ -115,7 +115,8 @@ impl Device {
         let mut kernels = self.gpu().kernels.lock().map_err(|_| failed("a thread panicked while it loaded kernels"))?;
         let function = kernels.function(unit, name)?;
         let (grid, block) = ([1; 3], [1; 3]);
-        Ok(Launch { device: self, name, function, grid, block, shared: 0, arguments: Arguments::default() })
+        let (shared, is_early, arguments) = (0, false, Arguments::default());
+        Ok(Launch { device: self, name, function, grid, block, shared, is_early, arguments })
     }
 }
 
@@ -166,6 +167,7 @@ pub(crate) struct Launch<'a> {
     grid: [usize; 3],
     block: [usize; 3],
     shared: usize,
+    is_early: bool,
     arguments: Arguments,
 }
 
@@ -193,6 +195,13 @@ impl Launch<'_> {
         self
     }
 
+    /// Lets the kernel begin before the one before it has ended. It must wait for it (`kernels/common/order.cuh`) before it
+    /// reads what others write, and before it writes anything.
+    pub(crate) fn early(mut self) -> Self {
+        self.is_early = self.device.capability() >= (9, 0);
+        self
+    }
+
     /// The next argument.
     pub(crate) fn arg(mut self, argument: impl Argument) -> Self {
         self.arguments.starts.push(self.arguments.words.len());
@@ -212,8 +221,8 @@ impl Launch<'_> {
             let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
             kernels.allow(self.name, self.shared)?;
         }
-        let Self { device, name, function, grid, block, shared, arguments } = self;
-        let launched = Launched { function: function.handle, grid, block, shared, arguments };
+        let Self { device, name, function, grid, block, shared, is_early, arguments } = self;
+        let launched = Launched { function: function.handle, grid, block, shared, is_early, arguments };
         device.call(Call::Kernel(launched)).map_err(|error| {
             failed(format!("launching {name} (grid {grid:?} block {block:?} shared {shared}): {error}"))
         })
@@ -227,6 +236,7 @@ pub(crate) struct Launched {
     grid: [usize; 3],
     block: [usize; 3],
     shared: usize,
+    is_early: bool,
     arguments: Arguments,
 }
 
@@ -239,12 +249,29 @@ impl Launched {
         let words = &self.arguments.words;
         let pointers = self.arguments.starts.iter().map(|start| (&raw const words[*start]).cast_mut().cast());
         let mut pointers: Vec<*mut c_void> = pointers.collect();
-        let three = |[x, y, z]: [usize; 3]| (x as u32, y as u32, z as u32);
-        let (grid, block, stream) = (three(self.grid), three(self.block), device.stream());
+        let [[x, y, z], [of_x, of_y, of_z]] = [self.grid, self.block].map(|sizes| sizes.map(|size| size as u32));
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: of_x,
+            blockDimY: of_y,
+            blockDimZ: of_z,
+            sharedMemBytes: self.shared as u32,
+            hStream: device.stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.is_early),
+        };
         // SAFETY: the driver copies the arguments before it returns, and writes none. That a kernel is given what it
         // takes, and that it stays within the memory it is given, is up to the op that launches it; the conformance
         // suite runs under the memory checker.
-        unsafe { result::launch_kernel(self.function, grid, block, self.shared as u32, stream, &mut pointers) }
+        unsafe { sys::cuLaunchKernelEx(&raw const config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
             .map_err(driver("a kernel was refused, or one before it failed"))
     }
 }

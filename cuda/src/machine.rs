@@ -3,7 +3,7 @@
 use crate::{
     device::{Device, Memory, Pinned, Ptr},
     launch::Launch,
-    ops,
+    ops::{self, product::Staged},
     plan::Plan,
     recorder::Graphs,
     step::{StepImage, StepView},
@@ -34,6 +34,8 @@ pub(crate) struct Machine {
     pub(crate) cursors: Cursors,
     /// By output row.
     pub(crate) chosen: Memory,
+    /// The activation that is in the scratch in 16 bits.
+    pub(crate) staged: Option<Staged>,
     staging: Pinned,
     graphs: Graphs,
 }
@@ -72,6 +74,7 @@ impl Machine {
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
             chosen: device.take("chosen tokens", 4 * limits.outputs)?,
+            staged: None,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),
             limits,

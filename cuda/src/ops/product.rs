@@ -5,7 +5,7 @@ use crate::{
     launch::Argument,
     machine::Machine,
     ops::{activation, experts, flag},
-    weights::{Matrix, UNIT, suffix},
+    weights::{UNIT, suffix},
 };
 use kvas_backend::{
     Act, DeviceError, Limits, Op, Program, Rows, Stacking, Weight,
@@ -102,6 +102,18 @@ impl Multiply {
     }
 }
 
+/// Rows of an activation in 16 bits, in the scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Staged {
+    act: Act,
+    is_bf16: bool,
+    rows: usize,
+    stride: usize,
+    columns: usize,
+    /// Where they and their factors are.
+    at: [Ptr; 2],
+}
+
 /// Where the parts of the scratch of a product are. Sizes are those of the largest step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parts {
@@ -128,7 +140,8 @@ impl Parts {
         let order = after(pieces, 16 * listed);
         let factors = after(order, 4 * listed);
         let x = after(factors, 4 * inputs);
-        let sums = after(x, 2 * inputs * columns.next_multiple_of(UNIT));
+        // Kernels read a unit beyond the last.
+        let sums = after(x, 2 * (inputs * columns.next_multiple_of(UNIT) + UNIT));
         Self { pieces, order, factors, x, sums, bytes: after(sums, 4 * summed) }
     }
 
@@ -177,7 +190,7 @@ const THREADS: usize = 256;
 
 impl Machine {
     /// Runs a product.
-    pub(crate) fn multiply(&self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
+    pub(crate) fn multiply(&mut self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
         let rows = self.rows(of.x);
         let matrix = self.matrix(of.weight);
         let parts = Parts::of(&self.program, op, &self.limits);
@@ -196,7 +209,11 @@ impl Machine {
         let width = width(matrix.quant, self.device.multiprocessors(), rows_of_matrix, [usual, rows]);
         let most = width % MANY;
         let x_stride = self.columns(of.x) / inputs_of_row;
-        let (x, factor) = self.stage(of.x, matrix, &parts, [rows * inputs_of_row, x_stride])?;
+        let [x, factor] = self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?;
+        if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
+            self.staged = None;
+        }
+        let matrix = self.matrix(of.weight);
         let [y, z] = match listed {
             None => [count, rows.div_ceil(most)],
             Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
@@ -254,39 +271,48 @@ impl Machine {
             .grid((job.rows as usize).div_ceil(rows_of_block), y, z)
             .block(THREADS)
             .shared(shared)
+            .early()
             .arg(job)
             .launch()
     }
 
-    /// Rows of activations as products with a matrix want them, and by what they are to be multiplied.
+    /// Rows of activations as products with a matrix want them, and by what they are to be multiplied. Products that
+    /// follow each other share them.
     fn stage(
-        &self,
-        act: Act,
-        matrix: &Matrix,
+        &mut self,
+        (act, weight): (Act, Weight),
         parts: &Parts,
         [rows, stride]: [usize; 2],
-    ) -> Result<(Ptr, Ptr), DeviceError> {
+    ) -> Result<[Ptr; 2], DeviceError> {
+        let matrix = self.matrix(weight);
         if matrix.quant == Quant::F32 {
-            return Ok((self.act(act), Ptr::NULL));
+            return Ok([self.act(act), Ptr::NULL]);
         }
-        let [to, factors] = [parts.x, parts.factors].map(|part| self.scratch().at(part));
-        let is_bf16 = matrix.quant == Quant::Bf16;
+        let (is_bf16, columns) = (matrix.quant == Quant::Bf16, matrix.columns);
         let padded = matrix.units() * UNIT;
+        let [to, factors] = [parts.x, parts.factors].map(|part| self.scratch().at(part));
+        let at = [to, if is_bf16 { Ptr::NULL } else { factors }];
+        let staged = Staged { act, is_bf16, rows, stride, columns, at };
+        if self.staged == Some(staged) {
+            return Ok(at);
+        }
         let launch = self
             .kernel("stage", if is_bf16 { "stage_bf16" } else { "stage_f16" })?
             .grid(rows, 1, 1)
             .block((padded / 4).next_multiple_of(32).clamp(32, 512))
+            .early()
             .arg(self.act(act))
             .arg(stride as u32)
-            .arg(matrix.columns as u32)
+            .arg(columns as u32)
             .arg(to)
             .arg(padded as u32);
         if is_bf16 {
-            launch.launch()?;
-            return Ok((to, Ptr::NULL));
+            launch.launch()?
+        } else {
+            launch.arg(factors).launch()?
         }
-        launch.arg(factors).launch()?;
-        Ok((to, factors))
+        self.staged = Some(staged);
+        Ok(at)
     }
 
     /// Sorts entries by their experts, and returns how many pieces of at most `most` there may be.
@@ -298,9 +324,10 @@ impl Machine {
     ) -> Result<usize, DeviceError> {
         let scratch = self.scratch();
         self.kernel("stage", "group_entries")?
+            .early()
             .grid(1, 1, 1)
-            .block(entries.next_multiple_of(32).clamp(32, 1024))
-            .shared(4 * (count + 1))
+            .block(entries.max(count).next_multiple_of(32).clamp(32, 1024))
+            .shared(4 * count)
             .arg(self.act(experts))
             .arg(entries as u32)
             .arg(count as u32)
@@ -336,6 +363,7 @@ impl Machine {
         let left_over = stride - outputs;
         let rows = if left_over == 0 { 0 } else { self.rows(op.x) * heads };
         self.kernel("stage", "copy_left_over")?
+            .early()
             .grid(rows, 1, 1)
             .block(left_over.next_multiple_of(32).clamp(32, 256))
             .arg(self.act(op.x))
