@@ -7,6 +7,7 @@ mod commands;
 mod constrained;
 mod convert;
 mod cuda;
+mod devices;
 mod faulty;
 mod golden;
 mod history;

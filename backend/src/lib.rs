@@ -192,10 +192,16 @@ pub trait Backend: Send {
     /// The first `out.len() / columns` rows of an activation. Waits for all that was asked for before, also for no rows.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
 
-    /// The likeliest token of the first output rows of the last step, as many as `out` has: the column of the largest of
-    /// `logits`, the lowest of equal ones, `u32::MAX` where none is above minus infinity. False, and `out` is as it was,
-    /// if the device leaves that to who reads the logits.
-    fn likeliest(&mut self, _logits: Act, _out: &mut [u32]) -> Result<bool, DeviceError> {
+    /// The `count` likeliest tokens of the first output rows of the last step, as many rows as there is room for, and
+    /// their logits: the columns of the largest values of `logits`, the largest first, of equal ones the lowest.
+    /// `u32::MAX` where there are no more above minus infinity. False, with anything in the slices, if the device leaves
+    /// that to who reads the logits.
+    fn likeliest(
+        &mut self,
+        _logits: Act,
+        _count: usize,
+        (_tokens, _values): (&mut [u32], &mut [f32]),
+    ) -> Result<bool, DeviceError> {
         Ok(false)
     }
 

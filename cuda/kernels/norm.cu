@@ -1,9 +1,12 @@
 // Root-mean-square norms of groups of columns. A block per row and group; outputs may be the inputs.
-#include "common/copy.cuh"
+#include "common/order.cuh"
 #include "common/warp.cuh"
 
 // out = x / sqrt(mean(x^2) + eps) * weight
 KERNEL norm_rows(const float* x, const float* weight, float* out, u32 group, float eps) {
+    let_next_begin();
+    let_next_begin();
+    wait_for_inputs();
     const u64 at = u64(blockIdx.x) * group;
     float sum = 0.0f;
     for (u32 i = threadIdx.x; i < group; i += blockDim.x) {
@@ -16,6 +19,9 @@ KERNEL norm_rows(const float* x, const float* weight, float* out, u32 group, flo
 
 // The same for groups of whole fours.
 KERNEL norm_rows_by_4(const float4* x, const float4* weight, float4* out, u32 group, float eps) {
+    let_next_begin();
+    let_next_begin();
+    wait_for_inputs();
     const u32 fours = group / 4;
     const u64 at = u64(blockIdx.x) * fours;
     float sum = 0.0f;
@@ -35,6 +41,9 @@ KERNEL norm_rows_by_4(const float4* x, const float4* weight, float4* out, u32 gr
 // group `g` are row `g % weight_rows`; without a weight there is no norm either.
 KERNEL gated_norm_rows(float* x, const float* gate, const float* weight, u32 group, u32 weight_rows, float eps,
                        u32 activation, u32 before) {
+    let_next_begin();
+    let_next_begin();
+    wait_for_inputs();
     const u64 at = u64(blockIdx.x) * group;
     if (weight == nullptr) {
         for (u32 i = threadIdx.x; i < group; i += blockDim.x) x[at + i] *= activate(activation, gate[at + i]);

@@ -20,7 +20,7 @@ template <u32 LANES> struct Values {
 
 template <u32 ROWS, u32 LANES, bool GATED> DEVICE void products(const Job& job) {
     let_next_begin();
-    wait_for_previous();
+    wait_for_inputs();
     Piece piece;
     if (!job.piece<WIDTH>(piece)) return;
     constexpr u32 MATRICES = GATED ? 2 : 1;

@@ -1,4 +1,5 @@
 // The choice of experts (`Route` of backend/src/op.rs). A warp per row.
+#include "common/order.cuh"
 #include "common/warp.cuh"
 
 static constexpr u32 NONE = 0xffffffffu;
@@ -83,6 +84,9 @@ DEVICE void keep_best_groups(float* merits, float* of_groups, u32 experts, u32 g
 // At most 1024 experts. Shared memory: scores, merits and the merits of groups.
 KERNEL route_rows(const float* logits, const float* bias, float* chosen, float* weights, u32 experts, u32 active,
                   u32 is_softmax, u32 groups, u32 active_groups, u32 normalise, float scale) {
+    let_next_begin();
+    let_next_begin();
+    wait_for_inputs();
     extern __shared__ float shared[];
     float *scores = shared, *merits = scores + experts, *of_groups = merits + experts;
     score(logits + u64(blockIdx.x) * experts, scores, experts, is_softmax);

@@ -1,9 +1,13 @@
 // Ops that move rows: embedding and the choice of output rows.
+#include "common/order.cuh"
 #include "common/step.cuh"
 #include "quant/at.cuh"
 
 template <class VALUES>
 DEVICE void embed(const StepView& step, const u8* table, u32 units, float* out, u32 columns, float scale) {
+    let_next_begin();
+    let_next_begin();
+    wait_for_inputs();
     const u32 row = blockIdx.x;
     const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= columns) return;
@@ -35,6 +39,9 @@ EMBED(mxfp4, ValuesPacked<FormatMxfp4>)
 
 // out[i] = x[outputs[i]]
 KERNEL gather_rows(StepView step, const float* x, float* out, u32 columns) {
+    let_next_begin();
+    let_next_begin();
+    wait_for_inputs();
     const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column < columns) out[u64(blockIdx.x) * columns + column] = x[u64(step.outputs[blockIdx.x]) * columns + column];
 }

@@ -6,7 +6,7 @@
 // Row `blockIdx.x` of f32 values as bfloat16, with zeros up to `padded` columns.
 KERNEL stage_bf16(const float* x, u32 stride, u32 columns, u32* out, u32 padded) {
     let_next_begin();
-    wait_for_previous();
+    wait_for_inputs();
     x += u64(blockIdx.x) * stride;
     out += u64(blockIdx.x) * (padded / 2);
     for (u32 i = 2 * threadIdx.x; i < padded; i += 2 * blockDim.x) {
@@ -17,7 +17,7 @@ KERNEL stage_bf16(const float* x, u32 stride, u32 columns, u32* out, u32 padded)
 // The same as f16, divided by a power of two that keeps the largest value of the row well within them. `factors` gets it.
 KERNEL stage_f16(const float* x, u32 stride, u32 columns, u32* out, u32 padded, float* factors) {
     let_next_begin();
-    wait_for_previous();
+    wait_for_inputs();
     x += u64(blockIdx.x) * stride;
     out += u64(blockIdx.x) * (padded / 2);
     float most = 0.0f;
@@ -62,7 +62,7 @@ DEVICE uint2 sums_up_to_here(uint2 value) {
 KERNEL group_entries(const float* experts, u32 entries, u32 count, u32 most, u32* order, Piece* pieces, u32* piece_count) {
     extern __shared__ u32 next[];
     let_next_begin();
-    wait_for_previous();
+    wait_for_inputs();
     if (threadIdx.x < count) next[threadIdx.x] = 0;
     __syncthreads();
     for (u32 i = threadIdx.x; i < entries; i += blockDim.x) atomicAdd(&next[u32(experts[i])], 1);
@@ -83,7 +83,7 @@ KERNEL group_entries(const float* experts, u32 entries, u32 count, u32 most, u32
 // out[row] (+)= sum_i weights[row][i] * y[row][i]
 KERNEL sum_experts(const float* y, const float* weights, float* out, u32 active, u32 columns, u32 accumulate) {
     let_next_begin();
-    wait_for_previous();
+    wait_for_inputs();
     const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= columns) return;
     y += u64(blockIdx.x) * active * columns + column;
@@ -96,7 +96,7 @@ KERNEL sum_experts(const float* y, const float* weights, float* out, u32 active,
 // The columns of every head after `inputs`, behind its `outputs`. Block (row and head).
 KERNEL copy_left_over(const float* x, float* out, u32 inputs, u32 outputs, u32 left_over) {
     let_next_begin();
-    wait_for_previous();
+    wait_for_inputs();
     x += u64(blockIdx.x) * (inputs + left_over) + inputs;
     out += u64(blockIdx.x) * (outputs + left_over) + outputs;
     for (u32 i = threadIdx.x; i < left_over; i += blockDim.x) out[i] = x[i];

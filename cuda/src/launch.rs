@@ -7,6 +7,12 @@
 use crate::{
     compile::{Unit, architecture, unit},
     device::{Device, Ptr, driver, failed},
+    ops::{
+        attention::{AttentionView, PartsView},
+        conv::ConvView,
+        recurrence::{FoldView, RecurrenceView, ScanView},
+    },
+    pages::PagesView,
     recorder::Call,
     step::StepView,
 };
@@ -115,8 +121,16 @@ impl Device {
         let mut kernels = self.gpu().kernels.lock().map_err(|_| failed("a thread panicked while it loaded kernels"))?;
         let function = kernels.function(unit, name)?;
         let (grid, block) = ([1; 3], [1; 3]);
-        let (shared, is_early, arguments) = (0, false, Arguments::default());
-        Ok(Launch { device: self, name, function, grid, block, shared, is_early, arguments })
+        Ok(Launch {
+            device: self,
+            name,
+            function,
+            grid,
+            block,
+            shared: 0,
+            is_early: false,
+            arguments: Arguments::default(),
+        })
     }
 }
 
@@ -152,11 +166,17 @@ arguments! {
     Ptr: value => value.0;
 }
 
-impl Argument for StepView {
-    fn push(self, words: &mut Vec<u64>) {
-        words.extend(bytemuck::cast::<_, [u64; size_of::<StepView>() / 8]>(self));
-    }
+macro_rules! views {
+    ($($type:ty)*) => {
+        $(impl Argument for $type {
+            fn push(self, words: &mut Vec<u64>) {
+                words.extend(bytemuck::cast::<_, [u64; size_of::<$type>() / 8]>(self));
+            }
+        })*
+    };
 }
+
+views!(StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView ScanView);
 
 /// A launch in the making.
 #[must_use = "nothing runs before `launch`"]
@@ -195,8 +215,8 @@ impl Launch<'_> {
         self
     }
 
-    /// Lets the kernel begin before the one before it has ended. It must wait for it (`kernels/common/order.cuh`) before it
-    /// reads what others write, and before it writes anything.
+    /// Lets it begin before what is ahead of it has ended: the kernel calls `wait_for_inputs` of
+    /// `kernels/common/order.cuh`.
     pub(crate) fn early(mut self) -> Self {
         self.is_early = self.device.capability() >= (9, 0);
         self
@@ -249,29 +269,28 @@ impl Launched {
         let words = &self.arguments.words;
         let pointers = self.arguments.starts.iter().map(|start| (&raw const words[*start]).cast_mut().cast());
         let mut pointers: Vec<*mut c_void> = pointers.collect();
-        let [[x, y, z], [of_x, of_y, of_z]] = [self.grid, self.block].map(|sizes| sizes.map(|size| size as u32));
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        let [grid, block] = [self.grid, self.block].map(|sizes| sizes.map(|size| size as u32));
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let mut early = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: of_x,
-            blockDimY: of_y,
-            blockDimZ: of_z,
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
             sharedMemBytes: self.shared as u32,
             hStream: device.stream(),
-            attrs: &raw mut attribute,
+            attrs: &raw mut early,
             numAttrs: u32::from(self.is_early),
         };
         // SAFETY: the driver copies the arguments before it returns, and writes none. That a kernel is given what it
         // takes, and that it stays within the memory it is given, is up to the op that launches it; the conformance
         // suite runs under the memory checker.
-        unsafe { sys::cuLaunchKernelEx(&raw const config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
-            .result()
-            .map_err(driver("a kernel was refused, or one before it failed"))
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut())
+        };
+        launched.result().map_err(driver("a kernel was refused, or one before it failed"))
     }
 }

@@ -13,6 +13,7 @@
 //! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
 //! | `plan.rs` | how much memory a program takes |
 //! | `upload.rs`, `weights.rs` | weights to the device |
+//! | `pages.rs`, `slots.rs` | what layers remember: the arena of pages, checkpoints, replay rings, windows |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
 //! | `kernels/*.cu` | kernels, one file per group; `kernels/common` what they share, `kernels/quant` formats of weights |
@@ -32,8 +33,10 @@ mod machine;
 mod measure;
 mod nvrtc;
 mod ops;
+mod pages;
 mod plan;
 mod recorder;
+mod slots;
 mod step;
 mod upload;
 mod weights;
@@ -43,7 +46,6 @@ pub use device::{Device, has_device, has_driver};
 pub use image::embedded_architectures;
 pub use weights::weight_bytes;
 
-use device::failed;
 use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
 use kvas_gguf::Quant;
 use machine::Machine;
@@ -75,9 +77,9 @@ impl Cuda {
         Self { is_eager: true, ..self }
     }
 
-    /// The GPU.
+    /// The GPU; after `prepare` with the stream that the program runs in.
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        self.machine.as_ref().map_or(&self.device, |machine| &machine.device)
     }
 
     fn machine(&mut self) -> &mut Machine {
@@ -143,44 +145,40 @@ impl Backend for Cuda {
         Ok(())
     }
 
-    fn copy_slots(&mut self, _pairs: &[(Slot, Slot)]) -> Result<(), DeviceError> {
-        Err(failed("copy_slots is not there yet"))
+    fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError> {
+        pairs.iter().try_for_each(|(from, to)| self.machine().copy_slot(*from, *to))
     }
 
     fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError> {
-        slots.iter().for_each(|slot| {
-            self.machine().cursors.clear(*slot);
-        });
-        Ok(())
+        slots.iter().try_for_each(|slot| self.machine().clear_slot(*slot))
     }
 
-    fn copy_pages(&mut self, _pairs: &[(Page, Page)]) -> Result<(), DeviceError> {
-        Err(failed("copy_pages is not there yet"))
+    fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError> {
+        pairs.iter().try_for_each(|(from, to)| self.machine().copy_page(*from, *to))
     }
 
-    fn save_slot(&mut self, _slot: Slot, _position: u32, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        Err(failed("save_slot is not there yet"))
+    fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().save_slot(slot, position, out)
     }
 
-    fn load_slot(&mut self, _slot: Slot, _position: u32, _values: &[f32]) -> Result<(), DeviceError> {
-        Err(failed("load_slot is not there yet"))
+    fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError> {
+        self.machine().load_slot(slot, position, values)
     }
 
-    fn save_page(&mut self, _store: Store, _page: Page, _rows: usize, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        Err(failed("save_page is not there yet"))
+    fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().save_page(store, page, rows, out)
     }
 
-    fn load_page(&mut self, _store: Store, _page: Page, _values: &[f32]) -> Result<(), DeviceError> {
-        Err(failed("load_page is not there yet"))
+    fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError> {
+        self.machine().load_page(store, page, values)
     }
 
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
         self.machine().read(act, out)
     }
 
-    fn likeliest(&mut self, logits: Act, out: &mut [u32]) -> Result<bool, DeviceError> {
-        self.machine().likeliest(logits, out)?;
-        Ok(true)
+    fn likeliest(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
+        self.machine().likeliest(logits, count, out)
     }
 
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {

@@ -4,8 +4,10 @@ use crate::{
     device::{Device, Memory, Pinned, Ptr},
     launch::Launch,
     ops::{self, product::Staged},
+    pages::{Pages, frequencies},
     plan::Plan,
     recorder::Graphs,
+    slots::Slots,
     step::{StepImage, StepView},
     upload::Uploader,
     weights::{Loader, Matrix},
@@ -28,11 +30,15 @@ pub(crate) struct Machine {
     /// For any op, while it runs.
     scratch: Memory,
     image: StepImage,
+    pub(crate) pages: Pages,
+    pub(crate) slots: Slots,
+    /// By store: frequencies of its rotation.
+    pub(crate) frequencies: Vec<Option<Memory>>,
     pub(crate) step: Step,
     /// By span of the step.
     pub(crate) entries: Vec<Entry>,
     pub(crate) cursors: Cursors,
-    /// By output row.
+    /// The likeliest tokens and their logits, by output row.
     pub(crate) chosen: Memory,
     /// The activation that is in the scratch in 16 bits.
     pub(crate) staged: Option<Staged>,
@@ -54,7 +60,7 @@ impl Machine {
         drop(uploader);
         let mut units = vec!["tables", "likeliest"];
         for op in &program.ops {
-            units.extend(ops::units(op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
+            units.extend(ops::units(&program, op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
         }
         units.sort_unstable();
         units.dedup();
@@ -70,10 +76,13 @@ impl Machine {
             acts,
             scratch: device.take("scratch", ops::scratch_bytes(&program, &limits, device) as usize)?,
             image: StepImage::new(device, &program, &limits)?,
+            pages: Pages::new(device, &program, &limits)?,
+            slots: Slots::new(device, &program, &limits)?,
+            frequencies: frequencies(device, &program, |Weight(weight)| matrices[weight as usize].floats().to_vec())?,
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
-            chosen: device.take("chosen tokens", 4 * limits.outputs)?,
+            chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
             staged: None,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),

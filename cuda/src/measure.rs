@@ -5,6 +5,17 @@ use kvas_backend::DeviceError;
 use std::sync::Arc;
 
 impl Device {
+    /// Seconds the GPU takes for what `work` asks it to do, from its first to its last instruction.
+    ///
+    /// # Errors
+    /// Those of `work`, and the driver's.
+    pub fn time(&self, work: &mut dyn FnMut() -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
+        let start = self.event()?;
+        work()?;
+        let end = self.event()?;
+        self.seconds(&start, &end)
+    }
+
     /// Bytes per second of a copy within device memory, those read and those written both counted: the best of a few.
     ///
     /// # Errors

@@ -33,19 +33,25 @@ pub(crate) fn present() -> bool {
             let is_builtins = |path: &PathBuf| {
                 path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc-builtins.so"))
             };
-            let is_loaded = keep(path);
-            is_loaded && files.filter(is_builtins).map(|path| keep(&path)).count() > 0
+            // All of them: which one fits is known to the compiler.
+            if keep(path) {
+                files.filter(is_builtins).for_each(|path| {
+                    keep(&path);
+                });
+            }
         };
         if let Some(path) = std::env::var_os("KVAS_NVRTC") {
             keep_with_builtins(Path::new(&path));
         }
+        for home in HOMES {
+            if is_found() {
+                break;
+            }
+            ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+                .iter()
+                .for_each(|name| keep_with_builtins(&Path::new(home).join(name)));
+        }
         is_found()
-            || HOMES.iter().any(|home| {
-                ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
-                    .iter()
-                    .any(|name| keep_with_builtins(&Path::new(home).join(name)))
-                    && is_found()
-            })
     })
 }
 

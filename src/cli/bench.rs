@@ -233,7 +233,7 @@ fn advance(
             let tokens = tokens(vocab, number, context as usize..context as usize + rows);
             step.push(memory.slot(id), context, &tokens, Outputs::Last, memory.tables(id));
         }
-        runner.run_greedily(&step)?;
+        runner.run_likeliest(&step, 1)?;
         let accepted: Vec<_> = sequences.iter().map(|(id, _)| (memory.slot(*id), rows as u32)).collect();
         runner.commit(&accepted)?;
         sequences.iter().for_each(|(id, _)| memory.commit(*id, rows as u32));

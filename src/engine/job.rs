@@ -51,9 +51,13 @@ impl Choice {
         Ok((token, probabilities))
     }
 
-    /// Takes the likeliest token of a row, which a device has chosen.
-    pub(super) fn take(&mut self, token: u32) -> Result<(u32, Option<Box<Probabilities>>), String> {
-        self.sampler.take(token).map_err(|error| error.to_string())?;
+    /// Chooses the next token among the likeliest of its row, which a device has found.
+    pub(super) fn choose_from(
+        &mut self,
+        likeliest: (&[u32], &[f32]),
+    ) -> Result<(u32, Option<Box<Probabilities>>), String> {
+        let token = self.sampler.sample_from(likeliest).map_err(|error| error.to_string())?;
+        self.sampler.accept(token);
         Ok((token, None))
     }
 
@@ -125,11 +129,11 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    /// Whether the likeliest token of the last row is all that is wanted of the next step.
-    pub(super) fn wants_likeliest_only(&self) -> bool {
+    /// How many of the likeliest tokens of the last row are all that is wanted of the next step, if that is so.
+    pub(super) fn wants_likeliest_only(&self) -> Option<usize> {
         let Choice { sampler, constraint, likeliest, min_tokens, .. } = &self.choice;
         let is_plain = constraint.is_none() && likeliest.is_none() && self.timings.generated_tokens >= *min_tokens;
-        is_plain && self.scoring.is_none() && sampler.takes_likeliest()
+        if is_plain && self.scoring.is_none() { sampler.wants_likeliest() } else { None }
     }
 
     /// Tells one thing; false if nobody listens any more.

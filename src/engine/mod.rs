@@ -319,8 +319,8 @@ impl Engine {
             *of += u64::from(span.rows);
         }
         let began = Instant::now();
-        let is_greedy = |span: &PlannedSpan| self.jobs.get(&span.id).is_some_and(Job::wants_likeliest_only);
-        let only_likeliest = plan.spans.iter().all(is_greedy);
+        let wanted = plan.spans.iter().map(|span| self.jobs.get(&span.id).and_then(Job::wants_likeliest_only));
+        let only_likeliest = wanted.collect::<Option<Vec<_>>>().and_then(|counts| counts.into_iter().max());
         self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_likeliest)?;
         self.pace.ran(&plan.spans, began.elapsed());
         self.commit(&plan.spans)?;
@@ -377,7 +377,7 @@ impl Engine {
         let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
         let generated = job.timings.generated_tokens;
         let chosen = match self.runner.likeliest(row) {
-            Some(token) => job.choice.take(token),
+            Some(likeliest) => job.choice.choose_from(likeliest),
             None => job.choice.choose(self.runner.logits_mut(row), generated),
         };
         let (token, probabilities) = match chosen {

@@ -10,6 +10,14 @@ use std::{ops::Range, sync::Arc};
 /// Sees the device, the program and the op that will run next.
 pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), DeviceError> + 'a;
 
+/// The likeliest tokens of output rows and their logits, as a device has found them: `[outputs, count]`.
+#[derive(Default)]
+struct Likeliest {
+    count: usize,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
+
 /// Runs steps; knows nothing of requests.
 pub struct Runner {
     pub(super) backend: Box<dyn Backend>,
@@ -17,7 +25,7 @@ pub struct Runner {
     limits: Limits,
     step: Step,
     logits: Vec<f32>, // [outputs, vocab]
-    chosen: Vec<u32>, // [outputs], or empty
+    likeliest: Likeliest,
     states: Vec<f32>, // [outputs, width]
 }
 
@@ -36,7 +44,7 @@ impl Runner {
             limits,
             step: Step::default(),
             logits: Vec::new(),
-            chosen: Vec::new(),
+            likeliest: Likeliest::default(),
             states: Vec::new(),
         }
     }
@@ -75,13 +83,13 @@ impl Runner {
         work.rewind.map_or(Ok(()), |(slot, rows)| self.backend.rewind(slot, rows))
     }
 
-    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order, or,
-    /// if only the likeliest tokens are wanted, maybe these in [`Runner::likeliest`].
+    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order. If
+    /// only so many of the likeliest tokens are wanted, these may be in [`Runner::likeliest`] instead.
     pub fn run(
         &mut self,
         spans: &[PlannedSpan],
         (scheduler, memory): (&Scheduler, &Memory),
-        only_likeliest: bool,
+        only_likeliest: Option<usize>,
     ) -> Result<(), DeviceError> {
         self.step.clear();
         for span in spans {
@@ -90,17 +98,26 @@ impl Runner {
             self.step.push(memory.slot(span.id), context, tokens, span.outputs, memory.tables(span.id));
         }
         let step = std::mem::take(&mut self.step);
-        let run = if only_likeliest { self.run_greedily(&step) } else { self.run_step(&step) };
+        let run = match only_likeliest {
+            Some(count) => self.run_likeliest(&step, count),
+            None => self.run_step(&step),
+        };
         self.step = step;
         run
     }
 
-    /// Runs a step made by hand of which the likeliest tokens are wanted. If the device does not choose them, the logits
-    /// are in [`Runner::logits_mut`].
-    pub fn run_greedily(&mut self, step: &Step) -> Result<(), DeviceError> {
+    /// Runs a step made by hand of which the `count` likeliest tokens are wanted. If the device does not find them, the
+    /// logits are in [`Runner::logits_mut`].
+    pub fn run_likeliest(&mut self, step: &Step, count: usize) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
-        self.chosen.resize(step.outputs().len(), u32::MAX);
-        if self.backend.likeliest(self.program.logits, &mut self.chosen)? { Ok(()) } else { self.read_logits(step) }
+        let Likeliest { count: found, tokens, logits } = &mut self.likeliest;
+        *found = count;
+        tokens.resize(step.outputs().len() * count, u32::MAX);
+        logits.resize(tokens.len(), 0.0);
+        if self.backend.likeliest(self.program.logits, count, (tokens, logits))? {
+            return Ok(());
+        }
+        self.read_logits(step)
     }
 
     /// Runs a step made by hand (scoring, benchmarks).
@@ -110,7 +127,7 @@ impl Runner {
     }
 
     fn read_logits(&mut self, step: &Step) -> Result<(), DeviceError> {
-        self.chosen.clear();
+        self.likeliest.count = 0;
         self.logits.resize(step.outputs().len() * self.program.vocab(), 0.0);
         if !self.logits.is_empty() {
             self.backend.read(self.program.logits, &mut self.logits)?;
@@ -141,10 +158,12 @@ impl Runner {
         Ok(self.states[rows.start * width..].chunks_exact(width))
     }
 
-    /// The likeliest token of output row `row` of the last step, if the device chose it; `u32::MAX` if no token is
-    /// possible.
-    pub fn likeliest(&self, row: usize) -> Option<u32> {
-        self.chosen.get(row).copied()
+    /// The likeliest tokens of output row `row` of the last step and their logits, if the device found them;
+    /// `u32::MAX` after the last that is possible.
+    pub fn likeliest(&self, row: usize) -> Option<(&[u32], &[f32])> {
+        let Likeliest { count, tokens, logits } = &self.likeliest;
+        let range = row * count..(row + 1) * count;
+        (*count > 0).then(|| (&tokens[range.clone()], &logits[range]))
     }
 
     /// Logits of output row `row` of the last step.

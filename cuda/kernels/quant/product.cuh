@@ -56,7 +56,7 @@ template <class FORMAT, u32 TILES, u32 WIDTH, bool GATED, u32 DEPTH> DEVICE void
     __shared__ float parts[SEGMENTS][TILES][8][17];
     __shared__ float totals[TILES][8 * WIDTH][17];
     let_next_begin();
-    if (job.pieces != nullptr) wait_for_previous();
+    if (job.pieces != nullptr) wait_for_inputs();
     Piece piece;
     if (!job.piece<8 * WIDTH>(piece)) return;
     const u32 first_tile = blockIdx.x * (GATED ? 1 : TILES);
@@ -72,7 +72,7 @@ template <class FORMAT, u32 TILES, u32 WIDTH, bool GATED, u32 DEPTH> DEVICE void
     for (u32 slot = 0; slot < DEPTH; ++slot) {
         if (begin + slot < end) load(slot, slot);
     }
-    wait_for_previous();
+    wait_for_inputs();
     Inputs<WIDTH> inputs(job, piece, begin);
     u32 x[2][WIDTH][4] = {};
     if (begin < end) inputs.load(x[0], piece.count, 0, 0), inputs.load(x[1], piece.count, 0, 1);
@@ -146,7 +146,7 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
     extern __shared__ __align__(128) u8 shared[];
     constexpr u32 EIGHTS = WIDTH / 32;
     let_next_begin();
-    wait_for_previous();
+    wait_for_inputs();
     Piece piece;
     if (!job.piece<WIDTH>(piece)) return;
     const u32 warp = warp_id(), group = group_of_lane(), pair = pair_of_lane();

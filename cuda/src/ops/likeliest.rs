@@ -3,18 +3,36 @@
 use crate::machine::Machine;
 use kvas_backend::{Act, DeviceError};
 
+/// Most tokens of a row.
+pub(crate) const MOST: usize = 128;
+/// Given for the first token of a row whose tokens did not fit: very many are equal.
+const TOO_MANY: u32 = u32::MAX - 1;
+
 impl Machine {
-    /// The likeliest token of the first rows of the logits, as many as `out` has.
-    pub(crate) fn likeliest(&mut self, logits: Act, out: &mut [u32]) -> Result<(), DeviceError> {
+    /// The likeliest tokens of the first rows of the logits, `count` of each. False if the logits are to be read.
+    pub(crate) fn likeliest(
+        &mut self,
+        logits: Act,
+        count: usize,
+        (tokens, values): (&mut [u32], &mut [f32]),
+    ) -> Result<bool, DeviceError> {
+        if count == 0 || count > MOST {
+            return Ok(false);
+        }
         let chosen = self.chosen.at();
+        let chosen_values = chosen.at(4 * tokens.len());
         self.kernel("likeliest", "likeliest_rows")?
-            .grid(out.len(), 1, 1)
+            .grid(tokens.len() / count, 1, 1)
             .block(1024)
             .arg(self.act(logits))
             .arg(chosen)
+            .arg(chosen_values)
             .arg(self.columns(logits) as u32)
+            .arg(count as u32)
             .launch()?;
-        self.read_words(chosen, out)
+        self.read_words(chosen, tokens)?;
+        self.read_words(chosen_values, values)?;
+        Ok(tokens.chunks(count).all(|row| row[0] != TOO_MANY))
     }
 }
 
@@ -29,19 +47,17 @@ mod tests {
     use kvas_gguf::Quant;
     use std::sync::Arc;
 
-    /// The first of the largest values, in plain words.
-    fn expected(row: &[f32]) -> u32 {
-        let mut best = (f32::NEG_INFINITY, u32::MAX);
-        for (at, value) in row.iter().enumerate() {
-            if *value > best.0 {
-                best = (*value, at as u32);
-            }
-        }
-        best.1
+    /// The largest values, the first of equal ones first, in plain words.
+    fn expected(row: &[f32], count: usize) -> (Vec<u32>, Vec<f32>) {
+        let possible = row.iter().zip(0..).filter(|(value, _)| **value > f32::NEG_INFINITY);
+        let mut all: Vec<(f32, u32)> = possible.map(|(value, at)| (value.min(f32::MAX), at)).collect();
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        all.truncate(count);
+        all.iter().map(|(value, at)| (*at, *value)).unzip()
     }
 
     #[test]
-    fn the_first_of_the_largest_is_chosen() {
+    fn the_largest_are_found() {
         if !crate::has_device() {
             return eprintln!("skipped: no CUDA device");
         }
@@ -70,9 +86,19 @@ mod tests {
                 };
                 let values: Vec<f32> = (0..rows * columns).map(|at| value(at / columns)).collect();
                 backend.write(logits, &values).unwrap();
-                let mut found = vec![7; rows];
-                assert!(backend.likeliest(logits, &mut found).unwrap());
-                assert_eq!(found, values.chunks(columns).map(expected).collect::<Vec<_>>(), "{columns} columns");
+                for count in [1, 2, 40, 128] {
+                    let (mut tokens, mut logits_of) = (vec![7; rows * count], vec![0.0; rows * count]);
+                    let found = backend.likeliest(logits, count, (&mut tokens, &mut logits_of)).unwrap();
+                    // Few values in many columns: too many are equal for more than one.
+                    assert_eq!(found, !(of_few && columns > 100_000 && count > 1), "{count} of {columns} columns");
+                    for row in (0..rows).filter(|_| found) {
+                        let (expected, expected_logits) = expected(&values[row * columns..][..columns], count);
+                        let (token, rest) = tokens[row * count..][..count].split_at(expected.len());
+                        assert_eq!(token, expected, "{count} of {columns} columns");
+                        assert!(logits_of[row * count..].starts_with(&expected_logits));
+                        assert!(rest.iter().all(|token| *token == u32::MAX));
+                    }
+                }
             }
         }
     }

@@ -16,7 +16,7 @@ use kvas_backend::{Limits, Op, Program, Weight, op::Activation};
 use kvas_gguf::Quant;
 
 /// The files of kernels an op may launch from: loaded at `prepare`. `quant` is the format a weight has on the device.
-pub(crate) fn units(op: &Op, quant: impl Fn(Weight) -> Quant, limits: &Limits) -> Vec<&'static str> {
+pub(crate) fn units(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant, limits: &Limits) -> Vec<&'static str> {
     match op {
         Op::Embed(_) | Op::GatherRows(_) => vec!["rows"],
         Op::Norm(_) | Op::GatedNorm(_) => vec!["norm"],
@@ -29,10 +29,12 @@ pub(crate) fn units(op: &Op, quant: impl Fn(Weight) -> Quant, limits: &Limits) -
         }
         Op::ExpertLinear(op) => experts::units(&[quant(op.weight)]),
         Op::Route(_) => vec!["route"],
-        Op::RopeStore(_) => rope_store::units(limits),
+        Op::RopeStore(_) => vec!["pages"],
         Op::Attention(_) => attention::units(limits),
         Op::CausalConv(_) | Op::ShortConv(_) => conv::units(),
-        Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => recurrence::units(limits),
+        Op::GatedDelta(op) => recurrence::units(program, op.store, false, limits),
+        Op::Mamba2(op) => recurrence::units(program, op.store, true, limits),
+        Op::Mamba1(op) => recurrence::units(program, op.store, false, limits),
     }
 }
 
@@ -46,10 +48,9 @@ fn of_op(program: &Program, op: &Op, limits: &Limits, device: &Device) -> u64 {
         Op::Embed(_) | Op::GatherRows(_) | Op::Norm(_) | Op::GatedNorm(_) | Op::Route(_) => 0,
         Op::Linear(_) | Op::GatedLinear(_) | Op::HeadLinear(_) => product::scratch_bytes(program, op, limits, device),
         Op::ExpertGatedLinear(_) | Op::ExpertLinear(_) => experts::scratch_bytes(program, op, limits, device),
-        Op::RopeStore(_) => 0,
+        Op::RopeStore(_) | Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => 0,
         Op::Attention(op) => attention::scratch_bytes(program, op, limits, device),
         Op::CausalConv(_) | Op::ShortConv(_) => conv::scratch_bytes(program, limits),
-        Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => recurrence::scratch_bytes(program, op, limits, device),
     }
 }
 

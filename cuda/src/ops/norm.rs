@@ -28,6 +28,7 @@ impl Machine {
             .arg(self.act(op.out))
             .arg(group as u32)
             .arg(op.eps)
+            .early()
             .launch()
     }
 
@@ -45,6 +46,7 @@ impl Machine {
             .arg(op.eps)
             .arg(activation(Some(op.activation)))
             .arg(flag(op.order == GateOrder::BeforeNorm))
+            .early()
             .launch()
     }
 }

@@ -31,6 +31,7 @@ impl Machine {
             .arg(active_groups as u32)
             .arg(flag(op.normalise))
             .arg(op.scale)
+            .early()
             .launch()
     }
 }

@@ -19,6 +19,7 @@ impl Machine {
             .arg(self.act(op.out))
             .arg(columns as u32)
             .arg(op.scale)
+            .early()
             .launch()
     }
 
@@ -31,6 +32,7 @@ impl Machine {
             .arg(self.act(op.x))
             .arg(self.act(op.out))
             .arg(columns as u32)
+            .early()
             .launch()
     }
 }

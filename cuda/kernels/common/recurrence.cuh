@@ -1,0 +1,780 @@
+// Recurrences over a matrix per head, with a checkpoint and a replay ring (ALGORITHMS 2.2, 2.4, 2.5):
+//   S = S diag(exp(g)), u = beta (v - S k) or u = size v, S += u k^T, out = S q + skip v.
+//
+// A block has some rows of the state of one value head of one span, in registers: it is read once, before anything is
+// computed, and written once, if at all. What was written since (the ring) is not put into it unless the ring is folded
+// or many rows follow, but answers for itself: `S x = S0 x' + sum_j u_j (k_j' . x)`, all factors at most 1. Rows go
+// through in chunks: the state meets them at once, and a triangular solve gives what each of them writes.
+#pragma once
+#include "common/copy.cuh"
+#include "common/step.cuh"
+#include "common/warp.cuh"
+
+enum Kind : u32 { DELTA, DELTA_PER_CHANNEL, MAMBA2 };
+
+struct Recurrence {
+    const float* inputs; // [rows][columns]
+    u32 columns;
+    u32 queries_at, keys_at, values_at;
+    const float* steps; // [rows][value_heads * decays]: alpha or dt
+    const float* beta;  // [rows][value_heads]
+    const float* bias;  // [value_heads * decays]
+    const float* a;     // [value_heads]
+    const float* skip;  // [value_heads]
+    float* out;         // [rows][value_heads * value_dim]
+    void* state;        // [slots][value_heads][value_dim][key_dim]
+    float* ring_u;      // [slots][value_heads][ring][value_dim]
+    float* ring_k;      // [slots][key_heads][ring][key_dim]
+    float* ring_g;      // [slots][value_heads][ring][decays]
+    u32 ring;
+    u32 key_heads, value_heads, key_dim, value_dim;
+    u32 tiled; // value head `h` reads key head `h % key_heads`, otherwise `h / (value_heads / key_heads)`
+    float norm_eps;
+    u32 padding;
+};
+
+// Rows that are solved together: `CHUNK` of backend/src/step.rs; also entries of the ring that are looked at together.
+static constexpr u32 CHUNK = 16;
+static constexpr u32 THREADS = 128;
+
+DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+// A state is stored as f32 or f16: to the nearest, what is too large as the largest.
+DEVICE void store_rounded(float* at, float& x) { *at = x; }
+DEVICE void store_rounded(f16* at, float& x) {
+    *at = to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    x = to_float(*at);
+}
+DEVICE float rounded(float x, const float*) { return x; }
+DEVICE float rounded(float x, const f16*) { return to_float(to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f))); }
+
+// Adds up 8 values over 8 neighbouring lanes: lane `c` gets the sum of value `c`.
+DEVICE float sum_8_over_8(const float (&x)[8]) {
+    const u32 c = lane_id() & 7;
+    float four[4], two[2];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const float mine = c & 4 ? x[i + 4] : x[i], theirs = c & 4 ? x[i] : x[i + 4];
+        four[i] = mine + __shfl_xor_sync(ALL_LANES, theirs, 4);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        const float mine = c & 2 ? four[i + 2] : four[i], theirs = c & 2 ? four[i] : four[i + 2];
+        two[i] = mine + __shfl_xor_sync(ALL_LANES, theirs, 2);
+    }
+    const float mine = c & 1 ? two[1] : two[0], theirs = c & 1 ? two[0] : two[1];
+    return mine + __shfl_xor_sync(ALL_LANES, theirs, 1);
+}
+
+// `LONG`: spans may have more rows than are solved together. `QUADS`: a lane has `QUADS` times 4 of the columns of a row, 8 lanes have a row. `LANE_ROWS`: rows of the state a lane
+// has a part of. `State`: how checkpoints are stored.
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct Block {
+    static constexpr u32 COLUMNS = 32 * QUADS;
+    static constexpr u32 ROWS = 16 * LANE_ROWS; // of the state
+    static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
+    static constexpr u32 OWN_COLUMNS = (COLUMNS + THREADS - 1) / THREADS; // of a thread, where each has some
+
+    struct Shared {
+        float k[CHUNK][COLUMNS], q[CHUNK][COLUMNS]; // decayed from the state on for decays per channel
+        float faded[CHUNK][COLUMNS];                // keys of entries, decayed to the end of them
+        float u[CHUNK][ROWS];                       // values, then what is written
+        float ring_u[CHUNK][ROWS];
+        float read[2][CHUNK][ROWS]; // what the state gives the keys and the queries
+        float kk[CHUNK][CHUNK], qk[CHUNK][CHUNK];
+        float products[CHUNK][2 * CHUNK]; // of entries with keys and queries
+        float g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK];       // of rows
+        float entry_g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK]; // of entries
+        float strengths[CHUNK], decays[CHUNK], advancing[CHUNK], factors[CHUNK]; // the last one of entries
+    };
+
+    const Recurrence& op;
+    const Span& span;
+    Shared& shared;
+    u32 head, key_head, first_row;
+    float state[LANE_ROWS][QUADS][4];
+    static constexpr u32 RAW = sizeof(State) == 2 ? 2 : 4;
+    u32 raw[LANE_ROWS][QUADS][RAW]; // the state on its way
+    float carry[OWN_COLUMNS]; // logarithm of how much the entries that were looked at fade what is before them
+
+    DEVICE Block(const Recurrence& op, const Span& span, Shared& shared)
+        : op(op), span(span), shared(shared), head(blockIdx.y), first_row(blockIdx.x * ROWS) {
+        key_head = op.tiled ? head % op.key_heads : head / (op.value_heads / op.key_heads);
+    }
+
+    DEVICE u32 lane_row() const { return warp_id() * 4 * LANE_ROWS + (lane_id() >> 3) * LANE_ROWS; }
+    DEVICE u32 decay_count() const { return PER_CHANNEL ? op.key_dim : 1; }
+    DEVICE State* state_at() const {
+        return static_cast<State*>(op.state) +
+               ((u64(span.slot) * op.value_heads + head) * op.value_dim + first_row) * op.key_dim;
+    }
+
+    // Asks for the state, which is waited for where it is first used; zeros if it need not be read.
+    DEVICE void request_state(bool is_zero) {
+        const State* from = state_at();
+        const bool whole = (op.key_dim & 3) == 0;
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i) {
+            const u32 row = lane_row() + i;
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n) {
+                const u32 column = (n * 8 + (lane_id() & 7)) * 4;
+                const bool inside = first_row + row < op.value_dim && !is_zero;
+                const State* at = from + u64(row) * op.key_dim + column;
+#pragma unroll
+                for (u32 e = 0; e < RAW; ++e) raw[i][n][e] = 0;
+                if (whole) {
+                    if (inside && column < op.key_dim) read_four(at, raw[i][n]);
+                    continue;
+                }
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e)
+                    if (inside && column + e < op.key_dim) set(raw[i][n], e, at[e]);
+            }
+        }
+    }
+
+    DEVICE void open_state() {
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) {
+                    if constexpr (RAW == 4) {
+                        state[i][n][e] = __uint_as_float(raw[i][n][e]);
+                    } else {
+                        state[i][n][e] = e & 1 ? high_f16(raw[i][n][e / 2]) : low_f16(raw[i][n][e / 2]);
+                    }
+                }
+    }
+
+    static DEVICE void set(u32 (&words)[RAW], u32 e, float x) { words[e % RAW] = __float_as_uint(x); }
+    static DEVICE void set(u32 (&words)[RAW], u32 e, f16 x) { words[e / 2 % RAW] |= u32(x.bits) << (16 * (e & 1)); }
+    static DEVICE void read_four(const float* from, u32 (&x)[RAW]) {
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2 % RAW]), "=r"(x[3 % RAW])
+                     : "l"(from));
+    }
+    static DEVICE void read_four(const f16* from, u32 (&x)[RAW]) {
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
+    }
+    static DEVICE void write_four(float* to, float (&x)[4]) {
+        *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+    }
+    static DEVICE void write_four(f16* to, float (&x)[4]) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(pack_f16(x[0], x[1]), pack_f16(x[2], x[3]));
+    }
+
+    // What is stored is what is in the registers.
+    DEVICE void store_state() {
+        State* to = state_at();
+        const bool whole = (op.key_dim & 3) == 0;
+        round_state();
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i) {
+            const u32 row = lane_row() + i;
+            if (first_row + row >= op.value_dim) continue;
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n) {
+                const u32 column = (n * 8 + (lane_id() & 7)) * 4;
+                if (whole) {
+                    if (column < op.key_dim) write_four(to + u64(row) * op.key_dim + column, state[i][n]);
+                    continue;
+                }
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e)
+                    if (column + e < op.key_dim) store_rounded(to + u64(row) * op.key_dim + column + e, state[i][n][e]);
+            }
+        }
+    }
+
+    DEVICE void round_state() {
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) state[i][n][e] = rounded(state[i][n][e], static_cast<State*>(nullptr));
+    }
+
+    // Lets the state fade by `exp(carry)`. Decays per channel pass through shared memory.
+    DEVICE void fade_state() {
+        if constexpr (PER_CHANNEL) {
+            float* factors = shared.read[0][0]; // not in use yet, and large enough
+            __syncthreads();
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n)
+                if (threadIdx.x + n * THREADS < COLUMNS) factors[threadIdx.x + n * THREADS] = expf(carry[n]);
+            __syncthreads();
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) {
+                    const float factor = factors[(n * 8 + (lane_id() & 7)) * 4 + e];
+#pragma unroll
+                    for (u32 i = 0; i < LANE_ROWS; ++i) state[i][n][e] *= factor;
+                }
+            __syncthreads();
+        } else {
+            const float factor = expf(carry[0]);
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < 4; ++e) state[i][n][e] *= factor;
+        }
+    }
+
+    // state += sum_j u_j faded_j^T of `count` entries.
+    DEVICE void add_entries(const float (*u)[ROWS], u32 count) {
+#pragma unroll 2
+        for (u32 j = 0; j < count; ++j) {
+            float rows[LANE_ROWS];
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i) rows[i] = u[j][lane_row() + i];
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n) {
+                const float4 k = *reinterpret_cast<const float4*>(&shared.faded[j][(n * 8 + (lane_id() & 7)) * 4]);
+#pragma unroll
+                for (u32 i = 0; i < LANE_ROWS; ++i) {
+                    state[i][n][0] = fmaf(rows[i], k.x, state[i][n][0]);
+                    state[i][n][1] = fmaf(rows[i], k.y, state[i][n][1]);
+                    state[i][n][2] = fmaf(rows[i], k.z, state[i][n][2]);
+                    state[i][n][3] = fmaf(rows[i], k.w, state[i][n][3]);
+                }
+            }
+        }
+    }
+
+    // Entries of the ring: `held` committed ones from row `base` on.
+
+    DEVICE u32 ring_row(u32 base, u32 entry) const { return (base + entry) & (op.ring - 1); }
+    DEVICE const float* ring_g(u32 row) const {
+        return op.ring_g + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * decay_count();
+    }
+    DEVICE const float* ring_k(u32 row) const {
+        return op.ring_k + ((u64(span.slot) * op.key_heads + key_head) * op.ring + row) * op.key_dim;
+    }
+    DEVICE const float* ring_u(u32 row) const {
+        return op.ring_u + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * op.value_dim + first_row;
+    }
+
+    DEVICE void clear_carry() {
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) carry[n] = 0.0f;
+    }
+
+    // Copies `rows` rows of `len` numbers to rows of `WIDTH`, the rest zeros, without waiting for them. `from(row)` is
+    // where a row begins: at multiples of 16 bytes, unless `loose`.
+    template <u32 WIDTH, typename From>
+    DEVICE void request(float* to, u32 rows, u32 len, bool loose, From from) {
+        if (loose) {
+#pragma unroll 1
+            for (u32 at = threadIdx.x; at < rows * WIDTH; at += THREADS) {
+                const u32 row = at / WIDTH, column = at % WIDTH;
+                copy_4_async(to + at, from(row) + (column < len ? column : 0), column < len);
+            }
+            return;
+        }
+#pragma unroll 4
+        for (u32 at = threadIdx.x; at < rows * WIDTH / 4; at += THREADS) {
+            const u32 row = at / (WIDTH / 4), column = at % (WIDTH / 4) * 4;
+            copy_16_async(to + 4 * at, from(row) + (column < len ? column : 0), column < len);
+        }
+    }
+
+    DEVICE u32 rows_left() const { return op.value_dim > first_row ? op.value_dim - first_row : 0; }
+    DEVICE bool is_loose() const {
+        return ((op.columns | op.queries_at | op.keys_at | op.values_at | op.key_dim | op.value_dim) & 3) != 0;
+    }
+
+    // Asks for entries `from..from + count`, newest first.
+    DEVICE void request_entries(u32 base, u32 from, u32 count) {
+        auto row = [&](u32 i) { return ring_row(base, from + count - 1 - i); };
+        const bool loose = ((op.key_dim | op.value_dim) & 3) != 0;
+        request<COLUMNS>(shared.faded[0], count, op.key_dim, loose, [&](u32 i) { return ring_k(row(i)); });
+        request<ROWS>(shared.ring_u[0], count, rows_left(), loose, [&](u32 i) { return ring_u(row(i)); });
+        if constexpr (PER_CHANNEL) {
+            request<COLUMNS>(shared.entry_g[0], count, op.key_dim, loose, [&](u32 i) { return ring_g(row(i)); });
+        } else if (threadIdx.x < count) {
+            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(row(threadIdx.x)));
+        }
+    }
+
+    // Once they are there: how much each has faded until the newest of them, and before that by `carry`, which they are
+    // added to. For decays per channel the keys have, otherwise the `factors` have to be applied.
+    DEVICE void fade_entries(u32 count) {
+        if constexpr (PER_CHANNEL) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+#pragma unroll 1
+                for (u32 i = 0; i < count; ++i) {
+                    shared.faded[i][column] *= expf(carry[n]);
+                    carry[n] += shared.entry_g[i][column];
+                }
+            }
+        } else {
+            float before = carry[0];
+#pragma unroll 4
+            for (u32 i = 0; i < count; ++i) {
+                if (i == threadIdx.x) before = carry[0];
+                carry[0] += shared.entry_g[0][i];
+            }
+            if (threadIdx.x < count) shared.factors[threadIdx.x] = expf(before);
+        }
+        __syncthreads();
+    }
+
+    DEVICE void load_entries(u32 base, u32 from, u32 count, bool are_here) {
+        if (!are_here) {
+            __syncthreads(); // what is there may still be read
+            request_entries(base, from, count);
+            copies_commit();
+            copies_wait<0>();
+            __syncthreads();
+        }
+        fade_entries(count);
+    }
+
+    // Puts all entries into the state, the oldest first. The first ones are there.
+    DEVICE void fold(u32 base, u32 held) {
+#pragma unroll 1
+        for (u32 from = 0; from < held; from += CHUNK) {
+            const u32 count = min(held - from, CHUNK);
+            clear_carry();
+            load_entries(base, from, count, from == 0);
+            if constexpr (!PER_CHANNEL) {
+#pragma unroll 4
+                for (u32 at = threadIdx.x; at < count * ROWS; at += THREADS)
+                    shared.ring_u[at / ROWS][at % ROWS] *= shared.factors[at / ROWS];
+                __syncthreads();
+            }
+            fade_state();
+            add_entries(shared.ring_u, count);
+        }
+    }
+
+    // Lets all entries answer the keys and queries of a chunk, into `read`, the newest first, and the state fade. The
+    // first ones are there.
+    DEVICE void answer(u32 base, u32 held, u32 rows) {
+        clear_carry();
+#pragma unroll 1
+        for (u32 end = held; end > 0;) {
+            const u32 count = min(end, CHUNK);
+            load_entries(base, end - count, count, end == held);
+            const u32 pairs = count * 2 * rows;
+#pragma unroll 1
+            for (u32 first = 0; first < pairs; first += THREADS / 8) {
+                const u32 pair = first + threadIdx.x / 8, j = min(pair / (2 * rows), count - 1), x = pair % (2 * rows);
+                const float* row = x < rows ? shared.k[x] : shared.q[x - rows];
+                const float sum = warp_sum<8>(dot(shared.faded[j], row));
+                if (pair < pairs && (threadIdx.x & 7) == 0)
+                    shared.products[j][x] = PER_CHANNEL ? sum : sum * shared.factors[j];
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (u32 at = threadIdx.x; at < 2 * ROWS; at += THREADS) {
+                const u32 which = at / ROWS, row = at % ROWS;
+                if (which == 0 && !IS_DELTA) continue;
+#pragma unroll 1
+                for (u32 t = 0; t < rows; ++t) {
+                    float sum = 0.0f;
+#pragma unroll 4
+                    for (u32 j = 0; j < count; ++j)
+                        sum = fmaf(shared.ring_u[j][row], shared.products[j][which * rows + t], sum);
+                    shared.read[which][t][row] += sum;
+                }
+            }
+            end -= count;
+        }
+        if (held > 0) fade_after_answer();
+    }
+
+    DEVICE void fade_after_answer() {
+        if constexpr (PER_CHANNEL) {
+            __syncthreads();
+            float* factors = shared.faded[0];
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n)
+                if (threadIdx.x + n * THREADS < COLUMNS) factors[threadIdx.x + n * THREADS] = expf(carry[n]);
+            __syncthreads();
+            scale_columns(factors);
+        } else {
+            fade_state();
+        }
+    }
+
+    DEVICE void scale_columns(const float* factors) {
+#pragma unroll
+        for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                const float factor = factors[(n * 8 + (lane_id() & 7)) * 4 + e];
+#pragma unroll
+                for (u32 i = 0; i < LANE_ROWS; ++i) state[i][n][e] *= factor;
+            }
+    }
+
+    // A part of the product of two rows in shared memory: 8 neighbouring lanes have all of it.
+    static DEVICE float dot(const float* a, const float* b) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 n = 0; n < QUADS; ++n) {
+            const u32 at = (n * 8 + (lane_id() & 7)) * 4;
+            const float4 x = *reinterpret_cast<const float4*>(a + at), y = *reinterpret_cast<const float4*>(b + at);
+            sum = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sum))));
+        }
+        return sum;
+    }
+
+    // Asks for rows `first..first + rows` of the span: keys, queries, values, step sizes.
+    DEVICE void request_rows(u32 first, u32 rows) {
+        const float* inputs = op.inputs + u64(span.first + first) * op.columns;
+        const bool loose = is_loose();
+        const float *keys = inputs + op.keys_at + key_head * op.key_dim;
+        const float *queries = inputs + op.queries_at + key_head * op.key_dim;
+        const float *values = inputs + op.values_at + head * op.value_dim + first_row;
+        request<COLUMNS>(shared.k[0], rows, op.key_dim, loose, [&](u32 t) { return keys + t * op.columns; });
+        request<COLUMNS>(shared.q[0], rows, op.key_dim, loose, [&](u32 t) { return queries + t * op.columns; });
+        request<ROWS>(shared.u[0], rows, rows_left(), loose, [&](u32 t) { return values + t * op.columns; });
+        const u32 decays = decay_count(), stride = op.value_heads * decays;
+        const float* steps = op.steps + u64(span.first + first) * stride + head * decays;
+        if constexpr (PER_CHANNEL) {
+            request<COLUMNS>(shared.g[0], rows, decays, true, [&](u32 t) { return steps + t * stride; });
+        } else if (threadIdx.x < rows) {
+            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * stride);
+        }
+        if (IS_DELTA && threadIdx.x < rows) {
+            const float* beta = op.beta + u64(span.first + first + threadIdx.x) * op.value_heads + head;
+            copy_4_async(&shared.strengths[threadIdx.x], beta);
+        }
+    }
+
+    // Small numbers that are the same for all rows: asked for early.
+    float bias[OWN_COLUMNS], rate, skip;
+
+    DEVICE void load_constants() {
+        const u32 decays = decay_count();
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+            const u32 column = PER_CHANNEL ? threadIdx.x + n * THREADS : 0;
+            bias[n] = op.bias != nullptr && column < decays ? op.bias[head * decays + column] : 0.0f;
+        }
+        rate = op.a != nullptr ? op.a[head] : 0.0f;
+        skip = op.skip != nullptr ? op.skip[head] : 0.0f;
+    }
+
+    // Once they are there: normalises keys and queries, and makes gates of step sizes.
+    DEVICE void open_rows(u32 rows) {
+        if constexpr (IS_DELTA) {
+#pragma unroll 1
+            for (u32 at = warp_id(); at < 2 * rows; at += THREADS / 32) {
+                const bool is_query = at >= rows;
+                float* row = is_query ? shared.q[at - rows] : shared.k[at];
+                float x[QUADS], sum = 0.0f;
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n) {
+                    x[n] = row[n * 32 + lane_id()];
+                    sum = fmaf(x[n], x[n], sum);
+                }
+                float scale = 1.0f / sqrtf(warp_sum(sum) + op.norm_eps);
+                if (is_query) scale *= 1.0f / sqrtf(float(op.key_dim));
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n) row[n * 32 + lane_id()] = x[n] * scale;
+            }
+        }
+        if constexpr (PER_CHANNEL) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+#pragma unroll 1
+                for (u32 t = 0; column < op.key_dim && t < rows; ++t)
+                    shared.g[t][column] = rate * softplus(shared.g[t][column] + bias[n]);
+            }
+        } else if (threadIdx.x < rows) {
+            const float size = softplus(shared.g[0][threadIdx.x] + bias[0]);
+            shared.g[0][threadIdx.x] = rate * size;
+            if constexpr (!IS_DELTA) shared.strengths[threadIdx.x] = size;
+        }
+        if (IS_DELTA && threadIdx.x < rows) shared.strengths[threadIdx.x] = sigmoid(shared.strengths[threadIdx.x]);
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < 2 * rows * ROWS; at += THREADS) {
+            const u32 t = at / ROWS;
+            shared.read[t >= rows][t >= rows ? t - rows : t][at % ROWS] = 0.0f;
+        }
+        __syncthreads();
+    }
+
+    // Products of the rows with each other, decayed; `faded` for the entries they become; `decays` from the state to
+    // each row, which for decays per channel go into keys and queries. Rows go to the ring if they are to stay there.
+    DEVICE void relate(u32 first, u32 rows, bool in_ring) {
+        const u32 at = span.after_base + span.after_held + first;
+        const bool has_keys = in_ring && blockIdx.x == 0 && is_first_of_key_head();
+        if constexpr (PER_CHANNEL) {
+            relate_channels(rows);
+        } else {
+            relate_heads(rows);
+        }
+        if (in_ring) {
+            const u32 decays = decay_count();
+#pragma unroll 1
+            for (u32 i = threadIdx.x; blockIdx.x == 0 && i < rows * decays; i += THREADS)
+                const_cast<float*>(ring_g(ring_row(at, i / decays)))[i % decays] =
+                    PER_CHANNEL ? shared.g[i / decays][i % decays] : shared.g[0][i];
+            if (has_keys && !PER_CHANNEL)
+#pragma unroll 1
+                for (u32 i = threadIdx.x; i < rows * op.key_dim; i += THREADS)
+                    const_cast<float*>(ring_k(ring_row(at, i / op.key_dim)))[i % op.key_dim] =
+                        shared.k[i / op.key_dim][i % op.key_dim];
+        }
+    }
+
+    DEVICE float sum_g(u32 from, u32 to) const {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 i = from; i < to; ++i) sum += shared.g[0][i];
+        return sum;
+    }
+
+    DEVICE void relate_heads(u32 rows) {
+#pragma unroll 1
+        for (u32 pair = threadIdx.x; pair < rows * rows; pair += THREADS) {
+            const u32 t = pair / rows, j = pair % rows;
+            if (j <= t) shared.qk[t][j] = expf(sum_g(j + 1, t + 1));
+        }
+        if (threadIdx.x < rows) {
+            shared.decays[threadIdx.x] = expf(sum_g(0, threadIdx.x + 1));
+            shared.advancing[threadIdx.x] = expf(sum_g(threadIdx.x + 1, rows));
+        }
+        __syncthreads();
+#pragma unroll 2
+        for (u32 first_pair = 0; first_pair < rows * rows; first_pair += THREADS / 8) {
+            const u32 pair = first_pair + threadIdx.x / 8, t = min(pair / rows, rows - 1), j = pair % rows;
+            const float kk = IS_DELTA ? warp_sum<8>(dot(shared.k[t], shared.k[j])) : 0.0f;
+            const float qk = warp_sum<8>(dot(shared.q[t], shared.k[j]));
+            if ((threadIdx.x & 7) == 0 && pair < rows * rows && j <= t) {
+                const float factor = shared.qk[t][j];
+                shared.kk[t][j] = shared.strengths[t] * kk * factor;
+                shared.qk[t][j] = qk * factor;
+            }
+        }
+    }
+
+    DEVICE bool is_first_of_key_head() const {
+        return op.tiled ? head < op.key_heads : head % (op.value_heads / op.key_heads) == 0;
+    }
+
+    DEVICE void relate_channels(u32 rows) {
+        // A column of all rows at a time, one row after the other: factors are products of those of single rows.
+        float passed[OWN_COLUMNS];
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) passed[n] = 1.0f;
+#pragma unroll 1
+        for (u32 t = 0; t < rows; ++t) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+                const float factor = column < op.key_dim ? expf(shared.g[t][column]) : 0.0f;
+#pragma unroll 1
+                for (u32 j = 0; j < t; ++j) shared.faded[j][column] *= factor;
+                shared.faded[t][column] = shared.k[t][column];
+                passed[n] *= factor;
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (u32 first = 0; first <= t; first += THREADS / 8) {
+                const u32 j = min(first + threadIdx.x / 8, t);
+                const float kk = warp_sum<8>(dot(shared.k[t], shared.faded[j]));
+                const float qk = warp_sum<8>(dot(shared.q[t], shared.faded[j]));
+                if ((threadIdx.x & 7) == 0) {
+                    shared.kk[t][j] = shared.strengths[t] * kk;
+                    shared.qk[t][j] = qk;
+                }
+            }
+            __syncthreads();
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+                shared.k[t][column] *= passed[n];
+                shared.q[t][column] *= passed[n];
+            }
+        }
+        __syncthreads();
+    }
+
+    // What the state gives keys and queries is added to `read`.
+    DEVICE void read_state(u32 rows) {
+#pragma unroll(LONG ? 4 : 1)
+        for (u32 t = 0; t < rows; ++t) {
+            float sums[2][LANE_ROWS];
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i) sums[0][i] = sums[1][i] = 0.0f;
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n) {
+                const u32 at = (n * 8 + (lane_id() & 7)) * 4;
+                const float4 q = *reinterpret_cast<const float4*>(&shared.q[t][at]);
+                float4 k = q;
+                if constexpr (IS_DELTA) k = *reinterpret_cast<const float4*>(&shared.k[t][at]);
+#pragma unroll
+                for (u32 i = 0; i < LANE_ROWS; ++i) {
+                    const float(&s)[4] = state[i][n];
+                    sums[1][i] = fmaf(s[0], q.x, fmaf(s[1], q.y, fmaf(s[2], q.z, fmaf(s[3], q.w, sums[1][i]))));
+                    if constexpr (IS_DELTA)
+                        sums[0][i] = fmaf(s[0], k.x, fmaf(s[1], k.y, fmaf(s[2], k.z, fmaf(s[3], k.w, sums[0][i]))));
+                }
+            }
+            float eight[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) eight[i] = i % 4 < LANE_ROWS ? sums[i / 4][i % 4 % LANE_ROWS] : 0.0f;
+            const float sum = sum_8_over_8(eight);
+            const u32 which = (lane_id() & 7) / 4, row = lane_id() & 3;
+            if (row < LANE_ROWS && (IS_DELTA || which == 1)) shared.read[which][t][lane_row() + row] += sum;
+        }
+    }
+
+    // What each row writes, and its output. A thread has a row of the state.
+    DEVICE void solve(u32 first, u32 rows, bool in_ring) {
+        const u32 row = threadIdx.x;
+        if (row >= ROWS || first_row + row >= op.value_dim) return;
+        float* out = op.out + (u64(span.first + first) * op.value_heads + head) * op.value_dim + first_row + row;
+        const u32 at = span.after_base + span.after_held + first;
+        const u64 stride = u64(op.value_heads) * op.value_dim;
+#pragma unroll 1
+        for (u32 t = 0; t < rows; ++t) {
+            const float decay = PER_CHANNEL ? 1.0f : shared.decays[t];
+            const float value = shared.u[t][row];
+            float mine = shared.strengths[t] * value;
+            if constexpr (IS_DELTA) mine = shared.strengths[t] * (value - decay * shared.read[0][t][row]);
+            float y = fmaf(decay, shared.read[1][t][row], skip * value);
+#pragma unroll 4
+            for (u32 j = 0; j < t; ++j) {
+                const float before = shared.u[j][row];
+                if constexpr (IS_DELTA) mine = fmaf(-shared.kk[t][j], before, mine);
+                y = fmaf(shared.qk[t][j], before, y);
+            }
+            y = fmaf(shared.qk[t][t], mine, y);
+            shared.u[t][row] = mine;
+            out[t * stride] = y;
+            if (in_ring) const_cast<float*>(ring_u(ring_row(at, t)))[row] = mine;
+        }
+    }
+
+    // Puts the rows of a chunk into the state.
+    DEVICE void advance(u32 rows) {
+        clear_carry();
+        if constexpr (PER_CHANNEL) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+#pragma unroll 1
+                for (u32 t = rows; column < op.key_dim && t-- > 0;) carry[n] += shared.g[t][column];
+            }
+        } else {
+            carry[0] = sum_g(0, rows);
+#pragma unroll 4
+            for (u32 at = threadIdx.x; at < rows * COLUMNS; at += THREADS)
+                shared.faded[0][at] = shared.k[0][at] * shared.advancing[at / COLUMNS];
+        }
+        __syncthreads();
+        fade_state();
+        add_entries(shared.u, rows);
+    }
+
+    // Keys of decays per channel go to the ring before they are decayed.
+    DEVICE void append_keys(u32 first, u32 rows) {
+        if (!PER_CHANNEL || blockIdx.x != 0 || !is_first_of_key_head()) return;
+        const u32 at = span.after_base + span.after_held + first;
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < rows * op.key_dim; i += THREADS)
+            const_cast<float*>(ring_k(ring_row(at, i / op.key_dim)))[i % op.key_dim] =
+                shared.k[i / op.key_dim][i % op.key_dim];
+        __syncthreads();
+    }
+
+    DEVICE void run() {
+        const bool is_final = span.is_final(), folds = span.flush() || (LONG && span.rows > CHUNK);
+        const u32 base = span.flush() ? span.before_base : span.after_base;
+        const u32 held = span.flush() ? span.before_held : span.after_held;
+        bool is_zero = span.is_fresh();
+        // Everything is asked for before anything is waited for, what is needed first at first.
+        const u32 first_entries = min(held, CHUNK), first_rows = min(span.rows, CHUNK);
+        request_rows(0, first_rows);
+        request_entries(base, folds ? 0 : held - first_entries, first_entries);
+        copies_commit();
+        load_constants();
+        request_state(is_zero);
+        copies_wait<0>();
+        __syncthreads();
+        open_state();
+        if (folds) {
+            fold(base, held);
+            if (span.flush()) store_state();
+            is_zero = is_zero && held == 0;
+        }
+        if (span.rows == 0) return;
+#pragma unroll 1
+        for (u32 first = 0;; first += CHUNK) {
+            const u32 rows = min(CHUNK, span.rows - first);
+            if (LONG && first > 0) {
+                __syncthreads();
+                request_rows(first, rows);
+                copies_commit();
+                copies_wait<0>();
+                __syncthreads();
+            }
+            open_rows(rows);
+            if (!is_final) append_keys(first, rows);
+            relate(first, rows, !is_final);
+            if (!folds) answer(base, held, rows);
+            __syncthreads();
+            if (!is_zero) read_state(rows);
+            __syncthreads();
+            solve(first, rows, !is_final);
+            const bool is_last = !LONG || first + CHUNK >= span.rows;
+            if (!is_final && is_last) return;
+            __syncthreads();
+            advance(rows);
+            is_zero = false;
+            if (is_last) break;
+            if (is_final) round_state();
+        }
+        store_state();
+    }
+};
+
+// The ring of a slot that is folded besides any step; nothing is if it holds nothing.
+struct Fold {
+    u32 slot;
+    u32 base, held;
+    u32 padding;
+};
+
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
+DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
+    extern __shared__ __align__(16) u8 bytes[];
+    Span span = {};
+    if (fold.held > 0) {
+        span.slot = fold.slot;
+        span.before_base = fold.base;
+        span.before_held = fold.held;
+        span.flags = 1;
+    } else {
+        span = step.spans[blockIdx.z];
+        if (span.rows < least || span.rows > most) return;
+    }
+    using Whole = Block<KIND, State, QUADS, LANE_ROWS, LONG>;
+    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
+    block.run();
+}
+
+// By most columns of a key: for many blocks, and for few or for spans of any length.
+#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \
+    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
+        name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
+        recur<KIND, State, QUADS, LANE_ROWS, LONG>(step, op, fold, least, most);                                      \
+    }
