@@ -101,3 +101,20 @@ KERNEL copy_left_over(const float* x, float* out, u32 inputs, u32 outputs, u32 l
     out += u64(blockIdx.x) * (outputs + left_over) + outputs;
     for (u32 i = threadIdx.x; i < left_over; i += blockDim.x) out[i] = x[i];
 }
+
+// Ends products that were left in parts: block (rows, entries). `is_gated`: the parts of the gate, then of what it gates.
+KERNEL add_parts(Job job, u32 is_gated) {
+    let_next_begin();
+    wait_for_inputs();
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x, entry = blockIdx.y;
+    if (row >= job.rows) return;
+    const u64 stride = u64(gridDim.y) * job.rows;
+    const float* parts = job.parts + u64(entry) * job.rows + row;
+    float sum = 0.0f, other = 0.0f;
+#pragma unroll
+    for (u32 segment = 0; segment < SEGMENTS; ++segment) sum += parts[segment * stride];
+    if (!is_gated) return job.finish(entry, row, sum);
+#pragma unroll
+    for (u32 segment = 0; segment < SEGMENTS; ++segment) other += parts[(SEGMENTS + segment) * stride];
+    job.finish_gated(entry, row, sum, other);
+}

@@ -2,6 +2,9 @@
 #pragma once
 #include "common/types.cuh"
 
+// Parts of a row whose sums are added in their order.
+static constexpr u32 SEGMENTS = 8;
+
 // Some entries of one of the matrices that are stacked in a weight. An entry is a meeting of a row of activations with a
 // matrix.
 struct Piece {
@@ -22,6 +25,7 @@ struct Job {
     float* out;       // entry `e` begins at `e * out_stride + column`
     const float* bias;
     const float* row_gate;
+    float* parts; // of entries of which every segment is left alone: [segments][entries][rows]
     u32 rows;    // of a matrix
     u32 units;   // of 64 columns; for f32 columns
     u32 entries; // of every matrix, if there are no pieces

@@ -9,7 +9,6 @@
 #include "quant/formats.cuh"
 #include "quant/job.cuh"
 
-static constexpr u32 SEGMENTS = 8;
 static constexpr u32 THREADS = 32 * SEGMENTS;
 
 DEVICE u32 segment_begin(u32 units, u32 segment) { return units * segment / SEGMENTS; }
@@ -142,13 +141,18 @@ template <u32 WIDTH> DEVICE constexpr u32 stage_bytes() { return 128 * (128 + WI
 
 // WIDTH entries, 64 or 128. A block for 8 tiles, or for 4 of the gate and the same 4 of what it gates; a warp for 4 tiles
 // and a quarter of the entries. Dynamic shared memory: STAGES stages.
-template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) {
+//
+// With SPLIT a block goes through segment `blockIdx.z` only and leaves its sums in `job.parts`: for entries that are one piece,
+// where there are too few blocks otherwise.
+template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void many(const Job& job) {
     extern __shared__ __align__(128) u8 shared[];
     constexpr u32 EIGHTS = WIDTH / 32;
     let_next_begin();
     wait_for_inputs();
-    Piece piece;
-    if (!job.piece<WIDTH>(piece)) return;
+    Piece piece{blockIdx.y, 0, job.entries, 0};
+    if (!SPLIT && !job.piece<WIDTH>(piece)) return;
+    const u32 begin = SPLIT ? segment_begin(job.units, blockIdx.z) : 0;
+    const u32 units = SPLIT ? segment_begin(job.units, blockIdx.z + 1) - begin : job.units;
     const u32 warp = warp_id(), group = group_of_lane(), pair = pair_of_lane();
     const auto weights_at = [&](u32 stage, u32 chunk, u32 tile, u32 step) {
         return shared + stage * stage_bytes<WIDTH>() + ((chunk * 8 + tile) * 2 + step) * 512 + 16 * lane_id();
@@ -159,7 +163,7 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
     // Tile `warp` of the block, which this warp brings.
     const bool is_up = GATED && warp % 4 >= 2;
     const u32 brought = GATED ? blockIdx.x * 4 + warp / 4 * 2 + warp % 2 : blockIdx.x * 8 + warp;
-    FORMAT weights(is_up ? job.up : job.weight, job.rows, job.units, piece.matrix, brought, 0);
+    FORMAT weights(is_up ? job.up : job.weight, job.rows, job.units, piece.matrix, brought, begin);
     // A thread brings 16 bytes of a unit of every 32nd entry.
     const u8* from[EIGHTS];
 #pragma unroll
@@ -167,12 +171,13 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
         const u32 at = threadIdx.x / 8 + 32 * i;
         from[i] = nullptr;
         if (at < piece.count) {
-            from[i] = job.x + u64(job.input(job.entry(piece, at))) * job.units * 128 + 16 * (threadIdx.x % 8);
+            const u64 input = job.input(job.entry(piece, at));
+            from[i] = job.x + (input * job.units + begin) * 128 + 16 * (threadIdx.x % 8);
         }
     }
     const auto bring = [&](u32 unit) {
         const u32 stage = unit % STAGES;
-        if (unit < job.units) {
+        if (unit < units) {
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; ++i) {
                 u8* to = x_at(stage, threadIdx.x % 8 / 4, threadIdx.x / 8 + 32 * i) + 16 * (threadIdx.x % 4);
@@ -188,11 +193,13 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
         copies_commit();
     };
     typename FORMAT::Raw raw;
-    if constexpr (!FORMAT::IS_PLAIN) weights.load(raw, 0);
+    if constexpr (!FORMAT::IS_PLAIN) {
+        if (units > 0) weights.load(raw, 0);
+    }
     for (u32 unit = 0; unit + 1 < STAGES; ++unit) bring(unit);
     float sums[4][EIGHTS][4] = {}, totals[4][EIGHTS][4] = {};
     u32 segment = 0;
-    for (u32 unit = 0; unit < job.units; ++unit) {
+    for (u32 unit = 0; unit < units; ++unit) {
         const u32 stage = unit % STAGES;
         if constexpr (!FORMAT::IS_PLAIN) {
 #pragma unroll
@@ -205,7 +212,7 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
                         make_uint4(w[step][0], w[step][1], w[step][2], w[step][3]);
                 }
             }
-            if (unit + 1 < job.units) weights.load(raw, 1), weights.advance(1);
+            if (unit + 1 < units) weights.load(raw, 1), weights.advance(1);
         }
         copies_wait<STAGES - 2>();
         __syncthreads();
@@ -239,17 +246,19 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
                 }
             }
         }
-        if (unit + 1 < segment_begin(job.units, segment + 1)) continue;
-        // The segment is complete, and so are those after it that have no units.
-        while (segment < SEGMENTS && segment_begin(job.units, segment + 1) <= unit + 1) ++segment;
+        if constexpr (!SPLIT) {
+            if (unit + 1 < segment_begin(job.units, segment + 1)) continue;
+            // The segment is complete, and so are those after it that have no units.
+            while (segment < SEGMENTS && segment_begin(job.units, segment + 1) <= unit + 1) ++segment;
 #pragma unroll
-        for (u32 tile = 0; tile < 4; ++tile) {
+            for (u32 tile = 0; tile < 4; ++tile) {
 #pragma unroll
-            for (u32 n = 0; n < EIGHTS; ++n) {
+                for (u32 n = 0; n < EIGHTS; ++n) {
 #pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    totals[tile][n][i] += sums[tile][n][i];
-                    sums[tile][n][i] = 0.0f;
+                    for (u32 i = 0; i < 4; ++i) {
+                        totals[tile][n][i] += sums[tile][n][i];
+                        sums[tile][n][i] = 0.0f;
+                    }
                 }
             }
         }
@@ -265,7 +274,8 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 const u32 column = warp % 4 * (WIDTH / 4) + 8 * n + 2 * pair + i % 2;
-                kept[column * 132 + warp / 4 * 64 + tile * 16 + group + i / 2 * 8] = totals[tile][n][i];
+                kept[column * 132 + warp / 4 * 64 + tile * 16 + group + i / 2 * 8] =
+                    SPLIT ? sums[tile][n][i] : totals[tile][n][i];
             }
         }
     }
@@ -277,8 +287,15 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
     for (u32 column = threadIdx.x / ROWS; column < piece.count; column += THREADS / ROWS) {
         const float* sum = kept + column * 132 + (GATED ? row / 32 * 64 + row % 32 : row);
         const u32 entry = job.entry(piece, column);
-        if constexpr (GATED) job.finish_gated(entry, out_row, sum[0], sum[32]);
-        if constexpr (!GATED) job.finish(entry, out_row, sum[0]);
+        if constexpr (SPLIT) {
+            const u32 entries = job.entries * job.matrices;
+            float* to = job.parts + u64(blockIdx.z * entries + entry) * job.rows + out_row;
+            *to = sum[0];
+            if constexpr (GATED) to[u64(SEGMENTS) * entries * job.rows] = sum[32];
+        } else {
+            if constexpr (GATED) job.finish_gated(entry, out_row, sum[0], sum[32]);
+            if constexpr (!GATED) job.finish(entry, out_row, sum[0]);
+        }
     }
 }
 
@@ -289,10 +306,12 @@ template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void many(const Job& job) 
     KERNEL __launch_bounds__(THREADS, 1) few_32_##name(Job job) { few<FORMAT, 2, 4, false, 2>(job); }                 \
     KERNEL __launch_bounds__(THREADS, 1) few_64_##name(Job job) { few<FORMAT, 2, 8, false, 2>(job); }                 \
     KERNEL __launch_bounds__(THREADS, 1) many_64_##name(Job job) { many<FORMAT, 64, false>(job); }                    \
+    KERNEL __launch_bounds__(THREADS, 2) split_64_##name(Job job) { many<FORMAT, 64, false, true>(job); }             \
     KERNEL __launch_bounds__(THREADS, 1) many_128_##name(Job job) { many<FORMAT, 128, false>(job); }                  \
     KERNEL __launch_bounds__(THREADS, 2) gated_few_8_##name(Job job) { few<FORMAT, 2, 1, true, (DEPTH + 1) / 2>(job); } \
     KERNEL __launch_bounds__(THREADS, 2) gated_few_16_##name(Job job) { few<FORMAT, 2, 2, true, 2>(job); }            \
     KERNEL __launch_bounds__(THREADS, 1) gated_few_32_##name(Job job) { few<FORMAT, 2, 4, true, 2>(job); }            \
     KERNEL __launch_bounds__(THREADS, 1) gated_few_64_##name(Job job) { few<FORMAT, 2, 8, true, 2>(job); }            \
     KERNEL __launch_bounds__(THREADS, 1) gated_many_64_##name(Job job) { many<FORMAT, 64, true>(job); }               \
+    KERNEL __launch_bounds__(THREADS, 2) gated_split_64_##name(Job job) { many<FORMAT, 64, true, true>(job); }        \
     KERNEL __launch_bounds__(THREADS, 1) gated_many_128_##name(Job job) { many<FORMAT, 128, true>(job); }

@@ -55,6 +55,7 @@ pub(crate) struct Job {
     out: u64,
     bias: u64,
     row_gate: u64,
+    parts: u64,
     rows: u32,
     units: u32,
     entries: u32,
@@ -121,16 +122,24 @@ pub(crate) struct Parts {
     pub(crate) order: usize,
     factors: usize,
     x: usize,
-    /// Products of entries that are summed afterwards.
+    /// Products of entries that are summed afterwards, or parts of products.
     pub(crate) sums: usize,
     bytes: usize,
 }
 
 impl Parts {
-    /// For so many rows that meet matrices `[rows, columns]`.
-    fn new(most_rows: usize, (per_row, stacking): (usize, Stacking), [rows, columns]: [usize; 2]) -> Self {
+    /// For so many rows that meet matrices `[rows, columns]`, or two of them at once.
+    fn new(
+        most_rows: usize,
+        (per_row, stacking): (usize, Stacking),
+        [rows, columns]: [usize; 2],
+        gated: usize,
+    ) -> Self {
         let entries = most_rows * per_row;
         let (inputs, listed, summed) = match stacking {
+            Stacking::One | Stacking::Heads(_) if is_split(rows, gated == 2, per_row) => {
+                (entries, 0, gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows)
+            }
             Stacking::One | Stacking::Heads(_) => (entries, 0, 0),
             Stacking::Experts(..) => (most_rows, entries, 0),
             Stacking::ExpertParts(..) => (entries, entries, entries * rows),
@@ -155,7 +164,7 @@ impl Parts {
         };
         let parts = product.weights().map(|weight| {
             let [rows, columns] = program.weight(weight).shape;
-            Self::new(most_rows, (per_row, product.stacking), [rows / count, columns])
+            Self::new(most_rows, (per_row, product.stacking), [rows / count, columns], product.weights().count())
         });
         parts.max_by_key(|parts| parts.bytes).expect("a product has a weight")
     }
@@ -166,25 +175,68 @@ pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device
     Parts::of(program, op, limits).bytes as u64
 }
 
-/// Entries that a block of a kernel takes at once, by which it is chosen.
-fn width(quant: Quant, multiprocessors: usize, rows_of_matrix: usize, [entries, most]: [usize; 2]) -> usize {
-    if quant == Quant::F32 {
-        return 8;
+/// Which kernel multiplies: all of them give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kernel {
+    /// In f32.
+    Float,
+    /// A tile and up to so many entries a block.
+    Few(usize),
+    /// Eight tiles, up to 64 entries and one segment a block.
+    Split,
+    /// Eight tiles and up to so many entries a block.
+    Many(usize),
+}
+
+/// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
+const SEGMENTS: usize = 8;
+/// Entries of a block of [`Kernel::Split`].
+const SPLIT: usize = 64;
+
+/// Whether blocks of eight tiles are too few to keep a GPU busy, so that they are split: for matrices of so many rows,
+/// times their number.
+fn is_split(rows: usize, is_gated: bool, count: usize) -> bool {
+    rows.div_ceil(if is_gated { 64 } else { 128 }) * count <= 64
+}
+
+impl Kernel {
+    /// For `rows` rows of activations.
+    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, multiprocessors: usize) -> Self {
+        match rows {
+            _ if quant == Quant::F32 => Self::Float,
+            0..=8 => Self::Few(8),
+            9..=16 => Self::Few(16),
+            17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
+            17..=SPLIT => Self::Many(64),
+            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < multiprocessors => Self::Many(64),
+            _ => Self::Many(128),
+        }
     }
-    // A matrix is read once if all its entries fit; of those that meet one of many matrices about `entries` do.
-    let usual = if entries == most { entries } else { (2 * entries).min(most) };
-    match usual {
-        0..=8 => 8,
-        9..=16 => 16,
-        17..=32 => 32,
-        33..=64 => 64,
-        _ if entries <= 64 || rows_of_matrix.div_ceil(128) * entries.div_ceil(128) < multiprocessors => MANY + 64,
-        _ => MANY + 128,
+
+    /// For `rows` rows that meet experts, each of which has about `usual` of them. The weights of an expert are read once
+    /// if its entries fit.
+    fn of_experts(quant: Quant, rows: usize, usual: usize) -> Self {
+        match (2 * usual).min(rows) {
+            _ if quant == Quant::F32 => Self::Float,
+            0..=8 => Self::Few(8),
+            9..=16 => Self::Few(16),
+            17..=32 => Self::Few(32),
+            33..=64 => Self::Few(64),
+            _ if usual <= 64 => Self::Many(64),
+            _ => Self::Many(128),
+        }
+    }
+
+    /// Entries that a block takes at once.
+    fn most(self) -> usize {
+        match self {
+            Self::Float => 8,
+            Self::Split => SPLIT,
+            Self::Few(most) | Self::Many(most) => most,
+        }
     }
 }
 
-/// Added to the width where the kernel is one for many entries.
-const MANY: usize = 1 << 16;
 /// Threads of a block of every product.
 const THREADS: usize = 256;
 
@@ -205,9 +257,13 @@ impl Machine {
         };
         let inputs_of_row = if matches!(of.stacking, Stacking::Experts(..)) { 1 } else { per_row };
         let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
-        let usual = if listed.is_some() { (rows * per_row).div_ceil(count) } else { rows };
-        let width = width(matrix.quant, self.device.multiprocessors(), rows_of_matrix, [usual, rows]);
-        let most = width % MANY;
+        let (quant, is_gated) = (matrix.quant, of.up.is_some());
+        let kernel = if listed.is_some() {
+            Kernel::of_experts(quant, rows, (rows * per_row).div_ceil(count))
+        } else {
+            Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, self.device.multiprocessors())
+        };
+        let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
         let [x, factor] = self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?;
         if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
@@ -230,6 +286,7 @@ impl Machine {
             out: of.out.0,
             bias: self.optional(of.bias).0,
             row_gate: of.row_gate.map_or(0, |gate| self.act(gate).0),
+            parts: self.scratch().at(parts.sums).0,
             rows: rows_of_matrix as u32,
             units: if matrix.quant == Quant::F32 { matrix.columns } else { matrix.units() } as u32,
             entries: rows as u32,
@@ -243,36 +300,50 @@ impl Machine {
             scale: of.scale,
             padding: 0,
         };
-        self.launch_product(matrix.quant, job, of.up.is_some(), [width, y, z])
+        self.launch_product((matrix.quant, kernel), job, is_gated, [y, z])?;
+        if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
     }
 
     fn launch_product(
         &self,
-        quant: Quant,
+        (quant, kernel): (Quant, Kernel),
         job: Job,
         is_gated: bool,
-        [width, y, z]: [usize; 3],
+        [y, z]: [usize; 2],
     ) -> Result<(), DeviceError> {
         let gated = if is_gated { "gated_" } else { "" };
-        let most = width % MANY;
-        let (name, rows_of_block, shared) = if quant == Quant::F32 {
-            let whole = job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4);
-            let of_warp = if z * y > 1 { 4 } else { 1 };
-            let lanes = if whole { 4 } else { 1 };
-            (format!("{gated}products_f32_{of_warp}_by_{lanes}"), THREADS / 32 * of_warp, 0)
-        } else if width > MANY {
-            let rows = if is_gated { 64 } else { 128 };
-            (format!("{gated}many_{most}_{}", suffix(quant)), rows, 3 * 128 * (128 + most))
-        } else {
-            let rows = if is_gated || most < 32 { 16 } else { 32 };
-            (format!("{gated}few_{most}_{}", suffix(quant)), rows, 0)
+        let suffix = suffix(quant);
+        let rows_of_eight = if is_gated { 64 } else { 128 };
+        let stages = |most: usize| 3 * 128 * (128 + most);
+        let (name, rows_of_block, shared) = match kernel {
+            Kernel::Float => {
+                let of_warp = if z * y > 1 { 4 } else { 1 };
+                let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
+                (format!("{gated}products_f32_{of_warp}_by_{lanes}"), THREADS / 32 * of_warp, 0)
+            }
+            Kernel::Few(most) => {
+                (format!("{gated}few_{most}_{suffix}"), if is_gated || most < 32 { 16 } else { 32 }, 0)
+            }
+            Kernel::Split => (format!("{gated}split_{SPLIT}_{suffix}"), rows_of_eight, stages(SPLIT)),
+            Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
         };
         self.kernel(unit(quant), &name)?
-            .grid((job.rows as usize).div_ceil(rows_of_block), y, z)
+            .grid((job.rows as usize).div_ceil(rows_of_block), y, if kernel == Kernel::Split { SEGMENTS } else { z })
             .block(THREADS)
             .shared(shared)
             .early()
             .arg(job)
+            .launch()
+    }
+
+    /// Ends products that were left in parts.
+    fn add_parts(&self, job: Job, is_gated: bool) -> Result<(), DeviceError> {
+        self.kernel("stage", "add_parts")?
+            .grid((job.rows as usize).div_ceil(THREADS), (job.entries * job.matrices) as usize, 1)
+            .block(THREADS)
+            .early()
+            .arg(job)
+            .arg(flag(is_gated))
             .launch()
     }
 
