@@ -55,7 +55,7 @@ template <class FORMAT, u32 TILES, u32 WIDTH, bool GATED, u32 DEPTH> DEVICE void
     __shared__ float parts[SEGMENTS][TILES][8][17];
     __shared__ float totals[TILES][8 * WIDTH][17];
     let_next_begin();
-    if (job.pieces != nullptr) wait_for_inputs();
+    if (!job.is_regular()) wait_for_inputs();
     Piece piece;
     if (!job.piece<8 * WIDTH>(piece)) return;
     const u32 first_tile = blockIdx.x * (GATED ? 1 : TILES);

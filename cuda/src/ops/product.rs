@@ -50,6 +50,7 @@ pub(crate) struct Job {
     x: u64,
     factor: u64,
     pieces: u64,
+    chosen: u64,
     piece_count: u64,
     order: u64,
     out: u64,
@@ -272,15 +273,18 @@ impl Machine {
         let matrix = self.matrix(of.weight);
         let [y, z] = match listed {
             None => [count, rows.div_ceil(most)],
+            // A row chooses no expert twice.
+            Some(_) if rows == 1 => [per_row, 1],
             Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
         };
-        let at = |part: usize| if listed.is_some() { self.scratch().at(part).0 } else { 0 };
+        let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
         let job = Job {
             weight: matrix.at().0,
             up: of.up.map_or(0, |up| self.matrix(up).at().0),
             x: x.0,
             factor: factor.0,
             pieces: at(parts.pieces),
+            chosen: listed.filter(|_| rows == 1).map_or(0, |experts| self.act(experts).0),
             piece_count: at(0),
             order: at(parts.order),
             out: of.out.0,
