@@ -1,5 +1,6 @@
 // Products with f32 weights, in f32: routers and small projections. A warp per ROWS weight rows and up to 8 entries; every
 // lane has its own columns, and their sums are added in one order.
+#include "common/order.cuh"
 #include "common/warp.cuh"
 #include "quant/job.cuh"
 
@@ -18,6 +19,8 @@ template <u32 LANES> struct Values {
 };
 
 template <u32 ROWS, u32 LANES, bool GATED> DEVICE void products(const Job& job) {
+    let_next_begin();
+    wait_for_inputs();
     Piece piece;
     if (!job.piece<WIDTH>(piece)) return;
     constexpr u32 MATRICES = GATED ? 2 : 1;
