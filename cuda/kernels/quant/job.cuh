@@ -44,7 +44,7 @@ struct Job {
     DEVICE bool is_regular() const { return pieces == nullptr && chosen == nullptr; }
 
     // The entries of a block, at most `MOST` of them. False if there are none.
-    template <u32 MOST> DEVICE bool piece(Piece& piece) const {
+    template <u32 MOST> DEVICE bool piece(Piece& piece, u32 z = blockIdx.z) const {
         if (pieces != nullptr) {
             if (blockIdx.y >= *piece_count) return false;
             piece = pieces[blockIdx.y];
@@ -55,7 +55,7 @@ struct Job {
             return true;
         }
         piece.matrix = blockIdx.y;
-        piece.first = blockIdx.z * MOST;
+        piece.first = z * MOST;
         piece.count = min(MOST, entries - piece.first);
         return true;
     }

@@ -139,6 +139,16 @@ static constexpr u32 STAGES = 3;
 // the words of each lane, then of x by chunk and entry 64 bytes.
 template <u32 WIDTH> DEVICE constexpr u32 stage_bytes() { return 128 * (128 + WIDTH); }
 
+// Blocks that run at the same time should share weights and entries: of the grid's columns `x` (weights) and rows `z`
+// (entries), BAND rows are gone through column by column.
+DEVICE uint2 place_in_grid() {
+    constexpr u32 BAND = 8;
+    const u32 at = blockIdx.x + gridDim.x * blockIdx.z;
+    const u32 band = at / (BAND * gridDim.x), in_band = at % (BAND * gridDim.x);
+    const u32 rows = min(BAND, gridDim.z - band * BAND);
+    return make_uint2(in_band / rows, band * BAND + in_band % rows);
+}
+
 // WIDTH entries, 64 or 128. A block for 8 tiles, or for 4 of the gate and the same 4 of what it gates; a warp for 4 tiles
 // and a quarter of the entries. Dynamic shared memory: STAGES stages.
 //
@@ -150,7 +160,8 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
     let_next_begin();
     wait_for_inputs();
     Piece piece{blockIdx.y, 0, job.entries, 0};
-    if (!SPLIT && !job.piece<WIDTH>(piece)) return;
+    const uint2 place = SPLIT ? make_uint2(blockIdx.x, 0) : place_in_grid();
+    if (!SPLIT && !job.piece<WIDTH>(piece, place.y)) return;
     const u32 begin = SPLIT ? segment_begin(job.units, blockIdx.z) : 0;
     const u32 units = SPLIT ? segment_begin(job.units, blockIdx.z + 1) - begin : job.units;
     const u32 warp = warp_id(), group = group_of_lane(), pair = pair_of_lane();
@@ -162,7 +173,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
     };
     // Tile `warp` of the block, which this warp brings.
     const bool is_up = GATED && warp % 4 >= 2;
-    const u32 brought = GATED ? blockIdx.x * 4 + warp / 4 * 2 + warp % 2 : blockIdx.x * 8 + warp;
+    const u32 brought = GATED ? place.x * 4 + warp / 4 * 2 + warp % 2 : place.x * 8 + warp;
     FORMAT weights(is_up ? job.up : job.weight, job.rows, job.units, piece.matrix, brought, begin);
     // A thread brings 16 bytes of a unit of every 32nd entry.
     const u8* from[EIGHTS];
@@ -281,7 +292,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
     }
     __syncthreads();
     constexpr u32 ROWS = GATED ? 64 : 128;
-    const u32 row = threadIdx.x % ROWS, out_row = blockIdx.x * ROWS + row;
+    const u32 row = threadIdx.x % ROWS, out_row = place.x * ROWS + row;
     if (out_row >= job.rows) return;
 #pragma unroll 1
     for (u32 column = threadIdx.x / ROWS; column < piece.count; column += THREADS / ROWS) {

@@ -179,8 +179,8 @@ pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device
 /// Which kernel multiplies: all of them give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernel {
-    /// In f32.
-    Float,
+    /// In f32, up to so many entries a warp.
+    Float(usize),
     /// A tile and up to so many entries a block.
     Few(usize),
     /// Eight tiles, up to 64 entries and one segment a block.
@@ -204,7 +204,8 @@ impl Kernel {
     /// For `rows` rows of activations.
     fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, multiprocessors: usize) -> Self {
         match rows {
-            _ if quant == Quant::F32 => Self::Float,
+            0..=1 if quant == Quant::F32 => Self::Float(1),
+            _ if quant == Quant::F32 => Self::Float(8),
             0..=8 => Self::Few(8),
             9..=16 => Self::Few(16),
             17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
@@ -218,7 +219,8 @@ impl Kernel {
     /// if its entries fit.
     fn of_experts(quant: Quant, rows: usize, usual: usize) -> Self {
         match (2 * usual).min(rows) {
-            _ if quant == Quant::F32 => Self::Float,
+            0..=1 if quant == Quant::F32 => Self::Float(1),
+            _ if quant == Quant::F32 => Self::Float(8),
             0..=8 => Self::Few(8),
             9..=16 => Self::Few(16),
             17..=32 => Self::Few(32),
@@ -231,9 +233,8 @@ impl Kernel {
     /// Entries that a block takes at once.
     fn most(self) -> usize {
         match self {
-            Self::Float => 8,
             Self::Split => SPLIT,
-            Self::Few(most) | Self::Many(most) => most,
+            Self::Float(most) | Self::Few(most) | Self::Many(most) => most,
         }
     }
 }
@@ -320,10 +321,10 @@ impl Machine {
         let rows_of_eight = if is_gated { 64 } else { 128 };
         let stages = |most: usize| 3 * 128 * (128 + most);
         let (name, rows_of_block, shared) = match kernel {
-            Kernel::Float => {
-                let of_warp = if z * y > 1 { 4 } else { 1 };
+            Kernel::Float(most) => {
+                let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
                 let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
-                (format!("{gated}products_f32_{of_warp}_by_{lanes}"), THREADS / 32 * of_warp, 0)
+                (format!("{gated}products_f32_{of_warp}x{most}_by_{lanes}"), THREADS / 32 * of_warp, 0)
             }
             Kernel::Few(most) => {
                 (format!("{gated}few_{most}_{suffix}"), if is_gated || most < 32 { 16 } else { 32 }, 0)
