@@ -9,6 +9,8 @@ static constexpr u32 MOST = 20;
 // A block has a query head of a row and a part of its context; a warp every fourth token.
 template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, const Attention& op, Parts parts) {
     __shared__ float queries[32 * MOST], values[THREADS / 32][32 * MOST], tops[THREADS / 32], sums[THREADS / 32];
+    let_next_begin();
+    wait_for_inputs();
     const u32 row = parts.first_row + blockIdx.z, head = blockIdx.y;
     const Span& span = step.spans[step.row_span[row]];
     const u32 tokens = span.context + row - span.first + 1;
@@ -79,6 +81,8 @@ OF_TYPE(q8_0, KV_Q8_0)
 
 // Puts the parts of rows together, and applies the gate. A block per row and head.
 KERNEL attention_merge(StepView step, Pages pages, Attention op, Parts parts) {
+    let_next_begin();
+    wait_for_inputs();
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
     const Span& span = step.spans[step.row_span[row]];
     const u32 tokens = span.context + row - span.first + 1;

@@ -56,6 +56,8 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     static DEVICE void run(const StepView& step, const Pages& pages, const Attention& op, const Parts& parts,
                            Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
+        let_next_begin();
+        wait_for_inputs();
         const Span& span = step.spans[parts.first_span + blockIdx.z];
         const u32 kv_head = blockIdx.y % pages.kv_heads, first = blockIdx.y / pages.kv_heads * QUERIES;
         const u32 group = op.heads / pages.kv_heads;

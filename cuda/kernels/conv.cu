@@ -1,5 +1,6 @@
 // Depthwise causal convolutions with a ring of earlier rows per slot. A thread has a channel of a span, or of a block of
 // rows of a long one: it keeps the rows its taps reach back to in registers.
+#include "common/order.cuh"
 #include "common/step.cuh"
 
 // Rows of a block.
@@ -42,11 +43,15 @@ template <typename Input> DEVICE void keep(const StepView& step, const Conv& con
 }
 
 KERNEL causal_conv_keep(StepView step, Conv conv, const float* x, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     x += blockIdx.x * blockDim.x + threadIdx.x;
     keep(step, conv, halo, [&](u32 row) { return x[u64(row) * conv.channels]; });
 }
 
 KERNEL short_conv_keep(StepView step, Conv conv, const float* bcx, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     bcx += blockIdx.x * blockDim.x + threadIdx.x;
     keep(step, conv, halo, [&](u32 row) {
         return bcx[3 * u64(row) * conv.channels] * bcx[(3 * u64(row) + 2) * conv.channels];
@@ -93,6 +98,8 @@ DEVICE void convolve(const Conv& conv, const Span& span, u32 first, u32 channel,
 }
 
 KERNEL causal_conv(StepView step, Conv conv, float* x, const float* bias, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * ROWS;
     if (first >= span.rows || channel >= conv.channels) return;
@@ -106,6 +113,8 @@ KERNEL causal_conv(StepView step, Conv conv, float* x, const float* bias, float*
 
 // out = c * conv(b * x) of rows `b | c | x`.
 KERNEL short_conv(StepView step, Conv conv, const float* bcx, float* out, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * ROWS;
     if (first >= span.rows || channel >= conv.channels) return;

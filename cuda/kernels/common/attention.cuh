@@ -1,5 +1,6 @@
 // What attention kernels have in common: how a context is cut into parts, and where their results wait.
 #pragma once
+#include "common/order.cuh"
 #include "common/pages.cuh"
 #include "common/step.cuh"
 

@@ -176,6 +176,7 @@ impl Machine {
         self.kernel("attention_prefill", &format!("attention_prefill_{}_{}", kv_type.name(), decl.key_dim))?
             .grid((most * group).div_ceil(QUERIES), decl.kv_heads, spans.len())
             .block(128)
+            .early()
             .shared(2 * rows * decl.key_dim + 4 * (2 * tokens + QUERIES))
             .arg(self.view())
             .arg(self.pages.view(decl))
@@ -199,7 +200,7 @@ impl Machine {
         let kv_type = self.pages.kv_type().name();
         if few.by_row {
             let name = format!("attention_any_{kv_type}");
-            let launch = self.kernel("attention", &name)?.grid(few.parts, op.heads, rows).block(128);
+            let launch = self.kernel("attention", &name)?.grid(few.parts, op.heads, rows).block(128).early();
             launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()?;
         } else {
             let queries = few.most * (op.heads / decl.kv_heads);
@@ -208,13 +209,14 @@ impl Machine {
             self.kernel("attention_decode", &name)?
                 .grid(few.parts, decl.kv_heads * queries.div_ceil(8 * tiles), few.spans.len())
                 .block(128)
+                .early()
                 .arg(self.view())
                 .arg(pages)
                 .arg(view)
                 .arg(parts)
                 .launch()?;
         }
-        let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(128);
+        let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(128).early();
         launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()
     }
 }

@@ -14,6 +14,10 @@ use kvas_backend::{
 /// `CHUNK` and `THREADS` of `kernels/common/recurrence.cuh`.
 const CHUNK: usize = kvas_backend::CHUNK;
 const THREADS: usize = 128;
+/// Most rows of a span of the kernels for many blocks: `SHORT` there.
+const SHORT: usize = 8;
+/// Rows of the state that a lane has a part of in them.
+const MANY: usize = 4;
 
 /// `Recurrence` of `kernels/common/recurrence.cuh`.
 #[repr(C)]
@@ -122,9 +126,12 @@ fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
 
 /// Bytes of `Shared` of `kernels/common/recurrence.cuh`.
 fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
-    let (rows, per_channel) = (16 * lane_rows, decl.decay == Decay::PerChannel);
-    let g = if per_channel { CHUNK * columns } else { CHUNK };
-    4 * (3 * CHUNK * columns + 4 * CHUNK * rows + 2 * CHUNK * CHUNK + 2 * CHUNK * CHUNK + 2 * g + 4 * CHUNK)
+    let (rows, most) = (16 * lane_rows, if lane_rows == MANY { SHORT } else { CHUNK });
+    let is_per_channel = decl.decay == Decay::PerChannel;
+    let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
+    let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
+    let own = if is_per_channel { (most + 1) * columns } else { 2 * 4 };
+    4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
 }
 
 impl State {
@@ -232,17 +239,18 @@ impl Machine {
             out: self.act(inputs.out).0,
             ..state.view()
         };
-        // Rows that are solved at once, and longer spans: they take much longer, and are few.
-        for (least, most) in [(1, CHUNK), (CHUNK + 1, u32::MAX as usize)] {
+        // Long spans take much longer, and are few.
+        for (least, most) in [(1, SHORT), (SHORT + 1, u32::MAX as usize)] {
             let spans = self.step.spans();
             let wanted = spans.iter().filter(|span| (least..=most).contains(&(span.rows as usize))).count();
             if wanted == 0 {
                 continue;
             }
-            let (name, rows, shared) = self.recurrence(state, (wanted, most > CHUNK))?;
+            let (name, rows, shared) = self.recurrence(state, (wanted, most > SHORT))?;
             self.kernel(state.unit(), &name)?
                 .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, spans.len())
                 .block(THREADS)
+                .early()
                 .shared(shared)
                 .arg(self.view())
                 .arg(view)
@@ -257,7 +265,6 @@ impl Machine {
     /// The kernel for some spans, that may be long, the rows of the state its blocks have, and its shared memory.
     /// Results do not depend on how many rows a block has.
     fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<(String, usize, usize), DeviceError> {
-        const MANY: usize = 4;
         let columns = columns(&state.decl)?;
         let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * MANY);
         let has_few = long || columns > 128 || blocks < 2 * self.device.multiprocessors();
@@ -279,7 +286,7 @@ impl Machine {
         };
         let (name, channels) = state.scan_kernel()?;
         let blocks = state.decl.value_heads.div_ceil(channels);
-        let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, self.step.spans().len()).block(THREADS);
+        let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, self.step.spans().len()).block(THREADS).early();
         launch.arg(self.view()).arg(view).launch()
     }
 
@@ -300,6 +307,7 @@ impl Machine {
         self.kernel(state.unit(), &name)?
             .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, 1)
             .block(THREADS)
+            .early()
             .shared(shared)
             .arg(self.view())
             .arg(state.view())
