@@ -34,12 +34,12 @@ struct Parts {
 static constexpr u32 CHUNK = 16;
 DEVICE u32 prompt_rows(const Span& span) { return span.rows & ~(CHUNK - 1); }
 
-// Tokens of a part of a context: they depend on where it ends alone, so that results do not depend on what else is in a
-// step. `part_tokens` of src/ops/attention.rs.
-static constexpr u32 LEAST_PART = 256, MOST_PARTS = 128;
+// Tokens of a part of a context: they depend on where it ends and on the shape of the layer alone, so that results do not
+// depend on what else is in a step. `part_tokens` of src/ops/attention.rs.
+static constexpr u32 LEAST_PART = 256, MOST_PARTS = 128, MANY_HEADS = 8;
 
-DEVICE u32 part_tokens(u32 context) {
-    u32 part = LEAST_PART;
+DEVICE u32 part_tokens(u32 context, u32 kv_heads) {
+    u32 part = kv_heads < MANY_HEADS ? LEAST_PART : 2 * LEAST_PART;
     while (part * MOST_PARTS < context) part *= 2;
     return part;
 }

@@ -40,6 +40,22 @@ static constexpr u32 THREADS = 128;
 // Most rows of a short span.
 static constexpr u32 SHORT = 8;
 
+// Prompts, in whole chunks: what does not depend on the state is made for all chunks of some rows at once.
+struct Prompt {
+    float* keys;  // [chunks][key_heads][keys, queries][CHUNK][columns], normalised
+    float* heads; // [chunks][value_heads][HEAD_FLOATS]
+    u32 begin, end; // rows of the step
+    u32 first_span, padding;
+};
+
+// Of a chunk and a value head: the inverse of what rows take from each other, what they give to later queries, decays from
+// the chunk's begin and to its end, strengths, and the decay of the whole chunk.
+struct ChunkHead {
+    float inverse[CHUNK][CHUNK], qk[CHUNK][CHUNK];
+    float decays[CHUNK], advancing[CHUNK], strengths[CHUNK], whole[CHUNK];
+};
+static constexpr u32 HEAD_FLOATS = sizeof(ChunkHead) / 4;
+
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // A state is stored as f32 or f16: to the nearest, what is too large as the largest.
@@ -867,6 +883,159 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
         return factor;
     }
 
+    // What a block of a prompt has in shared memory besides: two chunks, one that is on its way.
+    struct PromptShared {
+        float k[2][CHUNK][COLUMNS], q[2][CHUNK][COLUMNS];
+        float values[2][CHUNK][ROWS];
+        ChunkHead heads[2];
+        float wanted[CHUNK][ROWS], written[CHUNK][ROWS];
+    };
+
+    static DEVICE float* keys_of(const Recurrence& op, const Prompt& prompt, u32 row, u32 key_head) {
+        return prompt.keys + (u64((row - prompt.begin) / CHUNK) * op.key_heads + key_head) * 2 * CHUNK * COLUMNS;
+    }
+    static DEVICE float* head_of(const Recurrence& op, const Prompt& prompt, u32 row, u32 head) {
+        return prompt.heads + (u64((row - prompt.begin) / CHUNK) * op.value_heads + head) * HEAD_FLOATS;
+    }
+
+    // Makes what does not depend on the state, for the chunk that begins with row `first` of the span.
+    DEVICE void prepare(const Prompt& prompt, u32 first) {
+        first_row = 0;
+        request_rows(first, CHUNK);
+        copies_commit();
+        load_constants();
+        copies_wait<0>();
+        __syncthreads();
+        open_rows(CHUNK);
+        relate_heads(CHUNK);
+        __syncthreads();
+        ChunkHead& head_here = *reinterpret_cast<ChunkHead*>(head_of(op, prompt, span.first + first, head));
+        if (IS_DELTA && threadIdx.x < CHUNK) {
+            // A column of the inverse, from above.
+            const u32 j = threadIdx.x;
+#pragma unroll 1
+            for (u32 t = 0; t < CHUNK; ++t) {
+                float x = t == j ? 1.0f : 0.0f;
+#pragma unroll 4
+                for (u32 i = 0; i < t; ++i) x = fmaf(-shared.kk[t][i], shared.products[i][j], x);
+                shared.products[t][j] = x;
+            }
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < CHUNK * CHUNK; at += THREADS) {
+            const u32 t = at / CHUNK, j = at % CHUNK;
+            head_here.inverse[t][j] = IS_DELTA && j <= t ? shared.products[t][j] : 0.0f;
+            head_here.qk[t][j] = j <= t ? shared.qk[t][j] : 0.0f;
+        }
+        if (threadIdx.x < CHUNK) {
+            head_here.decays[threadIdx.x] = shared.decays[threadIdx.x];
+            head_here.advancing[threadIdx.x] = shared.advancing[threadIdx.x];
+            head_here.strengths[threadIdx.x] = shared.strengths[threadIdx.x];
+            head_here.whole[threadIdx.x] = shared.decays[CHUNK - 1];
+        }
+        if (!is_first_of_key_head()) return;
+        float* keys = keys_of(op, prompt, span.first + first, key_head);
+#pragma unroll 4
+        for (u32 at = threadIdx.x; at < CHUNK * COLUMNS; at += THREADS) {
+            keys[at] = shared.k[0][at];
+            keys[CHUNK * COLUMNS + at] = shared.q[0][at];
+        }
+    }
+
+    // Asks for what was made for a chunk, and for its values.
+    DEVICE void request_chunk(const Prompt& prompt, PromptShared& two, u32 buffer, u32 first) {
+        const float* keys = keys_of(op, prompt, span.first + first, key_head);
+        const float* head_there = head_of(op, prompt, span.first + first, head);
+        request<COLUMNS>(two.k[buffer][0], CHUNK, COLUMNS, false, [&](u32 t) { return keys + t * COLUMNS; });
+        request<COLUMNS>(two.q[buffer][0], CHUNK, COLUMNS, false,
+                         [&](u32 t) { return keys + (CHUNK + t) * COLUMNS; });
+        request<HEAD_FLOATS>(reinterpret_cast<float*>(&two.heads[buffer]), 1, HEAD_FLOATS, false,
+                             [&](u32) { return head_there; });
+        const float* values = op.inputs + u64(span.first + first) * op.columns + op.values_at + head * op.value_dim + first_row;
+        request<ROWS>(two.values[buffer][0], CHUNK, rows_left(), is_loose(), [&](u32 t) { return values + t * op.columns; });
+        copies_commit();
+    }
+
+    // Chunks from row `first` of the span to row `end`, whose states follow each other.
+    DEVICE void run_prompt(const Prompt& prompt, PromptShared& two, u32 first, u32 end) {
+        const bool is_first = first == 0, folds = is_first && span.flush();
+        request_chunk(prompt, two, 0, first);
+        if (folds) request_entries(span.before_base, 0, min(span.before_held, CHUNK));
+        copies_commit();
+        load_constants();
+        request_state(is_first && span.is_fresh());
+        open_state();
+        if (folds) {
+            copies_wait<0>();
+            __syncthreads();
+            fold(span.before_base, span.before_held);
+            round_state();
+        }
+        float* out = op.out + (u64(span.first) * op.value_heads + head) * op.value_dim + first_row;
+        const u64 stride = u64(op.value_heads) * op.value_dim;
+        const u32 c = lane_id() & 7, which = c >> 2;
+#pragma unroll 1
+        for (u32 buffer = 0; first < end; first += CHUNK, buffer ^= 1) {
+            copies_wait<0>();
+            __syncthreads(); // this chunk is there, and nobody reads the last one any more
+            if (first + CHUNK < end) request_chunk(prompt, two, buffer ^ 1, first + CHUNK);
+            const ChunkHead& given = two.heads[buffer];
+#pragma unroll 4
+            for (u32 t = 0; t < CHUNK; ++t) {
+                const float sum = state_times(two.k[buffer][t], two.q[buffer][t]);
+                if ((c & 3) < LANE_ROWS) shared.read[which][t][lane_row() + (c & 3)] = sum;
+            }
+            __syncthreads();
+#pragma unroll
+            for (u32 at = threadIdx.x; at < CHUNK * ROWS; at += THREADS) {
+                const u32 t = at / ROWS, row = at % ROWS;
+                float x = two.values[buffer][t][row];
+                if constexpr (IS_DELTA) x = fmaf(-given.decays[t], shared.read[0][t][row], x);
+                two.wanted[t][row] = given.strengths[t] * x;
+            }
+            __syncthreads();
+#pragma unroll
+            for (u32 at = threadIdx.x; at < CHUNK * ROWS; at += THREADS) {
+                const u32 t = at / ROWS, row = at % ROWS;
+                float u = two.wanted[t][row];
+                if constexpr (IS_DELTA) u = combined(given.inverse[t], two.wanted, row);
+                two.written[t][row] = u;
+                shared.u[t][row] = u * given.advancing[t];
+            }
+            __syncthreads();
+#pragma unroll
+            for (u32 at = threadIdx.x; at < CHUNK * ROWS; at += THREADS) {
+                const u32 t = at / ROWS, row = at % ROWS;
+                const float passed = fmaf(given.decays[t], shared.read[1][t][row], skip * two.values[buffer][t][row]);
+                const float y = passed + combined(given.qk[t], two.written, row);
+                if (first_row + row < op.value_dim) out[(first + t) * stride + row] = y;
+            }
+            const float whole = given.whole[0];
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < 4; ++e) state[i][n][e] *= whole;
+            add_entries(shared.u, two.k[buffer], CHUNK);
+            round_state();
+        }
+        store_state();
+    }
+
+    // sum_j factors[j] rows[j][row]
+    static DEVICE float combined(const float* factors, const float (*rows)[ROWS], u32 row) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < CHUNK; j += 4) {
+            const float4 by = *reinterpret_cast<const float4*>(factors + j);
+            sum = fmaf(by.x, rows[j][row], fmaf(by.y, rows[j + 1][row], sum));
+            sum = fmaf(by.z, rows[j + 2][row], fmaf(by.w, rows[j + 3][row], sum));
+        }
+        return sum;
+    }
+
     DEVICE void run() {
         const bool is_final = span.is_final(), folds = span.flush() || (LONG && span.rows > CHUNK);
         const u32 base = span.flush() ? span.before_base : span.after_base;
@@ -919,6 +1088,17 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
     }
 };
 
+// Whole chunks of a prompt have been read before: only the rest is left.
+DEVICE void skip_chunks(Span& span) {
+    const u32 whole = span.rows & ~(CHUNK - 1);
+    if (whole == 0) return;
+    span.first += whole;
+    span.context += whole;
+    span.rows -= whole;
+    span.flags = 2;
+    span.after_held = 0;
+}
+
 // The ring of a slot that is folded besides any step; nothing is if it holds nothing.
 struct Fold {
     u32 slot;
@@ -939,12 +1119,58 @@ DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, 
         span.flags = 1;
     } else {
         span = step.spans[blockIdx.z];
+        if (KIND != DELTA_PER_CHANNEL && span.is_final()) skip_chunks(span);
         if (span.rows < least || span.rows > most) return;
     }
     using Whole = Block<KIND, State, QUADS, LANE_ROWS, LONG>;
     Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
     block.run();
 }
+
+// Which chunks of a span begin in the rows of a prompt: `first..end`, rows of the span. Whether there are any.
+DEVICE bool find_chunks(const Span& span, const Prompt& prompt, u32& first, u32& end) {
+    const u32 whole = span.is_final() ? span.rows & ~(CHUNK - 1) : 0;
+    first = prompt.begin > span.first ? ceil_div(prompt.begin - span.first, CHUNK) * CHUNK : 0;
+    end = prompt.end > span.first ? min(ceil_div(prompt.end - span.first, CHUNK) * CHUNK, whole) : 0;
+    return first < end;
+}
+
+template <u32 KIND, typename State, u32 QUADS>
+DEVICE void prepare_chunks(const StepView& step, const Recurrence& op, const Prompt& prompt) {
+    extern __shared__ __align__(16) u8 bytes[];
+    let_next_begin();
+    wait_for_inputs();
+    const Span span = step.spans[prompt.first_span + blockIdx.z];
+    u32 first, end;
+    if (!find_chunks(span, prompt, first, end)) return;
+    first += blockIdx.x * CHUNK;
+    if (first >= end) return;
+    using Whole = Block<KIND, State, QUADS, 1, true>;
+    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
+    block.prepare(prompt, first);
+}
+
+template <u32 KIND, typename State, u32 QUADS>
+DEVICE void run_chunks(const StepView& step, const Recurrence& op, const Prompt& prompt) {
+    extern __shared__ __align__(16) u8 bytes[];
+    let_next_begin();
+    wait_for_inputs();
+    const Span span = step.spans[prompt.first_span + blockIdx.z];
+    u32 first, end;
+    if (!find_chunks(span, prompt, first, end)) return;
+    using Whole = Block<KIND, State, QUADS, 1, true>;
+    auto& shared = *reinterpret_cast<typename Whole::Shared*>(bytes);
+    Whole block(op, span, shared);
+    block.run_prompt(prompt, *reinterpret_cast<typename Whole::PromptShared*>(bytes + sizeof(shared)), first, end);
+}
+
+#define PROMPT(name, KIND, State, QUADS)                                                                              \
+    KERNEL __launch_bounds__(THREADS) name##_prepare(StepView step, Recurrence op, Prompt prompt) {                   \
+        prepare_chunks<KIND, State, QUADS>(step, op, prompt);                                                         \
+    }                                                                                                                 \
+    KERNEL __launch_bounds__(THREADS) name##_prompt(StepView step, Recurrence op, Prompt prompt) {                    \
+        run_chunks<KIND, State, QUADS>(step, op, prompt);                                                             \
+    }
 
 // By most columns of a key: for many blocks, and for few or for spans of any length.
 #define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \

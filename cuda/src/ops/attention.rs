@@ -13,6 +13,7 @@ use std::ops::Range;
 /// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
 const LEAST_PART: usize = 256;
 const MOST_PARTS: usize = 128;
+const MANY_HEADS: usize = 8;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
 /// Most columns of a key or of a value.
@@ -48,10 +49,10 @@ pub(crate) fn units(_limits: &Limits) -> Vec<&'static str> {
     vec!["attention", "attention_decode", "attention_prefill"]
 }
 
-/// Tokens of a part of a context: it depends on the context alone, so that results do not depend on what else is in a
-/// step. `part_tokens` of `kernels/common/attention.cuh`.
-fn part_tokens(context: usize) -> usize {
-    let mut part = LEAST_PART;
+/// Tokens of a part of a context: they depend on where it ends and on the shape of the layer alone, so that results do not
+/// depend on what else is in a step. `part_tokens` of `kernels/common/attention.cuh`.
+fn part_tokens(context: usize, kv_heads: usize) -> usize {
+    let mut part = if kv_heads < MANY_HEADS { LEAST_PART } else { 2 * LEAST_PART };
     while part * MOST_PARTS < context {
         part *= 2;
     }
@@ -107,8 +108,8 @@ impl Machine {
         let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
         let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize;
         let few = if has_tiles(&decl, pages, self.limits.page_size) {
-            self.prompts(op)?;
-            self.few_rows(available, bytes)
+            self.attend_prompts(op)?;
+            self.few_rows(available, bytes, decl.kv_heads)
         } else {
             self.all_rows(available, bytes)
         };
@@ -116,7 +117,7 @@ impl Machine {
     }
 
     /// Rows that are left over of spans after whole chunks, in groups of neighbours that `available` bytes are enough for.
-    fn few_rows(&self, available: usize, bytes: impl Fn(usize) -> usize) -> Vec<Few> {
+    fn few_rows(&self, available: usize, bytes: impl Fn(usize) -> usize, kv_heads: usize) -> Vec<Few> {
         let mut groups: Vec<Few> = Vec::new();
         for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
             let whole = span.rows as usize / CHUNK * CHUNK;
@@ -124,7 +125,7 @@ impl Machine {
             if most == 0 {
                 continue;
             }
-            let parts = (context + most).div_ceil(part_tokens(context));
+            let parts = (context + most).div_ceil(part_tokens(context, kv_heads));
             let rows = first + whole..first + span.rows as usize;
             if let Some(last) = groups.last_mut() {
                 let most_parts = last.parts.max(parts);
@@ -163,7 +164,7 @@ impl Machine {
     }
 
     /// Attention of the whole chunks of all spans.
-    fn prompts(&self, op: &op::Attention) -> Result<(), DeviceError> {
+    fn attend_prompts(&self, op: &op::Attention) -> Result<(), DeviceError> {
         /// Queries of a block: `kernels/attention_prefill.cu`.
         const QUERIES: usize = 64;
         let decl = self.program.pages(op.store);
@@ -216,7 +217,7 @@ impl Machine {
                 .arg(parts)
                 .launch()?;
         }
-        let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(128).early();
+        let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(256).early();
         launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     slots::{self, Kind, State},
 };
 use kvas_backend::{
-    Act, Cursor, DeviceError, Limits, Program, Slot, StateType, Store, StoreDecl, Weight,
+    Act, Cursor, DeviceError, Entry, Limits, Program, Slot, Span, StateType, Store, StoreDecl, Weight,
     op::{self, HeadMap},
     store::{Decay, StateDecl},
 };
@@ -94,6 +94,38 @@ pub(crate) struct FoldView {
     padding: u32,
 }
 
+/// `Prompt` of `kernels/common/recurrence.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct PromptView {
+    keys: u64,
+    heads: u64,
+    begin: u32,
+    end: u32,
+    first_span: u32,
+    padding: u32,
+}
+
+/// Rows of a step whose chunks are prepared together, and floats of a chunk and head: `HEAD_FLOATS` there.
+const PREPARED: usize = 1024;
+const HEAD_FLOATS: usize = 2 * CHUNK * CHUNK + 4 * CHUNK;
+
+/// Floats of the keys and queries, and of the heads, of all chunks that are prepared together.
+fn prepared_floats(decl: &StateDecl, rows: usize) -> [usize; 2] {
+    let chunks = rows.min(PREPARED).div_ceil(CHUNK);
+    let columns = COLUMNS.into_iter().find(|columns| decl.key_dim <= *columns).unwrap_or(0);
+    [chunks * decl.key_heads * 2 * CHUNK * columns, chunks * decl.value_heads * HEAD_FLOATS]
+}
+
+/// Scratch for prompts: what does not depend on the state.
+pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> u64 {
+    let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
+    match decl.decay {
+        Decay::PerHead => 4 * prepared_floats(decl, limits.rows).iter().sum::<usize>() as u64,
+        Decay::PerChannel | Decay::Rates(_) => 0,
+    }
+}
+
 /// Files of kernels for the state of a recurrence.
 pub(crate) fn units(program: &Program, store: Store, is_mamba2: bool, limits: &Limits) -> Vec<&'static str> {
     let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
@@ -116,7 +148,10 @@ fn unit(kind: Kind, decay: Decay, state_type: StateType) -> &'static str {
     }
 }
 
-/// Columns of a key that a kernel is made for.
+/// Columns of a key that kernels are made for.
+const COLUMNS: [usize; 3] = [64, 128, 256];
+
+/// Those of the kernel for a state.
 fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
     [64, 128, 256]
         .into_iter()
@@ -239,10 +274,19 @@ impl Machine {
             out: self.act(inputs.out).0,
             ..state.view()
         };
+        let has_chunks = state.decl.decay == Decay::PerHead;
+        if has_chunks {
+            self.recur_prompts(state, view)?;
+        }
+        let left = |(span, entry): (&Span, &Entry)| {
+            let rows = span.rows as usize;
+            if has_chunks && entry.is_final { rows % CHUNK } else { rows }
+        };
+        let spans = self.step.spans();
         // Long spans take much longer, and are few.
         for (least, most) in [(1, SHORT), (SHORT + 1, u32::MAX as usize)] {
-            let spans = self.step.spans();
-            let wanted = spans.iter().filter(|span| (least..=most).contains(&(span.rows as usize))).count();
+            let rows = spans.iter().zip(&self.entries).map(left);
+            let wanted = rows.filter(|rows| (least..=most).contains(rows)).count();
             if wanted == 0 {
                 continue;
             }
@@ -258,6 +302,42 @@ impl Machine {
                 .arg(least as u32)
                 .arg(most as u32)
                 .launch()?;
+        }
+        Ok(())
+    }
+
+    /// The whole chunks of spans that go straight into the state: for all of some rows at once what does not depend on
+    /// it, then one after the other.
+    fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
+        let (decl, columns) = (&state.decl, columns(&state.decl)?);
+        let [keys, _] = prepared_floats(decl, self.limits.rows);
+        let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
+            let rows = span.rows as usize / CHUNK * CHUNK;
+            (entry.is_final && rows > 0).then_some((number, first, first + rows))
+        };
+        let rows = self.step.tokens().len();
+        for begin in (0..rows).step_by(PREPARED) {
+            let end = rows.min(begin + PREPARED);
+            let long = self.step.spans_with_rows().zip(&self.entries).enumerate().filter_map(long);
+            let mut inside = long.filter(|(_, first, last)| *first < end && begin < *last).map(|(number, ..)| number);
+            let Some(first_span) = inside.next() else { continue };
+            let spans = inside.last().unwrap_or(first_span) + 1 - first_span;
+            let prompt = PromptView {
+                keys: self.scratch().0,
+                heads: self.scratch().at(4 * keys).0,
+                begin: begin as u32,
+                end: end as u32,
+                first_span: first_span as u32,
+                padding: 0,
+            };
+            let shared = shared_bytes(decl, columns, 1);
+            let name = format!("{}_{columns}_prepare", state.unit());
+            let launch = self.kernel(state.unit(), &name)?.grid((end - begin).div_ceil(CHUNK), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared).arg(self.view()).arg(view).arg(prompt).launch()?;
+            let name = format!("{}_{columns}_prompt", state.unit());
+            let two = 4 * (2 * (2 * CHUNK * columns + CHUNK * 16 + HEAD_FLOATS) + 2 * CHUNK * 16);
+            let launch = self.kernel(state.unit(), &name)?.grid(decl.value_dim.div_ceil(16), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared + two).arg(self.view()).arg(view).arg(prompt).launch()?;
         }
         Ok(())
     }
