@@ -16,6 +16,8 @@ struct Conv {
     u32 padding;
 };
 
+static_assert(sizeof(Conv) == 32, "as in src/ops/conv.rs");
+
 // Scratch of a block of a long span: `[taps - 1][channels]`.
 DEVICE float* halo_at(const Conv& conv, const Span& span, u32 first, u32 channel, float* halo) {
     const u64 block = (span.first + first) / ROWS + blockIdx.z;

@@ -25,6 +25,8 @@ struct Scan {
     u32 padding;
 };
 
+static_assert(sizeof(Scan) == 104, "as in src/ops/recurrence.rs");
+
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 DEVICE float rounded(float x, const float*) { return x; }
 DEVICE float rounded(float x, const f16*) { return to_float(to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f))); }

@@ -17,6 +17,8 @@ struct Attention {
     u32 padding;
 };
 
+static_assert(sizeof(Attention) == 40, "as in src/ops/attention.rs");
+
 // Results of parts of the contexts of some rows, in scratch.
 struct Parts {
     float2* tops; // [rows][heads][count]: the largest score (to base 2), and the sum of weights relative to it
@@ -28,6 +30,8 @@ struct Parts {
     DEVICE float2* tops_at(u64 query) const { return tops + query * count + blockIdx.x; }
     DEVICE float* mixed_at(u64 query, u32 value_dim) const { return mixed + (query * count + blockIdx.x) * value_dim; }
 };
+
+static_assert(sizeof(Parts) == 32, "as in src/ops/attention.rs");
 
 // The first rows of a span, in whole chunks, are a prompt's; the few that are left are looked at in parts. So it does not
 // matter where a prompt is cut, as long as that is at a multiple of a chunk.

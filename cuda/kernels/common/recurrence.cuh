@@ -34,6 +34,8 @@ struct Recurrence {
     u32 padding;
 };
 
+static_assert(sizeof(Recurrence) == 136, "as in src/ops/recurrence.rs");
+
 // Rows that are solved together: `CHUNK` of backend/src/step.rs; also entries of the ring that are looked at together.
 static constexpr u32 CHUNK = 16;
 static constexpr u32 THREADS = 128;
@@ -55,6 +57,7 @@ struct ChunkHead {
     float decays[CHUNK], advancing[CHUNK], strengths[CHUNK], whole[CHUNK];
 };
 static constexpr u32 HEAD_FLOATS = sizeof(ChunkHead) / 4;
+static_assert(sizeof(Prompt) == 32 && HEAD_FLOATS == 576, "as in src/ops/recurrence.rs");
 
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 

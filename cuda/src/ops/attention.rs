@@ -221,3 +221,36 @@ impl Machine {
         launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!((size_of::<AttentionView>(), size_of::<PartsView>()), (40, 32));
+    }
+
+    #[test]
+    fn contexts_are_cut_into_few_parts_of_no_few_tokens() {
+        for kv_heads in [1, 8] {
+            let mut before = 0;
+            for context in (0..2_000_000).step_by(997) {
+                let part = part_tokens(context, kv_heads);
+                assert!(part >= before.max(LEAST_PART) && context.div_ceil(part) <= MOST_PARTS, "{context}: {part}");
+                before = part;
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_are_for_what_is_aligned() {
+        let decl = |key_dim, value_dim, layout| PagesDecl { kv_heads: 2, key_dim, value_dim, layout };
+        let plain = decl(128, 128, PageLayout::Separate);
+        assert!(has_tiles(&plain, KvType::F16, 1) && has_tiles(&plain, KvType::Q8_0, 2));
+        assert!(!has_tiles(&plain, KvType::Q8_0, 1) && !has_tiles(&plain, KvType::F32, 16));
+        assert!(!has_tiles(&decl(80, 80, PageLayout::Separate), KvType::F16, 16));
+        assert!(!has_tiles(&decl(128, 64, PageLayout::Separate), KvType::F16, 16));
+        assert!(!has_tiles(&decl(256, 128, PageLayout::Latent), KvType::F16, 16));
+    }
+}

@@ -72,3 +72,11 @@ impl Machine {
         launch.arg(self.view()).arg(view).arg(self.act(x)).arg(with).arg(self.scratch()).launch()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!(size_of::<super::ConvView>(), 32);
+    }
+}

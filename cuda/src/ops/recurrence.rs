@@ -397,3 +397,32 @@ impl Machine {
             .launch()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        let sizes =
+            [size_of::<RecurrenceView>(), size_of::<ScanView>(), size_of::<FoldView>(), size_of::<PromptView>()];
+        assert_eq!((sizes, HEAD_FLOATS), ([136, 104, 16, 32], 576));
+    }
+
+    #[test]
+    fn keys_of_up_to_256_columns_have_a_kernel() {
+        let decl = |key_dim| StateDecl { key_heads: 1, value_heads: 2, key_dim, value_dim: 8, decay: Decay::PerHead };
+        let found = [1, 64, 65, 128, 200, 256].map(|key_dim| columns(&decl(key_dim)).ok());
+        assert_eq!(found, [64, 64, 128, 128, 256, 256].map(Some));
+        let error = columns(&decl(257)).expect_err("too many").to_string();
+        assert_eq!(error, "cuda: a recurrence with keys of 257 columns, at most 256 can be");
+    }
+
+    #[test]
+    fn what_is_prepared_of_a_prompt_does_not_grow_with_it() {
+        let decl = StateDecl { key_heads: 2, value_heads: 6, key_dim: 100, value_dim: 8, decay: Decay::PerHead };
+        assert_eq!(prepared_floats(&decl, 16), [2 * 2 * 16 * 128, 6 * HEAD_FLOATS]);
+        assert_eq!(prepared_floats(&decl, 17), prepared_floats(&decl, 32));
+        assert_eq!(prepared_floats(&decl, PREPARED), prepared_floats(&decl, 100 * PREPARED));
+    }
+}
