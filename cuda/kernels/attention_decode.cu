@@ -56,12 +56,14 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     static DEVICE void run(const StepView& step, const Pages& pages, const Attention& op, const Parts& parts,
                            Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
+        let_next_begin();
+        wait_for_inputs();
         const Span& span = step.spans[parts.first_span + blockIdx.z];
         const u32 kv_head = blockIdx.y % pages.kv_heads, first = blockIdx.y / pages.kv_heads * QUERIES;
         const u32 group = op.heads / pages.kv_heads;
         const u32 tokens = span.context + span.rows;
         const u32 skipped = prompt_rows(span), queries = (span.rows - skipped) * group;
-        const u32 part = part_tokens(span.context + skipped), begin = blockIdx.x * part, end = min(begin + part, tokens);
+        const u32 part = part_tokens(span.context + skipped, pages.kv_heads), begin = blockIdx.x * part, end = min(begin + part, tokens);
         if (begin >= end || first >= queries) return;
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
         const Rows<KV, SMALL> rows = {pages, step.table(span.slot, op.ordinal), kv_head, tokens - 1};

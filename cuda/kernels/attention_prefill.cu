@@ -239,6 +239,8 @@ template <u32 KV, u32 DIM> struct Prefill {
 template <u32 KV, u32 DIM> DEVICE void prefill(const StepView& step, const Pages& pages, const Attention& op) {
     extern __shared__ __align__(16) u8 bytes[];
     using Whole = Prefill<KV, DIM>;
+    let_next_begin();
+    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 group = op.heads / pages.kv_heads, queries = prompt_rows(span) * group;
     // The last rows see most: they begin first.

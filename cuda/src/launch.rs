@@ -10,7 +10,7 @@ use crate::{
     ops::{
         attention::{AttentionView, PartsView},
         conv::ConvView,
-        recurrence::{FoldView, RecurrenceView, ScanView},
+        recurrence::{FoldView, PromptView, RecurrenceView, ScanView},
     },
     pages::PagesView,
     recorder::Call,
@@ -183,7 +183,7 @@ macro_rules! views {
     };
 }
 
-views!(StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView ScanView);
+views!(StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView);
 
 /// A launch in the making.
 #[must_use = "nothing runs before `launch`"]

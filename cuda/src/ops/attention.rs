@@ -13,6 +13,7 @@ use std::ops::Range;
 /// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
 const LEAST_PART: usize = 256;
 const MOST_PARTS: usize = 128;
+const MANY_HEADS: usize = 8;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
 /// Most columns of a key or of a value.
@@ -48,10 +49,10 @@ pub(crate) fn units(_limits: &Limits) -> Vec<&'static str> {
     vec!["attention", "attention_decode", "attention_prefill"]
 }
 
-/// Tokens of a part of a context: it depends on the context alone, so that results do not depend on what else is in a
-/// step. `part_tokens` of `kernels/common/attention.cuh`.
-fn part_tokens(context: usize) -> usize {
-    let mut part = LEAST_PART;
+/// Tokens of a part of a context: they depend on where it ends and on the shape of the layer alone, so that results do not
+/// depend on what else is in a step. `part_tokens` of `kernels/common/attention.cuh`.
+fn part_tokens(context: usize, kv_heads: usize) -> usize {
+    let mut part = if kv_heads < MANY_HEADS { LEAST_PART } else { 2 * LEAST_PART };
     while part * MOST_PARTS < context {
         part *= 2;
     }
@@ -107,8 +108,8 @@ impl Machine {
         let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
         let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize;
         let few = if has_tiles(&decl, pages, self.limits.page_size) {
-            self.prompts(op)?;
-            self.few_rows(available, bytes)
+            self.attend_prompts(op)?;
+            self.few_rows(available, bytes, decl.kv_heads)
         } else {
             self.all_rows(available, bytes)
         };
@@ -116,7 +117,7 @@ impl Machine {
     }
 
     /// Rows that are left over of spans after whole chunks, in groups of neighbours that `available` bytes are enough for.
-    fn few_rows(&self, available: usize, bytes: impl Fn(usize) -> usize) -> Vec<Few> {
+    fn few_rows(&self, available: usize, bytes: impl Fn(usize) -> usize, kv_heads: usize) -> Vec<Few> {
         let mut groups: Vec<Few> = Vec::new();
         for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
             let whole = span.rows as usize / CHUNK * CHUNK;
@@ -124,7 +125,7 @@ impl Machine {
             if most == 0 {
                 continue;
             }
-            let parts = (context + most).div_ceil(part_tokens(context));
+            let parts = (context + most).div_ceil(part_tokens(context, kv_heads));
             let rows = first + whole..first + span.rows as usize;
             if let Some(last) = groups.last_mut() {
                 let most_parts = last.parts.max(parts);
@@ -163,7 +164,7 @@ impl Machine {
     }
 
     /// Attention of the whole chunks of all spans.
-    fn prompts(&self, op: &op::Attention) -> Result<(), DeviceError> {
+    fn attend_prompts(&self, op: &op::Attention) -> Result<(), DeviceError> {
         /// Queries of a block: `kernels/attention_prefill.cu`.
         const QUERIES: usize = 64;
         let decl = self.program.pages(op.store);
@@ -176,6 +177,7 @@ impl Machine {
         self.kernel("attention_prefill", &format!("attention_prefill_{}_{}", kv_type.name(), decl.key_dim))?
             .grid((most * group).div_ceil(QUERIES), decl.kv_heads, spans.len())
             .block(128)
+            .early()
             .shared(2 * rows * decl.key_dim + 4 * (2 * tokens + QUERIES))
             .arg(self.view())
             .arg(self.pages.view(decl))
@@ -199,7 +201,7 @@ impl Machine {
         let kv_type = self.pages.kv_type().name();
         if few.by_row {
             let name = format!("attention_any_{kv_type}");
-            let launch = self.kernel("attention", &name)?.grid(few.parts, op.heads, rows).block(128);
+            let launch = self.kernel("attention", &name)?.grid(few.parts, op.heads, rows).block(128).early();
             launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()?;
         } else {
             let queries = few.most * (op.heads / decl.kv_heads);
@@ -208,13 +210,47 @@ impl Machine {
             self.kernel("attention_decode", &name)?
                 .grid(few.parts, decl.kv_heads * queries.div_ceil(8 * tiles), few.spans.len())
                 .block(128)
+                .early()
                 .arg(self.view())
                 .arg(pages)
                 .arg(view)
                 .arg(parts)
                 .launch()?;
         }
-        let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(128);
+        let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(256).early();
         launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!((size_of::<AttentionView>(), size_of::<PartsView>()), (40, 32));
+    }
+
+    #[test]
+    fn contexts_are_cut_into_few_parts_of_no_few_tokens() {
+        for kv_heads in [1, 8] {
+            let mut before = 0;
+            for context in (0..2_000_000).step_by(997) {
+                let part = part_tokens(context, kv_heads);
+                assert!(part >= before.max(LEAST_PART) && context.div_ceil(part) <= MOST_PARTS, "{context}: {part}");
+                before = part;
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_are_for_what_is_aligned() {
+        let decl = |key_dim, value_dim, layout| PagesDecl { kv_heads: 2, key_dim, value_dim, layout };
+        let plain = decl(128, 128, PageLayout::Separate);
+        assert!(has_tiles(&plain, KvType::F16, 1) && has_tiles(&plain, KvType::Q8_0, 2));
+        assert!(!has_tiles(&plain, KvType::Q8_0, 1) && !has_tiles(&plain, KvType::F32, 16));
+        assert!(!has_tiles(&decl(80, 80, PageLayout::Separate), KvType::F16, 16));
+        assert!(!has_tiles(&decl(128, 64, PageLayout::Separate), KvType::F16, 16));
+        assert!(!has_tiles(&decl(256, 128, PageLayout::Latent), KvType::F16, 16));
     }
 }
