@@ -171,6 +171,8 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
     const auto x_at = [&](u32 stage, u32 chunk, u32 row) {
         return shared + stage * stage_bytes<WIDTH>() + 128 * 128 + (chunk * WIDTH + row) * 64;
     };
+    // The first of the eight entries number `n` of this warp: a piece that is not full is work for all warps.
+    const auto column_of = [&](u32 n) { return 32 * n + 8 * (warp % 4); };
     // Tile `warp` of the block, which this warp brings.
     const bool is_up = GATED && warp % 4 >= 2;
     const u32 brought = GATED ? place.x * 4 + warp / 4 * 2 + warp % 2 : place.x * 8 + warp;
@@ -234,7 +236,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
             Words w[4];
 #pragma unroll
             for (u32 n = 0; n < EIGHTS; ++n) {
-                const u8* at = x_at(stage, chunk, warp % 4 * (WIDTH / 4) + 8 * n + group) + 16 * pair;
+                const u8* at = x_at(stage, chunk, column_of(n) + group) + 16 * pair;
                 const uint4 words = *reinterpret_cast<const uint4*>(at);
                 x[n][0] = words.x, x[n][1] = words.y, x[n][2] = words.z, x[n][3] = words.w;
             }
@@ -248,12 +250,17 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
                     to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
                 }
             }
+            // Pieces of experts are often not full.
+            const u32 eights = WIDTH == 64 && piece.count <= 32 ? 1 : EIGHTS;
 #pragma unroll
-            for (u32 step = 0; step < 2; ++step) {
+            for (u32 n = 0; n < EIGHTS; ++n) {
+                if (n >= eights) break;
 #pragma unroll
-                for (u32 tile = 0; tile < 4; ++tile) {
+                for (u32 step = 0; step < 2; ++step) {
 #pragma unroll
-                    for (u32 n = 0; n < EIGHTS; ++n) multiply<FORMAT>(sums[tile][n], step, w[tile][step], x[n]);
+                    for (u32 tile = 0; tile < 4; ++tile) {
+                        multiply<FORMAT>(sums[tile][n], step, w[tile][step], x[n]);
+                    }
                 }
             }
         }
@@ -284,7 +291,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
         for (u32 tile = 0; tile < 4; ++tile) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                const u32 column = warp % 4 * (WIDTH / 4) + 8 * n + 2 * pair + i % 2;
+                const u32 column = column_of(n) + 2 * pair + i % 2;
                 kept[column * 132 + warp / 4 * 64 + tile * 16 + group + i / 2 * 8] =
                     SPLIT ? sums[tile][n][i] : totals[tile][n][i];
             }

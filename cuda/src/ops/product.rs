@@ -225,7 +225,8 @@ impl Kernel {
             9..=16 => Self::Few(16),
             17..=32 => Self::Few(32),
             33..=64 => Self::Few(64),
-            _ if usual <= 64 => Self::Many(64),
+            // The last piece of an expert is half empty.
+            _ if usual < 256 => Self::Many(64),
             _ => Self::Many(128),
         }
     }
