@@ -56,7 +56,6 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     static DEVICE void run(const StepView& step, const Pages& pages, const Attention& op, const Parts& parts,
                            Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
-        let_next_begin();
         wait_for_inputs();
         const Span& span = step.spans[parts.first_span + blockIdx.z];
         const u32 kv_head = blockIdx.y % pages.kv_heads, first = blockIdx.y / pages.kv_heads * QUERIES;
@@ -210,6 +209,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
             }
         }
         __syncthreads(); // queries are read no more
+        let_next_begin();
 #pragma unroll
         for (u32 n = 0; n < TILES; ++n) {
 #pragma unroll

@@ -31,10 +31,12 @@ struct Recurrence {
     u32 key_heads, value_heads, key_dim, value_dim;
     u32 tiled; // value head `h` reads key head `h % key_heads`, otherwise `h / (value_heads / key_heads)`
     float norm_eps;
+    u32 group;         // value heads of a key head
+    float query_scale; // 1 / sqrt(key_dim)
     u32 padding;
 };
 
-static_assert(sizeof(Recurrence) == 136, "as in src/ops/recurrence.rs");
+static_assert(sizeof(Recurrence) == 144, "as in src/ops/recurrence.rs");
 
 // Rows that are solved together: `CHUNK` of backend/src/step.rs; also entries of the ring that are looked at together.
 static constexpr u32 CHUNK = 16;
@@ -123,7 +125,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 
     DEVICE Block(const Recurrence& op, const Span& span, Shared& shared)
         : op(op), span(span), shared(shared), head(blockIdx.y), first_row(blockIdx.x * ROWS) {
-        key_head = op.tiled ? head % op.key_heads : head / (op.value_heads / op.key_heads);
+        key_head = op.tiled ? head % op.key_heads : head / op.group;
     }
 
     DEVICE u32 lane_row() const { return warp_id() * 4 * LANE_ROWS + (lane_id() >> 3) * LANE_ROWS; }
@@ -290,22 +292,23 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
         for (u32 n = 0; n < OWN_COLUMNS; ++n) carry[n] = 0.0f;
     }
 
-    // Copies `rows` rows of `len` numbers to rows of `WIDTH`, the rest zeros, without waiting for them. `from(row)` is
-    // where a row begins: at multiples of 16 bytes, unless `loose`.
-    template <u32 WIDTH, typename From>
-    DEVICE void request(float* to, u32 rows, u32 len, bool loose, From from) {
+    // Copies `rows` rows of `len` numbers, at most `LIMIT`, to rows of `WIDTH`, the rest zeros, without waiting for them.
+    // Row `i` begins at number `offset(i)` of `from`: at multiples of 16 bytes, unless `loose`.
+    template <u32 WIDTH, u32 LIMIT, typename Offset>
+    static DEVICE void request(float* to, const float* from, u32 rows, u32 len, bool loose, Offset offset) {
         if (loose) {
 #pragma unroll 1
             for (u32 at = threadIdx.x; at < rows * WIDTH; at += THREADS) {
                 const u32 row = at / WIDTH, column = at % WIDTH;
-                copy_4_async(to + at, from(row) + (column < len ? column : 0), column < len);
+                copy_4_async(to + at, from + offset(row) + (column < len ? column : 0), column < len);
             }
             return;
         }
-#pragma unroll 4
-        for (u32 at = threadIdx.x; at < rows * WIDTH / 4; at += THREADS) {
-            const u32 row = at / (WIDTH / 4), column = at % (WIDTH / 4) * 4;
-            copy_16_async(to + 4 * at, from(row) + (column < len ? column : 0), column < len);
+        constexpr u32 PIECES = WIDTH / 4;
+#pragma unroll
+        for (u32 n = 0; n < (LIMIT * PIECES + THREADS - 1) / THREADS; ++n) {
+            const u32 at = n * THREADS + threadIdx.x, row = at / PIECES, column = at % PIECES * 4;
+            if (row < rows) copy_16_async(to + 4 * at, from + offset(row) + (column < len ? column : 0), column < len);
         }
     }
 
@@ -316,14 +319,17 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 
     // Asks for entries `from..from + count`, newest first.
     DEVICE void request_entries(u32 base, u32 from, u32 count) {
-        auto row = [&](u32 i) { return ring_row(base, from + count - 1 - i); };
+        const u32 newest = base + from + count - 1, mask = op.ring - 1;
         const bool loose = ((op.key_dim | op.value_dim) & 3) != 0;
-        request<COLUMNS>(shared.faded[0], count, op.key_dim, loose, [&](u32 i) { return ring_k(row(i)); });
-        request<ROWS>(shared.ring_u[0], count, rows_left(), loose, [&](u32 i) { return ring_u(row(i)); });
+        request<COLUMNS, CHUNK>(shared.faded[0], ring_k(0), count, op.key_dim, loose,
+                                [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
+        request<ROWS, CHUNK>(shared.ring_u[0], ring_u(0), count, rows_left(), loose,
+                             [&](u32 i) { return ((newest - i) & mask) * op.value_dim; });
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS>(shared.entry_g[0], count, op.key_dim, loose, [&](u32 i) { return ring_g(row(i)); });
+            request<COLUMNS, CHUNK>(shared.entry_g[0], ring_g(0), count, op.key_dim, loose,
+                                    [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
         } else if (threadIdx.x < count) {
-            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(row(threadIdx.x)));
+            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(0) + ((newest - threadIdx.x) & mask));
         }
     }
 
@@ -459,18 +465,20 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
     DEVICE void request_rows(u32 first, u32 rows) {
         const float* inputs = op.inputs + u64(span.first + first) * op.columns;
         const bool loose = is_loose();
-        const float *keys = inputs + op.keys_at + key_head * op.key_dim;
-        const float *queries = inputs + op.queries_at + key_head * op.key_dim;
-        const float *values = inputs + op.values_at + head * op.value_dim + first_row;
-        request<COLUMNS>(shared.k[0], rows, op.key_dim, loose, [&](u32 t) { return keys + t * op.columns; });
-        request<COLUMNS>(shared.q[0], rows, op.key_dim, loose, [&](u32 t) { return queries + t * op.columns; });
-        request<ROWS>(shared.u[0], rows, rows_left(), loose, [&](u32 t) { return values + t * op.columns; });
-        const u32 decays = decay_count(), stride = op.value_heads * decays;
-        const float* steps = op.steps + u64(span.first + first) * stride + head * decays;
+        const u32 of_key = key_head * op.key_dim, stride = op.columns;
+        request<COLUMNS, MOST>(shared.k[0], inputs + op.keys_at + of_key, rows, op.key_dim, loose,
+                               [&](u32 t) { return t * stride; });
+        request<COLUMNS, MOST>(shared.q[0], inputs + op.queries_at + of_key, rows, op.key_dim, loose,
+                               [&](u32 t) { return t * stride; });
+        request<ROWS, MOST>(shared.u[0], inputs + op.values_at + head * op.value_dim + first_row, rows, rows_left(),
+                            loose, [&](u32 t) { return t * stride; });
+        const u32 decays = decay_count(), all_decays = op.value_heads * decays;
+        const float* steps = op.steps + u64(span.first + first) * all_decays + head * decays;
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS>(shared.g[0], rows, decays, true, [&](u32 t) { return steps + t * stride; });
+            request<COLUMNS, MOST>(shared.g[0], steps, rows, decays, (op.key_dim & 3) != 0,
+                                   [&](u32 t) { return t * all_decays; });
         } else if (threadIdx.x < rows) {
-            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * stride);
+            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * all_decays);
         }
         if (IS_DELTA && threadIdx.x < rows) {
             const float* beta = op.beta + u64(span.first + first + threadIdx.x) * op.value_heads + head;
@@ -505,8 +513,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
                     x[n] = row[n * 32 + lane_id()];
                     sum = fmaf(x[n], x[n], sum);
                 }
-                float scale = 1.0f / sqrtf(warp_sum(sum) + op.norm_eps);
-                if (is_query) scale *= 1.0f / sqrtf(float(op.key_dim));
+                float scale = rsqrtf(warp_sum(sum) + op.norm_eps);
+                if (is_query) scale *= op.query_scale;
 #pragma unroll
                 for (u32 n = 0; n < QUADS; ++n) row[n * 32 + lane_id()] = x[n] * scale;
             }
@@ -589,7 +597,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
     }
 
     DEVICE bool is_first_of_key_head() const {
-        return op.tiled ? head < op.key_heads : head % (op.value_heads / op.key_heads) == 0;
+        return op.tiled ? head < op.key_heads : head == key_head * op.group;
     }
 
     DEVICE void relate_channels(u32 rows) {
@@ -758,9 +766,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
         }
         float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(shared.q[0], shared.k[0]));
         if constexpr (IS_DELTA) {
-            scales[0] = 1.0f / sqrtf(warp_sum<8>(dot(shared.k[0], shared.k[0])) + op.norm_eps);
-            scales[1] = 1.0f / sqrtf(warp_sum<8>(dot(shared.q[0], shared.q[0])) + op.norm_eps);
-            scales[1] *= 1.0f / sqrtf(float(op.key_dim));
+            scales[0] = rsqrtf(warp_sum<8>(dot(shared.k[0], shared.k[0])) + op.norm_eps);
+            scales[1] = rsqrtf(warp_sum<8>(dot(shared.q[0], shared.q[0])) + op.norm_eps) * op.query_scale;
             own *= scales[0] * scales[1];
         }
         if (!is_final && blockIdx.x == 0 && is_first_of_key_head())
@@ -950,13 +957,14 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
     DEVICE void request_chunk(const Prompt& prompt, PromptShared& two, u32 buffer, u32 first) {
         const float* keys = keys_of(op, prompt, span.first + first, key_head);
         const float* head_there = head_of(op, prompt, span.first + first, head);
-        request<COLUMNS>(two.k[buffer][0], CHUNK, COLUMNS, false, [&](u32 t) { return keys + t * COLUMNS; });
-        request<COLUMNS>(two.q[buffer][0], CHUNK, COLUMNS, false,
-                         [&](u32 t) { return keys + (CHUNK + t) * COLUMNS; });
-        request<HEAD_FLOATS>(reinterpret_cast<float*>(&two.heads[buffer]), 1, HEAD_FLOATS, false,
-                             [&](u32) { return head_there; });
+        request<COLUMNS, CHUNK>(two.k[buffer][0], keys, CHUNK, COLUMNS, false, [&](u32 t) { return t * COLUMNS; });
+        request<COLUMNS, CHUNK>(two.q[buffer][0], keys + CHUNK * COLUMNS, CHUNK, COLUMNS, false,
+                                [&](u32 t) { return t * COLUMNS; });
+        request<HEAD_FLOATS, 1>(reinterpret_cast<float*>(&two.heads[buffer]), head_there, 1, HEAD_FLOATS, false,
+                                [&](u32) { return 0; });
         const float* values = op.inputs + u64(span.first + first) * op.columns + op.values_at + head * op.value_dim + first_row;
-        request<ROWS>(two.values[buffer][0], CHUNK, rows_left(), is_loose(), [&](u32 t) { return values + t * op.columns; });
+        request<ROWS, CHUNK>(two.values[buffer][0], values, CHUNK, rows_left(), is_loose(),
+                             [&](u32 t) { return t * op.columns; });
         copies_commit();
     }
 
