@@ -135,27 +135,39 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
                ((u64(span.slot) * op.value_heads + head) * op.value_dim + first_row) * op.key_dim;
     }
 
-    // Asks for the state, which is waited for where it is first used; zeros if it need not be read.
+    // Asks for the state, which is waited for where it is first used; zeros if it need not be read. Rows beyond the last
+    // one are that one: nobody asks what becomes of them.
     DEVICE void request_state(bool is_zero) {
-        const State* from = state_at();
-        const bool whole = (op.key_dim & 3) == 0;
+        const State* from = state_at() + (lane_id() & 7) * 4;
+        if (is_zero || op.key_dim != COLUMNS) {
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < RAW; ++e) raw[i][n][e] = 0;
+        }
+        if (is_zero) return;
+        const u32 last = op.value_dim - 1;
+        const bool is_whole = (op.key_dim & 3) == 0;
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) {
-            const u32 row = lane_row() + i;
+            const State* row = from + i32(min(first_row + lane_row() + i, last) - first_row) * i32(op.key_dim);
+            if (op.key_dim == COLUMNS) {
 #pragma unroll
+                for (u32 n = 0; n < QUADS; ++n) read_four(row + n * 32, raw[i][n]);
+                continue;
+            }
+#pragma unroll 1
             for (u32 n = 0; n < QUADS; ++n) {
+                u32 words[RAW] = {};
                 const u32 column = (n * 8 + (lane_id() & 7)) * 4;
-                const bool inside = first_row + row < op.value_dim && !is_zero;
-                const State* at = from + u64(row) * op.key_dim + column;
+                if (is_whole && column < op.key_dim) read_four(row + n * 32, words);
+                for (u32 e = 0; !is_whole && e < 4 && column + e < op.key_dim; ++e) set(words, e, row[n * 32 + e]);
 #pragma unroll
-                for (u32 e = 0; e < RAW; ++e) raw[i][n][e] = 0;
-                if (whole) {
-                    if (inside && column < op.key_dim) read_four(at, raw[i][n]);
-                    continue;
-                }
+                for (u32 m = 0; m < QUADS; ++m)
 #pragma unroll
-                for (u32 e = 0; e < 4; ++e)
-                    if (inside && column + e < op.key_dim) set(raw[i][n], e, at[e]);
+                    for (u32 e = 0; e < RAW; ++e) raw[i][m][e] = m == n ? words[e] : raw[i][m][e];
             }
         }
     }
@@ -194,8 +206,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 
     // What is stored is what is in the registers.
     DEVICE void store_state() {
-        State* to = state_at();
-        const bool whole = (op.key_dim & 3) == 0;
+        State* to = state_at() + (lane_id() & 7) * 4;
+        const bool is_whole = (op.key_dim & 3) == 0;
         round_state();
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) {
@@ -204,13 +216,14 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 #pragma unroll
             for (u32 n = 0; n < QUADS; ++n) {
                 const u32 column = (n * 8 + (lane_id() & 7)) * 4;
-                if (whole) {
-                    if (column < op.key_dim) write_four(to + u64(row) * op.key_dim + column, state[i][n]);
+                State* at = to + row * op.key_dim + n * 32;
+                if (is_whole) {
+                    if (column < op.key_dim) write_four(at, state[i][n]);
                     continue;
                 }
 #pragma unroll
                 for (u32 e = 0; e < 4; ++e)
-                    if (column + e < op.key_dim) store_rounded(to + u64(row) * op.key_dim + column + e, state[i][n][e]);
+                    if (column + e < op.key_dim) store_rounded(at + e, state[i][n][e]);
             }
         }
     }
