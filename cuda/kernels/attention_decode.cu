@@ -124,9 +124,13 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll 1
         for (; token < end; token += WARPS * TOKENS) {
             load_values(token);
-            float scores[TILES][4];
+            // Terms are summed apart: so much less waits for what is ahead of it.
+            float scores[TILES][4], sums_of[TERMS][TILES][4];
 #pragma unroll
-            for (u32 n = 0; n < TILES; ++n) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+            for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+                for (u32 t = 0; t < TERMS; ++t)
+                    sums_of[t][n][0] = sums_of[t][n][1] = sums_of[t][n][2] = sums_of[t][n][3] = 0.0f;
 #pragma unroll
             for (u32 c = 0; c < DIM / 32; ++c) {
                 u32 low[4], high[4];
@@ -140,10 +144,18 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                         const uint4 q = *reinterpret_cast<const uint4*>(
                             &shared.queries[t][8 * n + group_lane][c * 32 + pair * 8]);
                         const u32 b[2][2] = {{q.x, q.y}, {q.z, q.w}};
-                        multiply<KV>(scores[n], a[0], b[0]);
-                        multiply<KV>(scores[n], a[1], b[1]);
+                        multiply<KV>(sums_of[t][n], a[0], b[0]);
+                        multiply<KV>(sums_of[t][n], a[1], b[1]);
                     }
             }
+#pragma unroll
+            for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) {
+                    scores[n][e] = sums_of[TERMS - 1][n][e];
+#pragma unroll
+                    for (u32 t = TERMS - 1; t-- > 0;) scores[n][e] += sums_of[t][n][e];
+                }
             float shares[2] = {1.0f, 1.0f}, fade_unit = 1.0f;
             if constexpr (KV == KV_Q8_0) {
                 // Weights are given the scales of their values, in a unit that grows with them.
