@@ -5,6 +5,7 @@
 // out = x / sqrt(mean(x^2) + eps) * weight
 KERNEL norm_rows(const float* x, const float* weight, float* out, u32 group, float eps) {
     let_next_begin();
+    let_next_begin();
     wait_for_inputs();
     const u64 at = u64(blockIdx.x) * group;
     float sum = 0.0f;
@@ -18,6 +19,7 @@ KERNEL norm_rows(const float* x, const float* weight, float* out, u32 group, flo
 
 // The same for groups of whole fours.
 KERNEL norm_rows_by_4(const float4* x, const float4* weight, float4* out, u32 group, float eps) {
+    let_next_begin();
     let_next_begin();
     wait_for_inputs();
     const u32 fours = group / 4;
@@ -39,6 +41,7 @@ KERNEL norm_rows_by_4(const float4* x, const float4* weight, float4* out, u32 gr
 // group `g` are row `g % weight_rows`; without a weight there is no norm either.
 KERNEL gated_norm_rows(float* x, const float* gate, const float* weight, u32 group, u32 weight_rows, float eps,
                        u32 activation, u32 before) {
+    let_next_begin();
     let_next_begin();
     wait_for_inputs();
     const u64 at = u64(blockIdx.x) * group;

@@ -5,7 +5,7 @@
 // Writes the codes of a lane, where `BYTES`, those of a unit, says how they are kept.
 template <u32 BYTES> DEVICE void store_codes(u8* unit, const u32 (&codes)[2][2][8]) {
     const u32 lane = threadIdx.x & 31;
-    u32 low[4] = {}, two[2] = {}, one = 0;
+    u32 low[4] = {}, two[2] = {}, one = 0, whole[2][2][4] = {};
 #pragma unroll
     for (u32 chunk = 0; chunk < 2; ++chunk) {
 #pragma unroll
@@ -17,6 +17,7 @@ template <u32 BYTES> DEVICE void store_codes(u8* unit, const u32 (&codes)[2][2][
                 const u32 upper = BYTES == 768 ? code >> 4 : code & 3;
                 two[chunk] |= upper << (8 * half + 2 * p + high);
                 one |= (BYTES == 640 ? code >> 4 : code >> 2 & 1) << (8 * chunk + 4 * half + p + high);
+                whole[chunk][p / 2][p % 2 * 2 + half] |= code << high;
                 if constexpr (BYTES == 1024) unit[512 * chunk + 16 * lane + 8 * half + i] = u8(code);
             }
         }
@@ -24,6 +25,9 @@ template <u32 BYTES> DEVICE void store_codes(u8* unit, const u32 (&codes)[2][2][
     u32* words = reinterpret_cast<u32*>(unit);
     if constexpr (BYTES == 512 || BYTES == 640 || BYTES == 768) {
         for (u32 i = 0; i < 4; ++i) words[4 * lane + i] = low[i];
+    }
+    if constexpr (BYTES == 2048) {
+        for (u32 i = 0; i < 16; ++i) words[(i / 4) * 128 + 4 * lane + i % 4] = whole[i / 8][i / 4 % 2][i % 4];
     }
     if constexpr (BYTES == 640) words[128 + lane] = one;
     if constexpr (BYTES == 768) words[128 + 2 * lane] = two[0], words[129 + 2 * lane] = two[1];
@@ -52,7 +56,7 @@ DEVICE void pack(const u8* stored, u8* packed, u32 rows, u32 row_bytes, u32 colu
     }
     store_codes<CODES::BYTES>(to, codes);
     const u32 row = blockIdx.x * 16 + lane;
-    if (lane >= 16) return;
+    if (lane >= 16 || SCALES::BYTES == 0) return;
     u8* scales = to + CODES::BYTES;
     for (u32 chunk = 0; chunk < 2; ++chunk) {
         const u32 column = unit * 64 + chunk * 32;
@@ -84,6 +88,8 @@ template <class CODES, class SCALES> struct Parts<Packed<CODES, SCALES>> {
         pack<Format##Name, Of::Codes, Of::Scales, Stored##Name>(stored, packed, rows, row_bytes, columns, units);     \
     }
 
+PACK(f16, F16)
+PACK(bf16, Bf16)
 PACK(q4_0, Q4_0)
 PACK(q4_1, Q4_1)
 PACK(q5_0, Q5_0)

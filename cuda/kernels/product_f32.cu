@@ -1,9 +1,8 @@
-// Products with f32 weights, in f32: routers and small projections. A warp per ROWS weight rows and up to 8 entries; every
-// lane has its own columns, and their sums are added in one order.
+// Products with f32 weights, in f32: routers and small projections. A warp per ROWS weight rows and up to WIDTH entries;
+// every lane has its own columns, and their sums are added in one order.
+#include "common/order.cuh"
 #include "common/warp.cuh"
 #include "quant/job.cuh"
-
-static constexpr u32 WIDTH = 8;
 
 // What a lane reads at once.
 template <u32 LANES> struct Values {
@@ -17,7 +16,9 @@ template <u32 LANES> struct Values {
     }
 };
 
-template <u32 ROWS, u32 LANES, bool GATED> DEVICE void products(const Job& job) {
+template <u32 ROWS, u32 WIDTH, u32 LANES, bool GATED> DEVICE void products(const Job& job) {
+    let_next_begin();
+    wait_for_inputs();
     Piece piece;
     if (!job.piece<WIDTH>(piece)) return;
     constexpr u32 MATRICES = GATED ? 2 : 1;
@@ -45,9 +46,9 @@ template <u32 ROWS, u32 LANES, bool GATED> DEVICE void products(const Job& job) 
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r) w[m][r].load(weights[m][r] + k);
         }
+        // Entries beyond the last are computed like it, and dropped.
 #pragma unroll
         for (u32 n = 0; n < WIDTH; ++n) {
-            if (n >= piece.count) break;
             Values<LANES> of_x;
             of_x.load(x[n] + k);
 #pragma unroll
@@ -78,11 +79,13 @@ template <u32 ROWS, u32 LANES, bool GATED> DEVICE void products(const Job& job) 
     if constexpr (!GATED) job.finish(entry, row, sum);
 }
 
-#define PRODUCTS_F32(rows, lanes)                                                                                     \
-    KERNEL products_f32_##rows##_by_##lanes(Job job) { products<rows, lanes, false>(job); }                           \
-    KERNEL gated_products_f32_##rows##_by_##lanes(Job job) { products<rows, lanes, true>(job); }
+#define PRODUCTS_F32(rows, width, lanes)                                                                              \
+    KERNEL products_f32_##rows##x##width##_by_##lanes(Job job) { products<rows, width, lanes, false>(job); }          \
+    KERNEL gated_products_f32_##rows##x##width##_by_##lanes(Job job) { products<rows, width, lanes, true>(job); }
 
-PRODUCTS_F32(1, 1)
-PRODUCTS_F32(1, 4)
-PRODUCTS_F32(4, 1)
-PRODUCTS_F32(4, 4)
+PRODUCTS_F32(1, 1, 1)
+PRODUCTS_F32(1, 1, 4)
+PRODUCTS_F32(1, 8, 1)
+PRODUCTS_F32(1, 8, 4)
+PRODUCTS_F32(4, 8, 1)
+PRODUCTS_F32(4, 8, 4)

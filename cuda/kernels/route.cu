@@ -85,6 +85,7 @@ DEVICE void keep_best_groups(float* merits, float* of_groups, u32 experts, u32 g
 KERNEL route_rows(const float* logits, const float* bias, float* chosen, float* weights, u32 experts, u32 active,
                   u32 is_softmax, u32 groups, u32 active_groups, u32 normalise, float scale) {
     let_next_begin();
+    let_next_begin();
     wait_for_inputs();
     extern __shared__ float shared[];
     float *scores = shared, *merits = scores + experts, *of_groups = merits + experts;

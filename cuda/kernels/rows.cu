@@ -6,6 +6,7 @@
 template <class VALUES>
 DEVICE void embed(const StepView& step, const u8* table, u32 units, float* out, u32 columns, float scale) {
     let_next_begin();
+    let_next_begin();
     wait_for_inputs();
     const u32 row = blockIdx.x;
     const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
@@ -20,8 +21,8 @@ DEVICE void embed(const StepView& step, const u8* table, u32 units, float* out, 
     }
 
 EMBED(f32, ValuesF32)
-EMBED(f16, ValuesPlain<f16>)
-EMBED(bf16, ValuesPlain<bf16>)
+EMBED(f16, ValuesPacked<FormatF16>)
+EMBED(bf16, ValuesPacked<FormatBf16>)
 EMBED(q4_0, ValuesPacked<FormatQ4_0>)
 EMBED(q4_1, ValuesPacked<FormatQ4_1>)
 EMBED(q5_0, ValuesPacked<FormatQ5_0>)
@@ -38,6 +39,7 @@ EMBED(mxfp4, ValuesPacked<FormatMxfp4>)
 
 // out[i] = x[outputs[i]]
 KERNEL gather_rows(StepView step, const float* x, float* out, u32 columns) {
+    let_next_begin();
     let_next_begin();
     wait_for_inputs();
     const u32 column = blockIdx.y * blockDim.x + threadIdx.x;

@@ -336,6 +336,11 @@ impl Memory {
     pub(crate) fn at(&self) -> Ptr {
         self.at
     }
+
+    /// How much it is.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Drop for Memory {

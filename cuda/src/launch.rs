@@ -129,16 +129,23 @@ impl Device {
             block,
             shared: 0,
             is_early: false,
-            arguments: Arguments::default(),
+            arguments: Arguments::new(),
         })
     }
 }
 
 /// Arguments of a kernel: their words, and at which word each one begins.
-#[derive(Default, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Arguments {
     words: Vec<u64>,
     starts: Vec<usize>,
+}
+
+impl Arguments {
+    /// None, with room for those of most kernels.
+    fn new() -> Self {
+        Self { words: Vec::with_capacity(32), starts: Vec::with_capacity(24) }
+    }
 }
 
 /// What a kernel can be given.

@@ -83,6 +83,14 @@ impl Cuda {
     }
 
     fn machine(&mut self) -> &mut Machine {
+        let machine = self.products();
+        // What is asked for may write activations or the scratch.
+        machine.staged = None;
+        machine
+    }
+
+    /// For products, which know what they write.
+    fn products(&mut self) -> &mut Machine {
         self.machine.as_mut().expect("prepare comes before anything else")
     }
 }
@@ -190,15 +198,15 @@ impl Backend for Cuda {
     }
 
     fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError> {
-        self.machine().linear(op)
+        self.products().linear(op)
     }
 
     fn gated_linear(&mut self, op: &op::GatedLinear) -> Result<(), DeviceError> {
-        self.machine().gated_linear(op)
+        self.products().gated_linear(op)
     }
 
     fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
-        self.machine().head_linear(op)
+        self.products().head_linear(op)
     }
 
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
@@ -238,10 +246,10 @@ impl Backend for Cuda {
     }
 
     fn expert_gated_linear(&mut self, op: &op::ExpertGatedLinear) -> Result<(), DeviceError> {
-        self.machine().expert_gated_linear(op)
+        self.products().expert_gated_linear(op)
     }
 
     fn expert_linear(&mut self, op: &op::ExpertLinear) -> Result<(), DeviceError> {
-        self.machine().expert_linear(op)
+        self.products().expert_linear(op)
     }
 }

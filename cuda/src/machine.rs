@@ -3,7 +3,7 @@
 use crate::{
     device::{Device, Memory, Pinned, Ptr},
     launch::Launch,
-    ops,
+    ops::{self, product::Staged},
     pages::{Pages, frequencies},
     plan::Plan,
     recorder::Graphs,
@@ -40,6 +40,8 @@ pub(crate) struct Machine {
     pub(crate) cursors: Cursors,
     /// The likeliest tokens and their logits, by output row.
     pub(crate) chosen: Memory,
+    /// The activation that is in the scratch in 16 bits.
+    pub(crate) staged: Option<Staged>,
     staging: Pinned,
     graphs: Graphs,
 }
@@ -81,6 +83,7 @@ impl Machine {
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
             chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
+            staged: None,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),
             limits,

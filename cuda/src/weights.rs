@@ -1,16 +1,15 @@
 //! Weights on the device: which format each one has there, and how it gets there.
 //!
-//! F32 lies row after row. F16 and BF16 too, every row followed by zeros up to whole units of 64 columns. Block formats
-//! that kernels read are packed (`kernels/quant/formats.cuh`): bytes in another order, nothing lost. All other formats are
-//! turned into F16, and those that are no floats into F32.
+//! F32 lies row after row. Formats that kernels read are packed (`kernels/quant/formats.cuh`): bytes in another order,
+//! nothing lost. All other formats are turned into F16, and those that are no floats into F32.
 
 use crate::{
     device::{Device, Memory, Ptr},
     upload::Uploader,
 };
-use kvas_backend::{DeviceError, Program, WeightData, WeightDecl, WeightFormat, WeightSource};
+use kvas_backend::{DeviceError, Program, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 /// Columns of a unit: products go through rows in whole ones.
 pub(crate) const UNIT: usize = 64;
@@ -55,6 +54,8 @@ pub(crate) fn suffix(quant: Quant) -> String {
 /// Bytes of a packed unit of a tile, and of what four units share: `UNIT` and `SUPER` of `kernels/quant/formats.cuh`.
 fn packed(quant: Quant) -> Option<[usize; 2]> {
     const KERNELS: &[(Quant, [usize; 2])] = &[
+        (Quant::F16, [2048, 0]),
+        (Quant::Bf16, [2048, 0]),
         (Quant::Q4_0, [512 + 64, 0]),
         (Quant::Q4_1, [512 + 128, 0]),
         (Quant::Q5_0, [640 + 64, 0]),
@@ -78,7 +79,7 @@ pub(crate) fn on_device(quant: Quant, format: WeightFormat) -> Quant {
     match format {
         WeightFormat::F32 => Quant::F32,
         WeightFormat::Stored if is_number => Quant::F32,
-        WeightFormat::Stored if quant == Quant::Bf16 || packed(quant).is_some() => quant,
+        WeightFormat::Stored if packed(quant).is_some() => quant,
         WeightFormat::Stored => Quant::F16,
     }
 }
@@ -89,8 +90,7 @@ fn device_bytes(quant: Quant, shape: [usize; 2], count: usize) -> usize {
     let units = columns.div_ceil(UNIT);
     match packed(quant) {
         Some(bytes) => count * (rows / count).div_ceil(TILE) * tile_bytes(bytes, units),
-        None if quant == Quant::F32 => 4 * rows * columns,
-        None => 2 * rows * units * UNIT,
+        None => 4 * rows * columns,
     }
 }
 
@@ -167,26 +167,25 @@ impl<'a> Loader<'a> {
         let quant = wanted.unwrap_or(on_device(loaded.quant, decl.format));
         let memory = self.device.take(&format!("weight {}", decl.name), device_bytes(quant, decl.shape, count))?;
         let mut matrix = Matrix { quant, columns, memory, floats: Vec::new() };
-        if packed(quant).is_some() {
-            self.pack(&matrix, &loaded, [rows / count, count])?;
-            return Ok(matrix);
-        }
-        let padded = if quant == Quant::F32 { columns } else { matrix.units() * UNIT };
-        if loaded.quant == quant && padded == columns && decl.format == WeightFormat::Stored {
-            self.uploader.send(matrix.at(), &loaded.bytes)?;
-            return Ok(matrix);
-        }
-        let padded = padded * if quant == Quant::F32 { 4 } else { 2 };
-        let some = (STAGING / padded.max(1)).max(1);
-        for first in (0..rows).step_by(some) {
-            let part = first..rows.min(first + some);
-            let values = floats(&loaded, part.clone(), row_bytes, columns).map_err(|error| fail(error.to_string()))?;
-            let mut bytes = vec![0; part.len() * padded];
-            for (values, bytes) in values.chunks(columns).zip(bytes.chunks_mut(padded)) {
-                let used = &mut bytes[..quant.block_bytes() * columns];
-                quant.quantize(values, used).map_err(|error| fail(error.to_string()))?;
+        // Matrices of whole tiles follow each other without gaps.
+        let of_one = rows / count;
+        let matrices = if packed(quant).is_none() || of_one.is_multiple_of(TILE) { [rows, 1] } else { [of_one, count] };
+        let some = (STAGING / row_bytes.max(quant.row_bytes(columns).unwrap_or(0)).max(1) / TILE * TILE).max(TILE);
+        for (number, first) in (0..matrices[1]).flat_map(|at| (0..matrices[0]).step_by(some).map(move |row| (at, row)))
+        {
+            let part = number * matrices[0] + first..number * matrices[0] + matrices[0].min(first + some);
+            let stored = &loaded.bytes[part.start * row_bytes..part.end * row_bytes];
+            let place = (number, first, matrices[0]);
+            if loaded.quant == quant && decl.format == WeightFormat::Stored {
+                self.send(&matrix, stored, place)?;
+                continue;
             }
-            self.uploader.send(matrix.at().at(first * padded), &bytes)?;
+            let mut values = vec![0.0; part.len() * columns];
+            let mut bytes = vec![0; part.len() * quant.block_bytes() * columns];
+            let converted =
+                loaded.quant.dequantize(stored, &mut values).and_then(|()| quant.quantize(&values, &mut bytes));
+            converted.map_err(|error| fail(error.to_string()))?;
+            self.send(&matrix, &bytes, place)?;
             if decl.format == WeightFormat::F32 {
                 matrix.floats.extend(values);
             }
@@ -194,53 +193,39 @@ impl<'a> Loader<'a> {
         Ok(matrix)
     }
 
-    /// Uploads the rows of `count` matrices part by part, and has each part packed.
-    fn pack(&mut self, to: &Matrix, from: &WeightData, [rows, count]: [usize; 2]) -> Result<(), DeviceError> {
-        let staging = match self.staging.take() {
-            Some(staging) => staging,
-            None => self.device.take("weights on their way", STAGING)?,
+    /// Uploads rows in the format of the device, and has them packed: those from row `first` of matrix number `number` on,
+    /// which has `rows` rows.
+    fn send(
+        &mut self,
+        to: &Matrix,
+        bytes: &[u8],
+        (number, first, rows): (usize, usize, usize),
+    ) -> Result<(), DeviceError> {
+        let (units, row_bytes) = (to.units(), to.quant.row_bytes(to.columns).unwrap_or(0));
+        let Some(packed) = packed(to.quant) else {
+            return self.uploader.send(to.at().at(first * row_bytes), bytes);
         };
-        let units = to.units();
-        let row_bytes = from.bytes.len() / (rows * count).max(1);
-        let tile = packed(to.quant).map_or(0, |bytes| tile_bytes(bytes, units));
-        // Matrices of whole tiles follow each other without gaps.
-        let [rows, count] = if rows.is_multiple_of(TILE) { [rows * count, 1] } else { [rows, count] };
-        let some = (STAGING / row_bytes.max(1) / TILE * TILE).max(TILE);
-        let name = format!("pack_{}", suffix(to.quant));
-        for matrix in 0..count {
-            for first in (0..rows).step_by(some) {
-                let part = some.min(rows - first);
-                let begin = (matrix * rows + first) * row_bytes;
-                self.uploader.send(staging.at(), &from.bytes[begin..][..part * row_bytes])?;
-                let tiles = matrix * rows.div_ceil(TILE) + first / TILE;
-                self.device
-                    .kernel("pack", &name)?
-                    .grid(part.div_ceil(TILE), units, 1)
-                    .block(32)
-                    .arg(staging.at())
-                    .arg(to.at().at(tiles * tile))
-                    .arg(part as u32)
-                    .arg(row_bytes as u32)
-                    .arg(to.columns as u32)
-                    .arg(units as u32)
-                    .launch()?;
-            }
-        }
+        let staging = match self.staging.take() {
+            Some(staging) if staging.bytes() >= bytes.len() => staging,
+            _ => self.device.take("weights on their way", STAGING.max(bytes.len()))?,
+        };
+        self.uploader.send(staging.at(), bytes)?;
+        let part = bytes.len().checked_div(row_bytes).unwrap_or(0);
+        let tiles = number * rows.div_ceil(TILE) + first / TILE;
+        self.device
+            .kernel("pack", &format!("pack_{}", suffix(to.quant)))?
+            .grid(part.div_ceil(TILE), units, 1)
+            .block(32)
+            .arg(staging.at())
+            .arg(to.at().at(tiles * tile_bytes(packed, units)))
+            .arg(part as u32)
+            .arg(row_bytes as u32)
+            .arg(to.columns as u32)
+            .arg(units as u32)
+            .launch()?;
         self.staging = Some(staging);
         Ok(())
     }
-}
-
-/// Some rows as numbers.
-fn floats(
-    from: &WeightData,
-    rows: Range<usize>,
-    row_bytes: usize,
-    columns: usize,
-) -> Result<Vec<f32>, kvas_gguf::GgufError> {
-    let mut values = vec![0.0; rows.len() * columns];
-    from.quant.dequantize(&from.bytes[rows.start * row_bytes..rows.end * row_bytes], &mut values)?;
-    Ok(values)
 }
 
 #[cfg(test)]
@@ -256,7 +241,7 @@ mod tests {
         }
         // Padding: 3 matrices of 7 rows are 3 tiles, 96 columns are 2 units.
         assert_eq!(device_bytes(Quant::Q8_0, [21, 96], 3), 3 * 2 * 1088);
-        assert_eq!(device_bytes(Quant::F16, [21, 96], 3), 21 * 256);
+        assert_eq!(device_bytes(Quant::F16, [21, 96], 3), 3 * 2 * 2048);
     }
 
     #[test]

@@ -172,11 +172,13 @@ impl Shape {
 fn copies(shape: Shape, copies: usize) -> (Program, Vec<(Act, usize)>) {
     let Shape { outputs, inputs, is_gated, experts } = shape;
     let mut b = Build::default();
-    let x = b.act("x", inputs);
-    let mut filled = vec![(x, inputs)];
+    // Two inputs in turn, as hardly any product has that of the one before it.
+    let xs = ["x", "y"].map(|name| b.act(name, inputs));
+    let mut filled = xs.map(|x| (x, inputs)).to_vec();
     let Some((count, active)) = experts else {
         let out = b.act("out", outputs);
         for copy in 0..copies {
+            let x = xs[copy % 2];
             let gate = b.matrix(&format!("gate{copy}"), [outputs, inputs]);
             if is_gated {
                 let up = b.matrix(&format!("up{copy}"), [outputs, inputs]);
@@ -190,6 +192,7 @@ fn copies(shape: Shape, copies: usize) -> (Program, Vec<(Act, usize)>) {
     let (out, experts) = (b.act("out", active * outputs), b.act("experts", active));
     filled.push((experts, 0));
     for copy in 0..copies {
+        let x = xs[copy % 2];
         let gate = is_gated.then(|| b.matrix(&format!("gate{copy}"), [count * outputs, inputs]));
         let up = b.matrix(&format!("up{copy}"), [count * outputs, inputs]);
         b.op(Op::ExpertGatedLinear(ExpertGatedLinear { x, experts, gate, up, activation: Activation::Silu, out }));

@@ -95,7 +95,7 @@ impl Case {
     /// instructions of 16-bit numbers.
     pub fn with_half_activations(mut self) -> Self {
         if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {
-            self.bound = self.bound.max(tolerance::HALF_ACTIVATIONS);
+            self.bound = self.bound.max(tolerance::half_activations(self.weights.quant));
         }
         self
     }

@@ -20,6 +20,16 @@ DEVICE uint4 load_16_once(const void* from) {
     return x;
 }
 
+// 16 bytes that a kernel wrote which may still have run when this one began.
+DEVICE uint4 load_16_written(const void* from) {
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
+
 DEVICE uint2 load_8(const void* from) {
     uint2 x;
     asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));

@@ -9,12 +9,6 @@ struct ValuesF32 {
     }
 };
 
-template <class NUMBER> struct ValuesPlain {
-    DEVICE static float value(const u8* table, u32 units, u32, u32 row, u32 column) {
-        return to_float(reinterpret_cast<const NUMBER*>(table)[u64(row) * units * 64 + column]);
-    }
-};
-
 template <class FORMAT> struct ValuesPacked {
     DEVICE static float value(const u8* table, u32 units, u32, u32 row, u32 column) {
         return FORMAT::value(table, units, row, column);

@@ -1,13 +1,13 @@
 // Weights as matrix instructions want them, format by format.
 //
 // A tile is 16 rows of a matrix. Of every 32 columns (a chunk), lane `4 g + t` of a warp holds columns `8 t..8 t + 8` of
-// rows `g` and `g + 8`, as four words each: word `p` is columns `8 t + 2 p` and `8 t + 2 p + 1`. Two matrix instructions
-// use them: step `s` words `2 s` and `2 s + 1`. Activations are held in the same order, so that the order of columns
-// within a chunk, which is not that of the instruction's documentation, does not matter.
+// rows `g` and `g + 8` (half 0 and 1), as four words each: word `p` is columns `8 t + 2 p` and `8 t + 2 p + 1`. Two matrix
+// instructions use them: step `s` words `2 s` and `2 s + 1`. Activations are held in the same order, so that the order of
+// columns within a chunk, which is not that of the instruction's documentation, does not matter.
 //
-// Formats of 16 bits lie in memory row after row. All others are packed when they are uploaded (pack.cu): tile after
-// tile, in it unit after unit of 64 columns, in it the codes by lane and the scales by row, and after the units the
-// scales that 256 columns share. Nothing is lost: `value` gives what the stored block says, to the bit.
+// Weights are packed when they are uploaded (pack.cu): tile after tile, in it unit after unit of 64 columns, in it the
+// codes by lane and the scales by row, and after the units the scales that 256 columns share. Nothing is lost: `value`
+// gives what the stored block says, to the bit.
 #pragma once
 #include "common/copy.cuh"
 #include "common/mma.cuh"
@@ -20,10 +20,32 @@ DEVICE u32 mul_f16x2(u32 a, u32 b) {
     return d;
 }
 
-DEVICE u32 neg_f16x2(u32 a) { return a ^ 0x80008000u; }
+DEVICE u32 neg_f16x2(u32 a) {
+    u32 d;
+    asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));
+    return d;
+}
+
+// The half of a word that belongs to row `g` (HALF 0) or `g + 8` (HALF 1), twice. Written so that it costs no instruction.
+template <u32 HALF> DEVICE u32 both_halves(u32 pair) {
+    u32 d;
+    if constexpr (HALF == 0) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(pair));
+    if constexpr (HALF == 1) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(pair));
+    return d;
+}
+
+// (x & MASK) | with, in one instruction.
+template <u32 MASK> DEVICE u32 masked_or(u32 x, u32 with) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "n"(MASK), "r"(with));
+    return d;
+}
 
 // Two halves of `1024 + z`.
 template <u32 Z> DEVICE u32 centre() { return MAGIC + Z * 0x10001u; }
+
+// Keeps the compiler from computing an address again and again.
+DEVICE void keep(const u8*& at) { asm volatile("" : "+l"(at)); }
 
 // A place in a tile: what `value` is asked for.
 struct Place {
@@ -39,26 +61,33 @@ struct Place {
     DEVICE u32 high() const { return 16 * (column % 2); } // bits to the code in its word
 };
 
+// Words of a chunk by step, in the order of the instruction's operand.
+typedef u32 Words[2][4];
+
+// Where word `p` of a half is among them.
+DEVICE u32& word_of(Words& w, u32 half, u32 p) { return w[p / 2][p % 2 * 2 + half]; }
+
 // Codes. `unpack` gives what is left of a code when its zero is taken away, as halves, exactly.
 
 // 4 bits.
 template <u32 ZERO> struct Nibbles {
     static constexpr u32 BYTES = 512;
+    static constexpr bool IS_BF16 = false;
     struct Raw {
         uint4 low;
     };
     DEVICE static void load(Raw& raw, const u8* unit) { raw.low = load_16_once(unit + 16 * lane()); }
     DEVICE static u32 lane() { return threadIdx.x & 31; }
     DEVICE static u32 word(const uint4& raw, u32 at) { return at < 2 ? (at ? raw.y : raw.x) : (at == 2 ? raw.z : raw.w); }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 minus = 0xd400d400u + ZERO * 0x100010u; // -(64 + ZERO)
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             const u32 low = word(raw.low, 2 * chunk + half), high = low >> 8;
-            w[half][0] = sub_f16x2((low & 0x000f000fu) | MAGIC, centre<ZERO>());
-            w[half][1] = fma_f16x2((low & 0x00f000f0u) | MAGIC, 0x2c002c00u, minus);
-            w[half][2] = sub_f16x2((high & 0x000f000fu) | MAGIC, centre<ZERO>());
-            w[half][3] = fma_f16x2((high & 0x00f000f0u) | MAGIC, 0x2c002c00u, minus);
+            word_of(w, half, 0) = sub_f16x2(masked_or<0x000f000fu>(low, MAGIC), centre<ZERO>());
+            word_of(w, half, 1) = fma_f16x2(masked_or<0x00f000f0u>(low, MAGIC), 0x2c002c00u, minus);
+            word_of(w, half, 2) = sub_f16x2(masked_or<0x000f000fu>(high, MAGIC), centre<ZERO>());
+            word_of(w, half, 3) = fma_f16x2(masked_or<0x00f000f0u>(high, MAGIC), 0x2c002c00u, minus);
         }
     }
     DEVICE static u32 code(const u8* unit, const Place& at) {
@@ -71,6 +100,7 @@ template <u32 ZERO> struct Nibbles {
 // 4 bits and a fifth one from words of their own.
 template <u32 ZERO> struct Fives {
     static constexpr u32 BYTES = 512 + 128;
+    static constexpr bool IS_BF16 = false;
     struct Raw {
         uint4 low;
         u32 high;
@@ -79,14 +109,15 @@ template <u32 ZERO> struct Fives {
         raw.low = load_16_once(unit + 16 * Nibbles<0>::lane());
         raw.high = reinterpret_cast<const u32*>(unit + 512)[Nibbles<0>::lane()];
     }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             const u32 low = Nibbles<0>::word(raw.low, 2 * chunk + half);
 #pragma unroll
             for (u32 p = 0; p < 4; ++p) {
-                const u32 fifth = (raw.high >> (8 * chunk + 4 * half + p) & 0x00010001u) << 4;
-                w[half][p] = sub_f16x2((low >> 4 * p & 0x000f000fu) | fifth | MAGIC, centre<ZERO>());
+                const u32 at = 8 * chunk + 4 * half + p;
+                const u32 fifth = masked_or<0x00100010u>(at < 4 ? raw.high << (4 - at) : raw.high >> (at - 4), MAGIC);
+                word_of(w, half, p) = sub_f16x2(masked_or<0x000f000fu>(low >> 4 * p, fifth), centre<ZERO>());
             }
         }
     }
@@ -101,6 +132,7 @@ template <u32 ZERO> struct Fives {
 // 4 bits and two more.
 template <u32 ZERO> struct Sixes {
     static constexpr u32 BYTES = 512 + 256;
+    static constexpr bool IS_BF16 = false;
     struct Raw {
         uint4 low;
         uint2 high;
@@ -109,7 +141,7 @@ template <u32 ZERO> struct Sixes {
         raw.low = load_16_once(unit + 16 * Nibbles<0>::lane());
         raw.high = load_8(unit + 512 + 8 * Nibbles<0>::lane());
     }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 upper = chunk ? raw.high.y : raw.high.x;
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
@@ -117,8 +149,8 @@ template <u32 ZERO> struct Sixes {
 #pragma unroll
             for (u32 p = 0; p < 4; ++p) {
                 const u32 at = 8 * half + 2 * p;
-                const u32 high = (at >= 4 ? upper >> (at - 4) : upper << (4 - at)) & 0x00300030u;
-                w[half][p] = sub_f16x2((low >> 4 * p & 0x000f000fu) | high | MAGIC, centre<ZERO>());
+                const u32 high = masked_or<0x00300030u>(at < 4 ? upper << (4 - at) : upper >> (at - 4), MAGIC);
+                word_of(w, half, p) = sub_f16x2(masked_or<0x000f000fu>(low >> 4 * p, high), centre<ZERO>());
             }
         }
     }
@@ -132,17 +164,18 @@ template <u32 ZERO> struct Sixes {
 // 2 bits.
 struct Twos {
     static constexpr u32 BYTES = 256;
+    static constexpr bool IS_BF16 = false;
     struct Raw {
         uint2 low;
     };
     DEVICE static void load(Raw& raw, const u8* unit) { raw.low = load_8(unit + 8 * Nibbles<0>::lane()); }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 word = chunk ? raw.low.y : raw.low.x;
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
             for (u32 p = 0; p < 4; ++p) {
-                w[half][p] = sub_f16x2((word >> (8 * half + 2 * p) & 0x00030003u) | MAGIC, MAGIC);
+                word_of(w, half, p) = sub_f16x2(masked_or<0x00030003u>(word >> (8 * half + 2 * p), MAGIC), MAGIC);
             }
         }
     }
@@ -156,6 +189,7 @@ struct Twos {
 // 2 bits and a third one.
 template <u32 ZERO> struct Threes {
     static constexpr u32 BYTES = 256 + 128;
+    static constexpr bool IS_BF16 = false;
     struct Raw {
         uint2 low;
         u32 high;
@@ -164,15 +198,15 @@ template <u32 ZERO> struct Threes {
         raw.low = load_8(unit + 8 * Nibbles<0>::lane());
         raw.high = reinterpret_cast<const u32*>(unit + 256)[Nibbles<0>::lane()];
     }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 word = chunk ? raw.low.y : raw.low.x;
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
             for (u32 p = 0; p < 4; ++p) {
-                const u32 third = (raw.high >> (8 * chunk + 4 * half + p) & 0x00010001u) << 2;
-                const u32 code = (word >> (8 * half + 2 * p) & 0x00030003u) | third;
-                w[half][p] = sub_f16x2(code | MAGIC, centre<ZERO>());
+                const u32 at = 8 * chunk + 4 * half + p;
+                const u32 third = masked_or<0x00040004u>(at < 2 ? raw.high << (2 - at) : raw.high >> (at - 2), MAGIC);
+                word_of(w, half, p) = sub_f16x2(masked_or<0x00030003u>(word >> (8 * half + 2 * p), third), centre<ZERO>());
             }
         }
     }
@@ -187,6 +221,7 @@ template <u32 ZERO> struct Threes {
 // 8 bits, signed; kept with 128 added.
 struct Bytes {
     static constexpr u32 BYTES = 1024;
+    static constexpr bool IS_BF16 = false;
     struct Raw {
         uint4 chunks[2];
     };
@@ -194,13 +229,13 @@ struct Bytes {
         raw.chunks[0] = load_16_once(unit + 16 * Nibbles<0>::lane());
         raw.chunks[1] = load_16_once(unit + 512 + 16 * Nibbles<0>::lane());
     }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
             for (u32 p = 0; p < 4; ++p) {
                 const u32 word = Nibbles<0>::word(raw.chunks[chunk], 2 * half + p / 2);
-                w[half][p] = sub_f16x2(__byte_perm(word, MAGIC, p % 2 ? 0x5352 : 0x5150), centre<128>());
+                word_of(w, half, p) = sub_f16x2(__byte_perm(word, MAGIC, p % 2 ? 0x5352 : 0x5150), centre<128>());
             }
         }
     }
@@ -213,6 +248,7 @@ struct Bytes {
 // 4 bits that stand for the levels of IQ4_NL (gguf/src/quant/iq4_nl.rs), kept with 128 added.
 struct Levels {
     static constexpr u32 BYTES = 512;
+    static constexpr bool IS_BF16 = false;
     typedef Nibbles<0>::Raw Raw;
     static constexpr u32 TABLE[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};
     DEVICE static void load(Raw& raw, const u8* unit) { Nibbles<0>::load(raw, unit); }
@@ -222,15 +258,15 @@ struct Levels {
         const u32 first = __byte_perm(TABLE[0], TABLE[1], small), second = __byte_perm(TABLE[2], TABLE[3], small);
         return __byte_perm(first, second, 0x3210u | (codes >> 1 & 0x4444u));
     }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             const u32 word = Nibbles<0>::word(raw.low, 2 * chunk + half);
             const u32 even = four(word), odd = four(word >> 16); // columns 0, 2, 4, 6 and 1, 3, 5, 7
 #pragma unroll
             for (u32 p = 0; p < 4; ++p) {
-                const u32 pair = __byte_perm(even, odd, p | (p + 4) << 8) & 0x00ff00ffu;
-                w[half][p] = sub_f16x2(pair | MAGIC, centre<128>());
+                const u32 pair = __byte_perm(even, odd, p | (p + 4) << 8);
+                word_of(w, half, p) = sub_f16x2(masked_or<0x00ff00ffu>(pair, MAGIC), centre<128>());
             }
         }
     }
@@ -244,9 +280,10 @@ struct Levels {
 // 4-bit floats: a sign, two bits of exponent, one of mantissa.
 struct Floats {
     static constexpr u32 BYTES = 512;
+    static constexpr bool IS_BF16 = false;
     typedef Nibbles<0>::Raw Raw;
     DEVICE static void load(Raw& raw, const u8* unit) { Nibbles<0>::load(raw, unit); }
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             const u32 word = Nibbles<0>::word(raw.low, 2 * chunk + half);
@@ -255,7 +292,7 @@ struct Floats {
                 const u32 codes = word >> 4 * p & 0x000f000fu;
                 // As the top bits of a half they stand for 2^-14 of their value.
                 const u32 halves = (codes & 0x00070007u) << 9 | (codes & 0x00080008u) << 12;
-                w[half][p] = mul_f16x2(halves, 0x74007400u);
+                word_of(w, half, p) = mul_f16x2(halves, 0x74007400u);
             }
         }
     }
@@ -268,27 +305,56 @@ struct Floats {
     }
 };
 
-// Scales. `get` gives those of a chunk as pairs of equal halves, for row `g` and for row `g + 8`: what codes are multiplied
-// by, and what is added then (for formats that add something).
+// 16 bits: the values themselves, as the instruction wants them.
+template <bool BF16> struct Sixteens {
+    static constexpr u32 BYTES = 2048;
+    static constexpr bool IS_BF16 = BF16;
+    struct Raw {
+        uint4 words[2][2]; // by chunk and step
+    };
+    // Where the words of this lane are.
+    DEVICE static const u8* at(const u8* unit, u32 chunk, u32 step) {
+        return unit + ((chunk * 2 + step) * 512 + 16 * Nibbles<0>::lane());
+    }
+    DEVICE static void load(Raw& raw, const u8* unit) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) raw.words[i / 2][i % 2] = load_16_once(at(unit, i / 2, i % 2));
+    }
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
+#pragma unroll
+        for (u32 step = 0; step < 2; ++step) {
+            const uint4 words = raw.words[chunk][step];
+            w[step][0] = words.x, w[step][1] = words.y, w[step][2] = words.z, w[step][3] = words.w;
+        }
+    }
+    DEVICE static u32 code(const u8* unit, const Place& at) {
+        const u8* words = unit + (at.chunk() * 2 + at.word() / 2) * 512 + 16 * at.lane();
+        return reinterpret_cast<const u32*>(words)[at.word() % 2 * 2 + at.half()] >> at.high() & 0xffff;
+    }
+    DEVICE static float value(u32 code) { return BF16 ? to_float(bf16{u16(code)}) : to_float(f16{u16(code)}); }
+};
 
+// Scales. `get` gives those of a chunk: what codes are multiplied by, and what is added then (for formats that add
+// something).
+
+// Words with the value of row `g` low and of row `g + 8` high.
 struct Factors {
-    u32 scale[2], plus[2];
-
-    // From words with the value of row `g` low and of row `g + 8` high.
-    DEVICE void set_scale(u32 both) {
-        scale[0] = __byte_perm(both, both, 0x1010);
-        scale[1] = __byte_perm(both, both, 0x3232);
-    }
-    DEVICE void set_plus(u32 both) {
-        plus[0] = __byte_perm(both, both, 0x1010);
-        plus[1] = __byte_perm(both, both, 0x3232);
-    }
+    u32 scale, plus;
 };
 
 DEVICE u32 group_of_lane() { return (threadIdx.x & 31) / 4; }
 DEVICE u32 pair_of_lane() { return threadIdx.x & 3; }
 
 DEVICE float half_at(const u8* at) { return to_float(*reinterpret_cast<const f16*>(at)); }
+
+// None.
+struct NoScales {
+    static constexpr u32 BYTES = 0, SUPER = 0;
+    static constexpr bool ADDS = false;
+    struct Raw {};
+    DEVICE static void load(Raw&, const u8*, const u8*) {}
+    DEVICE static float value(const u8*, const u8*, const Place&, float code) { return code; }
+};
 
 // A half for every 32 columns.
 struct Halves {
@@ -298,7 +364,7 @@ struct Halves {
         uint2 scales;
     };
     DEVICE static void load(Raw& raw, const u8* unit, const u8*) { raw.scales = load_8(unit + 8 * group_of_lane()); }
-    DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) { by.set_scale(chunk ? raw.scales.y : raw.scales.x); }
+    DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) { by.scale = chunk ? raw.scales.y : raw.scales.x; }
     DEVICE static float value(const u8* unit, const u8*, const Place& at, float code) {
         return half_at(unit + 8 * (at.row % 8) + 4 * at.chunk() + 2 * at.half()) * code;
     }
@@ -313,8 +379,8 @@ struct HalvesPlus {
     };
     DEVICE static void load(Raw& raw, const u8* unit, const u8*) { raw.both = load_16(unit + 16 * group_of_lane()); }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
-        by.set_scale(chunk ? raw.both.z : raw.both.x);
-        by.set_plus(chunk ? raw.both.w : raw.both.y);
+        by.scale = chunk ? raw.both.z : raw.both.x;
+        by.plus = chunk ? raw.both.w : raw.both.y;
     }
     DEVICE static float value(const u8* unit, const u8*, const Place& at, float code) {
         const u8* from = unit + 16 * (at.row % 8) + 8 * at.chunk() + 2 * at.half();
@@ -335,8 +401,8 @@ struct Sub32Minus {
     }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 small = chunk ? raw.small.y : raw.small.x;
-        by.set_scale(mul_f16x2(sub_f16x2(__byte_perm(small, MAGIC, 0x5150), MAGIC), raw.super.x));
-        by.set_plus(neg_f16x2(mul_f16x2(sub_f16x2(__byte_perm(small, MAGIC, 0x5352), MAGIC), raw.super.y)));
+        by.scale = mul_f16x2(sub_f16x2(__byte_perm(small, MAGIC, 0x5150), MAGIC), raw.super.x);
+        by.plus = neg_f16x2(mul_f16x2(sub_f16x2(__byte_perm(small, MAGIC, 0x5352), MAGIC), raw.super.y));
     }
     DEVICE static float value(const u8* unit, const u8* super, const Place& at, float code) {
         const u8* small = unit + 8 * (at.row % 8) + 4 * at.chunk() + at.half();
@@ -361,7 +427,7 @@ template <u32 ZERO> struct Sub16 {
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 small = chunk ? raw.small.y : raw.small.x;
         const u32 both = __byte_perm(small, MAGIC, pair_of_lane() < 2 ? 0x5150 : 0x5352);
-        by.set_scale(mul_f16x2(sub_f16x2(both, centre<ZERO>()), raw.super));
+        by.scale = mul_f16x2(sub_f16x2(both, centre<ZERO>()), raw.super);
     }
     DEVICE static float value(const u8* unit, const u8* super, const Place& at, float code) {
         const u8 small = unit[8 * (at.row % 8) + 4 * at.chunk() + 2 * (at.column / 16 % 2) + at.half()];
@@ -378,8 +444,8 @@ struct Sub16Minus {
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 small = chunk ? raw.small.y : raw.small.x;
         const u32 both = __byte_perm(small, 0, pair_of_lane() < 2 ? 0x4140 : 0x4342);
-        by.set_scale(mul_f16x2(sub_f16x2((both & 0x000f000fu) | MAGIC, MAGIC), raw.super.x));
-        by.set_plus(neg_f16x2(mul_f16x2(sub_f16x2((both >> 4 & 0x000f000fu) | MAGIC, MAGIC), raw.super.y)));
+        by.scale = mul_f16x2(sub_f16x2((both & 0x000f000fu) | MAGIC, MAGIC), raw.super.x);
+        by.plus = neg_f16x2(mul_f16x2(sub_f16x2((both >> 4 & 0x000f000fu) | MAGIC, MAGIC), raw.super.y));
     }
     DEVICE static float value(const u8* unit, const u8* super, const Place& at, float code) {
         const u8 small = unit[8 * (at.row % 8) + 4 * at.chunk() + 2 * (at.column / 16 % 2) + at.half()];
@@ -402,7 +468,7 @@ template <u32 ZERO> struct Sub32 {
     }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 both = __byte_perm(raw.small, MAGIC, chunk ? 0x5352 : 0x5150);
-        by.set_scale(mul_f16x2(sub_f16x2(both, centre<ZERO>()), raw.super));
+        by.scale = mul_f16x2(sub_f16x2(both, centre<ZERO>()), raw.super);
     }
     DEVICE static float value(const u8* unit, const u8* super, const Place& at, float code) {
         const u8 small = unit[4 * (at.row % 8) + 2 * at.chunk() + at.half()];
@@ -424,7 +490,7 @@ struct Powers {
     DEVICE static float power(u32 exponent) { return __uint_as_float(min(exponent & 255, 142u) << 23); }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 both = raw.exponents >> 16 * chunk;
-        by.set_scale(pack_f16(power(both), power(both >> 8)));
+        by.scale = pack_f16(power(both), power(both >> 8));
     }
     // 2^(exponent - 128), of which the two smallest are subnormal.
     DEVICE static float value(const u8* unit, const u8*, const Place& at, float code) {
@@ -434,9 +500,9 @@ struct Powers {
     }
 };
 
-// A packed format: how its codes and its scales are kept.
+// A packed format: how its codes and its scales are kept. A value is a place in a tile, from which units are loaded.
 template <class CODES, class SCALES> struct Packed {
-    static constexpr bool IS_PLAIN = false, IS_BF16 = false;
+    static constexpr bool IS_PLAIN = SCALES::BYTES == 0, IS_BF16 = CODES::IS_BF16;
     static constexpr u32 UNIT = CODES::BYTES + SCALES::BYTES;
     struct Raw {
         typename CODES::Raw codes;
@@ -445,32 +511,48 @@ template <class CODES, class SCALES> struct Packed {
 
     DEVICE static u64 tile_bytes(u32 units) { return u64(units) * UNIT + u64(units / 4) * SCALES::SUPER; }
 
-    const u8* tile;
-    u32 units;
+    const u8* from;  // this unit
+    const u8* super; // of the whole tile
+    u32 unit;
 
-    // Tile number `at` of matrix `matrix`.
-    DEVICE Packed(const u8* base, u32 rows, u32 units, u32 matrix, u32 at) : units(units) {
+    // Unit `unit` of tile number `at` of matrix `matrix`.
+    DEVICE Packed(const u8* base, u32 rows, u32 units, u32 matrix, u32 at, u32 unit) : unit(unit) {
         const u32 tiles = (rows + 15) / 16;
-        tile = base + (u64(matrix) * tiles + min(at, tiles - 1)) * tile_bytes(units);
+        const u8* tile = base + (u64(matrix) * tiles + min(at, tiles - 1)) * tile_bytes(units);
+        from = tile + u64(unit) * UNIT;
+        super = tile + u64(units) * UNIT;
+        keep(from), keep(super);
     }
 
-    DEVICE void load(Raw& raw, u32 unit) const {
-        const u8* from = tile + u64(unit) * UNIT;
-        CODES::load(raw.codes, from);
-        SCALES::load(raw.scales, from + CODES::BYTES, tile + u64(units) * UNIT + unit / 4 * SCALES::SUPER);
+    DEVICE void advance(u32 units) {
+        from += units * UNIT;
+        unit += units;
+        keep(from);
     }
 
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
-        Factors by;
-        SCALES::get(raw.scales, chunk, by);
+    // The unit after so many others.
+    DEVICE void load(Raw& raw, u32 ahead) const {
+        CODES::load(raw.codes, from + ahead * UNIT);
+        SCALES::load(raw.scales, from + (ahead * UNIT + CODES::BYTES), super + (unit + ahead) / 4 * SCALES::SUPER);
+    }
+
+    template <u32 HALF> DEVICE static void scale(Words& w, const Factors& by) {
+#pragma unroll
+        for (u32 p = 0; p < 4; ++p) {
+            u32& word = word_of(w, HALF, p);
+            const u32 scale = both_halves<HALF>(by.scale);
+            if constexpr (SCALES::ADDS) word = fma_f16x2(word, scale, both_halves<HALF>(by.plus));
+            if constexpr (!SCALES::ADDS) word = mul_f16x2(word, scale);
+        }
+    }
+
+    DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         CODES::unpack(raw.codes, chunk, w);
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                if constexpr (SCALES::ADDS) w[half][p] = fma_f16x2(w[half][p], by.scale[half], by.plus[half]);
-                if constexpr (!SCALES::ADDS) w[half][p] = mul_f16x2(w[half][p], by.scale[half]);
-            }
+        if constexpr (SCALES::BYTES > 0) {
+            Factors by;
+            SCALES::get(raw.scales, chunk, by);
+            scale<0>(w, by);
+            scale<1>(w, by);
         }
     }
 
@@ -484,46 +566,8 @@ template <class CODES, class SCALES> struct Packed {
     }
 };
 
-// A format of 16 bits, whose rows lie as they are, each followed by zeros up to a whole unit.
-template <bool BF16> struct Plain {
-    static constexpr bool IS_PLAIN = true, IS_BF16 = BF16;
-    struct Raw {
-        uint4 words[2][2]; // by chunk and half
-    };
-
-    const u8* rows[2];
-
-    DEVICE Plain(const u8* base, u32 count, u32 units, u32 matrix, u32 tile) {
-        const u32 row = tile * 16 + group_of_lane();
-        // Rows beyond the last are computed like it, and dropped.
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const u64 at = u64(matrix) * count + min(row + 8 * half, count - 1);
-            rows[half] = base + at * units * 128 + 16 * pair_of_lane();
-        }
-    }
-
-    DEVICE const u8* at(u32 unit, u32 chunk, u32 half) const { return rows[half] + unit * 128 + chunk * 64; }
-
-    DEVICE void load(Raw& raw, u32 unit) const {
-#pragma unroll
-        for (u32 chunk = 0; chunk < 2; ++chunk) {
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half) raw.words[chunk][half] = load_16_once(at(unit, chunk, half));
-        }
-    }
-
-    DEVICE static void unpack(const Raw& raw, u32 chunk, u32 (&w)[2][4]) {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const uint4 words = raw.words[chunk][half];
-            w[half][0] = words.x, w[half][1] = words.y, w[half][2] = words.z, w[half][3] = words.w;
-        }
-    }
-};
-
-typedef Plain<true> FormatBf16;
-typedef Plain<false> FormatF16;
+typedef Packed<Sixteens<true>, NoScales> FormatBf16;
+typedef Packed<Sixteens<false>, NoScales> FormatF16;
 typedef Packed<Nibbles<8>, Halves> FormatQ4_0;
 typedef Packed<Nibbles<0>, HalvesPlus> FormatQ4_1;
 typedef Packed<Fives<16>, Halves> FormatQ5_0;

@@ -11,6 +11,14 @@ struct NoSuper {
     DEVICE static void super(const u8*, u8*, u32) {}
 };
 
+// Numbers of 16 bits.
+struct Stored16 {
+    static constexpr u32 COLUMNS = 1, BYTES = 2;
+    DEVICE static u32 code(const u8* at, u32) { return *reinterpret_cast<const u16*>(at); }
+};
+typedef Stored16 StoredF16;
+typedef Stored16 StoredBf16;
+
 // Blocks of 32 columns that begin with a half, then `SKIP - 2` bytes, then nibbles.
 template <u32 SKIP> struct Stored4 : NoSuper {
     static constexpr u32 COLUMNS = 32, BYTES = SKIP + 16;

@@ -48,6 +48,7 @@ impl Machine {
         let sums = self.scratch().at(Parts::of(&self.program, &whole, &self.limits).sums);
         self.multiply(&whole, &Multiply::new(op.x, op.weight, stacking, sums, columns))?;
         self.kernel("stage", "sum_experts")?
+            .early()
             .grid(self.rows(op.out), columns.div_ceil(BLOCK), 1)
             .block(BLOCK)
             .arg(sums)

@@ -5,7 +5,7 @@ use crate::{
     launch::Argument,
     machine::Machine,
     ops::{activation, experts, flag},
-    weights::{Matrix, UNIT, suffix},
+    weights::{UNIT, suffix},
 };
 use kvas_backend::{
     Act, DeviceError, Limits, Op, Program, Rows, Stacking, Weight,
@@ -50,11 +50,13 @@ pub(crate) struct Job {
     x: u64,
     factor: u64,
     pieces: u64,
+    chosen: u64,
     piece_count: u64,
     order: u64,
     out: u64,
     bias: u64,
     row_gate: u64,
+    parts: u64,
     rows: u32,
     units: u32,
     entries: u32,
@@ -102,6 +104,18 @@ impl Multiply {
     }
 }
 
+/// Rows of an activation in 16 bits, in the scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Staged {
+    act: Act,
+    is_bf16: bool,
+    rows: usize,
+    stride: usize,
+    columns: usize,
+    /// Where they and their factors are.
+    at: [Ptr; 2],
+}
+
 /// Where the parts of the scratch of a product are. Sizes are those of the largest step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parts {
@@ -109,16 +123,24 @@ pub(crate) struct Parts {
     pub(crate) order: usize,
     factors: usize,
     x: usize,
-    /// Products of entries that are summed afterwards.
+    /// Products of entries that are summed afterwards, or parts of products.
     pub(crate) sums: usize,
     bytes: usize,
 }
 
 impl Parts {
-    /// For so many rows that meet matrices `[rows, columns]`.
-    fn new(most_rows: usize, (per_row, stacking): (usize, Stacking), [rows, columns]: [usize; 2]) -> Self {
+    /// For so many rows that meet matrices `[rows, columns]`, or two of them at once.
+    fn new(
+        most_rows: usize,
+        (per_row, stacking): (usize, Stacking),
+        [rows, columns]: [usize; 2],
+        gated: usize,
+    ) -> Self {
         let entries = most_rows * per_row;
         let (inputs, listed, summed) = match stacking {
+            Stacking::One | Stacking::Heads(_) if is_split(rows, gated == 2, per_row) => {
+                (entries, 0, gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows)
+            }
             Stacking::One | Stacking::Heads(_) => (entries, 0, 0),
             Stacking::Experts(..) => (most_rows, entries, 0),
             Stacking::ExpertParts(..) => (entries, entries, entries * rows),
@@ -128,7 +150,8 @@ impl Parts {
         let order = after(pieces, 16 * listed);
         let factors = after(order, 4 * listed);
         let x = after(factors, 4 * inputs);
-        let sums = after(x, 2 * inputs * columns.next_multiple_of(UNIT));
+        // Kernels read a unit beyond the last.
+        let sums = after(x, 2 * (inputs * columns.next_multiple_of(UNIT) + UNIT));
         Self { pieces, order, factors, x, sums, bytes: after(sums, 4 * summed) }
     }
 
@@ -142,7 +165,7 @@ impl Parts {
         };
         let parts = product.weights().map(|weight| {
             let [rows, columns] = program.weight(weight).shape;
-            Self::new(most_rows, (per_row, product.stacking), [rows / count, columns])
+            Self::new(most_rows, (per_row, product.stacking), [rows / count, columns], product.weights().count())
         });
         parts.max_by_key(|parts| parts.bytes).expect("a product has a weight")
     }
@@ -153,31 +176,75 @@ pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device
     Parts::of(program, op, limits).bytes as u64
 }
 
-/// Entries that a block of a kernel takes at once, by which it is chosen.
-fn width(quant: Quant, multiprocessors: usize, rows_of_matrix: usize, [entries, most]: [usize; 2]) -> usize {
-    if quant == Quant::F32 {
-        return 8;
+/// Which kernel multiplies: all of them give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kernel {
+    /// In f32, up to so many entries a warp.
+    Float(usize),
+    /// A tile and up to so many entries a block.
+    Few(usize),
+    /// Eight tiles, up to 64 entries and one segment a block.
+    Split,
+    /// Eight tiles and up to so many entries a block.
+    Many(usize),
+}
+
+/// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
+const SEGMENTS: usize = 8;
+/// Entries of a block of [`Kernel::Split`].
+const SPLIT: usize = 64;
+
+/// Whether blocks of eight tiles are too few to keep a GPU busy, so that they are split: for matrices of so many rows,
+/// times their number.
+fn is_split(rows: usize, is_gated: bool, count: usize) -> bool {
+    rows.div_ceil(if is_gated { 64 } else { 128 }) * count <= 64
+}
+
+impl Kernel {
+    /// For `rows` rows of activations.
+    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, multiprocessors: usize) -> Self {
+        match rows {
+            0..=1 if quant == Quant::F32 => Self::Float(1),
+            _ if quant == Quant::F32 => Self::Float(8),
+            0..=8 => Self::Few(8),
+            9..=16 => Self::Few(16),
+            17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
+            17..=SPLIT => Self::Many(64),
+            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < multiprocessors => Self::Many(64),
+            _ => Self::Many(128),
+        }
     }
-    // A matrix is read once if all its entries fit; of those that meet one of many matrices about `entries` do.
-    let usual = if entries == most { entries } else { (2 * entries).min(most) };
-    match usual {
-        0..=8 => 8,
-        9..=16 => 16,
-        17..=32 => 32,
-        33..=64 => 64,
-        _ if entries <= 64 || rows_of_matrix.div_ceil(128) * entries.div_ceil(128) < multiprocessors => MANY + 64,
-        _ => MANY + 128,
+
+    /// For `rows` rows that meet experts, each of which has about `usual` of them. The weights of an expert are read once
+    /// if its entries fit.
+    fn of_experts(quant: Quant, rows: usize, usual: usize) -> Self {
+        match (2 * usual).min(rows) {
+            0..=1 if quant == Quant::F32 => Self::Float(1),
+            _ if quant == Quant::F32 => Self::Float(8),
+            0..=8 => Self::Few(8),
+            9..=16 => Self::Few(16),
+            17..=32 => Self::Few(32),
+            33..=64 => Self::Few(64),
+            _ if usual <= 64 => Self::Many(64),
+            _ => Self::Many(128),
+        }
+    }
+
+    /// Entries that a block takes at once.
+    fn most(self) -> usize {
+        match self {
+            Self::Split => SPLIT,
+            Self::Float(most) | Self::Few(most) | Self::Many(most) => most,
+        }
     }
 }
 
-/// Added to the width where the kernel is one for many entries.
-const MANY: usize = 1 << 16;
 /// Threads of a block of every product.
 const THREADS: usize = 256;
 
 impl Machine {
     /// Runs a product.
-    pub(crate) fn multiply(&self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
+    pub(crate) fn multiply(&mut self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
         let rows = self.rows(of.x);
         let matrix = self.matrix(of.weight);
         let parts = Parts::of(&self.program, op, &self.limits);
@@ -192,27 +259,39 @@ impl Machine {
         };
         let inputs_of_row = if matches!(of.stacking, Stacking::Experts(..)) { 1 } else { per_row };
         let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
-        let usual = if listed.is_some() { (rows * per_row).div_ceil(count) } else { rows };
-        let width = width(matrix.quant, self.device.multiprocessors(), rows_of_matrix, [usual, rows]);
-        let most = width % MANY;
+        let (quant, is_gated) = (matrix.quant, of.up.is_some());
+        let kernel = if listed.is_some() {
+            Kernel::of_experts(quant, rows, (rows * per_row).div_ceil(count))
+        } else {
+            Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, self.device.multiprocessors())
+        };
+        let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
-        let (x, factor) = self.stage(of.x, matrix, &parts, [rows * inputs_of_row, x_stride])?;
+        let [x, factor] = self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?;
+        if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
+            self.staged = None;
+        }
+        let matrix = self.matrix(of.weight);
         let [y, z] = match listed {
             None => [count, rows.div_ceil(most)],
+            // A row chooses no expert twice.
+            Some(_) if rows == 1 => [per_row, 1],
             Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
         };
-        let at = |part: usize| if listed.is_some() { self.scratch().at(part).0 } else { 0 };
+        let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
         let job = Job {
             weight: matrix.at().0,
             up: of.up.map_or(0, |up| self.matrix(up).at().0),
             x: x.0,
             factor: factor.0,
             pieces: at(parts.pieces),
+            chosen: listed.filter(|_| rows == 1).map_or(0, |experts| self.act(experts).0),
             piece_count: at(0),
             order: at(parts.order),
             out: of.out.0,
             bias: self.optional(of.bias).0,
             row_gate: of.row_gate.map_or(0, |gate| self.act(gate).0),
+            parts: self.scratch().at(parts.sums).0,
             rows: rows_of_matrix as u32,
             units: if matrix.quant == Quant::F32 { matrix.columns } else { matrix.units() } as u32,
             entries: rows as u32,
@@ -226,67 +305,90 @@ impl Machine {
             scale: of.scale,
             padding: 0,
         };
-        self.launch_product(matrix.quant, job, of.up.is_some(), [width, y, z])
+        self.launch_product((matrix.quant, kernel), job, is_gated, [y, z])?;
+        if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
     }
 
     fn launch_product(
         &self,
-        quant: Quant,
+        (quant, kernel): (Quant, Kernel),
         job: Job,
         is_gated: bool,
-        [width, y, z]: [usize; 3],
+        [y, z]: [usize; 2],
     ) -> Result<(), DeviceError> {
         let gated = if is_gated { "gated_" } else { "" };
-        let most = width % MANY;
-        let (name, rows_of_block, shared) = if quant == Quant::F32 {
-            let whole = job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4);
-            let of_warp = if z * y > 1 { 4 } else { 1 };
-            let lanes = if whole { 4 } else { 1 };
-            (format!("{gated}products_f32_{of_warp}_by_{lanes}"), THREADS / 32 * of_warp, 0)
-        } else if width > MANY {
-            let rows = if is_gated { 64 } else { 128 };
-            (format!("{gated}many_{most}_{}", suffix(quant)), rows, 3 * 128 * (128 + most))
-        } else {
-            let rows = if is_gated || most < 32 { 16 } else { 32 };
-            (format!("{gated}few_{most}_{}", suffix(quant)), rows, 0)
+        let suffix = suffix(quant);
+        let rows_of_eight = if is_gated { 64 } else { 128 };
+        let stages = |most: usize| 3 * 128 * (128 + most);
+        let (name, rows_of_block, shared) = match kernel {
+            Kernel::Float(most) => {
+                let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
+                let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
+                (format!("{gated}products_f32_{of_warp}x{most}_by_{lanes}"), THREADS / 32 * of_warp, 0)
+            }
+            Kernel::Few(most) => {
+                (format!("{gated}few_{most}_{suffix}"), if is_gated || most < 32 { 16 } else { 32 }, 0)
+            }
+            Kernel::Split => (format!("{gated}split_{SPLIT}_{suffix}"), rows_of_eight, stages(SPLIT)),
+            Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
         };
         self.kernel(unit(quant), &name)?
-            .grid((job.rows as usize).div_ceil(rows_of_block), y, z)
+            .grid((job.rows as usize).div_ceil(rows_of_block), y, if kernel == Kernel::Split { SEGMENTS } else { z })
             .block(THREADS)
             .shared(shared)
+            .early()
             .arg(job)
             .launch()
     }
 
-    /// Rows of activations as products with a matrix want them, and by what they are to be multiplied.
+    /// Ends products that were left in parts.
+    fn add_parts(&self, job: Job, is_gated: bool) -> Result<(), DeviceError> {
+        self.kernel("stage", "add_parts")?
+            .grid((job.rows as usize).div_ceil(THREADS), (job.entries * job.matrices) as usize, 1)
+            .block(THREADS)
+            .early()
+            .arg(job)
+            .arg(flag(is_gated))
+            .launch()
+    }
+
+    /// Rows of activations as products with a matrix want them, and by what they are to be multiplied. Products that
+    /// follow each other share them.
     fn stage(
-        &self,
-        act: Act,
-        matrix: &Matrix,
+        &mut self,
+        (act, weight): (Act, Weight),
         parts: &Parts,
         [rows, stride]: [usize; 2],
-    ) -> Result<(Ptr, Ptr), DeviceError> {
+    ) -> Result<[Ptr; 2], DeviceError> {
+        let matrix = self.matrix(weight);
         if matrix.quant == Quant::F32 {
-            return Ok((self.act(act), Ptr::NULL));
+            return Ok([self.act(act), Ptr::NULL]);
         }
-        let [to, factors] = [parts.x, parts.factors].map(|part| self.scratch().at(part));
-        let is_bf16 = matrix.quant == Quant::Bf16;
+        let (is_bf16, columns) = (matrix.quant == Quant::Bf16, matrix.columns);
         let padded = matrix.units() * UNIT;
+        let [to, factors] = [parts.x, parts.factors].map(|part| self.scratch().at(part));
+        let at = [to, if is_bf16 { Ptr::NULL } else { factors }];
+        let staged = Staged { act, is_bf16, rows, stride, columns, at };
+        if self.staged == Some(staged) {
+            return Ok(at);
+        }
         let launch = self
             .kernel("stage", if is_bf16 { "stage_bf16" } else { "stage_f16" })?
             .grid(rows, 1, 1)
             .block((padded / 4).next_multiple_of(32).clamp(32, 512))
+            .early()
             .arg(self.act(act))
             .arg(stride as u32)
-            .arg(matrix.columns as u32)
+            .arg(columns as u32)
             .arg(to)
             .arg(padded as u32);
         if is_bf16 {
-            launch.launch()?;
-            return Ok((to, Ptr::NULL));
+            launch.launch()?
+        } else {
+            launch.arg(factors).launch()?
         }
-        launch.arg(factors).launch()?;
-        Ok((to, factors))
+        self.staged = Some(staged);
+        Ok(at)
     }
 
     /// Sorts entries by their experts, and returns how many pieces of at most `most` there may be.
@@ -298,9 +400,10 @@ impl Machine {
     ) -> Result<usize, DeviceError> {
         let scratch = self.scratch();
         self.kernel("stage", "group_entries")?
+            .early()
             .grid(1, 1, 1)
-            .block(entries.next_multiple_of(32).clamp(32, 1024))
-            .shared(4 * (count + 1))
+            .block(entries.max(count).next_multiple_of(32).clamp(32, 1024))
+            .shared(4 * count)
             .arg(self.act(experts))
             .arg(entries as u32)
             .arg(count as u32)
@@ -336,6 +439,7 @@ impl Machine {
         let left_over = stride - outputs;
         let rows = if left_over == 0 { 0 } else { self.rows(op.x) * heads };
         self.kernel("stage", "copy_left_over")?
+            .early()
             .grid(rows, 1, 1)
             .block(left_over.next_multiple_of(32).clamp(32, 256))
             .arg(self.act(op.x))
