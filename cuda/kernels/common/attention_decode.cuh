@@ -2,6 +2,7 @@
 // share it; its warps take 16 tokens at a time. Keys and values go from the pages into registers, 16 bytes a lane, and
 // from there into matrix instructions as they are: tokens are the rows of the product with the queries, columns of values
 // those of the product with the weights.
+#pragma once
 #include "common/tiles.cuh"
 
 static constexpr u32 WARPS = 4;
@@ -255,17 +256,27 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 total = fmaf(by[w], sums[w][query], total);
             }
             const u64 at = u64(span.first + row - parts.first_row) * op.heads + head;
-            float* out = parts.mixed_at(at, DIM);
+            const u64 in_act = (u64(span.first + row) * op.heads + head) * DIM;
+            // A context of one part needs no merging: the same operations, here.
+            const bool is_whole = parts.count == 1;
+            float* out = is_whole ? op.out + in_act : parts.mixed_at(at, DIM);
+            const float inverse = 1.0f / total;
             for (u32 column = lane_id() * 4; column < DIM; column += 128) {
-                float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
                 for (u32 w = 0; w < WARPS; ++w) {
                     const float4 x = *reinterpret_cast<const float4*>(&shared.mixed[w][query][column]);
-                    y.x = fmaf(by[w], x.x, y.x), y.y = fmaf(by[w], x.y, y.y);
-                    y.z = fmaf(by[w], x.z, y.z), y.w = fmaf(by[w], x.w, y.w);
+                    y[0] = fmaf(by[w], x.x, y[0]), y[1] = fmaf(by[w], x.y, y[1]);
+                    y[2] = fmaf(by[w], x.z, y[2]), y[3] = fmaf(by[w], x.w, y[3]);
                 }
-                *reinterpret_cast<float4*>(out + column) = y;
+#pragma unroll
+                for (u32 e = 0; is_whole && e < 4; ++e) {
+                    y[e] *= inverse;
+                    if (op.gate != nullptr) y[e] *= sigmoid(op.gate[in_act + column + e]);
+                }
+                *reinterpret_cast<float4*>(out + column) = make_float4(y[0], y[1], y[2], y[3]);
             }
+            if (is_whole) continue;
             if (lane_id() == 0) *parts.tops_at(at) = make_float2(most, total);
         }
     }
@@ -289,7 +300,3 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     DECODE(name, KV, 128, 1)                                                                                          \
     DECODE(name, KV, 128, 2)                                                                                          \
     DECODE(name, KV, 256, 1)
-
-DECODES(f16, KV_F16)
-DECODES(bf16, KV_BF16)
-DECODES(q8_0, KV_Q8_0)

@@ -1,6 +1,7 @@
 // Attention of prompts: the rows of a span in whole chunks. A block has a KV head and 64 queries of the heads that share
 // it, row after row; keys and values come into shared memory some tokens at a time, always at the same positions, so that
 // a row's result does not depend on the rows beside it.
+#pragma once
 #include "common/tiles.cuh"
 
 static constexpr u32 WARPS = 4;
@@ -295,7 +296,3 @@ template <u32 KV, u32 DIM> DEVICE void prefill(const StepView& step, const Pages
     PREFILL(name, KV, 64)                                                                                             \
     PREFILL(name, KV, 128)                                                                                            \
     PREFILL(name, KV, 256)
-
-PREFILLS(f16, KV_F16)
-PREFILLS(bf16, KV_BF16)
-PREFILLS(q8_0, KV_Q8_0)
