@@ -31,10 +31,12 @@ struct Recurrence {
     u32 key_heads, value_heads, key_dim, value_dim;
     u32 tiled; // value head `h` reads key head `h % key_heads`, otherwise `h / (value_heads / key_heads)`
     float norm_eps;
+    u32 group;         // value heads of a key head
+    float query_scale; // 1 / sqrt(key_dim)
     u32 padding;
 };
 
-static_assert(sizeof(Recurrence) == 136, "as in src/ops/recurrence.rs");
+static_assert(sizeof(Recurrence) == 144, "as in src/ops/recurrence.rs");
 
 // Rows that are solved together: `CHUNK` of backend/src/step.rs; also entries of the ring that are looked at together.
 static constexpr u32 CHUNK = 16;
@@ -123,7 +125,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 
     DEVICE Block(const Recurrence& op, const Span& span, Shared& shared)
         : op(op), span(span), shared(shared), head(blockIdx.y), first_row(blockIdx.x * ROWS) {
-        key_head = op.tiled ? head % op.key_heads : head / (op.value_heads / op.key_heads);
+        key_head = op.tiled ? head % op.key_heads : head / op.group;
     }
 
     DEVICE u32 lane_row() const { return warp_id() * 4 * LANE_ROWS + (lane_id() >> 3) * LANE_ROWS; }
@@ -133,27 +135,39 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
                ((u64(span.slot) * op.value_heads + head) * op.value_dim + first_row) * op.key_dim;
     }
 
-    // Asks for the state, which is waited for where it is first used; zeros if it need not be read.
+    // Asks for the state, which is waited for where it is first used; zeros if it need not be read. Rows beyond the last
+    // one are that one: nobody asks what becomes of them.
     DEVICE void request_state(bool is_zero) {
-        const State* from = state_at();
-        const bool whole = (op.key_dim & 3) == 0;
+        const State* from = state_at() + (lane_id() & 7) * 4;
+        if (is_zero || op.key_dim != COLUMNS) {
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < RAW; ++e) raw[i][n][e] = 0;
+        }
+        if (is_zero) return;
+        const u32 last = op.value_dim - 1;
+        const bool is_whole = (op.key_dim & 3) == 0;
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) {
-            const u32 row = lane_row() + i;
+            const State* row = from + i32(min(first_row + lane_row() + i, last) - first_row) * i32(op.key_dim);
+            if (op.key_dim == COLUMNS) {
 #pragma unroll
+                for (u32 n = 0; n < QUADS; ++n) read_four(row + n * 32, raw[i][n]);
+                continue;
+            }
+#pragma unroll 1
             for (u32 n = 0; n < QUADS; ++n) {
+                u32 words[RAW] = {};
                 const u32 column = (n * 8 + (lane_id() & 7)) * 4;
-                const bool inside = first_row + row < op.value_dim && !is_zero;
-                const State* at = from + u64(row) * op.key_dim + column;
+                if (is_whole && column < op.key_dim) read_four(row + n * 32, words);
+                for (u32 e = 0; !is_whole && e < 4 && column + e < op.key_dim; ++e) set(words, e, row[n * 32 + e]);
 #pragma unroll
-                for (u32 e = 0; e < RAW; ++e) raw[i][n][e] = 0;
-                if (whole) {
-                    if (inside && column < op.key_dim) read_four(at, raw[i][n]);
-                    continue;
-                }
+                for (u32 m = 0; m < QUADS; ++m)
 #pragma unroll
-                for (u32 e = 0; e < 4; ++e)
-                    if (inside && column + e < op.key_dim) set(raw[i][n], e, at[e]);
+                    for (u32 e = 0; e < RAW; ++e) raw[i][m][e] = m == n ? words[e] : raw[i][m][e];
             }
         }
     }
@@ -192,8 +206,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 
     // What is stored is what is in the registers.
     DEVICE void store_state() {
-        State* to = state_at();
-        const bool whole = (op.key_dim & 3) == 0;
+        State* to = state_at() + (lane_id() & 7) * 4;
+        const bool is_whole = (op.key_dim & 3) == 0;
         round_state();
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) {
@@ -202,13 +216,14 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 #pragma unroll
             for (u32 n = 0; n < QUADS; ++n) {
                 const u32 column = (n * 8 + (lane_id() & 7)) * 4;
-                if (whole) {
-                    if (column < op.key_dim) write_four(to + u64(row) * op.key_dim + column, state[i][n]);
+                State* at = to + row * op.key_dim + n * 32;
+                if (is_whole) {
+                    if (column < op.key_dim) write_four(at, state[i][n]);
                     continue;
                 }
 #pragma unroll
                 for (u32 e = 0; e < 4; ++e)
-                    if (column + e < op.key_dim) store_rounded(to + u64(row) * op.key_dim + column + e, state[i][n][e]);
+                    if (column + e < op.key_dim) store_rounded(at + e, state[i][n][e]);
             }
         }
     }
@@ -290,22 +305,23 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
         for (u32 n = 0; n < OWN_COLUMNS; ++n) carry[n] = 0.0f;
     }
 
-    // Copies `rows` rows of `len` numbers to rows of `WIDTH`, the rest zeros, without waiting for them. `from(row)` is
-    // where a row begins: at multiples of 16 bytes, unless `loose`.
-    template <u32 WIDTH, typename From>
-    DEVICE void request(float* to, u32 rows, u32 len, bool loose, From from) {
+    // Copies `rows` rows of `len` numbers, at most `LIMIT`, to rows of `WIDTH`, the rest zeros, without waiting for them.
+    // Row `i` begins at number `offset(i)` of `from`: at multiples of 16 bytes, unless `loose`.
+    template <u32 WIDTH, u32 LIMIT, typename Offset>
+    static DEVICE void request(float* to, const float* from, u32 rows, u32 len, bool loose, Offset offset) {
         if (loose) {
 #pragma unroll 1
             for (u32 at = threadIdx.x; at < rows * WIDTH; at += THREADS) {
                 const u32 row = at / WIDTH, column = at % WIDTH;
-                copy_4_async(to + at, from(row) + (column < len ? column : 0), column < len);
+                copy_4_async(to + at, from + offset(row) + (column < len ? column : 0), column < len);
             }
             return;
         }
-#pragma unroll 4
-        for (u32 at = threadIdx.x; at < rows * WIDTH / 4; at += THREADS) {
-            const u32 row = at / (WIDTH / 4), column = at % (WIDTH / 4) * 4;
-            copy_16_async(to + 4 * at, from(row) + (column < len ? column : 0), column < len);
+        constexpr u32 PIECES = WIDTH / 4;
+#pragma unroll
+        for (u32 n = 0; n < (LIMIT * PIECES + THREADS - 1) / THREADS; ++n) {
+            const u32 at = n * THREADS + threadIdx.x, row = at / PIECES, column = at % PIECES * 4;
+            if (row < rows) copy_16_async(to + 4 * at, from + offset(row) + (column < len ? column : 0), column < len);
         }
     }
 
@@ -316,14 +332,17 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
 
     // Asks for entries `from..from + count`, newest first.
     DEVICE void request_entries(u32 base, u32 from, u32 count) {
-        auto row = [&](u32 i) { return ring_row(base, from + count - 1 - i); };
+        const u32 newest = base + from + count - 1, mask = op.ring - 1;
         const bool loose = ((op.key_dim | op.value_dim) & 3) != 0;
-        request<COLUMNS>(shared.faded[0], count, op.key_dim, loose, [&](u32 i) { return ring_k(row(i)); });
-        request<ROWS>(shared.ring_u[0], count, rows_left(), loose, [&](u32 i) { return ring_u(row(i)); });
+        request<COLUMNS, CHUNK>(shared.faded[0], ring_k(0), count, op.key_dim, loose,
+                                [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
+        request<ROWS, CHUNK>(shared.ring_u[0], ring_u(0), count, rows_left(), loose,
+                             [&](u32 i) { return ((newest - i) & mask) * op.value_dim; });
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS>(shared.entry_g[0], count, op.key_dim, loose, [&](u32 i) { return ring_g(row(i)); });
+            request<COLUMNS, CHUNK>(shared.entry_g[0], ring_g(0), count, op.key_dim, loose,
+                                    [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
         } else if (threadIdx.x < count) {
-            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(row(threadIdx.x)));
+            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(0) + ((newest - threadIdx.x) & mask));
         }
     }
 
@@ -459,18 +478,20 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
     DEVICE void request_rows(u32 first, u32 rows) {
         const float* inputs = op.inputs + u64(span.first + first) * op.columns;
         const bool loose = is_loose();
-        const float *keys = inputs + op.keys_at + key_head * op.key_dim;
-        const float *queries = inputs + op.queries_at + key_head * op.key_dim;
-        const float *values = inputs + op.values_at + head * op.value_dim + first_row;
-        request<COLUMNS>(shared.k[0], rows, op.key_dim, loose, [&](u32 t) { return keys + t * op.columns; });
-        request<COLUMNS>(shared.q[0], rows, op.key_dim, loose, [&](u32 t) { return queries + t * op.columns; });
-        request<ROWS>(shared.u[0], rows, rows_left(), loose, [&](u32 t) { return values + t * op.columns; });
-        const u32 decays = decay_count(), stride = op.value_heads * decays;
-        const float* steps = op.steps + u64(span.first + first) * stride + head * decays;
+        const u32 of_key = key_head * op.key_dim, stride = op.columns;
+        request<COLUMNS, MOST>(shared.k[0], inputs + op.keys_at + of_key, rows, op.key_dim, loose,
+                               [&](u32 t) { return t * stride; });
+        request<COLUMNS, MOST>(shared.q[0], inputs + op.queries_at + of_key, rows, op.key_dim, loose,
+                               [&](u32 t) { return t * stride; });
+        request<ROWS, MOST>(shared.u[0], inputs + op.values_at + head * op.value_dim + first_row, rows, rows_left(),
+                            loose, [&](u32 t) { return t * stride; });
+        const u32 decays = decay_count(), all_decays = op.value_heads * decays;
+        const float* steps = op.steps + u64(span.first + first) * all_decays + head * decays;
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS>(shared.g[0], rows, decays, true, [&](u32 t) { return steps + t * stride; });
+            request<COLUMNS, MOST>(shared.g[0], steps, rows, decays, (op.key_dim & 3) != 0,
+                                   [&](u32 t) { return t * all_decays; });
         } else if (threadIdx.x < rows) {
-            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * stride);
+            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * all_decays);
         }
         if (IS_DELTA && threadIdx.x < rows) {
             const float* beta = op.beta + u64(span.first + first + threadIdx.x) * op.value_heads + head;
@@ -505,8 +526,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
                     x[n] = row[n * 32 + lane_id()];
                     sum = fmaf(x[n], x[n], sum);
                 }
-                float scale = 1.0f / sqrtf(warp_sum(sum) + op.norm_eps);
-                if (is_query) scale *= 1.0f / sqrtf(float(op.key_dim));
+                float scale = rsqrtf(warp_sum(sum) + op.norm_eps);
+                if (is_query) scale *= op.query_scale;
 #pragma unroll
                 for (u32 n = 0; n < QUADS; ++n) row[n * 32 + lane_id()] = x[n] * scale;
             }
@@ -589,7 +610,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
     }
 
     DEVICE bool is_first_of_key_head() const {
-        return op.tiled ? head < op.key_heads : head % (op.value_heads / op.key_heads) == 0;
+        return op.tiled ? head < op.key_heads : head == key_head * op.group;
     }
 
     DEVICE void relate_channels(u32 rows) {
@@ -758,9 +779,8 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
         }
         float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(shared.q[0], shared.k[0]));
         if constexpr (IS_DELTA) {
-            scales[0] = 1.0f / sqrtf(warp_sum<8>(dot(shared.k[0], shared.k[0])) + op.norm_eps);
-            scales[1] = 1.0f / sqrtf(warp_sum<8>(dot(shared.q[0], shared.q[0])) + op.norm_eps);
-            scales[1] *= 1.0f / sqrtf(float(op.key_dim));
+            scales[0] = rsqrtf(warp_sum<8>(dot(shared.k[0], shared.k[0])) + op.norm_eps);
+            scales[1] = rsqrtf(warp_sum<8>(dot(shared.q[0], shared.q[0])) + op.norm_eps) * op.query_scale;
             own *= scales[0] * scales[1];
         }
         if (!is_final && blockIdx.x == 0 && is_first_of_key_head())
@@ -950,13 +970,14 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
     DEVICE void request_chunk(const Prompt& prompt, PromptShared& two, u32 buffer, u32 first) {
         const float* keys = keys_of(op, prompt, span.first + first, key_head);
         const float* head_there = head_of(op, prompt, span.first + first, head);
-        request<COLUMNS>(two.k[buffer][0], CHUNK, COLUMNS, false, [&](u32 t) { return keys + t * COLUMNS; });
-        request<COLUMNS>(two.q[buffer][0], CHUNK, COLUMNS, false,
-                         [&](u32 t) { return keys + (CHUNK + t) * COLUMNS; });
-        request<HEAD_FLOATS>(reinterpret_cast<float*>(&two.heads[buffer]), 1, HEAD_FLOATS, false,
-                             [&](u32) { return head_there; });
+        request<COLUMNS, CHUNK>(two.k[buffer][0], keys, CHUNK, COLUMNS, false, [&](u32 t) { return t * COLUMNS; });
+        request<COLUMNS, CHUNK>(two.q[buffer][0], keys + CHUNK * COLUMNS, CHUNK, COLUMNS, false,
+                                [&](u32 t) { return t * COLUMNS; });
+        request<HEAD_FLOATS, 1>(reinterpret_cast<float*>(&two.heads[buffer]), head_there, 1, HEAD_FLOATS, false,
+                                [&](u32) { return 0; });
         const float* values = op.inputs + u64(span.first + first) * op.columns + op.values_at + head * op.value_dim + first_row;
-        request<ROWS>(two.values[buffer][0], CHUNK, rows_left(), is_loose(), [&](u32 t) { return values + t * op.columns; });
+        request<ROWS, CHUNK>(two.values[buffer][0], values, CHUNK, rows_left(), is_loose(),
+                             [&](u32 t) { return t * op.columns; });
         copies_commit();
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct RecurrenceView {
     value_dim: u32,
     tiled: u32,
     norm_eps: f32,
+    group: u32,
+    query_scale: f32,
     padding: u32,
 }
 
@@ -187,6 +189,8 @@ impl State {
             key_dim: self.decl.key_dim as u32,
             value_dim: self.decl.value_dim as u32,
             tiled: u32::from(self.head_map == HeadMap::Tiled),
+            group: (self.decl.value_heads / self.decl.key_heads) as u32,
+            query_scale: 1.0 / (self.decl.key_dim as f32).sqrt(),
             ..RecurrenceView::default()
         }
     }
@@ -406,7 +410,7 @@ mod tests {
     fn kernels_are_given_what_they_expect() {
         let sizes =
             [size_of::<RecurrenceView>(), size_of::<ScanView>(), size_of::<FoldView>(), size_of::<PromptView>()];
-        assert_eq!((sizes, HEAD_FLOATS), ([136, 104, 16, 32], 576));
+        assert_eq!((sizes, HEAD_FLOATS), ([144, 104, 16, 32], 576));
     }
 
     #[test]
