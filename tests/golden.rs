@@ -269,6 +269,7 @@ const Q8_0: [(&str, f64); 19] = [
 
 #[test]
 fn smaller_formats_stay_close_to_the_reference_implementation() {
+    let mut far = Vec::new();
     for directory in fixtures() {
         let golden = golden(&directory);
         let name = directory.file_name().unwrap().to_str().unwrap();
@@ -285,7 +286,10 @@ fn smaller_formats_stay_close_to_the_reference_implementation() {
                 Quant::Q8_0 => println!(", {:.1e} with exact activations", of_backend(Box::<Reference>::default())),
                 _ => println!(),
             }
-            assert!(found <= bound, "{name}: {found} nats as {quant}, at most {bound}");
+            if found > bound {
+                far.push(format!("{name}: {found:.2e} nats as {quant}, at most {bound:.0e}"));
+            }
         }
     }
+    assert!(far.is_empty(), "{}", far.join("\n"));
 }
