@@ -9,10 +9,12 @@ static constexpr u32 MOST = 20;
 // A block has a query head of a row and a part of its context; a warp every fourth token.
 template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, const Attention& op, Parts parts) {
     __shared__ float queries[32 * MOST], values[THREADS / 32][32 * MOST], tops[THREADS / 32], sums[THREADS / 32];
+    let_next_begin();
+    wait_for_inputs();
     const u32 row = parts.first_row + blockIdx.z, head = blockIdx.y;
     const Span& span = step.spans[step.row_span[row]];
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 part = part_tokens(tokens), begin = blockIdx.x * part, end = min(begin + part, tokens);
+    const u32 part = part_tokens(tokens, pages.kv_heads), begin = blockIdx.x * part, end = min(begin + part, tokens);
     if (begin >= end) return;
     const u32 kv_head = head / (op.heads / pages.kv_heads);
     const float* q = op.q + (u64(row) * op.heads + head) * pages.key_dim;
@@ -77,23 +79,62 @@ OF_TYPE(f16, KV_F16)
 OF_TYPE(bf16, KV_BF16)
 OF_TYPE(q8_0, KV_Q8_0)
 
-// Puts the parts of rows together, and applies the gate. A block per row and head.
-KERNEL attention_merge(StepView step, Pages pages, Attention op, Parts parts) {
+// Puts the parts of rows together, and applies the gate. A block per row and head: its threads have four columns of every
+// few parts each.
+static constexpr u32 MERGE_THREADS = 256, MERGE_PARTS = 1024;
+
+KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pages, Attention op, Parts parts) {
+    __shared__ float weights[MERGE_PARTS];
+    __shared__ float4 sums[MERGE_THREADS];
+    let_next_begin();
+    wait_for_inputs();
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
     const Span& span = step.spans[step.row_span[row]];
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 count = ceil_div(tokens, part_tokens(parts.by_row ? tokens : span.context + prompt_rows(span)));
+    const u32 context = parts.by_row ? tokens : span.context + prompt_rows(span);
+    const u32 count = min(ceil_div(tokens, part_tokens(context, pages.kv_heads)), MERGE_PARTS);
     const u64 query = u64(row - parts.first_row) * op.heads + head;
     const float2* tops = parts.tops + query * parts.count;
     const float* mixed = parts.mixed + query * parts.count * pages.value_dim;
     float top = MINUS_INFINITY, sum = 0.0f;
-    for (u32 i = 0; i < count; ++i) top = fmaxf(top, tops[i].x);
-    for (u32 i = 0; i < count; ++i) sum = fmaf(exp2f(tops[i].x - top), tops[i].y, sum);
-    const float inverse = 1.0f / sum;
-    for (u32 column = threadIdx.x; column < pages.value_dim; column += blockDim.x) {
-        float y = 0.0f;
-        for (u32 i = 0; i < count; ++i) y = fmaf(exp2f(tops[i].x - top), mixed[u64(i) * pages.value_dim + column], y);
-        const u64 at = (u64(row) * op.heads + head) * pages.value_dim + column;
-        op.out[at] = op.gate == nullptr ? y * inverse : y * inverse * sigmoid(op.gate[at]);
+    for (u32 i = threadIdx.x; i < count; i += MERGE_THREADS) top = fmaxf(top, tops[i].x);
+    top = block_max(top);
+    for (u32 i = threadIdx.x; i < count; i += MERGE_THREADS) {
+        const float2 mine = tops[i];
+        weights[i] = exp2f(mine.x - top);
+        sum = fmaf(weights[i], mine.y, sum);
+    }
+    const float inverse = 1.0f / block_sum(sum);
+    __syncthreads();
+    const u64 first = (u64(row) * op.heads + head) * pages.value_dim;
+    auto write = [&](u32 column, float y) {
+        y *= inverse;
+        op.out[first + column] = op.gate == nullptr ? y : y * sigmoid(op.gate[first + column]);
+    };
+    if (pages.value_dim % 4 != 0) {
+        for (u32 column = threadIdx.x; column < pages.value_dim; column += MERGE_THREADS) {
+            float y = 0.0f;
+            for (u32 i = 0; i < count; ++i) y = fmaf(weights[i], mixed[u64(i) * pages.value_dim + column], y);
+            write(column, y);
+        }
+        return;
+    }
+    const u32 fours = pages.value_dim / 4, groups = MERGE_THREADS / fours;
+    const u32 group = threadIdx.x / fours, four = threadIdx.x % fours;
+    float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (group < groups) {
+#pragma unroll 4
+        for (u32 i = group; i < count; i += groups) {
+            const float4 x = reinterpret_cast<const float4*>(mixed + u64(i) * pages.value_dim)[four];
+            const float w = weights[i];
+            y.x = fmaf(w, x.x, y.x), y.y = fmaf(w, x.y, y.y), y.z = fmaf(w, x.z, y.z), y.w = fmaf(w, x.w, y.w);
+        }
+        sums[threadIdx.x] = y;
+    }
+    __syncthreads();
+    for (u32 column = threadIdx.x; column < pages.value_dim; column += MERGE_THREADS) {
+        float total = 0.0f;
+        for (u32 i = 0; i < groups; ++i) total += reinterpret_cast<const float*>(&sums[i * fours])[column];
+        write(column, total);
     }
 }

@@ -1,5 +1,6 @@
 // Depthwise causal convolutions with a ring of earlier rows per slot. A thread has a channel of a span, or of a block of
 // rows of a long one: it keeps the rows its taps reach back to in registers.
+#include "common/order.cuh"
 #include "common/step.cuh"
 
 // Rows of a block.
@@ -14,6 +15,8 @@ struct Conv {
     u32 ring; // rows, a power of two
     u32 padding;
 };
+
+static_assert(sizeof(Conv) == 32, "as in src/ops/conv.rs");
 
 // Scratch of a block of a long span: `[taps - 1][channels]`.
 DEVICE float* halo_at(const Conv& conv, const Span& span, u32 first, u32 channel, float* halo) {
@@ -42,11 +45,15 @@ template <typename Input> DEVICE void keep(const StepView& step, const Conv& con
 }
 
 KERNEL causal_conv_keep(StepView step, Conv conv, const float* x, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     x += blockIdx.x * blockDim.x + threadIdx.x;
     keep(step, conv, halo, [&](u32 row) { return x[u64(row) * conv.channels]; });
 }
 
 KERNEL short_conv_keep(StepView step, Conv conv, const float* bcx, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     bcx += blockIdx.x * blockDim.x + threadIdx.x;
     keep(step, conv, halo, [&](u32 row) {
         return bcx[3 * u64(row) * conv.channels] * bcx[(3 * u64(row) + 2) * conv.channels];
@@ -93,6 +100,8 @@ DEVICE void convolve(const Conv& conv, const Span& span, u32 first, u32 channel,
 }
 
 KERNEL causal_conv(StepView step, Conv conv, float* x, const float* bias, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * ROWS;
     if (first >= span.rows || channel >= conv.channels) return;
@@ -106,6 +115,8 @@ KERNEL causal_conv(StepView step, Conv conv, float* x, const float* bias, float*
 
 // out = c * conv(b * x) of rows `b | c | x`.
 KERNEL short_conv(StepView step, Conv conv, const float* bcx, float* out, float* halo) {
+    let_next_begin();
+    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * ROWS;
     if (first >= span.rows || channel >= conv.channels) return;

@@ -1,5 +1,6 @@
 // The Mamba-1 selective scan. A channel has one short row of state, which a few lanes lead through its inputs one by
 // one; for spans that can be taken back a copy of it, from the checkpoint through the ring.
+#include "common/order.cuh"
 #include "common/step.cuh"
 #include "common/warp.cuh"
 
@@ -23,6 +24,8 @@ struct Scan {
     u32 channels, key_dim;
     u32 padding;
 };
+
+static_assert(sizeof(Scan) == 104, "as in src/ops/recurrence.rs");
 
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 DEVICE float rounded(float x, const float*) { return x; }
@@ -102,6 +105,8 @@ template <typename State, u32 LANES, u32 EACH> DEVICE void scan(const Scan& op, 
 
 #define SCAN(name, State, LANES, EACH)                                                                                \
     KERNEL __launch_bounds__(THREADS) name(StepView step, Scan op) {                                                  \
+        let_next_begin();                                                                                             \
+        wait_for_inputs();                                                                                            \
         scan<State, LANES, EACH>(op, step.spans[blockIdx.z]);                                                         \
     }                                                                                                                 \
     KERNEL __launch_bounds__(THREADS) name##_fold(Scan op, u32 slot, u32 base, u32 held) {                            \

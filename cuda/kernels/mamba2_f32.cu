@@ -6,3 +6,7 @@ RECURRENCE(mamba2_f32_64, MAMBA2, float, 2, 1, true)
 RECURRENCE(mamba2_f32_128, MAMBA2, float, 4, 4, false)
 RECURRENCE(mamba2_f32_128, MAMBA2, float, 4, 1, true)
 RECURRENCE(mamba2_f32_256, MAMBA2, float, 8, 1, true)
+
+PROMPT(mamba2_f32_64, MAMBA2, float, 2)
+PROMPT(mamba2_f32_128, MAMBA2, float, 4)
+PROMPT(mamba2_f32_256, MAMBA2, float, 8)

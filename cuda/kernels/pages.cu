@@ -1,4 +1,5 @@
 // Rotation of queries and keys, and keys and values into pages; rows of pages in and out.
+#include "common/order.cuh"
 #include "common/pages.cuh"
 #include "common/step.cuh"
 
@@ -11,6 +12,8 @@ template <u32 KV>
 DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, float* q, float* k, const float* v,
                        u32 heads, u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude) {
     __shared__ float sines[MOST_PAIRS], cosines[MOST_PAIRS];
+    let_next_begin();
+    wait_for_inputs();
     const u32 row = blockIdx.x;
     const Span& span = step.spans[step.row_span[row]];
     const u32 position = span.context + row - span.first;

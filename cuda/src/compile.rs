@@ -38,8 +38,12 @@ macro_rules! headers {
 /// Every file of kernels.
 pub(crate) const UNITS: &[Unit] = units!(
     "attention"
-    "attention_decode"
-    "attention_prefill"
+    "attention_decode_bf16"
+    "attention_decode_f16"
+    "attention_decode_q8_0"
+    "attention_prefill_bf16"
+    "attention_prefill_f16"
+    "attention_prefill_q8_0"
     "conv"
     "delta_f16"
     "delta_f32"
@@ -79,6 +83,8 @@ pub(crate) const UNITS: &[Unit] = units!(
 /// Every header, by the name it is included under.
 const HEADERS: &[(&str, &str)] = headers!(
     "common/attention.cuh"
+    "common/attention_decode.cuh"
+    "common/attention_prefill.cuh"
     "common/copy.cuh"
     "common/mma.cuh"
     "common/order.cuh"

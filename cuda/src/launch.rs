@@ -10,7 +10,7 @@ use crate::{
     ops::{
         attention::{AttentionView, PartsView},
         conv::ConvView,
-        recurrence::{FoldView, RecurrenceView, ScanView},
+        recurrence::{FoldView, PromptView, RecurrenceView, ScanView},
     },
     pages::PagesView,
     recorder::Call,
@@ -130,16 +130,23 @@ impl Device {
             block,
             shared: 0,
             is_early: false,
-            arguments: Arguments::default(),
+            arguments: Arguments::new(),
         })
     }
 }
 
 /// Arguments of a kernel: their words, and at which word each one begins.
-#[derive(Default, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Arguments {
     words: Vec<u64>,
     starts: Vec<usize>,
+}
+
+impl Arguments {
+    /// None, with room for those of most kernels.
+    fn new() -> Self {
+        Self { words: Vec::with_capacity(32), starts: Vec::with_capacity(24) }
+    }
 }
 
 /// What a kernel can be given.
@@ -177,7 +184,7 @@ macro_rules! views {
     };
 }
 
-views!(StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView ScanView);
+views!(StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView);
 
 /// A launch in the making.
 #[must_use = "nothing runs before `launch`"]

@@ -124,3 +124,11 @@ impl Machine {
         launch.arg(self.pages.view(&decl)).arg(page.0).arg(exchange).launch()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!(size_of::<super::PagesView>(), 40);
+    }
+}

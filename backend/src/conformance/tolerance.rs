@@ -16,11 +16,13 @@ pub const ROUNDED_STATE: f64 = 1e-6;
 /// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 3e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
 
-/// Products whose activations are rounded to 16 bits: to bf16 with weights in bf16, to f16 with all others. Floor on an
+/// Products whose activations are rounded to 16 bits: to bf16 with weights in bf16, to f16 with all others but f32, where
+/// nothing is. Floor on an
 /// H200: 2.6e-5 for bf16, 4.8e-7 for f16, both in gated products of outlier channels, where a gate turns a small difference
 /// of a large number into a large one.
 pub fn half_activations(quant: Quant) -> f64 {
-    if quant == Quant::Bf16 { 6e-5 } else { 1e-6 }
+    let rounded = if quant == Quant::Bf16 { 6e-5 } else { 1e-6 };
+    if quant == Quant::F32 { 0.0 } else { rounded }
 }
 
 /// A product with weights of this format. Backends may quantise the activations of block formats to 8 bits, which

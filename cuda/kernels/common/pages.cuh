@@ -17,6 +17,8 @@ struct Pages {
     DEVICE u32 head_elements() const { return latent ? key_dim : key_dim + value_dim; }
 };
 
+static_assert(sizeof(Pages) == 40, "as in src/pages.rs");
+
 // `KvType` of backend/src/store/pages.rs.
 enum KvType : u32 { KV_F32, KV_F16, KV_BF16, KV_Q8_0 };
 

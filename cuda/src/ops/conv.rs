@@ -65,10 +65,18 @@ impl Machine {
         let blocks = (conv.decl.channels.div_ceil(BLOCK), most.div_ceil(ROWS), self.step.spans().len());
         if most > ROWS {
             let keep = format!("{name}_keep");
-            let launch = self.kernel("conv", &keep)?.grid(blocks.0, blocks.1, blocks.2).block(BLOCK);
+            let launch = self.kernel("conv", &keep)?.grid(blocks.0, blocks.1, blocks.2).block(BLOCK).early();
             launch.arg(self.view()).arg(view).arg(self.act(x)).arg(self.scratch()).launch()?;
         }
-        let launch = self.kernel("conv", name)?.grid(blocks.0, blocks.1, blocks.2).block(BLOCK);
+        let launch = self.kernel("conv", name)?.grid(blocks.0, blocks.1, blocks.2).block(BLOCK).early();
         launch.arg(self.view()).arg(view).arg(self.act(x)).arg(with).arg(self.scratch()).launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!(size_of::<super::ConvView>(), 32);
     }
 }

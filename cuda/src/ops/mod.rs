@@ -48,7 +48,9 @@ fn of_op(program: &Program, op: &Op, limits: &Limits, device: &Device) -> u64 {
         Op::Embed(_) | Op::GatherRows(_) | Op::Norm(_) | Op::GatedNorm(_) | Op::Route(_) => 0,
         Op::Linear(_) | Op::GatedLinear(_) | Op::HeadLinear(_) => product::scratch_bytes(program, op, limits, device),
         Op::ExpertGatedLinear(_) | Op::ExpertLinear(_) => experts::scratch_bytes(program, op, limits, device),
-        Op::RopeStore(_) | Op::GatedDelta(_) | Op::Mamba2(_) | Op::Mamba1(_) => 0,
+        Op::RopeStore(_) | Op::Mamba1(_) => 0,
+        Op::GatedDelta(op) => recurrence::scratch_bytes(program, op.store, limits),
+        Op::Mamba2(op) => recurrence::scratch_bytes(program, op.store, limits),
         Op::Attention(op) => attention::scratch_bytes(program, op, limits, device),
         Op::CausalConv(_) | Op::ShortConv(_) => conv::scratch_bytes(program, limits),
     }

@@ -6,7 +6,7 @@ use crate::{
     slots::{self, Kind, State},
 };
 use kvas_backend::{
-    Act, Cursor, DeviceError, Limits, Program, Slot, StateType, Store, StoreDecl, Weight,
+    Act, Cursor, DeviceError, Entry, Limits, Program, Slot, Span, StateType, Store, StoreDecl, Weight,
     op::{self, HeadMap},
     store::{Decay, StateDecl},
 };
@@ -14,6 +14,10 @@ use kvas_backend::{
 /// `CHUNK` and `THREADS` of `kernels/common/recurrence.cuh`.
 const CHUNK: usize = kvas_backend::CHUNK;
 const THREADS: usize = 128;
+/// Most rows of a span of the kernels for many blocks: `SHORT` there.
+const SHORT: usize = 8;
+/// Rows of the state that a lane has a part of in them.
+const MANY: usize = 4;
 
 /// `Recurrence` of `kernels/common/recurrence.cuh`.
 #[repr(C)]
@@ -41,6 +45,8 @@ pub(crate) struct RecurrenceView {
     value_dim: u32,
     tiled: u32,
     norm_eps: f32,
+    group: u32,
+    query_scale: f32,
     padding: u32,
 }
 
@@ -90,6 +96,38 @@ pub(crate) struct FoldView {
     padding: u32,
 }
 
+/// `Prompt` of `kernels/common/recurrence.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct PromptView {
+    keys: u64,
+    heads: u64,
+    begin: u32,
+    end: u32,
+    first_span: u32,
+    padding: u32,
+}
+
+/// Rows of a step whose chunks are prepared together, and floats of a chunk and head: `HEAD_FLOATS` there.
+const PREPARED: usize = 1024;
+const HEAD_FLOATS: usize = 2 * CHUNK * CHUNK + 4 * CHUNK;
+
+/// Floats of the keys and queries, and of the heads, of all chunks that are prepared together.
+fn prepared_floats(decl: &StateDecl, rows: usize) -> [usize; 2] {
+    let chunks = rows.min(PREPARED).div_ceil(CHUNK);
+    let columns = COLUMNS.into_iter().find(|columns| decl.key_dim <= *columns).unwrap_or(0);
+    [chunks * decl.key_heads * 2 * CHUNK * columns, chunks * decl.value_heads * HEAD_FLOATS]
+}
+
+/// Scratch for prompts: what does not depend on the state.
+pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> u64 {
+    let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
+    match decl.decay {
+        Decay::PerHead => 4 * prepared_floats(decl, limits.rows).iter().sum::<usize>() as u64,
+        Decay::PerChannel | Decay::Rates(_) => 0,
+    }
+}
+
 /// Files of kernels for the state of a recurrence.
 pub(crate) fn units(program: &Program, store: Store, is_mamba2: bool, limits: &Limits) -> Vec<&'static str> {
     let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
@@ -112,7 +150,10 @@ fn unit(kind: Kind, decay: Decay, state_type: StateType) -> &'static str {
     }
 }
 
-/// Columns of a key that a kernel is made for.
+/// Columns of a key that kernels are made for.
+const COLUMNS: [usize; 3] = [64, 128, 256];
+
+/// Those of the kernel for a state.
 fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
     [64, 128, 256]
         .into_iter()
@@ -122,9 +163,12 @@ fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
 
 /// Bytes of `Shared` of `kernels/common/recurrence.cuh`.
 fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
-    let (rows, per_channel) = (16 * lane_rows, decl.decay == Decay::PerChannel);
-    let g = if per_channel { CHUNK * columns } else { CHUNK };
-    4 * (3 * CHUNK * columns + 4 * CHUNK * rows + 2 * CHUNK * CHUNK + 2 * CHUNK * CHUNK + 2 * g + 4 * CHUNK)
+    let (rows, most) = (16 * lane_rows, if lane_rows == MANY { SHORT } else { CHUNK });
+    let is_per_channel = decl.decay == Decay::PerChannel;
+    let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
+    let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
+    let own = if is_per_channel { (most + 1) * columns } else { 2 * 4 };
+    4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
 }
 
 impl State {
@@ -145,6 +189,8 @@ impl State {
             key_dim: self.decl.key_dim as u32,
             value_dim: self.decl.value_dim as u32,
             tiled: u32::from(self.head_map == HeadMap::Tiled),
+            group: (self.decl.value_heads / self.decl.key_heads) as u32,
+            query_scale: 1.0 / (self.decl.key_dim as f32).sqrt(),
             ..RecurrenceView::default()
         }
     }
@@ -232,17 +278,27 @@ impl Machine {
             out: self.act(inputs.out).0,
             ..state.view()
         };
-        // Rows that are solved at once, and longer spans: they take much longer, and are few.
-        for (least, most) in [(1, CHUNK), (CHUNK + 1, u32::MAX as usize)] {
-            let spans = self.step.spans();
-            let wanted = spans.iter().filter(|span| (least..=most).contains(&(span.rows as usize))).count();
+        let has_chunks = state.decl.decay == Decay::PerHead;
+        if has_chunks {
+            self.recur_prompts(state, view)?;
+        }
+        let left = |(span, entry): (&Span, &Entry)| {
+            let rows = span.rows as usize;
+            if has_chunks && entry.is_final { rows % CHUNK } else { rows }
+        };
+        let spans = self.step.spans();
+        // Long spans take much longer, and are few.
+        for (least, most) in [(1, SHORT), (SHORT + 1, u32::MAX as usize)] {
+            let rows = spans.iter().zip(&self.entries).map(left);
+            let wanted = rows.filter(|rows| (least..=most).contains(rows)).count();
             if wanted == 0 {
                 continue;
             }
-            let (name, rows, shared) = self.recurrence(state, (wanted, most > CHUNK))?;
+            let (name, rows, shared) = self.recurrence(state, (wanted, most > SHORT))?;
             self.kernel(state.unit(), &name)?
                 .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, spans.len())
                 .block(THREADS)
+                .early()
                 .shared(shared)
                 .arg(self.view())
                 .arg(view)
@@ -254,10 +310,45 @@ impl Machine {
         Ok(())
     }
 
+    /// The whole chunks of spans that go straight into the state: for all of some rows at once what does not depend on
+    /// it, then one after the other.
+    fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
+        let (decl, columns) = (&state.decl, columns(&state.decl)?);
+        let [keys, _] = prepared_floats(decl, self.limits.rows);
+        let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
+            let rows = span.rows as usize / CHUNK * CHUNK;
+            (entry.is_final && rows > 0).then_some((number, first, first + rows))
+        };
+        let rows = self.step.tokens().len();
+        for begin in (0..rows).step_by(PREPARED) {
+            let end = rows.min(begin + PREPARED);
+            let long = self.step.spans_with_rows().zip(&self.entries).enumerate().filter_map(long);
+            let mut inside = long.filter(|(_, first, last)| *first < end && begin < *last).map(|(number, ..)| number);
+            let Some(first_span) = inside.next() else { continue };
+            let spans = inside.last().unwrap_or(first_span) + 1 - first_span;
+            let prompt = PromptView {
+                keys: self.scratch().0,
+                heads: self.scratch().at(4 * keys).0,
+                begin: begin as u32,
+                end: end as u32,
+                first_span: first_span as u32,
+                padding: 0,
+            };
+            let shared = shared_bytes(decl, columns, 1);
+            let name = format!("{}_{columns}_prepare", state.unit());
+            let launch = self.kernel(state.unit(), &name)?.grid((end - begin).div_ceil(CHUNK), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared).arg(self.view()).arg(view).arg(prompt).launch()?;
+            let name = format!("{}_{columns}_prompt", state.unit());
+            let two = 4 * (2 * (2 * CHUNK * columns + CHUNK * 16 + HEAD_FLOATS) + 2 * CHUNK * 16);
+            let launch = self.kernel(state.unit(), &name)?.grid(decl.value_dim.div_ceil(16), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared + two).arg(self.view()).arg(view).arg(prompt).launch()?;
+        }
+        Ok(())
+    }
+
     /// The kernel for some spans, that may be long, the rows of the state its blocks have, and its shared memory.
     /// Results do not depend on how many rows a block has.
     fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<(String, usize, usize), DeviceError> {
-        const MANY: usize = 4;
         let columns = columns(&state.decl)?;
         let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * MANY);
         let has_few = long || columns > 128 || blocks < 2 * self.device.multiprocessors();
@@ -279,7 +370,7 @@ impl Machine {
         };
         let (name, channels) = state.scan_kernel()?;
         let blocks = state.decl.value_heads.div_ceil(channels);
-        let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, self.step.spans().len()).block(THREADS);
+        let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, self.step.spans().len()).block(THREADS).early();
         launch.arg(self.view()).arg(view).launch()
     }
 
@@ -300,6 +391,7 @@ impl Machine {
         self.kernel(state.unit(), &name)?
             .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, 1)
             .block(THREADS)
+            .early()
             .shared(shared)
             .arg(self.view())
             .arg(state.view())
@@ -307,5 +399,34 @@ impl Machine {
             .arg(0u32)
             .arg(0u32)
             .launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        let sizes =
+            [size_of::<RecurrenceView>(), size_of::<ScanView>(), size_of::<FoldView>(), size_of::<PromptView>()];
+        assert_eq!((sizes, HEAD_FLOATS), ([144, 104, 16, 32], 576));
+    }
+
+    #[test]
+    fn keys_of_up_to_256_columns_have_a_kernel() {
+        let decl = |key_dim| StateDecl { key_heads: 1, value_heads: 2, key_dim, value_dim: 8, decay: Decay::PerHead };
+        let found = [1, 64, 65, 128, 200, 256].map(|key_dim| columns(&decl(key_dim)).ok());
+        assert_eq!(found, [64, 64, 128, 128, 256, 256].map(Some));
+        let error = columns(&decl(257)).expect_err("too many").to_string();
+        assert_eq!(error, "cuda: a recurrence with keys of 257 columns, at most 256 can be");
+    }
+
+    #[test]
+    fn what_is_prepared_of_a_prompt_does_not_grow_with_it() {
+        let decl = StateDecl { key_heads: 2, value_heads: 6, key_dim: 100, value_dim: 8, decay: Decay::PerHead };
+        assert_eq!(prepared_floats(&decl, 16), [2 * 2 * 16 * 128, 6 * HEAD_FLOATS]);
+        assert_eq!(prepared_floats(&decl, 17), prepared_floats(&decl, 32));
+        assert_eq!(prepared_floats(&decl, PREPARED), prepared_floats(&decl, 100 * PREPARED));
     }
 }

@@ -26,6 +26,7 @@ impl Machine {
         self.kernel("pages", &format!("rope_store_{}", self.pages.kv_type().name()))?
             .grid(rows, (heads + decl.kv_heads).div_ceil(HEADS), 1)
             .block(32 * HEADS)
+            .early()
             .arg(self.view())
             .arg(self.pages.view(&decl))
             .arg(self.program.page_ordinal(op.store) as u32)

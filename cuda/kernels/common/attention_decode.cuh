@@ -2,6 +2,7 @@
 // share it; its warps take 16 tokens at a time. Keys and values go from the pages into registers, 16 bytes a lane, and
 // from there into matrix instructions as they are: tokens are the rows of the product with the queries, columns of values
 // those of the product with the weights.
+#pragma once
 #include "common/tiles.cuh"
 
 static constexpr u32 WARPS = 4;
@@ -56,12 +57,13 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     static DEVICE void run(const StepView& step, const Pages& pages, const Attention& op, const Parts& parts,
                            Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
+        wait_for_inputs();
         const Span& span = step.spans[parts.first_span + blockIdx.z];
         const u32 kv_head = blockIdx.y % pages.kv_heads, first = blockIdx.y / pages.kv_heads * QUERIES;
         const u32 group = op.heads / pages.kv_heads;
         const u32 tokens = span.context + span.rows;
         const u32 skipped = prompt_rows(span), queries = (span.rows - skipped) * group;
-        const u32 part = part_tokens(span.context + skipped), begin = blockIdx.x * part, end = min(begin + part, tokens);
+        const u32 part = part_tokens(span.context + skipped, pages.kv_heads), begin = blockIdx.x * part, end = min(begin + part, tokens);
         if (begin >= end || first >= queries) return;
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
         const Rows<KV, SMALL> rows = {pages, step.table(span.slot, op.ordinal), kv_head, tokens - 1};
@@ -123,9 +125,13 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll 1
         for (; token < end; token += WARPS * TOKENS) {
             load_values(token);
-            float scores[TILES][4];
+            // Terms are summed apart: so much less waits for what is ahead of it.
+            float scores[TILES][4], sums_of[TERMS][TILES][4];
 #pragma unroll
-            for (u32 n = 0; n < TILES; ++n) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+            for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+                for (u32 t = 0; t < TERMS; ++t)
+                    sums_of[t][n][0] = sums_of[t][n][1] = sums_of[t][n][2] = sums_of[t][n][3] = 0.0f;
 #pragma unroll
             for (u32 c = 0; c < DIM / 32; ++c) {
                 u32 low[4], high[4];
@@ -139,10 +145,18 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                         const uint4 q = *reinterpret_cast<const uint4*>(
                             &shared.queries[t][8 * n + group_lane][c * 32 + pair * 8]);
                         const u32 b[2][2] = {{q.x, q.y}, {q.z, q.w}};
-                        multiply<KV>(scores[n], a[0], b[0]);
-                        multiply<KV>(scores[n], a[1], b[1]);
+                        multiply<KV>(sums_of[t][n], a[0], b[0]);
+                        multiply<KV>(sums_of[t][n], a[1], b[1]);
                     }
             }
+#pragma unroll
+            for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) {
+                    scores[n][e] = sums_of[TERMS - 1][n][e];
+#pragma unroll
+                    for (u32 t = TERMS - 1; t-- > 0;) scores[n][e] += sums_of[t][n][e];
+                }
             float shares[2] = {1.0f, 1.0f}, fade_unit = 1.0f;
             if constexpr (KV == KV_Q8_0) {
                 // Weights are given the scales of their values, in a unit that grows with them.
@@ -208,6 +222,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
             }
         }
         __syncthreads(); // queries are read no more
+        let_next_begin();
 #pragma unroll
         for (u32 n = 0; n < TILES; ++n) {
 #pragma unroll
@@ -241,17 +256,27 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 total = fmaf(by[w], sums[w][query], total);
             }
             const u64 at = u64(span.first + row - parts.first_row) * op.heads + head;
-            float* out = parts.mixed_at(at, DIM);
+            const u64 in_act = (u64(span.first + row) * op.heads + head) * DIM;
+            // A context of one part needs no merging: the same operations, here.
+            const bool is_whole = parts.count == 1;
+            float* out = is_whole ? op.out + in_act : parts.mixed_at(at, DIM);
+            const float inverse = 1.0f / total;
             for (u32 column = lane_id() * 4; column < DIM; column += 128) {
-                float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
                 for (u32 w = 0; w < WARPS; ++w) {
                     const float4 x = *reinterpret_cast<const float4*>(&shared.mixed[w][query][column]);
-                    y.x = fmaf(by[w], x.x, y.x), y.y = fmaf(by[w], x.y, y.y);
-                    y.z = fmaf(by[w], x.z, y.z), y.w = fmaf(by[w], x.w, y.w);
+                    y[0] = fmaf(by[w], x.x, y[0]), y[1] = fmaf(by[w], x.y, y[1]);
+                    y[2] = fmaf(by[w], x.z, y[2]), y[3] = fmaf(by[w], x.w, y[3]);
                 }
-                *reinterpret_cast<float4*>(out + column) = y;
+#pragma unroll
+                for (u32 e = 0; is_whole && e < 4; ++e) {
+                    y[e] *= inverse;
+                    if (op.gate != nullptr) y[e] *= sigmoid(op.gate[in_act + column + e]);
+                }
+                *reinterpret_cast<float4*>(out + column) = make_float4(y[0], y[1], y[2], y[3]);
             }
+            if (is_whole) continue;
             if (lane_id() == 0) *parts.tops_at(at) = make_float2(most, total);
         }
     }
@@ -275,7 +300,3 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     DECODE(name, KV, 128, 1)                                                                                          \
     DECODE(name, KV, 128, 2)                                                                                          \
     DECODE(name, KV, 256, 1)
-
-DECODES(f16, KV_F16)
-DECODES(bf16, KV_BF16)
-DECODES(q8_0, KV_Q8_0)

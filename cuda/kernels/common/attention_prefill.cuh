@@ -1,6 +1,7 @@
 // Attention of prompts: the rows of a span in whole chunks. A block has a KV head and 64 queries of the heads that share
 // it, row after row; keys and values come into shared memory some tokens at a time, always at the same positions, so that
 // a row's result does not depend on the rows beside it.
+#pragma once
 #include "common/tiles.cuh"
 
 static constexpr u32 WARPS = 4;
@@ -56,34 +57,67 @@ template <u32 KV, u32 DIM> struct Prefill {
         }
     }
 
-    // Brings tokens `from..` in; those behind the last one are the last one.
-    DEVICE void load_tokens(u32 from, u32 stage) {
+    // Where eight elements of a token are; tokens behind the last one are the last one.
+    struct Place {
+        u64 offset;
+        HeadPage page;
+        u32 row, eight, in_page;
+    };
+
+    DEVICE Place place(const u32* table, u32 from, u32 at) const {
+        Place found;
+        found.row = at / EIGHTS, found.eight = at % EIGHTS;
+        const u32 token = min(from + found.row, tokens - 1);
+        found.page = head_page<KV>(pages, table[token >> pages.shift], kv_head);
+        found.in_page = token & (pages.page_size() - 1);
+        found.offset = u64(found.in_page) * (DIM * BYTES) + found.eight * 8 * BYTES;
+        return found;
+    }
+
+    // Asks for tokens `from..`: into shared memory, or, if they have to be converted, into registers.
+    static constexpr u32 EACH = TOKENS * EIGHTS / THREADS;
+    Eight<KV> key_words[STAGES == 1 ? EACH : 1], value_words[STAGES == 1 ? EACH : 1];
+    float scales[2];
+
+    DEVICE void request_tokens(u32 from, u32 stage) {
         const u32* table = step.table(span.slot, op.ordinal);
-        for (u32 at = threadIdx.x; at < TOKENS * EIGHTS; at += THREADS) {
-            const u32 row = at / EIGHTS, eight = at % EIGHTS, token = min(from + row, tokens - 1);
-            const HeadPage page = head_page<KV>(pages, table[token >> pages.shift], kv_head);
-            const u32 in_page = token & (pages.page_size() - 1);
-            const u64 offset = u64(in_page) * (DIM * BYTES) + eight * 8 * BYTES;
-            uint4 *key = &shared.keys[stage][row][piece(row, eight)], *value = &shared.values[stage][row][piece(row, eight)];
-            if constexpr (KV == KV_Q8_0) {
-                Eight<KV> x, y;
-                x.load(page.keys + offset);
-                y.load(page.values + offset);
-                u32 w[4];
-                x.words(w);
-                *key = make_uint4(w[0], w[1], w[2], w[3]);
-                y.words(w);
-                *value = make_uint4(w[0], w[1], w[2], w[3]);
-                if (eight == 0) {
-                    shared.key_scales[row] = to_float(page.key_scales[in_page]);
-                    shared.value_scales[row] = to_float(page.value_scales[in_page]);
-                }
+#pragma unroll
+        for (u32 n = 0; n < EACH; ++n) {
+            const Place at = place(table, from, n * THREADS + threadIdx.x);
+            if constexpr (STAGES == 1) {
+                key_words[n].load(at.page.keys + at.offset);
+                value_words[n].load(at.page.values + at.offset);
             } else {
-                copy_16_async(key, page.keys + offset);
-                copy_16_async(value, page.values + offset);
+                const u32 to = piece(at.row, at.eight);
+                copy_16_async(&shared.keys[stage][at.row][to], at.page.keys + at.offset);
+                copy_16_async(&shared.values[stage][at.row][to], at.page.values + at.offset);
+            }
+        }
+        if constexpr (STAGES == 1) {
+            if (threadIdx.x < TOKENS) {
+                const Place at = place(table, from, threadIdx.x * EIGHTS);
+                scales[0] = to_float(at.page.key_scales[at.in_page]);
+                scales[1] = to_float(at.page.value_scales[at.in_page]);
             }
         }
         copies_commit();
+    }
+
+    // Converts what was asked for.
+    DEVICE void put_tokens() {
+#pragma unroll
+        for (u32 n = 0; n < (STAGES == 1 ? EACH : 0); ++n) {
+            const u32 at = n * THREADS + threadIdx.x, row = at / EIGHTS, to = piece(row, at % EIGHTS);
+            u32 w[4];
+            key_words[n].words(w);
+            shared.keys[0][row][to] = make_uint4(w[0], w[1], w[2], w[3]);
+            value_words[n].words(w);
+            shared.values[0][row][to] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+        if (threadIdx.x < TOKENS) {
+            shared.key_scales[threadIdx.x] = scales[0];
+            shared.value_scales[threadIdx.x] = scales[1];
+        }
     }
 
     // Of the queries of this lane, in its warp: `lane / 4` and the one 8 further on.
@@ -196,20 +230,22 @@ template <u32 KV, u32 DIM> struct Prefill {
         top[0] = top[1] = MINUS_INFINITY, sum[0] = sum[1] = 0.0f, unit = 1.0f;
 #pragma unroll
         for (u32 m = 0; m < DIM / 8; ++m) mixed[m][0] = mixed[m][1] = mixed[m][2] = mixed[m][3] = 0.0f;
-        load_tokens(0, 0);
+        request_tokens(0, 0);
         load_queries();
         for (u32 from = 0, stage = 0; from < end; from += TOKENS) {
-            copies_wait<0>();
-            __syncthreads(); // this stage is there, and the other one is read no more
+            const bool has_next = from + TOKENS < end;
             if constexpr (STAGES == 2) {
-                if (from + TOKENS < end) load_tokens(from + TOKENS, stage ^ 1);
-            }
-            attend(from, stage);
-            if constexpr (STAGES == 2) {
+                copies_wait<0>();
+                __syncthreads(); // this stage is there, and the other one is read no more
+                if (has_next) request_tokens(from + TOKENS, stage ^ 1);
+                attend(from, stage);
                 stage ^= 1;
             } else {
+                __syncthreads(); // nothing is read any more
+                put_tokens();
                 __syncthreads();
-                if (from + TOKENS < end) load_tokens(from + TOKENS, 0);
+                if (has_next) request_tokens(from + TOKENS, 0);
+                attend(from, 0);
             }
         }
         const u32 pair = lane_id() & 3;
@@ -239,13 +275,15 @@ template <u32 KV, u32 DIM> struct Prefill {
 template <u32 KV, u32 DIM> DEVICE void prefill(const StepView& step, const Pages& pages, const Attention& op) {
     extern __shared__ __align__(16) u8 bytes[];
     using Whole = Prefill<KV, DIM>;
+    let_next_begin();
+    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 group = op.heads / pages.kv_heads, queries = prompt_rows(span) * group;
     // The last rows see most: they begin first.
     const u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     if (first >= queries) return;
-    Whole whole = {step,  pages, op, span, *reinterpret_cast<typename Whole::Shared*>(bytes), blockIdx.y, group, first,
-                   queries, span.context + span.rows};
+    Whole whole = {step,    pages, op, span, *reinterpret_cast<typename Whole::Shared*>(bytes),
+                   blockIdx.y, group, first, queries, span.context + span.rows};
     whole.run();
 }
 
@@ -258,7 +296,3 @@ template <u32 KV, u32 DIM> DEVICE void prefill(const StepView& step, const Pages
     PREFILL(name, KV, 64)                                                                                             \
     PREFILL(name, KV, 128)                                                                                            \
     PREFILL(name, KV, 256)
-
-PREFILLS(f16, KV_F16)
-PREFILLS(bf16, KV_BF16)
-PREFILLS(q8_0, KV_Q8_0)
