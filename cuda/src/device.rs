@@ -260,7 +260,7 @@ impl Device {
     pub(crate) fn event(&self) -> Result<Event, DeviceError> {
         self.bind()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("making an event"))?;
-        let event = Event(event);
+        let event = Event(event, self.gpu.clone());
         self.record(&event)?;
         Ok(event)
     }
@@ -311,14 +311,17 @@ fn check_driver() -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// A mark in the order of the stream.
-pub(crate) struct Event(sys::CUevent);
+/// A mark in the order of the stream. Holds the context that it is one of.
+pub(crate) struct Event(sys::CUevent, Arc<Gpu>);
 
 // SAFETY: a handle, used with the context bound.
 unsafe impl Send for Event {}
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.1.context.bind_to_thread().is_err() {
+            return;
+        }
         // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
         let _ = unsafe { result::event::destroy(self.0) };
     }
@@ -399,8 +402,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Launches that were captured from a stream and can be put into it again at once.
-pub(crate) struct Graph(sys::CUgraphExec);
+/// Launches that were captured from a stream and can be put into it again at once. Holds the context that it is one of.
+pub(crate) struct Graph(sys::CUgraphExec, Arc<Gpu>);
 
 // SAFETY: a handle, used with the context bound.
 unsafe impl Send for Graph {}
@@ -423,7 +426,7 @@ impl Graph {
         // SAFETY: as above.
         let destroyed = unsafe { result::graph::destroy(graph) };
         made.result().and(destroyed).map_err(driver("making a graph"))?;
-        Ok(Self(exec))
+        Ok(Self(exec, device.gpu.clone()))
     }
 
     /// Puts it into the stream.
@@ -436,6 +439,9 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
+        if self.1.context.bind_to_thread().is_err() {
+            return;
+        }
         // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
         let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
