@@ -8,8 +8,16 @@ static constexpr u32 WARPS = 4;
 static constexpr u32 THREADS = 32 * WARPS;
 static constexpr u32 QUERIES = 16 * WARPS;
 
+// Some GPUs have 99 KiB of shared memory for a block, others 163 and more.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+static constexpr bool HAS_LITTLE = true;
+#else
+static constexpr bool HAS_LITTLE = false;
+#endif
+
 template <u32 KV, u32 DIM> struct Prefill {
-    static constexpr u32 TOKENS = DIM > 128 ? 32 : 64, TERMS = terms<KV>(), EIGHTS = DIM / 8;
+    static constexpr u32 TOKENS = DIM <= 128 ? 64 : HAS_LITTLE ? 16 : 32, EIGHTS = DIM / 8;
+    static constexpr u32 TERMS = HAS_LITTLE ? 2 : terms<KV>();
     static constexpr u32 BYTES = element_bytes<KV>(), STAGES = KV == KV_Q8_0 ? 1 : 2;
 
     // Rows of `DIM` 16-bit elements, their pieces of 16 bytes in an order of their own: see `piece`.
