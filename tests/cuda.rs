@@ -5,7 +5,7 @@ use crate::{
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
 };
-use kvas_backend::{Backend, KvType, Replay};
+use kvas_backend::{Backend, KvType, Op, Program, Replay};
 use kvas_cpu::Cpu;
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -28,10 +28,15 @@ fn backend(device: &Arc<Device>) -> Box<dyn Backend> {
 /// How many times farther than the processor a GPU may be from the reference implementations.
 const FARTHER: f64 = 2.0;
 
-/// And how many nats besides: activations of products are rounded to 16 bits there, to 8 bits of mantissa where weights are
-/// bf16.
-fn farther(quant: Quant) -> f64 {
-    if quant == Quant::Bf16 { 3e-3 } else { 1e-5 }
+/// And how many nats besides: activations of products are rounded there to 8 bits of mantissa where weights are bf16. Floor
+/// on an H200: 7.2e-4 (qwen35); 6.1e-2 (kimi-linear) where experts are chosen, since random weights make close choices.
+fn farther(quant: Quant, program: &Program) -> f64 {
+    let chooses = program.ops.iter().any(|op| matches!(op, Op::Route(_)));
+    match (quant == Quant::Bf16, chooses) {
+        (false, _) => 1e-5,
+        (true, false) => 1.5e-3,
+        (true, true) => 0.12,
+    }
 }
 
 #[test]
@@ -49,7 +54,7 @@ fn models_on_a_gpu_say_what_the_reference_implementations_say() {
             };
             let (found, cpu) = (of(backend(&device)), of(Box::new(Cpu::new(2))));
             println!("{name} as {quant}: {found:.1e} nats, {cpu:.1e} on the processor");
-            if !(found <= FARTHER * cpu + farther(quant)) {
+            if found.is_nan() || found > FARTHER * cpu + farther(quant, &model.program) {
                 far.push(format!("{name} as {quant}: {found:.1e} nats, {cpu:.1e} on the processor"));
             }
         }
@@ -70,8 +75,9 @@ fn a_second_sequence_on_a_gpu_changes_no_bit() {
     }
 }
 
-/// Largest difference of a logit on a GPU from that of a fresh run on the processor.
-const HISTORY: f32 = 5e-2;
+/// Largest difference of a logit on a GPU from that of a fresh run on the processor, with f32 weights and pages. Floor on an
+/// H200: 7.1e-5 (kimi-linear), 6.3e-5 (qwen35), 2.3e-5 and less for the others.
+const HISTORY: f32 = 1.5e-4;
 
 fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str) {
     let Some(device) = device() else { return };

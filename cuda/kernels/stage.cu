@@ -1,7 +1,7 @@
 // What products need besides themselves: activations in 16 bits, entries in the order of their experts, sums over experts.
 #include "common/order.cuh"
 #include "common/warp.cuh"
-#include "quant/product.cuh"
+#include "quant/job.cuh"
 
 // Row `blockIdx.x` of f32 values as bfloat16, with zeros up to `padded` columns.
 KERNEL stage_bf16(const float* x, u32 stride, u32 columns, u32* out, u32 padded) {
@@ -23,7 +23,10 @@ KERNEL stage_f16(const float* x, u32 stride, u32 columns, u32* out, u32 padded, 
     float most = 0.0f;
     for (u32 i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, fabsf(x[i]));
     most = block_max(most);
-    const float factor = factor_for(most), by = inverse_power(factor);
+    // The largest value comes between 2^14 and 2^15: sums are f32, only the values themselves must not overflow.
+    const u32 exponent = __float_as_uint(most) >> 23; // and 127
+    const u32 lift = min(max(exponent, 15u), 253u) - 14;
+    const float factor = __uint_as_float(lift << 23), by = __uint_as_float((254 - lift) << 23);
     if (threadIdx.x == 0) factors[blockIdx.x] = factor;
     for (u32 i = 2 * threadIdx.x; i < padded; i += 2 * blockDim.x) {
         out[i / 2] = pack_f16(i < columns ? x[i] * by : 0.0f, i + 1 < columns ? x[i + 1] * by : 0.0f);

@@ -131,6 +131,7 @@ fn prompts_may_be_cut_at_chunks() {
         ("mamba2", mamba2(), KvType::F16, StateType::F32),
         ("conv", conv(), KvType::F16, StateType::F32),
     ];
+    let mut different = Vec::new();
     for (name, subject, kv_type, state_type) in &subjects {
         let run = |cuts: &[usize], others| {
             run(&device, subject, (*kv_type, *state_type), cuts, others).expect("the device works")
@@ -144,7 +145,13 @@ fn prompts_may_be_cut_at_chunks() {
             (&[2 * CHUNK, CHUNK + 5], 1),
             (&[CHUNK, CHUNK, CHUNK, 5], 18),
         ] {
-            assert!(run(cuts, others) == whole, "{name}: cut into {cuts:?} beside {others} rows");
+            let found = run(cuts, others);
+            let count = found.iter().zip(&whole).filter(|(found, whole)| found != whole).count();
+            if count > 0 {
+                different
+                    .push(format!("{name}: {count} of {} values, cut into {cuts:?} beside {others} rows", whole.len()));
+            }
         }
     }
+    assert!(different.is_empty(), "{different:#?}");
 }

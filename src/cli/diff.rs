@@ -107,6 +107,9 @@ fn one_op(
     let mut errors = Vec::new();
     for act in touches.writes {
         let (found, expected) = (values(backends[0].as_mut(), act)?, values(backends[1].as_mut(), act)?);
+        // What neither has written yet is not a number in the reference.
+        let written = expected.iter().zip(&found).filter(|(expected, _)| !expected.is_nan());
+        let (expected, found): (Vec<f32>, Vec<f32>) = written.unzip();
         errors.push((act, normalised_error(&expected, &found)));
     }
     Ok(errors)

@@ -107,7 +107,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
         load_queries(span, pages, op, first, kv_head, shared, factors);
         __syncthreads();
         // Of the queries `8 n + 2 pair` and the next one.
-        float top[TILES][2], sum[TILES][2], factor[TILES][2], unit = 1.0f;
+        float top[TILES][2], sum[TILES][2], factor[TILES][2], unit[TILES][2];
         u32 visible[TILES][2];
         float mixed[TILES][DIM / 16][4];
 #pragma unroll
@@ -115,7 +115,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const u32 query = 8 * n + 2 * pair + i, row = skipped + (first + query) / group;
-                top[n][i] = MINUS_INFINITY, sum[n][i] = 0.0f;
+                top[n][i] = MINUS_INFINITY, sum[n][i] = 0.0f, unit[n][i] = LEAST_UNIT;
                 factor[n][i] = factors[query];
                 visible[n][i] = row < span.rows ? min(span.context + row + 1, end) : 0;
             }
@@ -157,18 +157,6 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll
                     for (u32 t = TERMS - 1; t-- > 0;) scores[n][e] += sums_of[t][n][e];
                 }
-            float shares[2] = {1.0f, 1.0f}, fade_unit = 1.0f;
-            if constexpr (KV == KV_Q8_0) {
-                // Weights are given the scales of their values, in a unit that grows with them.
-                float most = fmaxf(value_scales[0], value_scales[1]);
-                most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 4));
-                most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 8));
-                most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 16));
-                const float next = token == begin + warp_id() * TOKENS ? power_below(most) : fmaxf(unit, power_below(most));
-                fade_unit = unit / next;
-                unit = next;
-                shares[0] = value_scales[0] / unit, shares[1] = value_scales[1] / unit;
-            }
             const u32 next_token = token + WARPS * TOKENS;
             float scaled[2] = {1.0f, 1.0f};
             if constexpr (KV == KV_Q8_0) scaled[0] = key_scales[0], scaled[1] = key_scales[1];
@@ -180,8 +168,9 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
                     float &low = scores[n][i], &high = scores[n][i + 2];
-                    low = token + group_lane < visible[n][i] ? low * (factor[n][i] * scaled[0]) : MINUS_INFINITY;
-                    high = token + group_lane + 8 < visible[n][i] ? high * (factor[n][i] * scaled[1]) : MINUS_INFINITY;
+                    const bool sees[2] = {token + group_lane < visible[n][i], token + group_lane + 8 < visible[n][i]};
+                    low = sees[0] ? low * (factor[n][i] * scaled[0]) : MINUS_INFINITY;
+                    high = sees[1] ? high * (factor[n][i] * scaled[1]) : MINUS_INFINITY;
                     float most = fmaxf(low, high);
                     most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 4));
                     most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 8));
@@ -192,8 +181,16 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                     top[n][i] = most;
                     p[i] = exp2f(low - by), p[i + 2] = exp2f(high - by);
                     sum[n][i] = fmaf(sum[n][i], fade[i], p[i] + p[i + 2]);
-                    fade[i] *= fade_unit;
-                    p[i] *= shares[0], p[i + 2] *= shares[1];
+                    if constexpr (KV == KV_Q8_0) {
+                        // Weights are given the scales of their values, in a unit that grows with those that are seen.
+                        float largest = fmaxf(sees[0] ? value_scales[0] : 0.0f, sees[1] ? value_scales[1] : 0.0f);
+                        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 4));
+                        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 8));
+                        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 16));
+                        fade[i] *= grow_unit(unit[n][i], largest);
+                        const float inverse = 1.0f / unit[n][i];
+                        p[i] = p[i] * inverse * value_scales[0], p[i + 2] = p[i + 2] * inverse * value_scales[1];
+                    }
                 }
 #pragma unroll
                 for (u32 m = 0; m < DIM / 16; ++m)
@@ -228,6 +225,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const u32 query = 8 * n + 2 * pair + i;
+                const float by = KV == KV_Q8_0 ? unit[n][i] : 1.0f;
                 float total = sum[n][i];
                 total += __shfl_xor_sync(ALL_LANES, total, 4);
                 total += __shfl_xor_sync(ALL_LANES, total, 8);
@@ -240,7 +238,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 for (u32 m = 0; m < DIM / 16; ++m) {
                     const u32 column = m / 4 * 64 + group_lane * 8 + m % 4 * 2;
                     *reinterpret_cast<float2*>(&shared.mixed[warp_id()][query][column]) =
-                        make_float2(mixed[n][m][i] * unit, mixed[n][m][i + 2] * unit);
+                        make_float2(mixed[n][m][i] * by, mixed[n][m][i + 2] * by);
                 }
             }
         }

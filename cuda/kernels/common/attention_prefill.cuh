@@ -8,8 +8,16 @@ static constexpr u32 WARPS = 4;
 static constexpr u32 THREADS = 32 * WARPS;
 static constexpr u32 QUERIES = 16 * WARPS;
 
+// Some GPUs have 99 KiB of shared memory for a block, others 163 and more.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+static constexpr bool HAS_LITTLE = true;
+#else
+static constexpr bool HAS_LITTLE = false;
+#endif
+
 template <u32 KV, u32 DIM> struct Prefill {
-    static constexpr u32 TOKENS = DIM > 128 ? 32 : 64, TERMS = terms<KV>(), EIGHTS = DIM / 8;
+    static constexpr u32 TOKENS = DIM <= 128 ? 64 : HAS_LITTLE ? 16 : 32, EIGHTS = DIM / 8;
+    static constexpr u32 TERMS = HAS_LITTLE ? 2 : terms<KV>();
     static constexpr u32 BYTES = element_bytes<KV>(), STAGES = KV == KV_Q8_0 ? 1 : 2;
 
     // Rows of `DIM` 16-bit elements, their pieces of 16 bytes in an order of their own: see `piece`.
@@ -121,7 +129,7 @@ template <u32 KV, u32 DIM> struct Prefill {
     }
 
     // Of the queries of this lane, in its warp: `lane / 4` and the one 8 further on.
-    float top[2], sum[2], unit;
+    float top[2], sum[2], unit[2];
     float mixed[DIM / 8][4];
 
     DEVICE void attend(u32 from, u32 stage) {
@@ -149,31 +157,26 @@ template <u32 KV, u32 DIM> struct Prefill {
                 }
             }
         }
-        float fade_unit = 1.0f;
-        if constexpr (KV == KV_Q8_0) {
-            // Weights are given the scales of their values, in a unit that grows with them.
-            float most = 0.0f;
-            for (u32 i = lane_id(); i < TOKENS; i += 32) most = fmaxf(most, shared.value_scales[i]);
-            const float power = power_below(warp_max(most)), next = from == 0 ? power : fmaxf(unit, power);
-            fade_unit = unit / next;
-            unit = next;
-        }
         float fade[2];
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
             const u32 in_block = warp_id() * 16 + group_lane + 8 * i, query = first + in_block;
             const u32 visible = query < queries ? span.context + query / group + 1 : 0;
             const float factor = shared.factors[in_block];
-            float most = MINUS_INFINITY;
+            float most = MINUS_INFINITY, largest = 0.0f;
 #pragma unroll
             for (u32 n = 0; n < TOKENS / 8; ++n)
 #pragma unroll
                 for (u32 e = 0; e < 2; ++e) {
                     float& score = scores[n][2 * i + e];
                     const u32 column = n * 8 + 2 * pair + e;
+                    const bool is_seen = from + column < visible;
                     float by = factor;
-                    if constexpr (KV == KV_Q8_0) by *= shared.key_scales[column];
-                    score = from + column < visible ? score * by : MINUS_INFINITY;
+                    if constexpr (KV == KV_Q8_0) {
+                        by *= shared.key_scales[column];
+                        largest = fmaxf(largest, is_seen ? shared.value_scales[column] : 0.0f);
+                    }
+                    score = is_seen ? score * by : MINUS_INFINITY;
                     most = fmaxf(most, score);
                 }
             most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
@@ -182,7 +185,14 @@ template <u32 KV, u32 DIM> struct Prefill {
             const float by = most == MINUS_INFINITY ? 0.0f : most;
             fade[i] = exp2f(top[i] - by);
             top[i] = most;
-            float added = 0.0f;
+            float added = 0.0f, grown = 1.0f, inverse = 1.0f;
+            if constexpr (KV == KV_Q8_0) {
+                // Weights are given the scales of their values, in a unit that grows with those that are seen.
+                largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+                grown = grow_unit(unit[i], largest);
+                inverse = 1.0f / unit[i];
+            }
 #pragma unroll
             for (u32 n = 0; n < TOKENS / 8; ++n)
 #pragma unroll
@@ -190,10 +200,10 @@ template <u32 KV, u32 DIM> struct Prefill {
                     float& score = scores[n][2 * i + e];
                     score = exp2f(score - by);
                     added += score;
-                    if constexpr (KV == KV_Q8_0) score *= shared.value_scales[n * 8 + 2 * pair + e] / unit;
+                    if constexpr (KV == KV_Q8_0) score = score * inverse * shared.value_scales[n * 8 + 2 * pair + e];
                 }
             sum[i] = fmaf(sum[i], fade[i], added);
-            fade[i] *= fade_unit;
+            fade[i] *= grown;
         }
 #pragma unroll
         for (u32 m = 0; m < DIM / 8; ++m)
@@ -227,7 +237,7 @@ template <u32 KV, u32 DIM> struct Prefill {
     DEVICE void run() {
         const u32 last_row = min(first + QUERIES, queries) - 1;
         const u32 end = span.context + last_row / group + 1;
-        top[0] = top[1] = MINUS_INFINITY, sum[0] = sum[1] = 0.0f, unit = 1.0f;
+        top[0] = top[1] = MINUS_INFINITY, sum[0] = sum[1] = 0.0f, unit[0] = unit[1] = LEAST_UNIT;
 #pragma unroll
         for (u32 m = 0; m < DIM / 8; ++m) mixed[m][0] = mixed[m][1] = mixed[m][2] = mixed[m][3] = 0.0f;
         request_tokens(0, 0);
@@ -256,7 +266,7 @@ template <u32 KV, u32 DIM> struct Prefill {
             total += __shfl_xor_sync(ALL_LANES, total, 2);
             const u32 query = first + warp_id() * 16 + (lane_id() >> 2) + 8 * i;
             if (query >= queries) continue;
-            const float inverse = unit / total;
+            const float inverse = (KV == KV_Q8_0 ? unit[i] : 1.0f) / total;
             const u64 at = (u64(span.first + query / group) * op.heads + kv_head * group + query % group) * DIM;
 #pragma unroll
             for (u32 m = 0; m < DIM / 8; ++m) {

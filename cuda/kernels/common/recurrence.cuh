@@ -354,7 +354,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG> struct 
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
                 const u32 column = threadIdx.x + n * THREADS;
                 if (column >= COLUMNS) continue;
-#pragma unroll 1
+#pragma unroll 4
                 for (u32 i = 0; i < count; ++i) {
                     shared.faded[i][column] *= expf(carry[n]);
                     carry[n] += shared.entry_g[i][column];

@@ -74,5 +74,16 @@ DEVICE u32 transposed(u32 x) {
 // 2 to the exponent of a number of at least 0: 1 for 0, and for what is too small or too large to be divided by it.
 DEVICE float power_below(float x) {
     const u32 bits = __float_as_uint(x) & 0x7f800000u;
-    return bits < 0x08000000u || bits > 0x77000000u ? 1.0f : __uint_as_float(bits);
+    return bits < 0x02000000u || bits > 0x7d000000u ? 1.0f : __uint_as_float(bits);
+}
+
+// Scales of values are at least 1e-30 / 127, or 0.
+static constexpr float LEAST_UNIT = 1.0f / float(1ull << 60) / float(1ull << 60);
+
+// Lets a unit, a power of two, grow with a scale that is seen, and returns what is in the unit before over what is in it
+// then. It depends on nothing that is not seen.
+DEVICE float grow_unit(float& unit, float scale) {
+    const float next = fmaxf(unit, scale > 0.0f ? power_below(scale) : 0.0f), fade = unit / next;
+    unit = next;
+    return fade;
 }

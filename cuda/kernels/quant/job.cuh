@@ -14,13 +14,6 @@ struct Piece {
     u32 padding;
 };
 
-// Where kernels for a few entries find their activations.
-enum Held : u32 {
-    HELD_OUTSIDE = 0, // in device memory, in 16 bits
-    HELD_COPIED = 1,  // there too, and every block brings them into shared memory at first
-    HELD_ROUNDED = 2  // there in f32, and every block rounds them into shared memory
-};
-
 struct Job {
     const u8* weight;    // or the gate's
     const u8* up;        // of gated products
@@ -45,8 +38,6 @@ struct Job {
     u32 activation;
     u32 accumulate;
     float scale;
-    u32 columns; // of f32 activations
-    u32 held;    // how `few` holds activations: HELD
     u32 padding;
 
     // Whether blocks know their pieces before anything has run.

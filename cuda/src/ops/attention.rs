@@ -16,6 +16,8 @@ const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
+/// Shared memory of a block that prompts are not restricted by: `HAS_LITTLE` of `kernels/common/attention_prefill.cuh`.
+const ENOUGH_SHARED: usize = 128 << 10;
 /// Most columns of a key or of a value.
 const MOST_COLUMNS: usize = 640;
 
@@ -175,8 +177,14 @@ impl Machine {
         let (spans, group) = (self.step.spans(), op.heads / decl.kv_heads);
         let most = spans.iter().map(|span| span.rows as usize / CHUNK * CHUNK).max().unwrap_or(0);
         let kv_type = self.pages.kv_type();
-        let (tokens, stages) = (if decl.key_dim > 128 { 32 } else { 64 }, if kv_type == KvType::Q8_0 { 1 } else { 2 });
-        let terms = if kv_type == KvType::Bf16 { 3 } else { 2 };
+        let has_little = self.device.shared_bytes() < ENOUGH_SHARED;
+        let tokens = match decl.key_dim {
+            ..=128 => 64,
+            _ if has_little => 16,
+            _ => 32,
+        };
+        let stages = if kv_type == KvType::Q8_0 { 1 } else { 2 };
+        let terms = if kv_type == KvType::Bf16 && !has_little { 3 } else { 2 };
         let rows = terms * QUERIES + 2 * stages * tokens;
         self.kernel(unit, &format!("{unit}_{}", decl.key_dim))?
             .grid((most * group).div_ceil(QUERIES), decl.kv_heads, spans.len())

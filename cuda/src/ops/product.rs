@@ -68,8 +68,6 @@ pub(crate) struct Job {
     activation: u32,
     accumulate: u32,
     scale: f32,
-    columns: u32,
-    held: u32,
     padding: u32,
 }
 
@@ -191,31 +189,6 @@ enum Kernel {
     Many(usize),
 }
 
-/// Where kernels for a few entries find their activations: `Held` of `kernels/quant/job.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Held {
-    Outside,
-    Copied,
-    Rounded,
-}
-
-/// Most rows that every block rounds to 16 bits by itself: of more, one kernel does it for all blocks.
-const ROUNDED: usize = 2;
-
-impl Held {
-    /// For `rows` rows of `units` units, and bytes of shared memory.
-    fn new(kernel: Kernel, rows: usize, units: usize, device: &Device) -> (Self, usize) {
-        let Kernel::Few(most) = kernel else { return (Self::Outside, 0) };
-        // As `held_stride` has it; a unit beyond the last is read.
-        let bytes = SEGMENTS * rows.min(most) * (units.div_ceil(SEGMENTS) * 128 + 64) + 128;
-        // Two blocks have room, with what else they keep.
-        if bytes > (device.shared_bytes() / 2).saturating_sub(20 << 10) {
-            return (Self::Outside, 0);
-        }
-        (if rows <= ROUNDED { Self::Rounded } else { Self::Copied }, bytes)
-    }
-}
-
 /// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
 const SEGMENTS: usize = 8;
 /// Entries of a block of [`Kernel::Split`].
@@ -252,8 +225,7 @@ impl Kernel {
             9..=16 => Self::Few(16),
             17..=32 => Self::Few(32),
             33..=64 => Self::Few(64),
-            // The last piece of an expert is half empty.
-            _ if usual < 256 => Self::Many(64),
+            _ if usual <= 64 => Self::Many(64),
             _ => Self::Many(128),
         }
     }
@@ -295,11 +267,7 @@ impl Machine {
         };
         let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
-        let (held, held_bytes) = Held::new(kernel, rows, matrix.units(), &self.device);
-        let [x, factor] = match held {
-            Held::Rounded => [self.act(of.x), Ptr::NULL],
-            Held::Outside | Held::Copied => self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?,
-        };
+        let [x, factor] = self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?;
         if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
             self.staged = None;
         }
@@ -335,11 +303,9 @@ impl Machine {
             activation: activation(of.activation),
             accumulate: flag(of.output == Output::Accumulate),
             scale: of.scale,
-            columns: matrix.columns as u32,
-            held: held as u32,
             padding: 0,
         };
-        self.launch_product((matrix.quant, kernel), job, is_gated, [y, z, held_bytes])?;
+        self.launch_product((matrix.quant, kernel), job, is_gated, [y, z])?;
         if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
     }
 
@@ -348,59 +314,34 @@ impl Machine {
         (quant, kernel): (Quant, Kernel),
         job: Job,
         is_gated: bool,
-        [y, z, held_bytes]: [usize; 3],
+        [y, z]: [usize; 2],
     ) -> Result<(), DeviceError> {
         let gated = if is_gated { "gated_" } else { "" };
         let suffix = suffix(quant);
         let rows_of_eight = if is_gated { 64 } else { 128 };
-        let rows = job.rows as usize;
-        let (name, x, shared) = match kernel {
+        let stages = |most: usize| 3 * 128 * (128 + most);
+        let (name, rows_of_block, shared) = match kernel {
             Kernel::Float(most) => {
                 let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
                 let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
-                (format!("{gated}products_f32_{of_warp}x{most}_by_{lanes}"), rows.div_ceil(THREADS / 32 * of_warp), 0)
+                (format!("{gated}products_f32_{of_warp}x{most}_by_{lanes}"), THREADS / 32 * of_warp, 0)
             }
             Kernel::Few(most) => {
-                let tiles = rows.div_ceil(if is_gated || most < 32 { 16 } else { 32 });
-                // As many as run at the same time.
-                let of_multiprocessor = if most > 16 {
-                    1
-                } else if is_gated || most > 8 {
-                    2
-                } else {
-                    3
-                };
-                let blocks = (of_multiprocessor * self.device.multiprocessors()).div_ceil(y * z);
-                (format!("{gated}few_{most}_{suffix}"), tiles.min(blocks), held_bytes)
+                let rows_of_block = if is_gated || most < 32 { 16 } else { 32 };
+                let blocks = (job.rows as usize).div_ceil(rows_of_block) * y * z;
+                let is_tall = most == 8 && !is_gated && blocks > 2 * self.device.multiprocessors();
+                (format!("{gated}few_{most}_{}{suffix}", if is_tall { "tall_" } else { "" }), rows_of_block, 0)
             }
-            Kernel::Split => {
-                (format!("{gated}split_{SPLIT}_{suffix}"), rows.div_ceil(rows_of_eight), self.stages(SPLIT))
-            }
-            Kernel::Many(most) => {
-                (format!("{gated}many_{most}_{suffix}"), rows.div_ceil(rows_of_eight), self.stages(most))
-            }
+            Kernel::Split => (format!("{gated}split_{SPLIT}_{suffix}"), rows_of_eight, stages(SPLIT)),
+            Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
         };
         self.kernel(unit(quant), &name)?
-            .grid(x, y, if kernel == Kernel::Split { SEGMENTS } else { z })
+            .grid((job.rows as usize).div_ceil(rows_of_block), y, if kernel == Kernel::Split { SEGMENTS } else { z })
             .block(THREADS)
             .shared(shared)
             .early()
             .arg(job)
             .launch()
-    }
-
-    /// Bytes of the stages of kernels for `most` entries a block (`stages` and `stage_bytes` of
-    /// `kernels/quant/product.cuh`).
-    fn stages(&self, most: usize) -> usize {
-        let is_large = matches!(self.device.capability(), (9 | 10, 0));
-        let stages = if !is_large {
-            3
-        } else if most == 128 {
-            6
-        } else {
-            4
-        };
-        stages * 128 * (128 + most)
     }
 
     /// Ends products that were left in parts.
