@@ -8,6 +8,7 @@ mod avx512;
 pub(crate) mod dense;
 pub(crate) mod math;
 mod scalar;
+pub(crate) mod strips;
 
 /// Instruction sets the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,9 +166,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
     /// Hints that the cache line at `at`, any address, is read soon.
     fn prefetch(self, at: *const u8);
-
-    /// The same, into the second-level cache.
-    fn prefetch_near(self, at: *const u8);
 }
 
 /// Operations on blocks of 32 quantised values, and on 8 floats: one per block of a superblock, or the partial sums

@@ -149,9 +149,6 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
-
-    #[inline(always)]
-    fn prefetch_near(self, _: *const u8) {}
 }
 
 impl Blocks for Scalar {
