@@ -13,7 +13,7 @@ pub const RECURRENT: f64 = 1e-10;
 /// rounds the state, 1.2e-7 with one of 16 rows.
 pub const ROUNDED_STATE: f64 = 1e-6;
 
-/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 3e-13, latent pages 2e-13.
+/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 7e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
 
 /// A product with weights of this format. Backends may quantise the activations of block formats to 8 bits, which
