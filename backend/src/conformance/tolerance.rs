@@ -13,7 +13,7 @@ pub const RECURRENT: f64 = 1e-10;
 /// rounds the state, 1.2e-7 with one of 16 rows.
 pub const ROUNDED_STATE: f64 = 1e-6;
 
-/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 3e-13, latent pages 2e-13.
+/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 7e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
 
 /// Products whose activations are rounded to 16 bits: to bf16 with weights in bf16, to f16 with all others but f32, where

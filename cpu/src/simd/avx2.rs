@@ -116,7 +116,6 @@ impl Simd for Avx2 {
             out
         }}
         fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        fn prefetch_near(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 

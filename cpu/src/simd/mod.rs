@@ -9,6 +9,7 @@ pub(crate) mod dense;
 pub(crate) mod math;
 pub(crate) mod panels;
 mod scalar;
+pub(crate) mod strips;
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
 pub(crate) mod tiles;
 
@@ -187,9 +188,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
     /// Hints that the cache line at `at`, any address, is read soon.
     fn prefetch(self, at: *const u8);
-
-    /// The same, into the second-level cache.
-    fn prefetch_near(self, at: *const u8);
 }
 
 #[cfg(test)]

@@ -152,9 +152,6 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
-
-    #[inline(always)]
-    fn prefetch_near(self, _: *const u8) {}
 }
 
 impl Panels for Scalar {
