@@ -71,7 +71,8 @@ impl Plan {
             {
                 let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
                 let entries = rows(product.x).saturating_mul(product.matrices(program).0);
-                plan.tiled = plan.tiled.max(Tiled::elements(entries, columns));
+                let parts = if product.weights().any(|weight| tiles::in_two_parts(quant(weight))) { 2 } else { 1 };
+                plan.tiled = plan.tiled.max(Tiled::elements(entries, columns, parts));
             }
             let mut route = |experts: Act, weight: Weight, outputs: usize| {
                 plan.routed[0] = plan.routed[0].max(size(experts));

@@ -78,8 +78,8 @@ impl RowSplit {
 #[derive(Debug)]
 pub(crate) struct Tiled {
     values: Arena<u16>,
-    /// The activation, its columns and stride, if its tiled rows are there in order.
-    of: Option<(Act, [usize; 2])>,
+    /// The activation, its columns and stride, and the parts it is in, if its tiled rows are there in order.
+    of: Option<(Act, [usize; 3])>,
 }
 
 /// Entries for the matrix unit.
@@ -88,6 +88,8 @@ pub(crate) struct TiledEntries<'a> {
     pub(crate) tiles: Tiles,
     /// `[entries + 31, stride]` bf16
     pub(crate) values: &'a [u16],
+    /// What rounding left over, if it is wanted.
+    pub(crate) rest: Option<&'a [u16]>,
     pub(crate) stride: usize,
     /// Entries in the order of their groups.
     pub(crate) order: &'a [u32],
@@ -96,9 +98,9 @@ pub(crate) struct TiledEntries<'a> {
 }
 
 impl Tiled {
-    /// Values for `entries` of `columns`; the last tiles of a group reach over those of the next.
-    pub(crate) const fn elements(entries: usize, columns: usize) -> usize {
-        entries.saturating_add(2 * SIDE).saturating_mul(columns.saturating_add(GAP))
+    /// Values for `parts` of `entries` of `columns`; the last tiles of a group reach over those of the next.
+    pub(crate) const fn elements(entries: usize, columns: usize, parts: usize) -> usize {
+        entries.saturating_add(2 * SIDE).saturating_mul(columns.saturating_add(GAP)).saturating_mul(parts)
     }
 
     /// Room for so many values.
@@ -118,29 +120,34 @@ impl Tiled {
         self.of = None;
     }
 
-    /// Rounds the rows of entries `order`, `per_input` of which belong to a row of `x`. What is there already stays if
-    /// it is named by `act`.
+    /// Rounds the rows of entries `order`, `per_input` of which belong to a row of `x`, into one or two parts. What is
+    /// there already stays if it is named by `act`.
     pub(crate) fn fill<'a>(
         &'a mut self,
         (tiles, pool): (Tiles, &mut Pool),
         (act, x): (Option<Act>, Activations<'_>),
         (order, ends): (&'a [u32], &'a [u32]),
-        per_input: usize,
+        (per_input, parts): (usize, usize),
     ) -> TiledEntries<'a> {
         let stride = x.columns + GAP;
-        let of = act.map(|act| (act, [x.columns, x.stride]));
+        let of = act.map(|act| (act, [x.columns, x.stride, parts]));
+        let half = Self::elements(order.len(), x.columns, 1);
         if of.is_none() || self.of != of {
-            let rows = Parts::new(&mut self.values[..order.len() * stride], stride, [SIDE, stride]);
+            let (values, rest) = self.values.split_at_mut(half);
+            let rows = |values| Parts::new(values, stride, [SIDE, stride]);
+            let rest = (parts > 1).then(|| rows(&mut rest[..order.len() * stride]));
             let tasks = (Place::of(order.len() * x.columns), order.len().div_ceil(SIDE));
-            pool.share(tasks, rows, |task, mut out| {
+            pool.share(tasks, (rows(&mut values[..order.len() * stride]), rest), |task, (mut out, mut rest)| {
                 for (i, entry) in order[task * SIDE..].iter().take(SIDE).enumerate() {
                     let x = &x.x[*entry as usize / per_input * x.stride..][..x.columns];
-                    tiles.run(Round { x, out: &mut out.row_mut(i)[..x.len()] });
+                    let rest = rest.as_mut().map(|rest| &mut rest.row_mut(i)[..x.len()]);
+                    tiles.run(Round { x, out: &mut out.row_mut(i)[..x.len()], rest });
                 }
             });
             self.of = of;
         }
-        TiledEntries { tiles, values: &self.values, stride, order, ends }
+        let rest = (parts > 1).then(|| &self.values[half..]);
+        TiledEntries { tiles, values: &self.values, rest, stride, order, ends }
     }
 }
 

@@ -25,6 +25,12 @@ pub(crate) fn tiles_for(proof: Proof, matrix: &Matrix, other: Option<&Matrix>) -
     proof.tiles().filter(|_| serves(matrix) && other.is_none_or(serves))
 }
 
+/// How many parts activations go through the matrix unit in.
+pub(crate) fn parts_for(matrix: &Matrix, other: Option<&Matrix>) -> usize {
+    let two = tiles::in_two_parts(matrix.quant) || other.is_some_and(|other| tiles::in_two_parts(other.quant));
+    if two { 2 } else { 1 }
+}
+
 /// A matrix, some columns of which a product fills.
 pub(crate) struct Target<'a> {
     /// `[_, width]`
@@ -79,6 +85,7 @@ impl Machine {
         let input = Activations::float(&acts[x.0 as usize][..rows * columns], columns, columns);
         let (matrix, other) = (&matrices[matrix.0 as usize], other.map(|other| &matrices[other.0 as usize]));
         let tiles = tiles_for(*proof, matrix, other).filter(|_| !split.tiled.is_empty());
+        let parts = parts_for(matrix, other);
         let tiled_ends = [split.tiled.len() as u32];
         let (order, ends) = match tiles {
             Some(_) => (Some(&split.rest[..]), [split.rest.len() as u32]),
@@ -92,7 +99,8 @@ impl Machine {
             entries: Entries { order, ends: &ends, per_input: 1, per_output: 1 },
             outputs: matrix.rows(),
             finish: finish(acts, matrices),
-            tiled: tiles.map(|tiles| tiled.fill((tiles, pool), (Some(x), input), (&split.tiled, &tiled_ends), 1)),
+            tiled: tiles
+                .map(|tiles| tiled.fill((tiles, pool), (Some(x), input), (&split.tiled, &tiled_ends), (1, parts))),
         };
         distribute(pool, scratch, product, Target { values: &mut values[..rows * width], width, column });
         self.put(out, values);
@@ -126,7 +134,7 @@ impl Machine {
         let values = &mut out[..rows * op.heads * width];
         let x = &acts[op.x.0 as usize][..rows * op.heads * x_width];
         let input = Activations::float(x, inputs, x_width);
-        let tiled_ends = &tiled_ends[..op.heads];
+        let (tiled_ends, parts) = (&tiled_ends[..op.heads], parts_for(matrix, None));
         let product = Product {
             proof: *proof,
             matrix,
@@ -135,7 +143,7 @@ impl Machine {
             entries: Entries { order: Some(order), ends, per_input: 1, per_output: 1 },
             outputs,
             finish: Finish::Linear(Linear::PLAIN),
-            tiled: tiles.map(|tiles| tiled.fill((tiles, pool), (None, input), (tiled_order, tiled_ends), 1)),
+            tiled: tiles.map(|tiles| tiled.fill((tiles, pool), (None, input), (tiled_order, tiled_ends), (1, parts))),
         };
         distribute(pool, scratch, product, Target { values, width, column: 0 });
         if outputs < width {

@@ -1,7 +1,7 @@
 //! Choosing experts, and their products: rows are grouped by expert, so that an expert's weights are read once.
 
 use super::{
-    linear::{Target, distribute, tiles_for},
+    linear::{Target, distribute, parts_for, tiles_for},
     product::{Activations, Entries, Finish, Linear, Product},
 };
 use crate::{
@@ -174,7 +174,7 @@ impl Machine {
         let (matrix, other) = (&matrices[matrix.0 as usize], other.map(|other| &matrices[other.0 as usize]));
         let tiles = tiles_for(*proof, matrix, other).filter(|_| !split.tiled.is_empty());
         let rest = tiles.map_or(entries, |_| split.rest.len() * active);
-        let count = matrix.rows() / outputs;
+        let (count, parts) = (matrix.rows() / outputs, parts_for(matrix, other));
         let (ends, tiled_ends) = routed_ends.split_at_mut(count);
         let (order, tiled_order) = order[..entries].split_at_mut(rest);
         let experts = &acts[routed.experts.0 as usize][..entries];
@@ -191,7 +191,8 @@ impl Machine {
             entries: Entries { order: Some(order), ends, per_input, per_output },
             outputs,
             finish: finish(acts),
-            tiled: tiles.map(|tiles| tiled.fill((tiles, pool), (None, input), (tiled_order, tiled_ends), per_input)),
+            tiled: tiles
+                .map(|tiles| tiled.fill((tiles, pool), (None, input), (tiled_order, tiled_ends), (per_input, parts))),
         };
         distribute(pool, scratch, product, Target { values: out, width: outputs, column: 0 });
     }

@@ -27,11 +27,17 @@ const LINES: usize = STEPS * SIDE;
 /// Floats of scratch a thread needs besides that of other products.
 pub(crate) const SCRATCH: usize = SIDE + 2 * ENTRIES * WIDTH + WIDTH * LINES;
 
+/// Whether products with a format are worth the bits that activations lose in bf16: those with weights in bf16 are
+/// exact but for that, so that activations go through the unit in two parts.
+pub(crate) fn in_two_parts(quant: Quant) -> bool {
+    quant == Quant::Bf16
+}
+
 /// Whether the matrix unit can multiply with a matrix.
 pub(crate) fn serves(quant: Quant, columns: usize) -> bool {
     match Path::of(quant) {
         Path::Packed => true,
-        Path::Float => quant != Quant::F32 && columns.is_multiple_of(STEP),
+        Path::Float => quant == Quant::Bf16 && columns.is_multiple_of(STEP),
         Path::Dequantised => false,
     }
 }
@@ -95,11 +101,15 @@ impl Piece<'_, '_> {
             let lines = |panel: usize| &self.lines[panel.min(panels - 1) * LINES..][..steps.len() * SIDE];
             for entry in (0..block.len()).step_by(2 * SIDE) {
                 let rows = if block.len() - entry > SIDE { 2 * SIDE } else { SIDE };
-                let a = &self.tiled.values[(block.start + entry) * stride + from * STEP..];
+                let from_entry = (block.start + entry) * stride + from * STEP;
+                let rest = self.tiled.rest.filter(|_| in_two_parts(matrix.quant));
                 for panel in (0..panels).step_by(2) {
-                    let (b, c) = ([lines(panel), lines(panel + 1)], &mut y[entry * WIDTH + panel * ROWS..]);
-                    let accumulate = from > 0;
-                    self.open.multiply(Multiply { a, a_stride: stride, rows, b, c, c_stride: WIDTH, accumulate });
+                    for (part, values) in [Some(self.tiled.values), rest].into_iter().flatten().enumerate() {
+                        let (a, b) = (&values[from_entry..], [lines(panel), lines(panel + 1)]);
+                        let c = &mut y[entry * WIDTH + panel * ROWS..];
+                        let (a_stride, c_stride, accumulate) = (stride, WIDTH, from + part > 0);
+                        self.open.multiply(Multiply { a, a_stride, rows, b, c, c_stride, accumulate });
+                    }
                 }
             }
         }
@@ -125,10 +135,6 @@ impl Piece<'_, '_> {
         for (row, stored) in rows.iter_mut().zip(wanted) {
             *row = &matrix.bytes()[stored * matrix.row_bytes..][..matrix.row_bytes][2 * STEP * steps.start..];
         }
-        if matrix.quant == Quant::F16 {
-            tiles.run(Transpose::<true> { rows, out });
-        } else {
-            tiles.run(Transpose::<false> { rows, out });
-        }
+        tiles.run(Transpose { rows, out });
     }
 }

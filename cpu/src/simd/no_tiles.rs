@@ -17,9 +17,10 @@ pub(crate) enum Tiles {}
 pub(crate) struct Round<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) out: &'a mut [u16],
+    pub(crate) rest: Option<&'a mut [u16]>,
 }
 
-pub(crate) struct Transpose<'a, const HALF: bool> {
+pub(crate) struct Transpose<'a> {
     pub(crate) rows: [&'a [u8]; SIDE],
     pub(crate) out: &'a mut [Line],
 }

@@ -103,23 +103,39 @@ pub(crate) struct Round<'a> {
     /// Whole steps.
     pub(crate) x: &'a [f32],
     pub(crate) out: &'a mut [u16],
+    /// For what is left over, rounded too: with it, 16 bits of the mantissa are kept.
+    pub(crate) rest: Option<&'a mut [u16]>,
+}
+
+/// 16 numbers of bf16 as floats.
+#[inline(always)]
+fn widened(x: __m256i) -> __m512 {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))) }
 }
 
 impl TileKernel for Round<'_> {
     #[inline(always)]
     fn run(self, _: Tiles) {
-        for (x, out) in self.x.as_chunks::<STEP>().0.iter().zip(self.out.as_chunks_mut::<STEP>().0) {
-            // SAFETY: a `Tiles` is at hand; both loads and the store are within the arrays.
+        let Self { x, out, mut rest } = self;
+        for (step, (x, out)) in x.as_chunks::<STEP>().0.iter().zip(out.as_chunks_mut::<STEP>().0).enumerate() {
+            // SAFETY: a `Tiles` is at hand; both loads and the stores are within the arrays.
             unsafe {
                 let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
-                let rounded: __m512i = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
                 _mm512_storeu_si512(out.as_mut_ptr().cast(), rounded);
+                if let Some(rest) = rest.as_mut().map(|rest| &mut rest.as_chunks_mut::<STEP>().0[step]) {
+                    let low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(rounded)));
+                    let high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(rounded)));
+                    let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                    _mm512_storeu_si512(rest.as_mut_ptr().cast(), rounded);
+                }
             }
         }
     }
 }
 
-/// Turns 16 rows of a step, 32 floats of 16 bits each, into lines.
+/// Turns 16 rows of a step, 32 numbers of bf16 each, into lines.
 #[inline(always)]
 fn transposed(rows: &[__m512i; SIDE], out: &mut [Line; SIDE]) {
     // SAFETY: callers hold a `Tiles`.
@@ -151,15 +167,15 @@ fn transposed(rows: &[__m512i; SIDE], out: &mut [Line; SIDE]) {
     }
 }
 
-/// Lines of up to 16 rows of bf16 or, with `HALF`, f16; rows that are missing are zero.
-pub(crate) struct Transpose<'a, const HALF: bool> {
+/// Lines of up to 16 rows of bf16; rows that are missing are zero.
+pub(crate) struct Transpose<'a> {
     /// By row: the steps wanted, 64 bytes each.
     pub(crate) rows: [&'a [u8]; SIDE],
     /// `[steps * 16]`
     pub(crate) out: &'a mut [Line],
 }
 
-impl<const HALF: bool> TileKernel for Transpose<'_, HALF> {
+impl TileKernel for Transpose<'_> {
     #[inline(always)]
     fn run(self, _: Tiles) {
         for (step, out) in self.out.as_chunks_mut::<SIDE>().0.iter_mut().enumerate() {
@@ -168,14 +184,7 @@ impl<const HALF: bool> TileKernel for Transpose<'_, HALF> {
                 let mut rows = [_mm512_setzero_si512(); SIDE];
                 for (row, stored) in rows.iter_mut().zip(self.rows) {
                     if let Some(stored) = stored.as_chunks::<64>().0.get(step) {
-                        let at = stored.as_ptr();
-                        *row = if HALF {
-                            let low = _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()));
-                            let high = _mm512_cvtph_ps(_mm256_loadu_si256(at.add(32).cast()));
-                            std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
-                        } else {
-                            _mm512_loadu_si512(at.cast())
-                        };
+                        *row = _mm512_loadu_si512(stored.as_ptr().cast());
                     }
                 }
                 transposed(&rows, out);
