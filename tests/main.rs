@@ -6,6 +6,8 @@ mod chat;
 mod commands;
 mod constrained;
 mod convert;
+mod cuda;
+mod devices;
 mod faulty;
 mod golden;
 mod history;

@@ -110,6 +110,12 @@ pub trait Backend: Send {
         limits: Limits,
     ) -> Result<(), DeviceError>;
 
+    /// Whether `prepare` reads the bytes of every weight, and keeps none of them where they are: a source need not bring
+    /// them into memory first.
+    fn reads_weights(&self) -> bool {
+        false
+    }
+
     /// Bytes that `prepare` would take besides weights, activations, pages and slots, for weights stored in these
     /// formats.
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64;
@@ -183,8 +189,21 @@ pub trait Backend: Send {
     /// Overwrites the first rows of a page of `store` by such values, as many as there are.
     fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError>;
 
-    /// The first `out.len() / columns` rows of an activation.
+    /// The first `out.len() / columns` rows of an activation. Waits for all that was asked for before, also for no rows.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
+
+    /// The `count` likeliest tokens of the first output rows of the last step, as many rows as there is room for, and
+    /// their logits: the columns of the largest values of `logits`, the largest first, of equal ones the lowest.
+    /// `u32::MAX` where there are no more above minus infinity. False, with anything in the slices, if the device leaves
+    /// that to who reads the logits.
+    fn likeliest(
+        &mut self,
+        _logits: Act,
+        _count: usize,
+        (_tokens, _values): (&mut [u32], &mut [f32]),
+    ) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
 
     /// Overwrites the first `values.len() / columns` rows of an activation (conformance and `diff`).
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError>;

@@ -14,7 +14,7 @@ const ALIGNMENT: usize = 32 << 20;
 /// Less than the smallest huge page is left to the allocator.
 const LEAST: usize = 2 << 20;
 
-/// Zeroed elements. Where the system refuses a mapping or huge pages, ordinary memory serves.
+/// Zeroed elements, the first at the start of a cache line. Where the system refuses a mapping or huge pages, ordinary memory serves.
 #[derive(Debug)]
 pub(crate) struct Arena<T> {
     memory: Memory,
@@ -26,18 +26,30 @@ pub(crate) struct Arena<T> {
 enum Memory {
     /// A mapping, and where in it the elements begin.
     Mapped(MmapMut, usize),
-    /// Words, so that elements of every type are aligned.
-    Allocated(Vec<u64>),
+    /// Lines of the caches, so that elements of every type are aligned.
+    Allocated(Vec<CacheLine>),
 }
+
+/// What caches move.
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct CacheLine([u64; 8]);
 
 impl<T: Pod> Arena<T> {
     /// `len` zeros. Panics where there is no memory for them, as a vector does.
     pub(crate) fn zeroed(len: usize) -> Self {
-        assert!(align_of::<T>() <= align_of::<u64>() && size_of::<T>() > 0, "plain numbers");
+        assert!(align_of::<T>() <= align_of::<CacheLine>() && size_of::<T>() > 0, "plain numbers");
         let bytes = len.checked_mul(size_of::<T>()).expect("the plan was checked");
         let mapped = (bytes >= LEAST).then(|| map(bytes)).flatten();
-        let memory = mapped.unwrap_or_else(|| Memory::Allocated(vec![0; bytes.div_ceil(size_of::<u64>())]));
+        let memory = mapped
+            .unwrap_or_else(|| Memory::Allocated(vec![CacheLine([0; 8]); bytes.div_ceil(size_of::<CacheLine>())]));
         Self { memory, len, of: PhantomData }
+    }
+}
+
+impl<T: Pod> Default for Arena<T> {
+    fn default() -> Self {
+        Self::zeroed(0)
     }
 }
 

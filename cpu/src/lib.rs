@@ -7,14 +7,15 @@ mod arena;
 mod limits;
 mod machine;
 mod ops;
+mod packed;
 mod pages;
 mod plan;
 mod pool;
-mod quant;
 mod quantised;
 mod simd;
 mod slots;
 mod states;
+mod tiled;
 mod weights;
 
 pub use limits::{available_memory, compute_peak, read_bandwidth, resident_memory};
@@ -48,7 +49,7 @@ fn failed(what: impl Into<String>) -> DeviceError {
 
 impl Cpu {
     /// A backend of `threads` threads (the caller is one; 0 counts as 1) with the widest instruction set this
-    /// processor has, or the one named by the environment variable `KVAS_CPU`: `scalar`, `avx2` or `avx512`. Another
+    /// processor has, or the one named by the environment variable `KVAS_CPU`: `scalar`, `avx2`, `avx512` or `amx`. Another
     /// value is a [`DeviceError::Failed`] at `prepare`.
     pub fn new(threads: usize) -> Self {
         let isa = match std::env::var("KVAS_CPU") {
@@ -68,6 +69,11 @@ impl Cpu {
     /// The instruction set, if `prepare` will accept it.
     pub fn isa(&self) -> Option<Isa> {
         self.isa.as_ref().ok().copied().filter(|isa| isa.available())
+    }
+
+    /// The matrix unit, if it is to be used.
+    fn tiles(&self) -> Option<simd::tiles::Tiles> {
+        self.isa.as_ref().ok().copied().and_then(Proof::of).and_then(Proof::tiles)
     }
 
     fn machine(&mut self) -> &mut Machine {
@@ -96,7 +102,7 @@ impl Backend for Cpu {
     }
 
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
-        Plan::new(program, quants, limits, self.threads).scratch_bytes
+        Plan::new(program, quants, limits, (self.threads, self.tiles())).scratch_bytes
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
@@ -163,7 +169,7 @@ impl Backend for Cpu {
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {
         let machine = self.machine();
         machine.acts[act.0 as usize][..values.len()].copy_from_slice(values);
-        machine.quantised.forget(act);
+        machine.forget(act);
         Ok(())
     }
 

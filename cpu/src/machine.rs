@@ -1,6 +1,7 @@
 //! Everything a prepared program owns: activations, weights, memory of layers, scratch. Ops borrow its fields.
 
 use crate::{
+    arena::Arena,
     ops::rope_store::Ropes,
     pages::Pages,
     plan::Plan,
@@ -8,6 +9,7 @@ use crate::{
     quantised::Quantised,
     simd::Proof,
     slots::{Conv, Memory, State},
+    tiled::{RowSplit, Tiled},
     weights::Matrix,
 };
 use kvas_backend::{
@@ -24,7 +26,7 @@ pub(crate) struct Machine {
     pub(crate) program: Arc<Program>,
     pub(crate) limits: Limits,
     /// By activation: `[rows, columns]`.
-    pub(crate) acts: Vec<Vec<f32>>,
+    pub(crate) acts: Vec<Arena<f32>>,
     /// By weight.
     pub(crate) matrices: Vec<Matrix>,
     /// By weight: weights of convolutions as `[taps, channels]`, empty for others.
@@ -40,7 +42,10 @@ pub(crate) struct Machine {
     pub(crate) entries: Vec<Entry>,
     pub(crate) cursors: Cursors,
     pub(crate) quantised: Quantised,
-    /// (row, expert) pairs by expert or (row, head) pairs by head, and where those of each end.
+    pub(crate) tiled: Tiled,
+    pub(crate) rows_by_way: RowSplit,
+    /// (row, expert) pairs by expert or (row, head) pairs by head, and where those of each end: for vectors, then for
+    /// the matrix unit.
     pub(crate) routed: Vec<u32>,
     pub(crate) routed_ends: Vec<u32>,
     /// Keys and queries of a recurrence: `[key_heads][rows][key_dim]`.
@@ -55,16 +60,17 @@ impl Machine {
     /// Loads the weights and allocates all memory.
     pub(crate) fn new(
         proof: Proof,
-        pool: Pool,
+        mut pool: Pool,
         program: Arc<Program>,
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
         let matrices: Result<Vec<Matrix>, _> = program.weights.iter().map(|decl| Matrix::load(weights, decl)).collect();
-        let matrices = matrices?;
+        let mut matrices = matrices?;
         let quants: Vec<_> = matrices.iter().map(|matrix| matrix.quant).collect();
-        let plan = Plan::new(&program, &quants, &limits, pool.threads());
+        let plan = Plan::new(&program, &quants, &limits, (pool.threads(), proof.tiles()));
         plan.check()?;
+        plan.packed.iter().for_each(|(weight, rows)| matrices[weight.0 as usize].pack(*rows, &mut pool));
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
             StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),
@@ -74,7 +80,7 @@ impl Machine {
         Ok(Self {
             proof,
             limits,
-            acts: plan.acts.iter().map(|len| floats(*len)).collect(),
+            acts: plan.acts.iter().map(|len| Arena::zeroed(*len)).collect(),
             taps: taps(&program, &matrices),
             pages: Pages::new(plan.page, &limits),
             memory: memory.collect(),
@@ -84,8 +90,10 @@ impl Machine {
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
             quantised: Quantised::new(plan.quantised),
+            tiled: Tiled::new(plan.tiled),
+            rows_by_way: RowSplit::with_capacity(limits.rows, limits.outputs),
             routed: vec![0; plan.routed[0]],
-            routed_ends: vec![0; plan.routed[1]],
+            routed_ends: vec![0; 2 * plan.routed[1]],
             keys: floats(plan.keys),
             queries: floats(plan.keys),
             partials: floats(plan.partials),
@@ -114,14 +122,20 @@ impl Machine {
         self.rows(act) * self.columns(act)
     }
 
-    /// Takes an activation out for writing; [`Machine::put`] brings it back. Its 8-bit form becomes invalid.
-    pub(crate) fn take(&mut self, act: Act) -> Vec<f32> {
-        self.quantised.forget(act);
+    /// Takes an activation out for writing; [`Machine::put`] brings it back. Its other forms become invalid.
+    pub(crate) fn take(&mut self, act: Act) -> Arena<f32> {
+        self.forget(act);
         std::mem::take(&mut self.acts[act.0 as usize])
     }
 
+    /// The other forms of an activation become invalid.
+    pub(crate) fn forget(&mut self, act: Act) {
+        self.quantised.forget(act);
+        self.tiled.forget(act);
+    }
+
     /// Brings an activation back.
-    pub(crate) fn put(&mut self, act: Act, values: Vec<f32>) {
+    pub(crate) fn put(&mut self, act: Act, values: Arena<f32>) {
         self.acts[act.0 as usize] = values;
     }
 
@@ -131,6 +145,8 @@ impl Machine {
         assert!(step.outputs().len() <= self.limits.outputs, "more outputs than prepared for");
         self.step.clone_from(step);
         self.quantised.forget_all();
+        self.tiled.forget_all();
+        self.rows_by_way.begin(step, self.proof.tiles());
         self.ropes.forget();
         self.entries.clear();
         for span in step.spans() {

@@ -1,4 +1,6 @@
-//! The arena of pages: keys and values of all softmax layers.
+//! The arena of pages: keys and values of all softmax layers. Sixteen keys of a head that follow each other lie column by
+//! column, so that products with a query need no sums across a vector; latent keys, which are values too, and keys of
+//! pages with fewer tokens lie one behind the other.
 
 use crate::arena::Arena;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -6,6 +8,18 @@ use kvas_backend::{
     KvType, Limits, Page,
     store::{HeadRow, PageLayout, PagesDecl, RowScale},
 };
+
+/// Keys that lie column by column: as many as the longest vector has lanes.
+pub(crate) const TILE: usize = 16;
+
+/// Where the elements of a row are, in bytes.
+#[derive(Clone, Copy)]
+struct Place {
+    first: usize,
+    /// Elements from one to the next.
+    step: usize,
+    scale: usize,
+}
 
 /// Single-layer pages of one size, as [`PagesDecl`] lays them out. A page costs nothing before it is written.
 #[derive(Debug)]
@@ -48,11 +62,26 @@ impl Pages {
         page.0 as usize * self.stride
     }
 
+    /// Whether keys lie column by column.
+    pub(crate) fn has_tiles(&self, decl: &PagesDecl) -> bool {
+        match decl.layout {
+            PageLayout::Separate => self.page_size.is_multiple_of(TILE),
+            PageLayout::Latent => false,
+        }
+    }
+
     /// Where a token of a page has its key and value of one head.
-    fn find(&self, decl: &PagesDecl, page: Page, row: usize, head: usize) -> HeadRow {
+    fn find(&self, decl: &PagesDecl, page: Page, row: usize, head: usize) -> [Place; 2] {
         let HeadRow { key, value, key_scale, value_scale } = decl.head_row(self.page_size, self.kv_type, head, row);
         let at = self.page_at(page);
-        HeadRow { key: at + key, value: at + value, key_scale: at + key_scale, value_scale: at + value_scale }
+        let value = Place { first: at + value, step: 1, scale: at + value_scale };
+        if !self.has_tiles(decl) {
+            return [Place { first: at + key, step: 1, scale: at + key_scale }, value];
+        }
+        // That many tokens before this one, and as many columns of one token after them.
+        let lane = row % TILE;
+        let first = at + key - lane * (decl.key_dim - 1) * self.kv_type.element_bytes();
+        [Place { first, step: TILE, scale: at + key_scale }, value]
     }
 
     /// Writes the key and the value of one head of the token at `position`. The key of a latent page is its value, then
@@ -64,63 +93,45 @@ impl Pages {
         head: usize,
         [key, value]: [&[f32]; 2],
     ) {
-        let place = self.find(decl, table[position / self.page_size], position % self.page_size, head);
+        let [keys, values] = self.find(decl, table[position / self.page_size], position % self.page_size, head);
         match decl.layout {
             PageLayout::Separate => {
-                self.write(place.key, place.key_scale, [key, &[]]);
-                self.write(place.value, place.value_scale, [value, &[]]);
+                self.write(keys, [key, &[]]);
+                self.write(values, [value, &[]]);
             }
-            PageLayout::Latent => self.write(place.key, place.key_scale, [value, key]),
+            PageLayout::Latent => self.write(keys, [value, key]),
         }
     }
 
     /// Writes a row in two parts, rounded to the type of the pages.
-    fn write(&mut self, mut at: usize, scale_at: usize, row: [&[f32]; 2]) {
-        let bytes = &mut *self.data;
-        let scale = (self.kv_type == KvType::Q8_0).then(|| RowScale::of(row));
+    fn write(&mut self, place: Place, row: [&[f32]; 2]) {
+        let (kv_type, bytes, mut at) = (self.kv_type, &mut *self.data, place.first);
+        let scale = (kv_type == KvType::Q8_0).then(|| RowScale::of(row));
         for part in row {
-            let to = &mut bytes[at..at + part.len() * self.kv_type.element_bytes()];
-            at += to.len();
-            match self.kv_type {
-                KvType::F32 => bytemuck::cast_slice_mut(to).copy_from_slice(part),
-                KvType::F16 => {
-                    bytemuck::cast_slice_mut::<u8, u16>(to)
-                        .reinterpret_cast_mut::<half::f16>()
-                        .convert_from_f32_slice(part);
-                }
-                KvType::Bf16 => {
-                    bytemuck::cast_slice_mut::<u8, u16>(to)
-                        .reinterpret_cast_mut::<half::bf16>()
-                        .convert_from_f32_slice(part);
-                }
-                KvType::Q8_0 => {
-                    let scale = scale.expect("made for this type");
-                    to.iter_mut().zip(part).for_each(|(byte, x)| *byte = scale.quantise(*x) as u8);
-                }
+            let size = part.len() * kv_type.element_bytes();
+            if place.step == 1 {
+                encode(kv_type, scale, part, &mut bytes[at..at + size]);
+            } else {
+                scatter(kv_type, scale, part, (&mut bytes[at..], place.step));
             }
+            at += size * place.step;
         }
         if let Some(scale) = scale {
-            bytes[scale_at..scale_at + 2].copy_from_slice(&scale.to_bytes());
+            bytes[place.scale..place.scale + 2].copy_from_slice(&scale.to_bytes());
         }
     }
 
     /// Appends a row of `len` values.
-    fn read(&self, at: usize, scale_at: usize, len: usize, out: &mut Vec<f32>) {
-        let (bytes, first) = (self.bytes(), out.len());
-        let row = &bytes[at..at + len * self.kv_type.element_bytes()];
-        out.resize(first + len, 0.0);
-        let out = &mut out[first..];
+    fn read(&self, place: Place, len: usize, out: &mut Vec<f32>) {
+        let (bytes, size) = (self.bytes(), self.kv_type.element_bytes());
+        let elements = (0..len).map(|i| &bytes[place.first + i * place.step * size..][..size]);
         match self.kv_type {
-            KvType::F32 => out.copy_from_slice(bytemuck::cast_slice(row)),
-            KvType::F16 => {
-                bytemuck::cast_slice::<u8, u16>(row).reinterpret_cast::<half::f16>().convert_to_f32_slice(out)
-            }
-            KvType::Bf16 => {
-                bytemuck::cast_slice::<u8, u16>(row).reinterpret_cast::<half::bf16>().convert_to_f32_slice(out)
-            }
+            KvType::F32 => out.extend(elements.map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]))),
+            KvType::F16 => out.extend(elements.map(|x| half::f16::from_le_bytes([x[0], x[1]]).to_f32())),
+            KvType::Bf16 => out.extend(elements.map(|x| half::bf16::from_le_bytes([x[0], x[1]]).to_f32())),
             KvType::Q8_0 => {
-                let scale = RowScale::from_bytes([bytes[scale_at], bytes[scale_at + 1]]);
-                out.iter_mut().zip(row).for_each(|(x, byte)| *x = f32::from(*byte as i8) * scale);
+                let scale = RowScale::from_bytes([bytes[place.scale], bytes[place.scale + 1]]);
+                out.extend(elements.map(|x| f32::from(x[0] as i8) * scale));
             }
         }
     }
@@ -128,10 +139,10 @@ impl Pages {
     /// Appends the first rows of a page of a layer.
     pub(crate) fn save(&self, decl: &PagesDecl, page: Page, rows: usize, out: &mut Vec<f32>) {
         for (row, head) in (0..rows).flat_map(|row| (0..decl.kv_heads).map(move |head| (row, head))) {
-            let place = self.find(decl, page, row, head);
-            self.read(place.key, place.key_scale, decl.key_dim, out);
+            let [keys, values] = self.find(decl, page, row, head);
+            self.read(keys, decl.key_dim, out);
             match decl.layout {
-                PageLayout::Separate => self.read(place.value, place.value_scale, decl.value_dim, out),
+                PageLayout::Separate => self.read(values, decl.value_dim, out),
                 PageLayout::Latent => {}
             }
         }
@@ -141,10 +152,10 @@ impl Pages {
     pub(crate) fn load(&mut self, decl: &PagesDecl, page: Page, values: &[f32]) {
         for (row, values) in values.chunks_exact(decl.row_elements()).enumerate() {
             for head in 0..decl.kv_heads {
-                let (place, [key, value]) = (self.find(decl, page, row, head), decl.row_parts(head));
-                self.write(place.key, place.key_scale, [&values[key], &[]]);
+                let ([keys, rows], [key, value]) = (self.find(decl, page, row, head), decl.row_parts(head));
+                self.write(keys, [&values[key], &[]]);
                 match decl.layout {
-                    PageLayout::Separate => self.write(place.value, place.value_scale, [&values[value], &[]]),
+                    PageLayout::Separate => self.write(rows, [&values[value], &[]]),
                     PageLayout::Latent => {}
                 }
             }
@@ -155,6 +166,45 @@ impl Pages {
     pub(crate) fn copy(&mut self, from: Page, to: Page) {
         let (from, to) = (self.page_at(from), self.page_at(to));
         self.data.copy_within(from..from + self.stride, to);
+    }
+}
+
+/// Rounds to the type of the pages.
+fn encode(kv_type: KvType, scale: Option<RowScale>, part: &[f32], to: &mut [u8]) {
+    match kv_type {
+        KvType::F32 => bytemuck::cast_slice_mut(to).copy_from_slice(part),
+        KvType::F16 => {
+            bytemuck::cast_slice_mut::<u8, u16>(to).reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(part);
+        }
+        KvType::Bf16 => {
+            bytemuck::cast_slice_mut::<u8, u16>(to).reinterpret_cast_mut::<half::bf16>().convert_from_f32_slice(part);
+        }
+        KvType::Q8_0 => {
+            let scale = scale.expect("made for this type");
+            to.iter_mut().zip(part).for_each(|(byte, x)| *byte = scale.quantise(*x) as u8);
+        }
+    }
+}
+
+/// As [`encode`], elements `step` apart.
+fn scatter(kv_type: KvType, scale: Option<RowScale>, part: &[f32], (to, step): (&mut [u8], usize)) {
+    fn spread<const N: usize>(from: &[u8], (to, step): (&mut [u8], usize)) {
+        for (from, to) in from.as_chunks::<N>().0.iter().zip(to.chunks_mut(step * N)) {
+            to[..N].copy_from_slice(from);
+        }
+    }
+    let size = kv_type.element_bytes();
+    for (number, part) in part.chunks(64).enumerate() {
+        let mut room = [0.0f32; 64];
+        let together: &mut [u8] = bytemuck::cast_slice_mut(&mut room);
+        let together = &mut together[..part.len() * size];
+        encode(kv_type, scale, part, together);
+        let to = (&mut to[number * 64 * step * size..], step);
+        match kv_type {
+            KvType::F32 => spread::<4>(together, to),
+            KvType::F16 | KvType::Bf16 => spread::<2>(together, to),
+            KvType::Q8_0 => spread::<1>(together, to),
+        }
     }
 }
 
@@ -193,6 +243,36 @@ mod tests {
         assert_eq!(head[4 * 3 + 2 * 5..][..5], [-127i8 as u8, 1, 0, 0, 1]);
         assert_eq!(head[4 * 8 + 2 * 2..][..2], [0, 0x40]);
         assert_eq!(head[4 * 8 + 4 * 2 + 2 * 2..][..2], [0x80, 0x3f]);
+    }
+
+    #[test]
+    fn sixteen_keys_lie_column_by_column() {
+        let (rows, outputs, pages, page_size, slots, snapshots) = (1, 1, 3, 32, 1, 0);
+        for kv_type in KvType::ALL {
+            let (replay, state_type) = (Replay::OFF, StateType::F32);
+            let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+            let size = kv_type.element_bytes();
+            let mut pages = Pages::new(SEPARATE.page_bytes(page_size, kv_type), &limits);
+            // Token 21 is lane 5 of the second tile.
+            pages.append(&SEPARATE, (&[Page(2)], 21), 1, [&[127.0, -2.0, 3.0], &[127.0, 0.0, 1.0, 2.0, 3.0]]);
+            let head = &pages.bytes()[2 * pages.stride + pages.stride / 2..];
+            let of_type = |x: f32| match kv_type {
+                KvType::F32 => x.to_le_bytes().to_vec(),
+                KvType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+                KvType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+                KvType::Q8_0 => vec![x as i8 as u8],
+            };
+            for (column, x) in [127.0, -2.0, 3.0].into_iter().enumerate() {
+                assert_eq!(head[(16 * 3 + column * 16 + 5) * size..][..size], of_type(x), "{kv_type:?}");
+            }
+            assert_eq!(head[(32 * 3 + 21 * 5 + 3) * size..][..size], of_type(2.0), "{kv_type:?}");
+            let mut saved = Vec::new();
+            pages.save(&SEPARATE, Page(2), 32, &mut saved);
+            assert_eq!(saved[21 * 16 + 8..][..8], [127.0, -2.0, 3.0, 127.0, 0.0, 1.0, 2.0, 3.0], "{kv_type:?}");
+            let before = pages.bytes().to_vec();
+            pages.load(&SEPARATE, Page(1), &saved);
+            assert_eq!(pages.bytes()[pages.stride..][..pages.stride], before[2 * pages.stride..], "{kv_type:?}");
+        }
     }
 
     #[test]

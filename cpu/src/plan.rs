@@ -2,9 +2,12 @@
 
 use crate::{
     available_memory,
-    ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes},
-    quant::Path,
+    ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes, tiles},
+    packed::panel_bytes,
     quantised::Quantised,
+    simd::{panels::ROWS, tiles::Tiles},
+    tiled::Tiled,
+    weights::Path,
 };
 use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
 use kvas_gguf::Quant;
@@ -18,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) page: usize,
     /// The 8-bit form of an activation.
     pub(crate) quantised: usize,
+    /// What the matrix unit multiplies, in 16 bits; 0 if there is none.
+    pub(crate) tiled: usize,
     /// (row, expert) or (row, head) pairs of a step, and experts or heads.
     pub(crate) routed: [usize; 2],
     /// Keys of a recurrence in a step; as many queries.
@@ -26,6 +31,10 @@ pub(crate) struct Plan {
     pub(crate) partials: usize,
     /// f32 scratch of a thread.
     pub(crate) scratch: usize,
+    /// Weights that are packed when they are loaded, and the rows of one of the matrices stacked in each.
+    pub(crate) packed: Vec<(Weight, usize)>,
+    /// What they take more than as they are stored, which nobody reads any more.
+    pub(crate) packed_excess: usize,
     /// Bytes of all of these, and of pages and slots.
     pub(crate) bytes: u64,
     /// Bytes of all but activations, pages and slots.
@@ -34,7 +43,12 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Counts what `program` takes, its weights stored in `quants`.
-    pub(crate) fn new(program: &Program, quants: &[Quant], limits: &Limits, threads: usize) -> Self {
+    pub(crate) fn new(
+        program: &Program,
+        quants: &[Quant],
+        limits: &Limits,
+        (threads, tiles): (usize, Option<Tiles>),
+    ) -> Self {
         let rows = |act: Act| match program.act(act).rows {
             Rows::Step => limits.rows,
             Rows::Outputs => limits.outputs,
@@ -48,9 +62,17 @@ impl Plan {
         for op in &program.ops {
             plan.scratch = plan.scratch.max(scratch(program, op, quant));
             if let Some(product) = op.product(program)
-                && product.weights().any(|weight| Path::of(quant(weight)) == Path::Quantised)
+                && product.weights().any(|weight| Path::of(quant(weight)) == Path::Packed)
             {
                 plan.quantised = plan.quantised.max(size(product.x));
+            }
+            if let Some(product) = op.product(program).filter(|_| tiles.is_some())
+                && product.weights().all(|weight| tiles::serves(quant(weight), program.weight(weight).shape[1]))
+            {
+                let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
+                let entries = rows(product.x).saturating_mul(product.matrices(program).0);
+                let parts = if product.weights().any(|weight| tiles::in_two_parts(quant(weight))) { 2 } else { 1 };
+                plan.tiled = plan.tiled.max(Tiled::elements(entries, columns, parts));
             }
             let mut route = |experts: Act, weight: Weight, outputs: usize| {
                 plan.routed[0] = plan.routed[0].max(size(experts));
@@ -87,8 +109,31 @@ impl Plan {
                 StoreDecl::Conv(conv) => plan.scratch = plan.scratch.max(causal_conv::scratch(conv)),
             }
         }
+        if plan.tiled > 0 {
+            plan.scratch += tiles::SCRATCH;
+        }
+        plan.pack(program, quant);
         (plan.bytes, plan.scratch_bytes) = plan.count(program, limits, threads);
         plan
+    }
+
+    /// Plans to pack every weight that is multiplied in 8 bits.
+    fn pack(&mut self, program: &Program, quant: impl Fn(Weight) -> Quant) {
+        for product in program.ops.iter().filter_map(|op| op.product(program)) {
+            let (_, matrices) = product.matrices(program);
+            for weight in product.weights() {
+                let [rows, columns] = program.weight(weight).shape;
+                let Some(bytes) = panel_bytes(quant(weight), columns) else { continue };
+                if self.packed.iter().any(|(packed, _)| *packed == weight) {
+                    continue;
+                }
+                let each = rows / matrices.max(1);
+                let packed = matrices.saturating_mul(each.div_ceil(ROWS)).saturating_mul(bytes);
+                let stored = quant(weight).row_bytes(columns).unwrap_or(0).saturating_mul(rows);
+                self.packed_excess = self.packed_excess.saturating_add(packed.saturating_sub(stored));
+                self.packed.push((weight, each));
+            }
+        }
     }
 
     /// Bytes of everything, and of all but activations, pages and slots.
@@ -103,6 +148,8 @@ impl Plan {
         let rest = [self.keys.saturating_mul(2), self.partials, self.scratch.saturating_mul(threads), turns];
         let rest = rest.into_iter().fold(0usize, usize::saturating_add);
         let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
+        let scratch_bytes =
+            scratch_bytes.saturating_add(self.packed_excess).saturating_add(self.tiled.saturating_mul(2));
         let floats = acts.fold(0usize, usize::saturating_add);
         let pages = self.page.saturating_mul(limits.pages);
         let bytes = floats.saturating_mul(4).saturating_add(slots).saturating_add(pages).saturating_add(scratch_bytes);

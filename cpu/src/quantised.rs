@@ -2,19 +2,17 @@
 
 use crate::{
     ops::product::Activations,
+    packed::{BLOCK, Quantise},
     pool::{Place, Pool, Tiles},
-    quant::{BLOCK, Path, Quantise},
-    simd::Proof,
-    weights::Matrix,
+    simd::{Proof, panels::QuantisedBlock},
+    weights::{Matrix, Path},
 };
 use kvas_backend::Act;
 
 /// Room for one activation, and which one it is.
 #[derive(Debug)]
 pub(crate) struct Quantised {
-    values: Vec<i8>,
-    scales: Vec<f32>,
-    sums: Vec<f32>,
+    blocks: Vec<QuantisedBlock>,
     /// The activation, which columns of it, and how many values from the first of them to the next first.
     of: Option<(Act, [usize; 2])>,
 }
@@ -22,13 +20,12 @@ pub(crate) struct Quantised {
 impl Quantised {
     /// Bytes for `elements` values.
     pub(crate) const fn bytes(elements: usize) -> usize {
-        elements.saturating_add(elements / BLOCK * 8)
+        (elements / BLOCK).saturating_mul(size_of::<QuantisedBlock>())
     }
 
     /// Room for `elements` values, whole blocks.
     pub(crate) fn new(elements: usize) -> Self {
-        let blocks = elements / BLOCK;
-        Self { values: vec![0; elements], scales: vec![0.0; blocks], sums: vec![0.0; blocks], of: None }
+        Self { blocks: vec![QuantisedBlock::default(); elements / BLOCK], of: None }
     }
 
     /// The activation was written.
@@ -43,16 +40,16 @@ impl Quantised {
         self.of = None;
     }
 
-    /// The rows `x` of an activation, with their 8-bit form if a matrix wants it: that of the last call if nothing was
+    /// The rows `x` of an activation, with their 8-bit form if a matrix wants it for any entries: that of the last call if nothing was
     /// written since.
     pub(crate) fn forms<'a>(
         &'a mut self,
         (proof, pool): (Proof, &mut Pool),
         (act, x): (Act, Activations<'a>),
-        matrix: &Matrix,
+        (entries, matrix): (usize, &Matrix),
         other: Option<&Matrix>,
     ) -> Activations<'a> {
-        let wants = |matrix: &Matrix| Path::of(matrix.quant) == Path::Quantised;
+        let wants = |matrix: &Matrix| entries > 0 && Path::of(matrix.quant) == Path::Packed;
         if !wants(matrix) && !other.is_some_and(wants) {
             return x;
         }
@@ -61,18 +58,14 @@ impl Quantised {
         if self.of != of {
             // Rows without gaps are cut anywhere, so that threads share even one of them.
             let (chunk, stride) = if x.columns == x.stride { (64 * BLOCK, 64 * BLOCK) } else { (x.columns, x.stride) };
-            let values = Tiles::chunks_and_rest(&mut self.values[..len], chunk);
-            let scales = Tiles::chunks_and_rest(&mut self.scales[..len / BLOCK], chunk / BLOCK);
-            let sums = Tiles::chunks_and_rest(&mut self.sums[..len / BLOCK], chunk / BLOCK);
-            let tasks = (Place::of(len), len.div_ceil(chunk));
-            pool.share(tasks, (values, scales, sums), |task, (mut values, mut scales, mut sums)| {
-                let values = values.row_mut(0);
-                let x = &x.x[task * stride..][..values.len()];
-                proof.run(Quantise { x, values, scales: scales.row_mut(0), sums: sums.row_mut(0) });
+            let blocks = Tiles::chunks_and_rest(&mut self.blocks[..len / BLOCK], chunk / BLOCK);
+            pool.share((Place::of(len), len.div_ceil(chunk)), blocks, |task, mut blocks| {
+                let blocks = blocks.row_mut(0);
+                let x = &x.x[task * stride..][..blocks.len() * BLOCK];
+                proof.run(Quantise { x, blocks });
             });
             self.of = of;
         }
-        let blocks = len / BLOCK;
-        Activations { values: &self.values[..len], scales: &self.scales[..blocks], sums: &self.sums[..blocks], ..x }
+        Activations { blocks: &self.blocks[..len / BLOCK], ..x }
     }
 }

@@ -1,7 +1,37 @@
 //! Weights as the kernels use them: stored blocks in place, small ones as f32.
 
+use crate::{
+    arena::Arena,
+    packed::{Panel, pack, panel_bytes},
+    pool::{Place, Pool, Tiles},
+    simd::panels::ROWS,
+};
 use kvas_backend::{Bytes, DeviceError, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
+
+/// How activations are multiplied with a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// In 8 bits, with packed blocks.
+    Packed,
+    /// In f32, with the floats as stored.
+    Float,
+    /// In f32, with rows that are dequantised first.
+    Dequantised,
+}
+
+impl Path {
+    /// The path of a format.
+    pub(crate) fn of(quant: Quant) -> Self {
+        if panel_bytes(quant, 0).is_some() {
+            Path::Packed
+        } else if matches!(quant, Quant::F32 | Quant::F16 | Quant::Bf16) {
+            Path::Float
+        } else {
+            Path::Dequantised
+        }
+    }
+}
 
 /// A weight matrix.
 #[derive(Debug)]
@@ -12,6 +42,24 @@ pub(crate) struct Matrix {
     /// Bytes of a row.
     pub(crate) row_bytes: usize,
     data: Data,
+    /// Panels of all stacked matrices, and the rows of a matrix; `None` if they are packed as they are used.
+    packed: Option<(usize, Arena<u8>)>,
+}
+
+/// Where the panels of a weight that is multiplied in 8 bits lie: none spans two of the matrices that are stacked in it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Panels {
+    /// Rows of a matrix.
+    pub(crate) rows: usize,
+    /// Bytes of a panel.
+    pub(crate) bytes: usize,
+}
+
+impl Panels {
+    /// Of a matrix.
+    pub(crate) const fn each(self) -> usize {
+        self.rows.div_ceil(ROWS)
+    }
 }
 
 #[derive(Debug)]
@@ -37,14 +85,20 @@ impl Matrix {
         if decl.format == WeightFormat::F32 {
             let mut values = vec![0.0; rows * columns];
             quant.dequantize(&loaded.bytes, &mut values).map_err(|error| fail(error.to_string()))?;
-            return Ok(Self { quant: Quant::F32, columns, row_bytes: 4 * columns, data: Data::Floats(values) });
+            return Ok(Self {
+                quant: Quant::F32,
+                columns,
+                row_bytes: 4 * columns,
+                data: Data::Floats(values),
+                packed: None,
+            });
         }
         if rows > 0 {
             // Once, so that kernels need not check again.
             let mut row = vec![0.0; columns];
             quant.dequantize(&loaded.bytes[..row_bytes], &mut row).map_err(|error| fail(error.to_string()))?;
         }
-        Ok(Self { quant, columns, row_bytes, data: Data::Stored(loaded.bytes) })
+        Ok(Self { quant, columns, row_bytes, data: Data::Stored(loaded.bytes), packed: None })
     }
 
     /// `rows * row_bytes` bytes.
@@ -61,6 +115,41 @@ impl Matrix {
             Data::Floats(values) => values,
             Data::Stored(_) => panic!("validated: declared as F32"),
         }
+    }
+
+    /// The panels of stacked matrices of `rows` rows; `None` if the format is not packed.
+    pub(crate) fn panels(&self, rows: usize) -> Option<Panels> {
+        panel_bytes(self.quant, self.columns).map(|bytes| Panels { rows, bytes })
+    }
+
+    /// Packs all matrices of `rows` rows once and for all.
+    pub(crate) fn pack(&mut self, rows: usize, pool: &mut Pool) {
+        let Some(panels) = self.panels(rows).filter(|panels| panels.rows > 0) else { return };
+        let count = self.rows() / rows * panels.each();
+        let mut arena = Arena::zeroed(count * panels.bytes);
+        pool.share((Place::Everywhere, count), Tiles::chunks(&mut arena, panels.bytes), |panel, mut out| {
+            self.pack_panel(panels, panel, out.row_mut(0));
+        });
+        self.packed = Some((rows, arena));
+    }
+
+    fn pack_panel(&self, panels: Panels, panel: usize, out: &mut [u8]) {
+        let (matrix, first) = (panel / panels.each(), panel % panels.each() * ROWS);
+        let rows = matrix * panels.rows + first..matrix * panels.rows + (first + ROWS).min(panels.rows);
+        pack(self.quant, self.columns, &self.bytes()[rows.start * self.row_bytes..rows.end * self.row_bytes], out);
+    }
+
+    /// Panel `panel` of all stacked matrices; packed into `scratch` if that was not done.
+    pub(crate) fn panel<'a>(&'a self, panels: Panels, panel: usize, scratch: &'a mut [u8]) -> Panel<'a> {
+        let bytes = match &self.packed {
+            Some((rows, arena)) if *rows == panels.rows => &arena[panel * panels.bytes..][..panels.bytes],
+            Some(_) | None => {
+                let scratch = &mut scratch[..panels.bytes];
+                self.pack_panel(panels, panel, scratch);
+                scratch
+            }
+        };
+        Panel { bytes, columns: self.columns }
     }
 
     /// Rows of the matrix.

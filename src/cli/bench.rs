@@ -1,6 +1,9 @@
 //! `kvas bench`: prompt and generation speed, with the machine's own limits measured in the same run.
 
-use super::{device, flags::ModelFlags};
+use super::{
+    device::{self, Place},
+    flags::ModelFlags,
+};
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use kvas::{
@@ -84,20 +87,17 @@ impl Bench {
         let snapshots = SnapshotBudget::Exactly(sequences);
         let wanted = device::Wanted { sequences, snapshots, outputs: sequences, context: Some(context) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
-        let threads = self.model.run.compute.threads();
-        let limits = Limits {
-            bytes_per_second: device::read_bandwidth(&self.model.run.compute),
-            flops_per_second: kvas_cpu::compute_peak(threads) * 1e9,
-        };
+        let place = Place::of(&self.model.run.compute)?;
+        let limits = Limits { bytes_per_second: place.bandwidth()?, flops_per_second: place.compute_peak()? };
         if !self.json {
             let (gbs, gflops) = (limits.bytes_per_second / 1e9, limits.flops_per_second / 1e9);
-            println!("{} threads; this machine reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (f32)", threads);
+            println!("{}", capabilities(&place, gbs, gflops));
             let (t, d, r) = ("test", "depth", "tokens/s");
             println!("{t:>12} {d:>7} {r:>10} {:>7} {:>9} {:>7} {:>9} {:>7}", "±", "GB/s", "%", "GFLOP/s", "%");
         }
         for test in self.tests() {
             let rates = self.measure(&model, &mut runner, test)?;
-            self.report(&model, test, &rates, limits);
+            self.report((&model, &place), test, &rates, limits);
         }
         Ok(0)
     }
@@ -150,7 +150,7 @@ impl Bench {
         Ok(rates)
     }
 
-    fn report(&self, model: &Model, test: Test, rates: &[f64], limits: Limits) {
+    fn report(&self, (model, place): (&Model, &Place), test: Test, rates: &[f64], limits: Limits) {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
         let deviation = (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
         let kv_type = self.model.run.kv_type(model).unwrap_or_default();
@@ -167,7 +167,7 @@ impl Bench {
                     "batch": test.parallel, "tokens_per_second": mean, "stddev": deviation,
                     "bytes_per_token": bytes, "bandwidth_gbs": bytes_rate / 1e9, "bandwidth_share": shares.0,
                     "gflops": flops_rate / 1e9, "compute_share": shares.1,
-                    "model": self.model.model.display().to_string(), "type": format, "device": "cpu",
+                    "model": self.model.model.display().to_string(), "type": format, "device": place.name(),
                     "threads": self.model.run.compute.threads(),
                 })
             );
@@ -179,6 +179,19 @@ impl Bench {
         println!(
             "{name:>12} {depth:>7} {mean:>10.2} {deviation:>7.2} {gbs:>9.2} {bandwidth:>6.1}% {gflops:>9.1} {compute:>6.1}%"
         );
+    }
+}
+
+/// The head of the table: the device, and what it can do.
+fn capabilities(place: &Place, gbs: f64, gflops: f64) -> String {
+    let device = place.describe();
+    match place {
+        Place::Cpu(_) | Place::Reference => {
+            format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (f32)")
+        }
+        Place::Cuda { .. } => {
+            format!("{device} copies {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (bf16 matrix instructions)")
+        }
     }
 }
 
@@ -220,7 +233,7 @@ fn advance(
             let tokens = tokens(vocab, number, context as usize..context as usize + rows);
             step.push(memory.slot(id), context, &tokens, Outputs::Last, memory.tables(id));
         }
-        runner.run_step(&step)?;
+        runner.run_likeliest(&step, 1)?;
         let accepted: Vec<_> = sequences.iter().map(|(id, _)| (memory.slot(*id), rows as u32)).collect();
         runner.commit(&accepted)?;
         sequences.iter().for_each(|(id, _)| memory.commit(*id, rows as u32));

@@ -8,7 +8,11 @@ use kvas::{
     model::{Model, weights},
 };
 use kvas_backend::{Backend, Reference};
-use std::io::IsTerminal;
+use kvas_cuda::Cuda;
+use std::{
+    io::IsTerminal,
+    sync::{Arc, OnceLock},
+};
 
 /// How many sequences a command wants, and how much of each it looks at.
 #[derive(Debug, Clone, Copy)]
@@ -35,8 +39,114 @@ impl Wanted {
     }
 }
 
-/// What a command asks of this machine's memory.
+/// Where a command computes.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// On so many threads of the processor.
+    Cpu(usize),
+    /// On a GPU; with or without graphs.
+    Cuda { device: Arc<kvas_cuda::Device>, eager: bool },
+    /// In the reference.
+    Reference,
+}
+
+impl Place {
+    /// The GPU, opened once; why not, if that failed.
+    pub(crate) fn gpu() -> Result<Arc<kvas_cuda::Device>, String> {
+        static GPU: OnceLock<Result<Arc<kvas_cuda::Device>, String>> = OnceLock::new();
+        GPU.get_or_init(|| kvas_cuda::Device::open(0).map_err(|error| error.to_string())).clone()
+    }
+
+    /// What the flags ask for.
+    pub(crate) fn of(flags: &ComputeFlags) -> anyhow::Result<Self> {
+        match flags.device {
+            Device::Cpu => Ok(Place::Cpu(flags.threads())),
+            Device::Cuda => {
+                let device = Self::gpu().map_err(|error| anyhow!("--device {error}"))?;
+                Ok(Place::Cuda { device, eager: flags.eager })
+            }
+            Device::Reference => Ok(Place::Reference),
+            Device::Auto if !kvas_cuda::has_device() => Ok(Place::Cpu(flags.threads())),
+            Device::Auto => Ok(Self::gpu().map_or_else(
+                |error| {
+                    static SAID: std::sync::Once = std::sync::Once::new();
+                    SAID.call_once(|| eprintln!("{error}; computing on the processor"));
+                    Place::Cpu(flags.threads())
+                },
+                |device| Place::Cuda { device, eager: flags.eager },
+            )),
+        }
+    }
+
+    /// As results name it.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Place::Cpu(_) => "cpu",
+            Place::Cuda { .. } => "cuda",
+            Place::Reference => "reference",
+        }
+    }
+
+    /// For people: how many threads, which GPU.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Place::Cpu(threads) => format!("{threads} threads; this machine"),
+            Place::Cuda { device, .. } => device.name().to_string(),
+            Place::Reference => "the reference; this machine".into(),
+        }
+    }
+
+    /// A device with nothing on it.
+    pub(crate) fn backend(&self) -> Box<dyn Backend> {
+        match self {
+            Place::Cpu(threads) => Box::new(kvas_cpu::Cpu::new(*threads)),
+            Place::Cuda { device, eager: false } => Box::new(Cuda::new(device.clone())),
+            Place::Cuda { device, eager: true } => Box::new(Cuda::new(device.clone()).eager()),
+            Place::Reference => Box::new(Reference::default()),
+        }
+    }
+
+    /// Bytes per second from and to the device's memory, measured now: what threads read, or what a copy within a GPU
+    /// reads and writes.
+    pub(crate) fn bandwidth(&self) -> anyhow::Result<f64> {
+        match self {
+            Place::Cpu(threads) => Ok(kvas_cpu::read_bandwidth(*threads)),
+            Place::Cuda { device, .. } => Ok(device.copy_bandwidth()?),
+            Place::Reference => Ok(kvas_cpu::read_bandwidth(1)),
+        }
+    }
+
+    /// Operations per second of f32 arithmetic, or of the matrix instructions of a GPU, measured now.
+    pub(crate) fn compute_peak(&self) -> anyhow::Result<f64> {
+        match self {
+            Place::Cpu(threads) => Ok(kvas_cpu::compute_peak(*threads) * 1e9),
+            Place::Cuda { device, .. } => Ok(device.matrix_peak()?),
+            Place::Reference => Ok(kvas_cpu::compute_peak(1) * 1e9),
+        }
+    }
+
+    /// Bytes that weights take, bytes that are taken before anything is prepared, and bytes there are for the rest.
+    fn memory(&self, model: &Model) -> anyhow::Result<[u64; 3]> {
+        match self {
+            Place::Cpu(_) | Place::Reference => {
+                let weights = model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file);
+                Ok([weights, kvas_cpu::resident_memory().unwrap_or(0), available_bytes()])
+            }
+            Place::Cuda { device, .. } => {
+                let quants = weights::quants(&model.program, &model.file);
+                let weights = model.program.weights.iter().zip(quants);
+                let weights = weights.map(|(decl, quant)| kvas_cuda::weight_bytes(decl, quant)).sum();
+                // The driver and the loaded kernels want some of what is free now.
+                Ok([weights, 0, device.memory()?.0 / 100 * 97])
+            }
+        }
+    }
+}
+
+/// What a command asks of the device's memory.
 pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<PlanRequest> {
+    let place = Place::of(&flags.run.compute)?;
+    let [weights_bytes, process_bytes, available_bytes] = place.memory(model)?;
     let request = PlanRequest {
         context: flags.run.context().or(wanted.context),
         sequences: wanted.sequences,
@@ -49,17 +159,14 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         kv_only: flags.run.kv_only.map(|tokens| tokens as usize),
         kv_type: flags.run.kv_type(model)?,
         state_type: flags.run.state_type(),
-        weights_bytes: model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file),
-        process_bytes: kvas_cpu::resident_memory().unwrap_or(0),
+        weights_bytes,
+        process_bytes,
         scratch_bytes: 0,
-        available_bytes: available_bytes(),
+        available_bytes,
     };
     let limits = plan(&model.program, model.spec.context_length, &request).limits;
     let quants = weights::quants(&model.program, &model.file);
-    Ok(PlanRequest {
-        scratch_bytes: backend(&flags.run.compute).scratch_bytes(&model.program, &quants, &limits),
-        ..request
-    })
+    Ok(PlanRequest { scratch_bytes: place.backend().scratch_bytes(&model.program, &quants, &limits), ..request })
 }
 
 /// Most of the memory there is: the rest of the system wants some too.
@@ -68,18 +175,8 @@ fn available_bytes() -> u64 {
 }
 
 /// A device with nothing on it.
-pub(crate) fn backend(flags: &ComputeFlags) -> Box<dyn Backend> {
-    match flags.device {
-        Device::Auto | Device::Cpu => Box::new(kvas_cpu::Cpu::new(flags.threads())),
-        Device::Reference => Box::new(Reference::default()),
-    }
-}
-
-/// Bytes per second the device reads from its memory, measured now.
-pub(crate) fn read_bandwidth(flags: &ComputeFlags) -> f64 {
-    match flags.device {
-        Device::Auto | Device::Cpu | Device::Reference => kvas_cpu::read_bandwidth(flags.threads()),
-    }
+pub(crate) fn backend(flags: &ComputeFlags) -> anyhow::Result<Box<dyn Backend>> {
+    Ok(Place::of(flags)?.backend())
 }
 
 /// What the memory there is now would make smaller; none if everything fits as it is asked for.
@@ -105,7 +202,7 @@ pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyh
         eprintln!("{file}: context {} tokens, {} bytes planned", plan.context, plan.total_bytes());
     }
     let bar = progress_bar(model.file.file_bytes());
-    let runner = model.prepare(backend(&flags.run.compute), plan.limits, &mut |done, _| bar.set_position(done))?;
+    let runner = model.prepare(backend(&flags.run.compute)?, plan.limits, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
     Ok((runner, plan))
 }

@@ -70,6 +70,9 @@ pub(crate) struct ComputeFlags {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    /// Launch every kernel on its own instead of whole steps as CUDA graphs: slower, the same results
+    #[arg(long)]
+    pub(crate) eager: bool,
 }
 
 impl ComputeFlags {
@@ -82,10 +85,12 @@ impl ComputeFlags {
 /// Where to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// The best there is
+    /// A GPU if there is one, else the processor
     Auto,
     /// The processor
     Cpu,
+    /// An NVIDIA GPU, the first one that the driver shows
+    Cuda,
     /// The naive reference: slow, and the truth that `diff` and tests compare with
     Reference,
 }

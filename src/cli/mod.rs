@@ -6,10 +6,13 @@ mod chat;
 mod config;
 mod convert;
 mod device;
+mod diff;
+mod doctor;
 mod flags;
 mod grammar;
 mod imatrix;
 mod inspect;
+mod kernels;
 mod make_model;
 mod perplexity;
 mod plan;
@@ -17,6 +20,7 @@ mod progress;
 mod quantize;
 mod run;
 mod score;
+mod selftest;
 mod serve;
 mod tokenize;
 
@@ -56,6 +60,10 @@ enum Command {
     Bench(bench::Bench),
     BenchOp(bench_op::BenchOp),
     MakeModel(make_model::MakeModel),
+    Selftest(selftest::Selftest),
+    Diff(diff::Diff),
+    Doctor(doctor::Doctor),
+    Kernels(kernels::Kernels),
 }
 
 /// The exit code of a command that was interrupted.
@@ -80,5 +88,9 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Bench(command) => command.run(),
         Command::BenchOp(command) => command.run(),
         Command::MakeModel(command) => command.run(),
+        Command::Selftest(command) => command.run(),
+        Command::Diff(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+        Command::Kernels(command) => command.run(),
     }
 }

@@ -51,6 +51,16 @@ impl Choice {
         Ok((token, probabilities))
     }
 
+    /// Chooses the next token among the likeliest of its row, which a device has found.
+    pub(super) fn choose_from(
+        &mut self,
+        likeliest: (&[u32], &[f32]),
+    ) -> Result<(u32, Option<Box<Probabilities>>), String> {
+        let token = self.sampler.sample_from(likeliest).map_err(|error| error.to_string())?;
+        self.sampler.accept(token);
+        Ok((token, None))
+    }
+
     /// Tells the constraint of a chosen token; true if nothing may follow it.
     pub(super) fn is_over_after(&mut self, token: u32) -> bool {
         self.constraint.as_mut().is_some_and(|constraint| constraint.accept(token))
@@ -119,6 +129,13 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
+    /// How many of the likeliest tokens of the last row are all that is wanted of the next step, if that is so.
+    pub(super) fn wants_likeliest_only(&self) -> Option<usize> {
+        let Choice { sampler, constraint, likeliest, min_tokens, .. } = &self.choice;
+        let is_plain = constraint.is_none() && likeliest.is_none() && self.timings.generated_tokens >= *min_tokens;
+        if is_plain && self.scoring.is_none() { sampler.wants_likeliest() } else { None }
+    }
+
     /// Tells one thing; false if nobody listens any more.
     pub(super) fn tell(&mut self, event: Event) -> bool {
         (self.audience.events)(event)

@@ -319,7 +319,9 @@ impl Engine {
             *of += u64::from(span.rows);
         }
         let began = Instant::now();
-        self.runner.run(&plan.spans, &self.scheduler, &self.memory)?;
+        let wanted = plan.spans.iter().map(|span| self.jobs.get(&span.id).and_then(Job::wants_likeliest_only));
+        let only_likeliest = wanted.collect::<Option<Vec<_>>>().and_then(|counts| counts.into_iter().max());
+        self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_likeliest)?;
         self.pace.ran(&plan.spans, began.elapsed());
         self.commit(&plan.spans)?;
         self.hand_out(&plan.spans)
@@ -374,7 +376,11 @@ impl Engine {
     fn sample(&mut self, id: SequenceId, row: usize) {
         let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
         let generated = job.timings.generated_tokens;
-        let (token, probabilities) = match job.choice.choose(self.runner.logits_mut(row), generated) {
+        let chosen = match self.runner.likeliest(row) {
+            Some(likeliest) => job.choice.choose_from(likeliest),
+            None => job.choice.choose(self.runner.logits_mut(row), generated),
+        };
+        let (token, probabilities) = match chosen {
             Ok(chosen) => chosen,
             Err(error) => return self.fail(id, &error),
         };

@@ -10,6 +10,14 @@ use std::{ops::Range, sync::Arc};
 /// Sees the device, the program and the op that will run next.
 pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), DeviceError> + 'a;
 
+/// The likeliest tokens of output rows and their logits, as a device has found them: `[outputs, count]`.
+#[derive(Default)]
+struct Likeliest {
+    count: usize,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
+
 /// Runs steps; knows nothing of requests.
 pub struct Runner {
     pub(super) backend: Box<dyn Backend>,
@@ -17,6 +25,7 @@ pub struct Runner {
     limits: Limits,
     step: Step,
     logits: Vec<f32>, // [outputs, vocab]
+    likeliest: Likeliest,
     states: Vec<f32>, // [outputs, width]
 }
 
@@ -29,7 +38,15 @@ impl std::fmt::Debug for Runner {
 impl Runner {
     /// Wraps a backend that has been prepared for `program` and `limits`.
     pub fn new(backend: Box<dyn Backend>, program: Arc<Program>, limits: Limits) -> Self {
-        Self { backend, program, limits, step: Step::default(), logits: Vec::new(), states: Vec::new() }
+        Self {
+            backend,
+            program,
+            limits,
+            step: Step::default(),
+            logits: Vec::new(),
+            likeliest: Likeliest::default(),
+            states: Vec::new(),
+        }
     }
 
     /// What runs.
@@ -66,8 +83,14 @@ impl Runner {
         work.rewind.map_or(Ok(()), |(slot, rows)| self.backend.rewind(slot, rows))
     }
 
-    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order.
-    pub fn run(&mut self, spans: &[PlannedSpan], scheduler: &Scheduler, memory: &Memory) -> Result<(), DeviceError> {
+    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order. If
+    /// only so many of the likeliest tokens are wanted, these may be in [`Runner::likeliest`] instead.
+    pub fn run(
+        &mut self,
+        spans: &[PlannedSpan],
+        (scheduler, memory): (&Scheduler, &Memory),
+        only_likeliest: Option<usize>,
+    ) -> Result<(), DeviceError> {
         self.step.clear();
         for span in spans {
             let context = memory.committed(span.id);
@@ -75,14 +98,36 @@ impl Runner {
             self.step.push(memory.slot(span.id), context, tokens, span.outputs, memory.tables(span.id));
         }
         let step = std::mem::take(&mut self.step);
-        let run = self.run_step(&step);
+        let run = match only_likeliest {
+            Some(count) => self.run_likeliest(&step, count),
+            None => self.run_step(&step),
+        };
         self.step = step;
         run
+    }
+
+    /// Runs a step made by hand of which the `count` likeliest tokens are wanted. If the device does not find them, the
+    /// logits are in [`Runner::logits_mut`].
+    pub fn run_likeliest(&mut self, step: &Step, count: usize) -> Result<(), DeviceError> {
+        self.backend.run(&self.program, step)?;
+        let Likeliest { count: found, tokens, logits } = &mut self.likeliest;
+        *found = count;
+        tokens.resize(step.outputs().len() * count, u32::MAX);
+        logits.resize(tokens.len(), 0.0);
+        if self.backend.likeliest(self.program.logits, count, (tokens, logits))? {
+            return Ok(());
+        }
+        self.read_logits(step)
     }
 
     /// Runs a step made by hand (scoring, benchmarks).
     pub fn run_step(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
+        self.read_logits(step)
+    }
+
+    fn read_logits(&mut self, step: &Step) -> Result<(), DeviceError> {
+        self.likeliest.count = 0;
         self.logits.resize(step.outputs().len() * self.program.vocab(), 0.0);
         if !self.logits.is_empty() {
             self.backend.read(self.program.logits, &mut self.logits)?;
@@ -111,6 +156,14 @@ impl Runner {
         self.states.resize(rows.end * width, 0.0);
         self.backend.read(hidden, &mut self.states)?;
         Ok(self.states[rows.start * width..].chunks_exact(width))
+    }
+
+    /// The likeliest tokens of output row `row` of the last step and their logits, if the device found them;
+    /// `u32::MAX` after the last that is possible.
+    pub fn likeliest(&self, row: usize) -> Option<(&[u32], &[f32])> {
+        let Likeliest { count, tokens, logits } = &self.likeliest;
+        let range = row * count..(row + 1) * count;
+        (*count > 0).then(|| (&tokens[range.clone()], &logits[range]))
     }
 
     /// Logits of output row `row` of the last step.

@@ -52,6 +52,9 @@ impl Model {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Runner, ModelError> {
         let mut source = weights::FileWeights::new(&self.file, progress);
+        if backend.reads_weights() {
+            source.leave_on_disk();
+        }
         backend.prepare(self.program.clone(), &mut source, limits)?;
         Ok(Runner::new(backend, self.program.clone(), limits))
     }

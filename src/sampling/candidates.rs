@@ -41,6 +41,14 @@ impl Candidates {
         self.sorted = 0;
     }
 
+    /// Starts a choice among these tokens and logits, likeliest first.
+    pub(super) fn set_sorted(&mut self, likeliest: impl Iterator<Item = (u32, f32)>) {
+        self.reset();
+        self.items.extend(likeliest.map(|(id, logit)| Candidate { id, logit }));
+        self.loaded = true;
+        self.sorted = self.items.len();
+    }
+
     /// Makes every token that may be chosen a candidate, unless a sampler already did.
     pub(super) fn load(&mut self, logits: &[f32]) {
         if !self.loaded {

@@ -149,6 +149,60 @@ impl Sampler {
         Ok(self.draw())
     }
 
+    /// How many of the likeliest tokens are all that [`Sampler::sample`] looks at, whatever came before: then
+    /// [`Sampler::sample_from`] chooses the same.
+    pub fn wants_likeliest(&self) -> Option<usize> {
+        let params = &self.params;
+        if !params.logit_bias.is_empty() || self.window.is_some() || self.dry.is_some() {
+            return None;
+        }
+        if params.is_greedy() {
+            return Some(1);
+        }
+        let count = usize::try_from(params.top_k).ok().filter(|count| *count > 0 && params.mirostat != 2)?;
+        let mut before = params.samplers.iter().take_while(|kind| **kind != SamplerKind::TopK);
+        let cuts = params.samplers.contains(&SamplerKind::TopK) && before.all(|kind| self.changes_nothing(*kind));
+        cuts.then_some(count)
+    }
+
+    /// Whether a sampler that comes before all others leaves every token as it is.
+    fn changes_nothing(&self, kind: SamplerKind) -> bool {
+        let params = &self.params;
+        match kind {
+            SamplerKind::Penalties => self.window.is_none(),
+            SamplerKind::Dry => self.dry.is_none(),
+            SamplerKind::TopK => params.top_k <= 0,
+            SamplerKind::TopNSigma => params.top_n_sigma <= 0.0,
+            SamplerKind::TypicalP => params.typical_p >= 1.0,
+            SamplerKind::TopP => params.top_p >= 1.0,
+            SamplerKind::MinP => params.min_p <= 0.0,
+            SamplerKind::Xtc => params.xtc_probability <= 0.0 || params.xtc_threshold > 0.5,
+            // Even one that changes no logit drops what is impossible.
+            SamplerKind::Temperature => false,
+        }
+    }
+
+    /// Chooses among the likeliest tokens of a row, likeliest first, `u32::MAX` after the last; at least as many as
+    /// [`Sampler::wants_likeliest`] says. The token is not accepted yet.
+    ///
+    /// # Errors
+    /// [`SamplingError::NoCandidate`] if there is none.
+    pub fn sample_from(&mut self, (tokens, logits): (&[u32], &[f32])) -> Result<u32, SamplingError> {
+        let params = Arc::clone(&self.params);
+        let found = tokens.iter().zip(logits).take_while(|(token, _)| (**token as usize) < self.vocab);
+        self.candidates.set_sorted(found.map(|(token, logit)| (*token, *logit)));
+        self.check_any(&[])?;
+        if params.is_greedy() {
+            self.candidates.truncate(1);
+            return Ok(self.candidates.items()[0].id);
+        }
+        self.mark();
+        for &kind in &params.samplers {
+            self.apply(kind, &params, &mut [])?;
+        }
+        Ok(self.draw())
+    }
+
     /// The tokens that were left at the last [`Sampler::sample`] with the probabilities they were drawn by, likeliest
     /// first; the one chosen token if it was greedy.
     pub fn kept(&self) -> Vec<TokenProbability> {

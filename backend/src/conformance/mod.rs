@@ -5,11 +5,13 @@ mod build;
 mod cases;
 mod exchange;
 mod random;
+mod table;
 pub mod tolerance;
 
 pub use build::Build;
 pub use cases::cases;
 pub use random::{Random, RandomWeights};
+pub use table::Table;
 
 use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step};
 use exchange::{exchange, through_snapshots};
@@ -86,6 +88,17 @@ pub struct Outcome {
     pub bound: f64,
     /// What went wrong besides the error: bits that differ, poison, a failure of the device.
     pub fault: Option<String>,
+}
+
+impl Case {
+    /// The same for backends that round the activations of products to 16 bits, as those do that use matrix
+    /// instructions of 16-bit numbers.
+    pub fn with_half_activations(mut self) -> Self {
+        if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {
+            self.bound = self.bound.max(tolerance::half_activations(self.weights.quant));
+        }
+        self
+    }
 }
 
 impl Outcome {

@@ -13,8 +13,17 @@ pub const RECURRENT: f64 = 1e-10;
 /// rounds the state, 1.2e-7 with one of 16 rows.
 pub const ROUNDED_STATE: f64 = 1e-6;
 
-/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 3e-13, latent pages 2e-13.
+/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 7e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
+
+/// Products whose activations are rounded to 16 bits: to bf16 with weights in bf16, to f16 with all others but f32, where
+/// nothing is. Floor on an
+/// H200: 2.6e-5 for bf16, 4.8e-7 for f16, both in gated products of outlier channels, where a gate turns a small difference
+/// of a large number into a large one.
+pub fn half_activations(quant: Quant) -> f64 {
+    let rounded = if quant == Quant::Bf16 { 6e-5 } else { 1e-6 };
+    if quant == Quant::F32 { 0.0 } else { rounded }
+}
 
 /// A product with weights of this format. Backends may quantise the activations of block formats to 8 bits, which
 /// outlier channels 30 times as large make coarse. Floor with a scale per 32 activations and exact products: 4e-4 over
@@ -23,3 +32,7 @@ pub const ATTENTION: f64 = 1e-10;
 pub fn linear(quant: Quant) -> f64 {
     if matches!(quant, Quant::F32 | Quant::F16 | Quant::Bf16) { EXACT } else { 4e-3 }
 }
+
+/// Products with weights in BF16 by a matrix unit that takes bf16 on both sides: activations in two parts. Floor on CPU:
+/// 3.6e-11.
+pub const TWO_PARTS: f64 = 1e-10;

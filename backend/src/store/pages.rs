@@ -1,4 +1,5 @@
-//! Where keys and values are in a page, and how they are rounded: one layout for every backend (ALGORITHMS 1.1).
+//! Where keys and values are in a page, and how they are rounded: one layout for every backend (ALGORITHMS 1.1), which
+//! may order the keys of a head among themselves as its kernels want them.
 
 use std::ops::Range;
 

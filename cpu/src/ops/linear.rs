@@ -1,9 +1,14 @@
 //! Matrix products of every row with one or two stored weights, and of the heads of a row with weights of their own.
 
-use super::product::{Activations, Entries, Finish, Linear, Product};
+use super::{
+    product::{Activations, Entries, Finish, Linear, Product},
+    tiles,
+};
 use crate::{
+    arena::Arena,
     machine::Machine,
-    pool::{Place, Pool, Tiles},
+    pool::{Place, Pool, Tiles as Parts},
+    simd::{Proof, panels::ROWS, tiles::Tiles},
     weights::Matrix,
 };
 use kvas_backend::{
@@ -12,7 +17,19 @@ use kvas_backend::{
 };
 
 /// Columns of an output tile are a multiple of this: weight rows that are read together.
-const COLUMNS: usize = 8;
+const COLUMNS: usize = ROWS;
+
+/// The matrix unit, if it is there and can multiply with these weights.
+pub(crate) fn tiles_for(proof: Proof, matrix: &Matrix, other: Option<&Matrix>) -> Option<Tiles> {
+    let serves = |matrix: &Matrix| tiles::serves(matrix.quant, matrix.columns);
+    proof.tiles().filter(|_| serves(matrix) && other.is_none_or(serves))
+}
+
+/// How many parts activations go through the matrix unit in.
+pub(crate) fn parts_for(matrix: &Matrix, other: Option<&Matrix>) -> usize {
+    let two = tiles::in_two_parts(matrix.quant) || other.is_some_and(|other| tiles::in_two_parts(other.quant));
+    if two { 2 } else { 1 }
+}
 
 /// A matrix, some columns of which a product fills.
 pub(crate) struct Target<'a> {
@@ -26,7 +43,8 @@ pub(crate) struct Target<'a> {
 /// Runs a product on all threads, each with its own columns of the target.
 pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Vec<f32>], product: Product<'_>, target: Target<'_>) {
     let outputs = product.outputs;
-    let meetings = product.entries.ends.last().map_or(0, |end| *end as usize);
+    let entries = |ends: &[u32]| ends.last().map_or(0, |end| *end as usize);
+    let meetings = entries(product.entries.ends) + product.tiled.map_or(0, |tiled| entries(tiled.ends));
     if target.values.is_empty() || meetings == 0 {
         return;
     }
@@ -34,7 +52,7 @@ pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Vec<f32>], product: Pro
     let threads = if place == Place::Here { 1 } else { pool.threads() };
     let columns = outputs.div_ceil(threads).next_multiple_of(COLUMNS);
     let part = target.column..target.column + outputs;
-    let parts = Tiles::within((target.values, target.width), part, [usize::MAX, columns]);
+    let parts = Parts::within((target.values, target.width), part, [usize::MAX, columns]);
     pool.each((place, outputs.div_ceil(columns)), parts, scratch, |_, out, scratch| product.run(out, scratch));
 }
 
@@ -58,23 +76,31 @@ impl Machine {
         x: Act,
         (out, column): (Act, usize),
         (matrix, other): (Weight, Option<Weight>),
-        finish: impl for<'a> Fn(&'a [Vec<f32>], &'a [Matrix]) -> Finish<'a>,
+        finish: impl for<'a> Fn(&'a [Arena<f32>], &'a [Matrix]) -> Finish<'a>,
     ) {
         let (columns, width, rows) = (self.columns(x), self.columns(out), self.rows(out));
         let mut values = self.take(out);
-        let Self { proof, pool, acts, matrices, quantised, scratch, .. } = self;
-        let ends = [rows as u32];
-        let entries = Entries { order: None, ends: &ends, per_input: 1, per_output: 1 };
+        let split = self.rows_by_way.of(self.program.act(out).rows);
+        let Self { proof, pool, acts, matrices, quantised, tiled, scratch, .. } = self;
         let input = Activations::float(&acts[x.0 as usize][..rows * columns], columns, columns);
         let (matrix, other) = (&matrices[matrix.0 as usize], other.map(|other| &matrices[other.0 as usize]));
+        let tiles = tiles_for(*proof, matrix, other).filter(|_| !split.tiled.is_empty());
+        let parts = parts_for(matrix, other);
+        let tiled_ends = [split.tiled.len() as u32];
+        let (order, ends) = match tiles {
+            Some(_) => (Some(&split.rest[..]), [split.rest.len() as u32]),
+            None => (None, [rows as u32]),
+        };
         let product = Product {
             proof: *proof,
             matrix,
             other,
-            x: quantised.forms((*proof, pool), (x, input), matrix, other),
-            entries,
+            x: quantised.forms((*proof, pool), (x, input), (ends[0] as usize, matrix), other),
+            entries: Entries { order, ends: &ends, per_input: 1, per_output: 1 },
             outputs: matrix.rows(),
             finish: finish(acts, matrices),
+            tiled: tiles
+                .map(|tiles| tiled.fill((tiles, pool), (Some(x), input), (&split.tiled, &tiled_ends), (1, parts))),
         };
         distribute(pool, scratch, product, Target { values: &mut values[..rows * width], width, column });
         self.put(out, values);
@@ -84,31 +110,44 @@ impl Machine {
         let rows = self.rows(op.out);
         let [x_width, width] = [op.x, op.out].map(|act| self.columns(act) / op.heads);
         let mut out = self.take(op.out);
-        let Self { proof, pool, acts, matrices, quantised, scratch, routed: order, routed_ends: ends, .. } = self;
+        let split = self.rows_by_way.of(self.program.act(op.out).rows);
+        let Self { proof, pool, acts, matrices, quantised, tiled, scratch, routed: order, routed_ends: ends, .. } =
+            self;
         let matrix = &matrices[op.weight.0 as usize];
         let (inputs, outputs) = (matrix.columns, matrix.rows() / op.heads);
+        let tiles = tiles_for(*proof, matrix, None).filter(|_| !split.tiled.is_empty());
         // Entries are the heads of all rows; those of a head form a group.
-        let (order, ends) = (&mut order[..rows * op.heads], &mut ends[..op.heads]);
+        let (ends, tiled_ends) = ends.split_at_mut(op.heads);
+        let rest = tiles.map_or(rows, |_| split.rest.len());
+        let (order, tiled_order) = order[..rows * op.heads].split_at_mut(rest * op.heads);
         for (at, entry) in order.iter_mut().enumerate() {
-            *entry = (at % rows * op.heads + at / rows) as u32;
+            let row = tiles.map_or(at % rest, |_| split.rest[at % rest] as usize);
+            *entry = (row * op.heads + at / rest) as u32;
         }
-        for (head, end) in ends.iter_mut().enumerate() {
-            *end = ((head + 1) * rows) as u32;
+        for (at, entry) in tiled_order.iter_mut().enumerate() {
+            let tiled = split.tiled.len();
+            *entry = split.tiled[at % tiled] * op.heads as u32 + (at / tiled) as u32;
+        }
+        for (head, (end, tiled)) in ends.iter_mut().zip(tiled_ends.iter_mut()).enumerate() {
+            (*end, *tiled) = (((head + 1) * rest) as u32, ((head + 1) * (rows - rest)) as u32);
         }
         let values = &mut out[..rows * op.heads * width];
         let x = &acts[op.x.0 as usize][..rows * op.heads * x_width];
+        let input = Activations::float(x, inputs, x_width);
+        let (tiled_ends, parts) = (&tiled_ends[..op.heads], parts_for(matrix, None));
         let product = Product {
             proof: *proof,
             matrix,
             other: None,
-            x: quantised.forms((*proof, pool), (op.x, Activations::float(x, inputs, x_width)), matrix, None),
+            x: quantised.forms((*proof, pool), (op.x, input), (rest, matrix), None),
             entries: Entries { order: Some(order), ends, per_input: 1, per_output: 1 },
             outputs,
             finish: Finish::Linear(Linear::PLAIN),
+            tiled: tiles.map(|tiles| tiled.fill((tiles, pool), (None, input), (tiled_order, tiled_ends), (1, parts))),
         };
         distribute(pool, scratch, product, Target { values, width, column: 0 });
         if outputs < width {
-            let left_over = Tiles::within((values, width), outputs..width, [op.heads, width - outputs]);
+            let left_over = Parts::within((values, width), outputs..width, [op.heads, width - outputs]);
             pool.share((Place::of(rows * op.heads * (width - outputs)), rows), left_over, |row, mut out| {
                 let heads = x[row * op.heads * x_width..].chunks_exact(x_width);
                 heads.take(op.heads).enumerate().for_each(|(head, x)| out.row_mut(head).copy_from_slice(&x[inputs..]));

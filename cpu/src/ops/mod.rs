@@ -9,6 +9,8 @@ pub(crate) mod mamba2;
 pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod product;
+
 pub(crate) mod recurrence;
 pub(crate) mod rope_store;
 pub(crate) mod rows;
+pub(crate) mod tiles;

@@ -1,10 +1,11 @@
 //! Choosing experts, and their products: rows are grouped by expert, so that an expert's weights are read once.
 
 use super::{
-    linear::{Target, distribute},
+    linear::{Target, distribute, parts_for, tiles_for},
     product::{Activations, Entries, Finish, Linear, Product},
 };
 use crate::{
+    arena::Arena,
     machine::Machine,
     pool::{Place, Tiles},
 };
@@ -72,17 +73,18 @@ fn keep_best_groups(merits: &mut [f32], groups: ExpertGroups, of_groups: &mut [f
     }
 }
 
-/// Sorts entries by the expert they name: `order [experts.len()]`, and where each expert's entries end.
-fn group(experts: &[f32], order: &mut [u32], ends: &mut [u32]) {
+/// Sorts the wanted entries by the expert they name: `order [wanted]`, and where each expert's entries end.
+fn group(experts: &[f32], wanted: impl Fn(usize) -> bool, order: &mut [u32], ends: &mut [u32]) {
     ends.fill(0);
-    for expert in experts {
+    let entries = || experts.iter().enumerate().filter(|(entry, _)| wanted(*entry));
+    for (_, expert) in entries() {
         ends[*expert as usize] += 1;
     }
     let mut sum = 0;
     for end in ends.iter_mut() {
         (*end, sum) = (sum, sum + *end); // where they begin, for now
     }
-    for (entry, expert) in experts.iter().enumerate() {
+    for (entry, expert) in entries() {
         let next = &mut ends[*expert as usize];
         order[*next as usize] = entry as u32;
         *next += 1;
@@ -162,23 +164,35 @@ impl Machine {
         routed: Routed,
         (matrix, other): (Weight, Option<Weight>),
         out: &mut [f32],
-        finish: impl for<'a> Fn(&'a [Vec<f32>]) -> Finish<'a>,
+        finish: impl for<'a> Fn(&'a [Arena<f32>]) -> Finish<'a>,
     ) {
         let Routed { outputs, per_input, per_output, .. } = routed;
         let (len, columns, entries) = (self.len(x), self.matrices[matrix.0 as usize].columns, self.len(routed.experts));
-        let Self { proof, pool, acts, matrices, quantised, scratch, routed: order, routed_ends, .. } = self;
+        let active = self.columns(routed.experts);
+        let split = self.rows_by_way.of(self.program.act(routed.experts).rows);
+        let Self { proof, pool, acts, matrices, quantised, tiled, scratch, routed: order, routed_ends, .. } = self;
         let (matrix, other) = (&matrices[matrix.0 as usize], other.map(|other| &matrices[other.0 as usize]));
-        let (order, ends) = (&mut order[..entries], &mut routed_ends[..matrix.rows() / outputs]);
-        group(&acts[routed.experts.0 as usize][..entries], order, ends);
+        let tiles = tiles_for(*proof, matrix, other).filter(|_| !split.tiled.is_empty());
+        let rest = tiles.map_or(entries, |_| split.rest.len() * active);
+        let (count, parts) = (matrix.rows() / outputs, parts_for(matrix, other));
+        let (ends, tiled_ends) = routed_ends.split_at_mut(count);
+        let (order, tiled_order) = order[..entries].split_at_mut(rest);
+        let experts = &acts[routed.experts.0 as usize][..entries];
+        let for_tiles = |entry: usize| tiles.is_some() && split.is_tiled(entry / active);
+        group(experts, |entry| !for_tiles(entry), order, ends);
+        let tiled_ends = &mut tiled_ends[..count];
+        group(experts, for_tiles, tiled_order, tiled_ends);
         let input = Activations::float(&acts[x.0 as usize][..len], columns, columns);
         let product = Product {
             proof: *proof,
             matrix,
             other,
-            x: quantised.forms((*proof, pool), (x, input), matrix, other),
+            x: quantised.forms((*proof, pool), (x, input), (rest, matrix), other),
             entries: Entries { order: Some(order), ends, per_input, per_output },
             outputs,
             finish: finish(acts),
+            tiled: tiles
+                .map(|tiles| tiled.fill((tiles, pool), (None, input), (tiled_order, tiled_ends), (per_input, parts))),
         };
         distribute(pool, scratch, product, Target { values: out, width: outputs, column: 0 });
     }
@@ -191,8 +205,11 @@ mod tests {
     #[test]
     fn entries_are_grouped_by_expert_in_order() {
         let (mut order, mut ends) = ([0; 6], [0; 4]);
-        group(&[2.0, 0.0, 2.0, 3.0, 0.0, 2.0], &mut order, &mut ends);
+        let experts = [2.0, 0.0, 2.0, 3.0, 0.0, 2.0];
+        group(&experts, |_| true, &mut order, &mut ends);
         assert_eq!((order, ends), ([1, 4, 0, 2, 5, 3], [2, 2, 5, 6]));
+        group(&experts, |entry| entry != 2, &mut order[..5], &mut ends);
+        assert_eq!((&order[..5], ends), (&[1, 4, 0, 5, 3][..], [2, 2, 4, 5]));
     }
 
     #[test]

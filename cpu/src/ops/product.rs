@@ -1,24 +1,26 @@
 //! Products of activations with weights: cut into tiles for threads, caches and registers.
 
 use crate::{
+    packed::{BLOCK, Layout, Panel, panel_bytes, with_layout},
     pool::Tile,
-    quant::{BLOCK, Format, Path, Q4_0, Q4K, Q6K, Q8_0, QuantisedRow},
     simd::{
         Kernel, Proof, Simd,
-        dense::{Bf16, F16, F32},
+        dense::{self, Bf16, Element, F16, F32},
         math,
+        panels::{QuantisedBlock, ROWS},
     },
-    weights::Matrix,
+    tiled::TiledEntries,
+    weights::{Matrix, Path},
 };
 use kvas_backend::op::Activation;
 use kvas_gguf::Quant;
 use std::{marker::PhantomData, ops::Range};
 
-/// Products computed before they are finished: those of `ROWS` entries with few weight rows, which stay in the
+/// Products computed before they are finished: those of `MANY` entries with few weight rows, which stay in the
 /// caches, or those of `FEW` entries with many, which come from memory the faster the more there are in one piece.
 const RESULTS: usize = 4096;
 /// Most entries that share a pass over weight rows.
-const ROWS: usize = 64;
+const MANY: usize = 64;
 /// Entries that are few.
 const FEW: usize = 4;
 /// Bytes of activations that should stay in the second-level cache next to the weights.
@@ -28,8 +30,12 @@ const TILE: usize = 4;
 
 /// Floats of scratch a thread needs for products with `matrix`.
 pub(crate) fn scratch(quant: Quant, columns: usize) -> usize {
-    let dequantised = if Path::of(quant) == Path::Dequantised { TILE * columns } else { 0 };
-    2 * RESULTS + dequantised
+    let rows = match Path::of(quant) {
+        Path::Packed => panel_bytes(quant, columns).map_or(0, |bytes| bytes.div_ceil(size_of::<f32>())),
+        Path::Dequantised => TILE * columns,
+        Path::Float => 0,
+    };
+    2 * RESULTS + rows
 }
 
 /// Activation rows, in the forms that formats want.
@@ -40,48 +46,25 @@ pub(crate) struct Activations<'a> {
     /// Values from one row of `x` to the next.
     pub(crate) stride: usize,
     pub(crate) x: &'a [f32],
-    /// `[rows, columns]` in 8 bits; empty if no format wants it.
-    pub(crate) values: &'a [i8],
-    /// By block.
-    pub(crate) scales: &'a [f32],
-    /// By block.
-    pub(crate) sums: &'a [f32],
+    /// `[rows, columns / 32]`: in 8 bits; empty if no format wants it.
+    pub(crate) blocks: &'a [QuantisedBlock],
 }
 
 impl<'a> Activations<'a> {
     /// The first `columns` of every `stride` values, to be multiplied in f32.
     pub(crate) fn float(x: &'a [f32], columns: usize, stride: usize) -> Self {
-        Self { columns, stride, x, values: &[], scales: &[], sums: &[] }
+        Self { columns, stride, x, blocks: &[] }
     }
 
     fn float_row(&self, row: usize) -> &'a [f32] {
         &self.x[row * self.stride..][..self.columns]
     }
 
-    fn quantised_row(&self, row: usize) -> QuantisedRow<'a> {
+    fn quantised_row(&self, row: usize) -> &'a [QuantisedBlock] {
         let blocks = self.columns / BLOCK;
-        let values = self.values[row * self.columns..][..self.columns].as_chunks().0;
-        let part = row * blocks..(row + 1) * blocks;
-        QuantisedRow { values, scales: &self.scales[part.clone()], sums: &self.sums[part] }
+        &self.blocks[row * blocks..][..blocks]
     }
 }
-
-/// A [`Format`] that knows which form of a row it wants.
-trait Operand: Format {
-    fn row<'a>(x: &Activations<'a>, row: usize) -> Self::Row<'a>;
-}
-
-macro_rules! operand {
-    ($method:ident: $($format:ident)*) => {$(
-        impl Operand for $format {
-            fn row<'a>(x: &Activations<'a>, row: usize) -> Self::Row<'a> {
-                x.$method(row)
-            }
-        }
-    )*};
-}
-operand!(float_row: F32 F16 Bf16);
-operand!(quantised_row: Q4_0 Q8_0 Q4K Q6K);
 
 /// Which activation rows meet which weight rows, and where the results go. An entry is one such meeting.
 #[derive(Debug, Clone, Copy)]
@@ -139,53 +122,70 @@ pub(crate) struct Product<'a> {
     /// Weight rows of a group: columns of the output.
     pub(crate) outputs: usize,
     pub(crate) finish: Finish<'a>,
+    /// Further entries, for the matrix unit.
+    pub(crate) tiled: Option<TiledEntries<'a>>,
 }
 
 impl Product<'_> {
     /// Computes the columns of a tile that spans all rows of the output.
     pub(crate) fn run(&self, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
-        let (y, scratch) = scratch.split_at_mut(RESULTS);
-        let (other, dequantised) = scratch.split_at_mut(RESULTS);
-        let value_bytes = if self.x.values.is_empty() { 4 } else { 1 };
-        let rows_at_once = (CACHE / (self.x.columns * value_bytes).max(1)).clamp(4, ROWS) / 4 * 4;
+        let all = scratch;
+        let (y, scratch) = all.split_at_mut(RESULTS);
+        let (other, weights) = scratch.split_at_mut(RESULTS);
+        let entry_bytes = match Path::of(self.matrix.quant) {
+            Path::Packed => self.x.columns / BLOCK * size_of::<QuantisedBlock>(),
+            Path::Float | Path::Dequantised => self.x.columns * size_of::<f32>(),
+        };
+        let entries_at_once = (CACHE / entry_bytes.max(1)).clamp(4, MANY) / 4 * 4;
         let [first, columns] = [out.first()[1], out.size()[1]];
         let mut start = 0;
         for (group, end) in self.entries.ends.iter().map(|end| *end as usize).enumerate() {
-            let width = RESULTS / if end - start <= FEW { FEW } else { ROWS };
+            let width = RESULTS / (end - start).next_power_of_two().clamp(FEW, MANY);
             for at in (0..columns).step_by(width) {
                 let count = width.min(columns - at);
-                let rows = group * self.outputs + first + at;
-                let rows = rows..rows + count;
-                for block in (start..end).step_by(rows_at_once) {
-                    let block = block..(block + rows_at_once).min(end);
-                    self.multiply(self.matrix, rows.clone(), block.clone(), (y, width), dequantised);
+                let rows = first + at..first + at + count;
+                for block in (start..end).step_by(entries_at_once) {
+                    let block = block..(block + entries_at_once).min(end);
+                    self.multiply(self.matrix, (group, rows.clone()), block.clone(), (y, width), weights);
                     if let Some(matrix) = self.other {
-                        self.multiply(matrix, rows.clone(), block.clone(), (other, width), dequantised);
+                        self.multiply(matrix, (group, rows.clone()), block.clone(), (other, width), weights);
                     }
-                    for (i, entry) in block.enumerate() {
-                        let entry = self.entries.entry(entry);
-                        let part = i * width..i * width + count;
-                        let out = &mut out.row_mut(entry / self.entries.per_output)[at..at + count];
-                        let (y, other, column) = (&mut y[part.clone()], &other[part], first + at);
-                        self.proof.run(FinishRow { finish: self.finish, entry, column, y, other, out });
-                    }
+                    let (finish, order, per_output) = (self.finish, self.entries.order, self.entries.per_output);
+                    let part = (at, first + at, count);
+                    let entries = FinishedEntries { order, block, per_output };
+                    self.proof.run(FinishBlock { finish, entries, part, y, other, width, out: &mut out });
                 }
             }
             start = end;
         }
+        if let Some(tiled) = self.tiled {
+            self.run_tiled(tiled, &mut out, all);
+        }
     }
 
-    /// `y[entry][row] = matrix[row] . x[entry]`, with `width` values of `y` per entry.
+    /// `y[entry][row] = matrix[row] . x[entry]` for rows of a group, with `width` values of `y` per entry.
     fn multiply(
         &self,
         matrix: &Matrix,
-        rows: Range<usize>,
+        (group, rows): (usize, Range<usize>),
         block: Range<usize>,
         (y, width): (&mut [f32], usize),
-        dequantised: &mut [f32],
+        scratch: &mut [f32],
     ) {
+        if let Some(panels) = matrix.panels(self.outputs) {
+            let scratch = bytemuck::cast_slice_mut(scratch);
+            for (number, first) in rows.clone().step_by(ROWS).enumerate() {
+                let panel = matrix.panel(panels, group * panels.each() + first / ROWS, scratch);
+                let (y, count) = (&mut y[number * ROWS..], ROWS.min(rows.end - first));
+                let times =
+                    PanelTimes { panel, count, x: self.x, entries: self.entries, block: block.clone(), y, width };
+                with_layout!(matrix.quant, |L| self.proof.run(times.laid_out::<L>()), unreachable!("it has panels"));
+            }
+            return;
+        }
+        let rows = group * self.outputs + rows.start..group * self.outputs + rows.end;
         if Path::of(matrix.quant) == Path::Dequantised {
-            let scratch = &mut dequantised[..TILE * matrix.columns];
+            let scratch = &mut scratch[..TILE * matrix.columns];
             for (number, first) in rows.clone().step_by(TILE).enumerate() {
                 let rows = first..(first + TILE).min(rows.end);
                 for (row, out) in rows.clone().zip(scratch.chunks_mut(matrix.columns)) {
@@ -199,21 +199,81 @@ impl Product<'_> {
         }
         let weights = &matrix.bytes()[rows.start * matrix.row_bytes..rows.end * matrix.row_bytes];
         macro_rules! dispatch {
-            ($($quant:ident $format:ident),*) => {
+            ($($quant:ident $element:ident),*) => {
                 match matrix.quant {
                     $(Quant::$quant => {
-                        self.proof.run(RowsTimes::<$format>::new(self, weights, rows.len(), block).writing_to(y, width))
+                        self.proof.run(RowsTimes::<$element>::new(self, weights, rows.len(), block).writing_to(y, width))
                     })*
-                    other => unreachable!("{other} is dequantised first"),
+                    other => unreachable!("{other} is packed, or dequantised first"),
                 }
             };
         }
-        dispatch!(F32 F32, F16 F16, Bf16 Bf16, Q4_0 Q4_0, Q8_0 Q8_0, Q4K Q4K, Q6K Q6K);
+        dispatch!(F32 F32, F16 F16, Bf16 Bf16);
     }
 }
 
-/// Some rows of weights of one format times some entries.
-struct RowsTimes<'a, F> {
+/// A panel times some entries.
+struct PanelTimes<'a> {
+    panel: Panel<'a>,
+    /// Rows of the panel that are wanted.
+    count: usize,
+    x: Activations<'a>,
+    entries: Entries<'a>,
+    block: Range<usize>,
+    y: &'a mut [f32],
+    /// Values of `y` from one entry to the next.
+    width: usize,
+}
+
+/// With the layout of its weights.
+struct LaidOut<'a, L>(PanelTimes<'a>, PhantomData<L>);
+
+impl<'a> PanelTimes<'a> {
+    fn laid_out<L: Layout>(self) -> LaidOut<'a, L> {
+        LaidOut(self, PhantomData)
+    }
+
+    #[inline(always)]
+    fn tile<L: Layout, S: Simd, const R: usize>(&mut self, simd: S, at: usize) {
+        let mut x = [&[][..]; R];
+        for r in 0..R {
+            let entry = self.entries.entry(self.block.start + at + r);
+            x[r] = self.x.quantised_row(entry / self.entries.per_input);
+        }
+        let sums = self.panel.times::<L, S, R>(simd, x);
+        for r in 0..R {
+            self.y[(at + r) * self.width..][..self.count].copy_from_slice(&sums[r][..self.count]);
+        }
+    }
+}
+
+impl<L: Layout> Kernel for LaidOut<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self(mut times, _) = self;
+        let (entries, mut at) = (times.block.len(), 0);
+        while at + 8 <= entries {
+            times.tile::<L, S, 8>(simd, at);
+            at += 8;
+        }
+        if at + 4 <= entries {
+            times.tile::<L, S, 4>(simd, at);
+            at += 4;
+        }
+        if at + 2 <= entries {
+            times.tile::<L, S, 2>(simd, at);
+            at += 2;
+        }
+        if at < entries {
+            times.tile::<L, S, 1>(simd, at);
+        }
+    }
+}
+
+/// Some rows of floats times some entries.
+struct RowsTimes<'a, E> {
     weights: &'a [u8],
     count: usize,
     row_bytes: usize,
@@ -223,13 +283,13 @@ struct RowsTimes<'a, F> {
     y: &'a mut [f32],
     /// Values of `y` from one entry to the next.
     width: usize,
-    format: PhantomData<F>,
+    element: PhantomData<E>,
 }
 
-impl<'a, F: Operand> RowsTimes<'a, F> {
+impl<'a, E: Element> RowsTimes<'a, E> {
     fn new(product: &Product<'a>, weights: &'a [u8], count: usize, block: Range<usize>) -> Self {
         let (x, entries, row_bytes) = (product.x, product.entries, weights.len() / count);
-        Self { weights, count, row_bytes, x, entries, block, y: &mut [], width: 0, format: PhantomData }
+        Self { weights, count, row_bytes, x, entries, block, y: &mut [], width: 0, element: PhantomData }
     }
 
     fn writing_to(mut self, y: &'a mut [f32], width: usize) -> Self {
@@ -237,8 +297,8 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
         self
     }
 
-    fn row(&self, at: usize) -> F::Row<'a> {
-        F::row(&self.x, self.entries.entry(self.block.start + at) / self.entries.per_input)
+    fn row(&self, at: usize) -> &'a [f32] {
+        self.x.float_row(self.entries.entry(self.block.start + at) / self.entries.per_input)
     }
 
     /// `W` weight rows from `first` on, `apart` from each other, times the entries from `at` on.
@@ -247,13 +307,13 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
         &mut self,
         simd: S,
         (first, apart): (usize, usize),
-        (at, x): (usize, &[F::Row<'a>; ROWS]),
+        (at, x): (usize, &[&'a [f32]; MANY]),
     ) {
         let mut weights = [self.weights; W];
         for w in 0..W {
             weights[w] = &self.weights[(first + w * apart) * self.row_bytes..][..self.row_bytes];
         }
-        let sums = F::tile::<S, W, R>(simd, weights, *x[at..].first_chunk().expect("as many entries"));
+        let sums = dense::tile::<E, S, W, R>(simd, weights, *x[at..].first_chunk().expect("as many entries"));
         for r in 0..R {
             for w in 0..W {
                 self.y[(at + r) * self.width + first + w * apart] = sums[w][r];
@@ -262,7 +322,7 @@ impl<'a, F: Operand> RowsTimes<'a, F> {
     }
 }
 
-impl<F: Operand> Kernel for RowsTimes<'_, F> {
+impl<E: Element> Kernel for RowsTimes<'_, E> {
     type Output = ();
 
     /// Rows of a tile are as far apart as can be: each is then followed by the one of the next tile, and memory is
@@ -270,7 +330,7 @@ impl<F: Operand> Kernel for RowsTimes<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let entries = self.block.len();
-        let mut x = [self.row(0); ROWS];
+        let mut x = [self.row(0); MANY];
         for at in 1..entries {
             x[at] = self.row(at);
         }
@@ -301,38 +361,65 @@ impl<F: Operand> Kernel for RowsTimes<'_, F> {
     }
 }
 
-/// Writes the products of one entry where they belong.
-struct FinishRow<'a> {
-    finish: Finish<'a>,
-    entry: usize,
-    /// Of the output, where `y` begins.
-    column: usize,
-    y: &'a mut [f32],
-    other: &'a [f32],
-    out: &'a mut [f32],
+/// Which entries are finished, and their rows of the output.
+#[derive(Debug, Clone)]
+pub(super) struct FinishedEntries<'a> {
+    pub(super) order: Option<&'a [u32]>,
+    pub(super) block: Range<usize>,
+    pub(super) per_output: usize,
 }
 
-impl Kernel for FinishRow<'_> {
+/// Writes the products of some entries where they belong.
+pub(super) struct FinishBlock<'a, 'o> {
+    pub(super) finish: Finish<'a>,
+    pub(super) entries: FinishedEntries<'a>,
+    /// Where they begin in the tile of the output and in all of it, and how many columns there are.
+    pub(super) part: (usize, usize, usize),
+    pub(super) y: &'a mut [f32],
+    pub(super) other: &'a [f32],
+    /// Values of `y` from one entry to the next.
+    pub(super) width: usize,
+    pub(super) out: &'a mut Tile<'o, f32>,
+}
+
+impl Kernel for FinishBlock<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { finish, entry, column, y, other, out } = self;
-        match finish {
-            Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
-            Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
-            Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
-                if let Some(bias) = bias {
-                    math::add(simd, y, &bias[column..column + out.len()]);
-                }
-                if let Some(activation) = activation {
-                    math::activate_in_place(simd, activation, y);
-                }
-                if gate.is_some() || scale != 1.0 {
-                    math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
-                }
-                if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
+        let Self { finish, entries, part: (at, column, count), y, other, width, out } = self;
+        for (i, entry) in entries.block.enumerate() {
+            let entry = entries.order.map_or(entry, |order| order[entry] as usize);
+            let part = i * width..i * width + count;
+            let out = &mut out.row_mut(entry / entries.per_output)[at..at + count];
+            finish_row(simd, (finish, entry, column), &mut y[part.clone()], &other[part], out);
+        }
+    }
+}
+
+/// The products `y` of one entry, and those of the other matrix, from column `column` of the output on.
+#[inline(always)]
+fn finish_row<S: Simd>(
+    simd: S,
+    (finish, entry, column): (Finish<'_>, usize, usize),
+    y: &mut [f32],
+    other: &[f32],
+    out: &mut [f32],
+) {
+    match finish {
+        Finish::Gated(activation) => math::gated(simd, activation, y, other, out),
+        Finish::Weighted(weights) => math::add_scaled(simd, out, weights[entry], y),
+        Finish::Linear(Linear { bias, activation, gate, scale, accumulate }) => {
+            if let Some(bias) = bias {
+                math::add(simd, y, &bias[column..column + out.len()]);
             }
+            if let Some(activation) = activation {
+                math::activate_in_place(simd, activation, y);
+            }
+            if gate.is_some() || scale != 1.0 {
+                math::scale(simd, y, gate.map_or(scale, |gate| scale / (1.0 + (-gate[entry]).exp())));
+            }
+            if accumulate { math::add(simd, out, y) } else { out.copy_from_slice(y) }
         }
     }
 }

@@ -1,6 +1,9 @@
 //! AVX2, FMA and F16C: 8 floats or 32 bytes at a time.
 
-use super::{Blocks, Kernel, Simd};
+use super::{
+    Kernel, Simd,
+    panels::{Panels, QuantisedBlock, ROWS},
+};
 use std::arch::x86_64::*;
 
 /// Proof that the processor has AVX2, FMA and F16C: only [`Avx2::detect`] makes one.
@@ -26,9 +29,9 @@ pub(crate) fn run<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
 
 /// Operations that need nothing but the instruction set.
 macro_rules! operations {
-    ($(fn $name:ident $(<const $shift:ident: i32>)? ($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
+    ($(fn $name:ident $(<const $shift:ident: u32>)? ($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
         #[inline(always)]
-        fn $name $(<const $shift: i32>)? ($self $(, $arg: $type)*) -> $out {
+        fn $name $(<const $shift: u32>)? ($self $(, $arg: $type)*) -> $out {
             // SAFETY: a value of `Self` exists only if the processor has the features; references are valid for the
             // unaligned loads of their size.
             unsafe { $body }
@@ -54,10 +57,10 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 impl Simd for Avx2 {
     const LANES: usize = 8;
     type F32 = __m256;
-    type Blocks = Avx2;
+    type Panels = Avx2;
 
     #[inline(always)]
-    fn blocks(self) -> Avx2 {
+    fn panels(self) -> Avx2 {
         self
     }
 
@@ -113,76 +116,103 @@ impl Simd for Avx2 {
             out
         }}
         fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        fn prefetch_near(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 
-impl Blocks for Avx2 {
-    type F8 = __m256;
-    type Bytes = __m256i;
-    type Scales = __m256i;
-    type Sums = __m256i;
+/// The same for both halves of a panel; no closure, which would be compiled without the instruction set.
+macro_rules! both {
+    ($halves:expr, |$x:ident| $body:expr) => {{
+        let [low, high] = $halves;
+        [
+            {
+                let $x = low;
+                $body
+            },
+            {
+                let $x = high;
+                $body
+            },
+        ]
+    }};
+}
+
+impl Panels for Avx2 {
+    type Floats = [__m256; 2];
+    type Integers = [__m256i; 2];
+    type Codes = [__m256i; 2];
 
     operations! {
-        fn f16s(self, words: [u64; 2]) -> __m256 { _mm256_cvtph_ps(_mm_set_epi64x(words[1] as i64, words[0] as i64)) }
-        fn splat8(self, x: f32) -> __m256 { _mm256_set1_ps(x) }
-        fn load8(self, x: &[f32; 8]) -> __m256 { _mm256_loadu_ps(x.as_ptr()) }
-        fn array8(self, x: __m256) -> [f32; 8] {{
-            let mut out = [0.0; 8];
-            _mm256_storeu_ps(out.as_mut_ptr(), x);
+        fn every(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
+        fn array(self, x: [__m256; 2]) -> [f32; ROWS] {{
+            let mut out = [0.0; ROWS];
+            _mm256_storeu_ps(out.as_mut_ptr(), x[0]);
+            _mm256_storeu_ps(out.as_mut_ptr().add(8), x[1]);
             out
         }}
-        fn floats(self, x: [u8; 8]) -> __m256 {
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(x))))
+        fn f16s(self, x: &[u8; 2 * ROWS]) -> [__m256; 2] {
+            both!([0, 16], |at| _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().add(at).cast())))
         }
-        fn mul8(self, a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
-        fn fma8(self, a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
-        fn to_f8(self, x: __m256i) -> __m256 { _mm256_cvtepi32_ps(x) }
-        fn bytes(self, x: &[u8; 32]) -> __m256i { _mm256_loadu_si256(x.as_ptr().cast()) }
-        fn signed(self, x: &[i8; 32]) -> __m256i { _mm256_loadu_si256(x.as_ptr().cast()) }
-        fn nibbles(self, x: &[u8; 16]) -> __m256i {{
-            let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(x.as_ptr().cast()));
-            _mm256_and_si256(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4)), _mm256_set1_epi8(15))
-        }}
+        fn bf16s(self, x: &[u8; 2 * ROWS]) -> [__m256; 2] {
+            both!([0, 16], |at| {
+                let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().add(at).cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+            })
+        }
+        fn small(self, x: &[u8; ROWS]) -> [__m256; 2] {
+            both!([0, 8], |at| {
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().add(at).cast())))
+            })
+        }
+        fn times(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+        }
+        fn times_plus(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
+        }
+        fn to_floats(self, x: [__m256i; 2]) -> [__m256; 2] { both!(x, |x| _mm256_cvtepi32_ps(x)) }
+        fn integers(self, x: i32) -> [__m256i; 2] { [_mm256_set1_epi32(x); 2] }
+        fn codes(self, x: &[u8; 4 * ROWS]) -> [__m256i; 2] {
+            both!([0, 32], |at| _mm256_loadu_si256(x.as_ptr().add(at).cast()))
+        }
         // Bits shifted in from the neighbouring byte are masked away.
-        fn bits<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
-            _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(x), _mm256_set1_epi8(mask as i8))
+        fn bits<const SHIFT: u32>(self, x: [__m256i; 2], mask: u8) -> [__m256i; 2] {
+            both!(x, |x| {
+                let shifted = _mm256_srl_epi16(x, _mm_cvtsi32_si128(SHIFT as i32));
+                _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
+            })
         }
-        fn bits_up<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
-            _mm256_and_si256(_mm256_slli_epi16::<SHIFT>(x), _mm256_set1_epi8(mask as i8))
+        fn bits_up<const SHIFT: u32>(self, x: [__m256i; 2], mask: u8) -> [__m256i; 2] {
+            both!(x, |x| {
+                let shifted = _mm256_sll_epi16(x, _mm_cvtsi32_si128(SHIFT as i32));
+                _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
+            })
         }
-        fn or(self, a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
-        // Words of the first scales in the low half of the register, of the second ones in the high half.
-        fn scales(self, x: &[u8; 16]) -> __m256i {{
-            let apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-            _mm256_cvtepi8_epi16(_mm_shuffle_epi8(_mm_loadu_si128(x.as_ptr().cast()), apart))
+        fn or(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+            [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])]
+        }
+        fn lookup(self, table: &[u8; 16], x: [__m256i; 2]) -> [__m256i; 2] {{
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            both!(x, |x| _mm256_shuffle_epi8(table, x))
         }}
-        // The multiplication wants one unsigned factor: the sign of the weight moves to x.
-        fn dot(self, weights: __m256i, x: __m256i) -> __m256i {
-            self.dot_unsigned(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
-        }
-        fn dot_unsigned(self, weights: __m256i, x: __m256i) -> __m256i {
-            _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), _mm256_set1_epi16(1))
-        }
-        fn dot_scaled(self, weights: __m256i, x: __m256i, offset: u8, scales: __m256i, at: usize) -> __m256i {{
-            // The products of the offset are the same for all weights that meet this x.
-            let offsets = _mm256_maddubs_epi16(_mm256_set1_epi8(offset as i8), x);
-            let products = _mm256_sub_epi16(_mm256_maddubs_epi16(weights, x), offsets);
-            // The two bytes of word `at` of each half, everywhere.
-            let word = _mm256_set1_epi16((0x0100 + 0x0202 * at) as i16);
-            _mm256_madd_epi16(products, _mm256_shuffle_epi8(scales, word))
+        fn dot(self, sum: [__m256i; 2], codes: [__m256i; 2], x: [i8; 4]) -> [__m256i; 2] {{
+            let x = _mm256_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8)));
+            let products = both!(codes, |codes| {
+                _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1))
+            });
+            [_mm256_add_epi32(sum[0], products[0]), _mm256_add_epi32(sum[1], products[1])]
         }}
-    }
-
-    #[inline(always)]
-    fn total(self, x: __m256) -> f32 {
-        self.sum(x)
-    }
-
-    #[inline(always)]
-    fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32) {
-        // SAFETY: `Self` proves the instructions; the four loads of 8 and the store of 32 bytes are within the arrays.
-        unsafe {
+        // Two products of bytes have room in 16 bits only if they are signed: the sign of the weight moves to x.
+        fn start_wide(self, _sum: i32) -> [__m256i; 2] { [_mm256_setzero_si256(); 2] }
+        fn dot_wide(self, sum: [__m256i; 2], codes: [__m256i; 2], x: [i8; 4]) -> [__m256i; 2] {{
+            let x = _mm256_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8)));
+            let products = both!(codes, |codes| {
+                let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+                let products = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
+                _mm256_madd_epi16(products, _mm256_set1_epi16(1))
+            });
+            [_mm256_add_epi32(sum[0], products[0]), _mm256_add_epi32(sum[1], products[1])]
+        }}
+        fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
             let from = x.as_ptr();
             let x = [self.load(from), self.load(from.add(8)), self.load(from.add(16)), self.load(from.add(24))];
             let sign = _mm256_set1_ps(-0.0);
@@ -202,10 +232,16 @@ impl Blocks for Avx2 {
             // Packing works within halves of registers; this puts the fours back in order.
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-            _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
-            let sums = self.dot_unsigned(_mm256_set1_epi8(1), bytes);
+            let mut values = [[0i8; 4]; 8];
+            _mm256_storeu_si256(values.as_mut_ptr().cast(), bytes);
+            let ones = _mm256_set1_epi8(1);
+            let fours = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, bytes), _mm256_set1_epi16(1));
+            let pairs = _mm256_hadd_epi32(fours, fours);
+            let sums = _mm256_hadd_epi32(pairs, pairs);
+            let halves = [_mm256_extract_epi32::<0>(sums), _mm256_extract_epi32::<4>(sums)];
             let scale = largest / 127.0;
-            (scale + self.sum(poison), scale * self.sum(_mm256_cvtepi32_ps(sums)))
-        }
+            let sum = scale * (halves[0] + halves[1]) as f32;
+            QuantisedBlock { values, scale: scale + self.sum(poison), sum, halves }
+        }}
     }
 }

@@ -1,8 +1,9 @@
-//! AVX-512: 16 floats at a time; blocks of 32 bytes stay 256 bits wide and gain VNNI's dot product.
+//! AVX-512: 16 floats at a time.
 
 use super::{
-    Blocks, Kernel, Simd,
+    Kernel, Simd,
     avx2::{Avx2, memory, operations},
+    panels::{Panels, QuantisedBlock, ROWS},
 };
 use std::arch::x86_64::*;
 
@@ -35,10 +36,10 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 impl Simd for Avx512 {
     const LANES: usize = 16;
     type F32 = __m512;
-    type Blocks = Avx512;
+    type Panels = Avx512;
 
     #[inline(always)]
-    fn blocks(self) -> Avx512 {
+    fn panels(self) -> Avx512 {
         self
     }
 
@@ -106,61 +107,73 @@ impl Simd for Avx512 {
             out
         }}
         fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        fn prefetch_near(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 
-/// What AVX2 does already.
-macro_rules! as_avx2 {
-    ($(fn $name:ident $(<const $shift:ident: i32>)? (self $(, $arg:ident: $type:ty)*) -> $out:ty;)*) => {$(
-        #[inline(always)]
-        fn $name $(<const $shift: i32>)? (self $(, $arg: $type)*) -> $out {
-            Blocks::$name $(::<$shift>)? (self.0 $(, $arg)*)
-        }
-    )*};
-}
-
-impl Blocks for Avx512 {
-    type F8 = __m256;
-    type Bytes = __m256i;
-    type Scales = __m256i;
-    type Sums = __m256i;
+impl Panels for Avx512 {
+    type Floats = __m512;
+    type Integers = __m512i;
+    type Codes = __m512i;
 
     operations! {
-        fn dot(self, weights: __m256i, x: __m256i) -> __m256i {
-            self.dot_unsigned(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights))
+        fn every(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn array(self, x: __m512) -> [f32; ROWS] {{
+            let mut out = [0.0; ROWS];
+            _mm512_storeu_ps(out.as_mut_ptr(), x);
+            out
+        }}
+        fn f16s(self, x: &[u8; 2 * ROWS]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+        fn bf16s(self, x: &[u8; 2 * ROWS]) -> __m512 {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()))))
         }
-        fn dot_unsigned(self, weights: __m256i, x: __m256i) -> __m256i {
-            _mm256_dpbusd_epi32(_mm256_setzero_si256(), weights, x)
+        fn small(self, x: &[u8; ROWS]) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
         }
+        fn times(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn times_plus(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn to_floats(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
+        fn integers(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
+        fn codes(self, x: &[u8; 4 * ROWS]) -> __m512i { _mm512_loadu_si512(x.as_ptr().cast()) }
+        // Bits shifted in from the neighbouring byte are masked away.
+        fn bits<const SHIFT: u32>(self, x: __m512i, mask: u8) -> __m512i {
+            _mm512_and_si512(_mm512_srli_epi16::<SHIFT>(x), _mm512_set1_epi8(mask as i8))
+        }
+        fn bits_up<const SHIFT: u32>(self, x: __m512i, mask: u8) -> __m512i {
+            _mm512_and_si512(_mm512_slli_epi16::<SHIFT>(x), _mm512_set1_epi8(mask as i8))
+        }
+        fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn lookup(self, table: &[u8; 16], x: __m512i) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x)
+        }
+        fn dot(self, sum: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
+            _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8))))
+        }
+        fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
+            let x = [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))];
+            let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
+            // 0, unless x is not finite.
+            let poison = _mm512_add_ps(_mm512_sub_ps(x[0], x[0]), _mm512_sub_ps(x[1], x[1]));
+            let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+            let low = _mm512_cvtps_epi32(_mm512_mul_ps(x[0], inverse));
+            let high = _mm512_cvtps_epi32(_mm512_mul_ps(x[1], inverse));
+            let mut values = [[0; 4]; 8];
+            let to: *mut __m128i = values.as_mut_ptr().cast();
+            _mm_storeu_si128(to, _mm512_cvtsepi32_epi8(low));
+            _mm_storeu_si128(to.add(1), _mm512_cvtsepi32_epi8(high));
+            let halves = [_mm512_reduce_add_epi32(low), _mm512_reduce_add_epi32(high)];
+            let scale = largest / 127.0;
+            let sum = scale * (halves[0] + halves[1]) as f32;
+            QuantisedBlock { values, scale: scale + self.sum(poison), sum, halves }
+        }}
     }
 
     #[inline(always)]
-    fn bits<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
-        self.0.bits::<SHIFT>(x, mask)
+    fn start_wide(self, sum: i32) -> __m512i {
+        self.integers(-(sum << 7))
     }
 
     #[inline(always)]
-    fn bits_up<const SHIFT: i32>(self, x: __m256i, mask: u8) -> __m256i {
-        self.0.bits_up::<SHIFT>(x, mask)
-    }
-
-    as_avx2! {
-        fn f16s(self, words: [u64; 2]) -> __m256;
-        fn array8(self, x: __m256) -> [f32; 8];
-        fn splat8(self, x: f32) -> __m256;
-        fn load8(self, x: &[f32; 8]) -> __m256;
-        fn floats(self, x: [u8; 8]) -> __m256;
-        fn mul8(self, a: __m256, b: __m256) -> __m256;
-        fn fma8(self, a: __m256, b: __m256, c: __m256) -> __m256;
-        fn total(self, x: __m256) -> f32;
-        fn to_f8(self, x: __m256i) -> __m256;
-        fn bytes(self, x: &[u8; 32]) -> __m256i;
-        fn signed(self, x: &[i8; 32]) -> __m256i;
-        fn nibbles(self, x: &[u8; 16]) -> __m256i;
-        fn or(self, a: __m256i, b: __m256i) -> __m256i;
-        fn scales(self, x: &[u8; 16]) -> __m256i;
-        fn dot_scaled(self, weights: __m256i, x: __m256i, offset: u8, scales: __m256i, at: usize) -> __m256i;
-        fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32);
+    fn dot_wide(self, sum: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
+        self.dot(sum, codes, x)
     }
 }

@@ -51,6 +51,23 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.zero_below(x, lowest, simd.mul(sum, simd.pow2(n)))
 }
 
+/// `2^x` to about 1 unit in the last place; 0 below -126, infinite results saturate near `f32::MAX`.
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(simd: S, x: S::F32) -> S::F32 {
+    // The polynomial of degree 6 that meets 2^r in the seven Chebyshev points of [-1/2, 1/2]: off by 2e-9.
+    const TERMS: [f32; 6] = [1.340_042_8e-3, 9.618_057e-3, 5.550_327e-2, 0.240_226_5, std::f32::consts::LN_2, 1.0];
+    let lowest = simd.splat(-126.0);
+    // The order of operands keeps what is not a number.
+    let within = simd.min(simd.splat(127.0), simd.max(lowest, x));
+    let n = simd.round(within);
+    let r = simd.sub(within, n);
+    let mut sum = simd.splat(1.546_144_5e-4);
+    for term in TERMS {
+        sum = simd.fma(sum, r, simd.splat(term));
+    }
+    simd.zero_below(x, lowest, simd.mul(sum, simd.pow2(n)))
+}
+
 /// `1 / (1 + e^-x)`
 #[inline(always)]
 pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::F32) -> S::F32 {

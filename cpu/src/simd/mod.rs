@@ -7,7 +7,11 @@ mod avx2;
 mod avx512;
 pub(crate) mod dense;
 pub(crate) mod math;
+pub(crate) mod panels;
 mod scalar;
+pub(crate) mod strips;
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
+pub(crate) mod tiles;
 
 /// Instruction sets the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,11 +22,13 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
     Avx512,
+    /// x86-64 with AVX-512 BF16 and AMX for bf16 besides: whole chunks of prompts go through the matrix unit.
+    Amx,
 }
 
 impl Isa {
     /// All of them, narrow to wide.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The name users write: `avx2`.
     pub const fn name(self) -> &'static str {
@@ -30,6 +36,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 
@@ -57,6 +64,8 @@ pub(crate) enum Proof {
     Avx2(avx2::Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Amx(tiles::Tiles),
 }
 
 impl Proof {
@@ -68,8 +77,10 @@ impl Proof {
             Isa::Avx2 => avx2::Avx2::detect().map(Proof::Avx2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512::Avx512::detect().map(Proof::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => tiles::Tiles::detect().map(Proof::Amx),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => None,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
         }
     }
 
@@ -81,7 +92,19 @@ impl Proof {
             Proof::Avx2(avx2) => avx2::run(avx2, kernel),
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512(avx512) => avx512::run(avx512, kernel),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Amx(tiles) => avx512::run(tiles.vectors(), kernel),
         }
+    }
+
+    /// The matrix unit, where there is one.
+    #[allow(clippy::missing_const_for_fn, reason = "the answer is a constant on some processors only")]
+    pub(crate) fn tiles(self) -> Option<tiles::Tiles> {
+        #[cfg(target_arch = "x86_64")]
+        if let Proof::Amx(tiles) = self {
+            return Some(tiles);
+        }
+        None
     }
 }
 
@@ -100,11 +123,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     const LANES: usize;
     /// `LANES` floats.
     type F32: Copy;
-    /// The operations on quantised blocks that go with it.
-    type Blocks: Blocks;
+    /// The operations on panels of weights that go with it.
+    type Panels: panels::Panels;
 
-    /// Operations on blocks.
-    fn blocks(self) -> Self::Blocks;
+    /// Operations on panels.
+    fn panels(self) -> Self::Panels;
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F32;
     /// # Safety
@@ -165,71 +188,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
     /// Hints that the cache line at `at`, any address, is read soon.
     fn prefetch(self, at: *const u8);
-
-    /// The same, into the second-level cache.
-    fn prefetch_near(self, at: *const u8);
-}
-
-/// Operations on blocks of 32 quantised values, and on 8 floats: one per block of a superblock, or the partial sums
-/// of one block.
-pub(crate) trait Blocks: Copy + Send + Sync {
-    /// 8 floats.
-    type F8: Copy;
-    /// 32 bytes.
-    type Bytes: Copy;
-    /// Signed scales of 8 blocks, two for each.
-    type Scales: Copy;
-    /// 8 integers of 32 bits: partial sums of a block.
-    type Sums: Copy;
-
-    /// 8 floats of 16 bits, four in each word.
-    fn f16s(self, words: [u64; 2]) -> Self::F8;
-    /// `x` in every lane.
-    fn splat8(self, x: f32) -> Self::F8;
-    /// Loads.
-    fn load8(self, x: &[f32; 8]) -> Self::F8;
-    /// Stores.
-    fn array8(self, x: Self::F8) -> [f32; 8];
-    /// Each byte as a float.
-    fn floats(self, x: [u8; 8]) -> Self::F8;
-    /// `a * b`
-    fn mul8(self, a: Self::F8, b: Self::F8) -> Self::F8;
-    /// `a * b + c`
-    fn fma8(self, a: Self::F8, b: Self::F8, c: Self::F8) -> Self::F8;
-    /// Sum of the lanes.
-    fn total(self, x: Self::F8) -> f32;
-    /// Partial sums as floats.
-    fn to_f8(self, x: Self::Sums) -> Self::F8;
-    /// Loads.
-    fn bytes(self, x: &[u8; 32]) -> Self::Bytes;
-    /// Loads.
-    fn signed(self, x: &[i8; 32]) -> Self::Bytes;
-    /// The low nibbles of 16 bytes, then the high ones.
-    fn nibbles(self, x: &[u8; 16]) -> Self::Bytes;
-    /// `x[i] >> SHIFT & mask`
-    fn bits<const SHIFT: i32>(self, x: Self::Bytes, mask: u8) -> Self::Bytes;
-    /// `x[i] << SHIFT & mask`, for masks without the lowest `SHIFT` bits.
-    fn bits_up<const SHIFT: i32>(self, x: Self::Bytes, mask: u8) -> Self::Bytes;
-    /// `a[i] | b[i]`
-    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// 8 pairs of scales: those of the first and of the last 16 bytes of a block.
-    fn scales(self, x: &[u8; 16]) -> Self::Scales;
-    /// Products of signed bytes summed by fours; `x` is never -128.
-    fn dot(self, weights: Self::Bytes, x: Self::Bytes) -> Self::Sums;
-    /// As [`Blocks::dot`] for unsigned weights up to 127.
-    fn dot_unsigned(self, weights: Self::Bytes, x: Self::Bytes) -> Self::Sums;
-    /// As [`Blocks::dot_unsigned`] for `weights - offset`, both less than 64, times the signed scales number `at`.
-    fn dot_scaled(
-        self,
-        weights: Self::Bytes,
-        x: Self::Bytes,
-        offset: u8,
-        scales: Self::Scales,
-        at: usize,
-    ) -> Self::Sums;
-    /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`; returns the scale and `scale * sum` of the
-    /// result. The scale is not a number if any of `x` is not finite.
-    fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32);
 }
 
 #[cfg(test)]

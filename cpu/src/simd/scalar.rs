@@ -1,6 +1,9 @@
 //! Plain Rust on arrays of 8: the fallback of every processor, and what the other sets are tested against.
 
-use super::{Blocks, Simd};
+use super::{
+    Simd,
+    panels::{Panels, QuantisedBlock, ROWS},
+};
 
 /// Always there.
 #[derive(Debug, Clone, Copy)]
@@ -29,10 +32,10 @@ fn tree(x: F8) -> f32 {
 impl Simd for Scalar {
     const LANES: usize = 8;
     type F32 = F8;
-    type Blocks = Scalar;
+    type Panels = Scalar;
 
     #[inline(always)]
-    fn blocks(self) -> Scalar {
+    fn panels(self) -> Scalar {
         self
     }
 
@@ -149,115 +152,103 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
-
-    #[inline(always)]
-    fn prefetch_near(self, _: *const u8) {}
 }
 
-impl Blocks for Scalar {
-    type F8 = F8;
-    type Bytes = [u8; 32];
-    type Scales = [[i8; 2]; 8];
-    type Sums = [i32; 8];
+impl Panels for Scalar {
+    type Floats = [f32; ROWS];
+    type Integers = [i32; ROWS];
+    type Codes = [[u8; 4]; ROWS];
 
     #[inline(always)]
-    fn f16s(self, words: [u64; 2]) -> F8 {
-        lanes!(8, |i| half::f16::from_bits((words[i / 4] >> (16 * (i % 4))) as u16).to_f32_const())
+    fn every(self, x: f32) -> [f32; ROWS] {
+        [x; ROWS]
     }
 
     #[inline(always)]
-    fn splat8(self, x: f32) -> F8 {
-        [x; 8]
-    }
-
-    #[inline(always)]
-    fn load8(self, x: &F8) -> F8 {
-        *x
-    }
-
-    #[inline(always)]
-    fn array8(self, x: F8) -> F8 {
+    fn array(self, x: [f32; ROWS]) -> [f32; ROWS] {
         x
     }
 
     #[inline(always)]
-    fn floats(self, x: [u8; 8]) -> F8 {
-        lanes!(8, |i| f32::from(x[i]))
+    fn f16s(self, x: &[u8; 2 * ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| half::f16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32_const())
     }
 
     #[inline(always)]
-    fn mul8(self, a: F8, b: F8) -> F8 {
-        self.mul(a, b)
+    fn bf16s(self, x: &[u8; 2 * ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| half::bf16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32())
     }
 
     #[inline(always)]
-    fn fma8(self, a: F8, b: F8, c: F8) -> F8 {
-        self.fma(a, b, c)
+    fn small(self, x: &[u8; ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| f32::from(x[i] as i8))
     }
 
     #[inline(always)]
-    fn total(self, x: F8) -> f32 {
-        tree(x)
+    fn times(self, a: [f32; ROWS], b: [f32; ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| a[i] * b[i])
     }
 
     #[inline(always)]
-    fn to_f8(self, x: [i32; 8]) -> F8 {
-        lanes!(8, |i| x[i] as f32)
+    fn times_plus(self, a: [f32; ROWS], b: [f32; ROWS], c: [f32; ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| a[i].mul_add(b[i], c[i]))
     }
 
     #[inline(always)]
-    fn bytes(self, x: &[u8; 32]) -> [u8; 32] {
-        *x
+    fn to_floats(self, x: [i32; ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| x[i] as f32)
     }
 
     #[inline(always)]
-    fn signed(self, x: &[i8; 32]) -> [u8; 32] {
-        lanes!(32, |i| x[i] as u8)
+    fn integers(self, x: i32) -> [i32; ROWS] {
+        [x; ROWS]
     }
 
     #[inline(always)]
-    fn nibbles(self, x: &[u8; 16]) -> [u8; 32] {
-        lanes!(32, |i| if i < 16 { x[i] & 15 } else { x[i - 16] >> 4 })
+    fn codes(self, x: &[u8; 4 * ROWS]) -> [[u8; 4]; ROWS] {
+        *x.as_chunks().0.first_chunk().expect("16 fours")
     }
 
     #[inline(always)]
-    fn bits<const SHIFT: i32>(self, x: [u8; 32], mask: u8) -> [u8; 32] {
-        lanes!(32, |i| x[i] >> SHIFT & mask)
+    fn bits<const SHIFT: u32>(self, x: [[u8; 4]; ROWS], mask: u8) -> [[u8; 4]; ROWS] {
+        x.map(|x| x.map(|x| x >> SHIFT & mask))
     }
 
     #[inline(always)]
-    fn bits_up<const SHIFT: i32>(self, x: [u8; 32], mask: u8) -> [u8; 32] {
-        lanes!(32, |i| x[i] << SHIFT & mask)
+    fn bits_up<const SHIFT: u32>(self, x: [[u8; 4]; ROWS], mask: u8) -> [[u8; 4]; ROWS] {
+        x.map(|x| x.map(|x| x << SHIFT & mask))
     }
 
     #[inline(always)]
-    fn or(self, a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
-        lanes!(32, |i| a[i] | b[i])
+    fn or(self, a: [[u8; 4]; ROWS], b: [[u8; 4]; ROWS]) -> [[u8; 4]; ROWS] {
+        lanes!(ROWS, |i| lanes!(4, |j| a[i][j] | b[i][j]))
     }
 
     #[inline(always)]
-    fn scales(self, x: &[u8; 16]) -> [[i8; 2]; 8] {
-        lanes!(8, |i| [x[2 * i] as i8, x[2 * i + 1] as i8])
+    fn lookup(self, table: &[u8; 16], x: [[u8; 4]; ROWS]) -> [[u8; 4]; ROWS] {
+        x.map(|x| x.map(|x| table[usize::from(x & 15)]))
     }
 
     #[inline(always)]
-    fn dot(self, weights: [u8; 32], x: [u8; 32]) -> [i32; 8] {
-        fours(lanes!(32, |i| i32::from(weights[i] as i8) * i32::from(x[i] as i8)), [1, 1])
+    fn dot(self, sum: [i32; ROWS], codes: [[u8; 4]; ROWS], x: [i8; 4]) -> [i32; ROWS] {
+        lanes!(ROWS, |i| {
+            let products = lanes!(4, |j| i32::from(codes[i][j]) * i32::from(x[j]));
+            sum[i] + products[0] + products[1] + products[2] + products[3]
+        })
     }
 
     #[inline(always)]
-    fn dot_unsigned(self, weights: [u8; 32], x: [u8; 32]) -> [i32; 8] {
-        fours(lanes!(32, |i| i32::from(weights[i]) * i32::from(x[i] as i8)), [1, 1])
+    fn start_wide(self, sum: i32) -> [i32; ROWS] {
+        self.integers(-(sum << 7))
     }
 
     #[inline(always)]
-    fn dot_scaled(self, weights: [u8; 32], x: [u8; 32], offset: u8, scales: [[i8; 2]; 8], at: usize) -> [i32; 8] {
-        let products = lanes!(32, |i| (i32::from(weights[i]) - i32::from(offset)) * i32::from(x[i] as i8));
-        fours(products, scales[at])
+    fn dot_wide(self, sum: [i32; ROWS], codes: [[u8; 4]; ROWS], x: [i8; 4]) -> [i32; ROWS] {
+        self.dot(sum, codes, x)
     }
 
     #[inline(always)]
-    fn quantise(self, x: &[f32; 32], out: &mut [i8; 32]) -> (f32, f32) {
+    fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {
         let (mut largest, mut poison) = (0.0f32, 0.0f32);
         for x in x {
             largest = largest.max(x.abs());
@@ -265,19 +256,13 @@ impl Blocks for Scalar {
         }
         let scale = largest / 127.0;
         let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-        let mut sum = 0i32;
-        for (x, out) in x.iter().zip(out) {
-            *out = (x * inverse).round_ties_even() as i8;
-            sum += i32::from(*out);
+        let mut block = QuantisedBlock { scale: scale + poison, ..QuantisedBlock::default() };
+        for (i, x) in x.iter().enumerate() {
+            let value = (x * inverse).round_ties_even() as i8;
+            block.values[i / 4][i % 4] = value;
+            block.halves[i / 16] += i32::from(value);
         }
-        (scale + poison, scale * sum as f32)
+        block.sum = scale * (block.halves[0] + block.halves[1]) as f32;
+        block
     }
-}
-
-#[inline(always)]
-fn fours(products: [i32; 32], scales: [i8; 2]) -> [i32; 8] {
-    lanes!(8, |i| {
-        let sum = products[4 * i] + products[4 * i + 1] + products[4 * i + 2] + products[4 * i + 3];
-        sum * i32::from(scales[i / 4])
-    })
 }

@@ -2,6 +2,7 @@
 
 use super::{
     dense::{Bf16, Element, F16, F32, I8, Stored, rounded_f16},
+    strips::{Start, Strip, Sums, Weights},
     *,
 };
 use kvas_backend::conformance::Random;
@@ -23,6 +24,7 @@ struct Map<'a>(fn(&mut [f32]), &'a mut [f32], Which);
 #[derive(Clone, Copy, PartialEq)]
 enum Which {
     Exp,
+    Exp2,
     Sigmoid,
     Softplus,
 }
@@ -36,6 +38,7 @@ impl Kernel for Map<'_> {
             let loaded = math::load(simd, x);
             let y = match self.2 {
                 Which::Exp => math::exp(simd, loaded),
+                Which::Exp2 => math::exp2(simd, loaded),
                 Which::Sigmoid => math::sigmoid(simd, loaded),
                 Which::Softplus => math::softplus(simd, loaded),
             };
@@ -59,6 +62,10 @@ fn exp_sigmoid_and_softplus_are_exact_to_a_few_units() {
             let exact = f64::from(*x).exp();
             assert!((f64::from(y) / exact - 1.0).abs() < 2.5e-7, "{proof:?}: exp({x}) = {y}, not {exact}");
         }
+        for (x, y) in x.iter().filter(|x| x.abs() <= 126.0).zip(mapped(proof, &x, Which::Exp2)) {
+            let exact = f64::from(*x).exp2();
+            assert!((f64::from(y) / exact - 1.0).abs() < 2e-7, "{proof:?}: 2^{x} = {y}, not {exact}");
+        }
         for (x, y) in x.iter().zip(mapped(proof, &x, Which::Sigmoid)) {
             let exact = 1.0 / (1.0 + (-f64::from(*x)).exp());
             assert!((f64::from(y) / exact - 1.0).abs() < 5e-7, "{proof:?}: sigmoid({x}) = {y}, not {exact}");
@@ -74,6 +81,9 @@ fn exp_sigmoid_and_softplus_are_exact_to_a_few_units() {
 fn exp_of_the_extremes() {
     everywhere(|proof| {
         let y = mapped(proof, &[f32::NEG_INFINITY, -87.5, 0.0, f32::NAN, 1e9, -1e30], Which::Exp);
+        assert_eq!([y[0], y[1], y[2], y[5]], [0.0, 0.0, 1.0, 0.0]);
+        assert!(y[3].is_nan() && y[4] > 1e38);
+        let y = mapped(proof, &[f32::NEG_INFINITY, -126.5, 0.0, f32::NAN, 1e9, -1e30], Which::Exp2);
         assert_eq!([y[0], y[1], y[2], y[5]], [0.0, 0.0, 1.0, 0.0]);
         assert!(y[3].is_nan() && y[4] > 1e38);
         let y = mapped(proof, &[f32::NEG_INFINITY, f32::INFINITY, f32::NAN], Which::Sigmoid);
@@ -206,6 +216,87 @@ fn combinations_of_rows() {
                 sum(5e-3, narrow[i]);
             }
         });
+    }
+}
+
+/// Sums of rows in tiles of `V` vectors, all of them at once and one by one.
+struct AddRows<'a, const V: usize> {
+    /// `[count, rows]`
+    weights: &'a [f32],
+    /// `[rows, columns]` of f16.
+    matrix: &'a [u8],
+    columns: usize,
+    /// `[count, columns]`
+    sums: &'a mut [f32],
+}
+
+impl<const V: usize> Kernel for AddRows<'_, V> {
+    type Output = usize;
+
+    /// Returns how many columns were summed.
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> usize {
+        let Self { weights, matrix, columns, sums } = self;
+        let (rows, count) = (matrix.len() / 2 / columns, sums.len() / columns);
+        let factors: Vec<f32> = (0..count).map(|i| 0.5 * i as f32).collect();
+        let summed = (V * S::LANES).min(columns);
+        let mut single = sums.to_vec();
+        if V * S::LANES > columns {
+            let rest = (matrix, 2 * columns, columns);
+            let weights = Weights::in_rows(weights, rows, rows);
+            let mut sums = Sums { data: sums, stride: columns };
+            strips::add_rest::<F16, S>(simd, (count, Start::Scaled(&factors)), weights, rest, &mut sums);
+            return summed;
+        }
+        let mut strip = Strip { first: [matrix; V], next: [matrix; V], stride: 2 * columns };
+        for v in 0..V {
+            strip.first[v] = &matrix[v * S::LANES * 2..];
+        }
+        let of = |i: usize, len: usize| Weights::in_rows(&weights[i * rows..], rows, len);
+        let mut tiled = Sums { data: sums, stride: columns };
+        // In two halves: the second goes on with what the first left.
+        let mut rest = strip;
+        for v in 0..V {
+            rest.first[v] = &strip.first[v][rows / 2 * strip.stride..];
+        }
+        let later = Weights::in_rows(&weights[rows / 2..], rows, rows - rows / 2);
+        strips::add_rows::<F16, S, V, true>(simd, (count, Start::Scaled(&factors)), of(0, rows / 2), strip, &mut tiled);
+        strips::add_rows::<F16, S, V, false>(simd, (count, Start::Kept), later, rest, &mut tiled);
+        for (i, sum) in single.chunks_exact_mut(columns).enumerate() {
+            let mut sum = Sums { data: sum, stride: columns };
+            strips::add_rows::<F16, S, V, false>(simd, (1, Start::Scaled(&factors[i..])), of(i, rows), strip, &mut sum);
+        }
+        assert_eq!(single, tiled.data, "in tiles as alone");
+        summed
+    }
+}
+
+fn check_rows<const V: usize>(count: usize, columns: usize) {
+    let rows = 9;
+    let (weights, before) = (normal(21, count * rows), normal(22, count * columns));
+    let halves: Vec<half::f16> = normal(23, rows * columns).into_iter().map(half::f16::from_f32).collect();
+    let matrix: Vec<u8> = halves.iter().flat_map(|x| x.to_le_bytes()).collect();
+    everywhere(|proof| {
+        let mut sums = before.clone();
+        let (weights, summed) = (&weights, &mut sums);
+        let summed = proof.run(AddRows::<V> { weights, matrix: &matrix, columns, sums: summed });
+        for (at, found) in sums.iter().enumerate() {
+            let (i, column) = (at / columns, at % columns);
+            let row = |j: usize| f64::from(weights[i * rows + j]) * halves[j * columns + column].to_f64();
+            let exact = 0.5 * i as f64 * f64::from(before[at]) + (0..rows).map(row).sum::<f64>();
+            let exact = if column < summed { exact } else { f64::from(before[at]) };
+            assert!((f64::from(*found) - exact).abs() < 2e-5, "{proof:?} {count}x{columns}: {found}, not {exact}");
+        }
+    });
+}
+
+#[test]
+fn sums_of_rows_in_tiles() {
+    for count in [1, 2, 3, 4, 7, 8, 15, 16, 23] {
+        check_rows::<1>(count, 16);
+        check_rows::<2>(count, 37);
+        check_rows::<4>(count, 64);
+        check_rows::<1>(count, 5);
     }
 }
 

@@ -34,7 +34,7 @@ impl Bed {
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> anyhow::Result<Self> {
-        let mut backend = device::backend(flags);
+        let mut backend = device::backend(flags)?;
         backend.prepare(program.clone(), weights, limits)?;
         backend.clear_slots(&(0..limits.slots as u32).map(Slot).collect::<Vec<_>>())?;
         Ok(Self { backend, program: program.clone(), step: Step::default() })
@@ -53,6 +53,8 @@ impl Bed {
     pub(super) fn run(&mut self) -> anyhow::Result<f64> {
         let started = Instant::now();
         self.backend.run(&self.program, &self.step)?;
+        // Devices that work on their own are waited for.
+        self.backend.read(self.program.logits, &mut [])?;
         Ok(started.elapsed().as_secs_f64())
     }
 

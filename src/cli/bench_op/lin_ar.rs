@@ -41,7 +41,7 @@ const NOISE: f64 = 0.95;
 
 impl LinAr {
     pub(super) fn run(self) -> anyhow::Result<u8> {
-        let mut report = Report::with_bandwidth(&self.timing, "lin_ar", "an f32 state written every step");
+        let mut report = Report::with_bandwidth(&self.timing, "lin_ar", "an f32 state written every step")?;
         for layers in self.layers.all() {
             for batch in &self.layers.batch {
                 self.compare(&mut report, &layers, usize::from(*batch))?;

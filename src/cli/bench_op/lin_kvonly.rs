@@ -72,7 +72,7 @@ fn crossing(points: &[(f64, f64)], level: f64) -> Option<f64> {
 
 impl LinKvonly {
     pub(super) fn run(self) -> anyhow::Result<u8> {
-        let mut report = Report::with_bandwidth(&self.timing, "lin_kvonly", "the state written every step");
+        let mut report = Report::with_bandwidth(&self.timing, "lin_kvonly", "the state written every step")?;
         for layers in self.layers.all() {
             for batch in &self.layers.batch {
                 self.compare(&mut report, &layers, usize::from(*batch))?;

@@ -119,7 +119,7 @@ impl LinVerify {
             let capacity = self.capacity(usize::from(*window));
             ensure!(capacity >= 2 * usize::from(*window), "--L {capacity}, expected at least two windows of {window}");
         }
-        let mut report = Report::with_bandwidth(&self.timing, "lin_verify", "a snapshot after every row");
+        let mut report = Report::with_bandwidth(&self.timing, "lin_verify", "a snapshot after every row")?;
         for layers in self.layers.all() {
             for batch in &self.layers.batch {
                 for window in &self.windows {

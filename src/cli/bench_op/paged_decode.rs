@@ -195,7 +195,7 @@ fn check(flags: &ComputeFlags, page_size: usize, kv_type: KvType) -> anyhow::Res
 
 impl PagedDecode {
     pub(super) fn run(self) -> anyhow::Result<u8> {
-        let mut report = Report::with_bandwidth(&self.timing, "paged_decode", "contexts in one piece");
+        let mut report = Report::with_bandwidth(&self.timing, "paged_decode", "contexts in one piece")?;
         for context in &self.contexts {
             for batch in &self.batch {
                 self.compare(&mut report, usize::from(*batch), *context as usize)?;
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn every_device_meets_the_vectors_in_pages_of_every_size() {
         for device in [Device::Cpu, Device::Reference] {
-            let flags = ComputeFlags { threads: Some(2), device };
+            let flags = ComputeFlags { threads: Some(2), device, eager: false };
             for kv_type in KvType::ALL {
                 for page_size in [1, 4, 16, 32] {
                     let error = check(&flags, page_size, kv_type);

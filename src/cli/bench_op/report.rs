@@ -1,6 +1,6 @@
 //! What the benchmarks of single ops share: their flags, the lines they print, and the gates they must pass.
 
-use crate::cli::{device, flags::ComputeFlags};
+use crate::cli::{device::Place, flags::ComputeFlags};
 use clap::Args;
 use serde_json::json;
 
@@ -107,22 +107,24 @@ impl Report {
     }
 
     /// Measures what the device reads and prints it; `baseline` is what ratios are to.
-    pub(super) fn with_bandwidth(timing: &Timing, op: &str, baseline: &str) -> Self {
-        let bandwidth = device::read_bandwidth(&timing.compute);
-        let (threads, gbs) = (timing.compute.threads(), bandwidth / 1e9);
+    pub(super) fn with_bandwidth(timing: &Timing, op: &str, baseline: &str) -> anyhow::Result<Self> {
+        let place = Place::of(&timing.compute)?;
+        let bandwidth = place.bandwidth()?;
+        let (threads, gbs, device) = (timing.compute.threads(), bandwidth / 1e9, place.name());
         if timing.form.json {
-            println!("{}", json!({ "op": op, "threads": threads, "bandwidth_gbs": gbs, "baseline": baseline }));
-        } else {
             println!(
-                "{op}: {threads} threads; this machine reads {gbs:.1} GB/s; ratios of neighbouring times to {baseline}"
+                "{}",
+                json!({ "op": op, "device": device, "threads": threads, "bandwidth_gbs": gbs, "baseline": baseline })
             );
+        } else {
+            println!("{op}: {} moves {gbs:.1} GB/s; ratios of neighbouring times to {baseline}", place.describe());
             let (median, least) = ("ms median", "min");
             println!(
                 "{:<44} {:>9} {median:>10} {least:>8} {:>7} {:>6} {:>9} {:>8}",
                 "test", "MB", "GB/s", "%", "predicted", "measured"
             );
         }
-        Self { form: timing.form, bandwidth, failed: false }
+        Ok(Self { form: timing.form, bandwidth, failed: false })
     }
 
     /// Prints a line: `text`, or the same for programs.

@@ -215,3 +215,45 @@ fn probabilities_are_of_the_unmodified_distribution() {
     assert!((distribution.of(5).log_probability - (-2.0 - sum.ln() as f32)).abs() < 1e-5);
     assert!(Sampler::probabilities(&[f32::NAN; 3], 2).is_empty());
 }
+
+/// The likeliest tokens alone give the same choices with the same random numbers, whenever the sampler says so.
+#[test]
+fn the_likeliest_tokens_are_enough_where_top_k_comes_first() {
+    let mut random = Random::new(11);
+    let mut enough = 0;
+    for case in 0..600 {
+        let vocab = 1 + random.below(400);
+        let mut params = SamplerParams { seed: Some(case), ..SamplerParams::default() };
+        params.temperature = random.pick(&[0.0, 0.7, 1.3]);
+        params.top_k = random.below(50) as i32;
+        params.top_p = random.pick(&[0.8, 1.0]);
+        params.typical_p = random.pick(&[0.7, 1.0]);
+        params.xtc_probability = random.pick(&[0.0, 0.0, 0.5]);
+        if case % 3 == 0 {
+            params.samplers = parse_samplers(random.pick(&["kpt", "pkt", "etkm", "txk"])).unwrap();
+        }
+        let (mut whole, mut part) = (sampler(params.clone(), vocab), sampler(params, vocab));
+        let Some(count) = whole.wants_likeliest() else { continue };
+        enough += 1;
+        for more in 0..4 {
+            let mut logits = random.logits(vocab, 4.0);
+            logits[random.below(vocab)] = f32::INFINITY;
+            logits[random.below(vocab)] = f32::NEG_INFINITY;
+            let mut all: Vec<(u32, f32)> =
+                logits.iter().zip(0..).map(|(logit, id)| (id, logit.min(f32::MAX))).collect();
+            all.retain(|(_, logit)| *logit > f32::NEG_INFINITY);
+            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            all.resize(count + more, (u32::MAX, 0.0));
+            let (tokens, values): (Vec<u32>, Vec<f32>) = all.into_iter().unzip();
+            let expected = whole.sample(&mut logits).map(|token| (token, whole.kept()));
+            let found = part.sample_from((&tokens, &values)).map(|token| (token, part.kept()));
+            assert_eq!(found.is_ok(), expected.is_ok(), "{:?}", whole.params());
+            if let (Ok(found), Ok(expected)) = (found, expected) {
+                assert_eq!(found, expected, "{:?}", whole.params());
+                whole.accept(expected.0);
+                part.accept(found.0);
+            }
+        }
+    }
+    assert!(enough > 100, "{enough} cases");
+}

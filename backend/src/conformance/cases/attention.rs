@@ -9,7 +9,7 @@ use crate::{
 use kvas_gguf::Quant;
 
 /// (heads, KV heads, key dim, value dim, rotated columns, page size, pages' type)
-const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 11] = [
+const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 14] = [
     (1, 1, 16, 16, 16, 4, KvType::F32),
     (4, 4, 64, 64, 64, 16, KvType::F16),
     (4, 1, 128, 128, 128, 16, KvType::F16),
@@ -21,6 +21,9 @@ const ATTENTION: [(usize, usize, usize, usize, usize, usize, KvType); 11] = [
     (6, 2, 40, 24, 10, 4, KvType::Q8_0),
     (8, 2, 128, 128, 32, 16, KvType::Q8_0),
     (7, 1, 80, 33, 80, 64, KvType::Q8_0),
+    (12, 2, 64, 64, 64, 4, KvType::F16),
+    (5, 1, 128, 128, 32, 2, KvType::Q8_0),
+    (4, 2, 256, 256, 64, 16, KvType::F16),
 ];
 
 /// As `ATTENTION`, for latent pages: nothing rotates, and there is one KV head as a rule.

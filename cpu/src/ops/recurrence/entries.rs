@@ -1,5 +1,5 @@
-//! What rows wrote since a checkpoint, be it in the ring of a slot or in a chunk of a prompt: how a row reads it, and
-//! how it goes into the state (ALGORITHMS 2.2, 2.5).
+//! What rows wrote since a checkpoint, in the ring of a slot: how a row reads it, and how it goes into the state
+//! (ALGORITHMS 2.2, 2.5).
 
 use crate::{
     simd::{

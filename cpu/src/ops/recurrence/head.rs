@@ -1,6 +1,9 @@
 //! One value head of one span, chunk by chunk: what its rows write, and what they read.
 
-use super::entries::{Entries, Faded};
+use super::{
+    entries::{Entries, Faded},
+    prompt,
+};
 use crate::{
     pool::Tile,
     simd::{
@@ -12,7 +15,7 @@ use crate::{
 };
 use bytemuck::cast_slice as bytes;
 use kvas_backend::{
-    CHUNK, Cursor, Replay,
+    CHUNK, Replay,
     store::{Decay, StateDecl},
 };
 
@@ -37,8 +40,6 @@ pub(super) struct Scratch<'a> {
     /// row, and `[key_dim]`, the decay of a row.
     inputs: [&'a mut [f32]; 2],
     factors: &'a mut [f32],
-    /// `[CHUNK, value_dim]` and `[CHUNK, decays]`: entries of a final span.
-    own: [&'a mut [f32]; 2],
     /// `[2, key_dim]`: rows of the state in f32.
     pub(super) copy: &'a mut [f32],
 }
@@ -59,7 +60,6 @@ impl<'a> Scratch<'a> {
             coefficients: next(2 * ring),
             inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
             factors: next(per_channel),
-            own: [next(CHUNK * value_dim), next(CHUNK * decays)],
             copy: next(2 * decl.key_dim),
         }
     }
@@ -69,8 +69,9 @@ impl<'a> Scratch<'a> {
 pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     let ring = replay.ring_rows().max(CHUNK);
     let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
-    let rows = CHUNK * (3 * decl.value_dim + 2 * decl.decays() + 1 + 2 * per_channel);
-    rows + decl.value_dim + 2 * (decl.key_dim + per_channel) + ring * (3 + per_channel)
+    let rows = CHUNK * (2 * decl.value_dim + decl.decays() + 1 + 2 * per_channel);
+    let all = rows + decl.value_dim + 2 * (decl.key_dim + per_channel) + ring * (3 + per_channel);
+    all.max(prompt::scratch(decl))
 }
 
 /// One value head of one span.
@@ -167,35 +168,22 @@ impl Kernel for (Head<'_>, Checkpoint<'_>) {
 impl Head<'_> {
     #[inline(always)]
     fn span<E: Stored, S: Simd>(mut self, simd: S, state: &mut [E::Bits]) {
-        let key_dim = self.decl.key_dim;
-        let mut ring = self.ring.take();
-        let is_final = ring.is_none();
-        let rows_of_ring = ring.as_ref().map_or(0, |ring| ring.ring);
-        let mut scratch = Scratch::new(std::mem::take(&mut self.scratch), &self.decl, rows_of_ring);
-        let [own_u, own_g] = std::mem::take(&mut scratch.own);
+        let scratch = std::mem::take(&mut self.scratch);
+        let Some(mut entries) = self.ring.take() else {
+            // A last chunk of one row is not worth turning the state over.
+            let last = usize::from(self.rows % CHUNK == 1);
+            if self.rows > last {
+                self.prompt::<E, S>(simd, state, self.rows - last, scratch);
+            }
+            if last == 1 {
+                let mut scratch = Scratch::new(scratch, &self.decl, 0);
+                self.step::<E, S>(simd, state, self.rows - 1, &mut scratch);
+            }
+            return;
+        };
+        let mut scratch = Scratch::new(scratch, &self.decl, entries.ring);
         for first in (0..self.rows).step_by(CHUNK) {
-            let count = CHUNK.min(self.rows - first);
-            if is_final && count == 1 {
-                self.step::<E, S>(simd, state, first, &mut scratch);
-                break;
-            }
-            let mut entries = match &mut ring {
-                Some(ring) => Entries { u: ring.u, k: ring.k, g: ring.g, held: ring.held, ring: ring.ring },
-                None => {
-                    let k = &self.keys[first * key_dim..(first + count) * key_dim];
-                    Entries { u: own_u, k, g: own_g, held: Cursor::default(), ring: CHUNK }
-                }
-            };
-            self.chunk::<E, S>(simd, state, (first, count), &mut entries, &mut scratch);
-            let held = entries.held;
-            if is_final {
-                let Scratch { faded, coefficients, copy, .. } = &mut scratch;
-                entries.fold::<E, S>(simd, state, faded, coefficients, copy);
-                self.is_fresh = false;
-            }
-            if let Some(ring) = &mut ring {
-                ring.held = held;
-            }
+            self.chunk::<E, S>(simd, state, (first, CHUNK.min(self.rows - first)), &mut entries, &mut scratch);
         }
     }
 
@@ -212,7 +200,7 @@ impl Head<'_> {
         if !self.is_fresh {
             dense::fetch(simd, bytes(state), 0..dense::AHEAD);
         }
-        self.gates(simd, (first, count), b);
+        self.gates(simd, (first, count), b.g, b.strengths);
         let mut keys = &self.keys[first * key_dim..(first + count) * key_dim];
         let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
         if self.decl.decay == Decay::PerChannel {
@@ -248,7 +236,7 @@ impl Head<'_> {
     fn step<E: Stored, S: Simd>(&mut self, simd: S, state: &mut [E::Bits], row: usize, b: &mut Scratch<'_>) {
         let (key_dim, value_dim) = (self.decl.key_dim, self.decl.value_dim);
         dense::fetch(simd, bytes(state), 0..dense::AHEAD);
-        self.gates(simd, (row, 1), b);
+        self.gates(simd, (row, 1), b.g, b.strengths);
         let key = &self.keys[row * key_dim..][..key_dim];
         let query = &self.queries[row * key_dim..][..key_dim];
         let value = &self.values.0[row * self.values.1..][..value_dim];
@@ -281,9 +269,9 @@ impl Head<'_> {
 
     /// Decays and strengths of a chunk.
     #[inline(always)]
-    fn gates<S: Simd>(&self, simd: S, (first, count): (usize, usize), b: &mut Scratch<'_>) {
+    pub(super) fn gates<S: Simd>(&self, simd: S, (first, count): (usize, usize), g: &mut [f32], strengths: &mut [f32]) {
         let decays = self.bias.len();
-        let g = &mut b.g[..count * decays];
+        let g = &mut g[..count * decays];
         for (t, g) in g.chunks_exact_mut(decays).enumerate() {
             let steps = &self.steps.0[(first + t) * self.steps.1..][..decays];
             // Plain loops: for a decay per head, there is one number a row.
@@ -294,11 +282,11 @@ impl Head<'_> {
         math::softplus_in_place(simd, g);
         if let Some((beta, stride)) = self.beta {
             for t in 0..count {
-                b.strengths[t] = beta[(first + t) * stride];
+                strengths[t] = beta[(first + t) * stride];
             }
-            math::sigmoid_in_place(simd, &mut b.strengths[..count]);
+            math::sigmoid_in_place(simd, &mut strengths[..count]);
         } else {
-            b.strengths[..count].copy_from_slice(g);
+            strengths[..count].copy_from_slice(g);
         }
         for g in g {
             *g *= self.a;

@@ -4,6 +4,7 @@
 
 mod entries;
 mod head;
+mod prompt;
 
 pub(crate) use head::scratch;
 

@@ -1,0 +1,134 @@
+//! Queries meet the keys and the values of a block, in tiles of registers.
+
+use super::{BLOCK, blocks::Block};
+use crate::{
+    pages::TILE,
+    simd::{
+        Simd,
+        dense::{self, Element, F32},
+        strips::{self, Matrix, Start, Strip, Sums, Weights},
+    },
+};
+use std::ops::Range;
+
+/// A block, and the one that is read after it.
+#[derive(Clone, Copy)]
+pub(super) struct Pair<'a> {
+    pub(super) block: Block<'a>,
+    pub(super) next: Block<'a>,
+}
+
+impl<'a> Pair<'a> {
+    /// `scores[i][j] = queries[i] . keys[j]` of `queries [count, key_dim]` with keys that lie column by column.
+    #[inline(always)]
+    pub(super) fn score<E: Element, S: Simd, const FETCH: bool>(
+        &self,
+        simd: S,
+        (queries, count): (&[f32], usize),
+        scores: &mut [f32],
+    ) {
+        for tile in 0..self.block.tiles {
+            let at = tile * TILE;
+            if FETCH {
+                // In the order they lie in memory: what is not asked for in time comes by itself that way.
+                if S::LANES == TILE {
+                    self.score_vectors::<E, S, 1, FETCH>(simd, at, (queries, count), scores);
+                } else {
+                    self.score_vectors::<E, S, 2, FETCH>(simd, at, (queries, count), scores);
+                }
+            } else if S::LANES != TILE || tile % 2 == 0 && tile + 1 < self.block.tiles {
+                self.score_vectors::<E, S, 2, FETCH>(simd, at, (queries, count), scores);
+            } else if tile % 2 == 0 {
+                self.score_vectors::<E, S, 1, FETCH>(simd, at, (queries, count), scores);
+            }
+        }
+    }
+
+    /// [`Pair::score`] for `V` vectors of keys, the first of them with key `at`.
+    #[inline(always)]
+    fn score_vectors<E: Element, S: Simd, const V: usize, const FETCH: bool>(
+        &self,
+        simd: S,
+        at: usize,
+        (queries, count): (&[f32], usize),
+        scores: &mut [f32],
+    ) {
+        let len = queries.len() / count;
+        let mut strip = Strip { first: [&[][..]; V], next: [&[][..]; V], stride: TILE * E::BYTES };
+        for v in 0..V {
+            let (tile, lane) = ((at + v * S::LANES) / TILE, (at + v * S::LANES) % TILE);
+            let next = if tile + 1 < self.block.tiles { self.block.keys[tile + 1] } else { self.block.values[0] };
+            (strip.first[v], strip.next[v]) = (&self.block.keys[tile][lane * E::BYTES..], next);
+        }
+        let weights = Weights::in_rows(queries, len, len);
+        let mut sums = Sums { data: &mut scores[at..], stride: BLOCK };
+        strips::add_rows::<E, S, V, FETCH>(simd, (count, Start::Zero), weights, strip, &mut sums);
+    }
+
+    /// [`Pair::score`] for keys of f32 that lie one behind the other.
+    #[inline(always)]
+    pub(super) fn score_rows<S: Simd>(&self, simd: S, (queries, count): (&[f32], usize), scores: &mut [f32]) {
+        let mut at = 0;
+        while at + 4 <= count {
+            self.score_rows_of::<S, 4>(simd, at, queries, (scores, count));
+            at += 4;
+        }
+        while at < count {
+            self.score_rows_of::<S, 1>(simd, at, queries, (scores, count));
+            at += 1;
+        }
+    }
+
+    /// [`Pair::score_rows`] for `R` queries from one on.
+    #[inline(always)]
+    fn score_rows_of<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        at: usize,
+        queries: &[f32],
+        (scores, count): (&mut [f32], usize),
+    ) {
+        let key_dim = queries.len() / count;
+        let mut x = [queries; R];
+        for r in 0..R {
+            x[r] = &queries[(at + r) * key_dim..][..key_dim];
+        }
+        for tile in 0..self.block.tiles {
+            let mut rows = scores[at * BLOCK..].chunks_exact_mut(BLOCK);
+            let out = [(); R].map(|()| &mut rows.next().expect("R rows")[tile * TILE..][..TILE]);
+            dense::dots::<F32, S, R>(simd, self.block.keys[tile], x, out);
+        }
+    }
+
+    /// Tokens of the block, whole tiles.
+    fn tokens(&self) -> usize {
+        self.block.tiles * TILE
+    }
+
+    /// `mix[i] = start[i] + sum_j weights[i][j] * values[j]` over some tokens of the block, values `stride` elements
+    /// apart; `weights [_, BLOCK]`, `mix [count, value_dim]`.
+    #[inline(always)]
+    pub(super) fn mix<E: Element, S: Simd, const FETCH: bool>(
+        &self,
+        simd: S,
+        (tokens, stride): (Range<usize>, usize),
+        start: Start<'_>,
+        weights: &[f32],
+        (mix, count): (&mut [f32], usize),
+    ) {
+        let value_dim = mix.len() / count;
+        let piece = self.block.piece;
+        let (mut from, mut start) = (tokens.start, start);
+        while from < tokens.end {
+            let (number, row) = (from / piece, from % piece);
+            let end = tokens.end.min((number + 1) * piece);
+            let weights = Weights::in_rows(&weights[from..], BLOCK, end - from);
+            let values = &self.block.values[number][row * stride * E::BYTES..];
+            let next = if end + TILE <= self.tokens() { self.block.values[number + 1] } else { self.next.keys[0] };
+            let matrix = Matrix { rows: values, next, stride, columns: value_dim };
+            let mut sums = Sums { data: &mut *mix, stride: value_dim };
+            strips::add_matrix::<E, S, FETCH>(simd, (count, start), weights, matrix, &mut sums);
+            (from, start) = (end, Start::Kept);
+        }
+    }
+}

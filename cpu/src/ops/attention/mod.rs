@@ -1,0 +1,445 @@
+//! Softmax attention over pages, online, in blocks of 16 tokens (ALGORITHMS 1.4). A context is cut into parts by its
+//! length alone; each part has a running maximum, sum and mix of values of its own, and parts are merged in order, so
+//! that the result is the same whether one thread takes all of them or many take one each.
+
+mod blocks;
+mod meet;
+mod online;
+
+use crate::{
+    machine::Machine,
+    pages::Pages,
+    pool::{Place, Tile, Tiles},
+    simd::{
+        Kernel, Proof, Simd,
+        dense::{Bf16, Element, F16, F32, I8},
+        math,
+        strips::Start,
+    },
+};
+use blocks::Blocks;
+use kvas_backend::{KvType, Limits, Page, Program, Step, StoreDecl, op, store::PagesDecl};
+use meet::Pair;
+use online::{Finish, Merge, States};
+use std::{marker::PhantomData, ops::Range};
+
+/// Tokens whose scores are computed before the running maximum moves.
+const BLOCK: usize = 64;
+/// Shortest part of a context.
+const PART: usize = 512;
+/// Most parts of a context.
+const PARTS: usize = 64;
+/// Queries (rows times heads of a group) that share a pass over keys and values.
+const QUERIES: usize = 128;
+/// Most heads of a group that stay together: larger groups are halved, or divided otherwise, for more threads.
+const HEADS: usize = 16;
+/// Most queries that read keys and values as they are stored: more of them have them widened once.
+const FEW: usize = 16;
+
+/// Tokens of each part of a context of `tokens`.
+fn part_len(tokens: usize) -> usize {
+    tokens.div_ceil(PARTS).next_power_of_two().max(PART)
+}
+
+/// Most parts of any context up to `tokens`.
+fn most_parts(tokens: usize) -> usize {
+    tokens.div_ceil(PART).min(PARTS)
+}
+
+/// The pages of an attention op.
+pub(crate) fn pages<'a>(program: &'a Program, op: &op::Attention) -> &'a PagesDecl {
+    let StoreDecl::Pages(pages) = program.store(op.store) else { panic!("validated: a page store") };
+    pages
+}
+
+/// Query heads that meet the keys and values of their KV head together.
+fn group(op: &op::Attention, decl: &PagesDecl) -> usize {
+    let heads = op.heads / decl.kv_heads;
+    (1..=heads.min(HEADS)).rev().find(|group| heads.is_multiple_of(*group)).expect("one divides all")
+}
+
+/// f32 elements that the parts of contexts take where threads share a context.
+pub(crate) fn partials(op: &op::Attention, decl: &PagesDecl, limits: &Limits, threads: usize) -> usize {
+    if threads == 1 {
+        return 0;
+    }
+    let tokens = limits.pages.saturating_mul(limits.page_size);
+    let parts = most_parts(tokens);
+    pairs_to_share(threads) * parts * group(op, decl) * online::size(decl.value_dim)
+}
+
+/// (row, group of heads) pairs below which threads share contexts.
+fn pairs_to_share(threads: usize) -> usize {
+    2 * threads
+}
+
+/// Floats of scratch a thread needs.
+pub(crate) fn scratch(decl: &PagesDecl) -> usize {
+    let rooms = BLOCK * (decl.key_dim + decl.value_dim) + QUERIES * (decl.key_dim + BLOCK + LINE + 1);
+    LINE + rooms + 2 * QUERIES * online::size(decl.value_dim)
+}
+
+/// Floats of a cache line.
+const LINE: usize = 16;
+
+/// The scratch of a thread.
+struct Room<'a> {
+    /// `[BLOCK, key_dim]` and `[BLOCK, value_dim]`: widened keys and values.
+    wide: &'a mut [f32],
+    /// `[QUERIES, key_dim]`: times the scale of the op.
+    queries: &'a mut [f32],
+    /// `[QUERIES, BLOCK]`
+    scores: &'a mut [f32],
+    /// States of the part in progress.
+    part: &'a mut [f32],
+    /// States of everything before.
+    totals: &'a mut [f32],
+    /// `[QUERIES, LINE]`: sums of weights of the part in progress, lane by lane.
+    sums: &'a mut [f32],
+    /// `[QUERIES]`: what everything before a block fades by.
+    fades: &'a mut [f32],
+}
+
+impl<'a> Room<'a> {
+    /// Cuts up the scratch of a thread, so that what is read most begins with a cache line.
+    fn new(scratch: &'a mut [f32], decl: &PagesDecl) -> Self {
+        let first = scratch.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+        let mut rest = &mut scratch[first..];
+        let mut next = |len: usize| rest.split_off_mut(..len).expect("planned");
+        let states = QUERIES * online::size(decl.value_dim);
+        Self {
+            wide: next(BLOCK * (decl.key_dim + decl.value_dim)),
+            queries: next(QUERIES * decl.key_dim),
+            scores: next(QUERIES * BLOCK),
+            sums: next(QUERIES * LINE),
+            part: next(states),
+            totals: next(states),
+            fades: next(QUERIES),
+        }
+    }
+}
+
+/// What all tasks of an op share.
+#[derive(Clone, Copy)]
+struct Shared<'a> {
+    proof: Proof,
+    op: &'a op::Attention,
+    decl: &'a PagesDecl,
+    pages: &'a Pages,
+    step: &'a Step,
+    /// Whether keys lie column by column.
+    has_tiles: bool,
+    /// Position of the store's table in the step.
+    ordinal: usize,
+    /// Groups of query heads, one or more per KV head.
+    groups: usize,
+    /// `[rows, heads * key_dim]`
+    q: &'a [f32],
+    /// `[rows, heads * value_dim]`
+    gate: Option<&'a [f32]>,
+}
+
+/// Some rows of one sequence that attend with the heads of one group.
+#[derive(Clone)]
+struct Queries<'a> {
+    table: &'a [Page],
+    group: usize,
+    /// Of the step; consecutive.
+    rows: Range<usize>,
+    /// Tokens that the first row sees; each row sees one more.
+    visible: usize,
+}
+
+impl<'a> Shared<'a> {
+    /// The queries `[rows, heads, key_dim]`, times what makes powers of 2 of their scores.
+    #[inline(always)]
+    fn scale_queries<S: Simd>(&self, simd: S, queries: &Queries<'_>, out: &mut [f32]) {
+        let len = self.heads() * self.decl.key_dim;
+        for (row, out) in queries.rows.clone().zip(out.chunks_exact_mut(len)) {
+            let row = &self.q[(row * self.groups + queries.group) * len..][..len];
+            math::scaled(simd, row, self.op.scale * std::f32::consts::LOG2_E, out);
+        }
+    }
+
+    /// Query heads per group.
+    fn heads(&self) -> usize {
+        self.op.heads / self.groups
+    }
+
+    /// Calls `f` for the part of `rows` of the step in every sequence.
+    fn each_span(&self, rows: Range<usize>, group: usize, mut f: impl FnMut(Queries<'a>)) {
+        for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
+            let rows = rows.start.max(first)..rows.end.min(first + span.rows as usize);
+            if !rows.is_empty() {
+                let visible = span.context as usize + rows.start - first + 1;
+                f(Queries { table: self.step.table(number, self.ordinal), group, rows, visible });
+            }
+        }
+    }
+
+    /// Attends to some tokens; leaves the states of all queries in `totals`, or in those of `room`.
+    fn attend(&self, queries: Queries<'a>, tokens: Range<usize>, room: &mut Room<'_>, totals: Option<&mut [f32]>) {
+        let shared = *self;
+        macro_rules! run {
+            ($element:ident, $is_stored:literal) => {
+                self.proof.run(Attend::<$element, $is_stored> {
+                    shared,
+                    queries,
+                    tokens,
+                    room,
+                    totals,
+                    element: PhantomData,
+                })
+            };
+        }
+        let is_few = queries.rows.len() * self.heads() <= FEW;
+        match self.pages.kv_type() {
+            KvType::F16 if is_few && self.has_tiles => run!(F16, true),
+            KvType::Bf16 if is_few && self.has_tiles => run!(Bf16, true),
+            KvType::Q8_0 if is_few && self.has_tiles => run!(I8, true),
+            KvType::F32 if is_few && self.has_tiles => run!(F32, true),
+            KvType::F32 | KvType::F16 | KvType::Bf16 | KvType::Q8_0 => run!(F32, false),
+        }
+    }
+
+    /// Writes the output of a row of the step from the states of its heads.
+    fn finish(&self, row: usize, group: usize, (mix, sum): (&[f32], &[f32]), out: &mut [f32]) {
+        let width = self.heads() * self.decl.value_dim;
+        let gate = self.gate.map(|gate| &gate[(row * self.groups + group) * width..][..width]);
+        self.proof.run(Finish { mix, sum, gate, out });
+    }
+}
+
+/// Queries meet keys and values of this type: as they are stored, or widened before.
+struct Attend<'a, 'b, 'c, E, const IS_STORED: bool> {
+    shared: Shared<'a>,
+    queries: Queries<'a>,
+    tokens: Range<usize>,
+    room: &'b mut Room<'c>,
+    totals: Option<&'b mut [f32]>,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const IS_STORED: bool> Kernel for Attend<'_, '_, '_, E, IS_STORED> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { shared, queries, tokens, room, totals, .. } = self;
+        let (heads, value_dim) = (shared.heads(), shared.decl.value_dim);
+        let count = queries.rows.len() * heads;
+        let totals = totals.unwrap_or(&mut *room.totals);
+        let (mut totals, mut part) = (States::new(totals, count, value_dim), States::new(room.part, count, value_dim));
+        totals.clear(0..count);
+        part.clear(0..count);
+        room.sums.fill(0.0);
+        shared.scale_queries(simd, &queries, room.queries);
+        let blocks = Blocks::new(&shared, &queries);
+        let mut start = tokens.start;
+        let mut next = (IS_STORED && start < tokens.end).then(|| blocks.at(start, tokens.end));
+        while start < tokens.end {
+            let end = tokens.end.min(start + BLOCK);
+            let pair = if let Some(block) = next {
+                next = (end < tokens.end).then(|| blocks.at(end, tokens.end));
+                Pair { block, next: next.unwrap_or(block) }
+            } else {
+                let block = blocks.widened(simd, start, tokens.end, room.wide);
+                Pair { block, next: block }
+            };
+            let scales = blocks.scales(simd, start, tokens.end);
+            // Rows before see nothing of the block.
+            let first = (start + 1).saturating_sub(queries.visible);
+            let met =
+                Met { shared: &shared, visible: queries.visible, first, rows: queries.rows.len(), tokens: start..end };
+            met.score::<E, S, IS_STORED>(simd, &pair, room.queries, room.scores);
+            met.soften(simd, scales.as_ref(), room.scores, [part.most, room.sums, room.fades]);
+            met.mix::<E, S, IS_STORED>(simd, &pair, (room.scores, room.fades), part.mix);
+            met.merge(simd, &mut totals, (&mut part, room.sums));
+            start = end;
+        }
+    }
+}
+
+/// The rows of some queries that see tokens of a block.
+struct Met<'a, 'b> {
+    shared: &'b Shared<'a>,
+    /// Tokens that row 0 sees; each row sees one more.
+    visible: usize,
+    /// The first row that sees the block, and how many rows there are.
+    first: usize,
+    rows: usize,
+    tokens: Range<usize>,
+}
+
+impl Met<'_, '_> {
+    /// Where a row stops in the block.
+    fn count(&self, row: usize) -> usize {
+        self.tokens.end.min(self.visible + row) - self.tokens.start
+    }
+
+    #[inline(always)]
+    fn score<E: Element, S: Simd, const FETCH: bool>(
+        &self,
+        simd: S,
+        pair: &Pair<'_>,
+        queries: &[f32],
+        scores: &mut [f32],
+    ) {
+        let (heads, key_dim) = (self.shared.heads(), self.shared.decl.key_dim);
+        let (from, end) = (self.first * heads, self.rows * heads);
+        let queries = (&queries[from * key_dim..end * key_dim], end - from);
+        let scores = &mut scores[from * BLOCK..];
+        if self.shared.has_tiles {
+            pair.score::<E, S, FETCH>(simd, queries, scores);
+        } else {
+            pair.score_rows(simd, queries, scores);
+        }
+    }
+
+    #[inline(always)]
+    fn soften<S: Simd>(
+        &self,
+        simd: S,
+        scales: Option<&[[f32; BLOCK]; 2]>,
+        scores: &mut [f32],
+        [most, sums, fades]: [&mut [f32]; 3],
+    ) {
+        let heads = self.shared.heads();
+        for row in self.first..self.rows {
+            for i in row * heads..(row + 1) * heads {
+                let (scores, sums) = (&mut scores[i * BLOCK..], &mut sums[i * LINE..][..LINE]);
+                fades[i] = online::soften(simd, scales, self.count(row), scores, (&mut most[i], sums));
+            }
+        }
+    }
+
+    /// All rows take the tokens that all of them see, then each the ones it sees besides.
+    #[inline(always)]
+    fn mix<E: Element, S: Simd, const FETCH: bool>(
+        &self,
+        simd: S,
+        pair: &Pair<'_>,
+        (weights, fades): (&[f32], &[f32]),
+        mix: &mut [f32],
+    ) {
+        let all = self.count(self.first);
+        let start = Start::Scaled(&fades[self.first * self.shared.heads()..]);
+        self.mix_rows::<E, S, FETCH>(simd, pair, (self.first..self.rows, 0..all), start, (weights, mix));
+        for row in self.first..self.rows {
+            if self.count(row) > all {
+                let part = (row..row + 1, all..self.count(row));
+                self.mix_rows::<E, S, FETCH>(simd, pair, part, Start::Kept, (weights, mix));
+            }
+        }
+    }
+
+    /// Some rows take some tokens.
+    #[inline(always)]
+    fn mix_rows<E: Element, S: Simd, const FETCH: bool>(
+        &self,
+        simd: S,
+        pair: &Pair<'_>,
+        (rows, tokens): (Range<usize>, Range<usize>),
+        start: Start<'_>,
+        (weights, mix): (&[f32], &mut [f32]),
+    ) {
+        let (heads, decl) = (self.shared.heads(), self.shared.decl);
+        let (from, end) = (rows.start * heads, rows.end * heads);
+        let mix = (&mut mix[from * decl.value_dim..end * decl.value_dim], end - from);
+        pair.mix::<E, S, FETCH>(simd, (tokens, decl.value_stride()), start, &weights[from * BLOCK..], mix);
+    }
+
+    /// Whoever sees the last token of a part, or their last token, merges the part.
+    #[inline(always)]
+    fn merge<S: Simd>(&self, simd: S, totals: &mut States<'_>, (part, sums): (&mut States<'_>, &mut [f32])) {
+        let heads = self.shared.heads();
+        for row in self.first..self.rows {
+            let (visible, end) = (self.visible + row, self.tokens.start + self.count(row));
+            if end == visible || end.is_multiple_of(part_len(visible)) {
+                let queries = row * heads..(row + 1) * heads;
+                for i in queries.clone() {
+                    let sums = &mut sums[i * LINE..][..LINE];
+                    part.sum[i] = simd.sum(math::load(simd, sums));
+                    sums.fill(0.0);
+                }
+                totals.merge(simd, queries.clone(), part);
+                part.clear(queries);
+            }
+        }
+    }
+}
+
+/// All rows of a tile, each with its whole context.
+fn attend_tile(shared: &Shared<'_>, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
+    let ([first_row, first_column], [rows, width]) = (out.first(), out.size());
+    let group = first_column / width;
+    let heads = shared.heads();
+    let mut room = Room::new(scratch, shared.decl);
+    shared.each_span(first_row..first_row + rows, group, |queries| {
+        let rows = queries.rows.clone();
+        let tokens = 0..queries.visible + rows.len() - 1;
+        shared.attend(queries, tokens, &mut room, None);
+        let States { mix, sum, .. } = States::new(room.totals, rows.len() * heads, shared.decl.value_dim);
+        let totals = mix.chunks_exact(heads * shared.decl.value_dim).zip(sum.chunks_exact(heads));
+        for (row, totals) in rows.zip(totals) {
+            shared.finish(row, group, totals, out.row_mut(row - first_row));
+        }
+    });
+}
+
+impl Machine {
+    pub(crate) fn attention(&mut self, op: &op::Attention) {
+        let (rows, columns) = (self.rows(op.out), self.columns(op.out));
+        let mut out = self.take(op.out);
+        let Self { proof, pool, step, program, acts, pages: arena, partials, scratch, .. } = self;
+        let decl = pages(program, op);
+        let shared = Shared {
+            proof: *proof,
+            op,
+            decl,
+            pages: arena,
+            has_tiles: arena.has_tiles(decl),
+            step,
+            ordinal: program.page_ordinal(op.store),
+            groups: op.heads / group(op, decl),
+            q: &acts[op.q.0 as usize],
+            gate: op.gate.map(|gate| &acts[gate.0 as usize][..]),
+        };
+        let longest = step.spans().iter().map(|span| (span.context + span.rows) as usize).max().unwrap_or(0);
+        let (heads, groups) = (shared.heads(), shared.groups);
+        let width = heads * decl.value_dim;
+        let (pairs, parts) = (rows * groups, most_parts(longest));
+        let threads = pool.threads();
+        let out_rows = &mut out[..rows * columns];
+        if threads > 1 && parts > 1 && pairs < pairs_to_share(threads) {
+            let size = heads * online::size(decl.value_dim);
+            let partials = &mut partials[..pairs * parts * size];
+            let tasks = (Place::Everywhere, pairs * parts);
+            pool.each(tasks, Tiles::chunks(partials, size), scratch, |task, mut partial, scratch| {
+                let (pair, part) = (task / parts, task % parts);
+                let row = pair / groups;
+                shared.each_span(row..row + 1, pair % groups, |queries| {
+                    let (len, visible) = (part_len(queries.visible), queries.visible);
+                    let tokens = part * len..((part + 1) * len).min(visible);
+                    // A part beyond the context is empty and leaves its mark of emptiness.
+                    shared.attend(queries, tokens, &mut Room::new(scratch, decl), Some(partial.row_mut(0)));
+                });
+            });
+            let tiles = (Tiles::new(out_rows, columns, [1, width]), Tiles::chunks(partials, parts * size));
+            pool.each((Place::Here, pairs), tiles, scratch, |pair, (mut out, mut parts), scratch| {
+                let (row, group) = (pair / groups, pair % groups);
+                let totals = &mut scratch[..size];
+                proof.run(Merge { parts: parts.row_mut(0), totals: &mut *totals, queries: heads });
+                let States { mix, sum, .. } = States::new(totals, heads, decl.value_dim);
+                shared.finish(row, group, (mix, sum), out.row_mut(0));
+            });
+        } else {
+            let tile_rows = (pairs / (2 * threads)).clamp(1, QUERIES / heads);
+            let tiles = Tiles::new(out_rows, columns, [tile_rows, width]);
+            let tasks = rows.div_ceil(tile_rows) * groups;
+            let place = Place::of(pairs * heads * longest * (decl.key_dim + decl.value_dim));
+            pool.each((place, tasks), tiles, scratch, |_, out, scratch| attend_tile(&shared, out, scratch));
+        }
+        self.put(op.out, out);
+    }
+}

@@ -1,0 +1,140 @@
+//! Products by the matrix unit: panels are turned into tiles of bf16 in pieces that stay in the caches, and meet all
+//! entries of a group. Each result is one chain over the columns, whatever the pieces and whatever else is multiplied.
+
+use super::product::{FinishBlock, FinishedEntries, Product};
+use crate::{
+    packed::with_layout,
+    pool::Tile,
+    simd::{
+        panels::ROWS,
+        tiles::{Line, Multiply, Open, SIDE, STEP, Transpose, Unpack},
+    },
+    tiled::TiledEntries,
+    weights::{Matrix, Path},
+};
+use kvas_gguf::Quant;
+use std::{marker::PhantomData, ops::Range};
+
+/// Entries whose sums are kept at once: more would turn the same weights into tiles again.
+const ENTRIES: usize = 512;
+/// Weight rows of a piece.
+const WIDTH: usize = 64;
+/// Steps of a piece: with its rows half of the first-level cache.
+const STEPS: usize = 8;
+/// Lines of a piece of one panel.
+const LINES: usize = STEPS * SIDE;
+
+/// Floats of scratch a thread needs besides that of other products.
+pub(crate) const SCRATCH: usize = SIDE + 2 * ENTRIES * WIDTH + WIDTH * LINES;
+
+/// Whether products with a format are worth the bits that activations lose in bf16: those with weights in bf16 are
+/// exact but for that, so that activations go through the unit in two parts.
+pub(crate) fn in_two_parts(quant: Quant) -> bool {
+    quant == Quant::Bf16
+}
+
+/// Whether the matrix unit can multiply with a matrix.
+pub(crate) fn serves(quant: Quant, columns: usize) -> bool {
+    match Path::of(quant) {
+        Path::Packed => true,
+        Path::Float => quant == Quant::Bf16 && columns.is_multiple_of(STEP),
+        Path::Dequantised => false,
+    }
+}
+
+impl Product<'_> {
+    /// Computes the columns of a tile of the output for the entries of the matrix unit.
+    pub(super) fn run_tiled(&self, tiled: TiledEntries<'_>, out: &mut Tile<'_, f32>, scratch: &mut [f32]) {
+        // Rows of tiles are lines of the caches: those that straddle two of them take twice as long.
+        let aligned = scratch.as_ptr().align_offset(size_of::<Line>()).min(SIDE);
+        let (y, scratch) = scratch[aligned..].split_at_mut(ENTRIES * WIDTH);
+        let (other, scratch) = scratch.split_at_mut(ENTRIES * WIDTH);
+        let (lines, scratch) = scratch.split_at_mut(WIDTH * LINES);
+        let lines: &mut [Line] = bytemuck::cast_slice_mut(lines);
+        let open = tiled.tiles.open();
+        let [first, columns] = [out.first()[1], out.size()[1]];
+        let mut start = 0;
+        for (group, end) in tiled.ends.iter().map(|end| *end as usize).enumerate() {
+            for at in (0..columns).step_by(WIDTH) {
+                let count = WIDTH.min(columns - at);
+                let rows = first + at..first + at + count;
+                for block in (start..end).step_by(ENTRIES) {
+                    let block = block..(block + ENTRIES).min(end);
+                    let mut piece =
+                        Piece { product: self, open: &open, tiled, group, rows: rows.clone(), lines, scratch };
+                    piece.multiply(self.matrix, block.clone(), y);
+                    if let Some(matrix) = self.other {
+                        piece.multiply(matrix, block.clone(), other);
+                    }
+                    let (order, per_output, part) =
+                        (Some(tiled.order), self.entries.per_output, (at, first + at, count));
+                    let entries = FinishedEntries { order, block, per_output };
+                    self.proof.run(FinishBlock { finish: self.finish, entries, part, y, other, width: WIDTH, out });
+                }
+            }
+            start = end;
+        }
+    }
+}
+
+/// Some rows of a group's weights.
+struct Piece<'a, 'b> {
+    product: &'a Product<'b>,
+    open: &'a Open,
+    tiled: TiledEntries<'a>,
+    group: usize,
+    rows: Range<usize>,
+    /// `[WIDTH / 16][LINES]`
+    lines: &'a mut [Line],
+    /// For a panel that is packed as it is used.
+    scratch: &'a mut [f32],
+}
+
+impl Piece<'_, '_> {
+    /// `y[entry][row] = matrix[row] . x[entry]`, with `WIDTH` values of `y` per entry.
+    fn multiply(&mut self, matrix: &Matrix, block: Range<usize>, y: &mut [f32]) {
+        let (panels, steps) = (self.rows.len().div_ceil(ROWS), matrix.columns / STEP);
+        let stride = self.tiled.stride;
+        for from in (0..steps).step_by(STEPS) {
+            let steps = from..(from + STEPS).min(steps);
+            (0..panels).for_each(|panel| self.unpack(matrix, panel, steps.clone()));
+            let lines = |panel: usize| &self.lines[panel.min(panels - 1) * LINES..][..steps.len() * SIDE];
+            for entry in (0..block.len()).step_by(2 * SIDE) {
+                let rows = if block.len() - entry > SIDE { 2 * SIDE } else { SIDE };
+                let from_entry = (block.start + entry) * stride + from * STEP;
+                let rest = self.tiled.rest.filter(|_| in_two_parts(matrix.quant));
+                for panel in (0..panels).step_by(2) {
+                    for (part, values) in [Some(self.tiled.values), rest].into_iter().flatten().enumerate() {
+                        let (a, b) = (&values[from_entry..], [lines(panel), lines(panel + 1)]);
+                        let c = &mut y[entry * WIDTH + panel * ROWS..];
+                        let (a_stride, c_stride, accumulate) = (stride, WIDTH, from + part > 0);
+                        self.open.multiply(Multiply { a, a_stride, rows, b, c, c_stride, accumulate });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Turns some steps of panel `panel` of these rows into tiles.
+    fn unpack(&mut self, matrix: &Matrix, panel: usize, steps: Range<usize>) {
+        let out = &mut self.lines[panel * LINES..][..steps.len() * SIDE];
+        let (tiles, outputs) = (self.tiled.tiles, self.product.outputs);
+        let first = self.rows.start + panel * ROWS;
+        if let Some(panels) = matrix.panels(outputs) {
+            let number = self.group * panels.each() + first / ROWS;
+            let panel = matrix.panel(panels, number, bytemuck::cast_slice_mut(self.scratch));
+            with_layout!(
+                matrix.quant,
+                |L| tiles.run(Unpack::<L> { panel, blocks: steps, out, layout: PhantomData }),
+                unreachable!("it has panels")
+            );
+            return;
+        }
+        let mut rows = [&[][..]; SIDE];
+        let wanted = self.group * outputs + first..self.group * outputs + (first + ROWS).min(outputs);
+        for (row, stored) in rows.iter_mut().zip(wanted) {
+            *row = &matrix.bytes()[stored * matrix.row_bytes..][..matrix.row_bytes][2 * STEP * steps.start..];
+        }
+        tiles.run(Transpose { rows, out });
+    }
+}

@@ -1,0 +1,174 @@
+//! How the codes of a block of 32 columns lie in the lines of a panel, 64 bytes each: four for every row.
+
+use super::LINE;
+use crate::simd::panels::Panels;
+
+/// Codes of 32 columns of 16 rows in `LINES` lines. "Four" number `i` are columns `4 i..4 i + 4` of a row, one byte
+/// each: a little-endian word.
+pub(crate) trait Coding {
+    /// Lines of a block.
+    const LINES: usize;
+    /// Whether codes exceed 127; they are then 128 too large.
+    const WIDE: bool;
+
+    /// Puts the codes of a row, by fours, into lines that are zero at that row.
+    fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]);
+
+    /// The codes by fours.
+    fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8];
+}
+
+/// Merges a word into a row of a line.
+fn merge(line: &mut [u8; LINE], row: usize, word: u32) {
+    let at = &mut line.as_chunks_mut::<4>().0[row];
+    *at = (u32::from_le_bytes(*at) | word).to_le_bytes();
+}
+
+const WHOLE: &str = "the lines of a block";
+
+/// 8 bits.
+pub(crate) struct Eight;
+
+impl Coding for Eight {
+    const LINES: usize = 8;
+    const WIDE: bool = true;
+
+    fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
+        fours.iter().zip(lines).for_each(|(four, line)| merge(line, row, *four));
+    }
+
+    #[inline(always)]
+    fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
+        let lines: &[[u8; LINE]; 8] = lines.first_chunk().expect(WHOLE);
+        let mut codes = [p.codes(&lines[0]); 8];
+        for i in 1..8 {
+            codes[i] = p.codes(&lines[i]);
+        }
+        codes
+    }
+}
+
+/// 4 bits: line `i` has four `i` low and four `i + 4` high.
+pub(crate) struct Four;
+
+#[inline(always)]
+fn nibbles<P: Panels>(p: P, lines: &[[u8; LINE]; 4]) -> [P::Codes; 8] {
+    let mut codes = [p.codes(&lines[0]); 8];
+    for i in 0..4 {
+        let line = p.codes(&lines[i]);
+        codes[i] = p.bits::<0>(line, 15);
+        codes[i + 4] = p.bits::<4>(line, 15);
+    }
+    codes
+}
+
+fn place_nibbles(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
+    const LOW: u32 = 0x0f0f_0f0f;
+    for (i, line) in lines.iter_mut().enumerate() {
+        merge(line, row, fours[i] & LOW | (fours[i + 4] & LOW) << 4);
+    }
+}
+
+impl Coding for Four {
+    const LINES: usize = 4;
+    const WIDE: bool = false;
+
+    fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
+        place_nibbles(fours, row, lines);
+    }
+
+    #[inline(always)]
+    fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
+        nibbles(p, lines.first_chunk().expect(WHOLE))
+    }
+}
+
+/// 5 bits: the low four as in [`Four`], then a line whose bit `i` is the fifth of four `i`.
+pub(crate) struct Five;
+
+impl Coding for Five {
+    const LINES: usize = 5;
+    const WIDE: bool = false;
+
+    fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
+        place_nibbles(fours, row, &mut lines[..4]);
+        let fifth = |i: usize| (fours[i] >> 4 & 0x0101_0101) << i;
+        merge(&mut lines[4], row, (0..8).fold(0, |word, i| word | fifth(i)));
+    }
+
+    #[inline(always)]
+    fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
+        let lines: &[[u8; LINE]; 5] = lines.first_chunk().expect(WHOLE);
+        let [a, b, c, d, e, f, g, h] = nibbles(p, lines.first_chunk().expect(WHOLE));
+        let high = p.codes(&lines[4]);
+        [
+            p.or(a, p.bits_up::<4>(high, 16)),
+            p.or(b, p.bits_up::<3>(high, 16)),
+            p.or(c, p.bits_up::<2>(high, 16)),
+            p.or(d, p.bits_up::<1>(high, 16)),
+            p.or(e, p.bits::<0>(high, 16)),
+            p.or(f, p.bits::<1>(high, 16)),
+            p.or(g, p.bits::<2>(high, 16)),
+            p.or(h, p.bits::<3>(high, 16)),
+        ]
+    }
+}
+
+/// 6 bits: the low four as in [`Four`], then two lines with the high two of fours `0..4` and `4..8`, lowest first.
+pub(crate) struct Six;
+
+impl Coding for Six {
+    const LINES: usize = 6;
+    const WIDE: bool = false;
+
+    fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
+        place_nibbles(fours, row, &mut lines[..4]);
+        for half in 0..2 {
+            let pair = |i: usize| (fours[4 * half + i] >> 4 & 0x0303_0303) << (2 * i);
+            merge(&mut lines[4 + half], row, (0..4).fold(0, |word, i| word | pair(i)));
+        }
+    }
+
+    #[inline(always)]
+    fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
+        let lines: &[[u8; LINE]; 6] = lines.first_chunk().expect(WHOLE);
+        let mut codes = nibbles(p, lines.first_chunk().expect(WHOLE));
+        for half in 0..2 {
+            let (high, at) = (p.codes(&lines[4 + half]), 4 * half);
+            codes[at] = p.or(codes[at], p.bits_up::<4>(high, 0x30));
+            codes[at + 1] = p.or(codes[at + 1], p.bits_up::<2>(high, 0x30));
+            codes[at + 2] = p.or(codes[at + 2], p.bits::<0>(high, 0x30));
+            codes[at + 3] = p.or(codes[at + 3], p.bits::<2>(high, 0x30));
+        }
+        codes
+    }
+}
+
+/// 4 bits that number the levels of a table.
+pub(crate) trait Levels {
+    /// Whether the table is 128 too large.
+    const WIDE: bool;
+    /// The levels, too large by as much as the layout says.
+    const TABLE: [u8; 16];
+}
+
+/// Lines as in [`Four`], codes from a table.
+pub(crate) struct Numbered<T>(std::marker::PhantomData<T>);
+
+impl<T: Levels> Coding for Numbered<T> {
+    const LINES: usize = 4;
+    const WIDE: bool = T::WIDE;
+
+    fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
+        place_nibbles(fours, row, lines);
+    }
+
+    #[inline(always)]
+    fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
+        let mut codes = nibbles(p, lines.first_chunk().expect(WHOLE));
+        for i in 0..8 {
+            codes[i] = p.lookup(&T::TABLE, codes[i]);
+        }
+        codes
+    }
+}

@@ -1,0 +1,160 @@
+//! Packed products against dequantised blocks in f64, over all bit patterns; any instruction set and any number of
+//! activations give the same bits.
+
+use super::*;
+use crate::simd::{Isa, Proof};
+use kvas_backend::conformance::Random;
+use kvas_gguf::Quant;
+use std::marker::PhantomData;
+
+/// Formats that are packed, and where in a stored block its f16 scales are.
+const FORMATS: [(Quant, &[usize]); 12] = [
+    (Quant::Q8_0, &[0]),
+    (Quant::Q4_0, &[0]),
+    (Quant::Q4_1, &[0, 2]),
+    (Quant::Q5_0, &[0]),
+    (Quant::Q5_1, &[0, 2]),
+    (Quant::Iq4Nl, &[0]),
+    (Quant::Mxfp4, &[]),
+    (Quant::Q3K, &[108]),
+    (Quant::Q4K, &[0, 2]),
+    (Quant::Q5K, &[0, 2]),
+    (Quant::Q6K, &[208]),
+    (Quant::Iq4Xs, &[0]),
+];
+
+fn proofs() -> impl Iterator<Item = Proof> {
+    Isa::ALL.into_iter().filter_map(Proof::of)
+}
+
+/// Rows of random bits, with scales that are finite.
+fn random_rows(quant: Quant, rows: usize, columns: usize, scale_at: &[usize]) -> Vec<u8> {
+    let mut random = Random::new(11);
+    let mut bytes: Vec<u8> = (0..rows * quant.row_bytes(columns).unwrap()).map(|_| random.bits() as u8).collect();
+    for block in bytes.chunks_exact_mut(quant.block_bytes()) {
+        for at in scale_at {
+            block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.01 * random.normal()).to_le_bytes());
+        }
+        if quant == Quant::Mxfp4 {
+            block[0] = 120 + block[0] % 16;
+        }
+    }
+    bytes
+}
+
+fn quantised(proof: Proof, x: &[f32]) -> Vec<QuantisedBlock> {
+    let mut blocks = vec![QuantisedBlock::default(); x.len() / BLOCK];
+    proof.run(Quantise { x, blocks: &mut blocks });
+    blocks
+}
+
+fn exact(blocks: &[QuantisedBlock]) -> Vec<f64> {
+    let values = |block: &QuantisedBlock| block.values.as_flattened().to_vec();
+    blocks.iter().flat_map(|b| values(b).into_iter().map(|q| f64::from(q) * f64::from(b.scale))).collect()
+}
+
+struct Products<'a, L> {
+    panel: Panel<'a>,
+    x: [&'a [QuantisedBlock]; 3],
+    layout: PhantomData<L>,
+}
+
+impl<L: Layout> Kernel for Products<'_, L> {
+    /// Three at once, one by one.
+    type Output = [[[f32; ROWS]; 3]; 2];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Self::Output {
+        let Self { panel, x, .. } = self;
+        let mut out = [panel.times::<L, S, 3>(simd, x); 2];
+        for r in 0..3 {
+            [out[1][r]] = panel.times::<L, S, 1>(simd, [x[r]]);
+        }
+        out
+    }
+}
+
+fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: [&[QuantisedBlock]; 3]) -> [[[f32; ROWS]; 3]; 2] {
+    with_layout!(quant, |L| proof.run(Products::<L> { panel, x, layout: PhantomData }), panic!("{quant}"))
+}
+
+#[test]
+fn products_are_those_of_dequantised_blocks_to_the_bit_everywhere() {
+    for (quant, scale_at) in FORMATS {
+        for (rows, blocks) in [(16, 1), (16, 3), (5, 2)] {
+            let columns = blocks * quant.block_len();
+            let bytes = random_rows(quant, rows, columns, scale_at);
+            let mut packed = vec![0xff; panel_bytes(quant, columns).unwrap()];
+            pack(quant, columns, &bytes, &mut packed);
+            let panel = Panel { bytes: &packed, columns };
+            let mut random = Random::new(blocks as u64);
+            // The last block is zero.
+            let x = [0; 3].map(|_| -> Vec<f32> {
+                (0..columns).map(|i| if i + 32 < columns { 50.0 * random.normal() } else { 0.0 }).collect()
+            });
+            let scalar = x.clone().map(|x| quantised(Proof::of(Isa::Scalar).unwrap(), &x));
+            let x = scalar.each_ref().map(|x| &x[..]);
+            let truth = products(Proof::of(Isa::Scalar).unwrap(), quant, panel, x);
+            for proof in proofs() {
+                let found = products(proof, quant, panel, x);
+                for r in 0..3 {
+                    assert_eq!(found[0][r].map(f32::to_bits), found[1][r].map(f32::to_bits), "{quant} {proof:?}");
+                    assert_eq!(found[0][r].map(f32::to_bits), truth[0][r].map(f32::to_bits), "{quant} {proof:?}");
+                }
+            }
+            for (row, stored) in bytes.chunks_exact(bytes.len() / rows).enumerate() {
+                let mut weights = vec![0.0; columns];
+                quant.dequantize(stored, &mut weights).unwrap();
+                for r in 0..3 {
+                    let products = weights.iter().zip(exact(x[r])).map(|(w, x)| f64::from(*w) * x);
+                    let (exact, size): (f64, f64) = (products.clone().sum(), products.map(f64::abs).sum());
+                    // Codes and minimums of a block may cancel: both are rounded.
+                    let bound =
+                        if matches!(quant, Quant::Q4_1 | Quant::Q5_1 | Quant::Q4K | Quant::Q5K) { 2e-5 } else { 1e-6 };
+                    let error = (f64::from(truth[0][r][row]) - exact).abs();
+                    assert!(error <= bound * size + 1e-30, "{quant}: {}, not {exact} of {size}", truth[0][r][row]);
+                }
+            }
+            assert!(truth[0].iter().all(|sums| sums[rows..].iter().all(|sum| *sum == 0.0)), "rows that are missing");
+        }
+    }
+}
+
+#[test]
+fn activations_are_quantised_alike_and_within_half_a_step() {
+    let mut random = Random::new(3);
+    let mut x: Vec<f32> = (0..256).map(|i| random.normal() * 10f32.powi(i / 64 - 2)).collect();
+    x[64..96].fill(0.0);
+    x[96..128].fill(-127.0);
+    x[100] = 63.5; // a tie
+    let scalar = quantised(Proof::of(Isa::Scalar).unwrap(), &x);
+    for proof in proofs() {
+        let found = quantised(proof, &x);
+        assert_eq!(found, scalar, "{proof:?}");
+        for (i, (exact, x)) in exact(&found).into_iter().zip(&x).enumerate() {
+            assert!((exact - f64::from(*x)).abs() <= 0.500_001 * f64::from(found[i / BLOCK].scale));
+        }
+        for (block, found) in exact(&found).chunks(BLOCK).zip(&found) {
+            let sum = f64::from(found.sum);
+            assert!((block.iter().sum::<f64>() - sum).abs() < 1e-4 * sum.abs() + 1e-6);
+            let halves = found.values.as_chunks::<4>().0.iter();
+            let halves = halves.map(|half| half.as_flattened().iter().map(|x| i32::from(*x)).sum::<i32>());
+            assert!(halves.eq(found.halves));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_visible() {
+    for proof in proofs() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 7, 31] {
+                let mut x = [1.0; 64];
+                x[at] = bad;
+                let found = quantised(proof, &x);
+                assert!(found[0].scale.is_nan(), "{proof:?}: {bad} at {at} is lost");
+                assert_eq!(found[1].scale, 1.0 / 127.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Operations on panels: 16 rows of weights side by side, one in each lane.
+
+/// Rows of a panel: lanes of everything here.
+pub(crate) const ROWS: usize = 16;
+
+/// Activations of one block of columns, in 8 bits: what weights of block formats are multiplied with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct QuantisedBlock {
+    /// By four columns.
+    pub(crate) values: [[i8; 4]; 8],
+    /// Multiplies the values; not a number if any of what they were is not finite.
+    pub(crate) scale: f32,
+    /// `scale` times the sum of the values.
+    pub(crate) sum: f32,
+    /// Sums of the first and of the last 16 values.
+    pub(crate) halves: [i32; 2],
+}
+
+/// 16 floats, 16 integers, and 64 bytes: four for each row. A value of an implementor proves that the processor has
+/// the instructions.
+pub(crate) trait Panels: Copy + Send + Sync {
+    /// A float for each row.
+    type Floats: Copy;
+    /// A 32-bit integer for each row.
+    type Integers: Copy;
+    /// Four bytes for each row: codes of the weights of four columns.
+    type Codes: Copy;
+
+    /// `x` for every row.
+    fn every(self, x: f32) -> Self::Floats;
+    /// Stores.
+    fn array(self, x: Self::Floats) -> [f32; ROWS];
+    /// Little-endian f16.
+    fn f16s(self, x: &[u8; 2 * ROWS]) -> Self::Floats;
+    /// Little-endian bf16.
+    fn bf16s(self, x: &[u8; 2 * ROWS]) -> Self::Floats;
+    /// Signed bytes.
+    fn small(self, x: &[u8; ROWS]) -> Self::Floats;
+    /// `a * b`
+    fn times(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`, rounded once.
+    fn times_plus(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// Integers as floats.
+    fn to_floats(self, x: Self::Integers) -> Self::Floats;
+    /// `x` for every row.
+    fn integers(self, x: i32) -> Self::Integers;
+    /// Loads.
+    fn codes(self, x: &[u8; 4 * ROWS]) -> Self::Codes;
+    /// `x[i] >> SHIFT & mask`
+    fn bits<const SHIFT: u32>(self, x: Self::Codes, mask: u8) -> Self::Codes;
+    /// `x[i] << SHIFT & mask`, for masks without the lowest `SHIFT` bits.
+    fn bits_up<const SHIFT: u32>(self, x: Self::Codes, mask: u8) -> Self::Codes;
+    /// `a[i] | b[i]`
+    fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes;
+    /// `table[x[i]]` for `x[i] < 16`.
+    fn lookup(self, table: &[u8; 16], x: Self::Codes) -> Self::Codes;
+    /// Adds the products of codes up to 127 with four columns, which are never -128.
+    fn dot(self, sum: Self::Integers, codes: Self::Codes, x: [i8; 4]) -> Self::Integers;
+    /// Where sums of [`Panels::dot_wide`] begin, for columns with this sum.
+    fn start_wide(self, sum: i32) -> Self::Integers;
+    /// As [`Panels::dot`] for codes up to 255 that are 128 too large.
+    fn dot_wide(self, sum: Self::Integers, codes: Self::Codes, x: [i8; 4]) -> Self::Integers;
+    /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`.
+    fn quantise(self, x: &[f32; 32]) -> QuantisedBlock;
+}

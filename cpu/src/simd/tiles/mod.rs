@@ -1,0 +1,302 @@
+//! AMX: the processor's matrix unit, which multiplies tiles of 16 rows of bf16 and sums in f32.
+
+mod unpack;
+
+use super::avx512::Avx512;
+use std::arch::{asm, x86_64::*};
+
+pub(crate) use unpack::Unpack;
+
+/// Values of a tile's row, and lines of the tile of weights it meets.
+pub(crate) const STEP: usize = 32;
+/// Rows of a tile.
+pub(crate) const SIDE: usize = 16;
+
+/// A line of weights: two columns of 16 rows, as pairs of bf16.
+pub(crate) type Line = [u32; SIDE];
+
+/// Proof that the processor has AMX for bf16 and AVX-512 BF16, and that the system lets us use its registers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tiles(Avx512);
+
+/// What the system call wants: "arch_prctl", "request permission for a component", "tile data".
+const REQUEST: [i64; 3] = [158, 0x1023, 18];
+
+/// Asks the system once for the registers, which make saved contexts larger.
+fn permitted() -> bool {
+    if !cfg!(target_os = "linux") {
+        return false;
+    }
+    let mut result = REQUEST[0];
+    // SAFETY: the call has no effect on memory; it changes no registers but the ones named.
+    unsafe {
+        asm!("syscall", inout("rax") result, in("rdi") REQUEST[1], in("rsi") REQUEST[2],
+            out("rcx") _, out("r11") _, options(nostack));
+    }
+    result == 0
+}
+
+impl Tiles {
+    pub(crate) fn detect() -> Option<Self> {
+        let avx512 = Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16"))?;
+        let (bf16, tiles) = (1 << 22, 1 << 24);
+        let features = __cpuid_count(7, 0).edx;
+        (features & bf16 != 0 && features & tiles != 0 && permitted()).then_some(Self(avx512))
+    }
+
+    /// The vectors that go with it.
+    pub(crate) const fn vectors(self) -> Avx512 {
+        self.0
+    }
+}
+
+/// Operations on vectors of 16 lanes that the matrix unit's operands are made with; compiled inside functions that
+/// enable what [`Tiles`] proves.
+#[inline(always)]
+pub(crate) fn pair(low: __m512, high: __m512) -> Line {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe {
+        let words: __m512i = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+        let order = _mm512_set_epi16(
+            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17,
+            1, 16, 0,
+        );
+        std::mem::transmute::<__m512i, Line>(_mm512_permutexvar_epi16(order, words))
+    }
+}
+
+/// The codes of four columns as floats.
+#[inline(always)]
+pub(crate) fn spread(codes: __m512i) -> [__m512; 4] {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe {
+        let byte = _mm512_set1_epi32(255);
+        [
+            _mm512_cvtepi32_ps(_mm512_and_si512(codes, byte)),
+            _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<8>(codes), byte)),
+            _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<16>(codes), byte)),
+            _mm512_cvtepi32_ps(_mm512_srli_epi32::<24>(codes)),
+        ]
+    }
+}
+
+/// Work that is compiled with everything [`Tiles`] proves.
+pub(crate) trait TileKernel {
+    /// Does it.
+    fn run(self, tiles: Tiles);
+}
+
+impl Tiles {
+    /// Runs a kernel with the instruction set enabled.
+    pub(crate) fn run(self, kernel: impl TileKernel) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+        fn enabled(tiles: Tiles, kernel: impl TileKernel) {
+            kernel.run(tiles);
+        }
+        // SAFETY: `Tiles` exists only if the processor has all of these features.
+        unsafe { enabled(self, kernel) }
+    }
+}
+
+/// Rounds floats to bf16, to the nearest; what is not a number stays so.
+pub(crate) struct Round<'a> {
+    /// Whole steps.
+    pub(crate) x: &'a [f32],
+    pub(crate) out: &'a mut [u16],
+    /// For what is left over, rounded too: with it, 16 bits of the mantissa are kept.
+    pub(crate) rest: Option<&'a mut [u16]>,
+}
+
+/// 16 numbers of bf16 as floats.
+#[inline(always)]
+fn widened(x: __m256i) -> __m512 {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))) }
+}
+
+impl TileKernel for Round<'_> {
+    #[inline(always)]
+    fn run(self, _: Tiles) {
+        let Self { x, out, mut rest } = self;
+        for (step, (x, out)) in x.as_chunks::<STEP>().0.iter().zip(out.as_chunks_mut::<STEP>().0).enumerate() {
+            // SAFETY: a `Tiles` is at hand; both loads and the stores are within the arrays.
+            unsafe {
+                let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(out.as_mut_ptr().cast(), rounded);
+                if let Some(rest) = rest.as_mut().map(|rest| &mut rest.as_chunks_mut::<STEP>().0[step]) {
+                    let low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(rounded)));
+                    let high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(rounded)));
+                    let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                    _mm512_storeu_si512(rest.as_mut_ptr().cast(), rounded);
+                }
+            }
+        }
+    }
+}
+
+/// Turns 16 rows of a step, 32 numbers of bf16 each, into lines.
+#[inline(always)]
+fn transposed(rows: &[__m512i; SIDE], out: &mut [Line; SIDE]) {
+    // SAFETY: callers hold a `Tiles`.
+    unsafe {
+        let mut a = *rows;
+        for i in 0..8 {
+            let (low, high) = (rows[2 * i], rows[2 * i + 1]);
+            (a[2 * i], a[2 * i + 1]) = (_mm512_unpacklo_epi32(low, high), _mm512_unpackhi_epi32(low, high));
+        }
+        let mut b = a;
+        for i in 0..4 {
+            for j in 0..2 {
+                let (low, high) = (a[4 * i + j], a[4 * i + j + 2]);
+                b[4 * i + 2 * j] = _mm512_unpacklo_epi64(low, high);
+                b[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(low, high);
+            }
+        }
+        // `b[4 i + j]` has columns `j, j + 4, j + 8, j + 12` of rows `4 i..4 i + 4`, one in each quarter.
+        for j in 0..4 {
+            let low = _mm512_shuffle_i32x4::<0x44>(b[j], b[4 + j]);
+            let high = _mm512_shuffle_i32x4::<0xee>(b[j], b[4 + j]);
+            let low2 = _mm512_shuffle_i32x4::<0x44>(b[8 + j], b[12 + j]);
+            let high2 = _mm512_shuffle_i32x4::<0xee>(b[8 + j], b[12 + j]);
+            out[j] = std::mem::transmute::<__m512i, Line>(_mm512_shuffle_i32x4::<0x88>(low, low2));
+            out[j + 4] = std::mem::transmute::<__m512i, Line>(_mm512_shuffle_i32x4::<0xdd>(low, low2));
+            out[j + 8] = std::mem::transmute::<__m512i, Line>(_mm512_shuffle_i32x4::<0x88>(high, high2));
+            out[j + 12] = std::mem::transmute::<__m512i, Line>(_mm512_shuffle_i32x4::<0xdd>(high, high2));
+        }
+    }
+}
+
+/// Lines of up to 16 rows of bf16; rows that are missing are zero.
+pub(crate) struct Transpose<'a> {
+    /// By row: the steps wanted, 64 bytes each.
+    pub(crate) rows: [&'a [u8]; SIDE],
+    /// `[steps * 16]`
+    pub(crate) out: &'a mut [Line],
+}
+
+impl TileKernel for Transpose<'_> {
+    #[inline(always)]
+    fn run(self, _: Tiles) {
+        for (step, out) in self.out.as_chunks_mut::<SIDE>().0.iter_mut().enumerate() {
+            // SAFETY: a `Tiles` is at hand; loads are of chunks of 64 bytes.
+            unsafe {
+                let mut rows = [_mm512_setzero_si512(); SIDE];
+                for (row, stored) in rows.iter_mut().zip(self.rows) {
+                    if let Some(stored) = stored.as_chunks::<64>().0.get(step) {
+                        *row = _mm512_loadu_si512(stored.as_ptr().cast());
+                    }
+                }
+                transposed(&rows, out);
+            }
+        }
+    }
+}
+
+/// `c (+)= a b` for 16 or 32 rows of `a` and two tiles of weights.
+#[derive(Debug)]
+pub(crate) struct Multiply<'a> {
+    /// From the first row's first value of these steps on.
+    pub(crate) a: &'a [u16],
+    /// Values from one row of `a` to the next.
+    pub(crate) a_stride: usize,
+    /// Rows of `a`: 16 or 32.
+    pub(crate) rows: usize,
+    /// By tile: `[steps * 16]`
+    pub(crate) b: [&'a [Line]; 2],
+    /// From the first row's first of 32 columns on.
+    pub(crate) c: &'a mut [f32],
+    /// Values from one row of `c` to the next.
+    pub(crate) c_stride: usize,
+    /// Whether `c` is added to.
+    pub(crate) accumulate: bool,
+}
+
+/// All tiles are 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct Shapes([u8; 64]);
+
+static SHAPES: Shapes = {
+    let mut shapes = [0; 64];
+    shapes[0] = 1;
+    let mut tile = 0;
+    while tile < 8 {
+        shapes[16 + 2 * tile] = 64;
+        shapes[48 + tile] = 16;
+        tile += 1;
+    }
+    Shapes(shapes)
+};
+
+/// The tile registers in use: opening costs some cycles, leaving them open makes every switch of threads slower.
+#[derive(Debug)]
+pub(crate) struct Open(Tiles);
+
+impl Tiles {
+    /// Configures this thread's tile registers.
+    pub(crate) fn open(self) -> Open {
+        // SAFETY: `Tiles` proves the instruction; the configuration is 64 valid bytes.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SHAPES, options(nostack, readonly)) };
+        Open(self)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // SAFETY: `Tiles` proves the instruction.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+impl Open {
+    /// Multiplies.
+    pub(crate) fn multiply(&self, work: Multiply<'_>) {
+        let Multiply { a, a_stride, rows, b, c, c_stride, accumulate } = work;
+        let steps = b[0].len() / SIDE;
+        let width = steps * STEP;
+        assert!(rows == SIDE || rows == 2 * SIDE, "one or two tiles");
+        assert!(steps > 0 && b[1].len() == b[0].len() && b[0].len() == steps * SIDE, "whole steps of both tiles");
+        assert!(a_stride >= width && a.len() >= (rows - 1) * a_stride + width, "all rows of a");
+        assert!(c_stride >= 2 * SIDE && c.len() >= (rows - 1) * c_stride + 2 * SIDE, "all rows of c");
+        let (a0, b0, b1, c0) = (a.as_ptr(), b[0].as_ptr(), b[1].as_ptr(), c.as_mut_ptr());
+        let (a_bytes, c_bytes) = (2 * a_stride, 4 * c_stride);
+        // SAFETY: the assertions keep every load and store within the slices, which the asm's tiles of 16 rows of 64
+        // bytes cover; the registers were configured by `open`.
+        unsafe {
+            if rows == SIDE {
+                asm!("test {acc}, {acc}", "jz 3f",
+                    "tileloadd tmm0, [{c} + {cs}]", "tileloadd tmm1, [{c} + {cs} + 64]", "jmp 2f",
+                    "3:", "tilezero tmm0", "tilezero tmm1",
+                    "2:", "mov {acc}, 64",
+                    "4:", "tileloadd tmm4, [{a} + {s}]", "tileloadd tmm6, [{b0} + {acc}]",
+                    "tileloadd tmm7, [{b1} + {acc}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                    "add {a}, 64", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
+                    "tilestored [{c} + {cs}], tmm0", "tilestored [{c} + {cs} + 64], tmm1",
+                    a = inout(reg) a0 => _, s = in(reg) a_bytes, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _,
+                    n = inout(reg) steps => _, c = in(reg) c0, cs = in(reg) c_bytes,
+                    acc = inout(reg) usize::from(accumulate) => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _, options(nostack));
+            } else {
+                let (a1, c1) = (a0.add(SIDE * a_stride), c0.add(SIDE * c_stride));
+                asm!("test {acc}, {acc}", "jz 3f",
+                    "tileloadd tmm0, [{c0} + {cs}]", "tileloadd tmm1, [{c0} + {cs} + 64]",
+                    "tileloadd tmm2, [{c1} + {cs}]", "tileloadd tmm3, [{c1} + {cs} + 64]", "jmp 2f",
+                    "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                    "2:", "mov {acc}, 64",
+                    "4:", "tileloadd tmm6, [{b0} + {acc}]", "tileloadd tmm4, [{a0} + {s}]",
+                    "tdpbf16ps tmm0, tmm4, tmm6", "tileloadd tmm7, [{b1} + {acc}]",
+                    "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm5, [{a1} + {s}]",
+                    "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+                    "add {a0}, 64", "add {a1}, 64", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
+                    "tilestored [{c0} + {cs}], tmm0", "tilestored [{c0} + {cs} + 64], tmm1",
+                    "tilestored [{c1} + {cs}], tmm2", "tilestored [{c1} + {cs} + 64], tmm3",
+                    a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _, s = in(reg) a_bytes,
+                    b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, n = inout(reg) steps => _,
+                    c0 = in(reg) c0, c1 = in(reg) c1, cs = in(reg) c_bytes,
+                    acc = inout(reg) usize::from(accumulate) => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack));
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// Wide loads, and copies from global to shared memory that threads do not wait for.
+#pragma once
+#include "common/types.cuh"
+
+// 16 bytes that nobody writes while the kernel runs.
+DEVICE uint4 load_16(const void* from) {
+    uint4 x;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
+}
+
+// The same for bytes that are read once: weights, keys and values.
+DEVICE uint4 load_16_once(const void* from) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
+}
+
+// 16 bytes that a kernel wrote which may still have run when this one began.
+DEVICE uint4 load_16_written(const void* from) {
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
+
+DEVICE uint2 load_8(const void* from) {
+    uint2 x;
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+    return x;
+}
+
+DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
+
+// Copies 16 bytes into shared memory; zeros if not `valid`.
+DEVICE void copy_16_async(void* to, const void* from, bool valid = true) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Copies 4 bytes.
+DEVICE void copy_4_async(void* to, const void* from, bool valid = true) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 4 : 0)
+                 : "memory");
+}
+
+// Ends a group of copies of this thread.
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `PENDING` of the last groups of this thread are under way.
+template <u32 PENDING> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }

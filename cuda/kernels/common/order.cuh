@@ -1,0 +1,19 @@
+// Launches that begin before the one ahead of them has ended (`Launch::early` of src/launch.rs), on GPUs that can.
+#pragma once
+#include "common/types.cuh"
+
+// Waits until everything that was launched before has ended and can be seen. A kernel that is launched early calls this in
+// every thread, before it reads or writes anything but weights, and before any thread leaves.
+DEVICE void wait_for_inputs() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next launch begin as soon as every block of this one came here or left, and there is room: best called at the
+// beginning.
+DEVICE void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

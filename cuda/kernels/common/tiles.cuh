@@ -1,0 +1,89 @@
+// Keys and values of a head as 16-bit words for matrix instructions, and f32 numbers as sums of 16-bit ones: what is
+// multiplied with what was stored loses nothing that matters.
+#pragma once
+#include "common/attention.cuh"
+#include "common/mma.cuh"
+
+// What pages hold is bf16 there, otherwise (8-bit integers too) f16.
+template <u32 KV> DEVICE constexpr bool is_bf16() { return KV == KV_BF16; }
+// Numbers of 16 bits that make up one of f32: 22 of its bits in f16, 24 in bf16.
+template <u32 KV> DEVICE constexpr u32 terms() { return is_bf16<KV>() ? 3 : 2; }
+
+template <u32 KV> DEVICE void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    if constexpr (is_bf16<KV>()) {
+        mma_bf16(d, a, b);
+    } else {
+        mma_f16(d, a, b);
+    }
+}
+
+// The largest parts of two numbers that fit into 16 bits, which are taken off them.
+template <u32 KV> DEVICE u32 take_pair(float& low, float& high) {
+    u32 pair;
+    if constexpr (is_bf16<KV>()) {
+        pair = pack_bf16(low, high);
+        low -= low_bf16(pair), high -= high_bf16(pair);
+    } else {
+        pair = pack_f16(low, high);
+        low -= low_f16(pair), high -= high_f16(pair);
+    }
+    return pair;
+}
+
+DEVICE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+
+// Eight neighbouring elements of a row, as they are stored.
+template <u32 KV> struct Eight {
+    static constexpr u32 WORDS = KV == KV_Q8_0 ? 2 : 4;
+    u32 stored[WORDS];
+
+    DEVICE void load(const u8* from) {
+        if constexpr (KV == KV_Q8_0) {
+            const uint2 x = load_8(from);
+            stored[0] = x.x, stored[1] = x.y;
+        } else {
+            const uint4 x = load_16_once(from);
+            stored[0] = x.x, stored[1] = x.y, stored[2] = x.z, stored[3] = x.w;
+        }
+    }
+
+    // Pairs of 16-bit numbers; integers become f16, exactly.
+    DEVICE void words(u32 (&pairs)[4]) const {
+        if constexpr (KV == KV_Q8_0) {
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                // 1024 + 128 + x in each half, less 1152.
+                const u32 shifted = stored[i] ^ 0x80808080u;
+                pairs[2 * i] = sub_f16x2(permute(shifted, 0x64646464u, 0x4140), 0x64806480u);
+                pairs[2 * i + 1] = sub_f16x2(permute(shifted, 0x64646464u, 0x4342), 0x64806480u);
+            }
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) pairs[i] = stored[i];
+        }
+    }
+};
+
+// A 8x8 matrix of 16-bit elements, a row to four lanes, transposed.
+DEVICE u32 transposed(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// 2 to the exponent of a number of at least 0: 1 for 0, and for what is too small or too large to be divided by it.
+DEVICE float power_below(float x) {
+    const u32 bits = __float_as_uint(x) & 0x7f800000u;
+    return bits < 0x02000000u || bits > 0x7d000000u ? 1.0f : __uint_as_float(bits);
+}
+
+// Scales of values are at least 1e-30 / 127, or 0.
+static constexpr float LEAST_UNIT = 1.0f / float(1ull << 60) / float(1ull << 60);
+
+// Lets a unit, a power of two, grow with a scale that is seen, and returns what is in the unit before over what is in it
+// then. It depends on nothing that is not seen.
+DEVICE float grow_unit(float& unit, float scale) {
+    const float next = fmaxf(unit, scale > 0.0f ? power_below(scale) : 0.0f), fade = unit / next;
+    unit = next;
+    return fade;
+}

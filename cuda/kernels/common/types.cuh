@@ -1,0 +1,108 @@
+// Numbers: names for their widths, and conversions between them. No header of the CUDA toolkit is included anywhere, so
+// that NVRTC alone compiles every kernel.
+#pragma once
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+
+// IEEE half and bfloat16 as bits.
+struct f16 {
+    u16 bits;
+};
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE float to_float(float x) { return x; }
+
+DEVICE float to_float(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+DEVICE float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+
+DEVICE f16 to_f16(float x) {
+    f16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+DEVICE bf16 to_bf16(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// Two halves in a word: `low` in the lower 16 bits.
+DEVICE u32 pack_f16(float low, float high) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+DEVICE float low_f16(u32 pair) { return to_float(f16{u16(pair)}); }
+DEVICE float high_f16(u32 pair) { return to_float(f16{u16(pair >> 16)}); }
+DEVICE float low_bf16(u32 pair) { return __uint_as_float(pair << 16); }
+DEVICE float high_bf16(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// Arithmetic of two halves at once.
+DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+DEVICE u32 sub_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+// Two fp8 (e4m3) in 16 bits, `low` in the lower 8; too large values become the largest.
+DEVICE u16 pack_e4m3(float low, float high) {
+    u16 y;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// The two halves of such a pair, exact.
+DEVICE u32 e4m3_to_f16x2(u16 pair) {
+    u32 y;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
+    return y;
+}
+#endif
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// `Activation` of backend/src/op.rs.
+enum Activation : u32 { IDENTITY = 0, SILU = 1, SIGMOID = 2, RELU_SQUARED = 3 };
+
+DEVICE float activate(u32 activation, float x) {
+    switch (activation) {
+    case SILU: return x * sigmoid(x);
+    case SIGMOID: return sigmoid(x);
+    case RELU_SQUARED: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+    default: return x;
+    }
+}
+
+template <typename T> DEVICE T ceil_div(T a, T b) { return (a + b - 1) / b; }

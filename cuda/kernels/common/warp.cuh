@@ -1,0 +1,44 @@
+// Sums and maxima over a warp and over a block, in one fixed order: results depend on nothing but their inputs.
+#pragma once
+#include "common/types.cuh"
+
+static constexpr u32 ALL_LANES = 0xffffffffu;
+
+DEVICE u32 lane_id() { return threadIdx.x & 31; }
+DEVICE u32 warp_id() { return threadIdx.x >> 5; }
+
+// Every lane gets the sum. `WIDTH`: neighbouring lanes that belong together, a power of two.
+template <u32 WIDTH = 32> DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (u32 offset = WIDTH / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(ALL_LANES, x, offset);
+    return x;
+}
+
+template <u32 WIDTH = 32> DEVICE float warp_max(float x) {
+#pragma unroll
+    for (u32 offset = WIDTH / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, offset));
+    return x;
+}
+
+// Every thread of a one-dimensional block of whole warps gets the sum. All threads must come here.
+DEVICE float block_sum(float x) {
+    __shared__ float sums[32];
+    x = warp_sum(x);
+    const u32 warps = blockDim.x >> 5;
+    if (warps == 1) return x;
+    __syncthreads(); // the last call may still be read
+    if (lane_id() == 0) sums[warp_id()] = x;
+    __syncthreads();
+    return warp_sum(lane_id() < warps ? sums[lane_id()] : 0.0f);
+}
+
+DEVICE float block_max(float x) {
+    __shared__ float most[32];
+    x = warp_max(x);
+    const u32 warps = blockDim.x >> 5;
+    if (warps == 1) return x;
+    __syncthreads();
+    if (lane_id() == 0) most[warp_id()] = x;
+    __syncthreads();
+    return warp_max(lane_id() < warps ? most[lane_id()] : __int_as_float(0xff800000));
+}

@@ -1,0 +1,113 @@
+// The likeliest tokens of a row of logits. A block of 1024 threads per row.
+#include "common/warp.cuh"
+
+static constexpr u32 NONE = 0xffffffffu;
+static constexpr u32 TOO_MANY = 0xfffffffeu;
+static constexpr u32 THREADS = 1024;
+static constexpr u32 ROOM = 2048;
+
+// A logit and its column as a number: larger for a larger logit, then for a lower column; 0 for what cannot be chosen.
+DEVICE u64 rank(float logit, u32 column) {
+    if (!(logit > __int_as_float(0xff800000))) return 0; // minus infinity, or not a number
+    const u32 bits = __float_as_uint(fminf(logit, __int_as_float(0x7f7fffff)));
+    const u32 ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return u64(ordered) << 32 | (NONE - column);
+}
+
+DEVICE u32 column_of(u64 rank) { return rank == 0 ? NONE : NONE - u32(rank); }
+
+DEVICE float logit_of(u64 rank) {
+    const u32 ordered = u32(rank >> 32);
+    return __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+
+DEVICE u64 larger(u64 a, u64 b) { return a > b ? a : b; }
+
+// Calls `each` with the rank of every column that is this thread's.
+template <typename F> DEVICE void for_own(const float* row, u32 columns, F each) {
+    if (columns % 4 == 0) {
+        for (u32 at = 4 * threadIdx.x; at < columns; at += 4 * THREADS) {
+            const float4 four = *reinterpret_cast<const float4*>(row + at);
+            each(rank(four.x, at));
+            each(rank(four.y, at + 1));
+            each(rank(four.z, at + 2));
+            each(rank(four.w, at + 3));
+        }
+    } else {
+        for (u32 at = threadIdx.x; at < columns; at += THREADS) each(rank(row[at], at));
+    }
+}
+
+// Sorts `count` ranks, a power of two up to ROOM, the largest first.
+DEVICE void sort(u64* ranks, u32 count) {
+    for (u32 size = 2; size <= count; size *= 2) {
+        for (u32 stride = size / 2; stride > 0; stride /= 2) {
+            for (u32 i = threadIdx.x; i < count / 2; i += THREADS) {
+                const u32 low = 2 * stride * (i / stride) + i % stride, high = low + stride;
+                const bool falling = (low & size) == 0;
+                const u64 a = ranks[low], b = ranks[high];
+                if ((a < b) == falling) {
+                    ranks[low] = b;
+                    ranks[high] = a;
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+// tokens[row][i], values[row][i]: the i-th largest. At most 1024. One token takes one pass and no sorting. More: what is
+// at least as large as the `count`-th of the largest of each thread is collected and sorted; TOO_MANY if there is no room
+// for that.
+KERNEL __launch_bounds__(1024) likeliest_rows(const float* logits, u32* tokens, float* values, u32 columns, u32 count) {
+    __shared__ u64 ranks[ROOM];
+    __shared__ u32 collected;
+    const float* row = logits + u64(blockIdx.x) * columns;
+    tokens += u64(blockIdx.x) * count;
+    values += u64(blockIdx.x) * count;
+    u64 best = 0;
+    for_own(row, columns, [&](u64 rank) { best = larger(best, rank); });
+    if (count == 1) {
+#pragma unroll
+        for (u32 offset = 16; offset > 0; offset /= 2) best = larger(best, __shfl_xor_sync(ALL_LANES, best, offset));
+        if (lane_id() == 0) ranks[warp_id()] = best;
+        __syncthreads();
+        if (warp_id() > 0) return;
+        best = ranks[lane_id()];
+#pragma unroll
+        for (u32 offset = 16; offset > 0; offset /= 2) best = larger(best, __shfl_xor_sync(ALL_LANES, best, offset));
+        if (lane_id() == 0) {
+            tokens[0] = column_of(best);
+            values[0] = logit_of(best);
+        }
+        return;
+    }
+    ranks[threadIdx.x] = best;
+    if (threadIdx.x == 0) collected = 0;
+    __syncthreads();
+    sort(ranks, THREADS);
+    const u64 least = larger(ranks[count - 1], 1);
+    __syncthreads();
+    for_own(row, columns, [&](u64 rank) {
+        if (rank >= least) {
+            const u32 at = atomicAdd(&collected, 1u);
+            if (at < ROOM) ranks[at] = rank;
+        }
+    });
+    __syncthreads();
+    const u32 found = collected;
+    if (found > ROOM) {
+        if (threadIdx.x == 0) tokens[0] = TOO_MANY;
+        return;
+    }
+    u32 sorted = 2;
+    while (sorted < found) sorted *= 2;
+    for (u32 i = found + threadIdx.x; i < sorted; i += THREADS) ranks[i] = 0;
+    __syncthreads();
+    sort(ranks, sorted);
+    for (u32 i = threadIdx.x; i < count; i += THREADS) {
+        const u64 rank = i < sorted ? ranks[i] : 0;
+        tokens[i] = column_of(rank);
+        values[i] = logit_of(rank);
+    }
+}

@@ -1,0 +1,95 @@
+// Rotation of queries and keys, and keys and values into pages; rows of pages in and out.
+#include "common/order.cuh"
+#include "common/pages.cuh"
+#include "common/step.cuh"
+
+// Pairs of columns whose angles a block keeps.
+static constexpr u32 MOST_PAIRS = 512;
+
+// Rotates the heads of q and k in place, and appends k and v. A block per row and eight heads, a warp per head: those of
+// q first, then those of k. `pairs == 0`: nothing rotates.
+template <u32 KV>
+DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, float* q, float* k, const float* v,
+                       u32 heads, u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude) {
+    __shared__ float sines[MOST_PAIRS], cosines[MOST_PAIRS];
+    let_next_begin();
+    wait_for_inputs();
+    const u32 row = blockIdx.x;
+    const Span& span = step.spans[step.row_span[row]];
+    const u32 position = span.context + row - span.first;
+    for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
+        // In double precision, as everywhere: keys that differ in the last bit may be rounded apart in pages.
+        double sine, cosine;
+        sincos(double(position) * double(frequencies[i]), &sine, &cosine);
+        sines[i] = float(sine) * magnitude;
+        cosines[i] = float(cosine) * magnitude;
+    }
+    __syncthreads();
+    u32 head = blockIdx.y * (blockDim.x / 32) + warp_id();
+    if (head >= heads + pages.kv_heads) return;
+    const bool is_query = head < heads;
+    if (!is_query) head -= heads;
+    const u32 columns = is_query || !pages.latent ? key_dim : key_dim - pages.value_dim;
+    float* x = is_query ? q + (u64(row) * heads + head) * columns : k + (u64(row) * pages.kv_heads + head) * columns;
+    for (u32 i = lane_id(); i < pairs; i += 32) {
+        const u32 first = adjacent ? 2 * i : i, second = adjacent ? 2 * i + 1 : i + pairs;
+        const float a = x[first], b = x[second];
+        // Rounded as separate operations, for the same reason.
+        x[first] = __fsub_rn(__fmul_rn(a, cosines[i]), __fmul_rn(b, sines[i]));
+        x[second] = __fadd_rn(__fmul_rn(a, sines[i]), __fmul_rn(b, cosines[i]));
+    }
+    if (is_query) return;
+    __syncwarp();
+    const u32 page = step.table(span.slot, ordinal)[position >> pages.shift];
+    const u32 token = position & (pages.page_size() - 1);
+    const HeadPage place = head_page<KV>(pages, page, head);
+    const float* value = v + (u64(row) * pages.kv_heads + head) * pages.value_dim;
+    u8* key_row = place.keys + token * place.key_stride;
+    if (pages.latent) {
+        write_row<KV>(key_row, place.key_scales + token, value, pages.value_dim, x, columns);
+    } else {
+        write_row<KV>(key_row, place.key_scales + token, x, columns, x, 0);
+        write_row<KV>(place.values + token * place.value_stride, place.value_scales + token, value, pages.value_dim,
+                      value, 0);
+    }
+}
+
+// Rows of a page to f32, `[rows][kv_heads][elements of a head]`. A block per row and KV head.
+template <u32 KV> DEVICE void save_page(const Pages& pages, u32 page, float* out) {
+    const u32 token = blockIdx.x, head = blockIdx.y, elements = pages.head_elements();
+    const HeadPage place = head_page<KV>(pages, page, head);
+    out += (u64(token) * pages.kv_heads + head) * elements;
+    for (u32 i = threadIdx.x; i < elements; i += blockDim.x) {
+        const bool is_key = i < pages.key_dim;
+        const u8* row = is_key ? place.keys + token * place.key_stride : place.values + token * place.value_stride;
+        float x = element<KV>(row, is_key ? i : i - pages.key_dim);
+        if constexpr (KV == KV_Q8_0) x *= to_float((is_key ? place.key_scales : place.value_scales)[token]);
+        out[i] = x;
+    }
+}
+
+// The opposite; a warp per row and KV head.
+template <u32 KV> DEVICE void load_page(const Pages& pages, u32 page, const float* values) {
+    const u32 token = blockIdx.x, head = blockIdx.y, elements = pages.head_elements();
+    const HeadPage place = head_page<KV>(pages, page, head);
+    values += (u64(token) * pages.kv_heads + head) * elements;
+    write_row<KV>(place.keys + token * place.key_stride, place.key_scales + token, values, pages.key_dim, values, 0);
+    if (!pages.latent) {
+        values += pages.key_dim;
+        write_row<KV>(place.values + token * place.value_stride, place.value_scales + token, values, pages.value_dim,
+                      values, 0);
+    }
+}
+
+#define OF_TYPE(name, KV)                                                                                             \
+    KERNEL rope_store_##name(StepView step, Pages pages, u32 ordinal, float* q, float* k, const float* v, u32 heads,  \
+                             u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude) {       \
+        rope_store<KV>(step, pages, ordinal, q, k, v, heads, key_dim, frequencies, pairs, adjacent, magnitude);       \
+    }                                                                                                                 \
+    KERNEL save_page_##name(Pages pages, u32 page, float* out) { save_page<KV>(pages, page, out); }                   \
+    KERNEL load_page_##name(Pages pages, u32 page, const float* values) { load_page<KV>(pages, page, values); }
+
+OF_TYPE(f32, KV_F32)
+OF_TYPE(f16, KV_F16)
+OF_TYPE(bf16, KV_BF16)
+OF_TYPE(q8_0, KV_Q8_0)

@@ -1,0 +1,4 @@
+// Products with weights in Q4_0.
+#include "quant/product.cuh"
+
+PRODUCTS(q4_0, FormatQ4_0, 8)

@@ -1,0 +1,88 @@
+// What a product is given, and what becomes of its sums: `Job` of src/ops/product.rs.
+#pragma once
+#include "common/types.cuh"
+
+// Parts of a row whose sums are added in their order.
+static constexpr u32 SEGMENTS = 8;
+
+// Some entries of one of the matrices that are stacked in a weight. An entry is a meeting of a row of activations with a
+// matrix.
+struct Piece {
+    u32 matrix;
+    u32 first; // in the order of entries
+    u32 count;
+    u32 padding;
+};
+
+struct Job {
+    const u8* weight;    // or the gate's
+    const u8* up;        // of gated products
+    const u8* x;         // [inputs][units * 64] of 16 bits, or [inputs][x_stride] of f32
+    const float* factor; // [inputs]: what 16-bit activations are multiplied by to be themselves again; or null
+    const Piece* pieces; // null: every matrix has the same entries
+    const float* chosen; // or every entry is a piece, and this names its matrix
+    const u32* piece_count;
+    const u32* order; // entries in the order of their matrices, if there are pieces
+    float* out;       // entry `e` begins at `e * out_stride + column`
+    const float* bias;
+    const float* row_gate;
+    float* parts; // of entries of which every segment is left alone: [segments][entries][rows]
+    u32 rows;    // of a matrix
+    u32 units;   // of 64 columns; for f32 columns
+    u32 entries; // of every matrix, if there are no pieces
+    u32 matrices;
+    u32 per_input; // entries that share a row of activations
+    u32 x_stride;
+    u32 out_stride;
+    u32 column;
+    u32 activation;
+    u32 accumulate;
+    float scale;
+    u32 padding;
+
+    // Whether blocks know their pieces before anything has run.
+    DEVICE bool is_regular() const { return pieces == nullptr && chosen == nullptr; }
+
+    // The entries of a block, at most `MOST` of them. False if there are none.
+    template <u32 MOST> DEVICE bool piece(Piece& piece, u32 z = blockIdx.z) const {
+        if (pieces != nullptr) {
+            if (blockIdx.y >= *piece_count) return false;
+            piece = pieces[blockIdx.y];
+            return true;
+        }
+        if (chosen != nullptr) {
+            piece = Piece{u32(chosen[blockIdx.y]), blockIdx.y, 1, 0};
+            return true;
+        }
+        piece.matrix = blockIdx.y;
+        piece.first = z * MOST;
+        piece.count = min(MOST, entries - piece.first);
+        return true;
+    }
+
+    // Entry number `at` of a piece.
+    DEVICE u32 entry(const Piece& piece, u32 at) const {
+        if (chosen != nullptr) return piece.first;
+        return order == nullptr ? (piece.first + at) * matrices + piece.matrix : order[piece.first + at];
+    }
+
+    DEVICE u32 input(u32 entry) const { return entry / per_input; }
+
+    DEVICE float factor_of(u32 entry) const { return factor == nullptr ? 1.0f : factor[input(entry)]; }
+
+    // Ends a product of entry `entry` with row `row` of its matrix.
+    DEVICE void finish(u32 entry, u32 row, float sum) const {
+        float y = sum * factor_of(entry);
+        if (bias != nullptr) y += bias[row];
+        y = activate(activation, y);
+        y *= (row_gate == nullptr ? 1.0f : sigmoid(row_gate[entry])) * scale;
+        float* at = out + u64(entry) * out_stride + column + row;
+        *at = accumulate ? *at + y : y;
+    }
+
+    // The same for a gate and what it gates.
+    DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum) const {
+        const float by = factor_of(entry);
+        out[u64(entry) * out_stride + column + row] = activate(activation, gate * by) * (sum * by);
+    }
+};

@@ -1,0 +1,187 @@
+//! Everything a prepared program owns: activations, weights, memory of layers, scratch. Ops borrow its fields.
+
+use crate::{
+    device::{Device, Memory, Pinned, Ptr},
+    launch::Launch,
+    ops::{self, product::Staged},
+    pages::{Pages, frequencies},
+    plan::Plan,
+    recorder::Graphs,
+    slots::Slots,
+    step::{StepImage, StepView},
+    upload::Uploader,
+    weights::{Loader, Matrix},
+};
+use kvas_backend::{Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Step, Weight, WeightSource};
+use std::sync::Arc;
+
+/// Bytes that come to the host at once.
+const STAGING: usize = 4 << 20;
+
+/// A program ready to run.
+pub(crate) struct Machine {
+    pub(crate) device: Arc<Device>,
+    pub(crate) program: Arc<Program>,
+    pub(crate) limits: Limits,
+    /// By activation: `[rows, columns]` f32.
+    acts: Vec<Memory>,
+    /// By weight.
+    pub(crate) matrices: Vec<Matrix>,
+    /// For any op, while it runs.
+    scratch: Memory,
+    image: StepImage,
+    pub(crate) pages: Pages,
+    pub(crate) slots: Slots,
+    /// By store: frequencies of its rotation.
+    pub(crate) frequencies: Vec<Option<Memory>>,
+    pub(crate) step: Step,
+    /// By span of the step.
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) cursors: Cursors,
+    /// The likeliest tokens and their logits, by output row.
+    pub(crate) chosen: Memory,
+    /// The activation that is in the scratch in 16 bits.
+    pub(crate) staged: Option<Staged>,
+    staging: Pinned,
+    graphs: Graphs,
+}
+
+impl Machine {
+    /// Loads the weights, takes all memory and loads the kernels.
+    pub(crate) fn new(
+        (device, is_eager): (&Arc<Device>, bool),
+        program: Arc<Program>,
+        weights: &mut dyn WeightSource,
+        limits: Limits,
+    ) -> Result<Self, DeviceError> {
+        device.load_units(&["pack"])?;
+        let mut uploader = Uploader::new(device)?;
+        let matrices = Loader::load((device, &mut uploader), weights, &program)?;
+        drop(uploader);
+        let mut units = vec!["tables", "likeliest"];
+        for op in &program.ops {
+            units.extend(ops::units(&program, op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
+        }
+        units.sort_unstable();
+        units.dedup();
+        device.load_units(&units)?;
+        Plan::new(&program, &limits, device).check(device)?;
+        let rows = |rows: Rows| if rows == Rows::Step { limits.rows } else { limits.outputs };
+        let act = |act: &kvas_backend::ActDecl| {
+            device.take(&format!("activation {}", act.name), 4 * act.columns * rows(act.rows))
+        };
+        let acts = program.acts.iter().map(act).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            device: device.clone(),
+            acts,
+            scratch: device.take("scratch", ops::scratch_bytes(&program, &limits, device) as usize)?,
+            image: StepImage::new(device, &program, &limits)?,
+            pages: Pages::new(device, &program, &limits)?,
+            slots: Slots::new(device, &program, &limits)?,
+            frequencies: frequencies(device, &program, |Weight(weight)| matrices[weight as usize].floats().to_vec())?,
+            step: Step::default(),
+            entries: Vec::with_capacity(limits.rows),
+            cursors: Cursors::new(&program, &limits),
+            chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
+            staged: None,
+            staging: Pinned::new(device, STAGING)?,
+            graphs: Graphs::new(is_eager),
+            limits,
+            matrices,
+            program,
+        })
+    }
+
+    /// The kernel `name` of `kernels/UNIT.cu`.
+    pub(crate) fn kernel<'a>(&'a self, unit: &'static str, name: &'a str) -> Result<Launch<'a>, DeviceError> {
+        self.device.kernel(unit, name)
+    }
+
+    /// Where an activation is.
+    pub(crate) fn act(&self, act: Act) -> Ptr {
+        self.acts[act.0 as usize].at()
+    }
+
+    /// A weight.
+    pub(crate) fn matrix(&self, weight: Weight) -> &Matrix {
+        &self.matrices[weight.0 as usize]
+    }
+
+    /// Where a small weight is that may be missing.
+    pub(crate) fn optional(&self, weight: Option<Weight>) -> Ptr {
+        weight.map_or(Ptr::NULL, |weight| self.matrix(weight).at())
+    }
+
+    /// Scratch of [`ops::scratch_bytes`], for one op.
+    pub(crate) fn scratch(&self) -> Ptr {
+        self.scratch.at()
+    }
+
+    /// The step as kernels see it.
+    pub(crate) fn view(&self) -> StepView {
+        self.image.view()
+    }
+
+    /// Columns of an activation.
+    pub(crate) fn columns(&self, act: Act) -> usize {
+        self.program.act(act).columns
+    }
+
+    /// Rows of an activation in this step.
+    pub(crate) fn rows(&self, act: Act) -> usize {
+        match self.program.act(act).rows {
+            Rows::Step => self.step.tokens().len(),
+            Rows::Outputs => self.step.outputs().len(),
+        }
+    }
+
+    /// Starts a step: positions of the rings, then the step's image.
+    pub(crate) fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
+        assert!(step.tokens().len() <= self.limits.rows, "{} rows of {}", step.tokens().len(), self.limits.rows);
+        assert!(step.outputs().len() <= self.limits.outputs, "more outputs than prepared for");
+        self.step.clone_from(step);
+        self.entries.clear();
+        for span in step.spans() {
+            self.entries.push(self.cursors.begin(span.slot, span.rows));
+        }
+        self.image.begin(&self.device, &self.step, &self.entries)
+    }
+
+    /// Everything the step asks for from here on waits for [`Machine::end_ops`].
+    pub(crate) fn begin_ops(&self) -> Result<(), DeviceError> {
+        self.device.begin_step()
+    }
+
+    /// Runs it, at once if the same was run before.
+    pub(crate) fn end_ops(&mut self) -> Result<(), DeviceError> {
+        self.device.end_step(&mut self.graphs)
+    }
+
+    /// Ends the steps of some slots.
+    pub(crate) fn commit(&mut self, accepted: &[(Slot, u32)]) {
+        accepted.iter().for_each(|(slot, rows)| self.cursors.commit(*slot, *rows));
+    }
+
+    /// Reads the beginning of an activation, through pinned memory.
+    pub(crate) fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
+        if out.is_empty() {
+            return self.device.synchronize();
+        }
+        self.read_words(self.act(act), out)
+    }
+
+    /// Reads values of 4 bytes from device memory, through pinned memory.
+    pub(crate) fn read_words<T: bytemuck::Pod>(&mut self, from: Ptr, out: &mut [T]) -> Result<(), DeviceError> {
+        for (number, part) in out.chunks_mut(STAGING / 4).enumerate() {
+            let staging = &mut bytemuck::cast_slice_mut::<u8, T>(&mut self.staging)[..part.len()];
+            self.device.download(from.at(number * STAGING), staging)?;
+            part.copy_from_slice(staging);
+        }
+        Ok(())
+    }
+
+    /// Overwrites the beginning of an activation.
+    pub(crate) fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {
+        self.device.upload(self.act(act), values)
+    }
+}

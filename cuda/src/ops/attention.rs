@@ -1,0 +1,271 @@
+//! Attention over pages.
+
+use crate::{
+    device::{Device, Ptr, failed},
+    machine::Machine,
+};
+use kvas_backend::{
+    CHUNK, DeviceError, KvType, Limits, Program, op,
+    store::{PageLayout, PagesDecl},
+};
+use std::ops::Range;
+
+/// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
+const LEAST_PART: usize = 256;
+const MOST_PARTS: usize = 128;
+const MANY_HEADS: usize = 8;
+/// Scratch that is enough for everything to run at once.
+const ENOUGH: usize = 64 << 20;
+/// Shared memory of a block that prompts are not restricted by: `HAS_LITTLE` of `kernels/common/attention_prefill.cuh`.
+const ENOUGH_SHARED: usize = 128 << 10;
+/// Most columns of a key or of a value.
+const MOST_COLUMNS: usize = 640;
+
+/// `Attention` of `kernels/common/attention.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct AttentionView {
+    q: u64,
+    gate: u64,
+    out: u64,
+    heads: u32,
+    ordinal: u32,
+    scale: f32,
+    padding: u32,
+}
+
+/// `Parts` of `kernels/common/attention.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct PartsView {
+    tops: u64,
+    mixed: u64,
+    count: u32,
+    first_span: u32,
+    first_row: u32,
+    by_row: u32,
+}
+
+/// Files of kernels.
+pub(crate) fn units(limits: &Limits) -> Vec<&'static str> {
+    let mut units = vec!["attention"];
+    units.extend(tile_units(limits.kv_type).into_iter().flatten());
+    units
+}
+
+/// Files of kernels with matrix instructions, for few rows and for prompts.
+fn tile_units(kv_type: KvType) -> Option<[&'static str; 2]> {
+    match kv_type {
+        KvType::F32 => None,
+        KvType::F16 => Some(["attention_decode_f16", "attention_prefill_f16"]),
+        KvType::Bf16 => Some(["attention_decode_bf16", "attention_prefill_bf16"]),
+        KvType::Q8_0 => Some(["attention_decode_q8_0", "attention_prefill_q8_0"]),
+    }
+}
+
+/// Tokens of a part of a context: they depend on where it ends and on the shape of the layer alone, so that results do not
+/// depend on what else is in a step. `part_tokens` of `kernels/common/attention.cuh`.
+fn part_tokens(context: usize, kv_heads: usize) -> usize {
+    let mut part = if kv_heads < MANY_HEADS { LEAST_PART } else { 2 * LEAST_PART };
+    while part * MOST_PARTS < context {
+        part *= 2;
+    }
+    part
+}
+
+/// Bytes of the results of the parts of one row.
+fn row_bytes(op: &op::Attention, value_dim: usize, parts: usize) -> usize {
+    4 * op.heads * parts * (value_dim + 2)
+}
+
+/// Scratch for attention over parts of a context.
+pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limits, _device: &Device) -> u64 {
+    let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
+    let row = row_bytes(op, program.pages(op.store).value_dim, tokens.div_ceil(LEAST_PART).min(MOST_PARTS) + 1);
+    // All rows that are left over of a span come at once.
+    ((row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16) as u64
+}
+
+/// The files of kernels with matrix instructions for the pages of a layer, if there are any.
+fn tiles(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Option<[&'static str; 2]> {
+    let is_plain = decl.layout == PageLayout::Separate && decl.key_dim == decl.value_dim;
+    // The scales of a page of one token leave the next head at an odd place.
+    let is_aligned = matches!(decl.key_dim, 64 | 128 | 256) && (kv_type != KvType::Q8_0 || page_size > 1);
+    tile_units(kv_type).filter(|_| is_plain && is_aligned)
+}
+
+/// Rows that are looked at in parts of their contexts, together.
+#[derive(Debug, Clone)]
+struct Few {
+    spans: Range<usize>,
+    rows: Range<usize>,
+    /// Most parts of a row.
+    parts: usize,
+    /// Most rows of a span.
+    most: usize,
+}
+
+impl Machine {
+    pub(crate) fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
+        let decl = *self.program.pages(op.store);
+        if decl.key_dim.max(decl.value_dim) > MOST_COLUMNS {
+            let what = format!("attention with keys of {} columns, at most {MOST_COLUMNS} can be", decl.key_dim);
+            return Err(failed(what));
+        }
+        let pages = self.pages.kv_type();
+        let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
+        let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize;
+        let Some([decode, prefill]) = tiles(&decl, pages, self.limits.page_size) else {
+            return self.all_rows(available, bytes).iter().try_for_each(|few| self.attend(op, few, None));
+        };
+        self.attend_prompts(op, prefill)?;
+        let few = self.few_rows(available, bytes, decl.kv_heads);
+        few.iter().try_for_each(|few| self.attend(op, few, Some(decode)))
+    }
+
+    /// Rows that are left over of spans after whole chunks, in groups of neighbours that `available` bytes are enough for.
+    fn few_rows(&self, available: usize, bytes: impl Fn(usize) -> usize, kv_heads: usize) -> Vec<Few> {
+        let mut groups: Vec<Few> = Vec::new();
+        for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
+            let whole = span.rows as usize / CHUNK * CHUNK;
+            let (most, context) = (span.rows as usize - whole, span.context as usize + whole);
+            if most == 0 {
+                continue;
+            }
+            let parts = (context + most).div_ceil(part_tokens(context, kv_heads));
+            let rows = first + whole..first + span.rows as usize;
+            if let Some(last) = groups.last_mut() {
+                let most_parts = last.parts.max(parts);
+                if last.rows.end == rows.start && bytes(most_parts) * (rows.end - last.rows.start) <= available {
+                    (last.rows.end, last.spans.end) = (rows.end, number + 1);
+                    (last.parts, last.most) = (most_parts, last.most.max(most));
+                    continue;
+                }
+            }
+            groups.push(Few { spans: number..number + 1, rows, parts, most });
+        }
+        groups
+    }
+
+    /// All rows, as many at a time as `available` bytes are enough for.
+    fn all_rows(&self, available: usize, bytes: impl Fn(usize) -> usize) -> Vec<Few> {
+        // A context has most parts just before they become longer.
+        let tokens = self.step.spans().iter().map(|span| (span.context + span.rows) as usize).max().unwrap_or(1);
+        let parts = tokens.div_ceil(LEAST_PART).min(MOST_PARTS);
+        let (rows, at_once) = (self.step.tokens().len(), (available / bytes(parts)).max(1));
+        let group = |first: usize| Few { spans: 0..0, rows: first..(first + at_once).min(rows), parts, most: 1 };
+        (0..rows).step_by(at_once).map(group).collect()
+    }
+
+    fn attention_view(&self, op: &op::Attention) -> AttentionView {
+        AttentionView {
+            q: self.act(op.q).0,
+            gate: op.gate.map_or(Ptr::NULL, |gate| self.act(gate)).0,
+            out: self.act(op.out).0,
+            heads: op.heads as u32,
+            ordinal: self.program.page_ordinal(op.store) as u32,
+            scale: op.scale,
+            padding: 0,
+        }
+    }
+
+    /// Attention of the whole chunks of all spans.
+    fn attend_prompts(&self, op: &op::Attention, unit: &'static str) -> Result<(), DeviceError> {
+        /// Queries of a block: `kernels/attention_prefill.cu`.
+        const QUERIES: usize = 64;
+        let decl = self.program.pages(op.store);
+        let (spans, group) = (self.step.spans(), op.heads / decl.kv_heads);
+        let most = spans.iter().map(|span| span.rows as usize / CHUNK * CHUNK).max().unwrap_or(0);
+        let kv_type = self.pages.kv_type();
+        let has_little = self.device.shared_bytes() < ENOUGH_SHARED;
+        let tokens = match decl.key_dim {
+            ..=128 => 64,
+            _ if has_little => 16,
+            _ => 32,
+        };
+        let stages = if kv_type == KvType::Q8_0 { 1 } else { 2 };
+        let terms = if kv_type == KvType::Bf16 && !has_little { 3 } else { 2 };
+        let rows = terms * QUERIES + 2 * stages * tokens;
+        self.kernel(unit, &format!("{unit}_{}", decl.key_dim))?
+            .grid((most * group).div_ceil(QUERIES), decl.kv_heads, spans.len())
+            .block(128)
+            .early()
+            .shared(2 * rows * decl.key_dim + 4 * (2 * tokens + QUERIES))
+            .arg(self.view())
+            .arg(self.pages.view(decl))
+            .arg(self.attention_view(op))
+            .launch()
+    }
+
+    /// Attention of some rows in parts of their contexts: those that are left over of spans, by kernels of `unit`, or,
+    /// without one, all rows one by one.
+    fn attend(&self, op: &op::Attention, few: &Few, unit: Option<&'static str>) -> Result<(), DeviceError> {
+        let decl = self.program.pages(op.store);
+        let (pages, view, rows) = (self.pages.view(decl), self.attention_view(op), few.rows.len());
+        let scratch = self.scratch();
+        let parts = PartsView {
+            tops: scratch.0,
+            mixed: scratch.at((8 * rows * op.heads * few.parts).next_multiple_of(16)).0,
+            count: few.parts as u32,
+            first_span: few.spans.start as u32,
+            first_row: few.rows.start as u32,
+            by_row: u32::from(unit.is_none()),
+        };
+        if let Some(unit) = unit {
+            let queries = few.most * (op.heads / decl.kv_heads);
+            let tiles = if queries > 8 && decl.key_dim <= 128 { 2 } else { 1 };
+            self.kernel(unit, &format!("{unit}_{}_{tiles}", decl.key_dim))?
+                .grid(few.parts, decl.kv_heads * queries.div_ceil(8 * tiles), few.spans.len())
+                .block(128)
+                .early()
+                .arg(self.view())
+                .arg(pages)
+                .arg(view)
+                .arg(parts)
+                .launch()?;
+            if few.parts == 1 {
+                return Ok(()); // put together by the kernel that looked at the only part
+            }
+        } else {
+            let name = format!("attention_any_{}", self.pages.kv_type().name());
+            let launch = self.kernel("attention", &name)?.grid(few.parts, op.heads, rows).block(128).early();
+            launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()?;
+        }
+        let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(256).early();
+        launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!((size_of::<AttentionView>(), size_of::<PartsView>()), (40, 32));
+    }
+
+    #[test]
+    fn contexts_are_cut_into_few_parts_of_no_few_tokens() {
+        for kv_heads in [1, 8] {
+            let mut before = 0;
+            for context in (0..2_000_000).step_by(997) {
+                let part = part_tokens(context, kv_heads);
+                assert!(part >= before.max(LEAST_PART) && context.div_ceil(part) <= MOST_PARTS, "{context}: {part}");
+                before = part;
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_are_for_what_is_aligned() {
+        let decl = |key_dim, value_dim, layout| PagesDecl { kv_heads: 2, key_dim, value_dim, layout };
+        let plain = decl(128, 128, PageLayout::Separate);
+        let has = |decl: &PagesDecl, kv_type, page_size| tiles(decl, kv_type, page_size).is_some();
+        assert!(has(&plain, KvType::F16, 1) && has(&plain, KvType::Q8_0, 2));
+        assert!(!has(&plain, KvType::Q8_0, 1) && !has(&plain, KvType::F32, 16));
+        assert!(!has(&decl(80, 80, PageLayout::Separate), KvType::F16, 16));
+        assert!(!has(&decl(128, 64, PageLayout::Separate), KvType::F16, 16));
+        assert!(!has(&decl(256, 128, PageLayout::Latent), KvType::F16, 16));
+    }
+}

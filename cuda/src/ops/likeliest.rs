@@ -1,0 +1,128 @@
+//! The choice of tokens: not an op of programs, and done after them.
+
+use crate::machine::Machine;
+use kvas_backend::{Act, DeviceError};
+
+/// Most tokens of a row.
+pub(crate) const MOST: usize = 128;
+/// Given for the first token of a row whose tokens did not fit: very many are equal.
+const TOO_MANY: u32 = u32::MAX - 1;
+
+impl Machine {
+    /// The likeliest tokens of the first rows of the logits, `count` of each. False if the logits are to be read.
+    pub(crate) fn likeliest(
+        &mut self,
+        logits: Act,
+        count: usize,
+        (tokens, values): (&mut [u32], &mut [f32]),
+    ) -> Result<bool, DeviceError> {
+        if count == 0 || count > MOST {
+            return Ok(false);
+        }
+        let chosen = self.chosen.at();
+        let chosen_values = chosen.at(4 * tokens.len());
+        self.kernel("likeliest", "likeliest_rows")?
+            .grid(tokens.len() / count, 1, 1)
+            .block(1024)
+            .arg(self.act(logits))
+            .arg(chosen)
+            .arg(chosen_values)
+            .arg(self.columns(logits) as u32)
+            .arg(count as u32)
+            .launch()?;
+        self.read_words(chosen, tokens)?;
+        self.read_words(chosen_values, values)?;
+        Ok(tokens.chunks(count).all(|row| row[0] != TOO_MANY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Cuda, Device};
+    use kvas_backend::{
+        Act, Backend, KvType, Limits, Op, Outputs, Replay, Slot, StateType, Step,
+        conformance::{Build, Random, RandomWeights},
+        op::Embed,
+    };
+    use kvas_gguf::Quant;
+    use std::sync::Arc;
+
+    /// The largest values, the first of equal ones first, in plain words.
+    fn expected(row: &[f32], count: usize) -> (Vec<u32>, Vec<f32>) {
+        let possible = row.iter().zip(0..).filter(|(value, _)| **value > f32::NEG_INFINITY);
+        let mut all: Vec<(f32, u32)> = possible.map(|(value, at)| (value.min(f32::MAX), at)).collect();
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        all.truncate(count);
+        all.iter().map(|(value, at)| (*at, *value)).unzip()
+    }
+
+    /// A backend at the end of a step of four rows of logits, activation 0.
+    fn prepared(device: &Arc<Device>, columns: usize) -> Cuda {
+        let (mut b, rows) = (Build::default(), 4);
+        let logits = b.act("logits", columns);
+        let table = b.matrix("table", [2, columns]);
+        b.op(Op::Embed(Embed { table, scale: 1.0, out: logits }));
+        let (program, replay) = (Arc::new(b.finish(logits)), Replay::OFF);
+        let (kv_type, state_type, outputs) = (KvType::F16, StateType::F32, rows);
+        let limits =
+            Limits { rows, outputs, pages: 1, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type };
+        let mut backend = Cuda::new(device.clone());
+        backend.prepare(program, &mut RandomWeights { quant: Quant::F32, seed: 1 }, limits).unwrap();
+        let mut step = Step::default();
+        step.push(Slot(1), 0, &vec![0; rows], Outputs::All, []);
+        backend.begin(&step).unwrap();
+        backend
+    }
+
+    /// The columns of a few threads are larger than all others: more of them than there is room for are larger than the
+    /// largest of another thread.
+    #[test]
+    fn too_many_are_said_to_be_too_many() {
+        if !crate::has_device() {
+            return eprintln!("skipped: no CUDA device");
+        }
+        let columns = 64 * 4096;
+        let mut backend = prepared(&Device::open(0).unwrap(), columns);
+        let value = |column: usize| if column / 4 % 1024 < 20 { 1.0 + column as f32 } else { 0.0 };
+        let values: Vec<f32> = (0..4 * columns).map(|at| value(at % columns)).collect();
+        backend.write(Act(0), &values).unwrap();
+        for (count, expected) in [(1, true), (8, true), (40, false)] {
+            let (mut tokens, mut logits) = (vec![0; 4 * count], vec![0.0; 4 * count]);
+            assert_eq!(backend.likeliest(Act(0), count, (&mut tokens, &mut logits)).unwrap(), expected, "{count}");
+        }
+    }
+
+    #[test]
+    fn the_largest_are_found() {
+        if !crate::has_device() {
+            return eprintln!("skipped: no CUDA device");
+        }
+        let device = Device::open(0).unwrap();
+        for columns in [1, 7, 32, 1000, 4096, 5003, 151_936] {
+            let (mut backend, logits, rows) = (prepared(&device, columns), Act(0), 4);
+            let mut random = Random::new(columns as u64);
+            for of_few in [true, false] {
+                let mut value = |row: usize| match (row, random.below(5)) {
+                    (3, _) | (2, 0) => f32::NEG_INFINITY,
+                    (2, 1) => f32::NAN,
+                    _ if of_few => random.below(3) as f32,
+                    _ => random.normal(),
+                };
+                let values: Vec<f32> = (0..rows * columns).map(|at| value(at / columns)).collect();
+                backend.write(logits, &values).unwrap();
+                for count in [1, 2, 40, 128] {
+                    let (mut tokens, mut logits_of) = (vec![7; rows * count], vec![0.0; rows * count]);
+                    let found = backend.likeliest(logits, count, (&mut tokens, &mut logits_of)).unwrap();
+                    assert!(found, "{count} of {columns} columns");
+                    for row in 0..rows {
+                        let (expected, expected_logits) = expected(&values[row * columns..][..columns], count);
+                        let (token, rest) = tokens[row * count..][..count].split_at(expected.len());
+                        assert_eq!(token, expected, "{count} of {columns} columns");
+                        assert!(logits_of[row * count..].starts_with(&expected_logits));
+                        assert!(rest.iter().all(|token| *token == u32::MAX));
+                    }
+                }
+            }
+        }
+    }
+}

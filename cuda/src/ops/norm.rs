@@ -1,0 +1,52 @@
+//! Norms.
+
+use crate::{
+    machine::Machine,
+    ops::{activation, flag},
+};
+use kvas_backend::{
+    DeviceError,
+    op::{self, GateOrder},
+};
+
+/// Threads for a group of columns: whole warps, each thread with a few columns.
+fn threads(group: usize) -> usize {
+    group.div_ceil(4).next_multiple_of(32).clamp(32, 1024)
+}
+
+impl Machine {
+    pub(crate) fn norm(&mut self, op: &op::Norm) -> Result<(), DeviceError> {
+        let weight = self.matrix(op.weight);
+        let group = weight.columns;
+        let groups = self.columns(op.x) / group;
+        let name = if group.is_multiple_of(4) { "norm_rows_by_4" } else { "norm_rows" };
+        self.kernel("norm", name)?
+            .grid(self.rows(op.x) * groups, 1, 1)
+            .block(threads(group))
+            .arg(self.act(op.x))
+            .arg(weight.at())
+            .arg(self.act(op.out))
+            .arg(group as u32)
+            .arg(op.eps)
+            .early()
+            .launch()
+    }
+
+    pub(crate) fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {
+        let columns = self.columns(op.x);
+        let [weight_rows, group] = op.weight.map_or([1, columns], |weight| self.program.weight(weight).shape);
+        self.kernel("norm", "gated_norm_rows")?
+            .grid(self.rows(op.x) * (columns / group), 1, 1)
+            .block(threads(group))
+            .arg(self.act(op.x))
+            .arg(self.act(op.gate))
+            .arg(self.optional(op.weight))
+            .arg(group as u32)
+            .arg(weight_rows as u32)
+            .arg(op.eps)
+            .arg(activation(Some(op.activation)))
+            .arg(flag(op.order == GateOrder::BeforeNorm))
+            .early()
+            .launch()
+    }
+}

@@ -1,0 +1,455 @@
+//! Products with stored matrices: which kernel, which grid, and where what it reads is prepared.
+
+use crate::{
+    device::{Device, Ptr},
+    launch::Argument,
+    machine::Machine,
+    ops::{activation, experts, flag},
+    weights::{UNIT, suffix},
+};
+use kvas_backend::{
+    Act, DeviceError, Limits, Op, Program, Rows, Stacking, Weight,
+    op::{self, Activation, Output},
+};
+use kvas_gguf::Quant;
+
+/// Files of kernels for weights of these formats.
+pub(crate) fn units(quants: &[Quant]) -> Vec<&'static str> {
+    ["stage", "pack"].into_iter().chain(quants.iter().map(|quant| unit(*quant))).collect()
+}
+
+/// The file of a format's kernels.
+fn unit(quant: Quant) -> &'static str {
+    const UNITS: &[(Quant, &str)] = &[
+        (Quant::F32, "product_f32"),
+        (Quant::F16, "product_f16"),
+        (Quant::Bf16, "product_bf16"),
+        (Quant::Q4_0, "product_q4_0"),
+        (Quant::Q4_1, "product_q4_1"),
+        (Quant::Q5_0, "product_q5_0"),
+        (Quant::Q5_1, "product_q5_1"),
+        (Quant::Q8_0, "product_q8_0"),
+        (Quant::Q2K, "product_q2_k"),
+        (Quant::Q3K, "product_q3_k"),
+        (Quant::Q4K, "product_q4_k"),
+        (Quant::Q5K, "product_q5_k"),
+        (Quant::Q6K, "product_q6_k"),
+        (Quant::Iq4Nl, "product_iq4_nl"),
+        (Quant::Iq4Xs, "product_iq4_xs"),
+        (Quant::Mxfp4, "product_mxfp4"),
+    ];
+    UNITS.iter().find(|(of, _)| *of == quant).expect("weights are loaded in formats that have kernels").1
+}
+
+/// What a kernel is given: `Job` of `kernels/quant/job.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct Job {
+    weight: u64,
+    up: u64,
+    x: u64,
+    factor: u64,
+    pieces: u64,
+    chosen: u64,
+    piece_count: u64,
+    order: u64,
+    out: u64,
+    bias: u64,
+    row_gate: u64,
+    parts: u64,
+    rows: u32,
+    units: u32,
+    entries: u32,
+    matrices: u32,
+    per_input: u32,
+    x_stride: u32,
+    out_stride: u32,
+    column: u32,
+    activation: u32,
+    accumulate: u32,
+    scale: f32,
+    padding: u32,
+}
+
+impl Argument for Job {
+    fn push(self, words: &mut Vec<u64>) {
+        words.extend(bytemuck::cast::<_, [u64; size_of::<Job>() / 8]>(self));
+    }
+}
+
+/// A product before its kernel is chosen.
+pub(crate) struct Multiply {
+    pub(crate) x: Act,
+    pub(crate) weight: Weight,
+    /// Of gated products: what `weight` gates.
+    pub(crate) up: Option<Weight>,
+    pub(crate) stacking: Stacking,
+    pub(crate) out: Ptr,
+    /// Values from one entry to the next.
+    pub(crate) out_stride: usize,
+    pub(crate) column: usize,
+    pub(crate) bias: Option<Weight>,
+    pub(crate) row_gate: Option<Act>,
+    pub(crate) activation: Option<Activation>,
+    pub(crate) scale: f32,
+    pub(crate) output: Output,
+}
+
+impl Multiply {
+    /// `out = x weight^T`.
+    pub(crate) fn new(x: Act, weight: Weight, stacking: Stacking, out: Ptr, out_stride: usize) -> Self {
+        let (up, column, bias, row_gate, activation, scale) = (None, 0, None, None, None, 1.0);
+        let output = Output::Write;
+        Self { x, weight, up, stacking, out, out_stride, column, bias, row_gate, activation, scale, output }
+    }
+}
+
+/// Rows of an activation in 16 bits, in the scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Staged {
+    act: Act,
+    is_bf16: bool,
+    rows: usize,
+    stride: usize,
+    columns: usize,
+    /// Where they and their factors are.
+    at: [Ptr; 2],
+}
+
+/// Where the parts of the scratch of a product are. Sizes are those of the largest step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) pieces: usize,
+    pub(crate) order: usize,
+    factors: usize,
+    x: usize,
+    /// Products of entries that are summed afterwards, or parts of products.
+    pub(crate) sums: usize,
+    bytes: usize,
+}
+
+impl Parts {
+    /// For so many rows that meet matrices `[rows, columns]`, or two of them at once.
+    fn new(
+        most_rows: usize,
+        (per_row, stacking): (usize, Stacking),
+        [rows, columns]: [usize; 2],
+        gated: usize,
+    ) -> Self {
+        let entries = most_rows * per_row;
+        let (inputs, listed, summed) = match stacking {
+            Stacking::One | Stacking::Heads(_) if is_split(rows, gated == 2, per_row) => {
+                (entries, 0, gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows)
+            }
+            Stacking::One | Stacking::Heads(_) => (entries, 0, 0),
+            Stacking::Experts(..) => (most_rows, entries, 0),
+            Stacking::ExpertParts(..) => (entries, entries, entries * rows),
+        };
+        let after = |begin: usize, bytes: usize| begin + bytes.next_multiple_of(256);
+        let pieces = after(0, 4);
+        let order = after(pieces, 16 * listed);
+        let factors = after(order, 4 * listed);
+        let x = after(factors, 4 * inputs);
+        // Kernels read a unit beyond the last.
+        let sums = after(x, 2 * (inputs * columns.next_multiple_of(UNIT) + UNIT));
+        Self { pieces, order, factors, x, sums, bytes: after(sums, 4 * summed) }
+    }
+
+    /// Of an op that is a product.
+    pub(crate) fn of(program: &Program, op: &Op, limits: &Limits) -> Self {
+        let product = op.product(program).expect("asked of products");
+        let (per_row, count) = product.matrices(program);
+        let most_rows = match program.act(product.x).rows {
+            Rows::Step => limits.rows,
+            Rows::Outputs => limits.outputs,
+        };
+        let parts = product.weights().map(|weight| {
+            let [rows, columns] = program.weight(weight).shape;
+            Self::new(most_rows, (per_row, product.stacking), [rows / count, columns], product.weights().count())
+        });
+        parts.max_by_key(|parts| parts.bytes).expect("a product has a weight")
+    }
+}
+
+/// Scratch for a product.
+pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device: &Device) -> u64 {
+    Parts::of(program, op, limits).bytes as u64
+}
+
+/// Which kernel multiplies: all of them give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kernel {
+    /// In f32, up to so many entries a warp.
+    Float(usize),
+    /// A tile and up to so many entries a block.
+    Few(usize),
+    /// Eight tiles, up to 64 entries and one segment a block.
+    Split,
+    /// Eight tiles and up to so many entries a block.
+    Many(usize),
+}
+
+/// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
+const SEGMENTS: usize = 8;
+/// Entries of a block of [`Kernel::Split`].
+const SPLIT: usize = 64;
+
+/// Whether blocks of eight tiles are too few to keep a GPU busy, so that they are split: for matrices of so many rows,
+/// times their number.
+fn is_split(rows: usize, is_gated: bool, count: usize) -> bool {
+    rows.div_ceil(if is_gated { 64 } else { 128 }) * count <= 64
+}
+
+impl Kernel {
+    /// For `rows` rows of activations.
+    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, multiprocessors: usize) -> Self {
+        match rows {
+            0..=1 if quant == Quant::F32 => Self::Float(1),
+            _ if quant == Quant::F32 => Self::Float(8),
+            0..=8 => Self::Few(8),
+            9..=16 => Self::Few(16),
+            17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
+            17..=SPLIT => Self::Many(64),
+            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < multiprocessors => Self::Many(64),
+            _ => Self::Many(128),
+        }
+    }
+
+    /// For `rows` rows that meet experts, each of which has about `usual` of them. The weights of an expert are read once
+    /// if its entries fit.
+    fn of_experts(quant: Quant, rows: usize, usual: usize) -> Self {
+        match (2 * usual).min(rows) {
+            0..=1 if quant == Quant::F32 => Self::Float(1),
+            _ if quant == Quant::F32 => Self::Float(8),
+            0..=8 => Self::Few(8),
+            9..=16 => Self::Few(16),
+            17..=32 => Self::Few(32),
+            33..=64 => Self::Few(64),
+            _ if usual <= 64 => Self::Many(64),
+            _ => Self::Many(128),
+        }
+    }
+
+    /// Entries that a block takes at once.
+    fn most(self) -> usize {
+        match self {
+            Self::Split => SPLIT,
+            Self::Float(most) | Self::Few(most) | Self::Many(most) => most,
+        }
+    }
+}
+
+/// Threads of a block of every product.
+const THREADS: usize = 256;
+
+impl Machine {
+    /// Runs a product.
+    pub(crate) fn multiply(&mut self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
+        let rows = self.rows(of.x);
+        let matrix = self.matrix(of.weight);
+        let parts = Parts::of(&self.program, op, &self.limits);
+        let (per_row, count) = match of.stacking {
+            Stacking::One => (1, 1),
+            Stacking::Heads(heads) => (heads, heads),
+            Stacking::Experts(experts, count) | Stacking::ExpertParts(experts, count) => (self.columns(experts), count),
+        };
+        let listed = match of.stacking {
+            Stacking::One | Stacking::Heads(_) => None,
+            Stacking::Experts(experts, _) | Stacking::ExpertParts(experts, _) => Some(experts),
+        };
+        let inputs_of_row = if matches!(of.stacking, Stacking::Experts(..)) { 1 } else { per_row };
+        let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
+        let (quant, is_gated) = (matrix.quant, of.up.is_some());
+        let kernel = if listed.is_some() {
+            Kernel::of_experts(quant, rows, (rows * per_row).div_ceil(count))
+        } else {
+            Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, self.device.multiprocessors())
+        };
+        let most = kernel.most();
+        let x_stride = self.columns(of.x) / inputs_of_row;
+        let [x, factor] = self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?;
+        if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
+            self.staged = None;
+        }
+        let matrix = self.matrix(of.weight);
+        let [y, z] = match listed {
+            None => [count, rows.div_ceil(most)],
+            // A row chooses no expert twice.
+            Some(_) if rows == 1 => [per_row, 1],
+            Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
+        };
+        let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
+        let job = Job {
+            weight: matrix.at().0,
+            up: of.up.map_or(0, |up| self.matrix(up).at().0),
+            x: x.0,
+            factor: factor.0,
+            pieces: at(parts.pieces),
+            chosen: listed.filter(|_| rows == 1).map_or(0, |experts| self.act(experts).0),
+            piece_count: at(0),
+            order: at(parts.order),
+            out: of.out.0,
+            bias: self.optional(of.bias).0,
+            row_gate: of.row_gate.map_or(0, |gate| self.act(gate).0),
+            parts: self.scratch().at(parts.sums).0,
+            rows: rows_of_matrix as u32,
+            units: if matrix.quant == Quant::F32 { matrix.columns } else { matrix.units() } as u32,
+            entries: rows as u32,
+            matrices: count as u32,
+            per_input: (per_row / inputs_of_row) as u32,
+            x_stride: x_stride as u32,
+            out_stride: of.out_stride as u32,
+            column: of.column as u32,
+            activation: activation(of.activation),
+            accumulate: flag(of.output == Output::Accumulate),
+            scale: of.scale,
+            padding: 0,
+        };
+        self.launch_product((matrix.quant, kernel), job, is_gated, [y, z])?;
+        if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
+    }
+
+    fn launch_product(
+        &self,
+        (quant, kernel): (Quant, Kernel),
+        job: Job,
+        is_gated: bool,
+        [y, z]: [usize; 2],
+    ) -> Result<(), DeviceError> {
+        let gated = if is_gated { "gated_" } else { "" };
+        let suffix = suffix(quant);
+        let rows_of_eight = if is_gated { 64 } else { 128 };
+        let stages = |most: usize| 3 * 128 * (128 + most);
+        let (name, rows_of_block, shared) = match kernel {
+            Kernel::Float(most) => {
+                let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
+                let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
+                (format!("{gated}products_f32_{of_warp}x{most}_by_{lanes}"), THREADS / 32 * of_warp, 0)
+            }
+            Kernel::Few(most) => {
+                let rows_of_block = if is_gated || most < 32 { 16 } else { 32 };
+                let blocks = (job.rows as usize).div_ceil(rows_of_block) * y * z;
+                let is_tall = most == 8 && !is_gated && blocks > 2 * self.device.multiprocessors();
+                (format!("{gated}few_{most}_{}{suffix}", if is_tall { "tall_" } else { "" }), rows_of_block, 0)
+            }
+            Kernel::Split => (format!("{gated}split_{SPLIT}_{suffix}"), rows_of_eight, stages(SPLIT)),
+            Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
+        };
+        self.kernel(unit(quant), &name)?
+            .grid((job.rows as usize).div_ceil(rows_of_block), y, if kernel == Kernel::Split { SEGMENTS } else { z })
+            .block(THREADS)
+            .shared(shared)
+            .early()
+            .arg(job)
+            .launch()
+    }
+
+    /// Ends products that were left in parts.
+    fn add_parts(&self, job: Job, is_gated: bool) -> Result<(), DeviceError> {
+        self.kernel("stage", "add_parts")?
+            .grid((job.rows as usize).div_ceil(THREADS), (job.entries * job.matrices) as usize, 1)
+            .block(THREADS)
+            .early()
+            .arg(job)
+            .arg(flag(is_gated))
+            .launch()
+    }
+
+    /// Rows of activations as products with a matrix want them, and by what they are to be multiplied. Products that
+    /// follow each other share them.
+    fn stage(
+        &mut self,
+        (act, weight): (Act, Weight),
+        parts: &Parts,
+        [rows, stride]: [usize; 2],
+    ) -> Result<[Ptr; 2], DeviceError> {
+        let matrix = self.matrix(weight);
+        if matrix.quant == Quant::F32 {
+            return Ok([self.act(act), Ptr::NULL]);
+        }
+        let (is_bf16, columns) = (matrix.quant == Quant::Bf16, matrix.columns);
+        let padded = matrix.units() * UNIT;
+        let [to, factors] = [parts.x, parts.factors].map(|part| self.scratch().at(part));
+        let at = [to, if is_bf16 { Ptr::NULL } else { factors }];
+        let staged = Staged { act, is_bf16, rows, stride, columns, at };
+        if self.staged == Some(staged) {
+            return Ok(at);
+        }
+        let launch = self
+            .kernel("stage", if is_bf16 { "stage_bf16" } else { "stage_f16" })?
+            .grid(rows, 1, 1)
+            .block((padded / 4).next_multiple_of(32).clamp(32, 512))
+            .early()
+            .arg(self.act(act))
+            .arg(stride as u32)
+            .arg(columns as u32)
+            .arg(to)
+            .arg(padded as u32);
+        if is_bf16 {
+            launch.launch()?
+        } else {
+            launch.arg(factors).launch()?
+        }
+        self.staged = Some(staged);
+        Ok(at)
+    }
+
+    /// Sorts entries by their experts, and returns how many pieces of at most `most` there may be.
+    fn group_entries(
+        &self,
+        experts: Act,
+        parts: &Parts,
+        [entries, count, most]: [usize; 3],
+    ) -> Result<usize, DeviceError> {
+        let scratch = self.scratch();
+        self.kernel("stage", "group_entries")?
+            .early()
+            .grid(1, 1, 1)
+            .block(entries.max(count).next_multiple_of(32).clamp(32, 1024))
+            .shared(4 * count)
+            .arg(self.act(experts))
+            .arg(entries as u32)
+            .arg(count as u32)
+            .arg(most as u32)
+            .arg(scratch.at(parts.order))
+            .arg(scratch.at(parts.pieces))
+            .arg(scratch)
+            .launch()?;
+        Ok(experts::most_pieces(entries, count, most))
+    }
+
+    pub(crate) fn linear(&mut self, op: &op::Linear) -> Result<(), DeviceError> {
+        let (out, stride) = (self.act(op.out), self.columns(op.out));
+        let plain = Multiply::new(op.x, op.weight, Stacking::One, out, stride);
+        let op::Linear { column, bias, row_gate, activation, scale, output, .. } = *op;
+        let of = Multiply { column, bias, row_gate, activation, scale, output, ..plain };
+        self.multiply(&Op::Linear(op.clone()), &of)
+    }
+
+    pub(crate) fn gated_linear(&mut self, op: &op::GatedLinear) -> Result<(), DeviceError> {
+        let (out, stride) = (self.act(op.out), self.columns(op.out));
+        let plain = Multiply::new(op.x, op.gate, Stacking::One, out, stride);
+        let of = Multiply { up: Some(op.up), activation: Some(op.activation), ..plain };
+        self.multiply(&Op::GatedLinear(op.clone()), &of)
+    }
+
+    pub(crate) fn head_linear(&mut self, op: &op::HeadLinear) -> Result<(), DeviceError> {
+        let [stacked, inputs] = self.program.weight(op.weight).shape;
+        let (heads, outputs) = (op.heads, stacked / op.heads);
+        let stride = self.columns(op.out) / heads;
+        let of = Multiply::new(op.x, op.weight, Stacking::Heads(heads), self.act(op.out), stride);
+        self.multiply(&Op::HeadLinear(op.clone()), &of)?;
+        let left_over = stride - outputs;
+        let rows = if left_over == 0 { 0 } else { self.rows(op.x) * heads };
+        self.kernel("stage", "copy_left_over")?
+            .early()
+            .grid(rows, 1, 1)
+            .block(left_over.next_multiple_of(32).clamp(32, 256))
+            .arg(self.act(op.x))
+            .arg(self.act(op.out))
+            .arg(inputs as u32)
+            .arg(outputs as u32)
+            .arg(left_over as u32)
+            .launch()
+    }
+}

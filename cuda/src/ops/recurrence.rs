@@ -1,0 +1,432 @@
+//! Delta rules and state-space recurrences.
+
+use crate::{
+    device::{Ptr, failed},
+    machine::Machine,
+    slots::{self, Kind, State},
+};
+use kvas_backend::{
+    Act, Cursor, DeviceError, Entry, Limits, Program, Slot, Span, StateType, Store, StoreDecl, Weight,
+    op::{self, HeadMap},
+    store::{Decay, StateDecl},
+};
+
+/// `CHUNK` and `THREADS` of `kernels/common/recurrence.cuh`.
+const CHUNK: usize = kvas_backend::CHUNK;
+const THREADS: usize = 128;
+/// Most rows of a span of the kernels for many blocks: `SHORT` there.
+const SHORT: usize = 8;
+/// Rows of the state that a lane has a part of in them.
+const MANY: usize = 4;
+
+/// `Recurrence` of `kernels/common/recurrence.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct RecurrenceView {
+    inputs: u64,
+    columns: u32,
+    queries_at: u32,
+    keys_at: u32,
+    values_at: u32,
+    steps: u64,
+    beta: u64,
+    bias: u64,
+    a: u64,
+    skip: u64,
+    out: u64,
+    state: u64,
+    ring_u: u64,
+    ring_k: u64,
+    ring_g: u64,
+    ring: u32,
+    key_heads: u32,
+    value_heads: u32,
+    key_dim: u32,
+    value_dim: u32,
+    tiled: u32,
+    norm_eps: f32,
+    group: u32,
+    query_scale: f32,
+    padding: u32,
+}
+
+/// `Scan` of `kernels/mamba1.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct ScanView {
+    x: u64,
+    dt: u64,
+    b: u64,
+    c: u64,
+    d: u64,
+    rates: u64,
+    out: u64,
+    state: u64,
+    ring_u: u64,
+    ring_k: u64,
+    ring_g: u64,
+    ring: u32,
+    channels: u32,
+    key_dim: u32,
+    padding: u32,
+}
+
+/// What an op computes, see `RecurrenceView`.
+struct Inputs {
+    inputs: Act,
+    queries_at: usize,
+    keys_at: usize,
+    values_at: usize,
+    steps: Act,
+    beta: Option<Act>,
+    bias: Weight,
+    a: Weight,
+    skip: Option<Weight>,
+    norm_eps: f32,
+    out: Act,
+}
+
+/// `Fold` of `kernels/common/recurrence.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct FoldView {
+    slot: u32,
+    base: u32,
+    held: u32,
+    padding: u32,
+}
+
+/// `Prompt` of `kernels/common/recurrence.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct PromptView {
+    keys: u64,
+    heads: u64,
+    begin: u32,
+    end: u32,
+    first_span: u32,
+    padding: u32,
+}
+
+/// Rows of a step whose chunks are prepared together, and floats of a chunk and head: `HEAD_FLOATS` there.
+const PREPARED: usize = 1024;
+const HEAD_FLOATS: usize = 2 * CHUNK * CHUNK + 4 * CHUNK;
+
+/// Floats of the keys and queries, and of the heads, of all chunks that are prepared together.
+fn prepared_floats(decl: &StateDecl, rows: usize) -> [usize; 2] {
+    let chunks = rows.min(PREPARED).div_ceil(CHUNK);
+    let columns = COLUMNS.into_iter().find(|columns| decl.key_dim <= *columns).unwrap_or(0);
+    [chunks * decl.key_heads * 2 * CHUNK * columns, chunks * decl.value_heads * HEAD_FLOATS]
+}
+
+/// Scratch for prompts: what does not depend on the state.
+pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> u64 {
+    let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
+    match decl.decay {
+        Decay::PerHead => 4 * prepared_floats(decl, limits.rows).iter().sum::<usize>() as u64,
+        Decay::PerChannel | Decay::Rates(_) => 0,
+    }
+}
+
+/// Files of kernels for the state of a recurrence.
+pub(crate) fn units(program: &Program, store: Store, is_mamba2: bool, limits: &Limits) -> Vec<&'static str> {
+    let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
+    let mut units = slots::units(limits);
+    let kind = if is_mamba2 { Kind::Mamba2 } else { Kind::Delta };
+    units.push(unit(kind, decl.decay, limits.state_type));
+    units
+}
+
+/// The file of a recurrence.
+fn unit(kind: Kind, decay: Decay, state_type: StateType) -> &'static str {
+    match (decay, kind, state_type) {
+        (Decay::Rates(_), _, _) | (_, Kind::Mamba1, _) => "mamba1",
+        (_, Kind::Mamba2, StateType::F32) => "mamba2_f32",
+        (_, Kind::Mamba2, StateType::F16) => "mamba2_f16",
+        (Decay::PerHead, Kind::Delta, StateType::F32) => "delta_f32",
+        (Decay::PerHead, Kind::Delta, StateType::F16) => "delta_f16",
+        (Decay::PerChannel, Kind::Delta, StateType::F32) => "delta_per_channel_f32",
+        (Decay::PerChannel, Kind::Delta, StateType::F16) => "delta_per_channel_f16",
+    }
+}
+
+/// Columns of a key that kernels are made for.
+const COLUMNS: [usize; 3] = [64, 128, 256];
+
+/// Those of the kernel for a state.
+fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
+    [64, 128, 256]
+        .into_iter()
+        .find(|columns| decl.key_dim <= *columns)
+        .ok_or_else(|| failed(format!("a recurrence with keys of {} columns, at most 256 can be", decl.key_dim)))
+}
+
+/// Bytes of `Shared` of `kernels/common/recurrence.cuh`.
+fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
+    let (rows, most) = (16 * lane_rows, if lane_rows == MANY { SHORT } else { CHUNK });
+    let is_per_channel = decl.decay == Decay::PerChannel;
+    let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
+    let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
+    let own = if is_per_channel { (most + 1) * columns } else { 2 * 4 };
+    4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
+}
+
+impl State {
+    fn unit(&self) -> &'static str {
+        unit(self.kind, self.decl.decay, self.state_type)
+    }
+
+    fn view(&self) -> RecurrenceView {
+        let [state, u, k, g] = self.places().map(|place| place.0);
+        RecurrenceView {
+            state,
+            ring_u: u,
+            ring_k: k,
+            ring_g: g,
+            ring: self.ring as u32,
+            key_heads: self.decl.key_heads as u32,
+            value_heads: self.decl.value_heads as u32,
+            key_dim: self.decl.key_dim as u32,
+            value_dim: self.decl.value_dim as u32,
+            tiled: u32::from(self.head_map == HeadMap::Tiled),
+            group: (self.decl.value_heads / self.decl.key_heads) as u32,
+            query_scale: 1.0 / (self.decl.key_dim as f32).sqrt(),
+            ..RecurrenceView::default()
+        }
+    }
+
+    fn scan_view(&self, rates: Ptr) -> ScanView {
+        let [state, u, k, g] = self.places().map(|place| place.0);
+        ScanView {
+            rates: rates.0,
+            state,
+            ring_u: u,
+            ring_k: k,
+            ring_g: g,
+            ring: self.ring as u32,
+            channels: self.decl.value_heads as u32,
+            key_dim: self.decl.key_dim as u32,
+            ..ScanView::default()
+        }
+    }
+
+    /// The kernel of a scan, and the channels a block has.
+    fn scan_kernel(&self) -> Result<(String, usize), DeviceError> {
+        let (columns, lanes) = match self.decl.key_dim {
+            ..=16 => (16, 4),
+            17..=64 => (64, 8),
+            65..=256 => (256, 32),
+            more => return Err(failed(format!("a scan with {more} columns a channel, at most 256 can be"))),
+        };
+        Ok((format!("mamba1_{}_{columns}", self.state_type.name()), THREADS / lanes))
+    }
+}
+
+impl Machine {
+    pub(crate) fn gated_delta(&mut self, op: &op::GatedDelta) -> Result<(), DeviceError> {
+        let decl = self.slots.state(op.store).decl;
+        let keys = decl.key_heads * decl.key_dim;
+        let inputs = Inputs {
+            inputs: op.qkv,
+            queries_at: 0,
+            keys_at: keys,
+            values_at: 2 * keys,
+            steps: op.alpha,
+            beta: Some(op.beta),
+            bias: op.dt,
+            a: op.a,
+            skip: None,
+            norm_eps: op.norm_eps,
+            out: op.out,
+        };
+        self.recur(op.store, &inputs)
+    }
+
+    pub(crate) fn mamba2(&mut self, op: &op::Mamba2) -> Result<(), DeviceError> {
+        let decl = self.slots.state(op.store).decl;
+        let (values, keys) = (decl.value_heads * decl.value_dim, decl.key_heads * decl.key_dim);
+        let inputs = Inputs {
+            inputs: op.xbc,
+            queries_at: values + keys,
+            keys_at: values,
+            values_at: 0,
+            steps: op.dt,
+            beta: None,
+            bias: op.dt_bias,
+            a: op.a,
+            skip: Some(op.d),
+            norm_eps: 0.0,
+            out: op.out,
+        };
+        self.recur(op.store, &inputs)
+    }
+
+    fn recur(&self, store: Store, inputs: &Inputs) -> Result<(), DeviceError> {
+        let state = self.slots.state(store);
+        let view = RecurrenceView {
+            inputs: self.act(inputs.inputs).0,
+            columns: self.columns(inputs.inputs) as u32,
+            queries_at: inputs.queries_at as u32,
+            keys_at: inputs.keys_at as u32,
+            values_at: inputs.values_at as u32,
+            steps: self.act(inputs.steps).0,
+            beta: inputs.beta.map_or(0, |beta| self.act(beta).0),
+            bias: self.matrix(inputs.bias).at().0,
+            a: self.matrix(inputs.a).at().0,
+            skip: self.optional(inputs.skip).0,
+            norm_eps: inputs.norm_eps,
+            out: self.act(inputs.out).0,
+            ..state.view()
+        };
+        let has_chunks = state.decl.decay == Decay::PerHead;
+        if has_chunks {
+            self.recur_prompts(state, view)?;
+        }
+        let left = |(span, entry): (&Span, &Entry)| {
+            let rows = span.rows as usize;
+            if has_chunks && entry.is_final { rows % CHUNK } else { rows }
+        };
+        let spans = self.step.spans();
+        // Long spans take much longer, and are few.
+        for (least, most) in [(1, SHORT), (SHORT + 1, u32::MAX as usize)] {
+            let rows = spans.iter().zip(&self.entries).map(left);
+            let wanted = rows.filter(|rows| (least..=most).contains(rows)).count();
+            if wanted == 0 {
+                continue;
+            }
+            let (name, rows, shared) = self.recurrence(state, (wanted, most > SHORT))?;
+            self.kernel(state.unit(), &name)?
+                .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, spans.len())
+                .block(THREADS)
+                .early()
+                .shared(shared)
+                .arg(self.view())
+                .arg(view)
+                .arg(FoldView::default())
+                .arg(least as u32)
+                .arg(most as u32)
+                .launch()?;
+        }
+        Ok(())
+    }
+
+    /// The whole chunks of spans that go straight into the state: for all of some rows at once what does not depend on
+    /// it, then one after the other.
+    fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
+        let (decl, columns) = (&state.decl, columns(&state.decl)?);
+        let [keys, _] = prepared_floats(decl, self.limits.rows);
+        let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
+            let rows = span.rows as usize / CHUNK * CHUNK;
+            (entry.is_final && rows > 0).then_some((number, first, first + rows))
+        };
+        let rows = self.step.tokens().len();
+        for begin in (0..rows).step_by(PREPARED) {
+            let end = rows.min(begin + PREPARED);
+            let long = self.step.spans_with_rows().zip(&self.entries).enumerate().filter_map(long);
+            let mut inside = long.filter(|(_, first, last)| *first < end && begin < *last).map(|(number, ..)| number);
+            let Some(first_span) = inside.next() else { continue };
+            let spans = inside.last().unwrap_or(first_span) + 1 - first_span;
+            let prompt = PromptView {
+                keys: self.scratch().0,
+                heads: self.scratch().at(4 * keys).0,
+                begin: begin as u32,
+                end: end as u32,
+                first_span: first_span as u32,
+                padding: 0,
+            };
+            let shared = shared_bytes(decl, columns, 1);
+            let name = format!("{}_{columns}_prepare", state.unit());
+            let launch = self.kernel(state.unit(), &name)?.grid((end - begin).div_ceil(CHUNK), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared).arg(self.view()).arg(view).arg(prompt).launch()?;
+            let name = format!("{}_{columns}_prompt", state.unit());
+            let two = 4 * (2 * (2 * CHUNK * columns + CHUNK * 16 + HEAD_FLOATS) + 2 * CHUNK * 16);
+            let launch = self.kernel(state.unit(), &name)?.grid(decl.value_dim.div_ceil(16), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared + two).arg(self.view()).arg(view).arg(prompt).launch()?;
+        }
+        Ok(())
+    }
+
+    /// The kernel for some spans, that may be long, the rows of the state its blocks have, and its shared memory.
+    /// Results do not depend on how many rows a block has.
+    fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<(String, usize, usize), DeviceError> {
+        let columns = columns(&state.decl)?;
+        let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * MANY);
+        let has_few = long || columns > 128 || blocks < 2 * self.device.multiprocessors();
+        let lane_rows = if has_few { 1 } else { MANY };
+        let name = format!("{}_{columns}_x{lane_rows}", state.unit());
+        Ok((name, 16 * lane_rows, shared_bytes(&state.decl, columns, lane_rows)))
+    }
+
+    pub(crate) fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
+        let state = self.slots.state(op.store);
+        let view = ScanView {
+            x: self.act(op.x).0,
+            dt: self.act(op.dt).0,
+            b: self.act(op.b).0,
+            c: self.act(op.c).0,
+            d: self.matrix(op.d).at().0,
+            out: self.act(op.out).0,
+            ..state.scan_view(self.optional(slots::rates(&state.decl)))
+        };
+        let (name, channels) = state.scan_kernel()?;
+        let blocks = state.decl.value_heads.div_ceil(channels);
+        let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, self.step.spans().len()).block(THREADS).early();
+        launch.arg(self.view()).arg(view).launch()
+    }
+
+    /// Folds the committed entries of a slot's ring into its checkpoint.
+    pub(crate) fn fold(&self, store: Store, slot: Slot, held: Cursor) -> Result<(), DeviceError> {
+        let state = self.slots.state(store);
+        let (base, count) = (held.base as u32, held.held as u32);
+        if state.kind == Kind::Mamba1 {
+            let (name, channels) = state.scan_kernel()?;
+            let name = format!("{name}_fold");
+            let blocks = state.decl.value_heads.div_ceil(channels);
+            let view = state.scan_view(self.optional(slots::rates(&state.decl)));
+            let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, 1).block(THREADS);
+            return launch.arg(view).arg(slot.0).arg(base).arg(count).launch();
+        }
+        let (name, rows, shared) = self.recurrence(state, (1, false))?;
+        let fold = FoldView { slot: slot.0, base, held: count, padding: 0 };
+        self.kernel(state.unit(), &name)?
+            .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, 1)
+            .block(THREADS)
+            .early()
+            .shared(shared)
+            .arg(self.view())
+            .arg(state.view())
+            .arg(fold)
+            .arg(0u32)
+            .arg(0u32)
+            .launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        let sizes =
+            [size_of::<RecurrenceView>(), size_of::<ScanView>(), size_of::<FoldView>(), size_of::<PromptView>()];
+        assert_eq!((sizes, HEAD_FLOATS), ([144, 104, 16, 32], 576));
+    }
+
+    #[test]
+    fn keys_of_up_to_256_columns_have_a_kernel() {
+        let decl = |key_dim| StateDecl { key_heads: 1, value_heads: 2, key_dim, value_dim: 8, decay: Decay::PerHead };
+        let found = [1, 64, 65, 128, 200, 256].map(|key_dim| columns(&decl(key_dim)).ok());
+        assert_eq!(found, [64, 64, 128, 128, 256, 256].map(Some));
+        let error = columns(&decl(257)).expect_err("too many").to_string();
+        assert_eq!(error, "cuda: a recurrence with keys of 257 columns, at most 256 can be");
+    }
+
+    #[test]
+    fn what_is_prepared_of_a_prompt_does_not_grow_with_it() {
+        let decl = StateDecl { key_heads: 2, value_heads: 6, key_dim: 100, value_dim: 8, decay: Decay::PerHead };
+        assert_eq!(prepared_floats(&decl, 16), [2 * 2 * 16 * 128, 6 * HEAD_FLOATS]);
+        assert_eq!(prepared_floats(&decl, 17), prepared_floats(&decl, 32));
+        assert_eq!(prepared_floats(&decl, PREPARED), prepared_floats(&decl, 100 * PREPARED));
+    }
+}

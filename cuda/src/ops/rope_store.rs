@@ -1,0 +1,44 @@
+//! Rotation of queries and keys; keys and values into pages.
+
+use crate::{
+    device::{Ptr, failed},
+    machine::Machine,
+};
+use kvas_backend::{DeviceError, op, rope::Pairing};
+
+/// Warps of a block, each with a head.
+const HEADS: usize = 8;
+/// Pairs of columns a block keeps the angles of.
+const MOST_PAIRS: usize = 512;
+
+impl Machine {
+    pub(crate) fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
+        let decl = *self.program.pages(op.store);
+        let heads = self.columns(op.q) / op.key_dim;
+        let frequencies = self.frequencies[op.store.0 as usize].as_ref();
+        let rope = op.rope.as_ref().filter(|_| frequencies.is_some());
+        let pairs = rope.map_or(0, |rope| rope.dims / 2);
+        if pairs > MOST_PAIRS {
+            return Err(failed(format!("a rotation of {} columns, at most {} can be", 2 * pairs, 2 * MOST_PAIRS)));
+        }
+        let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
+        let rows = self.step.tokens().len();
+        self.kernel("pages", &format!("rope_store_{}", self.pages.kv_type().name()))?
+            .grid(rows, (heads + decl.kv_heads).div_ceil(HEADS), 1)
+            .block(32 * HEADS)
+            .early()
+            .arg(self.view())
+            .arg(self.pages.view(&decl))
+            .arg(self.program.page_ordinal(op.store) as u32)
+            .arg(self.act(op.q))
+            .arg(self.act(op.k))
+            .arg(self.act(op.v))
+            .arg(heads as u32)
+            .arg(op.key_dim as u32)
+            .arg(frequencies.map_or(Ptr::NULL, |memory| memory.at()))
+            .arg(pairs as u32)
+            .arg(u32::from(adjacent))
+            .arg(rope.map_or(1.0, |rope| rope.magnitude()))
+            .launch()
+    }
+}

@@ -1,0 +1,349 @@
+//! How fast the GPU of this machine goes through what layers remember: recurrences with and without a replay ring, and
+//! attention over pages, beside the bandwidth of a copy in the same run. Arguments are parts of names of the tables.
+
+use kvas_backend::{
+    Act, Backend, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Slot, StateType, Step, StoreDecl,
+    conformance::{Build, Random, RandomWeights},
+    op::{self, HeadMap},
+    store::{Decay, PageLayout, PagesDecl, StateDecl},
+};
+use kvas_cuda::{Cuda, Device};
+use kvas_gguf::Quant;
+use std::{process::ExitCode, sync::Arc};
+
+type Failed = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    if std::env::args().any(|argument| argument == "--list") {
+        return ExitCode::SUCCESS;
+    }
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(_) => {
+            println!("skipped: no CUDA device");
+            return ExitCode::SUCCESS;
+        }
+    };
+    let wanted = |name: &str| arguments.is_empty() || arguments.iter().any(|part| name.contains(part.as_str()));
+    match tables(&device, &wanted) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Failed> {
+    let copy = device.copy_bandwidth()?;
+    println!("{}: copy {:.0} GB/s", device.name(), copy / 1e9);
+    if wanted("lin_ar") {
+        println!("lin_ar: kind, batch, history, state: us a layer, GB/s of the bytes needed, share of the copy");
+        for kind in [Kind::Delta, Kind::Mamba2, Kind::PerChannel] {
+            for (batch, replays) in [(1, &[0, 16][..]), (64, &[0, 8, 16, 32][..]), (128, &[0, 16][..])] {
+                let mut recurrent = 0.0;
+                for (history, state_type) in
+                    replays.iter().map(|history| (*history, StateType::F32)).chain([(16, StateType::F16)])
+                {
+                    let (seconds, bytes) = recurrence(device, kind, batch, history, state_type)?;
+                    recurrent = if history == 0 { seconds } else { recurrent };
+                    println!(
+                        "{kind:?} {batch:>4} {history:>3} {}: {:>8.1} us {:>6.0} GB/s {:>5.1} % {:.2} x",
+                        state_type.name(),
+                        seconds * 1e6,
+                        bytes / seconds / 1e9,
+                        100.0 * bytes / seconds / copy,
+                        recurrent / seconds,
+                    );
+                }
+            }
+        }
+    }
+    if wanted("lin_verify") {
+        println!("lin_verify: kind, batch, rows: us a layer");
+        for (kind, rows) in [(Kind::Delta, 2), (Kind::Delta, 4), (Kind::Delta, 8), (Kind::PerChannel, 4)] {
+            let seconds = verify(device, kind, 64, rows)?;
+            println!("{kind:?}   64 {rows}: {:>8.1} us", seconds * 1e6);
+        }
+    }
+    if wanted("lin_prompt") {
+        println!("lin_prompt: kind, rows: us a layer");
+        for kind in [Kind::Delta, Kind::Mamba2, Kind::PerChannel] {
+            let seconds = prompt(device, kind, 2048)?;
+            println!("{kind:?} 2048: {:>8.1} us", seconds * 1e6);
+        }
+    }
+    if wanted("decode") {
+        decode_table(device, copy)?;
+    }
+    if wanted("prefill") {
+        println!("prefill: heads, columns, pages, rows after context: us, TFLOP/s");
+        for (heads, kv_heads, dim, rows, context) in
+            [(32, 8, 128, 2048, 0), (32, 8, 128, 2048, 8192), (16, 2, 256, 2048, 8192), (32, 8, 64, 2048, 8192)]
+        {
+            for kv_type in [KvType::F16, KvType::Q8_0] {
+                let shape = Shape { heads, kv_heads, dim, page_size: 16, kv_type };
+                let (seconds, _) = attention(device, shape, (1, context), rows)?;
+                let pairs = rows as f64 * (context as f64 + rows as f64 / 2.0);
+                let flops = 4.0 * heads as f64 * dim as f64 * pairs;
+                println!(
+                    "{heads}/{kv_heads} {dim} {} {rows} after {context}: {:>8.1} us {:>6.1} TFLOP/s",
+                    kv_type.name(),
+                    seconds * 1e6,
+                    flops / seconds / 1e12,
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
+    println!("decode: heads, columns, page size, type, batch x context, rows: us, GB/s, share of the copy");
+    let of = |heads, kv_heads, dim, page_size, kv_type| Shape { heads, kv_heads, dim, page_size, kv_type };
+    let llama = |page_size, kv_type| of(32, 8, 128, page_size, kv_type);
+    for (shape, batch, context, rows) in [
+        (llama(16, KvType::F16), 16, 8192, 1),
+        (llama(1, KvType::F16), 16, 8192, 1),
+        (llama(64, KvType::F16), 16, 8192, 1),
+        (llama(16, KvType::F16), 64, 2000, 1),
+        (llama(16, KvType::F16), 1, 65536, 1),
+        (llama(16, KvType::Bf16), 16, 8192, 1),
+        (llama(16, KvType::Q8_0), 16, 8192, 1),
+        (llama(16, KvType::F16), 16, 8192, 4),
+        (of(16, 2, 256, 16, KvType::F16), 32, 8192, 1),
+        (of(16, 2, 256, 16, KvType::F16), 1, 65536, 1),
+        (of(16, 2, 256, 16, KvType::Q8_0), 32, 8192, 1),
+        (of(32, 8, 64, 16, KvType::F16), 32, 8192, 1),
+    ] {
+        let (seconds, bytes) = attention(device, shape, (batch, context), rows)?;
+        println!(
+            "{}/{} {:>3} {:>2} {:>4} {batch:>3} x {context:>5} {rows}: {:>8.1} us {:>6.0} GB/s {:>5.1} %",
+            shape.heads,
+            shape.kv_heads,
+            shape.dim,
+            shape.page_size,
+            shape.kv_type.name(),
+            seconds * 1e6,
+            bytes / seconds / 1e9,
+            100.0 * bytes / seconds / copy,
+        );
+    }
+    Ok(())
+}
+
+/// Layers that take turns, so that nothing stays in a cache.
+const LAYERS: usize = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Delta,
+    PerChannel,
+    Mamba2,
+}
+
+impl Kind {
+    fn decl(self) -> StateDecl {
+        let (key_heads, value_heads, value_dim, decay) = match self {
+            Kind::Delta => (16, 32, 128, Decay::PerHead),
+            Kind::PerChannel => (32, 32, 128, Decay::PerChannel),
+            Kind::Mamba2 => (8, 128, 64, Decay::PerHead),
+        };
+        StateDecl { key_heads, value_heads, key_dim: 128, value_dim, decay }
+    }
+
+    /// Layers of this kind, and the activations they read.
+    fn program(self) -> (Program, Vec<Act>) {
+        let (decl, mut b) = (self.decl(), Build::default());
+        let StateDecl { key_heads, value_heads, key_dim, value_dim, .. } = decl;
+        let decays = value_heads * decl.decays();
+        let inputs = b.act("inputs", 2 * key_heads * key_dim + value_heads * value_dim);
+        let (alpha, beta) = (b.act("alpha", decays), b.act("beta", value_heads));
+        let out = b.act("out", value_heads * value_dim);
+        let (a, dt, d) =
+            (b.small("ssm_a", [1, value_heads]), b.small("dt", [1, decays]), b.small("d", [1, value_heads]));
+        for _ in 0..LAYERS {
+            let store = b.store(StoreDecl::State(decl));
+            b.op(match self {
+                Kind::Mamba2 => Op::Mamba2(op::Mamba2 { xbc: inputs, dt: alpha, dt_bias: dt, a, d, store, out }),
+                Kind::Delta | Kind::PerChannel => {
+                    let (head_map, norm_eps) = (HeadMap::Grouped, 1e-6);
+                    Op::GatedDelta(op::GatedDelta { qkv: inputs, alpha, beta, a, dt, head_map, norm_eps, store, out })
+                }
+            });
+        }
+        (b.finish(out), vec![inputs, alpha, beta])
+    }
+
+    /// Bytes one token must move, averaged over a ring's cycle (ALGORITHMS 2.10), in f32 but for the checkpoint.
+    fn bytes(self, history: usize, state_type: StateType) -> f64 {
+        let decl = self.decl();
+        let (heads, shared) = (decl.value_heads as f64, decl.key_heads as f64 / decl.value_heads as f64);
+        let (keys, values, decays) = (decl.key_dim as f64, decl.value_dim as f64, decl.decays() as f64);
+        let state = keys * values * state_type.bytes() as f64;
+        let act = 4.0 * (2.0 * keys * shared + 2.0 * values + decays + 1.0);
+        let entry = 4.0 * (values + keys * shared + decays);
+        let m = history as f64;
+        let moved = if history == 0 { 2.0 * state } else { state + state / m + entry * (m - 1.0) / 2.0 + entry };
+        heads * (moved + act)
+    }
+}
+
+fn limits(rows: usize, slots: usize, replay: Replay, state_type: StateType) -> Limits {
+    let (pages, page_size, kv_type) = (1, 16, KvType::F16);
+    Limits { rows, outputs: 1, pages, page_size, slots, snapshots: 0, replay, kv_type, state_type }
+}
+
+fn prepared(
+    device: &Arc<Device>,
+    (program, acts): (Program, Vec<Act>),
+    limits: Limits,
+) -> Result<(Cuda, Arc<Program>), DeviceError> {
+    let program = Arc::new(program);
+    let mut backend = Cuda::new(device.clone());
+    let mut weights = RandomWeights { quant: Quant::F32, seed: 3 };
+    backend.prepare(program.clone(), &mut weights, limits)?;
+    let mut random = Random::new(8);
+    for act in acts {
+        // A few numbers again and again: they are quickly made.
+        let some: Vec<f32> = (0..4099).map(|_| random.normal()).collect();
+        let len = program.act(act).columns * limits.rows;
+        backend.write(act, &some.iter().copied().cycle().take(len).collect::<Vec<f32>>())?;
+    }
+    Ok((backend, program))
+}
+
+/// Runs a step of equal spans; seconds of its ops.
+fn step(
+    backend: &mut Cuda,
+    program: &Program,
+    (batch, context, rows): (usize, usize, usize),
+    accepted: usize,
+) -> Result<f64, DeviceError> {
+    let mut step = Step::default();
+    for slot in 1..=batch as u32 {
+        step.push(Slot(slot), context as u32, &vec![0; rows], Outputs::None, []);
+    }
+    backend.begin(&step)?;
+    let device = backend.device().clone();
+    let seconds = device.time(&mut || program.ops.iter().try_for_each(|op| backend.execute(op)))?;
+    let accepted: Vec<(Slot, u32)> = (1..=batch as u32).map(|slot| (Slot(slot), accepted as u32)).collect();
+    backend.commit(&accepted)?;
+    Ok(seconds)
+}
+
+/// Seconds of a layer and token, and bytes it must move.
+fn recurrence(
+    device: &Arc<Device>,
+    kind: Kind,
+    batch: usize,
+    history: usize,
+    state_type: StateType,
+) -> Result<(f64, f64), DeviceError> {
+    let replay = Replay::new(history, 1);
+    let limits = limits(batch, batch + 1, replay, state_type);
+    let (mut backend, program) = prepared(device, kind.program(), limits)?;
+    let cycle = history.max(8);
+    let mut seconds = 0.0;
+    for number in 0..4 * cycle {
+        // The first cycle warms up, and is the only one without a checkpoint.
+        let one = step(&mut backend, &program, (batch, number, 1), 1)?;
+        seconds += if number > cycle { one } else { 0.0 };
+    }
+    let seconds = seconds / (3 * cycle - 1) as f64 / LAYERS as f64;
+    Ok((seconds, batch as f64 * kind.bytes(history, state_type)))
+}
+
+fn verify(device: &Arc<Device>, kind: Kind, batch: usize, rows: usize) -> Result<f64, DeviceError> {
+    let limits = limits(batch * rows, batch + 1, Replay::new(16, rows), StateType::F32);
+    let (mut backend, program) = prepared(device, kind.program(), limits)?;
+    let mut seconds = Vec::new();
+    for number in 0..64 {
+        let accepted = 1 + number % rows;
+        seconds.push(step(&mut backend, &program, (batch, 0, rows), accepted)?);
+    }
+    Ok(seconds[32..].iter().sum::<f64>() / 32.0 / LAYERS as f64)
+}
+
+fn prompt(device: &Arc<Device>, kind: Kind, rows: usize) -> Result<f64, DeviceError> {
+    let limits = limits(rows, 2, Replay::new(16, 1), StateType::F32);
+    let (mut backend, program) = prepared(device, kind.program(), limits)?;
+    let mut least = f64::INFINITY;
+    for number in 0..3 {
+        least = least.min(step(&mut backend, &program, (1, number * rows, rows), rows)?);
+    }
+    Ok(least / LAYERS as f64)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    page_size: usize,
+    kv_type: KvType,
+}
+
+/// Seconds of attention of the last `rows` of each sequence, and bytes of keys and values it must read.
+fn attention(
+    device: &Arc<Device>,
+    shape: Shape,
+    (batch, context): (usize, usize),
+    rows: usize,
+) -> Result<(f64, f64), DeviceError> {
+    const MOST_ROWS: usize = 2048;
+    let Shape { heads, kv_heads, dim, page_size, kv_type } = shape;
+    let mut b = Build::default();
+    let (q, out) = (b.act("q", heads * dim), b.act("out", heads * dim));
+    let (k, v) = (b.act("k", kv_heads * dim), b.act("v", kv_heads * dim));
+    let layout = PageLayout::Separate;
+    let decl = PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout };
+    let store = b.store(StoreDecl::Pages(decl));
+    let fill = Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope: None, store });
+    let attend = Op::Attention(op::Attention { q, gate: None, heads, scale: 1.0 / (dim as f32).sqrt(), store, out });
+    b.op(fill.clone());
+    b.op(attend.clone());
+    let each = (context + rows).div_ceil(page_size);
+    let limits = Limits {
+        pages: batch * each + 1,
+        page_size,
+        kv_type,
+        ..limits(MOST_ROWS.max(batch * rows), batch + 1, Replay::OFF, StateType::F32)
+    };
+    let (mut backend, _) = prepared(device, (b.finish(out), vec![q, k, v]), limits)?;
+    let mut pages: Vec<Page> = (1..=(batch * each) as u32).map(Page).collect();
+    let mut random = Random::new(5);
+    (1..pages.len()).rev().for_each(|i| pages.swap(i, random.below(i + 1)));
+    let mut step = Step::default();
+    let push = |step: &mut Step, sequence: usize, first: usize, rows: usize| {
+        let table = &pages[sequence * each..][..(first + rows).div_ceil(page_size)];
+        step.push(Slot(sequence as u32 + 1), first as u32, &vec![0; rows], Outputs::None, [table]);
+    };
+    let commit = |backend: &mut Cuda, step: &Step| {
+        let accepted: Vec<(Slot, u32)> = step.spans().iter().map(|span| (span.slot, span.rows)).collect();
+        backend.commit(&accepted)
+    };
+    for sequence in 0..batch {
+        for first in (0..context).step_by(MOST_ROWS) {
+            step.clear();
+            push(&mut step, sequence, first, MOST_ROWS.min(context - first));
+            backend.begin(&step)?;
+            backend.execute(&fill)?;
+            commit(&mut backend, &step)?;
+        }
+    }
+    step.clear();
+    (0..batch).for_each(|sequence| push(&mut step, sequence, context, rows));
+    backend.begin(&step)?;
+    backend.execute(&fill)?;
+    backend.execute(&attend)?;
+    let (gpu, mut times) = (backend.device().clone(), Vec::new());
+    for _ in 0..7 {
+        times.push(gpu.time(&mut || backend.execute(&attend))?);
+    }
+    commit(&mut backend, &step)?;
+    times.sort_by(f64::total_cmp);
+    let row = decl.row_bytes(kv_type) as f64;
+    Ok((times[3], batch as f64 * (context + rows) as f64 * row))
+}

@@ -1,0 +1,288 @@
+//! Products on the GPU of this machine. Without arguments: whether the bits of a row depend on what else is in the step.
+//! With `--time` and parts of names: how long products take, against what the GPU can do at most. Both go through the
+//! backend.
+
+#![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test")]
+
+use kvas_backend::{
+    Act, Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Program, Replay, Slot, StateType, Step, WeightData,
+    WeightDecl, WeightFormat, WeightSource,
+    conformance::{Build, Random, RandomWeights},
+    op::{Activation, ExpertGatedLinear, ExpertLinear, GatedLinear, HeadLinear, Linear, Output, Route, Scoring},
+};
+use kvas_cuda::{Cuda, Device};
+use kvas_gguf::Quant;
+use std::{process::ExitCode, sync::Arc, time::Instant};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--list") {
+        return ExitCode::SUCCESS;
+    }
+    if !kvas_cuda::has_device() {
+        println!("skipped: no CUDA device");
+        return ExitCode::SUCCESS;
+    }
+    let device = Device::open(0).unwrap();
+    if arguments.iter().any(|argument| argument == "--time") {
+        let parts: Vec<&str> = arguments.iter().filter(|part| !part.starts_with("--")).map(String::as_str).collect();
+        time_all(&device, &parts);
+        return ExitCode::SUCCESS;
+    }
+    let differing: usize =
+        Quant::ALL.iter().filter(|quant| quant.can_quantize()).map(|quant| bits(&device, *quant)).sum();
+    println!("{differing} formats and ops whose bits depend on the step");
+    if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn limits(rows: usize) -> Limits {
+    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
+    Limits { rows, outputs: rows, pages: 1, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type }
+}
+
+fn step(rows: usize) -> Step {
+    let mut step = Step::default();
+    step.push(Slot(1), 0, &vec![0; rows], Outputs::All, []);
+    step
+}
+
+/// All kinds of products of one input; the inputs, and what is compared.
+fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
+    let (inputs, outputs, experts_total, active) = (1280, 200, 6, 3);
+    let mut b = Build::default();
+    let (x, plain, gated) = (b.act("x", inputs), b.act("plain", outputs), b.act("gated", outputs));
+    let weights = ["w", "gate", "up"].map(|name| b.matrix(name, [outputs, inputs]));
+    b.op(Op::Linear(Linear::new(x, weights[0], plain)));
+    let [_, gate, up] = weights;
+    b.op(Op::GatedLinear(GatedLinear { x, gate, up, activation: Activation::Silu, out: gated }));
+    let (heads, of_heads) = (5, b.act("heads", 5 * 70));
+    let weight = b.matrix("of_heads", [heads * 70, inputs / heads]);
+    b.op(Op::HeadLinear(HeadLinear { x, weight, heads, out: of_heads }));
+    let (logits, experts, scores) = (b.act("logits", experts_total), b.act("experts", active), b.act("scores", active));
+    let (scoring, scale) = (Scoring::Softmax, 1.0);
+    let route = Route { logits, bias: None, scoring, groups: None, normalise: true, scale, experts, weights: scores };
+    b.op(Op::Route(route));
+    let (hidden, inner, sum) = (256, b.act("inner", active * 256), b.act("sum", outputs));
+    let gate = Some(b.matrix("gates", [experts_total * hidden, inputs]));
+    let up = b.matrix("ups", [experts_total * hidden, inputs]);
+    b.op(Op::ExpertGatedLinear(ExpertGatedLinear { x, experts, gate, up, activation: Activation::Silu, out: inner }));
+    let weight = b.matrix("downs", [experts_total * outputs, hidden]);
+    let output = Output::Write;
+    b.op(Op::ExpertLinear(ExpertLinear { x: inner, experts, weights: scores, weight, out: sum, output }));
+    let compared = [(plain, outputs), (gated, outputs), (of_heads, 350), (inner, active * hidden), (sum, outputs)];
+    (b.finish(plain), vec![(x, inputs), (logits, experts_total)], compared.to_vec())
+}
+
+/// Products of many rows at once and of a few of them give the same bits. Returns for how many ops they do not.
+fn bits(device: &Arc<Device>, quant: Quant) -> usize {
+    const ROWS: usize = 300;
+    let (program, inputs, compared) = all_products();
+    let program = Arc::new(program);
+    let mut backend = Cuda::new(device.clone());
+    if let Err(error) = backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 5 }, limits(ROWS)) {
+        println!("{quant}: {error}");
+        return 1;
+    }
+    let mut random = Random::new(11);
+    let values: Vec<Vec<f32>> =
+        inputs.iter().map(|(_, columns)| (0..ROWS * columns).map(|_| random.normal()).collect()).collect();
+    let mut run = |first: usize, rows: usize| {
+        for ((act, columns), values) in inputs.iter().zip(&values) {
+            backend.write(*act, &values[first * columns..][..rows * columns]).unwrap();
+        }
+        backend.run(&program, &step(rows)).unwrap();
+        let read = |(act, columns): &(Act, usize)| {
+            let mut out = vec![0.0; rows * columns];
+            backend.read(*act, &mut out).unwrap();
+            out
+        };
+        let results: Vec<Vec<f32>> = compared.iter().map(read).collect();
+        backend.commit(&[(Slot(1), rows as u32)]).unwrap();
+        results
+    };
+    let whole = run(0, ROWS);
+    let mut differs = vec![false; compared.len()];
+    for (first, rows) in [(0, 1), (77, 1), (3, 8), (9, 13), (40, 31), (100, 64), (5, 65), (130, 128), (20, 200)] {
+        for (op, found) in run(first, rows).iter().enumerate() {
+            let columns = compared[op].1;
+            let expected = &whole[op][first * columns..][..rows * columns];
+            let same = expected.iter().zip(found).all(|(e, f)| e.to_bits() == f.to_bits());
+            if !same && !differs[op] {
+                println!("{quant}: {} differs in {rows} rows", program.act(compared[op].0).name);
+            }
+            differs[op] |= !same;
+        }
+    }
+    differs.into_iter().filter(|differs| *differs).count()
+}
+
+/// Weights that take no time to make: some rows over and over.
+struct Tiled(Quant);
+
+impl WeightSource for Tiled {
+    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
+        let quant = if decl.format == WeightFormat::F32 { Quant::F32 } else { self.0 };
+        let some = decl.shape[1] * 7;
+        let mut random = Random::new(decl.name.bytes().map(u64::from).sum());
+        let values: Vec<f32> = (0..some).map(|_| 0.02 * random.normal()).collect();
+        let mut row = vec![0; quant.row_bytes(some).unwrap()];
+        quant.quantize(&values, &mut row).unwrap();
+        let bytes = quant.row_bytes(decl.shape[1]).unwrap() * decl.shape[0];
+        let mut all = Vec::with_capacity(bytes);
+        while all.len() < bytes {
+            all.extend_from_slice(&row[..row.len().min(bytes - all.len())]);
+        }
+        Ok(WeightData { quant, bytes: Bytes::new(all) })
+    }
+}
+
+/// A shape of a product: outputs, inputs, whether it is gated, experts and how many of them a row meets.
+#[derive(Clone, Copy)]
+struct Shape {
+    outputs: usize,
+    inputs: usize,
+    is_gated: bool,
+    experts: Option<(usize, usize)>,
+}
+
+const fn plain(outputs: usize, inputs: usize) -> Shape {
+    Shape { outputs, inputs, is_gated: false, experts: None }
+}
+
+impl Shape {
+    fn name(&self) -> String {
+        let Self { outputs, inputs, is_gated, experts } = *self;
+        let experts = experts.map_or(String::new(), |(count, active)| format!(" {active}/{count}"));
+        format!("{}{outputs}x{inputs}{experts}", if is_gated { "gated " } else { "" })
+    }
+
+    /// Weights of one product.
+    fn values(&self) -> usize {
+        let count = self.experts.map_or(1, |(count, _)| count);
+        self.outputs * self.inputs * if self.is_gated { 2 } else { 1 } * count
+    }
+
+    /// Multiplications for a row.
+    fn work(&self) -> usize {
+        self.values() / self.experts.map_or(1, |(count, active)| count / active.max(1))
+    }
+}
+
+/// `copies` products with weights of their own, so that no cache holds them.
+fn copies(shape: Shape, copies: usize) -> (Program, Vec<(Act, usize)>) {
+    let Shape { outputs, inputs, is_gated, experts } = shape;
+    let mut b = Build::default();
+    // Two inputs in turn, as hardly any product has that of the one before it.
+    let xs = ["x", "y"].map(|name| b.act(name, inputs));
+    let mut filled = xs.map(|x| (x, inputs)).to_vec();
+    let Some((count, active)) = experts else {
+        let out = b.act("out", outputs);
+        for copy in 0..copies {
+            let x = xs[copy % 2];
+            let gate = b.matrix(&format!("gate{copy}"), [outputs, inputs]);
+            if is_gated {
+                let up = b.matrix(&format!("up{copy}"), [outputs, inputs]);
+                b.op(Op::GatedLinear(GatedLinear { x, gate, up, activation: Activation::Silu, out }));
+            } else {
+                b.op(Op::Linear(Linear::new(x, gate, out)));
+            }
+        }
+        return (b.finish(out), filled);
+    };
+    let (out, experts) = (b.act("out", active * outputs), b.act("experts", active));
+    filled.push((experts, 0));
+    for copy in 0..copies {
+        let x = xs[copy % 2];
+        let gate = is_gated.then(|| b.matrix(&format!("gate{copy}"), [count * outputs, inputs]));
+        let up = b.matrix(&format!("up{copy}"), [count * outputs, inputs]);
+        b.op(Op::ExpertGatedLinear(ExpertGatedLinear { x, experts, gate, up, activation: Activation::Silu, out }));
+    }
+    (b.finish(out), filled)
+}
+
+fn time_all(device: &Arc<Device>, parts: &[&str]) {
+    let (bandwidth, peak) = (device.copy_bandwidth().unwrap(), device.matrix_peak().unwrap());
+    println!("{}: copies {:.0} GB/s, matrix instructions {:.0} TFLOP/s", device.name(), bandwidth / 1e9, peak / 1e12);
+    println!("{:<34} {:>5} {:>9} {:>7} {:>6} {:>8} {:>6}", "", "rows", "us", "GB/s", "%copy", "TFLOP/s", "%mma");
+    let decode: Vec<usize> = vec![1, 2, 8, 16, 32, 64];
+    let mut all = Vec::new();
+    let main = [Quant::Bf16, Quant::Q8_0, Quant::Q4K];
+    for quant in main {
+        for shape in [plain(4096, 4096), plain(14336, 4096), plain(4096, 14336)] {
+            all.push((quant, shape, decode.clone()));
+        }
+        all.push((quant, Shape { is_gated: true, ..plain(14336, 4096) }, decode.clone()));
+        all.push((quant, plain(14336, 4096), vec![128, 512, 4096]));
+        all.push((quant, plain(4096, 4096), vec![512, 4096]));
+        all.push((quant, Shape { is_gated: true, ..plain(14336, 4096) }, vec![4096]));
+        all.push((quant, Shape { is_gated: true, experts: Some((128, 8)), ..plain(768, 2048) }, vec![1, 8, 64, 2048]));
+    }
+    for quant in Quant::ALL.iter().filter(|quant| quant.can_quantize() && !main.contains(quant)) {
+        all.push((*quant, plain(4096, 4096), vec![1, 64]));
+        all.push((*quant, plain(14336, 4096), vec![1, 2048]));
+    }
+    all.push((Quant::F32, plain(128, 2048), vec![1, 64, 2048]));
+    all.push((Quant::Bf16, plain(1024, 4096), vec![1]));
+    all.push((Quant::Q4K, plain(1024, 4096), vec![1]));
+    all.push((Quant::Q6K, plain(128256, 4096), vec![1]));
+    for (quant, shape, rows) in all {
+        let name = format!("{quant} {}", shape.name());
+        if parts.is_empty() || parts.iter().any(|part| name.contains(part)) {
+            time(device, (quant, shape), &rows, (bandwidth, peak));
+        }
+    }
+}
+
+fn time(device: &Arc<Device>, (quant, shape): (Quant, Shape), all_rows: &[usize], (bandwidth, peak): (f64, f64)) {
+    let bytes = quant.row_bytes(shape.values()).unwrap();
+    let count = (300_000_000 / bytes).clamp(2, 32).max(4);
+    let (program, filled) = copies(shape, count);
+    let program = Arc::new(program);
+    let most = all_rows.iter().copied().max().unwrap_or(1);
+    let mut backend = Cuda::new(device.clone());
+    if let Err(error) = backend.prepare(program.clone(), &mut Tiled(quant), limits(most)) {
+        return println!("{quant} {}: {error}", shape.name());
+    }
+    let mut random = Random::new(3);
+    for &(act, columns) in &filled {
+        let values: Vec<f32> = match shape.experts {
+            Some((count, active)) if columns == 0 => {
+                let first: Vec<usize> = (0..most).map(|_| random.below(count)).collect();
+                first.iter().flat_map(|first| (0..active).map(move |i| ((first + 5 * i) % count) as f32)).collect()
+            }
+            _ => (0..most * columns).map(|_| random.normal()).collect(),
+        };
+        backend.write(act, &values).unwrap();
+    }
+    for &rows in all_rows {
+        let step = step(rows);
+        let mut run = |times: usize| {
+            let start = Instant::now();
+            for _ in 0..times {
+                backend.run(&program, &step).unwrap();
+                backend.commit(&[(Slot(1), rows as u32)]).unwrap();
+            }
+            backend.read(filled[0].0, &mut []).unwrap();
+            start.elapsed().as_secs_f64() / (times * count) as f64
+        };
+        run(5);
+        let times = ((0.01 / run(2) / count as f64) as usize).clamp(3, 50);
+        let mut seconds = [0; 5].map(|_| run(times));
+        seconds.sort_by(f64::total_cmp);
+        let seconds = seconds[2];
+        let read = match shape.experts {
+            Some((experts, active)) => bytes / experts * experts.min(rows * active),
+            None => bytes,
+        };
+        let (rate, work) = (read as f64 / seconds, 2.0 * (shape.work() * rows) as f64 / seconds);
+        let name = format!("{quant} {}", shape.name());
+        println!(
+            "{name:<34} {rows:>5} {:>9.2} {:>7.0} {:>6.1} {:>8.1} {:>6.1}",
+            seconds * 1e6,
+            rate / 1e9,
+            rate / bandwidth * 100.0,
+            work / 1e12,
+            work / peak * 100.0
+        );
+    }
+}

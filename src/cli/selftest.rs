@@ -1,0 +1,52 @@
+//! `kvas selftest`: whether the devices of this machine compute what they should.
+
+use super::{
+    device::Place,
+    flags::{ComputeFlags, Device},
+};
+use clap::Args;
+use kvas_backend::conformance::{self, Case, Table};
+
+/// Check every op of a device against the reference, with sequences that pause, go back and change slots
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  kvas selftest\n  kvas selftest --device cuda attention \"linear Q4_K\"")]
+pub(crate) struct Selftest {
+    #[command(flatten)]
+    compute: ComputeFlags,
+    /// Parts of the names of what is checked [default: everything]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
+
+impl Selftest {
+    /// Exits with 1 if something is wrong.
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let mut places = vec![Place::of(&self.compute)?];
+        if self.compute.device == Device::Auto && matches!(places[0], Place::Cuda { .. }) {
+            places.push(Place::Cpu(self.compute.threads()));
+        }
+        let mut all_passed = true;
+        for place in places {
+            let mut table = Table::default();
+            for case in conformance::cases() {
+                if self.names.is_empty() || self.names.iter().any(|name| case.name.contains(name)) {
+                    table.run(&place.bounded(case), &|| place.backend(), &mut |_| {});
+                }
+            }
+            println!("{} ({})\n{table}\n", place.name(), place.describe());
+            let (passed, all) = table.counts();
+            all_passed &= passed == all;
+        }
+        Ok(u8::from(!all_passed))
+    }
+}
+
+impl Place {
+    /// A case with the bound that holds here.
+    fn bounded(&self, case: Case) -> Case {
+        match self {
+            Place::Cpu(_) | Place::Reference => case,
+            Place::Cuda { .. } => case.with_half_activations(),
+        }
+    }
+}

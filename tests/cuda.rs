@@ -1,0 +1,130 @@
+//! Whole models on a GPU: against reference implementations, against the processor, and against themselves in other
+//! company. Every test says "skipped" where there is no GPU.
+
+use crate::{
+    golden::{beside, converted, divergence, fixtures, golden, limits, logits},
+    history::{Subject, go_through},
+};
+use kvas_backend::{Backend, KvType, Op, Program, Replay};
+use kvas_cpu::Cpu;
+use kvas_cuda::{Cuda, Device};
+use kvas_gguf::Quant;
+use std::sync::{Arc, OnceLock};
+
+/// The GPU, opened once for all tests.
+fn device() -> Option<Arc<Device>> {
+    static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
+    let opened = DEVICE.get_or_init(|| kvas_cuda::has_device().then(|| Device::open(0).unwrap()));
+    if opened.is_none() {
+        eprintln!("skipped: no CUDA device");
+    }
+    opened.clone()
+}
+
+fn backend(device: &Arc<Device>) -> Box<dyn Backend> {
+    Box::new(Cuda::new(device.clone()))
+}
+
+/// How many times farther than the processor a GPU may be from the reference implementations.
+const FARTHER: f64 = 2.0;
+
+/// And how many nats besides: activations of products are rounded there to 8 bits of mantissa where weights are bf16. Floor
+/// on an H200: 7.2e-4 (qwen35); 6.1e-2 (kimi-linear) where experts are chosen, since random weights make close choices.
+fn farther(quant: Quant, program: &Program) -> f64 {
+    let chooses = program.ops.iter().any(|op| matches!(op, Op::Route(_)));
+    match (quant == Quant::Bf16, chooses) {
+        (false, _) => 1e-5,
+        (true, false) => 1.5e-3,
+        (true, true) => 0.12,
+    }
+}
+
+#[test]
+fn models_on_a_gpu_say_what_the_reference_implementations_say() {
+    let Some(device) = device() else { return };
+    let mut far = Vec::new();
+    for directory in fixtures() {
+        let golden = golden(&directory);
+        let name = directory.file_name().unwrap().to_str().unwrap();
+        for quant in [Quant::F32, Quant::Bf16, Quant::Q8_0] {
+            let model = converted(&directory, quant);
+            let of = |backend: Box<dyn Backend>| {
+                let found = logits(&model, backend, limits(64, Replay::new(8, 4), KvType::F16), &golden.ids);
+                divergence(&golden.logits, &found, model.spec.vocab)
+            };
+            let (found, cpu) = (of(backend(&device)), of(Box::new(Cpu::new(2))));
+            println!("{name} as {quant}: {found:.1e} nats, {cpu:.1e} on the processor");
+            if found.is_nan() || found > FARTHER * cpu + farther(quant, &model.program) {
+                far.push(format!("{name} as {quant}: {found:.1e} nats, {cpu:.1e} on the processor"));
+            }
+        }
+    }
+    assert!(far.is_empty(), "{}", far.join("\n"));
+}
+
+#[test]
+fn a_second_sequence_on_a_gpu_changes_no_bit() {
+    let Some(device) = device() else { return };
+    for directory in fixtures() {
+        for quant in [Quant::F32, Quant::Q8_0] {
+            let (model, golden) = (converted(&directory, quant), golden(&directory));
+            let other: Vec<u32> = golden.ids.iter().rev().copied().collect();
+            let beside = |other| beside(&model, backend(&device), other, &golden.ids);
+            assert!(beside(&[]) == beside(&other[..31]), "{} as {quant}", directory.display());
+        }
+    }
+}
+
+/// Largest difference of a logit on a GPU from that of a fresh run on the processor, with f32 weights and pages. Floor on an
+/// H200: 7.1e-5 (kimi-linear), 6.3e-5 (qwen35), 2.3e-5 and less for the others.
+const HISTORY: f32 = 1.5e-4;
+
+fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str) {
+    let Some(device) = device() else { return };
+    go_through(name, &Subject { make: &|| backend(&device), bound: HISTORY }, (34, 60));
+}
+
+#[test]
+fn histories_of_delta_rules() {
+    any_history_is_that_of_a_fresh_run_on_the_processor("qwen35");
+}
+
+#[test]
+fn histories_of_decays_by_channel() {
+    any_history_is_that_of_a_fresh_run_on_the_processor("kimi-linear");
+}
+
+#[test]
+fn histories_of_state_spaces() {
+    any_history_is_that_of_a_fresh_run_on_the_processor("mamba2");
+}
+
+#[test]
+fn histories_of_state_spaces_and_attention() {
+    any_history_is_that_of_a_fresh_run_on_the_processor("nemotron_h");
+}
+
+#[test]
+fn histories_of_state_spaces_beside_attention() {
+    any_history_is_that_of_a_fresh_run_on_the_processor("falcon-h1");
+}
+
+#[test]
+fn histories_of_short_convolutions() {
+    any_history_is_that_of_a_fresh_run_on_the_processor("lfm2");
+}
+
+/// Steps of one row are the same launches again and again: all but the first few are graphs.
+#[test]
+fn a_graph_gives_the_bits_of_its_launches() {
+    let Some(device) = device() else { return };
+    for directory in fixtures() {
+        for quant in [Quant::Bf16, Quant::Q8_0] {
+            let (model, golden) = (converted(&directory, quant), golden(&directory));
+            let limits = limits(1, Replay::new(8, 1), KvType::F16);
+            let of = |backend: Box<dyn Backend>| logits(&model, backend, limits, &golden.ids);
+            let eager = of(Box::new(Cuda::new(device.clone()).eager()));
+            assert!(of(backend(&device)) == eager, "{} as {quant}", directory.display());
+        }
+    }
+}

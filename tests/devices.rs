@@ -1,0 +1,61 @@
+//! Commands that name devices: what is there, what is not, and what parts.
+
+use crate::{
+    commands::{fails, kvas, succeeds, text},
+    golden::{converted_file, fixture},
+};
+use kvas_gguf::Quant;
+
+#[test]
+fn a_machine_without_a_gpu_says_so_in_one_line() {
+    let out = succeeds(&["doctor"]);
+    for line in ["processor", "GPU", "kernel compiler", "kernels built in"] {
+        assert!(out.contains(line), "{out}");
+    }
+    if kvas_cuda::has_device() {
+        return eprintln!("skipped: there is a CUDA device");
+    }
+    let file = converted_file(&fixture("llama"), Quant::F32);
+    let path = text(&file);
+    for command in
+        [&["bench", "-m", &path][..], &["plan", "-m", &path], &["run", "-m", &path, "-p", "a"], &["selftest"]]
+    {
+        let error = fails(&[command, &["--device", "cuda"]].concat());
+        assert!(error.contains("--device cuda"), "{error}");
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn kernels_are_built_or_the_compiler_is_missed() {
+    let error = fails(&["kernels", "build", "--arch", "75", "-o", "unused"]);
+    assert!(error.contains("--arch 75"), "{error}");
+    let out = std::env::temp_dir().join(format!("kvas-kernels-{}", std::process::id()));
+    let output = kvas(&["kernels", "build", "--arch", "90a", "-o", &text(&out)]);
+    if kvas_cuda::compiler_version().is_some() {
+        assert!(output.status.success() && std::fs::read(&out).unwrap().starts_with(b"KVASKERN"));
+        std::fs::remove_file(out).unwrap();
+    } else {
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && error.contains("NVRTC"), "{error}");
+    }
+}
+
+#[test]
+fn devices_are_compared_op_by_op() {
+    let file = converted_file(&fixture("qwen35"), Quant::F32);
+    let path = text(&file);
+    let out = succeeds(&["diff", "-m", &path, "--device", "cpu", "--all"]);
+    assert!(out.starts_with("cpu against reference") && out.contains("GatedDelta"), "{out}");
+    let out = kvas(&["diff", "-m", &path, "--device", "cpu", "--bound", "0"]);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert_eq!((out.status.code(), text.lines().count()), (Some(1), 3), "{text}");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_device_tests_itself() {
+    let out = succeeds(&["selftest", "--device", "cpu", "norm 3x33", "route 4 of 12"]);
+    assert!(out.starts_with("cpu (") && out.contains("norm 3x33"), "{out}");
+    assert!(out.contains("13 of 13 passed"), "{out}");
+}
