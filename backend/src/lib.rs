@@ -192,10 +192,15 @@ pub trait Backend: Send {
     /// The first `out.len() / columns` rows of an activation. Waits for all that was asked for before, also for no rows.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
 
-    /// The `count` likeliest tokens of the first output rows of the last step, as many rows as there is room for, and
-    /// their logits: the columns of the largest values of `logits`, the largest first, of equal ones the lowest.
-    /// `u32::MAX` where there are no more above minus infinity. False, with anything in the slices, if the device leaves
-    /// that to who reads the logits.
+    /// The most tokens of a row that [`Backend::likeliest`] finds; 0 if that is left to who reads the logits.
+    fn most_likeliest(&self) -> usize {
+        0
+    }
+
+    /// The `count` likeliest tokens, at most [`Backend::most_likeliest`], of the first output rows of the last step, as
+    /// many rows as there is room for, and their logits: the columns of the largest values of `logits`, the largest
+    /// first, of equal ones the lowest. `u32::MAX` where there are no more above minus infinity. False, with anything in
+    /// the slices, if the logits are to be read instead.
     fn likeliest(
         &mut self,
         _logits: Act,

@@ -177,6 +177,10 @@ impl Backend for Cuda {
         self.machine().read(act, out)
     }
 
+    fn most_likeliest(&self) -> usize {
+        ops::likeliest::MOST
+    }
+
     fn likeliest(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
         self.machine().likeliest(logits, count, out)
     }

@@ -110,6 +110,9 @@ impl Runner {
     /// logits are in [`Runner::logits_mut`].
     pub fn run_likeliest(&mut self, step: &Step, count: usize) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
+        if count > self.backend.most_likeliest() {
+            return self.read_logits(step);
+        }
         let Likeliest { count: found, tokens, logits } = &mut self.likeliest;
         *found = count;
         tokens.resize(step.outputs().len() * count, u32::MAX);
