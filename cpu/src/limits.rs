@@ -1,8 +1,12 @@
 //! What this machine can do: memory to be had, read bandwidth, arithmetic.
 
 use crate::{
-    pool::{Place, Pool, Tiles},
-    simd::{Isa, Kernel, Proof, Simd, math},
+    arena::Arena,
+    pool::{Place, Pool, Tiles as Parts},
+    simd::{
+        Isa, Kernel, Proof, Simd, math,
+        tiles::{Line, Multiply, SIDE, STEP, Tiles},
+    },
 };
 use std::{hint::black_box, time::Instant};
 
@@ -53,7 +57,7 @@ fn fastest(threads: usize, data: &mut [f32], work: impl Fn(Proof, &[f32]) + Sync
     for _ in 0..PASSES {
         for window in data.chunks_exact_mut(len * threads).take(WINDOWS) {
             let start = Instant::now();
-            pool.share((Place::Everywhere, threads), Tiles::chunks(window, len), |_, part| work(proof, part.row(0)));
+            pool.share((Place::Everywhere, threads), Parts::chunks(window, len), |_, part| work(proof, part.row(0)));
             seconds = seconds.min(start.elapsed().as_secs_f64());
         }
     }
@@ -127,10 +131,39 @@ impl Kernel for MultiplyAdd {
     }
 }
 
-/// f32 multiply-adds of `threads` threads together, in GFLOP/s (two operations each): the best of several runs. Takes
-/// about a tenth of a second; 0 if threads cannot be started.
+/// Rows and steps of a product that stays in the first-level cache.
+const HOT: (usize, usize) = (2 * SIDE, 8);
+/// Products in a run.
+const PRODUCTS: usize = 2000;
+
+/// Multiplies the same tiles again and again; returns the operations it did.
+fn multiply_tiles(tiles: Tiles) -> usize {
+    let ((rows, steps), width) = (HOT, 2 * SIDE);
+    let a = Arena::<u16>::zeroed(rows * steps * STEP);
+    let (b, mut c) = (Arena::<u32>::zeroed(2 * steps * SIDE * SIDE), Arena::<f32>::zeroed(rows * width));
+    let lines: &[Line] = bytemuck::cast_slice(&b);
+    let (low, high) = lines.split_at(steps * SIDE);
+    let (open, a_stride, c_stride) = (tiles.open(), steps * STEP, width);
+    for _ in 0..PRODUCTS {
+        open.multiply(Multiply { a: &a, a_stride, rows, b: [low, high], c: &mut c, c_stride, accumulate: true });
+    }
+    black_box(&*c);
+    2 * rows * width * steps * STEP * PRODUCTS
+}
+
+/// Multiply-adds of `threads` threads together, in GFLOP/s (two operations each): by the matrix unit where there is one,
+/// of bf16 from the first-level cache, else of f32 in vectors; the best of several runs. Takes about a tenth of a
+/// second; 0 if threads cannot be started.
 pub fn compute_peak(threads: usize) -> f64 {
     let threads = threads.max(1);
+    if let Some(tiles) = Proof::of(Isa::best()).and_then(Proof::tiles) {
+        let operations = threads * multiply_tiles(tiles);
+        let mut data = vec![0.0; WINDOWS * threads];
+        let seconds = fastest(threads, &mut data, |_, _| {
+            black_box(multiply_tiles(tiles));
+        });
+        return seconds.map_or(0.0, |seconds| operations as f64 / seconds / 1e9);
+    }
     let operations = Proof::of(Isa::best()).map_or(0, |proof| threads * proof.run(MultiplyAdd(0.5)));
     let mut data = vec![0.999_999_f32; WINDOWS * threads];
     let seconds = fastest(threads, &mut data, |proof, part| {

@@ -187,7 +187,8 @@ fn capabilities(place: &Place, gbs: f64, gflops: f64) -> String {
     let device = place.describe();
     match place {
         Place::Cpu(_) | Place::Reference => {
-            format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (f32)")
+            let unit = if kvas_cpu::Isa::best() == kvas_cpu::Isa::Amx { "bf16 matrix unit" } else { "f32" };
+            format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s ({unit})")
         }
         Place::Cuda { .. } => {
             format!("{device} copies {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s (bf16 matrix instructions)")
