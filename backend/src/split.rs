@@ -229,11 +229,12 @@ impl Backend for Split {
     }
 
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
-        let of = |(number, device): (usize, &Box<dyn Backend>)| {
+        let devices = self.devices.iter().enumerate();
+        let scratch = devices.map(|(number, device)| {
             let limits = self.placement.limits(program, *limits, number);
             device.scratch_bytes(&self.placement.part(program, number), quants, &limits)
-        };
-        self.devices.iter().enumerate().map(of).sum()
+        });
+        scratch.sum()
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
@@ -378,11 +379,14 @@ mod tests {
 
     #[test]
     fn pages_are_shared_out_as_stores_are() {
-        assert_eq!(arena_pages(10, &[]), [1..10]);
-        assert_eq!(arena_pages(10, &[0, 0]), [1..10]);
-        assert_eq!(arena_pages(11, &[0, 1, 0]), [1..7, 7..11]);
-        assert_eq!(arena_pages(10, &[1, 1]), [1..1, 1..10]);
-        assert_eq!(arena_pages(0, &[0, 1]), [1..1, 1..1]);
+        let of = |pages, arenas: &[usize]| -> Vec<(u32, u32)> {
+            arena_pages(pages, arenas).into_iter().map(|range| (range.start, range.end)).collect()
+        };
+        assert_eq!(of(10, &[]), [(1, 10)]);
+        assert_eq!(of(10, &[0, 0]), [(1, 10)]);
+        assert_eq!(of(11, &[0, 1, 0]), [(1, 7), (7, 11)]);
+        assert_eq!(of(10, &[1, 1]), [(1, 1), (1, 10)]);
+        assert_eq!(of(0, &[0, 1]), [(1, 1), (1, 1)]);
         let pages = arena_pages(11, &[0, 1, 0]);
         assert_eq!((in_arena(&pages, 1, Page(7)), in_arena(&pages, 0, Page(1))), (Page(1), Page(1)));
     }
