@@ -64,7 +64,9 @@ impl Plan {
             if let Some(product) = op.product(program)
                 && product.weights().any(|weight| Path::of(quant(weight)) == Path::Packed)
             {
-                plan.quantised = plan.quantised.max(size(product.x));
+                let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
+                let entries = rows(product.x).saturating_mul(product.matrices(program).0);
+                plan.quantised = plan.quantised.max(entries.saturating_mul(columns));
             }
             if let Some(product) = op.product(program).filter(|_| tiles.is_some())
                 && product.weights().all(|weight| tiles::serves(quant(weight), program.weight(weight).shape[1]))

@@ -2,10 +2,12 @@
 //! activations give the same bits.
 
 use super::*;
-use crate::simd::{Isa, Proof};
+use crate::{
+    ops::panels::PanelTimes,
+    simd::{Isa, Proof, panels::QuantisedBlock},
+};
 use kvas_backend::conformance::Random;
 use kvas_gguf::Quant;
-use std::marker::PhantomData;
 
 /// Formats that are packed, and where in a stored block its f16 scales are.
 const FORMATS: [(Quant, &[usize]); 12] = [
@@ -43,9 +45,16 @@ fn random_rows(quant: Quant, rows: usize, columns: usize, scale_at: &[usize]) ->
 }
 
 fn quantised(proof: Proof, x: &[f32]) -> Vec<QuantisedBlock> {
-    let mut blocks = vec![QuantisedBlock::default(); x.len() / BLOCK];
-    proof.run(Quantise { x, blocks: &mut blocks });
-    blocks
+    group(proof, &[x])
+        .chunks_exact(RECORD)
+        .map(|record| bytemuck::pod_read_unaligned(bytemuck::cast_slice(record)))
+        .collect()
+}
+
+fn group(proof: Proof, x: &[&[f32]]) -> Vec<Word> {
+    let mut words = vec![[0; 4]; x[0].len() / BLOCK * RECORD * x.len()];
+    proof.run(Quantise { x, out: &mut words });
+    words
 }
 
 fn exact(blocks: &[QuantisedBlock]) -> Vec<f64> {
@@ -53,35 +62,28 @@ fn exact(blocks: &[QuantisedBlock]) -> Vec<f64> {
     blocks.iter().flat_map(|b| values(b).into_iter().map(|q| f64::from(q) * f64::from(b.scale))).collect()
 }
 
-struct Products<'a, L> {
-    panel: Panel<'a>,
-    x: [&'a [QuantisedBlock]; 3],
-    layout: PhantomData<L>,
-}
+/// How many activations there are: a group of each size.
+const COUNT: usize = 31;
 
-impl<L: Layout> Kernel for Products<'_, L> {
-    /// Three at once, one by one.
-    type Output = [[[f32; ROWS]; 3]; 2];
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> Self::Output {
-        let Self { panel, x, .. } = self;
-        let mut out = [panel.times::<L, S, 3>(simd, x); 2];
-        for r in 0..3 {
-            [out[1][r]] = panel.times::<L, S, 1>(simd, [x[r]]);
-        }
-        out
+/// Products of a panel with all of `x`.
+fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec<[f32; ROWS]> {
+    let mut words = Vec::new();
+    let mut left = x;
+    while !left.is_empty() {
+        let (some, rest) = left.split_at(group_len(left.len(), proof.tiles().is_some()));
+        words.extend(group(proof, &some.iter().map(|x| &x[..]).collect::<Vec<_>>()));
+        left = rest;
     }
-}
-
-fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: [&[QuantisedBlock]; 3]) -> [[[f32; ROWS]; 3]; 2] {
-    with_layout!(quant, |L| proof.run(Products::<L> { panel, x, layout: PhantomData }), panic!("{quant}"))
+    let mut y = vec![f32::NAN; x.len() * ROWS];
+    let times = PanelTimes { panel, count: x.len(), x: &words, y: &mut y, width: ROWS };
+    with_layout!(quant, |L| times.run::<L>(proof), panic!("{quant}"));
+    y.as_chunks().0.to_vec()
 }
 
 #[test]
 fn products_are_those_of_dequantised_blocks_to_the_bit_everywhere() {
     for (quant, scale_at) in FORMATS {
-        for (rows, blocks) in [(16, 1), (16, 3), (5, 2)] {
+        for (rows, blocks) in [(16, 1), (16, 3), (5, 2), (16, 21)] {
             let columns = blocks * quant.block_len();
             let bytes = random_rows(quant, rows, columns, scale_at);
             let mut packed = vec![0xff; panel_bytes(quant, columns).unwrap()];
@@ -89,33 +91,34 @@ fn products_are_those_of_dequantised_blocks_to_the_bit_everywhere() {
             let panel = Panel { bytes: &packed, columns };
             let mut random = Random::new(blocks as u64);
             // The last block is zero.
-            let x = [0; 3].map(|_| -> Vec<f32> {
+            let x = [0; COUNT].map(|_| -> Vec<f32> {
                 (0..columns).map(|i| if i + 32 < columns { 50.0 * random.normal() } else { 0.0 }).collect()
             });
-            let scalar = x.clone().map(|x| quantised(Proof::of(Isa::Scalar).unwrap(), &x));
-            let x = scalar.each_ref().map(|x| &x[..]);
-            let truth = products(Proof::of(Isa::Scalar).unwrap(), quant, panel, x);
+            let scalar = Proof::of(Isa::Scalar).unwrap();
+            let truth = products(scalar, quant, panel, &x);
             for proof in proofs() {
-                let found = products(proof, quant, panel, x);
-                for r in 0..3 {
-                    assert_eq!(found[0][r].map(f32::to_bits), found[1][r].map(f32::to_bits), "{quant} {proof:?}");
-                    assert_eq!(found[0][r].map(f32::to_bits), truth[0][r].map(f32::to_bits), "{quant} {proof:?}");
+                let together = products(proof, quant, panel, &x);
+                for r in 0..COUNT {
+                    let alone = products(proof, quant, panel, &x[r..=r])[0];
+                    assert_eq!(alone.map(f32::to_bits), truth[r].map(f32::to_bits), "{quant} {proof:?}, {r}");
+                    assert_eq!(together[r].map(f32::to_bits), truth[r].map(f32::to_bits), "{quant} {proof:?}, {r}");
                 }
             }
+            let x: Vec<_> = x[..3].iter().map(|x| quantised(scalar, x)).collect();
             for (row, stored) in bytes.chunks_exact(bytes.len() / rows).enumerate() {
                 let mut weights = vec![0.0; columns];
                 quant.dequantize(stored, &mut weights).unwrap();
                 for r in 0..3 {
-                    let products = weights.iter().zip(exact(x[r])).map(|(w, x)| f64::from(*w) * x);
+                    let products = weights.iter().zip(exact(&x[r])).map(|(w, x)| f64::from(*w) * x);
                     let (exact, size): (f64, f64) = (products.clone().sum(), products.map(f64::abs).sum());
                     // Codes and minimums of a block may cancel: both are rounded.
                     let bound =
                         if matches!(quant, Quant::Q4_1 | Quant::Q5_1 | Quant::Q4K | Quant::Q5K) { 2e-5 } else { 1e-6 };
-                    let error = (f64::from(truth[0][r][row]) - exact).abs();
-                    assert!(error <= bound * size + 1e-30, "{quant}: {}, not {exact} of {size}", truth[0][r][row]);
+                    let error = (f64::from(truth[r][row]) - exact).abs();
+                    assert!(error <= bound * size + 1e-30, "{quant}: {}, not {exact} of {size}", truth[r][row]);
                 }
             }
-            assert!(truth[0].iter().all(|sums| sums[rows..].iter().all(|sum| *sum == 0.0)), "rows that are missing");
+            assert!(truth.iter().all(|sums| sums[rows..].iter().all(|sum| *sum == 0.0)), "rows that are missing");
         }
     }
 }

@@ -29,6 +29,8 @@ pub(crate) trait Panels: Copy + Send + Sync {
 
     /// `x` for every row.
     fn every(self, x: f32) -> Self::Floats;
+    /// Loads.
+    fn floats(self, x: &[f32; ROWS]) -> Self::Floats;
     /// Stores.
     fn array(self, x: Self::Floats) -> [f32; ROWS];
     /// Little-endian f16.
@@ -51,6 +53,8 @@ pub(crate) trait Panels: Copy + Send + Sync {
     fn bits<const SHIFT: u32>(self, x: Self::Codes, mask: u8) -> Self::Codes;
     /// `x[i] << SHIFT & mask`, for masks without the lowest `SHIFT` bits.
     fn bits_up<const SHIFT: u32>(self, x: Self::Codes, mask: u8) -> Self::Codes;
+    /// `x[i] ^ 0x80`: signed bytes become 128 too large.
+    fn flip(self, x: Self::Codes) -> Self::Codes;
     /// `a[i] | b[i]`
     fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes;
     /// `table[x[i]]` for `x[i] < 16`.
