@@ -3,7 +3,7 @@
 use crate::{
     available_memory,
     ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes, tiles},
-    packed::panel_bytes,
+    packed::{float_panel_bytes, panel_bytes},
     quantised::Quantised,
     simd::{panels::ROWS, tiles::Tiles},
     tiled::Tiled,
@@ -119,13 +119,14 @@ impl Plan {
         plan
     }
 
-    /// Plans to pack every weight that is multiplied in 8 bits.
+    /// Plans to pack every weight that is multiplied and has a packed form.
     fn pack(&mut self, program: &Program, quant: impl Fn(Weight) -> Quant) {
         for product in program.ops.iter().filter_map(|op| op.product(program)) {
             let (_, matrices) = product.matrices(program);
             for weight in product.weights() {
                 let [rows, columns] = program.weight(weight).shape;
-                let Some(bytes) = panel_bytes(quant(weight), columns) else { continue };
+                let bytes = panel_bytes(quant(weight), columns);
+                let Some(bytes) = bytes.or_else(|| float_panel_bytes(quant(weight), columns)) else { continue };
                 if self.packed.iter().any(|(packed, _)| *packed == weight) {
                     continue;
                 }

@@ -2,7 +2,7 @@
 
 use super::panels::PanelTimes;
 use crate::{
-    packed::{BLOCK, RECORD, Word, panel_bytes, with_layout},
+    packed::{BLOCK, FloatTimes, RECORD, Word, panel_bytes, with_layout},
     pool::Tile,
     simd::{
         Kernel, Proof, Simd,
@@ -150,6 +150,7 @@ impl Product<'_> {
         let entries_at_once = match Path::of(self.matrix.quant) {
             // Groups are not parted.
             Path::Packed => at_once(self.x.columns / BLOCK * RECORD * size_of::<Word>(), SIDE),
+            Path::Float if self.matrix.float_panel(self.outputs, 0).is_some() => MANY,
             Path::Float | Path::Dequantised => at_once(self.x.columns * size_of::<f32>(), 4),
         };
         let [first, columns] = [out.first()[1], out.size()[1]];
@@ -197,6 +198,9 @@ impl Product<'_> {
             }
             return;
         }
+        if matrix.float_panel(self.outputs, 0).is_some() {
+            return self.multiply_floats(matrix, (group, rows), block, (y, width));
+        }
         let rows = group * self.outputs + rows.start..group * self.outputs + rows.end;
         if Path::of(matrix.quant) == Path::Dequantised {
             let scratch = &mut scratch[..TILE * matrix.columns];
@@ -223,6 +227,32 @@ impl Product<'_> {
             };
         }
         dispatch!(F32 F32, F16 F16, Bf16 Bf16);
+    }
+}
+
+impl Product<'_> {
+    /// [`Product::multiply`] with panels of 16-bit floats.
+    fn multiply_floats(
+        &self,
+        matrix: &Matrix,
+        (group, rows): (usize, Range<usize>),
+        block: Range<usize>,
+        (y, width): (&mut [f32], usize),
+    ) {
+        let mut x = [&[][..]; MANY];
+        for (x, at) in x.iter_mut().zip(block.clone()) {
+            *x = self.x.float_row(self.entries.entry(at) / self.entries.per_input);
+        }
+        let (x, each) = (&x[..block.len()], self.outputs.div_ceil(ROWS));
+        for (number, first) in rows.step_by(ROWS).enumerate() {
+            let panel = matrix.float_panel(self.outputs, group * each + first / ROWS).expect("all are packed");
+            let y = &mut y[number * ROWS..];
+            if matrix.quant == Quant::Bf16 {
+                self.proof.run(FloatTimes { panel, x, y, width, element: PhantomData::<Bf16> });
+            } else {
+                self.proof.run(FloatTimes { panel, x, y, width, element: PhantomData::<F16> });
+            }
+        }
     }
 }
 

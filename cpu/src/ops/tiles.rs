@@ -135,6 +135,11 @@ impl Piece<'_, '_> {
             );
             return;
         }
+        if let Some(panel) = matrix.float_panel(outputs, self.group * outputs.div_ceil(ROWS) + first / ROWS) {
+            // They are lines as the unit wants them.
+            let panel: &[Line] = bytemuck::cast_slice(panel);
+            return out.copy_from_slice(&panel[steps.start * SIDE..steps.end * SIDE]);
+        }
         let mut rows = [&[][..]; SIDE];
         let wanted = self.group * outputs + first..self.group * outputs + (first + ROWS).min(outputs);
         for (row, stored) in rows.iter_mut().zip(wanted) {

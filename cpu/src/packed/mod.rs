@@ -4,11 +4,13 @@
 
 mod activations;
 pub(crate) mod coding;
+mod floats;
 mod layouts;
 mod panel;
 
 use crate::simd::panels::ROWS;
 pub(crate) use activations::{Quantise, RECORD, Sums, Word, group_len};
+pub(crate) use floats::{FloatTimes, float_panel_bytes, pack_floats};
 pub(crate) use layouts::*;
 pub(crate) use panel::{Ahead, Panel, PanelBlock, Record, SECTION, pack, panel_bytes};
 

@@ -4,10 +4,15 @@
 use super::*;
 use crate::{
     ops::panels::PanelTimes,
-    simd::{Isa, Proof, panels::QuantisedBlock},
+    simd::{
+        Isa, Proof,
+        dense::{Bf16, F16},
+        panels::QuantisedBlock,
+    },
 };
 use kvas_backend::conformance::Random;
 use kvas_gguf::Quant;
+use std::marker::PhantomData;
 
 /// Formats that are packed, and where in a stored block its f16 scales are.
 const FORMATS: [(Quant, &[usize]); 12] = [
@@ -158,6 +163,47 @@ fn what_is_not_finite_stays_visible() {
                 assert!(found[0].scale.is_nan(), "{proof:?}: {bad} at {at} is lost");
                 assert_eq!(found[1].scale, 1.0 / 127.0);
             }
+        }
+    }
+}
+
+#[test]
+fn floats_give_the_same_bits_everywhere_and_are_near_the_truth() {
+    let run = |proof: Proof, quant, panel: &[u8], x: &[&[f32]]| {
+        let (width, mut y) = (ROWS, vec![f32::NAN; x.len() * ROWS]);
+        if quant == Quant::Bf16 {
+            proof.run(FloatTimes { panel, x, y: &mut y, width, element: PhantomData::<Bf16> });
+        } else {
+            proof.run(FloatTimes { panel, x, y: &mut y, width, element: PhantomData::<F16> });
+        }
+        y
+    };
+    let mut random = Random::new(5);
+    for (quant, rows, columns) in
+        [(Quant::Bf16, 16, 1088), (Quant::F16, 16, 1088), (Quant::Bf16, 3, 32), (Quant::F16, 7, 96)]
+    {
+        let weights: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
+        let mut stored = vec![0; 2 * weights.len()];
+        quant.quantize(&weights, &mut stored).unwrap();
+        let mut rounded = vec![0.0; weights.len()];
+        quant.dequantize(&stored, &mut rounded).unwrap();
+        let mut panel = vec![0xff; float_panel_bytes(quant, columns).unwrap()];
+        pack_floats(quant, columns, &stored, &mut panel);
+        let x: Vec<Vec<f32>> = (0..15).map(|_| (0..columns).map(|_| random.normal()).collect()).collect();
+        let x: Vec<&[f32]> = x.iter().map(|x| &x[..]).collect();
+        let truth = run(Proof::of(Isa::Scalar).unwrap(), quant, &panel, &x);
+        for proof in proofs() {
+            let bits = |y: Vec<f32>| y.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(run(proof, quant, &panel, &x)), bits(truth.clone()), "{quant} {proof:?}");
+            let alone = x.iter().flat_map(|x| run(proof, quant, &panel, &[x])).collect();
+            assert_eq!(bits(alone), bits(truth.clone()), "{quant} {proof:?}, one by one");
+        }
+        for (x, y) in x.iter().zip(truth.chunks_exact(ROWS)) {
+            for (row, y) in rounded.chunks_exact(columns).zip(y) {
+                let exact: f64 = row.iter().zip(*x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                assert!((exact - f64::from(*y)).abs() < 2e-6 * (columns as f64).sqrt(), "{quant}: {y}, not {exact}");
+            }
+            assert!(y[rows..].iter().all(|y| *y == 0.0), "rows that are missing");
         }
     }
 }

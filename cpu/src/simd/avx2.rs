@@ -167,6 +167,17 @@ impl Panels for Avx2 {
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().add(at).cast())))
             })
         }
+        fn bf16_pairs(self, x: [__m256i; 2]) -> [[__m256; 2]; 2] {
+            [
+                both!(x, |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))),
+                both!(x, |x| {
+                    _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xffff_0000_u32 as i32)))
+                }),
+            ]
+        }
+        fn plus(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
+        }
         fn times(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
             [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
         }

@@ -131,6 +131,13 @@ impl Panels for Avx512 {
         fn small(self, x: &[u8; ROWS]) -> __m512 {
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
         }
+        fn bf16_pairs(self, x: __m512i) -> [__m512; 2] {
+            [
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)),
+                _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
+            ]
+        }
+        fn plus(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn times(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn times_plus(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn to_floats(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }

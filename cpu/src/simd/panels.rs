@@ -37,8 +37,12 @@ pub(crate) trait Panels: Copy + Send + Sync {
     fn f16s(self, x: &[u8; 2 * ROWS]) -> Self::Floats;
     /// Little-endian bf16.
     fn bf16s(self, x: &[u8; 2 * ROWS]) -> Self::Floats;
+    /// Pairs of little-endian bf16: the first of each, and the second.
+    fn bf16_pairs(self, x: Self::Codes) -> [Self::Floats; 2];
     /// Signed bytes.
     fn small(self, x: &[u8; ROWS]) -> Self::Floats;
+    /// `a + b`
+    fn plus(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b`
     fn times(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once.

@@ -193,6 +193,18 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
+    fn bf16_pairs(self, x: [[u8; 4]; ROWS]) -> [[f32; ROWS]; 2] {
+        let widened =
+            |first: usize| lanes!(ROWS, |i| half::bf16::from_le_bytes([x[i][first], x[i][first + 1]]).to_f32());
+        [widened(0), widened(2)]
+    }
+
+    #[inline(always)]
+    fn plus(self, a: [f32; ROWS], b: [f32; ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| a[i] + b[i])
+    }
+
+    #[inline(always)]
     fn times(self, a: [f32; ROWS], b: [f32; ROWS]) -> [f32; ROWS] {
         lanes!(ROWS, |i| a[i] * b[i])
     }
