@@ -67,8 +67,8 @@ impl Cpu {
         Self { threads: threads.max(1), isa: Ok(isa), repacks: true, machine: None }
     }
 
-    /// The same, but weights stay as they are stored, and are packed each time they are used: slower and in less memory,
-    /// the same results.
+    /// The same, but weights stay as they are stored, and are packed each time they are used: slower and in less memory.
+    /// The same results to the bit for block formats, up to the order of sums for floats of 16 bits.
     pub fn without_repacking(self) -> Self {
         Self { repacks: false, ..self }
     }

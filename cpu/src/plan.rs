@@ -3,7 +3,7 @@
 use crate::{
     available_memory,
     ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes, tiles},
-    packed::panel_bytes,
+    packed::{float_panel_bytes, panel_bytes},
     quantised::Quantised,
     simd::{panels::ROWS, tiles::Tiles},
     tiled::Tiled,
@@ -79,7 +79,9 @@ impl Plan {
             if let Some(product) = op.product(program)
                 && product.weights().any(|weight| Path::of(quant(weight)) == Path::Packed)
             {
-                plan.quantised = plan.quantised.max(size(product.x));
+                let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
+                let entries = rows(product.x).saturating_mul(product.matrices(program).0);
+                plan.quantised = plan.quantised.max(entries.saturating_mul(columns));
             }
             if let Some(product) = op.product(program).filter(|_| tiles.is_some())
                 && product.weights().all(|weight| tiles::serves(quant(weight), program.weight(weight).shape[1]))
@@ -134,13 +136,14 @@ impl Plan {
         plan
     }
 
-    /// Plans to pack every weight that is multiplied in 8 bits.
+    /// Plans to pack every weight that is multiplied and has a packed form.
     fn pack(&mut self, program: &Program, quant: impl Fn(Weight) -> Quant) {
         for product in program.ops.iter().filter_map(|op| op.product(program)) {
             let (_, matrices) = product.matrices(program);
             for weight in product.weights() {
                 let [rows, columns] = program.weight(weight).shape;
-                let Some(bytes) = panel_bytes(quant(weight), columns) else { continue };
+                let bytes = panel_bytes(quant(weight), columns);
+                let Some(bytes) = bytes.or_else(|| float_panel_bytes(quant(weight), columns)) else { continue };
                 let each = rows / matrices.max(1);
                 if let Some(packed) = self.packed.iter_mut().find(|packed| packed.weight == weight) {
                     packed.replaces_rows &= packed.rows == each;

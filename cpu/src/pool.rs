@@ -349,6 +349,43 @@ unsafe impl<'a, T: Send> Parts for Tiles<'a, T> {
     }
 }
 
+/// Consecutive runs of elements of any lengths.
+pub(crate) struct Runs<'a, T> {
+    data: *mut T,
+    /// Where each begins, and where the last ends, in pieces.
+    bounds: &'a [u32],
+    /// Elements of a piece.
+    piece: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: handing out runs hands out `&mut` to disjoint elements, which is fine across threads for Send elements.
+unsafe impl<T: Send> Sync for Runs<'_, T> {}
+
+impl<'a, T> Runs<'a, T> {
+    /// Cuts `data` where `bounds` say, in pieces of so many elements.
+    pub(crate) fn new(data: &'a mut [T], bounds: &'a [u32], piece: usize) -> Self {
+        assert!(bounds.is_sorted(), "runs follow each other");
+        assert!(bounds.last().is_some_and(|end| *end as usize * piece <= data.len()), "runs of what is there");
+        Self { data: data.as_mut_ptr(), bounds, piece, life: PhantomData }
+    }
+}
+
+// SAFETY: bounds are sorted and within the data, so runs share no element.
+unsafe impl<'a, T: Send> Parts for Runs<'a, T> {
+    type Part = &'a mut [T];
+
+    fn count(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    unsafe fn part(&self, task: usize) -> &'a mut [T] {
+        let [first, end] = [self.bounds[task], self.bounds[task + 1]].map(|bound| bound as usize * self.piece);
+        // SAFETY: the run lies in the data, and no other task has its elements.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(first), end - first) }
+    }
+}
+
 /// One tile of a matrix, exclusively.
 pub(crate) struct Tile<'a, T> {
     data: *mut T,

@@ -68,7 +68,7 @@ fn amx_agrees_with_the_reference() {
 
 use kvas_backend::{
     CHUNK, KvType, Outputs, Reference, Replay, StateType, WeightData, WeightDecl,
-    conformance::{Build, Case, Random, RandomWeights, tolerance},
+    conformance::{Build, Case, Random, RandomWeights, normalised_error, tolerance},
     op::Output,
 };
 use kvas_gguf::Quant;
@@ -336,10 +336,18 @@ impl WeightSource for Heard {
     }
 }
 
-/// Packed once or each time they are used, weights give the same bits, and the source learns which of its bytes are.
+/// Packed once or each time they are used, blocks give the same bits, and the source learns which of its bytes are. Floats
+/// of 16 bits are summed in another order row by row; pages in f16 make that 6.2e-10 of normalised squared error (BF16).
 #[test]
-fn weights_that_are_left_as_they_are_give_the_same_bits() {
-    let any = case("hybrid Q8_0 replay 0");
+fn weights_that_are_left_as_they_are_give_the_same_results() {
+    for quant in [Quant::Q8_0, Quant::Bf16, Quant::F16] {
+        let mut case = case("hybrid Q8_0 replay 0");
+        case.weights.quant = quant;
+        packed_and_stored(&case);
+    }
+}
+
+fn packed_and_stored(any: &Case) {
     let tokens: Vec<u32> = (0..37).collect();
     let of = |cpu: Cpu, kept: bool| {
         let mut cpu = cpu;
@@ -352,13 +360,16 @@ fn weights_that_are_left_as_they_are_give_the_same_bits() {
         assert_eq!(settled, declared);
         let left: Vec<_> = source.1.iter().filter(|(_, kept)| *kept).map(|(name, _)| name).collect();
         assert_eq!(left == ["table"], !kept, "{left:?} are used as they are");
-        let scratch = cpu.scratch_bytes(&any.program, &vec![Quant::Q8_0; declared.len()], &any.limits);
-        (run(&mut cpu, &any, &[(1, 0, &tokens), (0, 0, &tokens[5..6])], 99), scratch)
+        let scratch = cpu.scratch_bytes(&any.program, &vec![any.weights.quant; declared.len()], &any.limits);
+        (run(&mut cpu, any, &[(1, 0, &tokens), (0, 0, &tokens[5..6])], 99), scratch)
     };
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
         let (packed, more) = of(Cpu::with_isa(2, isa), false);
         let (stored, less) = of(Cpu::with_isa(2, isa).without_repacking(), true);
-        assert!(packed == stored, "{}", isa.name());
+        let error = normalised_error(&packed.concat(), &stored.concat());
+        eprintln!("{} {}: {error:.1e}", isa.name(), any.weights.quant);
+        let is_same = if any.weights.quant == Quant::Q8_0 { packed == stored } else { error < 5e-9 };
+        assert!(is_same, "{} {}: {error:.1e}", isa.name(), any.weights.quant);
         assert!(less < more, "{less} bytes of scratch against {more}");
     }
 }

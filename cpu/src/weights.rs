@@ -2,7 +2,7 @@
 
 use crate::{
     arena::Arena,
-    packed::{Panel, pack, panel_bytes},
+    packed::{Panel, float_panel_bytes, pack, pack_floats, panel_bytes},
     pool::{Place, Pool, Tiles},
     simd::panels::ROWS,
 };
@@ -122,14 +122,22 @@ impl Matrix {
         }
     }
 
-    /// The panels of stacked matrices of `rows` rows; `None` if the format is not packed.
+    /// The panels of stacked matrices of `rows` rows; `None` if the format is not multiplied in 8 bits.
     pub(crate) fn panels(&self, rows: usize) -> Option<Panels> {
         panel_bytes(self.quant, self.columns).map(|bytes| Panels { rows, bytes })
     }
 
+    /// Panel `panel` of stacked matrices of `rows` rows of 16-bit floats, if it was packed.
+    pub(crate) fn float_panel(&self, rows: usize, panel: usize) -> Option<&[u8]> {
+        let bytes = float_panel_bytes(self.quant, self.columns)?;
+        let (_, arena) = self.packed.as_ref().filter(|(each, _)| *each == rows)?;
+        Some(&arena[panel * bytes..][..bytes])
+    }
+
     /// Packs all matrices of `rows` rows once and for all.
     pub(crate) fn pack(&mut self, rows: usize, pool: &mut Pool) {
-        let Some(panels) = self.panels(rows).filter(|panels| panels.rows > 0) else { return };
+        let floats = float_panel_bytes(self.quant, self.columns).map(|bytes| Panels { rows, bytes });
+        let Some(panels) = self.panels(rows).or(floats).filter(|panels| panels.rows > 0) else { return };
         let count = self.rows / rows * panels.each();
         let mut arena = Arena::zeroed(count * panels.bytes);
         pool.share((Place::Everywhere, count), Tiles::chunks(&mut arena, panels.bytes), |panel, mut out| {
@@ -158,7 +166,11 @@ impl Matrix {
     fn pack_panel(&self, panels: Panels, panel: usize, out: &mut [u8]) {
         let (matrix, first) = (panel / panels.each(), panel % panels.each() * ROWS);
         let rows = matrix * panels.rows + first..matrix * panels.rows + (first + ROWS).min(panels.rows);
-        pack(self.quant, self.columns, &self.bytes()[rows.start * self.row_bytes..rows.end * self.row_bytes], out);
+        let rows = &self.bytes()[rows.start * self.row_bytes..rows.end * self.row_bytes];
+        match Path::of(self.quant) {
+            Path::Packed => pack(self.quant, self.columns, rows, out),
+            Path::Float | Path::Dequantised => pack_floats(self.quant, self.columns, rows, out),
+        }
     }
 
     /// Panel `panel` of all stacked matrices; packed into `scratch` if that was not done.

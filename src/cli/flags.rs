@@ -77,7 +77,7 @@ pub(crate) struct ComputeFlags {
     #[arg(long)]
     pub(crate) cpu_moe: bool,
     /// Leave weights as they are in the file instead of reordering them for the processor when they are loaded: the
-    /// file's memory is shared with other processes, tokens come much slower, the results are the same
+    /// file's memory is shared with other processes, tokens come much slower
     #[arg(long)]
     pub(crate) no_repack: bool,
     /// Launch every kernel on its own instead of whole steps as CUDA graphs: slower, the same results

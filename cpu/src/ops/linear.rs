@@ -43,8 +43,8 @@ pub(crate) struct Target<'a> {
 /// Runs a product on all threads, each with its own columns of the target.
 pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Vec<f32>], product: Product<'_>, target: Target<'_>) {
     let outputs = product.outputs;
-    let entries = |ends: &[u32]| ends.last().map_or(0, |end| *end as usize);
-    let meetings = entries(product.entries.ends) + product.tiled.map_or(0, |tiled| entries(tiled.ends));
+    let tiled = product.tiled.and_then(|tiled| tiled.ends.last().copied());
+    let meetings = product.entries.count() + tiled.unwrap_or(0) as usize;
     if target.values.is_empty() || meetings == 0 {
         return;
     }
@@ -91,12 +91,13 @@ impl Machine {
             Some(_) => (Some(&split.rest[..]), [split.rest.len() as u32]),
             None => (None, [rows as u32]),
         };
+        let entries = Entries { order, ends: &ends, per_input: 1, per_output: 1 };
         let product = Product {
             proof: *proof,
             matrix,
             other,
-            x: quantised.forms((*proof, pool), (x, input), (ends[0] as usize, matrix), other),
-            entries: Entries { order, ends: &ends, per_input: 1, per_output: 1 },
+            x: quantised.forms((*proof, pool), (Some(x), input), entries, [Some(matrix), other]),
+            entries,
             outputs: matrix.rows(),
             finish: finish(acts, matrices),
             tiled: tiles
@@ -135,12 +136,13 @@ impl Machine {
         let x = &acts[op.x.0 as usize][..rows * op.heads * x_width];
         let input = Activations::float(x, inputs, x_width);
         let (tiled_ends, parts) = (&tiled_ends[..op.heads], parts_for(matrix, None));
+        let entries = Entries { order: Some(order), ends, per_input: 1, per_output: 1 };
         let product = Product {
             proof: *proof,
             matrix,
             other: None,
-            x: quantised.forms((*proof, pool), (op.x, input), (rest, matrix), None),
-            entries: Entries { order: Some(order), ends, per_input: 1, per_output: 1 },
+            x: quantised.forms((*proof, pool), (None, input), entries, [Some(matrix), None]),
+            entries,
             outputs,
             finish: Finish::Linear(Linear::PLAIN),
             tiled: tiles.map(|tiles| tiled.fill((tiles, pool), (None, input), (tiled_order, tiled_ends), (1, parts))),

@@ -8,8 +8,8 @@ pub(crate) mod mamba1;
 pub(crate) mod mamba2;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod panels;
 pub(crate) mod product;
-
 pub(crate) mod recurrence;
 pub(crate) mod rope_store;
 pub(crate) mod rows;

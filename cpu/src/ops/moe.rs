@@ -183,12 +183,13 @@ impl Machine {
         let tiled_ends = &mut tiled_ends[..count];
         group(experts, for_tiles, tiled_order, tiled_ends);
         let input = Activations::float(&acts[x.0 as usize][..len], columns, columns);
+        let entries = Entries { order: Some(order), ends, per_input, per_output };
         let product = Product {
             proof: *proof,
             matrix,
             other,
-            x: quantised.forms((*proof, pool), (x, input), (rest, matrix), other),
-            entries: Entries { order: Some(order), ends, per_input, per_output },
+            x: quantised.forms((*proof, pool), (None, input), entries, [Some(matrix), other]),
+            entries,
             outputs,
             finish: finish(acts),
             tiled: tiles

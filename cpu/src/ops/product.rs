@@ -1,13 +1,15 @@
 //! Products of activations with weights: cut into tiles for threads, caches and registers.
 
+use super::panels::PanelTimes;
 use crate::{
-    packed::{BLOCK, Layout, Panel, panel_bytes, with_layout},
+    packed::{BLOCK, FloatTimes, RECORD, Word, panel_bytes, with_layout},
     pool::Tile,
     simd::{
         Kernel, Proof, Simd,
         dense::{self, Bf16, Element, F16, F32},
         math,
-        panels::{QuantisedBlock, ROWS},
+        panels::ROWS,
+        tiles::SIDE,
     },
     tiled::TiledEntries,
     weights::{Matrix, Path},
@@ -46,23 +48,25 @@ pub(crate) struct Activations<'a> {
     /// Values from one row of `x` to the next.
     pub(crate) stride: usize,
     pub(crate) x: &'a [f32],
-    /// `[rows, columns / 32]`: in 8 bits; empty if no format wants it.
-    pub(crate) blocks: &'a [QuantisedBlock],
+    /// By entry, `columns / 32` blocks each, in groups: in 8 bits; empty if no format wants it.
+    pub(crate) words: &'a [Word],
 }
 
 impl<'a> Activations<'a> {
     /// The first `columns` of every `stride` values, to be multiplied in f32.
     pub(crate) fn float(x: &'a [f32], columns: usize, stride: usize) -> Self {
-        Self { columns, stride, x, blocks: &[] }
+        Self { columns, stride, x, words: &[] }
     }
 
-    fn float_row(&self, row: usize) -> &'a [f32] {
+    /// What is multiplied of a row.
+    pub(crate) fn float_row(&self, row: usize) -> &'a [f32] {
         &self.x[row * self.stride..][..self.columns]
     }
 
-    fn quantised_row(&self, row: usize) -> &'a [QuantisedBlock] {
-        let blocks = self.columns / BLOCK;
-        &self.blocks[row * blocks..][..blocks]
+    /// Some entries in 8 bits: whole groups.
+    fn words_of(&self, entries: Range<usize>) -> &'a [Word] {
+        let each = self.columns / BLOCK * RECORD;
+        &self.words[entries.start * each..entries.end * each]
     }
 }
 
@@ -80,7 +84,13 @@ pub(crate) struct Entries<'a> {
 }
 
 impl Entries<'_> {
-    fn entry(&self, at: usize) -> usize {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.ends.last().map_or(0, |end| *end as usize)
+    }
+
+    /// The entry at a place in the order.
+    pub(crate) fn entry(&self, at: usize) -> usize {
         self.order.map_or(at, |order| order[at] as usize)
     }
 }
@@ -126,17 +136,23 @@ pub(crate) struct Product<'a> {
     pub(crate) tiled: Option<TiledEntries<'a>>,
 }
 
+/// Entries of so many bytes that share a pass over weight rows, by groups of `group`.
+fn at_once(bytes: usize, group: usize) -> usize {
+    (CACHE / bytes.max(1)).clamp(group, MANY) / group * group
+}
+
 impl Product<'_> {
     /// Computes the columns of a tile that spans all rows of the output.
     pub(crate) fn run(&self, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
         let all = scratch;
         let (y, scratch) = all.split_at_mut(RESULTS);
         let (other, weights) = scratch.split_at_mut(RESULTS);
-        let entry_bytes = match Path::of(self.matrix.quant) {
-            Path::Packed => self.x.columns / BLOCK * size_of::<QuantisedBlock>(),
-            Path::Float | Path::Dequantised => self.x.columns * size_of::<f32>(),
+        let entries_at_once = match Path::of(self.matrix.quant) {
+            // Groups are not parted.
+            Path::Packed => at_once(self.x.columns / BLOCK * RECORD * size_of::<Word>(), SIDE),
+            Path::Float if self.matrix.float_panel(self.outputs, 0).is_some() => MANY,
+            Path::Float | Path::Dequantised => at_once(self.x.columns * size_of::<f32>(), 4),
         };
-        let entries_at_once = (CACHE / entry_bytes.max(1)).clamp(4, MANY) / 4 * 4;
         let [first, columns] = [out.first()[1], out.size()[1]];
         let mut start = 0;
         for (group, end) in self.entries.ends.iter().map(|end| *end as usize).enumerate() {
@@ -174,14 +190,16 @@ impl Product<'_> {
     ) {
         if let Some(panels) = matrix.panels(self.outputs) {
             let scratch = bytemuck::cast_slice_mut(scratch);
-            for (number, first) in rows.clone().step_by(ROWS).enumerate() {
+            let (x, count) = (self.x.words_of(block.clone()), block.len());
+            for (number, first) in rows.step_by(ROWS).enumerate() {
                 let panel = matrix.panel(panels, group * panels.each() + first / ROWS, scratch);
-                let (y, count) = (&mut y[number * ROWS..], ROWS.min(rows.end - first));
-                let times =
-                    PanelTimes { panel, count, x: self.x, entries: self.entries, block: block.clone(), y, width };
-                with_layout!(matrix.quant, |L| self.proof.run(times.laid_out::<L>()), unreachable!("it has panels"));
+                let times = PanelTimes { panel, count, x, y: &mut y[number * ROWS..], width };
+                with_layout!(matrix.quant, |L| times.run::<L>(self.proof), unreachable!("it has panels"));
             }
             return;
+        }
+        if matrix.float_panel(self.outputs, 0).is_some() {
+            return self.multiply_floats(matrix, (group, rows), block, (y, width));
         }
         let rows = group * self.outputs + rows.start..group * self.outputs + rows.end;
         if Path::of(matrix.quant) == Path::Dequantised {
@@ -212,62 +230,28 @@ impl Product<'_> {
     }
 }
 
-/// A panel times some entries.
-struct PanelTimes<'a> {
-    panel: Panel<'a>,
-    /// Rows of the panel that are wanted.
-    count: usize,
-    x: Activations<'a>,
-    entries: Entries<'a>,
-    block: Range<usize>,
-    y: &'a mut [f32],
-    /// Values of `y` from one entry to the next.
-    width: usize,
-}
-
-/// With the layout of its weights.
-struct LaidOut<'a, L>(PanelTimes<'a>, PhantomData<L>);
-
-impl<'a> PanelTimes<'a> {
-    fn laid_out<L: Layout>(self) -> LaidOut<'a, L> {
-        LaidOut(self, PhantomData)
-    }
-
-    #[inline(always)]
-    fn tile<L: Layout, S: Simd, const R: usize>(&mut self, simd: S, at: usize) {
-        let mut x = [&[][..]; R];
-        for r in 0..R {
-            let entry = self.entries.entry(self.block.start + at + r);
-            x[r] = self.x.quantised_row(entry / self.entries.per_input);
+impl Product<'_> {
+    /// [`Product::multiply`] with panels of 16-bit floats.
+    fn multiply_floats(
+        &self,
+        matrix: &Matrix,
+        (group, rows): (usize, Range<usize>),
+        block: Range<usize>,
+        (y, width): (&mut [f32], usize),
+    ) {
+        let mut x = [&[][..]; MANY];
+        for (x, at) in x.iter_mut().zip(block.clone()) {
+            *x = self.x.float_row(self.entries.entry(at) / self.entries.per_input);
         }
-        let sums = self.panel.times::<L, S, R>(simd, x);
-        for r in 0..R {
-            self.y[(at + r) * self.width..][..self.count].copy_from_slice(&sums[r][..self.count]);
-        }
-    }
-}
-
-impl<L: Layout> Kernel for LaidOut<'_, L> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self(mut times, _) = self;
-        let (entries, mut at) = (times.block.len(), 0);
-        while at + 8 <= entries {
-            times.tile::<L, S, 8>(simd, at);
-            at += 8;
-        }
-        if at + 4 <= entries {
-            times.tile::<L, S, 4>(simd, at);
-            at += 4;
-        }
-        if at + 2 <= entries {
-            times.tile::<L, S, 2>(simd, at);
-            at += 2;
-        }
-        if at < entries {
-            times.tile::<L, S, 1>(simd, at);
+        let (x, each) = (&x[..block.len()], self.outputs.div_ceil(ROWS));
+        for (number, first) in rows.step_by(ROWS).enumerate() {
+            let panel = matrix.float_panel(self.outputs, group * each + first / ROWS).expect("all are packed");
+            let y = &mut y[number * ROWS..];
+            if matrix.quant == Quant::Bf16 {
+                self.proof.run(FloatTimes { panel, x, y, width, element: PhantomData::<Bf16> });
+            } else {
+                self.proof.run(FloatTimes { panel, x, y, width, element: PhantomData::<F16> });
+            }
         }
     }
 }

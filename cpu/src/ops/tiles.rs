@@ -3,7 +3,7 @@
 
 use super::product::{FinishBlock, FinishedEntries, Product};
 use crate::{
-    packed::with_layout,
+    packed::{SECTION, with_layout},
     pool::Tile,
     simd::{
         panels::ROWS,
@@ -19,8 +19,8 @@ use std::{marker::PhantomData, ops::Range};
 const ENTRIES: usize = 512;
 /// Weight rows of a piece.
 const WIDTH: usize = 64;
-/// Steps of a piece: with its rows half of the first-level cache.
-const STEPS: usize = 8;
+/// Steps of a piece, a section of its panels: with its rows half of the first-level cache.
+const STEPS: usize = SECTION;
 /// Lines of a piece of one panel.
 const LINES: usize = STEPS * SIDE;
 
@@ -125,10 +125,20 @@ impl Piece<'_, '_> {
             let panel = matrix.panel(panels, number, bytemuck::cast_slice_mut(self.scratch));
             with_layout!(
                 matrix.quant,
-                |L| tiles.run(Unpack::<L> { panel, blocks: steps, out, layout: PhantomData }),
+                |L| tiles.run(Unpack::<L> {
+                    panel,
+                    sections: steps.start / STEPS..steps.end.div_ceil(STEPS),
+                    out,
+                    layout: PhantomData
+                }),
                 unreachable!("it has panels")
             );
             return;
+        }
+        if let Some(panel) = matrix.float_panel(outputs, self.group * outputs.div_ceil(ROWS) + first / ROWS) {
+            // They are lines as the unit wants them.
+            let panel: &[Line] = bytemuck::cast_slice(panel);
+            return out.copy_from_slice(&panel[steps.start * SIDE..steps.end * SIDE]);
         }
         let mut rows = [&[][..]; SIDE];
         let wanted = self.group * outputs + first..self.group * outputs + (first + ROWS).min(outputs);

@@ -10,6 +10,8 @@ pub(crate) trait Coding {
     const LINES: usize;
     /// Whether codes exceed 127; they are then 128 too large.
     const WIDE: bool;
+    /// Whether lines hold codes of 8 bits, signed.
+    const WHOLE: bool = false;
 
     /// Puts the codes of a row, by fours, into lines that are zero at that row.
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]);
@@ -24,14 +26,15 @@ fn merge(line: &mut [u8; LINE], row: usize, word: u32) {
     *at = (u32::from_le_bytes(*at) | word).to_le_bytes();
 }
 
-const WHOLE: &str = "the lines of a block";
+const LINES_OF_BLOCK: &str = "the lines of a block";
 
-/// 8 bits.
+/// 8 bits, in the lines signed.
 pub(crate) struct Eight;
 
 impl Coding for Eight {
     const LINES: usize = 8;
     const WIDE: bool = true;
+    const WHOLE: bool = true;
 
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
         fours.iter().zip(lines).for_each(|(four, line)| merge(line, row, *four));
@@ -39,10 +42,10 @@ impl Coding for Eight {
 
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
-        let lines: &[[u8; LINE]; 8] = lines.first_chunk().expect(WHOLE);
-        let mut codes = [p.codes(&lines[0]); 8];
+        let lines: &[[u8; LINE]; 8] = lines.first_chunk().expect(LINES_OF_BLOCK);
+        let mut codes = [p.flip(p.codes(&lines[0])); 8];
         for i in 1..8 {
-            codes[i] = p.codes(&lines[i]);
+            codes[i] = p.flip(p.codes(&lines[i]));
         }
         codes
     }
@@ -79,7 +82,7 @@ impl Coding for Four {
 
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
-        nibbles(p, lines.first_chunk().expect(WHOLE))
+        nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK))
     }
 }
 
@@ -98,8 +101,8 @@ impl Coding for Five {
 
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
-        let lines: &[[u8; LINE]; 5] = lines.first_chunk().expect(WHOLE);
-        let [a, b, c, d, e, f, g, h] = nibbles(p, lines.first_chunk().expect(WHOLE));
+        let lines: &[[u8; LINE]; 5] = lines.first_chunk().expect(LINES_OF_BLOCK);
+        let [a, b, c, d, e, f, g, h] = nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK));
         let high = p.codes(&lines[4]);
         [
             p.or(a, p.bits_up::<4>(high, 16)),
@@ -131,8 +134,8 @@ impl Coding for Six {
 
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
-        let lines: &[[u8; LINE]; 6] = lines.first_chunk().expect(WHOLE);
-        let mut codes = nibbles(p, lines.first_chunk().expect(WHOLE));
+        let lines: &[[u8; LINE]; 6] = lines.first_chunk().expect(LINES_OF_BLOCK);
+        let mut codes = nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK));
         for half in 0..2 {
             let (high, at) = (p.codes(&lines[4 + half]), 4 * half);
             codes[at] = p.or(codes[at], p.bits_up::<4>(high, 0x30));
@@ -165,7 +168,7 @@ impl<T: Levels> Coding for Numbered<T> {
 
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
-        let mut codes = nibbles(p, lines.first_chunk().expect(WHOLE));
+        let mut codes = nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK));
         for i in 0..8 {
             codes[i] = p.lookup(&T::TABLE, codes[i]);
         }

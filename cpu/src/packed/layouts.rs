@@ -98,7 +98,7 @@ macro_rules! plain {
 }
 
 plain!(Q8_0, Eight, Some(7), false, f16s, |stored, codes| [stored.scale], {
-    codes.iter_mut().zip(stored.codes).for_each(|(to, from)| *to = from as u8 ^ 0x80);
+    codes.iter_mut().zip(stored.codes).for_each(|(to, from)| *to = from as u8);
 });
 plain!(Q4_0, Four, Some(3), false, f16s, |stored, codes| [stored.scale], halves(&stored.codes, codes));
 plain!(Q4_1, Four, None, true, f16s, |stored, codes| [stored.scale, stored.min], halves(&stored.codes, codes));

@@ -1,15 +1,18 @@
 //! Weights in the order products read them. A panel is 16 rows side by side, so that a lane of a vector is a row and
-//! no sum crosses lanes: its scales, then lines of codes, 64 bytes for four columns. Whatever the instruction set and
+//! no sum crosses lanes: for every 256 columns its scales, then lines of codes, 64 bytes for four columns. Whatever the instruction set and
 //! however many activations meet a panel, each result is the same chain of multiply-adds over blocks of 32 columns.
 
+mod activations;
 pub(crate) mod coding;
+mod floats;
 mod layouts;
 mod panel;
 
-use crate::simd::panels::{QuantisedBlock, ROWS};
-use crate::simd::{Kernel, Simd, panels::Panels};
+use crate::simd::panels::ROWS;
+pub(crate) use activations::{Quantise, RECORD, Sums, Word, group_len};
+pub(crate) use floats::{FloatTimes, float_panel_bytes, pack_floats};
 pub(crate) use layouts::*;
-pub(crate) use panel::{Panel, pack, panel_bytes};
+pub(crate) use panel::{Ahead, Panel, PanelBlock, Record, SECTION, pack, panel_bytes};
 
 /// Values of an activation that share a scale. One form serves all formats: the scale is per 32 values even where the
 /// weights have superblocks of 256, which costs two multiplications and gains more than a bit of precision when a few
@@ -40,24 +43,6 @@ macro_rules! choose_layout {
     };
 }
 pub(crate) use {choose_layout, with_layout};
-
-/// Quantises activations, whole blocks of them.
-pub(crate) struct Quantise<'a> {
-    /// `[32 * blocks]`
-    pub(crate) x: &'a [f32],
-    pub(crate) blocks: &'a mut [QuantisedBlock],
-}
-
-impl Kernel for Quantise<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        for (x, block) in self.x.as_chunks::<BLOCK>().0.iter().zip(self.blocks) {
-            *block = simd.panels().quantise(x);
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -1,23 +1,36 @@
 //! Packing of panels and their products.
 
-use super::{BLOCK, LINE, coding::Coding, layouts::Layout, with_layout};
-use crate::simd::{
-    Simd,
-    panels::{Panels, QuantisedBlock, ROWS},
-};
+use super::{BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
+use crate::simd::{Simd, panels::Panels};
 use kvas_gguf::Quant;
+use std::{marker::PhantomData, ops::Range};
 
-/// Bytes from what is computed with to what is fetched ahead, through the panels that follow: the hardware forgets a
-/// stream at every page.
-const AHEAD: usize = 4096;
+/// Bytes from what is computed with to what is fetched into the first-level cache, through the panels that follow.
+const NEAR: usize = 1024;
 
-/// Bytes of the scales of a panel, whole lines.
-const fn record_bytes<L: Layout>(columns: usize) -> usize {
-    (columns / L::UNIT * L::RECORD).next_multiple_of(LINE)
+/// Bytes to what is fetched into the second-level cache besides, where computing takes so long that the hardware does not
+/// see a stream: where codes are unpacked, or meet many activations.
+const FAR: usize = 4096;
+
+/// Activations that are many.
+const MANY: usize = 8;
+
+/// Blocks whose scales lie together, before their codes: a section. A panel is read from its first byte to its last.
+pub(crate) const SECTION: usize = 8;
+
+/// Bytes of the scales of some blocks of a section, whole lines.
+const fn record_bytes<L: Layout>(blocks: usize) -> usize {
+    (blocks * BLOCK / L::UNIT * L::RECORD).next_multiple_of(LINE)
+}
+
+/// Bytes of a section of some blocks.
+const fn section_bytes<L: Layout>(blocks: usize) -> usize {
+    record_bytes::<L>(blocks) + blocks * <L::Coding as Coding>::LINES * LINE
 }
 
 const fn bytes_of<L: Layout>(columns: usize) -> usize {
-    record_bytes::<L>(columns) + columns / BLOCK * <L::Coding as Coding>::LINES * LINE
+    let blocks = columns / BLOCK;
+    blocks / SECTION * section_bytes::<L>(SECTION) + section_bytes::<L>(blocks % SECTION)
 }
 
 /// Bytes of a panel of rows of `columns` values; `None` for formats that are not packed.
@@ -31,28 +44,51 @@ pub(crate) fn pack(quant: Quant, columns: usize, rows: &[u8], panel: &mut [u8]) 
 }
 
 fn pack_as<L: Layout>(columns: usize, rows: &[u8], panel: &mut [u8]) {
-    let units = columns / L::UNIT;
-    let row_bytes = units * size_of::<L::Stored>();
+    let row_bytes = columns / L::UNIT * size_of::<L::Stored>();
+    let lines_of_unit = L::UNIT / BLOCK * <L::Coding as Coding>::LINES;
+    let stored_of_section = SECTION * BLOCK / L::UNIT * size_of::<L::Stored>();
     panel.fill(0);
-    let (records, lines) = panel.split_at_mut(record_bytes::<L>(columns));
-    let lines = lines.as_chunks_mut::<LINE>().0;
     let mut codes = [0; 8 * BLOCK];
     let codes = &mut codes[..L::UNIT];
-    let lines_of_unit = L::UNIT / BLOCK * <L::Coding as Coding>::LINES;
     for (row, stored) in rows.chunks_exact(row_bytes).enumerate() {
-        let stored = stored.chunks_exact(size_of::<L::Stored>());
-        let places = records.chunks_exact_mut(L::RECORD).zip(lines.chunks_exact_mut(lines_of_unit));
-        for (stored, (record, lines)) in stored.zip(places) {
-            L::take(&bytemuck::pod_read_unaligned(stored), row, record, codes);
-            let blocks = codes.as_chunks::<BLOCK>().0.iter();
-            for (codes, lines) in blocks.zip(lines.chunks_exact_mut(<L::Coding as Coding>::LINES)) {
-                let mut fours = [0; 8];
-                for (word, four) in fours.iter_mut().zip(codes.as_chunks().0) {
-                    *word = u32::from_le_bytes(*four);
+        let sections = panel.chunks_mut(section_bytes::<L>(SECTION));
+        for (stored, section) in stored.chunks(stored_of_section).zip(sections) {
+            let blocks = stored.len() / size_of::<L::Stored>() * L::UNIT / BLOCK;
+            let (records, lines) = section.split_at_mut(record_bytes::<L>(blocks));
+            let lines = lines.as_chunks_mut::<LINE>().0;
+            let stored = stored.chunks_exact(size_of::<L::Stored>());
+            let places = records.chunks_exact_mut(L::RECORD).zip(lines.chunks_exact_mut(lines_of_unit));
+            for (stored, (record, lines)) in stored.zip(places) {
+                L::take(&bytemuck::pod_read_unaligned(stored), row, record, codes);
+                let blocks = codes.as_chunks::<BLOCK>().0.iter();
+                for (codes, lines) in blocks.zip(lines.chunks_exact_mut(<L::Coding as Coding>::LINES)) {
+                    let mut fours = [0; 8];
+                    for (word, four) in fours.iter_mut().zip(codes.as_chunks().0) {
+                        *word = u32::from_le_bytes(*four);
+                    }
+                    <L::Coding as Coding>::place(&fours, row, lines);
                 }
-                <L::Coding as Coding>::place(&fours, row, lines);
             }
         }
+    }
+}
+
+/// What a pass over a panel fetches ahead of its blocks.
+#[derive(Debug, Clone)]
+pub(crate) struct Ahead {
+    /// Whether nobody has passed here before.
+    near: bool,
+    /// Lines of a block: where several groups of activations meet it in turn, memory should work during all of them.
+    far: Range<usize>,
+}
+
+impl Ahead {
+    /// For pass `number` of `passes`, with `count` activations.
+    pub(crate) fn new<L: Layout>((number, passes): (usize, usize), count: usize) -> Self {
+        let lines = <L::Coding as Coding>::LINES;
+        let is_fast = <L::Coding as Coding>::WHOLE && count < MANY && passes == 1;
+        let each = if is_fast { 0 } else { lines.div_ceil(passes) };
+        Self { near: number == 0, far: (each * number).min(lines)..(each * (number + 1)).min(lines) }
     }
 }
 
@@ -65,50 +101,125 @@ pub(crate) struct Panel<'a> {
     pub(crate) columns: usize,
 }
 
+/// A block of a panel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PanelBlock<'a> {
+    /// The scales of the unit it is in.
+    pub(crate) record: &'a [u8],
+    /// Which block of the unit it is.
+    pub(crate) at: usize,
+    /// Its codes.
+    pub(crate) lines: &'a [[u8; LINE]],
+}
+
 impl<'a> Panel<'a> {
-    /// The scales of the unit that block `block` of 32 columns is in, and its lines of codes.
-    #[inline(always)]
-    pub(crate) fn block<L: Layout>(&self, block: usize) -> (&'a [u8], &'a [[u8; LINE]]) {
-        let (records, lines) = self.bytes.split_at(record_bytes::<L>(self.columns));
-        let each = <L::Coding as Coding>::LINES;
-        let record = &records[block / (L::UNIT / BLOCK) * L::RECORD..][..L::RECORD];
-        (record, &lines.as_chunks::<LINE>().0[block * each..][..each])
+    /// Sections, the last of which may be shorter.
+    pub(crate) const fn sections(&self) -> usize {
+        (self.columns / BLOCK).div_ceil(SECTION)
     }
 
-    /// `out[r][row] = panel[row] . x[r]`
+    /// Blocks before a section.
+    pub(crate) fn blocks_before(&self, section: usize) -> usize {
+        (section * SECTION).min(self.columns / BLOCK)
+    }
+
+    /// The blocks of some sections, one after the other.
     #[inline(always)]
-    pub(crate) fn times<L: Layout, S: Simd, const R: usize>(
+    pub(crate) fn blocks<L: Layout>(&self, sections: Range<usize>) -> Blocks<'a, L> {
+        let rest = &self.bytes[sections.start * section_bytes::<L>(SECTION)..];
+        let left = self.blocks_before(sections.end) - self.blocks_before(sections.start);
+        Blocks { rest, records: &[], lines: &[], at: 0, left, layout: PhantomData }
+    }
+
+    /// `sums[r][row] += panel[row] . x[r]` over some sections, for `R` activations of one group: their blocks of these
+    /// sections.
+    #[inline(always)]
+    pub(crate) fn add<L: Layout, S: Simd, const R: usize>(
         &self,
         simd: S,
-        x: [&[QuantisedBlock]; R],
-    ) -> [[f32; ROWS]; R] {
+        (sections, ahead): (Range<usize>, &Ahead),
+        x: &[Word],
+        sums: &mut [<S::Panels as Panels>::Floats; R],
+    ) {
         let p = simd.panels();
-        let lines_of_block = <L::Coding as Coding>::LINES;
-        let (records, lines) = self.bytes.split_at(record_bytes::<L>(self.columns));
-        let lines = lines.as_chunks::<LINE>().0;
-        let mut sums = [p.every(0.0); R];
-        let mut block = 0;
-        for record in records.chunks_exact(L::RECORD).take(self.columns / L::UNIT) {
-            for at in 0..L::UNIT / BLOCK {
-                let lines = &lines[block * lines_of_block..][..lines_of_block];
-                for line in lines {
-                    simd.prefetch(line.as_ptr().wrapping_add(AHEAD));
+        let mut blocks = self.blocks::<L>(sections);
+        for x in x.chunks_exact(RECORD * R) {
+            let PanelBlock { record, at, lines } = blocks.next_fetching(simd, ahead);
+            let codes = <L::Coding as Coding>::unpack(p, lines);
+            add_block::<L, _, R>(p, &codes, L::scales(p, record, at), x, sums);
+        }
+    }
+}
+
+/// Blocks of a panel that are still to come.
+pub(crate) struct Blocks<'a, L> {
+    /// From the next section on.
+    rest: &'a [u8],
+    /// The scales of the section.
+    records: &'a [u8],
+    /// What is left of its codes.
+    lines: &'a [[u8; LINE]],
+    /// The next block of the section.
+    at: usize,
+    /// Blocks from the section on that are not begun.
+    left: usize,
+    layout: PhantomData<L>,
+}
+
+impl<'a, L: Layout> Blocks<'a, L> {
+    /// The next block, of which there is one.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> PanelBlock<'a> {
+        if self.lines.is_empty() {
+            self.begin();
+        }
+        let (per_unit, lines) = (L::UNIT / BLOCK, <L::Coding as Coding>::LINES);
+        let block = PanelBlock {
+            record: &self.records[self.at / per_unit * L::RECORD..][..L::RECORD],
+            at: self.at % per_unit,
+            lines: &self.lines[..lines],
+        };
+        self.lines = &self.lines[lines..];
+        self.at += 1;
+        block
+    }
+
+    /// The next block; asks for what follows it.
+    #[inline(always)]
+    pub(crate) fn next_fetching<S: Simd>(&mut self, simd: S, ahead: &Ahead) -> PanelBlock<'a> {
+        if self.lines.is_empty() {
+            self.begin();
+            for line in (0..if ahead.near { self.records.len() } else { 0 }).step_by(LINE) {
+                simd.prefetch(self.records.as_ptr().wrapping_add(line + NEAR));
+                if !ahead.far.is_empty() {
+                    simd.prefetch_far(self.records.as_ptr().wrapping_add(line + FAR));
                 }
-                let codes = <L::Coding as Coding>::unpack(p, lines);
-                let (scales, minimum) = L::scales(p, record, at);
-                let mut of_block = [&x[0][block]; R];
-                for r in 1..R {
-                    of_block[r] = &x[r][block];
-                }
-                add_block::<L, _, R>(p, &codes, (scales, minimum), of_block, &mut sums);
-                block += 1;
             }
         }
-        let mut out = [[0.0; ROWS]; R];
-        for r in 0..R {
-            out[r] = p.array(sums[r]);
+        let block = self.next();
+        if ahead.near {
+            for line in block.lines {
+                simd.prefetch(line.as_ptr().wrapping_add(NEAR));
+            }
         }
-        out
+        for line in ahead.far.clone() {
+            simd.prefetch_far(block.lines.as_ptr().wrapping_add(line).cast::<u8>().wrapping_add(FAR));
+        }
+        block
+    }
+
+    #[inline(always)]
+    fn begin(&mut self) {
+        let blocks = self.left.min(SECTION);
+        let (section, rest) = self.rest.split_at(if blocks == SECTION {
+            section_bytes::<L>(SECTION)
+        } else {
+            section_bytes::<L>(blocks)
+        });
+        let records = if blocks == SECTION { record_bytes::<L>(SECTION) } else { record_bytes::<L>(blocks) };
+        let (records, lines) = section.split_at(records);
+        (self.rest, self.records, self.lines) = (rest, records, lines.as_chunks().0);
+        (self.at, self.left) = (0, self.left - blocks);
     }
 }
 
@@ -119,30 +230,61 @@ fn add_block<L: Layout, P: Panels, const R: usize>(
     p: P,
     codes: &[P::Codes; 8],
     (scales, minimum): ([P::Floats; 2], P::Floats),
-    x: [&QuantisedBlock; R],
+    x: &[Word],
     sums: &mut [P::Floats; R],
 ) {
+    let x = Record::<R>(x);
     let parts = if L::HALVES { 2 } else { 1 };
     for part in 0..parts {
         let mut chains = [p.integers(0); R];
         for r in 0..R {
-            let sum = if L::HALVES { x[r].halves[part] } else { x[r].halves[0] + x[r].halves[1] };
+            let sum = if L::HALVES { x.half(part, r) } else { x.half(0, r) + x.half(1, r) };
             chains[r] = start::<L, P>(p, sum);
         }
         for i in 8 / parts * part..8 / parts * (part + 1) {
             for r in 0..R {
-                chains[r] = dot::<L, P>(p, chains[r], codes[i], x[r].values[i]);
+                chains[r] = dot::<L, P>(p, chains[r], codes[i], x.four(i, r));
             }
         }
         for r in 0..R {
-            let scale = p.times(scales[part], p.every(x[r].scale));
+            let scale = p.times(scales[part], p.every(x.scale(r)));
             sums[r] = p.times_plus(p.to_floats(chains[r]), scale, sums[r]);
         }
     }
     if L::MINIMUMS {
         for r in 0..R {
-            sums[r] = p.times_plus(minimum, p.every(x[r].sum), sums[r]);
+            sums[r] = p.times_plus(minimum, p.every(x.sum(r)), sums[r]);
         }
+    }
+}
+
+/// A block of `R` activations in 8 bits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Record<'a, const R: usize>(pub(crate) &'a [Word]);
+
+impl<const R: usize> Record<'_, R> {
+    /// Values `4 i..4 i + 4`.
+    #[inline(always)]
+    pub(crate) fn four(&self, i: usize, r: usize) -> Word {
+        self.0[8 * r + i]
+    }
+
+    /// What values are multiplied by.
+    #[inline(always)]
+    pub(crate) fn scale(&self, r: usize) -> f32 {
+        f32::from_ne_bytes(self.0[8 * R + r].map(|x| x as u8))
+    }
+
+    /// The scale times the sum of the values.
+    #[inline(always)]
+    pub(crate) fn sum(&self, r: usize) -> f32 {
+        f32::from_ne_bytes(self.0[9 * R + r].map(|x| x as u8))
+    }
+
+    /// The sum of half of the values.
+    #[inline(always)]
+    pub(crate) fn half(&self, half: usize, r: usize) -> i32 {
+        i32::from_ne_bytes(self.0[(10 + half) * R + r].map(|x| x as u8))
     }
 }
 

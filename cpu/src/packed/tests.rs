@@ -2,7 +2,14 @@
 //! activations give the same bits.
 
 use super::*;
-use crate::simd::{Isa, Proof};
+use crate::{
+    ops::panels::PanelTimes,
+    simd::{
+        Isa, Proof,
+        dense::{Bf16, F16},
+        panels::QuantisedBlock,
+    },
+};
 use kvas_backend::conformance::Random;
 use kvas_gguf::Quant;
 use std::marker::PhantomData;
@@ -43,9 +50,16 @@ fn random_rows(quant: Quant, rows: usize, columns: usize, scale_at: &[usize]) ->
 }
 
 fn quantised(proof: Proof, x: &[f32]) -> Vec<QuantisedBlock> {
-    let mut blocks = vec![QuantisedBlock::default(); x.len() / BLOCK];
-    proof.run(Quantise { x, blocks: &mut blocks });
-    blocks
+    group(proof, &[x])
+        .chunks_exact(RECORD)
+        .map(|record| bytemuck::pod_read_unaligned(bytemuck::cast_slice(record)))
+        .collect()
+}
+
+fn group(proof: Proof, x: &[&[f32]]) -> Vec<Word> {
+    let mut words = vec![[0; 4]; x[0].len() / BLOCK * RECORD * x.len()];
+    proof.run(Quantise { x, out: &mut words });
+    words
 }
 
 fn exact(blocks: &[QuantisedBlock]) -> Vec<f64> {
@@ -53,35 +67,28 @@ fn exact(blocks: &[QuantisedBlock]) -> Vec<f64> {
     blocks.iter().flat_map(|b| values(b).into_iter().map(|q| f64::from(q) * f64::from(b.scale))).collect()
 }
 
-struct Products<'a, L> {
-    panel: Panel<'a>,
-    x: [&'a [QuantisedBlock]; 3],
-    layout: PhantomData<L>,
-}
+/// How many activations there are: a group of each size.
+const COUNT: usize = 31;
 
-impl<L: Layout> Kernel for Products<'_, L> {
-    /// Three at once, one by one.
-    type Output = [[[f32; ROWS]; 3]; 2];
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> Self::Output {
-        let Self { panel, x, .. } = self;
-        let mut out = [panel.times::<L, S, 3>(simd, x); 2];
-        for r in 0..3 {
-            [out[1][r]] = panel.times::<L, S, 1>(simd, [x[r]]);
-        }
-        out
+/// Products of a panel with all of `x`.
+fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec<[f32; ROWS]> {
+    let mut words = Vec::new();
+    let mut left = x;
+    while !left.is_empty() {
+        let (some, rest) = left.split_at(group_len(left.len(), proof.tiles().is_some()));
+        words.extend(group(proof, &some.iter().map(|x| &x[..]).collect::<Vec<_>>()));
+        left = rest;
     }
-}
-
-fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: [&[QuantisedBlock]; 3]) -> [[[f32; ROWS]; 3]; 2] {
-    with_layout!(quant, |L| proof.run(Products::<L> { panel, x, layout: PhantomData }), panic!("{quant}"))
+    let mut y = vec![f32::NAN; x.len() * ROWS];
+    let times = PanelTimes { panel, count: x.len(), x: &words, y: &mut y, width: ROWS };
+    with_layout!(quant, |L| times.run::<L>(proof), panic!("{quant}"));
+    y.as_chunks().0.to_vec()
 }
 
 #[test]
 fn products_are_those_of_dequantised_blocks_to_the_bit_everywhere() {
     for (quant, scale_at) in FORMATS {
-        for (rows, blocks) in [(16, 1), (16, 3), (5, 2)] {
+        for (rows, blocks) in [(16, 1), (16, 3), (5, 2), (16, 21)] {
             let columns = blocks * quant.block_len();
             let bytes = random_rows(quant, rows, columns, scale_at);
             let mut packed = vec![0xff; panel_bytes(quant, columns).unwrap()];
@@ -89,33 +96,34 @@ fn products_are_those_of_dequantised_blocks_to_the_bit_everywhere() {
             let panel = Panel { bytes: &packed, columns };
             let mut random = Random::new(blocks as u64);
             // The last block is zero.
-            let x = [0; 3].map(|_| -> Vec<f32> {
+            let x = [0; COUNT].map(|_| -> Vec<f32> {
                 (0..columns).map(|i| if i + 32 < columns { 50.0 * random.normal() } else { 0.0 }).collect()
             });
-            let scalar = x.clone().map(|x| quantised(Proof::of(Isa::Scalar).unwrap(), &x));
-            let x = scalar.each_ref().map(|x| &x[..]);
-            let truth = products(Proof::of(Isa::Scalar).unwrap(), quant, panel, x);
+            let scalar = Proof::of(Isa::Scalar).unwrap();
+            let truth = products(scalar, quant, panel, &x);
             for proof in proofs() {
-                let found = products(proof, quant, panel, x);
-                for r in 0..3 {
-                    assert_eq!(found[0][r].map(f32::to_bits), found[1][r].map(f32::to_bits), "{quant} {proof:?}");
-                    assert_eq!(found[0][r].map(f32::to_bits), truth[0][r].map(f32::to_bits), "{quant} {proof:?}");
+                let together = products(proof, quant, panel, &x);
+                for r in 0..COUNT {
+                    let alone = products(proof, quant, panel, &x[r..=r])[0];
+                    assert_eq!(alone.map(f32::to_bits), truth[r].map(f32::to_bits), "{quant} {proof:?}, {r}");
+                    assert_eq!(together[r].map(f32::to_bits), truth[r].map(f32::to_bits), "{quant} {proof:?}, {r}");
                 }
             }
+            let x: Vec<_> = x[..3].iter().map(|x| quantised(scalar, x)).collect();
             for (row, stored) in bytes.chunks_exact(bytes.len() / rows).enumerate() {
                 let mut weights = vec![0.0; columns];
                 quant.dequantize(stored, &mut weights).unwrap();
                 for r in 0..3 {
-                    let products = weights.iter().zip(exact(x[r])).map(|(w, x)| f64::from(*w) * x);
+                    let products = weights.iter().zip(exact(&x[r])).map(|(w, x)| f64::from(*w) * x);
                     let (exact, size): (f64, f64) = (products.clone().sum(), products.map(f64::abs).sum());
                     // Codes and minimums of a block may cancel: both are rounded.
                     let bound =
                         if matches!(quant, Quant::Q4_1 | Quant::Q5_1 | Quant::Q4K | Quant::Q5K) { 2e-5 } else { 1e-6 };
-                    let error = (f64::from(truth[0][r][row]) - exact).abs();
-                    assert!(error <= bound * size + 1e-30, "{quant}: {}, not {exact} of {size}", truth[0][r][row]);
+                    let error = (f64::from(truth[r][row]) - exact).abs();
+                    assert!(error <= bound * size + 1e-30, "{quant}: {}, not {exact} of {size}", truth[r][row]);
                 }
             }
-            assert!(truth[0].iter().all(|sums| sums[rows..].iter().all(|sum| *sum == 0.0)), "rows that are missing");
+            assert!(truth.iter().all(|sums| sums[rows..].iter().all(|sum| *sum == 0.0)), "rows that are missing");
         }
     }
 }
@@ -155,6 +163,47 @@ fn what_is_not_finite_stays_visible() {
                 assert!(found[0].scale.is_nan(), "{proof:?}: {bad} at {at} is lost");
                 assert_eq!(found[1].scale, 1.0 / 127.0);
             }
+        }
+    }
+}
+
+#[test]
+fn floats_give_the_same_bits_everywhere_and_are_near_the_truth() {
+    let run = |proof: Proof, quant, panel: &[u8], x: &[&[f32]]| {
+        let (width, mut y) = (ROWS, vec![f32::NAN; x.len() * ROWS]);
+        if quant == Quant::Bf16 {
+            proof.run(FloatTimes { panel, x, y: &mut y, width, element: PhantomData::<Bf16> });
+        } else {
+            proof.run(FloatTimes { panel, x, y: &mut y, width, element: PhantomData::<F16> });
+        }
+        y
+    };
+    let mut random = Random::new(5);
+    for (quant, rows, columns) in
+        [(Quant::Bf16, 16, 1088), (Quant::F16, 16, 1088), (Quant::Bf16, 3, 32), (Quant::F16, 7, 96)]
+    {
+        let weights: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
+        let mut stored = vec![0; 2 * weights.len()];
+        quant.quantize(&weights, &mut stored).unwrap();
+        let mut rounded = vec![0.0; weights.len()];
+        quant.dequantize(&stored, &mut rounded).unwrap();
+        let mut panel = vec![0xff; float_panel_bytes(quant, columns).unwrap()];
+        pack_floats(quant, columns, &stored, &mut panel);
+        let x: Vec<Vec<f32>> = (0..15).map(|_| (0..columns).map(|_| random.normal()).collect()).collect();
+        let x: Vec<&[f32]> = x.iter().map(|x| &x[..]).collect();
+        let truth = run(Proof::of(Isa::Scalar).unwrap(), quant, &panel, &x);
+        for proof in proofs() {
+            let bits = |y: Vec<f32>| y.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(run(proof, quant, &panel, &x)), bits(truth.clone()), "{quant} {proof:?}");
+            let alone = x.iter().flat_map(|x| run(proof, quant, &panel, &[x])).collect();
+            assert_eq!(bits(alone), bits(truth.clone()), "{quant} {proof:?}, one by one");
+        }
+        for (x, y) in x.iter().zip(truth.chunks_exact(ROWS)) {
+            for (row, y) in rounded.chunks_exact(columns).zip(y) {
+                let exact: f64 = row.iter().zip(*x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                assert!((exact - f64::from(*y)).abs() < 2e-6 * (columns as f64).sqrt(), "{quant}: {y}, not {exact}");
+            }
+            assert!(y[rows..].iter().all(|y| *y == 0.0), "rows that are missing");
         }
     }
 }

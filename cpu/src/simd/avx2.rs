@@ -116,6 +116,7 @@ impl Simd for Avx2 {
             out
         }}
         fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        fn prefetch_far(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 
@@ -143,6 +144,9 @@ impl Panels for Avx2 {
 
     operations! {
         fn every(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
+        fn floats(self, x: &[f32; ROWS]) -> [__m256; 2] {
+            both!([0, 8], |at| _mm256_loadu_ps(x.as_ptr().add(at)))
+        }
         fn array(self, x: [__m256; 2]) -> [f32; ROWS] {{
             let mut out = [0.0; ROWS];
             _mm256_storeu_ps(out.as_mut_ptr(), x[0]);
@@ -162,6 +166,17 @@ impl Panels for Avx2 {
             both!([0, 8], |at| {
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().add(at).cast())))
             })
+        }
+        fn bf16_pairs(self, x: [__m256i; 2]) -> [[__m256; 2]; 2] {
+            [
+                both!(x, |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))),
+                both!(x, |x| {
+                    _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xffff_0000_u32 as i32)))
+                }),
+            ]
+        }
+        fn plus(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
         }
         fn times(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
             [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
@@ -187,6 +202,7 @@ impl Panels for Avx2 {
                 _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
             })
         }
+        fn flip(self, x: [__m256i; 2]) -> [__m256i; 2] { both!(x, |x| _mm256_xor_si256(x, _mm256_set1_epi8(-128))) }
         fn or(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
             [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])]
         }

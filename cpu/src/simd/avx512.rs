@@ -107,6 +107,7 @@ impl Simd for Avx512 {
             out
         }}
         fn prefetch(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        fn prefetch_far(self, at: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 
@@ -117,6 +118,7 @@ impl Panels for Avx512 {
 
     operations! {
         fn every(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn floats(self, x: &[f32; ROWS]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
         fn array(self, x: __m512) -> [f32; ROWS] {{
             let mut out = [0.0; ROWS];
             _mm512_storeu_ps(out.as_mut_ptr(), x);
@@ -129,6 +131,13 @@ impl Panels for Avx512 {
         fn small(self, x: &[u8; ROWS]) -> __m512 {
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
         }
+        fn bf16_pairs(self, x: __m512i) -> [__m512; 2] {
+            [
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)),
+                _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
+            ]
+        }
+        fn plus(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn times(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn times_plus(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn to_floats(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
@@ -141,6 +150,7 @@ impl Panels for Avx512 {
         fn bits_up<const SHIFT: u32>(self, x: __m512i, mask: u8) -> __m512i {
             _mm512_and_si512(_mm512_slli_epi16::<SHIFT>(x), _mm512_set1_epi8(mask as i8))
         }
+        fn flip(self, x: __m512i) -> __m512i { _mm512_xor_si512(x, _mm512_set1_epi8(-128)) }
         fn or(self, a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
         fn lookup(self, table: &[u8; 16], x: __m512i) -> __m512i {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x)

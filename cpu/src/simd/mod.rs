@@ -188,6 +188,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     }
     /// Hints that the cache line at `at`, any address, is read soon.
     fn prefetch(self, at: *const u8);
+    /// Hints that it is read a while later: it goes into the second-level cache.
+    fn prefetch_far(self, at: *const u8);
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What stands for the matrix unit where no processor has one.
 
-use crate::packed::Panel;
+use super::scalar::Scalar;
+use crate::packed::{Ahead, Layout, Panel, Sums, Word};
 use std::{marker::PhantomData, ops::Range};
 
 /// Values of a tile's row.
@@ -27,7 +28,7 @@ pub(crate) struct Transpose<'a> {
 
 pub(crate) struct Unpack<'a, L> {
     pub(crate) panel: Panel<'a>,
-    pub(crate) blocks: Range<usize>,
+    pub(crate) sections: Range<usize>,
     pub(crate) out: &'a mut [Line],
     pub(crate) layout: PhantomData<L>,
 }
@@ -42,8 +43,49 @@ pub(crate) struct Multiply<'a> {
     pub(crate) accumulate: bool,
 }
 
+/// Work that needs the unit.
+pub(crate) trait TileKernel {
+    fn run(self, tiles: Tiles);
+}
+
+impl TileKernel for Round<'_> {
+    fn run(self, tiles: Tiles) {
+        match tiles {}
+    }
+}
+
+impl TileKernel for Transpose<'_> {
+    fn run(self, tiles: Tiles) {
+        match tiles {}
+    }
+}
+
+impl<L> TileKernel for Unpack<'_, L> {
+    fn run(self, tiles: Tiles) {
+        match tiles {}
+    }
+}
+
+/// There is none.
+#[derive(Debug)]
+pub(crate) enum OpenIntegers {}
+
+impl OpenIntegers {
+    pub(crate) fn add<L: Layout>(&self, _: &Panel<'_>, _: (Range<usize>, &Ahead), _: &[Word], _: Sums<'_>) {
+        match *self {}
+    }
+}
+
 impl Tiles {
-    pub(crate) fn run<K>(self, _: K) {
+    pub(crate) fn run(self, kernel: impl TileKernel) {
+        kernel.run(self);
+    }
+
+    pub(crate) fn vectors(self) -> Scalar {
+        match self {}
+    }
+
+    pub(crate) fn open_integers(self, _: bool) -> OpenIntegers {
         match self {}
     }
 

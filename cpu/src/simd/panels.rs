@@ -29,14 +29,20 @@ pub(crate) trait Panels: Copy + Send + Sync {
 
     /// `x` for every row.
     fn every(self, x: f32) -> Self::Floats;
+    /// Loads.
+    fn floats(self, x: &[f32; ROWS]) -> Self::Floats;
     /// Stores.
     fn array(self, x: Self::Floats) -> [f32; ROWS];
     /// Little-endian f16.
     fn f16s(self, x: &[u8; 2 * ROWS]) -> Self::Floats;
     /// Little-endian bf16.
     fn bf16s(self, x: &[u8; 2 * ROWS]) -> Self::Floats;
+    /// Pairs of little-endian bf16: the first of each, and the second.
+    fn bf16_pairs(self, x: Self::Codes) -> [Self::Floats; 2];
     /// Signed bytes.
     fn small(self, x: &[u8; ROWS]) -> Self::Floats;
+    /// `a + b`
+    fn plus(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b`
     fn times(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once.
@@ -51,6 +57,8 @@ pub(crate) trait Panels: Copy + Send + Sync {
     fn bits<const SHIFT: u32>(self, x: Self::Codes, mask: u8) -> Self::Codes;
     /// `x[i] << SHIFT & mask`, for masks without the lowest `SHIFT` bits.
     fn bits_up<const SHIFT: u32>(self, x: Self::Codes, mask: u8) -> Self::Codes;
+    /// `x[i] ^ 0x80`: signed bytes become 128 too large.
+    fn flip(self, x: Self::Codes) -> Self::Codes;
     /// `a[i] | b[i]`
     fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes;
     /// `table[x[i]]` for `x[i] < 16`.

@@ -152,6 +152,9 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
+
+    #[inline(always)]
+    fn prefetch_far(self, _: *const u8) {}
 }
 
 impl Panels for Scalar {
@@ -162,6 +165,11 @@ impl Panels for Scalar {
     #[inline(always)]
     fn every(self, x: f32) -> [f32; ROWS] {
         [x; ROWS]
+    }
+
+    #[inline(always)]
+    fn floats(self, x: &[f32; ROWS]) -> [f32; ROWS] {
+        *x
     }
 
     #[inline(always)]
@@ -182,6 +190,18 @@ impl Panels for Scalar {
     #[inline(always)]
     fn small(self, x: &[u8; ROWS]) -> [f32; ROWS] {
         lanes!(ROWS, |i| f32::from(x[i] as i8))
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, x: [[u8; 4]; ROWS]) -> [[f32; ROWS]; 2] {
+        let widened =
+            |first: usize| lanes!(ROWS, |i| half::bf16::from_le_bytes([x[i][first], x[i][first + 1]]).to_f32());
+        [widened(0), widened(2)]
+    }
+
+    #[inline(always)]
+    fn plus(self, a: [f32; ROWS], b: [f32; ROWS]) -> [f32; ROWS] {
+        lanes!(ROWS, |i| a[i] + b[i])
     }
 
     #[inline(always)]
@@ -217,6 +237,11 @@ impl Panels for Scalar {
     #[inline(always)]
     fn bits_up<const SHIFT: u32>(self, x: [[u8; 4]; ROWS], mask: u8) -> [[u8; 4]; ROWS] {
         x.map(|x| x.map(|x| x << SHIFT & mask))
+    }
+
+    #[inline(always)]
+    fn flip(self, x: [[u8; 4]; ROWS]) -> [[u8; 4]; ROWS] {
+        x.map(|x| x.map(|x| x ^ 0x80))
     }
 
     #[inline(always)]

@@ -1,10 +1,12 @@
-//! AMX: the processor's matrix unit, which multiplies tiles of 16 rows of bf16 and sums in f32.
+//! AMX: the processor's matrix unit, which multiplies tiles of 16 rows of bf16 and sums in f32, or of 8 bits in integers.
 
+mod integers;
 mod unpack;
 
 use super::avx512::Avx512;
 use std::arch::{asm, x86_64::*};
 
+pub(crate) use integers::OpenIntegers;
 pub(crate) use unpack::Unpack;
 
 /// Values of a tile's row, and lines of the tile of weights it meets.
@@ -15,7 +17,7 @@ pub(crate) const SIDE: usize = 16;
 /// A line of weights: two columns of 16 rows, as pairs of bf16.
 pub(crate) type Line = [u32; SIDE];
 
-/// Proof that the processor has AMX for bf16 and AVX-512 BF16, and that the system lets us use its registers.
+/// Proof that the processor has AMX for bf16 and 8-bit integers and AVX-512 BF16, and that the system lets us use its registers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tiles(Avx512);
 
@@ -39,9 +41,9 @@ fn permitted() -> bool {
 impl Tiles {
     pub(crate) fn detect() -> Option<Self> {
         let avx512 = Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16"))?;
-        let (bf16, tiles) = (1 << 22, 1 << 24);
-        let features = __cpuid_count(7, 0).edx;
-        (features & bf16 != 0 && features & tiles != 0 && permitted()).then_some(Self(avx512))
+        let (bf16, tiles, int8) = (1 << 22, 1 << 24, 1 << 25);
+        let wanted = bf16 | tiles | int8;
+        (__cpuid_count(7, 0).edx & wanted == wanted && permitted()).then_some(Self(avx512))
     }
 
     /// The vectors that go with it.
@@ -235,8 +237,12 @@ pub(crate) struct Open(Tiles);
 impl Tiles {
     /// Configures this thread's tile registers.
     pub(crate) fn open(self) -> Open {
+        self.configure(&SHAPES)
+    }
+
+    fn configure(self, shapes: &'static Shapes) -> Open {
         // SAFETY: `Tiles` proves the instruction; the configuration is 64 valid bytes.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SHAPES, options(nostack, readonly)) };
+        unsafe { asm!("ldtilecfg [{}]", in(reg) std::ptr::from_ref(shapes), options(nostack, readonly)) };
         Open(self)
     }
 }

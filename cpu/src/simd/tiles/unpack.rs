@@ -2,7 +2,7 @@
 
 use super::{Line, SIDE, TileKernel, Tiles, pair, spread};
 use crate::{
-    packed::{BLOCK, Layout, Panel, coding::Coding},
+    packed::{Layout, Panel, PanelBlock, coding::Coding},
     simd::panels::Panels,
 };
 use std::{marker::PhantomData, ops::Range};
@@ -10,8 +10,8 @@ use std::{marker::PhantomData, ops::Range};
 /// Dequantises blocks of a panel.
 pub(crate) struct Unpack<'a, L> {
     pub(crate) panel: Panel<'a>,
-    /// Which blocks of 32 columns.
-    pub(crate) blocks: Range<usize>,
+    /// Which of its sections.
+    pub(crate) sections: Range<usize>,
     /// `[blocks * 16]`
     pub(crate) out: &'a mut [Line],
     pub(crate) layout: PhantomData<L>,
@@ -21,11 +21,11 @@ impl<L: Layout> TileKernel for Unpack<'_, L> {
     #[inline(always)]
     fn run(self, tiles: Tiles) {
         let p = tiles.vectors();
-        let per_unit = L::UNIT / BLOCK;
-        for (block, out) in self.blocks.zip(self.out.as_chunks_mut::<SIDE>().0) {
-            let (record, lines) = self.panel.block::<L>(block);
+        let mut blocks = self.panel.blocks::<L>(self.sections);
+        for out in self.out.as_chunks_mut::<SIDE>().0 {
+            let PanelBlock { record, at, lines } = blocks.next();
             let codes = <L::Coding as Coding>::unpack(p, lines);
-            let (scales, minimum) = L::scales(p, record, block % per_unit);
+            let (scales, minimum) = L::scales(p, record, at);
             for i in 0..8 {
                 let scale = scales[i / 4];
                 // Exact but for the last rounding: the shift is a power of two.

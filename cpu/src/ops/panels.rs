@@ -1,0 +1,119 @@
+//! A panel of weights times groups of activations.
+
+use crate::{
+    packed::{Ahead, BLOCK, Layout, Panel, RECORD, Sums, Word, group_len},
+    simd::{
+        Kernel, Proof, Simd,
+        tiles::{OpenIntegers, SIDE, TileKernel, Tiles},
+    },
+};
+use std::{marker::PhantomData, ops::Range};
+
+/// Sections that all groups meet before the next ones: they stay in the first-level cache, and what follows them is
+/// fetched meanwhile.
+const PIECE: usize = 2;
+
+/// A panel times some activations.
+pub(crate) struct PanelTimes<'a> {
+    pub(crate) panel: Panel<'a>,
+    /// How many.
+    pub(crate) count: usize,
+    /// By group, whole ones.
+    pub(crate) x: &'a [Word],
+    pub(crate) y: &'a mut [f32],
+    /// Values of `y` from one activation to the next.
+    pub(crate) width: usize,
+}
+
+/// With the layout of its weights.
+struct LaidOut<'a, L>(PanelTimes<'a>, PhantomData<L>);
+
+impl PanelTimes<'_> {
+    /// `y[entry][row] = panel[row] . x[entry]` for all 16 rows.
+    pub(crate) fn run<L: Layout>(self, proof: Proof) {
+        match proof.tiles().filter(|_| self.count >= SIDE) {
+            Some(tiles) => tiles.run(LaidOut::<L>(self, PhantomData)),
+            None => proof.run(LaidOut::<L>(self, PhantomData)),
+        }
+    }
+
+    /// `R` activations from one on and their sums, for some sections.
+    #[inline(always)]
+    fn group<const R: usize>(&mut self, at: usize, sections: &Range<usize>) -> (&[Word], Sums<'_>) {
+        let blocks = self.panel.blocks_before(sections.start)..self.panel.blocks_before(sections.end);
+        let all = &self.x[at * self.panel.columns / BLOCK * RECORD..];
+        let data = &mut self.y[at * self.width..];
+        let sums = Sums { data, width: self.width, begins: sections.start == 0 };
+        (&all[blocks.start * R * RECORD..blocks.end * R * RECORD], sums)
+    }
+
+    #[inline(always)]
+    fn vectors<L: Layout, S: Simd, const R: usize>(
+        &mut self,
+        simd: S,
+        (sections, ahead): (Range<usize>, &Ahead),
+        at: usize,
+    ) {
+        let panel = self.panel;
+        let (x, mut sums) = self.group::<R>(at, &sections);
+        let mut totals = sums.load::<_, R>(simd.panels());
+        panel.add::<L, S, R>(simd, (sections, ahead), x, &mut totals);
+        sums.store(simd.panels(), totals);
+    }
+
+    #[inline(always)]
+    fn all<L: Layout, S: Simd>(&mut self, simd: S, open: Option<&OpenIntegers>) {
+        let (panel, has_tiles) = (self.panel, open.is_some());
+        let (mut passes, mut at) = (0, 0);
+        while at < self.count {
+            at += group_len(self.count - at, has_tiles);
+            passes += 1;
+        }
+        let sections = panel.sections();
+        let piece = if passes == 1 { sections.max(1) } else { PIECE };
+        for first in (0..sections).step_by(piece) {
+            let piece = first..(first + piece).min(sections);
+            let (mut at, mut pass) = (0, 0);
+            while at < self.count {
+                let len = group_len(self.count - at, has_tiles);
+                let ahead = &Ahead::new::<L>((pass, passes), len);
+                let part = (piece.clone(), ahead);
+                if len == SIDE
+                    && let Some(open) = open
+                {
+                    let (x, sums) = self.group::<SIDE>(at, &piece);
+                    open.add::<L>(&panel, part, x, sums);
+                } else if len == 8 {
+                    self.vectors::<L, S, 8>(simd, part, at);
+                } else if len == 4 {
+                    self.vectors::<L, S, 4>(simd, part, at);
+                } else if len == 2 {
+                    self.vectors::<L, S, 2>(simd, part, at);
+                } else {
+                    self.vectors::<L, S, 1>(simd, part, at);
+                }
+                at += len;
+                pass += 1;
+            }
+        }
+    }
+}
+
+impl<L: Layout> Kernel for LaidOut<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self(mut times, _) = self;
+        times.all::<L, S>(simd, None);
+    }
+}
+
+impl<L: Layout> TileKernel for LaidOut<'_, L> {
+    #[inline(always)]
+    fn run(self, tiles: Tiles) {
+        let Self(mut times, _) = self;
+        let open = tiles.open_integers(L::HALVES);
+        times.all::<L, _>(tiles.vectors(), Some(&open));
+    }
+}

@@ -1,0 +1,192 @@
+//! Panels of 16-bit floats, which meet activations in f32: lines of two columns of 16 rows. Each result is the sum over
+//! pieces of two chains of multiply-adds, of even and of odd columns, whatever the instruction set and however many
+//! activations meet a panel.
+
+use super::LINE;
+use crate::simd::{
+    Kernel, Simd,
+    dense::{Bf16, F16},
+    panels::{Panels, ROWS},
+};
+use kvas_gguf::Quant;
+use std::marker::PhantomData;
+
+/// Columns are a multiple of this: what the matrix unit takes in a step.
+const COLUMNS: usize = 32;
+
+/// Lines of a piece: they stay in the first-level cache while all activations meet them.
+const PIECE: usize = 256;
+
+/// Lines from what is computed with to what is fetched into the first-level cache.
+const NEAR: usize = 16;
+
+/// Lines to what is fetched into the second-level cache besides, where many activations meet a panel.
+const FAR: usize = 64;
+
+/// Activations that are many.
+const MANY: usize = 8;
+
+/// Bytes of a panel of rows of `columns` floats; `None` for formats that are not packed so.
+pub(crate) fn float_panel_bytes(quant: Quant, columns: usize) -> Option<usize> {
+    (matches!(quant, Quant::F16 | Quant::Bf16) && columns.is_multiple_of(COLUMNS)).then_some(columns / 2 * LINE)
+}
+
+/// How two columns lie in a line.
+pub(crate) trait Pairs {
+    /// Bytes from one row to the next.
+    const ROW: usize;
+    /// Bytes from one column to the next.
+    const COLUMN: usize;
+
+    /// The two columns.
+    fn load<P: Panels>(p: P, line: &[u8; LINE]) -> [P::Floats; 2];
+}
+
+/// The columns of a row side by side, as the matrix unit wants them.
+impl Pairs for Bf16 {
+    const ROW: usize = 4;
+    const COLUMN: usize = 2;
+
+    #[inline(always)]
+    fn load<P: Panels>(p: P, line: &[u8; LINE]) -> [P::Floats; 2] {
+        p.bf16_pairs(p.codes(line))
+    }
+}
+
+/// One column behind the other.
+impl Pairs for F16 {
+    const ROW: usize = 2;
+    const COLUMN: usize = 2 * ROWS;
+
+    #[inline(always)]
+    fn load<P: Panels>(p: P, line: &[u8; LINE]) -> [P::Floats; 2] {
+        let halves = line.as_chunks::<{ 2 * ROWS }>().0;
+        [p.f16s(&halves[0]), p.f16s(&halves[1])]
+    }
+}
+
+/// Packs up to 16 stored rows of `columns` floats into a panel; the rows that are missing become zero.
+pub(crate) fn pack_floats(quant: Quant, columns: usize, rows: &[u8], panel: &mut [u8]) {
+    if quant == Quant::Bf16 {
+        pack_as::<Bf16>(columns, rows, panel);
+    } else {
+        pack_as::<F16>(columns, rows, panel);
+    }
+}
+
+fn pack_as<E: Pairs>(columns: usize, rows: &[u8], panel: &mut [u8]) {
+    if rows.len() < 2 * columns * ROWS {
+        panel.fill(0);
+    }
+    for (row, stored) in rows.chunks_exact(2 * columns).enumerate() {
+        for (line, [a, b, c, d]) in panel.as_chunks_mut::<LINE>().0.iter_mut().zip(stored.as_chunks().0) {
+            line[row * E::ROW..][..2].copy_from_slice(&[*a, *b]);
+            line[row * E::ROW + E::COLUMN..][..2].copy_from_slice(&[*c, *d]);
+        }
+    }
+}
+
+/// `y[i][row] = panel[row] . x[i]` for all 16 rows.
+pub(crate) struct FloatTimes<'a, E> {
+    pub(crate) panel: &'a [u8],
+    /// As many values of each as the panel has columns.
+    pub(crate) x: &'a [&'a [f32]],
+    pub(crate) y: &'a mut [f32],
+    /// Values of `y` from one activation to the next.
+    pub(crate) width: usize,
+    pub(crate) element: PhantomData<E>,
+}
+
+/// Activations that meet a piece together: their sums fit the registers.
+const fn group_len<S: Simd>(left: usize) -> usize {
+    if S::LANES == 16 && left >= 8 {
+        8
+    } else if S::LANES == 16 && left >= 4 {
+        4
+    } else if left >= 2 {
+        2
+    } else {
+        1
+    }
+}
+
+impl<E: Pairs> Kernel for FloatTimes<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let (mut passes, mut at) = (0, 0);
+        while at < self.x.len() {
+            at += group_len::<S>(self.x.len() - at);
+            passes += 1;
+        }
+        for (number, lines) in self.panel.as_chunks::<LINE>().0.chunks(PIECE).enumerate() {
+            let mut at = 0;
+            for pass in 0..passes {
+                // Nobody has been here before the first pass; memory should work during all of them.
+                let share = lines.len().div_ceil(passes);
+                let far = if passes > 1 {
+                    (PIECE + pass * share, share)
+                } else {
+                    (FAR, if self.x.len() < MANY { 0 } else { lines.len() })
+                };
+                let piece = Piece { lines, from: 2 * number * PIECE, is_first: pass == 0, far };
+                let len = group_len::<S>(self.x.len() - at);
+                if len == 8 {
+                    self.meet::<S, 8>(simd, &piece, at);
+                } else if len == 4 {
+                    self.meet::<S, 4>(simd, &piece, at);
+                } else if len == 2 {
+                    self.meet::<S, 2>(simd, &piece, at);
+                } else {
+                    self.meet::<S, 1>(simd, &piece, at);
+                }
+                at += len;
+            }
+        }
+    }
+}
+
+/// Some lines of a panel, and what is fetched during a pass over them.
+struct Piece<'a> {
+    lines: &'a [[u8; LINE]],
+    /// The first column.
+    from: usize,
+    is_first: bool,
+    /// Lines to the first that is fetched for later, and how many are.
+    far: (usize, usize),
+}
+
+impl<E: Pairs> FloatTimes<'_, E> {
+    #[inline(always)]
+    fn meet<S: Simd, const R: usize>(&mut self, simd: S, piece: &Piece<'_>, at: usize) {
+        let p = simd.panels();
+        let Piece { lines, from, is_first, far } = *piece;
+        let mut x = [&[][..]; R];
+        for r in 0..R {
+            x[r] = &self.x[at + r][from..].as_chunks::<2>().0[..lines.len()];
+        }
+        let mut sums = [[p.every(0.0); 2]; R];
+        for (i, line) in lines.iter().enumerate() {
+            let here = line.as_ptr();
+            if is_first {
+                simd.prefetch(here.wrapping_add(NEAR * LINE));
+            }
+            if i < far.1 {
+                simd.prefetch_far(here.wrapping_add(far.0 * LINE));
+            }
+            let [even, odd] = E::load(p, line);
+            for r in 0..R {
+                let [first, second] = x[r][i];
+                sums[r][0] = p.times_plus(even, p.every(first), sums[r][0]);
+                sums[r][1] = p.times_plus(odd, p.every(second), sums[r][1]);
+            }
+        }
+        for r in 0..R {
+            let y = self.y[(at + r) * self.width..].first_chunk_mut::<ROWS>().expect("all rows");
+            let [even, odd] = sums[r];
+            let sum = p.plus(even, odd);
+            *y = p.array(if from == 0 { sum } else { p.plus(p.floats(y), sum) });
+        }
+    }
+}
