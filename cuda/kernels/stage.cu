@@ -23,10 +23,8 @@ KERNEL stage_f16(const float* x, u32 stride, u32 columns, u32* out, u32 padded, 
     float most = 0.0f;
     for (u32 i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, fabsf(x[i]));
     most = block_max(most);
-    // The largest value comes between 2^14 and 2^15: sums are f32, only the values themselves must not overflow.
-    const u32 exponent = __float_as_uint(most) >> 23; // and 127
-    const u32 lift = min(max(exponent, 15u), 253u) - 14;
-    const float factor = __uint_as_float(lift << 23), by = __uint_as_float((254 - lift) << 23);
+    float by;
+    const float factor = factor_of_row(most, by);
     if (threadIdx.x == 0) factors[blockIdx.x] = factor;
     for (u32 i = 2 * threadIdx.x; i < padded; i += 2 * blockDim.x) {
         out[i / 2] = pack_f16(i < columns ? x[i] * by : 0.0f, i + 1 < columns ? x[i + 1] * by : 0.0f);

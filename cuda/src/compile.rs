@@ -97,8 +97,11 @@ const HEADERS: &[(&str, &str)] = headers!(
     "quant/at.cuh"
     "quant/formats.cuh"
     "quant/job.cuh"
+    "quant/one.cuh"
     "quant/product.cuh"
+    "quant/some.cuh"
     "quant/stored.cuh"
+    "quant/sums.cuh"
 );
 
 /// A unit by its name.

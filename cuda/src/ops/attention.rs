@@ -11,7 +11,7 @@ use kvas_backend::{
 use std::ops::Range;
 
 /// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
-const LEAST_PART: usize = 256;
+pub(crate) const LEAST_PART: usize = 256;
 const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
 /// Scratch that is enough for everything to run at once.

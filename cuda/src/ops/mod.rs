@@ -1,6 +1,7 @@
 //! One file per group of ops: what each of them launches, and the scratch it wants.
 
 pub(crate) mod attention;
+pub(crate) mod beside;
 pub(crate) mod conv;
 pub(crate) mod experts;
 pub(crate) mod likeliest;

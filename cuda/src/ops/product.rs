@@ -5,7 +5,7 @@ use crate::{
     launch::Argument,
     machine::Machine,
     ops::{activation, experts, flag},
-    weights::{UNIT, suffix},
+    weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
     Act, DeviceError, Limits, Op, Program, Rows, Stacking, Weight,
@@ -68,6 +68,8 @@ pub(crate) struct Job {
     activation: u32,
     accumulate: u32,
     scale: f32,
+    columns: u32,
+    neighbours: u32,
     padding: u32,
 }
 
@@ -181,8 +183,12 @@ pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device
 enum Kernel {
     /// In f32, up to so many entries a warp.
     Float(usize),
+    /// One entry, whose activations blocks round themselves; with so many warps for each tile at once as fit.
+    One,
     /// A tile and up to so many entries a block.
     Few(usize),
+    /// Eight tiles and up to so many entries a cluster of blocks, one for each segment.
+    Some(usize),
     /// Eight tiles, up to 64 entries and one segment a block.
     Split,
     /// Eight tiles and up to so many entries a block.
@@ -191,6 +197,8 @@ enum Kernel {
 
 /// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
 const SEGMENTS: usize = 8;
+/// Bytes of a warp's ring in [`Kernel::One`] (`RING_BYTES` of `kernels/quant/one.cuh`), if they are two units.
+const RING: usize = 7168;
 /// Entries of a block of [`Kernel::Split`].
 const SPLIT: usize = 64;
 
@@ -202,15 +210,18 @@ fn is_split(rows: usize, is_gated: bool, count: usize) -> bool {
 
 impl Kernel {
     /// For `rows` rows of activations.
-    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, multiprocessors: usize) -> Self {
+    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, device: &Device) -> Self {
         match rows {
             0..=1 if quant == Quant::F32 => Self::Float(1),
             _ if quant == Quant::F32 => Self::Float(8),
-            0..=8 => Self::Few(8),
+            0..=1 => Self::One,
+            2..=8 => Self::Few(8),
+            9..=32 if device.capability() >= (9, 0) => Self::Some(32),
+            33..=64 if device.capability() >= (9, 0) => Self::Some(64),
             9..=16 => Self::Few(16),
             17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
             17..=SPLIT => Self::Many(64),
-            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < multiprocessors => Self::Many(64),
+            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < device.multiprocessors() => Self::Many(64),
             _ => Self::Many(128),
         }
     }
@@ -221,6 +232,7 @@ impl Kernel {
         match (2 * usual).min(rows) {
             0..=1 if quant == Quant::F32 => Self::Float(1),
             _ if quant == Quant::F32 => Self::Float(8),
+            _ if rows == 1 => Self::One,
             0..=8 => Self::Few(8),
             9..=16 => Self::Few(16),
             17..=32 => Self::Few(32),
@@ -233,10 +245,24 @@ impl Kernel {
     /// Entries that a block takes at once.
     fn most(self) -> usize {
         match self {
+            Self::One => 1,
             Self::Split => SPLIT,
-            Self::Float(most) | Self::Few(most) | Self::Many(most) => most,
+            Self::Float(most) | Self::Few(most) | Self::Some(most) | Self::Many(most) => most,
         }
     }
+}
+
+/// Dynamic shared memory of a block of [`Kernel::One`] that has so many tiles at once.
+fn shared_of_one(matrix: &Matrix, tiles: usize) -> usize {
+    let is_plain = matches!(matrix.quant, Quant::F16 | Quant::Bf16);
+    let slot = unit_bytes(matrix.quant) * if is_plain { 1 } else { 2 };
+    2 * UNIT * matrix.units() + tiles * SEGMENTS * (RING / slot).max(2) * slot
+}
+
+/// Dynamic shared memory of a block of [`Kernel::Some`]: `Stages` of `kernels/quant/some.cuh`.
+fn shared_of_some(matrix: &Matrix, most: usize) -> usize {
+    let stage = 8 * unit_bytes(matrix.quant) + 2 * UNIT * most;
+    stage * (98304 / stage).min(8)
 }
 
 /// Threads of a block of every product.
@@ -263,11 +289,16 @@ impl Machine {
         let kernel = if listed.is_some() {
             Kernel::of_experts(quant, rows, (rows * per_row).div_ceil(count))
         } else {
-            Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, self.device.multiprocessors())
+            Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, &self.device)
         };
+        let kernel = if kernel == Kernel::One && !self.has_room_for_one(matrix) { Kernel::Few(8) } else { kernel };
         let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
-        let [x, factor] = self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?;
+        let [x, factor] = if kernel == Kernel::One {
+            [self.act(of.x), Ptr::NULL]
+        } else {
+            self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?
+        };
         if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
             self.staged = None;
         }
@@ -303,24 +334,52 @@ impl Machine {
             activation: activation(of.activation),
             accumulate: flag(of.output == Output::Accumulate),
             scale: of.scale,
+            columns: matrix.columns as u32,
+            neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
             padding: 0,
         };
-        self.launch_product((matrix.quant, kernel), job, is_gated, [y, z])?;
-        if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
+        self.launch_product((matrix, kernel), job, is_gated, [y, z])
+    }
+
+    /// Whether the activations of a row and rings fit into a block of [`Kernel::One`].
+    pub(crate) fn has_room_for_one(&self, matrix: &Matrix) -> bool {
+        shared_of_one(matrix, 1) <= self.device.shared_bytes()
+    }
+
+    /// Launches the product of one entry with each of `matrices`: a block for every multiprocessor, which stays.
+    fn launch_one(&self, matrix: &Matrix, job: Job, is_gated: bool, matrices: usize) -> Result<(), DeviceError> {
+        let tiles = (job.rows as usize).div_ceil(TILE);
+        let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
+        let has_room = shared_of_one(matrix, 2) <= self.device.shared_bytes();
+        let at_once = if tiles > blocks && has_room { 2 } else { 1 };
+        let shared = shared_of_one(matrix, at_once);
+        // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
+        let alone = self.device.shared_bytes() / 2 + 1024;
+        let name = format!("{}one_{}", if is_gated { "gated_" } else { "" }, suffix(matrix.quant));
+        self.kernel(unit(matrix.quant), &name)?
+            .grid(blocks, matrices, 1)
+            .block(THREADS * at_once)
+            .shared(shared.max(alone))
+            .early()
+            .arg(job)
+            .launch()
     }
 
     fn launch_product(
         &self,
-        (quant, kernel): (Quant, Kernel),
+        (matrix, kernel): (&Matrix, Kernel),
         job: Job,
         is_gated: bool,
         [y, z]: [usize; 2],
     ) -> Result<(), DeviceError> {
+        let quant = matrix.quant;
         let gated = if is_gated { "gated_" } else { "" };
         let suffix = suffix(quant);
         let rows_of_eight = if is_gated { 64 } else { 128 };
         let stages = |most: usize| 3 * 128 * (128 + most);
+        let z = if matches!(kernel, Kernel::Some(_) | Kernel::Split) { SEGMENTS } else { z };
         let (name, rows_of_block, shared) = match kernel {
+            Kernel::One => return self.launch_one(matrix, job, is_gated, y),
             Kernel::Float(most) => {
                 let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
                 let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
@@ -332,16 +391,18 @@ impl Machine {
                 let is_tall = most == 8 && !is_gated && blocks > 2 * self.device.multiprocessors();
                 (format!("{gated}few_{most}_{}{suffix}", if is_tall { "tall_" } else { "" }), rows_of_block, 0)
             }
+            Kernel::Some(most) => (format!("{gated}some_{most}_{suffix}"), rows_of_eight, shared_of_some(matrix, most)),
             Kernel::Split => (format!("{gated}split_{SPLIT}_{suffix}"), rows_of_eight, stages(SPLIT)),
             Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
         };
         self.kernel(unit(quant), &name)?
-            .grid((job.rows as usize).div_ceil(rows_of_block), y, if kernel == Kernel::Split { SEGMENTS } else { z })
+            .grid((job.rows as usize).div_ceil(rows_of_block), y, z)
             .block(THREADS)
             .shared(shared)
             .early()
             .arg(job)
-            .launch()
+            .launch()?;
+        if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
     }
 
     /// Ends products that were left in parts.
