@@ -99,6 +99,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "quant/job.cuh"
     "quant/one.cuh"
     "quant/product.cuh"
+    "quant/row.cuh"
     "quant/some.cuh"
     "quant/stored.cuh"
     "quant/sums.cuh"

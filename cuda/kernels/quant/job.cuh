@@ -14,16 +14,6 @@ struct Piece {
     u32 padding;
 };
 
-// A row of activations in f16 is divided by a power of two that keeps its largest value, of size `most`, well within them:
-// `by` is what to multiply with, the result what undoes it.
-DEVICE float factor_of_row(float most, float& by) {
-    // The largest value comes between 2^14 and 2^15: sums are f32, only the values themselves must not overflow.
-    const u32 exponent = __float_as_uint(most) >> 23; // and 127
-    const u32 lift = min(max(exponent, 15u), 253u) - 14;
-    by = __uint_as_float((254 - lift) << 23);
-    return __uint_as_float(lift << 23);
-}
-
 // Products that read the same and write apart run beside each other (src/ops/beside.rs). LATE: the next launch is such a
 // one, and may begin once what it reads is there. BESIDE: this launch is one; it does not wait before its end.
 static constexpr u32 LATE = 1, BESIDE = 2;

@@ -6,54 +6,37 @@
 // Blocks ask for so much shared memory that a multiprocessor has room for one of them: as many as there are
 // multiprocessors begin at once, and where the block of one launch ends, that of the next fills its ring.
 #pragma once
+#include "quant/row.cuh"
 #include "quant/sums.cuh"
 
 // Groups of a block at most, and bytes of the ring of a warp.
 static constexpr u32 ONE_GROUPS = 2, ONE_THREADS = ONE_GROUPS * THREADS, RING_BYTES = 7168;
 
-// Activations of an entry in 16 bits, with zeros behind the last, and by what they are to be multiplied.
-template <class FORMAT> DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to) {
-    // Fours that a thread keeps; those of very long rows are read again.
-    constexpr u32 KEPT = 7;
-    const bool is_whole = columns % 4 == 0 && (u64(x) & 15) == 0;
-    const auto four = [&](u32 at) {
-        float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (is_whole && at < columns) return load_four_floats(x + at);
-        if (at < columns) y.x = load_float(x + at);
-        if (at + 1 < columns) y.y = load_float(x + at + 1);
-        if (at + 2 < columns) y.z = load_float(x + at + 2);
-        if (at + 3 < columns) y.w = load_float(x + at + 3);
-        return y;
-    };
-    float4 kept[KEPT];
-#pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) kept[i] = four(4 * (i * blockDim.x + threadIdx.x));
-    float factor = 1.0f, by = 1.0f;
-    if constexpr (!FORMAT::IS_BF16) {
-        float most = 0.0f;
-        const auto look = [&](const float4& y) {
-            most = fmaxf(fmaxf(most, fmaxf(fabsf(y.x), fabsf(y.y))), fmaxf(fabsf(y.z), fabsf(y.w)));
-        };
-#pragma unroll
-        for (u32 i = 0; i < KEPT; ++i) look(kept[i]);
-        for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < columns; at += 4 * blockDim.x) look(four(at));
-        factor = factor_of_row(block_max(most), by);
-    }
-    const auto keep = [&](u32 at, const float4& y) {
-        if (at >= padded) return;
-        uint2 words;
-        if constexpr (FORMAT::IS_BF16) words = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
-        if constexpr (!FORMAT::IS_BF16) words = make_uint2(pack_f16(y.x * by, y.y * by), pack_f16(y.z * by, y.w * by));
-        *reinterpret_cast<uint2*>(to + at / 2) = words;
-    };
-#pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) keep(4 * (i * blockDim.x + threadIdx.x), kept[i]);
-    for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < padded; at += 4 * blockDim.x) keep(at, four(at));
-    return factor;
-}
+// A barrier in shared memory at which the warps of a group arrive, and only one of them waits.
+struct Arrivals {
+    u32 at;
 
-// Waits for the other warps of a group.
-DEVICE void group_barrier(u32 group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(THREADS) : "memory"); }
+    DEVICE void init() const { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "n"(SEGMENTS) : "memory"); }
+
+    // What the lanes of a warp have written until here can be seen by who waits.
+    DEVICE void arrive() const {
+        __syncwarp();
+        if (lane_id() == 0) {
+            asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(at) : "memory");
+        }
+    }
+
+    // Waits until all have arrived for the time number `turn`, counted from 0.
+    DEVICE void wait(u32 turn) const {
+        u32 is_over = 0;
+        while (is_over == 0) {
+            asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                         : "=r"(is_over)
+                         : "r"(at), "r"(turn & 1)
+                         : "memory");
+        }
+    }
+};
 
 // A warp's segment of all tiles of its group, in the order in which they are multiplied, and the ring they come through:
 // PER units to a slot, then for each of them what it shares with others.
@@ -138,7 +121,9 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
     typedef Feed<FORMAT, GATED> Units;
     constexpr u32 MATRICES = GATED ? 2 : 1, PER = Units::PER;
     extern __shared__ __align__(128) u8 shared[];
-    __shared__ float parts[ONE_GROUPS][2][MATRICES][SEGMENTS][16];
+    // By tile, of SEGMENTS tiles that follow one another: each is ended by another warp, and only that waits for the others.
+    __shared__ float parts[ONE_GROUPS][SEGMENTS][MATRICES][SEGMENTS][16];
+    __shared__ u64 arrivals[ONE_GROUPS][SEGMENTS];
     if ((job.neighbours & LATE) == 0) let_next_begin();
     if (!job.is_regular()) wait_for_inputs();
     Piece piece;
@@ -149,16 +134,18 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
     Units units(job, piece, segment, ring, first, stride);
 #pragma unroll 1
     for (u32 slot = 0; slot < Units::SLOTS; ++slot) units.bring(slot);
+    if (threadIdx.x < ONE_GROUPS * SEGMENTS) Arrivals{shared_address(&arrivals[0][0] + threadIdx.x)}.init();
     if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
     if ((job.neighbours & LATE) != 0) let_next_begin();
     const u32 entry = job.entry(piece, 0);
     const float* x_row = reinterpret_cast<const float*>(job.x) + u64(job.input(entry)) * job.x_stride;
-    const float factor = stage_row<FORMAT>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared));
+    const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared));
     __syncthreads();
     const Shared x{shared_address(shared) + units.begin * 128 + 16 * pair_of_lane()}, slots{shared_address(ring)};
     u32 slot = 0, turn = 0;
     for (u32 tile = first; tile * 16 < job.rows; tile += stride, ++turn) {
-        float(&part)[MATRICES][SEGMENTS][16] = parts[group][turn % 2];
+        float(&part)[MATRICES][SEGMENTS][16] = parts[group][turn % SEGMENTS];
+        const Arrivals all{shared_address(&arrivals[group][turn % SEGMENTS])};
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
             float sum[4] = {};
@@ -190,10 +177,11 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
             float(&mine)[16] = part[matrix][segment];
             if (pair_of_lane() == 0) mine[group_of_lane()] = sum[0], mine[group_of_lane() + 8] = sum[2];
         }
-        group_barrier(group);
+        all.arrive();
+        if (segment != turn % SEGMENTS) continue;
+        all.wait(turn / SEGMENTS);
         const u32 row = lane_id() % 16, out_row = tile * 16 + row;
-        // Another warp each time.
-        if (segment != turn % SEGMENTS || lane_id() >= 16 || out_row >= job.rows) continue;
+        if (lane_id() >= 16 || out_row >= job.rows) continue;
         float sums[MATRICES] = {};
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {

@@ -199,6 +199,8 @@ enum Kernel {
 const SEGMENTS: usize = 8;
 /// Bytes of a warp's ring in [`Kernel::One`] (`RING_BYTES` of `kernels/quant/one.cuh`), if they are two units.
 const RING: usize = 7168;
+/// What its blocks have of shared memory besides, at most.
+const STATIC_OF_ONE: usize = 18 << 10;
 /// Entries of a block of [`Kernel::Split`].
 const SPLIT: usize = 64;
 
@@ -343,14 +345,14 @@ impl Machine {
 
     /// Whether the activations of a row and rings fit into a block of [`Kernel::One`].
     pub(crate) fn has_room_for_one(&self, matrix: &Matrix) -> bool {
-        shared_of_one(matrix, 1) <= self.device.shared_bytes()
+        shared_of_one(matrix, 1) + STATIC_OF_ONE <= self.device.shared_bytes()
     }
 
     /// Launches the product of one entry with each of `matrices`: a block for every multiprocessor, which stays.
     fn launch_one(&self, matrix: &Matrix, job: Job, is_gated: bool, matrices: usize) -> Result<(), DeviceError> {
         let tiles = (job.rows as usize).div_ceil(TILE);
         let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
-        let has_room = shared_of_one(matrix, 2) <= self.device.shared_bytes();
+        let has_room = shared_of_one(matrix, 2) + STATIC_OF_ONE <= self.device.shared_bytes();
         let at_once = if tiles > blocks && has_room { 2 } else { 1 };
         let shared = shared_of_one(matrix, at_once);
         // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
