@@ -4,7 +4,7 @@
 use crate::golden::{converted_file, fixture};
 use expect_test::expect_file;
 use kvas_gguf::Quant;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -154,6 +154,17 @@ fn a_model_of_random_weights_can_be_made_and_measured() {
         assert!(object["bandwidth_share"].as_f64().unwrap() > 0.0);
     }
     assert_eq!(line.lines().count(), 2);
+    let lines =
+        succeeds(&["bench", "-m", &path, "-p", "0", "-n", "3", "-r", "1", "--no-repack", "--profile", "--json"]);
+    let kinds: Vec<Value> = lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
+    let total: f64 = kinds.iter().map(|kind| kind["time_share"].as_f64().unwrap()).sum();
+    assert!((total - 1.0).abs() < 1e-9, "{lines}");
+    // Two steps are looked at: 28 layers, and a table of 151 936 rows of 1024 columns that is read once each time.
+    let kind = |op: &str| kinds.iter().find(|kind| kind["op"] == op).expect("the model has such ops");
+    let (attention, logits) = (kind("attention"), kind("logits Q6_K"));
+    assert_eq!((&attention["calls"], &logits["calls"]), (&json!(2 * 28), &json!(2)));
+    let table = 151_936 * 1024 / 256 * 210;
+    assert_eq!(logits["bytes"], json!(2.0 * f64::from(table + 4 * (1024 + 151_936))));
     std::fs::remove_dir_all(folder).unwrap();
 }
 

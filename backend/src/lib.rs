@@ -96,25 +96,24 @@ pub struct WeightData {
 pub trait WeightSource {
     /// The data of one declared weight.
     fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError>;
+
+    /// Hears that a weight it has loaded is where the backend will read it: in these very bytes if they are `kept`, else
+    /// elsewhere, so that these are hardly needed any more.
+    fn settled(&mut self, _decl: &WeightDecl, _kept: bool) {}
 }
 
 /// Runs one [`Program`] over many sequences. Object-safe on purpose.
 ///
 /// The order of calls is `prepare` once, then for each step `run` and, for every span of it, one `commit`.
 pub trait Backend: Send {
-    /// Allocates and uploads everything `program` declares. Nothing allocates on the device after it.
+    /// Allocates and uploads everything `program` declares, and reads all weights, so that no step waits for a disk.
+    /// Nothing allocates on the device after it.
     fn prepare(
         &mut self,
         program: Arc<Program>,
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<(), DeviceError>;
-
-    /// Whether `prepare` reads the bytes of every weight, and keeps none of them where they are: a source need not bring
-    /// them into memory first.
-    fn reads_weights(&self) -> bool {
-        false
-    }
 
     /// Bytes that `prepare` would take besides weights, activations, pages and slots, for weights stored in these
     /// formats.

@@ -25,6 +25,39 @@ pub enum Op {
     ExpertLinear(ExpertLinear),
 }
 
+macro_rules! names {
+    ($($op:ident => $name:literal)*) => {
+        impl Op {
+            /// What people call it: `gated linear`.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Op::$op(_) => $name,)*
+                }
+            }
+        }
+    };
+}
+
+names! {
+    Embed => "embed"
+    GatherRows => "gather rows"
+    Norm => "norm"
+    Linear => "linear"
+    GatedLinear => "gated linear"
+    HeadLinear => "head linear"
+    RopeStore => "rope, store"
+    Attention => "attention"
+    CausalConv => "causal conv"
+    ShortConv => "short conv"
+    GatedDelta => "gated delta"
+    Mamba2 => "mamba 2"
+    Mamba1 => "mamba 1"
+    GatedNorm => "gated norm"
+    Route => "route"
+    ExpertGatedLinear => "expert gated linear"
+    ExpertLinear => "expert linear"
+}
+
 /// Whether an op replaces its output or adds to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {

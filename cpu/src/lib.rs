@@ -24,7 +24,7 @@ pub use simd::Isa;
 use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
 use kvas_gguf::Quant;
 use machine::Machine;
-use plan::Plan;
+use plan::{Means, Plan};
 use pool::Pool;
 use simd::Proof;
 use std::sync::Arc;
@@ -34,6 +34,7 @@ pub struct Cpu {
     threads: usize,
     /// What to compute with, or why that is not to be had; said at `prepare`.
     isa: Result<Isa, String>,
+    repacks: bool,
     machine: Option<Machine>,
 }
 
@@ -57,13 +58,19 @@ impl Cpu {
             Err(std::env::VarError::NotPresent) => Ok(Isa::best()),
             Err(error) => Err(format!("KVAS_CPU: {error}")),
         };
-        Self { threads: threads.max(1), isa, machine: None }
+        Self { threads: threads.max(1), isa, repacks: true, machine: None }
     }
 
     /// As [`Cpu::new`] with the instruction set `isa`; a processor without it is a [`DeviceError::Failed`] at
     /// `prepare`.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
-        Self { threads: threads.max(1), isa: Ok(isa), machine: None }
+        Self { threads: threads.max(1), isa: Ok(isa), repacks: true, machine: None }
+    }
+
+    /// The same, but weights stay as they are stored, and are packed each time they are used: slower and in less memory,
+    /// the same results.
+    pub fn without_repacking(self) -> Self {
+        Self { repacks: false, ..self }
     }
 
     /// The instruction set, if `prepare` will accept it.
@@ -97,12 +104,13 @@ impl Backend for Cpu {
         let isa = self.isa.clone().map_err(failed)?;
         let proof = Proof::of(isa).ok_or_else(|| failed(format!("this processor has no {}", isa.name())))?;
         let pool = Pool::new(self.threads).map_err(|error| failed(format!("cannot start threads: {error}")))?;
-        self.machine = Some(Machine::new(proof, pool, program, weights, limits)?);
+        self.machine = Some(Machine::new((proof, self.repacks), pool, program, weights, limits)?);
         Ok(())
     }
 
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
-        Plan::new(program, quants, limits, (self.threads, self.tiles())).scratch_bytes
+        let means = Means { threads: self.threads, tiles: self.tiles(), repacks: self.repacks };
+        Plan::new(program, quants, limits, means).scratch_bytes
     }
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {

@@ -4,7 +4,7 @@ use crate::{
     arena::Arena,
     ops::rope_store::Ropes,
     pages::Pages,
-    plan::Plan,
+    plan::{Means, Plan},
     pool::Pool,
     quantised::Quantised,
     simd::Proof,
@@ -59,7 +59,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// Loads the weights and allocates all memory.
     pub(crate) fn new(
-        proof: Proof,
+        (proof, repacks): (Proof, bool),
         mut pool: Pool,
         program: Arc<Program>,
         weights: &mut dyn WeightSource,
@@ -68,9 +68,20 @@ impl Machine {
         let matrices: Result<Vec<Matrix>, _> = program.weights.iter().map(|decl| Matrix::load(weights, decl)).collect();
         let mut matrices = matrices?;
         let quants: Vec<_> = matrices.iter().map(|matrix| matrix.quant).collect();
-        let plan = Plan::new(&program, &quants, &limits, (pool.threads(), proof.tiles()));
+        let means = Means { threads: pool.threads(), tiles: proof.tiles(), repacks };
+        let plan = Plan::new(&program, &quants, &limits, means);
         plan.check()?;
-        plan.packed.iter().for_each(|(weight, rows)| matrices[weight.0 as usize].pack(*rows, &mut pool));
+        for packed in &plan.packed {
+            let matrix = &mut matrices[packed.weight.0 as usize];
+            matrix.pack(packed.rows, &mut pool);
+            weights.settled(program.weight(packed.weight), false);
+            if packed.replaces_rows {
+                matrix.forget_rows();
+            }
+        }
+        for (decl, matrix) in program.weights.iter().zip(&matrices).filter(|(_, matrix)| !matrix.is_packed()) {
+            weights.settled(decl, matrix.keeps_source());
+        }
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
             StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),

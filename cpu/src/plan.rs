@@ -31,8 +31,8 @@ pub(crate) struct Plan {
     pub(crate) partials: usize,
     /// f32 scratch of a thread.
     pub(crate) scratch: usize,
-    /// Weights that are packed when they are loaded, and the rows of one of the matrices stacked in each.
-    pub(crate) packed: Vec<(Weight, usize)>,
+    /// Weights that are packed when they are loaded.
+    pub(crate) packed: Vec<Packed>,
     /// What they take more than as they are stored, which nobody reads any more.
     pub(crate) packed_excess: usize,
     /// Bytes of all of these, and of pages and slots.
@@ -41,14 +41,29 @@ pub(crate) struct Plan {
     pub(crate) scratch_bytes: u64,
 }
 
+/// A weight that is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Packed {
+    pub(crate) weight: Weight,
+    /// Rows of one of the matrices stacked in it.
+    pub(crate) rows: usize,
+    /// Whether nobody reads its rows as they are stored.
+    pub(crate) replaces_rows: bool,
+}
+
+/// What a plan is made for, besides the program and its limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Means {
+    pub(crate) threads: usize,
+    pub(crate) tiles: Option<Tiles>,
+    /// Weights are packed when they are loaded, not each time they are used.
+    pub(crate) repacks: bool,
+}
+
 impl Plan {
     /// Counts what `program` takes, its weights stored in `quants`.
-    pub(crate) fn new(
-        program: &Program,
-        quants: &[Quant],
-        limits: &Limits,
-        (threads, tiles): (usize, Option<Tiles>),
-    ) -> Self {
+    pub(crate) fn new(program: &Program, quants: &[Quant], limits: &Limits, means: Means) -> Self {
+        let Means { threads, tiles, repacks } = means;
         let rows = |act: Act| match program.act(act).rows {
             Rows::Step => limits.rows,
             Rows::Outputs => limits.outputs,
@@ -112,7 +127,9 @@ impl Plan {
         if plan.tiled > 0 {
             plan.scratch += tiles::SCRATCH;
         }
-        plan.pack(program, quant);
+        if repacks {
+            plan.pack(program, quant);
+        }
         (plan.bytes, plan.scratch_bytes) = plan.count(program, limits, threads);
         plan
     }
@@ -124,14 +141,17 @@ impl Plan {
             for weight in product.weights() {
                 let [rows, columns] = program.weight(weight).shape;
                 let Some(bytes) = panel_bytes(quant(weight), columns) else { continue };
-                if self.packed.iter().any(|(packed, _)| *packed == weight) {
+                let each = rows / matrices.max(1);
+                if let Some(packed) = self.packed.iter_mut().find(|packed| packed.weight == weight) {
+                    packed.replaces_rows &= packed.rows == each;
                     continue;
                 }
-                let each = rows / matrices.max(1);
                 let packed = matrices.saturating_mul(each.div_ceil(ROWS)).saturating_mul(bytes);
                 let stored = quant(weight).row_bytes(columns).unwrap_or(0).saturating_mul(rows);
                 self.packed_excess = self.packed_excess.saturating_add(packed.saturating_sub(stored));
-                self.packed.push((weight, each));
+                let is_embedded = |op: &Op| matches!(op, Op::Embed(op) if op.table == weight);
+                let replaces_rows = !program.ops.iter().any(is_embedded);
+                self.packed.push(Packed { weight, rows: each, replaces_rows });
             }
         }
     }

@@ -323,6 +323,46 @@ fn a_running_program_does_not_allocate() {
     }
 }
 
+/// Hears what becomes of the weights it hands over.
+struct Heard(RandomWeights, Vec<(String, bool)>);
+
+impl WeightSource for Heard {
+    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
+        self.0.load(decl)
+    }
+
+    fn settled(&mut self, decl: &WeightDecl, kept: bool) {
+        self.1.push((decl.name.clone(), kept));
+    }
+}
+
+/// Packed once or each time they are used, weights give the same bits, and the source learns which of its bytes are.
+#[test]
+fn weights_that_are_left_as_they_are_give_the_same_bits() {
+    let any = case("hybrid Q8_0 replay 0");
+    let tokens: Vec<u32> = (0..37).collect();
+    let of = |cpu: Cpu, kept: bool| {
+        let mut cpu = cpu;
+        let mut source = Heard(any.weights.clone(), Vec::new());
+        cpu.prepare(any.program.clone(), &mut source, any.limits).unwrap();
+        let mut settled: Vec<_> = source.1.iter().map(|(name, _)| name).collect();
+        settled.sort();
+        let mut declared: Vec<_> = any.program.weights.iter().map(|decl| &decl.name).collect();
+        declared.sort();
+        assert_eq!(settled, declared);
+        let left: Vec<_> = source.1.iter().filter(|(_, kept)| *kept).map(|(name, _)| name).collect();
+        assert_eq!(left == ["table"], !kept, "{left:?} are used as they are");
+        let scratch = cpu.scratch_bytes(&any.program, &vec![Quant::Q8_0; declared.len()], &any.limits);
+        (run(&mut cpu, &any, &[(1, 0, &tokens), (0, 0, &tokens[5..6])], 99), scratch)
+    };
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        let (packed, more) = of(Cpu::with_isa(2, isa), false);
+        let (stored, less) = of(Cpu::with_isa(2, isa).without_repacking(), true);
+        assert!(packed == stored, "{}", isa.name());
+        assert!(less < more, "{less} bytes of scratch against {more}");
+    }
+}
+
 fn small_linear() -> (Arc<Program>, Limits) {
     let mut b = Build::default();
     let (x, y) = (b.act("x", 64), b.act("y", 8));
@@ -353,7 +393,7 @@ fn what_cannot_be_prepared_is_said() {
     };
     let mut good = RandomWeights { quant: Quant::Q8_0, seed: 1 };
     assert_eq!(prepare(Cpu::new(1), &mut good, limits), Ok(()));
-    let unknown = Cpu { threads: 1, isa: named("sse9"), machine: None };
+    let unknown = Cpu { threads: 1, isa: named("sse9"), repacks: true, machine: None };
     let error = prepare(unknown, &mut good, limits).unwrap_err();
     assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, avx2, avx512, amx");
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {

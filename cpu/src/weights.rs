@@ -39,6 +39,7 @@ pub(crate) struct Matrix {
     pub(crate) quant: Quant,
     /// Values of a row.
     pub(crate) columns: usize,
+    rows: usize,
     /// Bytes of a row.
     pub(crate) row_bytes: usize,
     data: Data,
@@ -67,6 +68,8 @@ enum Data {
     /// As the source has them: usually a mapped file, never copied.
     Stored(Bytes),
     Floats(Vec<f32>),
+    /// Only in panels.
+    Packed,
 }
 
 impl Matrix {
@@ -88,6 +91,7 @@ impl Matrix {
             return Ok(Self {
                 quant: Quant::F32,
                 columns,
+                rows,
                 row_bytes: 4 * columns,
                 data: Data::Floats(values),
                 packed: None,
@@ -98,7 +102,7 @@ impl Matrix {
             let mut row = vec![0.0; columns];
             quant.dequantize(&loaded.bytes[..row_bytes], &mut row).map_err(|error| fail(error.to_string()))?;
         }
-        Ok(Self { quant, columns, row_bytes, data: Data::Stored(loaded.bytes), packed: None })
+        Ok(Self { quant, columns, rows, row_bytes, data: Data::Stored(loaded.bytes), packed: None })
     }
 
     /// `rows * row_bytes` bytes.
@@ -106,6 +110,7 @@ impl Matrix {
         match &self.data {
             Data::Stored(bytes) => bytes,
             Data::Floats(values) => bytemuck::cast_slice(values),
+            Data::Packed => panic!("only products read a weight whose rows were forgotten"),
         }
     }
 
@@ -113,7 +118,7 @@ impl Matrix {
     pub(crate) fn floats(&self) -> &[f32] {
         match &self.data {
             Data::Floats(values) => values,
-            Data::Stored(_) => panic!("validated: declared as F32"),
+            Data::Stored(_) | Data::Packed => panic!("validated: declared as F32"),
         }
     }
 
@@ -125,12 +130,29 @@ impl Matrix {
     /// Packs all matrices of `rows` rows once and for all.
     pub(crate) fn pack(&mut self, rows: usize, pool: &mut Pool) {
         let Some(panels) = self.panels(rows).filter(|panels| panels.rows > 0) else { return };
-        let count = self.rows() / rows * panels.each();
+        let count = self.rows / rows * panels.each();
         let mut arena = Arena::zeroed(count * panels.bytes);
         pool.share((Place::Everywhere, count), Tiles::chunks(&mut arena, panels.bytes), |panel, mut out| {
             self.pack_panel(panels, panel, out.row_mut(0));
         });
         self.packed = Some((rows, arena));
+    }
+
+    /// Lets go of the rows as stored; only panels are left.
+    pub(crate) fn forget_rows(&mut self) {
+        if self.is_packed() {
+            self.data = Data::Packed;
+        }
+    }
+
+    /// Whether there are panels.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// Whether the bytes of the source are used as they are.
+    pub(crate) fn keeps_source(&self) -> bool {
+        matches!(self.data, Data::Stored(_)) && !self.is_packed()
     }
 
     fn pack_panel(&self, panels: Panels, panel: usize, out: &mut [u8]) {
@@ -154,7 +176,7 @@ impl Matrix {
 
     /// Rows of the matrix.
     pub(crate) fn rows(&self) -> usize {
-        self.bytes().len().checked_div(self.row_bytes).unwrap_or(0)
+        self.rows
     }
 
     /// Writes row `row` to `out [columns]`.

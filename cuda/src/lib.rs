@@ -109,10 +109,6 @@ impl Backend for Cuda {
         Ok(())
     }
 
-    fn reads_weights(&self) -> bool {
-        true
-    }
-
     fn scratch_bytes(&self, program: &Program, _quants: &[Quant], limits: &Limits) -> u64 {
         Plan::new(program, limits, &self.device).scratch
     }

@@ -195,6 +195,7 @@ impl<'a> Loader<'a> {
                 matrix.floats.extend(values);
             }
         }
+        self.source.settled(decl, false);
         Ok(matrix)
     }
 

@@ -63,10 +63,51 @@ impl TensorBytes {
         Ok(TensorBytes { source: Arc::new(mapping), range })
     }
 
+    /// A part of these bytes; panics if the range is not inside them.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> TensorBytes {
+        assert!(range.start <= range.end && range.end <= self.len(), "a part lies inside the whole");
+        let range = self.range.start + range.start..self.range.start + range.end;
+        TensorBytes { source: self.source.clone(), range }
+    }
+
     /// A part of a mapping; panics if the range is not inside it.
     pub(crate) fn new(source: Arc<Mapping>, range: Range<usize>) -> TensorBytes {
         assert!(range.start <= range.end && range.end <= source.len(), "a tensor lies inside its own file");
         TensorBytes { source, range }
+    }
+}
+
+/// Hints to the system, which change no byte. One that is not taken costs nothing but time, and is not reported.
+impl TensorBytes {
+    /// These bytes will be read soon: the system may begin to fetch them.
+    pub fn will_need(&self) {
+        if let Mapping::Mapped(map) = &*self.source {
+            let _ = map.advise_range(memmap2::Advice::WillNeed, self.range.start, self.range.len());
+        }
+    }
+
+    /// Waits until these bytes are in memory.
+    pub fn read_in(&self) {
+        const PAGE: usize = 4096;
+        #[cfg(target_os = "linux")]
+        if let Mapping::Mapped(map) = &*self.source
+            && map.advise_range(memmap2::Advice::PopulateRead, self.range.start, self.range.len()).is_ok()
+        {
+            return;
+        }
+        std::hint::black_box(self.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte));
+    }
+
+    /// These bytes will hardly be read again: the memory they are in may serve others. If they are, they come from the
+    /// file once more.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        if let Mapping::Mapped(map) = &*self.source {
+            let (start, len) = (self.range.start, self.range.len());
+            // SAFETY: of a mapping of a file that nobody writes through, what is dropped is read again from the file.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+        }
     }
 }
 

@@ -127,3 +127,19 @@ fn lost_and_repeated_tensors_are_refused() {
     std::fs::write(path(&folder, 2, 3), bytes).unwrap();
     assert!(refusal(&folder).contains("tensor a0 occurs twice"));
 }
+
+#[test]
+fn memory_that_was_given_back_is_read_again() {
+    let folder = whole("split-released");
+    let file = GgufFile::open(&path(&folder, 0, 3)).unwrap();
+    for index in 0..3u8 {
+        let bytes = file.data(file.tensor(&format!("b{index}")).unwrap());
+        bytes.will_need();
+        bytes.read_in();
+        bytes.release();
+        assert_eq!(&bytes[..], &[index + 100; 34]);
+        let part = bytes.slice(3..9);
+        part.release();
+        assert_eq!((&part[..], &part.slice(6..6)[..]), (&[index + 100; 6][..], &[][..]));
+    }
+}

@@ -42,8 +42,8 @@ impl Wanted {
 /// Where a command computes.
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
-    /// On so many threads of the processor.
-    Cpu(usize),
+    /// On so many threads of the processor; with weights reordered for it, or as they are stored.
+    Cpu { threads: usize, repacks: bool },
     /// On a GPU; with or without graphs.
     Cuda { device: Arc<kvas_cuda::Device>, eager: bool },
     /// In the reference.
@@ -57,21 +57,27 @@ impl Place {
         GPU.get_or_init(|| kvas_cuda::Device::open(0).map_err(|error| error.to_string())).clone()
     }
 
+    /// The processor, as the flags ask for it.
+    pub(crate) fn processor(flags: &ComputeFlags) -> Self {
+        Place::Cpu { threads: flags.threads(), repacks: !flags.no_repack }
+    }
+
     /// What the flags ask for.
     pub(crate) fn of(flags: &ComputeFlags) -> anyhow::Result<Self> {
+        let cpu = Self::processor(flags);
         match flags.device {
-            Device::Cpu => Ok(Place::Cpu(flags.threads())),
+            Device::Cpu => Ok(cpu),
             Device::Cuda => {
                 let device = Self::gpu().map_err(|error| anyhow!("--device {error}"))?;
                 Ok(Place::Cuda { device, eager: flags.eager })
             }
             Device::Reference => Ok(Place::Reference),
-            Device::Auto if !kvas_cuda::has_device() => Ok(Place::Cpu(flags.threads())),
+            Device::Auto if !kvas_cuda::has_device() => Ok(cpu),
             Device::Auto => Ok(Self::gpu().map_or_else(
                 |error| {
                     static SAID: std::sync::Once = std::sync::Once::new();
                     SAID.call_once(|| eprintln!("{error}; computing on the processor"));
-                    Place::Cpu(flags.threads())
+                    cpu
                 },
                 |device| Place::Cuda { device, eager: flags.eager },
             )),
@@ -81,7 +87,7 @@ impl Place {
     /// As results name it.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
-            Place::Cpu(_) => "cpu",
+            Place::Cpu { .. } => "cpu",
             Place::Cuda { .. } => "cuda",
             Place::Reference => "reference",
         }
@@ -90,7 +96,7 @@ impl Place {
     /// For people: how many threads, which GPU.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Place::Cpu(threads) => format!("{threads} threads; this machine"),
+            Place::Cpu { threads, .. } => format!("{threads} threads; this machine"),
             Place::Cuda { device, .. } => device.name().to_string(),
             Place::Reference => "the reference; this machine".into(),
         }
@@ -99,7 +105,8 @@ impl Place {
     /// A device with nothing on it.
     pub(crate) fn backend(&self) -> Box<dyn Backend> {
         match self {
-            Place::Cpu(threads) => Box::new(kvas_cpu::Cpu::new(*threads)),
+            Place::Cpu { threads, repacks: true } => Box::new(kvas_cpu::Cpu::new(*threads)),
+            Place::Cpu { threads, repacks: false } => Box::new(kvas_cpu::Cpu::new(*threads).without_repacking()),
             Place::Cuda { device, eager: false } => Box::new(Cuda::new(device.clone())),
             Place::Cuda { device, eager: true } => Box::new(Cuda::new(device.clone()).eager()),
             Place::Reference => Box::new(Reference::default()),
@@ -110,7 +117,7 @@ impl Place {
     /// reads and writes.
     pub(crate) fn bandwidth(&self) -> anyhow::Result<f64> {
         match self {
-            Place::Cpu(threads) => Ok(kvas_cpu::read_bandwidth(*threads)),
+            Place::Cpu { threads, .. } => Ok(kvas_cpu::read_bandwidth(*threads)),
             Place::Cuda { device, .. } => Ok(device.copy_bandwidth()?),
             Place::Reference => Ok(kvas_cpu::read_bandwidth(1)),
         }
@@ -119,7 +126,7 @@ impl Place {
     /// Operations per second of f32 arithmetic, or of the matrix instructions of a GPU, measured now.
     pub(crate) fn compute_peak(&self) -> anyhow::Result<f64> {
         match self {
-            Place::Cpu(threads) => Ok(kvas_cpu::compute_peak(*threads) * 1e9),
+            Place::Cpu { threads, .. } => Ok(kvas_cpu::compute_peak(*threads) * 1e9),
             Place::Cuda { device, .. } => Ok(device.matrix_peak()?),
             Place::Reference => Ok(kvas_cpu::compute_peak(1) * 1e9),
         }
@@ -128,7 +135,7 @@ impl Place {
     /// Bytes that weights take, bytes that are taken before anything is prepared, and bytes there are for the rest.
     fn memory(&self, model: &Model) -> anyhow::Result<[u64; 3]> {
         match self {
-            Place::Cpu(_) | Place::Reference => {
+            Place::Cpu { .. } | Place::Reference => {
                 let weights = model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file);
                 Ok([weights, kvas_cpu::resident_memory().unwrap_or(0), available_bytes()])
             }

@@ -56,9 +56,8 @@ impl Diff {
             for (act, error) in one_op(&model, &mut backends, op, ids.len())? {
                 let parts = error.is_nan() || error > self.bound;
                 if self.all || (parts && parted == 0) {
-                    let line = format!("{op:?}");
-                    let name = line.split('(').next().unwrap_or("");
-                    println!("{number:>5} {name:<18} {:<16} {error:.2e}", model.program.act(act).name);
+                    let (name, act) = (op.name(), &model.program.act(act).name);
+                    println!("{number:>5} {name:<19} {act:<16} {error:.2e}");
                 }
                 parted += usize::from(parts);
             }

@@ -70,6 +70,10 @@ pub(crate) struct ComputeFlags {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    /// Leave weights as they are in the file instead of reordering them for the processor when they are loaded: the
+    /// file's memory is shared with other processes, tokens come much slower, the results are the same
+    #[arg(long)]
+    pub(crate) no_repack: bool,
     /// Launch every kernel on its own instead of whole steps as CUDA graphs: slower, the same results
     #[arg(long)]
     pub(crate) eager: bool,

@@ -23,7 +23,7 @@ impl Selftest {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let mut places = vec![Place::of(&self.compute)?];
         if self.compute.device == Device::Auto && matches!(places[0], Place::Cuda { .. }) {
-            places.push(Place::Cpu(self.compute.threads()));
+            places.push(Place::processor(&self.compute));
         }
         let mut all_passed = true;
         for place in places {
@@ -45,7 +45,7 @@ impl Place {
     /// A case with the bound that holds here.
     fn bounded(&self, case: Case) -> Case {
         match self {
-            Place::Cpu(_) | Place::Reference => case,
+            Place::Cpu { .. } | Place::Reference => case,
             Place::Cuda { .. } => case.with_half_activations(),
         }
     }

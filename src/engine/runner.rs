@@ -147,6 +147,11 @@ impl Runner {
         })
     }
 
+    /// Waits until the device has done all it was asked for.
+    pub fn wait(&mut self) -> Result<(), DeviceError> {
+        self.backend.read(self.program.logits, &mut [])
+    }
+
     /// Keeps what the last step appended.
     pub fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
         self.backend.commit(accepted)

@@ -44,7 +44,8 @@ impl Model {
         Ok(ChatTemplate::from_metadata(self.file.metadata(), None)?.unwrap_or_else(ChatTemplate::chatml))
     }
 
-    /// Hands the weights to a backend. `progress` hears (bytes handed over, bytes in all) after every weight.
+    /// Hands the weights to a backend. `progress` hears (bytes that are where they are used, bytes in all)
+    /// after every weight.
     pub fn prepare(
         &self,
         mut backend: Box<dyn Backend>,
@@ -52,9 +53,6 @@ impl Model {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Runner, ModelError> {
         let mut source = weights::FileWeights::new(&self.file, progress);
-        if backend.reads_weights() {
-            source.leave_on_disk();
-        }
         backend.prepare(self.program.clone(), &mut source, limits)?;
         Ok(Runner::new(backend, self.program.clone(), limits))
     }

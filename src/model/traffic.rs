@@ -1,40 +1,98 @@
 //! What a step must move and compute at least: the yardstick of `kvas bench`.
 
-use kvas_backend::{KvType, Program, StoreDecl};
-use kvas_gguf::GgufFile;
+use kvas_backend::{KvType, Op, Program, Store, StoreDecl, Weight};
+use kvas_gguf::{GgufFile, Quant};
+use std::ops::Add;
 
 /// Lower bounds of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Weight bytes a step of one token reads; a step of more tokens reads them once too, save for experts.
     pub weights_bytes: u64,
+    /// Weight bytes there are: no step reads more.
+    pub all_weights_bytes: u64,
     /// Multiply-adds with weights, per token.
     pub multiply_adds: u64,
     /// Bytes of keys and values a token of context adds to what attention reads.
     pub kv_bytes: u64,
+    /// Multiply-adds with them, per token and token of context.
+    pub kv_multiply_adds: u64,
     /// State bytes of one sequence: read once a step.
     pub state_bytes: u64,
+    /// Multiply-adds with the state, per token: what is remembered is looked up, the outer product of what is new is
+    /// added, and the state is read.
+    pub state_multiply_adds: u64,
+}
+
+impl Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            weights_bytes: self.weights_bytes + other.weights_bytes,
+            all_weights_bytes: self.all_weights_bytes + other.all_weights_bytes,
+            multiply_adds: self.multiply_adds + other.multiply_adds,
+            kv_bytes: self.kv_bytes + other.kv_bytes,
+            kv_multiply_adds: self.kv_multiply_adds + other.kv_multiply_adds,
+            state_bytes: self.state_bytes + other.state_bytes,
+            state_multiply_adds: self.state_multiply_adds + other.state_multiply_adds,
+        }
+    }
 }
 
 /// Counts a program over the formats of its file, with pages of `kv_type`.
 pub fn traffic(program: &Program, file: &GgufFile, kv_type: KvType) -> Traffic {
+    let ops = program.ops.iter().map(|op| op_traffic(program, file, kv_type, op));
+    ops.fold(Traffic::default(), Traffic::add)
+}
+
+/// The format that a weight is stored in.
+pub fn stored_as(program: &Program, file: &GgufFile, weight: Weight) -> Quant {
+    file.tensor(&program.weight(weight).parts[0].tensor).map_or(Quant::F32, |info| info.quant)
+}
+
+/// Counts one op.
+pub fn op_traffic(program: &Program, file: &GgufFile, kv_type: KvType, op: &Op) -> Traffic {
     let mut total = Traffic::default();
-    for product in program.ops.iter().filter_map(|op| op.product(program)) {
+    if let Some(product) = op.product(program) {
         let (active, matrices) = product.matrices(program);
-        for decl in product.weights().map(|weight| program.weight(weight)) {
-            let [rows, columns] = decl.shape;
-            let quant = file.tensor(&decl.parts[0].tensor).map_or(kvas_gguf::Quant::F32, |info| info.quant);
-            let bytes = rows * quant.row_bytes(columns).unwrap_or(0);
+        for weight in product.weights() {
+            let [rows, columns] = program.weight(weight).shape;
+            let bytes = rows * stored_as(program, file, weight).row_bytes(columns).unwrap_or(0);
             total.weights_bytes += (bytes * active / matrices) as u64;
+            total.all_weights_bytes += bytes as u64;
             total.multiply_adds += (rows * columns * active / matrices) as u64;
         }
     }
-    for store in &program.stores {
-        match store {
-            StoreDecl::Pages(pages) => total.kv_bytes += pages.row_bytes(kv_type) as u64,
-            StoreDecl::State(state) => total.state_bytes += 4 * state.state_elements() as u64,
-            StoreDecl::Conv(conv) => total.state_bytes += 4 * (conv.channels * (conv.taps - 1)) as u64,
-        }
+    let store = |store: Store| program.store(store);
+    if let Op::Attention(op) = op
+        && let StoreDecl::Pages(pages) = store(op.store)
+    {
+        total.kv_bytes = pages.row_bytes(kv_type) as u64;
+        total.kv_multiply_adds = (op.heads * (pages.key_dim + pages.value_dim)) as u64;
+    }
+    let remembers = match op {
+        Op::GatedDelta(op) => Some((op.store, 3)),
+        Op::Mamba2(op) => Some((op.store, 2)),
+        Op::Mamba1(op) => Some((op.store, 2)),
+        Op::CausalConv(op) => Some((op.store, 1)),
+        Op::ShortConv(op) => Some((op.store, 1)),
+        Op::Embed(_)
+        | Op::GatherRows(_)
+        | Op::Norm(_)
+        | Op::Linear(_)
+        | Op::GatedLinear(_)
+        | Op::HeadLinear(_)
+        | Op::RopeStore(_)
+        | Op::Attention(_)
+        | Op::GatedNorm(_)
+        | Op::Route(_)
+        | Op::ExpertGatedLinear(_)
+        | Op::ExpertLinear(_) => None,
+    };
+    if let Some((of, passes)) = remembers {
+        let elements = store(of).slot_elements() as u64;
+        (total.state_bytes, total.state_multiply_adds) = (4 * elements, passes * elements);
     }
     total
 }

@@ -2,11 +2,8 @@
 
 use super::{ModelError, ModelSpec, lower::prediction_weights};
 use kvas_backend::{Bytes, DeviceError, Program, RowBlock, WeightData, WeightDecl, WeightFormat, WeightSource};
-use kvas_gguf::{GgufError, GgufFile, Quant, TensorInfo};
-use std::{
-    collections::HashSet,
-    ops::{Deref, Range},
-};
+use kvas_gguf::{GgufError, GgufFile, Quant, TensorBytes, TensorInfo};
+use std::collections::{HashSet, VecDeque};
 
 /// Checks that the file has every declared row with the declared width, and nothing the program does not use.
 pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), ModelError> {
@@ -67,12 +64,17 @@ pub fn copied_bytes(program: &Program, file: &GgufFile) -> u64 {
     weights.map(|(decl, quant)| (decl.shape[0] * quant.row_bytes(decl.shape[1]).unwrap_or(0)) as u64).sum()
 }
 
-/// The weights of a mapped file; whole tensors are not copied.
+/// Bytes that are fetched from disk before anybody reads them.
+const AHEAD: usize = 256 << 20;
+
+/// The weights of a mapped file; what lies together there is not copied.
 pub struct FileWeights<'a> {
     file: &'a GgufFile,
-    handed_over: u64,
-    /// Whether the bytes are brought into memory before they are handed over.
-    reads: bool,
+    /// What was handed over and is not settled: names, where it is in the file, and its bytes.
+    waiting: VecDeque<(String, Option<TensorBytes>, usize)>,
+    /// How many of them are being fetched, and their bytes.
+    fetched: (usize, usize),
+    settled: u64,
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
@@ -83,31 +85,27 @@ impl std::fmt::Debug for FileWeights<'_> {
 }
 
 impl<'a> FileWeights<'a> {
-    /// Weights of a file that [`bind`] has accepted. `progress` hears (bytes handed over, bytes in all).
+    /// Weights of a file that [`bind`] has accepted. `progress` hears (bytes that are where they are used, bytes in all).
     pub fn new(file: &'a GgufFile, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
-        Self { file, handed_over: 0, reads: true, progress }
+        Self { file, waiting: VecDeque::new(), fetched: (0, 0), settled: 0, progress }
     }
 
-    /// Whoever gets the bytes reads all of them at once, faster than here.
-    pub fn leave_on_disk(&mut self) {
-        self.reads = false;
+    /// Notes what was handed over, and has the disk work ahead of who reads it.
+    fn wait_for(&mut self, decl: &WeightDecl, mapped: Option<TensorBytes>, bytes: usize) {
+        self.waiting.push_back((decl.name.clone(), mapped, bytes));
+        self.fetch();
     }
 
-    /// Reads the bytes in from disk now, rather than at the first token, and reports them.
-    fn touch(&mut self, bytes: &[u8]) {
-        const PAGE: usize = 4096;
-        if self.reads {
-            let sum = bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum ^ byte);
-            std::hint::black_box(sum);
+    fn fetch(&mut self) {
+        while let Some((_, mapped, bytes)) = self.waiting.get(self.fetched.0)
+            && self.fetched.1 < AHEAD
+        {
+            mapped.iter().for_each(TensorBytes::will_need);
+            self.fetched = (self.fetched.0 + 1, self.fetched.1 + bytes);
         }
-        self.handed_over += bytes.len() as u64;
-        (self.progress)(self.handed_over, self.file.file_bytes());
     }
 
-    fn part(
-        &self,
-        part: &RowBlock,
-    ) -> Result<(&TensorInfo, impl Deref<Target = [u8]> + Send + Sync + 'static), DeviceError> {
+    fn part(&self, part: &RowBlock) -> Result<(&TensorInfo, TensorBytes), DeviceError> {
         let missing = || DeviceError::Weight { name: part.tensor.clone(), what: "is missing".into() };
         let info = self.file.tensor(&part.tensor).ok_or_else(missing)?;
         Ok((info, self.file.data(info)))
@@ -119,23 +117,44 @@ impl WeightSource for FileWeights<'_> {
         let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
         let (info, first) = self.part(&decl.parts[0])?;
         let quant = info.quant;
-        let data = match &decl.parts[..] {
-            [_] if whole(decl, info) => WeightData { quant, bytes: Bytes::new(first) },
+        let mapped = match &decl.parts[..] {
+            [_] if whole(decl, info) => Some(first),
             // Rows that lie together are used where they are.
             [part] => {
                 let row = row_bytes(decl, quant)?;
-                let range = part.first * row..(part.first + part.rows) * row;
-                WeightData { quant, bytes: Bytes::new(Slice { owner: first, range }) }
+                Some(first.slice(part.first * row..(part.first + part.rows) * row))
             }
-            _ => WeightData { quant, bytes: Bytes::new(self.gather(decl, quant)?) },
+            _ => None,
         };
-        self.touch(&data.bytes);
+        let bytes = match &mapped {
+            Some(mapped) => Bytes::new(mapped.clone()),
+            None => Bytes::new(self.gather(decl, quant)?),
+        };
+        let data = WeightData { quant, bytes };
+        self.wait_for(decl, mapped, data.bytes.len());
         if decl.format == WeightFormat::Stored || quant == Quant::F32 {
             return Ok(data);
         }
         let mut values = vec![0.0f32; decl.shape[0] * decl.shape[1]];
         quant.dequantize(&data.bytes, &mut values).map_err(|error| fail(error.to_string()))?;
         Ok(WeightData { quant: Quant::F32, bytes: Bytes::new(bytemuck::cast_slice(&values).to_vec()) })
+    }
+
+    fn settled(&mut self, decl: &WeightDecl, kept: bool) {
+        let Some(at) = self.waiting.iter().position(|(name, ..)| *name == decl.name) else { return };
+        let Some((_, mapped, bytes)) = self.waiting.remove(at) else { return };
+        if at < self.fetched.0 {
+            self.fetched = (self.fetched.0 - 1, self.fetched.1 - bytes);
+        }
+        self.fetch();
+        match mapped {
+            Some(mapped) if kept => mapped.read_in(),
+            Some(mapped) => mapped.release(),
+            None => {}
+        }
+        let all = self.file.file_bytes();
+        self.settled = all.min(self.settled + bytes as u64);
+        (self.progress)(self.settled, all);
     }
 }
 
@@ -150,19 +169,6 @@ fn row_bytes(decl: &WeightDecl, quant: Quant) -> Result<usize, DeviceError> {
     })
 }
 
-/// A part of bytes that an owner keeps alive.
-struct Slice<T> {
-    owner: T,
-    range: Range<usize>,
-}
-
-impl<T: Deref<Target = [u8]>> Deref for Slice<T> {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.owner[self.range.clone()]
-    }
-}
-
 impl FileWeights<'_> {
     /// The rows of all parts, copied together.
     fn gather(&self, decl: &WeightDecl, quant: Quant) -> Result<Vec<u8>, DeviceError> {
@@ -174,7 +180,9 @@ impl FileWeights<'_> {
             if info.quant != quant {
                 return Err(fail(format!("is {} in one part and {quant} in another, expected one format", info.quant)));
             }
-            bytes.extend_from_slice(&data[part.first * row..(part.first + part.rows) * row]);
+            let rows = data.slice(part.first * row..(part.first + part.rows) * row);
+            bytes.extend_from_slice(&rows);
+            rows.release();
         }
         Ok(bytes)
     }

@@ -136,7 +136,12 @@ impl Backend for Reference {
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<(), DeviceError> {
-        self.weights = program.weights.iter().map(|decl| load_f32(weights, decl)).collect::<Result<_, _>>()?;
+        let mut load = |decl| {
+            let values = load_f32(weights, decl)?;
+            weights.settled(decl, false);
+            Ok::<_, DeviceError>(values)
+        };
+        self.weights = program.weights.iter().map(&mut load).collect::<Result<_, _>>()?;
         let rows = |rows: Rows| if rows == Rows::Step { limits.rows } else { limits.outputs };
         // Poison: an op that reads what was never written gives NaN.
         self.acts = program.acts.iter().map(|act| vec![f32::NAN; act.columns * rows(act.rows)]).collect();

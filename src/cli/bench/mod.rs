@@ -1,5 +1,7 @@
 //! `kvas bench`: prompt and generation speed, with the machine's own limits measured in the same run.
 
+mod profile;
+
 use super::{
     device::{self, Place},
     flags::ModelFlags,
@@ -14,7 +16,8 @@ use kvas::{
         traffic::{Traffic, traffic},
     },
 };
-use kvas_backend::{Outputs, Step};
+use kvas_backend::{DeviceError, Outputs, Step};
+use profile::Kind;
 use serde_json::json;
 use std::{ops::Range, time::Instant};
 
@@ -41,6 +44,9 @@ pub(crate) struct Bench {
     /// Times each test is run
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
+    /// Show for every test where its time goes: by kind of op its share, what it moves and computes against the limits
+    #[arg(long)]
+    profile: bool,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
@@ -86,18 +92,25 @@ impl Bench {
         // Every round goes back to the depth: one snapshot each.
         let snapshots = SnapshotBudget::Exactly(sequences);
         let wanted = device::Wanted { sequences, snapshots, outputs: sequences, context: Some(context) };
+        let began = Instant::now();
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
+        let (loaded, gigabytes) = (began.elapsed().as_secs_f64(), model.file.file_bytes() as f64 / 1e9);
         let place = Place::of(&self.model.run.compute)?;
         let limits = Limits { bytes_per_second: place.bandwidth()?, flops_per_second: place.compute_peak()? };
         if !self.json {
             let (gbs, gflops) = (limits.bytes_per_second / 1e9, limits.flops_per_second / 1e9);
             println!("{}", capabilities(&place, gbs, gflops));
+            println!("loaded {gigabytes:.2} GB in {loaded:.2} s");
             let (t, d, r) = ("test", "depth", "tokens/s");
             println!("{t:>12} {d:>7} {r:>10} {:>7} {:>9} {:>7} {:>9} {:>7}", "±", "GB/s", "%", "GFLOP/s", "%");
         }
         for test in self.tests() {
             let rates = self.measure(&model, &mut runner, test)?;
-            self.report((&model, &place), test, &rates, limits);
+            self.report((&model, &place), test, &rates, (limits, loaded));
+            if self.profile {
+                let kinds = self.profile(&model, &mut runner, test)?;
+                profile::report(&kinds, self.json.then(|| test.name()), limits);
+            }
         }
         Ok(0)
     }
@@ -115,19 +128,41 @@ impl Bench {
         tests
     }
 
-    /// Tokens per second of every repetition.
-    fn measure(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<Vec<f64>> {
+    /// Sequences of a test, read as far as its depth.
+    fn sequences(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<(Memory, Vec<Sequence>)> {
         let mut memory = Memory::new(&model.program, runner.limits());
-        let fail = |error: &dyn std::fmt::Display| anyhow!("{}: {error}", test.name());
         let mut sequences = Vec::new();
         for number in 0..test.parallel {
-            let (id, work) = memory.open().map_err(|full| fail(&full))?;
+            let (id, work) = memory.open().map_err(|full| anyhow!("{}: {full}", test.name()))?;
             runner.apply(&work)?;
             sequences.push((id, number as u32));
-            advance(runner, &mut memory, &sequences[number..], test.depth, self.model.run.batch_size as usize)?;
+            let batch = self.model.run.batch_size as usize;
+            advance(runner, &mut memory, &sequences[number..], (test.depth, batch), &mut likeliest)?;
             let sealed = memory.seal(id, &tokens(model.spec.vocab, number as u32, 0..test.depth));
             sealed.map_or(Ok(()), |work| runner.apply(&work))?;
         }
+        Ok((memory, sequences))
+    }
+
+    /// What the ops of one round took, in steps that run them one after the other; of the tokens that are generated the
+    /// first few.
+    fn profile(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<Vec<Kind>> {
+        const STEPS: usize = 8;
+        let (mut memory, sequences) = self.sequences(model, runner, test)?;
+        let kv_type = self.model.run.kv_type(model)?;
+        let mut watch = profile::Stopwatch::new(&model.program, &model.file, kv_type);
+        advance(runner, &mut memory, &sequences, (1, 1), &mut likeliest)?;
+        let mut run = |runner: &mut Runner, step: &Step| watch.run(runner, step);
+        let batch = self.model.run.batch_size as usize;
+        advance(runner, &mut memory, &sequences, (test.prompt.saturating_sub(1), batch), &mut run)?;
+        advance(runner, &mut memory, &sequences, (test.generate.saturating_sub(1).min(STEPS), 1), &mut run)?;
+        Ok(watch.kinds())
+    }
+
+    /// Tokens per second of every repetition.
+    fn measure(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<Vec<f64>> {
+        let (mut memory, sequences) = self.sequences(model, runner, test)?;
+        let batch = self.model.run.batch_size as usize;
         let mut rates = Vec::new();
         // The first round warms caches and is not counted.
         for round in 0..=self.repetitions {
@@ -139,10 +174,8 @@ impl Bench {
                 runner.apply(&reuse.work)?;
             }
             let started = Instant::now();
-            advance(runner, &mut memory, &sequences, test.prompt, self.model.run.batch_size as usize)?;
-            for _ in 0..test.generate {
-                advance(runner, &mut memory, &sequences, 1, 1)?;
-            }
+            advance(runner, &mut memory, &sequences, (test.prompt, batch), &mut likeliest)?;
+            advance(runner, &mut memory, &sequences, (test.generate, 1), &mut likeliest)?;
             if round > 0 {
                 rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
             }
@@ -150,7 +183,7 @@ impl Bench {
         Ok(rates)
     }
 
-    fn report(&self, (model, place): (&Model, &Place), test: Test, rates: &[f64], limits: Limits) {
+    fn report(&self, (model, place): (&Model, &Place), test: Test, rates: &[f64], (limits, loaded): (Limits, f64)) {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
         let deviation = (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
         let kv_type = self.model.run.kv_type(model).unwrap_or_default();
@@ -168,7 +201,7 @@ impl Bench {
                     "bytes_per_token": bytes, "bandwidth_gbs": bytes_rate / 1e9, "bandwidth_share": shares.0,
                     "gflops": flops_rate / 1e9, "compute_share": shares.1,
                     "model": self.model.model.display().to_string(), "type": format, "device": place.name(),
-                    "threads": self.model.run.compute.threads(),
+                    "threads": self.model.run.compute.threads(), "load_seconds": loaded,
                 })
             );
             return;
@@ -186,7 +219,7 @@ impl Bench {
 fn capabilities(place: &Place, gbs: f64, gflops: f64) -> String {
     let device = place.describe();
     match place {
-        Place::Cpu(_) | Place::Reference => {
+        Place::Cpu { .. } | Place::Reference => {
             let unit = if kvas_cpu::Isa::best() == kvas_cpu::Isa::Amx { "bf16 matrix unit" } else { "f32" };
             format!("{device} reads {gbs:.1} GB/s and computes {gflops:.0} GFLOP/s ({unit})")
         }
@@ -214,13 +247,21 @@ fn tokens(vocab: usize, number: u32, positions: Range<usize>) -> Vec<u32> {
     positions.map(|position| (position as u32 + number).wrapping_mul(7919) % vocab as u32).collect()
 }
 
-/// Appends arbitrary tokens to every numbered sequence, in steps of at most `batch` each.
+/// A sequence and its number.
+type Sequence = (SequenceId, u32);
+
+/// Runs a step as a request for greedy tokens would.
+fn likeliest(runner: &mut Runner, step: &Step) -> Result<(), DeviceError> {
+    runner.run_likeliest(step, 1)
+}
+
+/// Appends `count` arbitrary tokens to every sequence, in steps of at most `batch` each.
 fn advance(
     runner: &mut Runner,
     memory: &mut Memory,
-    sequences: &[(SequenceId, u32)],
-    count: usize,
-    batch: usize,
+    sequences: &[Sequence],
+    (count, batch): (usize, usize),
+    run: &mut dyn FnMut(&mut Runner, &Step) -> Result<(), DeviceError>,
 ) -> anyhow::Result<()> {
     let vocab = runner.vocab();
     let mut left = count;
@@ -234,7 +275,7 @@ fn advance(
             let tokens = tokens(vocab, number, context as usize..context as usize + rows);
             step.push(memory.slot(id), context, &tokens, Outputs::Last, memory.tables(id));
         }
-        runner.run_likeliest(&step, 1)?;
+        run(runner, &step)?;
         let accepted: Vec<_> = sequences.iter().map(|(id, _)| (memory.slot(*id), rows as u32)).collect();
         runner.commit(&accepted)?;
         sequences.iter().for_each(|(id, _)| memory.commit(*id, rows as u32));
