@@ -12,31 +12,8 @@
 // Groups of a block at most, and bytes of the ring of a warp.
 static constexpr u32 ONE_GROUPS = 2, ONE_THREADS = ONE_GROUPS * THREADS, RING_BYTES = 7168;
 
-// A barrier in shared memory at which the warps of a group arrive, and only one of them waits.
-struct Arrivals {
-    u32 at;
-
-    DEVICE void init() const { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "n"(SEGMENTS) : "memory"); }
-
-    // What the lanes of a warp have written until here can be seen by who waits.
-    DEVICE void arrive() const {
-        __syncwarp();
-        if (lane_id() == 0) {
-            asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(at) : "memory");
-        }
-    }
-
-    // Waits until all have arrived for the time number `turn`, counted from 0.
-    DEVICE void wait(u32 turn) const {
-        u32 is_over = 0;
-        while (is_over == 0) {
-            asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                         : "=r"(is_over)
-                         : "r"(at), "r"(turn & 1)
-                         : "memory");
-        }
-    }
-};
+// Waits for the other warps of a group.
+DEVICE void group_barrier(u32 group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(THREADS) : "memory"); }
 
 // A warp's segment of all tiles of its group, in the order in which they are multiplied, and the ring they come through:
 // PER units to a slot, then for each of them what it shares with others.
@@ -121,9 +98,7 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
     typedef Feed<FORMAT, GATED> Units;
     constexpr u32 MATRICES = GATED ? 2 : 1, PER = Units::PER;
     extern __shared__ __align__(128) u8 shared[];
-    // By tile, of SEGMENTS tiles that follow one another: each is ended by another warp, and only that waits for the others.
-    __shared__ float parts[ONE_GROUPS][SEGMENTS][MATRICES][SEGMENTS][16];
-    __shared__ u64 arrivals[ONE_GROUPS][SEGMENTS];
+    __shared__ float parts[ONE_GROUPS][2][MATRICES][SEGMENTS][16];
     if ((job.neighbours & LATE) == 0) let_next_begin();
     if (!job.is_regular()) wait_for_inputs();
     Piece piece;
@@ -134,18 +109,17 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
     Units units(job, piece, segment, ring, first, stride);
 #pragma unroll 1
     for (u32 slot = 0; slot < Units::SLOTS; ++slot) units.bring(slot);
-    if (threadIdx.x < ONE_GROUPS * SEGMENTS) Arrivals{shared_address(&arrivals[0][0] + threadIdx.x)}.init();
     if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
     if ((job.neighbours & LATE) != 0) let_next_begin();
     const u32 entry = job.entry(piece, 0);
     const float* x_row = reinterpret_cast<const float*>(job.x) + u64(job.input(entry)) * job.x_stride;
-    const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared));
+    const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared),
+                                                    job.norm, job.norm_threads, job.eps);
     __syncthreads();
     const Shared x{shared_address(shared) + units.begin * 128 + 16 * pair_of_lane()}, slots{shared_address(ring)};
     u32 slot = 0, turn = 0;
     for (u32 tile = first; tile * 16 < job.rows; tile += stride, ++turn) {
-        float(&part)[MATRICES][SEGMENTS][16] = parts[group][turn % SEGMENTS];
-        const Arrivals all{shared_address(&arrivals[group][turn % SEGMENTS])};
+        float(&part)[MATRICES][SEGMENTS][16] = parts[group][turn % 2];
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
             float sum[4] = {};
@@ -177,11 +151,10 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
             float(&mine)[16] = part[matrix][segment];
             if (pair_of_lane() == 0) mine[group_of_lane()] = sum[0], mine[group_of_lane() + 8] = sum[2];
         }
-        all.arrive();
-        if (segment != turn % SEGMENTS) continue;
-        all.wait(turn / SEGMENTS);
+        group_barrier(group);
         const u32 row = lane_id() % 16, out_row = tile * 16 + row;
-        if (lane_id() >= 16 || out_row >= job.rows) continue;
+        // Another warp each time.
+        if (segment != turn % SEGMENTS || lane_id() >= 16 || out_row >= job.rows) continue;
         float sums[MATRICES] = {};
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {

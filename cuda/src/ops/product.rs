@@ -4,7 +4,7 @@ use crate::{
     device::{Device, Ptr},
     launch::Argument,
     machine::Machine,
-    ops::{activation, experts, flag},
+    ops::{activation, experts, flag, takeover::Taken},
     weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
@@ -71,6 +71,7 @@ pub(crate) struct Job {
     columns: u32,
     neighbours: u32,
     padding: u32,
+    norm: Taken,
 }
 
 impl Argument for Job {
@@ -200,7 +201,7 @@ const SEGMENTS: usize = 8;
 /// Bytes of a warp's ring in [`Kernel::One`] (`RING_BYTES` of `kernels/quant/one.cuh`), if they are two units.
 const RING: usize = 7168;
 /// What its blocks have of shared memory besides, at most.
-const STATIC_OF_ONE: usize = 18 << 10;
+const STATIC_OF_ONE: usize = 6 << 10;
 /// Entries of a block of [`Kernel::Split`].
 const SPLIT: usize = 64;
 
@@ -218,9 +219,9 @@ impl Kernel {
             _ if quant == Quant::F32 => Self::Float(8),
             0..=1 => Self::One,
             2..=8 => Self::Few(8),
-            9..=32 if device.capability() >= (9, 0) => Self::Some(32),
-            33..=64 if device.capability() >= (9, 0) => Self::Some(64),
             9..=16 => Self::Few(16),
+            17..=32 if device.capability() >= (9, 0) => Self::Some(32),
+            33..=64 if device.capability() >= (9, 0) && !is_plain(quant) => Self::Some(64),
             17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
             17..=SPLIT => Self::Many(64),
             _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < device.multiprocessors() => Self::Many(64),
@@ -254,10 +255,14 @@ impl Kernel {
     }
 }
 
+/// Whether the device keeps values as the matrix instruction wants them.
+fn is_plain(quant: Quant) -> bool {
+    matches!(quant, Quant::F16 | Quant::Bf16)
+}
+
 /// Dynamic shared memory of a block of [`Kernel::One`] that has so many tiles at once.
 fn shared_of_one(matrix: &Matrix, tiles: usize) -> usize {
-    let is_plain = matches!(matrix.quant, Quant::F16 | Quant::Bf16);
-    let slot = unit_bytes(matrix.quant) * if is_plain { 1 } else { 2 };
+    let slot = unit_bytes(matrix.quant) * if is_plain(matrix.quant) { 1 } else { 2 };
     2 * UNIT * matrix.units() + tiles * SEGMENTS * (RING / slot).max(2) * slot
 }
 
@@ -293,13 +298,14 @@ impl Machine {
         } else {
             Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, &self.device)
         };
-        let kernel = if kernel == Kernel::One && !self.has_room_for_one(matrix) { Kernel::Few(8) } else { kernel };
+        let kernel = if kernel == Kernel::One && !self.has_room_for_one(matrix, 1) { Kernel::Few(8) } else { kernel };
         let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
-        let [x, factor] = if kernel == Kernel::One {
-            [self.act(of.x), Ptr::NULL]
-        } else {
-            self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?
+        let [x, factor] = match kernel {
+            Kernel::One => [Ptr::NULL; 2],
+            Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_) => {
+                self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?
+            }
         };
         if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
             self.staged = None;
@@ -312,6 +318,7 @@ impl Machine {
             Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
         };
         let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
+        let (x, norm) = if kernel == Kernel::One { self.taken_over(of.x) } else { (x, Taken::default()) };
         let job = Job {
             weight: matrix.at().0,
             up: of.up.map_or(0, |up| self.matrix(up).at().0),
@@ -339,28 +346,29 @@ impl Machine {
             columns: matrix.columns as u32,
             neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
             padding: 0,
+            norm,
         };
         self.launch_product((matrix, kernel), job, is_gated, [y, z])
     }
 
-    /// Whether the activations of a row and rings fit into a block of [`Kernel::One`].
-    pub(crate) fn has_room_for_one(&self, matrix: &Matrix) -> bool {
-        shared_of_one(matrix, 1) + STATIC_OF_ONE <= self.device.shared_bytes()
+    /// Whether the activations of a row and rings for so many tiles at once fit into a block of [`Kernel::One`].
+    pub(crate) fn has_room_for_one(&self, matrix: &Matrix, tiles: usize) -> bool {
+        shared_of_one(matrix, tiles) + STATIC_OF_ONE <= self.device.shared_bytes()
     }
 
     /// Launches the product of one entry with each of `matrices`: a block for every multiprocessor, which stays.
     fn launch_one(&self, matrix: &Matrix, job: Job, is_gated: bool, matrices: usize) -> Result<(), DeviceError> {
         let tiles = (job.rows as usize).div_ceil(TILE);
         let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
-        let has_room = shared_of_one(matrix, 2) + STATIC_OF_ONE <= self.device.shared_bytes();
-        let at_once = if tiles > blocks && has_room { 2 } else { 1 };
+        let at_once = if tiles > blocks && self.has_room_for_one(matrix, 2) { 2 } else { 1 };
         let shared = shared_of_one(matrix, at_once);
         // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
         let alone = self.device.shared_bytes() / 2 + 1024;
         let name = format!("{}one_{}", if is_gated { "gated_" } else { "" }, suffix(matrix.quant));
         self.kernel(unit(matrix.quant), &name)?
             .grid(blocks, matrices, 1)
-            .block(THREADS * at_once)
+            // A norm wants its threads, also where there are no tiles for them.
+            .block((THREADS * at_once).max((job.norm.threads as usize).next_multiple_of(THREADS)))
             .shared(shared.max(alone))
             .early()
             .arg(job)
