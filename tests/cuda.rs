@@ -5,7 +5,8 @@ use crate::{
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
 };
-use kvas_backend::{Backend, KvType, Op, Program, Replay};
+use kvas::model::placement::placement;
+use kvas_backend::{Backend, KvType, Op, Program, Replay, Split};
 use kvas_cpu::Cpu;
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -71,6 +72,26 @@ fn a_second_sequence_on_a_gpu_changes_no_bit() {
             let other: Vec<u32> = golden.ids.iter().rev().copied().collect();
             let beside = |other| beside(&model, backend(&device), other, &golden.ids);
             assert!(beside(&[]) == beside(&other[..31]), "{} as {quant}", directory.display());
+        }
+    }
+}
+
+/// Some layers on the GPU and some on the processor: no farther from the reference implementations than all on the GPU.
+#[test]
+fn a_model_that_is_shared_with_the_processor_says_the_same() {
+    let Some(device) = device() else { return };
+    for directory in fixtures() {
+        let (model, golden) = (converted(&directory, Quant::Q8_0), golden(&directory));
+        let of = |backend: Box<dyn Backend>| {
+            let found = logits(&model, backend, limits(64, Replay::new(8, 4), KvType::F16), &golden.ids);
+            divergence(&golden.logits, &found, model.spec.vocab)
+        };
+        let processor = of(Box::new(Cpu::new(2)));
+        for (layers, experts) in [(1, false), (2, true), (999, true)] {
+            let Some(placement) = placement(&model.program, layers, experts) else { continue };
+            let found = of(Box::new(Split::new([backend(&device), Box::new(Cpu::new(2))], placement)));
+            let bound = FARTHER * processor + farther(Quant::Q8_0, &model.program);
+            assert!(found <= bound, "{}, {layers} layers: {found:.1e} nats of {bound:.1e}", directory.display());
         }
     }
 }

@@ -46,7 +46,7 @@ fn devices_are_compared_op_by_op() {
     let file = converted_file(&fixture("qwen35"), Quant::F32);
     let path = text(&file);
     let out = succeeds(&["diff", "-m", &path, "--device", "cpu", "--all"]);
-    assert!(out.starts_with("cpu against reference") && out.contains("GatedDelta"), "{out}");
+    assert!(out.starts_with("cpu against reference") && out.contains("gated delta"), "{out}");
     let out = kvas(&["diff", "-m", &path, "--device", "cpu", "--bound", "0"]);
     let text = String::from_utf8(out.stdout).unwrap();
     assert_eq!((out.status.code(), text.lines().count()), (Some(1), 3), "{text}");

@@ -1,7 +1,7 @@
 //! Reference logits: small checkpoints of every architecture, converted and run, against the logits a reference
 //! implementation computed in f32.
 
-use kvas::{engine, memory::Memory, model::Model};
+use kvas::{engine, model::Model};
 use kvas_backend::{Backend, KvType, Limits, Outputs, Reference, Replay, StateType, Step};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
@@ -187,7 +187,7 @@ fn chunks_and_replay_do_not_change_the_logits() {
 pub(crate) fn beside(model: &Model, backend: Box<dyn Backend>, other: &[u32], ids: &[u32]) -> Vec<f32> {
     let limits = limits(64, Replay::new(8, 4), KvType::F32);
     let mut runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
-    let mut memory = Memory::new(runner.program(), &limits);
+    let mut memory = runner.memory();
     let mut open = |tokens| {
         let (id, work) = memory.open().unwrap();
         runner.apply(&work).unwrap();

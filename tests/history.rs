@@ -93,7 +93,7 @@ impl<'a> World<'a> {
             self::limits(CONTEXT, 1 + stores * CONTEXT.div_ceil(4), 0, Replay::OFF),
         );
         let runner = prepared(model, (subject.make)(), limits);
-        let memory = Memory::new(runner.program(), &limits);
+        let memory = runner.memory();
         let scheduler = Scheduler::new(&limits);
         let (live, texts) = (Vec::new(), Vec::new());
         Self {

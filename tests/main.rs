@@ -17,4 +17,5 @@ mod resident;
 mod server;
 mod session;
 mod simulation;
+mod split;
 mod tidy;

@@ -10,6 +10,7 @@ pub mod product;
 pub mod program;
 pub mod reference;
 pub mod rope;
+pub mod split;
 pub mod step;
 pub mod store;
 pub mod validate;
@@ -20,6 +21,7 @@ pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
 pub use rope::Rope;
+pub use split::{Placement, Split, arena_pages};
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
 
@@ -114,6 +116,12 @@ pub trait Backend: Send {
         weights: &mut dyn WeightSource,
         limits: Limits,
     ) -> Result<(), DeviceError>;
+
+    /// In which of its arenas a prepared backend keeps the pages of each page store, in their order. The pages of an arena
+    /// follow each other as [`arena_pages`] says. None: there is one arena.
+    fn arenas(&self) -> Vec<usize> {
+        Vec::new()
+    }
 
     /// Bytes that `prepare` would take besides weights, activations, pages and slots, for weights stored in these
     /// formats.

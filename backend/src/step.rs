@@ -99,6 +99,21 @@ impl Step {
         debug_assert!(self.table_ends.len().is_multiple_of(self.spans.len()), "every span has the same page stores");
     }
 
+    /// Takes over a step with only those of its tables that are named by their ordinals, in this order, and other numbers
+    /// for their pages.
+    pub fn select(&mut self, step: &Step, ordinals: &[usize], number: impl Fn(Page) -> Page) {
+        self.clear();
+        self.tokens.extend_from_slice(&step.tokens);
+        self.spans.extend_from_slice(&step.spans);
+        self.outputs.extend_from_slice(&step.outputs);
+        for span in 0..step.spans.len() {
+            for ordinal in ordinals {
+                self.tables.extend(step.table(span, *ordinal).iter().map(|page| number(*page)));
+                self.table_ends.push(self.tables.len() as u32);
+            }
+        }
+    }
+
     /// `[rows]`
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -146,6 +161,10 @@ mod tests {
         assert_eq!(step.table(1, 0), c);
         assert_eq!(step.table(1, 1), d);
         assert_eq!(step.outputs(), [0, 1, 2, 3]);
+        let mut part = Step::default();
+        part.select(&step, &[1], |page| Page(page.0 - 2));
+        assert_eq!((part.table(0, 0), part.table(1, 0)), (&[Page(1), Page(2)][..], &[Page(4)][..]));
+        assert_eq!((part.tokens(), part.spans(), part.outputs()), (step.tokens(), step.spans(), step.outputs()));
         assert_eq!(step.spans_with_rows().map(|(row, _)| row).collect::<Vec<_>>(), [0, 3]);
     }
 }

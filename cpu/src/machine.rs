@@ -84,6 +84,7 @@ impl Machine {
         }
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(_) => Memory::Pages,
+            StoreDecl::State(state) if state.value_heads == 0 => Memory::Pages,
             StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),
             StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, &limits)),
         });

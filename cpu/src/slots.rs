@@ -9,7 +9,7 @@ use kvas_backend::{
 /// What slots hold for one layer.
 #[derive(Debug)]
 pub(crate) enum Memory {
-    /// Nothing: pages are in the arena.
+    /// Nothing: pages are in the arena, or another device has what it remembers.
     Pages,
     State(State),
     Conv(Conv),

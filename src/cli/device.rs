@@ -5,10 +5,11 @@ use anyhow::anyhow;
 use kvas::{
     engine::Runner,
     memory::plan::{Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
-    model::{Model, weights},
+    model::{Model, placement::placement, weights},
 };
-use kvas_backend::{Backend, Reference};
+use kvas_backend::{Backend, Placement, Program, Reference, Split, WeightDecl};
 use kvas_cuda::Cuda;
+use kvas_gguf::Quant;
 use std::{
     io::IsTerminal,
     sync::{Arc, OnceLock},
@@ -67,6 +68,8 @@ impl Place {
         let cpu = Self::processor(flags);
         match flags.device {
             Device::Cpu => Ok(cpu),
+            // All layers on the processor.
+            Device::Auto | Device::Cuda if flags.n_gpu_layers == Some(0) => Ok(cpu),
             Device::Cuda => {
                 let device = Self::gpu().map_err(|error| anyhow!("--device {error}"))?;
                 Ok(Place::Cuda { device, eager: flags.eager })
@@ -132,48 +135,98 @@ impl Place {
         }
     }
 
-    /// Bytes that weights take, bytes that are taken before anything is prepared, and bytes there are for the rest.
-    fn memory(&self, model: &Model) -> anyhow::Result<[u64; 3]> {
+    /// Bytes that the weights of a program take, bytes that are taken before anything is prepared, and bytes there are for
+    /// the rest.
+    fn memory(&self, model: &Model, program: &Program) -> anyhow::Result<[u64; 3]> {
+        let quants = weights::quants(program, &model.file);
+        let weights = program.weights.iter().zip(quants);
         match self {
             Place::Cpu { .. } | Place::Reference => {
-                let weights = model.file.file_bytes() + weights::copied_bytes(&model.program, &model.file);
-                Ok([weights, kvas_cpu::resident_memory().unwrap_or(0), available_bytes()])
+                let bytes =
+                    |(decl, quant): (&WeightDecl, Quant)| quant.row_bytes(decl.shape[1]).map(|row| row * decl.shape[0]);
+                let stored = weights.filter_map(bytes).sum::<usize>() as u64;
+                let copied = weights::copied_bytes(program, &model.file);
+                Ok([stored + copied, kvas_cpu::resident_memory().unwrap_or(0), available_bytes()])
             }
             Place::Cuda { device, .. } => {
-                let quants = weights::quants(&model.program, &model.file);
-                let weights = model.program.weights.iter().zip(quants);
                 let weights = weights.map(|(decl, quant)| kvas_cuda::weight_bytes(decl, quant)).sum();
                 // The driver and the loaded kernels want some of what is free now.
                 Ok([weights, 0, device.memory()?.0 / 100 * 97])
             }
         }
     }
+
+    /// What a program asks of the memory of this place.
+    fn request(
+        &self,
+        flags: &ModelFlags,
+        (model, program): (&Model, &Program),
+        wanted: Wanted,
+    ) -> anyhow::Result<PlanRequest> {
+        let [weights_bytes, process_bytes, available_bytes] = self.memory(model, program)?;
+        let request = PlanRequest {
+            context: flags.run.context().or(wanted.context),
+            sequences: wanted.sequences,
+            snapshots: wanted.snapshots,
+            rows: flags.run.batch_size as usize,
+            outputs: wanted.outputs,
+            page_size: flags.run.page_size()?,
+            history: flags.run.replay.map(|tokens| tokens as usize),
+            window: REPLAY_WINDOW,
+            kv_only: flags.run.kv_only.map(|tokens| tokens as usize),
+            kv_type: flags.run.kv_type(model)?,
+            state_type: flags.run.state_type(),
+            weights_bytes,
+            process_bytes,
+            scratch_bytes: 0,
+            available_bytes,
+            most_tokens: None,
+        };
+        let limits = plan(program, model.spec.context_length, &request).limits;
+        let quants = weights::quants(program, &model.file);
+        Ok(PlanRequest { scratch_bytes: self.backend().scratch_bytes(program, &quants, &limits), ..request })
+    }
 }
 
-/// What a command asks of the device's memory.
+/// Where the ops of a model run, if a GPU and the processor share them, and the places of the two.
+fn shared(flags: &ModelFlags, model: &Model) -> anyhow::Result<Option<(Placement, [Place; 2])>> {
+    let compute = &flags.run.compute;
+    let place = Place::of(compute)?;
+    let layers = compute.n_gpu_layers.map_or(usize::MAX, |layers| layers as usize);
+    match (&place, placement(&model.program, layers, compute.cpu_moe)) {
+        (Place::Cuda { .. }, Some(placement)) => Ok(Some((placement, [place, Place::processor(compute)]))),
+        (Place::Cuda { .. } | Place::Cpu { .. } | Place::Reference, _) => Ok(None),
+    }
+}
+
+/// What a command asks of the memory there is; of several devices, of all of it together.
 pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<PlanRequest> {
-    let place = Place::of(&flags.run.compute)?;
-    let [weights_bytes, process_bytes, available_bytes] = place.memory(model)?;
-    let request = PlanRequest {
-        context: flags.run.context().or(wanted.context),
-        sequences: wanted.sequences,
-        snapshots: wanted.snapshots,
-        rows: flags.run.batch_size as usize,
-        outputs: wanted.outputs,
-        page_size: flags.run.page_size()?,
-        history: flags.run.replay.map(|tokens| tokens as usize),
-        window: REPLAY_WINDOW,
-        kv_only: flags.run.kv_only.map(|tokens| tokens as usize),
-        kv_type: flags.run.kv_type(model)?,
-        state_type: flags.run.state_type(),
-        weights_bytes,
-        process_bytes,
-        scratch_bytes: 0,
-        available_bytes,
+    let Some((placement, places)) = shared(flags, model)? else {
+        return Place::of(&flags.run.compute)?.request(flags, (model, &model.program), wanted);
     };
-    let limits = plan(&model.program, model.spec.context_length, &request).limits;
-    let quants = weights::quants(&model.program, &model.file);
-    Ok(PlanRequest { scratch_bytes: place.backend().scratch_bytes(&model.program, &quants, &limits), ..request })
+    let parts = [0, 1].map(|device| placement.part(&model.program, device));
+    let mut requests = Vec::new();
+    for (place, part) in places.iter().zip(&parts) {
+        requests.push(place.request(flags, (model, part), wanted)?);
+    }
+    let sum = |of: fn(&PlanRequest) -> u64| requests.iter().map(of).sum();
+    let whole = PlanRequest {
+        weights_bytes: sum(|request| request.weights_bytes),
+        process_bytes: sum(|request| request.process_bytes),
+        scratch_bytes: sum(|request| request.scratch_bytes),
+        available_bytes: sum(|request| request.available_bytes),
+        ..requests[0]
+    };
+    let replay = plan(&model.program, model.spec.context_length, &whole).limits.replay;
+    // Both devices hold as many tokens and snapshots as the one that has room for fewer.
+    let (mut snapshots, mut most_tokens) = (usize::MAX, usize::MAX);
+    for (request, part) in requests.iter().zip(&parts) {
+        let request = PlanRequest { history: Some(replay.history), kv_only: Some(replay.fresh), ..*request };
+        let planned = plan(part, model.spec.context_length, &request);
+        planned.check().map_err(|large| anyhow!("{}: {large}", flags.model.display()))?;
+        (snapshots, most_tokens) = (snapshots.min(planned.limits.snapshots), most_tokens.min(planned.room_tokens));
+    }
+    Ok(PlanRequest { snapshots: SnapshotBudget::Exactly(snapshots), most_tokens: Some(most_tokens), ..whole })
 }
 
 /// Most of the memory there is: the rest of the system wants some too.
@@ -184,6 +237,14 @@ fn available_bytes() -> u64 {
 /// A device with nothing on it.
 pub(crate) fn backend(flags: &ComputeFlags) -> anyhow::Result<Box<dyn Backend>> {
     Ok(Place::of(flags)?.backend())
+}
+
+/// The device or the devices that a model is to run on, with nothing on them.
+fn backend_for(flags: &ModelFlags, model: &Model) -> anyhow::Result<Box<dyn Backend>> {
+    match shared(flags, model)? {
+        Some((placement, places)) => Ok(Box::new(Split::new(places.map(|place| place.backend()), placement))),
+        None => backend(&flags.run.compute),
+    }
 }
 
 /// What the memory there is now would make smaller; none if everything fits as it is asked for.
@@ -209,7 +270,7 @@ pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyh
         eprintln!("{file}: context {} tokens, {} bytes planned", plan.context, plan.total_bytes());
     }
     let bar = progress_bar(model.file.file_bytes());
-    let runner = model.prepare(backend(&flags.run.compute)?, plan.limits, &mut |done, _| bar.set_position(done))?;
+    let runner = model.prepare(backend_for(flags, model)?, plan.limits, &mut |done, _| bar.set_position(done))?;
     bar.finish_and_clear();
     Ok((runner, plan))
 }

@@ -75,7 +75,7 @@ fn prepared(flags: &ModelFlags, model: &Model, place: &Place, ids: &[u32]) -> an
     let mut progress = |_, _| {};
     let mut weights = kvas::model::weights::FileWeights::new(&model.file, &mut progress);
     backend.prepare(model.program.clone(), &mut weights, limits)?;
-    let mut memory = Memory::new(&model.program, &limits);
+    let mut memory = Memory::in_arenas(&model.program, &limits, &backend.arenas());
     let (id, work) = memory.open()?;
     backend.clear_slots(&work.clear_slots)?;
     memory.reserve(id, ids.len() as u32)?;

@@ -62,7 +62,7 @@ pub(crate) struct RunFlags {
 }
 
 /// Where to compute, and with how much of it.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ComputeFlags {
     /// Threads for computing [default: the cores there are]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -70,6 +70,12 @@ pub(crate) struct ComputeFlags {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    /// Layers on the GPU, the last ones; the processor computes the others. Also -ngl N [default: all]
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N")]
+    pub(crate) n_gpu_layers: Option<u32>,
+    /// Leave the experts of every layer to the processor and its memory
+    #[arg(long)]
+    pub(crate) cpu_moe: bool,
     /// Leave weights as they are in the file instead of reordering them for the processor when they are loaded: the
     /// file's memory is shared with other processes, tokens come much slower, the results are the same
     #[arg(long)]
@@ -87,9 +93,10 @@ impl ComputeFlags {
 }
 
 /// Where to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
     /// A GPU if there is one, else the processor
+    #[default]
     Auto,
     /// The processor
     Cpu,

@@ -25,6 +25,7 @@ mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 
 /// A local runtime for hybrid language models.
 #[derive(Debug, Parser)]
@@ -66,12 +67,17 @@ enum Command {
     Kernels(kernels::Kernels),
 }
 
+/// The long name of the one flag that people know by more than a letter.
+fn spelled_out(argument: OsString) -> OsString {
+    if argument == "-ngl" { "--n-gpu-layers".into() } else { argument }
+}
+
 /// The exit code of a command that was interrupted.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {
-    let arguments = config::expand(std::env::args_os().collect())?;
+    let arguments = config::expand(std::env::args_os().map(spelled_out).collect())?;
     match Cli::parse_from(arguments).command {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),

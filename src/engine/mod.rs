@@ -78,7 +78,7 @@ pub struct Engine {
 impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
-        let mut memory = Memory::new(runner.program(), runner.limits());
+        let mut memory = runner.memory();
         let EngineConfig { context, snapshot_every, shelf, max_decode_gap } = config;
         if shelf.is_some() {
             memory.tell_evicted();

@@ -59,6 +59,11 @@ impl Runner {
         &self.limits
     }
 
+    /// The empty memory of the device.
+    pub fn memory(&self) -> Memory {
+        Memory::in_arenas(&self.program, &self.limits, &self.backend.arenas())
+    }
+
     /// Columns of the logits.
     pub fn vocab(&self) -> usize {
         self.program.vocab()

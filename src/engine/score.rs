@@ -1,7 +1,6 @@
 //! Teacher-forced scoring: the logits of every position of a text.
 
 use super::Runner;
-use crate::memory::Memory;
 use kvas_backend::{DeviceError, Outputs, Step};
 
 /// Reads `tokens` as one fresh sequence and gives `each` the logits of every position, in order: those of position
@@ -22,7 +21,7 @@ pub(super) fn read_fresh(
     (rows, outputs): (usize, Outputs),
     mut run: impl FnMut(&mut Runner, usize, &Step) -> Result<(), DeviceError>,
 ) -> Result<(), String> {
-    let mut memory = Memory::new(runner.program(), runner.limits());
+    let mut memory = runner.memory();
     let (id, work) = memory.open().map_err(|full| full.to_string())?;
     runner.apply(&work).map_err(|error| error.to_string())?;
     for tokens in tokens.chunks(rows) {

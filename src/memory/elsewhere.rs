@@ -28,7 +28,7 @@ impl Memory {
     /// of them.
     pub fn kept_of(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Kept {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
-        let mut kept = Kept { tables: vec![Vec::new(); self.page_stores], ..Kept::default() };
+        let mut kept = Kept { tables: vec![Vec::new(); self.stores.len()], ..Kept::default() };
         for (length, entry) in self.prefixes.kept(self.get(id).scope, tokens) {
             (kept.length, kept.tables) = (length, entry.tables.clone());
             kept.states.extend(entry.slot.map(|slot| (length, slot)));
@@ -51,23 +51,25 @@ impl Memory {
             positions.iter().copied().filter(|at| !self.prefixes.keeps(scope, of(*at))).collect();
         let Some(&end) = missing.last() else { return Ok(Restored::default()) };
         let table_pages = (end as usize).div_ceil(self.page_size);
-        let (pages, most) = (self.page_stores * table_pages, missing.len().min(self.most_prefixes));
+        let most = missing.len().min(self.most_prefixes);
         let slots = if self.state == State::Slots { most } else { 0 };
+        let short = |memory: &Self| memory.pages.short_of(|arena| memory.stores_in(arena) * table_pages);
         let lacks = |memory: &Self| {
-            memory.pages.free() < pages
+            short(memory).is_some()
                 || memory.spare.free() < slots
                 || memory.prefixes.len() + most > memory.most_prefixes
         };
         while lacks(self) && self.drop_a_prefix() {}
-        if self.pages.free() < pages {
-            return Err(Full::Pages { needed: pages, free: self.pages.free(), total: self.pages.total() });
+        if let Some(full) = short(self) {
+            return Err(full);
         }
         let count = if self.state == State::Slots { most.min(self.spare.free()) } else { most };
         if count == 0 {
             return Err(Full::Snapshots { total: self.spare.total().min(self.most_prefixes) });
         }
-        let mut table = || (0..table_pages).map(|_| self.pages.take().expect("as many as needed are free")).collect();
-        let tables: Vec<Vec<Page>> = (0..self.page_stores).map(|_| table()).collect();
+        let mut page = |arena: usize| self.pages.take(arena).expect("as many as needed are free");
+        let table = |arena: &usize| (0..table_pages).map(|_| page(*arena)).collect();
+        let tables: Vec<Vec<Page>> = self.stores.iter().map(table).collect();
         let mut states = Vec::new();
         for position in missing.split_off(missing.len() - count) {
             let slot = (self.state == State::Slots).then(|| self.spare.take().expect("as many as needed are free"));

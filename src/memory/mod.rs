@@ -19,7 +19,7 @@ pub use usage::{Held, PageOwner, Usage};
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Prefixes};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A live sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -178,7 +178,8 @@ pub struct Memory {
     /// Of snapshots.
     spare: SlotPool,
     page_size: usize,
-    page_stores: usize,
+    /// By page store, the arena its pages are in.
+    stores: Vec<usize>,
     state: State,
     /// What any sequence has read and any may go back to.
     prefixes: Prefixes,
@@ -193,14 +194,19 @@ impl Memory {
     /// Empty memory of a prepared backend that keeps at most `limits.snapshots` prefixes. When pages are short they give
     /// way to live sequences.
     pub fn new(program: &Program, limits: &Limits) -> Self {
+        Self::in_arenas(program, limits, &[])
+    }
+
+    /// The same of a backend that keeps pages in several arenas, as [`kvas_backend::Backend::arenas`] says.
+    pub fn in_arenas(program: &Program, limits: &Limits, arenas: &[usize]) -> Self {
         let all_paged = program.stores.iter().all(|store| matches!(store, StoreDecl::Pages(_)));
         Self {
-            pages: PagePool::new(limits.pages),
+            pages: PagePool::new(limits.pages, arenas),
             // Slot 0 is the padding target.
             slots: SlotPool::new(1..limits.slots as u32),
             spare: SlotPool::new(limits.slots as u32..limits.all_slots() as u32),
             page_size: limits.page_size,
-            page_stores: program.page_stores(),
+            stores: if arenas.is_empty() { vec![0; program.page_stores()] } else { arenas.to_vec() },
             state: if all_paged { State::PagesOnly } else { State::Slots },
             prefixes: Prefixes::new(),
             most_prefixes: limits.snapshots,
@@ -228,7 +234,7 @@ impl Memory {
     /// Begins an empty sequence.
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
-        let tables = vec![Vec::new(); self.page_stores];
+        let tables = vec![Vec::new(); self.stores.len()];
         let id = self.insert(Sequence { slot, scope: Scope::default(), committed: 0, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
@@ -258,23 +264,30 @@ impl Memory {
     /// Makes room for `rows` more tokens: pages for all of them, and an own copy of a shared tail.
     pub fn reserve(&mut self, id: SequenceId, rows: u32) -> Result<DeviceWork, Full> {
         loop {
-            let needed = self.pages_needed(id, rows);
-            if needed <= self.pages.free() {
-                return Ok(self.take_pages(id, rows));
-            }
+            let full = self.pages.short_of(|arena| self.pages_needed(id, rows, arena));
+            let Some(full) = full else { return Ok(self.take_pages(id, rows)) };
             if !self.drop_a_prefix() {
-                return Err(Full::Pages { needed, free: self.pages.free(), total: self.pages.total() });
+                return Err(full);
             }
         }
     }
 
     /// True if a sequence of so many tokens fits beside the live ones, when everything that is merely kept gives way.
     pub fn fits(&self, tokens: u32) -> bool {
-        let needed = self.page_stores * (tokens as usize).div_ceil(self.page_size);
-        let mut is_live = vec![false; self.pages.total() + 1];
-        let tables = self.sequences.values().flat_map(|sequence| &sequence.tables);
-        tables.flatten().for_each(|page| is_live[page.0 as usize] = true);
-        needed + is_live.into_iter().filter(|live| *live).count() <= self.pages.total()
+        let each = (tokens as usize).div_ceil(self.page_size);
+        self.pages.has(|arena| {
+            let mut live: HashSet<Page> = HashSet::new();
+            for sequence in self.sequences.values() {
+                let tables = sequence.tables.iter().zip(&self.stores).filter(|(_, store)| **store == arena);
+                live.extend(tables.flat_map(|(table, _)| table));
+            }
+            each * self.stores_in(arena) + live.len()
+        })
+    }
+
+    /// Page stores whose pages are in an arena.
+    fn stores_in(&self, arena: usize) -> usize {
+        self.stores.iter().filter(|store| **store == arena).count()
     }
 
     /// The table entry of the next token, if its page already holds committed tokens.
@@ -283,14 +296,15 @@ impl Memory {
         (!committed.is_multiple_of(self.page_size)).then_some(committed / self.page_size)
     }
 
-    fn pages_needed(&self, id: SequenceId, rows: u32) -> usize {
+    fn pages_needed(&self, id: SequenceId, rows: u32, arena: usize) -> usize {
         let (sequence, tail) = (self.get(id), self.tail(id));
         let pages = (sequence.committed as usize + rows as usize).div_ceil(self.page_size);
         let of_table = |table: &Vec<Page>| {
             let copied = tail.is_some_and(|tail| self.pages.is_shared(table[tail]));
             pages.saturating_sub(table.len()) + usize::from(copied)
         };
-        sequence.tables.iter().map(of_table).sum()
+        let tables = sequence.tables.iter().zip(&self.stores).filter(|(_, store)| **store == arena);
+        tables.map(|(table, _)| of_table(table)).sum()
     }
 
     fn take_pages(&mut self, id: SequenceId, rows: u32) -> DeviceWork {
@@ -298,15 +312,15 @@ impl Memory {
         let mut work = DeviceWork::default();
         let sequence = self.sequences.get_mut(&id).expect("the sequence is live");
         let pages = (sequence.committed as usize + rows as usize).div_ceil(page_size);
-        for table in &mut sequence.tables {
+        for (table, arena) in sequence.tables.iter_mut().zip(&self.stores) {
             if let Some(tail) = tail.filter(|tail| self.pages.is_shared(table[*tail])) {
-                let own = self.pages.take().expect("as many as needed are free");
+                let own = self.pages.take(*arena).expect("as many as needed are free");
                 work.copy_pages.push((table[tail], own));
                 self.pages.release(table[tail]);
                 table[tail] = own;
             }
             while table.len() < pages {
-                table.push(self.pages.take().expect("as many as needed are free"));
+                table.push(self.pages.take(*arena).expect("as many as needed are free"));
             }
         }
         work
@@ -452,7 +466,7 @@ impl Memory {
             }
             None => {
                 work.clear_slots.push(live);
-                (0, vec![Vec::new(); self.page_stores])
+                (0, vec![Vec::new(); self.stores.len()])
             }
         };
         self.replace_tables(id, tables);

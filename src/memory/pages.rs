@@ -1,23 +1,45 @@
-//! Single-layer pages: reference counts and a free list. Knows ids, not bytes.
+//! Single-layer pages: reference counts and free lists. Knows ids, not bytes.
 
-use kvas_backend::Page;
+use super::Full;
+use kvas_backend::{Page, arena_pages};
+use std::ops::Range;
 
-/// Which pages of the arena are held, and how often. Page 0 is never handed out.
+/// Which pages of the arenas are held, and how often. Page 0 is never handed out.
 #[derive(Debug)]
 pub struct PagePool {
     references: Vec<u32>,
+    arenas: Vec<Arena>,
+}
+
+#[derive(Debug)]
+struct Arena {
+    pages: Range<u32>,
     free: Vec<Page>,
 }
 
 impl PagePool {
-    /// A pool of `pages` pages, page 0 included.
-    pub fn new(pages: usize) -> Self {
-        Self { references: vec![0; pages], free: (1..pages as u32).rev().map(Page).collect() }
+    /// A pool of `pages` pages, page 0 included, in the arenas of page stores (none: there is one arena).
+    pub fn new(pages: usize, arenas: &[usize]) -> Self {
+        let arena = |pages: Range<u32>| Arena { free: pages.clone().rev().map(Page).collect(), pages };
+        Self { references: vec![0; pages], arenas: arena_pages(pages, arenas).into_iter().map(arena).collect() }
+    }
+
+    /// The first arena that has fewer free pages than are needed of it.
+    pub fn short_of(&self, needed: impl Fn(usize) -> usize) -> Option<Full> {
+        self.arenas.iter().enumerate().find_map(|(number, Arena { pages, free })| {
+            let (needed, free, total) = (needed(number), free.len(), pages.len());
+            (needed > free).then_some(Full::Pages { needed, free, total })
+        })
+    }
+
+    /// Whether every arena has so many pages, free or not.
+    pub fn has(&self, pages: impl Fn(usize) -> usize) -> bool {
+        self.arenas.iter().enumerate().all(|(number, arena)| pages(number) <= arena.pages.len())
     }
 
     /// Pages nobody holds.
     pub fn free(&self) -> usize {
-        self.free.len()
+        self.arenas.iter().map(|arena| arena.free.len()).sum()
     }
 
     /// Pages there are to hand out.
@@ -25,9 +47,9 @@ impl PagePool {
         self.references.len() - 1
     }
 
-    /// A page with one reference.
-    pub fn take(&mut self) -> Option<Page> {
-        let page = self.free.pop()?;
+    /// A page of an arena with one reference.
+    pub fn take(&mut self, arena: usize) -> Option<Page> {
+        let page = self.arenas[arena].free.pop()?;
         self.references[page.0 as usize] = 1;
         Some(page)
     }
@@ -45,7 +67,8 @@ impl PagePool {
         assert!(*references > 0, "a released page is held");
         *references -= 1;
         if *references == 0 {
-            self.free.push(page);
+            let arena = self.arenas.iter_mut().find(|arena| arena.pages.contains(&page.0));
+            arena.expect("every page but 0 is in an arena").free.push(page);
         }
     }
 

@@ -49,6 +49,8 @@ pub struct PlanRequest {
     pub scratch_bytes: u64,
     /// Bytes there are for everything but what the process holds already.
     pub available_bytes: u64,
+    /// Tokens there is room for on the device that has the least room, if there are several.
+    pub most_tokens: Option<usize>,
 }
 
 /// Something that is less than it would be with more memory.
@@ -150,6 +152,8 @@ pub struct MemoryPlan {
     pub process_bytes: u64,
     /// What there is for everything but that.
     pub available_bytes: u64,
+    /// Tokens there is room for.
+    pub room_tokens: usize,
     /// What is less than it would be with more memory.
     pub clamps: Vec<Clamp>,
 }
@@ -271,12 +275,14 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
             scratch_bytes: request.scratch_bytes,
             process_bytes: request.process_bytes,
             available_bytes: request.available_bytes,
+            room_tokens: 0,
             clamps,
         }
     };
     let left = request.available_bytes.saturating_sub(with_pages(0, 0, vec![]).needed_bytes());
     let fits = left / sizes.row_bytes.max(1);
     let room = usize::try_from(fits).unwrap_or(usize::MAX) / request.page_size * request.page_size;
+    let room = room.min(request.most_tokens.unwrap_or(usize::MAX));
     let context = request.context.unwrap_or_else(|| trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)));
     if request.context.is_none() && context < trained_context {
         clamps.push(Clamp::Context { wanted: trained_context, given: context });
@@ -288,7 +294,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
         let sequences = request.sequences;
         clamps.push(Clamp::Pool { sequences, context, given: pool_tokens });
     }
-    with_pages(context, pool_tokens, clamps)
+    MemoryPlan { room_tokens: room, ..with_pages(context, pool_tokens, clamps) }
 }
 
 /// Pages of one store. More than the tokens need: every sequence ends in a page of its own, and a tail that a snapshot
@@ -377,6 +383,7 @@ mod tests {
         process_bytes: 100,
         scratch_bytes: 10,
         available_bytes: u64::MAX,
+        most_tokens: None,
     };
 
     fn of(context: Option<usize>, available_bytes: u64) -> MemoryPlan {

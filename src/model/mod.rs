@@ -4,6 +4,7 @@ pub mod error;
 pub mod kinds;
 pub mod load;
 pub mod lower;
+pub mod placement;
 pub mod replay_traffic;
 pub mod spec;
 pub mod traffic;

@@ -13,9 +13,11 @@ pub use cases::cases;
 pub use random::{Random, RandomWeights};
 pub use table::Table;
 
-use crate::{Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step};
+use crate::{
+    Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step, arena_pages,
+};
 use exchange::{exchange, through_snapshots};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Makes a fresh backend.
 pub type Make<'a> = &'a dyn Fn() -> Box<dyn Backend>;
@@ -152,7 +154,7 @@ fn outcome(case: &Case, subjects: &[Make], halfway: Break) -> Outcome {
 
 fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> Result<(), String> {
     let mut backends = prepared(case, subjects).map_err(|error| error.to_string())?;
-    let tables = scattered_tables(case);
+    let tables = scattered_tables(case, &backends[1].arenas());
     let mut sequences: Vec<Sequence> =
         tables.iter().zip(1..).map(|(tables, slot)| Sequence { slot: Slot(slot), context: 0, tables }).collect();
     let mut random = Random::new(99);
@@ -227,19 +229,25 @@ fn prepared(case: &Case, subjects: &[Make]) -> Result<Vec<Box<dyn Backend>>, Dev
     Ok(backends)
 }
 
-/// A shuffled page table for every sequence and page store, as `[sequence][store][page]`.
-fn scattered_tables(case: &Case) -> Vec<Vec<Vec<Page>>> {
+/// A shuffled page table for every sequence and page store, as `[sequence][store][page]`, the store's arena in `arenas`.
+fn scattered_tables(case: &Case, arenas: &[usize]) -> Vec<Vec<Vec<Page>>> {
     let stores = case.program.page_stores();
     let sequences = case.limits.slots - 1;
-    let mut pages: Vec<u32> = (1..case.limits.pages as u32).collect();
     let mut random = Random::new(5);
-    for i in (1..pages.len()).rev() {
-        pages.swap(i, random.below(i + 1));
-    }
-    let each = if stores == 0 { 0 } else { pages.len() / (stores * sequences) };
-    let mut pages = pages.into_iter().map(Page);
-    let mut table = || pages.by_ref().take(each).collect::<Vec<_>>();
-    (0..sequences).map(|_| (0..stores).map(|_| table()).collect()).collect()
+    let mut shuffled = |pages: Range<u32>| {
+        let mut pages: Vec<Page> = pages.map(Page).collect();
+        for i in (1..pages.len()).rev() {
+            pages.swap(i, random.below(i + 1));
+        }
+        pages
+    };
+    let mut free: Vec<Vec<Page>> = arena_pages(case.limits.pages, arenas).into_iter().map(&mut shuffled).collect();
+    let each = (case.limits.pages - 1).checked_div(stores * sequences).unwrap_or(0);
+    let mut table = |store: usize| {
+        let free = &mut free[arenas.get(store).copied().unwrap_or(0)];
+        free.split_off(free.len() - each)
+    };
+    (0..sequences).map(|_| (0..stores).map(&mut table).collect()).collect()
 }
 
 fn step(case: &Case, moves: &[Move], sequences: &[Sequence<'_>], random: &mut Random) -> Step {

@@ -130,7 +130,7 @@ impl Bench {
 
     /// Sequences of a test, read as far as its depth.
     fn sequences(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<(Memory, Vec<Sequence>)> {
-        let mut memory = Memory::new(&model.program, runner.limits());
+        let mut memory = runner.memory();
         let mut sequences = Vec::new();
         for number in 0..test.parallel {
             let (id, work) = memory.open().map_err(|full| anyhow!("{}: {full}", test.name()))?;

@@ -143,5 +143,6 @@ pub(super) fn request(context: usize, sequences: usize, history: Option<usize>, 
         process_bytes: 0,
         scratch_bytes: 0,
         available_bytes: u64::MAX,
+        most_tokens: None,
     }
 }

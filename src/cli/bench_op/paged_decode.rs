@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn every_device_meets_the_vectors_in_pages_of_every_size() {
         for device in [Device::Cpu, Device::Reference] {
-            let flags = ComputeFlags { threads: Some(2), device, no_repack: false, eager: false };
+            let flags = ComputeFlags { threads: Some(2), device, ..ComputeFlags::default() };
             for kv_type in KvType::ALL {
                 for page_size in [1, 4, 16, 32] {
                     let error = check(&flags, page_size, kv_type);

@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn every_device_meets_the_vectors_however_it_keeps_its_state() {
         for device in [Device::Cpu, Device::Reference] {
-            let flags = ComputeFlags { threads: Some(2), device, no_repack: false, eager: false };
+            let flags = ComputeFlags { threads: Some(2), device, ..ComputeFlags::default() };
             for kind in [Kind::Gdn, Kind::Kda, Kind::Mamba2] {
                 for (replay, window) in [
                     (Replay::OFF, 1),
