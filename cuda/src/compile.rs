@@ -77,6 +77,7 @@ pub(crate) const UNITS: &[Unit] = units!(
     "rows"
     "slots"
     "stage"
+    "stage_wide"
     "tables"
 );
 
@@ -86,6 +87,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/attention_decode.cuh"
     "common/attention_prefill.cuh"
     "common/copy.cuh"
+    "common/hopper.cuh"
     "common/mma.cuh"
     "common/norm.cuh"
     "common/order.cuh"
@@ -104,6 +106,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "quant/some.cuh"
     "quant/stored.cuh"
     "quant/sums.cuh"
+    "quant/wide.cuh"
 );
 
 /// A unit by its name.

@@ -25,8 +25,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let device = Device::open(0).unwrap();
+    let parts: Vec<&str> = arguments.iter().filter(|part| !part.starts_with("--")).map(String::as_str).collect();
     if arguments.iter().any(|argument| argument == "--time") {
-        let parts: Vec<&str> = arguments.iter().filter(|part| !part.starts_with("--")).map(String::as_str).collect();
         time_all(&device, &parts);
         return ExitCode::SUCCESS;
     }

@@ -537,7 +537,7 @@ template <class CODES, class SCALES> struct Packed {
     }
 
     // A unit that was copied, and what four units share.
-    DEVICE static void load_copied(Raw& raw, Shared unit, Shared super) {
+    template <class AT> DEVICE static void load_copied(Raw& raw, AT unit, AT super) {
         CODES::load(raw.codes, unit);
         SCALES::load(raw.scales, unit + CODES::BYTES, super);
     }

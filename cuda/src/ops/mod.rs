@@ -12,6 +12,7 @@ pub(crate) mod rope_store;
 pub(crate) mod route;
 pub(crate) mod rows;
 pub(crate) mod takeover;
+pub(crate) mod wide;
 
 use crate::device::Device;
 use kvas_backend::{Limits, Op, Program, Weight, op::Activation};

@@ -4,7 +4,7 @@ use crate::{
     device::{Device, Ptr},
     launch::Argument,
     machine::Machine,
-    ops::{activation, experts, flag, takeover::Taken},
+    ops::{activation, experts, flag, takeover::Taken, wide},
     weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
@@ -15,7 +15,7 @@ use kvas_gguf::Quant;
 
 /// Files of kernels for weights of these formats.
 pub(crate) fn units(quants: &[Quant]) -> Vec<&'static str> {
-    ["stage", "pack"].into_iter().chain(quants.iter().map(|quant| unit(*quant))).collect()
+    ["stage", "stage_wide", "pack"].into_iter().chain(quants.iter().map(|quant| unit(*quant))).collect()
 }
 
 /// The file of a format's kernels.
@@ -74,6 +74,13 @@ pub(crate) struct Job {
     norm: Taken,
 }
 
+impl Job {
+    /// Rows of a matrix.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows as usize
+    }
+}
+
 impl Argument for Job {
     fn push(self, words: &mut Vec<u64>) {
         words.extend(bytemuck::cast::<_, [u64; size_of::<Job>() / 8]>(self));
@@ -107,11 +114,26 @@ impl Multiply {
     }
 }
 
+/// How products want rows of activations in 16 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Not at all: as they are.
+    Floats,
+    /// Row after row.
+    Plain,
+    /// As [`Kernel::Wide`] does.
+    Wide,
+    /// The same in the order of pieces: those, how many there are, the entries in their order; entries of an input; pieces
+    /// there may be, and entries of one.
+    Pieces { list: [u64; 3], per_input: usize, most: [usize; 2] },
+}
+
 /// Rows of an activation in 16 bits, in the scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Staged {
     act: Act,
     is_bf16: bool,
+    wanted: Wanted,
     rows: usize,
     stride: usize,
     columns: usize,
@@ -132,10 +154,11 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// For so many rows that meet matrices `[rows, columns]`, or two of them at once.
+    /// For so many rows that meet matrices `[rows, columns]`, or two of them at once. `in_order`: entries of experts may
+    /// have an input each.
     fn new(
         most_rows: usize,
-        (per_row, stacking): (usize, Stacking),
+        (per_row, stacking, in_order): (usize, Stacking, bool),
         [rows, columns]: [usize; 2],
         gated: usize,
     ) -> Self {
@@ -145,7 +168,7 @@ impl Parts {
                 (entries, 0, gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows)
             }
             Stacking::One | Stacking::Heads(_) => (entries, 0, 0),
-            Stacking::Experts(..) => (most_rows, entries, 0),
+            Stacking::Experts(..) => (if in_order { entries } else { most_rows }, entries, 0),
             Stacking::ExpertParts(..) => (entries, entries, entries * rows),
         };
         let after = |begin: usize, bytes: usize| begin + bytes.next_multiple_of(256);
@@ -154,12 +177,12 @@ impl Parts {
         let factors = after(order, 4 * listed);
         let x = after(factors, 4 * inputs);
         // Kernels read a unit beyond the last.
-        let sums = after(x, 2 * (inputs * columns.next_multiple_of(UNIT) + UNIT));
+        let sums = after(x, 2 * (inputs.next_multiple_of(8) * columns.next_multiple_of(UNIT) + UNIT));
         Self { pieces, order, factors, x, sums, bytes: after(sums, 4 * summed) }
     }
 
     /// Of an op that is a product.
-    pub(crate) fn of(program: &Program, op: &Op, limits: &Limits) -> Self {
+    pub(crate) fn of(program: &Program, op: &Op, limits: &Limits, device: &Device) -> Self {
         let product = op.product(program).expect("asked of products");
         let (per_row, count) = product.matrices(program);
         let most_rows = match program.act(product.x).rows {
@@ -168,15 +191,17 @@ impl Parts {
         };
         let parts = product.weights().map(|weight| {
             let [rows, columns] = program.weight(weight).shape;
-            Self::new(most_rows, (per_row, product.stacking), [rows / count, columns], product.weights().count())
+            let in_order = wide::takes_experts(device, (most_rows * per_row).div_ceil(count));
+            let stacking = (per_row, product.stacking, in_order);
+            Self::new(most_rows, stacking, [rows / count, columns], product.weights().count())
         });
         parts.max_by_key(|parts| parts.bytes).expect("a product has a weight")
     }
 }
 
 /// Scratch for a product.
-pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device: &Device) -> u64 {
-    Parts::of(program, op, limits).bytes as u64
+pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, device: &Device) -> u64 {
+    Parts::of(program, op, limits, device).bytes as u64
 }
 
 /// Which kernel multiplies: all of them give the same bits.
@@ -194,6 +219,8 @@ enum Kernel {
     Split,
     /// Eight tiles and up to so many entries a block.
     Many(usize),
+    /// The same with the instructions of compute capability 9.0: [`wide`].
+    Wide(usize),
 }
 
 /// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
@@ -250,7 +277,7 @@ impl Kernel {
         match self {
             Self::One => 1,
             Self::Split => SPLIT,
-            Self::Float(most) | Self::Few(most) | Self::Some(most) | Self::Many(most) => most,
+            Self::Float(most) | Self::Few(most) | Self::Some(most) | Self::Many(most) | Self::Wide(most) => most,
         }
     }
 }
@@ -280,7 +307,7 @@ impl Machine {
     pub(crate) fn multiply(&mut self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
         let rows = self.rows(of.x);
         let matrix = self.matrix(of.weight);
-        let parts = Parts::of(&self.program, op, &self.limits);
+        let parts = Parts::of(&self.program, op, &self.limits, &self.device);
         let (per_row, count) = match of.stacking {
             Stacking::One => (1, 1),
             Stacking::Heads(heads) => (heads, heads),
@@ -293,30 +320,23 @@ impl Machine {
         let inputs_of_row = if matches!(of.stacking, Stacking::Experts(..)) { 1 } else { per_row };
         let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
         let (quant, is_gated) = (matrix.quant, of.up.is_some());
-        let kernel = if listed.is_some() {
-            Kernel::of_experts(quant, rows, (rows * per_row).div_ceil(count))
-        } else {
-            Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, &self.device)
-        };
+        let kernel = self.kernel_for((of, quant), [rows, per_row, count]);
         let kernel = if kernel == Kernel::One && !self.has_room_for_one(matrix, 1) { Kernel::Few(8) } else { kernel };
         let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
-        let [x, factor] = match kernel {
-            Kernel::One => [Ptr::NULL; 2],
-            Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_) => {
-                self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?
-            }
-        };
-        if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
-            self.staged = None;
-        }
-        let matrix = self.matrix(of.weight);
         let [y, z] = match listed {
             None => [count, rows.div_ceil(most)],
             // A row chooses no expert twice.
             Some(_) if rows == 1 => [per_row, 1],
             Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
         };
+        let pieces = listed.map(|_| ([parts.pieces, 0, parts.order], per_row / inputs_of_row, y));
+        let wanted = self.wanted(kernel, pieces);
+        let [x, factor] = self.stage((of.x, of.weight), &parts, ([rows * inputs_of_row, x_stride], wanted))?;
+        if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
+            self.staged = None;
+        }
+        let matrix = self.matrix(of.weight);
         let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
         let (x, norm) = if kernel == Kernel::One { self.taken_over(of.x) } else { (x, Taken::default()) };
         let job = Job {
@@ -337,7 +357,7 @@ impl Machine {
             entries: rows as u32,
             matrices: count as u32,
             per_input: (per_row / inputs_of_row) as u32,
-            x_stride: x_stride as u32,
+            x_stride: if matches!(kernel, Kernel::Wide(_)) { rows * per_row } else { x_stride } as u32,
             out_stride: of.out_stride as u32,
             column: of.column as u32,
             activation: activation(of.activation),
@@ -375,6 +395,39 @@ impl Machine {
             .launch()
     }
 
+    /// How a kernel wants its activations. Of entries of experts: where their pieces, the number of these and the order are in
+    /// the scratch, how many share an input, and how many pieces there may be.
+    fn wanted(&self, kernel: Kernel, pieces: Option<([usize; 3], usize, usize)>) -> Wanted {
+        match (kernel, pieces) {
+            (Kernel::Wide(most), Some((list, per_input, pieces))) => {
+                let list = list.map(|part| self.scratch().at(part).0);
+                Wanted::Pieces { list, per_input, most: [pieces, most] }
+            }
+            (Kernel::Wide(_), None) => Wanted::Wide,
+            (Kernel::One, _) => Wanted::Floats,
+            (Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_), _) => Wanted::Plain,
+        }
+    }
+
+    /// The kernel for a product of `rows`, each of which meets `per_row` of `count` matrices.
+    fn kernel_for(&self, (of, quant): (&Multiply, Quant), [rows, per_row, count]: [usize; 3]) -> Kernel {
+        let (device, is_gated) = (&self.device, of.up.is_some());
+        let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
+        let usual = (rows * per_row).div_ceil(count);
+        match of.stacking {
+            Stacking::Experts(..) | Stacking::ExpertParts(..)
+                if quant != Quant::F32 && rows > 1 && wide::takes_experts(device, usual) =>
+            {
+                Kernel::Wide(wide::width_of_experts(quant, usual))
+            }
+            Stacking::Experts(..) | Stacking::ExpertParts(..) => Kernel::of_experts(quant, rows, usual),
+            Stacking::One if quant != Quant::F32 && wide::takes(device, rows) => {
+                Kernel::Wide(wide::width(quant, [rows, rows_of_matrix], is_gated, device.multiprocessors()))
+            }
+            Stacking::One | Stacking::Heads(_) => Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device),
+        }
+    }
+
     fn launch_product(
         &self,
         (matrix, kernel): (&Matrix, Kernel),
@@ -404,6 +457,10 @@ impl Machine {
             Kernel::Some(most) => (format!("{gated}some_{most}_{suffix}"), rows_of_eight, shared_of_some(matrix, most)),
             Kernel::Split => (format!("{gated}split_{SPLIT}_{suffix}"), rows_of_eight, stages(SPLIT)),
             Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
+            Kernel::Wide(most) => {
+                let name = format!("{gated}wide_{most}_{suffix}");
+                return self.launch_wide((unit(quant), &name), is_gated, (job, y * z));
+            }
         };
         self.kernel(unit(quant), &name)?
             .grid((job.rows as usize).div_ceil(rows_of_block), y, z)
@@ -432,30 +489,32 @@ impl Machine {
         &mut self,
         (act, weight): (Act, Weight),
         parts: &Parts,
-        [rows, stride]: [usize; 2],
+        ([rows, stride], wanted): ([usize; 2], Wanted),
     ) -> Result<[Ptr; 2], DeviceError> {
         let matrix = self.matrix(weight);
-        if matrix.quant == Quant::F32 {
+        if matrix.quant == Quant::F32 || wanted == Wanted::Floats {
             return Ok([self.act(act), Ptr::NULL]);
         }
         let (is_bf16, columns) = (matrix.quant == Quant::Bf16, matrix.columns);
         let padded = matrix.units() * UNIT;
         let [to, factors] = [parts.x, parts.factors].map(|part| self.scratch().at(part));
         let at = [to, if is_bf16 { Ptr::NULL } else { factors }];
-        let staged = Staged { act, is_bf16, rows, stride, columns, at };
+        let staged = Staged { act, is_bf16, wanted, rows, stride, columns, at };
         if self.staged == Some(staged) {
             return Ok(at);
         }
-        let launch = self
-            .kernel("stage", if is_bf16 { "stage_bf16" } else { "stage_f16" })?
-            .grid(rows, 1, 1)
-            .block((padded / 4).next_multiple_of(32).clamp(32, 512))
-            .early()
-            .arg(self.act(act))
-            .arg(stride as u32)
-            .arg(columns as u32)
-            .arg(to)
-            .arg(padded as u32);
+        let (unit, each) = if wanted == Wanted::Plain { ("stage", 4) } else { ("stage_wide", 32) };
+        let name = format!("{unit}_{}", if is_bf16 { "bf16" } else { "f16" });
+        let launch = self.kernel(unit, &name)?.block((padded / each).next_multiple_of(32).clamp(32, 512)).early();
+        let launch = launch.arg(self.act(act)).arg(stride as u32).arg(columns as u32).arg(to).arg(padded as u32);
+        let launch = match wanted {
+            Wanted::Floats | Wanted::Plain => launch.grid(rows, 1, 1),
+            Wanted::Wide => launch.grid(rows, 1, 1).arg(rows as u32).arg(wide::Wanted::all()),
+            Wanted::Pieces { list, per_input, most: [pieces, most] } => {
+                let entries = rows * per_input;
+                launch.grid(most, pieces, 1).arg(entries as u32).arg(wide::Wanted::of(list, per_input))
+            }
+        };
         if is_bf16 {
             launch.launch()?
         } else {
