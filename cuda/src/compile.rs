@@ -86,6 +86,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/attention.cuh"
     "common/attention_decode.cuh"
     "common/attention_prefill.cuh"
+    "common/attention_wide.cuh"
     "common/copy.cuh"
     "common/hopper.cuh"
     "common/mma.cuh"
