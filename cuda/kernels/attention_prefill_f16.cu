@@ -1,4 +1,8 @@
 // Attention of prompts over pages of f16.
 #include "common/attention_prefill.cuh"
+#include "common/attention_wide.cuh"
 
 PREFILLS(f16, KV_F16)
+WIDE_PREFILL(64)
+WIDE_PREFILL(128)
+WIDE_PREFILL(256)

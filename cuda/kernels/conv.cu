@@ -62,12 +62,15 @@ KERNEL short_conv_keep(StepView step, Conv conv, const float* bcx, float* halo) 
 
 // `input(row)` is what is convolved, `output(row, sum)` what is done with a sum; rows are those of the step. `halo` is
 // that of the block of a long span.
+//
+// What earlier steps and layers have left is read before the wait: nothing else in a step writes the ring of a layer.
 template <typename Input, typename Output>
 DEVICE void convolve(const Conv& conv, const Span& span, u32 first, u32 channel, const float* halo, Input input,
                      Output output) {
     float window[MOST_TAPS], weights[MOST_TAPS];
     float* ring = conv.rings + u64(span.slot) * conv.ring * conv.channels + channel;
     const u32 reach = conv.taps - 1;
+    if (span.rows > ROWS) wait_for_inputs();
     // The newest row is the last one, whatever the number of taps.
 #pragma unroll
     for (u32 i = 0; i < MOST_TAPS; ++i) {
@@ -82,6 +85,7 @@ DEVICE void convolve(const Conv& conv, const Span& span, u32 first, u32 channel,
             window[i] = ring[u64((span.context - back) & (conv.ring - 1)) * conv.channels];
         }
     }
+    if (span.rows <= ROWS) wait_for_inputs();
     const u32 end = min(first + ROWS, span.rows);
     float next = input(span.first + first);
     for (u32 row = first; row < end; ++row) {
@@ -101,10 +105,9 @@ DEVICE void convolve(const Conv& conv, const Span& span, u32 first, u32 channel,
 
 KERNEL causal_conv(StepView step, Conv conv, float* x, const float* bias, float* halo) {
     let_next_begin();
-    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * ROWS;
-    if (first >= span.rows || channel >= conv.channels) return;
+    if (first >= span.rows || channel >= conv.channels) return wait_for_inputs();
     const float add = bias ? bias[channel] : 0.0f;
     x += channel;
     convolve(
@@ -116,10 +119,9 @@ KERNEL causal_conv(StepView step, Conv conv, float* x, const float* bias, float*
 // out = c * conv(b * x) of rows `b | c | x`.
 KERNEL short_conv(StepView step, Conv conv, const float* bcx, float* out, float* halo) {
     let_next_begin();
-    wait_for_inputs();
     const Span& span = step.spans[blockIdx.z];
     const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * ROWS;
-    if (first >= span.rows || channel >= conv.channels) return;
+    if (first >= span.rows || channel >= conv.channels) return wait_for_inputs();
     bcx += channel;
     auto at = [&](u32 row, u32 part) { return bcx[(3 * u64(row) + part) * conv.channels]; };
     convolve(

@@ -1,4 +1,5 @@
-// The likeliest tokens of a row of logits. A block of 1024 threads per row.
+// The likeliest tokens of a row of logits. A block of 1024 threads per row; for one token many smaller ones.
+#include "common/order.cuh"
 #include "common/warp.cuh"
 
 static constexpr u32 NONE = 0xffffffffu;
@@ -23,10 +24,10 @@ DEVICE float logit_of(u64 rank) {
 
 DEVICE u64 larger(u64 a, u64 b) { return a > b ? a : b; }
 
-// Calls `each` with the rank of every column that is this thread's.
-template <typename F> DEVICE void for_own(const float* row, u32 columns, F each) {
+// Calls `each` with the rank of every column that is this thread's: it is thread `first` of `threads`.
+template <typename F> DEVICE void for_own(const float* row, u32 columns, u32 first, u32 threads, F each) {
     if (columns % 4 == 0) {
-        for (u32 at = 4 * threadIdx.x; at < columns; at += 4 * THREADS) {
+        for (u32 at = 4 * first; at < columns; at += 4 * threads) {
             const float4 four = *reinterpret_cast<const float4*>(row + at);
             each(rank(four.x, at));
             each(rank(four.y, at + 1));
@@ -34,8 +35,42 @@ template <typename F> DEVICE void for_own(const float* row, u32 columns, F each)
             each(rank(four.w, at + 3));
         }
     } else {
-        for (u32 at = threadIdx.x; at < columns; at += THREADS) each(rank(row[at], at));
+        for (u32 at = first; at < columns; at += threads) each(rank(row[at], at));
     }
+}
+
+DEVICE u64 warp_best(u64 best) {
+#pragma unroll
+    for (u32 offset = 16; offset > 0; offset /= 2) best = larger(best, __shfl_xor_sync(ALL_LANES, best, offset));
+    return best;
+}
+
+// Blocks that share a row, and their threads.
+static constexpr u32 PARTS = 64, PART_THREADS = 256;
+
+// The largest of every part of a row: block (part, row).
+KERNEL __launch_bounds__(PART_THREADS) likeliest_of_parts(const float* logits, u64* parts, u32 columns) {
+    __shared__ u64 ranks[PART_THREADS / 32];
+    let_next_begin();
+    wait_for_inputs();
+    u64 best = 0;
+    for_own(logits + u64(blockIdx.y) * columns, columns, blockIdx.x * PART_THREADS + threadIdx.x, PARTS * PART_THREADS,
+            [&](u64 rank) { best = larger(best, rank); });
+    best = warp_best(best);
+    if (lane_id() == 0) ranks[warp_id()] = best;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (u32 i = 0; i < PART_THREADS / 32; ++i) best = larger(best, ranks[i]);
+    parts[blockIdx.y * PARTS + blockIdx.x] = best;
+}
+
+// The largest of the parts of a row, a warp per row.
+KERNEL likeliest_one(const u64* parts, u32* tokens, float* values) {
+    let_next_begin();
+    wait_for_inputs();
+    parts += blockIdx.x * PARTS;
+    const u64 best = warp_best(larger(parts[lane_id()], parts[lane_id() + 32]));
+    if (lane_id() == 0) tokens[blockIdx.x] = column_of(best), values[blockIdx.x] = logit_of(best);
 }
 
 // Sorts `count` ranks, a power of two up to ROOM, the largest first.
@@ -56,7 +91,7 @@ DEVICE void sort(u64* ranks, u32 count) {
     }
 }
 
-// tokens[row][i], values[row][i]: the i-th largest. At most 1024. One token takes one pass and no sorting. More: what is
+// tokens[row][i], values[row][i]: the i-th largest. At most 1024. What is
 // at least as large as the `count`-th of the largest of each thread is collected and sorted; TOO_MANY if there is no room
 // for that.
 KERNEL __launch_bounds__(1024) likeliest_rows(const float* logits, u32* tokens, float* values, u32 columns, u32 count) {
@@ -66,29 +101,14 @@ KERNEL __launch_bounds__(1024) likeliest_rows(const float* logits, u32* tokens, 
     tokens += u64(blockIdx.x) * count;
     values += u64(blockIdx.x) * count;
     u64 best = 0;
-    for_own(row, columns, [&](u64 rank) { best = larger(best, rank); });
-    if (count == 1) {
-#pragma unroll
-        for (u32 offset = 16; offset > 0; offset /= 2) best = larger(best, __shfl_xor_sync(ALL_LANES, best, offset));
-        if (lane_id() == 0) ranks[warp_id()] = best;
-        __syncthreads();
-        if (warp_id() > 0) return;
-        best = ranks[lane_id()];
-#pragma unroll
-        for (u32 offset = 16; offset > 0; offset /= 2) best = larger(best, __shfl_xor_sync(ALL_LANES, best, offset));
-        if (lane_id() == 0) {
-            tokens[0] = column_of(best);
-            values[0] = logit_of(best);
-        }
-        return;
-    }
+    for_own(row, columns, threadIdx.x, THREADS, [&](u64 rank) { best = larger(best, rank); });
     ranks[threadIdx.x] = best;
     if (threadIdx.x == 0) collected = 0;
     __syncthreads();
     sort(ranks, THREADS);
     const u64 least = larger(ranks[count - 1], 1);
     __syncthreads();
-    for_own(row, columns, [&](u64 rank) {
+    for_own(row, columns, threadIdx.x, THREADS, [&](u64 rank) {
         if (rank >= least) {
             const u32 at = atomicAdd(&collected, 1u);
             if (at < ROOM) ranks[at] = rank;

@@ -1,64 +1,123 @@
 // Root-mean-square norms of groups of columns. A block per row and group; outputs may be the inputs.
+#include "common/norm.cuh"
 #include "common/order.cuh"
-#include "common/warp.cuh"
 
-// out = x / sqrt(mean(x^2) + eps) * weight
-KERNEL norm_rows(const float* x, const float* weight, float* out, u32 group, float eps) {
-    let_next_begin();
-    let_next_begin();
-    wait_for_inputs();
-    const u64 at = u64(blockIdx.x) * group;
-    float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < group; i += blockDim.x) {
-        const float value = x[at + i];
-        sum += value * value;
+// Fours of a group that a thread keeps; those of very large groups are read again.
+static constexpr u32 KEPT = 2;
+
+// Four columns of a group of any size, zeros behind its end.
+template <bool WHOLE> DEVICE float4 four(const float* from, u32 at, u32 group) {
+    if (WHOLE) return at < group ? *reinterpret_cast<const float4*>(from + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return make_float4(at < group ? from[at] : 0.0f, at + 1 < group ? from[at + 1] : 0.0f,
+                       at + 2 < group ? from[at + 2] : 0.0f, at + 3 < group ? from[at + 3] : 0.0f);
+}
+
+template <bool WHOLE> DEVICE void put_four(float* to, u32 at, u32 group, const float4& x) {
+    if (at >= group) return;
+    if constexpr (WHOLE) {
+        *reinterpret_cast<float4*>(to + at) = x;
+    } else {
+        to[at] = x.x;
+        if (at + 1 < group) to[at + 1] = x.y;
+        if (at + 2 < group) to[at + 2] = x.z;
+        if (at + 3 < group) to[at + 3] = x.w;
     }
-    const float inverse = 1.0f / sqrtf(block_sum(sum) / float(group) + eps);
-    for (u32 i = threadIdx.x; i < group; i += blockDim.x) out[at + i] = x[at + i] * inverse * weight[i];
+}
+
+template <typename F> DEVICE float4 each(const float4& a, const float4& b, F f) {
+    return make_float4(f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w));
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight. Not a multiple of four columns: WHOLE is false.
+template <bool WHOLE> DEVICE void norm(const float* x, const float* weight, float* out, u32 group, float eps) {
+    let_next_begin();
+    x += u64(blockIdx.x) * group, out += u64(blockIdx.x) * group;
+    const auto at = [&](u32 i) { return 4 * (i * blockDim.x + threadIdx.x); };
+    float4 by[KEPT], kept[KEPT];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) by[i] = four<WHOLE>(weight, at(i), group);
+    wait_for_inputs();
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) kept[i] = four<WHOLE>(x, at(i), group);
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) sum = add_squares(sum, kept[i]);
+    for (u32 i = KEPT; at(i) < group; ++i) sum = add_squares(sum, four<WHOLE>(x, at(i), group));
+    const float inverse = inverse_of(sum, group, eps);
+    const auto scaled = [&](float value, float weight) { return normed(value, inverse, weight); };
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) put_four<WHOLE>(out, at(i), group, each(kept[i], by[i], scaled));
+    for (u32 i = KEPT; at(i) < group; ++i) {
+        const float4 value = four<WHOLE>(x, at(i), group), of = four<WHOLE>(weight, at(i), group);
+        put_four<WHOLE>(out, at(i), group, each(value, of, scaled));
+    }
+}
+
+KERNEL __launch_bounds__(512) norm_rows(const float* x, const float* weight, float* out, u32 group, float eps) {
+    norm<false>(x, weight, out, group, eps);
 }
 
 // The same for groups of whole fours.
-KERNEL norm_rows_by_4(const float4* x, const float4* weight, float4* out, u32 group, float eps) {
-    let_next_begin();
-    let_next_begin();
-    wait_for_inputs();
-    const u32 fours = group / 4;
-    const u64 at = u64(blockIdx.x) * fours;
-    float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < fours; i += blockDim.x) {
-        const float4 value = x[at + i];
-        sum += value.x * value.x + value.y * value.y + value.z * value.z + value.w * value.w;
-    }
-    const float inverse = 1.0f / sqrtf(block_sum(sum) / float(group) + eps);
-    for (u32 i = threadIdx.x; i < fours; i += blockDim.x) {
-        const float4 value = x[at + i], by = weight[i];
-        out[at + i] = make_float4(value.x * inverse * by.x, value.y * inverse * by.y, value.z * inverse * by.z,
-                                  value.w * inverse * by.w);
-    }
+KERNEL __launch_bounds__(512) norm_rows_by_4(const float* x, const float* weight, float* out, u32 group, float eps) {
+    norm<true>(x, weight, out, group, eps);
 }
 
 // x = norm(x) * weight * activation(gate), or, with `before`, norm(x * activation(gate)) * weight. The weights of
 // group `g` are row `g % weight_rows`; without a weight there is no norm either.
-KERNEL gated_norm_rows(float* x, const float* gate, const float* weight, u32 group, u32 weight_rows, float eps,
+template <bool WHOLE>
+DEVICE void gated_norm(float* x, const float* gate, const float* weight, u32 group, u32 weight_rows, float eps,
                        u32 activation, u32 before) {
     let_next_begin();
-    let_next_begin();
+    x += u64(blockIdx.x) * group, gate += u64(blockIdx.x) * group;
+    const bool is_plain = weight == nullptr;
+    weight = is_plain ? nullptr : weight + u64(blockIdx.x % weight_rows) * group;
+    const auto at = [&](u32 i) { return 4 * (i * blockDim.x + threadIdx.x); };
+    const auto weights = [&](u32 i) {
+        return is_plain ? make_float4(1.0f, 1.0f, 1.0f, 1.0f) : four<WHOLE>(weight, at(i), group);
+    };
+    const auto gates = [&](u32 i) {
+        const float4 of = four<WHOLE>(gate, at(i), group);
+        return make_float4(activate(activation, of.x), activate(activation, of.y), activate(activation, of.z),
+                           activate(activation, of.w));
+    };
+    const auto product = [](float a, float b) { return a * b; };
+    float4 by[KEPT], kept[KEPT], gated[KEPT];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) by[i] = weights(i);
     wait_for_inputs();
-    const u64 at = u64(blockIdx.x) * group;
-    if (weight == nullptr) {
-        for (u32 i = threadIdx.x; i < group; i += blockDim.x) x[at + i] *= activate(activation, gate[at + i]);
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) kept[i] = four<WHOLE>(x, at(i), group), gated[i] = gates(i);
+    if (is_plain) {
+#pragma unroll
+        for (u32 i = 0; i < KEPT; ++i) put_four<WHOLE>(x, at(i), group, each(kept[i], gated[i], product));
+        for (u32 i = KEPT; at(i) < group; ++i) {
+            put_four<WHOLE>(x, at(i), group, each(four<WHOLE>(x, at(i), group), gates(i), product));
+        }
         return;
     }
+    const auto input = [&](const float4& value, const float4& by) { return before ? each(value, by, product) : value; };
     float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < group; i += blockDim.x) {
-        const float value = before ? x[at + i] * activate(activation, gate[at + i]) : x[at + i];
-        sum += value * value;
-    }
-    const float inverse = 1.0f / sqrtf(block_sum(sum) / float(group) + eps);
-    weight += u64(blockIdx.x % weight_rows) * group;
-    for (u32 i = threadIdx.x; i < group; i += blockDim.x) {
-        const float by = activate(activation, gate[at + i]);
-        const float value = x[at + i];
-        x[at + i] = before ? value * by * inverse * weight[i] : value * inverse * weight[i] * by;
-    }
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) sum = add_squares(sum, input(kept[i], gated[i]));
+    for (u32 i = KEPT; at(i) < group; ++i) sum = add_squares(sum, input(four<WHOLE>(x, at(i), group), gates(i)));
+    const float inverse = inverse_of(sum, group, eps);
+    const auto scaled = [&](float value, float weight) { return normed(value, inverse, weight); };
+    const auto finish = [&](u32 i, const float4& value, const float4& gate, const float4& weight) {
+        const float4 y = each(input(value, gate), weight, scaled);
+        put_four<WHOLE>(x, at(i), group, before ? y : each(y, gate, product));
+    };
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) finish(i, kept[i], gated[i], by[i]);
+    for (u32 i = KEPT; at(i) < group; ++i) finish(i, four<WHOLE>(x, at(i), group), gates(i), weights(i));
+}
+
+KERNEL __launch_bounds__(512) gated_norm_rows(float* x, const float* gate, const float* weight, u32 group,
+                                              u32 weight_rows, float eps, u32 activation, u32 before) {
+    gated_norm<false>(x, gate, weight, group, weight_rows, eps, activation, before);
+}
+
+// The same for groups of whole fours.
+KERNEL __launch_bounds__(512) gated_norm_rows_by_4(float* x, const float* gate, const float* weight, u32 group,
+                                                   u32 weight_rows, float eps, u32 activation, u32 before) {
+    gated_norm<true>(x, gate, weight, group, weight_rows, eps, activation, before);
 }

@@ -13,7 +13,7 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
                        u32 heads, u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude) {
     __shared__ float sines[MOST_PAIRS], cosines[MOST_PAIRS];
     let_next_begin();
-    wait_for_inputs();
+    // The step is there before its first kernel begins.
     const u32 row = blockIdx.x;
     const Span& span = step.spans[step.row_span[row]];
     const u32 position = span.context + row - span.first;
@@ -24,6 +24,7 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
         sines[i] = float(sine) * magnitude;
         cosines[i] = float(cosine) * magnitude;
     }
+    wait_for_inputs();
     __syncthreads();
     u32 head = blockIdx.y * (blockDim.x / 32) + warp_id();
     if (head >= heads + pages.kv_heads) return;

@@ -1,4 +1,7 @@
 // Products with weights in BF16.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(bf16, FormatBf16, 4)
+WIDE(bf16, FormatBf16, 128)
+WIDE(bf16, FormatBf16, 192)

@@ -1,4 +1,7 @@
 // Products with weights in F16.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(f16, FormatF16, 4)
+WIDE(f16, FormatF16, 128)
+WIDE(f16, FormatF16, 192)

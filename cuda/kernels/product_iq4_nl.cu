@@ -1,4 +1,7 @@
 // Products with weights in IQ4_NL.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(iq4_nl, FormatIq4_Nl, 8)
+WIDE(iq4_nl, FormatIq4_Nl, 128)
+WIDE(iq4_nl, FormatIq4_Nl, 192)

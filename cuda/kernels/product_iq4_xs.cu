@@ -1,4 +1,7 @@
 // Products with weights in IQ4_XS.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(iq4_xs, FormatIq4_Xs, 8)
+WIDE(iq4_xs, FormatIq4_Xs, 128)
+WIDE(iq4_xs, FormatIq4_Xs, 192)

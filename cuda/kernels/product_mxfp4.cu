@@ -1,4 +1,7 @@
 // Products with weights in MXFP4.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(mxfp4, FormatMxfp4, 8)
+WIDE(mxfp4, FormatMxfp4, 128)
+WIDE(mxfp4, FormatMxfp4, 192)

@@ -1,4 +1,7 @@
 // Products with weights in Q2_K.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(q2_k, FormatQ2_K, 8)
+WIDE(q2_k, FormatQ2_K, 128)
+WIDE(q2_k, FormatQ2_K, 192)

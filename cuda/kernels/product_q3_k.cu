@@ -1,4 +1,7 @@
 // Products with weights in Q3_K.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(q3_k, FormatQ3_K, 8)
+WIDE(q3_k, FormatQ3_K, 128)
+WIDE(q3_k, FormatQ3_K, 192)

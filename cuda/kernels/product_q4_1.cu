@@ -1,4 +1,7 @@
 // Products with weights in Q4_1.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(q4_1, FormatQ4_1, 6)
+WIDE(q4_1, FormatQ4_1, 128)
+WIDE(q4_1, FormatQ4_1, 192)

@@ -1,4 +1,7 @@
 // Products with weights in Q5_1.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(q5_1, FormatQ5_1, 6)
+WIDE(q5_1, FormatQ5_1, 128)
+WIDE(q5_1, FormatQ5_1, 192)

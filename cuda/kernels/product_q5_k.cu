@@ -1,4 +1,7 @@
 // Products with weights in Q5_K.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(q5_k, FormatQ5_K, 6)
+WIDE(q5_k, FormatQ5_K, 128)
+WIDE(q5_k, FormatQ5_K, 192)

@@ -1,4 +1,7 @@
 // Products with weights in Q6_K.
 #include "quant/product.cuh"
+#include "quant/wide.cuh"
 
 PRODUCTS(q6_k, FormatQ6_K, 6)
+WIDE(q6_k, FormatQ6_K, 128)
+WIDE(q6_k, FormatQ6_K, 192)

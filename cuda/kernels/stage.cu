@@ -2,35 +2,22 @@
 #include "common/order.cuh"
 #include "common/warp.cuh"
 #include "quant/job.cuh"
+#include "quant/row.cuh"
 
 // Row `blockIdx.x` of f32 values as bfloat16, with zeros up to `padded` columns.
-KERNEL stage_bf16(const float* x, u32 stride, u32 columns, u32* out, u32 padded) {
+KERNEL __launch_bounds__(512) stage_bf16(const float* x, u32 stride, u32 columns, u32* out, u32 padded) {
     let_next_begin();
     wait_for_inputs();
-    x += u64(blockIdx.x) * stride;
-    out += u64(blockIdx.x) * (padded / 2);
-    for (u32 i = 2 * threadIdx.x; i < padded; i += 2 * blockDim.x) {
-        out[i / 2] = pack_bf16(i < columns ? x[i] : 0.0f, i + 1 < columns ? x[i + 1] : 0.0f);
-    }
+    stage_row<true>(x + u64(blockIdx.x) * stride, columns, padded, out + u64(blockIdx.x) * (padded / 2));
 }
 
 // The same as f16, divided by a power of two that keeps the largest value of the row well within them. `factors` gets it.
-KERNEL stage_f16(const float* x, u32 stride, u32 columns, u32* out, u32 padded, float* factors) {
+KERNEL __launch_bounds__(512) stage_f16(const float* x, u32 stride, u32 columns, u32* out, u32 padded, float* factors) {
     let_next_begin();
     wait_for_inputs();
-    x += u64(blockIdx.x) * stride;
-    out += u64(blockIdx.x) * (padded / 2);
-    float most = 0.0f;
-    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) most = fmaxf(most, fabsf(x[i]));
-    most = block_max(most);
-    // The largest value comes between 2^14 and 2^15: sums are f32, only the values themselves must not overflow.
-    const u32 exponent = __float_as_uint(most) >> 23; // and 127
-    const u32 lift = min(max(exponent, 15u), 253u) - 14;
-    const float factor = __uint_as_float(lift << 23), by = __uint_as_float((254 - lift) << 23);
+    x += u64(blockIdx.x) * stride, out += u64(blockIdx.x) * (padded / 2);
+    const float factor = stage_row<false>(x, columns, padded, out);
     if (threadIdx.x == 0) factors[blockIdx.x] = factor;
-    for (u32 i = 2 * threadIdx.x; i < padded; i += 2 * blockDim.x) {
-        out[i / 2] = pack_f16(i < columns ? x[i] * by : 0.0f, i + 1 < columns ? x[i + 1] * by : 0.0f);
-    }
 }
 
 // Inclusive sums over the threads of a block, of two numbers each.

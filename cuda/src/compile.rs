@@ -77,6 +77,7 @@ pub(crate) const UNITS: &[Unit] = units!(
     "rows"
     "slots"
     "stage"
+    "stage_wide"
     "tables"
 );
 
@@ -85,8 +86,11 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/attention.cuh"
     "common/attention_decode.cuh"
     "common/attention_prefill.cuh"
+    "common/attention_wide.cuh"
     "common/copy.cuh"
+    "common/hopper.cuh"
     "common/mma.cuh"
+    "common/norm.cuh"
     "common/order.cuh"
     "common/pages.cuh"
     "common/recurrence.cuh"
@@ -97,8 +101,13 @@ const HEADERS: &[(&str, &str)] = headers!(
     "quant/at.cuh"
     "quant/formats.cuh"
     "quant/job.cuh"
+    "quant/one.cuh"
     "quant/product.cuh"
+    "quant/row.cuh"
+    "quant/some.cuh"
     "quant/stored.cuh"
+    "quant/sums.cuh"
+    "quant/wide.cuh"
 );
 
 /// A unit by its name.

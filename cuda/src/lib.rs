@@ -36,6 +36,7 @@ mod ops;
 mod pages;
 mod plan;
 mod recorder;
+mod shape;
 mod slots;
 mod step;
 mod upload;
@@ -118,8 +119,15 @@ impl Backend for Cuda {
 
     fn run(&mut self, program: &Program, step: &Step) -> Result<(), DeviceError> {
         self.begin(step)?;
+        if self.machine().run_known()? {
+            return Ok(());
+        }
         self.machine().begin_ops()?;
-        let run = program.ops.iter().try_for_each(|op| self.execute(op));
+        let run = program.ops.iter().enumerate().try_for_each(|(at, op)| {
+            self.products().running = Some(at);
+            self.execute(op)
+        });
+        self.products().running = None;
         if run.is_err() {
             self.machine().device.abandon_step();
             return run;

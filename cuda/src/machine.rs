@@ -3,10 +3,11 @@
 use crate::{
     device::{Device, Memory, Pinned, Ptr},
     launch::Launch,
-    ops::{self, product::Staged},
+    ops::{self, product::Staged, takeover::Takeovers},
     pages::{Pages, frequencies},
     plan::Plan,
     recorder::Graphs,
+    shape::Shape,
     slots::Slots,
     step::{StepImage, StepView},
     upload::Uploader,
@@ -34,14 +35,21 @@ pub(crate) struct Machine {
     pub(crate) slots: Slots,
     /// By store: frequencies of its rotation.
     pub(crate) frequencies: Vec<Option<Memory>>,
+    /// The step as far as launches depend on it ([`Shape`]).
     pub(crate) step: Step,
-    /// By span of the step.
+    /// By span of the step, as far as launches depend on them.
     pub(crate) entries: Vec<Entry>,
+    shape: Shape,
     pub(crate) cursors: Cursors,
     /// The likeliest tokens and their logits, by output row.
     pub(crate) chosen: Memory,
     /// The activation that is in the scratch in 16 bits.
     pub(crate) staged: Option<Staged>,
+    /// By op: whether it may run beside those before it ([`ops::beside`]).
+    pub(crate) beside: Vec<bool>,
+    pub(crate) takeovers: Takeovers,
+    /// The op of the program that is being launched, in a whole step.
+    pub(crate) running: Option<usize>,
     staging: Pinned,
     graphs: Graphs,
 }
@@ -81,9 +89,13 @@ impl Machine {
             frequencies: frequencies(device, &program, |Weight(weight)| matrices[weight as usize].floats().to_vec())?,
             step: Step::default(),
             entries: Vec::with_capacity(limits.rows),
+            shape: Shape::default(),
             cursors: Cursors::new(&program, &limits),
             chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
             staged: None,
+            beside: ops::beside::beside(&program),
+            takeovers: Takeovers::new(&program),
+            running: None,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),
             limits,
@@ -139,12 +151,19 @@ impl Machine {
     pub(crate) fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
         assert!(step.tokens().len() <= self.limits.rows, "{} rows of {}", step.tokens().len(), self.limits.rows);
         assert!(step.outputs().len() <= self.limits.outputs, "more outputs than prepared for");
-        self.step.clone_from(step);
         self.entries.clear();
         for span in step.spans() {
             self.entries.push(self.cursors.begin(span.slot, span.rows));
         }
-        self.image.begin(&self.device, &self.step, &self.entries)
+        self.image.begin(&self.device, step, &self.entries)?;
+        self.shape = Shape::new(step, &self.entries);
+        self.shape.show(&mut self.step, &mut self.entries);
+        Ok(())
+    }
+
+    /// Runs a step of which all launches are known, if it is one.
+    pub(crate) fn run_known(&mut self) -> Result<bool, DeviceError> {
+        self.graphs.run_known(&self.shape, &self.device)
     }
 
     /// Everything the step asks for from here on waits for [`Machine::end_ops`].
@@ -154,7 +173,7 @@ impl Machine {
 
     /// Runs it, at once if the same was run before.
     pub(crate) fn end_ops(&mut self) -> Result<(), DeviceError> {
-        self.device.end_step(&mut self.graphs)
+        self.device.end_step(&mut self.graphs, &self.shape)
     }
 
     /// Ends the steps of some slots.

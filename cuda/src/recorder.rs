@@ -1,10 +1,12 @@
 //! Steps as graphs. What a step puts into the stream is recorded and compared with that of earlier steps: if every
 //! launch is the same to the bit, a graph of all of them takes one call. So a graph can never be stale, and gives the
-//! bits that its launches give one by one.
+//! bits that its launches give one by one. Of a step whose shape was seen with that graph nothing is recorded: ops see
+//! no more of it than the shape.
 
 use crate::{
     device::{Device, Graph, Ptr, failed},
     launch::Launched,
+    shape::Shape,
 };
 use kvas_backend::DeviceError;
 use std::{
@@ -61,13 +63,13 @@ impl Device {
     }
 
     /// Puts what waits into the stream, as a graph if the same was asked for often enough.
-    pub(crate) fn end_step(&self, graphs: &mut Graphs) -> Result<(), DeviceError> {
+    pub(crate) fn end_step(&self, graphs: &mut Graphs, shape: &Shape) -> Result<(), DeviceError> {
         let mut recorder = self.recorder.lock().map_err(|_| failed("a thread panicked in a step"))?;
         let (calls, is_broken) = (std::mem::take(&mut recorder.calls), recorder.is_broken);
         recorder.is_on = false;
         drop(recorder);
         self.bind()?;
-        if is_broken { run_all(&calls, self) } else { graphs.run(calls, self) }
+        if is_broken { run_all(&calls, self) } else { graphs.run(calls, shape, self) }
     }
 
     /// Forgets what waits: its step failed.
@@ -93,12 +95,22 @@ fn run_all(calls: &[Call], device: &Device) -> Result<(), DeviceError> {
     calls.iter().try_for_each(|call| call.now(device))
 }
 
+/// A graph, what it puts into the stream, and shapes of steps that did; the last used first.
+struct Known {
+    calls: Vec<Call>,
+    graph: Graph,
+    shapes: VecDeque<Shape>,
+}
+
+/// Shapes of a graph that are remembered.
+const SHAPES: usize = 16;
+
 /// Graphs of steps that came again.
 pub(crate) struct Graphs {
     /// None are made.
     is_eager: bool,
     /// The last used first.
-    graphs: VecDeque<(Vec<Call>, Graph)>,
+    graphs: VecDeque<Known>,
     /// Hashes of the last steps that had no graph, and how often each came.
     seen: VecDeque<(u64, u32)>,
 }
@@ -118,15 +130,30 @@ impl Graphs {
         Self { is_eager, graphs: VecDeque::new(), seen: VecDeque::new() }
     }
 
-    fn run(&mut self, calls: Vec<Call>, device: &Device) -> Result<(), DeviceError> {
+    /// Runs the graph of a step of this shape, if there is one.
+    pub(crate) fn run_known(&mut self, shape: &Shape, device: &Device) -> Result<bool, DeviceError> {
+        let Some(at) = self.graphs.iter().position(|known| known.shapes.contains(shape)) else { return Ok(false) };
+        self.use_graph(at).graph.launch(device)?;
+        Ok(true)
+    }
+
+    /// A graph, which comes before all others from now on.
+    fn use_graph(&mut self, at: usize) -> &mut Known {
+        if let Some(found) = self.graphs.remove(at) {
+            self.graphs.push_front(found);
+        }
+        &mut self.graphs[0]
+    }
+
+    fn run(&mut self, calls: Vec<Call>, shape: &Shape, device: &Device) -> Result<(), DeviceError> {
         if self.is_eager || !CALLS.contains(&calls.len()) {
             return run_all(&calls, device);
         }
-        if let Some(at) = self.graphs.iter().position(|(known, _)| *known == calls) {
-            if let Some(found) = self.graphs.remove(at) {
-                self.graphs.push_front(found);
-            }
-            return self.graphs[0].1.launch(device);
+        if let Some(at) = self.graphs.iter().position(|known| known.calls == calls) {
+            let known = self.use_graph(at);
+            known.shapes.push_front(shape.clone());
+            known.shapes.truncate(SHAPES);
+            return known.graph.launch(device);
         }
         if self.times_seen(&calls) < OFTEN {
             return run_all(&calls, device);
@@ -138,7 +165,7 @@ impl Graphs {
             self.graphs.pop_back();
         }
         graph.launch(device)?;
-        self.graphs.push_front((calls, graph));
+        self.graphs.push_front(Known { calls, graph, shapes: VecDeque::from([shape.clone()]) });
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Columns of a unit: products go through rows in whole ones.
 pub(crate) const UNIT: usize = 64;
 /// Rows of a tile of a packed matrix.
-const TILE: usize = 16;
+pub(crate) const TILE: usize = 16;
 /// Bytes that are uploaded at once to be packed.
 const STAGING: usize = 64 << 20;
 
@@ -71,6 +71,11 @@ fn packed(quant: Quant) -> Option<[usize; 2]> {
         (Quant::Mxfp4, [512 + 32, 0]),
     ];
     KERNELS.iter().find(|(of, _)| *of == quant).map(|(_, bytes)| *bytes)
+}
+
+/// Bytes of a packed unit of a tile, with what it shares with three others.
+pub(crate) fn unit_bytes(quant: Quant) -> usize {
+    packed(quant).map_or(0, |[unit, shared]| unit + shared)
 }
 
 /// The format on the device of a weight stored in `quant`.

@@ -1,4 +1,5 @@
-//! Products on the GPU of this machine. Without arguments: whether the bits of a row depend on what else is in the step.
+//! Products on the GPU of this machine. Without arguments: whether the bits of a row depend on what else is in the step,
+//! for all formats or those that are named.
 //! With `--time` and parts of names: how long products take, against what the GPU can do at most. Both go through the
 //! backend.
 
@@ -8,7 +9,7 @@ use kvas_backend::{
     Act, Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Program, Replay, Slot, StateType, Step, WeightData,
     WeightDecl, WeightFormat, WeightSource,
     conformance::{Build, Random, RandomWeights},
-    op::{Activation, ExpertGatedLinear, ExpertLinear, GatedLinear, HeadLinear, Linear, Output, Route, Scoring},
+    op::{Activation, ExpertGatedLinear, ExpertLinear, GatedLinear, HeadLinear, Linear, Norm, Output, Route, Scoring},
 };
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -24,13 +25,15 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let device = Device::open(0).unwrap();
+    let parts: Vec<&str> = arguments.iter().filter(|part| !part.starts_with("--")).map(String::as_str).collect();
     if arguments.iter().any(|argument| argument == "--time") {
-        let parts: Vec<&str> = arguments.iter().filter(|part| !part.starts_with("--")).map(String::as_str).collect();
         time_all(&device, &parts);
         return ExitCode::SUCCESS;
     }
-    let differing: usize =
-        Quant::ALL.iter().filter(|quant| quant.can_quantize()).map(|quant| bits(&device, *quant)).sum();
+    let is_wanted =
+        |quant: &Quant| quant.can_quantize() && (arguments.is_empty() || arguments.contains(&quant.to_string()));
+    let wanted = Quant::ALL.iter().filter(|quant| is_wanted(quant));
+    let differing: usize = wanted.map(|quant| bits(&device, *quant) + whole_steps(&device, *quant)).sum();
     println!("{differing} formats and ops whose bits depend on the step");
     if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -114,6 +117,58 @@ fn bits(device: &Arc<Device>, quant: Quant) -> usize {
         }
     }
     differs.into_iter().filter(|differs| *differs).count()
+}
+
+/// In a step of one row products take norms over and run beside each other: the bits are those of one op after the other.
+/// Returns for how many outputs they are not.
+fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
+    let mut differing = 0;
+    for columns in [256, 2560, 4096] {
+        let mut b = Build::default();
+        let [x, normed, inner] =
+            [("x", columns), ("normed", columns), ("inner", 512)].map(|(name, of)| b.act(name, of));
+        let outs = [40, 512, 3000].map(|rows| b.act(&format!("out{rows}"), rows));
+        let weight = b.small("norm", [1, columns]);
+        b.op(Op::Norm(Norm { x, weight, eps: 1e-6, out: normed }));
+        for (out, rows) in outs.into_iter().zip([40, 512, 3000]) {
+            let weight = b.matrix(&format!("w{rows}"), [rows, columns]);
+            b.op(Op::Linear(Linear::new(normed, weight, out)));
+        }
+        let [gate, up] = ["gate", "up"].map(|name| b.matrix(name, [512, columns]));
+        b.op(Op::GatedLinear(GatedLinear { x: normed, gate, up, activation: Activation::Silu, out: inner }));
+        let weight = b.matrix("down", [columns, 512]);
+        b.op(Op::Linear(Linear { output: Output::Accumulate, ..Linear::new(inner, weight, x) }));
+        let program = Arc::new(b.finish(outs[0]));
+        let mut backend = Cuda::new(device.clone());
+        backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 6 }, limits(2)).unwrap();
+        let mut random = Random::new(columns as u64);
+        let values: Vec<f32> = (0..columns).map(|_| random.normal()).collect();
+        let mut run = |is_whole: bool| {
+            backend.write(x, &values).unwrap();
+            if is_whole {
+                backend.run(&program, &step(1)).unwrap();
+            } else {
+                backend.begin(&step(1)).unwrap();
+                program.ops.iter().for_each(|op| backend.execute(op).unwrap());
+            }
+            let all = [outs[0], outs[1], outs[2], inner, x].map(|act| {
+                let mut out = vec![0.0f32; program.act(act).columns];
+                backend.read(act, &mut out).unwrap();
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            backend.commit(&[(Slot(1), 1)]).unwrap();
+            all
+        };
+        let expected = run(false);
+        for _ in 0..5 {
+            let differs = run(true).iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+            if differs > 0 {
+                println!("{quant}: {differs} outputs of a whole step of {columns} columns differ");
+            }
+            differing += differs;
+        }
+    }
+    differing
 }
 
 /// Weights that take no time to make: some rows over and over.

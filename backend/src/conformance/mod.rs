@@ -14,7 +14,8 @@ pub use random::{Random, RandomWeights};
 pub use table::Table;
 
 use crate::{
-    Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step, arena_pages,
+    Act, Backend, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step,
+    arena_pages,
 };
 use exchange::{exchange, through_snapshots};
 use std::{ops::Range, sync::Arc};
@@ -93,9 +94,13 @@ pub struct Outcome {
 }
 
 impl Case {
-    /// The same for backends that round the activations of products to 16 bits, as those do that use matrix
-    /// instructions of 16-bit numbers.
+    /// The same for backends that round the activations of products to 16 bits, and over pages of f16 the queries of
+    /// prompts and the weights of their values, as those do that use matrix instructions of 16-bit numbers.
     pub fn with_half_activations(mut self) -> Self {
+        let attends = self.program.ops.iter().any(|op| matches!(op, Op::Attention(_)));
+        if attends && self.limits.kv_type == KvType::F16 {
+            self.bound = self.bound.max(tolerance::HALF_ATTENTION);
+        }
         if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {
             self.bound = self.bound.max(tolerance::half_activations(self.weights.quant));
         }

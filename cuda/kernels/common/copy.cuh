@@ -30,19 +30,67 @@ DEVICE uint4 load_16_written(const void* from) {
     return x;
 }
 
+// Floats as all multiprocessors see them: for what was written while others may have been kept from the same place.
+DEVICE float load_float(const float* from) {
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+    return x;
+}
+
+DEVICE float4 load_four_floats(const float* from) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
+
 DEVICE uint2 load_8(const void* from) {
     uint2 x;
     asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
     return x;
 }
 
+DEVICE u32 load_4(const u8* from) { return *reinterpret_cast<const u32*>(from); }
+
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
+
+// A place in shared memory, for loads that may be from there as well.
+struct Shared {
+    u32 at;
+    DEVICE Shared operator+(u32 bytes) const { return Shared{at + bytes}; }
+};
+
+DEVICE uint4 load_16(Shared from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from.at));
+    return x;
+}
+
+DEVICE uint4 load_16_once(Shared from) { return load_16(from); }
+
+DEVICE uint2 load_8(Shared from) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from.at));
+    return x;
+}
+
+DEVICE u32 load_4(Shared from) {
+    u32 x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from.at));
+    return x;
+}
 
 // Copies 16 bytes into shared memory; zeros if not `valid`.
 DEVICE void copy_16_async(void* to, const void* from, bool valid = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(valid ? 16 : 0)
                  : "memory");
+}
+
+DEVICE void copy_16_async(Shared to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to.at), "l"(from) : "memory");
 }
 
 // Copies 4 bytes.

@@ -105,4 +105,22 @@ DEVICE float activate(u32 activation, float x) {
     }
 }
 
+// The same of several numbers.
+template <u32 COUNT> DEVICE void activate_all(u32 activation, float (&x)[COUNT]) {
+    if (activation == IDENTITY) return;
+    if (activation == SILU) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) x[i] = activate(SILU, x[i]);
+        return;
+    }
+#pragma unroll 1
+    for (u32 turn = 0; turn < COUNT; ++turn) {
+        // The first number is worked on, and all move up.
+        const float first = activate(activation, x[0]);
+#pragma unroll
+        for (u32 i = 0; i + 1 < COUNT; ++i) x[i] = x[i + 1];
+        x[COUNT - 1] = first;
+    }
+}
+
 template <typename T> DEVICE T ceil_div(T a, T b) { return (a + b - 1) / b; }

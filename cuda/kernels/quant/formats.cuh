@@ -76,7 +76,7 @@ template <u32 ZERO> struct Nibbles {
     struct Raw {
         uint4 low;
     };
-    DEVICE static void load(Raw& raw, const u8* unit) { raw.low = load_16_once(unit + 16 * lane()); }
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) { raw.low = load_16_once(unit + 16 * lane()); }
     DEVICE static u32 lane() { return threadIdx.x & 31; }
     DEVICE static u32 word(const uint4& raw, u32 at) { return at < 2 ? (at ? raw.y : raw.x) : (at == 2 ? raw.z : raw.w); }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
@@ -105,9 +105,9 @@ template <u32 ZERO> struct Fives {
         uint4 low;
         u32 high;
     };
-    DEVICE static void load(Raw& raw, const u8* unit) {
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
         raw.low = load_16_once(unit + 16 * Nibbles<0>::lane());
-        raw.high = reinterpret_cast<const u32*>(unit + 512)[Nibbles<0>::lane()];
+        raw.high = load_4(unit + 512 + 4 * Nibbles<0>::lane());
     }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
 #pragma unroll
@@ -137,7 +137,7 @@ template <u32 ZERO> struct Sixes {
         uint4 low;
         uint2 high;
     };
-    DEVICE static void load(Raw& raw, const u8* unit) {
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
         raw.low = load_16_once(unit + 16 * Nibbles<0>::lane());
         raw.high = load_8(unit + 512 + 8 * Nibbles<0>::lane());
     }
@@ -168,7 +168,7 @@ struct Twos {
     struct Raw {
         uint2 low;
     };
-    DEVICE static void load(Raw& raw, const u8* unit) { raw.low = load_8(unit + 8 * Nibbles<0>::lane()); }
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) { raw.low = load_8(unit + 8 * Nibbles<0>::lane()); }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 word = chunk ? raw.low.y : raw.low.x;
 #pragma unroll
@@ -194,9 +194,9 @@ template <u32 ZERO> struct Threes {
         uint2 low;
         u32 high;
     };
-    DEVICE static void load(Raw& raw, const u8* unit) {
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
         raw.low = load_8(unit + 8 * Nibbles<0>::lane());
-        raw.high = reinterpret_cast<const u32*>(unit + 256)[Nibbles<0>::lane()];
+        raw.high = load_4(unit + 256 + 4 * Nibbles<0>::lane());
     }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 word = chunk ? raw.low.y : raw.low.x;
@@ -225,7 +225,7 @@ struct Bytes {
     struct Raw {
         uint4 chunks[2];
     };
-    DEVICE static void load(Raw& raw, const u8* unit) {
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
         raw.chunks[0] = load_16_once(unit + 16 * Nibbles<0>::lane());
         raw.chunks[1] = load_16_once(unit + 512 + 16 * Nibbles<0>::lane());
     }
@@ -251,7 +251,7 @@ struct Levels {
     static constexpr bool IS_BF16 = false;
     typedef Nibbles<0>::Raw Raw;
     static constexpr u32 TABLE[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};
-    DEVICE static void load(Raw& raw, const u8* unit) { Nibbles<0>::load(raw, unit); }
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) { Nibbles<0>::load(raw, unit); }
     // The levels of four codes, one in each byte.
     DEVICE static u32 four(u32 codes) {
         const u32 small = codes & 0x7777u;
@@ -282,7 +282,7 @@ struct Floats {
     static constexpr u32 BYTES = 512;
     static constexpr bool IS_BF16 = false;
     typedef Nibbles<0>::Raw Raw;
-    DEVICE static void load(Raw& raw, const u8* unit) { Nibbles<0>::load(raw, unit); }
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) { Nibbles<0>::load(raw, unit); }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
@@ -313,10 +313,10 @@ template <bool BF16> struct Sixteens {
         uint4 words[2][2]; // by chunk and step
     };
     // Where the words of this lane are.
-    DEVICE static const u8* at(const u8* unit, u32 chunk, u32 step) {
+    template <class AT> DEVICE static AT at(AT unit, u32 chunk, u32 step) {
         return unit + ((chunk * 2 + step) * 512 + 16 * Nibbles<0>::lane());
     }
-    DEVICE static void load(Raw& raw, const u8* unit) {
+    template <class AT> DEVICE static void load(Raw& raw, AT unit) {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) raw.words[i / 2][i % 2] = load_16_once(at(unit, i / 2, i % 2));
     }
@@ -352,7 +352,7 @@ struct NoScales {
     static constexpr u32 BYTES = 0, SUPER = 0;
     static constexpr bool ADDS = false;
     struct Raw {};
-    DEVICE static void load(Raw&, const u8*, const u8*) {}
+    template <class AT> DEVICE static void load(Raw&, AT, AT) {}
     DEVICE static float value(const u8*, const u8*, const Place&, float code) { return code; }
 };
 
@@ -363,7 +363,7 @@ struct Halves {
     struct Raw {
         uint2 scales;
     };
-    DEVICE static void load(Raw& raw, const u8* unit, const u8*) { raw.scales = load_8(unit + 8 * group_of_lane()); }
+    template <class AT> DEVICE static void load(Raw& raw, AT unit, AT) { raw.scales = load_8(unit + 8 * group_of_lane()); }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) { by.scale = chunk ? raw.scales.y : raw.scales.x; }
     DEVICE static float value(const u8* unit, const u8*, const Place& at, float code) {
         return half_at(unit + 8 * (at.row % 8) + 4 * at.chunk() + 2 * at.half()) * code;
@@ -377,7 +377,7 @@ struct HalvesPlus {
     struct Raw {
         uint4 both;
     };
-    DEVICE static void load(Raw& raw, const u8* unit, const u8*) { raw.both = load_16(unit + 16 * group_of_lane()); }
+    template <class AT> DEVICE static void load(Raw& raw, AT unit, AT) { raw.both = load_16(unit + 16 * group_of_lane()); }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         by.scale = chunk ? raw.both.z : raw.both.x;
         by.plus = chunk ? raw.both.w : raw.both.y;
@@ -395,7 +395,7 @@ struct Sub32Minus {
     struct Raw {
         uint2 small, super;
     };
-    DEVICE static void load(Raw& raw, const u8* unit, const u8* super) {
+    template <class AT> DEVICE static void load(Raw& raw, AT unit, AT super) {
         raw.small = load_8(unit + 8 * group_of_lane());
         raw.super = load_8(super + 8 * group_of_lane());
     }
@@ -420,9 +420,9 @@ template <u32 ZERO> struct Sub16 {
         uint2 small;
         u32 super;
     };
-    DEVICE static void load(Raw& raw, const u8* unit, const u8* super) {
+    template <class AT> DEVICE static void load(Raw& raw, AT unit, AT super) {
         raw.small = load_8(unit + 8 * group_of_lane());
-        raw.super = reinterpret_cast<const u32*>(super)[group_of_lane()];
+        raw.super = load_4(super + 4 * group_of_lane());
     }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 small = chunk ? raw.small.y : raw.small.x;
@@ -440,7 +440,7 @@ struct Sub16Minus {
     static constexpr u32 BYTES = 64, SUPER = 64;
     static constexpr bool ADDS = true;
     typedef Sub32Minus::Raw Raw;
-    DEVICE static void load(Raw& raw, const u8* unit, const u8* super) { Sub32Minus::load(raw, unit, super); }
+    template <class AT> DEVICE static void load(Raw& raw, AT unit, AT super) { Sub32Minus::load(raw, unit, super); }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 small = chunk ? raw.small.y : raw.small.x;
         const u32 both = __byte_perm(small, 0, pair_of_lane() < 2 ? 0x4140 : 0x4342);
@@ -462,9 +462,9 @@ template <u32 ZERO> struct Sub32 {
     struct Raw {
         u32 small, super;
     };
-    DEVICE static void load(Raw& raw, const u8* unit, const u8* super) {
-        raw.small = reinterpret_cast<const u32*>(unit)[group_of_lane()];
-        raw.super = reinterpret_cast<const u32*>(super)[group_of_lane()];
+    template <class AT> DEVICE static void load(Raw& raw, AT unit, AT super) {
+        raw.small = load_4(unit + 4 * group_of_lane());
+        raw.super = load_4(super + 4 * group_of_lane());
     }
     DEVICE static void get(const Raw& raw, u32 chunk, Factors& by) {
         const u32 both = __byte_perm(raw.small, MAGIC, chunk ? 0x5352 : 0x5150);
@@ -483,8 +483,8 @@ struct Powers {
     struct Raw {
         u32 exponents;
     };
-    DEVICE static void load(Raw& raw, const u8* unit, const u8*) {
-        raw.exponents = reinterpret_cast<const u32*>(unit)[group_of_lane()];
+    template <class AT> DEVICE static void load(Raw& raw, AT unit, AT) {
+        raw.exponents = load_4(unit + 4 * group_of_lane());
     }
     // Beyond what a half can be is the largest power that it can.
     DEVICE static float power(u32 exponent) { return __uint_as_float(min(exponent & 255, 142u) << 23); }
@@ -503,7 +503,7 @@ struct Powers {
 // A packed format: how its codes and its scales are kept. A value is a place in a tile, from which units are loaded.
 template <class CODES, class SCALES> struct Packed {
     static constexpr bool IS_PLAIN = SCALES::BYTES == 0, IS_BF16 = CODES::IS_BF16;
-    static constexpr u32 UNIT = CODES::BYTES + SCALES::BYTES;
+    static constexpr u32 UNIT = CODES::BYTES + SCALES::BYTES, SUPER = SCALES::SUPER;
     struct Raw {
         typename CODES::Raw codes;
         typename SCALES::Raw scales;
@@ -534,6 +534,12 @@ template <class CODES, class SCALES> struct Packed {
     DEVICE void load(Raw& raw, u32 ahead) const {
         CODES::load(raw.codes, from + ahead * UNIT);
         SCALES::load(raw.scales, from + (ahead * UNIT + CODES::BYTES), super + (unit + ahead) / 4 * SCALES::SUPER);
+    }
+
+    // A unit that was copied, and what four units share.
+    template <class AT> DEVICE static void load_copied(Raw& raw, AT unit, AT super) {
+        CODES::load(raw.codes, unit);
+        SCALES::load(raw.scales, unit + CODES::BYTES, super);
     }
 
     template <u32 HALF> DEVICE static void scale(Words& w, const Factors& by) {

@@ -14,11 +14,16 @@ struct Piece {
     u32 padding;
 };
 
+// Products that read the same and write apart run beside each other (src/ops/beside.rs). LATE: the next launch is such a
+// one, and may begin once what it reads is there. BESIDE: this launch is one; it does not wait before its end.
+static constexpr u32 LATE = 1, BESIDE = 2;
+
 struct Job {
     const u8* weight;    // or the gate's
     const u8* up;        // of gated products
-    const u8* x;         // [inputs][units * 64] of 16 bits, or [inputs][x_stride] of f32
-    const float* factor; // [inputs]: what 16-bit activations are multiplied by to be themselves again; or null
+    // [inputs][units * 64] of 16 bits; or [inputs][x_stride] of f32; or, for wide.cuh, [units][x_stride][64] of 16 bits
+    const u8* x;
+    const float* factor; // [inputs], for wide.cuh [x_stride]: what 16-bit activations are multiplied by to be themselves again; or null
     const Piece* pieces; // null: every matrix has the same entries
     const float* chosen; // or every entry is a piece, and this names its matrix
     const u32* piece_count;
@@ -38,7 +43,12 @@ struct Job {
     u32 activation;
     u32 accumulate;
     float scale;
+    u32 columns;    // of a row of activations in f32 (quant/one.cuh)
+    u32 neighbours; // LATE, BESIDE
     u32 padding;
+    const float* norm; // weights of a norm that activations in f32 go through first; or null
+    float eps;
+    u32 norm_threads;
 
     // Whether blocks know their pieces before anything has run.
     DEVICE bool is_regular() const { return pieces == nullptr && chosen == nullptr; }
@@ -70,19 +80,26 @@ struct Job {
 
     DEVICE float factor_of(u32 entry) const { return factor == nullptr ? 1.0f : factor[input(entry)]; }
 
-    // Ends a product of entry `entry` with row `row` of its matrix.
+    DEVICE float* out_at(u32 entry, u32 row) const { return out + u64(entry) * out_stride + column + row; }
+
+    // What products of an entry are multiplied with in the end.
+    DEVICE float weight_of(u32 entry) const {
+        return row_gate == nullptr ? scale : __fmul_rn(sigmoid(row_gate[entry]), scale);
+    }
+
+    // Ends a product of entry `entry` with row `row` of its matrix. No sum is fused with a product: which of them are is up to the
+    // compiler otherwise, in every kernel anew.
     DEVICE void finish(u32 entry, u32 row, float sum) const {
-        float y = sum * factor_of(entry);
-        if (bias != nullptr) y += bias[row];
-        y = activate(activation, y);
-        y *= (row_gate == nullptr ? 1.0f : sigmoid(row_gate[entry])) * scale;
-        float* at = out + u64(entry) * out_stride + column + row;
-        *at = accumulate ? *at + y : y;
+        float y = __fmul_rn(sum, factor_of(entry));
+        if (bias != nullptr) y = __fadd_rn(y, bias[row]);
+        y = __fmul_rn(activate(activation, y), weight_of(entry));
+        float* at = out_at(entry, row);
+        *at = accumulate ? __fadd_rn(*at, y) : y;
     }
 
     // The same for a gate and what it gates.
     DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum) const {
         const float by = factor_of(entry);
-        out[u64(entry) * out_stride + column + row] = activate(activation, gate * by) * (sum * by);
+        *out_at(entry, row) = activate(activation, __fmul_rn(gate, by)) * __fmul_rn(sum, by);
     }
 };

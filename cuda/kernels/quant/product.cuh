@@ -1,25 +1,15 @@
 // Products with matrices of 16 bits and less. Weights are the 16-row side of the matrix instruction, entries its 8 columns.
 //
 // Every sum is taken in one order, whatever the number of entries: the units of a row are cut into SEGMENTS; those of a
-// segment follow one another, and the segments are added in their order. `few` gives a segment to every warp of a block;
-// `many` goes through all of them with every warp.
+// segment follow one another, and the segments are added in their order. `few` gives a segment to every warp of a block, as
+// does `one` (quant/one.cuh); `some` gives one to every block of a cluster (quant/some.cuh); `many` goes through all of
+// them with every warp.
 #pragma once
 #include "common/order.cuh"
 #include "common/warp.cuh"
-#include "quant/formats.cuh"
-#include "quant/job.cuh"
-
-static constexpr u32 THREADS = 32 * SEGMENTS;
-
-DEVICE u32 segment_begin(u32 units, u32 segment) { return units * segment / SEGMENTS; }
-
-// One of the two matrix instructions for a chunk. The sum of one waits for that of the other: there should be others
-// between them.
-template <class FORMAT> DEVICE void multiply(float (&sum)[4], u32 step, const u32 (&w)[4], const u32 (&x)[4]) {
-    const u32 b[2] = {x[2 * step], x[2 * step + 1]};
-    if constexpr (FORMAT::IS_BF16) mma_bf16(sum, w, b);
-    if constexpr (!FORMAT::IS_BF16) mma_f16(sum, w, b);
-}
+#include "quant/one.cuh"
+#include "quant/some.cuh"
+#include "quant/sums.cuh"
 
 // Activations of up to 8 `WIDTH` entries: what this lane holds of them.
 template <u32 WIDTH> struct Inputs {
@@ -313,6 +303,16 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
 // The kernels of a format. DEPTH: units of a tile that are under way in `few`. For matrices of more tiles than two blocks a
 // multiprocessor there is one that keeps less under way for each of three.
 #define PRODUCTS(name, FORMAT, DEPTH)                                                                                 \
+    KERNEL __launch_bounds__(ONE_THREADS, 1) one_##name(Job job) { one<FORMAT, false>(job); }                         \
+    KERNEL __launch_bounds__(ONE_THREADS, 1) gated_one_##name(Job job) { one<FORMAT, true>(job); }                    \
+    KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) some_32_##name(Job job) { some<FORMAT, 32, false>(job); } \
+    KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) some_64_##name(Job job) { some<FORMAT, 64, false>(job); } \
+    KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) gated_some_32_##name(Job job) {                          \
+        some<FORMAT, 32, true>(job);                                                                                  \
+    }                                                                                                                 \
+    KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) gated_some_64_##name(Job job) {                          \
+        some<FORMAT, 64, true>(job);                                                                                  \
+    }                                                                                                                 \
     KERNEL __launch_bounds__(THREADS, 2) few_8_##name(Job job) { few<FORMAT, 1, 1, false, DEPTH>(job); }              \
     KERNEL __launch_bounds__(THREADS, 3) few_8_tall_##name(Job job) {                                                 \
         few<FORMAT, 1, 1, false, (DEPTH + 1) / 2>(job);                                                               \

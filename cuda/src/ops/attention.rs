@@ -11,7 +11,7 @@ use kvas_backend::{
 use std::ops::Range;
 
 /// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
-const LEAST_PART: usize = 256;
+pub(crate) const LEAST_PART: usize = 256;
 const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
 /// Scratch that is enough for everything to run at once.
@@ -177,6 +177,9 @@ impl Machine {
         let (spans, group) = (self.step.spans(), op.heads / decl.kv_heads);
         let most = spans.iter().map(|span| span.rows as usize / CHUNK * CHUNK).max().unwrap_or(0);
         let kv_type = self.pages.kv_type();
+        if kv_type == KvType::F16 && self.device.capability() == (9, 0) {
+            return self.attend_wide(op, unit, most * group);
+        }
         let has_little = self.device.shared_bytes() < ENOUGH_SHARED;
         let tokens = match decl.key_dim {
             ..=128 => 64,
@@ -191,6 +194,25 @@ impl Machine {
             .block(128)
             .early()
             .shared(2 * rows * decl.key_dim + 4 * (2 * tokens + QUERIES))
+            .arg(self.view())
+            .arg(self.pages.view(decl))
+            .arg(self.attention_view(op))
+            .launch()
+    }
+
+    /// The same with the instructions of compute capability 9.0: `queries` is the most a KV head has in a span.
+    fn attend_wide(&self, op: &op::Attention, unit: &'static str, queries: usize) -> Result<(), DeviceError> {
+        /// `QUERIES`, `GROUPS` and `STAGES` of `kernels/common/attention_wide.cuh`.
+        const QUERIES: usize = 128;
+        const THREADS: usize = 384;
+        const STAGES: usize = 2;
+        let decl = self.program.pages(op.store);
+        let tokens = if decl.key_dim <= 128 { 128 } else { 64 };
+        self.kernel(unit, &format!("attention_wide_f16_{}", decl.key_dim))?
+            .grid(decl.kv_heads, queries.div_ceil(QUERIES), self.step.spans().len())
+            .block(THREADS)
+            .early()
+            .shared(2 * decl.key_dim * (QUERIES + 2 * STAGES * tokens) + 4 * STAGES * 8)
             .arg(self.view())
             .arg(self.pages.view(decl))
             .arg(self.attention_view(op))

@@ -45,7 +45,7 @@ impl Machine {
         let whole = Op::ExpertLinear(op.clone());
         let stacking = whole.product(&self.program).expect("it is a product").stacking;
         let columns = self.columns(op.out);
-        let sums = self.scratch().at(Parts::of(&self.program, &whole, &self.limits).sums);
+        let sums = self.scratch().at(Parts::of(&self.program, &whole, &self.limits, &self.device).sums);
         self.multiply(&whole, &Multiply::new(op.x, op.weight, stacking, sums, columns))?;
         self.kernel("stage", "sum_experts")?
             .early()

@@ -5,6 +5,9 @@ use kvas_backend::{Act, DeviceError};
 
 /// Most tokens of a row.
 pub(crate) const MOST: usize = 128;
+/// Parts of a row of which the likeliest token is found first (`PARTS` of `kernels/likeliest.cu`): their results take half
+/// of what there is for [`MOST`] tokens.
+const PARTS: usize = MOST / 2;
 /// Given for the first token of a row whose tokens did not fit: very many are equal.
 const TOO_MANY: u32 = u32::MAX - 1;
 
@@ -19,19 +22,23 @@ impl Machine {
         if count == 0 || count > MOST {
             return Ok(false);
         }
-        let chosen = self.chosen.at();
-        let chosen_values = chosen.at(4 * tokens.len());
-        self.kernel("likeliest", "likeliest_rows")?
-            .grid(tokens.len() / count, 1, 1)
-            .block(1024)
-            .arg(self.act(logits))
-            .arg(chosen)
-            .arg(chosen_values)
-            .arg(self.columns(logits) as u32)
-            .arg(count as u32)
-            .launch()?;
-        self.read_words(chosen, tokens)?;
-        self.read_words(chosen_values, values)?;
+        let (rows, chosen, columns) = (tokens.len() / count, self.chosen.at(), self.columns(logits) as u32);
+        let (logits, chosen_values) = (self.act(logits), chosen.at(4 * tokens.len()));
+        if count == 1 {
+            let parts = chosen.at(8 * PARTS * self.limits.outputs);
+            let launch = self.kernel("likeliest", "likeliest_of_parts")?.grid(PARTS, rows, 1).block(256).early();
+            launch.arg(logits).arg(parts).arg(columns).launch()?;
+            let launch = self.kernel("likeliest", "likeliest_one")?.grid(rows, 1, 1).block(32).early();
+            launch.arg(parts).arg(chosen).arg(chosen_values).launch()?;
+        } else {
+            let launch = self.kernel("likeliest", "likeliest_rows")?.grid(rows, 1, 1).block(1024);
+            launch.arg(logits).arg(chosen).arg(chosen_values).arg(columns).arg(count as u32).launch()?;
+        }
+        let mut found = vec![0u32; 2 * tokens.len()];
+        self.read_words(chosen, &mut found)?;
+        let (of_tokens, of_values) = found.split_at(tokens.len());
+        tokens.copy_from_slice(of_tokens);
+        values.iter_mut().zip(of_values).for_each(|(value, bits)| *value = f32::from_bits(*bits));
         Ok(tokens.chunks(count).all(|row| row[0] != TOO_MANY))
     }
 }

@@ -1,6 +1,7 @@
 //! One file per group of ops: what each of them launches, and the scratch it wants.
 
 pub(crate) mod attention;
+pub(crate) mod beside;
 pub(crate) mod conv;
 pub(crate) mod experts;
 pub(crate) mod likeliest;
@@ -10,6 +11,8 @@ pub(crate) mod recurrence;
 pub(crate) mod rope_store;
 pub(crate) mod route;
 pub(crate) mod rows;
+pub(crate) mod takeover;
+pub(crate) mod wide;
 
 use crate::device::Device;
 use kvas_backend::{Limits, Op, Program, Weight, op::Activation};

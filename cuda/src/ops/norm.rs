@@ -9,18 +9,25 @@ use kvas_backend::{
     op::{self, GateOrder},
 };
 
-/// Threads for a group of columns: whole warps, each thread with a few columns.
-fn threads(group: usize) -> usize {
-    group.div_ceil(4).next_multiple_of(32).clamp(32, 1024)
+/// Threads for a group of columns, in which order they are added (`kernels/common/norm.cuh`): whole warps, each thread with two fours of columns, or more of them.
+pub(crate) fn threads(group: usize) -> usize {
+    group.div_ceil(8).next_multiple_of(32).clamp(32, 512)
+}
+
+/// The kernel for a group of columns, which begins at a multiple of four of them if it can.
+fn by_4(group: usize, name: &str) -> String {
+    format!("{name}{}", if group.is_multiple_of(4) { "_by_4" } else { "" })
 }
 
 impl Machine {
     pub(crate) fn norm(&mut self, op: &op::Norm) -> Result<(), DeviceError> {
+        if self.is_taken_over() {
+            return Ok(());
+        }
         let weight = self.matrix(op.weight);
         let group = weight.columns;
         let groups = self.columns(op.x) / group;
-        let name = if group.is_multiple_of(4) { "norm_rows_by_4" } else { "norm_rows" };
-        self.kernel("norm", name)?
+        self.kernel("norm", &by_4(group, "norm_rows"))?
             .grid(self.rows(op.x) * groups, 1, 1)
             .block(threads(group))
             .arg(self.act(op.x))
@@ -35,7 +42,7 @@ impl Machine {
     pub(crate) fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {
         let columns = self.columns(op.x);
         let [weight_rows, group] = op.weight.map_or([1, columns], |weight| self.program.weight(weight).shape);
-        self.kernel("norm", "gated_norm_rows")?
+        self.kernel("norm", &by_4(group, "gated_norm_rows"))?
             .grid(self.rows(op.x) * (columns / group), 1, 1)
             .block(threads(group))
             .arg(self.act(op.x))

@@ -4,8 +4,8 @@ use crate::{
     device::{Device, Ptr},
     launch::Argument,
     machine::Machine,
-    ops::{activation, experts, flag},
-    weights::{UNIT, suffix},
+    ops::{activation, experts, flag, takeover::Taken, wide},
+    weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
     Act, DeviceError, Limits, Op, Program, Rows, Stacking, Weight,
@@ -15,7 +15,7 @@ use kvas_gguf::Quant;
 
 /// Files of kernels for weights of these formats.
 pub(crate) fn units(quants: &[Quant]) -> Vec<&'static str> {
-    ["stage", "pack"].into_iter().chain(quants.iter().map(|quant| unit(*quant))).collect()
+    ["stage", "stage_wide", "pack"].into_iter().chain(quants.iter().map(|quant| unit(*quant))).collect()
 }
 
 /// The file of a format's kernels.
@@ -68,7 +68,17 @@ pub(crate) struct Job {
     activation: u32,
     accumulate: u32,
     scale: f32,
+    columns: u32,
+    neighbours: u32,
     padding: u32,
+    norm: Taken,
+}
+
+impl Job {
+    /// Rows of a matrix.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows as usize
+    }
 }
 
 impl Argument for Job {
@@ -104,11 +114,26 @@ impl Multiply {
     }
 }
 
+/// How products want rows of activations in 16 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Not at all: as they are.
+    Floats,
+    /// Row after row.
+    Plain,
+    /// As [`Kernel::Wide`] does.
+    Wide,
+    /// The same in the order of pieces: those, how many there are, the entries in their order; entries of an input; pieces
+    /// there may be, and entries of one.
+    Pieces { list: [u64; 3], per_input: usize, most: [usize; 2] },
+}
+
 /// Rows of an activation in 16 bits, in the scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Staged {
     act: Act,
     is_bf16: bool,
+    wanted: Wanted,
     rows: usize,
     stride: usize,
     columns: usize,
@@ -129,10 +154,11 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// For so many rows that meet matrices `[rows, columns]`, or two of them at once.
+    /// For so many rows that meet matrices `[rows, columns]`, or two of them at once. `in_order`: entries of experts may
+    /// have an input each.
     fn new(
         most_rows: usize,
-        (per_row, stacking): (usize, Stacking),
+        (per_row, stacking, in_order): (usize, Stacking, bool),
         [rows, columns]: [usize; 2],
         gated: usize,
     ) -> Self {
@@ -142,7 +168,7 @@ impl Parts {
                 (entries, 0, gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows)
             }
             Stacking::One | Stacking::Heads(_) => (entries, 0, 0),
-            Stacking::Experts(..) => (most_rows, entries, 0),
+            Stacking::Experts(..) => (if in_order { entries } else { most_rows }, entries, 0),
             Stacking::ExpertParts(..) => (entries, entries, entries * rows),
         };
         let after = |begin: usize, bytes: usize| begin + bytes.next_multiple_of(256);
@@ -151,12 +177,12 @@ impl Parts {
         let factors = after(order, 4 * listed);
         let x = after(factors, 4 * inputs);
         // Kernels read a unit beyond the last.
-        let sums = after(x, 2 * (inputs * columns.next_multiple_of(UNIT) + UNIT));
+        let sums = after(x, 2 * (inputs.next_multiple_of(8) * columns.next_multiple_of(UNIT) + UNIT));
         Self { pieces, order, factors, x, sums, bytes: after(sums, 4 * summed) }
     }
 
     /// Of an op that is a product.
-    pub(crate) fn of(program: &Program, op: &Op, limits: &Limits) -> Self {
+    pub(crate) fn of(program: &Program, op: &Op, limits: &Limits, device: &Device) -> Self {
         let product = op.product(program).expect("asked of products");
         let (per_row, count) = product.matrices(program);
         let most_rows = match program.act(product.x).rows {
@@ -165,15 +191,17 @@ impl Parts {
         };
         let parts = product.weights().map(|weight| {
             let [rows, columns] = program.weight(weight).shape;
-            Self::new(most_rows, (per_row, product.stacking), [rows / count, columns], product.weights().count())
+            let in_order = wide::takes_experts(device, (most_rows * per_row).div_ceil(count));
+            let stacking = (per_row, product.stacking, in_order);
+            Self::new(most_rows, stacking, [rows / count, columns], product.weights().count())
         });
         parts.max_by_key(|parts| parts.bytes).expect("a product has a weight")
     }
 }
 
 /// Scratch for a product.
-pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device: &Device) -> u64 {
-    Parts::of(program, op, limits).bytes as u64
+pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, device: &Device) -> u64 {
+    Parts::of(program, op, limits, device).bytes as u64
 }
 
 /// Which kernel multiplies: all of them give the same bits.
@@ -181,16 +209,26 @@ pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, _device
 enum Kernel {
     /// In f32, up to so many entries a warp.
     Float(usize),
+    /// One entry, whose activations blocks round themselves; with so many warps for each tile at once as fit.
+    One,
     /// A tile and up to so many entries a block.
     Few(usize),
+    /// Eight tiles and up to so many entries a cluster of blocks, one for each segment.
+    Some(usize),
     /// Eight tiles, up to 64 entries and one segment a block.
     Split,
     /// Eight tiles and up to so many entries a block.
     Many(usize),
+    /// The same with the instructions of compute capability 9.0: [`wide`].
+    Wide(usize),
 }
 
 /// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
 const SEGMENTS: usize = 8;
+/// Bytes of a warp's ring in [`Kernel::One`] (`RING_BYTES` of `kernels/quant/one.cuh`), if they are two units.
+const RING: usize = 7168;
+/// What its blocks have of shared memory besides, at most.
+const STATIC_OF_ONE: usize = 6 << 10;
 /// Entries of a block of [`Kernel::Split`].
 const SPLIT: usize = 64;
 
@@ -202,15 +240,18 @@ fn is_split(rows: usize, is_gated: bool, count: usize) -> bool {
 
 impl Kernel {
     /// For `rows` rows of activations.
-    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, multiprocessors: usize) -> Self {
+    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, device: &Device) -> Self {
         match rows {
             0..=1 if quant == Quant::F32 => Self::Float(1),
             _ if quant == Quant::F32 => Self::Float(8),
-            0..=8 => Self::Few(8),
+            0..=1 => Self::One,
+            2..=8 => Self::Few(8),
             9..=16 => Self::Few(16),
+            17..=32 if device.capability() >= (9, 0) => Self::Some(32),
+            33..=64 if device.capability() >= (9, 0) && !is_plain(quant) => Self::Some(64),
             17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
             17..=SPLIT => Self::Many(64),
-            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < multiprocessors => Self::Many(64),
+            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < device.multiprocessors() => Self::Many(64),
             _ => Self::Many(128),
         }
     }
@@ -221,6 +262,7 @@ impl Kernel {
         match (2 * usual).min(rows) {
             0..=1 if quant == Quant::F32 => Self::Float(1),
             _ if quant == Quant::F32 => Self::Float(8),
+            _ if rows == 1 => Self::One,
             0..=8 => Self::Few(8),
             9..=16 => Self::Few(16),
             17..=32 => Self::Few(32),
@@ -233,10 +275,28 @@ impl Kernel {
     /// Entries that a block takes at once.
     fn most(self) -> usize {
         match self {
+            Self::One => 1,
             Self::Split => SPLIT,
-            Self::Float(most) | Self::Few(most) | Self::Many(most) => most,
+            Self::Float(most) | Self::Few(most) | Self::Some(most) | Self::Many(most) | Self::Wide(most) => most,
         }
     }
+}
+
+/// Whether the device keeps values as the matrix instruction wants them.
+fn is_plain(quant: Quant) -> bool {
+    matches!(quant, Quant::F16 | Quant::Bf16)
+}
+
+/// Dynamic shared memory of a block of [`Kernel::One`] that has so many tiles at once.
+fn shared_of_one(matrix: &Matrix, tiles: usize) -> usize {
+    let slot = unit_bytes(matrix.quant) * if is_plain(matrix.quant) { 1 } else { 2 };
+    2 * UNIT * matrix.units() + tiles * SEGMENTS * (RING / slot).max(2) * slot
+}
+
+/// Dynamic shared memory of a block of [`Kernel::Some`]: `Stages` of `kernels/quant/some.cuh`.
+fn shared_of_some(matrix: &Matrix, most: usize) -> usize {
+    let stage = 8 * unit_bytes(matrix.quant) + 2 * UNIT * most;
+    stage * (98304 / stage).min(8)
 }
 
 /// Threads of a block of every product.
@@ -247,7 +307,7 @@ impl Machine {
     pub(crate) fn multiply(&mut self, op: &Op, of: &Multiply) -> Result<(), DeviceError> {
         let rows = self.rows(of.x);
         let matrix = self.matrix(of.weight);
-        let parts = Parts::of(&self.program, op, &self.limits);
+        let parts = Parts::of(&self.program, op, &self.limits, &self.device);
         let (per_row, count) = match of.stacking {
             Stacking::One => (1, 1),
             Stacking::Heads(heads) => (heads, heads),
@@ -260,25 +320,25 @@ impl Machine {
         let inputs_of_row = if matches!(of.stacking, Stacking::Experts(..)) { 1 } else { per_row };
         let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
         let (quant, is_gated) = (matrix.quant, of.up.is_some());
-        let kernel = if listed.is_some() {
-            Kernel::of_experts(quant, rows, (rows * per_row).div_ceil(count))
-        } else {
-            Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, self.device.multiprocessors())
-        };
+        let kernel = self.kernel_for((of, quant), [rows, per_row, count]);
+        let kernel = if kernel == Kernel::One && !self.has_room_for_one(matrix, 1) { Kernel::Few(8) } else { kernel };
         let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
-        let [x, factor] = self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?;
-        if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
-            self.staged = None;
-        }
-        let matrix = self.matrix(of.weight);
         let [y, z] = match listed {
             None => [count, rows.div_ceil(most)],
             // A row chooses no expert twice.
             Some(_) if rows == 1 => [per_row, 1],
             Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
         };
+        let pieces = listed.map(|_| ([parts.pieces, 0, parts.order], per_row / inputs_of_row, y));
+        let wanted = self.wanted(kernel, pieces);
+        let [x, factor] = self.stage((of.x, of.weight), &parts, ([rows * inputs_of_row, x_stride], wanted))?;
+        if self.staged.is_some_and(|staged| self.act(staged.act) == of.out) || listed.is_some() {
+            self.staged = None;
+        }
+        let matrix = self.matrix(of.weight);
         let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
+        let (x, norm) = if kernel == Kernel::One { self.taken_over(of.x) } else { (x, Taken::default()) };
         let job = Job {
             weight: matrix.at().0,
             up: of.up.map_or(0, |up| self.matrix(up).at().0),
@@ -297,30 +357,92 @@ impl Machine {
             entries: rows as u32,
             matrices: count as u32,
             per_input: (per_row / inputs_of_row) as u32,
-            x_stride: x_stride as u32,
+            x_stride: if matches!(kernel, Kernel::Wide(_)) { rows * per_row } else { x_stride } as u32,
             out_stride: of.out_stride as u32,
             column: of.column as u32,
             activation: activation(of.activation),
             accumulate: flag(of.output == Output::Accumulate),
             scale: of.scale,
+            columns: matrix.columns as u32,
+            neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
             padding: 0,
+            norm,
         };
-        self.launch_product((matrix.quant, kernel), job, is_gated, [y, z])?;
-        if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
+        self.launch_product((matrix, kernel), job, is_gated, [y, z])
+    }
+
+    /// Whether the activations of a row and rings for so many tiles at once fit into a block of [`Kernel::One`].
+    pub(crate) fn has_room_for_one(&self, matrix: &Matrix, tiles: usize) -> bool {
+        shared_of_one(matrix, tiles) + STATIC_OF_ONE <= self.device.shared_bytes()
+    }
+
+    /// Launches the product of one entry with each of `matrices`: a block for every multiprocessor, which stays.
+    fn launch_one(&self, matrix: &Matrix, job: Job, is_gated: bool, matrices: usize) -> Result<(), DeviceError> {
+        let tiles = (job.rows as usize).div_ceil(TILE);
+        let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
+        let at_once = if tiles > blocks && self.has_room_for_one(matrix, 2) { 2 } else { 1 };
+        let shared = shared_of_one(matrix, at_once);
+        // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
+        let alone = self.device.shared_bytes() / 2 + 1024;
+        let name = format!("{}one_{}", if is_gated { "gated_" } else { "" }, suffix(matrix.quant));
+        self.kernel(unit(matrix.quant), &name)?
+            .grid(blocks, matrices, 1)
+            // A norm wants its threads, also where there are no tiles for them.
+            .block((THREADS * at_once).max((job.norm.threads as usize).next_multiple_of(THREADS)))
+            .shared(shared.max(alone))
+            .early()
+            .arg(job)
+            .launch()
+    }
+
+    /// How a kernel wants its activations. Of entries of experts: where their pieces, the number of these and the order are in
+    /// the scratch, how many share an input, and how many pieces there may be.
+    fn wanted(&self, kernel: Kernel, pieces: Option<([usize; 3], usize, usize)>) -> Wanted {
+        match (kernel, pieces) {
+            (Kernel::Wide(most), Some((list, per_input, pieces))) => {
+                let list = list.map(|part| self.scratch().at(part).0);
+                Wanted::Pieces { list, per_input, most: [pieces, most] }
+            }
+            (Kernel::Wide(_), None) => Wanted::Wide,
+            (Kernel::One, _) => Wanted::Floats,
+            (Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_), _) => Wanted::Plain,
+        }
+    }
+
+    /// The kernel for a product of `rows`, each of which meets `per_row` of `count` matrices.
+    fn kernel_for(&self, (of, quant): (&Multiply, Quant), [rows, per_row, count]: [usize; 3]) -> Kernel {
+        let (device, is_gated) = (&self.device, of.up.is_some());
+        let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
+        let usual = (rows * per_row).div_ceil(count);
+        match of.stacking {
+            Stacking::Experts(..) | Stacking::ExpertParts(..)
+                if quant != Quant::F32 && rows > 1 && wide::takes_experts(device, usual) =>
+            {
+                Kernel::Wide(wide::width_of_experts(quant, usual))
+            }
+            Stacking::Experts(..) | Stacking::ExpertParts(..) => Kernel::of_experts(quant, rows, usual),
+            Stacking::One if quant != Quant::F32 && wide::takes(device, rows) => {
+                Kernel::Wide(wide::width(quant, [rows, rows_of_matrix], is_gated, device.multiprocessors()))
+            }
+            Stacking::One | Stacking::Heads(_) => Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device),
+        }
     }
 
     fn launch_product(
         &self,
-        (quant, kernel): (Quant, Kernel),
+        (matrix, kernel): (&Matrix, Kernel),
         job: Job,
         is_gated: bool,
         [y, z]: [usize; 2],
     ) -> Result<(), DeviceError> {
+        let quant = matrix.quant;
         let gated = if is_gated { "gated_" } else { "" };
         let suffix = suffix(quant);
         let rows_of_eight = if is_gated { 64 } else { 128 };
         let stages = |most: usize| 3 * 128 * (128 + most);
+        let z = if matches!(kernel, Kernel::Some(_) | Kernel::Split) { SEGMENTS } else { z };
         let (name, rows_of_block, shared) = match kernel {
+            Kernel::One => return self.launch_one(matrix, job, is_gated, y),
             Kernel::Float(most) => {
                 let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
                 let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
@@ -332,16 +454,22 @@ impl Machine {
                 let is_tall = most == 8 && !is_gated && blocks > 2 * self.device.multiprocessors();
                 (format!("{gated}few_{most}_{}{suffix}", if is_tall { "tall_" } else { "" }), rows_of_block, 0)
             }
+            Kernel::Some(most) => (format!("{gated}some_{most}_{suffix}"), rows_of_eight, shared_of_some(matrix, most)),
             Kernel::Split => (format!("{gated}split_{SPLIT}_{suffix}"), rows_of_eight, stages(SPLIT)),
             Kernel::Many(most) => (format!("{gated}many_{most}_{suffix}"), rows_of_eight, stages(most)),
+            Kernel::Wide(most) => {
+                let name = format!("{gated}wide_{most}_{suffix}");
+                return self.launch_wide((unit(quant), &name), is_gated, (job, y * z));
+            }
         };
         self.kernel(unit(quant), &name)?
-            .grid((job.rows as usize).div_ceil(rows_of_block), y, if kernel == Kernel::Split { SEGMENTS } else { z })
+            .grid((job.rows as usize).div_ceil(rows_of_block), y, z)
             .block(THREADS)
             .shared(shared)
             .early()
             .arg(job)
-            .launch()
+            .launch()?;
+        if kernel == Kernel::Split { self.add_parts(job, is_gated) } else { Ok(()) }
     }
 
     /// Ends products that were left in parts.
@@ -361,30 +489,32 @@ impl Machine {
         &mut self,
         (act, weight): (Act, Weight),
         parts: &Parts,
-        [rows, stride]: [usize; 2],
+        ([rows, stride], wanted): ([usize; 2], Wanted),
     ) -> Result<[Ptr; 2], DeviceError> {
         let matrix = self.matrix(weight);
-        if matrix.quant == Quant::F32 {
+        if matrix.quant == Quant::F32 || wanted == Wanted::Floats {
             return Ok([self.act(act), Ptr::NULL]);
         }
         let (is_bf16, columns) = (matrix.quant == Quant::Bf16, matrix.columns);
         let padded = matrix.units() * UNIT;
         let [to, factors] = [parts.x, parts.factors].map(|part| self.scratch().at(part));
         let at = [to, if is_bf16 { Ptr::NULL } else { factors }];
-        let staged = Staged { act, is_bf16, rows, stride, columns, at };
+        let staged = Staged { act, is_bf16, wanted, rows, stride, columns, at };
         if self.staged == Some(staged) {
             return Ok(at);
         }
-        let launch = self
-            .kernel("stage", if is_bf16 { "stage_bf16" } else { "stage_f16" })?
-            .grid(rows, 1, 1)
-            .block((padded / 4).next_multiple_of(32).clamp(32, 512))
-            .early()
-            .arg(self.act(act))
-            .arg(stride as u32)
-            .arg(columns as u32)
-            .arg(to)
-            .arg(padded as u32);
+        let (unit, each) = if wanted == Wanted::Plain { ("stage", 4) } else { ("stage_wide", 32) };
+        let name = format!("{unit}_{}", if is_bf16 { "bf16" } else { "f16" });
+        let launch = self.kernel(unit, &name)?.block((padded / each).next_multiple_of(32).clamp(32, 512)).early();
+        let launch = launch.arg(self.act(act)).arg(stride as u32).arg(columns as u32).arg(to).arg(padded as u32);
+        let launch = match wanted {
+            Wanted::Floats | Wanted::Plain => launch.grid(rows, 1, 1),
+            Wanted::Wide => launch.grid(rows, 1, 1).arg(rows as u32).arg(wide::Wanted::all()),
+            Wanted::Pieces { list, per_input, most: [pieces, most] } => {
+                let entries = rows * per_input;
+                launch.grid(most, pieces, 1).arg(entries as u32).arg(wide::Wanted::of(list, per_input))
+            }
+        };
         if is_bf16 {
             launch.launch()?
         } else {

@@ -1,0 +1,169 @@
+// Products of one entry with matrices of 16 bits and less: the step of a single sequence, which is as fast as weights come.
+//
+// A block has groups of SEGMENTS warps, each with tiles of its own, and stays until all of them are done. A warp brings
+// its segment of all its tiles, one unit after the other, through a ring in shared memory that belongs to it alone: the
+// ring is filled before anything has to be waited for, and stays full from one tile to the next. Sums are those of `few`.
+// Blocks ask for so much shared memory that a multiprocessor has room for one of them: as many as there are
+// multiprocessors begin at once, and where the block of one launch ends, that of the next fills its ring.
+#pragma once
+#include "quant/row.cuh"
+#include "quant/sums.cuh"
+
+// Groups of a block at most, and bytes of the ring of a warp.
+static constexpr u32 ONE_GROUPS = 2, ONE_THREADS = ONE_GROUPS * THREADS, RING_BYTES = 7168;
+
+// Waits for the other warps of a group.
+DEVICE void group_barrier(u32 group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(THREADS) : "memory"); }
+
+// A warp's segment of all tiles of its group, in the order in which they are multiplied, and the ring they come through:
+// PER units to a slot, then for each of them what it shares with others.
+template <class FORMAT, bool GATED> struct Feed {
+    static constexpr u32 UNIT = FORMAT::UNIT, SUPER = FORMAT::SUPER, PER = FORMAT::IS_PLAIN ? 1 : 2;
+    static constexpr u32 UNITS = PER * UNIT, SLOT = PER * (UNIT + SUPER);
+    static constexpr u32 SLOTS = RING_BYTES / SLOT > 2 ? RING_BYTES / SLOT : 2;
+    static constexpr u32 BYTES = SLOTS * SLOT;
+
+    const u8* weight; // of the tile that is brought, this lane's piece of the first unit of the segment
+    i64 to_up;        // from there to the same of what it gates
+    u64 step, shared; // bytes from a tile to the next, and from its first unit of the segment to what units share
+    const u8* from;   // this lane's piece of the unit that is brought next
+    u32 ring, unit, begin, count, left, tiles; // `left` units of the tile
+    bool is_up;
+
+    DEVICE Feed(const Job& job, const Piece& piece, u32 segment, u8* at, u32 first, u32 stride) {
+        begin = segment_begin(job.units, segment), count = segment_begin(job.units, segment + 1) - begin;
+        const u32 all = ceil_div(job.rows, 16u);
+        const u64 tile_bytes = FORMAT::tile_bytes(job.units);
+        tiles = first < all ? ceil_div(all - first, stride) : 0;
+        weight = job.weight + (u64(piece.matrix) * all + first) * tile_bytes + begin * UNIT + 16 * lane_id();
+        to_up = GATED ? job.up - job.weight : 0;
+        step = stride * tile_bytes;
+        shared = u64(job.units - begin) * UNIT;
+        ring = shared_address(at) + 16 * lane_id();
+        left = 0, is_up = false;
+        if (count > 0 && tiles > 0) begin_run();
+    }
+
+    DEVICE void begin_run() {
+        from = GATED && is_up ? weight + to_up : weight;
+        unit = begin, left = count;
+    }
+
+    // Begins to copy the units of a slot, as many as there are.
+    DEVICE void bring(u32 slot) {
+        if (left > 0) {
+            const u32 some = min(left, PER), lane = 16 * lane_id();
+#pragma unroll
+            for (u32 at = 0; at < SLOT; at += 512) {
+                const u8* piece = from + at;
+                bool is_there = at + lane < some * UNIT;
+                if constexpr (SUPER > 0) {
+                    // What units share comes behind them.
+                    if (at + 512 > UNITS && at + lane >= UNITS) {
+                        const u32 behind = at + lane - UNITS, of = behind / SUPER;
+                        piece = from + (shared - (unit - begin) * UNIT + (unit + of) / 4 * SUPER + behind % SUPER - lane);
+                        is_there = of < some;
+                    }
+                }
+                if (is_there) copy_16_async(Shared{ring + slot * SLOT + at}, piece);
+            }
+            from += UNITS, unit += PER, left -= some;
+            if (left == 0) end_run();
+        }
+        copies_commit();
+    }
+
+    DEVICE void end_run() {
+        if (GATED) is_up = !is_up;
+        if (!is_up) weight += step, --tiles;
+        if (tiles > 0) begin_run();
+    }
+};
+
+// What a lane holds of the activations of a unit.
+struct OfUnit {
+    u32 words[2][4];
+
+    DEVICE OfUnit(Shared at) {
+#pragma unroll
+        for (u32 chunk = 0; chunk < 2; ++chunk) {
+            const uint4 four = load_16(at + chunk * 64);
+            words[chunk][0] = four.x, words[chunk][1] = four.y, words[chunk][2] = four.z, words[chunk][3] = four.w;
+        }
+    }
+};
+
+// Dynamic shared memory: the activations, `units * 128` bytes, and a ring for every warp.
+template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
+    typedef Feed<FORMAT, GATED> Units;
+    constexpr u32 MATRICES = GATED ? 2 : 1, PER = Units::PER;
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ float parts[ONE_GROUPS][2][MATRICES][SEGMENTS][16];
+    if ((job.neighbours & LATE) == 0) let_next_begin();
+    if (!job.is_regular()) wait_for_inputs();
+    Piece piece;
+    job.piece<1>(piece);
+    const u32 group = warp_id() / SEGMENTS, segment = warp_id() % SEGMENTS;
+    const u32 first = group * gridDim.x + blockIdx.x, stride = blockDim.x / THREADS * gridDim.x;
+    u8* ring = shared + job.units * 128 + warp_id() * Units::BYTES;
+    Units units(job, piece, segment, ring, first, stride);
+#pragma unroll 1
+    for (u32 slot = 0; slot < Units::SLOTS; ++slot) units.bring(slot);
+    if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
+    if ((job.neighbours & LATE) != 0) let_next_begin();
+    const u32 entry = job.entry(piece, 0);
+    const float* x_row = reinterpret_cast<const float*>(job.x) + u64(job.input(entry)) * job.x_stride;
+    const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared),
+                                                    job.norm, job.norm_threads, job.eps);
+    __syncthreads();
+    const Shared x{shared_address(shared) + units.begin * 128 + 16 * pair_of_lane()}, slots{shared_address(ring)};
+    u32 slot = 0, turn = 0;
+    for (u32 tile = first; tile * 16 < job.rows; tile += stride, ++turn) {
+        float(&part)[MATRICES][SEGMENTS][16] = parts[group][turn % 2];
+#pragma unroll
+        for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
+            float sum[4] = {};
+            for (u32 i = 0; i < units.count; i += PER) {
+                const Shared at = slots + slot * Units::SLOT, of_x = x + i * 128;
+                typename FORMAT::Raw raw[PER];
+                copies_wait<Units::SLOTS - 1>();
+                __syncwarp();
+#pragma unroll
+                for (u32 of = 0; of < PER; ++of) {
+                    FORMAT::load_copied(raw[of], at + of * FORMAT::UNIT, at + (Units::UNITS + of * FORMAT::SUPER));
+                }
+                __syncwarp();
+                units.bring(slot);
+                slot = slot + 1 == Units::SLOTS ? 0 : slot + 1;
+#pragma unroll
+                for (u32 of = 0; of < PER; ++of) {
+                    if (of > 0 && i + of >= units.count) break;
+                    const OfUnit now(of_x + of * 128);
+#pragma unroll
+                    for (u32 chunk = 0; chunk < 2; ++chunk) {
+                        Words w;
+                        FORMAT::unpack(raw[of], chunk, w);
+#pragma unroll
+                        for (u32 step = 0; step < 2; ++step) multiply<FORMAT>(sum, step, w[step], now.words[chunk]);
+                    }
+                }
+            }
+            float(&mine)[16] = part[matrix][segment];
+            if (pair_of_lane() == 0) mine[group_of_lane()] = sum[0], mine[group_of_lane() + 8] = sum[2];
+        }
+        group_barrier(group);
+        const u32 row = lane_id() % 16, out_row = tile * 16 + row;
+        // Another warp each time.
+        if (segment != turn % SEGMENTS || lane_id() >= 16 || out_row >= job.rows) continue;
+        float sums[MATRICES] = {};
+#pragma unroll
+        for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
+#pragma unroll
+            for (u32 of = 0; of < SEGMENTS; ++of) sums[matrix] += part[matrix][of][row];
+        }
+        if constexpr (GATED) job.finish_gated(entry, out_row, sums[0] * factor, sums[1] * factor);
+        if constexpr (!GATED) job.finish(entry, out_row, sums[0] * factor);
+    }
+    // What comes next waits for this launch only.
+    if ((job.neighbours & BESIDE) != 0) wait_for_inputs();
+}

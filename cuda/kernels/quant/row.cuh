@@ -1,0 +1,78 @@
+// Activations in 16 bits, as products with matrices of 16 bits and less want them.
+#pragma once
+#include "common/copy.cuh"
+#include "common/norm.cuh"
+#include "common/warp.cuh"
+
+// A row of activations in f16 is divided by a power of two that keeps its largest value, of size `most`, well within them:
+// `by` is what to multiply with, the result what undoes it.
+DEVICE float factor_of_row(float most, float& by) {
+    // The largest value comes between 2^14 and 2^15: sums are f32, only the values themselves must not overflow.
+    const u32 exponent = __float_as_uint(most) >> 23; // and 127
+    const u32 lift = min(max(exponent, 15u), 253u) - 14;
+    by = __uint_as_float((254 - lift) << 23);
+    return __uint_as_float(lift << 23);
+}
+
+// Brings a row of activations into 16 bits, with zeros up to `padded` columns, and returns what they are to be multiplied
+// with to be themselves again. All threads of a block come here. With weights of a norm the first `threads` of them
+// normalise the row before, as norm.cu does.
+template <bool IS_BF16>
+DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to, const float* norm = nullptr, u32 threads = 0,
+                       float eps = 0.0f) {
+    // Fours that a thread keeps; those of very long rows are read again.
+    constexpr u32 KEPT = 7;
+    const auto four_at = [&](const float* from, u32 at) {
+        float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (columns % 4 == 0 && (u64(from) & 15) == 0 && at < columns) return load_four_floats(from + at);
+        if (at < columns) y.x = load_float(from + at);
+        if (at + 1 < columns) y.y = load_float(from + at + 1);
+        if (at + 2 < columns) y.z = load_float(from + at + 2);
+        if (at + 3 < columns) y.w = load_float(from + at + 3);
+        return y;
+    };
+    threads = norm == nullptr ? blockDim.x : threads;
+    // Threads beyond those of a norm have nothing.
+    const auto at = [&](u32 i) { return threadIdx.x < threads ? 4 * (i * threads + threadIdx.x) : padded; };
+    float4 kept[KEPT];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) kept[i] = four_at(x, at(i));
+    float inverse = 1.0f;
+    const auto normed_at = [&](float4 y, u32 at) {
+        if (norm == nullptr) return y;
+        const float4 by = four_at(norm, at);
+        return make_float4(normed(y.x, inverse, by.x), normed(y.y, inverse, by.y), normed(y.z, inverse, by.z),
+                           normed(y.w, inverse, by.w));
+    };
+    if (norm != nullptr) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < KEPT; ++i) sum = add_squares(sum, kept[i]);
+        for (u32 i = KEPT; at(i) < columns; ++i) sum = add_squares(sum, four_at(x, at(i)));
+        inverse = inverse_of(sum, columns, eps);
+#pragma unroll
+        for (u32 i = 0; i < KEPT; ++i) kept[i] = normed_at(kept[i], at(i));
+    }
+    float factor = 1.0f, by = 1.0f;
+    if constexpr (!IS_BF16) {
+        float most = 0.0f;
+        const auto look = [&](const float4& y) {
+            most = fmaxf(fmaxf(most, fmaxf(fabsf(y.x), fabsf(y.y))), fmaxf(fabsf(y.z), fabsf(y.w)));
+        };
+#pragma unroll
+        for (u32 i = 0; i < KEPT; ++i) look(kept[i]);
+        for (u32 i = KEPT; at(i) < columns; ++i) look(normed_at(four_at(x, at(i)), at(i)));
+        factor = factor_of_row(block_max(most), by);
+    }
+    const auto keep = [&](u32 at, const float4& y) {
+        if (at >= padded) return;
+        uint2 words;
+        if constexpr (IS_BF16) words = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
+        if constexpr (!IS_BF16) words = make_uint2(pack_f16(y.x * by, y.y * by), pack_f16(y.z * by, y.w * by));
+        *reinterpret_cast<uint2*>(to + at / 2) = words;
+    };
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) keep(at(i), kept[i]);
+    for (u32 i = KEPT; at(i) < padded; ++i) keep(at(i), normed_at(four_at(x, at(i)), at(i)));
+    return factor;
+}

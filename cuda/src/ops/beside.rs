@@ -1,0 +1,124 @@
+//! Products that read the same and write apart, one after the other in a program: in a step of one row they run beside
+//! each other instead of waiting for one another.
+
+use crate::machine::Machine;
+use kvas_backend::{Act, Op, Program, Stacking, op::Output};
+use kvas_gguf::Quant;
+use std::ops::Range;
+
+/// What follows reads the same and may begin once that is there (`LATE` of `kernels/quant/job.cuh`).
+const LATE: u32 = 1;
+/// What comes before reads the same: there is nothing to wait for until the end (`BESIDE` there).
+const BESIDE: u32 = 2;
+
+/// What a product reads besides weights, and which columns it writes.
+struct Touched {
+    x: Act,
+    row_gate: Option<Act>,
+    out: Act,
+    columns: Range<usize>,
+    replaces: bool,
+}
+
+impl Touched {
+    fn of(program: &Program, op: &Op) -> Option<Self> {
+        let product = op.product(program).filter(|product| product.stacking == Stacking::One)?;
+        let rows = program.weight(product.weights().next()?).shape[0];
+        let (row_gate, out, column, replaces) = if let Op::Linear(op) = op {
+            (op.row_gate, op.out, op.column, op.output == Output::Write)
+        } else if let Op::GatedLinear(op) = op {
+            (None, op.out, 0, true)
+        } else {
+            return None;
+        };
+        Some(Self { x: product.x, row_gate, out, columns: column..column + rows, replaces })
+    }
+
+    fn reads(&self, act: Act) -> bool {
+        self.x == act || self.row_gate == Some(act)
+    }
+
+    /// Whether it may run while `other` does, which comes before it.
+    fn is_apart_from(&self, other: &Self) -> bool {
+        let is_disjoint = self.columns.end <= other.columns.start || other.columns.end <= self.columns.start;
+        let writes_apart = self.out != other.out || is_disjoint;
+        // What it reads is there once the input is: gates, and what is added to, may come later.
+        let reads_input_only = self.row_gate.is_none() && self.replaces;
+        self.x == other.x && reads_input_only && writes_apart && !other.reads(self.out) && self.x != other.out
+    }
+}
+
+/// By op: whether it may run beside those before it, down to the last that may not.
+pub(crate) fn beside(program: &Program) -> Vec<bool> {
+    let mut group: Vec<Touched> = Vec::new();
+    let joins = |op: &Op| {
+        let Some(touched) = Touched::of(program, op) else {
+            group.clear();
+            return false;
+        };
+        let joins = !group.is_empty() && group.iter().all(|other| touched.is_apart_from(other));
+        if !joins {
+            group.clear();
+        }
+        group.push(touched);
+        joins
+    };
+    program.ops.iter().map(joins).collect()
+}
+
+impl Machine {
+    /// Whether an op is a product of one row in this step, with a kernel that runs beside others.
+    pub(crate) fn is_of_one(&self, at: usize) -> bool {
+        let product = self.program.ops.get(at).and_then(|op| op.product(&self.program));
+        let product = product.filter(|product| product.stacking == Stacking::One && self.rows(product.x) == 1);
+        let Some(weight) = product.and_then(|product| product.weights().next()) else { return false };
+        self.matrix(weight).quant != Quant::F32 && self.has_room_for_one(self.matrix(weight), 1)
+    }
+
+    /// How the product of one row that is being launched comes between the ops before and behind it.
+    pub(crate) fn neighbours(&self) -> u32 {
+        let Some(at) = self.running else { return 0 };
+        let is_beside = |at: usize| self.beside.get(at) == Some(&true) && self.is_of_one(at - 1) && self.is_of_one(at);
+        let late = if is_beside(at + 1) { LATE } else { 0 };
+        late | if is_beside(at) { BESIDE } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvas_backend::{
+        conformance::Build,
+        op::{Activation, GatedLinear, Linear},
+    };
+
+    #[test]
+    fn products_that_touch_nothing_of_each_other_run_beside_each_other() {
+        let mut b = Build::default();
+        let [x, y, z, both] = ["x", "y", "z", "both"].map(|name| b.act(name, 64));
+        let weight = b.matrix("w", [32, 64]);
+        let whole = b.matrix("whole", [64, 64]);
+        let plain = |x, out| Linear::new(x, weight, out);
+        let at = |column, output| Op::Linear(Linear { column, output, ..plain(x, both) });
+        let ops = [
+            (Op::Linear(plain(x, y)), false),
+            (Op::GatedLinear(GatedLinear { x, gate: whole, up: whole, activation: Activation::Silu, out: z }), true),
+            (at(0, Output::Write), true),
+            (at(32, Output::Write), true),
+            (at(16, Output::Write), false),      // columns of those before it
+            (at(48, Output::Accumulate), false), // adds to what may not be there yet
+            (Op::Linear(plain(y, z)), false),    // reads something else
+            (Op::Linear(plain(y, both)), true),
+            (Op::Linear(plain(y, y)), false), // overwrites what others read
+            (Op::Linear(Linear { row_gate: Some(x), ..plain(both, z) }), false),
+            (Op::Linear(plain(both, x)), false), // overwrites the gate of the one before
+            (Op::Linear(Linear { row_gate: Some(x), ..plain(both, z) }), false), // its gate is only being written
+            (Op::Linear(plain(both, y)), true),
+        ];
+        let expected: Vec<bool> = ops.iter().map(|(_, is_beside)| *is_beside).collect();
+        ops.into_iter().for_each(|(op, _)| {
+            b.op(op);
+        });
+        assert_eq!(beside(&b.finish(both)), expected);
+    }
+}

@@ -1,0 +1,116 @@
+//! What the launches of a step depend on. Ops are shown nothing else of it ([`Shape::show`]), so steps of one shape ask
+//! for the same launches.
+
+use crate::ops::attention::LEAST_PART;
+use kvas_backend::{CHUNK, Cursor, Entry, Outputs, Slot, Span, Step};
+
+/// A step without its tokens, slots and positions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    spans: Vec<Part>,
+}
+
+/// A span: its rows, how many of them are outputs, whether they go straight into the state, and a position that stands
+/// for all others that contexts are cut into as many parts from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    rows: u32,
+    outputs: u32,
+    is_final: bool,
+    context: u32,
+}
+
+/// The last position from which contexts of `rows` new rows have as many parts, before the rows that are left over of
+/// whole chunks and with them.
+fn stands_for(context: u32, rows: u32) -> u32 {
+    let part = LEAST_PART as u32;
+    let to_next = |tokens: u32| tokens.next_multiple_of(part) - tokens;
+    let whole = rows / CHUNK as u32 * CHUNK as u32;
+    context + to_next(context + whole).min(to_next(context + rows))
+}
+
+impl Shape {
+    /// The shape of a step.
+    pub(crate) fn new(step: &Step, entries: &[Entry]) -> Self {
+        let mut outputs = step.outputs().iter().peekable();
+        let part = |((first, span), entry): ((usize, Span), &Entry)| {
+            let end = first as u32 + span.rows;
+            let outputs = std::iter::from_fn(|| outputs.next_if(|row| **row < end)).count() as u32;
+            Part { rows: span.rows, outputs, is_final: entry.is_final, context: stands_for(span.context, span.rows) }
+        };
+        Self { spans: step.spans_with_rows().zip(entries).map(part).collect() }
+    }
+
+    /// Puts a step of this shape, the same for all, into `step` and `entries`.
+    pub(crate) fn show(&self, step: &mut Step, entries: &mut Vec<Entry>) {
+        step.clear();
+        entries.clear();
+        for Part { rows, outputs, is_final, context } in &self.spans {
+            let wanted = match outputs {
+                0 => Outputs::None,
+                1 => Outputs::Last,
+                _ => Outputs::All,
+            };
+            step.push(Slot(0), *context, &vec![0; *rows as usize], wanted, []);
+            let (before, after) = (Cursor::default(), Cursor::default());
+            entries.push(Entry { before, flush: false, after, is_final: *is_final, is_fresh: false });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(spans: &[(u32, u32, usize, Outputs)], is_final: bool) -> Shape {
+        let mut step = Step::default();
+        for (slot, context, rows, outputs) in spans {
+            step.push(Slot(*slot), *context, &vec![7; *rows], *outputs, []);
+        }
+        let cursor = Cursor { base: 3, held: 2 };
+        let entry = Entry { before: cursor, flush: true, after: cursor, is_final, is_fresh: true };
+        Shape::new(&step, &vec![entry; spans.len()])
+    }
+
+    /// Parts of the contexts before and with the rows that are left over, as attention counts them.
+    fn parts(context: u32, rows: u32) -> [u32; 2] {
+        let whole = context + rows / 16 * 16;
+        [whole.div_ceil(256), (context + rows).div_ceil(256)]
+    }
+
+    #[test]
+    fn positions_stand_for_those_with_as_many_parts() {
+        for rows in [1, 2, 15, 16, 17, 40] {
+            for context in 0..1100 {
+                let of = stands_for(context, rows);
+                assert!(of >= context && of < context + 256, "{context} {rows}");
+                assert_eq!(parts(of, rows), parts(context, rows), "{context} {rows}");
+                let next = parts(context + 1, rows) == parts(context, rows);
+                assert_eq!(of == stands_for(context + 1, rows), next, "{context} {rows}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_shown_has_the_shape_and_nothing_else() {
+        let spans = [(3, 300, 1, Outputs::Last), (1, 0, 20, Outputs::None), (2, 9, 4, Outputs::All)];
+        let shape_of = shape(&spans, true);
+        let (mut step, mut entries) = (Step::default(), Vec::new());
+        shape_of.show(&mut step, &mut entries);
+        assert_eq!(step.outputs(), [0, 21, 22, 23, 24]);
+        assert_eq!(
+            step.spans().iter().map(|span| (span.slot.0, span.rows)).collect::<Vec<_>>(),
+            [(0, 1), (0, 20), (0, 4)]
+        );
+        assert!(step.tokens().iter().all(|token| *token == 0) && entries.iter().all(|entry| entry.is_final));
+        assert_eq!(Shape::new(&step, &entries), shape_of);
+        let others = [(5, 310, 1, Outputs::Last), (9, 3, 20, Outputs::None), (1, 10, 4, Outputs::All)];
+        assert_eq!(shape(&others, true), shape_of);
+        assert_ne!(shape(&others, false), shape_of);
+        assert_ne!(
+            shape(&[(5, 511, 1, Outputs::Last), others[1], others[2]], true),
+            shape(&[(5, 512, 1, Outputs::Last), others[1], others[2]], true)
+        );
+        assert_ne!(shape(&others[..2], true), shape_of);
+    }
+}
