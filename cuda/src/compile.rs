@@ -87,7 +87,6 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/attention_prefill.cuh"
     "common/copy.cuh"
     "common/mma.cuh"
-    "common/norm.cuh"
     "common/order.cuh"
     "common/pages.cuh"
     "common/recurrence.cuh"

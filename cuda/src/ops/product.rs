@@ -4,7 +4,7 @@ use crate::{
     device::{Device, Ptr},
     launch::Argument,
     machine::Machine,
-    ops::{activation, experts, flag, takeover::Taken},
+    ops::{activation, experts, flag},
     weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
@@ -71,7 +71,6 @@ pub(crate) struct Job {
     columns: u32,
     neighbours: u32,
     padding: u32,
-    norm: Taken,
 }
 
 impl Argument for Job {
@@ -302,7 +301,7 @@ impl Machine {
         let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
         let [x, factor] = match kernel {
-            Kernel::One => [Ptr::NULL; 2],
+            Kernel::One => [self.act(of.x), Ptr::NULL],
             Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_) => {
                 self.stage((of.x, of.weight), &parts, [rows * inputs_of_row, x_stride])?
             }
@@ -318,7 +317,6 @@ impl Machine {
             Some(experts) => [self.group_entries(experts, &parts, [rows * per_row, count, most])?, 1],
         };
         let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
-        let (x, norm) = if kernel == Kernel::One { self.taken_over(of.x) } else { (x, Taken::default()) };
         let job = Job {
             weight: matrix.at().0,
             up: of.up.map_or(0, |up| self.matrix(up).at().0),
@@ -346,7 +344,6 @@ impl Machine {
             columns: matrix.columns as u32,
             neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
             padding: 0,
-            norm,
         };
         self.launch_product((matrix, kernel), job, is_gated, [y, z])
     }
@@ -367,8 +364,7 @@ impl Machine {
         let name = format!("{}one_{}", if is_gated { "gated_" } else { "" }, suffix(matrix.quant));
         self.kernel(unit(matrix.quant), &name)?
             .grid(blocks, matrices, 1)
-            // A norm wants its threads, also where there are no tiles for them.
-            .block((THREADS * at_once).max((job.norm.threads as usize).next_multiple_of(THREADS)))
+            .block(THREADS * at_once)
             .shared(shared.max(alone))
             .early()
             .arg(job)
