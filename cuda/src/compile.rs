@@ -90,7 +90,6 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/copy.cuh"
     "common/hopper.cuh"
     "common/mma.cuh"
-    "common/norm.cuh"
     "common/order.cuh"
     "common/pages.cuh"
     "common/recurrence.cuh"

@@ -3,7 +3,7 @@
 use crate::{
     device::{Device, Memory, Pinned, Ptr},
     launch::Launch,
-    ops::{self, product::Staged, takeover::Takeovers},
+    ops::{self, product::Staged},
     pages::{Pages, frequencies},
     plan::Plan,
     recorder::Graphs,
@@ -47,7 +47,6 @@ pub(crate) struct Machine {
     pub(crate) staged: Option<Staged>,
     /// By op: whether it may run beside those before it ([`ops::beside`]).
     pub(crate) beside: Vec<bool>,
-    pub(crate) takeovers: Takeovers,
     /// The op of the program that is being launched, in a whole step.
     pub(crate) running: Option<usize>,
     staging: Pinned,
@@ -94,7 +93,6 @@ impl Machine {
             chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
             staged: None,
             beside: ops::beside::beside(&program),
-            takeovers: Takeovers::new(&program),
             running: None,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),

@@ -46,9 +46,6 @@ struct Job {
     u32 columns;    // of a row of activations in f32 (quant/one.cuh)
     u32 neighbours; // LATE, BESIDE
     u32 padding;
-    const float* norm; // weights of a norm that activations in f32 go through first; or null
-    float eps;
-    u32 norm_threads;
 
     // Whether blocks know their pieces before anything has run.
     DEVICE bool is_regular() const { return pieces == nullptr && chosen == nullptr; }

@@ -113,8 +113,7 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
     if ((job.neighbours & LATE) != 0) let_next_begin();
     const u32 entry = job.entry(piece, 0);
     const float* x_row = reinterpret_cast<const float*>(job.x) + u64(job.input(entry)) * job.x_stride;
-    const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared),
-                                                    job.norm, job.norm_threads, job.eps);
+    const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared));
     __syncthreads();
     const Shared x{shared_address(shared) + units.begin * 128 + 16 * pair_of_lane()}, slots{shared_address(ring)};
     u32 slot = 0, turn = 0;

@@ -1,7 +1,6 @@
 // Activations in 16 bits, as products with matrices of 16 bits and less want them.
 #pragma once
 #include "common/copy.cuh"
-#include "common/norm.cuh"
 #include "common/warp.cuh"
 
 // A row of activations in f16 is divided by a power of two that keeps its largest value, of size `most`, well within them:
@@ -15,44 +14,23 @@ DEVICE float factor_of_row(float most, float& by) {
 }
 
 // Brings a row of activations into 16 bits, with zeros up to `padded` columns, and returns what they are to be multiplied
-// with to be themselves again. All threads of a block come here. With weights of a norm the first `threads` of them
-// normalise the row before, as norm.cu does.
-template <bool IS_BF16>
-DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to, const float* norm = nullptr, u32 threads = 0,
-                       float eps = 0.0f) {
+// with to be themselves again. All threads of a block come here.
+template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to) {
     // Fours that a thread keeps; those of very long rows are read again.
     constexpr u32 KEPT = 7;
-    const auto four_at = [&](const float* from, u32 at) {
+    const bool is_whole = columns % 4 == 0 && (u64(x) & 15) == 0;
+    const auto four = [&](u32 at) {
         float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (columns % 4 == 0 && (u64(from) & 15) == 0 && at < columns) return load_four_floats(from + at);
-        if (at < columns) y.x = load_float(from + at);
-        if (at + 1 < columns) y.y = load_float(from + at + 1);
-        if (at + 2 < columns) y.z = load_float(from + at + 2);
-        if (at + 3 < columns) y.w = load_float(from + at + 3);
+        if (is_whole && at < columns) return load_four_floats(x + at);
+        if (at < columns) y.x = load_float(x + at);
+        if (at + 1 < columns) y.y = load_float(x + at + 1);
+        if (at + 2 < columns) y.z = load_float(x + at + 2);
+        if (at + 3 < columns) y.w = load_float(x + at + 3);
         return y;
     };
-    threads = norm == nullptr ? blockDim.x : threads;
-    // Threads beyond those of a norm have nothing.
-    const auto at = [&](u32 i) { return threadIdx.x < threads ? 4 * (i * threads + threadIdx.x) : padded; };
     float4 kept[KEPT];
 #pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) kept[i] = four_at(x, at(i));
-    float inverse = 1.0f;
-    const auto normed_at = [&](float4 y, u32 at) {
-        if (norm == nullptr) return y;
-        const float4 by = four_at(norm, at);
-        return make_float4(normed(y.x, inverse, by.x), normed(y.y, inverse, by.y), normed(y.z, inverse, by.z),
-                           normed(y.w, inverse, by.w));
-    };
-    if (norm != nullptr) {
-        float sum = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < KEPT; ++i) sum = add_squares(sum, kept[i]);
-        for (u32 i = KEPT; at(i) < columns; ++i) sum = add_squares(sum, four_at(x, at(i)));
-        inverse = inverse_of(sum, columns, eps);
-#pragma unroll
-        for (u32 i = 0; i < KEPT; ++i) kept[i] = normed_at(kept[i], at(i));
-    }
+    for (u32 i = 0; i < KEPT; ++i) kept[i] = four(4 * (i * blockDim.x + threadIdx.x));
     float factor = 1.0f, by = 1.0f;
     if constexpr (!IS_BF16) {
         float most = 0.0f;
@@ -61,7 +39,7 @@ DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to, const f
         };
 #pragma unroll
         for (u32 i = 0; i < KEPT; ++i) look(kept[i]);
-        for (u32 i = KEPT; at(i) < columns; ++i) look(normed_at(four_at(x, at(i)), at(i)));
+        for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < columns; at += 4 * blockDim.x) look(four(at));
         factor = factor_of_row(block_max(most), by);
     }
     const auto keep = [&](u32 at, const float4& y) {
@@ -72,7 +50,7 @@ DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to, const f
         *reinterpret_cast<uint2*>(to + at / 2) = words;
     };
 #pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) keep(at(i), kept[i]);
-    for (u32 i = KEPT; at(i) < padded; ++i) keep(at(i), normed_at(four_at(x, at(i)), at(i)));
+    for (u32 i = 0; i < KEPT; ++i) keep(4 * (i * blockDim.x + threadIdx.x), kept[i]);
+    for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < padded; at += 4 * blockDim.x) keep(at, four(at));
     return factor;
 }

@@ -68,7 +68,7 @@ pub(crate) fn beside(program: &Program) -> Vec<bool> {
 
 impl Machine {
     /// Whether an op is a product of one row in this step, with a kernel that runs beside others.
-    pub(crate) fn is_of_one(&self, at: usize) -> bool {
+    fn is_of_one(&self, at: usize) -> bool {
         let product = self.program.ops.get(at).and_then(|op| op.product(&self.program));
         let product = product.filter(|product| product.stacking == Stacking::One && self.rows(product.x) == 1);
         let Some(weight) = product.and_then(|product| product.weights().next()) else { return false };

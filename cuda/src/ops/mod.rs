@@ -11,7 +11,6 @@ pub(crate) mod recurrence;
 pub(crate) mod rope_store;
 pub(crate) mod route;
 pub(crate) mod rows;
-pub(crate) mod takeover;
 pub(crate) mod wide;
 
 use crate::device::Device;

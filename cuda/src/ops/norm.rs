@@ -9,8 +9,8 @@ use kvas_backend::{
     op::{self, GateOrder},
 };
 
-/// Threads for a group of columns, in which order they are added (`kernels/common/norm.cuh`): whole warps, each thread with two fours of columns, or more of them.
-pub(crate) fn threads(group: usize) -> usize {
+/// Threads for a group of columns: whole warps, each thread with two fours of columns, or more of them.
+fn threads(group: usize) -> usize {
     group.div_ceil(8).next_multiple_of(32).clamp(32, 512)
 }
 
@@ -21,9 +21,6 @@ fn by_4(group: usize, name: &str) -> String {
 
 impl Machine {
     pub(crate) fn norm(&mut self, op: &op::Norm) -> Result<(), DeviceError> {
-        if self.is_taken_over() {
-            return Ok(());
-        }
         let weight = self.matrix(op.weight);
         let group = weight.columns;
         let groups = self.columns(op.x) / group;

@@ -4,7 +4,7 @@ use crate::{
     device::{Device, Ptr},
     launch::Argument,
     machine::Machine,
-    ops::{activation, experts, flag, takeover::Taken, wide},
+    ops::{activation, experts, flag, wide},
     weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
@@ -71,7 +71,6 @@ pub(crate) struct Job {
     columns: u32,
     neighbours: u32,
     padding: u32,
-    norm: Taken,
 }
 
 impl Job {
@@ -338,7 +337,6 @@ impl Machine {
         }
         let matrix = self.matrix(of.weight);
         let at = |part: usize| if listed.is_some() && rows > 1 { self.scratch().at(part).0 } else { 0 };
-        let (x, norm) = if kernel == Kernel::One { self.taken_over(of.x) } else { (x, Taken::default()) };
         let job = Job {
             weight: matrix.at().0,
             up: of.up.map_or(0, |up| self.matrix(up).at().0),
@@ -366,7 +364,6 @@ impl Machine {
             columns: matrix.columns as u32,
             neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
             padding: 0,
-            norm,
         };
         self.launch_product((matrix, kernel), job, is_gated, [y, z])
     }
@@ -387,8 +384,7 @@ impl Machine {
         let name = format!("{}one_{}", if is_gated { "gated_" } else { "" }, suffix(matrix.quant));
         self.kernel(unit(matrix.quant), &name)?
             .grid(blocks, matrices, 1)
-            // A norm wants its threads, also where there are no tiles for them.
-            .block((THREADS * at_once).max((job.norm.threads as usize).next_multiple_of(THREADS)))
+            .block(THREADS * at_once)
             .shared(shared.max(alone))
             .early()
             .arg(job)
