@@ -14,7 +14,7 @@ pub use random::{Random, RandomWeights};
 pub use table::Table;
 
 use crate::{
-    Act, Backend, DeviceError, Limits, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step, arena_pages,
+    Act, Backend, DeviceError, Limits, Op, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step, arena_pages,
 };
 use exchange::{exchange, through_snapshots};
 use std::{ops::Range, sync::Arc};
@@ -93,11 +93,14 @@ pub struct Outcome {
 }
 
 impl Case {
-    /// The same for backends that round the activations of products to 16 bits, as those do that use matrix
-    /// instructions of 16-bit numbers.
+    /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
+    /// bits, and take factors of recurrences as sums of two bf16.
     pub fn with_half_activations(mut self) -> Self {
         if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {
             self.bound = self.bound.max(tolerance::half_activations(self.weights.quant));
+        }
+        if self.program.ops.iter().any(|op| matches!(op, Op::GatedDelta(_) | Op::Mamba2(_))) {
+            self.bound = self.bound.max(tolerance::RECURRENT_IN_PARTS);
         }
         self
     }
