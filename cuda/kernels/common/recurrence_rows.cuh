@@ -209,7 +209,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 MOST> struct Rows {
             const u64 decay = u64(head) * op.key_dim + column, stride = u64(op.value_heads) * op.key_dim;
             const float bias = is_there && op.bias != nullptr ? op.bias[decay] : 0.0f, rate = op.a[head];
             float passed = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
             for (u32 t = 0; t < MOST; ++t) {
                 const bool is_row = is_there && t < rows;
                 const float g = is_row ? rate * softplus(op.steps[(span.first + first + t) * stride + decay] + bias) : 0.0f;
@@ -228,7 +228,7 @@ template <u32 KIND, typename State, u32 QUADS, u32 MOST> struct Rows {
         for_columns([&](u32 column) {
             const bool is_there = column < op.key_dim;
             float newer = 0.0f;
-#pragma unroll 4
+#pragma unroll
             for (u32 i = 0; i < CHUNK; ++i) {
                 const u32 j = CHUNK - 1 - i;
                 const bool is_entry = is_there && j < count;
