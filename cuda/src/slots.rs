@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub(crate) ring: usize,
     /// `[slots][value_heads][value_dim][key_dim]`
     state: Memory,
-    /// `[slots][value_heads][ring][value_dim]`, as checkpoints are stored (but for Mamba-1), as `k`
+    /// `[slots][value_heads][ring][value_dim]`
     u: Memory,
     /// `[slots][key_heads][ring][key_dim]`
     k: Memory,
@@ -56,14 +56,12 @@ impl State {
         limits: &Limits,
     ) -> Result<Self, DeviceError> {
         let ring = limits.replay.ring_rows();
-        let rows = |bytes: usize| device.take("replay rings", limits.slots * ring * bytes);
+        let rows = |elements: usize| device.take("replay rings", 4 * limits.slots * ring * elements);
         let bytes = limits.all_slots() * decl.state_elements() * limits.state_type.bytes();
         let state = device.take("recurrent states", bytes)?;
         device.fill(state.at(), 0, bytes)?;
-        let element = if kind == Kind::Mamba1 { 4 } else { limits.state_type.bytes() };
-        let u = rows(element * decl.value_heads * decl.value_dim)?;
-        let k = rows(element * decl.key_heads * decl.key_dim)?;
-        let g = rows(4 * decl.value_heads * decl.decays())?;
+        let u = rows(decl.value_heads * decl.value_dim)?;
+        let (k, g) = (rows(decl.key_heads * decl.key_dim)?, rows(decl.value_heads * decl.decays())?);
         Ok(Self { decl, kind, head_map, state_type: limits.state_type, ring, state, u, k, g })
     }
 

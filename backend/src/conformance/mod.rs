@@ -94,9 +94,8 @@ pub struct Outcome {
 }
 
 impl Case {
-    /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
-    /// bits, and over pages of f16 the queries of prompts and the weights of their values, and take factors of recurrences
-    /// as sums of two bf16.
+    /// The same for backends that round the activations of products to 16 bits, and over pages of f16 the queries of
+    /// prompts and the weights of their values, as those do that use matrix instructions of 16-bit numbers.
     pub fn with_half_activations(mut self) -> Self {
         let attends = self.program.ops.iter().any(|op| matches!(op, Op::Attention(_)));
         if attends && self.limits.kv_type == KvType::F16 {
@@ -104,9 +103,6 @@ impl Case {
         }
         if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {
             self.bound = self.bound.max(tolerance::half_activations(self.weights.quant));
-        }
-        if self.program.ops.iter().any(|op| matches!(op, Op::GatedDelta(_) | Op::Mamba2(_))) {
-            self.bound = self.bound.max(tolerance::RECURRENT_IN_PARTS);
         }
         self
     }

@@ -9,11 +9,6 @@ pub const EXACT: f64 = 1e-11;
 /// Mamba-2, 6e-13 for a whole model with a delta layer.
 pub const RECURRENT: f64 = 1e-10;
 
-/// Recurrences of several rows at once through matrix instructions of 16-bit numbers: every factor is the sum of two bf16, 16
-/// bits. Floor on an H200: 9.4e-10 where the terms of a small Mamba-2 cancel, 1.5e-10 for all others; it does not grow with
-/// the prompt.
-pub const RECURRENT_IN_PARTS: f64 = 2e-9;
-
 /// Recurrences whose checkpoints are in f16, against states in f32. Floor on CPU: 4e-7 without a ring, where every row
 /// rounds the state, 1.2e-7 with one of 16 rows.
 pub const ROUNDED_STATE: f64 = 1e-6;

@@ -11,21 +11,13 @@ use kvas_backend::{
     store::{Decay, StateDecl},
 };
 
-/// `CHUNK` of `kernels/common/recurrence.cuh`.
+/// `CHUNK` and `THREADS` of `kernels/common/recurrence.cuh`.
 const CHUNK: usize = kvas_backend::CHUNK;
-/// Threads of a block of `recurrence_one.cuh`, of `recurrence_prepare.cuh` and of `mamba1.cu`.
 const THREADS: usize = 128;
-/// Most rows of a span whose rows are solved together at once, and least of one that takes several rounds, see
-/// `recurrence_rows.cuh`.
+/// Most rows of a span of the kernels for many blocks: `SHORT` there.
 const SHORT: usize = 8;
-/// Rows of the state that a lane has a part of where there are many blocks, see `recurrence_one.cuh`.
+/// Rows of the state that a lane has a part of in them.
 const MANY: usize = 4;
-/// Rows of the state that matrix instructions have in one warp, and most warps of a block that have some.
-const TILE: usize = 16;
-const WARPS: usize = 8;
-/// Warps that share rows in `recurrence_prompt.cuh`, and most rows of a block there.
-const SHARES: usize = 2;
-const PROMPT_ROWS: usize = 64;
 
 /// `Recurrence` of `kernels/common/recurrence.cuh`.
 #[repr(C)]
@@ -104,7 +96,7 @@ pub(crate) struct FoldView {
     padding: u32,
 }
 
-/// `Prompt` of `kernels/common/recurrence_chunks.cuh`.
+/// `Prompt` of `kernels/common/recurrence.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct PromptView {
@@ -116,22 +108,22 @@ pub(crate) struct PromptView {
     padding: u32,
 }
 
-/// Rows of a step whose chunks are prepared together, and bytes of `ChunkHead` in `recurrence_chunks.cuh`.
+/// Rows of a step whose chunks are prepared together, and floats of a chunk and head: `HEAD_FLOATS` there.
 const PREPARED: usize = 1024;
-const HEAD_BYTES: usize = 4 * CHUNK * CHUNK * 2 + 4 * CHUNK * 4;
+const HEAD_FLOATS: usize = 2 * CHUNK * CHUNK + 4 * CHUNK;
 
-/// Bytes of the keys and queries, and of the heads, of all chunks that are prepared together.
-fn prepared_bytes(decl: &StateDecl, rows: usize) -> [usize; 2] {
+/// Floats of the keys and queries, and of the heads, of all chunks that are prepared together.
+fn prepared_floats(decl: &StateDecl, rows: usize) -> [usize; 2] {
     let chunks = rows.min(PREPARED).div_ceil(CHUNK);
     let columns = COLUMNS.into_iter().find(|columns| decl.key_dim <= *columns).unwrap_or(0);
-    [chunks * decl.key_heads * 4 * CHUNK * columns * 2, chunks * decl.value_heads * HEAD_BYTES]
+    [chunks * decl.key_heads * 2 * CHUNK * columns, chunks * decl.value_heads * HEAD_FLOATS]
 }
 
 /// Scratch for prompts: what does not depend on the state.
 pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> u64 {
     let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
     match decl.decay {
-        Decay::PerHead => prepared_bytes(decl, limits.rows).iter().sum::<usize>() as u64,
+        Decay::PerHead => 4 * prepared_floats(decl, limits.rows).iter().sum::<usize>() as u64,
         Decay::PerChannel | Decay::Rates(_) => 0,
     }
 }
@@ -163,59 +155,20 @@ const COLUMNS: [usize; 3] = [64, 128, 256];
 
 /// Those of the kernel for a state.
 fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
-    COLUMNS
+    [64, 128, 256]
         .into_iter()
         .find(|columns| decl.key_dim <= *columns)
         .ok_or_else(|| failed(format!("a recurrence with keys of {} columns, at most 256 can be", decl.key_dim)))
 }
 
-/// Those of a kernel of `recurrence_one.cuh` or `recurrence_rows.cuh`: all but the widest want keys of just so many columns, and
-/// rows that begin at multiples of 16 bytes.
-fn room(decl: &StateDecl, view: &RecurrenceView) -> Result<usize, DeviceError> {
-    let columns = columns(decl)?;
-    let begins = view.columns | view.queries_at | view.keys_at | view.values_at;
-    let is_tight = decl.key_dim == columns && decl.value_dim.is_multiple_of(8) && begins.is_multiple_of(4);
-    Ok(if is_tight { columns } else { COLUMNS[2] })
-}
-
-/// Bytes of shared memory of `recurrence_half.cuh`, with so many warps that have rows of a state.
-fn half_bytes(columns: usize, warps: usize) -> usize {
-    let shared = 2 * (4 + 2 * CHUNK) * row_stride(columns) + 4 * columns + 2 * 4 * CHUNK + 4 * 8;
-    shared + 2 * CHUNK * (TILE * warps + 8) + 2 * TILE * warps * row_stride(columns)
-}
-
-/// Bytes of `Shared` of `recurrence_one.cuh`, with states in so many bytes an element and `rows` of them to a block.
-fn one_bytes(decl: &StateDecl, columns: usize, (element, rows): (usize, usize)) -> usize {
-    let of_channels = |rows: usize| if decl.decay == Decay::PerChannel { rows * columns } else { 4 };
-    let entry_g = if decl.decay == Decay::PerChannel { CHUNK * columns } else { CHUNK };
-    let channels = of_channels(1) + entry_g + of_channels(CHUNK) + 2 * of_channels(1) + 2 * of_channels(1);
-    CHUNK * (columns + rows) * element + 4 * (2 * columns + rows + 2 * CHUNK + channels + CHUNK + 4)
-}
-
-/// Bytes of `Shared` of `recurrence_rows.cuh`, with so many rows that are solved together.
-fn rows_bytes(decl: &StateDecl, columns: usize, most: usize) -> usize {
-    let keys = 2 * (2 * most + CHUNK) * row_stride(columns) * 2;
-    let squares = 2 * 2 * most * most * 2 + 4 * (2 * most * (most + 1) + most * most);
-    let channels = if decl.decay == Decay::PerChannel { (3 * most + 1) * columns } else { 3 * 4 };
-    keys + squares + 4 * (5 * CHUNK + channels)
-}
-
-/// Bytes of shared memory of `recurrence_prepare.cuh`.
-fn prepare_bytes(decl: &StateDecl, columns: usize) -> usize {
-    let heads = (decl.value_heads / decl.key_heads).min(THREADS / CHUNK);
-    4 * CHUNK * row_stride(columns) * 2 + 4 * 2 * CHUNK * (CHUNK + 1) + heads * (HEAD_BYTES + 4 * CHUNK * (CHUNK + 4))
-}
-
-/// Bytes of shared memory of `recurrence_prompt.cuh`, with `rows` rows of a state to a block.
-fn prompt_bytes(columns: usize, rows: usize) -> usize {
-    let stages = if columns > 128 { 2 } else { 3 };
-    let stage = 4 * CHUNK * row_stride(columns) * 2 + HEAD_BYTES + 4 * CHUNK * (rows + 4);
-    stages * stage + rows / TILE * SHARES * 2 * 2 * 32 * 16
-}
-
-/// `row_stride` of `recurrence_tile.cuh`.
-const fn row_stride(columns: usize) -> usize {
-    columns + 8
+/// Bytes of `Shared` of `kernels/common/recurrence.cuh`.
+fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
+    let (rows, most) = (16 * lane_rows, if lane_rows == MANY { SHORT } else { CHUNK });
+    let is_per_channel = decl.decay == Decay::PerChannel;
+    let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
+    let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
+    let own = if is_per_channel { (most + 1) * columns } else { 2 * 4 };
+    4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
 }
 
 impl State {
@@ -335,27 +288,21 @@ impl Machine {
         };
         let spans = self.step.spans();
         // Long spans take much longer, and are few.
-        for (least, most) in [(1, 1), (2, SHORT), (SHORT + 1, u32::MAX as usize)] {
+        for (least, most) in [(1, SHORT), (SHORT + 1, u32::MAX as usize)] {
             let rows = spans.iter().zip(&self.entries).map(left);
             let wanted = rows.filter(|rows| (least..=most).contains(rows)).count();
             if wanted == 0 {
                 continue;
             }
-            if most == 1 {
-                self.recur_one(state, view, (FoldView::default(), wanted))?;
-                continue;
-            }
-            let (columns, together) = (room(&state.decl, &view)?, if most > SHORT { CHUNK } else { SHORT });
-            // Decays per channel make products of rows that all warps share.
-            let all = state.decl.value_dim.div_ceil(TILE).min(WARPS);
-            let warps = if has_chunks { self.warps(state, wanted) } else { all };
-            self.kernel(state.unit(), &format!("{}_{columns}_rows_{together}", state.unit()))?
-                .grid(state.decl.value_dim.div_ceil(TILE * warps), state.decl.value_heads, spans.len())
-                .block(32 * warps)
+            let (name, rows, shared) = self.recurrence(state, (wanted, most > SHORT))?;
+            self.kernel(state.unit(), &name)?
+                .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, spans.len())
+                .block(THREADS)
                 .early()
-                .shared(rows_bytes(&state.decl, columns, together))
+                .shared(shared)
                 .arg(self.view())
                 .arg(view)
+                .arg(FoldView::default())
                 .arg(least as u32)
                 .arg(most as u32)
                 .launch()?;
@@ -363,51 +310,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Warps of a block that have rows of a state each: few if there are few blocks. Results do not depend on it.
-    fn warps(&self, state: &State, spans: usize) -> usize {
-        let warps = state.decl.value_dim.div_ceil(TILE).min(WARPS);
-        let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(TILE * warps);
-        if blocks < self.device.multiprocessors() { warps.min(2) } else { warps }
-    }
-
-    /// Spans of one row, of which there are so many, or a ring that is folded besides any step.
-    fn recur_one(
-        &self,
-        state: &State,
-        view: RecurrenceView,
-        (fold, spans): (FoldView, usize),
-    ) -> Result<(), DeviceError> {
-        let decl = &state.decl;
-        let is_half = state.state_type == StateType::F16 && decl.decay == Decay::PerHead;
-        let all_spans = if fold.held > 0 { 1 } else { self.step.spans().len() };
-        let (name, rows, threads, shared) = if is_half {
-            let (columns, warps) = (columns(decl)?, self.warps(state, spans));
-            let shared = half_bytes(columns, warps);
-            (format!("{}_{columns}_one", state.unit()), TILE * warps, 32 * (warps + 1), shared)
-        } else {
-            let columns = room(decl, &view)?;
-            let blocks = spans * decl.value_heads * decl.value_dim.div_ceil(16 * MANY);
-            let has_few = columns > 128 || blocks < 2 * self.device.multiprocessors();
-            let lane_rows = if has_few { 1 } else { MANY };
-            let shared = one_bytes(decl, columns, (state.state_type.bytes(), 16 * lane_rows));
-            (format!("{}_{columns}_one_x{lane_rows}", state.unit()), 16 * lane_rows, THREADS, shared)
-        };
-        self.kernel(state.unit(), &name)?
-            .grid(decl.value_dim.div_ceil(rows), decl.value_heads, all_spans)
-            .block(threads)
-            .early()
-            .shared(shared)
-            .arg(self.view())
-            .arg(view)
-            .arg(fold)
-            .launch()
-    }
-
     /// The whole chunks of spans that go straight into the state: for all of some rows at once what does not depend on
     /// it, then one after the other.
     fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
         let (decl, columns) = (&state.decl, columns(&state.decl)?);
-        let [keys, _] = prepared_bytes(decl, self.limits.rows);
+        let [keys, _] = prepared_floats(decl, self.limits.rows);
         let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
             let rows = span.rows as usize / CHUNK * CHUNK;
             (entry.is_final && rows > 0).then_some((number, first, first + rows))
@@ -421,32 +328,33 @@ impl Machine {
             let spans = inside.last().unwrap_or(first_span) + 1 - first_span;
             let prompt = PromptView {
                 keys: self.scratch().0,
-                heads: self.scratch().at(keys).0,
+                heads: self.scratch().at(4 * keys).0,
                 begin: begin as u32,
                 end: end as u32,
                 first_span: first_span as u32,
                 padding: 0,
             };
+            let shared = shared_bytes(decl, columns, 1);
             let name = format!("{}_{columns}_prepare", state.unit());
-            let launch = self.kernel(state.unit(), &name)?.grid((end - begin).div_ceil(CHUNK), decl.key_heads, spans);
-            let launch = launch.block(THREADS).early().shared(prepare_bytes(decl, columns));
-            launch.arg(self.view()).arg(view).arg(prompt).launch()?;
+            let launch = self.kernel(state.unit(), &name)?.grid((end - begin).div_ceil(CHUNK), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared).arg(self.view()).arg(view).arg(prompt).launch()?;
             let name = format!("{}_{columns}_prompt", state.unit());
-            let rows = self.prompt_rows(decl, spans);
-            let blocks = decl.value_dim.div_ceil(rows);
-            let launch = self.kernel(state.unit(), &name)?.grid(blocks, decl.value_heads, spans);
-            let launch = launch.block(32 * (SHARES * rows / TILE + 1)).early().shared(prompt_bytes(columns, rows));
-            launch.arg(self.view()).arg(view).arg(prompt).launch()?;
+            let two = 4 * (2 * (2 * CHUNK * columns + CHUNK * 16 + HEAD_FLOATS) + 2 * CHUNK * 16);
+            let launch = self.kernel(state.unit(), &name)?.grid(decl.value_dim.div_ceil(16), decl.value_heads, spans);
+            launch.block(THREADS).early().shared(shared + two).arg(self.view()).arg(view).arg(prompt).launch()?;
         }
         Ok(())
     }
 
-    /// Rows of a state that a block has in a prompt: as many as leave no multiprocessor without a block. Results do not
-    /// depend on it.
-    fn prompt_rows(&self, decl: &StateDecl, spans: usize) -> usize {
-        let blocks = |rows: usize| decl.value_dim.div_ceil(rows) * decl.value_heads * spans;
-        let is_enough = |rows: &usize| 3 * blocks(*rows) >= 2 * self.device.multiprocessors();
-        [PROMPT_ROWS, PROMPT_ROWS / 2].into_iter().find(is_enough).unwrap_or(TILE)
+    /// The kernel for some spans, that may be long, the rows of the state its blocks have, and its shared memory.
+    /// Results do not depend on how many rows a block has.
+    fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<(String, usize, usize), DeviceError> {
+        let columns = columns(&state.decl)?;
+        let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * MANY);
+        let has_few = long || columns > 128 || blocks < 2 * self.device.multiprocessors();
+        let lane_rows = if has_few { 1 } else { MANY };
+        let name = format!("{}_{columns}_x{lane_rows}", state.unit());
+        Ok((name, 16 * lane_rows, shared_bytes(&state.decl, columns, lane_rows)))
     }
 
     pub(crate) fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
@@ -478,8 +386,19 @@ impl Machine {
             let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, 1).block(THREADS);
             return launch.arg(view).arg(slot.0).arg(base).arg(count).launch();
         }
+        let (name, rows, shared) = self.recurrence(state, (1, false))?;
         let fold = FoldView { slot: slot.0, base, held: count, padding: 0 };
-        self.recur_one(state, state.view(), (fold, 1))
+        self.kernel(state.unit(), &name)?
+            .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, 1)
+            .block(THREADS)
+            .early()
+            .shared(shared)
+            .arg(self.view())
+            .arg(state.view())
+            .arg(fold)
+            .arg(0u32)
+            .arg(0u32)
+            .launch()
     }
 }
 
@@ -491,7 +410,7 @@ mod tests {
     fn kernels_are_given_what_they_expect() {
         let sizes =
             [size_of::<RecurrenceView>(), size_of::<ScanView>(), size_of::<FoldView>(), size_of::<PromptView>()];
-        assert_eq!((sizes, HEAD_BYTES), ([144, 104, 16, 32], 2304));
+        assert_eq!((sizes, HEAD_FLOATS), ([144, 104, 16, 32], 576));
     }
 
     #[test]
@@ -506,8 +425,8 @@ mod tests {
     #[test]
     fn what_is_prepared_of_a_prompt_does_not_grow_with_it() {
         let decl = StateDecl { key_heads: 2, value_heads: 6, key_dim: 100, value_dim: 8, decay: Decay::PerHead };
-        assert_eq!(prepared_bytes(&decl, 16), [2 * 4 * 16 * 128 * 2, 6 * HEAD_BYTES]);
-        assert_eq!(prepared_bytes(&decl, 17), prepared_bytes(&decl, 32));
-        assert_eq!(prepared_bytes(&decl, PREPARED), prepared_bytes(&decl, 100 * PREPARED));
+        assert_eq!(prepared_floats(&decl, 16), [2 * 2 * 16 * 128, 6 * HEAD_FLOATS]);
+        assert_eq!(prepared_floats(&decl, 17), prepared_floats(&decl, 32));
+        assert_eq!(prepared_floats(&decl, PREPARED), prepared_floats(&decl, 100 * PREPARED));
     }
 }
