@@ -62,8 +62,12 @@ pub(crate) struct Means {
 
 impl Plan {
     /// Counts what `program` takes, its weights stored in `quants`.
-    pub(crate) fn new(program: &Program, quants: &[Quant], limits: &Limits, means: Means) -> Self {
-        let Means { threads, tiles, repacks } = means;
+    pub(crate) fn new(
+        program: &Program,
+        quants: &[Quant],
+        limits: &Limits,
+        Means { threads, tiles, repacks }: Means,
+    ) -> Self {
         let rows = |act: Act| match program.act(act).rows {
             Rows::Step => limits.rows,
             Rows::Outputs => limits.outputs,
