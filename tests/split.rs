@@ -30,11 +30,7 @@ fn alternating(program: &Program) -> Placement {
 #[test]
 fn ops_on_two_devices_agree_with_the_reference() {
     let several = |case: &Case| case.program.ops.len() > 1;
-    let mut cases: Vec<Case> = conformance::cases().into_iter().filter(several).collect();
-    for case in &mut cases {
-        // The bound of one op is that of one instruction set; here all of a program matters.
-        case.bound = case.bound.max(conformance::tolerance::TWO_PARTS);
-    }
+    let cases: Vec<Case> = conformance::cases().into_iter().filter(several).collect();
     assert!(cases.len() >= 8, "{} cases of several ops", cases.len());
     for case in &cases {
         let placement = alternating(&case.program);

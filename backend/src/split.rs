@@ -107,6 +107,8 @@ pub struct Split {
     pages: Vec<Range<u32>>,
     ordinals: [Vec<usize>; DEVICES],
     steps: [Step; DEVICES],
+    /// By op: the activations that its device needs, and those it writes.
+    touched: Vec<[Vec<Act>; 2]>,
     /// By activation: which devices have its current values.
     current: Vec<[bool; DEVICES]>,
     /// Values on their way.
@@ -149,6 +151,7 @@ impl Split {
             pages: Vec::new(),
             ordinals: Default::default(),
             steps: Default::default(),
+            touched: Vec::new(),
             current: Vec::new(),
             staging: Vec::new(),
             next: 0,
@@ -191,6 +194,18 @@ impl Split {
     }
 }
 
+/// The activations that a device needs before it runs an op, and those that the op writes.
+fn touched(program: &Program, op: &Op) -> [Vec<Act>; 2] {
+    let mut touches = op.touches();
+    if let Op::Linear(op) = op
+        && program.weight(op.weight).shape[0] < program.act(op.out).columns
+    {
+        // Other products fill the other columns.
+        touches.reads.push(op.out);
+    }
+    [touches.reads, touches.writes]
+}
+
 /// The number of a page on its device.
 fn in_arena(pages: &[Range<u32>], device: usize, page: Page) -> Page {
     Page(pages.get(device).map_or(0, |pages| (page.0 + 1).saturating_sub(pages.start)))
@@ -219,7 +234,13 @@ impl Backend for Split {
             let part = Arc::new(self.placement.part(&program, number));
             device.prepare(part, &mut Own(weights), self.placement.limits(&program, limits, number))?;
         }
+        self.touched = program.ops.iter().map(|op| touched(&program, op)).collect();
         self.current = vec![[false; DEVICES]; program.acts.len()];
+        let values = program
+            .acts
+            .iter()
+            .map(|act| act.columns * if act.rows == Rows::Step { limits.rows } else { limits.outputs });
+        self.staging = Vec::with_capacity(values.max().unwrap_or(0));
         self.program = Some(program);
         Ok(())
     }
@@ -252,16 +273,12 @@ impl Backend for Split {
         let after = (self.next..program.ops.len()).chain(0..self.next).find(|at| program.ops[*at] == *op);
         let at = after.expect("an op of the prepared program");
         self.next = at + 1;
-        let (device, touches) = (self.placement.of_op[at], op.touches());
-        touches.reads.iter().try_for_each(|act| self.bring(&program, *act, device))?;
-        if let Op::Linear(op) = op
-            && program.weight(op.weight).shape[0] < program.act(op.out).columns
-        {
-            // Other products fill the other columns.
-            self.bring(&program, op.out, device)?;
+        let device = self.placement.of_op[at];
+        for number in 0..self.touched[at][0].len() {
+            self.bring(&program, self.touched[at][0][number], device)?;
         }
         self.devices[device].execute(op)?;
-        for act in touches.writes {
+        for act in &self.touched[at][1] {
             let current = &mut self.current[act.0 as usize];
             *current = [false; DEVICES];
             current[device] = true;

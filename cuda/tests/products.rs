@@ -32,8 +32,12 @@ fn main() -> ExitCode {
     }
     let is_wanted =
         |quant: &Quant| quant.can_quantize() && (arguments.is_empty() || arguments.contains(&quant.to_string()));
-    let wanted = Quant::ALL.iter().filter(|quant| is_wanted(quant));
-    let differing: usize = wanted.map(|quant| bits(&device, *quant) + whole_steps(&device, *quant)).sum();
+    let wanted: Vec<_> = Quant::ALL.iter().filter(|quant| is_wanted(quant)).collect();
+    if wanted.len() < arguments.len().max(1) {
+        eprintln!("{}: expected formats that can be quantised to, or --time", arguments.join(" "));
+        return ExitCode::FAILURE;
+    }
+    let differing: usize = wanted.into_iter().map(|quant| bits(&device, *quant) + whole_steps(&device, *quant)).sum();
     println!("{differing} formats and ops whose bits depend on the step");
     if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -220,10 +220,13 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
     let replay = plan(&model.program, model.spec.context_length, &whole).limits.replay;
     // Both devices hold as many tokens and snapshots as the one that has room for fewer.
     let (mut snapshots, mut most_tokens) = (usize::MAX, usize::MAX);
-    for (request, part) in requests.iter().zip(&parts) {
+    for ((request, part), place) in requests.iter().zip(&parts).zip(&places) {
         let request = PlanRequest { history: Some(replay.history), kv_only: Some(replay.fresh), ..*request };
         let planned = plan(part, model.spec.context_length, &request);
-        planned.check().map_err(|large| anyhow!("{}: {large}", flags.model.display()))?;
+        planned.check().map_err(|large| {
+            let (file, place) = (flags.model.display(), place.name());
+            anyhow!("{file}: on {place} {large}; another --n-gpu-layers or a smaller --ctx-size may fit")
+        })?;
         (snapshots, most_tokens) = (snapshots.min(planned.limits.snapshots), most_tokens.min(planned.room_tokens));
     }
     Ok(PlanRequest { snapshots: SnapshotBudget::Exactly(snapshots), most_tokens: Some(most_tokens), ..whole })

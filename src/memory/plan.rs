@@ -41,7 +41,7 @@ pub struct PlanRequest {
     pub kv_type: KvType,
     /// Element type of recurrent states.
     pub state_type: StateType,
-    /// Bytes of the model file.
+    /// Bytes of the weights.
     pub weights_bytes: u64,
     /// Bytes the process holds already: vocabulary, templates, code.
     pub process_bytes: u64,

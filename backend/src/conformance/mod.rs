@@ -14,8 +14,8 @@ pub use random::{Random, RandomWeights};
 pub use table::Table;
 
 use crate::{
-    Act, Backend, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Reference, Rows, Slot, StateType, Step,
-    arena_pages,
+    Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Reference, Rows, Slot, StateType,
+    Step, arena_pages,
 };
 use exchange::{exchange, through_snapshots};
 use std::{ops::Range, sync::Arc};
@@ -98,7 +98,8 @@ impl Case {
     /// prompts and the weights of their values, as those do that use matrix instructions of 16-bit numbers.
     pub fn with_half_activations(mut self) -> Self {
         let attends = self.program.ops.iter().any(|op| matches!(op, Op::Attention(_)));
-        if attends && self.limits.kv_type == KvType::F16 {
+        let reads_prompts = self.script.iter().flatten().any(|m| m.rows >= CHUNK);
+        if attends && reads_prompts && self.limits.kv_type == KvType::F16 {
             self.bound = self.bound.max(tolerance::HALF_ATTENTION);
         }
         if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {

@@ -12,7 +12,9 @@ use crate::simd::panels::ROWS;
 pub(crate) use activations::{Quantise, RECORD, Sums, Word, group_len};
 pub(crate) use floats::{FloatTimes, float_panel_bytes, pack_floats};
 pub(crate) use layouts::*;
-pub(crate) use panel::{Ahead, Panel, PanelBlock, Record, SECTION, pack, panel_bytes};
+pub(crate) use panel::{Ahead, Panel, SECTION, pack, panel_bytes};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use panel::{PanelBlock, Record};
 
 /// Values of an activation that share a scale. One form serves all formats: the scale is per 32 values even where the
 /// weights have superblocks of 256, which costs two multiplications and gains more than a bit of precision when a few

@@ -10,6 +10,7 @@ pub(crate) mod math;
 pub(crate) mod panels;
 mod scalar;
 pub(crate) mod strips;
+mod tile_work;
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
 pub(crate) mod tiles;
 

@@ -4,18 +4,12 @@ mod integers;
 mod unpack;
 
 use super::avx512::Avx512;
-use std::arch::{asm, x86_64::*};
-
+pub(crate) use super::tile_work::*;
 pub(crate) use integers::OpenIntegers;
-pub(crate) use unpack::Unpack;
-
-/// Values of a tile's row, and lines of the tile of weights it meets.
-pub(crate) const STEP: usize = 32;
-/// Rows of a tile.
-pub(crate) const SIDE: usize = 16;
-
-/// A line of weights: two columns of 16 rows, as pairs of bf16.
-pub(crate) type Line = [u32; SIDE];
+use std::{
+    arch::{asm, x86_64::*},
+    marker::PhantomData,
+};
 
 /// Proof that the processor has AMX for bf16 and 8-bit integers and AVX-512 BF16, and that the system lets us use its registers.
 #[derive(Debug, Clone, Copy)]
@@ -82,12 +76,6 @@ pub(crate) fn spread(codes: __m512i) -> [__m512; 4] {
     }
 }
 
-/// Work that is compiled with everything [`Tiles`] proves.
-pub(crate) trait TileKernel {
-    /// Does it.
-    fn run(self, tiles: Tiles);
-}
-
 impl Tiles {
     /// Runs a kernel with the instruction set enabled.
     pub(crate) fn run(self, kernel: impl TileKernel) {
@@ -98,15 +86,6 @@ impl Tiles {
         // SAFETY: `Tiles` exists only if the processor has all of these features.
         unsafe { enabled(self, kernel) }
     }
-}
-
-/// Rounds floats to bf16, to the nearest; what is not a number stays so.
-pub(crate) struct Round<'a> {
-    /// Whole steps.
-    pub(crate) x: &'a [f32],
-    pub(crate) out: &'a mut [u16],
-    /// For what is left over, rounded too: with it, 16 bits of the mantissa are kept.
-    pub(crate) rest: Option<&'a mut [u16]>,
 }
 
 /// 16 numbers of bf16 as floats.
@@ -169,14 +148,6 @@ fn transposed(rows: &[__m512i; SIDE], out: &mut [Line; SIDE]) {
     }
 }
 
-/// Lines of up to 16 rows of bf16; rows that are missing are zero.
-pub(crate) struct Transpose<'a> {
-    /// By row: the steps wanted, 64 bytes each.
-    pub(crate) rows: [&'a [u8]; SIDE],
-    /// `[steps * 16]`
-    pub(crate) out: &'a mut [Line],
-}
-
 impl TileKernel for Transpose<'_> {
     #[inline(always)]
     fn run(self, _: Tiles) {
@@ -195,25 +166,6 @@ impl TileKernel for Transpose<'_> {
     }
 }
 
-/// `c (+)= a b` for 16 or 32 rows of `a` and two tiles of weights.
-#[derive(Debug)]
-pub(crate) struct Multiply<'a> {
-    /// From the first row's first value of these steps on.
-    pub(crate) a: &'a [u16],
-    /// Values from one row of `a` to the next.
-    pub(crate) a_stride: usize,
-    /// Rows of `a`: 16 or 32.
-    pub(crate) rows: usize,
-    /// By tile: `[steps * 16]`
-    pub(crate) b: [&'a [Line]; 2],
-    /// From the first row's first of 32 columns on.
-    pub(crate) c: &'a mut [f32],
-    /// Values from one row of `c` to the next.
-    pub(crate) c_stride: usize,
-    /// Whether `c` is added to.
-    pub(crate) accumulate: bool,
-}
-
 /// All tiles are 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Shapes([u8; 64]);
@@ -230,9 +182,10 @@ static SHAPES: Shapes = {
     Shapes(shapes)
 };
 
-/// The tile registers in use: opening costs some cycles, leaving them open makes every switch of threads slower.
+/// The tile registers of this thread in use: opening costs some cycles, leaving them open makes every switch of threads
+/// slower. It stays on its thread, since another one's registers are not configured.
 #[derive(Debug)]
-pub(crate) struct Open(Tiles);
+pub(crate) struct Open(Tiles, PhantomData<*const ()>);
 
 impl Tiles {
     /// Configures this thread's tile registers.
@@ -243,7 +196,7 @@ impl Tiles {
     fn configure(self, shapes: &'static Shapes) -> Open {
         // SAFETY: `Tiles` proves the instruction; the configuration is 64 valid bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) std::ptr::from_ref(shapes), options(nostack, readonly)) };
-        Open(self)
+        Open(self, PhantomData)
     }
 }
 

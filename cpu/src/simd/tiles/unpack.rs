@@ -1,21 +1,10 @@
 //! Lines of bf16 from packed panels.
 
-use super::{Line, SIDE, TileKernel, Tiles, pair, spread};
+use super::{SIDE, TileKernel, Tiles, Unpack, pair, spread};
 use crate::{
-    packed::{Layout, Panel, PanelBlock, coding::Coding},
+    packed::{Layout, PanelBlock, coding::Coding},
     simd::panels::Panels,
 };
-use std::{marker::PhantomData, ops::Range};
-
-/// Dequantises blocks of a panel.
-pub(crate) struct Unpack<'a, L> {
-    pub(crate) panel: Panel<'a>,
-    /// Which of its sections.
-    pub(crate) sections: Range<usize>,
-    /// `[blocks * 16]`
-    pub(crate) out: &'a mut [Line],
-    pub(crate) layout: PhantomData<L>,
-}
 
 impl<L: Layout> TileKernel for Unpack<'_, L> {
     #[inline(always)]

@@ -1,0 +1,67 @@
+//! What a matrix unit is asked to do; in the same words where no processor has one.
+
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "nothing reads what no unit is asked"))]
+
+use super::tiles::Tiles;
+use crate::packed::Panel;
+use std::{marker::PhantomData, ops::Range};
+
+/// Values of a tile's row, and lines of the tile of weights it meets.
+pub(crate) const STEP: usize = 32;
+/// Rows of a tile.
+pub(crate) const SIDE: usize = 16;
+
+/// A line of weights: two columns of 16 rows, as pairs of bf16.
+pub(crate) type Line = [u32; SIDE];
+
+/// Work that is compiled with everything [`Tiles`] proves.
+pub(crate) trait TileKernel {
+    /// Does it.
+    fn run(self, tiles: Tiles);
+}
+
+/// Rounds floats to bf16, to the nearest; what is not a number stays so.
+pub(crate) struct Round<'a> {
+    /// Whole steps.
+    pub(crate) x: &'a [f32],
+    pub(crate) out: &'a mut [u16],
+    /// For what is left over, rounded too: with it, 16 bits of the mantissa are kept.
+    pub(crate) rest: Option<&'a mut [u16]>,
+}
+
+/// Lines of up to 16 rows of bf16; rows that are missing are zero.
+pub(crate) struct Transpose<'a> {
+    /// By row: the steps wanted, 64 bytes each.
+    pub(crate) rows: [&'a [u8]; SIDE],
+    /// `[steps * 16]`
+    pub(crate) out: &'a mut [Line],
+}
+
+/// Dequantises blocks of a panel into lines of bf16.
+pub(crate) struct Unpack<'a, L> {
+    pub(crate) panel: Panel<'a>,
+    /// Which of its sections.
+    pub(crate) sections: Range<usize>,
+    /// `[blocks * 16]`
+    pub(crate) out: &'a mut [Line],
+    pub(crate) layout: PhantomData<L>,
+}
+
+/// `c (+)= a b` for 16 or 32 rows of `a` and two tiles of weights.
+#[derive(Debug)]
+pub(crate) struct Multiply<'a> {
+    /// From the first row's first value of these steps on.
+    pub(crate) a: &'a [u16],
+    /// Values from one row of `a` to the next.
+    pub(crate) a_stride: usize,
+    /// Rows of `a`: 16 or 32.
+    pub(crate) rows: usize,
+    /// By tile: `[steps * 16]`
+    pub(crate) b: [&'a [Line]; 2],
+    /// From the first row's first of 32 columns on.
+    pub(crate) c: &'a mut [f32],
+    /// Values from one row of `c` to the next.
+    pub(crate) c_stride: usize,
+    /// Whether `c` is added to.
+    pub(crate) accumulate: bool,
+}
