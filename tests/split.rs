@@ -30,7 +30,12 @@ fn alternating(program: &Program) -> Placement {
 #[test]
 fn ops_on_two_devices_agree_with_the_reference() {
     let several = |case: &Case| case.program.ops.len() > 1;
-    let cases: Vec<Case> = conformance::cases().into_iter().filter(several).collect();
+    let mut cases: Vec<Case> = conformance::cases().into_iter().filter(several).collect();
+    for case in &mut cases {
+        // Where there is a matrix unit whole chunks go through it in two parts of bf16, as in the CPU's own tests; floor here
+        // 2.6e-11, with weights in BF16.
+        case.bound = case.bound.max(conformance::tolerance::TWO_PARTS);
+    }
     assert!(cases.len() >= 8, "{} cases of several ops", cases.len());
     for case in &cases {
         let placement = alternating(&case.program);
