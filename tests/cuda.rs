@@ -97,42 +97,46 @@ fn a_model_that_is_shared_with_the_processor_says_the_same() {
 }
 
 /// Largest difference of a logit on a GPU from that of a fresh run on the processor, with f32 weights and pages. Floor on an
-/// H200: 7.1e-5 (kimi-linear), 6.3e-5 (qwen35), 2.3e-5 and less for the others.
-const HISTORY: f32 = 1.5e-4;
+/// H200: 2.2e-5 (lfm2).
+const HISTORY: f32 = 5e-5;
 
-fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str) {
+/// The same where whole chunks of a prompt go through a recurrence, whose factors are sums of two bf16 there. Floor on an
+/// H200: 7.9e-4 (qwen35), 5.2e-4 (kimi-linear), 1.1e-4 and less for the others; with kernels in f32 these were 7.1e-5.
+const HISTORY_IN_PARTS: f32 = 1.6e-3;
+
+fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str, bound: f32) {
     let Some(device) = device() else { return };
-    go_through(name, &Subject { make: &|| backend(&device), bound: HISTORY }, (34, 60));
+    go_through(name, &Subject { make: &|| backend(&device), bound }, (34, 60));
 }
 
 #[test]
 fn histories_of_delta_rules() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("qwen35");
+    any_history_is_that_of_a_fresh_run_on_the_processor("qwen35", HISTORY_IN_PARTS);
 }
 
 #[test]
 fn histories_of_decays_by_channel() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("kimi-linear");
+    any_history_is_that_of_a_fresh_run_on_the_processor("kimi-linear", HISTORY_IN_PARTS);
 }
 
 #[test]
 fn histories_of_state_spaces() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("mamba2");
+    any_history_is_that_of_a_fresh_run_on_the_processor("mamba2", HISTORY_IN_PARTS);
 }
 
 #[test]
 fn histories_of_state_spaces_and_attention() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("nemotron_h");
+    any_history_is_that_of_a_fresh_run_on_the_processor("nemotron_h", HISTORY_IN_PARTS);
 }
 
 #[test]
 fn histories_of_state_spaces_beside_attention() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("falcon-h1");
+    any_history_is_that_of_a_fresh_run_on_the_processor("falcon-h1", HISTORY_IN_PARTS);
 }
 
 #[test]
 fn histories_of_short_convolutions() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("lfm2");
+    any_history_is_that_of_a_fresh_run_on_the_processor("lfm2", HISTORY);
 }
 
 /// Steps of one row are the same launches again and again: all but the first few are graphs.

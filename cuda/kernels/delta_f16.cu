@@ -1,5 +1,6 @@
 // The gated delta rule with a decay per head, checkpoints in f16.
-#include "common/recurrence.cuh"
+#include "common/recurrence_prompt.cuh"
+#include "common/recurrence_rows.cuh"
 
 RECURRENCE(delta_f16_64, DELTA, f16, 2, 4, false)
 RECURRENCE(delta_f16_64, DELTA, f16, 2, 1, true)

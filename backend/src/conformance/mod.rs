@@ -94,8 +94,9 @@ pub struct Outcome {
 }
 
 impl Case {
-    /// The same for backends that round the activations of products to 16 bits, and over pages of f16 the queries of
-    /// prompts and the weights of their values, as those do that use matrix instructions of 16-bit numbers.
+    /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
+    /// bits, and over pages of f16 the queries of prompts and the weights of their values, and take the factors of prompts
+    /// through recurrences as sums of two bf16.
     pub fn with_half_activations(mut self) -> Self {
         let attends = self.program.ops.iter().any(|op| matches!(op, Op::Attention(_)));
         let reads_prompts = self.script.iter().flatten().any(|m| m.rows >= CHUNK);
@@ -104,6 +105,10 @@ impl Case {
         }
         if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {
             self.bound = self.bound.max(tolerance::half_activations(self.weights.quant));
+        }
+        let recurs = |op: &Op| matches!(op, Op::GatedDelta(_) | Op::Mamba2(_));
+        if reads_prompts && self.program.ops.iter().any(recurs) {
+            self.bound = self.bound.max(tolerance::RECURRENT_IN_PARTS);
         }
         self
     }

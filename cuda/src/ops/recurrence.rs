@@ -11,13 +11,19 @@ use kvas_backend::{
     store::{Decay, StateDecl},
 };
 
-/// `CHUNK` and `THREADS` of `kernels/common/recurrence.cuh`.
+/// `CHUNK` of `kernels/common/recurrence.cuh`.
 const CHUNK: usize = kvas_backend::CHUNK;
+/// Threads of a block of `recurrence_rows.cuh`, of `recurrence_prepare.cuh` and of `mamba1.cu`.
 const THREADS: usize = 128;
-/// Most rows of a span of the kernels for many blocks: `SHORT` there.
+/// Most rows of a span of the kernels for many blocks: `SHORT` of `recurrence_rows.cuh`.
 const SHORT: usize = 8;
 /// Rows of the state that a lane has a part of in them.
 const MANY: usize = 4;
+/// Rows of the state that matrix instructions have in one warp.
+const TILE: usize = 16;
+/// Warps that share rows in `recurrence_prompt.cuh`, and most rows of a block there.
+const SHARES: usize = 2;
+const PROMPT_ROWS: usize = 64;
 
 /// `Recurrence` of `kernels/common/recurrence.cuh`.
 #[repr(C)]
@@ -96,7 +102,7 @@ pub(crate) struct FoldView {
     padding: u32,
 }
 
-/// `Prompt` of `kernels/common/recurrence.cuh`.
+/// `Prompt` of `kernels/common/recurrence_chunks.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct PromptView {
@@ -108,24 +114,40 @@ pub(crate) struct PromptView {
     padding: u32,
 }
 
-/// Rows of a step whose chunks are prepared together, and floats of a chunk and head: `HEAD_FLOATS` there.
+/// Rows of a step whose chunks are prepared together, and bytes of `ChunkHead` in `recurrence_chunks.cuh`.
 const PREPARED: usize = 1024;
-const HEAD_FLOATS: usize = 2 * CHUNK * CHUNK + 4 * CHUNK;
+const HEAD_BYTES: usize = 4 * CHUNK * CHUNK * 2 + 4 * CHUNK * 4;
 
-/// Floats of the keys and queries, and of the heads, of all chunks that are prepared together.
-fn prepared_floats(decl: &StateDecl, rows: usize) -> [usize; 2] {
+/// Whether whole chunks of prompts have kernels of their own: `has_prompts` of `recurrence.cuh`.
+fn has_prompts(decl: &StateDecl) -> bool {
+    match decl.decay {
+        Decay::PerHead => true,
+        Decay::PerChannel => decl.key_dim <= 128,
+        Decay::Rates(_) => false,
+    }
+}
+
+/// Bytes of the keys and queries, and of the heads, of all chunks that are prepared together.
+fn prepared_bytes(decl: &StateDecl, rows: usize) -> [usize; 2] {
     let chunks = rows.min(PREPARED).div_ceil(CHUNK);
     let columns = COLUMNS.into_iter().find(|columns| decl.key_dim <= *columns).unwrap_or(0);
-    [chunks * decl.key_heads * 2 * CHUNK * columns, chunks * decl.value_heads * HEAD_FLOATS]
+    let keys = match decl.decay {
+        Decay::PerChannel => decl.value_heads * chunk_keys(decl, columns),
+        Decay::PerHead | Decay::Rates(_) => decl.key_heads * chunk_keys(decl, columns),
+    };
+    [chunks * keys, chunks * decl.value_heads * HEAD_BYTES]
+}
+
+/// Bytes of `ChunkKeys` of `recurrence_chunks.cuh`.
+fn chunk_keys(decl: &StateDecl, columns: usize) -> usize {
+    let (squares, whole) = if decl.decay == Decay::PerChannel { (6, 2) } else { (4, 0) };
+    2 * (squares * CHUNK + whole) * columns
 }
 
 /// Scratch for prompts: what does not depend on the state.
 pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> u64 {
     let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
-    match decl.decay {
-        Decay::PerHead => 4 * prepared_floats(decl, limits.rows).iter().sum::<usize>() as u64,
-        Decay::PerChannel | Decay::Rates(_) => 0,
-    }
+    if has_prompts(decl) { prepared_bytes(decl, limits.rows).iter().sum::<usize>() as u64 } else { 0 }
 }
 
 /// Files of kernels for the state of a recurrence.
@@ -155,13 +177,13 @@ const COLUMNS: [usize; 3] = [64, 128, 256];
 
 /// Those of the kernel for a state.
 fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
-    [64, 128, 256]
+    COLUMNS
         .into_iter()
         .find(|columns| decl.key_dim <= *columns)
         .ok_or_else(|| failed(format!("a recurrence with keys of {} columns, at most 256 can be", decl.key_dim)))
 }
 
-/// Bytes of `Shared` of `kernels/common/recurrence.cuh`.
+/// Bytes of `Shared` of `recurrence_rows.cuh`.
 fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
     let (rows, most) = (16 * lane_rows, if lane_rows == MANY { SHORT } else { CHUNK });
     let is_per_channel = decl.decay == Decay::PerChannel;
@@ -169,6 +191,30 @@ fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
     let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
     let own = if is_per_channel { (most + 1) * columns } else { 2 * 4 };
     4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
+}
+
+/// Bytes of shared memory of `recurrence_prepare.cuh`, or of `recurrence_channels.cuh`.
+fn prepare_bytes(decl: &StateDecl, columns: usize) -> usize {
+    let taken = 4 * CHUNK * (CHUNK + 4);
+    if decl.decay == Decay::PerChannel {
+        return 4 * columns * (1 + CHUNK) + HEAD_BYTES + taken;
+    }
+    let heads = (decl.value_heads / decl.key_heads).min(THREADS / CHUNK);
+    4 * CHUNK * row_stride(columns) * 2 + 4 * 2 * CHUNK * (CHUNK + 1) + heads * (HEAD_BYTES + taken)
+}
+
+/// Bytes of shared memory of `recurrence_prompt.cuh`, with `rows` rows of a state to a block.
+fn prompt_bytes(decl: &StateDecl, columns: usize, rows: usize) -> usize {
+    let is_per_channel = decl.decay == Decay::PerChannel;
+    let (stages, squares) = (if columns > 128 || is_per_channel { 2 } else { 3 }, if is_per_channel { 6 } else { 4 });
+    let whole = if is_per_channel { 4 * columns } else { 0 };
+    let stage = squares * CHUNK * row_stride(columns) * 2 + HEAD_BYTES + whole + 4 * CHUNK * (rows + 4);
+    stages * stage + rows / TILE * SHARES * 2 * 2 * 32 * 16
+}
+
+/// `row_stride` of `recurrence_tile.cuh`.
+const fn row_stride(columns: usize) -> usize {
+    columns + 8
 }
 
 impl State {
@@ -278,7 +324,7 @@ impl Machine {
             out: self.act(inputs.out).0,
             ..state.view()
         };
-        let has_chunks = state.decl.decay == Decay::PerHead;
+        let has_chunks = has_prompts(&state.decl);
         if has_chunks {
             self.recur_prompts(state, view)?;
         }
@@ -314,7 +360,7 @@ impl Machine {
     /// it, then one after the other.
     fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
         let (decl, columns) = (&state.decl, columns(&state.decl)?);
-        let [keys, _] = prepared_floats(decl, self.limits.rows);
+        let [keys, _] = prepared_bytes(decl, self.limits.rows);
         let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
             let rows = span.rows as usize / CHUNK * CHUNK;
             (entry.is_final && rows > 0).then_some((number, first, first + rows))
@@ -328,22 +374,37 @@ impl Machine {
             let spans = inside.last().unwrap_or(first_span) + 1 - first_span;
             let prompt = PromptView {
                 keys: self.scratch().0,
-                heads: self.scratch().at(4 * keys).0,
+                heads: self.scratch().at(keys).0,
                 begin: begin as u32,
                 end: end as u32,
                 first_span: first_span as u32,
                 padding: 0,
             };
-            let shared = shared_bytes(decl, columns, 1);
             let name = format!("{}_{columns}_prepare", state.unit());
-            let launch = self.kernel(state.unit(), &name)?.grid((end - begin).div_ceil(CHUNK), decl.value_heads, spans);
-            launch.block(THREADS).early().shared(shared).arg(self.view()).arg(view).arg(prompt).launch()?;
+            let (heads, threads) = match decl.decay {
+                Decay::PerChannel => (decl.value_heads, columns),
+                Decay::PerHead | Decay::Rates(_) => (decl.key_heads, THREADS),
+            };
+            let launch = self.kernel(state.unit(), &name)?.grid((end - begin).div_ceil(CHUNK), heads, spans);
+            let launch = launch.block(threads).early().shared(prepare_bytes(decl, columns));
+            launch.arg(self.view()).arg(view).arg(prompt).launch()?;
             let name = format!("{}_{columns}_prompt", state.unit());
-            let two = 4 * (2 * (2 * CHUNK * columns + CHUNK * 16 + HEAD_FLOATS) + 2 * CHUNK * 16);
-            let launch = self.kernel(state.unit(), &name)?.grid(decl.value_dim.div_ceil(16), decl.value_heads, spans);
-            launch.block(THREADS).early().shared(shared + two).arg(self.view()).arg(view).arg(prompt).launch()?;
+            let rows = self.prompt_rows(decl, spans);
+            let blocks = decl.value_dim.div_ceil(rows);
+            let launch = self.kernel(state.unit(), &name)?.grid(blocks, decl.value_heads, spans);
+            let launch =
+                launch.block(32 * (SHARES * rows / TILE + 1)).early().shared(prompt_bytes(decl, columns, rows));
+            launch.arg(self.view()).arg(view).arg(prompt).launch()?;
         }
         Ok(())
+    }
+
+    /// Rows of a state that a block has in a prompt: as many as leave no multiprocessor without a block. Results do not
+    /// depend on it.
+    fn prompt_rows(&self, decl: &StateDecl, spans: usize) -> usize {
+        let blocks = |rows: usize| decl.value_dim.div_ceil(rows) * decl.value_heads * spans;
+        let is_enough = |rows: &usize| 3 * blocks(*rows) >= 2 * self.device.multiprocessors();
+        [PROMPT_ROWS, PROMPT_ROWS / 2].into_iter().find(is_enough).unwrap_or(TILE)
     }
 
     /// The kernel for some spans, that may be long, the rows of the state its blocks have, and its shared memory.
@@ -410,7 +471,7 @@ mod tests {
     fn kernels_are_given_what_they_expect() {
         let sizes =
             [size_of::<RecurrenceView>(), size_of::<ScanView>(), size_of::<FoldView>(), size_of::<PromptView>()];
-        assert_eq!((sizes, HEAD_FLOATS), ([144, 104, 16, 32], 576));
+        assert_eq!((sizes, HEAD_BYTES), ([144, 104, 16, 32], 2304));
     }
 
     #[test]
@@ -425,8 +486,8 @@ mod tests {
     #[test]
     fn what_is_prepared_of_a_prompt_does_not_grow_with_it() {
         let decl = StateDecl { key_heads: 2, value_heads: 6, key_dim: 100, value_dim: 8, decay: Decay::PerHead };
-        assert_eq!(prepared_floats(&decl, 16), [2 * 2 * 16 * 128, 6 * HEAD_FLOATS]);
-        assert_eq!(prepared_floats(&decl, 17), prepared_floats(&decl, 32));
-        assert_eq!(prepared_floats(&decl, PREPARED), prepared_floats(&decl, 100 * PREPARED));
+        assert_eq!(prepared_bytes(&decl, 16), [2 * 4 * 16 * 128 * 2, 6 * HEAD_BYTES]);
+        assert_eq!(prepared_bytes(&decl, 17), prepared_bytes(&decl, 32));
+        assert_eq!(prepared_bytes(&decl, PREPARED), prepared_bytes(&decl, 100 * PREPARED));
     }
 }

@@ -1,0 +1,728 @@
+// Rows of spans that are no whole chunks of prompts.
+//
+// A block has some rows of the state of one value head of one span, in registers: it is read once, before anything is
+// computed, and written once, if at all. What was written since (the ring) is not put into it unless the ring is folded
+// or many rows follow, but answers for itself: `S x = S0 x' + sum_j u_j (k_j' . x)`, all factors at most 1. Rows go
+// through in chunks: the state meets them at once, and a triangular solve gives what each of them writes.
+#pragma once
+#include "common/copy.cuh"
+#include "common/recurrence_state.cuh"
+
+// Most rows of a short span.
+static constexpr u32 SHORT = 8;
+
+// `LONG`: spans may have more rows than are solved together. The other parameters: see `StateRows`.
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
+struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
+    static constexpr u32 COLUMNS = 32 * QUADS, ROWS = 16 * LANE_ROWS; // of the state
+    static constexpr u32 MOST = LONG ? CHUNK : SHORT; // rows that are solved together
+    static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
+    static constexpr u32 OWN_COLUMNS = (COLUMNS + THREADS - 1) / THREADS; // of a thread, where each has some
+
+    struct Shared {
+        float k[MOST][COLUMNS], q[MOST][COLUMNS]; // decayed from the state on for decays per channel
+        float faded[CHUNK][COLUMNS];              // keys of entries, decayed to the end of them
+        float own[PER_CHANNEL ? MOST : 1][PER_CHANNEL ? COLUMNS : 4]; // the same of rows
+        float passed[1][PER_CHANNEL ? COLUMNS : 4]; // how much the state fades by a row
+        float u[MOST][ROWS];                        // values, then what is written
+        float ring_u[CHUNK][ROWS];
+        float read[2][MOST][ROWS]; // what the state gives the keys and the queries
+        float kk[MOST][MOST], qk[MOST][MOST];
+        float products[CHUNK][2 * MOST]; // of entries with keys and queries
+        float g[PER_CHANNEL ? MOST : 1][PER_CHANNEL ? COLUMNS : CHUNK];       // of rows
+        float entry_g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK]; // of entries
+        float strengths[CHUNK], decays[CHUNK], advancing[CHUNK], factors[CHUNK]; // the last one of entries
+    };
+
+    using Base = StateRows<State, QUADS, LANE_ROWS, IS_DELTA>;
+    using Base::op, Base::span, Base::head, Base::first_row, Base::state, Base::lane_row;
+    using Base::add_entries, Base::scale_columns, Base::state_times, Base::round_state, Base::store_state;
+    Shared& shared;
+    const u32 key_head;
+    float carry[OWN_COLUMNS]; // logarithm of how much the entries that were looked at fade what is before them
+
+    DEVICE Block(const Recurrence& op, const Span& span, Shared& shared)
+        : Base(op, span), shared(shared), key_head(op.key_head(head)) {}
+
+    DEVICE u32 decay_count() const { return PER_CHANNEL ? op.key_dim : 1; }
+
+    // Lets the state fade by `exp(carry)`. Decays per channel pass through shared memory.
+    DEVICE void fade_state() {
+        if constexpr (PER_CHANNEL) {
+            float* factors = shared.read[0][0]; // not in use yet, and large enough
+            __syncthreads();
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n)
+                if (threadIdx.x + n * THREADS < COLUMNS) factors[threadIdx.x + n * THREADS] = expf(carry[n]);
+            __syncthreads();
+            scale_columns(factors);
+            __syncthreads();
+        } else {
+            const float factor = expf(carry[0]);
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < 4; ++e) state[i][n][e] *= factor;
+        }
+    }
+
+    // Entries of the ring: `held` committed ones from row `base` on.
+
+    DEVICE u32 ring_row(u32 base, u32 entry) const { return (base + entry) & (op.ring - 1); }
+    DEVICE const float* ring_g(u32 row) const {
+        return op.ring_g + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * decay_count();
+    }
+    DEVICE const float* ring_k(u32 row) const {
+        return op.ring_k + ((u64(span.slot) * op.key_heads + key_head) * op.ring + row) * op.key_dim;
+    }
+    DEVICE const float* ring_u(u32 row) const {
+        return op.ring_u + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * op.value_dim + first_row;
+    }
+
+    DEVICE void clear_carry() {
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) carry[n] = 0.0f;
+    }
+
+    // Copies `rows` rows of `len` numbers, at most `LIMIT`, to rows of `WIDTH`, the rest zeros, without waiting for them.
+    // Row `i` begins at number `offset(i)` of `from`: at multiples of 16 bytes, unless `loose`.
+    template <u32 WIDTH, u32 LIMIT, typename Offset>
+    static DEVICE void request(float* to, const float* from, u32 rows, u32 len, bool loose, Offset offset) {
+        if (loose) {
+#pragma unroll 1
+            for (u32 at = threadIdx.x; at < rows * WIDTH; at += THREADS) {
+                const u32 row = at / WIDTH, column = at % WIDTH;
+                copy_4_async(to + at, from + offset(row) + (column < len ? column : 0), column < len);
+            }
+            return;
+        }
+        constexpr u32 PIECES = WIDTH / 4;
+#pragma unroll
+        for (u32 n = 0; n < (LIMIT * PIECES + THREADS - 1) / THREADS; ++n) {
+            const u32 at = n * THREADS + threadIdx.x, row = at / PIECES, column = at % PIECES * 4;
+            if (row < rows) copy_16_async(to + 4 * at, from + offset(row) + (column < len ? column : 0), column < len);
+        }
+    }
+
+    DEVICE u32 rows_left() const { return op.value_dim > first_row ? op.value_dim - first_row : 0; }
+    DEVICE bool is_loose() const {
+        return ((op.columns | op.queries_at | op.keys_at | op.values_at | op.key_dim | op.value_dim) & 3) != 0;
+    }
+
+    // Asks for entries `from..from + count`, newest first.
+    DEVICE void request_entries(u32 base, u32 from, u32 count) {
+        const u32 newest = base + from + count - 1, mask = op.ring - 1;
+        const bool loose = ((op.key_dim | op.value_dim) & 3) != 0;
+        request<COLUMNS, CHUNK>(shared.faded[0], ring_k(0), count, op.key_dim, loose,
+                                [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
+        request<ROWS, CHUNK>(shared.ring_u[0], ring_u(0), count, rows_left(), loose,
+                             [&](u32 i) { return ((newest - i) & mask) * op.value_dim; });
+        if constexpr (PER_CHANNEL) {
+            request<COLUMNS, CHUNK>(shared.entry_g[0], ring_g(0), count, op.key_dim, loose,
+                                    [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
+        } else if (threadIdx.x < count) {
+            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(0) + ((newest - threadIdx.x) & mask));
+        }
+    }
+
+    // Once they are there: how much each has faded until the newest of them, and before that by `carry`, which they are
+    // added to. For decays per channel the keys have, otherwise the `factors` have to be applied.
+    DEVICE void fade_entries(u32 count) {
+        if constexpr (PER_CHANNEL) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+#pragma unroll 4
+                for (u32 i = 0; i < count; ++i) {
+                    shared.faded[i][column] *= expf(carry[n]);
+                    carry[n] += shared.entry_g[i][column];
+                }
+            }
+        } else {
+            float before = carry[0];
+#pragma unroll 4
+            for (u32 i = 0; i < count; ++i) {
+                if (i == threadIdx.x) before = carry[0];
+                carry[0] += shared.entry_g[0][i];
+            }
+            if (threadIdx.x < count) shared.factors[threadIdx.x] = expf(before);
+        }
+        __syncthreads();
+    }
+
+    DEVICE void load_entries(u32 base, u32 from, u32 count, bool are_here) {
+        if (!are_here) {
+            __syncthreads(); // what is there may still be read
+            request_entries(base, from, count);
+            copies_commit();
+            copies_wait<0>();
+            __syncthreads();
+        }
+        fade_entries(count);
+    }
+
+    // Puts all entries into the state, the oldest first. The first ones are there.
+    DEVICE void fold(u32 base, u32 held) {
+#pragma unroll 1
+        for (u32 from = 0; from < held; from += CHUNK) {
+            const u32 count = min(held - from, CHUNK);
+            clear_carry();
+            load_entries(base, from, count, from == 0);
+            if constexpr (!PER_CHANNEL) {
+#pragma unroll 4
+                for (u32 at = threadIdx.x; at < count * ROWS; at += THREADS)
+                    shared.ring_u[at / ROWS][at % ROWS] *= shared.factors[at / ROWS];
+                __syncthreads();
+            }
+            fade_state();
+            add_entries(shared.ring_u, shared.faded, count);
+        }
+    }
+
+    // Lets all entries answer the keys and queries of a chunk, into `read`, the newest first, and the state fade. The
+    // first ones are there.
+    DEVICE void answer(u32 base, u32 held, u32 rows) {
+        clear_carry();
+#pragma unroll 1
+        for (u32 end = held; end > 0;) {
+            const u32 count = min(end, CHUNK);
+            load_entries(base, end - count, count, end == held);
+            const u32 pairs = count * 2 * rows;
+#pragma unroll 1
+            for (u32 first = 0; first < pairs; first += THREADS / 8) {
+                const u32 pair = first + threadIdx.x / 8, j = min(pair / (2 * rows), count - 1), x = pair % (2 * rows);
+                const float* row = x < rows ? shared.k[x] : shared.q[x - rows];
+                const float sum = warp_sum<8>(dot(shared.faded[j], row));
+                if (pair < pairs && (threadIdx.x & 7) == 0)
+                    shared.products[j][x] = PER_CHANNEL ? sum : sum * shared.factors[j];
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (u32 at = threadIdx.x; at < 2 * ROWS; at += THREADS) {
+                const u32 which = at / ROWS, row = at % ROWS;
+                if (which == 0 && !IS_DELTA) continue;
+#pragma unroll 1
+                for (u32 t = 0; t < rows; ++t) {
+                    float sum = 0.0f;
+#pragma unroll 4
+                    for (u32 j = 0; j < count; ++j)
+                        sum = fmaf(shared.ring_u[j][row], shared.products[j][which * rows + t], sum);
+                    shared.read[which][t][row] += sum;
+                }
+            }
+            end -= count;
+        }
+        if (held > 0) fade_after_answer();
+    }
+
+    DEVICE void fade_after_answer() {
+        if constexpr (PER_CHANNEL) {
+            __syncthreads();
+            float* factors = shared.faded[0];
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n)
+                if (threadIdx.x + n * THREADS < COLUMNS) factors[threadIdx.x + n * THREADS] = expf(carry[n]);
+            __syncthreads();
+            scale_columns(factors);
+        } else {
+            fade_state();
+        }
+    }
+
+    // A part of the product of two rows in shared memory: 8 neighbouring lanes have all of it.
+    static DEVICE float dot(const float* a, const float* b) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 n = 0; n < QUADS; ++n) {
+            const u32 at = (n * 8 + (lane_id() & 7)) * 4;
+            const float4 x = *reinterpret_cast<const float4*>(a + at), y = *reinterpret_cast<const float4*>(b + at);
+            sum = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sum))));
+        }
+        return sum;
+    }
+
+    // Asks for rows `first..first + rows` of the span: keys, queries, values, step sizes.
+    DEVICE void request_rows(u32 first, u32 rows) {
+        const float* inputs = op.inputs + u64(span.first + first) * op.columns;
+        const bool loose = is_loose();
+        const u32 of_key = key_head * op.key_dim, stride = op.columns;
+        request<COLUMNS, MOST>(shared.k[0], inputs + op.keys_at + of_key, rows, op.key_dim, loose,
+                               [&](u32 t) { return t * stride; });
+        request<COLUMNS, MOST>(shared.q[0], inputs + op.queries_at + of_key, rows, op.key_dim, loose,
+                               [&](u32 t) { return t * stride; });
+        request<ROWS, MOST>(shared.u[0], inputs + op.values_at + head * op.value_dim + first_row, rows, rows_left(),
+                            loose, [&](u32 t) { return t * stride; });
+        const u32 decays = decay_count(), all_decays = op.value_heads * decays;
+        const float* steps = op.steps + u64(span.first + first) * all_decays + head * decays;
+        if constexpr (PER_CHANNEL) {
+            request<COLUMNS, MOST>(shared.g[0], steps, rows, decays, (op.key_dim & 3) != 0,
+                                   [&](u32 t) { return t * all_decays; });
+        } else if (threadIdx.x < rows) {
+            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * all_decays);
+        }
+        if (IS_DELTA && threadIdx.x < rows) {
+            const float* beta = op.beta + u64(span.first + first + threadIdx.x) * op.value_heads + head;
+            copy_4_async(&shared.strengths[threadIdx.x], beta);
+        }
+    }
+
+    // Small numbers that are the same for all rows: asked for early.
+    float bias[OWN_COLUMNS], rate, skip;
+
+    DEVICE void load_constants() {
+        const u32 decays = decay_count();
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+            const u32 column = PER_CHANNEL ? threadIdx.x + n * THREADS : 0;
+            bias[n] = op.bias != nullptr && column < decays ? op.bias[head * decays + column] : 0.0f;
+        }
+        rate = op.a != nullptr ? op.a[head] : 0.0f;
+        skip = op.skip != nullptr ? op.skip[head] : 0.0f;
+    }
+
+    // Once they are there: normalises keys and queries, and makes gates of step sizes.
+    DEVICE void open_rows(u32 rows) {
+        if constexpr (IS_DELTA) {
+#pragma unroll 1
+            for (u32 at = warp_id(); at < 2 * rows; at += THREADS / 32) {
+                const bool is_query = at >= rows;
+                float* row = is_query ? shared.q[at - rows] : shared.k[at];
+                float x[QUADS], sum = 0.0f;
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n) {
+                    x[n] = row[n * 32 + lane_id()];
+                    sum = fmaf(x[n], x[n], sum);
+                }
+                float scale = rsqrtf(warp_sum(sum) + op.norm_eps);
+                if (is_query) scale *= op.query_scale;
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n) row[n * 32 + lane_id()] = x[n] * scale;
+            }
+        }
+        if constexpr (PER_CHANNEL) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+#pragma unroll 1
+                for (u32 t = 0; column < op.key_dim && t < rows; ++t)
+                    shared.g[t][column] = rate * softplus(shared.g[t][column] + bias[n]);
+            }
+        } else if (threadIdx.x < rows) {
+            const float size = softplus(shared.g[0][threadIdx.x] + bias[0]);
+            shared.g[0][threadIdx.x] = rate * size;
+            if constexpr (!IS_DELTA) shared.strengths[threadIdx.x] = size;
+        }
+        if (IS_DELTA && threadIdx.x < rows) shared.strengths[threadIdx.x] = sigmoid(shared.strengths[threadIdx.x]);
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < 2 * rows * ROWS; at += THREADS) {
+            const u32 t = at / ROWS;
+            shared.read[t >= rows][t >= rows ? t - rows : t][at % ROWS] = 0.0f;
+        }
+        __syncthreads();
+    }
+
+    // Products of the rows with each other, decayed; `faded` for the entries they become; `decays` from the state to
+    // each row, which for decays per channel go into keys and queries. Rows go to the ring if they are to stay there.
+    DEVICE void relate(u32 first, u32 rows, bool in_ring) {
+        const u32 at = span.after_base + span.after_held + first;
+        const bool has_keys = in_ring && blockIdx.x == 0 && op.is_first_of_key_head(head);
+        if constexpr (PER_CHANNEL) {
+            relate_channels(rows);
+        } else {
+            relate_heads(rows);
+        }
+        if (in_ring) {
+            const u32 decays = decay_count();
+#pragma unroll 1
+            for (u32 i = threadIdx.x; blockIdx.x == 0 && i < rows * decays; i += THREADS)
+                const_cast<float*>(ring_g(ring_row(at, i / decays)))[i % decays] =
+                    PER_CHANNEL ? shared.g[i / decays][i % decays] : shared.g[0][i];
+            if (has_keys && !PER_CHANNEL)
+#pragma unroll 1
+                for (u32 i = threadIdx.x; i < rows * op.key_dim; i += THREADS)
+                    const_cast<float*>(ring_k(ring_row(at, i / op.key_dim)))[i % op.key_dim] =
+                        shared.k[i / op.key_dim][i % op.key_dim];
+        }
+    }
+
+    DEVICE float sum_g(u32 from, u32 to) const {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 i = from; i < to; ++i) sum += shared.g[0][i];
+        return sum;
+    }
+
+    DEVICE void relate_heads(u32 rows) {
+#pragma unroll 1
+        for (u32 pair = threadIdx.x; pair < rows * rows; pair += THREADS) {
+            const u32 t = pair / rows, j = pair % rows;
+            if (j <= t) shared.qk[t][j] = expf(sum_g(j + 1, t + 1));
+        }
+        if (threadIdx.x < rows) {
+            shared.decays[threadIdx.x] = expf(sum_g(0, threadIdx.x + 1));
+            shared.advancing[threadIdx.x] = expf(sum_g(threadIdx.x + 1, rows));
+        }
+        __syncthreads();
+#pragma unroll 2
+        for (u32 first_pair = 0; first_pair < rows * rows; first_pair += THREADS / 8) {
+            const u32 pair = first_pair + threadIdx.x / 8, t = min(pair / rows, rows - 1), j = pair % rows;
+            const float kk = IS_DELTA ? warp_sum<8>(dot(shared.k[t], shared.k[j])) : 0.0f;
+            const float qk = warp_sum<8>(dot(shared.q[t], shared.k[j]));
+            if ((threadIdx.x & 7) == 0 && pair < rows * rows && j <= t) {
+                const float factor = shared.qk[t][j];
+                shared.kk[t][j] = shared.strengths[t] * kk * factor;
+                shared.qk[t][j] = qk * factor;
+            }
+        }
+    }
+
+    DEVICE void relate_channels(u32 rows) {
+        // A column of all rows at a time, one row after the other: factors are products of those of single rows.
+        float passed[OWN_COLUMNS];
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) passed[n] = 1.0f;
+#pragma unroll 1
+        for (u32 t = 0; t < rows; ++t) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+                const float factor = column < op.key_dim ? expf(shared.g[t][column]) : 0.0f;
+#pragma unroll 1
+                for (u32 j = 0; j < t; ++j) shared.own[j][column] *= factor;
+                shared.own[t][column] = shared.k[t][column];
+                passed[n] *= factor;
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (u32 first = 0; first <= t; first += THREADS / 8) {
+                const u32 j = min(first + threadIdx.x / 8, t);
+                const float kk = warp_sum<8>(dot(shared.k[t], shared.own[j]));
+                const float qk = warp_sum<8>(dot(shared.q[t], shared.own[j]));
+                if ((threadIdx.x & 7) == 0) {
+                    shared.kk[t][j] = shared.strengths[t] * kk;
+                    shared.qk[t][j] = qk;
+                }
+            }
+            __syncthreads();
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+                shared.k[t][column] *= passed[n];
+                shared.q[t][column] *= passed[n];
+            }
+        }
+        __syncthreads();
+    }
+
+    // What the state gives keys and queries is added to `read`.
+    DEVICE void read_state(u32 rows) {
+#pragma unroll(LONG ? 4 : 1)
+        for (u32 t = 0; t < rows; ++t) {
+            float sums[2][LANE_ROWS];
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i) sums[0][i] = sums[1][i] = 0.0f;
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n) {
+                const u32 at = (n * 8 + (lane_id() & 7)) * 4;
+                const float4 q = *reinterpret_cast<const float4*>(&shared.q[t][at]);
+                float4 k = q;
+                if constexpr (IS_DELTA) k = *reinterpret_cast<const float4*>(&shared.k[t][at]);
+#pragma unroll
+                for (u32 i = 0; i < LANE_ROWS; ++i) {
+                    const float(&s)[4] = state[i][n];
+                    sums[1][i] = fmaf(s[0], q.x, fmaf(s[1], q.y, fmaf(s[2], q.z, fmaf(s[3], q.w, sums[1][i]))));
+                    if constexpr (IS_DELTA)
+                        sums[0][i] = fmaf(s[0], k.x, fmaf(s[1], k.y, fmaf(s[2], k.z, fmaf(s[3], k.w, sums[0][i]))));
+                }
+            }
+            float eight[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) eight[i] = i % 4 < LANE_ROWS ? sums[i / 4][i % 4 % LANE_ROWS] : 0.0f;
+            const float sum = sum_8_over_8(eight);
+            const u32 which = (lane_id() & 7) / 4, row = lane_id() & 3;
+            if (row < LANE_ROWS && (IS_DELTA || which == 1)) shared.read[which][t][lane_row() + row] += sum;
+        }
+    }
+
+    // What each row writes, and its output. A thread has a row of the state.
+    DEVICE void solve(u32 first, u32 rows, bool in_ring) {
+        const u32 row = threadIdx.x;
+        if (row >= ROWS || first_row + row >= op.value_dim) return;
+        float* out = op.out + (u64(span.first + first) * op.value_heads + head) * op.value_dim + first_row + row;
+        const u32 at = span.after_base + span.after_held + first;
+        const u64 stride = u64(op.value_heads) * op.value_dim;
+#pragma unroll 1
+        for (u32 t = 0; t < rows; ++t) {
+            const float decay = PER_CHANNEL ? 1.0f : shared.decays[t];
+            const float value = shared.u[t][row];
+            float mine = shared.strengths[t] * value;
+            if constexpr (IS_DELTA) mine = shared.strengths[t] * (value - decay * shared.read[0][t][row]);
+            float y = fmaf(decay, shared.read[1][t][row], skip * value);
+#pragma unroll 4
+            for (u32 j = 0; j < t; ++j) {
+                const float before = shared.u[j][row];
+                if constexpr (IS_DELTA) mine = fmaf(-shared.kk[t][j], before, mine);
+                y = fmaf(shared.qk[t][j], before, y);
+            }
+            y = fmaf(shared.qk[t][t], mine, y);
+            shared.u[t][row] = mine;
+            out[t * stride] = y;
+            if (in_ring) const_cast<float*>(ring_u(ring_row(at, t)))[row] = mine;
+        }
+    }
+
+    // Puts the rows of a chunk into the state.
+    DEVICE void advance(u32 rows) {
+        clear_carry();
+        if constexpr (PER_CHANNEL) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+#pragma unroll 1
+                for (u32 t = rows; column < op.key_dim && t-- > 0;) carry[n] += shared.g[t][column];
+            }
+        } else {
+            carry[0] = sum_g(0, rows);
+#pragma unroll 4
+            for (u32 at = threadIdx.x; at < rows * COLUMNS; at += THREADS)
+                shared.faded[0][at] = shared.k[0][at] * shared.advancing[at / COLUMNS];
+        }
+        __syncthreads();
+        fade_state();
+        if constexpr (PER_CHANNEL) {
+            add_entries(shared.u, shared.own, rows);
+        } else {
+            add_entries(shared.u, shared.faded, rows);
+        }
+    }
+
+    // Keys of decays per channel go to the ring before they are decayed.
+    DEVICE void append_keys(u32 first, u32 rows) {
+        if (!PER_CHANNEL || blockIdx.x != 0 || !op.is_first_of_key_head(head)) return;
+        const u32 at = span.after_base + span.after_held + first;
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < rows * op.key_dim; i += THREADS)
+            const_cast<float*>(ring_k(ring_row(at, i / op.key_dim)))[i % op.key_dim] =
+                shared.k[i / op.key_dim][i % op.key_dim];
+        __syncthreads();
+    }
+
+    // A span of one row: little but the state passes through registers. A lane has a part of some rows of the state, and
+    // ends up with what one row gives the key or the query.
+    DEVICE void run_one(u32 base, u32 held, bool is_zero) {
+        const u32 c = lane_id() & 7, which = c >> 2, row = lane_row() + (c & 3);
+        const bool is_final = span.is_final(), is_mine = (c & 3) < LANE_ROWS && first_row + row < op.value_dim;
+        const u32 entry = ring_row(span.after_base + span.after_held, 0);
+        float decay = 1.0f, strength = IS_DELTA ? sigmoid(shared.strengths[0]) : 0.0f;
+        clear_carry();
+        // Key and query as they meet the state and the entries, but for their lengths.
+        const float *key = shared.k[0], *query = shared.q[0];
+        if constexpr (PER_CHANNEL) {
+            key = shared.own[0], query = shared.own[1];
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+                const float g = column < op.key_dim ? rate * softplus(shared.g[0][column] + bias[n]) : 0.0f;
+                const float passed = expf(g);
+                shared.passed[0][column] = passed;
+                shared.own[0][column] = shared.k[0][column] * passed;
+                shared.own[1][column] = shared.q[0][column] * passed;
+                if (!is_final && blockIdx.x == 0 && column < op.key_dim)
+                    const_cast<float*>(ring_g(entry))[column] = g;
+            }
+            __syncthreads();
+        } else {
+            const float size = softplus(shared.g[0][0] + bias[0]), g = rate * size;
+            decay = expf(g);
+            if constexpr (!IS_DELTA) strength = size;
+            if (!is_final && blockIdx.x == 0 && threadIdx.x == 0) *const_cast<float*>(ring_g(entry)) = g;
+        }
+        float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(shared.q[0], shared.k[0]));
+        if constexpr (IS_DELTA) {
+            scales[0] = rsqrtf(warp_sum<8>(dot(shared.k[0], shared.k[0])) + op.norm_eps);
+            scales[1] = rsqrtf(warp_sum<8>(dot(shared.q[0], shared.q[0])) + op.norm_eps) * op.query_scale;
+            own *= scales[0] * scales[1];
+        }
+        if (!is_final && blockIdx.x == 0 && op.is_first_of_key_head(head))
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column < op.key_dim) const_cast<float*>(ring_k(entry))[column] = shared.k[0][column] * scales[0];
+            }
+        float answered = 0.0f;
+#pragma unroll 1
+        for (u32 end = held; end > 0;) {
+            const u32 count = min(end, CHUNK);
+            if (end < held) {
+                __syncthreads();
+                request_entries(base, end - count, count);
+                copies_commit();
+                copies_wait<0>();
+                __syncthreads();
+            }
+            float factor = 1.0f;
+            if constexpr (PER_CHANNEL) {
+                fade_entries(count);
+            } else {
+                factor = factor_of_group(count);
+            }
+            const u32 j = threadIdx.x / 8;
+            const float* faded = shared.faded[min(j, count - 1)];
+            const float to_key = warp_sum<8>(dot(faded, key)), to_query = warp_sum<8>(dot(faded, query));
+            if (c == 0 && j < count) {
+                shared.products[j][0] = to_key * (scales[0] * factor);
+                shared.products[j][1] = to_query * (scales[1] * factor);
+            }
+            __syncthreads();
+            if (is_mine) {
+#pragma unroll 4
+                for (u32 i = 0; i < count; ++i)
+                    answered = fmaf(shared.ring_u[i][row], shared.products[i][which], answered);
+            }
+            end -= count;
+        }
+        float by = scales[which];
+        if constexpr (PER_CHANNEL) {
+            if (held > 0) {
+#pragma unroll
+                for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                    const u32 column = threadIdx.x + n * THREADS;
+                    if (column >= COLUMNS) continue;
+                    const float passed = expf(carry[n]);
+                    shared.own[0][column] *= passed;
+                    shared.own[1][column] *= passed;
+                }
+                __syncthreads();
+            }
+        } else {
+            by *= expf(carry[0]);
+        }
+        if (!is_zero) answered = fmaf(by, state_times(key, query), answered);
+        const float other = __shfl_xor_sync(ALL_LANES, answered, 4);
+        const float to_key = which ? other : answered, to_query = which ? answered : other;
+        const float value = is_mine ? shared.u[0][row] : 0.0f;
+        const float u = IS_DELTA ? strength * (value - decay * to_key) : strength * value;
+        const float y = fmaf(own, u, fmaf(decay, to_query, skip * value));
+        if (is_mine && which == 1) op.out[(u64(span.first) * op.value_heads + head) * op.value_dim + first_row + row] = y;
+        if (is_final) {
+            step_state(u * scales[0], decay);
+            store_state();
+        } else if (is_mine && which == 0) {
+            const_cast<float*>(ring_u(entry))[row] = u;
+        }
+    }
+
+    // state = state faded + u k^T of a single row, with the `u` of a row of the state in lane `row` of its eight.
+    DEVICE void step_state(float u, float decay) {
+        float written[LANE_ROWS];
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i) written[i] = __shfl_sync(ALL_LANES, u, (lane_id() & 24) | i);
+#pragma unroll
+        for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                const u32 column = (n * 8 + (lane_id() & 7)) * 4 + e;
+                const float k = shared.k[0][column], fade = PER_CHANNEL ? shared.passed[0][column] : decay;
+#pragma unroll
+                for (u32 i = 0; i < LANE_ROWS; ++i) state[i][n][e] = fmaf(fade, state[i][n][e], written[i] * k);
+            }
+    }
+
+    // How much entry `thread / 8` has faded until the newest; all of them are added to `carry`.
+    DEVICE float factor_of_group(u32 count) {
+        const u32 lane = lane_id() & 15;
+        float sum = lane < count ? shared.entry_g[0][lane] : 0.0f;
+#pragma unroll
+        for (u32 offset = 1; offset < 16; offset *= 2) {
+            const float before = __shfl_up_sync(ALL_LANES, sum, offset, 16);
+            sum += lane >= offset ? before : 0.0f;
+        }
+        const u32 group = threadIdx.x / 8;
+        const float newer = __shfl_sync(ALL_LANES, sum, group > 0 ? group - 1 : 0, 16);
+        const float factor = expf(carry[0] + (group > 0 ? newer : 0.0f));
+        carry[0] += __shfl_sync(ALL_LANES, sum, 15, 16);
+        return factor;
+    }
+
+    DEVICE void run() {
+        const bool is_final = span.is_final(), folds = span.flush() || (LONG && span.rows > CHUNK);
+        const u32 base = span.flush() ? span.before_base : span.after_base;
+        const u32 held = span.flush() ? span.before_held : span.after_held;
+        bool is_zero = span.is_fresh();
+        // Everything is asked for before anything is waited for, what is needed first at first.
+        const u32 first_entries = min(held, CHUNK), first_rows = min(span.rows, CHUNK);
+        request_rows(0, first_rows);
+        request_entries(base, folds ? 0 : held - first_entries, first_entries);
+        copies_commit();
+        load_constants();
+        Base::request_state(is_zero);
+        copies_wait<0>();
+        __syncthreads();
+        Base::open_state();
+        if (folds) {
+            fold(base, held);
+            if (span.flush()) store_state();
+            is_zero = is_zero && held == 0;
+        }
+        if (span.rows == 0) return;
+        if (span.rows == 1) return run_one(base, folds ? 0 : held, is_zero);
+#pragma unroll 1
+        for (u32 first = 0;; first += CHUNK) {
+            const u32 rows = min(CHUNK, span.rows - first);
+            if (LONG && first > 0) {
+                __syncthreads();
+                request_rows(first, rows);
+                copies_commit();
+                copies_wait<0>();
+                __syncthreads();
+            }
+            open_rows(rows);
+            if (!is_final) append_keys(first, rows);
+            relate(first, rows, !is_final);
+            if (!folds) answer(base, held, rows);
+            __syncthreads();
+            if (!is_zero) read_state(rows);
+            __syncthreads();
+            solve(first, rows, !is_final);
+            const bool is_last = !LONG || first + CHUNK >= span.rows;
+            if (!is_final && is_last) return;
+            __syncthreads();
+            advance(rows);
+            is_zero = false;
+            if (is_last) break;
+            if (is_final) round_state();
+        }
+        store_state();
+    }
+};
+
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
+DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
+    extern __shared__ __align__(16) u8 bytes[];
+    let_next_begin();
+    wait_for_inputs();
+    Span span = {};
+    if (fold.held > 0) {
+        span = fold.span();
+    } else {
+        span = step.spans[blockIdx.z];
+        if (has_prompts(KIND, 32 * QUADS) && span.is_final()) skip_chunks(span);
+        if (span.rows < least || span.rows > most) return;
+    }
+    using Whole = Block<KIND, State, QUADS, LANE_ROWS, LONG>;
+    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
+    block.run();
+}
+
+// By most columns of a key: for many blocks, and for few or for spans of any length.
+#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \
+    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
+        name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
+        recur<KIND, State, QUADS, LANE_ROWS, LONG>(step, op, fold, least, most);                                      \
+    }
