@@ -25,7 +25,7 @@ mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
-use std::ffi::OsString;
+use std::{ffi::OsString, io::Write};
 
 /// A local runtime for hybrid language models.
 #[derive(Debug, Parser)]
@@ -70,6 +70,11 @@ enum Command {
 /// The long name of the one flag that people know by more than a letter.
 fn spelled_out(argument: OsString) -> OsString {
     if argument == "-ngl" { "--n-gpu-layers".into() } else { argument }
+}
+
+/// Says something on stderr. Who started a server may have stopped listening; that must not end what it does.
+pub(crate) fn note(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// The exit code of a command that was interrupted.
