@@ -14,6 +14,7 @@ mod imatrix;
 mod inspect;
 mod kernels;
 mod make_model;
+mod manual;
 mod perplexity;
 mod plan;
 mod progress;
@@ -65,6 +66,8 @@ enum Command {
     Diff(diff::Diff),
     Doctor(doctor::Doctor),
     Kernels(kernels::Kernels),
+    Completions(manual::Completions),
+    Man(manual::Man),
 }
 
 /// The long name of the one flag that people know by more than a letter.
@@ -103,5 +106,7 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Diff(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Kernels(command) => command.run(),
+        Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run(),
     }
 }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use std::{fs, path::PathBuf};
 
 /// Cases that templates refuse or garble, each in its own way, and that are put into the form all of them take: plain
-/// texts, roles they know, arguments as objects. They have to read as another case does, with other texts.
+/// texts, roles they know, arguments as objects. They have to read as another case does, with other texts. (Granite's
+/// template, which takes parts, would break the line between two of them.)
 const PREPARED: [Prepared; 3] = [
     Prepared { case: "content_parts", of: "user", text: Some((QUESTION, "Part one. Part two.")) },
     Prepared { case: "developer_role", of: "system_user", text: Some(("You are a terse assistant.", "Be brief.")) },
@@ -24,14 +25,11 @@ const QUESTION: &str = "Hello, what's 2+2? <b>&amp;</b>";
 
 /// Cases whose calls the template drops, so that the model would not know what it has called: they are written into the
 /// content, as the model itself writes them.
-///
-/// Parts of a content are one text; the template of Granite breaks the line between two of them.
 const OTHERWISE: &[&str] = &[
     "LFM2-8B-A1B.jinja: parallel_tools",
     "LFM2-8B-A1B.jinja: tool_done",
     "LFM2-8B-A1B.jinja: tool_roundtrip_obj",
     "LFM2-8B-A1B.jinja: tool_roundtrip_str",
-    "ibm-granite-granite-4.0.jinja: content_parts",
 ];
 
 fn folder() -> Option<PathBuf> {
