@@ -27,6 +27,11 @@ impl Process {
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
         command.args(["serve", "--device", "cpu", "--port", "0"]).args(arguments);
+        Self::of(command)
+    }
+
+    /// Runs a command that starts a server, and waits until it listens.
+    pub(crate) fn of(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let said = Arc::new(Mutex::new(String::new()));
         let (lines, all) = (BufReader::new(child.stderr.take().unwrap()).lines(), said.clone());
@@ -44,25 +49,25 @@ impl Process {
         Self { child, address, said }
     }
 
-    fn post(&self, path: &str, body: &Value) -> Opened {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Opened {
         open(self.address, ("POST", path), &[], body.to_string().as_bytes())
     }
 
-    fn get(&self, path: &str) -> Reply {
+    pub(crate) fn get(&self, path: &str) -> Reply {
         open(self.address, ("GET", path), &[], b"").rest()
     }
 
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
         assert!(sent.unwrap().success());
     }
 
     /// The exit code.
-    fn ended(&mut self) -> Option<i32> {
+    pub(crate) fn ended(&mut self) -> Option<i32> {
         let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
