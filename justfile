@@ -27,6 +27,11 @@ page:
     web/build
     web/test/run
 
+# What is given to others, for this machine and for aarch64.
+release:
+    deploy/release --twice
+    deploy/release aarch64-unknown-linux-gnu
+
 # Every fuzz target, for so many seconds each.
 fuzz seconds="60":
     fuzz/run {{seconds}}

@@ -8,7 +8,10 @@ fn main() {
     let image = match env::var_os("KVAS_KERNELS") {
         Some(path) => {
             println!("cargo::rerun-if-changed={}", path.display());
-            fs::read(&path).unwrap_or_else(|error| panic!("KVAS_KERNELS={}: {error}", path.display()))
+            let image = fs::read(&path).unwrap_or_else(|error| panic!("KVAS_KERNELS={}: {error}", path.display()));
+            let what = "no kernels of this version, expected what `kvas kernels build` writes";
+            assert!(image.starts_with(b"KVASKERN2"), "KVAS_KERNELS={}: {what}", path.display());
+            image
         }
         None => Vec::new(),
     };

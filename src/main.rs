@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", format!("{error:#}").replace('\n', " "));
+            cli::note(format_args!("error: {}", format!("{error:#}").replace('\n', " ")));
             ExitCode::from(1)
         }
     }

@@ -9,9 +9,14 @@ use kvas_gguf::Quant;
 #[test]
 fn a_machine_without_a_gpu_says_so_in_one_line() {
     let out = succeeds(&["doctor"]);
-    for line in ["processor", "GPU", "kernel compiler", "kernels built in"] {
+    for line in ["processor", "memory free", "GPU", "kernel compiler", "kernels built in"] {
         assert!(out.contains(line), "{out}");
     }
+    let missing = || out.lines().filter_map(|line| line.strip_prefix("missing: "));
+    assert!(missing().next().is_some() != out.ends_with("\nnothing is missing\n"), "{out}");
+    // What is missing, what that costs or what to do about it.
+    assert!(missing().all(|line| line.contains(": ")), "{out}");
+    assert_eq!(missing().any(|line| line.starts_with("a GPU: ")), !kvas_cuda::has_device(), "{out}");
     if kvas_cuda::has_device() {
         return eprintln!("skipped: there is a CUDA device");
     }

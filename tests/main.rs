@@ -8,6 +8,7 @@ mod constrained;
 mod convert;
 mod cuda;
 mod devices;
+mod documents;
 mod faulty;
 mod golden;
 mod history;

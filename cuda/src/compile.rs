@@ -168,7 +168,7 @@ impl Unit {
     /// Its machine code for an architecture: embedded, cached, or compiled now and then cached.
     pub(crate) fn machine_code(&self, arch: &str) -> Result<Vec<u8>, DeviceError> {
         if let Some(code) = embedded().and_then(|image: Image<'_>| image.find(self, arch)) {
-            return Ok(code.to_vec());
+            return Ok(code);
         }
         if !nvrtc::present() {
             return Err(failed(format!(

@@ -1,11 +1,16 @@
 //! Machine code of all kernels in one file: what `kvas kernels build` writes and a build embeds.
 //!
-//! `KVASKERN`, then per entry: architecture, unit and source hash, each after its length in one byte, the length of the
-//! code in four, the code.
+//! `KVASKERN2`, then per entry: architecture, unit and source hash, each after its length in one byte, the length of what
+//! follows in four, the code, deflated: a fourth of its size.
 
 use crate::compile::{Unit, runs_on};
+use miniz_oxide::{deflate::compress_to_vec, inflate::decompress_to_vec_with_limit};
 
-const MAGIC: &[u8] = b"KVASKERN";
+const MAGIC: &[u8] = b"KVASKERN2";
+/// How hard code is deflated, of ten.
+const EFFORT: u8 = 9;
+/// Most bytes of the code of a unit: larger is damaged.
+const MOST_BYTES: usize = 256 << 20;
 
 static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.bin"));
 
@@ -30,7 +35,7 @@ struct Entry<'a> {
     arch: &'a str,
     unit: &'a str,
     hash: &'a str,
-    code: &'a [u8],
+    deflated: &'a [u8],
 }
 
 impl<'a> Image<'a> {
@@ -48,19 +53,19 @@ impl<'a> Image<'a> {
             };
             let (arch, unit, hash) = (text()?, text()?, text()?);
             let len = rest.split_off(..4)?.try_into().map(u32::from_le_bytes).ok()?;
-            Some(Entry { arch, unit, hash, code: rest.split_off(..len as usize)? })
+            Some(Entry { arch, unit, hash, deflated: rest.split_off(..len as usize)? })
         })
     }
 
     /// The code of a unit that runs on an architecture and was made from the source this binary has: that of the latest
     /// architecture that will do.
-    pub(crate) fn find(self, unit: &Unit, arch: &str) -> Option<&'a [u8]> {
+    pub(crate) fn find(self, unit: &Unit, arch: &str) -> Option<Vec<u8>> {
         let hash = unit.source_hash();
         let fits = self
             .entries()
             .filter(|entry| entry.unit == unit.name && entry.hash == hash && runs_on(entry.arch, arch))
             .max_by_key(|entry| entry.arch);
-        fits.map(|entry| entry.code)
+        decompress_to_vec_with_limit(fits?.deflated, MOST_BYTES).ok()
     }
 }
 
@@ -75,8 +80,9 @@ impl Builder {
             self.0.push(text.len() as u8);
             self.0.extend(text.as_bytes());
         }
-        self.0.extend((code.len() as u32).to_le_bytes());
-        self.0.extend(code);
+        let deflated = compress_to_vec(code, EFFORT);
+        self.0.extend((deflated.len() as u32).to_le_bytes());
+        self.0.extend(deflated);
     }
 
     /// The whole file.
@@ -98,11 +104,13 @@ mod tests {
         builder.add(&UNITS[1], "90a", b"ninety");
         let bytes = builder.finish();
         let image = Image::new(&bytes).unwrap();
-        assert_eq!(image.find(&UNITS[0], "89"), Some(&b"eighty-six"[..]));
-        assert_eq!(image.find(&UNITS[0], "80"), Some(&b"eighty"[..]));
-        assert_eq!(image.find(&UNITS[1], "90a"), Some(&b"ninety"[..]));
+        assert_eq!(image.find(&UNITS[0], "89").unwrap(), b"eighty-six");
+        assert_eq!(image.find(&UNITS[0], "80").unwrap(), b"eighty");
+        assert_eq!(image.find(&UNITS[1], "90a").unwrap(), b"ninety");
         assert_eq!(image.find(&UNITS[1], "80"), None);
         assert!(Image::new(b"something else").is_none());
+        // An earlier form, in which code was not deflated.
+        assert!(Image::new(b"KVASKERN\x0280").is_none());
         // Cut short: what is whole is still there.
         assert_eq!(Image::new(&bytes[..bytes.len() - 1]).unwrap().find(&UNITS[1], "90a"), None);
     }

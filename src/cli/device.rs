@@ -1,6 +1,9 @@
 //! From flags to a prepared device: the one place that names backends.
 
-use super::flags::{ComputeFlags, Device, ModelFlags, REPLAY_WINDOW};
+use super::{
+    flags::{ComputeFlags, Device, ModelFlags, REPLAY_WINDOW},
+    note,
+};
 use anyhow::anyhow;
 use kvas::{
     engine::Runner,
@@ -79,7 +82,7 @@ impl Place {
             Device::Auto => Ok(Self::gpu().map_or_else(
                 |error| {
                     static SAID: std::sync::Once = std::sync::Once::new();
-                    SAID.call_once(|| eprintln!("{error}; computing on the processor"));
+                    SAID.call_once(|| note(format_args!("{error}; computing on the processor")));
                     cpu
                 },
                 |device| Place::Cuda { device, eager: flags.eager },
@@ -136,8 +139,8 @@ impl Place {
     }
 
     /// Bytes that the weights of a program take, bytes that are taken before anything is prepared, and bytes there are for
-    /// the rest.
-    fn memory(&self, model: &Model, program: &Program) -> anyhow::Result<[u64; 3]> {
+    /// the rest; `promised` are bytes of the processor's memory that are free and not to be had.
+    fn memory(&self, (model, program): (&Model, &Program), promised: u64) -> anyhow::Result<[u64; 3]> {
         let quants = weights::quants(program, &model.file);
         let weights = program.weights.iter().zip(quants);
         match self {
@@ -146,7 +149,8 @@ impl Place {
                     |(decl, quant): (&WeightDecl, Quant)| quant.row_bytes(decl.shape[1]).map(|row| row * decl.shape[0]);
                 let stored = weights.filter_map(bytes).sum::<usize>() as u64;
                 let copied = weights::copied_bytes(program, &model.file);
-                Ok([stored + copied, kvas_cpu::resident_memory().unwrap_or(0), available_bytes()])
+                let available = available_bytes().saturating_sub(promised);
+                Ok([stored + copied, kvas_cpu::resident_memory().unwrap_or(0), available])
             }
             Place::Cuda { device, .. } => {
                 let weights = weights.map(|(decl, quant)| kvas_cuda::weight_bytes(decl, quant)).sum();
@@ -163,7 +167,8 @@ impl Place {
         (model, program): (&Model, &Program),
         wanted: Wanted,
     ) -> anyhow::Result<PlanRequest> {
-        let [weights_bytes, process_bytes, available_bytes] = self.memory(model, program)?;
+        let promised = flags.run.compute.promised;
+        let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), promised)?;
         let request = PlanRequest {
             context: flags.run.context().or(wanted.context),
             sequences: wanted.sequences,
@@ -264,13 +269,13 @@ pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyh
     plan.check().map_err(|large| anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less"))?;
     for clamp in &plan.clamps {
         match clamp {
-            Clamp::Context { .. } | Clamp::Pool { .. } => eprintln!("{file}: {clamp}"),
-            Clamp::Snapshots { .. } if flags.run.verbose => eprintln!("{file}: {clamp}"),
+            Clamp::Context { .. } | Clamp::Pool { .. } => note(format_args!("{file}: {clamp}")),
+            Clamp::Snapshots { .. } if flags.run.verbose => note(format_args!("{file}: {clamp}")),
             Clamp::Snapshots { .. } => {}
         }
     }
     if flags.run.verbose {
-        eprintln!("{file}: context {} tokens, {} bytes planned", plan.context, plan.total_bytes());
+        note(format_args!("{file}: context {} tokens, {} bytes planned", plan.context, plan.total_bytes()));
     }
     let bar = progress_bar(model.file.file_bytes());
     let runner = model.prepare(backend_for(flags, model)?, plan.limits, &mut |done, _| bar.set_position(done))?;

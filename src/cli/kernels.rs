@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 /// Compile GPU kernels ahead of time
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  kvas kernels build -o kernels.bin")]
 pub(crate) struct Kernels {
     #[command(subcommand)]
     command: Command,

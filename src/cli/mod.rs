@@ -14,6 +14,7 @@ mod imatrix;
 mod inspect;
 mod kernels;
 mod make_model;
+mod manual;
 mod perplexity;
 mod plan;
 mod progress;
@@ -25,7 +26,7 @@ mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
-use std::ffi::OsString;
+use std::{ffi::OsString, io::Write};
 
 /// A local runtime for hybrid language models.
 #[derive(Debug, Parser)]
@@ -65,11 +66,18 @@ enum Command {
     Diff(diff::Diff),
     Doctor(doctor::Doctor),
     Kernels(kernels::Kernels),
+    Completions(manual::Completions),
+    Man(manual::Man),
 }
 
 /// The long name of the one flag that people know by more than a letter.
 fn spelled_out(argument: OsString) -> OsString {
     if argument == "-ngl" { "--n-gpu-layers".into() } else { argument }
+}
+
+/// Says something on stderr. Who started a server may have stopped listening; that must not end what it does.
+pub(crate) fn note(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// The exit code of a command that was interrupted.
@@ -98,5 +106,7 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Diff(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Kernels(command) => command.run(),
+        Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run(),
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use std::{
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
@@ -72,6 +72,7 @@ pub(super) enum Command {
 pub struct EngineHandle {
     inbox: Sender<Command>,
     thread: Arc<JoinHandle<()>>,
+    memory: Weak<()>,
 }
 
 /// The events of one request. Dropping it cancels the request.
@@ -110,8 +111,20 @@ impl EngineHandle {
     pub(super) fn start(engine: Engine) -> Self {
         let (inbox, commands) = unbounded();
         let thread = std::thread::Builder::new().name("kvas-engine".into());
-        let thread = thread.spawn(move || engine.run(&commands)).expect("the system can start a thread");
-        Self { inbox, thread: Arc::new(thread) }
+        let held = Arc::new(());
+        let memory = Arc::downgrade(&held);
+        let run = move || {
+            // Given up after the engine, and after a panic in it.
+            let _held = held;
+            engine.run(&commands);
+        };
+        let thread = thread.spawn(run).expect("the system can start a thread");
+        Self { inbox, thread: Arc::new(thread), memory }
+    }
+
+    /// Lives as long as the memory of the engine, which is given back a little after the last handle is gone.
+    pub fn memory(&self) -> Weak<()> {
+        self.memory.clone()
     }
 
     /// Whether requests can be answered: false after a panic on the engine's thread.

@@ -1,7 +1,10 @@
 //! Connections: how long a client may take to say what it wants, and HTTPS.
 
 use axum::Router;
-use axum_server::{Handle, tls_rustls::RustlsConfig};
+use axum_server::{
+    Handle,
+    tls_rustls::{RustlsAcceptor, RustlsConfig},
+};
 use hyper_util::rt::TokioTimer;
 use std::{
     io,
@@ -15,7 +18,7 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 /// How long a client may take, so that nobody holds a connection for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// For the head of a request, from the connection or from the last reply on.
+    /// For the greeting of TLS, and for the head of a request, from then, the connection or the last reply on.
     pub head: Duration,
     /// For each next part of a body.
     pub body: Duration,
@@ -54,7 +57,8 @@ pub async fn serve(
             server.serve(service).await
         }
         Some(config) => {
-            let mut server = axum_server::from_tcp_rustls(listener, config)?.handle(handle).http1_only();
+            let acceptor = RustlsAcceptor::new(config).handshake_timeout(patience.head);
+            let mut server = axum_server::from_tcp(listener)?.acceptor(acceptor).handle(handle).http1_only();
             server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(patience.head);
             server.serve(service).await
         }

@@ -33,6 +33,9 @@ struct WithReason {
     reason: String,
 }
 
+/// States of pages, tiers of snapshots, and what steps are made of: every `state` that a gauge may have.
+const STATES: &[&str] = &["free", "kept", "live", "memory", "disk", "answer", "prompt"];
+
 /// Memory in some state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct InState {
@@ -81,6 +84,23 @@ struct Gauges {
     steps: Family<OfModel, Gauge>,
     step_tokens: Family<InState, Gauge>,
     preemptions: Family<OfModel, Gauge>,
+}
+
+impl Gauges {
+    /// A model that is not loaded has nothing to show.
+    fn forget(&self, model: &str) {
+        let of = Metrics::of(model);
+        for family in [&self.running, &self.waiting, &self.tokens_read, &self.rings, &self.steps, &self.preemptions] {
+            family.remove(&of);
+        }
+        self.kv_used.remove(&of);
+        for state in STATES {
+            let of = InState { model_name: model.into(), state: (*state).into() };
+            for family in [&self.pages, &self.snapshots, &self.snapshot_bytes, &self.step_tokens] {
+                family.remove(&of);
+            }
+        }
+    }
 }
 
 impl Default for Metrics {
@@ -175,8 +195,11 @@ impl Metrics {
 
     /// Everything, in the text format.
     pub async fn text(&self, server: &Arc<Server>) -> String {
-        for served in server.models.loaded() {
-            self.look_at(&served).await;
+        for (name, served) in server.models.all() {
+            match served {
+                Some(served) => self.look_at(&served).await,
+                None => self.gauges.forget(&name),
+            }
         }
         let mut text = String::new();
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::sampling::SamplerParams;
 use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant},
 };
 
 /// Loads models; knows devices and memory, which the server does not.
@@ -32,8 +32,10 @@ struct Entry {
     served: Mutex<Option<Arc<Served>>>,
 }
 
-/// How long an engine takes to end.
-const UNLOADING: Duration = Duration::from_millis(500);
+/// How long an engine may take to give its memory back, and how often that is looked at. What its last requests still
+/// hold is not waited for any longer: who asked for another model is told to come again.
+const UNLOADING: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The models.
 #[derive(Debug)]
@@ -111,11 +113,13 @@ impl Models {
                 }
                 Err(refused) => refused,
             };
-            if !self.unload_one() {
+            let Some(memory) = self.unload_one() else {
                 return Err(ApiError::busy(refused, 5));
+            };
+            let began = Instant::now();
+            while memory.strong_count() > 0 && began.elapsed() < UNLOADING {
+                tokio::time::sleep(LOOK).await;
             }
-            // Its engine gives the memory back when its thread has ended.
-            tokio::time::sleep(UNLOADING).await;
         }
     }
 
@@ -126,14 +130,14 @@ impl Models {
         tokio::task::spawn_blocking(load).await.map_err(|error| error.to_string())?
     }
 
-    /// Unloads the idle model that was not used for the longest time; false if there is none.
-    fn unload_one(&self) -> bool {
+    /// Unloads the idle model that was not used for the longest time, and returns what lives as long as its memory;
+    /// none if there is no such model.
+    fn unload_one(&self) -> Option<Weak<()>> {
         let loaded = self.entries.iter().filter(is_idle);
-        let Some(entry) = loaded.min_by_key(|entry| entry.served().map(|served| served.last_used())) else {
-            return false;
-        };
+        let entry = loaded.min_by_key(|entry| entry.served().map(|served| served.last_used()))?;
+        let memory = entry.served()?.engine.memory();
         tracing::info!(model = entry.name, "unloaded: another model needs its memory");
         entry.set(None);
-        true
+        Some(memory)
     }
 }

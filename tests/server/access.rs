@@ -1,13 +1,14 @@
 //! API keys: who has none is refused in the form of the API, and nobody sees what is another's.
 
-use super::host::Host;
+use super::{
+    host::Host,
+    process::{MODEL, Process},
+};
 use kvas::server::{Keys, Reach};
 use serde_json::{Value, json};
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    path::Path,
-    process::{Command, Stdio},
 };
 
 fn bearer(key: &str) -> String {
@@ -107,22 +108,17 @@ fn keys_come_from_a_file() {
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("keys");
     std::fs::write(&file, "\n  first \nsecond\n\n").unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
-    command.args(["serve", "-c", "128", "--parallel", "1", "--port", "0", "-m"]).arg(model);
-    let mut server = command.arg("--api-key-file").arg(&file).stderr(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(server.stderr.take().unwrap()).lines();
-    let address = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("http://")?.1.to_string())).unwrap();
+    let keys = file.to_str().unwrap();
+    let server = Process::start(&["-m", MODEL, "-c", "128", "--parallel", "1", "--api-key-file", keys]);
+    let address = server.address;
     let ask = |key: &str| {
         let head =
             format!("GET /v1/models HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAuthorization: {key}\r\n\r\n");
-        raw(address.parse().unwrap(), &head)
+        raw(address, &head)
     };
     let statuses =
         ["Bearer first", "Bearer second", "Bearer ", "Bearer third", "first", "Basic first", "Bearer first\u{e9}"]
             .map(ask);
-    server.kill().unwrap();
-    server.wait().unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(statuses, [200, 200, 401, 401, 401, 401, 401]);
 }

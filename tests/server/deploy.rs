@@ -1,6 +1,9 @@
 //! What is in `deploy/`: every file parses, and names paths, flags and metrics that the server has.
 
-use super::host::Host;
+use super::{
+    host::Host,
+    process::{MODEL, Process},
+};
 use serde::Deserialize;
 use serde_json::Value;
 use std::{path::Path, process::Command};
@@ -83,6 +86,52 @@ fn the_gateway_reads_metrics_that_are_there() {
     let service = of_kind(&objects, "Service");
     assert_eq!(pool["endpointPickerRef"]["name"], service["metadata"]["name"]);
     assert_eq!(pool["endpointPickerRef"]["port"]["number"], service["spec"]["ports"][0]["port"]);
+}
+
+/// What stands behind an instruction of the container file.
+fn instruction(name: &str) -> String {
+    let text = text("Containerfile");
+    let found = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found.last().unwrap_or_else(|| panic!("no {name}")).to_string()
+}
+
+/// What a container would run, run here: command and environment of the image, with a model and a free port.
+#[test]
+fn the_image_starts_answers_and_stops() {
+    let list = |name: &str| serde_json::from_str::<Vec<String>>(&instruction(name)).unwrap();
+    assert_eq!(list("ENTRYPOINT"), ["kvas"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    command.env_clear().args(list("CMD"));
+    command.envs(instruction("ENV").split(' ').map(|pair| pair.split_once('=').unwrap()));
+    command.envs([("KVAS_MODEL", MODEL), ("KVAS_PORT", "0"), ("KVAS_CTX_SIZE", "256"), ("KVAS_DEVICE", "cpu")]);
+    let mut server = Process::of(command);
+    let check = instruction("HEALTHCHECK");
+    let path = check.split("http://127.0.0.1:8080").nth(1).unwrap().split(' ').next().unwrap();
+    assert_eq!(server.get(path).ok()["status"], "ok");
+    let body = serde_json::json!({"prompt": "Hi", "max_tokens": 2});
+    server.post("/v1/completions", &body).rest().ok();
+    let log = server.said();
+    let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert!(lines.iter().any(|line| line["fields"]["message"] == "loaded"), "a log in JSON: {log}");
+    server.signal(instruction("STOPSIGNAL").strip_prefix("SIG").unwrap());
+    assert_eq!(server.ended(), Some(0));
+}
+
+/// What is built, fetched or secret stays out of the image's sources.
+#[test]
+fn the_image_is_built_from_sources_only() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let ignored = std::fs::read_to_string(root.join(".containerignore")).unwrap();
+    assert_eq!(
+        ignored,
+        std::fs::read_to_string(root.join(".dockerignore")).unwrap(),
+        "podman reads one, docker the other"
+    );
+    for name in ["target", "fuzz", ".git", "web/node_modules"] {
+        assert!(ignored.lines().any(|line| line == name), "{name}");
+    }
+    // What the build copies in is all it needs.
+    assert!(instruction("COPY").starts_with("--from=build /source/target/release/kvas "));
 }
 
 #[test]

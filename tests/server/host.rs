@@ -1,6 +1,9 @@
 //! A server in this process: the bundled model, a free port.
 
-use super::client::{Opened, Reply, open};
+use super::{
+    client::{Opened, Reply, open},
+    tls,
+};
 use axum_server::Handle;
 use kvas::{
     engine::{Engine, EngineConfig},
@@ -31,6 +34,13 @@ pub(crate) struct Host {
     pub(crate) address: SocketAddr,
     /// Its threads.
     threads: Option<Runtime>,
+}
+
+/// What stands before a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    Nothing,
+    Tls,
 }
 
 #[derive(Debug)]
@@ -85,13 +95,19 @@ fn settings(parallel: usize) -> Settings {
 impl Host {
     /// A server with these slots, changed as the test likes.
     pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
-        Self::start_with(Bundled { parallel, template: None }, Patience::default(), change)
+        Self::start_with(Bundled { parallel, template: None }, (Patience::default(), Behind::Nothing), change)
     }
 
     /// A server that waits this long for a head or the next part of a body.
     pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
         let patience = Patience { head: patience, body: patience };
-        Self::start_with(Bundled { parallel, template: None }, patience, |_, _| {})
+        Self::start_with(Bundled { parallel, template: None }, (patience, Behind::Nothing), |_, _| {})
+    }
+
+    /// A server behind TLS, that waits this long for a greeting.
+    pub(crate) fn with_tls(patience: Duration) -> Self {
+        let patience = Patience { head: patience, ..Patience::default() };
+        Self::start_with(Bundled { parallel: 1, template: None }, (patience, Behind::Tls), |_, _| {})
     }
 
     /// A server whose template offers tools.
@@ -100,16 +116,24 @@ impl Host {
         let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
         SHARED.get_or_init(|| {
             let bundled = Bundled { parallel: 2, template: Some(template) };
-            Self::start_with(bundled, Patience::default(), |_, _| {})
+            Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
         })
     }
 
     /// A server of one slot with this template.
     pub(crate) fn with_template(template: ChatTemplate) -> Self {
-        Self::start_with(Bundled { parallel: 1, template: Some(template) }, Patience::default(), |_, _| {})
+        Self::start_with(
+            Bundled { parallel: 1, template: Some(template) },
+            (Patience::default(), Behind::Nothing),
+            |_, _| {},
+        )
     }
 
-    fn start_with(bundled: Bundled, patience: Patience, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
+    fn start_with(
+        bundled: Bundled,
+        (patience, behind): (Patience, Behind),
+        change: impl FnOnce(&mut Settings, &mut Access),
+    ) -> Self {
         let parallel = bundled.parallel;
         let (mut settings, mut access) = (settings(parallel), Access::default());
         change(&mut settings, &mut access);
@@ -120,7 +144,9 @@ impl Host {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let serving = listen::serve(listener, None, (Handle::new(), patience), router(server));
+        let files = (tls::file("server.pem"), tls::file("server.key"));
+        let tls = (behind == Behind::Tls).then(|| threads.block_on(listen::tls(&files.0, &files.1)).unwrap());
+        let serving = listen::serve(listener, tls, (Handle::new(), patience), router(server));
         threads.spawn(async move { serving.await.unwrap() });
         Self { address, threads: Some(threads) }
     }

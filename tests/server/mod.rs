@@ -11,6 +11,8 @@ mod hostile;
 mod openapi;
 mod options;
 mod probes;
+mod process;
 mod slots;
 mod streams;
 mod templates;
+mod tls;

@@ -1,6 +1,7 @@
 //! Several answers, probabilities, echoed prompts.
 
 use super::host::Host;
+use kvas::text::ChatTemplate;
 use serde_json::{Value, json};
 
 #[test]
@@ -76,4 +77,42 @@ fn embeddings_have_length_one_and_know_their_text() {
     let same: Vec<f64> = serde_json::from_value(openai["data"][0]["embedding"].clone()).unwrap();
     assert!(product(&same, &vectors[0]) > 1.0 - 1e-5);
     assert_eq!(embed(json!({"input": "x", "dimensions": 8}))[0].len(), 8);
+}
+
+/// A template that lets its model reason, as Qwen 3's does.
+const REASONS: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {{ message.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\
+    {% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}";
+
+#[test]
+fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
+    let host = Host::with_template(ChatTemplate::new(REASONS).unwrap());
+    let ask = |more: Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "Tell me of a fox."}],
+            "max_tokens": 60, "temperature": 0, "ignore_eos": true,
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        host.post("/v1/chat/completions", &body).ok()["choices"][0]["message"].clone()
+    };
+    let part = |message: &Value, name: &str| message[name].as_str().unwrap_or_default().to_string();
+    let tokens =
+        |text: &str| host.post("/tokenize", &json!({"content": text})).ok()["tokens"].as_array().unwrap().len();
+    // This model does not know how to end what it was never taught.
+    let endless = ask(json!({}));
+    let (thought, said) = (part(&endless, "reasoning_content"), part(&endless, "content"));
+    assert!(tokens(&thought) > 50 && said.is_empty(), "{endless}");
+    for budget in [0, 1, 7, 30] {
+        let ended = ask(json!({"reasoning_budget": budget}));
+        let (thought, said) = (part(&ended, "reasoning_content"), part(&ended, "content"));
+        assert!(tokens(&thought) <= budget + 1, "{budget}: {ended}");
+        assert!(thought.is_empty() == (budget == 0) && tokens(&said) >= 10, "{budget}: {ended}");
+        assert!(!said.contains("think>"), "{budget}: {ended}");
+    }
+    for off in [json!({"enable_thinking": false}), json!({"chat_template_kwargs": {"enable_thinking": false}})] {
+        let silent = ask(off);
+        assert!(part(&silent, "reasoning_content").is_empty() && tokens(&part(&silent, "content")) > 50, "{silent}");
+    }
+    let raw = ask(json!({"reasoning_format": "none", "reasoning_budget": 7}));
+    assert!(part(&raw, "content").contains("</think>") && part(&raw, "reasoning_content").is_empty(), "{raw}");
 }

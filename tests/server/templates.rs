@@ -5,14 +5,32 @@ use kvas::text::ChatTemplate;
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf};
 
-/// Cases that templates take in ways of their own, or refuse, and that are prepared for them here: every model is given
-/// plain texts, roles it knows, and arguments in the form it wants.
-const PREPARED: &[&str] = &["content_parts", "developer_role", "tool_roundtrip_str"];
+/// Cases that templates refuse or garble, each in its own way, and that are put into the form all of them take: plain
+/// texts, roles they know, arguments as objects. They have to read as another case does, with other texts. (Granite's
+/// template, which takes parts, would break the line between two of them.)
+const PREPARED: [Prepared; 3] = [
+    Prepared { case: "content_parts", of: "user", text: Some((QUESTION, "Part one. Part two.")) },
+    Prepared { case: "developer_role", of: "system_user", text: Some(("You are a terse assistant.", "Be brief.")) },
+    Prepared { case: "tool_roundtrip_str", of: "tool_roundtrip_obj", text: None },
+];
+
+struct Prepared {
+    case: &'static str,
+    of: &'static str,
+    /// A text of the other case, and what stands there in this one.
+    text: Option<(&'static str, &'static str)>,
+}
+
+const QUESTION: &str = "Hello, what's 2+2? <b>&amp;</b>";
 
 /// Cases whose calls the template drops, so that the model would not know what it has called: they are written into the
 /// content, as the model itself writes them.
-const DROPPED: &[&str] =
-    &["LFM2-8B-A1B.jinja: parallel_tools", "LFM2-8B-A1B.jinja: tool_done", "LFM2-8B-A1B.jinja: tool_roundtrip_obj"];
+const OTHERWISE: &[&str] = &[
+    "LFM2-8B-A1B.jinja: parallel_tools",
+    "LFM2-8B-A1B.jinja: tool_done",
+    "LFM2-8B-A1B.jinja: tool_roundtrip_obj",
+    "LFM2-8B-A1B.jinja: tool_roundtrip_str",
+];
 
 fn folder() -> Option<PathBuf> {
     let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared");
@@ -28,6 +46,16 @@ fn json_of(path: PathBuf) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
+/// What a case has to read as; none if it has to be refused.
+fn expected(golden: &Value, case: &str) -> Option<String> {
+    let prepared = PREPARED.iter().find(|prepared| prepared.case == case);
+    let of = prepared.map_or(case, |prepared| prepared.of);
+    let text = (golden[of]["ok"] == true).then(|| golden[of]["text"].as_str().unwrap())?;
+    let Some((from, to)) = prepared.and_then(|prepared| prepared.text) else { return Some(text.into()) };
+    assert_eq!(text.matches(from).count(), 1, "{case}: {text}");
+    Some(text.replace(from, to))
+}
+
 /// The day the expected texts were rendered on, in the forms templates write it, is today.
 fn with_todays_date(text: &str, today: &jiff::Zoned, golden: &jiff::Zoned) -> String {
     ["%d %b %Y", "%Y-%m-%d"].iter().fold(text.to_string(), |text, format| {
@@ -40,7 +68,7 @@ fn templates_render_as_in_python() {
     let Some(folder) = folder() else { return };
     let cases = json_of(folder.join("golden/CASES.json"));
     let golden_day: jiff::Zoned = "2026-01-15T12:00:00+00:00[UTC]".parse().unwrap();
-    let (mut compared, mut prepared, mut others) = (0, 0, Vec::new());
+    let (mut compared, mut others) = (0, Vec::new());
     for entry in fs::read_dir(folder.join("golden")).unwrap() {
         let path = entry.unwrap().path();
         let file = path.file_name().unwrap().to_str().unwrap().to_string();
@@ -49,7 +77,6 @@ fn templates_render_as_in_python() {
         let (host, golden) = (Host::with_template(template), json_of(path));
         for case in cases.as_array().unwrap() {
             let case_name = case["name"].as_str().unwrap();
-            let golden = &golden[case_name];
             let mut variables = case["kwargs"].clone();
             (variables["bos_token"], variables["eos_token"]) = (json!("<s>"), json!("</s>"));
             let generation = variables.as_object_mut().unwrap().remove("add_generation_prompt");
@@ -62,26 +89,17 @@ fn templates_render_as_in_python() {
                     "add_generation_prompt": generation,
                 }),
             );
-            assert!(reply.status == 200 || reply.status == 400, "{name}: {case_name}: {}", reply.text());
-            if PREPARED.contains(&case_name) {
-                // Nothing that a template takes as it is gets lost.
-                let is_lost = golden["ok"] == true && reply.status != 200;
-                assert!(!is_lost, "{name}: {case_name}: {}", reply.text());
-                prepared += usize::from(reply.status == 200);
-            } else if golden["ok"] == true && case["messages"] != json!([]) {
-                let expected = with_todays_date(golden["text"].as_str().unwrap(), &jiff::Zoned::now(), &golden_day);
-                if reply.ok()["prompt"] != expected {
-                    others.push(format!("{name}: {case_name}"));
-                }
-                compared += 1;
-            } else {
-                assert_eq!(reply.status, 400, "{name}: {case_name}: {}", reply.text());
-                compared += 1;
+            // A conversation of no messages is nobody's, whatever a template makes of it.
+            let expected = expected(&golden, case_name).filter(|_| case["messages"] != json!([]));
+            match expected.map(|text| with_todays_date(&text, &jiff::Zoned::now(), &golden_day)) {
+                Some(expected) if reply.ok()["prompt"] != expected => others.push(format!("{name}: {case_name}")),
+                Some(_) => {}
+                None => assert_eq!(reply.status, 400, "{name}: {case_name}: {}", reply.text()),
             }
+            compared += 1;
         }
     }
     others.sort();
-    assert_eq!(others, DROPPED);
-    assert_eq!(compared, 13 * (16 - PREPARED.len()));
-    assert!(prepared > 12 * PREPARED.len() - 12, "{prepared} of the others render");
+    assert_eq!(others, OTHERWISE);
+    assert_eq!(compared, 13 * 16);
 }

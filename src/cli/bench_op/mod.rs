@@ -16,6 +16,7 @@ use clap::{Args, Subcommand};
 
 /// Measure one mechanism at a time
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  kvas bench-op lin_ar\n  kvas bench-op snapshot -m model.gguf")]
 pub(crate) struct BenchOp {
     #[command(subcommand)]
     op: Op,

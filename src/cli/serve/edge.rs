@@ -1,6 +1,6 @@
 //! Where connections come in: the address, TLS, limits of time, signals, the log.
 
-use crate::cli::INTERRUPTED;
+use crate::cli::{INTERRUPTED, note};
 use anyhow::{Context, anyhow};
 use axum_server::{Handle, tls_rustls::RustlsConfig};
 use kvas::server::{Patience, Server, listen, router};
@@ -45,13 +45,13 @@ impl Edge {
         let served = server.model(None).await.map_err(|error| anyhow!(error.message))?;
         let handle = Handle::new();
         tokio::spawn(stop_on_signal(server.clone(), handle.clone()));
-        eprintln!(
+        note(format_args!(
             "{}: {} slots, context {} tokens; listening on {}://{address}",
             served.name,
             served.slots.len(),
             served.facts.context,
             if tls.is_some() { "https" } else { "http" }
-        );
+        ));
         drop(served);
         let serving = listen::serve(listener, tls, (handle, Patience::default()), router(server));
         serving.await.context("the server stopped")
@@ -70,7 +70,7 @@ impl Tls {
 /// The first signal lets requests in progress finish, the second ends the program.
 async fn stop_on_signal(server: Arc<Server>, handle: Handle<SocketAddr>) {
     interrupted().await;
-    eprintln!("stopping: requests in progress may finish; once more to stop now");
+    note(format_args!("stopping: requests in progress may finish; once more to stop now"));
     server.models.loaded().iter().for_each(|served| served.slots.close());
     handle.graceful_shutdown(Some(GRACE));
     interrupted().await;

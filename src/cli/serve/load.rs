@@ -8,12 +8,16 @@ use crate::cli::{
 use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
-    memory::plan::SnapshotBudget,
+    memory::plan::{MemoryPlan, SnapshotBudget},
     server::{Facts, Loaded, Loader, Room},
     session::ModelId,
     text::ChatTemplate,
 };
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Mutex, OnceLock, PoisonError, Weak},
+    time::Duration,
+};
 
 /// Tokens of a prompt scored in one step: their probabilities, or their hidden states.
 const SCORED: usize = 64;
@@ -28,6 +32,41 @@ pub(super) struct FromFlags {
     pub(super) template: Option<ChatTemplate>,
     pub(super) shelf: ShelfFlags,
     pub(super) max_decode_gap: Option<Duration>,
+    pub(super) promises: Promises,
+}
+
+/// What loaded models may still take: memory is touched when it is used, and what nobody has touched is free as far as
+/// the system knows.
+#[derive(Debug, Default)]
+pub(super) struct Promises {
+    made: Mutex<Vec<Promise>>,
+    /// Bytes the process held before the first model.
+    before: OnceLock<u64>,
+}
+
+/// What one model may take.
+#[derive(Debug)]
+struct Promise {
+    /// Lives as long as the model's memory.
+    memory: Weak<()>,
+    bytes: u64,
+}
+
+impl Promises {
+    /// Bytes that are promised and not touched, while the process holds `resident` bytes.
+    fn open(&self, resident: u64) -> u64 {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.retain(|promise| promise.memory.strong_count() > 0);
+        let before = self.before.get().copied().unwrap_or(resident);
+        (before + made.iter().map(|promise| promise.bytes).sum::<u64>()).saturating_sub(resident)
+    }
+
+    /// A model was loaded by this plan.
+    fn add(&self, memory: Weak<()>, plan: &MemoryPlan) {
+        self.before.get_or_init(|| plan.process_bytes);
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.push(Promise { memory, bytes: plan.needed_bytes() });
+    }
 }
 
 impl Loader for FromFlags {
@@ -39,7 +78,8 @@ impl Loader for FromFlags {
 impl FromFlags {
     fn open(&self, name: &str, room: Room) -> anyhow::Result<Loaded> {
         let file = self.files.iter().find(|(known, _)| known == name).map(|(_, file)| file.clone());
-        let flags = ModelFlags { model: file.context("a model without a file")?, run: self.run.clone() };
+        let mut flags = ModelFlags { model: file.context("a model without a file")?, run: self.run.clone() };
+        flags.run.compute.promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0));
         let model = device::open(&flags)?;
         let template = match &self.template {
             Some(template) => template.clone(),
@@ -73,6 +113,7 @@ impl FromFlags {
         let (snapshot_every, max_decode_gap) = (SNAPSHOT_EVERY, self.max_decode_gap);
         let config = EngineConfig { snapshot_every, shelf, max_decode_gap, ..EngineConfig::new(plan.context) };
         let engine = Engine::start(runner, config);
+        self.promises.add(engine.memory(), &plan);
         Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
     }
 }

@@ -11,7 +11,7 @@ use kvas::{
     server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
     text::ChatTemplate,
 };
-use load::FromFlags;
+use load::{FromFlags, Promises};
 use serde_json::{Map, Value};
 use std::{
     net::{SocketAddr, TcpListener, ToSocketAddrs},
@@ -120,6 +120,7 @@ impl Serve {
             parallel: settings.parallel,
             template,
             shelf: self.shelf.clone(),
+            promises: Promises::default(),
             max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
         };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };

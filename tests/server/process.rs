@@ -1,0 +1,211 @@
+//! `kvas serve` as a process: signals, and models that come and go as memory allows.
+
+use super::client::{Opened, Reply, open};
+use crate::commands::succeeds;
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+pub(crate) const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf");
+/// What the tests wait for the server, on a machine that does other things, too.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A server that runs until it is dropped.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    said: Arc<Mutex<String>>,
+}
+
+impl Process {
+    /// Starts a server on a free port and waits until it listens.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+        command.args(["serve", "--device", "cpu", "--port", "0"]).args(arguments);
+        Self::of(command)
+    }
+
+    /// Runs a command that starts a server, and waits until it listens.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (lines, all) = (BufReader::new(child.stderr.take().unwrap()).lines(), said.clone());
+        let (tell, address) = std::sync::mpsc::channel();
+        // Reads on to the end, so that the server is never kept from writing its log.
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                *all.lock().unwrap() += &format!("{line}\n");
+                if let Some((_, address)) = line.split_once("listening on http://") {
+                    let _ = tell.send(address.parse().unwrap());
+                }
+            }
+        });
+        let address = address.recv_timeout(SOON).unwrap_or_else(|_| panic!("no server: {}", said.lock().unwrap()));
+        Self { child, address, said }
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Opened {
+        open(self.address, ("POST", path), &[], body.to_string().as_bytes())
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Reply {
+        open(self.address, ("GET", path), &[], b"").rest()
+    }
+
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// The exit code.
+    pub(crate) fn ended(&mut self) -> Option<i32> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(began.elapsed() < SOON, "the server does not end: {}", self.said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn endless(tokens: usize) -> Value {
+    json!({"prompt": "Once upon a time", "n_predict": tokens, "temperature": 0, "ignore_eos": true, "stream": true})
+}
+
+/// One slot, an answer in it, and a request that waits for it.
+fn busy(tokens: usize) -> (Process, Opened, std::thread::JoinHandle<u16>) {
+    let server = Process::start(&["-m", MODEL, "-c", "4096", "--parallel", "1"]);
+    let mut answer = server.post("/completion", &endless(tokens));
+    assert!(answer.piece().is_some());
+    let address = server.address;
+    let waiting = std::thread::spawn(move || {
+        open(address, ("POST", "/completion"), &[], endless(1).to_string().as_bytes()).rest().status
+    });
+    let began = Instant::now();
+    while server.get("/memory").json()["queue"] != 1 {
+        assert!(began.elapsed() < SOON, "nobody waits");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (server, answer, waiting)
+}
+
+#[test]
+fn an_answer_in_progress_ends_when_the_server_is_asked_to_stop() {
+    let (mut server, answer, waiting) = busy(600);
+    server.signal("TERM");
+    assert_eq!(waiting.join().unwrap(), 503, "who waits is told so");
+    let reply = answer.rest();
+    let (_, last) = reply.events().pop().unwrap();
+    assert_eq!((&last["stop"], &last["tokens_predicted"]), (&json!(true), &json!(600)), "{last}");
+    assert_eq!(server.ended(), Some(0), "{}", server.said());
+    assert!(TcpStream::connect(server.address).is_err());
+}
+
+/// Who started the server has gone, and with him the other end of its stderr.
+#[test]
+fn a_server_that_nobody_listens_to_stops_when_it_is_asked() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    command.args(["serve", "--device", "cpu", "--port", "0", "-m", MODEL, "-c", "128"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.contains("listening on http://")));
+    drop(lines);
+    let address = "127.0.0.1:9".parse().unwrap();
+    let mut server = Process { child, address, said: Arc::default() };
+    server.signal("TERM");
+    assert_eq!(server.ended(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_the_server() {
+    let (mut server, _answer, _waiting) = busy(4000);
+    server.signal("INT");
+    let began = Instant::now();
+    while !server.said().contains("once more to stop now") {
+        assert!(began.elapsed() < SOON, "{}", server.said());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(server.child.try_wait().unwrap().is_none(), "one signal lets the answer go on");
+    server.signal("INT");
+    assert_eq!(server.ended(), Some(130));
+}
+
+/// Tokens of context with which one model may take six tenths of the memory there is.
+fn large_context() -> String {
+    let plan = succeeds(&["plan", "-m", MODEL, "--device", "cpu", "-c", "1024", "--json"]);
+    let memory = serde_json::from_str::<Value>(&plan).unwrap()["memory"].clone();
+    let number = |name: &str| memory[name].as_u64().unwrap_or_else(|| panic!("{name} in {memory}"));
+    (number("available_bytes") * 6 / 10 / number("kv_bytes_per_token")).to_string()
+}
+
+#[test]
+fn models_are_loaded_and_unloaded_as_memory_allows() {
+    let (first, second) = (format!("first={MODEL}"), format!("second={MODEL}"));
+    let context = large_context();
+    let server = Process::start(&["-m", &first, "-m", &second, "-c", &context, "--parallel", "1"]);
+    let ask = |model: &str| {
+        let body = json!({"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0});
+        server.post("/v1/completions", &body).rest()
+    };
+    let loaded = || {
+        let listed = server.get("/v1/models").ok();
+        let loaded = listed["data"].as_array().unwrap().iter().filter(|model| model["loaded"] == true);
+        loaded.map(|model| model["id"].as_str().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    let pages_of = |model: &str| server.get("/metrics").text().contains(&format!("kvas_pages{{model_name=\"{model}\""));
+    assert_eq!(loaded(), ["first"], "the second is loaded when it is asked for");
+    let text = ask("first").ok()["choices"][0]["text"].clone();
+    assert!(pages_of("first") && !pages_of("second"));
+    // There is no room for both: memory that was promised and not touched yet is not promised again.
+    assert_eq!(ask("second").ok()["choices"][0]["text"], text);
+    assert_eq!(loaded(), ["second"]);
+    assert!(pages_of("second") && !pages_of("first"), "{}", server.get("/metrics").text());
+    // Who is in use is not unloaded for another.
+    let mut body = endless(100_000);
+    body["model"] = json!("second");
+    let mut answer = server.post("/completion", &body);
+    assert!(answer.piece().is_some());
+    let refused = ask("first");
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.text().contains("bytes are needed"), "{}", refused.text());
+    assert_eq!(loaded(), ["second"]);
+    drop(answer);
+    let began = Instant::now();
+    while server.get("/slots?model=second").ok()[0]["is_processing"] == true {
+        assert!(began.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(ask("first").ok()["choices"][0]["text"], text);
+    assert_eq!(loaded(), ["first"]);
+}
+
+/// With room for both, both stay.
+#[test]
+fn small_models_are_loaded_side_by_side() {
+    let (first, second) = (format!("first={MODEL}"), format!("second={MODEL}"));
+    let server = Process::start(&["-m", &first, "-m", &second, "-c", "256", "--parallel", "1"]);
+    for model in ["second", "first", "second"] {
+        server.post("/v1/completions", &json!({"model": model, "prompt": "Hi", "max_tokens": 2})).rest().ok();
+    }
+    let listed = server.get("/v1/models").ok();
+    assert!(listed["data"].as_array().unwrap().iter().all(|model| model["loaded"] == true), "{listed}");
+    assert!(!server.said().contains("unloaded"), "{}", server.said());
+}
