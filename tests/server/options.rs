@@ -90,7 +90,7 @@ fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
     let ask = |more: Value| {
         let mut body = json!({
             "messages": [{"role": "user", "content": "Tell me of a fox."}],
-            "max_tokens": 60, "temperature": 0, "ignore_eos": true,
+            "max_tokens": 60, "temperature": 0.8, "seed": 5, "ignore_eos": true,
         });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         host.post("/v1/chat/completions", &body).ok()["choices"][0]["message"].clone()
@@ -100,18 +100,18 @@ fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
         |text: &str| host.post("/tokenize", &json!({"content": text})).ok()["tokens"].as_array().unwrap().len();
     // This model does not know how to end what it was never taught.
     let endless = ask(json!({}));
-    let (thought, said) = (part(&endless, "reasoning_content"), part(&endless, "content"));
-    assert!(tokens(&thought) > 50 && said.is_empty(), "{endless}");
+    let all = part(&endless, "reasoning_content");
+    assert!(tokens(&all) > 30 && part(&endless, "content").is_empty(), "{endless}");
     for budget in [0, 1, 7, 30] {
         let ended = ask(json!({"reasoning_budget": budget}));
         let (thought, said) = (part(&ended, "reasoning_content"), part(&ended, "content"));
-        assert!(tokens(&thought) <= budget + 1, "{budget}: {ended}");
+        assert!(tokens(&thought) <= budget + 1 && all.starts_with(&thought), "{budget}: {ended}");
         assert!(thought.is_empty() == (budget == 0) && tokens(&said) >= 10, "{budget}: {ended}");
         assert!(!said.contains("think>"), "{budget}: {ended}");
     }
     for off in [json!({"enable_thinking": false}), json!({"chat_template_kwargs": {"enable_thinking": false}})] {
         let silent = ask(off);
-        assert!(part(&silent, "reasoning_content").is_empty() && tokens(&part(&silent, "content")) > 50, "{silent}");
+        assert!(part(&silent, "reasoning_content").is_empty() && tokens(&part(&silent, "content")) > 30, "{silent}");
     }
     let raw = ask(json!({"reasoning_format": "none", "reasoning_budget": 7}));
     assert!(part(&raw, "content").contains("</think>") && part(&raw, "reasoning_content").is_empty(), "{raw}");
