@@ -22,6 +22,7 @@ pub use writer::{GgufWriter, OpenWriter};
 
 use mapping::Mapping;
 use shards::Shard;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,12 +53,13 @@ impl GgufFile {
         GgufFile::from_shards(path, shards::open_all(path)?)
     }
 
-    /// Reads a file that is in memory; `name` stands for the path in messages. The file must not be split.
+    /// Reads a file that is in memory, or a part of the program; `name` stands for the path in messages. The file must
+    /// not be split. Tensors are as well aligned as the bytes are.
     ///
     /// # Errors
     /// As [`GgufFile::open`].
-    pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<GgufFile, GgufError> {
-        let shard = Shard::read(name, Mapping::Owned(bytes), 0)?;
+    pub fn from_bytes(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<GgufFile, GgufError> {
+        let shard = Shard::read(name, Mapping::InMemory(bytes.into()), 0)?;
         if let Some(split) = shard.split(name)?.filter(|split| split.count > 1) {
             let what = format!("is shard {} of {}, expected a file that is not split", split.number + 1, split.count);
             return Err(GgufError::Format { path: name.into(), what });

@@ -1,6 +1,7 @@
 //! The bytes of one file: a read-only memory mapping, or bytes that are already in memory.
 
 use crate::GgufError;
+use std::borrow::Cow;
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 /// The bytes behind one shard; shared, so that a tensor can outlive the file object that found it.
 pub(crate) enum Mapping {
     Mapped(memmap2::Mmap),
-    Owned(Vec<u8>),
+    InMemory(Cow<'static, [u8]>),
 }
 
 impl Mapping {
@@ -25,7 +26,7 @@ impl Mapping {
         let file = File::open(path).map_err(fail)?;
         // An empty file cannot be mapped everywhere.
         if file.metadata().map_err(fail)?.len() == 0 {
-            return Ok(Mapping::Owned(Vec::new()));
+            return Ok(Mapping::InMemory(Cow::default()));
         }
         // SAFETY: the mapping is private to this process, read-only, and only ever read as bytes, any value of which
         // is valid; that no other process shortens or rewrites the file while it is mapped is required of the user.
@@ -40,7 +41,7 @@ impl Deref for Mapping {
     fn deref(&self) -> &[u8] {
         match self {
             Mapping::Mapped(map) => map,
-            Mapping::Owned(bytes) => bytes,
+            Mapping::InMemory(bytes) => bytes,
         }
     }
 }
@@ -114,7 +115,7 @@ impl TensorBytes {
 impl From<Vec<u8>> for TensorBytes {
     fn from(bytes: Vec<u8>) -> TensorBytes {
         let range = 0..bytes.len();
-        TensorBytes { source: Arc::new(Mapping::Owned(bytes)), range }
+        TensorBytes { source: Arc::new(Mapping::InMemory(bytes.into())), range }
     }
 }
 

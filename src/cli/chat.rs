@@ -90,7 +90,8 @@ impl Chat {
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let stop_strings = self.reverse_prompt;
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
-        let name = self.model.model.file_name().unwrap_or_default().to_string_lossy().to_string();
+        let named = self.model.name();
+        let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default().to_string();
         let fail = |what: String| anyhow!(what);
         let mut chat = Conversation::new(engine, model.tokenizer, template, settings.clone()).map_err(fail)?;
         if let Some(session) = self.session.as_deref().filter(|session| session.exists()) {

@@ -33,7 +33,11 @@ pub(crate) struct Wanted {
 
 /// Opens the model.
 pub(crate) fn open(flags: &ModelFlags) -> anyhow::Result<Model> {
-    Ok(Model::open(&flags.model, flags.run.override_pre.as_deref())?)
+    let pre = flags.run.override_pre.as_deref();
+    Ok(match &flags.model {
+        Some(file) => Model::open(file, pre)?,
+        None => Model::bundled(pre)?,
+    })
 }
 
 impl Wanted {
@@ -229,7 +233,7 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         let request = PlanRequest { history: Some(replay.history), kv_only: Some(replay.fresh), ..*request };
         let planned = plan(part, model.spec.context_length, &request);
         planned.check().map_err(|large| {
-            let (file, place) = (flags.model.display(), place.name());
+            let (file, place) = (flags.name(), place.name());
             anyhow!("{file}: on {place} {large}; another --n-gpu-layers or a smaller --ctx-size may fit")
         })?;
         (snapshots, most_tokens) = (snapshots.min(planned.limits.snapshots), most_tokens.min(planned.room_tokens));
@@ -264,7 +268,7 @@ pub(crate) fn clamp(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow
 
 /// Plans, refuses what does not fit, says what was made smaller, and prepares the device.
 pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<(Runner, MemoryPlan)> {
-    let file = flags.model.display();
+    let file = flags.name();
     let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
     plan.check().map_err(|large| anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less"))?;
     for clamp in &plan.clamps {

@@ -3,23 +3,30 @@
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
-    model::Model,
+    model::{Model, bundled},
     sampling::{SamplerParams, parse_samplers},
     session::{ModelId, Shelf},
 };
 use kvas_backend::{KvType, StateType};
 use kvas_gguf::Quant;
 use kvas_tools::quantize::{MIXES, Mix};
-use std::path::PathBuf;
+use std::{borrow::Cow, path::PathBuf};
 
 /// Which model, and how it is run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelFlags {
-    /// Model file (GGUF); the first file of a split model
+    /// Model file (GGUF); the first file of a split model [default: the model that comes with kvas]
     #[arg(short, long, value_name = "FILE")]
-    pub(crate) model: PathBuf,
+    pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) run: RunFlags,
+}
+
+impl ModelFlags {
+    /// The file as it was given, or the name of the bundled model.
+    pub(crate) fn name(&self) -> Cow<'_, str> {
+        self.model.as_ref().map_or(bundled::NAME.into(), |file| file.to_string_lossy())
+    }
 }
 
 /// How a model is run.

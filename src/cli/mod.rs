@@ -37,13 +37,14 @@ pub(crate) struct Cli {
 }
 
 const EXAMPLES: &str = "Examples:
+  kvas
   kvas convert path/to/huggingface-model -o model.gguf --type q8_0
   kvas quantize model.gguf small.gguf q4_k_m
   kvas chat -m model.gguf
   kvas run -m model.gguf -p \"Once upon a time\" -n 100 --temp 0
   kvas inspect model.gguf
 
-kvas COMMAND --help says more, with examples.";
+Without a command, kvas chats with the small model that comes with it. kvas COMMAND --help says more, with examples.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -85,7 +86,11 @@ pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {
-    let arguments = config::expand(std::env::args_os().map(spelled_out).collect())?;
+    let mut arguments: Vec<_> = std::env::args_os().map(spelled_out).collect();
+    if arguments.len() == 1 {
+        arguments.push("chat".into());
+    }
+    let arguments = config::expand(arguments)?;
     match Cli::parse_from(arguments).command {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),

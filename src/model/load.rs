@@ -1,6 +1,6 @@
 //! The loading pipeline, top to bottom: map, read, lower, bind, prepare.
 
-use super::{ModelError, ModelSpec, lower::lower, weights};
+use super::{ModelError, ModelSpec, bundled, lower::lower, weights};
 use crate::{
     arch,
     engine::Runner,
@@ -27,6 +27,11 @@ impl Model {
     /// Maps and checks a file. `override_pre` replaces the pre-tokenizer it names.
     pub fn open(path: &Path, override_pre: Option<&str>) -> Result<Self, ModelError> {
         Self::of_file(GgufFile::open(path)?, override_pre)
+    }
+
+    /// The model that comes with kvas.
+    pub fn bundled(override_pre: Option<&str>) -> Result<Self, ModelError> {
+        Self::of_file(GgufFile::from_bytes(bundled::NAME, bundled::bytes())?, override_pre)
     }
 
     /// Checks a file that is open.

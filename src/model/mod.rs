@@ -1,5 +1,6 @@
 //! From a file to a program that can run: spec (what it is), lower (what to do), weights (with what), load (all of it).
 
+pub mod bundled;
 pub mod error;
 pub mod kinds;
 pub mod load;

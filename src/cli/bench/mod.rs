@@ -200,7 +200,7 @@ impl Bench {
                     "batch": test.parallel, "tokens_per_second": mean, "stddev": deviation,
                     "bytes_per_token": bytes, "bandwidth_gbs": bytes_rate / 1e9, "bandwidth_share": shares.0,
                     "gflops": flops_rate / 1e9, "compute_share": shares.1,
-                    "model": self.model.model.display().to_string(), "type": format, "device": place.name(),
+                    "model": self.model.name(), "type": format, "device": place.name(),
                     "threads": self.model.run.compute.threads(), "load_seconds": loaded,
                 })
             );

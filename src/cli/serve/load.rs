@@ -25,8 +25,8 @@ const SCORED: usize = 64;
 /// Loads the models of the command line.
 #[derive(Debug)]
 pub(super) struct FromFlags {
-    /// Names and files.
-    pub(super) files: Vec<(String, PathBuf)>,
+    /// Names and files; the bundled model has none.
+    pub(super) files: Vec<(String, Option<PathBuf>)>,
     pub(super) run: RunFlags,
     pub(super) parallel: usize,
     pub(super) template: Option<ChatTemplate>,
@@ -77,8 +77,8 @@ impl Loader for FromFlags {
 
 impl FromFlags {
     fn open(&self, name: &str, room: Room) -> anyhow::Result<Loaded> {
-        let file = self.files.iter().find(|(known, _)| known == name).map(|(_, file)| file.clone());
-        let mut flags = ModelFlags { model: file.context("a model without a file")?, run: self.run.clone() };
+        let known = self.files.iter().find(|(known, _)| known == name).context("a name of no model")?;
+        let mut flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
         flags.run.compute.promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0));
         let model = device::open(&flags)?;
         let template = match &self.template {
@@ -94,7 +94,7 @@ impl FromFlags {
         if room == Room::AsAskedFor
             && let Some(clamp) = device::clamp(&flags, &model, wanted)?
         {
-            bail!("{}: {clamp}", flags.model.display());
+            bail!("{}: {clamp}", flags.name());
         }
         let (runner, plan) = device::prepare(&flags, &model, wanted)?;
         let id = ModelId::of(&model.file);

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use edge::{Edge, Tls};
 use kvas::{
+    model::bundled,
     server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
     text::ChatTemplate,
 };
@@ -26,8 +27,9 @@ use std::{
     after_help = "Examples:\n  kvas serve -m model.gguf\n  kvas serve -m model.gguf --parallel 8 --host 0.0.0.0 --port 8080 --api-key secret\n  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'"
 )]
 pub(crate) struct Serve {
-    /// Model file (GGUF), or NAME=FILE; may be given several times: each is loaded when it is first asked for
-    #[arg(short, long, value_name = "[NAME=]FILE", required = true)]
+    /// Model file (GGUF), or NAME=FILE; may be given several times: each is loaded when it is first asked for [default:
+    /// the model that comes with kvas]
+    #[arg(short, long, value_name = "[NAME=]FILE")]
     model: Vec<String>,
     #[command(flatten)]
     run: RunFlags,
@@ -141,22 +143,28 @@ impl Serve {
     }
 
     /// Names of the models and their files.
-    fn files(&self) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    fn files(&self) -> anyhow::Result<Vec<(String, Option<PathBuf>)>> {
         let named = |text: &String| match text.split_once('=') {
-            Some((name, file)) if !name.is_empty() && !name.contains('/') => (name.to_string(), PathBuf::from(file)),
+            Some((name, file)) if !name.is_empty() && !name.contains('/') => {
+                (name.to_string(), Some(PathBuf::from(file)))
+            }
             Some(_) | None => {
                 let file = PathBuf::from(text);
                 let name = file.file_stem().unwrap_or_default().to_string_lossy().to_string();
-                (name, file)
+                (name, Some(file))
             }
         };
         let mut files: Vec<_> = self.model.iter().map(named).collect();
+        if files.is_empty() {
+            files.push((bundled::NAME.to_string(), None));
+        }
         match (&self.alias, &mut files[..]) {
             (None, _) => {}
             (Some(alias), [(name, _)]) => name.clone_from(alias),
             (Some(_), _) => bail!("--alias with several models, expected names as in -m NAME=FILE"),
         }
         for (number, (name, file)) in files.iter().enumerate() {
+            let Some(file) = file else { continue };
             if files[..number].iter().any(|(known, _)| known == name) {
                 bail!("-m {}: there are two models named {name}, expected names as in -m NAME=FILE", file.display());
             }
