@@ -2,6 +2,7 @@
 
 use crate::{
     available_memory,
+    given_up::Ranks,
     ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes, tiles},
     packed::{float_panel_bytes, panel_bytes},
     quantised::Quantised,
@@ -29,6 +30,8 @@ pub(crate) struct Plan {
     pub(crate) keys: usize,
     /// Partial results of attention over parts of a context.
     pub(crate) partials: usize,
+    /// KV heads, and tokens of each, that can be ranked so that some are given up.
+    pub(crate) ranks: [usize; 2],
     /// f32 scratch of a thread.
     pub(crate) scratch: usize,
     /// Weights that are packed when they are loaded.
@@ -116,7 +119,14 @@ impl Plan {
         }
         for store in &program.stores {
             match store {
-                StoreDecl::Pages(_) => {}
+                StoreDecl::Pages(pages) => {
+                    if let Some(slake) = pages.policy.slake() {
+                        let tokens = limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores());
+                        plan.ranks[0] = plan.ranks[0].max(pages.kv_heads);
+                        plan.ranks[1] = plan.ranks[1].max(tokens.saturating_add(slake.capacity));
+                        plan.scratch = plan.scratch.max(attention::given_up_scratch(pages, slake));
+                    }
+                }
                 StoreDecl::State(state) => {
                     let (keys, scratch) = match state.decay {
                         Decay::PerHead | Decay::PerChannel => {
@@ -172,7 +182,8 @@ impl Plan {
         let slots = slots.fold(0usize, usize::saturating_add);
         let acts = self.acts.iter().copied();
         let turns = Ropes::elements(program, limits.rows);
-        let rest = [self.keys.saturating_mul(2), self.partials, self.scratch.saturating_mul(threads), turns];
+        let ranks = Ranks::elements(self.ranks);
+        let rest = [self.keys.saturating_mul(2), self.partials, ranks, self.scratch.saturating_mul(threads), turns];
         let rest = rest.into_iter().fold(0usize, usize::saturating_add);
         let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
         let scratch_bytes =
