@@ -10,6 +10,7 @@ use crate::{
     engine::{Cache, Cancel, Constraint, Event, Probabilities, Request, Score, Timings},
     grammar::{AnswerConstraint, Stage},
     memory::Scope,
+    policy::BoundWish,
     sampling::SamplerParams,
     scheduler::Finish,
     text::{AnswerReader, Control, Part},
@@ -51,6 +52,8 @@ pub struct Ask {
     pub patience: Option<Duration>,
     /// Takes the text apart; none: it is all content.
     pub reader: Option<AnswerReader>,
+    /// How many tokens the sequence holds.
+    pub bound: BoundWish,
 }
 
 /// Whether the model may end an answer.
@@ -218,6 +221,7 @@ impl Answering {
             score: ask.score,
             cache: ask.cache,
             scope: Scope(scope),
+            bound: ask.bound,
             ..Request::new(ask.prompt.clone(), sampler)
         };
         let (told, events) = mpsc::unbounded_channel();
