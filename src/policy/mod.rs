@@ -199,6 +199,13 @@ pub struct Shares {
     rows: usize,
 }
 
+impl Shares {
+    /// What stayed, budgets, and the tokens of a layer that these were made for.
+    pub const fn new(stayed: Vec<u32>, budgets: Vec<u32>, rows: usize) -> Self {
+        Self { stayed, budgets, rows }
+    }
+}
+
 /// What is to be given up now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
@@ -278,7 +285,7 @@ impl Holdings<'_> {
             (Due::Again | Due::Anew, _) => self.budgets(preferences),
         };
         let keeps: Vec<u32> = self.held.iter().zip(&budgets).map(|(held, budget)| *held.min(budget)).collect();
-        let shares = Shares { stayed: keeps.clone(), budgets, rows: self.bound.rows(self.layout) };
+        let shares = Shares::new(keeps.clone(), budgets, self.bound.rows(self.layout));
         Some(Planned { keeps, order: self.bound.order(due), shares })
     }
 

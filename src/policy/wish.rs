@@ -41,7 +41,7 @@ impl BoundWish {
                     moments: usual.moments && layout.moments != MomentType::Off,
                     ..usual
                 };
-                bound.check(&layout, ["kv_budget", "kv_window"]).map(|()| Some(bound))
+                bound.check(&layout, ["kv_budget", "slake_window"]).map(|()| Some(bound))
             }
         }
     }
@@ -95,7 +95,7 @@ mod tests {
             BoundWish { window: Some(0), ..none }.within(usual, Some(LAYOUT)),
         ] {
             let error = refused.unwrap_err();
-            assert!(!error.contains('\n') && error.contains("kv_"), "{error}");
+            assert!(!error.contains('\n') && (error.contains("kv_") || error.contains("slake_")), "{error}");
         }
     }
 }

@@ -126,6 +126,10 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
     if let Some(ask) = asks.iter().find(|ask| ask.prompt.len() >= context) {
         return Err(ApiError::too_long(ask.prompt.len(), context));
     }
+    for ask in &asks {
+        let (usual, layout) = served.facts.bound.unzip();
+        ask.bound.within(usual, layout).map_err(ApiError::bad)?;
+    }
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();
     let Some((_, first)) = asks.next() else { return Ok(receiver) };

@@ -92,7 +92,9 @@ impl Bench {
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
-        let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1;
+        // What is given up is given up of a copy: the prompt before is gone back to.
+        let copied = bound.map_or(0, |bound| bound.budget + bound.window);
+        let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1 + copied;
         let sequences = longest(&self.parallel).max(1);
         // Every round goes back to the depth: one snapshot each.
         let snapshots = SnapshotBudget::Exactly(sequences);

@@ -43,6 +43,10 @@ pub(super) struct SlakeQuality {
     /// Questions that are asked [default: all]
     #[arg(long, value_name = "N")]
     questions: Option<usize>,
+    /// Last tokens of the prompt of a question that are read after tokens were given up: what is asked last reads all of
+    /// a prompt. With more tokens than a question has nobody knows what will be asked when tokens are given up
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    held_back: usize,
     /// Where to draw the curves
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -104,6 +108,8 @@ const METHODS: [(&str, Score, bool, f32); 5] = [
 struct Item {
     prompt: Vec<u32>,
     rest: Vec<u32>,
+    /// The last tokens of the rest, which are to be predicted.
+    wanted: usize,
 }
 
 /// What was found for a method.
@@ -136,8 +142,9 @@ impl SlakeQuality {
         let most = budgets.iter().map(|budget| budget.tokens(longest)).max().unwrap_or(0);
         let page_size = self.model.run.page_size()?;
         model.program = Arc::new(bounded(&model.program, &Bound::new(most), MomentType::F32, page_size));
+        // The prompt of an item stays beside what a budget leaves of it.
         let snapshots = SnapshotBudget::Exactly(2);
-        let wanted = device::Wanted { sequences: 1, snapshots, outputs: 1, context: Some(longest + 1) };
+        let wanted = device::Wanted { sequences: 1, snapshots, outputs: 1, context: Some(2 * longest) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let layout = runner.bounded_layers().context("expected a model with layers of attention")?;
         // The first is what all others are compared with.
@@ -161,7 +168,8 @@ impl SlakeQuality {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Omit);
         let windows = ids.chunks_exact(prompt + rest).take(self.windows);
-        Ok(windows.map(|ids| Item { prompt: ids[..prompt].to_vec(), rest: ids[prompt..].to_vec() }).collect())
+        let item = |ids: &[u32]| Item { prompt: ids[..prompt].to_vec(), rest: ids[prompt..].to_vec(), wanted: rest };
+        Ok(windows.map(item).collect())
     }
 
     fn questions(&self, model: &Model) -> anyhow::Result<Vec<Item>> {
@@ -173,7 +181,8 @@ impl SlakeQuality {
             let Question { prompt, answer } = serde_json::from_str(line).with_context(what)?;
             let (whole, prompt) = (encode(&format!("{prompt}{answer}")), encode(&prompt));
             ensure!(whole.len() > prompt.len() && whole.starts_with(&prompt), "{}", what());
-            Ok(Item { rest: whole[prompt.len()..].to_vec(), prompt })
+            let (wanted, before) = (whole.len() - prompt.len(), prompt.len().saturating_sub(self.held_back).max(1));
+            Ok(Item { prompt: whole[..before].to_vec(), rest: whole[before..].to_vec(), wanted })
         };
         text.lines().take(self.questions.unwrap_or(usize::MAX)).enumerate().map(item).collect()
     }
@@ -205,9 +214,11 @@ impl SlakeQuality {
             let cached = reading.begin(runner, &item.prompt, asked as u32)?;
             reading.push(runner, &item.prompt[cached..], bound.as_ref())?;
             let mut is_right = true;
-            for token in &item.rest {
+            for (number, token) in item.rest.iter().enumerate() {
                 let logits = runner.logits_mut(0);
-                if is_text {
+                if number + item.wanted < item.rest.len() {
+                    // Of a question, still.
+                } else if is_text {
                     found.loss += negative_log_likelihood(logits, *token);
                     found.predicted += 1;
                 } else {

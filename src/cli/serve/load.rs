@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
     memory::plan::{MemoryPlan, SnapshotBudget},
+    policy::Layout,
     server::{Facts, Loaded, Loader, Room},
     session::ModelId,
     text::ChatTemplate,
@@ -110,6 +111,7 @@ impl FromFlags {
             slot_bytes: plan.slot_bytes,
             snapshot_bytes: plan.snapshot_bytes,
             ring: plan.limits.replay.history,
+            bound: bound.zip(Layout::prepared(&model.program, &plan.limits)),
             ..Facts::of(&model)
         };
         tracing::info!(model = name, context = plan.context, slots = self.parallel, "loaded");

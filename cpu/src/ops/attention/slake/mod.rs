@@ -11,12 +11,15 @@ use crate::{
     machine::Machine,
     pages::Pages,
     pool::{Place, Tiles},
-    simd::Simd,
+    simd::{
+        Simd,
+        dense::{Bf16, F16, F32, I8},
+    },
     states::ByType,
 };
 use absorb::Absorb;
 use kvas_backend::{
-    Eviction, Holding, Order, Page, Preference, Program, Slot, Store, op,
+    Eviction, Holding, KvType, Order, Page, Preference, Program, Slot, Store, op,
     store::{PagesDecl, Slake},
 };
 use running::Running;
@@ -68,16 +71,21 @@ impl<'a> Layer<'a> {
         (queries, count): (&[f32], usize),
         scores: &mut [f32],
     ) {
-        use crate::simd::dense::F32;
         if self.pages.has_tiles(self.decl()) {
             pair.score::<F32, S, false>(simd, (queries, count), scores);
         } else {
             pair.score_rows(simd, (queries, count), scores);
         }
-        if let Some([keys, _]) = scales {
-            for scores in scores[..count * BLOCK].as_chunks_mut::<BLOCK>().0 {
-                scores.iter_mut().zip(keys).for_each(|(score, scale)| *score *= scale);
-            }
+        scale(scales, &mut scores[..count * BLOCK]);
+    }
+}
+
+/// Multiplies the scores of a block with the scales of its keys, if they have any.
+#[inline(always)]
+fn scale(scales: Option<&[[f32; BLOCK]; 2]>, scores: &mut [f32]) {
+    if let Some([keys, _]) = scales {
+        for scores in scores.as_chunks_mut::<BLOCK>().0 {
+            scores.iter_mut().zip(keys).for_each(|(score, scale)| *score *= scale);
         }
     }
 }
@@ -118,17 +126,31 @@ impl Machine {
             let (ordinal, capacity) = (program.page_ordinal(store), given_up.slake.capacity);
             let held = step.held(number, ordinal) as usize;
             let fits = held + span.rows as usize <= capacity && span.rows as usize <= given_up.slake.window;
-            if !given_up.marks(slot).bounded || !fits {
+            if !given_up.marks(slot).bounded {
                 continue;
             }
             let heads = given_up.decl.kv_heads;
+            if !fits {
+                // Nobody has scored these tokens; what stands there is of others.
+                let fresh = held.min(capacity)..(held + accepted as usize).min(capacity);
+                let of_slot = &mut given_up.scores_mut()[slot.0 as usize * heads * capacity..][..heads * capacity];
+                of_slot.chunks_exact_mut(capacity).for_each(|scores| scores[fresh.clone()].fill(0.0));
+                continue;
+            }
             let mut scores = std::mem::take(given_up.scores_mut());
             let layer = layer((&*given_up, &*pages), program, (slot, store, step.table(number, ordinal)));
             let of_slot = &mut scores[slot.0 as usize * heads * capacity..][..heads * capacity];
             let place = Place::of(layer.group() * heads * held * layer.decl().key_dim * accepted as usize);
             pool.each((place, heads), Tiles::chunks(of_slot, capacity), scratch, |head, mut scores, scratch| {
                 let rows = span.context..span.context + accepted;
-                proof.run(Running { layer, head, held, rows, scores: scores.row_mut(0), room: scratch });
+                let running = Running { layer, head, held, rows, scores: scores.row_mut(0), room: scratch };
+                match layer.pages.kv_type() {
+                    _ if !layer.pages.has_tiles(layer.decl()) => proof.run(running.widened::<F32>()),
+                    KvType::F32 => proof.run(running.stored::<F32>()),
+                    KvType::F16 => proof.run(running.stored::<F16>()),
+                    KvType::Bf16 => proof.run(running.stored::<Bf16>()),
+                    KvType::Q8_0 => proof.run(running.stored::<I8>()),
+                }
             });
             *given_up.scores_mut() = scores;
         }
@@ -234,8 +256,8 @@ impl Machine {
             let gone = (holding.table, &gone[head][..]);
             let absorb = Absorb { pages, decl: &decl, head, gone, before, vectors, room };
             match covariance.elements() {
-                ByType::F32(stored) => proof.run(absorb.into::<crate::simd::dense::F32>(stored)),
-                ByType::F16(stored) => proof.run(absorb.into::<crate::simd::dense::F16>(stored)),
+                ByType::F32(stored) => proof.run(absorb.into::<F32>(stored)),
+                ByType::F16(stored) => proof.run(absorb.into::<F16>(stored)),
             }
         });
     }

@@ -1,8 +1,8 @@
 //! Scores of lately: a committed token adds its weights to those of what it has read (ALGORITHMS 5.4).
 
-use super::{BLOCK, Layer, Pair, take};
-use crate::simd::{Kernel, Simd, math};
-use std::ops::Range;
+use super::{BLOCK, Layer, Pair, scale, take};
+use crate::simd::{Kernel, Simd, dense::Element, math};
+use std::{marker::PhantomData, ops::Range};
 
 /// What a score keeps from one token to the next.
 const KEPT: f32 = 0.9;
@@ -19,12 +19,29 @@ pub(super) struct Running<'a> {
     pub(super) room: &'a mut [f32],
 }
 
-impl Kernel for Running<'_> {
+impl<'a> Running<'a> {
+    /// With keys of this type, read as they are stored.
+    pub(super) fn stored<E: Element>(self) -> RunningOf<'a, E, true> {
+        RunningOf { what: self, element: PhantomData }
+    }
+
+    /// With keys that are widened before.
+    pub(super) fn widened<E: Element>(self) -> RunningOf<'a, E, false> {
+        RunningOf { what: self, element: PhantomData }
+    }
+}
+
+pub(super) struct RunningOf<'a, E, const IS_STORED: bool> {
+    what: Running<'a>,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const IS_STORED: bool> Kernel for RunningOf<'_, E, IS_STORED> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { layer, head, held, rows, scores, room } = self;
+        let Running { layer, head, held, rows, scores, room } = self.what;
         let (key_dim, group) = (layer.decl().key_dim, layer.group());
         let mut room = room;
         let (wide, queries) = (take(&mut room, BLOCK * key_dim), take(&mut room, group * key_dim));
@@ -39,10 +56,20 @@ impl Kernel for Running<'_> {
                 layer.given_up.query(layer.slot, position, head * group + g, layer.scale, query);
             }
             for start in (0..tokens).step_by(BLOCK) {
-                let block = blocks.wide_keys(simd, start, tokens, wide);
-                let pair = Pair { block, next: block };
                 let scales = blocks.scales(simd, start, tokens);
-                layer.meet(simd, (&pair, scales.as_ref()), (queries, group), met);
+                if IS_STORED {
+                    let mut block = blocks.at(start, tokens);
+                    let next = if start + BLOCK < tokens { blocks.at(start + BLOCK, tokens) } else { block };
+                    // What is read next, and fetched meanwhile.
+                    block.values[0] = next.keys[0];
+                    let pair = Pair { block, next };
+                    pair.score::<E, S, true>(simd, (&*queries, group), met);
+                    scale(scales.as_ref(), &mut met[..group * BLOCK]);
+                } else {
+                    let block = blocks.wide_keys(simd, start, tokens, wide);
+                    let pair = Pair { block, next: block };
+                    layer.meet(simd, (&pair, scales.as_ref()), (queries, group), met);
+                }
                 let count = BLOCK.min(tokens - start);
                 for g in 0..group {
                     all[g * width + start..][..count].copy_from_slice(&met[g * BLOCK..][..count]);
@@ -60,12 +87,24 @@ impl Kernel for Running<'_> {
 /// Adds the softmax of `x`, powers of 2, to `scores`; `beside` is the score of something else, and how often it counts.
 #[inline(always)]
 fn add_weights<S: Simd>(simd: S, x: &mut [f32], beside: Option<(f32, f32)>, scores: &mut [f32]) {
-    let most = x.iter().copied().fold(beside.map_or(f32::NEG_INFINITY, |(score, _)| score), f32::max);
-    let mut total = beside.map_or(0.0, |(score, count)| count * (score - most).exp2());
-    for x in x.chunks_mut(S::LANES) {
-        let weights = math::exp2(simd, simd.sub(math::load(simd, x), simd.splat(most)));
-        math::store(simd, weights, x);
-        total += x.iter().sum::<f32>();
+    let whole = x.len() - x.len() % S::LANES;
+    let mut largest = simd.splat(beside.map_or(f32::NEG_INFINITY, |(score, _)| score));
+    for x in x[..whole].chunks_exact(S::LANES) {
+        largest = simd.max(largest, math::load(simd, x));
     }
+    let most = x[whole..].iter().copied().fold(simd.largest(largest), f32::max);
+    let mut sums = simd.splat(0.0);
+    for x in x[..whole].chunks_exact_mut(S::LANES) {
+        let weights = math::exp2(simd, simd.sub(math::load(simd, x), simd.splat(most)));
+        sums = simd.add(sums, weights);
+        math::store(simd, weights, x);
+    }
+    if whole < x.len() {
+        let rest = &mut x[whole..];
+        let weights = math::exp2(simd, simd.sub(math::load(simd, rest), simd.splat(most)));
+        math::store(simd, weights, rest);
+    }
+    let beside = beside.map_or(0.0, |(score, count)| count * (score - most).exp2());
+    let total = simd.sum(sums) + x[whole..].iter().sum::<f32>() + beside;
     math::add_scaled(simd, scores, 1.0 / total, x);
 }
