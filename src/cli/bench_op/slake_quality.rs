@@ -249,7 +249,13 @@ impl SlakeQuality {
                     })
                 );
             } else {
-                println!("| {budget} | {method} | {perplexity:.3} | {more:+.2} % | {recall:.1} | {:+.1} |", -fewer);
+                let predicted = match found.predicted {
+                    0 => "| ".into(),
+                    _ => format!("{perplexity:.3} | {more:+.2} %"),
+                };
+                let answered =
+                    if found.asked == 0 { "| ".into() } else { format!("{recall:.1} | {:+.1}", 0.0 - fewer) };
+                println!("| {budget} | {method} | {predicted} | {answered} |");
             }
         };
         if !self.json {
