@@ -29,7 +29,7 @@ impl BoundWish {
             (Some(false), _, _) => Ok(None),
             (None, None, _) if !says_more => Ok(None),
             (_, _, None) | (_, None, _) => {
-                Err("kv_policy slake: the server was started without --kv-policy slake".into())
+                Err("kv_policy slake, expected a server that was started with --kv-policy slake".into())
             }
             (_, Some(usual), Some(layout)) => {
                 let bound = Bound {
