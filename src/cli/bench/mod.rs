@@ -295,7 +295,8 @@ fn go_back(
         let cached = reuse.cached as usize;
         ensure!(cached == known(test.depth, bound), "{}: went back to {cached}", test.name());
         runner.apply(&reuse.work)?;
-        advance(runner, memory, &[(id, number)], (test.depth - cached, usize::MAX), &mut likeliest)?;
+        let batch = runner.limits().rows;
+        advance(runner, memory, &[(id, number)], (test.depth - cached, batch), &mut likeliest)?;
     }
     keep_within((runner, memory), sequences, bound)
 }
