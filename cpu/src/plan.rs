@@ -10,7 +10,10 @@ use crate::{
     tiled::Tiled,
     weights::Path,
 };
-use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
+use kvas_backend::{
+    Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight,
+    store::{Decay, PagesDecl},
+};
 use kvas_gguf::Quant;
 
 /// Sizes of everything a [`crate::machine::Machine`] allocates, in elements where nothing else is said.
@@ -119,14 +122,7 @@ impl Plan {
         }
         for store in &program.stores {
             match store {
-                StoreDecl::Pages(pages) => {
-                    if let Some(slake) = pages.policy.slake() {
-                        let tokens = limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores());
-                        plan.ranks[0] = plan.ranks[0].max(pages.kv_heads);
-                        plan.ranks[1] = plan.ranks[1].max(tokens.saturating_add(slake.capacity));
-                        plan.scratch = plan.scratch.max(attention::given_up_scratch(pages, slake));
-                    }
-                }
+                StoreDecl::Pages(pages) => plan.give_up(pages, (program, limits)),
                 StoreDecl::State(state) => {
                     let (keys, scratch) = match state.decay {
                         Decay::PerHead | Decay::PerChannel => {
@@ -148,6 +144,15 @@ impl Plan {
         }
         (plan.bytes, plan.scratch_bytes) = plan.count(program, limits, threads);
         plan
+    }
+
+    /// Plans for tokens of these pages to be given up, if they may be.
+    fn give_up(&mut self, pages: &PagesDecl, (program, limits): (&Program, &Limits)) {
+        let Some(slake) = pages.policy.slake() else { return };
+        let tokens = limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores());
+        self.ranks[0] = self.ranks[0].max(pages.kv_heads);
+        self.ranks[1] = self.ranks[1].max(tokens.saturating_add(slake.capacity));
+        self.scratch = self.scratch.max(attention::given_up_scratch(pages, slake));
     }
 
     /// Plans to pack every weight that is multiplied and has a packed form.
