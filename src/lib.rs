@@ -8,6 +8,7 @@ pub mod engine;
 pub mod grammar;
 pub mod memory;
 pub mod model;
+pub mod policy;
 pub mod presets;
 pub mod repl;
 pub mod sampling;

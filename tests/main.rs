@@ -19,5 +19,6 @@ mod resident;
 mod server;
 mod session;
 mod simulation;
+mod slake;
 mod split;
 mod tidy;

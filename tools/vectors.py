@@ -72,9 +72,61 @@ def attention(oracle, seed):
     })
 
 
+def slake(oracle, seed):
+    """A prompt that is cut to `keep` tokens, then tokens one by one, of which `page` are given up whenever there are that
+    many more: what a layer would lose, and what attention gives."""
+    rng = np.random.default_rng(seed)
+    heads, kv_heads, dim, prompt, tokens, keep, page, window = 4, 2, 8, 72, 20, 32, 4, 8
+    group, scale, gamma, mass_cap = heads // kv_heads, dim**-0.5, 200.0, 0.25
+    q = exact(rng.normal(size=(heads, prompt + tokens, dim)) * 1.3)
+    k = exact(rng.normal(size=(kv_heads, prompt + tokens, dim)) * 1.3)
+    v = exact(rng.normal(size=(kv_heads, prompt + tokens, dim)))
+    every = np.arange(kv_heads)
+    weights = oracle.window_attention(q[:, :prompt], k[:, :prompt], scale, window)
+    scores = oracle.cake_score(weights, window, kv_heads, gamma)
+    best = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : keep - window], axis=1)
+    shift, values, entropy = oracle.vabs_terms(q[:, :prompt], k[:, :prompt], v[:, :prompt], scale, window, best)
+    old = weights[:, :, :-window]
+    preference = [-(old * np.log(old + 1e-10)).sum(), old.var(1, ddof=1).sum(), (shift * values).mean(), entropy.mean()]
+    moments = oracle.Moments(kv_heads, dim, dim)
+    held = [[*best[h], *range(prompt - window, prompt)] for h in every]
+    lately = [np.append(scores[h, best[h]], np.zeros(window)) for h in every]
+    gone = np.stack([np.setdiff1d(np.arange(prompt), held[h]) for h in every])
+    for j in range(gone.shape[1]):
+        moments.add(k[every, gone[:, j]], v[every, gone[:, j]])
+    out = []
+    for t in range(prompt, prompt + tokens):
+        held = [[*held[h], t] for h in every]
+        own_k, own_v = (np.stack([x[h, held[h]] for h in every]) for x in (k, v))
+        parts = [oracle.partial(q[:, t], own_k, own_v, scale), moments.part(q[:, t], scale, mass_cap=mass_cap)]
+        out.append(oracle.merge(parts))
+        most = np.maximum(parts[0][0], parts[1][0])
+        total = sum(part[1] * np.exp(part[0] - most) for part in parts)
+        x = scale * np.einsum("hgd,hnd->hgn", q[:, t].reshape(kv_heads, group, dim), own_k)
+        share = np.exp(x - most.reshape(kv_heads, group, 1)) / total.reshape(kv_heads, group, 1)
+        lately = [0.9 * np.append(lately[h], 0.0) + share[h].sum(0) for h in every]
+        if len(held[0]) == keep + page:
+            for h in every:
+                may = [i for i, j in enumerate(held[h]) if j < t + 1 - window]
+                worst = sorted(may, key=lambda i: (lately[h][i], held[h][i]))[:page]
+                stay = [i for i in range(len(held[h])) if i not in worst]
+                gone = [held[h][i] for i in sorted(worst)] if h == 0 else [*gone, *(held[h][i] for i in sorted(worst))]
+                held[h], lately[h] = [held[h][i] for i in stay], lately[h][stay]
+            gone = np.array(gone).reshape(kv_heads, page)
+            for j in range(page):
+                moments.add(k[every, gone[:, j]], v[every, gone[:, j]])
+    by_token = lambda x: flat(x.transpose(1, 0, 2))
+    write("slake", {
+        "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "prompt": prompt, "tokens": tokens, "keep": keep,
+        "page": page, "window": window, "gamma": gamma, "mass_cap": mass_cap, "queries": by_token(q),
+        "keys": by_token(k), "values": by_token(v), "preference": flat(preference, 12), "out": flat(out),
+    })
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     oracle = load_oracle()
     for seed, kind in enumerate(("gdn", "kda", "mamba2")):
         recurrence(oracle, kind, seed)
     attention(oracle, 9)
+    slake(oracle, 13)

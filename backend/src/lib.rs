@@ -5,6 +5,7 @@
 pub mod conformance;
 mod cursors;
 mod display;
+mod eviction;
 pub mod op;
 pub mod product;
 pub mod program;
@@ -16,6 +17,7 @@ pub mod store;
 pub mod validate;
 
 pub use cursors::{Cursor, Cursors, Entry};
+pub use eviction::{Eviction, Holding, Order, Preference};
 pub use op::Op;
 pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
@@ -177,6 +179,20 @@ pub trait Backend: Send {
 
     /// Makes slots those of an empty sequence.
     fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError>;
+
+    /// How much the page stores of an eviction would lose by it, in their order: the [`Preference`]s that budgets are
+    /// shared out by. Nothing changes. With `values` also what takes longer to find out, how the values would move.
+    fn weigh(&mut self, _eviction: &Eviction<'_>, _values: bool) -> Result<Vec<Preference>, DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
+    }
+
+    /// Gives up tokens of a sequence: of every KV head all but the `keep` that the order prefers. Those that stay are in
+    /// the first `keep` rows of the table afterwards, those that were there before where they were, and the next step
+    /// appends behind them. [`Backend::clear_slots`] and the other verbs that overwrite a slot make it hold all of its
+    /// tokens again.
+    fn evict(&mut self, _eviction: &Eviction<'_>) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
+    }
 
     /// Copies single-layer pages (copy-on-write tails).
     fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError>;

@@ -109,6 +109,18 @@ impl Program {
         self.stores.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
     }
 
+    /// Page stores whose tokens may be given up.
+    pub fn bounded_stores(&self) -> impl Iterator<Item = Store> {
+        let is_bounded = |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.slake().is_some());
+        self.stores.iter().zip(0..).filter(move |(decl, _)| is_bounded(decl)).map(|(_, at)| Store(at))
+    }
+
+    /// What multiplies the scores of the attention over a page store.
+    pub fn attention_scale(&self, store: Store) -> f32 {
+        let scale = |op: &Op| if let Op::Attention(op) = op { (op.store == store).then_some(op.scale) } else { None };
+        self.ops.iter().find_map(scale).expect("validated: a page store is attended to")
+    }
+
     /// Bytes of a page of the arena, with `page_size` tokens: room for a page of any store.
     pub fn page_bytes(&self, page_size: usize, kv_type: KvType) -> usize {
         let of_store = |store: &StoreDecl| match store {

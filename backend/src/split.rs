@@ -2,8 +2,8 @@
 //! activations go from one to the other where ops need them. The same results as on one device that computes alike.
 
 use crate::{
-    Act, Backend, Bytes, DeviceError, Limits, Op, Page, Program, Rows, Slot, Step, Store, StoreDecl, Weight,
-    WeightData, WeightDecl, WeightSource, op,
+    Act, Backend, Bytes, DeviceError, Eviction, Holding, Limits, Op, Page, Preference, Program, Rows, Slot, Step,
+    Store, StoreDecl, Weight, WeightData, WeightDecl, WeightSource, op,
     store::{ConvDecl, Decay, StateDecl},
 };
 use kvas_gguf::Quant;
@@ -189,6 +189,28 @@ impl Split {
         Ok(())
     }
 
+    /// Calls `f` with each device, what of an eviction is there, and the numbers of these holdings.
+    fn give_up(
+        &mut self,
+        eviction: &Eviction<'_>,
+        mut f: impl FnMut(&mut dyn Backend, &Eviction<'_>, &[usize]) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        for number in 0..DEVICES {
+            let is_here = |holding: &Holding<'_>| self.placement.of_store[holding.store.0 as usize] == number;
+            let here: Vec<usize> = (0..eviction.holdings.len()).filter(|at| is_here(&eviction.holdings[*at])).collect();
+            let table = |at: &usize| -> Vec<Page> {
+                eviction.holdings[*at].table.iter().map(|page| in_arena(&self.pages, number, *page)).collect()
+            };
+            let tables: Vec<Vec<Page>> = here.iter().map(table).collect();
+            let holdings = here.iter().zip(&tables).map(|(at, table)| Holding { table, ..eviction.holdings[*at] });
+            let holdings: Vec<Holding<'_>> = holdings.collect();
+            if !here.is_empty() {
+                f(self.devices[number].as_mut(), &Eviction { holdings: &holdings, ..*eviction }, &here)?;
+            }
+        }
+        Ok(())
+    }
+
     fn on_both(&mut self, f: impl Fn(&mut dyn Backend) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.devices.iter_mut().try_for_each(|device| f(device.as_mut()))
     }
@@ -304,6 +326,20 @@ impl Backend for Split {
 
     fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError> {
         self.on_both(|device| device.clear_slots(slots))
+    }
+
+    fn weigh(&mut self, eviction: &Eviction<'_>, values: bool) -> Result<Vec<Preference>, DeviceError> {
+        let mut found = vec![Preference::default(); eviction.holdings.len()];
+        self.give_up(eviction, |device, eviction, numbers| {
+            let own = device.weigh(eviction, values)?;
+            numbers.iter().zip(own).for_each(|(number, preference)| found[*number] = preference);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
+        self.give_up(eviction, |device, eviction, _| device.evict(eviction))
     }
 
     fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError> {

@@ -43,6 +43,7 @@ pub struct Step {
     outputs: Vec<u32>,
     tables: Vec<Page>,
     table_ends: Vec<u32>, // [spans * page stores]
+    held: Vec<u32>,       // [spans * page stores]
 }
 
 impl Clone for Step {
@@ -59,6 +60,7 @@ impl Clone for Step {
         self.outputs.clone_from(&source.outputs);
         self.tables.clone_from(&source.tables);
         self.table_ends.clone_from(&source.table_ends);
+        self.held.clone_from(&source.held);
     }
 }
 
@@ -70,10 +72,11 @@ impl Step {
         self.outputs.clear();
         self.tables.clear();
         self.table_ends.clear();
+        self.held.clear();
     }
 
-    /// Adds a span. `tables` has one page table per page store of the program, in the order of the stores; each
-    /// covers `context + tokens.len()` tokens.
+    /// Adds a span of a sequence that holds all its tokens. `tables` has one page table per page store of the program,
+    /// in the order of the stores; each covers `context + tokens.len()` tokens.
     pub fn push<'a>(
         &mut self,
         slot: Slot,
@@ -81,6 +84,19 @@ impl Step {
         tokens: &[u32],
         outputs: Outputs,
         tables: impl IntoIterator<Item = &'a [Page]>,
+    ) {
+        self.push_held(slot, context, tokens, outputs, tables.into_iter().map(|table| (table, context)));
+    }
+
+    /// As [`Step::push`], each table with how many of the `context` tokens its store holds: it covers these and the new
+    /// ones, which come right behind them.
+    pub fn push_held<'a>(
+        &mut self,
+        slot: Slot,
+        context: u32,
+        tokens: &[u32],
+        outputs: Outputs,
+        tables: impl IntoIterator<Item = (&'a [Page], u32)>,
     ) {
         assert!(!tokens.is_empty(), "a span has at least one row");
         let first = self.tokens.len() as u32;
@@ -92,9 +108,10 @@ impl Step {
             Outputs::Last => self.outputs.push(first + rows - 1),
             Outputs::All => self.outputs.extend(first..first + rows),
         }
-        for table in tables {
+        for (table, held) in tables {
             self.tables.extend_from_slice(table);
             self.table_ends.push(self.tables.len() as u32);
+            self.held.push(held);
         }
         debug_assert!(self.table_ends.len().is_multiple_of(self.spans.len()), "every span has the same page stores");
     }
@@ -110,6 +127,7 @@ impl Step {
             for ordinal in ordinals {
                 self.tables.extend(step.table(span, *ordinal).iter().map(|page| number(*page)));
                 self.table_ends.push(self.tables.len() as u32);
+                self.held.push(step.held(span, *ordinal));
             }
         }
     }
@@ -145,6 +163,17 @@ impl Step {
         let start = if at == 0 { 0 } else { self.table_ends[at - 1] as usize };
         &self.tables[start..self.table_ends[at] as usize]
     }
+
+    /// How many committed tokens of span number `span` page store number `ordinal` holds: the new ones come behind them.
+    pub fn held(&self, span: usize, ordinal: usize) -> u32 {
+        self.held[span * (self.held.len() / self.spans.len()) + ordinal]
+    }
+
+    /// Most tokens that a row of this step sees in page store number `ordinal`.
+    pub fn longest(&self, ordinal: usize) -> usize {
+        let tokens = self.spans.iter().enumerate().map(|(number, span)| self.held(number, ordinal) + span.rows);
+        tokens.max().unwrap_or(0) as usize
+    }
 }
 
 #[cfg(test)]
@@ -156,14 +185,17 @@ mod tests {
         let mut step = Step::default();
         let (a, b, c, d) = ([Page(1), Page(2)], [Page(3), Page(4)], [Page(5)], [Page(6)]);
         step.push(Slot(1), 0, &[7, 8, 9], Outputs::All, [&a[..], &b[..]]);
-        step.push(Slot(2), 4, &[1], Outputs::Last, [&c[..], &d[..]]);
+        step.push_held(Slot(2), 4, &[1], Outputs::Last, [(&c[..], 4), (&d[..], 3)]);
         assert_eq!(step.table(0, 1), b);
         assert_eq!(step.table(1, 0), c);
         assert_eq!(step.table(1, 1), d);
+        assert_eq!([step.held(0, 1), step.held(1, 0), step.held(1, 1)], [0, 4, 3]);
+        assert_eq!([step.longest(0), step.longest(1)], [5, 4]);
         assert_eq!(step.outputs(), [0, 1, 2, 3]);
         let mut part = Step::default();
         part.select(&step, &[1], |page| Page(page.0 - 2));
         assert_eq!((part.table(0, 0), part.table(1, 0)), (&[Page(1), Page(2)][..], &[Page(4)][..]));
+        assert_eq!((part.held(0, 0), part.held(1, 0)), (0, 3));
         assert_eq!((part.tokens(), part.spans(), part.outputs()), (step.tokens(), step.spans(), step.outputs()));
         assert_eq!(step.spans_with_rows().map(|(row, _)| row).collect::<Vec<_>>(), [0, 3]);
     }

@@ -1,9 +1,11 @@
 //! What layers remember: pages (append-only) and slots (mutable), their layouts and sizes (ALGORITHMS 1.1, 2.4, 2.7).
 
 mod pages;
+mod policy;
 
 use crate::Weight;
 pub use pages::{HeadRow, KvType, PageLayout, PagesDecl, RowScale};
+pub use policy::{MomentType, Policy, Slake};
 
 /// How one layer remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +38,11 @@ impl StoreDecl {
         }
     }
 
-    /// Bytes that a slot takes besides if steps may name it: the replay ring.
+    /// Bytes that a slot takes besides if steps may name it: the replay ring, or what it takes to give up tokens.
     pub const fn ring_bytes(&self, replay: Replay) -> usize {
         match self {
-            StoreDecl::Pages(_) | StoreDecl::Conv(_) => 0,
+            StoreDecl::Pages(pages) => pages.policy_bytes(),
+            StoreDecl::Conv(_) => 0,
             StoreDecl::State(state) => replay.ring_rows().saturating_mul(state.ring_row_elements()).saturating_mul(4),
         }
     }

@@ -316,6 +316,14 @@ impl Program {
         self.equal("heads beyond whole groups", o.heads % pages.kv_heads, 0)?;
         self.equal("q columns", self.columns(o.q), o.heads * pages.key_dim)?;
         self.equal("out columns", self.columns(o.out), o.heads * pages.value_dim)?;
+        if let Some(slake) = pages.policy.slake() {
+            self.equal("heads of a store that gives up tokens", slake.heads, o.heads)?;
+            match pages.layout {
+                PageLayout::Separate if slake.window > 0 => {}
+                PageLayout::Separate => return Err("tokens are given up by no query".into()),
+                PageLayout::Latent => return Err("latent pages hold all tokens".into()),
+            }
+        }
         o.gate.map_or(Ok(()), |gate| self.equal("gate columns", self.columns(gate), self.columns(o.out)))
     }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop, reason = "kernels index several arrays of registers by one number")]
 
 mod arena;
+mod given_up;
 mod limits;
 mod machine;
 mod ops;
@@ -21,7 +22,9 @@ mod weights;
 pub use limits::{available_memory, compute_peak, read_bandwidth, resident_memory};
 pub use simd::Isa;
 
-use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
+use kvas_backend::{
+    Act, Backend, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, WeightSource, op,
+};
 use kvas_gguf::Quant;
 use machine::Machine;
 use plan::{Means, Plan};
@@ -139,6 +142,15 @@ impl Backend for Cpu {
 
     fn clear_slots(&mut self, slots: &[Slot]) -> Result<(), DeviceError> {
         slots.iter().for_each(|slot| self.machine().clear_slot(*slot));
+        Ok(())
+    }
+
+    fn weigh(&mut self, eviction: &Eviction<'_>, values: bool) -> Result<Vec<Preference>, DeviceError> {
+        Ok(self.machine().weigh(eviction, values))
+    }
+
+    fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
+        self.machine().evict(eviction);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     arena::Arena,
+    given_up::{GivenUp, Ranks},
     ops::rope_store::Ropes,
     pages::Pages,
     plan::{Means, Plan},
@@ -52,6 +53,7 @@ pub(crate) struct Machine {
     pub(crate) keys: Vec<f32>,
     pub(crate) queries: Vec<f32>,
     pub(crate) partials: Vec<f32>,
+    pub(crate) ranks: Ranks,
     /// By thread.
     pub(crate) scratch: Vec<Vec<f32>>,
 }
@@ -83,6 +85,7 @@ impl Machine {
             weights.settled(decl, matrix.keeps_source());
         }
         let memory = program.stores.iter().map(|store| match store {
+            StoreDecl::Pages(pages) if pages.policy.slake().is_some() => Memory::Bounded(GivenUp::new(*pages, &limits)),
             StoreDecl::Pages(_) => Memory::Pages,
             StoreDecl::State(state) if state.value_heads == 0 => Memory::Pages,
             StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),
@@ -109,6 +112,7 @@ impl Machine {
             keys: floats(plan.keys),
             queries: floats(plan.keys),
             partials: floats(plan.partials),
+            ranks: Ranks::new(plan.ranks),
             scratch: (0..pool.threads()).map(|_| floats(plan.scratch)).collect(),
             pool,
             matrices,
@@ -168,7 +172,10 @@ impl Machine {
 
     /// Ends the steps of some slots.
     pub(crate) fn commit(&mut self, accepted: &[(Slot, u32)]) {
-        accepted.iter().for_each(|(slot, rows)| self.cursors.commit(*slot, *rows));
+        for (slot, rows) in accepted {
+            self.rescore(*slot, *rows);
+            self.cursors.commit(*slot, *rows);
+        }
     }
 
     /// Folds the ring of a slot into its checkpoint, then copies it.
@@ -213,8 +220,11 @@ impl Machine {
 
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
-        if self.cursors.clear(slot) {
-            self.memory.iter_mut().for_each(|memory| memory.clear_slot(slot));
+        let is_written = self.cursors.clear(slot);
+        for memory in &mut self.memory {
+            if is_written || memory.given_up().is_some() {
+                memory.clear_slot(slot);
+            }
         }
     }
 }

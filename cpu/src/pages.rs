@@ -84,22 +84,52 @@ impl Pages {
         [Place { first, step: TILE, scale: at + key_scale }, value]
     }
 
-    /// Writes the key and the value of one head of the token at `position`. The key of a latent page is its value, then
+    /// Writes the key and the value of one head of the token at `place`. The key of a latent page is its value, then
     /// what is given as `key`.
     pub(crate) fn append(
         &mut self,
         decl: &PagesDecl,
-        (table, position): (&[Page], usize),
+        (table, place): (&[Page], usize),
         head: usize,
         [key, value]: [&[f32]; 2],
     ) {
-        let [keys, values] = self.find(decl, table[position / self.page_size], position % self.page_size, head);
+        let [keys, values] = self.find_in(decl, (table, place), head);
         match decl.layout {
             PageLayout::Separate => {
                 self.write(keys, [key, &[]]);
                 self.write(values, [value, &[]]);
             }
             PageLayout::Latent => self.write(keys, [value, key]),
+        }
+    }
+
+    fn find_in(&self, decl: &PagesDecl, (table, place): (&[Page], usize), head: usize) -> [Place; 2] {
+        self.find(decl, table[place / self.page_size], place % self.page_size, head)
+    }
+
+    /// The key and the value of one head of a token.
+    pub(crate) fn read_token(
+        &self,
+        decl: &PagesDecl,
+        token: (&[Page], usize),
+        head: usize,
+        [key, value]: [&mut [f32]; 2],
+    ) {
+        let [keys, values] = self.find_in(decl, token, head);
+        self.read_to(keys, key);
+        self.read_to(values, value);
+    }
+
+    /// Moves the key and the value of one head from one place of a table to another one, as they are stored.
+    pub(crate) fn move_token(&mut self, decl: &PagesDecl, (table, [from, to]): (&[Page], [usize; 2]), head: usize) {
+        let (from, to) = (self.find_in(decl, (table, from), head), self.find_in(decl, (table, to), head));
+        let size = self.kv_type.element_bytes();
+        for ((from, to), columns) in from.into_iter().zip(to).zip([decl.key_dim, decl.value_dim]) {
+            for i in 0..columns {
+                let at = from.first + i * from.step * size;
+                self.data.copy_within(at..at + size, to.first + i * to.step * size);
+            }
+            self.data.copy_within(from.scale..from.scale + self.kv_type.scale_bytes(), to.scale);
         }
     }
 
@@ -123,15 +153,23 @@ impl Pages {
 
     /// Appends a row of `len` values.
     fn read(&self, place: Place, len: usize, out: &mut Vec<f32>) {
+        let first = out.len();
+        out.resize(first + len, 0.0);
+        self.read_to(place, &mut out[first..]);
+    }
+
+    /// Reads a row.
+    fn read_to(&self, place: Place, out: &mut [f32]) {
         let (bytes, size) = (self.bytes(), self.kv_type.element_bytes());
-        let elements = (0..len).map(|i| &bytes[place.first + i * place.step * size..][..size]);
+        let elements = (0..).map(|i| &bytes[place.first + i * place.step * size..][..size]);
+        let out = out.iter_mut().zip(elements);
         match self.kv_type {
-            KvType::F32 => out.extend(elements.map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]))),
-            KvType::F16 => out.extend(elements.map(|x| half::f16::from_le_bytes([x[0], x[1]]).to_f32())),
-            KvType::Bf16 => out.extend(elements.map(|x| half::bf16::from_le_bytes([x[0], x[1]]).to_f32())),
+            KvType::F32 => out.for_each(|(out, x)| *out = f32::from_le_bytes([x[0], x[1], x[2], x[3]])),
+            KvType::F16 => out.for_each(|(out, x)| *out = half::f16::from_le_bytes([x[0], x[1]]).to_f32()),
+            KvType::Bf16 => out.for_each(|(out, x)| *out = half::bf16::from_le_bytes([x[0], x[1]]).to_f32()),
             KvType::Q8_0 => {
                 let scale = RowScale::from_bytes([bytes[place.scale], bytes[place.scale + 1]]);
-                out.extend(elements.map(|x| f32::from(x[0] as i8) * scale));
+                out.for_each(|(out, x)| *out = f32::from(x[0] as i8) * scale);
             }
         }
     }
@@ -220,7 +258,13 @@ mod tests {
         Pages::new(decl.page_bytes(page_size, kv_type), &limits)
     }
 
-    const SEPARATE: PagesDecl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout: PageLayout::Separate };
+    const SEPARATE: PagesDecl = PagesDecl {
+        kv_heads: 2,
+        key_dim: 3,
+        value_dim: 5,
+        layout: PageLayout::Separate,
+        policy: kvas_backend::store::Policy::Full,
+    };
 
     #[test]
     fn pages_hold_keys_then_values_per_head_and_copy_whole() {
@@ -278,7 +322,13 @@ mod tests {
     #[test]
     fn what_was_saved_and_loaded_is_the_same_to_the_bit() {
         let mut random = kvas_backend::conformance::Random::new(7);
-        let latent = PagesDecl { kv_heads: 2, key_dim: 7, value_dim: 5, layout: PageLayout::Latent };
+        let latent = PagesDecl {
+            kv_heads: 2,
+            key_dim: 7,
+            value_dim: 5,
+            layout: PageLayout::Latent,
+            policy: kvas_backend::store::Policy::Full,
+        };
         for decl in [SEPARATE, latent] {
             let key_columns = decl.key_dim - if decl.layout == PageLayout::Latent { decl.value_dim } else { 0 };
             for kv_type in KvType::ALL {

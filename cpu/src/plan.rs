@@ -2,6 +2,7 @@
 
 use crate::{
     available_memory,
+    given_up::Ranks,
     ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes, tiles},
     packed::{float_panel_bytes, panel_bytes},
     quantised::Quantised,
@@ -9,7 +10,10 @@ use crate::{
     tiled::Tiled,
     weights::Path,
 };
-use kvas_backend::{Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight, store::Decay};
+use kvas_backend::{
+    Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight,
+    store::{Decay, PagesDecl},
+};
 use kvas_gguf::Quant;
 
 /// Sizes of everything a [`crate::machine::Machine`] allocates, in elements where nothing else is said.
@@ -29,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) keys: usize,
     /// Partial results of attention over parts of a context.
     pub(crate) partials: usize,
+    /// KV heads, and tokens of each, that can be ranked so that some are given up.
+    pub(crate) ranks: [usize; 2],
     /// f32 scratch of a thread.
     pub(crate) scratch: usize,
     /// Weights that are packed when they are loaded.
@@ -116,7 +122,7 @@ impl Plan {
         }
         for store in &program.stores {
             match store {
-                StoreDecl::Pages(_) => {}
+                StoreDecl::Pages(pages) => plan.give_up(pages, (program, limits)),
                 StoreDecl::State(state) => {
                     let (keys, scratch) = match state.decay {
                         Decay::PerHead | Decay::PerChannel => {
@@ -138,6 +144,15 @@ impl Plan {
         }
         (plan.bytes, plan.scratch_bytes) = plan.count(program, limits, threads);
         plan
+    }
+
+    /// Plans for tokens of these pages to be given up, if they may be.
+    fn give_up(&mut self, pages: &PagesDecl, (program, limits): (&Program, &Limits)) {
+        let Some(slake) = pages.policy.slake() else { return };
+        let tokens = limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores());
+        self.ranks[0] = self.ranks[0].max(pages.kv_heads);
+        self.ranks[1] = self.ranks[1].max(tokens.saturating_add(slake.capacity));
+        self.scratch = self.scratch.max(attention::given_up_scratch(pages, slake));
     }
 
     /// Plans to pack every weight that is multiplied and has a packed form.
@@ -172,7 +187,8 @@ impl Plan {
         let slots = slots.fold(0usize, usize::saturating_add);
         let acts = self.acts.iter().copied();
         let turns = Ropes::elements(program, limits.rows);
-        let rest = [self.keys.saturating_mul(2), self.partials, self.scratch.saturating_mul(threads), turns];
+        let ranks = Ranks::elements(self.ranks);
+        let rest = [self.keys.saturating_mul(2), self.partials, ranks, self.scratch.saturating_mul(threads), turns];
         let rest = rest.into_iter().fold(0usize, usize::saturating_add);
         let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
         let scratch_bytes =

@@ -1,6 +1,9 @@
 //! The memory of layers: what slots hold.
 
-use crate::states::{Checkpoint, Checkpoints};
+use crate::{
+    given_up::GivenUp,
+    states::{Checkpoint, Checkpoints},
+};
 use kvas_backend::{
     Cursor, Limits, Slot,
     store::{ConvDecl, StateDecl},
@@ -11,15 +14,34 @@ use kvas_backend::{
 pub(crate) enum Memory {
     /// Nothing: pages are in the arena, or another device has what it remembers.
     Pages,
+    /// So do these, but for what was given up of them.
+    Bounded(GivenUp),
     State(State),
     Conv(Conv),
 }
 
 impl Memory {
+    /// What slots have given up of a layer, where they can.
+    pub(crate) fn given_up(&self) -> Option<&GivenUp> {
+        match self {
+            Memory::Bounded(given_up) => Some(given_up),
+            Memory::Pages | Memory::State(_) | Memory::Conv(_) => None,
+        }
+    }
+
+    /// The same.
+    pub(crate) fn given_up_mut(&mut self) -> Option<&mut GivenUp> {
+        match self {
+            Memory::Bounded(given_up) => Some(given_up),
+            Memory::Pages | Memory::State(_) | Memory::Conv(_) => None,
+        }
+    }
+
     /// Copies what a slot holds; its ring is folded, so that its checkpoint is all there is.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
         match self {
             Memory::Pages => {}
+            Memory::Bounded(given_up) => given_up.copy_slot(from, to),
             Memory::State(state) => state.state.copy(state.slots.1, from, to),
             Memory::Conv(conv) => {
                 let size = conv.rows.len() / conv.slots;
@@ -32,6 +54,7 @@ impl Memory {
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
         match self {
             Memory::Pages | Memory::Conv(_) => {}
+            Memory::Bounded(given_up) => given_up.clear_slot(slot),
             Memory::State(state) => state.state.slot(state.slots.1, slot).clear(),
         }
     }
@@ -39,7 +62,7 @@ impl Memory {
     /// Appends the checkpoint, or the window after `position` tokens, of a slot.
     pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
         match self {
-            Memory::Pages => {}
+            Memory::Pages | Memory::Bounded(_) => {}
             Memory::State(state) => state.state.slot(state.slots.1, slot).save(out),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {
@@ -56,6 +79,7 @@ impl Memory {
     pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, values: &mut &[f32]) {
         match self {
             Memory::Pages => {}
+            Memory::Bounded(given_up) => given_up.clear_slot(slot),
             Memory::State(state) => state.state.slot(state.slots.1, slot).load(values),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {

@@ -9,7 +9,7 @@ use crate::{
 use kvas_backend::{Slot, StateType};
 
 /// Something of f32 or of f16 (as bits).
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum ByType<F, H> {
     F32(F),
     F16(H),

@@ -5,7 +5,7 @@ use kvas_backend::{
     StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op::{self, HeadMap},
-    store::{ConvDecl, Decay, PageLayout, PagesDecl, StateDecl},
+    store::{ConvDecl, Decay, PageLayout, PagesDecl, Policy, StateDecl},
 };
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -25,7 +25,8 @@ fn attention(kv_type: KvType) -> Subject {
     let (q, out) = (b.act("q", heads * dim), b.act("out", heads * dim));
     let (k, v) = (b.act("k", kv_heads * dim), b.act("v", kv_heads * dim));
     let layout = PageLayout::Separate;
-    let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout }));
+    let store =
+        b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy: Policy::Full }));
     b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope: None, store }));
     b.op(Op::Attention(op::Attention { q, gate: None, heads, scale: 0.125, store, out }));
     (b.finish(out), vec![q, k, v], out)

@@ -5,7 +5,7 @@ use kvas_backend::{
     Act, Backend, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Slot, StateType, Step, StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op::{self, HeadMap},
-    store::{Decay, PageLayout, PagesDecl, StateDecl},
+    store::{Decay, PageLayout, PagesDecl, Policy, StateDecl},
 };
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -298,7 +298,7 @@ fn attention(
     let (q, out) = (b.act("q", heads * dim), b.act("out", heads * dim));
     let (k, v) = (b.act("k", kv_heads * dim), b.act("v", kv_heads * dim));
     let layout = PageLayout::Separate;
-    let decl = PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout };
+    let decl = PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy: Policy::Full };
     let store = b.store(StoreDecl::Pages(decl));
     let fill = Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope: None, store });
     let attend = Op::Attention(op::Attention { q, gate: None, heads, scale: 1.0 / (dim as f32).sqrt(), store, out });

@@ -5,7 +5,7 @@
 use kvas::session::Session;
 use kvas_backend::{
     Act, ActDecl, Program, Rows, StoreDecl,
-    store::{ConvDecl, PageLayout, PagesDecl},
+    store::{ConvDecl, PageLayout, PagesDecl, Policy},
 };
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn read(bytes: Vec<u8>) {
 
 /// Two layers of keys and values and one of state, as in the seed.
 fn program() -> Program {
-    let pages = |key_dim| PagesDecl { kv_heads: 1, key_dim, value_dim: 1, layout: PageLayout::Separate };
+    let pages = |key_dim| PagesDecl { kv_heads: 1, key_dim, value_dim: 1, layout: PageLayout::Separate, policy: Policy::Full };
     let stores = vec![
         StoreDecl::Pages(pages(2)),
         StoreDecl::Conv(ConvDecl { channels: 4, taps: 2 }),

@@ -3,6 +3,7 @@
 use super::{
     INTERRUPTED, device,
     flags::{ModelFlags, SamplingFlags, ShelfFlags},
+    policy::PolicyFlags,
 };
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -51,6 +52,8 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     #[command(flatten)]
+    policy: PolicyFlags,
+    #[command(flatten)]
     shelf: ShelfFlags,
     #[command(flatten)]
     sampling: SamplingFlags,
@@ -72,7 +75,8 @@ impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
         let template_variables = self.template_variables()?;
-        let model = device::open(&self.model)?;
+        let mut model = device::open(&self.model)?;
+        let bound = self.policy.apply(&mut model, &self.model)?;
         let template = match &self.chat_template_file {
             Some(path) => {
                 let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -85,8 +89,10 @@ impl Chat {
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context };
         let id = ModelId::of(&model.file);
         let shelf = self.shelf.open(&id)?;
-        let engine =
-            Engine::start(runner, EngineConfig { snapshot_every: SNAPSHOT_EVERY, shelf, ..EngineConfig::new(context) });
+        let engine = Engine::start(
+            runner,
+            EngineConfig { snapshot_every: SNAPSHOT_EVERY, shelf, bound, ..EngineConfig::new(context) },
+        );
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let stop_strings = self.reverse_prompt;
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };

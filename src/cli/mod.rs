@@ -17,6 +17,7 @@ mod make_model;
 mod manual;
 mod perplexity;
 mod plan;
+mod policy;
 mod progress;
 mod quantize;
 mod run;

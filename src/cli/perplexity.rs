@@ -3,22 +3,28 @@
 use super::{
     device,
     flags::ModelFlags,
+    policy::PolicyFlags,
     score::{SCORED_ROWS, text_windows},
 };
 use anyhow::anyhow;
 use clap::Args;
-use kvas::engine::{negative_log_likelihood, score};
+use kvas::{
+    engine::{Reading, Runner, negative_log_likelihood, score},
+    policy::Bound,
+};
 use serde_json::json;
 use std::path::PathBuf;
 
 /// Measure how well a model predicts a text, in consecutive windows
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json"
+    after_help = "With --kv-policy slake the first half of every window is read as a prompt, and the other half predicted token by token.\n\nExamples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json"
 )]
 pub(crate) struct Perplexity {
     #[command(flatten)]
     model: ModelFlags,
+    #[command(flatten)]
+    policy: PolicyFlags,
     /// Text to predict
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
@@ -32,7 +38,8 @@ pub(crate) struct Perplexity {
 
 impl Perplexity {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let model = device::open(&self.model)?;
+        let mut model = device::open(&self.model)?;
+        let bound = self.policy.apply(&mut model, &self.model)?;
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
         let wanted = device::Wanted::once(SCORED_ROWS, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
@@ -44,7 +51,11 @@ impl Perplexity {
                     scored += 1;
                 }
             };
-            score(&mut runner, ids, &mut sum).map_err(|what| anyhow!(what))?;
+            match &bound {
+                None => score(&mut runner, ids, &mut sum),
+                Some(bound) => score_bounded(&mut runner, ids, bound, &mut sum),
+            }
+            .map_err(|what| anyhow!(what))?;
             if !self.json {
                 let mean = total / scored as f64;
                 eprintln!("[{}/{}] nll per token {mean:.4}, perplexity {:.4}", number + 1, windows.len(), mean.exp());
@@ -58,4 +69,24 @@ impl Perplexity {
         }
         Ok(0)
     }
+}
+
+/// Reads the first half of some tokens as a prompt and the others one by one, each with no more of them than the bound
+/// allows; `each` hears the logits of every position from the end of the first half on.
+fn score_bounded(
+    runner: &mut Runner,
+    tokens: &[u32],
+    bound: &Bound,
+    each: &mut dyn FnMut(usize, &mut [f32]),
+) -> Result<(), String> {
+    let (prompt, rest) = tokens.split_at(tokens.len() / 2);
+    let mut reading = Reading::new(runner)?;
+    reading.begin(runner, prompt, bound.window as u32)?;
+    reading.push(runner, prompt, Some(bound))?;
+    each(prompt.len() - 1, runner.logits_mut(0));
+    for (number, token) in rest.iter().enumerate() {
+        reading.push(runner, &[*token], Some(bound))?;
+        each(prompt.len() + number, runner.logits_mut(0));
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{
     device::{self, Wanted},
     flags::ModelFlags,
+    policy::PolicyFlags,
 };
 use clap::Args;
 use indicatif::HumanBytes;
@@ -12,6 +13,7 @@ use kvas::{
         Model,
         kinds::{self, Kind, Tally},
     },
+    policy::{Bound, Layout},
 };
 use kvas_backend::Replay;
 use serde_json::json;
@@ -25,6 +27,8 @@ use std::{collections::BTreeMap, io::Write};
 pub(crate) struct Plan {
     #[command(flatten)]
     model: ModelFlags,
+    #[command(flatten)]
+    policy: PolicyFlags,
     /// Leave the program out
     #[arg(long)]
     memory: bool,
@@ -42,9 +46,10 @@ const SEQUENCES: [usize; 4] = [1, 2, 4, 8];
 
 impl Plan {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let model = device::open(&self.model)?;
+        let mut model = device::open(&self.model)?;
+        let bound = self.policy.apply(&mut model, &self.model)?;
         let request = device::memory_request(&self.model, &model, WANTED)?;
-        let report = Report::new(&model, &request);
+        let report = Report::new(&model, &request, bound);
         let mut out = std::io::stdout().lock();
         if self.json {
             let mut object = report.as_json();
@@ -68,12 +73,14 @@ struct Report<'a> {
     kinds: BTreeMap<Kind, Tally>,
     available_bytes: u64,
     plan: MemoryPlan,
+    /// How many tokens a sequence holds, and the layers that give up the others.
+    bound: Option<(Bound, Layout)>,
     /// By context, then by sequences.
     fits: Vec<(usize, [u64; SEQUENCES.len()])>,
 }
 
 impl<'a> Report<'a> {
-    fn new(model: &'a Model, request: &PlanRequest) -> Self {
+    fn new(model: &'a Model, request: &PlanRequest, bound: Option<Bound>) -> Self {
         let trained = model.spec.context_length;
         let planned = |request: &PlanRequest| plan(&model.program, trained, request);
         let chosen = planned(request);
@@ -89,6 +96,7 @@ impl<'a> Report<'a> {
             model,
             kinds: kinds::tally(model.file.tensors(), &model.spec),
             available_bytes: request.available_bytes,
+            bound: bound.zip(Layout::prepared(&model.program, &chosen.limits)),
             plan: chosen,
             fits: contexts.map(|context| (context, SEQUENCES.map(|sequences| needed(context, sequences)))).collect(),
         }
@@ -110,6 +118,15 @@ impl<'a> Report<'a> {
         writeln!(out, "replay ring       {history} tokens, {window} revocable{stateless}")?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
         writeln!(out, "slots             {} live, {} for snapshots", plan.limits.slots - 1, plan.limits.snapshots)?;
+        if let Some((bound, layout)) = &self.bound {
+            let (score, rows) = (bound.score.name(), bound.rows(layout));
+            let moments = if bound.moments { layout.moments.name() } else { "off" };
+            writeln!(
+                out,
+                "held tokens       {rows} of {} layers by {score}, moments {moments}, in the room of {}",
+                layout.layers, bound.budget
+            )?;
+        }
         self.print_kinds(out)?;
         writeln!(out, "\n{:17} {:>12}", "memory", "bytes")?;
         for (what, bytes) in [
@@ -118,7 +135,7 @@ impl<'a> Report<'a> {
             ("  per token", plan.kv_bytes_per_token),
             ("recurrent state", plan.slots_bytes()),
             ("  per sequence", plan.slot_bytes),
-            ("  replay ring", plan.ring_bytes),
+            (if self.bound.is_some() { "  ring, moments" } else { "  replay ring" }, plan.ring_bytes),
             ("snapshots", plan.snapshots_bytes()),
             ("  each", plan.snapshot_bytes),
             ("activations", plan.activations_bytes),
@@ -197,6 +214,11 @@ impl<'a> Report<'a> {
                 "history": plan.limits.replay.history, "window": plan.limits.replay.window,
                 "kv_only": plan.limits.replay.fresh,
             },
+            "kv_policy": self.bound.map(|(bound, layout)| json!({
+                "policy": "slake", "budget": bound.budget, "held": bound.rows(&layout), "layers": layout.layers,
+                "score": bound.score.name(), "window": bound.window, "sinks": bound.sinks,
+                "moments": layout.moments.name(), "moment_tokens": layout.moment_rows,
+            })),
             "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
             "memory": {
                 "weights_bytes": plan.weights_bytes,

@@ -4,6 +4,7 @@ use super::{
     INTERRUPTED, device,
     flags::{ModelFlags, SamplingFlags},
     grammar::GrammarFlags,
+    policy::PolicyFlags,
     score::check_ids,
 };
 use anyhow::{Context, anyhow, bail};
@@ -36,6 +37,8 @@ use std::{
 pub(crate) struct Run {
     #[command(flatten)]
     model: ModelFlags,
+    #[command(flatten)]
+    policy: PolicyFlags,
     #[command(flatten)]
     prompt: Prompt,
     /// Most tokens to generate; -1 goes on to the end of the answer or the context
@@ -83,7 +86,8 @@ struct Prompt {
 impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
-        let model = device::open(&self.model)?;
+        let mut model = device::open(&self.model)?;
+        let bound = self.policy.apply(&mut model, &self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
         let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens)?;
         let id = ModelId::of(&model.file);
@@ -97,7 +101,7 @@ impl Run {
         let kept = SnapshotBudget::Exactly(snapshots);
         let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs: 1, context: needed };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let engine = Engine::start(runner, EngineConfig::new(plan.context));
+        let engine = Engine::start(runner, EngineConfig { bound, ..EngineConfig::new(plan.context) });
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
         known.map_or(Ok(()), |session| engine.load(Arc::new(session), Scope::default())).map_err(fail)?;

@@ -28,7 +28,8 @@ impl Selftest {
         let mut all_passed = true;
         for place in places {
             let mut table = Table::default();
-            for case in conformance::cases() {
+            let holds_all = matches!(place, Place::Cuda { .. });
+            for case in conformance::cases().into_iter().filter(|case| !(holds_all && case.gives_up())) {
                 if self.names.is_empty() || self.names.iter().any(|name| case.name.contains(name)) {
                     table.run(&place.bounded(case), &|| place.backend(), &mut |_| {});
                 }

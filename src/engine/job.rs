@@ -2,6 +2,7 @@
 
 use super::request::{Constraint, Event, EventSink, Probabilities, Score, StopRule, Timings};
 use crate::{
+    policy::Bound,
     sampling::{Distribution, Sampler},
     scheduler::Finish,
 };
@@ -77,6 +78,8 @@ pub(super) struct Job {
     pub(super) first_token: Option<Instant>,
     /// What is wanted of the prompt, as far as it has been read.
     pub(super) scoring: Option<Scoring>,
+    /// How many tokens its sequence holds; `None`: all of them.
+    pub(super) bound: Option<Bound>,
     /// The sequence is released when the request ends.
     pub(super) ephemeral: bool,
 }

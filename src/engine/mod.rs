@@ -1,11 +1,13 @@
 //! The loop: drain the inbox, plan, run, sample, apply, emit. One thread owns the backend, the memory and the
 //! scheduler; everybody else holds an [`EngineHandle`].
 
+mod bound;
 mod handle;
 mod inputs;
 mod job;
 mod look;
 mod pace;
+mod reading;
 mod request;
 mod runner;
 mod score;
@@ -17,6 +19,7 @@ pub use crate::scheduler::Cache;
 pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Steps, Stream};
 pub use inputs::{InputRow, matrix_inputs};
 pub use look::{Picture, SequencePicture};
+pub use reading::Reading;
 pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
@@ -24,6 +27,7 @@ pub use shelf::ShelfStats;
 
 use crate::{
     memory::{Memory, SequenceId},
+    policy::Bound,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
     session::Shelf,
 };
@@ -49,12 +53,14 @@ pub struct EngineConfig {
     pub shelf: Option<Shelf>,
     /// How long an answer may wait for its next token while prompts of others are read; none: as long as a step takes.
     pub max_decode_gap: Option<Duration>,
+    /// How many tokens a sequence holds where its request says nothing; `None`: all of them.
+    pub bound: Option<Bound>,
 }
 
 impl EngineConfig {
     /// Sequences of at most `context` tokens, with no snapshot but those at the ends of prompts and turns.
     pub fn new(context: usize) -> Self {
-        Self { context, snapshot_every: 0, shelf: None, max_decode_gap: None }
+        Self { context, snapshot_every: 0, shelf: None, max_decode_gap: None, bound: None }
     }
 }
 
@@ -63,6 +69,7 @@ impl EngineConfig {
 pub struct Engine {
     context: usize,
     snapshot_every: u32,
+    bound: Option<Bound>,
     runner: Runner,
     memory: Memory,
     tier: Option<Tier>,
@@ -79,7 +86,7 @@ impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let mut memory = runner.memory();
-        let EngineConfig { context, snapshot_every, shelf, max_decode_gap } = config;
+        let EngineConfig { context, snapshot_every, shelf, max_decode_gap, bound } = config;
         if shelf.is_some() {
             memory.tell_evicted();
         }
@@ -87,6 +94,7 @@ impl Engine {
         EngineHandle::start(Engine {
             context,
             snapshot_every,
+            bound,
             runner,
             memory,
             tier: shelf.map(Tier::new),
@@ -186,11 +194,13 @@ impl Engine {
         // Who has stopped listening may ask something else at once.
         self.drop_cancelled();
         let Submission { request, audience } = submission;
-        let started = self.sequence_for(&request).and_then(|(id, ephemeral)| {
-            let timings = self.begin(id, &request)?;
-            Ok((id, ephemeral, timings))
+        let bound = request.bound.within(self.bound, self.runner.bounded_layers());
+        let started = bound.and_then(|bound| {
+            let (id, ephemeral) = self.sequence_for(&request)?;
+            let timings = self.begin((id, bound), &request)?;
+            Ok((id, ephemeral, bound, timings))
         });
-        let (id, ephemeral, timings) = match started {
+        let (id, ephemeral, bound, timings) = match started {
             Ok(started) => started,
             Err(refused) => return Err((audience.events, refused)),
         };
@@ -209,7 +219,7 @@ impl Engine {
         prompt.iter().for_each(|token| sampler.accept(*token));
         let choice = Choice { sampler, constraint, likeliest, stop_tokens, min_tokens };
         let (started, first_token, scoring) = (Instant::now(), None, score.map(Scoring::new));
-        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, scoring, ephemeral });
+        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, scoring, bound, ephemeral });
         if max_tokens == 0 && score.is_none() {
             self.finish(id, Finish::Length);
         }
@@ -243,12 +253,15 @@ impl Engine {
     }
 
     /// Sets a sequence to the longest kept prefix of the prompt and schedules the rest.
-    fn begin(&mut self, id: SequenceId, request: &Request) -> Result<Timings, String> {
+    fn begin(&mut self, (id, bound): (SequenceId, Option<Bound>), request: &Request) -> Result<Timings, String> {
         let (prompt, context) = (request.prompt.clone(), self.context);
-        // One token short of the end: the answer can then be generated again for the price of one token.
+        // One token short of the end: the answer can then be generated again for the price of one token. Where the last
+        // queries of a prompt decide what stays, for the price of these.
+        let asked = bound.map_or(0, |bound| bound.window as u32);
         let remembers = self.runner.limits().snapshots > 0;
         let tokens = prompt.len();
-        let seals = remembers.then_some(tokens as u32 - 1).into_iter().collect();
+        let before_end = (tokens as u32).checked_sub(asked.max(1));
+        let seals = before_end.filter(|at| remembers && *at > 0).into_iter().collect();
         let seal_every = if remembers { self.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
         let needs_all = request.score.is_some_and(Score::needs_all);
@@ -256,6 +269,8 @@ impl Engine {
         let running = Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every };
         let entered: Vec<_> = self.memory.enter(id, request.scope).into_iter().collect();
         self.apply(&entered).map_err(|error| self.begun_in_vain(id, &error))?;
+        let emptied: Vec<_> = self.memory.bind(id, asked).into_iter().collect();
+        self.apply(&emptied).map_err(|error| self.begun_in_vain(id, &error))?;
         let revocable = self.runner.revocable(self.memory.slot(id));
         if cache == Cache::Use {
             self.unshelve((id, revocable), &prompt);
@@ -283,7 +298,7 @@ impl Engine {
     fn take_back(&mut self, id: SequenceId, timings: &Timings, kept: usize) {
         let (slot, committed) = (self.memory.slot(id), self.memory.committed(id));
         let rows = committed.saturating_sub((timings.cached_tokens + timings.prompt_tokens + kept) as u32);
-        if rows == 0 || !self.memory.can_take_back(rows, self.runner.revocable(slot)) {
+        if rows == 0 || !self.memory.can_take_back(id, rows, self.runner.revocable(slot)) {
             return;
         }
         let work = self.memory.take_back(id, rows);
@@ -369,6 +384,7 @@ impl Engine {
             if let Some(work) = self.scheduler.commit(&mut self.memory, span) {
                 self.apply(&[work])?;
             }
+            self.keep_within(span.id)?;
         }
         Ok(())
     }

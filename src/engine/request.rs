@@ -3,6 +3,7 @@
 use super::ConversationId;
 use crate::{
     memory::{Miss, Scope},
+    policy::BoundWish,
     sampling::{Sampler, TokenProbability},
     scheduler::{Cache, Finish},
 };
@@ -36,6 +37,8 @@ pub struct Request {
     pub cache: Cache,
     /// Where that is known, and where others will know it.
     pub scope: Scope,
+    /// How many tokens the sequence holds.
+    pub bound: BoundWish,
 }
 
 impl Request {
@@ -54,6 +57,7 @@ impl Request {
             score: None,
             cache: Cache::Use,
             scope: Scope::default(),
+            bound: BoundWish::default(),
         }
     }
 }

@@ -100,7 +100,7 @@ impl Runner {
         for span in spans {
             let context = memory.committed(span.id);
             let tokens = &scheduler.get(span.id).tokens[context as usize..][..span.rows as usize];
-            self.step.push(memory.slot(span.id), context, tokens, span.outputs, memory.tables(span.id));
+            self.step.push_held(memory.slot(span.id), context, tokens, span.outputs, memory.held_tables(span.id));
         }
         let step = std::mem::take(&mut self.step);
         let run = match only_likeliest {

@@ -25,7 +25,7 @@ pub struct Restored {
 
 impl Memory {
     /// All that is kept of `tokens`, by anybody, and what the sequence `id`, whose committed tokens `own` are, has read
-    /// of them.
+    /// of them, if it holds all of that.
     pub fn kept_of(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Kept {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
         let mut kept = Kept { tables: vec![Vec::new(); self.stores.len()], ..Kept::default() };
@@ -34,7 +34,7 @@ impl Memory {
             kept.states.extend(entry.slot.map(|slot| (length, slot)));
         }
         let live = self.get(id);
-        if live.committed > kept.length && tokens.starts_with(own) {
+        if live.committed > kept.length && live.shares.is_none() && tokens.starts_with(own) {
             (kept.length, kept.tables) = (live.committed, live.tables.clone());
             if self.state == State::Slots {
                 kept.states.push((live.committed, live.slot));

@@ -2,9 +2,11 @@
 //! Every verb that moves bytes says so in the [`DeviceWork`] it returns, which the engine hands to the backend.
 
 mod elsewhere;
+mod giving;
 mod pages;
 pub mod plan;
 mod prefix;
+mod reuse;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -13,9 +15,11 @@ mod usage;
 pub use elsewhere::{Kept, Restored};
 pub use pages::PagePool;
 pub use prefix::hashes as prefix_hashes;
+pub use reuse::{Miss, Reuse};
 pub use slots::SlotPool;
 pub use usage::{Held, PageOwner, Usage};
 
+use crate::policy::Shares;
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Prefixes};
@@ -71,75 +75,27 @@ struct Sequence {
     /// Where what it reads is known.
     scope: Scope,
     committed: u32,
-    /// One table per page store, covering committed and reserved tokens.
+    /// By page store, how many of the committed tokens it holds.
+    held: Vec<u32>,
+    /// What tokens were given up, if any were.
+    shares: Option<Shares>,
+    /// Tokens of a prompt whose queries decide which others stay: they are read, whatever is known of them.
+    asked: u32,
+    /// One table per page store, covering held and reserved tokens.
     tables: Vec<Vec<Page>>,
 }
 
-/// Why tokens that somebody has read are read again.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Miss {
-    /// None are: everything known is reused.
-    #[default]
-    None,
-    /// The request wants everything to be read.
-    Unwanted,
-    /// What was read parts from what is asked for.
-    Diverged {
-        /// The first token that differs.
-        at: u32,
-    },
-    /// There was a snapshot, and it gave way to others.
-    Evicted {
-        /// Known tokens.
-        known: u32,
-        /// The position gone back to.
-        from: u32,
-    },
-    /// There is no snapshot nearer.
-    NoSnapshot {
-        /// Known tokens.
-        known: u32,
-        /// The position gone back to.
-        from: u32,
-    },
-}
-
-impl Miss {
-    /// The kind, in one word; none if nothing was missed.
-    pub const fn kind(&self) -> Option<&'static str> {
-        match self {
-            Miss::None => None,
-            Miss::Unwanted => Some("unwanted"),
-            Miss::Diverged { .. } => Some("diverged"),
-            Miss::Evicted { .. } => Some("evicted"),
-            Miss::NoSnapshot { .. } => Some("no_snapshot"),
+impl Sequence {
+    /// Tokens that can be cut off the end, as those that were given up cannot be had back.
+    fn loose(&self) -> u32 {
+        match &self.shares {
+            None => self.committed,
+            Some(shares) => {
+                let rows = self.held.iter().zip(&shares.stayed).map(|(held, stayed)| held - stayed);
+                rows.min().unwrap_or(0)
+            }
         }
     }
-}
-
-impl std::fmt::Display for Miss {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Miss::None => f.write_str("nothing known was read again"),
-            Miss::Unwanted => f.write_str("the request asked for everything to be read"),
-            Miss::Diverged { at } => write!(f, "diverged at token {at}"),
-            Miss::Evicted { known, from } => write!(f, "read from {from} on: a snapshot before {known} was evicted"),
-            Miss::NoSnapshot { known, from } => write!(f, "read from {from} on: no snapshot between there and {known}"),
-        }
-    }
-}
-
-/// What a sequence begins a prompt with.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Reuse {
-    /// Tokens that need not be read.
-    pub cached: u32,
-    /// Where the prompt leaves what others have read, if that lies ahead: worth remembering once it is read.
-    pub branch: Option<u32>,
-    /// Why it is not more.
-    pub miss: Miss,
-    /// Bytes to move.
-    pub work: DeviceWork,
 }
 
 /// Tokens that both begin with.
@@ -234,8 +190,9 @@ impl Memory {
     /// Begins an empty sequence.
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
-        let tables = vec![Vec::new(); self.stores.len()];
-        let id = self.insert(Sequence { slot, scope: Scope::default(), committed: 0, tables });
+        let (tables, held) = (vec![Vec::new(); self.stores.len()], vec![0; self.stores.len()]);
+        let (scope, shares) = (Scope::default(), None);
+        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -253,6 +210,14 @@ impl Memory {
             return None;
         }
         Some(self.clear(id))
+    }
+
+    /// From now on a sequence may give up tokens, which ones the last `asked` tokens of its prompts decide; or none if
+    /// that is 0. One that has given up some is emptied then.
+    pub fn bind(&mut self, id: SequenceId, asked: u32) -> Option<DeviceWork> {
+        let sequence = self.get_mut(id);
+        sequence.asked = asked;
+        (asked == 0 && sequence.shares.is_some()).then(|| self.clear(id))
     }
 
     /// Empties a sequence.
@@ -290,29 +255,31 @@ impl Memory {
         self.stores.iter().filter(|store| **store == arena).count()
     }
 
-    /// The table entry of the next token, if its page already holds committed tokens.
-    fn tail(&self, id: SequenceId) -> Option<usize> {
-        let committed = self.get(id).committed as usize;
-        (!committed.is_multiple_of(self.page_size)).then_some(committed / self.page_size)
+    /// The table entry of the next token, if its page already holds tokens.
+    const fn tail(&self, held: u32) -> Option<usize> {
+        let held = held as usize;
+        if held.is_multiple_of(self.page_size) { None } else { Some(held / self.page_size) }
     }
 
     fn pages_needed(&self, id: SequenceId, rows: u32, arena: usize) -> usize {
-        let (sequence, tail) = (self.get(id), self.tail(id));
-        let pages = (sequence.committed as usize + rows as usize).div_ceil(self.page_size);
-        let of_table = |table: &Vec<Page>| {
-            let copied = tail.is_some_and(|tail| self.pages.is_shared(table[tail]));
+        let sequence = self.get(id);
+        let of_table = |(table, held): (&Vec<Page>, u32)| {
+            let pages = (held as usize + rows as usize).div_ceil(self.page_size);
+            let copied = self.tail(held).is_some_and(|tail| self.pages.is_shared(table[tail]));
             pages.saturating_sub(table.len()) + usize::from(copied)
         };
-        let tables = sequence.tables.iter().zip(&self.stores).filter(|(_, store)| **store == arena);
-        tables.map(|(table, _)| of_table(table)).sum()
+        let tables = sequence.tables.iter().zip(sequence.held.iter().copied()).zip(&self.stores);
+        tables.filter(|(_, store)| **store == arena).map(|(table, _)| of_table(table)).sum()
     }
 
     fn take_pages(&mut self, id: SequenceId, rows: u32) -> DeviceWork {
-        let (tail, page_size) = (self.tail(id), self.page_size);
+        let page_size = self.page_size;
+        let tails: Vec<Option<usize>> = self.get(id).held.iter().map(|held| self.tail(*held)).collect();
         let mut work = DeviceWork::default();
         let sequence = self.sequences.get_mut(&id).expect("the sequence is live");
-        let pages = (sequence.committed as usize + rows as usize).div_ceil(page_size);
-        for (table, arena) in sequence.tables.iter_mut().zip(&self.stores) {
+        let held = sequence.held.iter().zip(tails);
+        for ((table, (held, tail)), arena) in sequence.tables.iter_mut().zip(held).zip(&self.stores) {
+            let pages = (*held as usize + rows as usize).div_ceil(page_size);
             if let Some(tail) = tail.filter(|tail| self.pages.is_shared(table[*tail])) {
                 let own = self.pages.take(*arena).expect("as many as needed are free");
                 work.copy_pages.push((table[tail], own));
@@ -330,20 +297,22 @@ impl Memory {
     pub fn commit(&mut self, id: SequenceId, accepted: u32) {
         let sequence = self.sequences.get_mut(&id).expect("the sequence is live");
         sequence.committed += accepted;
-        let keep = (sequence.committed as usize).div_ceil(self.page_size);
-        for table in &mut sequence.tables {
+        for (table, held) in sequence.tables.iter_mut().zip(&mut sequence.held) {
+            *held += accepted;
+            let keep = (*held as usize).div_ceil(self.page_size);
             assert!(table.len() >= keep, "committed tokens were reserved");
             table.drain(keep..).for_each(|page| self.pages.release(page));
         }
     }
 
     /// True if a sequence's last `rows` tokens can be taken back, of whose slot the last `revocable` can. Pages alone can
-    /// be cut anywhere.
-    pub fn can_take_back(&self, rows: u32, revocable: u32) -> bool {
-        match self.state {
-            State::PagesOnly => true,
-            State::Slots => rows <= revocable,
-        }
+    /// be cut anywhere, but not before what was given up of them.
+    pub fn can_take_back(&self, id: SequenceId, rows: u32, revocable: u32) -> bool {
+        rows <= self.get(id).loose()
+            && match self.state {
+                State::PagesOnly => true,
+                State::Slots => rows <= revocable,
+            }
     }
 
     /// Takes back the last `rows` committed tokens of a sequence, which [`Memory::can_take_back`] allows.
@@ -355,11 +324,21 @@ impl Memory {
 
     /// Shortens a sequence to `length` tokens.
     fn cut(&mut self, id: SequenceId, length: u32) {
-        let pages = (length as usize).div_ceil(self.page_size);
-        let tables = &mut self.get_mut(id).tables;
-        let cut: Vec<Vec<Page>> = tables.iter_mut().map(|table| table.split_off(pages)).collect();
+        let page_size = self.page_size;
+        let sequence = self.get_mut(id);
+        if length == 0 {
+            sequence.held.fill(0);
+            sequence.shares = None;
+        } else {
+            let rows = sequence.committed - length;
+            assert!(rows <= sequence.loose(), "what was given up cannot be had back");
+            sequence.held.iter_mut().for_each(|held| *held -= rows);
+        }
+        sequence.committed = length;
+        let tables = sequence.tables.iter_mut().zip(&sequence.held);
+        let cut = tables.map(|(table, held)| table.split_off((*held as usize).div_ceil(page_size)));
+        let cut: Vec<Vec<Page>> = cut.collect();
         self.release_tables(cut);
-        self.get_mut(id).committed = length;
     }
 
     /// Remembers what the sequence has read, its committed `tokens`, for itself and for others. If it is known already,
@@ -374,7 +353,8 @@ impl Memory {
         }
         let fold = (self.state == State::Slots).then(|| copy(live));
         let scope = self.get(id).scope;
-        if self.prefixes.keeps(scope, tokens) {
+        // What has given up tokens is not what a prefix of them is.
+        if self.get(id).shares.is_some() || self.prefixes.keeps(scope, tokens) {
             return fold;
         }
         while self.prefixes.len() >= self.most_prefixes {
@@ -400,22 +380,23 @@ impl Memory {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
         assert!(!prompt.is_empty(), "a prompt has at least one token");
         self.prefixes.tick();
-        let most = prompt.len() as u32 - 1;
         let common = common(own, prompt);
         let scope = self.get(id).scope;
+        let [most, live] = self.leave_to_read(id, own, prompt);
         let found = self.prefixes.find(scope, &prompt[..most as usize]);
-        let known = found.known.max(common.min(most));
+        let known = found.known.max(live);
         // What is over is taken back if it can be, and if nobody else has read more.
-        let over = own.len() as u32 - common.min(most);
-        let goes_on = common.min(most) >= self.reach(&found) && self.can_take_back(over, revocable);
+        let over = own.len() as u32 - live;
+        let can_go_on = self.can_take_back(id, over, revocable);
+        let goes_on = live >= self.reach(&found) && can_go_on;
         let (cached, work) = match self.state {
-            State::Slots if goes_on => (common.min(most), self.take_back(id, over)),
-            State::PagesOnly => self.go_back_in_pages(id, common.min(most), found),
+            State::Slots if goes_on => (live, self.take_back(id, over)),
+            State::PagesOnly => self.go_back_in_pages(id, if can_go_on { live } else { 0 }, found),
             State::Slots => self.go_back_to_snapshot(id, found),
         };
         let parts = (found.parts && found.known > 0) || (common as usize) < own.len();
         let miss = if cached == known {
-            if parts && known < most { Miss::Diverged { at: known } } else { Miss::None }
+            if parts && known < prompt.len() as u32 - 1 { Miss::Diverged { at: known } } else { Miss::None }
         } else if self.prefixes.lost(scope, prompt, cached, known) {
             Miss::Evicted { known, from: cached }
         } else {
@@ -426,10 +407,19 @@ impl Memory {
 
     /// How many tokens of the prompt [`Memory::attach`] would not have to read.
     pub fn reusable(&self, id: SequenceId, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
-        let most = prompt.len() as u32 - 1;
-        let common = common(own, prompt).min(most);
-        let live = if self.can_take_back(own.len() as u32 - common, revocable) { common } else { 0 };
+        let [most, live] = self.leave_to_read(id, own, prompt);
+        let live = if self.can_take_back(id, own.len() as u32 - live, revocable) { live } else { 0 };
         live.max(self.reach(&self.prefixes.find(self.get(id).scope, &prompt[..most as usize])))
+    }
+
+    /// How many tokens of a prompt a kept prefix may have, and how many the sequence itself: at least one is left to
+    /// read. Where queries decide what stays, those of the end of the prompt are, unless it goes on from the very end of
+    /// what the sequence has read, whose queries are remembered.
+    fn leave_to_read(&self, id: SequenceId, own: &[u32], prompt: &[u32]) -> [u32; 2] {
+        let (common, tokens) = (common(own, prompt), prompt.len() as u32);
+        let most = tokens.saturating_sub(self.get(id).asked.max(1));
+        let goes_on = common as usize == own.len() && common < tokens;
+        [most, if goes_on { common } else { common.min(most) }]
     }
 
     /// How far what was found can be gone back to.
@@ -444,15 +434,20 @@ impl Memory {
     fn go_back_in_pages(&mut self, id: SequenceId, own: u32, found: prefix::Found) -> (u32, DeviceWork) {
         let cached = own.max(found.known);
         let pages = (cached as usize).div_ceil(self.page_size);
+        let mut work = DeviceWork::default();
+        let begins_anew = found.known > own || cached == 0;
+        if self.get(id).asked > 0 && begins_anew {
+            // Of other tokens nothing is remembered.
+            work.clear_slots.push(self.get(id).slot);
+        }
         if let (true, Some(beyond)) = (found.known > own, found.beyond) {
             let kept = self.prefixes.take_notice(beyond);
             let tables = kept.tables.iter().map(|table| table[..pages].to_vec()).collect();
-            self.replace_tables(id, tables);
+            self.replace_tables(id, tables, cached);
         } else {
             self.cut(id, cached);
         }
-        self.get_mut(id).committed = cached;
-        (cached, DeviceWork::default())
+        (cached, work)
     }
 
     fn go_back_to_snapshot(&mut self, id: SequenceId, found: prefix::Found) -> (u32, DeviceWork) {
@@ -469,25 +464,29 @@ impl Memory {
                 (0, vec![Vec::new(); self.stores.len()])
             }
         };
-        self.replace_tables(id, tables);
-        self.get_mut(id).committed = cached;
+        self.replace_tables(id, tables, cached);
         (cached, work)
     }
 
-    /// Gives a sequence tables that others hold too. A shared tail is copied before it is written.
-    fn replace_tables(&mut self, id: SequenceId, tables: Vec<Vec<Page>>) {
+    /// Gives a sequence tables of `length` tokens that others hold too. A shared tail is copied before it is written.
+    fn replace_tables(&mut self, id: SequenceId, tables: Vec<Vec<Page>>, length: u32) {
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        let old = std::mem::replace(&mut self.get_mut(id).tables, tables);
+        let sequence = self.get_mut(id);
+        let old = std::mem::replace(&mut sequence.tables, tables);
+        (sequence.committed, sequence.shares) = (length, None);
+        sequence.held.fill(length);
         self.release_tables(old);
     }
 
     /// A second sequence with the same committed tokens: tables are shared, the slot is copied.
     pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
-        let (committed, tables) = (self.get(id).committed, self.get(id).tables.clone());
+        let Sequence { slot: from, scope, committed, held, shares, asked, tables } = self.get(id);
+        let work = DeviceWork { copy_slots: vec![(*from, slot)], ..DeviceWork::default() };
+        let (scope, committed, asked, held) = (*scope, *committed, *asked, held.clone());
+        let (shares, tables) = (shares.clone(), tables.clone());
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        let work = DeviceWork { copy_slots: vec![(self.get(id).slot, slot)], ..DeviceWork::default() };
-        Ok((self.insert(Sequence { slot, scope: self.get(id).scope, committed, tables }), work))
+        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, tables }), work))
     }
 
     /// Committed tokens.
@@ -508,6 +507,11 @@ impl Memory {
     /// One page table per page store.
     pub fn tables(&self, id: SequenceId) -> impl Iterator<Item = &[Page]> {
         self.get(id).tables.iter().map(Vec::as_slice)
+    }
+
+    /// The same, each with how many of the committed tokens it holds.
+    pub fn held_tables(&self, id: SequenceId) -> impl Iterator<Item = (&[Page], u32)> {
+        self.tables(id).zip(self.get(id).held.iter().copied())
     }
 
     /// Positions of `tokens` that can be gone back to, ascending.

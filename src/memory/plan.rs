@@ -364,7 +364,7 @@ mod tests {
     use super::*;
     use kvas_backend::{
         Act,
-        store::{PageLayout, PagesDecl, StateDecl},
+        store::{PageLayout, PagesDecl, Policy, StateDecl},
     };
 
     const REQUEST: PlanRequest = PlanRequest {
@@ -391,7 +391,8 @@ mod tests {
     }
 
     fn program() -> Program {
-        let pages = PagesDecl { kv_heads: 2, key_dim: 64, value_dim: 64, layout: PageLayout::Separate };
+        let pages =
+            PagesDecl { kv_heads: 2, key_dim: 64, value_dim: 64, layout: PageLayout::Separate, policy: Policy::Full };
         let state = StateDecl { key_heads: 2, value_heads: 4, key_dim: 128, value_dim: 128, decay: Decay::PerHead };
         let stores = vec![StoreDecl::Pages(pages), StoreDecl::State(state)];
         Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) }

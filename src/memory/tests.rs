@@ -4,14 +4,14 @@ use super::*;
 use kvas_backend::{
     Act, KvType, Replay, StateType,
     conformance::Random,
-    store::{PageLayout, PagesDecl},
+    store::{PageLayout, PagesDecl, Policy},
 };
 
 /// Tokens of a page.
 const PAGE: usize = 4;
 
 fn program(recurrent: bool) -> Program {
-    let pages = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate };
+    let pages = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate, policy: Policy::Full };
     let mut stores = vec![StoreDecl::Pages(pages), StoreDecl::Pages(pages)];
     if recurrent {
         stores.push(StoreDecl::Conv(kvas_backend::store::ConvDecl { channels: 1, taps: 2 }));

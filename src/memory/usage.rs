@@ -76,8 +76,9 @@ impl Memory {
         let mut references = vec![0u32; self.pages.total() + 1];
         let mut snapshots = 0;
         for sequence in self.sequences.values() {
-            let keep = (sequence.committed as usize).div_ceil(self.page_size);
-            assert!(sequence.tables.iter().all(|table| table.len() >= keep), "committed tokens have pages");
+            let has_pages =
+                |(table, held): (&Vec<Page>, &u32)| table.len() >= (*held as usize).div_ceil(self.page_size);
+            assert!(sequence.tables.iter().zip(&sequence.held).all(has_pages), "held tokens have pages");
             assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
             sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }

@@ -3,7 +3,7 @@
 use super::*;
 use kvas_backend::{
     Act, Limits, Program, Replay, StoreDecl,
-    store::{ConvDecl, PageLayout, PagesDecl},
+    store::{ConvDecl, PageLayout, PagesDecl, Policy},
 };
 
 fn limits(rows: usize, pages: usize) -> Limits {
@@ -12,7 +12,8 @@ fn limits(rows: usize, pages: usize) -> Limits {
 }
 
 fn memory(pages: usize) -> Memory {
-    let pages_decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate };
+    let pages_decl =
+        PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout: PageLayout::Separate, policy: Policy::Full };
     let stores = vec![StoreDecl::Pages(pages_decl), StoreDecl::Conv(ConvDecl { channels: 1, taps: 2 })];
     let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
     Memory::new(&program, &limits(8, pages))

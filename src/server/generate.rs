@@ -10,6 +10,7 @@ use crate::{
     engine::{Cache, Cancel, Constraint, Event, Probabilities, Request, Score, Timings},
     grammar::{AnswerConstraint, Stage},
     memory::Scope,
+    policy::BoundWish,
     sampling::SamplerParams,
     scheduler::Finish,
     text::{AnswerReader, Control, Part},
@@ -51,6 +52,8 @@ pub struct Ask {
     pub patience: Option<Duration>,
     /// Takes the text apart; none: it is all content.
     pub reader: Option<AnswerReader>,
+    /// How many tokens the sequence holds.
+    pub bound: BoundWish,
 }
 
 /// Whether the model may end an answer.
@@ -122,6 +125,10 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
     }
     if let Some(ask) = asks.iter().find(|ask| ask.prompt.len() >= context) {
         return Err(ApiError::too_long(ask.prompt.len(), context));
+    }
+    for ask in &asks {
+        let (usual, layout) = served.facts.bound.unzip();
+        ask.bound.within(usual, layout).map_err(ApiError::bad)?;
     }
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();
@@ -218,6 +225,7 @@ impl Answering {
             score: ask.score,
             cache: ask.cache,
             scope: Scope(scope),
+            bound: ask.bound,
             ..Request::new(ask.prompt.clone(), sampler)
         };
         let (told, events) = mpsc::unbounded_channel();

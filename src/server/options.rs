@@ -10,6 +10,7 @@ use super::{
 use crate::{
     engine::Cache,
     grammar::{Grammar, Stage, compile},
+    policy::{BoundWish, Score},
     sampling::{SamplerParams, parse_samplers},
     text::{Bos, Special},
 };
@@ -177,6 +178,36 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         wish: Wish { slot, session: session.map(str::to_string), scope },
         patience,
         reader: None,
+        bound: bound(fields)?,
+    })
+}
+
+/// How many tokens the sequence holds.
+fn bound(fields: &Fields<'_>) -> Result<BoundWish, ApiError> {
+    let named = |field: &str, expected: &str, name: &str| {
+        ApiError::field(&fields.name(field), format!("{name}, expected {expected}"))
+    };
+    let on = match fields.text("kv_policy")? {
+        None => None,
+        Some("slake") => Some(true),
+        Some("full") => Some(false),
+        Some(other) => return Err(named("kv_policy", "full or slake", other)),
+    };
+    let score = match fields.text("slake_score")? {
+        None => None,
+        Some(name) => Some(Score::from_name(name).ok_or_else(|| named("slake_score", "cake, vabs or window", name))?),
+    };
+    let mass_cap = fields.number(&["slake_mass_cap"])?.map(|cap| cap as f32);
+    if let Some(cap) = mass_cap.filter(|cap| !(0.0..=2.0).contains(cap)) {
+        return Err(named("slake_mass_cap", "0 to 2", &cap.to_string()));
+    }
+    Ok(BoundWish {
+        on,
+        budget: fields.count(&["kv_budget"], (1, MOST_TOKENS))?,
+        window: fields.count(&["slake_window"], (1, MOST_TOKENS))?,
+        sinks: fields.count(&["slake_sinks"], (0, MOST_TOKENS))?,
+        score,
+        mass_cap,
     })
 }
 

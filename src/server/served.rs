@@ -10,6 +10,7 @@ use crate::{
     engine::EngineHandle,
     grammar::Vocabulary,
     model::Model,
+    policy::{Bound, Layout},
     sampling::SamplerParams,
     session::ModelId,
     text::{Bos, ChatTemplate, Conversation, Dialect, Special, Tokenizer},
@@ -74,6 +75,8 @@ pub struct Facts {
     pub snapshot_bytes: u64,
     /// Entries of a replay ring.
     pub ring: usize,
+    /// How many tokens sequences hold where a request says nothing, and the layers that give up the others.
+    pub bound: Option<(Bound, Layout)>,
 }
 
 impl Facts {

@@ -8,6 +8,7 @@ use axum_server::Handle;
 use kvas::{
     engine::{Engine, EngineConfig},
     model::Model,
+    policy::{Bound, bounded},
     sampling::SamplerParams,
     server::{
         Access, Facts, Loaded, Loader, Metrics, Models, Patience, Responses, Room, Server, Settings, listen, router,
@@ -15,7 +16,7 @@ use kvas::{
     session::ModelId,
     text::ChatTemplate,
 };
-use kvas_backend::{KvType, Limits, Replay, StateType};
+use kvas_backend::{KvType, Limits, Replay, StateType, store::MomentType};
 use kvas_cpu::Cpu;
 use serde_json::{Map, Value};
 use std::{
@@ -48,12 +49,14 @@ struct Bundled {
     parallel: usize,
     /// Instead of the model's own.
     template: Option<ChatTemplate>,
+    /// How many tokens sequences hold.
+    bound: Option<Bound>,
 }
 
 impl Loader for Bundled {
     fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
-        let model = Model::open(&path, None).map_err(|error| error.to_string())?;
+        let mut model = Model::open(&path, None).map_err(|error| error.to_string())?;
         let (kv_type, state_type, page_size) = (KvType::F16, StateType::F32, 16);
         let limits = Limits {
             rows: 64,
@@ -66,15 +69,19 @@ impl Loader for Bundled {
             kv_type,
             state_type,
         };
+        if let Some(bound) = &self.bound {
+            model.program = Arc::new(bounded(&model.program, bound, MomentType::F16, page_size));
+        }
         let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
+        let layout = runner.bounded_layers();
         Ok(Loaded {
-            engine: Engine::start(runner, EngineConfig::new(CONTEXT)),
+            engine: Engine::start(runner, EngineConfig { bound: self.bound, ..EngineConfig::new(CONTEXT) }),
             template: match &self.template {
                 Some(template) => template.clone(),
                 None => model.template().map_err(|error| error.to_string())?,
             },
             id: ModelId::of(&model.file),
-            facts: Facts { context: CONTEXT, ..Facts::of(&model) },
+            facts: Facts { context: CONTEXT, bound: self.bound.zip(layout), ..Facts::of(&model) },
             tokenizer: model.tokenizer,
         })
     }
@@ -95,19 +102,23 @@ fn settings(parallel: usize) -> Settings {
 impl Host {
     /// A server with these slots, changed as the test likes.
     pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
-        Self::start_with(Bundled { parallel, template: None }, (Patience::default(), Behind::Nothing), change)
+        Self::start_with(
+            Bundled { parallel, template: None, bound: None },
+            (Patience::default(), Behind::Nothing),
+            change,
+        )
     }
 
     /// A server that waits this long for a head or the next part of a body.
     pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
         let patience = Patience { head: patience, body: patience };
-        Self::start_with(Bundled { parallel, template: None }, (patience, Behind::Nothing), |_, _| {})
+        Self::start_with(Bundled { parallel, template: None, bound: None }, (patience, Behind::Nothing), |_, _| {})
     }
 
     /// A server behind TLS, that waits this long for a greeting.
     pub(crate) fn with_tls(patience: Duration) -> Self {
         let patience = Patience { head: patience, ..Patience::default() };
-        Self::start_with(Bundled { parallel: 1, template: None }, (patience, Behind::Tls), |_, _| {})
+        Self::start_with(Bundled { parallel: 1, template: None, bound: None }, (patience, Behind::Tls), |_, _| {})
     }
 
     /// A server whose template offers tools.
@@ -115,15 +126,21 @@ impl Host {
         static SHARED: OnceLock<Host> = OnceLock::new();
         let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
         SHARED.get_or_init(|| {
-            let bundled = Bundled { parallel: 2, template: Some(template) };
+            let bundled = Bundled { parallel: 2, template: Some(template), bound: None };
             Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
         })
+    }
+
+    /// A server whose sequences hold so many tokens.
+    pub(crate) fn with_bound(bound: Bound) -> Self {
+        let bundled = Bundled { parallel: 2, template: None, bound: Some(bound) };
+        Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
     }
 
     /// A server of one slot with this template.
     pub(crate) fn with_template(template: ChatTemplate) -> Self {
         Self::start_with(
-            Bundled { parallel: 1, template: Some(template) },
+            Bundled { parallel: 1, template: Some(template), bound: None },
             (Patience::default(), Behind::Nothing),
             |_, _| {},
         )

@@ -1,7 +1,7 @@
 //! Several answers, probabilities, echoed prompts.
 
 use super::host::Host;
-use kvas::text::ChatTemplate;
+use kvas::{policy::Bound, text::ChatTemplate};
 use serde_json::{Value, json};
 
 #[test]
@@ -115,4 +115,38 @@ fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
     }
     let raw = ask(json!({"reasoning_format": "none", "reasoning_budget": 7}));
     assert!(part(&raw, "content").contains("</think>") && part(&raw, "reasoning_content").is_empty(), "{raw}");
+}
+
+#[test]
+fn a_request_may_hold_fewer_tokens_where_the_server_can() {
+    let text = "The fox saw a hen and said: ".repeat(40);
+    let body = |more: &Value| {
+        let mut body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "cache_prompt": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let said = |reply: &Value| reply["choices"][0]["text"].as_str().unwrap().to_string();
+    let (plain, bounded) = (Host::shared(), Host::with_bound(Bound::new(256)));
+    let all = said(&plain.post("/v1/completions", &body(&json!({}))).ok());
+    assert_eq!(said(&plain.post("/v1/completions", &body(&json!({"kv_policy": "full"}))).ok()), all);
+    // Fewer, then all again, on what the first has left behind.
+    assert!(!said(&bounded.post("/v1/completions", &body(&json!({"slake_score": "window"}))).ok()).is_empty());
+    assert!(
+        !said(&bounded.post("/v1/completions", &body(&json!({"kv_budget": 300, "slake_mass_cap": 0.5}))).ok())
+            .is_empty()
+    );
+    assert_eq!(said(&bounded.post("/v1/completions", &body(&json!({"kv_policy": "full"}))).ok()), all);
+    for (host, wrong, named) in [
+        (plain, json!({"kv_policy": "slake"}), "--kv-policy slake"),
+        (plain, json!({"kv_budget": 100}), "--kv-policy slake"),
+        (&bounded, json!({"kv_policy": "some"}), "kv_policy"),
+        (&bounded, json!({"kv_budget": 1}), "kv_budget 1, expected at least"),
+        (&bounded, json!({"kv_budget": 100_000}), "kv_budget 100000, expected at most"),
+        (&bounded, json!({"slake_window": 99}), "slake_window 99, expected 1 to 32"),
+        (&bounded, json!({"slake_score": "best"}), "slake_score"),
+        (&bounded, json!({"slake_mass_cap": 3}), "slake_mass_cap"),
+    ] {
+        let reply = host.post("/v1/completions", &body(&wrong));
+        assert!(reply.status == 400 && reply.text().contains(named), "{wrong}: {}", reply.text());
+    }
 }

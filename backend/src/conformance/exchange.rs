@@ -34,7 +34,7 @@ fn page_stores(case: &Case) -> Vec<Store> {
 
 fn save(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>]) -> Result<Saved, DeviceError> {
     let (mut saved, page_size) = (Saved::default(), case.limits.page_size);
-    for Sequence { slot: at, context, tables } in sequences.iter().copied() {
+    for Sequence { slot: at, context, tables, .. } in sequences.iter().copied() {
         let (mut slot, mut pages) = (Vec::new(), Vec::new());
         backend.save_slot(at, context, &mut slot)?;
         assert_eq!(slot.len(), case.program.slot_elements(), "{}: values of a slot", case.name);
@@ -54,7 +54,7 @@ fn save(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>]) -> R
 }
 
 fn load(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>], saved: &Saved) -> Result<(), DeviceError> {
-    for (number, Sequence { slot, context, tables }) in sequences.iter().copied().enumerate() {
+    for (number, Sequence { slot, context, tables, .. }) in sequences.iter().copied().enumerate() {
         backend.load_slot(slot, context, &saved.slots[number])?;
         for ((store, table), pages) in page_stores(case).into_iter().zip(tables).zip(&saved.pages[number]) {
             for (page, values) in table.iter().zip(pages) {

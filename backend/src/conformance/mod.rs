@@ -4,12 +4,14 @@
 mod build;
 mod cases;
 mod exchange;
+mod giving;
 mod random;
 mod table;
 pub mod tolerance;
 
 pub use build::Build;
 pub use cases::cases;
+pub use giving::Giving;
 pub use random::{Random, RandomWeights};
 pub use table::Table;
 
@@ -55,6 +57,8 @@ struct Sequence<'a> {
     slot: Slot,
     /// Committed rows.
     context: u32,
+    /// Rows of these that its page stores hold.
+    held: u32,
     /// Pages by page store.
     tables: &'a [Vec<Page>],
 }
@@ -76,6 +80,8 @@ pub struct Case {
     pub outputs: Vec<Act>,
     /// The steps.
     pub script: Vec<Vec<Move>>,
+    /// What is given up after some of them.
+    pub giving: Vec<Giving>,
     /// Largest normalised mean squared error.
     pub bound: f64,
 }
@@ -94,6 +100,11 @@ pub struct Outcome {
 }
 
 impl Case {
+    /// Whether the case wants a backend that can give up tokens.
+    pub fn gives_up(&self) -> bool {
+        self.program.bounded_stores().next().is_some()
+    }
+
     /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
     /// bits, and over pages of f16 the queries of prompts and the weights of their values, and take the factors of prompts
     /// through recurrences as sums of two bf16.
@@ -135,13 +146,14 @@ pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
 /// As [`run`], but halfway through the script every sequence goes on in fresh backends: in the reference with what the
 /// first subject has saved, in the subjects with what the reference has.
 pub fn run_exchanged(case: &Case, subjects: &[Make]) -> Outcome {
-    outcome(case, subjects, Break::Exchange)
+    outcome(case, subjects, if case.giving.is_empty() { Break::Exchange } else { Break::None })
 }
 
 /// As [`run`], but halfway through the script every slot is copied to one of a snapshot and cleared, the snapshot is
-/// saved and loaded again, and the sequence goes on in the slot of another one, copied from the snapshot.
+/// saved and loaded again, and the sequence goes on in the slot of another one, copied from the snapshot. Slots that give
+/// up tokens stay where they are.
 pub fn run_through_snapshots(case: &Case, subjects: &[Make]) -> Outcome {
-    outcome(case, subjects, Break::Snapshots)
+    outcome(case, subjects, if case.giving.is_empty() { Break::Snapshots } else { Break::None })
 }
 
 /// What happens halfway through a script.
@@ -166,8 +178,11 @@ fn outcome(case: &Case, subjects: &[Make], halfway: Break) -> Outcome {
 fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> Result<(), String> {
     let mut backends = prepared(case, subjects).map_err(|error| error.to_string())?;
     let tables = scattered_tables(case, &backends[1].arenas());
-    let mut sequences: Vec<Sequence> =
-        tables.iter().zip(1..).map(|(tables, slot)| Sequence { slot: Slot(slot), context: 0, tables }).collect();
+    let mut sequences: Vec<Sequence> = tables
+        .iter()
+        .zip(1..)
+        .map(|(tables, slot)| Sequence { slot: Slot(slot), context: 0, held: 0, tables })
+        .collect();
     let mut random = Random::new(99);
     for (number, moves) in case.script.iter().enumerate() {
         if number == case.script.len() / 2 {
@@ -206,10 +221,14 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
             }
         }
         for m in moves {
-            let Sequence { slot, context, .. } = &mut sequences[m.sequence];
+            let Sequence { slot, context, held, .. } = &mut sequences[m.sequence];
             let back =
                 take_back(&mut backends, *slot, m.back as u32).map_err(|what| format!("step {number}: {what}"))?;
             *context = *context + m.accepted as u32 - back;
+            *held = *held + m.accepted as u32 - back;
+        }
+        for giving in case.giving.iter().filter(|giving| giving.step == number) {
+            giving.run(case, &mut backends, &mut sequences).map_err(|what| format!("after step {number}: {what}"))?;
         }
     }
     Ok(())
@@ -266,10 +285,10 @@ fn step(case: &Case, moves: &[Move], sequences: &[Sequence<'_>], random: &mut Ra
     let vocab = case.program.weights.first().map_or(1, |decl| decl.shape[0]);
     for m in moves {
         let tokens: Vec<u32> = (0..m.rows).map(|_| random.below(vocab) as u32).collect();
-        let Sequence { slot, context, tables } = sequences[m.sequence];
-        let pages = (context as usize + m.rows).div_ceil(case.limits.page_size);
-        let tables = tables.iter().map(|table| &table[..pages]);
-        step.push(slot, context, &tokens, Outputs::All, tables);
+        let Sequence { slot, context, held, tables } = sequences[m.sequence];
+        let pages = (held as usize + m.rows).div_ceil(case.limits.page_size);
+        let tables = tables.iter().map(|table| (&table[..pages], held));
+        step.push_held(slot, context, &tokens, Outputs::All, tables);
     }
     step
 }

@@ -44,3 +44,6 @@ pub fn linear(quant: Quant) -> f64 {
 /// Products with weights in BF16 by a matrix unit that takes bf16 on both sides: activations in two parts. Floor on CPU:
 /// 3.6e-11.
 pub const TWO_PARTS: f64 = 1e-10;
+
+/// Attention over moments whose covariances are in f16. Floor on CPU: 1.9e-8.
+pub const ROUNDED_MOMENTS: f64 = 4e-8;

@@ -9,14 +9,16 @@ mod mamba;
 mod moe;
 mod norm;
 mod rope_store;
+mod slake;
 mod state;
 
 use crate::{
-    Act, Backend, Cursors, DeviceError, Limits, Page, Program, Slot, Step, Store, StoreDecl, Weight, WeightDecl,
-    WeightSource, op, program::Rows, store::PagesDecl,
+    Act, Backend, Cursors, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, StoreDecl,
+    Weight, WeightDecl, WeightSource, op, program::Rows, store::PagesDecl,
 };
 use conv::ConvSlot;
 use kvas_gguf::Quant;
+use slake::SlakeSlot;
 use state::StateSlot;
 use std::sync::Arc;
 
@@ -28,6 +30,8 @@ pub struct Reference {
     acts: Vec<Vec<f32>>,
     weights: Vec<Vec<f32>>,
     stores: Vec<Data>,
+    /// By store and slot that steps may name; none for stores that hold all tokens.
+    slake: Vec<Vec<SlakeSlot>>,
     rope_frequencies: Vec<(Store, Vec<f32>)>,
     step: Step,
     cursors: Option<Cursors>,
@@ -156,6 +160,11 @@ impl Backend for Reference {
                 StoreDecl::Conv(conv) => Data::Conv(vec![ConvSlot::new(conv); limits.all_slots()]),
             })
             .collect();
+        let slake = |store: &StoreDecl| match store {
+            StoreDecl::Pages(pages) if pages.policy.slake().is_some() => vec![SlakeSlot::new(pages); limits.slots],
+            StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => Vec::new(),
+        };
+        self.slake = program.stores.iter().map(slake).collect();
         self.rope_frequencies = rope_frequencies(&program, |weight| self.weights[weight.0 as usize].clone());
         self.cursors = Some(Cursors::new(&program, &limits));
         (self.program, self.limits) = (Some(program), Some(limits));
@@ -177,6 +186,7 @@ impl Backend for Reference {
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
         let state_type = self.limits().state_type;
         for &(slot, rows) in accepted {
+            self.rescore(slot, rows);
             self.cursors().commit(slot, rows);
             let keep = self.cursors().cursor(slot).held;
             for store in &mut self.stores {
@@ -210,6 +220,7 @@ impl Backend for Reference {
         for &(from, to) in pairs {
             self.cursors().fold(from);
             self.cursors().copied(from, to);
+            self.reset(to, Some(from));
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {}
@@ -225,6 +236,7 @@ impl Backend for Reference {
         let program = self.program.clone().expect("prepare comes before anything else");
         for slot in slots.iter().map(|slot| slot.0 as usize) {
             self.cursors().clear(Slot(slot as u32));
+            self.reset(Slot(slot as u32), None);
             for (store, decl) in self.stores.iter_mut().zip(&program.stores) {
                 match (store, decl) {
                     (Data::State(slots), StoreDecl::State(state)) => slots[slot] = StateSlot::new(state),
@@ -233,6 +245,15 @@ impl Backend for Reference {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn weigh(&mut self, eviction: &Eviction<'_>, values: bool) -> Result<Vec<Preference>, DeviceError> {
+        Ok(self.preferences(eviction, values))
+    }
+
+    fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
+        eviction.holdings.iter().for_each(|holding| self.give_up(eviction, holding));
         Ok(())
     }
 

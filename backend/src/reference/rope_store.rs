@@ -50,7 +50,8 @@ pub(super) fn rope_store(reference: &mut Reference, op: &op::RopeStore) {
             }
             let (k, v) = (reference.row(op.k, row).to_vec(), reference.row(op.v, row).to_vec());
             let Data::Pages(values) = &mut reference.stores[op.store.0 as usize] else { panic!("a page store") };
-            let at = row_at(pages, limits.page_size, step.table(number, ordinal), position);
+            let place = step.held(number, ordinal) as usize + row - first;
+            let at = row_at(pages, limits.page_size, step.table(number, ordinal), place);
             let stored = &mut values[at];
             let key_columns = k.len() / pages.kv_heads;
             for head in 0..pages.kv_heads {

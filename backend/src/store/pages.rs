@@ -1,6 +1,7 @@
 //! Where keys and values are in a page, and how they are rounded: one layout for every backend (ALGORITHMS 1.1), which
 //! may order the keys of a head among themselves as its kernels want them.
 
+use super::Policy;
 use std::ops::Range;
 
 /// Where the values of a page are.
@@ -24,6 +25,8 @@ pub struct PagesDecl {
     pub value_dim: usize,
     /// Where the values are.
     pub layout: PageLayout,
+    /// What becomes of tokens that a sequence has no room for.
+    pub policy: Policy,
 }
 
 /// The key and the value of one KV head and token, in bytes from where the page begins. The value of a latent page is
@@ -54,6 +57,14 @@ impl PagesDecl {
     /// Bytes of a page of `page_size` tokens; `usize::MAX` if there are more.
     pub const fn page_bytes(&self, page_size: usize, kv_type: KvType) -> usize {
         self.head_bytes(kv_type).saturating_mul(self.kv_heads).saturating_mul(page_size)
+    }
+
+    /// Bytes that a slot takes in this store so that tokens can be given up.
+    pub const fn policy_bytes(&self) -> usize {
+        match &self.policy {
+            Policy::Full => 0,
+            Policy::Slake(slake) => slake.bytes(self.kv_heads, self.key_dim, self.value_dim),
+        }
     }
 
     /// Elements from one value to the next.
@@ -222,9 +233,9 @@ mod tests {
     use crate::conformance::Random;
 
     const DECLS: [PagesDecl; 3] = [
-        PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout: PageLayout::Separate },
-        PagesDecl { kv_heads: 1, key_dim: 128, value_dim: 128, layout: PageLayout::Separate },
-        PagesDecl { kv_heads: 3, key_dim: 33, value_dim: 17, layout: PageLayout::Latent },
+        PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout: PageLayout::Separate, policy: Policy::Full },
+        PagesDecl { kv_heads: 1, key_dim: 128, value_dim: 128, layout: PageLayout::Separate, policy: Policy::Full },
+        PagesDecl { kv_heads: 3, key_dim: 33, value_dim: 17, layout: PageLayout::Latent, policy: Policy::Full },
     ];
 
     #[test]

@@ -159,14 +159,14 @@ impl Machine {
         let ordinal = program.page_ordinal(op.store);
         let key_columns = k_columns / decl.kv_heads;
         for (number, (first, span)) in step.spans_with_rows().enumerate() {
-            let table = step.table(number, ordinal);
+            let (table, held) = (step.table(number, ordinal), step.held(number, ordinal) as usize);
             for row in first..first + span.rows as usize {
-                let position = span.context as usize + row - first;
+                let place = held + row - first;
                 for head in 0..decl.kv_heads {
                     let at = row * decl.kv_heads + head;
                     let key = &k[at * key_columns..][..key_columns];
                     let value = &v[at * decl.value_dim..][..decl.value_dim];
-                    pages.append(decl, (table, position), head, [key, value]);
+                    pages.append(decl, (table, place), head, [key, value]);
                 }
             }
         }

@@ -281,7 +281,13 @@ mod tests {
 
     #[test]
     fn tiles_are_for_what_is_aligned() {
-        let decl = |key_dim, value_dim, layout| PagesDecl { kv_heads: 2, key_dim, value_dim, layout };
+        let decl = |key_dim, value_dim, layout| PagesDecl {
+            kv_heads: 2,
+            key_dim,
+            value_dim,
+            layout,
+            policy: kvas_backend::store::Policy::Full,
+        };
         let plain = decl(128, 128, PageLayout::Separate);
         let has = |decl: &PagesDecl, kv_type, page_size| tiles(decl, kv_type, page_size).is_some();
         assert!(has(&plain, KvType::F16, 1) && has(&plain, KvType::Q8_0, 2));

@@ -5,6 +5,7 @@ mod profile;
 use super::{
     device::{self, Place},
     flags::ModelFlags,
+    policy::PolicyFlags,
 };
 use anyhow::{anyhow, ensure};
 use clap::Args;
@@ -15,6 +16,7 @@ use kvas::{
         Model,
         traffic::{Traffic, traffic},
     },
+    policy::Bound,
 };
 use kvas_backend::{DeviceError, Outputs, Step};
 use profile::Kind;
@@ -29,6 +31,8 @@ use std::{ops::Range, time::Instant};
 pub(crate) struct Bench {
     #[command(flatten)]
     model: ModelFlags,
+    #[command(flatten)]
+    policy: PolicyFlags,
     /// Prompt lengths to read; 0 for none
     #[arg(short = 'p', long, value_name = "N,…", value_delimiter = ',', default_value = "512")]
     prompt: Vec<usize>,
@@ -85,9 +89,12 @@ impl Test {
 
 impl Bench {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
-        let model = device::open(&self.model)?;
+        let mut model = device::open(&self.model)?;
+        let bound = self.policy.apply(&mut model, &self.model)?;
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
-        let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1;
+        // What is given up is given up of a copy: the prompt before is gone back to.
+        let copied = bound.map_or(0, |bound| bound.budget + bound.window);
+        let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1 + copied;
         let sequences = longest(&self.parallel).max(1);
         // Every round goes back to the depth: one snapshot each.
         let snapshots = SnapshotBudget::Exactly(sequences);
@@ -105,10 +112,10 @@ impl Bench {
             println!("{t:>12} {d:>7} {r:>10} {:>7} {:>9} {:>7} {:>9} {:>7}", "±", "GB/s", "%", "GFLOP/s", "%");
         }
         for test in self.tests() {
-            let rates = self.measure(&model, &mut runner, test)?;
+            let rates = self.measure((&model, bound.as_ref()), &mut runner, test)?;
             self.report((&model, &place), test, &rates, (limits, loaded));
             if self.profile {
-                let kinds = self.profile(&model, &mut runner, test)?;
+                let kinds = self.profile((&model, bound.as_ref()), &mut runner, test)?;
                 profile::report(&kinds, self.json.then(|| test.name()), limits);
             }
         }
@@ -129,7 +136,12 @@ impl Bench {
     }
 
     /// Sequences of a test, read as far as its depth.
-    fn sequences(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<(Memory, Vec<Sequence>)> {
+    fn sequences(
+        &self,
+        (model, bound): (&Model, Option<&Bound>),
+        runner: &mut Runner,
+        test: Test,
+    ) -> anyhow::Result<(Memory, Vec<Sequence>)> {
         let mut memory = runner.memory();
         let mut sequences = Vec::new();
         for number in 0..test.parallel {
@@ -137,8 +149,9 @@ impl Bench {
             runner.apply(&work)?;
             sequences.push((id, number as u32));
             let batch = self.model.run.batch_size as usize;
-            advance(runner, &mut memory, &sequences[number..], (test.depth, batch), &mut likeliest)?;
-            let sealed = memory.seal(id, &tokens(model.spec.vocab, number as u32, 0..test.depth));
+            let known = known(test.depth, bound);
+            advance(runner, &mut memory, &sequences[number..], (known, batch), &mut likeliest)?;
+            let sealed = memory.seal(id, &tokens(model.spec.vocab, number as u32, 0..known));
             sealed.map_or(Ok(()), |work| runner.apply(&work))?;
         }
         Ok((memory, sequences))
@@ -146,9 +159,15 @@ impl Bench {
 
     /// What the ops of one round took, in steps that run them one after the other; of the tokens that are generated the
     /// first few.
-    fn profile(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<Vec<Kind>> {
+    fn profile(
+        &self,
+        (model, bound): (&Model, Option<&Bound>),
+        runner: &mut Runner,
+        test: Test,
+    ) -> anyhow::Result<Vec<Kind>> {
         const STEPS: usize = 8;
-        let (mut memory, sequences) = self.sequences(model, runner, test)?;
+        let (mut memory, sequences) = self.sequences((model, bound), runner, test)?;
+        go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
         let kv_type = self.model.run.kv_type(model)?;
         let mut watch = profile::Stopwatch::new(&model.program, &model.file, kv_type);
         advance(runner, &mut memory, &sequences, (1, 1), &mut likeliest)?;
@@ -160,22 +179,25 @@ impl Bench {
     }
 
     /// Tokens per second of every repetition.
-    fn measure(&self, model: &Model, runner: &mut Runner, test: Test) -> anyhow::Result<Vec<f64>> {
-        let (mut memory, sequences) = self.sequences(model, runner, test)?;
+    fn measure(
+        &self,
+        (model, bound): (&Model, Option<&Bound>),
+        runner: &mut Runner,
+        test: Test,
+    ) -> anyhow::Result<Vec<f64>> {
+        let (mut memory, sequences) = self.sequences((model, bound), runner, test)?;
         let batch = self.model.run.batch_size as usize;
         let mut rates = Vec::new();
         // The first round warms caches and is not counted.
         for round in 0..=self.repetitions {
-            for &(id, number) in &sequences {
-                let own = tokens(model.spec.vocab, number, 0..memory.committed(id) as usize);
-                let prompt = tokens(model.spec.vocab, number, 0..test.depth + 1);
-                let reuse = memory.attach(id, &own, &prompt, 0);
-                ensure!(reuse.cached as usize == test.depth, "{}: went back to {}", test.name(), reuse.cached);
-                runner.apply(&reuse.work)?;
-            }
+            go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
             let started = Instant::now();
             advance(runner, &mut memory, &sequences, (test.prompt, batch), &mut likeliest)?;
-            advance(runner, &mut memory, &sequences, (test.generate, 1), &mut likeliest)?;
+            keep_within((runner, &mut memory), &sequences, bound.filter(|_| test.prompt > 0))?;
+            for _ in 0..test.generate {
+                advance(runner, &mut memory, &sequences, (1, 1), &mut likeliest)?;
+                keep_within((runner, &mut memory), &sequences, bound)?;
+            }
             if round > 0 {
                 rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
             }
@@ -250,6 +272,45 @@ fn tokens(vocab: usize, number: u32, positions: Range<usize>) -> Vec<u32> {
 /// A sequence and its number.
 type Sequence = (SequenceId, u32);
 
+/// How much of the tokens before a test is kept: where some of them are given up, all but those whose queries decide
+/// which.
+fn known(depth: usize, bound: Option<&Bound>) -> usize {
+    depth.saturating_sub(bound.map_or(0, |bound| bound.window - 1))
+}
+
+/// Takes sequences back to the depth of a test, and gives up what they hold too much of.
+fn go_back(
+    (runner, memory): (&mut Runner, &mut Memory),
+    sequences: &[Sequence],
+    (test, vocab): (Test, usize),
+    bound: Option<&Bound>,
+) -> anyhow::Result<()> {
+    for &(id, number) in sequences {
+        let emptied =
+            memory.bind(id, 0).into_iter().chain(memory.bind(id, bound.map_or(0, |bound| bound.window as u32)));
+        emptied.into_iter().try_for_each(|work| runner.apply(&work))?;
+        let own = tokens(vocab, number, 0..memory.committed(id) as usize);
+        let prompt = tokens(vocab, number, 0..test.depth + 1);
+        let reuse = memory.attach(id, &own, &prompt, 0);
+        let cached = reuse.cached as usize;
+        ensure!(cached == known(test.depth, bound), "{}: went back to {cached}", test.name());
+        runner.apply(&reuse.work)?;
+        let batch = runner.limits().rows;
+        advance(runner, memory, &[(id, number)], (test.depth - cached, batch), &mut likeliest)?;
+    }
+    keep_within((runner, memory), sequences, bound)
+}
+
+/// Gives up what sequences hold too much of.
+fn keep_within(
+    (runner, memory): (&mut Runner, &mut Memory),
+    sequences: &[Sequence],
+    bound: Option<&Bound>,
+) -> anyhow::Result<()> {
+    let Some(bound) = bound else { return Ok(()) };
+    Ok(sequences.iter().try_for_each(|(id, _)| runner.keep_within(memory, *id, bound))?)
+}
+
 /// Runs a step as a request for greedy tokens would.
 fn likeliest(runner: &mut Runner, step: &Step) -> Result<(), DeviceError> {
     runner.run_likeliest(step, 1)
@@ -273,7 +334,7 @@ fn advance(
             runner.apply(&work)?;
             let context = memory.committed(id);
             let tokens = tokens(vocab, number, context as usize..context as usize + rows);
-            step.push(memory.slot(id), context, &tokens, Outputs::Last, memory.tables(id));
+            step.push_held(memory.slot(id), context, &tokens, Outputs::Last, memory.held_tables(id));
         }
         run(runner, &step)?;
         let accepted: Vec<_> = sequences.iter().map(|(id, _)| (memory.slot(*id), rows as u32)).collect();

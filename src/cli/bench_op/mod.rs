@@ -7,8 +7,11 @@ mod lin_kvonly;
 mod lin_verify;
 mod linear;
 mod paged_decode;
+mod plot;
 mod pool_capacity;
 mod report;
+mod slake_attn;
+mod slake_quality;
 mod snapshot;
 mod vectors;
 
@@ -37,6 +40,10 @@ enum Op {
     PoolCapacity(pool_capacity::PoolCapacity),
     #[command(name = "concurrency")]
     Concurrency(concurrency::Concurrency),
+    #[command(name = "slake_attn")]
+    SlakeAttn(slake_attn::SlakeAttn),
+    #[command(name = "slake_quality")]
+    SlakeQuality(Box<slake_quality::SlakeQuality>),
 }
 
 impl BenchOp {
@@ -49,6 +56,8 @@ impl BenchOp {
             Op::PagedDecode(command) => command.run(),
             Op::PoolCapacity(command) => command.run(),
             Op::Concurrency(command) => command.run(),
+            Op::SlakeAttn(command) => command.run(),
+            Op::SlakeQuality(command) => command.run(),
         }
     }
 }

@@ -12,7 +12,7 @@ use kvas_backend::{
     Act, KvType, Limits, Op, Outputs, Page, Program, Store, StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op,
-    store::{PageLayout, PagesDecl},
+    store::{PageLayout, PagesDecl, Policy},
 };
 use kvas_gguf::Quant;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ const WORKING_SET: usize = 72 << 20;
 const LAYERS: usize = 64;
 
 const fn pages_of(kv_heads: usize, head_dim: usize) -> PagesDecl {
-    PagesDecl { kv_heads, key_dim: head_dim, value_dim: head_dim, layout: PageLayout::Separate }
+    PagesDecl { kv_heads, key_dim: head_dim, value_dim: head_dim, layout: PageLayout::Separate, policy: Policy::Full }
 }
 
 /// Layers of attention that read the same queries, each with pages of its own.

@@ -12,7 +12,7 @@ use kvas_backend::{
     Limits, Program, StoreDecl,
     conformance::Build,
     conformance::Random,
-    store::{PageLayout, PagesDecl},
+    store::{PageLayout, PagesDecl, Policy},
 };
 use serde_json::json;
 
@@ -97,6 +97,7 @@ impl PoolCapacity {
             key_dim: head_dim,
             value_dim: head_dim,
             layout: PageLayout::Separate,
+            policy: Policy::Full,
         };
         let mut b = Build::default();
         let act = b.act("none", 1);

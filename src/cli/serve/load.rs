@@ -4,11 +4,13 @@ use crate::cli::{
     chat::SNAPSHOT_EVERY,
     device,
     flags::{ModelFlags, RunFlags, ShelfFlags},
+    policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
     memory::plan::{MemoryPlan, SnapshotBudget},
+    policy::Layout,
     server::{Facts, Loaded, Loader, Room},
     session::ModelId,
     text::ChatTemplate,
@@ -31,6 +33,7 @@ pub(super) struct FromFlags {
     pub(super) parallel: usize,
     pub(super) template: Option<ChatTemplate>,
     pub(super) shelf: ShelfFlags,
+    pub(super) policy: PolicyFlags,
     pub(super) max_decode_gap: Option<Duration>,
     pub(super) promises: Promises,
 }
@@ -80,7 +83,8 @@ impl FromFlags {
         let known = self.files.iter().find(|(known, _)| known == name).context("a name of no model")?;
         let mut flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
         flags.run.compute.promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0));
-        let model = device::open(&flags)?;
+        let mut model = device::open(&flags)?;
+        let bound = self.policy.apply(&mut model, &flags)?;
         let template = match &self.template {
             Some(template) => template.clone(),
             None => model.template()?,
@@ -107,11 +111,12 @@ impl FromFlags {
             slot_bytes: plan.slot_bytes,
             snapshot_bytes: plan.snapshot_bytes,
             ring: plan.limits.replay.history,
+            bound: bound.zip(Layout::prepared(&model.program, &plan.limits)),
             ..Facts::of(&model)
         };
         tracing::info!(model = name, context = plan.context, slots = self.parallel, "loaded");
         let (snapshot_every, max_decode_gap) = (SNAPSHOT_EVERY, self.max_decode_gap);
-        let config = EngineConfig { snapshot_every, shelf, max_decode_gap, ..EngineConfig::new(plan.context) };
+        let config = EngineConfig { snapshot_every, shelf, max_decode_gap, bound, ..EngineConfig::new(plan.context) };
         let engine = Engine::start(runner, config);
         self.promises.add(engine.memory(), &plan);
         Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })

@@ -3,7 +3,10 @@
 mod edge;
 mod load;
 
-use super::flags::{RunFlags, SamplingFlags, ShelfFlags, bytes};
+use super::{
+    flags::{RunFlags, SamplingFlags, ShelfFlags, bytes},
+    policy::PolicyFlags,
+};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use edge::{Edge, Tls};
@@ -94,6 +97,8 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
     #[command(flatten)]
+    policy: PolicyFlags,
+    #[command(flatten)]
     shelf: ShelfFlags,
     #[command(flatten)]
     sampling: SamplingFlags,
@@ -123,6 +128,7 @@ impl Serve {
             template,
             shelf: self.shelf.clone(),
             promises: Promises::default(),
+            policy: self.policy.clone(),
             max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
         };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };

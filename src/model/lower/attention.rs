@@ -4,7 +4,7 @@ use super::{Lowering, of};
 use crate::model::spec::{Attention, AttentionProjection, Bias, LatentAttention, QkNorm, RopeFactors, RopeSpec};
 use kvas_backend::{
     Act, Op, Rope, StoreDecl, op,
-    store::{PageLayout, PagesDecl},
+    store::{PageLayout, PagesDecl, Policy},
 };
 use std::ops::Range;
 
@@ -30,7 +30,8 @@ impl Lowering<'_> {
         }
         let rope = a.rope.as_ref().map(|rope| self.rope(rope));
         let (kv_heads, key_dim, value_dim, layout) = (a.kv_heads, a.key_dim, a.value_dim, PageLayout::Separate);
-        let store = self.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout }));
+        let store =
+            self.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout, policy: Policy::Full }));
         self.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope, store }));
         let out = self.act("mixed", out_columns);
         self.op(Op::Attention(op::Attention { q, gate, heads: a.heads, scale: a.scale, store, out }));
@@ -82,7 +83,8 @@ impl Lowering<'_> {
         self.linear(input, weight, k);
         self.group_norm(v, v, of(index, "attn_kv_a_norm.weight"), a.latent_dim);
         let (value_dim, layout) = (a.latent_dim, PageLayout::Latent);
-        let store = self.store(StoreDecl::Pages(PagesDecl { kv_heads: 1, key_dim, value_dim, layout }));
+        let store =
+            self.store(StoreDecl::Pages(PagesDecl { kv_heads: 1, key_dim, value_dim, layout, policy: Policy::Full }));
         self.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope: None, store }));
         let found = self.act("mixed_latent", heads * a.latent_dim);
         self.op(Op::Attention(op::Attention { q, gate: None, heads, scale: a.scale, store, out: found }));

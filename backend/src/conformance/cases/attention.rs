@@ -4,7 +4,7 @@ use super::{Build, Case, ROWS, Values, case, keep, sequence_script, tolerance};
 use crate::{
     KvType, Op, Replay, Rope, StoreDecl, op,
     rope::{Pairing, Scaling},
-    store::{PageLayout, PagesDecl},
+    store::{PageLayout, PagesDecl, Policy},
 };
 use kvas_gguf::Quant;
 
@@ -71,7 +71,7 @@ fn attention(
     let (q, k, v) = (b.act("q", heads * key_dim), b.act("k", kv_heads * key_columns), b.act("v", kv_heads * value_dim));
     let out = b.act("out", heads * value_dim);
     let gate = gated.then(|| b.act("gate", heads * value_dim));
-    let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout }));
+    let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout, policy: Policy::Full }));
     let factors = gated.then(|| b.small("rope_freqs", [1, dims / 2]));
     let rope = rope.map(|rope| Rope { dims, factors, ..rope });
     b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope, store }));

@@ -5,7 +5,7 @@ use crate::{
     Act, KvType, Op, Replay, Rope, StoreDecl,
     op::{self, Activation, HeadMap, Output},
     rope::{Pairing, Scaling},
-    store::{ConvDecl, Decay, PageLayout, PagesDecl, StateDecl},
+    store::{ConvDecl, Decay, PageLayout, PagesDecl, Policy, StateDecl},
 };
 use kvas_gguf::Quant;
 
@@ -82,8 +82,13 @@ fn hybrid_attention(b: &mut Build, input: Act, residual: Act, width: usize) {
         let weight = b.matrix(name, [rows, width]);
         b.linear(input, weight, act, Output::Write);
     }
-    let store =
-        b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout: PageLayout::Separate }));
+    let store = b.store(StoreDecl::Pages(PagesDecl {
+        kv_heads,
+        key_dim: dim,
+        value_dim: dim,
+        layout: PageLayout::Separate,
+        policy: Policy::Full,
+    }));
     let (pairing, scaling) = (Pairing::Halves, Scaling::None);
     let rope = Some(Rope { dims: dim, pairing, base: 10000.0, scaling, factors: None });
     b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope, store }));

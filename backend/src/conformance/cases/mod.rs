@@ -4,6 +4,7 @@ mod attention;
 mod hybrid;
 mod products;
 mod recurrent;
+mod slake;
 
 use super::{Build, Case, Move, RandomWeights, Values, tolerance};
 use crate::{KvType, Limits, Program, Replay, StateType};
@@ -14,7 +15,7 @@ const ROWS: usize = 80;
 
 /// Every case.
 pub fn cases() -> Vec<Case> {
-    [products::cases(), attention::cases(), recurrent::cases(), hybrid::cases()].concat()
+    [products::cases(), attention::cases(), recurrent::cases(), hybrid::cases(), slake::cases()].concat()
 }
 
 const REPLAYS: [Replay; 6] = [
@@ -40,6 +41,7 @@ fn case(name: String, program: Program, quant: Quant, replay: Replay) -> Case {
         inputs: vec![],
         outputs: vec![],
         script: rows_script(),
+        giving: vec![],
         bound: tolerance::EXACT,
     }
 }

@@ -1,6 +1,6 @@
 //! Where the keys and values of a KV head are: found page by page, and widened where many queries meet them.
 
-use super::{BLOCK, Queries, Shared};
+use super::BLOCK;
 use crate::{
     pages::{Pages, TILE},
     simd::{
@@ -10,7 +10,7 @@ use crate::{
 };
 use kvas_backend::{
     KvType, Page,
-    store::{HeadRow, PageLayout},
+    store::{HeadRow, PageLayout, PagesDecl},
 };
 use std::ops::Range;
 
@@ -44,9 +44,7 @@ pub(super) struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    pub(super) fn new(shared: &Shared<'a>, queries: &Queries<'a>) -> Self {
-        let (decl, pages) = (shared.decl, shared.pages);
-        let kv_head = queries.group / (shared.groups / decl.kv_heads);
+    pub(super) fn new((pages, decl): (&'a Pages, &PagesDecl), table: &'a [Page], kv_head: usize) -> Self {
         let kv_type = pages.kv_type();
         let next = HeadRow {
             key: decl.key_dim * kv_type.element_bytes(),
@@ -57,7 +55,7 @@ impl<'a> Blocks<'a> {
         Self {
             bytes: pages.bytes(),
             pages,
-            table: queries.table,
+            table,
             first: decl.head_row(pages.page_size(), kv_type, kv_head, 0),
             next,
             page_shift: pages.page_size().trailing_zeros(),
@@ -113,25 +111,43 @@ impl<'a> Blocks<'a> {
         let kv_type = self.pages.kv_type();
         let columns = |bytes: usize| bytes / kv_type.element_bytes();
         let (keys, values) = room.split_at_mut(BLOCK * columns(self.next.key));
-        let tokens = token..end.min(token + BLOCK);
-        let tiles = tokens.len().div_ceil(TILE);
-        self.widen(simd, tokens.clone(), [self.first.key, self.next.key], keys);
         let separate = match self.layout {
             PageLayout::Separate => {
-                self.widen(simd, tokens, [self.first.value, self.next.value], values);
+                self.wide_values(simd, token, end, values);
                 true
             }
             PageLayout::Latent => false,
         };
-        let keys: &[f32] = keys;
+        self.widen(simd, token..end.min(token + BLOCK), [self.first.key, self.next.key], keys);
+        let keys: &'b [f32] = keys;
+        let mut block = self.of_keys(token, end, keys);
         let values: &[f32] = if separate { values } else { keys };
+        block.values = [bytemuck::cast_slice(&values[..BLOCK * columns(self.next.value)]); PIECES];
+        block
+    }
+
+    /// A block of which only the keys are there, of f32 in `keys`.
+    #[inline(always)]
+    pub(super) fn wide_keys<'b, S: Simd>(&self, simd: S, token: usize, end: usize, keys: &'b mut [f32]) -> Block<'b> {
+        self.widen(simd, token..end.min(token + BLOCK), [self.first.key, self.next.key], keys);
+        self.of_keys(token, end, keys)
+    }
+
+    /// The block of widened keys.
+    fn of_keys<'b>(&self, token: usize, end: usize, keys: &'b [f32]) -> Block<'b> {
+        let tiles = (end - token).min(BLOCK).div_ceil(TILE);
         let mut block = Block { keys: [&[]; PIECES], values: [&[]; PIECES], piece: BLOCK, tiles };
-        let size = TILE * columns(self.next.key);
+        let size = TILE * (self.next.key / self.pages.kv_type().element_bytes());
         for i in 0..PIECES {
             block.keys[i] = bytemuck::cast_slice(&keys[i.min(tiles - 1) * size..][..size]);
-            block.values[i] = bytemuck::cast_slice(&values[..BLOCK * columns(self.next.value)]);
         }
         block
+    }
+
+    /// The values of a block, `[BLOCK, value_stride]`, without their scales.
+    #[inline(always)]
+    pub(super) fn wide_values<S: Simd>(&self, simd: S, token: usize, end: usize, values: &mut [f32]) {
+        self.widen(simd, token..end.min(token + BLOCK), [self.first.value, self.next.value], values);
     }
 
     /// Widens a part of some tokens, `next` bytes each and `first` after the page: whole tiles, as far as there are pages.

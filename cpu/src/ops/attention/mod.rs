@@ -5,8 +5,10 @@
 mod blocks;
 mod meet;
 mod online;
+mod slake;
 
 use crate::{
+    given_up::{GivenUp, PartOf},
     machine::Machine,
     pages::Pages,
     pool::{Place, Tile, Tiles},
@@ -18,9 +20,10 @@ use crate::{
     },
 };
 use blocks::Blocks;
-use kvas_backend::{KvType, Limits, Page, Program, Step, StoreDecl, op, store::PagesDecl};
+use kvas_backend::{KvType, Limits, Page, Program, Slot, Step, StoreDecl, op, store::PagesDecl};
 use meet::Pair;
 use online::{Finish, Merge, States};
+pub(crate) use slake::scratch as given_up_scratch;
 use std::{marker::PhantomData, ops::Range};
 
 /// Tokens whose scores are computed before the running maximum moves.
@@ -131,6 +134,8 @@ struct Shared<'a> {
     has_tiles: bool,
     /// Position of the store's table in the step.
     ordinal: usize,
+    /// What slots have given up, where they can.
+    given_up: Option<&'a GivenUp>,
     /// Groups of query heads, one or more per KV head.
     groups: usize,
     /// `[rows, heads * key_dim]`
@@ -142,6 +147,7 @@ struct Shared<'a> {
 /// Some rows of one sequence that attend with the heads of one group.
 #[derive(Clone)]
 struct Queries<'a> {
+    slot: Slot,
     table: &'a [Page],
     group: usize,
     /// Of the step; consecutive.
@@ -171,8 +177,9 @@ impl<'a> Shared<'a> {
         for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
             let rows = rows.start.max(first)..rows.end.min(first + span.rows as usize);
             if !rows.is_empty() {
-                let visible = span.context as usize + rows.start - first + 1;
-                f(Queries { table: self.step.table(number, self.ordinal), group, rows, visible });
+                let visible = self.step.held(number, self.ordinal) as usize + rows.start - first + 1;
+                let (slot, table) = (span.slot, self.step.table(number, self.ordinal));
+                f(Queries { slot, table, group, rows, visible });
             }
         }
     }
@@ -234,7 +241,17 @@ impl<E: Element, const IS_STORED: bool> Kernel for Attend<'_, '_, '_, E, IS_STOR
         part.clear(0..count);
         room.sums.fill(0.0);
         shared.scale_queries(simd, &queries, room.queries);
-        let blocks = Blocks::new(&shared, &queries);
+        let kv_head = queries.group / (shared.groups / shared.decl.kv_heads);
+        // What was given up comes before the first part, whoever takes that.
+        if tokens.start == 0
+            && let Some(moments) = shared.given_up.and_then(|all| all.moments(queries.slot, kv_head))
+        {
+            let States { mix, most, sum } = &mut part;
+            moments.part(simd, (&*room.queries, count), PartOf { mix, most, sum });
+            totals.merge(simd, 0..count, &part);
+            part.clear(0..count);
+        }
+        let blocks = Blocks::new((shared.pages, shared.decl), queries.table, kv_head);
         let mut start = tokens.start;
         let mut next = (IS_STORED && start < tokens.end).then(|| blocks.at(start, tokens.end));
         while start < tokens.end {
@@ -391,7 +408,8 @@ impl Machine {
     pub(crate) fn attention(&mut self, op: &op::Attention) {
         let (rows, columns) = (self.rows(op.out), self.columns(op.out));
         let mut out = self.take(op.out);
-        let Self { proof, pool, step, program, acts, pages: arena, partials, scratch, .. } = self;
+        self.ask(op);
+        let Self { proof, pool, step, program, acts, pages: arena, memory, partials, scratch, .. } = self;
         let decl = pages(program, op);
         let shared = Shared {
             proof: *proof,
@@ -401,11 +419,12 @@ impl Machine {
             has_tiles: arena.has_tiles(decl),
             step,
             ordinal: program.page_ordinal(op.store),
+            given_up: memory[op.store.0 as usize].given_up(),
             groups: op.heads / group(op, decl),
             q: &acts[op.q.0 as usize],
             gate: op.gate.map(|gate| &acts[gate.0 as usize][..]),
         };
-        let longest = step.spans().iter().map(|span| (span.context + span.rows) as usize).max().unwrap_or(0);
+        let longest = step.longest(shared.ordinal);
         let (heads, groups) = (shared.heads(), shared.groups);
         let width = heads * decl.value_dim;
         let (pairs, parts) = (rows * groups, most_parts(longest));

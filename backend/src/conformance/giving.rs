@@ -1,0 +1,81 @@
+//! Sequences that give up tokens between two steps: every backend finds the same preferences, and gives up the same.
+
+use super::{Case, Sequence};
+use crate::{Backend, DeviceError, Eviction, Holding, Order, Preference};
+
+/// A sequence gives up tokens after a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Giving {
+    /// After which step of the script.
+    pub step: usize,
+    /// Sequence number, from 0.
+    pub sequence: usize,
+    /// Tokens that stay in every page store with a policy.
+    pub keep: u32,
+    /// Which.
+    pub order: Order,
+    /// Whether the others are summed up.
+    pub absorb: bool,
+    /// As [`Eviction::mass_cap`].
+    pub mass_cap: f32,
+}
+
+/// Largest relative difference of a preference. Floor on CPU: 4e-6, for variances of small weights.
+const PREFERENCE: f64 = 2e-5;
+
+impl Giving {
+    /// What stays in any case: the last tokens and the first ones.
+    pub(super) const WINDOW: u32 = 8;
+    const SINKS: u32 = 2;
+
+    pub(super) fn run(
+        &self,
+        case: &Case,
+        backends: &mut [Box<dyn Backend>],
+        sequences: &mut [Sequence<'_>],
+    ) -> Result<(), String> {
+        let Sequence { slot, context, held, tables } = &mut sequences[self.sequence];
+        let pages = (*held as usize).div_ceil(case.limits.page_size);
+        let (program, keep) = (&case.program, self.keep.min(*held));
+        let holding = |store| {
+            let table = &tables[program.page_ordinal(store)][..pages];
+            Holding { store, table, held: *held, keep }
+        };
+        let holdings: Vec<Holding<'_>> = program.bounded_stores().map(holding).collect();
+        let eviction = Eviction {
+            slot: *slot,
+            context: *context,
+            window: Self::WINDOW,
+            sinks: Self::SINKS,
+            order: self.order,
+            absorb: self.absorb,
+            mass_cap: self.mass_cap,
+            holdings: &holdings,
+        };
+        let weigh = |backend: &mut Box<dyn Backend>| backend.weigh(&eviction, true);
+        let found = backends.iter_mut().map(weigh).collect::<Result<Vec<_>, DeviceError>>();
+        compare(&found.map_err(|error| error.to_string())?)?;
+        let mut backends = backends.iter_mut();
+        backends.try_for_each(|backend| backend.evict(&eviction)).map_err(|error| error.to_string())?;
+        *held = keep;
+        Ok(())
+    }
+}
+
+fn compare(found: &[Vec<Preference>]) -> Result<(), String> {
+    let numbers = |p: &Preference| [p.entropy, p.variance, p.shift, p.mean_entropy];
+    for (subject, own) in found.iter().enumerate().skip(1) {
+        for (expected, found) in found[0].iter().zip(own) {
+            for (expected, found) in numbers(expected).into_iter().zip(numbers(found)) {
+                let off = (expected - found).abs() / expected.abs().max(1e-6);
+                if off.is_nan() || off > PREFERENCE {
+                    return Err(format!("preference {found:e} of subject {}, expected {expected:e}", subject - 1));
+                }
+            }
+        }
+        if *own != found[1] {
+            return Err(format!("preferences of subject {} differ from those of subject 0", subject - 1));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5):
+//! the last queries, positions and scores of the tokens that stayed, moments of the others.
+
+use crate::{
+    simd::{
+        Simd,
+        dense::{self, F16, F32},
+        math,
+        strips::{self, Matrix, Start, Sums, Weights},
+    },
+    slots::of_slot,
+    states::{ByType, Checkpoints},
+};
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use kvas_backend::{
+    Eviction, Limits, Order, Slot, Span, StateType,
+    store::{MomentType, PagesDecl, Slake},
+};
+
+/// Where the weights of a part of a context begin, and what is known of it: see [`Moments::part`].
+pub(crate) struct PartOf<'a> {
+    /// `[queries, value_dim]`
+    pub(crate) mix: &'a mut [f32],
+    /// `[queries]`
+    pub(crate) most: &'a mut [f32],
+    /// `[queries]`
+    pub(crate) sum: &'a mut [f32],
+}
+
+/// What is known of a slot.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Marks {
+    /// Whether tokens were given up, or could have been.
+    pub(crate) bounded: bool,
+    /// Tokens that stayed: these have a position each; those behind them follow `since`.
+    pub(crate) stayed: usize,
+    /// The position of the first token since then.
+    pub(crate) since: u32,
+    /// The positions whose queries are remembered.
+    asked: (u32, u32),
+    /// Tokens in the moments of each KV head.
+    pub(crate) count: f32,
+    /// In nats.
+    pub(crate) mass_cap: f32,
+}
+
+/// What the slots that steps may name remember of a layer.
+#[derive(Debug)]
+pub(crate) struct GivenUp {
+    pub(crate) decl: PagesDecl,
+    pub(crate) slake: Slake,
+    slots: usize,
+    marks: Vec<Marks>,
+    /// `[slots][kv_heads][capacity]`
+    positions: Vec<u32>,
+    /// `[slots][kv_heads][capacity]`
+    scores: Vec<f32>,
+    /// `[slots][kv_heads][mean key: key_dim | variance of the key: key_dim | mean value: value_dim]`
+    vectors: Vec<f32>,
+    /// `[slots][kv_heads][key_dim][value_dim]`
+    covariances: Checkpoints,
+    /// `[slots][window][heads * key_dim]` as bits of f16, that of a position at its remainder
+    queries: Vec<u16>,
+}
+
+/// What a slot remembers, for changing.
+pub(crate) struct OfSlot<'a> {
+    pub(crate) marks: &'a mut Marks,
+    pub(crate) vectors: &'a mut [f32],
+    pub(crate) covariances: ByType<&'a mut [f32], &'a mut [u16]>,
+}
+
+impl GivenUp {
+    pub(crate) fn new(decl: PagesDecl, limits: &Limits) -> Self {
+        let slake = *decl.policy.slake().expect("a store that gives up tokens");
+        let (slots, heads) = (limits.slots, limits.slots * decl.kv_heads);
+        let moments = if slake.moments == MomentType::Off { 0 } else { heads };
+        let stored = if slake.moments == MomentType::F16 { StateType::F16 } else { StateType::F32 };
+        Self {
+            decl,
+            slake,
+            slots,
+            marks: vec![Marks::default(); slots],
+            positions: vec![0; heads * slake.capacity],
+            scores: vec![0.0; heads * slake.capacity],
+            vectors: vec![0.0; moments * (2 * decl.key_dim + decl.value_dim)],
+            covariances: Checkpoints::new(stored, moments * decl.key_dim * decl.value_dim),
+            queries: vec![0; slots * slake.window * slake.heads * decl.key_dim],
+        }
+    }
+
+    pub(crate) fn marks(&self, slot: Slot) -> &Marks {
+        &self.marks[slot.0 as usize]
+    }
+
+    pub(crate) fn slot(&mut self, slot: Slot) -> OfSlot<'_> {
+        OfSlot {
+            marks: &mut self.marks[slot.0 as usize],
+            vectors: of_slot(&mut self.vectors, self.slots, slot),
+            covariances: self.covariances.slot(self.slots, slot),
+        }
+    }
+
+    /// The part of a KV head in something that all slots and their heads share evenly.
+    fn of_head<'a, T>(&self, all: &'a [T], slot: Slot, head: usize) -> &'a [T] {
+        let size = all.len() / (self.slots * self.decl.kv_heads);
+        &all[(slot.0 as usize * self.decl.kv_heads + head) * size..][..size]
+    }
+
+    /// Position and score of a token of a KV head.
+    pub(crate) fn mark(&self, slot: Slot, head: usize, token: usize) -> (u32, f32) {
+        let (marks, score) = (self.marks(slot), self.of_head(&self.scores, slot, head).get(token));
+        let position = if token < marks.stayed {
+            self.of_head(&self.positions, slot, head)[token]
+        } else {
+            marks.since + (token - marks.stayed) as u32
+        };
+        (position, score.copied().unwrap_or(0.0))
+    }
+
+    /// All scores.
+    pub(crate) fn scores_mut(&mut self) -> &mut Vec<f32> {
+        &mut self.scores
+    }
+
+    /// The token of a KV head that is at `from` before an eviction is at `to` after it, with the score it was chosen by.
+    /// Asks for tokens in ascending order, and for those that move after those that stay where they are.
+    pub(crate) fn settle(&mut self, eviction: &Eviction<'_>, (head, from, to): (usize, usize, usize), ranks: &Ranks) {
+        let (position, score) = self.mark(eviction.slot, head, from);
+        let score = match eviction.order {
+            Order::Window { .. } => ranks.scores[head * ranks.tokens + from],
+            Order::Running | Order::Recency => score,
+        };
+        let at = (eviction.slot.0 as usize * self.decl.kv_heads + head) * self.slake.capacity + to;
+        (self.positions[at], self.scores[at]) = (position, score);
+    }
+
+    /// Remembers the queries of a span, `[rows, heads * key_dim]`.
+    pub(crate) fn ask(&mut self, span: Span, rows: &[f32]) {
+        let (window, columns) = (self.slake.window, self.slake.heads * self.decl.key_dim);
+        let asked = &mut self.marks[span.slot.0 as usize].asked;
+        // What does not end where the span begins is of other tokens.
+        let first = if (asked.0..=asked.1).contains(&span.context) { asked.0 } else { span.context };
+        let end = span.context + span.rows;
+        *asked = (first.max(end.saturating_sub(window as u32)), end);
+        let queries = of_slot(&mut self.queries, self.slots, span.slot);
+        let skipped = (span.rows as usize).saturating_sub(window);
+        for (position, row) in (span.context..end).zip(rows.chunks_exact(columns)).skip(skipped) {
+            let to = &mut queries[position as usize % window * columns..][..columns];
+            to.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(row);
+        }
+    }
+
+    /// The last positions before `context`, `window` at most, whose queries are remembered and whose tokens came since
+    /// the last eviction.
+    pub(crate) fn window(&self, slot: Slot, context: u32, window: u32) -> std::ops::Range<u32> {
+        let Marks { asked, since, .. } = self.marks(slot);
+        let end = context.min(asked.1);
+        asked.0.max(*since).max(end.saturating_sub(window)).min(end)..end
+    }
+
+    /// The query of a head at a position that is remembered, times `scale`.
+    #[inline(always)]
+    pub(crate) fn query(&self, slot: Slot, position: u32, head: usize, scale: f32, out: &mut [f32]) {
+        let (columns, key_dim) = (self.slake.heads * self.decl.key_dim, self.decl.key_dim);
+        let of_slot = &self.queries[slot.0 as usize * self.slake.window * columns..];
+        let row = &of_slot[position as usize % self.slake.window * columns + head * key_dim..][..key_dim];
+        row.reinterpret_cast::<half::f16>().convert_to_f32_slice(out);
+        out.iter_mut().for_each(|x| *x *= scale);
+    }
+
+    /// The moments of a KV head, if anything is in them.
+    pub(crate) fn moments(&self, slot: Slot, head: usize) -> Option<Moments<'_>> {
+        let marks = self.marks(slot);
+        if marks.count == 0.0 {
+            return None;
+        }
+        let (key, rest) = self.of_head(&self.vectors, slot, head).split_at(self.decl.key_dim);
+        let (variance, value) = rest.split_at(self.decl.key_dim);
+        let covariance = match &self.covariances {
+            ByType::F32(all) => ByType::F32(self.of_head(all, slot, head)),
+            ByType::F16(all) => ByType::F16(self.of_head(all, slot, head)),
+        };
+        Some(Moments { count: marks.count, mass_cap: marks.mass_cap, key, variance, value, covariance })
+    }
+
+    /// Slots of snapshots remember nothing: what is copied from them holds all of its tokens.
+    pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
+        if to.0 as usize >= self.slots {
+            return;
+        }
+        if from.0 as usize >= self.slots {
+            return self.clear_slot(to);
+        }
+        fn copy<T: Copy>(all: &mut [T], slots: usize, (from, to): (Slot, Slot)) {
+            let size = all.len() / slots;
+            all.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
+        }
+        let (slots, pair) = (self.slots, (from, to));
+        copy(&mut self.marks, slots, pair);
+        copy(&mut self.positions, slots, pair);
+        copy(&mut self.scores, slots, pair);
+        copy(&mut self.vectors, slots, pair);
+        copy(&mut self.queries, slots, pair);
+        self.covariances.copy(slots, from, to);
+    }
+
+    /// Makes a slot one that holds all of its tokens. Nothing is read that its marks do not name.
+    pub(crate) fn clear_slot(&mut self, slot: Slot) {
+        if let Some(marks) = self.marks.get_mut(slot.0 as usize) {
+            *marks = Marks::default();
+        }
+    }
+}
+
+/// What is known of the tokens that a KV head has given up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moments<'a> {
+    pub(crate) count: f32,
+    mass_cap: f32,
+    key: &'a [f32],
+    variance: &'a [f32],
+    value: &'a [f32],
+    covariance: ByType<&'a [f32], &'a [u16]>,
+}
+
+impl Moments<'_> {
+    /// The score of what was given up for a query that is multiplied with what makes powers of 2 of scores.
+    #[inline(always)]
+    pub(crate) fn score<S: Simd>(&self, simd: S, query: &[f32]) -> f32 {
+        let [[mean]] = dense::tile::<F32, S, 1, 1>(simd, [bytemuck::cast_slice(self.key)], [query]);
+        if self.mass_cap == 0.0 {
+            return mean;
+        }
+        let squares = query.iter().zip(self.variance).map(|(q, variance)| q * q * variance);
+        // Half the variance of scores in nats, in powers of 2.
+        let excess = 0.5 * std::f32::consts::LN_2 * squares.sum::<f32>();
+        mean + excess.min(self.mass_cap * std::f32::consts::LOG2_E)
+    }
+
+    /// What was given up as one more part of the context of some queries (ALGORITHMS 5.3, 5.4): each of its tokens has
+    /// the weight of their mean key, and their values the first order of how far their keys are from it.
+    #[inline(always)]
+    pub(crate) fn part<S: Simd>(&self, simd: S, (queries, count): (&[f32], usize), part: PartOf<'_>) {
+        let (key_dim, columns) = (self.key.len(), self.value.len());
+        let weights = Weights::in_rows(&queries[..count * key_dim], key_dim, key_dim);
+        let mut sums = Sums { data: &mut part.mix[..count * columns], stride: columns };
+        let what = (count, Start::Zero);
+        match self.covariance {
+            ByType::F32(covariance) => {
+                let rows: &[u8] = bytemuck::cast_slice(covariance);
+                let matrix = Matrix { rows, next: rows, stride: columns, columns };
+                strips::add_matrix::<F32, S, false>(simd, what, weights, matrix, &mut sums);
+            }
+            ByType::F16(covariance) => {
+                let rows: &[u8] = bytemuck::cast_slice(covariance);
+                let matrix = Matrix { rows, next: rows, stride: columns, columns };
+                strips::add_matrix::<F16, S, false>(simd, what, weights, matrix, &mut sums);
+            }
+        }
+        for (i, mix) in part.mix[..count * columns].chunks_exact_mut(columns).enumerate() {
+            math::scale(simd, mix, self.count * std::f32::consts::LN_2);
+            math::add_scaled(simd, mix, self.count, self.value);
+            part.most[i] = self.score(simd, &queries[i * key_dim..][..key_dim]);
+            part.sum[i] = self.count;
+        }
+    }
+}
+
+/// Room for the scores of the tokens of a layer, and for those that are given up.
+#[derive(Debug, Default)]
+pub(crate) struct Ranks {
+    /// Tokens there is room for of a KV head.
+    pub(crate) tokens: usize,
+    /// `[kv_heads][tokens]`
+    pub(crate) scores: Vec<f32>,
+    /// `[kv_heads]`, each with room for `tokens`
+    pub(crate) gone: Vec<Vec<u32>>,
+}
+
+impl Ranks {
+    /// 32-bit numbers of room for `tokens` of so many KV heads.
+    pub(crate) fn elements([heads, tokens]: [usize; 2]) -> usize {
+        heads.saturating_mul(tokens).saturating_mul(2)
+    }
+
+    pub(crate) fn new([heads, tokens]: [usize; 2]) -> Self {
+        let gone = (0..heads).map(|_| Vec::with_capacity(tokens)).collect();
+        Self { tokens, scores: vec![0.0; heads * tokens], gone }
+    }
+}

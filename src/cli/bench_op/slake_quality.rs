@@ -1,0 +1,292 @@
+//! `kvas bench-op slake_quality`: what answers and predictions are worth when a sequence holds fewer tokens, at equal
+//! bytes: how well a text is predicted, and how many questions about a long prompt are answered.
+
+use super::plot::{Curve, Panel, svg};
+use crate::cli::{device, flags::ModelFlags};
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::Args;
+use kvas::{
+    engine::{Reading, Runner, negative_log_likelihood},
+    memory::plan::SnapshotBudget,
+    model::Model,
+    policy::{Bound, Layout, Score, bounded},
+    text::{Bos, Special},
+};
+use kvas_backend::store::MomentType;
+use serde::Deserialize;
+use serde_json::json;
+use std::{path::PathBuf, sync::Arc};
+
+/// How good predictions and answers are when a sequence holds fewer tokens, at equal bytes
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  kvas bench-op slake_quality -m model.gguf --text wiki.txt --recall recall.jsonl --budgets 128,256,50% --svg curve.svg"
+)]
+pub(super) struct SlakeQuality {
+    #[command(flatten)]
+    model: ModelFlags,
+    /// Text to predict: the first part of every window is a prompt, the rest is read token by token
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Questions: a JSON object a line with `prompt` and `answer`
+    #[arg(long, value_name = "FILE")]
+    recall: Option<PathBuf>,
+    /// Budgets: tokens of a layer, or a percentage of the prompt
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "128,256,512,1024,50%")]
+    budgets: Vec<String>,
+    /// Windows of the text
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    windows: usize,
+    /// Tokens of the prompt of a window, and tokens predicted after it
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "3072,512")]
+    lengths: Vec<usize>,
+    /// Questions that are asked [default: all]
+    #[arg(long, value_name = "N")]
+    questions: Option<usize>,
+    /// Last tokens of the prompt of a question that are read after tokens were given up: what is asked last reads all of
+    /// a prompt. With more tokens than a question has nobody knows what will be asked when tokens are given up
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    held_back: usize,
+    /// Where to draw the curves
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// A question about a long prompt.
+#[derive(Debug, Deserialize)]
+struct Question {
+    prompt: String,
+    answer: String,
+}
+
+/// A budget of tokens, or of a share of the prompt.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Budget {
+    Tokens(usize),
+    Percent(usize),
+}
+
+impl Budget {
+    fn of(text: &str) -> anyhow::Result<Self> {
+        let budget = match text.strip_suffix('%') {
+            Some(percent) => percent.parse().ok().filter(|percent| (1..=100).contains(percent)).map(Budget::Percent),
+            None => text.parse().ok().map(Budget::Tokens),
+        };
+        budget.with_context(|| format!("--budgets {text}, expected numbers of tokens or percentages, as in 256,50%"))
+    }
+
+    fn tokens(self, prompt: usize) -> usize {
+        match self {
+            Budget::Tokens(tokens) => tokens,
+            Budget::Percent(percent) => prompt * percent / 100,
+        }
+    }
+}
+
+impl std::fmt::Display for Budget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Budget::Tokens(tokens) => write!(f, "{tokens}"),
+            Budget::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// What is compared.
+const METHODS: [(&str, Score, bool, f32); 5] = [
+    ("sinks and window", Score::Window, false, 0.0),
+    ("CAKE", Score::Cake, false, 0.0),
+    ("CAKE, moments", Score::Cake, true, 0.0),
+    ("VABS, moments", Score::Vabs, true, 0.0),
+    ("VABS, moments, mass", Score::Vabs, true, 0.5),
+];
+
+/// Something to read: a prompt, and what should follow.
+struct Item {
+    prompt: Vec<u32>,
+    rest: Vec<u32>,
+    /// The last tokens of the rest, which are to be predicted.
+    wanted: usize,
+}
+
+/// What was found for a method.
+#[derive(Debug, Clone, Copy, Default)]
+struct Found {
+    loss: f64,
+    predicted: usize,
+    right: usize,
+    asked: usize,
+}
+
+impl Found {
+    fn perplexity(&self) -> f64 {
+        (self.loss / self.predicted as f64).exp()
+    }
+
+    fn recall(&self) -> f64 {
+        100.0 * self.right as f64 / self.asked as f64
+    }
+}
+
+impl SlakeQuality {
+    pub(super) fn run(self) -> anyhow::Result<u8> {
+        let budgets = self.budgets.iter().map(|text| Budget::of(text)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut model = device::open(&self.model)?;
+        let (texts, questions) = (self.texts(&model)?, self.questions(&model)?);
+        let items = || texts.iter().chain(&questions);
+        let longest = items().map(|item| item.prompt.len() + item.rest.len()).max();
+        let Some(longest) = longest else { bail!("expected --text or --recall") };
+        let most = budgets.iter().map(|budget| budget.tokens(longest)).max().unwrap_or(0);
+        let page_size = self.model.run.page_size()?;
+        model.program = Arc::new(bounded(&model.program, &Bound::new(most), MomentType::F32, page_size));
+        // The prompt of an item stays beside what a budget leaves of it.
+        let snapshots = SnapshotBudget::Exactly(2);
+        let wanted = device::Wanted { sequences: 1, snapshots, outputs: 1, context: Some(2 * longest) };
+        let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
+        let layout = runner.bounded_layers().context("expected a model with layers of attention")?;
+        // The first is what all others are compared with.
+        let mut found = vec![Found::default(); 1 + budgets.len() * METHODS.len()];
+        let mut reading = Reading::new(&mut runner).map_err(|what| anyhow!(what))?;
+        for (number, item) in items().enumerate() {
+            let is_text = number < texts.len();
+            eprint!("\r{}/{}", number + 1, texts.len() + questions.len());
+            self.measure((&mut runner, &mut reading), (item, is_text), (&budgets, &layout), &mut found)
+                .map_err(|what| anyhow!(what))?;
+        }
+        eprintln!();
+        self.report(&budgets, &layout, &found)
+    }
+
+    /// Windows of the text.
+    fn texts(&self, model: &Model) -> anyhow::Result<Vec<Item>> {
+        let Some(path) = &self.text else { return Ok(Vec::new()) };
+        let &[prompt, rest] = &self.lengths[..] else { bail!("--lengths, expected two numbers, as in 3072,512") };
+        ensure!(prompt >= 64 && rest > 0, "--lengths {prompt},{rest}, expected a prompt of at least 64 tokens");
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Omit);
+        let windows = ids.chunks_exact(prompt + rest).take(self.windows);
+        let item = |ids: &[u32]| Item { prompt: ids[..prompt].to_vec(), rest: ids[prompt..].to_vec(), wanted: rest };
+        Ok(windows.map(item).collect())
+    }
+
+    fn questions(&self, model: &Model) -> anyhow::Result<Vec<Item>> {
+        let Some(path) = &self.recall else { return Ok(Vec::new()) };
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let encode = |text: &str| model.tokenizer.encode(text, Special::Parse, Bos::Add);
+        let item = |(number, line): (usize, &str)| {
+            let what = || format!("{}:{}: expected an object with prompt and answer", path.display(), number + 1);
+            let Question { prompt, answer } = serde_json::from_str(line).with_context(what)?;
+            let (whole, prompt) = (encode(&format!("{prompt}{answer}")), encode(&prompt));
+            ensure!(whole.len() > prompt.len() && whole.starts_with(&prompt), "{}", what());
+            let (wanted, before) = (whole.len() - prompt.len(), prompt.len().saturating_sub(self.held_back).max(1));
+            Ok(Item { prompt: whole[..before].to_vec(), rest: whole[before..].to_vec(), wanted })
+        };
+        text.lines().take(self.questions.unwrap_or(usize::MAX)).enumerate().map(item).collect()
+    }
+
+    /// Reads an item once, and goes back to the end of its prompt for every method and budget.
+    fn measure(
+        &self,
+        (runner, reading): (&mut Runner, &mut Reading),
+        (item, is_text): (&Item, bool),
+        (budgets, layout): (&[Budget], &Layout),
+        found: &mut [Found],
+    ) -> Result<(), String> {
+        let asked = layout.window;
+        let before = item.prompt.len().saturating_sub(asked);
+        let cached = reading.begin(runner, &item.prompt, asked as u32)?;
+        reading.push(runner, &item.prompt[cached..before.max(cached)], None)?;
+        reading.keep(runner)?;
+        let bounds = budgets.iter().flat_map(|budget| {
+            METHODS
+                .map(|(_, score, moments, mass_cap)| Some((budget.tokens(item.prompt.len()), score, moments, mass_cap)))
+        });
+        for (found, method) in found.iter_mut().zip([None].into_iter().chain(bounds)) {
+            let bound = method.map(|(budget, score, moments, mass_cap)| {
+                let (alpha, beta) = if budget < 256 { (0.4, 0.2) } else { (0.6, 0.5) };
+                Bound { score, moments, mass_cap, alpha, beta, ..Bound::new(budget) }
+            });
+            // Too small for what stays in any case: what is closest to it.
+            let bound = bound.map(|bound| Bound { budget: bound.budget.max(bound.least_budget(layout)), ..bound });
+            let cached = reading.begin(runner, &item.prompt, asked as u32)?;
+            reading.push(runner, &item.prompt[cached..], bound.as_ref())?;
+            let mut is_right = true;
+            for (number, token) in item.rest.iter().enumerate() {
+                let logits = runner.logits_mut(0);
+                if number + item.wanted < item.rest.len() {
+                    // Of a question, still.
+                } else if is_text {
+                    found.loss += negative_log_likelihood(logits, *token);
+                    found.predicted += 1;
+                } else {
+                    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    is_right &= logits[*token as usize] == best;
+                }
+                reading.push(runner, &[*token], bound.as_ref())?;
+            }
+            if !is_text {
+                found.asked += 1;
+                found.right += usize::from(is_right);
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, budgets: &[Budget], layout: &Layout, found: &[Found]) -> anyhow::Result<u8> {
+        let full = &found[0];
+        let line = |budget: &str, method: &str, found: &Found| {
+            let (perplexity, recall) = (found.perplexity(), found.recall());
+            let (more, fewer) = (100.0 * (perplexity / full.perplexity() - 1.0), full.recall() - recall);
+            if self.json {
+                println!(
+                    "{}",
+                    json!({
+                        "budget": budget, "method": method, "perplexity": perplexity, "recall": recall,
+                        "perplexity_percent": more, "recall_lost": fewer, "moment_tokens": layout.moment_rows,
+                    })
+                );
+            } else {
+                let predicted = match found.predicted {
+                    0 => "| ".into(),
+                    _ => format!("{perplexity:.3} | {more:+.2} %"),
+                };
+                let answered =
+                    if found.asked == 0 { "| ".into() } else { format!("{recall:.1} | {:+.1}", 0.0 - fewer) };
+                println!("| {budget} | {method} | {predicted} | {answered} |");
+            }
+        };
+        if !self.json {
+            println!("| budget | method | perplexity | | recall | |\n|---|---|---|---|---|---|");
+        }
+        line("all", "full", full);
+        for (budget, found) in budgets.iter().zip(found[1..].chunks(METHODS.len())) {
+            METHODS.iter().zip(found).for_each(|((name, ..), found)| line(&budget.to_string(), name, found));
+        }
+        if let Some(path) = &self.svg {
+            std::fs::write(path, curves(budgets, found)).with_context(|| path.display().to_string())?;
+        }
+        Ok(0)
+    }
+}
+
+/// Perplexity and recall over budgets of tokens.
+fn curves(budgets: &[Budget], found: &[Found]) -> String {
+    let panel = |title: &str, of: fn(&Found) -> f64| {
+        let curve = |(number, (name, ..)): (usize, &(&str, Score, bool, f32))| {
+            let point = |(budget, found): (&Budget, &[Found])| match budget {
+                Budget::Tokens(tokens) => Some((*tokens as f64, of(&found[number]))),
+                Budget::Percent(_) => None,
+            };
+            let points = budgets.iter().zip(found[1..].chunks(METHODS.len())).filter_map(point).collect();
+            Curve { name: (*name).into(), points }
+        };
+        let curves = METHODS.iter().enumerate().map(curve).collect();
+        Panel { title: title.into(), curves, level: of(&found[0]) }
+    };
+    let perplexity = (found[0].predicted > 0).then(|| panel("perplexity (dashed: all tokens)", Found::perplexity));
+    let recall = (found[0].asked > 0).then(|| panel("answers, % (dashed: all tokens)", Found::recall));
+    svg("tokens of a layer, moments included", &perplexity.into_iter().chain(recall).collect::<Vec<_>>())
+}

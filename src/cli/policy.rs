@@ -1,0 +1,170 @@
+//! Flags that say how many tokens of a sequence attention holds.
+
+use super::{
+    device::Place,
+    flags::{ModelFlags, RunFlags},
+};
+use anyhow::{anyhow, bail};
+use clap::{Args, ValueEnum};
+use kvas::{
+    model::Model,
+    policy::{Bound, Layout, Score, bounded},
+};
+use kvas_backend::store::MomentType;
+use std::sync::Arc;
+
+/// How many tokens of a sequence attention holds, and which.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Keys and values")]
+pub(crate) struct PolicyFlags {
+    /// What becomes of keys and values that are hardly read
+    #[arg(long, value_enum, default_value_t = KvPolicy::Full)]
+    kv_policy: KvPolicy,
+    /// Tokens that a layer holds of a sequence with --kv-policy slake, on average; what is kept of the others counts as
+    /// the tokens it takes the room of [default: 1024]
+    #[arg(long, value_name = "N")]
+    kv_budget: Option<u32>,
+    /// Last queries that say what is read, and last tokens that stay [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=128))]
+    slake_window: Option<u16>,
+    /// First tokens that stay [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    slake_sinks: Option<u16>,
+    /// What tokens and layers are compared by [default: cake]
+    #[arg(long, value_enum)]
+    slake_score: Option<SlakeScore>,
+    /// How the sums of what is given up are stored; off: what is given up is gone [default: f32]
+    #[arg(long, value_enum)]
+    slake_moments: Option<Moments>,
+    /// Exponent of how far weights and values would move, for --slake-score vabs [default: 0.4, 0.6 from a budget of 256]
+    #[arg(long, value_name = "X")]
+    slake_alpha: Option<f32>,
+    /// Exponent of the entropy, for --slake-score vabs [default: 0.2, 0.5 from a budget of 256]
+    #[arg(long, value_name = "X")]
+    slake_beta: Option<f32>,
+    /// Weight of the variance over the queries in the score of a token [default: 200]
+    #[arg(long, value_name = "X")]
+    slake_gamma: Option<f32>,
+    /// Most by which what is given up counts for more than its mean says, in nats [default: 0]
+    #[arg(long, value_name = "X")]
+    mass_cap: Option<f32>,
+}
+
+/// What becomes of keys and values that are hardly read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum KvPolicy {
+    /// They are held
+    #[default]
+    Full,
+    /// They are given up, head by head, and summed up
+    Slake,
+}
+
+/// What tokens and layers are compared by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SlakeScore {
+    /// Tokens by what the last queries read, layers by its entropy and variance
+    Cake,
+    /// Tokens as cake, layers by how far their weights and values would move
+    Vabs,
+    /// The first and the last tokens stay
+    Window,
+}
+
+/// How the sums of what is given up are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Moments {
+    /// 4 bytes
+    F32,
+    /// The large ones in 2 bytes
+    F16,
+    /// Not at all
+    Off,
+}
+
+/// The budget from which on the larger exponents are better.
+const LARGE: usize = 256;
+
+impl PolicyFlags {
+    /// The bound that the flags ask for, `None` if all tokens are held. The model then runs a program whose layers can
+    /// give up tokens. Fails in one line.
+    pub(crate) fn apply(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Option<Bound>> {
+        if self.kv_policy == KvPolicy::Full {
+            let given = self.given();
+            if let Some(flag) = given.first() {
+                bail!("{flag} without --kv-policy slake, expected both");
+            }
+            return Ok(None);
+        }
+        self.check_place(&flags.run)?;
+        let (bound, moments) = self.bound()?;
+        let page_size = flags.run.page_size()?;
+        let program = bounded(&model.program, &bound, moments, page_size);
+        let Some(layout) = Layout::of(&program, page_size, flags.run.kv_type(model)?) else {
+            let file = flags.model.display();
+            bail!(
+                "{file}: --kv-policy slake, expected a model with layers of attention that keep keys and values apart"
+            );
+        };
+        bound.check(&layout, ["--kv-budget", "--slake-window"]).map_err(|what| anyhow!(what))?;
+        model.program = Arc::new(program);
+        Ok(Some(bound))
+    }
+
+    fn check_place(&self, run: &RunFlags) -> anyhow::Result<()> {
+        match Place::of(&run.compute)? {
+            Place::Cpu { .. } | Place::Reference => Ok(()),
+            Place::Cuda { .. } => {
+                bail!("--kv-policy slake: not on --device cuda, expected --device cpu")
+            }
+        }
+    }
+
+    /// Flags that mean something with a policy only.
+    fn given(&self) -> Vec<&'static str> {
+        let all = [
+            ("--kv-budget", self.kv_budget.is_some()),
+            ("--slake-window", self.slake_window.is_some()),
+            ("--slake-sinks", self.slake_sinks.is_some()),
+            ("--slake-score", self.slake_score.is_some()),
+            ("--slake-moments", self.slake_moments.is_some()),
+            ("--slake-alpha", self.slake_alpha.is_some()),
+            ("--slake-beta", self.slake_beta.is_some()),
+            ("--slake-gamma", self.slake_gamma.is_some()),
+            ("--mass-cap", self.mass_cap.is_some()),
+        ];
+        all.into_iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| flag).collect()
+    }
+
+    fn bound(&self) -> anyhow::Result<(Bound, MomentType)> {
+        let within = |flag: &str, value: Option<f32>, most: f32, usual: f32| match value {
+            None => Ok(usual),
+            Some(value) if (0.0..=most).contains(&value) => Ok(value),
+            Some(value) => Err(anyhow!("{flag} {value}, expected 0 to {most}")),
+        };
+        let usual = Bound::new(self.kv_budget.map_or(1024, |budget| budget as usize));
+        let (alpha, beta) = if usual.budget < LARGE { (0.4, 0.2) } else { (0.6, 0.5) };
+        let moments = match self.slake_moments {
+            None | Some(Moments::F32) => MomentType::F32,
+            Some(Moments::F16) => MomentType::F16,
+            Some(Moments::Off) => MomentType::Off,
+        };
+        let score = match self.slake_score {
+            None | Some(SlakeScore::Cake) => Score::Cake,
+            Some(SlakeScore::Vabs) => Score::Vabs,
+            Some(SlakeScore::Window) => Score::Window,
+        };
+        let bound = Bound {
+            window: self.slake_window.map_or(usual.window, usize::from),
+            sinks: self.slake_sinks.map_or(usual.sinks, usize::from),
+            score,
+            alpha: within("--slake-alpha", self.slake_alpha, 10.0, alpha)?,
+            beta: within("--slake-beta", self.slake_beta, 10.0, beta)?,
+            gamma: within("--slake-gamma", self.slake_gamma, 1e6, usual.gamma)?,
+            mass_cap: within("--mass-cap", self.mass_cap, 2.0, usual.mass_cap)?,
+            moments: moments != MomentType::Off,
+            ..usual
+        };
+        Ok((bound, moments))
+    }
+}

@@ -1,0 +1,77 @@
+//! One sequence that is read by hand, a prompt and then token by token, with a bound or without: what the quality of a
+//! bound is measured with.
+
+use super::Runner;
+use crate::{
+    memory::{Memory, SequenceId},
+    policy::Bound,
+};
+use kvas_backend::{DeviceError, Outputs, Step};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Reading {
+    memory: Memory,
+    id: SequenceId,
+    /// What was read.
+    tokens: Vec<u32>,
+}
+
+fn line(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+impl Reading {
+    /// An empty sequence on a device that is used for nothing else. Fails in one line.
+    pub fn new(runner: &mut Runner) -> Result<Self, String> {
+        let mut memory = runner.memory();
+        let (id, work) = memory.open().map_err(line)?;
+        runner.apply(&work).map_err(line)?;
+        Ok(Self { memory, id, tokens: Vec::new() })
+    }
+
+    /// Begins a prompt: with what is kept of it, but for its last `asked` tokens, which will be asked what they read.
+    /// Returns how many need not be read again.
+    pub fn begin(&mut self, runner: &mut Runner, prompt: &[u32], asked: u32) -> Result<usize, String> {
+        let emptied = self.memory.bind(self.id, 0).into_iter().chain(self.memory.bind(self.id, asked));
+        emptied.into_iter().try_for_each(|work| runner.apply(&work)).map_err(line)?;
+        self.tokens.truncate(self.memory.committed(self.id) as usize);
+        let reuse = self.memory.attach(self.id, &self.tokens, prompt, 0);
+        runner.apply(&reuse.work).map_err(line)?;
+        self.tokens = prompt[..reuse.cached as usize].to_vec();
+        Ok(self.tokens.len())
+    }
+
+    /// Remembers what was read, so that prompts can begin with it.
+    pub fn keep(&mut self, runner: &mut Runner) -> Result<(), String> {
+        let work = self.memory.seal(self.id, &self.tokens);
+        work.map_or(Ok(()), |work| runner.apply(&work)).map_err(line)
+    }
+
+    /// Reads more tokens, then gives up what is more than `bound`. The logits of the last one are those of the runner's
+    /// output row 0.
+    pub fn push(&mut self, runner: &mut Runner, tokens: &[u32], bound: Option<&Bound>) -> Result<(), String> {
+        let rows = runner.limits().rows;
+        for tokens in tokens.chunks(rows) {
+            let work = self.memory.reserve(self.id, tokens.len() as u32).map_err(line)?;
+            runner.apply(&work).map_err(line)?;
+            self.step(runner, tokens).map_err(line)?;
+        }
+        bound.map_or(Ok(()), |bound| runner.keep_within(&mut self.memory, self.id, bound)).map_err(line)
+    }
+
+    fn step(&mut self, runner: &mut Runner, tokens: &[u32]) -> Result<(), DeviceError> {
+        let (slot, rows, mut step) = (self.memory.slot(self.id), tokens.len() as u32, Step::default());
+        step.push_held(slot, self.tokens.len() as u32, tokens, Outputs::Last, self.memory.held_tables(self.id));
+        runner.run_step(&step)?;
+        runner.commit(&[(slot, rows)])?;
+        self.memory.commit(self.id, rows);
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Tokens that each page store holds.
+    pub fn held(&self) -> Vec<u32> {
+        self.memory.held_tables(self.id).map(|(_, held)| held).collect()
+    }
+}
