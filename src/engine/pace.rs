@@ -33,7 +33,7 @@ impl Pace {
 
     /// A step was run.
     pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration) {
-        let rows: u32 = spans.iter().map(|span| span.rows).filter(|rows| *rows > 1).sum();
+        let rows: u32 = spans.iter().map(|span| span.rows - span.drafts).filter(|rows| *rows > 1).sum();
         if rows > 0 {
             let now = took.as_secs_f64() / f64::from(rows);
             let before = self.seconds_per_row.map_or(now, |(mean, _)| mean);

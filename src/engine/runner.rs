@@ -4,7 +4,7 @@ use crate::{
     memory::{DeviceWork, Memory},
     scheduler::{PlannedSpan, Scheduler},
 };
-use kvas_backend::{Backend, DeviceError, Limits, Op, Program, Slot, Step};
+use kvas_backend::{Act, Backend, CHUNK, DeviceError, Limits, Op, Program, Slot, Step};
 use std::{ops::Range, sync::Arc};
 
 /// Sees the device, the program and the op that will run next.
@@ -24,6 +24,7 @@ pub struct Runner {
     program: Arc<Program>,
     limits: Limits,
     step: Step,
+    tokens: Vec<u32>, // of a span, drafts included
     logits: Vec<f32>, // [outputs, vocab]
     likeliest: Likeliest,
     states: Vec<f32>, // [outputs, width]
@@ -43,6 +44,7 @@ impl Runner {
             program,
             limits,
             step: Step::default(),
+            tokens: Vec::new(),
             logits: Vec::new(),
             likeliest: Likeliest::default(),
             states: Vec::new(),
@@ -74,6 +76,14 @@ impl Runner {
         self.backend.revocable(slot)
     }
 
+    /// Rows that a span of a slot may have so that any number of them can be kept, and each gives the results it would
+    /// give in a step of its own. At least 1.
+    pub fn most_revocable(&self, slot: Slot) -> usize {
+        let window = self.limits.replay.window.min(self.backend.until_fold(slot));
+        // Whole chunks are computed in another way.
+        window.clamp(1, CHUNK - 1)
+    }
+
     /// Moves bytes.
     pub fn apply(&mut self, work: &DeviceWork) -> Result<(), DeviceError> {
         if !work.copy_pages.is_empty() {
@@ -99,8 +109,13 @@ impl Runner {
         self.step.clear();
         for span in spans {
             let context = memory.committed(span.id);
-            let tokens = &scheduler.get(span.id).tokens[context as usize..][..span.rows as usize];
-            self.step.push_held(memory.slot(span.id), context, tokens, span.outputs, memory.held_tables(span.id));
+            let sequence = scheduler.get(span.id);
+            let known = &sequence.tokens[context as usize..][..(span.rows - span.drafts) as usize];
+            self.tokens.clear();
+            self.tokens.extend_from_slice(known);
+            self.tokens.extend_from_slice(&sequence.drafts[..span.drafts as usize]);
+            let tables = memory.held_tables(span.id);
+            self.step.push_held(memory.slot(span.id), context, &self.tokens, span.outputs, tables);
         }
         let step = std::mem::take(&mut self.step);
         let run = match only_likeliest {
@@ -169,6 +184,20 @@ impl Runner {
         self.states.resize(rows.end * width, 0.0);
         self.backend.read(hidden, &mut self.states)?;
         Ok(self.states[rows.start * width..].chunks_exact(width))
+    }
+
+    /// The rows of the last layer of all tokens of the last step, before any norm, `[rows, width]`.
+    pub fn residual(&mut self, rows: usize) -> Result<&[f32], DeviceError> {
+        let residual = self.program.residual().expect("output rows are picked from the last layer");
+        let width = self.program.act(residual).columns;
+        self.states.resize(rows * width, 0.0);
+        self.backend.read(residual, &mut self.states)?;
+        Ok(&self.states)
+    }
+
+    /// Overwrites the first rows of an activation, before a step that reads it.
+    pub fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {
+        self.backend.write(act, values)
     }
 
     /// The likeliest tokens of output row `row` of the last step and their logits, if the device found them;
