@@ -3,11 +3,13 @@
 
 mod bound;
 mod choose;
+mod draft_model;
 mod handle;
 mod inputs;
 mod job;
 mod look;
 mod pace;
+mod prediction;
 mod reading;
 mod request;
 mod runner;
@@ -18,9 +20,11 @@ mod shelf;
 mod speculate;
 
 pub use crate::scheduler::Cache;
+pub use draft_model::DraftModel;
 pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Steps, Stream};
 pub use inputs::{InputRow, matrix_inputs};
 pub use look::{Picture, SequencePicture};
+pub use prediction::PredictionHead;
 pub use reading::Reading;
 pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
 pub use runner::{Runner, Watch};

@@ -76,6 +76,11 @@ impl Runner {
         self.backend.revocable(slot)
     }
 
+    /// Rows until the ring of a slot is folded.
+    pub fn until_fold(&self, slot: Slot) -> usize {
+        self.backend.until_fold(slot)
+    }
+
     /// Rows that a span of a slot may have so that any number of them can be kept, and each gives the results it would
     /// give in a step of its own. At least 1.
     pub fn most_revocable(&self, slot: Slot) -> usize {
@@ -206,6 +211,16 @@ impl Runner {
         let Likeliest { count, tokens, logits } = &self.likeliest;
         let range = row * count..(row + 1) * count;
         (*count > 0).then(|| (&tokens[range.clone()], &logits[range]))
+    }
+
+    /// The likeliest token of output row `row` of a step of which that one was wanted.
+    pub fn likeliest_token(&mut self, row: usize) -> u32 {
+        if let Some((tokens, _)) = self.likeliest(row) {
+            return tokens[0];
+        }
+        let logits = self.logits_mut(row);
+        let better = |best: usize, at: usize| if logits[at] > logits[best] { at } else { best };
+        (0..logits.len()).fold(0, better) as u32
     }
 
     /// Logits of output row `row` of the last step.
