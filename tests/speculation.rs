@@ -1,9 +1,14 @@
 //! Answers with drafts are those without, to the last bit of their probabilities: whoever drafts, however many drafts
 //! are right, whatever comes between.
 
-use crate::golden::{converted, fixture};
+use crate::{
+    golden::{converted, fixture},
+    plan::with_prediction_head,
+};
 use kvas::{
-    engine::{Constraint, Engine, EngineConfig, EngineHandle, Event, Request, StopRule, Timings},
+    engine::{
+        Constraint, DraftModel, Engine, EngineConfig, EngineHandle, Event, PredictionHead, Request, StopRule, Timings,
+    },
     memory::SequenceId,
     model::Model,
     sampling::{Sampler, SamplerParams},
@@ -316,4 +321,247 @@ fn a_request_chooses_who_drafts_and_how_much() {
     let steps = engine.stats().unwrap().steps;
     let sum = (one.drafted_tokens + all.drafted_tokens) as u64;
     assert_eq!((steps.drafted, steps.accepted), (sum, sum));
+}
+
+/// Room for eight sequences of a model that drafts.
+fn drafting_limits(page_stores: usize) -> Limits {
+    let (page_size, slots, snapshots, kv_type, state_type) = (8, 9, 8, KvType::F32, StateType::F32);
+    let pages = 1 + page_stores * 8 * (CONTEXT / 8 + 3);
+    let replay = REPLAY;
+    Limits { rows: 48, outputs: 8, pages, page_size, slots, snapshots, replay, kv_type, state_type }
+}
+
+fn draft_model(name: &str) -> Box<dyn Drafter> {
+    let model = converted(&fixture(name), Quant::F32);
+    let limits = drafting_limits(model.program.page_stores());
+    Box::new(DraftModel::new(model.prepare(Box::new(Cpu::new(1)), limits, &mut |_, _| {}).unwrap()))
+}
+
+#[test]
+fn models_of_any_kind_draft_for_each_other() {
+    for (name, draft) in [("qwen35", "qwen35"), ("qwen35", "lfm2"), ("llama", "mamba2"), ("nemotron_h", "falcon-h1")] {
+        let model = converted(&fixture(name), Quant::F32);
+        let vocab = model.spec.vocab;
+        let prompts: Vec<_> = (0..5).map(|number| prompt(2 * number, vocab)).collect();
+        let ask = || prompts.iter().map(|prompt| greedy(prompt.clone(), 50, vocab)).collect::<Vec<_>>();
+        let engine = start(&model, vec![]);
+        let plain: Vec<_> = ask().into_iter().map(|request| hear(&engine.submit(request))).collect();
+        let found = answers(&start(&model, vec![draft_model(draft)]), ask());
+        for (found, plain) in found.iter().zip(&plain) {
+            assert!(found.0 == plain.0, "{name} with {draft}");
+            let Timings { drafted_tokens, accepted_tokens, .. } = found.2;
+            assert!(drafted_tokens > 25, "{name} with {draft}: {drafted_tokens}");
+            // A model agrees with itself, whatever it had to take back.
+            let agrees = 20 * accepted_tokens >= 19 * drafted_tokens;
+            assert!(name != draft || agrees, "{accepted_tokens} of {drafted_tokens}");
+        }
+        // Prompts that go back to what was read, and on.
+        let (plain, ..) = talk(&start(&model, vec![]), vocab, 3);
+        let (found, _, sums) = talk(&start(&model, vec![draft_model(draft)]), vocab, 3);
+        assert_eq!(tokens_of(&found), tokens_of(&plain), "{name} with {draft}");
+        assert!(sums[0] > 100, "{name} with {draft}: {sums:?}");
+    }
+}
+
+/// The head of the hybrid fixture; without the two halves of its layer it can be computed by hand.
+fn head_model(has_layer: bool) -> Model {
+    let change = |stem: &str, values: &mut [f32]| {
+        let mut random = Random::new(stem.len() as u64);
+        match stem {
+            "nextn.eh_proj.weight" => values.iter_mut().for_each(|x| *x = random.below(200) as f32 / 100.0 - 1.0),
+            "nextn.enorm.weight" => values.iter_mut().for_each(|x| *x = 1.0 + random.below(100) as f32 / 100.0),
+            "nextn.hnorm.weight" => values.iter_mut().for_each(|x| *x = 0.5 + random.below(100) as f32 / 100.0),
+            "attn_output.weight" | "ffn_down.weight" if !has_layer => values.fill(0.0),
+            _ => {}
+        }
+    };
+    with_prediction_head("", &change).unwrap()
+}
+
+fn head(model: &Model) -> PredictionHead {
+    let (program, joined) = PredictionHead::program(model).unwrap();
+    // Fewer rows than a chunk: whole chunks are rounded in another way.
+    let limits = Limits { rows: 15, ..drafting_limits(1) };
+    PredictionHead::new(model, (program, joined), Box::new(Cpu::new(1)), limits).unwrap()
+}
+
+fn tensor(model: &Model, name: &str) -> Vec<f64> {
+    let info = model.file.tensor(name).unwrap();
+    let data = model.file.data(info);
+    data.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+}
+
+fn normed(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
+    let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    x.iter().zip(weight).map(|(x, weight)| x * weight / (square + eps).sqrt()).collect()
+}
+
+fn product(matrix: &[f64], x: &[f64]) -> Vec<f64> {
+    matrix.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
+}
+
+/// What the head makes of a state after the last norm and of the token after it: its own state and its guess.
+fn by_hand(model: &Model, state: &[f64], token: u32) -> (Vec<f64>, u32) {
+    let (eps, width) = (f64::from(model.spec.norm_eps), model.spec.width);
+    let of = |name: &str| tensor(model, name);
+    let embedding = of("token_embd.weight")[token as usize * width..][..width].to_vec();
+    let joined =
+        [normed(&embedding, &of("blk.4.nextn.enorm.weight"), eps), normed(state, &of("blk.4.nextn.hnorm.weight"), eps)];
+    let residual = product(&of("blk.4.nextn.eh_proj.weight"), &joined.concat());
+    let own = normed(&residual, &of("output_norm.weight"), eps);
+    let output = if model.spec.tied_output { "token_embd.weight" } else { "output.weight" };
+    let logits = product(&of(output), &own);
+    let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+    (own, best as u32)
+}
+
+#[test]
+fn a_head_guesses_what_it_guesses_by_hand() {
+    let model = head_model(false);
+    let (mut head, width) = (head(&model), model.spec.width);
+    let mut random = Random::new(3);
+    let rows: Vec<f32> = (0..6 * width).map(|_| random.below(2000) as f32 / 500.0 - 2.0).collect();
+    let tokens = [7, 30, 2, 77, 140, 9, 33];
+    let id = SequenceId(0);
+    assert_eq!(head.look(id, &tokens), None, "nothing was seen");
+    head.saw(id, &tokens, 0, &rows).unwrap();
+    assert_eq!(head.look(id, &tokens[..6]), None, "another token comes before the one it would guess");
+    assert_eq!(head.look(id, &tokens), Some(Sureness::Model));
+    let mut asked = [Asked { id, tokens: &tokens, most: 4, drafts: vec![] }];
+    head.draft(&mut asked).unwrap();
+    let last: Vec<f64> = rows[5 * width..].iter().map(|x| f64::from(*x)).collect();
+    let norm = tensor(&model, "output_norm.weight");
+    let mut state = normed(&last, &norm, f64::from(model.spec.norm_eps));
+    let (mut token, mut expected) = (tokens[6], Vec::new());
+    for _ in 0..4 {
+        (state, token) = by_hand(&model, &state, token);
+        expected.push(token);
+    }
+    assert_eq!(asked[0].drafts, expected);
+}
+
+/// A text that is seen at once, token by token, and twice because the model went back.
+#[test]
+fn a_head_guesses_the_same_however_it_came_there() {
+    let model = head_model(true);
+    let (width, mut random) = (model.spec.width, Random::new(4));
+    let tokens: Vec<u32> = (0..71).map(|_| random.below(500) as u32).collect();
+    let rows: Vec<f32> = (0..70 * width).map(|_| random.below(2000) as f32 / 500.0 - 2.0).collect();
+    let id = SequenceId(5);
+    let draft = |head: &mut PredictionHead, tokens: &[u32]| {
+        let mut asked = [Asked { id, tokens, most: 5, drafts: vec![] }];
+        head.draft(&mut asked).unwrap();
+        std::mem::take(&mut asked[0].drafts)
+    };
+    let mut whole = head(&model);
+    whole.saw(id, &tokens, 0, &rows).unwrap();
+    let expected = draft(&mut whole, &tokens);
+    assert_eq!(expected.len(), 5);
+    let mut slowly = head(&model);
+    for at in 0..70 {
+        slowly.saw(id, &tokens[..at + 2], at, &rows[at * width..(at + 1) * width]).unwrap();
+        if at % 3 == 0 {
+            assert_eq!(draft(&mut slowly, &tokens[..at + 2]).len(), 5);
+        }
+    }
+    assert_eq!(draft(&mut slowly, &tokens), expected);
+    let mut back = head(&model);
+    let other: Vec<u32> = tokens.iter().map(|token| token + 1).collect();
+    back.saw(id, &other, 0, &rows[..50 * width]).unwrap();
+    draft(&mut back, &other[..51]);
+    back.saw(id, &tokens, 0, &rows[..66 * width]).unwrap();
+    back.saw(id, &tokens, 66, &rows[66 * width..]).unwrap();
+    assert_eq!(draft(&mut back, &tokens), expected);
+    // Rows that it did not see: it goes on without them.
+    back.saw(id, &tokens, 75, &rows[..width]).unwrap();
+    assert_eq!(back.look(id, &[0; 77]), Some(Sureness::Model));
+    back.forget(id);
+    assert_eq!(back.look(id, &[0; 77]), None);
+}
+
+#[test]
+fn answers_with_a_head_are_those_without() {
+    let model = head_model(true);
+    let vocab = model.spec.vocab;
+    let prompts: Vec<_> = (0..6).map(|number| prompt(2 * number, vocab)).collect();
+    let ask = || prompts.iter().map(|prompt| greedy(prompt.clone(), 80, vocab)).collect::<Vec<_>>();
+    let engine = start(&model, vec![]);
+    let plain: Vec<_> = ask().into_iter().map(|request| hear(&engine.submit(request))).collect();
+    let found = answers(&start(&model, vec![Box::new(head(&model))]), ask());
+    for (found, plain) in found.iter().zip(&plain) {
+        assert!(found.0 == plain.0 && found.2.drafted_tokens > 60, "{:?}", found.2);
+    }
+    let (plain, ..) = talk(&start(&model, vec![]), vocab, 5);
+    let (found, _, sums) = talk(&start(&model, vec![Box::new(head(&model))]), vocab, 5);
+    assert_eq!(tokens_of(&found), tokens_of(&plain));
+    assert!(sums[0] > 100, "{sums:?}");
+}
+
+/// The likeliest tokens of the model after a prompt, and their probabilities if only these are left.
+fn distribution(engine: &EngineHandle, request: Request) -> Vec<(u32, f64)> {
+    let events = hear(&engine.submit(request)).0;
+    let of = |event: &Event| if let Event::Probabilities(found) = event { Some(found.likeliest.clone()) } else { None };
+    let likeliest = events.iter().find_map(of).unwrap();
+    let total: f64 = likeliest.iter().map(|known| f64::from(known.probability)).sum();
+    likeliest.iter().map(|known| (known.token, f64::from(known.probability) / total)).collect()
+}
+
+/// How far counts are from what probabilities would give.
+fn chi_square(counts: &[usize], expected: &[(u32, f64)]) -> f64 {
+    let total: usize = counts.iter().sum();
+    let squares = counts.iter().zip(expected).map(|(count, (_, probability))| {
+        let expected = probability * total as f64;
+        (*count as f64 - expected).powi(2) / expected
+    });
+    squares.sum()
+}
+
+/// Temperature 1: tokens are drawn from the distribution of the model, whatever was drafted.
+#[test]
+fn drafts_do_not_change_the_distribution() {
+    const ANSWERS: usize = 3000;
+    const KEPT: usize = 6;
+    /// Of five degrees of freedom, one in a thousand is above.
+    const MOST_SQUARES: f64 = 20.5;
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let (vocab, first) = (model.spec.vocab, prompt(2, model.spec.vocab));
+    let ask = |prompt: &[u32], count: usize, seed: usize| {
+        let params = SamplerParams {
+            temperature: 1.0,
+            top_k: KEPT as i32,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: Some(seed as u64),
+            ..SamplerParams::default()
+        };
+        let likeliest = Some(KEPT);
+        Request { max_tokens: count, likeliest, ..Request::new(prompt.to_vec(), sampler(params, vocab)) }
+    };
+    // The drafter always proposes the likeliest token, and then the likeliest after that.
+    let plain = start(&model, vec![]);
+    let one = distribution(&plain, ask(&first, 1, 0));
+    let two = distribution(&plain, ask(&[&first[..], &[one[0].0]].concat(), 1, 0));
+    let three = distribution(&plain, ask(&[&first[..], &[one[0].0, two[0].0]].concat(), 1, 0));
+    let texts = vec![[&first[..], &[one[0].0, two[0].0, three[0].0]].concat()];
+    let script = Script { texts, right: Right::Always(MOST), vocab: vocab as u32 };
+    let drafted = start(&model, vec![Box::new(script)]);
+    let (mut counts, mut same, mut accepted) = ([[0usize; KEPT]; 3], 0, 0);
+    for seed in 0..ANSWERS {
+        let (_, tokens, timings) = hear(&drafted.submit(ask(&first, 3, seed)));
+        accepted += timings.accepted_tokens;
+        for ((counts, known), token) in counts.iter_mut().zip([&one, &two, &three]).zip(&tokens) {
+            counts[known.iter().position(|known| known.0 == *token).unwrap()] += 1;
+            if *token != known[0].0 {
+                break;
+            }
+        }
+        if seed % 10 == 0 {
+            same += usize::from(hear(&plain.submit(ask(&first, 3, seed))).1 == tokens);
+        }
+    }
+    assert_eq!(same, ANSWERS / 10, "equal seeds give equal answers");
+    let squares: Vec<f64> = counts.iter().zip([&one, &two, &three]).map(|(c, of)| chi_square(c, of)).collect();
+    println!("{accepted} drafts accepted, chi-square {squares:.1?} of {counts:?}");
+    assert!(accepted > 200 && counts[1].iter().sum::<usize>() > 300, "{accepted} accepted, {counts:?}");
+    assert!(squares[0] < MOST_SQUARES && squares[1] < MOST_SQUARES, "{squares:?} over {counts:?}");
 }
