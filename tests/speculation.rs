@@ -460,7 +460,7 @@ fn a_head_guesses_the_same_however_it_came_there() {
     let mut slowly = head(&model);
     for at in 0..70 {
         slowly.saw(id, &tokens[..at + 2], at, &rows[at * width..(at + 1) * width]).unwrap();
-        if at % 3 == 0 {
+        if at % 3 == 0 && at < 69 {
             assert_eq!(draft(&mut slowly, &tokens[..at + 2]).len(), 5);
         }
     }
