@@ -59,7 +59,7 @@ mod tests {
             let mut pace = Pace::new(Some(Duration::from_millis(most)));
             let step = |pace: &mut Pace, rows: u32, read: u32| {
                 let took = took(rows, read);
-                let span = PlannedSpan { id: SequenceId(0), rows, outputs: Outputs::None };
+                let span = PlannedSpan { id: SequenceId(0), rows, drafts: 0, outputs: Outputs::None };
                 pace.ran(&[span], Duration::from_secs_f64(took / 1e3));
                 took
             };

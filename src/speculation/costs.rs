@@ -7,7 +7,7 @@ const WEIGHT: f64 = 0.15;
 const WEIGHT_OF_OUTLIERS: f64 = 0.02;
 const OUTLIER: f64 = 2.0;
 /// What a row more is assumed to cost of a step, before anything is known.
-const PRIOR: f64 = 0.2;
+const PRIOR: f64 = 0.3;
 /// Steps after which one without drafts is to be measured again.
 const STALE: u64 = 160;
 /// Powers of two of sequences in a step.
