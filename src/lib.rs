@@ -15,4 +15,5 @@ pub mod sampling;
 pub mod scheduler;
 pub mod server;
 pub mod session;
+pub mod speculation;
 pub mod text;

@@ -342,3 +342,38 @@ fn flags_of_the_server_come_from_a_file_and_the_environment() {
     }
     std::fs::remove_file(&file).unwrap();
 }
+
+/// Answers drafted in every way there is are the same, and a model that cannot draft is refused by name.
+#[test]
+fn drafts_are_counted_and_change_nothing() {
+    let file = converted_file(&fixture("qwen35"), Quant::F32);
+    let path = text(&file);
+    let run = |flags: &[&str]| {
+        let ask =
+            ["run", "-m", &path, "--ids", "5,6,7,8,5,6,7,8,5,6", "-n", "24", "--temp", "0", "--json", "--ignore-eos"];
+        serde_json::from_str::<Value>(&succeeds(&[&ask[..], flags].concat())).unwrap()
+    };
+    let plain = run(&["--spec", "off"]);
+    assert_eq!(plain["timings"]["draft_n"], 0);
+    for flags in [&["--spec", "auto"][..], &["--spec", "ngram", "--spec-max", "7"], &["-md", &path, "--spec", "draft"]]
+    {
+        assert_eq!(run(flags)["ids"], plain["ids"], "{flags:?}");
+    }
+    let own = run(&["-md", &path, "--spec", "draft"])["timings"].clone();
+    assert!(own["draft_n"].as_u64() > Some(0) && own["draft_n"] == own["draft_n_accepted"], "{own}");
+    let refused = |flags: &[&str]| fails(&[&["run", "-m", &path, "-p", "a"], flags].concat());
+    assert_eq!(refused(&["--spec", "draft"]), "error: --spec draft, expected --model-draft FILE as well");
+    assert!(refused(&["--spec", "mtp"]).ends_with("has no prediction head"));
+    let error = refused(&["--spec", "ngram", "--replay", "0"]);
+    assert!(error.contains("expected --replay N of at least 2"), "{error}");
+    // Half of the drafts of windows of three rows: two tokens a step.
+    let bench =
+        ["bench-op", "spec_e2e", "-m", &path, "--batch", "1,3", "--T", "3", "--accept", "2", "-n", "25", "--json"];
+    let lines: Vec<Value> = succeeds(&bench).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    for line in lines {
+        let each = line["tokens_per_step"].as_f64().unwrap();
+        assert!((1.4..2.3).contains(&each) && line["ratio"].as_f64() > Some(0.0), "{line}");
+    }
+    std::fs::remove_file(file).unwrap();
+}

@@ -76,6 +76,10 @@ impl Backend for Faulty {
         self.0.revocable(slot)
     }
 
+    fn until_fold(&self, slot: Slot) -> usize {
+        self.0.until_fold(slot)
+    }
+
     fn execute(&mut self, op: &Op) -> Result<(), DeviceError> {
         self.0.execute(op)
     }

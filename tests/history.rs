@@ -323,7 +323,7 @@ impl<'a> World<'a> {
                 None => self.memory.commit(self.live[tried.at].id, tried.accepted),
                 Some(span) => {
                     let span = PlannedSpan { rows: tried.accepted, ..span };
-                    let work = self.scheduler.commit(&mut self.memory, &span);
+                    let work = self.scheduler.commit(&mut self.memory, (&span, span.rows));
                     work.into_iter().for_each(|work| self.runner.apply(&work).unwrap());
                 }
             }

@@ -20,5 +20,6 @@ mod server;
 mod session;
 mod simulation;
 mod slake;
+mod speculation;
 mod split;
 mod tidy;

@@ -8,7 +8,10 @@ use kvas::{
     presets::PRESETS,
 };
 use kvas_gguf::{GgufWriter, Metadata, Quant, Value};
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 /// A tiny header of a hybrid model: keys as its converter writes them, the tensors its reader looks for.
 fn header_parts(architecture: &str) -> (Metadata, Vec<String>) {
@@ -120,8 +123,8 @@ fn presets_are_valid_models() {
 }
 
 /// The hybrid fixture with a prediction head behind its trunk, whose layer is a copy of the last one; `leave_out` names
-/// a tensor it lacks.
-fn with_prediction_head(leave_out: &str) -> Result<Model, ModelError> {
+/// a tensor it lacks, and `change` what else is in the others of its block.
+pub(crate) fn with_prediction_head(leave_out: &str, change: &dyn Fn(&str, &mut [f32])) -> Result<Model, ModelError> {
     let source = golden::converted(&golden::fixture("qwen35"), Quant::F32).file;
     let mut metadata = source.metadata().clone();
     metadata.set("qwen35.block_count", Value::U32(5));
@@ -141,10 +144,20 @@ fn with_prediction_head(leave_out: &str) -> Result<Model, ModelError> {
         let bytes = vec![0; 4 * shape.iter().product::<u64>() as usize];
         tensors.push((format!("blk.4.nextn.{stem}.weight"), shape, bytes));
     }
+    for (name, _, bytes) in &mut tensors {
+        if let Some(stem) = name.strip_prefix("blk.4.") {
+            let word = |b: &[u8]| f32::from_le_bytes(b.try_into().unwrap());
+            let mut values: Vec<f32> = bytes.chunks_exact(4).map(word).collect();
+            change(stem, &mut values);
+            *bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        }
+    }
     tensors.retain(|(name, ..)| name != leave_out);
     let mut writer = GgufWriter::new(metadata);
     tensors.iter().for_each(|(name, shape, _)| writer.declare(name, Quant::F32, shape).unwrap());
-    let path = std::env::temp_dir().join(format!("kvas-head-{}-{}.gguf", std::process::id(), leave_out.len()));
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+    let number = FILES.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("kvas-head-{}-{number}.gguf", std::process::id()));
     let mut open = writer.create(&path).unwrap();
     tensors.iter().for_each(|(name, _, bytes)| open.write_part(name, bytes).unwrap());
     open.finish().unwrap();
@@ -156,11 +169,11 @@ fn with_prediction_head(leave_out: &str) -> Result<Model, ModelError> {
 #[test]
 fn prediction_heads_are_bound_and_do_not_change_the_trunk() {
     let plain = golden::converted(&golden::fixture("qwen35"), Quant::F32);
-    let model = with_prediction_head("").unwrap();
+    let model = with_prediction_head("", &|_, _| {}).unwrap();
     assert_eq!((model.spec.layers.len(), model.spec.prediction.len()), (4, 1));
     assert_eq!(model.program.to_string(), plain.program.to_string());
     for missing in ["blk.4.nextn.hnorm.weight", "blk.4.attn_k.weight"] {
-        let error = with_prediction_head(missing).unwrap_err().to_string();
+        let error = with_prediction_head(missing, &|_, _| {}).unwrap_err().to_string();
         assert!(error.starts_with(&format!("tensor {missing}: is missing")), "{error}");
     }
 }

@@ -44,6 +44,8 @@ pub struct Cursors {
     replay: Replay,
     /// Rows that the window of every convolution keeps besides those its taps reach back to.
     spare: usize,
+    /// Whether there is anything to fold.
+    has_state: bool,
     live: Vec<Live>,
     /// By slot, snapshots included: whether anything was ever written into its checkpoint.
     written: Vec<bool>,
@@ -58,7 +60,8 @@ impl Cursors {
             StoreDecl::Conv(conv) => Some(conv.ring_rows(replay) + 1 - conv.taps),
         });
         let (live, written) = (vec![Live::default(); limits.slots], vec![false; limits.all_slots()]);
-        Self { replay, spare: spare.min().unwrap_or(usize::MAX), live, written }
+        let has_state = program.stores.iter().any(|store| matches!(store, StoreDecl::State(_)));
+        Self { replay, spare: spare.min().unwrap_or(usize::MAX), has_state, live, written }
     }
 
     /// A span of `rows` begins on `slot`: decides where its rows go, and the flush. As long as nothing was written into
@@ -107,6 +110,19 @@ impl Cursors {
     pub fn revocable(&self, slot: Slot) -> u32 {
         let Some(Live { cursor, pending: None, ahead }) = self.live.get(slot.0 as usize) else { return 0 };
         u32::try_from(cursor.held.min(self.spare.saturating_sub(*ahead))).unwrap_or(u32::MAX)
+    }
+
+    /// How many more rows the ring of a slot takes before it is folded, at least 1: a span of no more rows gives each
+    /// of them the entries and the checkpoint that it would meet alone. Any number where no layer has a state.
+    pub fn until_fold(&self, slot: Slot) -> usize {
+        if !self.has_state {
+            return usize::MAX;
+        }
+        let Replay { history, fresh, .. } = self.replay;
+        let Some(Live { cursor, .. }) = self.live.get(slot.0 as usize) else { return 0 };
+        let most = if self.written[slot.0 as usize] { history } else { history.max(fresh) };
+        // What is full is folded before the next row.
+        if cursor.held < most { most - cursor.held } else { history.max(1) }
     }
 
     /// Takes back the last `rows` committed rows of a slot. Panics if they are more than [`Cursors::revocable`].
@@ -274,10 +290,24 @@ mod tests {
                     }
                 }
                 model.check(cursors.cursor(slot), cursors.revocable(slot));
+                check_until_fold(cursors.clone(), slot);
             }
             assert_eq!((went_back > 5, stayed > 5), (history + fresh > 0, fresh > 0), "{replay:?}");
         }
     }
+
+    /// Rows one by one: only the first of them folds the ring, and the first one after them.
+    fn check_until_fold(mut cursors: Cursors, slot: Slot) {
+        cursors.has_state = true;
+        let rows = cursors.until_fold(slot);
+        for row in 0..=rows {
+            let entry = cursors.begin(slot, 1);
+            assert!(row == 0 || row == rows || !entry.flush, "row {row} of {rows}");
+            assert!(row < rows || entry.flush || entry.is_final, "{rows} rows are too few");
+            cursors.commit(slot, 1);
+        }
+    }
+
     #[test]
     fn aborting_a_step_that_flushed_does_not_fold_twice() {
         let mut cursors = cursors(Replay::new(1, 1));

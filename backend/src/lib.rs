@@ -169,6 +169,10 @@ pub trait Backend: Send {
     /// and in the windows of its convolutions. [`Cursors::revocable`] of every backend.
     fn revocable(&self, slot: Slot) -> u32;
 
+    /// How many rows a span of a slot may have so that no replay ring would be folded between them, were they steps of
+    /// their own: the results of each are then those it would have alone. [`Cursors::until_fold`] of every backend.
+    fn until_fold(&self, slot: Slot) -> usize;
+
     /// Takes back the last `rows` committed rows of a slot, no more than [`Backend::revocable`]. Pages are the caller's
     /// matter: the next step names a smaller context and overwrites them.
     fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError>;

@@ -149,6 +149,11 @@ impl Program {
             .find_map(|op| if let Op::Linear(op) = op { (op.out == self.logits).then_some(op.x) } else { None })
     }
 
+    /// `[rows, width]`: what the output rows are picked from, the last layer's result for every token.
+    pub fn residual(&self) -> Option<Act> {
+        self.ops.iter().rev().find_map(|op| if let Op::GatherRows(op) = op { Some(op.x) } else { None })
+    }
+
     /// Size of the vocabulary: columns of the logits.
     pub fn vocab(&self) -> usize {
         self.act(self.logits).columns

@@ -316,6 +316,10 @@ impl Backend for Split {
         self.devices.iter().map(|device| device.revocable(slot)).min().unwrap_or(0)
     }
 
+    fn until_fold(&self, slot: Slot) -> usize {
+        self.devices.iter().map(|device| device.until_fold(slot)).min().unwrap_or(1)
+    }
+
     fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError> {
         self.on_both(|device| device.rewind(slot, rows))
     }

@@ -130,6 +130,10 @@ impl Backend for Cpu {
         self.machine.as_ref().map_or(0, |machine| machine.cursors.revocable(slot))
     }
 
+    fn until_fold(&self, slot: Slot) -> usize {
+        self.machine.as_ref().map_or(1, |machine| machine.cursors.until_fold(slot))
+    }
+
     fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError> {
         self.machine().cursors.rewind(slot, rows);
         Ok(())

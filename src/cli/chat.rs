@@ -2,7 +2,8 @@
 
 use super::{
     INTERRUPTED, device,
-    flags::{ModelFlags, SamplingFlags, ShelfFlags},
+    drafts::{DraftFlags, Prepared},
+    flags::{ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags},
     policy::PolicyFlags,
 };
 use anyhow::{Context, anyhow};
@@ -56,6 +57,8 @@ pub(crate) struct Chat {
     #[command(flatten)]
     shelf: ShelfFlags,
     #[command(flatten)]
+    drafts: DraftFlags,
+    #[command(flatten)]
     sampling: SamplingFlags,
 }
 
@@ -63,8 +66,13 @@ pub(crate) struct Chat {
 pub(crate) const SNAPSHOT_EVERY: u32 = 512;
 
 /// What a conversation needs: one sequence, and snapshots to go back to.
-pub(crate) const WANTED: device::Wanted =
-    device::Wanted { sequences: 1, snapshots: SnapshotBudget::Share, outputs: 1, context: None };
+pub(crate) const WANTED: device::Wanted = device::Wanted {
+    sequences: 1,
+    snapshots: SnapshotBudget::Share,
+    outputs: REPLAY_WINDOW,
+    context: None,
+    window: REPLAY_WINDOW,
+};
 
 /// One line about a request.
 pub(crate) fn statistics(timings: &Timings) -> String {
@@ -84,15 +92,16 @@ impl Chat {
             }
             None => model.template()?,
         };
-        let (runner, plan) = device::prepare(&self.model, &model, WANTED)?;
+        let rows = self.drafts.rows();
+        let wanted = device::Wanted { outputs: rows, window: rows, ..WANTED };
+        let Prepared { runner, plan, drafters } = self.drafts.prepare(&self.model, &model, wanted)?;
         let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, .. } = plan;
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context };
         let id = ModelId::of(&model.file);
         let shelf = self.shelf.open(&id)?;
-        let engine = Engine::start(
-            runner,
-            EngineConfig { snapshot_every: SNAPSHOT_EVERY, shelf, bound, ..EngineConfig::new(context) },
-        );
+        let (snapshot_every, most_drafts) = (SNAPSHOT_EVERY, self.drafts.most());
+        let config = EngineConfig { snapshot_every, shelf, bound, drafters, most_drafts, ..EngineConfig::new(context) };
+        let engine = Engine::start(runner, config);
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
         let stop_strings = self.reverse_prompt;
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };

@@ -29,6 +29,8 @@ pub(crate) struct Wanted {
     pub(crate) outputs: usize,
     /// Tokens per sequence the command needs at least, where it knows.
     pub(crate) context: Option<usize>,
+    /// Rows a step may be taken back by.
+    pub(crate) window: usize,
 }
 
 /// Opens the model.
@@ -43,7 +45,8 @@ pub(crate) fn open(flags: &ModelFlags) -> anyhow::Result<Model> {
 impl Wanted {
     /// One sequence that is read once: nothing to go back to.
     pub(crate) const fn once(outputs: usize, context: Option<usize>) -> Self {
-        Self { sequences: 1, snapshots: SnapshotBudget::Exactly(0), outputs, context }
+        let (snapshots, window) = (SnapshotBudget::Exactly(0), REPLAY_WINDOW);
+        Self { sequences: 1, snapshots, outputs, context, window }
     }
 }
 
@@ -165,7 +168,7 @@ impl Place {
     }
 
     /// What a program asks of the memory of this place.
-    fn request(
+    pub(super) fn request(
         &self,
         flags: &ModelFlags,
         (model, program): (&Model, &Program),
@@ -181,7 +184,7 @@ impl Place {
             outputs: wanted.outputs,
             page_size: flags.run.page_size()?,
             history: flags.run.replay.map(|tokens| tokens as usize),
-            window: REPLAY_WINDOW,
+            window: wanted.window,
             kv_only: flags.run.kv_only.map(|tokens| tokens as usize),
             kv_type: flags.run.kv_type(model)?,
             state_type: flags.run.state_type(),
@@ -268,8 +271,17 @@ pub(crate) fn clamp(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow
 
 /// Plans, refuses what does not fit, says what was made smaller, and prepares the device.
 pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<(Runner, MemoryPlan)> {
-    let file = flags.name();
     let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
+    prepare_planned(flags, model, plan)
+}
+
+/// Refuses a plan that does not fit, says what was made smaller, and prepares the device.
+pub(super) fn prepare_planned(
+    flags: &ModelFlags,
+    model: &Model,
+    plan: MemoryPlan,
+) -> anyhow::Result<(Runner, MemoryPlan)> {
+    let file = flags.name();
     plan.check().map_err(|large| anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less"))?;
     for clamp in &plan.clamps {
         match clamp {

@@ -6,6 +6,7 @@ use kvas::{
     model::{Model, bundled},
     sampling::{SamplerParams, parse_samplers},
     session::{ModelId, Shelf},
+    speculation::DEFAULT_DRAFTS,
 };
 use kvas_backend::{KvType, StateType};
 use kvas_gguf::Quant;
@@ -159,8 +160,9 @@ impl CacheType {
     }
 }
 
-/// Rows a step may be taken back by; drafts will need it, and a longer ring costs memory.
-pub(crate) const REPLAY_WINDOW: usize = 4;
+/// Rows a step may be taken back by where nothing is drafted: as many as with the drafts that are made where nobody says
+/// how many.
+pub(crate) const REPLAY_WINDOW: usize = DEFAULT_DRAFTS + 1;
 
 impl RunFlags {
     /// `None` for 0, as llama.cpp has it: the model's own.

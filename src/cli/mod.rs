@@ -8,6 +8,7 @@ mod convert;
 mod device;
 mod diff;
 mod doctor;
+mod drafts;
 mod flags;
 mod grammar;
 mod imatrix;
@@ -72,9 +73,13 @@ enum Command {
     Man(manual::Man),
 }
 
-/// The long name of the one flag that people know by more than a letter.
+/// The long names of the flags that people know by more than a letter.
 fn spelled_out(argument: OsString) -> OsString {
-    if argument == "-ngl" { "--n-gpu-layers".into() } else { argument }
+    match argument.to_str() {
+        Some("-ngl") => "--n-gpu-layers".into(),
+        Some("-md") => "--model-draft".into(),
+        Some(_) | None => argument,
+    }
 }
 
 /// Says something on stderr. Who started a server may have stopped listening; that must not end what it does.

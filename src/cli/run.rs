@@ -2,6 +2,7 @@
 
 use super::{
     INTERRUPTED, device,
+    drafts::{DraftFlags, Prepared},
     flags::{ModelFlags, SamplingFlags},
     grammar::GrammarFlags,
     policy::PolicyFlags,
@@ -62,6 +63,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     grammar: GrammarFlags,
     #[command(flatten)]
+    drafts: DraftFlags,
+    #[command(flatten)]
     sampling: SamplingFlags,
 }
 
@@ -99,9 +102,12 @@ impl Run {
         let needed = asked.map(|tokens| (prompt.len() + tokens + 1).max(model.spec.context_length.min(4096)));
         let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
         let kept = SnapshotBudget::Exactly(snapshots);
-        let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs: 1, context: needed };
-        let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
-        let engine = Engine::start(runner, EngineConfig { bound, ..EngineConfig::new(plan.context) });
+        let outputs = self.drafts.rows();
+        let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs, context: needed, window: outputs };
+        let Prepared { runner, plan, drafters } = self.drafts.prepare(&self.model, &model, wanted)?;
+        let most_drafts = self.drafts.most();
+        let engine =
+            Engine::start(runner, EngineConfig { bound, drafters, most_drafts, ..EngineConfig::new(plan.context) });
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
         known.map_or(Ok(()), |session| engine.load(Arc::new(session), Scope::default())).map_err(fail)?;
@@ -190,6 +196,8 @@ impl Run {
                     "predicted_n": timings.generated_tokens,
                     "predicted_ms": timings.generate_seconds * 1e3,
                     "cache_n": timings.cached_tokens,
+                    "draft_n": timings.drafted_tokens,
+                    "draft_n_accepted": timings.accepted_tokens,
                 },
             });
             println!("{object}");

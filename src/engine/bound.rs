@@ -110,12 +110,10 @@ fn eviction<'a>(
 }
 
 impl Engine {
-    /// After a step: a sequence all of whose known tokens are read gives up what it holds too much of.
+    /// After a step with which all tokens of a sequence were read that were known before: it gives up what it holds too
+    /// much of.
     pub(super) fn keep_within(&mut self, id: SequenceId) -> Result<(), DeviceError> {
         let Some(bound) = self.jobs.get(&id).and_then(|job| job.bound) else { return Ok(()) };
-        if (self.memory.committed(id) as usize) < self.scheduler.get(id).tokens.len() {
-            return Ok(());
-        }
         let Some(planned) = self.runner.plan_eviction(&self.memory, id, &bound)? else { return Ok(()) };
         let keeps = self.runner.whole(&self.memory, id, &planned.keeps);
         let Ok(work) = self.memory.own(id, &keeps) else { return Ok(()) };

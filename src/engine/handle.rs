@@ -48,6 +48,10 @@ pub struct Steps {
     pub prompts: u64,
     /// Times a request had to make room for another one.
     pub preemptions: u64,
+    /// Tokens of answers that were drafted.
+    pub drafted: u64,
+    /// Those of them that the model chose, too.
+    pub accepted: u64,
 }
 
 /// A request on its way.

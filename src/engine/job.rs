@@ -5,6 +5,7 @@ use crate::{
     policy::Bound,
     sampling::{Distribution, Sampler},
     scheduler::Finish,
+    speculation::Wish,
 };
 use std::{
     sync::{
@@ -82,6 +83,8 @@ pub(super) struct Job {
     pub(super) bound: Option<Bound>,
     /// The sequence is released when the request ends.
     pub(super) ephemeral: bool,
+    /// How the answer is drafted.
+    pub(super) speculation: Wish,
 }
 
 /// What is wanted of a prompt, as far as it has been read.

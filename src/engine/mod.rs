@@ -2,11 +2,14 @@
 //! scheduler; everybody else holds an [`EngineHandle`].
 
 mod bound;
+mod choose;
+mod draft_model;
 mod handle;
 mod inputs;
 mod job;
 mod look;
 mod pace;
+mod prediction;
 mod reading;
 mod request;
 mod runner;
@@ -14,11 +17,14 @@ mod score;
 mod scoring;
 mod session;
 mod shelf;
+mod speculate;
 
 pub use crate::scheduler::Cache;
+pub use draft_model::DraftModel;
 pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Steps, Stream};
 pub use inputs::{InputRow, matrix_inputs};
 pub use look::{Picture, SequencePicture};
+pub use prediction::PredictionHead;
 pub use reading::Reading;
 pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
 pub use runner::{Runner, Watch};
@@ -30,13 +36,16 @@ use crate::{
     policy::Bound,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
     session::Shelf,
+    speculation::{Drafter, Effort},
 };
+use choose::Outcome;
 use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
 use job::{Choice, Job, Scoring};
 use kvas_backend::{CHUNK, DeviceError, Outputs};
 use pace::Pace;
 use shelf::Tier;
+use speculate::Speculation;
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
@@ -55,12 +64,20 @@ pub struct EngineConfig {
     pub max_decode_gap: Option<Duration>,
     /// How many tokens a sequence holds where its request says nothing; `None`: all of them.
     pub bound: Option<Bound>,
+    /// Who drafts answers, the cheapest first.
+    pub drafters: Vec<Box<dyn Drafter>>,
+    /// Most tokens drafted at once.
+    pub most_drafts: usize,
+    /// When they are.
+    pub effort: Effort,
 }
 
 impl EngineConfig {
-    /// Sequences of at most `context` tokens, with no snapshot but those at the ends of prompts and turns.
+    /// Sequences of at most `context` tokens, with no snapshot but those at the ends of prompts and turns, and no drafts.
     pub fn new(context: usize) -> Self {
-        Self { context, snapshot_every: 0, shelf: None, max_decode_gap: None, bound: None }
+        let (drafters, most_drafts, effort) = (Vec::new(), 0, Effort::Measured);
+        let (snapshot_every, shelf, max_decode_gap, bound) = (0, None, None, None);
+        Self { context, snapshot_every, shelf, max_decode_gap, bound, drafters, most_drafts, effort }
     }
 }
 
@@ -80,13 +97,15 @@ pub struct Engine {
     tokens_read: u64,
     steps: Steps,
     pace: Pace,
+    speculation: Speculation,
 }
 
 impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let mut memory = runner.memory();
-        let EngineConfig { context, snapshot_every, shelf, max_decode_gap, bound } = config;
+        let EngineConfig { context, snapshot_every, shelf, max_decode_gap, bound, drafters, most_drafts, effort } =
+            config;
         if shelf.is_some() {
             memory.tell_evicted();
         }
@@ -105,6 +124,7 @@ impl Engine {
             tokens_read: 0,
             steps: Steps::default(),
             pace: Pace::new(max_decode_gap),
+            speculation: Speculation::new(drafters, most_drafts, effort),
         })
     }
 
@@ -188,6 +208,7 @@ impl Engine {
     fn close(&mut self, id: SequenceId) {
         self.scheduler.remove(id);
         self.memory.release(id);
+        self.speculation.forget(id);
     }
 
     fn submit(&mut self, submission: Submission) -> Result<(), (EventSink, String)> {
@@ -214,12 +235,14 @@ impl Engine {
             constraint,
             likeliest,
             score,
+            speculation,
             ..
         } = request;
         prompt.iter().for_each(|token| sampler.accept(*token));
         let choice = Choice { sampler, constraint, likeliest, stop_tokens, min_tokens };
         let (started, first_token, scoring) = (Instant::now(), None, score.map(Scoring::new));
-        self.jobs.insert(id, Job { choice, rule, audience, timings, started, first_token, scoring, bound, ephemeral });
+        let job = Job { choice, rule, audience, timings, started, first_token, scoring, bound, ephemeral, speculation };
+        self.jobs.insert(id, job);
         if max_tokens == 0 && score.is_none() {
             self.finish(id, Finish::Length);
         }
@@ -310,6 +333,7 @@ impl Engine {
     /// Plans and runs one step, and hands out what it gave.
     fn step(&mut self) -> Result<(), DeviceError> {
         self.resume()?;
+        self.propose();
         let most = self.pace.most_rows(self.runner.limits().rows as u32);
         let plan = self.scheduler.plan(&mut self.memory, most);
         // Also if nothing runs: who made room in vain is empty.
@@ -329,37 +353,17 @@ impl Engine {
             return Ok(());
         }
         self.steps.count += 1;
-        for span in &plan.spans {
-            let of = if span.rows == 1 { &mut self.steps.decoded } else { &mut self.steps.prompts };
-            *of += u64::from(span.rows);
-        }
         let began = Instant::now();
         let wanted = plan.spans.iter().map(|span| self.jobs.get(&span.id).and_then(Job::wants_likeliest_only));
         let only_likeliest = wanted.collect::<Option<Vec<_>>>().and_then(|counts| counts.into_iter().max());
         self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_likeliest)?;
         self.pace.ran(&plan.spans, began.elapsed());
-        self.commit(&plan.spans)?;
-        self.hand_out(&plan.spans)
-    }
-
-    /// Scores and samples from the output rows of a step.
-    fn hand_out(&mut self, spans: &[PlannedSpan]) -> Result<(), DeviceError> {
-        let mut row = 0;
-        for span in spans {
-            let rows = match span.outputs {
-                Outputs::None => 0,
-                Outputs::Last => 1,
-                Outputs::All => span.rows as usize,
-            };
-            let first = self.memory.committed(span.id) as usize - rows;
-            let is_over = self.score(span.id, (row, rows), first)?;
-            row += rows;
-            let whole = first + rows == self.scheduler.get(span.id).tokens.len();
-            if rows > 0 && is_over {
-                self.finish(span.id, Finish::Length);
-            } else if rows > 0 && whole {
-                self.sample(span.id, row - 1);
-            }
+        self.speculation.ran(&plan.spans, began.elapsed());
+        let outcomes = self.hand_out(&plan.spans)?;
+        self.show_drafters(&plan.spans, &outcomes)?;
+        self.commit(&plan.spans, &outcomes)?;
+        for (span, outcome) in plan.spans.iter().zip(outcomes) {
+            outcome.ending.into_iter().for_each(|ending| self.conclude(span.id, ending));
         }
         Ok(())
     }
@@ -375,44 +379,24 @@ impl Engine {
         Ok(())
     }
 
-    /// Everything a step appended is kept: the one commit point of pages, rings and windows.
-    fn commit(&mut self, spans: &[PlannedSpan]) -> Result<(), DeviceError> {
-        let accepted: Vec<_> = spans.iter().map(|span| (self.memory.slot(span.id), span.rows)).collect();
+    /// What a step appended is kept, but for drafts that were wrong: the one commit point of pages, rings and windows.
+    fn commit(&mut self, spans: &[PlannedSpan], outcomes: &[Outcome]) -> Result<(), DeviceError> {
+        let of = |(span, outcome): (&PlannedSpan, &Outcome)| (self.memory.slot(span.id), outcome.kept);
+        let accepted: Vec<_> = spans.iter().zip(outcomes).map(of).collect();
         self.runner.commit(&accepted)?;
-        for span in spans {
-            self.tokens_read += u64::from(span.rows);
-            if let Some(work) = self.scheduler.commit(&mut self.memory, span) {
+        for (span, outcome) in spans.iter().zip(outcomes) {
+            let is_answer = span.rows == 1 + span.drafts;
+            let of = if is_answer { &mut self.steps.decoded } else { &mut self.steps.prompts };
+            *of += u64::from(outcome.kept);
+            self.tokens_read += u64::from(outcome.kept);
+            if let Some(work) = self.scheduler.commit(&mut self.memory, (span, outcome.kept)) {
                 self.apply(&[work])?;
             }
-            self.keep_within(span.id)?;
+            if outcome.whole {
+                self.keep_within(span.id)?;
+            }
         }
         Ok(())
-    }
-
-    fn sample(&mut self, id: SequenceId, row: usize) {
-        let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
-        let generated = job.timings.generated_tokens;
-        let chosen = match self.runner.likeliest(row) {
-            Some(likeliest) => job.choice.choose_from(likeliest),
-            None => job.choice.choose(self.runner.logits_mut(row), generated),
-        };
-        let (token, probabilities) = match chosen {
-            Ok(chosen) => chosen,
-            Err(error) => return self.fail(id, &error),
-        };
-        let heard = job.tell_token(token, probabilities);
-        let (kept, timings) = (job.rule.as_mut().and_then(|rule| rule.push(token)), job.timings);
-        let finish = self.scheduler.sampled(id, token);
-        if let Some(kept) = kept {
-            self.take_back(id, &timings, kept);
-            return self.finish(id, Finish::Stop);
-        }
-        match finish {
-            Some(finish) => self.finish(id, finish),
-            None if !heard => self.finish(id, Finish::Cancelled),
-            None if job.choice.is_over_after(token) => self.finish(id, Finish::Stop),
-            None => {}
-        }
     }
 
     fn end(&mut self, id: SequenceId) -> Option<Job> {

@@ -33,7 +33,7 @@ impl Pace {
 
     /// A step was run.
     pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration) {
-        let rows: u32 = spans.iter().map(|span| span.rows).filter(|rows| *rows > 1).sum();
+        let rows: u32 = spans.iter().map(|span| span.rows - span.drafts).filter(|rows| *rows > 1).sum();
         if rows > 0 {
             let now = took.as_secs_f64() / f64::from(rows);
             let before = self.seconds_per_row.map_or(now, |(mean, _)| mean);
@@ -59,7 +59,7 @@ mod tests {
             let mut pace = Pace::new(Some(Duration::from_millis(most)));
             let step = |pace: &mut Pace, rows: u32, read: u32| {
                 let took = took(rows, read);
-                let span = PlannedSpan { id: SequenceId(0), rows, outputs: Outputs::None };
+                let span = PlannedSpan { id: SequenceId(0), rows, drafts: 0, outputs: Outputs::None };
                 pace.ran(&[span], Duration::from_secs_f64(took / 1e3));
                 took
             };

@@ -6,6 +6,7 @@ use crate::{
     policy::BoundWish,
     sampling::{Sampler, TokenProbability},
     scheduler::{Cache, Finish},
+    speculation::Wish,
 };
 use std::fmt;
 
@@ -39,6 +40,8 @@ pub struct Request {
     pub scope: Scope,
     /// How many tokens the sequence holds.
     pub bound: BoundWish,
+    /// How the answer is drafted; it is the same however it is.
+    pub speculation: Wish,
 }
 
 impl Request {
@@ -58,6 +61,7 @@ impl Request {
             cache: Cache::Use,
             scope: Scope::default(),
             bound: BoundWish::default(),
+            speculation: Wish::default(),
         }
     }
 }
@@ -153,4 +157,8 @@ pub struct Timings {
     pub generated_tokens: usize,
     /// From the first token to the last.
     pub generate_seconds: f64,
+    /// Tokens that were drafted.
+    pub drafted_tokens: usize,
+    /// Those of them that are part of the answer.
+    pub accepted_tokens: usize,
 }

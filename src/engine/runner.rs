@@ -4,7 +4,7 @@ use crate::{
     memory::{DeviceWork, Memory},
     scheduler::{PlannedSpan, Scheduler},
 };
-use kvas_backend::{Backend, DeviceError, Limits, Op, Program, Slot, Step};
+use kvas_backend::{Act, Backend, CHUNK, DeviceError, Limits, Op, Program, Slot, Step};
 use std::{ops::Range, sync::Arc};
 
 /// Sees the device, the program and the op that will run next.
@@ -24,6 +24,7 @@ pub struct Runner {
     program: Arc<Program>,
     limits: Limits,
     step: Step,
+    tokens: Vec<u32>, // of a span, drafts included
     logits: Vec<f32>, // [outputs, vocab]
     likeliest: Likeliest,
     states: Vec<f32>, // [outputs, width]
@@ -43,6 +44,7 @@ impl Runner {
             program,
             limits,
             step: Step::default(),
+            tokens: Vec::new(),
             logits: Vec::new(),
             likeliest: Likeliest::default(),
             states: Vec::new(),
@@ -74,6 +76,19 @@ impl Runner {
         self.backend.revocable(slot)
     }
 
+    /// Rows until the ring of a slot is folded.
+    pub fn until_fold(&self, slot: Slot) -> usize {
+        self.backend.until_fold(slot)
+    }
+
+    /// Rows that a span of a slot may have so that any number of them can be kept, and each gives the results it would
+    /// give in a step of its own. At least 1.
+    pub fn most_revocable(&self, slot: Slot) -> usize {
+        let window = self.limits.replay.window.min(self.backend.until_fold(slot));
+        // Whole chunks are computed in another way.
+        window.clamp(1, CHUNK - 1)
+    }
+
     /// Moves bytes.
     pub fn apply(&mut self, work: &DeviceWork) -> Result<(), DeviceError> {
         if !work.copy_pages.is_empty() {
@@ -99,8 +114,13 @@ impl Runner {
         self.step.clear();
         for span in spans {
             let context = memory.committed(span.id);
-            let tokens = &scheduler.get(span.id).tokens[context as usize..][..span.rows as usize];
-            self.step.push_held(memory.slot(span.id), context, tokens, span.outputs, memory.held_tables(span.id));
+            let sequence = scheduler.get(span.id);
+            let known = &sequence.tokens[context as usize..][..(span.rows - span.drafts) as usize];
+            self.tokens.clear();
+            self.tokens.extend_from_slice(known);
+            self.tokens.extend_from_slice(&sequence.drafts[..span.drafts as usize]);
+            let tables = memory.held_tables(span.id);
+            self.step.push_held(memory.slot(span.id), context, &self.tokens, span.outputs, tables);
         }
         let step = std::mem::take(&mut self.step);
         let run = match only_likeliest {
@@ -171,12 +191,36 @@ impl Runner {
         Ok(self.states[rows.start * width..].chunks_exact(width))
     }
 
+    /// The rows of the last layer of all tokens of the last step, before any norm, `[rows, width]`.
+    pub fn residual(&mut self, rows: usize) -> Result<&[f32], DeviceError> {
+        let residual = self.program.residual().expect("output rows are picked from the last layer");
+        let width = self.program.act(residual).columns;
+        self.states.resize(rows * width, 0.0);
+        self.backend.read(residual, &mut self.states)?;
+        Ok(&self.states)
+    }
+
+    /// Overwrites the first rows of an activation, before a step that reads it.
+    pub fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {
+        self.backend.write(act, values)
+    }
+
     /// The likeliest tokens of output row `row` of the last step and their logits, if the device found them;
     /// `u32::MAX` after the last that is possible.
     pub fn likeliest(&self, row: usize) -> Option<(&[u32], &[f32])> {
         let Likeliest { count, tokens, logits } = &self.likeliest;
         let range = row * count..(row + 1) * count;
         (*count > 0).then(|| (&tokens[range.clone()], &logits[range]))
+    }
+
+    /// The likeliest token of output row `row` of a step of which that one was wanted.
+    pub fn likeliest_token(&mut self, row: usize) -> u32 {
+        if let Some((tokens, _)) = self.likeliest(row) {
+            return tokens[0];
+        }
+        let logits = self.logits_mut(row);
+        let better = |best: usize, at: usize| if logits[at] > logits[best] { at } else { best };
+        (0..logits.len()).fold(0, better) as u32
     }
 
     /// Logits of output row `row` of the last step.

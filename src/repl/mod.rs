@@ -298,6 +298,11 @@ impl Repl {
             let failure = shelf.failure.as_ref().map_or(String::new(), |what| format!("; {what}"));
             format!("on disk   {} prefixes, {}{failure}", shelf.files, mebibytes(shelf.bytes))
         }));
+        let (drafted, accepted) = (stats.steps.drafted, stats.steps.accepted);
+        if drafted > 0 {
+            let share = 100.0 * accepted as f64 / drafted as f64;
+            lines.push(format!("drafts    {accepted} of {drafted} tokens accepted ({share:.0} %)"));
+        }
         lines.extend(self.last.map(|timings| format!("last      {}", statistics(&timings))));
         lines.extend(self.last.map(|timings| format!("reuse     {}", timings.miss)));
         Ok(lines.join("\n"))

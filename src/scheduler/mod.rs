@@ -1,6 +1,6 @@
 //! Decides what the next step computes. Pure: sees memory and tokens, never a device. A prompt and a decode are the
 //! same thing, tokens that are known and not yet committed; a step takes all the single ones and as much of the
-//! longer ones as fits.
+//! longer ones as fits. Behind a single one may come drafts, of which any number is kept.
 
 mod room;
 mod sequence;
@@ -18,8 +18,10 @@ use kvas_backend::{CHUNK, Limits, Outputs, Replay};
 pub struct PlannedSpan {
     /// Whose tokens.
     pub id: SequenceId,
-    /// How many of its uncommitted tokens.
+    /// How many of its uncommitted tokens, and drafts behind them.
     pub rows: u32,
+    /// How many of these are drafts.
+    pub drafts: u32,
     /// Whether the next token is to be sampled.
     pub outputs: Outputs,
 }
@@ -133,8 +135,13 @@ impl Scheduler {
         let ready = self.running().filter(|sequence| !sequence.paused);
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             ready.map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
+        // Nobody waits for the drafts of others.
+        let others = decodes.len() as u32;
+        let mut spare = Left { rows: left.rows.saturating_sub(others), outputs: left.outputs.saturating_sub(others) };
         for (id, rows) in &decodes {
-            self.take(memory, (*id, *rows), &mut left, (&mut plan, &mut refused));
+            if !self.take_drafts(memory, *id, (&mut left, &mut spare), &mut plan) {
+                self.take(memory, (*id, *rows), &mut left, (&mut plan, &mut refused));
+            }
         }
         // Fewer would not do for a prompt that is kept as inputs.
         let least = self.fresh.next_multiple_of(CHUNK as u32) + 2 * CHUNK as u32;
@@ -153,6 +160,28 @@ impl Scheduler {
             plan.starved = refused.into_iter().min_by_key(|(id, _)| age(*id));
         }
         plan
+    }
+
+    /// Plans the one token of a sequence and its drafts, if it has any and there is room for them.
+    fn take_drafts(
+        &mut self,
+        memory: &mut Memory,
+        id: SequenceId,
+        (left, spare): (&mut Left, &mut Left),
+        plan: &mut StepPlan,
+    ) -> bool {
+        let sequence = self.get(id);
+        let drafts = (sequence.drafts.len() as u32).min(spare.rows).min(spare.outputs);
+        if sequence.paused || drafts == 0 || left.rows <= drafts || left.outputs <= drafts {
+            return false;
+        }
+        // No request makes room for drafts.
+        let Ok(work) = memory.reserve(id, 1 + drafts) else { return false };
+        plan.work.push(work);
+        plan.spans.push(PlannedSpan { id, rows: 1 + drafts, drafts, outputs: Outputs::All });
+        (left.rows, left.outputs) = (left.rows - 1 - drafts, left.outputs - 1 - drafts);
+        (spare.rows, spare.outputs) = (spare.rows - drafts, spare.outputs - drafts);
+        true
     }
 
     /// Plans as many of the `rows` tokens of a sequence as fit into what is left of a step.
@@ -181,7 +210,7 @@ impl Scheduler {
                     (false, true) => Outputs::None,
                     (false, false) => Outputs::Last,
                 };
-                plan.spans.push(PlannedSpan { id, rows, outputs });
+                plan.spans.push(PlannedSpan { id, rows, drafts: 0, outputs });
                 left.rows -= rows;
                 left.outputs -= match outputs {
                     Outputs::All => rows,
@@ -227,9 +256,22 @@ impl Scheduler {
         seals.map(|at| at.saturating_sub(committed)).find(|rows| *rows > 0).unwrap_or(u32::MAX)
     }
 
-    /// The span was run: its tokens are committed, and the position remembered if the request wants that.
-    pub fn commit(&mut self, memory: &mut Memory, span: &PlannedSpan) -> Option<DeviceWork> {
-        memory.commit(span.id, span.rows);
+    /// Drafts of before are not for the next step.
+    pub fn propose_nothing(&mut self) {
+        self.sequences.iter_mut().for_each(|sequence| sequence.drafts.clear());
+    }
+
+    /// Proposes tokens that may follow the one of a sequence that is to be read next.
+    pub fn propose(&mut self, id: SequenceId, drafts: Vec<u32>) {
+        self.get_mut(id).drafts = drafts;
+    }
+
+    /// The span was run: the first `kept` of its rows are committed, all but drafts among them, and the position
+    /// remembered if the request wants that.
+    pub fn commit(&mut self, memory: &mut Memory, (span, kept): (&PlannedSpan, u32)) -> Option<DeviceWork> {
+        assert!(kept <= span.rows && span.rows - span.drafts <= kept, "only drafts are given up");
+        memory.commit(span.id, kept);
+        self.get_mut(span.id).drafts.clear();
         let committed = memory.committed(span.id);
         let sequence = self.get(span.id);
         let wanted = sequence.running.iter().any(|running| running.seals.contains(&committed));

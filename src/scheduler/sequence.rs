@@ -63,6 +63,8 @@ pub struct Sequence {
     pub id: SequenceId,
     /// All tokens.
     pub tokens: Vec<u32>,
+    /// What may follow them, for the next step.
+    pub drafts: Vec<u32>,
     /// The request in progress.
     pub running: Option<Running>,
     /// Whether it made room for others and waits for room itself.
@@ -71,7 +73,7 @@ pub struct Sequence {
 
 impl Sequence {
     pub(super) fn new(id: SequenceId) -> Self {
-        Self { id, tokens: Vec::new(), running: None, paused: false }
+        Self { id, tokens: Vec::new(), drafts: Vec::new(), running: None, paused: false }
     }
 
     /// True if the request in progress wants no token.
@@ -81,6 +83,7 @@ impl Sequence {
 
     pub(super) fn begin(&mut self, prompt: Vec<u32>, running: Running) {
         self.tokens = prompt;
+        self.drafts.clear();
         self.running = Some(running);
         self.paused = false;
     }

@@ -43,7 +43,7 @@ fn step(scheduler: &mut Scheduler, memory: &mut Memory, token: u32) -> Vec<(Sequ
     let plan = scheduler.plan(memory, u32::MAX);
     let mut done = Vec::new();
     for span in &plan.spans {
-        scheduler.commit(memory, span);
+        scheduler.commit(memory, (span, span.rows));
         let finish = (span.outputs == Outputs::Last).then(|| scheduler.sampled(span.id, token)).flatten();
         done.push((span.id, span.rows, finish));
         if finish.is_some() {

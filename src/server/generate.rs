@@ -13,6 +13,7 @@ use crate::{
     policy::BoundWish,
     sampling::SamplerParams,
     scheduler::Finish,
+    speculation,
     text::{AnswerReader, Control, Part},
 };
 use std::{
@@ -54,6 +55,8 @@ pub struct Ask {
     pub reader: Option<AnswerReader>,
     /// How many tokens the sequence holds.
     pub bound: BoundWish,
+    /// Who drafts it.
+    pub speculation: speculation::Wish,
 }
 
 /// Whether the model may end an answer.
@@ -224,6 +227,7 @@ impl Answering {
             likeliest: ask.likeliest,
             score: ask.score,
             cache: ask.cache,
+            speculation: ask.speculation,
             scope: Scope(scope),
             bound: ask.bound,
             ..Request::new(ask.prompt.clone(), sampler)

@@ -84,6 +84,7 @@ struct Gauges {
     steps: Family<OfModel, Gauge>,
     step_tokens: Family<InState, Gauge>,
     preemptions: Family<OfModel, Gauge>,
+    drafts: Family<InState, Gauge>,
 }
 
 impl Gauges {
@@ -156,6 +157,7 @@ impl Metrics {
         registry.register("steps", "Steps of the engine", gauges.steps.clone());
         registry.register("step_tokens", "Tokens in these steps, by what they are of", gauges.step_tokens.clone());
         registry.register("num_preemptions", "Requests that made room for others", gauges.preemptions.clone());
+        registry.register("draft_tokens", "Tokens drafted, by whether they were accepted", gauges.drafts.clone());
     }
 
     fn of(model: &str) -> OfModel {
@@ -244,5 +246,8 @@ impl Metrics {
         gauges.step_tokens.get_or_create(&state("answer")).set(stats.steps.decoded as i64);
         gauges.step_tokens.get_or_create(&state("prompt")).set(stats.steps.prompts as i64);
         gauges.preemptions.get_or_create(&of).set(stats.steps.preemptions as i64);
+        let rejected = stats.steps.drafted - stats.steps.accepted;
+        gauges.drafts.get_or_create(&state("accepted")).set(stats.steps.accepted as i64);
+        gauges.drafts.get_or_create(&state("rejected")).set(rejected as i64);
     }
 }

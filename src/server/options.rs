@@ -12,6 +12,7 @@ use crate::{
     grammar::{Grammar, Stage, compile},
     policy::{BoundWish, Score},
     sampling::{SamplerParams, parse_samplers},
+    speculation::{self, Which},
     text::{Bos, Special},
 };
 use serde_json::{Map, Value, json};
@@ -162,6 +163,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
     for name in ["session_id", "prompt_cache_key", "user"] {
         session = session.or(fields.text(name)?);
     }
+    let speculation = speculation(fields, served)?;
     let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
     Ok(Ask {
         prompt: Vec::new(),
@@ -179,6 +181,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         patience,
         reader: None,
         bound: bound(fields)?,
+        speculation,
     })
 }
 
@@ -209,6 +212,21 @@ fn bound(fields: &Fields<'_>) -> Result<BoundWish, ApiError> {
         score,
         mass_cap,
     })
+}
+
+/// Who drafts the answer and how much at once: `spec` and `spec_max`, or llama.cpp's `speculative.n_max`.
+fn speculation(fields: &Fields<'_>, served: &Served) -> Result<speculation::Wish, ApiError> {
+    let most = fields.count(&["spec_max", "speculative.n_max"], (0, MOST_TOKENS))?;
+    let Some(name) = fields.text("spec")? else { return Ok(speculation::Wish { which: Which::Auto, most }) };
+    let refuse = |expected: &str| ApiError::field(&fields.name("spec"), format!("{name:?}, expected {expected}"));
+    let which = Which::from_name(name).ok_or_else(|| refuse(Which::NAMES))?;
+    match which {
+        Which::Only(kind) if !served.facts.drafters.contains(&kind) => {
+            let known = served.facts.drafters.iter().map(|kind| kind.name());
+            Err(refuse(&["auto", "off"].into_iter().chain(known).collect::<Vec<_>>().join(", ")))
+        }
+        Which::Auto | Which::Off | Which::Only(_) => Ok(speculation::Wish { which, most }),
+    }
 }
 
 /// Most tokens of the answer, under the first of these names.

@@ -13,6 +13,7 @@ use crate::{
     policy::{Bound, Layout},
     sampling::SamplerParams,
     session::ModelId,
+    speculation::Kind,
     text::{Bos, ChatTemplate, Conversation, Dialect, Special, Tokenizer},
 };
 use serde_json::{Map, Value};
@@ -77,6 +78,8 @@ pub struct Facts {
     pub ring: usize,
     /// How many tokens sequences hold where a request says nothing, and the layers that give up the others.
     pub bound: Option<(Bound, Layout)>,
+    /// Who can draft answers.
+    pub drafters: Vec<Kind>,
 }
 
 impl Facts {

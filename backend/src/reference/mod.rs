@@ -204,6 +204,10 @@ impl Backend for Reference {
         self.cursors.as_ref().map_or(0, |cursors| cursors.revocable(slot))
     }
 
+    fn until_fold(&self, slot: Slot) -> usize {
+        self.cursors.as_ref().map_or(1, |cursors| cursors.until_fold(slot))
+    }
+
     fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError> {
         self.cursors().rewind(slot, rows);
         for store in &mut self.stores {

@@ -13,6 +13,7 @@ mod report;
 mod slake_attn;
 mod slake_quality;
 mod snapshot;
+mod spec_e2e;
 mod vectors;
 
 use clap::{Args, Subcommand};
@@ -44,6 +45,8 @@ enum Op {
     SlakeAttn(slake_attn::SlakeAttn),
     #[command(name = "slake_quality")]
     SlakeQuality(Box<slake_quality::SlakeQuality>),
+    #[command(name = "spec_e2e")]
+    SpecE2e(spec_e2e::SpecE2e),
 }
 
 impl BenchOp {
@@ -58,6 +61,7 @@ impl BenchOp {
             Op::Concurrency(command) => command.run(),
             Op::SlakeAttn(command) => command.run(),
             Op::SlakeQuality(command) => command.run(),
+            Op::SpecE2e(command) => command.run(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::cli::{
     chat::SNAPSHOT_EVERY,
     device,
+    drafts::{DraftFlags, Prepared},
     flags::{ModelFlags, RunFlags, ShelfFlags},
     policy::PolicyFlags,
 };
@@ -24,6 +25,9 @@ use std::{
 /// Tokens of a prompt scored in one step: their probabilities, or their hidden states.
 const SCORED: usize = 64;
 
+/// Tokens drafted for all requests in one step: the logits of each are kept beside those of the others.
+const MOST_DRAFTED: usize = 96;
+
 /// Loads the models of the command line.
 #[derive(Debug)]
 pub(super) struct FromFlags {
@@ -34,6 +38,7 @@ pub(super) struct FromFlags {
     pub(super) template: Option<ChatTemplate>,
     pub(super) shelf: ShelfFlags,
     pub(super) policy: PolicyFlags,
+    pub(super) drafts: DraftFlags,
     pub(super) max_decode_gap: Option<Duration>,
     pub(super) promises: Promises,
 }
@@ -92,15 +97,16 @@ impl FromFlags {
         let wanted = device::Wanted {
             sequences: self.parallel,
             snapshots: SnapshotBudget::Share,
-            outputs: self.parallel + SCORED,
+            outputs: self.parallel + SCORED + (self.parallel * self.drafts.most()).min(MOST_DRAFTED),
             context: None,
+            window: self.drafts.rows(),
         };
         if room == Room::AsAskedFor
             && let Some(clamp) = device::clamp(&flags, &model, wanted)?
         {
             bail!("{}: {clamp}", flags.name());
         }
-        let (runner, plan) = device::prepare(&flags, &model, wanted)?;
+        let Prepared { runner, plan, drafters } = self.drafts.prepare(&flags, &model, wanted)?;
         let id = ModelId::of(&model.file);
         let shelf = self.shelf.open(&id)?;
         let facts = Facts {
@@ -112,12 +118,14 @@ impl FromFlags {
             snapshot_bytes: plan.snapshot_bytes,
             ring: plan.limits.replay.history,
             bound: bound.zip(Layout::prepared(&model.program, &plan.limits)),
+            drafters: drafters.iter().map(|drafter| drafter.kind()).collect(),
             ..Facts::of(&model)
         };
         tracing::info!(model = name, context = plan.context, slots = self.parallel, "loaded");
         let (snapshot_every, max_decode_gap) = (SNAPSHOT_EVERY, self.max_decode_gap);
         let config = EngineConfig { snapshot_every, shelf, max_decode_gap, bound, ..EngineConfig::new(plan.context) };
-        let engine = Engine::start(runner, config);
+        let most_drafts = self.drafts.most();
+        let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, ..config });
         self.promises.add(engine.memory(), &plan);
         Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
     }

@@ -4,6 +4,7 @@ mod edge;
 mod load;
 
 use super::{
+    drafts::DraftFlags,
     flags::{RunFlags, SamplingFlags, ShelfFlags, bytes},
     policy::PolicyFlags,
 };
@@ -101,6 +102,8 @@ pub(crate) struct Serve {
     #[command(flatten)]
     shelf: ShelfFlags,
     #[command(flatten)]
+    drafts: DraftFlags,
+    #[command(flatten)]
     sampling: SamplingFlags,
 }
 
@@ -129,6 +132,7 @@ impl Serve {
             shelf: self.shelf.clone(),
             promises: Promises::default(),
             policy: self.policy.clone(),
+            drafts: self.drafts.clone(),
             max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
         };
         let sharing = if self.share_prefixes { Sharing::All } else { Sharing::PerKey };

@@ -21,15 +21,8 @@ pub fn lower(spec: &ModelSpec) -> Program {
     for (index, layer) in spec.layers.iter().enumerate() {
         lowering.layer(index, layer, residual);
     }
-    let last = lowering.act_of("last", spec.width, Rows::Outputs);
-    lowering.op(Op::GatherRows(op::GatherRows { x: residual, out: last }));
-    lowering.norm(last, last, spec.output_norm.into());
-    let logits = lowering.act_of("logits", spec.vocab, Rows::Outputs);
     let tensor = if spec.tied_output { "token_embd.weight" } else { "output.weight" };
-    let output =
-        lowering.weight("output.weight".into(), [spec.vocab, spec.width], vec![(tensor.into(), 0, spec.vocab)]);
-    lowering.op(Op::Linear(op::Linear { scale: spec.scales.logits, ..op::Linear::new(last, output, logits) }));
-    lowering.program.logits = logits;
+    lowering.output(residual, spec.output_norm.into(), tensor);
     lowering.program
 }
 
@@ -57,6 +50,24 @@ pub fn prediction_weights(spec: &ModelSpec, exists: impl Fn(&str) -> bool) -> Ve
         lowering.layer(block, layer, residual);
     }
     lowering.program.weights
+}
+
+/// The program of a model's first prediction head, and the activation `[rows, 2 width]` that it begins with: the normed
+/// embedding of a token beside the normed state of the one before it, which are written from outside. It gives the
+/// logits of the token after that one.
+pub fn lower_prediction(spec: &ModelSpec, exists: impl Fn(&str) -> bool) -> Option<(Program, Act)> {
+    let (layer, block) = (spec.prediction.first()?, spec.layers.len());
+    let mut lowering = Lowering::new(spec);
+    let joined = lowering.act("joined", 2 * spec.width);
+    let residual = lowering.act("residual", spec.width);
+    let weight = lowering.matrix(of(block, "nextn.eh_proj.weight"), [spec.width, 2 * spec.width]);
+    lowering.linear(joined, weight, residual);
+    lowering.layer(block, layer, residual);
+    let own = |stem: &str| Some(of(block, &format!("nextn.{stem}.weight"))).filter(|name| exists(name));
+    let norm = own("shared_head_norm").unwrap_or_else(|| spec.output_norm.into());
+    let trunk = if spec.tied_output { "token_embd.weight" } else { "output.weight" };
+    lowering.output(residual, norm, &own("shared_head_head").unwrap_or_else(|| trunk.into()));
+    Some((lowering.program, joined))
 }
 
 /// The name of a tensor of a block.
@@ -159,6 +170,19 @@ impl<'a> Lowering<'a> {
         let weight = self.matrix(name, [self.spec.width, columns]);
         let (scale, output) = (self.spec.scales.residual, Output::Accumulate);
         self.op(Op::Linear(op::Linear { scale, output, ..op::Linear::new(x, weight, residual) }));
+    }
+
+    /// The logits of the output rows, by the matrix of a tensor.
+    fn output(&mut self, residual: Act, norm: String, tensor: &str) {
+        let spec = self.spec;
+        let last = self.act_of("last", spec.width, Rows::Outputs);
+        self.op(Op::GatherRows(op::GatherRows { x: residual, out: last }));
+        self.norm(last, last, norm);
+        let logits = self.act_of("logits", spec.vocab, Rows::Outputs);
+        let parts = vec![(tensor.into(), 0, spec.vocab)];
+        let output = self.weight("output.weight".into(), [spec.vocab, spec.width], parts);
+        self.op(Op::Linear(op::Linear { scale: spec.scales.logits, ..op::Linear::new(last, output, logits) }));
+        self.program.logits = logits;
     }
 
     fn layer(&mut self, index: usize, layer: &LayerSpec, residual: Act) {

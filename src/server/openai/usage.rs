@@ -50,6 +50,8 @@ pub fn timings(end: &End) -> Value {
         "predicted_ms": predicted_ms,
         "predicted_per_token_ms": predicted_per_token_ms,
         "predicted_per_second": predicted_per_second,
+        "draft_n": t.drafted_tokens,
+        "draft_n_accepted": t.accepted_tokens,
         "queued_ms": end.queued.as_secs_f64() * 1e3,
     })
 }

@@ -69,6 +69,18 @@ impl Entries<'_> {
         faded.state = 1.0;
     }
 
+    /// The logarithm of the factors of the state after further rows with decays `g [_, decays]`, added up as
+    /// [`Entries::fade`] would if they were entries: the newest first.
+    #[inline(always)]
+    pub(super) fn sum<S: Simd>(&self, simd: S, g: &[f32], sum: &mut [f32]) {
+        let decays = sum.len();
+        sum.fill(0.0);
+        g.chunks_exact(decays).rev().for_each(|g| math::add(simd, sum, g));
+        for entry in (0..self.held.held).rev() {
+            math::add(simd, sum, &self.g[self.row(entry) * decays..(self.row(entry) + 1) * decays]);
+        }
+    }
+
     /// [`Entries::fade`] of the first `count` entries for decays per head.
     #[inline(always)]
     fn fade_heads<S: Simd>(&self, simd: S, count: usize, faded: &mut Faded<'_>) {

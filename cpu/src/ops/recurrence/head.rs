@@ -206,7 +206,12 @@ impl Head<'_> {
         if self.decl.decay == Decay::PerChannel {
             entries.fade(simd, &mut b.faded);
             if !self.is_fresh {
-                fade_inputs(simd, b, [keys, queries]);
+                for t in 0..count {
+                    if t > 0 {
+                        entries.sum(simd, &b.g[..t * key_dim], b.faded.sum);
+                    }
+                    fade_inputs(simd, b, t, [keys, queries]);
+                }
                 [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
             }
         }
@@ -226,6 +231,10 @@ impl Head<'_> {
             read_state::<E, S, _>(simd, state, [last_x], key_dim, [last]);
         }
         for t in 0..count {
+            // As in a span of its own, so that drafts before a row change no bit of it.
+            if t > 0 && self.decl.decay == Decay::PerChannel {
+                entries.fade(simd, &mut b.faded);
+            }
             self.row(simd, (first + t, t), entries, b);
         }
     }
@@ -244,7 +253,7 @@ impl Head<'_> {
         let (mut reads, mut decay) = ([key, query], (b.g[0].exp(), None));
         if self.decl.decay == Decay::PerChannel {
             b.faded.sum.fill(0.0);
-            fade_inputs(simd, b, reads);
+            fade_inputs(simd, b, 0, reads);
             reads = b.inputs.each_ref().map(|inputs| &inputs[..key_dim]);
             decay = (1.0, Some(&*b.factors));
         }
@@ -364,19 +373,17 @@ impl Step<'_> {
     }
 }
 
-/// Multiplies keys and queries of a chunk with the decay from the state to their row.
+/// Multiplies the key and the query of row `t` of a chunk with the decay from the state to the row.
 #[inline(always)]
-fn fade_inputs<S: Simd>(simd: S, b: &mut Scratch<'_>, x: [&[f32]; 2]) {
+fn fade_inputs<S: Simd>(simd: S, b: &mut Scratch<'_>, t: usize, x: [&[f32]; 2]) {
     let key_dim = b.factors.len();
     let [keys, queries] = &mut b.inputs;
-    for t in 0..x[0].len() / key_dim {
-        let part = t * key_dim..(t + 1) * key_dim;
-        math::add(simd, b.faded.sum, &b.g[part.clone()]);
-        b.factors.copy_from_slice(b.faded.sum);
-        math::exp_in_place(simd, b.factors);
-        for (out, x) in [&mut *keys, &mut *queries].into_iter().zip(x) {
-            out[part.clone()].copy_from_slice(&x[part.clone()]);
-            math::scale_by(simd, &mut out[part.clone()], 1.0, b.factors);
-        }
+    let part = t * key_dim..(t + 1) * key_dim;
+    math::add(simd, b.faded.sum, &b.g[part.clone()]);
+    b.factors.copy_from_slice(b.faded.sum);
+    math::exp_in_place(simd, b.factors);
+    for (out, x) in [&mut *keys, &mut *queries].into_iter().zip(x) {
+        out[part.clone()].copy_from_slice(&x[part.clone()]);
+        math::scale_by(simd, &mut out[part.clone()], 1.0, b.factors);
     }
 }

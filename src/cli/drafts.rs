@@ -1,0 +1,191 @@
+//! Who drafts answers, from flags to drafters that are ready.
+
+use super::{
+    device::{self, Place, Wanted},
+    flags::ModelFlags,
+};
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use kvas::{
+    engine::{DraftModel, PredictionHead, Runner},
+    memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, plan},
+    model::Model,
+    speculation::{DEFAULT_DRAFTS, Drafter, Kind, Lookup, MOST_DRAFTS},
+};
+use kvas_backend::{Program, StoreDecl};
+use std::path::PathBuf;
+
+/// Who drafts answers, and how much.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Drafts")]
+pub(crate) struct DraftFlags {
+    /// Who drafts the next tokens, which the model then checks in one step; answers are the same either way
+    #[arg(long, value_enum, default_value_t = Spec::Auto)]
+    spec: Spec,
+    /// Most tokens drafted at once
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_DRAFTS as u16, value_parser = clap::value_parser!(u16).range(1..=MOST_DRAFTS as i64))]
+    spec_max: u16,
+    /// A smaller model with the same vocabulary that drafts. Also -md FILE
+    #[arg(long, value_name = "FILE")]
+    model_draft: Option<PathBuf>,
+}
+
+/// Who drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Spec {
+    /// Whoever there is, where it has paid off so far
+    Auto,
+    /// Nobody
+    Off,
+    /// The text itself: what followed the last tokens when they came before
+    Ngram,
+    /// The model's own prediction head
+    Mtp,
+    /// The model of --model-draft
+    Draft,
+}
+
+/// A model that is ready, and who drafts for it.
+pub(crate) struct Prepared {
+    pub(crate) runner: Runner,
+    pub(crate) plan: MemoryPlan,
+    pub(crate) drafters: Vec<Box<dyn Drafter>>,
+}
+
+/// Snapshots of a draft model for every sequence: where its last prompts ended.
+const SNAPSHOTS: usize = 2;
+
+/// Something that drafts on a device of its own.
+enum Second {
+    Model(Box<Model>, ModelFlags),
+    Head(Program, kvas_backend::Act),
+}
+
+impl DraftFlags {
+    /// Most tokens drafted at once.
+    pub(crate) fn most(&self) -> usize {
+        usize::from(self.spec_max)
+    }
+
+    /// Rows of the largest step of one answer.
+    pub(crate) fn rows(&self) -> usize {
+        self.most() + 1
+    }
+
+    /// Plans the memory of a model and of who drafts for it, and prepares their devices.
+    pub(crate) fn prepare(&self, flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Prepared> {
+        let second = self.second(flags, model)?;
+        let request = device::memory_request(flags, model, wanted)?;
+        let mut own = plan(&model.program, model.spec.context_length, &request);
+        let mut theirs = second.as_ref().map(|second| second.plan(flags, model, &own, wanted)).transpose()?;
+        if let Some(planned) = &mut theirs {
+            let needed = planned.needed_bytes();
+            if own.needed_bytes() + needed > own.available_bytes {
+                let available_bytes = request.available_bytes.saturating_sub(needed);
+                own = plan(&model.program, model.spec.context_length, &PlanRequest { available_bytes, ..request });
+                if let Some(second) = &second {
+                    *planned = second.plan(flags, model, &own, wanted)?;
+                }
+            }
+        }
+        self.check_replay(&model.program, &own)?;
+        let (runner, plan) = device::prepare_planned(flags, model, own)?;
+        let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
+        if matches!(self.spec, Spec::Auto | Spec::Ngram) {
+            drafters.push(Box::new(Lookup::default()));
+        }
+        if let (Some(second), Some(planned)) = (second, theirs) {
+            drafters.push(second.prepare(flags, model, &planned)?);
+        }
+        Ok(Prepared { runner, plan, drafters })
+    }
+
+    /// Who drafts on a device of its own, if anybody does.
+    fn second(&self, flags: &ModelFlags, model: &Model) -> anyhow::Result<Option<Second>> {
+        let head = || PredictionHead::program(model).map(|(program, joined)| Second::Head(program, joined));
+        match (self.spec, &self.model_draft) {
+            (Spec::Off | Spec::Ngram, _) => Ok(None),
+            (Spec::Draft, None) => bail!("--spec draft, expected --model-draft FILE as well"),
+            (Spec::Auto | Spec::Draft, Some(file)) => {
+                let flags = ModelFlags { model: Some(file.clone()), run: flags.run.clone() };
+                let draft = device::open(&flags).with_context(|| format!("--model-draft {}", file.display()))?;
+                same_vocabulary(&draft, model).with_context(|| format!("--model-draft {}", file.display()))?;
+                Ok(Some(Second::Model(Box::new(draft), flags)))
+            }
+            (Spec::Mtp, _) => {
+                let missing = || format!("--spec mtp: {} has no prediction head", flags.name());
+                head().with_context(missing).map(Some)
+            }
+            (Spec::Auto, None) => Ok(head()),
+        }
+    }
+
+    /// Drafts that are wrong have to be taken back from a ring.
+    fn check_replay(&self, program: &Program, plan: &MemoryPlan) -> anyhow::Result<()> {
+        let has_slots = program.stores.iter().any(|store| !matches!(store, StoreDecl::Pages(_)));
+        match self.spec {
+            Spec::Ngram | Spec::Mtp | Spec::Draft if has_slots && plan.limits.replay.window < 2 => bail!(
+                "--spec with a replay ring of {} tokens, expected --replay N of at least 2: drafts are taken back from it",
+                plan.limits.replay.history
+            ),
+            Spec::Auto | Spec::Off | Spec::Ngram | Spec::Mtp | Spec::Draft => Ok(()),
+        }
+    }
+}
+
+/// Fails if a token is another text in the other model.
+fn same_vocabulary(draft: &Model, model: &Model) -> anyhow::Result<()> {
+    if draft.spec.vocab != model.spec.vocab {
+        bail!("a vocabulary of {} tokens, expected the {} of the model", draft.spec.vocab, model.spec.vocab);
+    }
+    for token in 0..model.spec.vocab as u32 {
+        let (own, expected) = (draft.tokenizer.token_text(token).ok(), model.tokenizer.token_text(token).ok());
+        if own != expected {
+            bail!("token {token} is {own:?}, expected {expected:?} as in the model");
+        }
+    }
+    Ok(())
+}
+
+impl Second {
+    /// What it takes beside a model that is planned like this.
+    fn plan(&self, flags: &ModelFlags, model: &Model, own: &MemoryPlan, wanted: Wanted) -> anyhow::Result<MemoryPlan> {
+        let place = Place::of(&flags.run.compute)?;
+        let context = Some(own.context);
+        let beside = |request: PlanRequest| PlanRequest { context, history: None, kv_only: Some(0), ..request };
+        Ok(match self {
+            Second::Model(draft, flags) => {
+                let snapshots = SnapshotBudget::Exactly(SNAPSHOTS * wanted.sequences);
+                let wanted = Wanted { snapshots, outputs: wanted.sequences, ..wanted };
+                let request = beside(place.request(flags, (draft, &draft.program), wanted)?);
+                plan(&draft.program, draft.spec.context_length, &request)
+            }
+            Second::Head(program, _) => {
+                let (snapshots, outputs) = (SnapshotBudget::Exactly(0), wanted.sequences);
+                let wanted = Wanted { snapshots, outputs, ..wanted };
+                let request = beside(place.request(flags, (model, program), wanted)?);
+                plan(program, model.spec.context_length, &request)
+            }
+        })
+    }
+
+    /// Prepares its device.
+    fn prepare(self, flags: &ModelFlags, model: &Model, planned: &MemoryPlan) -> anyhow::Result<Box<dyn Drafter>> {
+        let backend = Place::of(&flags.run.compute)?.backend();
+        Ok(match self {
+            Second::Model(draft, _) => {
+                Box::new(DraftModel::new(draft.prepare(backend, planned.limits, &mut |_, _| {})?))
+            }
+            Second::Head(program, joined) => {
+                Box::new(PredictionHead::new(model, (program, joined), backend, planned.limits)?)
+            }
+        })
+    }
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kinds: Vec<Kind> = self.drafters.iter().map(|drafter| drafter.kind()).collect();
+        f.debug_struct("Prepared").field("drafters", &kinds).finish_non_exhaustive()
+    }
+}
