@@ -101,7 +101,7 @@ impl PolicyFlags {
         let page_size = flags.run.page_size()?;
         let program = bounded(&model.program, &bound, moments, page_size);
         let Some(layout) = Layout::of(&program, page_size, flags.run.kv_type(model)?) else {
-            let file = flags.model.display();
+            let file = flags.name();
             bail!(
                 "{file}: --kv-policy slake, expected a model with layers of attention that keep keys and values apart"
             );
