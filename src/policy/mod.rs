@@ -8,7 +8,7 @@ pub use share::water_fill;
 pub use wish::BoundWish;
 
 use kvas_backend::{
-    KvType, Limits, Order, Preference, Program, StoreDecl,
+    KvType, Limits, Op, Order, Preference, Program, StoreDecl,
     store::{MomentType, PageLayout, Policy, Slake},
 };
 
@@ -173,10 +173,8 @@ pub fn bounded(program: &Program, bound: &Bound, moments: MomentType, page_size:
 
 /// Query heads that attend to a store.
 fn heads(program: &Program, store: u32) -> Option<usize> {
-    program.ops.iter().find_map(|op| match op {
-        kvas_backend::Op::Attention(op) if op.store.0 == store => Some(op.heads),
-        _ => None,
-    })
+    let heads = |op: &Op| if let Op::Attention(op) = op { (op.store.0 == store).then_some(op.heads) } else { None };
+    program.ops.iter().find_map(heads)
 }
 
 /// Why tokens are given up now.

@@ -121,7 +121,7 @@ fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
 fn a_request_may_hold_fewer_tokens_where_the_server_can() {
     let text = "The fox saw a hen and said: ".repeat(40);
     let body = |more: &Value| {
-        let mut body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "cache_prompt": true});
+        let mut body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };

@@ -144,8 +144,10 @@ impl Machine {
             pool.each((place, heads), Tiles::chunks(of_slot, capacity), scratch, |head, mut scores, scratch| {
                 let rows = span.context..span.context + accepted;
                 let running = Running { layer, head, held, rows, scores: scores.row_mut(0), room: scratch };
+                if !layer.pages.has_tiles(layer.decl()) {
+                    return proof.run(running.widened::<F32>());
+                }
                 match layer.pages.kv_type() {
-                    _ if !layer.pages.has_tiles(layer.decl()) => proof.run(running.widened::<F32>()),
                     KvType::F32 => proof.run(running.stored::<F32>()),
                     KvType::F16 => proof.run(running.stored::<F16>()),
                     KvType::Bf16 => proof.run(running.stored::<Bf16>()),
