@@ -10,7 +10,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from packing import END, EOT, START, Packer, render, texts
+from packing import END, START, Packer, render, texts
 
 BLOCK = 64
 

@@ -60,7 +60,7 @@ class Talker:
         weights = r.choices([w for _, w in STYLES], [n for n, _ in STYLES])[0]
         actions = [self.tell, self.recall, self.sums, self.story, self.chat, self.known, self.task, self.reading, self.strange]
         if r.random() < 0.25:
-            self.say("hello", CHAT_HELLO)
+            self.say(CHAT_HELLO)
         while self.size < tokens:
             r.choices(actions, weights)[0]()
         return self.messages
@@ -73,7 +73,7 @@ class Talker:
         self.put("user", user)
         self.put("assistant", answer)
 
-    def say(self, _name, entry):
+    def say(self, entry):
         question, answers = entry
         r = self.r
         slots = dict(k=pick(r, ["colour", "food", "animal", "book", "number", "word", "season"]), a_pet=a(pick(r, W.PET_KINDS)), food=pick(r, W.FOODS), country=pick(r, W.COUNTRIES), n=str(r.randint(2, 999)))
@@ -302,11 +302,11 @@ class Talker:
     def chat(self):
         r, n = self.r, self.r.random()
         if n < 0.4:
-            self.say("self", pick(r, K.SELF))
+            self.say(pick(r, K.SELF))
         elif n < 0.52:
-            self.say("limits", (K.LIMITS, K.CANNOT))
+            self.say((K.LIMITS, K.CANNOT))
         else:
-            self.say("chat", pick(r, K.CHAT))
+            self.say(pick(r, K.CHAT))
 
     def known(self):
         r = self.r
@@ -446,7 +446,6 @@ def between(r, talker, packer, tokens, keys):
 def examination(packer, count):
     """Names of examinations and their cases."""
     r = random.Random(4242)
-    from packing import texts
     talker = Talker(r, EXAM_TEXTS or ["word " * 400] * 3, EXAM_TEXTS or ["word " * 400] * 3)
     makers = [my_name, my_pet, relative, secret, favourite, fact]
     for distance in (0, 100, 500, 1500, 3000):
@@ -482,13 +481,8 @@ def examination(packer, count):
     yield "sums never seen", [([("user", f"What is {x} + {y}?")], [f"= {x + y}."], []) for x, y in r.sample(plus, min(len(plus), 2 * count))]
     yield "differences never seen", [([("user", f"What is {x} - {y}?")], [f"= {x - y}."], []) for x, y in r.sample(minus, min(len(minus), 2 * count))]
     yield "times table", [([("user", f"What is {x} x {y}?")], [f"= {x * y}."], []) for x in range(2, 13) for y in range(2, 13)][: 4 * count]
-    cases = []
-    for _ in range(count):
-        subject, name = pick(r, W.HELD_ANIMALS + W.HELD_PEOPLE), pick(r, W.HELD_PETS)
-        cases.append(([("user", f"Tell me a story about {a(subject)} called {name}.")], [], []))
-    for subject in W.HELD_ANIMALS + W.HELD_OBJECTS + W.HELD_NATURE:
-        cases.append(([("user", f"Tell me a story about {a(subject)}.")], [subject], []))
-    yield "stories on subjects never seen", cases[count:]
+    subjects = W.HELD_ANIMALS + W.HELD_OBJECTS + W.HELD_NATURE
+    yield "stories on subjects never seen", [([("user", f"Tell me a story about {a(subject)}.")], [subject], []) for subject in subjects]
     yield "known things", [([("user", cap(fill(r, q)) + "?")], [answer], []) for q, answer in r.sample(KNOWN, min(len(KNOWN), 2 * count))]
 
 

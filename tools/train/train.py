@@ -8,7 +8,6 @@ process for each core that is left. The schedule follows the clock: warm up, sta
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import shutil
