@@ -244,7 +244,7 @@ mod tests {
         }
         let named = both(&[4]).key("edgeinfinite.gate_scope", Value::String("channel".into()));
         let expected =
-            "tensor blk.0.attn_mem_gate.weight has shape [4], expected [8] for edgeinfinite.gate_scope channel";
+            "tensor blk.0.attn_mem_gate.weight: has shape [4], expected [8] for edgeinfinite.gate_scope channel";
         assert_eq!(named.refused(), expected);
         let square = both(&[4]).key("llama.attention.key_length", Value::U32(4));
         let mut square = square.key("llama.attention.value_length", Value::U32(4));
@@ -268,7 +268,7 @@ mod tests {
             ("blk.0.attn_mem_gate.weight", &[], "is missing, expected [8, 4] or [8] or [4]"),
         ] {
             let error = Example::new().shape(name, shape).refused();
-            assert!(error.starts_with(&format!("tensor {name} {expected}")), "{error}");
+            assert!(error.starts_with(&format!("tensor {name}: {expected}")), "{error}");
         }
         for (key, value, expected) in [
             ("edgeinfinite.window_length", Value::U32(0), "expected 1 to 16777216"),

@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import pathlib
+import random
 import time
 
 import numpy as np
@@ -32,12 +33,14 @@ def arguments():
     parser.add_argument("--pos-mode", choices=["cache", "abs"], default="cache")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
     parser.add_argument("--record", type=int, default=32, help="sequences recorded for stage 1")
-    parser.add_argument("--distill-seconds", type=float, default=20)
+    parser.add_argument("--distill-seconds", type=float, default=20, help="0 leaves stage 1 out")
     parser.add_argument("--tune-seconds", type=float, default=120, help="0 leaves stage 2 out")
     parser.add_argument("--batch", type=int, default=24, help="sequences of a step of stage 2")
     parser.add_argument("--recall-sequences", type=int, default=1024)
-    parser.add_argument("--answer-weight", type=float, default=1.0)
-    parser.add_argument("--rate", type=float, default=5e-3)
+    parser.add_argument("--answer-weight", type=float, default=0.05)
+    parser.add_argument("--distill-rate", type=float, default=5e-3)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--start", help="folder of an adapter to begin stage 2 with, in place of stage 1")
     parser.add_argument("--max-steps", type=int, help="end each stage after so many steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=1)
@@ -101,7 +104,7 @@ def distill(gates, recorded, options, log):
     device, count = recorded[0][0].device, len(recorded[0][0])
     base = [float((full.float() - dot.float()).square().mean()) for _, dot, full in recorded]
     optimizer = optimizer_of(gates, 0.0)
-    pace, batch = Pace(optimizer, options.rate, options.distill_seconds, options.max_steps), min(count, 8192)
+    pace, batch = Pace(optimizer, options.distill_rate, options.distill_seconds, options.max_steps), min(count, 8192)
     while pace.go_on():
         rows = torch.randint(0, count, (batch,), device=device)
         total = 0
@@ -121,13 +124,20 @@ def distill(gates, recorded, options, log):
     return {"steps": pace.step, "error_by_layer": [round(error, 4) for error in errors], "share": shares(gates)}
 
 
+def losses_of(model, schedule, x, tokens, first):
+    """Loss of every token after the `first`, in one row."""
+    logits = model.logits(x[:, schedule.token_rows[first:]])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, first + 1 :].flatten(), reduction="none")
+
+
 def tune(model, gates, settings, text, recall, options, log):
-    """Stage 2. Of three steps, two read in place and one recomputes, as prompts are read."""
+    """Stage 2. Of three steps, two read in place and one recomputes, as prompts are read. The gain in the history is
+    how much lower the loss of the same tokens is than without a memory."""
     optimizer = optimizer_of(gates, 0.01)
     pace = Pace(optimizer, options.rate, options.tune_seconds, options.max_steps)
     schedules = [Schedule(settings, options.length, recompute).to(model.device) for recompute in (False, True)]
     first, chance = settings.first_with_memory, torch.Generator().manual_seed(options.seed)
-    history, sums = [], {"text": [], "answers": []}
+    history, sums = [], {"text": [], "answers": [], "gain": []}
     while pace.go_on():
         schedule = schedules[pace.step % 3 == 0]
         count = max(2, options.batch // 2 if schedule.recompute else options.batch)
@@ -136,8 +146,7 @@ def tune(model, gates, settings, text, recall, options, log):
         tokens = torch.cat([windows(text, count - asked, options.length, chance), recall[0][picked]]).to(model.device)
         answer = torch.cat([torch.zeros(count - asked, options.length + 1, dtype=torch.bool), recall[1][picked]])
         x = hidden_states(model, schedule, tokens[:, :-1], "gated", gates)
-        logits = model.logits(x[:, schedule.token_rows[first:]])
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, first + 1 :].flatten(), reduction="none")
+        losses = losses_of(model, schedule, x, tokens, first)
         answer = answer[:, first + 1 :].flatten().to(model.device)
         of_text, of_answers = losses.mean(), (losses * answer).sum() / answer.sum().clamp(min=1)
         optimizer.zero_grad(set_to_none=True)
@@ -146,6 +155,10 @@ def tune(model, gates, settings, text, recall, options, log):
         optimizer.step()
         sums["text"].append(of_text.detach())
         sums["answers"].append(of_answers.detach())
+        if pace.step % 5 == 1:
+            with torch.no_grad():
+                plain = losses_of(model, schedule, hidden_states(model, schedule, tokens[:, :-1]), tokens, first)
+            sums["gain"].append((plain - losses.detach()).mean())
         if pace.step % 25 == 1:
             means = {name: round(float(torch.stack(values).mean()), 4) for name, values in sums.items()}
             sums = {name: [] for name in sums}
@@ -153,6 +166,20 @@ def tune(model, gates, settings, text, recall, options, log):
             history.append({"step": pace.step, **means, "share": by_layer})
             log(f"tune {pace.step}: {means}, share by layer {by_layer}, {time.time() - pace.begin:.0f} s")
     return {"steps": pace.step, "history": history, "share": shares(gates)}
+
+
+@torch.no_grad()
+def validate(model, gates, settings, text, options):
+    """Loss of text that was not trained on, with the gates and without a memory, beyond the first segment."""
+    schedule, first = Schedule(settings, options.length, False).to(model.device), settings.first_with_memory
+    lost = {"none": [], "gated": []}
+    for tokens in windows(text, 16, options.length, torch.Generator().manual_seed(0)).split(4):
+        tokens = tokens.to(model.device)
+        for memory, found in lost.items():
+            x = hidden_states(model, schedule, tokens[:, :-1], memory, gates)
+            found.append(losses_of(model, schedule, x, tokens, first).mean())
+    plain, gated = (float(torch.stack(lost[memory]).mean()) for memory in ("none", "gated"))
+    return {"loss_without_memory": round(plain, 4), "loss": round(gated, 4), "gain": round(plain - gated, 4)}
 
 
 def main():
@@ -168,27 +195,36 @@ def main():
     settings = Settings(options.sink, options.window, options.segment, options.pos_mode)
     model = Llama(options.model, options.device, torch.bfloat16 if on_gpu else torch.float32)
     tokenizer = Tokens(options.model)
-    text = np.concatenate([tokenizer.of_long(part) for path in options.text for part in documents(path)])
-    log(f"{len(text)} tokens of text")
+    parts = [part for path in options.text for part in documents(path)]
+    random.Random(options.seed).shuffle(parts)
+    text = np.concatenate([tokenizer.of_long(part) for part in parts])
+    held = min(len(text) // 20, 400_000)
+    text, validation = text[:-held], text[-held:]
+    log(f"{len(text)} tokens of text, {held} more for validation")
     made = [tokenizer.recall(seed, text, options.length) for seed in range(options.recall_sequences)]
     recall = [torch.from_numpy(np.stack(parts)) for parts in zip(*made)]
     recall[0] = recall[0].long()
     log(f"{len(made)} sequences with questions")
     gates = Gates(model.layers, model.heads, model.head_dim).to(options.device)
     own, weights = (sum(x.numel() for x in part) for part in (gates.parameters(), model.w.values()))
-    places = ("model", "text", "out", "eval_text", "recall")
+    places = ("model", "text", "out", "eval_text", "recall", "start")
     report = {"options": {name: value for name, value in vars(options).items() if name not in places}}
     report |= {"parameters": own, "parameters_of_model": weights, "training_tokens": len(text)}
-    chance = torch.Generator().manual_seed(options.seed)
-    asked = max(1, options.record // 4)
-    plain = windows(text, options.record - asked, options.length, chance)
-    recorded = record(model, settings, torch.cat([plain, recall[0][:asked]])[:, :-1].to(options.device))
-    log(f"recorded {len(recorded[0][0])} rows of {model.layers} layers")
-    report["distill"] = distill(gates, recorded, options, log)
-    del recorded
-    gates.save(pathlib.Path(options.out) / "distilled", settings, model)
+    if options.start:
+        gates, settings = Gates.load(options.start, model)
+    elif options.distill_seconds > 0:
+        chance = torch.Generator().manual_seed(options.seed)
+        asked = max(1, options.record // 4)
+        plain = windows(text, options.record - asked, options.length, chance)
+        recorded = record(model, settings, torch.cat([plain, recall[0][:asked]])[:, :-1].to(options.device))
+        log(f"recorded {len(recorded[0][0])} rows of {model.layers} layers")
+        report["distill"] = distill(gates, recorded, options, log)
+        del recorded
+        gates.save(pathlib.Path(options.out) / "distilled", settings, model)
     if options.tune_seconds > 0:
         report["tune"] = tune(model, gates, settings, text, recall, options, log)
+    report["validation"] = validate(model, gates, settings, validation, options)
+    log(f"validation: {report['validation']}")
     gates.save(options.out, settings, model)
     report["seconds"] = round(time.time() - begin, 1)
     report["device"] = torch.cuda.get_device_name() if on_gpu else "cpu"
