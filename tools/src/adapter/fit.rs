@@ -76,7 +76,7 @@ impl Adapter {
                 }
                 (true, false) => bail!("{WEIGHTS}: layer {layer} has no gates, expected them for all attention layers"),
                 (false, _) if latent => bail!("layer {layer} attends to a latent, expected plain softmax attention"),
-                (false, _) => bail!("{WEIGHTS}: gates of layer {layer}, which is no attention layer in the model"),
+                (false, _) => bail!("{WEIGHTS}: layer {layer} has gates, expected them for the model's attention layers only"),
             }
         }
         Ok(())
