@@ -76,7 +76,9 @@ impl Adapter {
                 }
                 (true, false) => bail!("{WEIGHTS}: layer {layer} has no gates, expected them for all attention layers"),
                 (false, _) if latent => bail!("layer {layer} attends to a latent, expected plain softmax attention"),
-                (false, _) => bail!("{WEIGHTS}: layer {layer} has gates, expected them for the model's attention layers only"),
+                (false, _) => {
+                    bail!("{WEIGHTS}: layer {layer} has gates, expected them for the model's attention layers only")
+                }
             }
         }
         Ok(())

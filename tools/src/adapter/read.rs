@@ -127,7 +127,10 @@ fn gates(weights: &Checkpoint, shapes: Shapes, scope: Scope) -> Result<Vec<Gate>
             );
         };
         if layer >= shapes.layers {
-            bail!("{WEIGHTS}: tensor {name}, expected layers below the num_hidden_layers of {CONFIG}, {}", shapes.layers);
+            bail!(
+                "{WEIGHTS}: tensor {name}, expected layers below the num_hidden_layers of {CONFIG}, {}",
+                shapes.layers
+            );
         }
         layers.insert(layer);
     }

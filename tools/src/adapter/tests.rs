@@ -257,7 +257,10 @@ fn what_is_wrong_in_the_tensors_is_one_line() {
         (|trial| trial.gates.retain(|name, _| !name.contains("layers.2")), "layer 2 has no gates"),
         (|trial| trial.remove(0, "fc2.bias"), "mem_fc2.bias is missing, expected the shape [8]"),
         (|trial| trial.insert(0, "fc3.bias", Dtype::F32, &[8]), "mem_fc3.bias has no place"),
-        (|trial| trial.insert(7, "gate", Dtype::F32, &[8]), "expected layers below the num_hidden_layers of adapter_config.json, 3"),
+        (
+            |trial| trial.insert(7, "gate", Dtype::F32, &[8]),
+            "expected layers below the num_hidden_layers of adapter_config.json, 3",
+        ),
         (|trial| trial.insert(0, "gate", Dtype::I16, &[4, 8]), "mem_gate is I16, expected F32, F16 or BF16"),
         (|trial| trial.insert(2, "fc1.weight", Dtype::F32, &[0, 8]), "[0, 8], expected [hidden columns, 8]"),
         (
