@@ -123,6 +123,13 @@ def table(title, rows):
     return "\n".join(lines) + "\n"
 
 
+def tables(results):
+    parts = [table(f"perplexity of {text}, by position", rows) for text, rows in results["perplexity"].items()]
+    if results["recall"]:
+        parts.append(table("facts recalled, by length of the prompt", results["recall"]))
+    return "\n".join(parts)
+
+
 @torch.no_grad()
 def run(options, folder, log):
     """Measures the adapter in `folder`, and writes `results.json` and `results.md` there."""
@@ -143,12 +150,10 @@ def run(options, folder, log):
         if prompts and not (variant and variant[3]):
             results["recall"][name] = recall(model, variant, prompts)
         log(f"{name}: {time.time() - begin:.1f} s, recall {results['recall'].get(name)}")
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    tables = [table(f"perplexity of {text}, by position", rows) for text, rows in results["perplexity"].items()]
-    if prompts:
-        tables.append(table("facts recalled, by length of the prompt", results["recall"]))
-    (folder / "results.md").write_text("\n".join(tables))
-    print("\n".join(tables), flush=True)
+        # After every variant, so that what was measured is there if the rest is cut off.
+        (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        (folder / "results.md").write_text(tables(results))
+    print(tables(results), flush=True)
 
 
 def main():
