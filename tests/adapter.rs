@@ -87,7 +87,7 @@ fn checkpoint(folder: &Folder) -> String {
     };
     let bytes: Vec<Vec<u8>> = tensors
         .iter()
-        .map(|(_, shape)| (0..shape.iter().product()).flat_map(|_| number().to_le_bytes()).collect())
+        .map(|(_, shape)| (0..shape.iter().product::<usize>()).flat_map(|_| number().to_le_bytes()).collect())
         .collect();
     let views = tensors
         .into_iter()
