@@ -1,6 +1,7 @@
 //! The integration tests: one crate, one file per subject.
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test that is surprised fails")]
 
+mod adapter;
 mod bench_op;
 mod bundled;
 mod chat;

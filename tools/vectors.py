@@ -1,4 +1,5 @@
-"""Writes tests/data/vectors: small inputs of the ops that `kvas bench-op` times, and what they must come to.
+"""Writes tests/data/vectors: small inputs of the ops that `kvas bench-op` times, and of attention with a compressive
+memory, and what they must come to.
 
 The answers are those of the float64 oracle module `oracle.py`, found in the folder `spec` of the one that KVAS_SHARED
 names, or at the path given as the only argument. Needs numpy. Inputs are multiples of 1/64, exact in every 16-bit
@@ -16,6 +17,7 @@ import numpy as np
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "vectors"
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, ROWS = 2, 4, 6, 4, 12
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 8, 21
+EDGE_DIM, EDGE_TOKENS = 4, 32
 
 
 def load_oracle():
@@ -123,6 +125,42 @@ def slake(oracle, seed):
     })
 
 
+def edgeinfinite(oracle, seed):
+    """Two attention layers without norms or feed-forward halves, `x += heads(x) Wo`, read with sinks, segments and a
+    window: what comes out, token by token, of a prompt of each length in `prompts`, of decoding from `first` tokens on
+    in place and with recomputation, and the memories after the last prompt. Matrices are `[inputs, outputs]`."""
+    rng = np.random.default_rng(seed)
+    like = oracle.EdgeInf(rng, d=EDGE_DIM)
+    for layer in like.W:
+        for name, matrix in layer.items():
+            layer[name] = exact(matrix)
+    inputs, first = exact(rng.normal(size=(EDGE_TOKENS, like.D))), 5
+    fields = {
+        "layers": like.nl, "heads": like.Hq, "kv_heads": like.Hkv, "head_dim": like.d, "hidden": like.W[0]["W1"].shape[1],
+        "sink": like.sink, "window": like.win, "segment": like.seg, "rope_base": 10000.0, "first": first,
+        "weights": [{name: flat(matrix) for name, matrix in layer.items()} for layer in like.W], "inputs": flat(inputs),
+    }
+    for pos in ("cache", "abs"):
+        def model(**other):
+            made = oracle.EdgeInf(rng, d=EDGE_DIM, pos=pos, **other)
+            made.W = like.W
+            return made
+        prompts, answers = [first, 12, 13, 18, 19, EDGE_TOKENS - 1, EDGE_TOKENS], []
+        for length in prompts:
+            prompt = model()
+            answers.append(flat(prompt.prefill(inputs[:length]), 7))
+        decoded = {}
+        for mode in ("inplace", "recompute"):
+            made = model()
+            made.prefill(inputs[:first])
+            decoded[mode] = flat([made.decode(x, mode) for x in inputs[first:]], 7)
+            decoded[f"{mode}_m"], decoded[f"{mode}_z"] = flat(made.M, 7), flat(made.z, 7)
+        fields[pos] = {
+            "prompts": prompts, "prompt_out": answers, "m": flat(prompt.M, 7), "z": flat(prompt.z, 7), **decoded,
+        }
+    write("edgeinfinite", fields)
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     oracle = load_oracle()
@@ -130,3 +168,4 @@ if __name__ == "__main__":
         recurrence(oracle, kind, seed)
     attention(oracle, 9)
     slake(oracle, 13)
+    edgeinfinite(oracle, 10)

@@ -1,6 +1,9 @@
 //! Vocabulary the readers share: layers, softmax attention, rope.
 
-use super::header::{Header, bad};
+use super::{
+    edgeinfinite,
+    header::{Header, bad},
+};
 use crate::model::{
     ModelError,
     spec::{Attention, AttentionProjection, Bias, Ffn, LayerSpec, Mixer, QkNorm, RopeFactors, RopeSpec},
@@ -24,17 +27,19 @@ pub(super) fn unrotated(header: &Header, index: usize) -> Result<Attention, Mode
 pub(super) fn attention(header: &Header, index: usize, pairing: Pairing) -> Result<Attention, ModelError> {
     let heads = header.heads(index)?;
     let key_dim = header.head_dim("attention.key_length", heads)?;
+    let value_dim = header.head_dim("attention.value_length", heads)?;
     let has = |stem: &str| header.has_block_tensor(index, stem);
     Ok(Attention {
         heads,
         kv_heads: header.kv_heads(index, heads)?,
         key_dim,
-        value_dim: header.head_dim("attention.value_length", heads)?,
+        value_dim,
         scale: header.positive_opt("attention.scale")?.unwrap_or(1.0 / (key_dim as f32).sqrt()),
         rope: Some(rope(header, key_dim, pairing)?),
         qk_norm: if has("attn_q_norm.weight") { QkNorm::PerHead } else { QkNorm::None },
         bias: if has("attn_q.bias") || has("attn_qkv.bias") { Bias::Present } else { Bias::None },
         projection: if has("attn_qkv.weight") { AttentionProjection::Fused } else { AttentionProjection::Separate },
+        memory: edgeinfinite::gates(header, index, heads, value_dim)?,
     })
 }
 

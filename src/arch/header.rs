@@ -1,7 +1,9 @@
 //! What readers look at: typed, range-checked look-ups under the architecture's prefix, and which tensors exist.
 
+use super::edgeinfinite;
 use crate::model::{
     ModelError, ModelSpec,
+    kinds::block_and_stem,
     spec::{LayerSpec, Scales},
 };
 use kvas_gguf::{GgufError, GgufFile, Metadata};
@@ -61,9 +63,19 @@ impl<'a> Header<'a> {
         self.has_tensor(&format!("blk.{block}.{stem}"))
     }
 
+    /// True if a block has a tensor whose name begins so.
+    pub fn any_block_tensor(&self, start: &str) -> bool {
+        self.tensors.keys().filter_map(|name| block_and_stem(name)).any(|(_, stem)| stem.starts_with(start))
+    }
+
+    /// Elements along each dimension of a tensor of a block, the contiguous one first, if it exists.
+    pub fn block_tensor_shape(&self, block: usize, stem: &str) -> Option<&'a [u64]> {
+        self.tensors.get(format!("blk.{block}.{stem}").as_str()).copied()
+    }
+
     /// Elements of a tensor of a block, if it exists.
     pub fn block_tensor_elements(&self, block: usize, stem: &str) -> Option<usize> {
-        let shape = self.tensors.get(format!("blk.{block}.{stem}").as_str())?;
+        let shape = self.block_tensor_shape(block, stem)?;
         shape.iter().try_fold(1usize, |all, part| all.checked_mul(usize::try_from(*part).ok()?))
     }
 
@@ -196,6 +208,7 @@ impl<'a> Header<'a> {
             tied_output: !self.has_tensor("output.weight"),
             output_norm: "output_norm.weight",
             scales: Scales::NONE,
+            edgeinfinite: edgeinfinite::settings(self)?,
         })
     }
 
@@ -218,7 +231,8 @@ impl<'a> Header<'a> {
     }
 }
 
-fn in_range(key: &str, found: u64, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
+/// A count, if it lies in `range`.
+pub(super) fn in_range(key: &str, found: u64, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
     match usize::try_from(found) {
         Ok(value) if range.contains(&value) => Ok(value),
         _ => Err(bad(key, found, &format!("{} to {}", range.start(), range.end()))),

@@ -2,6 +2,7 @@
 //! architecture names occur nowhere else.
 
 mod attention;
+mod edgeinfinite;
 mod falcon;
 mod ffn;
 mod granite;

@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, io::Write, path::PathBuf};
 /// Convert a Hugging Face checkpoint to GGUF
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q4_k_m\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --dry-run"
+    after_help = "Examples:\n  kvas convert path/to/model -o model.gguf\n  kvas convert path/to/model -o model.gguf --type q4_k_m\n  kvas convert path/to/model -o model.gguf --split-max-size 4G\n  kvas convert path/to/model -o model.gguf --adapter path/to/gates\n  kvas convert path/to/model -o model.gguf --dry-run"
 )]
 pub(crate) struct Convert {
     /// Folder with config.json, tokenizer.json and the safetensors files
@@ -39,6 +39,9 @@ pub(crate) struct Convert {
     /// Name of the model [default: the folder's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Folder of an adapter with gates of EdgeInfinite for this model, which go into the file
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// Only list what would be written
     #[arg(long)]
     dry_run: bool,
@@ -51,8 +54,16 @@ impl Convert {
         let (bar, progress) = progress::tensors();
         let tensors = self.split_max_tensors.map(|count| SplitLimit::Tensors(count as usize));
         let split = self.split_max_size.map(SplitLimit::Bytes).or(tensors);
-        let options =
-            ConvertOptions { quant, mix, pre: self.pre, mtp, name: self.name, split, progress: Some(progress) };
+        let options = ConvertOptions {
+            quant,
+            mix,
+            pre: self.pre,
+            mtp,
+            name: self.name,
+            adapter: self.adapter,
+            split,
+            progress: Some(progress),
+        };
         if self.dry_run {
             list(&plan(&self.source, &options)?)?;
             return Ok(0);

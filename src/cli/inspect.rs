@@ -60,6 +60,9 @@ impl Inspect {
             Ok(spec) => writeln!(out, "layers {}\n       {}", kinds::layers(spec), kinds::legend(spec))?,
             Err(error) => writeln!(out, "layers not known: {error}")?,
         }
+        if let Some(memory) = spec.as_ref().ok().and_then(kinds::memory) {
+            writeln!(out, "memory gates: {memory}")?;
+        }
         for (name, (count, bytes)) in formats(file) {
             writeln!(out, "  {name:8} {count:5} tensors {bytes:14} bytes")?;
         }
@@ -210,6 +213,7 @@ fn as_json(file: &GgufFile, spec: Option<&ModelSpec>) -> serde_json::Value {
         "alignment": file.alignment(),
         "parameters": file.tensors().iter().map(TensorInfo::elements).sum::<usize>(),
         "layers": spec.map(|spec| spec.pattern().split(' ').map(String::from).collect::<Vec<_>>()),
+        "memory_gates": spec.and_then(kinds::memory),
         "types": formats,
         "metadata": metadata,
         "tensors": file.tensors().iter().map(tensor).collect::<Vec<_>>(),

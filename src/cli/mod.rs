@@ -1,5 +1,6 @@
 //! Commands: parse, call the library, print. The only place that names devices, and the only one with `anyhow`.
 
+mod adapter;
 mod bench;
 mod bench_op;
 mod chat;
@@ -54,6 +55,7 @@ enum Command {
     Chat(chat::Chat),
     Serve(serve::Serve),
     Convert(convert::Convert),
+    Adapter(adapter::AddAdapter),
     Quantize(quantize::Quantize),
     Imatrix(imatrix::Imatrix),
     Inspect(inspect::Inspect),
@@ -102,6 +104,7 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         Command::Chat(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Convert(command) => command.run(),
+        Command::Adapter(command) => command.run(),
         Command::Quantize(command) => command.run(),
         Command::Imatrix(command) => command.run(),
         Command::Inspect(command) => command.run(),

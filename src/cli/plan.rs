@@ -111,6 +111,9 @@ impl<'a> Report<'a> {
         writeln!(out, "architecture      {}", spec.architecture)?;
         writeln!(out, "layers            {}", kinds::layers(spec))?;
         writeln!(out, "                  {}", kinds::legend(spec))?;
+        if let Some(memory) = kinds::memory(spec) {
+            writeln!(out, "memory gates      {memory}")?;
+        }
         writeln!(out, "width, vocabulary {} {}", spec.width, spec.vocab)?;
         writeln!(out, "context           {} of {} tokens trained", plan.context, spec.context_length)?;
         let Replay { history, window, fresh } = plan.limits.replay;
@@ -200,6 +203,7 @@ impl<'a> Report<'a> {
         json!({
             "architecture": spec.architecture,
             "layers": spec.pattern().split(' ').collect::<Vec<_>>(),
+            "memory_gates": kinds::memory(spec),
             "width": spec.width,
             "vocabulary": spec.vocab,
             "trained_context": spec.context_length,

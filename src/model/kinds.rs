@@ -2,7 +2,7 @@
 
 use super::{
     ModelSpec,
-    spec::{Ffn, Mixer},
+    spec::{EdgeInfinite, Ffn, MemoryKeys, MemoryPositions, Mixer},
 };
 use kvas_gguf::TensorInfo;
 use std::collections::BTreeMap;
@@ -16,6 +16,8 @@ pub enum Kind {
     Attention,
     /// Softmax attention over a latent.
     LatentAttention,
+    /// What mixes in what a compressive memory says.
+    MemoryGates,
     /// The gated delta rule, its convolution and gates.
     GatedDelta,
     /// Mamba-2.
@@ -51,6 +53,7 @@ impl Kind {
             Kind::Embedding => "embedding",
             Kind::Attention => "attention",
             Kind::LatentAttention => "latent attention",
+            Kind::MemoryGates => "memory gates",
             Kind::GatedDelta => "gated delta",
             Kind::Mamba2 => "mamba-2",
             Kind::Mamba1 => "mamba-1",
@@ -80,6 +83,7 @@ impl Kind {
         let layer = spec.map(|spec| spec.layers.get(block));
         match (layer, stem) {
             (Some(None), _) => Kind::Prediction,
+            _ if stem.starts_with("attn_mem_") => Kind::MemoryGates,
             _ if stem.contains("norm") => Kind::Norm,
             _ if stem.contains("_shexp") => Kind::SharedExpert,
             _ if stem.starts_with("ffn_gate_inp") || stem.starts_with("exp_probs_b") => Kind::Router,
@@ -142,7 +146,8 @@ impl Tally {
         let (parameters, bytes) = (tensor.elements(), tensor.bytes);
         let ffn = block_and_stem(&tensor.name).and_then(|(block, _)| spec.layers.get(block)?.ffn.as_ref());
         let active = match (kind, ffn) {
-            (Kind::Prediction, _) => 0,
+            // Both are for what a plain run does not do.
+            (Kind::Prediction | Kind::MemoryGates, _) => 0,
             (Kind::Embedding, _) if !spec.tied_output => tensor.columns(),
             (Kind::Experts, Some(Ffn::Moe(moe))) if tensor.name.contains("_exps") => {
                 parameters / moe.experts * moe.active
@@ -188,6 +193,20 @@ pub fn layers(spec: &ModelSpec) -> String {
         1 => format!("{}: {pattern}", words.len()),
         times => format!("{}: {times} x ({})", words.len(), words[..period].join(" ")),
     }
+}
+
+/// What a model's memory gates were trained for, if it has any.
+pub fn memory(spec: &ModelSpec) -> Option<String> {
+    let EdgeInfinite { sink, window, segment, positions, keys } = spec.edgeinfinite?;
+    let positions = match positions {
+        MemoryPositions::Cache => "in the cache",
+        MemoryPositions::Absolute => "in the sequence",
+    };
+    let keys = match keys {
+        MemoryKeys::Rotated => "rotated",
+        MemoryKeys::Unrotated => "unrotated",
+    };
+    Some(format!("EdgeInfinite, sink {sink}, window {window}, segment {segment}, positions {positions}, keys {keys}"))
 }
 
 /// What the letters of a model's layers mean.

@@ -27,6 +27,42 @@ pub struct ModelSpec {
     pub output_norm: &'static str,
     /// Factors along the residual stream.
     pub scales: Scales,
+    /// How attention layers whose gates are in the file may read a long sequence.
+    pub edgeinfinite: Option<EdgeInfinite>,
+}
+
+/// EdgeInfinite (ALGORITHMS 4): a sequence is `sink | segments | residual | window`, and what is read of the segments is
+/// kept as a matrix per key head. The gates of the layers were trained for these lengths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EdgeInfinite {
+    /// First tokens, always kept.
+    pub sink: usize,
+    /// Last tokens, always kept.
+    pub window: usize,
+    /// Tokens that are absorbed at once.
+    pub segment: usize,
+    /// Positions of what is kept.
+    pub positions: MemoryPositions,
+    /// Which keys are absorbed, and which queries ask.
+    pub keys: MemoryKeys,
+}
+
+/// Positions of tokens when segments before them have been absorbed (ALGORITHMS 4.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryPositions {
+    /// Those in the sequence.
+    Absolute,
+    /// Those among what is kept: all but the sinks move down by a segment each time.
+    Cache,
+}
+
+/// Whether a memory is of keys with positions or without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKeys {
+    /// With them.
+    Rotated,
+    /// Without.
+    Unrotated,
 }
 
 /// Factors along the residual stream, 1 in most models.
@@ -94,6 +130,29 @@ pub struct Attention {
     pub bias: Bias,
     /// Where q, k and v come from.
     pub projection: AttentionProjection,
+    /// What mixes in what a compressive memory says, if that was trained.
+    pub memory: Option<MemoryGates>,
+}
+
+/// The gating module of one layer (ALGORITHMS 4.5): `sig(g) (W2 relu(W1 a + b1) + b2) + (1 - sig(g)) dot`, with one
+/// pair of matrices for all heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryGates {
+    /// Columns between the matrices.
+    pub hidden: usize,
+    /// What has a `g` of its own.
+    pub scope: GateScope,
+}
+
+/// What has a gate of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateScope {
+    /// Every channel of every head: `[heads, value_dim]`.
+    HeadChannel,
+    /// Every channel, for all heads: `[value_dim]`.
+    Channel,
+    /// Every head: `[heads]`.
+    Head,
 }
 
 /// Whether query and key heads are normalised.

@@ -1,6 +1,9 @@
 //! Binds GGUF tensors to declared weights: every declaration bound, every tensor used, every shape checked.
 
-use super::{ModelError, ModelSpec, lower::prediction_weights};
+use super::{
+    ModelError, ModelSpec,
+    lower::{memory_weights, prediction_weights},
+};
 use kvas_backend::{Bytes, DeviceError, Program, RowBlock, WeightData, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::{GgufError, GgufFile, Quant, TensorBytes, TensorInfo};
 use std::collections::{HashSet, VecDeque};
@@ -9,7 +12,8 @@ use std::collections::{HashSet, VecDeque};
 pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), ModelError> {
     let mut used = HashSet::new();
     let prediction = prediction_weights(spec, |name| file.tensor(name).is_some());
-    for decl in program.weights.iter().chain(&prediction) {
+    let memory = memory_weights(spec);
+    for decl in program.weights.iter().chain(&prediction).chain(&memory) {
         for part in &decl.parts {
             check(decl, part, file)?;
             used.insert(part.tensor.clone());

@@ -92,7 +92,7 @@ fn the_gateway_reads_metrics_that_are_there() {
 fn instruction(name: &str) -> String {
     let text = text("Containerfile");
     let found = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    found.last().unwrap_or_else(|| panic!("no {name}")).to_string()
+    found.next_back().unwrap_or_else(|| panic!("no {name}")).to_string()
 }
 
 /// What a container would run, run here: command and environment of the image, with a model and a free port.

@@ -1,5 +1,6 @@
 //! Tools that make and change model files.
 
+pub mod adapter;
 pub mod convert;
 mod encode;
 pub mod quantize;

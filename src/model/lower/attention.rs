@@ -1,7 +1,9 @@
 //! Softmax attention, plain and latent.
 
 use super::{Lowering, of};
-use crate::model::spec::{Attention, AttentionProjection, Bias, LatentAttention, QkNorm, RopeFactors, RopeSpec};
+use crate::model::spec::{
+    Attention, AttentionProjection, Bias, GateScope, LatentAttention, QkNorm, RopeFactors, RopeSpec,
+};
 use kvas_backend::{
     Act, Op, Rope, StoreDecl, op,
     store::{PageLayout, PagesDecl, Policy},
@@ -36,6 +38,25 @@ impl Lowering<'_> {
         let out = self.act("mixed", out_columns);
         self.op(Op::Attention(op::Attention { q, gate, heads: a.heads, scale: a.scale, store, out }));
         self.add_to_residual(out, of(index, "attn_output.weight"), residual);
+    }
+
+    /// The matrices, biases and gating vector beside a memory, all in f32.
+    pub(super) fn memory_gates(&mut self, index: usize, a: &Attention) {
+        let Some(gates) = &a.memory else { return };
+        let gate = match gates.scope {
+            GateScope::HeadChannel => [a.heads, a.value_dim],
+            GateScope::Channel => [1, a.value_dim],
+            GateScope::Head => [1, a.heads],
+        };
+        for (stem, shape) in [
+            ("fc1.weight", [gates.hidden, a.value_dim]),
+            ("fc1.bias", [1, gates.hidden]),
+            ("fc2.weight", [a.value_dim, gates.hidden]),
+            ("fc2.bias", [1, a.value_dim]),
+            ("gate.weight", gate),
+        ] {
+            self.small(of(index, &format!("attn_mem_{stem}")), shape);
+        }
     }
 
     /// One of q, k, v, with the rows it has in a fused tensor.

@@ -70,6 +70,24 @@ pub fn lower_prediction(spec: &ModelSpec, exists: impl Fn(&str) -> bool) -> Opti
     Some((lowering.program, joined))
 }
 
+/// The weights of the memory gates of all attention layers, which the program itself does not read.
+pub fn memory_weights(spec: &ModelSpec) -> Vec<WeightDecl> {
+    let mut lowering = Lowering::new(spec);
+    for (index, layer) in spec.layers.iter().enumerate() {
+        for mixer in &layer.mixers {
+            match mixer {
+                Mixer::Attention(attention) => lowering.memory_gates(index, attention),
+                Mixer::LatentAttention(_)
+                | Mixer::GatedDelta(_)
+                | Mixer::Mamba2(_)
+                | Mixer::Mamba1(_)
+                | Mixer::ShortConv(_) => {}
+            }
+        }
+    }
+    lowering.program.weights
+}
+
 /// The name of a tensor of a block.
 fn of(block: usize, stem: &str) -> String {
     format!("blk.{block}.{stem}")

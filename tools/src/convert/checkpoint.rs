@@ -17,7 +17,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// The tensors of a checkpoint, of one file or of several.
 #[derive(Debug)]
-pub(super) struct Checkpoint {
+pub(crate) struct Checkpoint {
     tensors: BTreeMap<String, Stored>,
     shards: Vec<Shard>,
 }
@@ -30,13 +30,13 @@ struct Shard {
 
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     /// Sizes, the contiguous one last.
-    pub(super) shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// The type as the file names it.
-    pub(super) dtype: Dtype,
+    pub(crate) dtype: Dtype,
     /// The type of its numbers; `None` if they cannot be converted.
-    pub(super) float: Option<Float>,
+    pub(crate) float: Option<Float>,
     /// What its numbers are multiples of.
     pub(super) scales: Option<Box<Scales>>,
     shard: usize,
@@ -47,11 +47,10 @@ pub(super) struct Stored {
 impl Checkpoint {
     /// Reads the directories of all files of the checkpoint in `folder`.
     pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
-        let mut checkpoint = Checkpoint { tensors: BTreeMap::new(), shards: Vec::new() };
         if folder.join(WHOLE).is_file() {
-            checkpoint.add(folder, WHOLE, None)?;
-            return Ok(checkpoint);
+            return Checkpoint::open_file(folder, WHOLE);
         }
+        let mut checkpoint = Checkpoint { tensors: BTreeMap::new(), shards: Vec::new() };
         let Some(index) = super::json::Json::read(folder, INDEX)? else {
             bail!("{}: expected {WHOLE} or {INDEX} in it", folder.display());
         };
@@ -73,6 +72,13 @@ impl Checkpoint {
             }
             checkpoint.add(folder, file, Some(&expected))?;
         }
+        Ok(checkpoint)
+    }
+
+    /// Reads the directory of one file.
+    pub(crate) fn open_file(folder: &Path, name: &str) -> Result<Checkpoint> {
+        let mut checkpoint = Checkpoint { tensors: BTreeMap::new(), shards: Vec::new() };
+        checkpoint.add(folder, name, None)?;
         Ok(checkpoint)
     }
 
@@ -117,17 +123,17 @@ impl Checkpoint {
     }
 
     /// A tensor by name.
-    pub(super) fn get(&self, name: &str) -> Option<&Stored> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)
     }
 
     /// Every name, sorted.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
     /// Fills `out` with the bytes of a tensor from byte `start` of it on.
-    pub(super) fn read(&self, tensor: &Stored, start: u64, out: &mut [u8]) -> Result<()> {
+    pub(crate) fn read(&self, tensor: &Stored, start: u64, out: &mut [u8]) -> Result<()> {
         let shard = &self.shards[tensor.shard];
         let mut file = &shard.file;
         file.seek(SeekFrom::Start(tensor.offset + start))

@@ -4,7 +4,7 @@ use safetensors::tensor::Dtype;
 
 /// The types of numbers that can be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Float {
+pub(crate) enum Float {
     F32,
     F16,
     Bf16,
@@ -30,7 +30,7 @@ impl Float {
     }
 
     /// Bytes of as many numbers, which must fill whole bytes.
-    pub(super) fn bytes_of(self, count: usize) -> usize {
+    pub(crate) fn bytes_of(self, count: usize) -> usize {
         match self {
             Float::F32 => count * 4,
             Float::F16 | Float::Bf16 => count * 2,
@@ -40,7 +40,7 @@ impl Float {
     }
 
     /// Turns little-endian bytes into numbers.
-    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+    pub(crate) fn decode(self, bytes: &[u8], out: &mut [f32]) {
         match self {
             Float::F32 => {
                 for (raw, out) in bytes.as_chunks::<4>().0.iter().zip(out) {

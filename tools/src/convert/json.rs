@@ -9,14 +9,14 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// One JSON file.
 #[derive(Debug, Clone)]
-pub(super) struct Json {
+pub(crate) struct Json {
     name: String,
     root: Value,
 }
 
 impl Json {
     /// Reads `folder/name`; `None` if there is no such file.
-    pub(super) fn read(folder: &Path, name: &str) -> Result<Option<Json>> {
+    pub(crate) fn read(folder: &Path, name: &str) -> Result<Option<Json>> {
         let Some(bytes) = read_file(folder, name)? else { return Ok(None) };
         let read = serde_json::from_slice(&bytes).or_else(|_| serde_json::from_slice(&without_constants(&bytes)));
         let root = read.with_context(|| format!("{name}: not valid JSON"))?;
@@ -42,7 +42,7 @@ impl Json {
     /// The value at a dotted path of keys and places in lists; null counts as missing. An inner `text_config` or
     /// `llm_config` goes before the outermost object, since that is where checkpoints of several modalities describe
     /// their language model.
-    pub(super) fn get(&self, path: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, path: &str) -> Option<&Value> {
         let inner = ["text_config", "llm_config"].map(|name| self.root.get(name));
         inner.into_iter().chain([Some(&self.root)]).find_map(|from| lookup(from, path))
     }
@@ -67,7 +67,7 @@ impl Json {
     }
 
     /// A text, if the path is there.
-    pub(super) fn text(&self, path: &str) -> Result<Option<&str>> {
+    pub(crate) fn text(&self, path: &str) -> Result<Option<&str>> {
         match self.get(path) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -85,7 +85,7 @@ impl Json {
     }
 
     /// A boolean, if the path is there and is one.
-    pub(super) fn flag(&self, path: &str) -> Option<bool> {
+    pub(crate) fn flag(&self, path: &str) -> Option<bool> {
         self.get(path).and_then(Value::as_bool)
     }
 }
@@ -135,7 +135,7 @@ pub(super) fn read_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>> {
 }
 
 /// What a JSON value is, for messages.
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

@@ -3,10 +3,10 @@
 //! A family of models is a table of values, keys and tensors in [`architectures`]; everything else here reads tables.
 
 mod architectures;
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod expression;
-mod floats;
-mod json;
+pub(crate) mod floats;
+pub(crate) mod json;
 mod layout;
 mod metadata;
 mod plan;
@@ -73,6 +73,8 @@ pub struct ConvertOptions {
     pub mtp: MtpBlocks,
     /// `general.name`, in place of the name of the folder.
     pub name: Option<String>,
+    /// The folder of an adapter with gates of EdgeInfinite, which go into the file.
+    pub adapter: Option<PathBuf>,
     /// Several files in place of one: `name.gguf` becomes `name-00001-of-0000N.gguf` and so on.
     pub split: Option<SplitLimit>,
     /// Called after each part that was written.
@@ -82,7 +84,16 @@ pub struct ConvertOptions {
 impl Default for ConvertOptions {
     fn default() -> ConvertOptions {
         let mtp = MtpBlocks::default();
-        ConvertOptions { quant: Quant::Bf16, mix: None, pre: None, mtp, name: None, split: None, progress: None }
+        ConvertOptions {
+            quant: Quant::Bf16,
+            mix: None,
+            pre: None,
+            mtp,
+            name: None,
+            adapter: None,
+            split: None,
+            progress: None,
+        }
     }
 }
 
@@ -94,6 +105,7 @@ impl std::fmt::Debug for ConvertOptions {
             .field("pre", &self.pre)
             .field("mtp", &self.mtp)
             .field("name", &self.name)
+            .field("adapter", &self.adapter)
             .field("split", &self.split)
             .finish_non_exhaustive()
     }
@@ -195,6 +207,9 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
     metadata::write(&mut metadata, folder, &settings, &jobs, options)?;
     let vocab = settings.values.count("vocab")?;
     vocabulary::write(&mut metadata, folder, vocab, options.pre.as_deref())?;
+    if let Some(adapter) = &options.adapter {
+        plan::add_gates(&mut jobs, &mut metadata, adapter)?;
+    }
     if let Some(mix) = options.mix {
         types::mix(mix, &mut metadata, &mut jobs)?;
     }

@@ -7,9 +7,10 @@ use super::settings::Settings;
 use super::table::{IGNORED, Origin, Source, TensorRow, Transform};
 use super::types;
 use super::{ConvertOptions, MtpBlocks, PlannedTensor};
+use crate::adapter::{Adapter, Gate};
 use anyhow::{Context, Result, bail};
-use kvas_gguf::Quant;
-use std::collections::HashSet;
+use kvas_gguf::{Metadata, Quant};
+use std::{collections::HashSet, path::Path};
 
 /// A tensor to be written.
 #[derive(Debug)]
@@ -75,6 +76,18 @@ pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &Conve
     }
     let ignored = planner.leftovers(options.mtp)?;
     Ok(Jobs { jobs: planner.jobs, ignored })
+}
+
+/// Adds the gates of an adapter to the keys and tensors of the model they were trained for.
+pub(super) fn add_gates(jobs: &mut Vec<Job>, metadata: &mut Metadata, folder: &Path) -> Result<()> {
+    let adapter = Adapter::for_model(folder, metadata, |name| jobs.iter().any(|job| job.tensor.name == name))?;
+    adapter.describe(metadata);
+    jobs.extend(adapter.gates.into_iter().map(|Gate { name, shape, numbers, source, .. }| {
+        let bytes = numbers.len() as u64 * 4;
+        let tensor = PlannedTensor { name, quant: Quant::F32, shape, bytes, sources: vec![source] };
+        Job { tensor, data: Data::Made(numbers) }
+    }));
+    Ok(())
 }
 
 impl Planner<'_> {

@@ -241,7 +241,7 @@ pub struct Tensor<'a> {
 }
 
 /// Names of matrices that are left alone: small, and worth every bit.
-const KEPT: &[&str] = &["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight"];
+const KEPT: &[&str] = &["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight", "attn_mem_"];
 
 /// Whether a tensor is left alone: vectors, what is no weight or no number, and the names above.
 fn is_kept(tensor: &Tensor<'_>, recipe: &Recipe) -> bool {
