@@ -91,7 +91,7 @@ fn the_gateway_reads_metrics_that_are_there() {
 /// What stands behind an instruction of the container file.
 fn instruction(name: &str) -> String {
     let text = text("Containerfile");
-    let found = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let mut found = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     found.next_back().unwrap_or_else(|| panic!("no {name}")).to_string()
 }
 
