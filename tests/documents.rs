@@ -4,6 +4,7 @@ use crate::commands::{kvas, succeeds};
 use std::{
     collections::BTreeSet,
     fs,
+    io::Write,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -116,8 +117,11 @@ fn shells_complete_commands_and_flags() {
     let ask =
         "\nCOMP_WORDS=(kvas serve --max-d); COMP_CWORD=2; _kvas kvas --max-d serve; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut bash = Command::new("bash");
-    bash.args(["--norc", "-c", &format!("{script}{ask}")]).stderr(Stdio::inherit());
-    let said = String::from_utf8(bash.output().unwrap().stdout).unwrap();
+    bash.args(["--norc", "-s"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut bash = bash.spawn().unwrap();
+    // Longer than an argument may be.
+    bash.stdin.take().unwrap().write_all(format!("{script}{ask}\n").as_bytes()).unwrap();
+    let said = String::from_utf8(bash.wait_with_output().unwrap().stdout).unwrap();
     assert_eq!(said, "--max-decode-gap-ms\n");
     assert_eq!(kvas(&["completions", "cmd"]).status.code(), Some(2));
 }

@@ -80,6 +80,7 @@ fn architecture_names_are_in_arch_only() {
             "src/text/",
             "src/presets/",
             "tests/",
+            "tools/src/adapter/tests.rs",
             "tools/src/convert/",
             "tools/src/quantize/",
             "tools/tests/",

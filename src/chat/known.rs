@@ -66,6 +66,23 @@ impl Known {
         let ids = [&prompt[..], reply.tokens].concat();
         let whole = format!("{text}{}", reply.text);
         self.replace(text, prompt);
-        self.replace(whole, ids);
+        // Tokens without a text would belong to the prompt when it is asked again.
+        if !reply.text.is_empty() {
+            self.replace(whole, ids);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_without_a_text_are_not_those_of_the_prompt() {
+        let mut known = Known::default();
+        known.remember(("ask".into(), vec![1, 2]), &Replied { text: "", tokens: &[9] });
+        assert_eq!((known.shared_with("ask"), &known.ids[..]), (Some((3, 2)), &[1, 2][..]));
+        known.remember(("ask".into(), vec![1, 2]), &Replied { text: "ed", tokens: &[9, 3] });
+        assert_eq!((known.shared_with("ask"), known.shared_with("asked!")), (Some((3, 2)), Some((5, 4))));
     }
 }
