@@ -72,6 +72,7 @@ pub(crate) const WANTED: device::Wanted = device::Wanted {
     outputs: REPLAY_WINDOW,
     context: None,
     window: REPLAY_WINDOW,
+    promised: 0,
 };
 
 /// One line about a request.
@@ -94,7 +95,7 @@ impl Chat {
         };
         let rows = self.drafts.rows();
         let wanted = device::Wanted { outputs: rows, window: rows, ..WANTED };
-        let Prepared { runner, plan, drafters } = self.drafts.prepare(&self.model, &model, wanted)?;
+        let Prepared { runner, plan, drafters, .. } = self.drafts.prepare(&self.model, &model, wanted)?;
         let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, .. } = plan;
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context };
         let id = ModelId::of(&model.file);

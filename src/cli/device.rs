@@ -31,6 +31,8 @@ pub(crate) struct Wanted {
     pub(crate) context: Option<usize>,
     /// Rows a step may be taken back by.
     pub(crate) window: usize,
+    /// Bytes of free memory that other models of this process were promised and have not touched yet.
+    pub(crate) promised: u64,
 }
 
 /// Opens the model.
@@ -46,7 +48,7 @@ impl Wanted {
     /// One sequence that is read once: nothing to go back to.
     pub(crate) const fn once(outputs: usize, context: Option<usize>) -> Self {
         let (snapshots, window) = (SnapshotBudget::Exactly(0), REPLAY_WINDOW);
-        Self { sequences: 1, snapshots, outputs, context, window }
+        Self { sequences: 1, snapshots, outputs, context, window, promised: 0 }
     }
 }
 
@@ -174,8 +176,7 @@ impl Place {
         (model, program): (&Model, &Program),
         wanted: Wanted,
     ) -> anyhow::Result<PlanRequest> {
-        let promised = flags.run.compute.promised;
-        let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), promised)?;
+        let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), wanted.promised)?;
         let request = PlanRequest {
             context: flags.run.context().or(wanted.context),
             sequences: wanted.sequences,
@@ -260,6 +261,14 @@ fn backend_for(flags: &ModelFlags, model: &Model) -> anyhow::Result<Box<dyn Back
         Some((placement, places)) => Ok(Box::new(Split::new(places.map(|place| place.backend()), placement))),
         None => backend(&flags.run.compute),
     }
+}
+
+/// Whether the rows of a short span get the bits that each would get in a step of its own.
+pub(crate) fn has_alike_rows(flags: &ModelFlags, model: &Model) -> anyhow::Result<bool> {
+    Ok(match Place::of(&flags.run.compute)? {
+        Place::Cpu { .. } | Place::Reference => true,
+        Place::Cuda { .. } => kvas_cuda::has_alike_rows(&model.program),
+    })
 }
 
 /// What the memory there is now would make smaller; none if everything fits as it is asked for.

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Drafts")]
 pub(crate) struct DraftFlags {
-    /// Who drafts the next tokens, which the model then checks in one step; answers are the same either way
+    /// Who drafts the next tokens, which the model then checks in one step; answers are the same either way, but for
+    /// rounding in models with recurrent states on a GPU
     #[arg(long, value_enum, default_value_t = Spec::Auto)]
     spec: Spec,
     /// Most tokens drafted at once
@@ -33,7 +34,7 @@ pub(crate) struct DraftFlags {
 /// Who drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Spec {
-    /// Whoever there is, where it has paid off so far
+    /// Whoever there is, where it has paid off so far and no bit of an answer depends on it
     Auto,
     /// Nobody
     Off,
@@ -50,6 +51,18 @@ pub(crate) struct Prepared {
     pub(crate) runner: Runner,
     pub(crate) plan: MemoryPlan,
     pub(crate) drafters: Vec<Box<dyn Drafter>>,
+    /// Bytes that drafting takes besides what is planned.
+    pub(crate) beside_bytes: u64,
+}
+
+/// The memory of a model, and of who drafts for it.
+pub(crate) struct Planned {
+    /// What the model asks for where the others have what they need.
+    pub(crate) request: PlanRequest,
+    /// Bytes there are for all of them.
+    pub(crate) available_bytes: u64,
+    own: MemoryPlan,
+    second: Option<(Second, MemoryPlan)>,
 }
 
 /// Snapshots of a draft model for every sequence: where its last prompts ended.
@@ -72,32 +85,38 @@ impl DraftFlags {
         self.most() + 1
     }
 
-    /// Plans the memory of a model and of who drafts for it, and prepares their devices.
-    pub(crate) fn prepare(&self, flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Prepared> {
+    /// Plans the memory of a model and of who drafts for it.
+    pub(crate) fn plan(&self, flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Planned> {
         let second = self.second(flags, model)?;
-        let request = device::memory_request(flags, model, wanted)?;
-        let mut own = plan(&model.program, model.spec.context_length, &request);
-        let mut theirs = second.as_ref().map(|second| second.plan(flags, model, &own, wanted)).transpose()?;
-        if let Some(planned) = &mut theirs {
-            let needed = planned.needed_bytes();
-            if own.needed_bytes() + needed > own.available_bytes {
-                let available_bytes = request.available_bytes.saturating_sub(needed);
-                own = plan(&model.program, model.spec.context_length, &PlanRequest { available_bytes, ..request });
-                if let Some(second) = &second {
-                    *planned = second.plan(flags, model, &own, wanted)?;
-                }
-            }
+        let mut request = device::memory_request(flags, model, wanted)?;
+        let available_bytes = request.available_bytes;
+        let of = |request: &PlanRequest| plan(&model.program, model.spec.context_length, request);
+        let mut own = of(&request);
+        let Some(second) = second else { return Ok(Planned { request, available_bytes, own, second: None }) };
+        let mut planned = second.plan(flags, model, &own, wanted)?;
+        let needed = planned.needed_bytes();
+        if own.needed_bytes() + needed > own.available_bytes {
+            request.available_bytes = request.available_bytes.saturating_sub(needed);
+            own = of(&request);
+            planned = second.plan(flags, model, &own, wanted)?;
         }
+        Ok(Planned { request, available_bytes, own, second: Some((second, planned)) })
+    }
+
+    /// Prepares the devices of a model and of who drafts for it.
+    pub(crate) fn prepare(&self, flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Prepared> {
+        let Planned { own, second, .. } = self.plan(flags, model, wanted)?;
         self.check_replay(&model.program, &own)?;
         let (runner, plan) = device::prepare_planned(flags, model, own)?;
         let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
-        if matches!(self.spec, Spec::Auto | Spec::Ngram) {
+        if self.spec == Spec::Ngram || (self.spec == Spec::Auto && device::has_alike_rows(flags, model)?) {
             drafters.push(Box::new(Lookup::default()));
         }
-        if let (Some(second), Some(planned)) = (second, theirs) {
+        let beside_bytes = second.as_ref().map_or(0, |(_, planned)| planned.needed_bytes());
+        if let Some((second, planned)) = second {
             drafters.push(second.prepare(flags, model, &planned)?);
         }
-        Ok(Prepared { runner, plan, drafters })
+        Ok(Prepared { runner, plan, drafters, beside_bytes })
     }
 
     /// Who drafts on a device of its own, if anybody does.
@@ -105,6 +124,7 @@ impl DraftFlags {
         let head = || PredictionHead::program(model).map(|(program, joined)| Second::Head(program, joined));
         match (self.spec, &self.model_draft) {
             (Spec::Off | Spec::Ngram, _) => Ok(None),
+            (Spec::Auto, _) if !device::has_alike_rows(flags, model)? => Ok(None),
             (Spec::Draft, None) => bail!("--spec draft, expected --model-draft FILE as well"),
             (Spec::Auto | Spec::Draft, Some(file)) => {
                 let flags = ModelFlags { model: Some(file.clone()), run: flags.run.clone() };
@@ -130,6 +150,19 @@ impl DraftFlags {
             ),
             Spec::Auto | Spec::Off | Spec::Ngram | Spec::Mtp | Spec::Draft => Ok(()),
         }
+    }
+}
+
+impl Planned {
+    /// Bytes that drafting takes beside a model that is planned like this.
+    pub(crate) fn beside_bytes(
+        &self,
+        (flags, model): (&ModelFlags, &Model),
+        own: &MemoryPlan,
+        wanted: Wanted,
+    ) -> anyhow::Result<u64> {
+        let second = self.second.as_ref().map(|(second, _)| second.plan(flags, model, own, wanted)).transpose()?;
+        Ok(second.map_or(0, |planned| planned.needed_bytes()))
     }
 }
 

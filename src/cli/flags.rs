@@ -91,9 +91,6 @@ pub(crate) struct ComputeFlags {
     /// Launch every kernel on its own instead of whole steps as CUDA graphs: slower, the same results
     #[arg(long)]
     pub(crate) eager: bool,
-    /// Bytes of free memory that other models of this process were promised and have not touched yet
-    #[arg(skip)]
-    pub(crate) promised: u64,
 }
 
 impl ComputeFlags {

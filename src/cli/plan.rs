@@ -2,6 +2,7 @@
 
 use super::{
     device::{self, Wanted},
+    drafts::{DraftFlags, Planned},
     flags::ModelFlags,
     policy::PolicyFlags,
 };
@@ -29,6 +30,8 @@ pub(crate) struct Plan {
     model: ModelFlags,
     #[command(flatten)]
     policy: PolicyFlags,
+    #[command(flatten)]
+    drafts: DraftFlags,
     /// Leave the program out
     #[arg(long)]
     memory: bool,
@@ -48,8 +51,10 @@ impl Plan {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
-        let request = device::memory_request(&self.model, &model, WANTED)?;
-        let report = Report::new(&model, &request, bound);
+        let rows = self.drafts.rows();
+        let wanted = Wanted { outputs: rows, window: rows, ..WANTED };
+        let planned = self.drafts.plan(&self.model, &model, wanted)?;
+        let report = Report::new((&self.model, &model), (&planned, wanted), bound)?;
         let mut out = std::io::stdout().lock();
         if self.json {
             let mut object = report.as_json();
@@ -73,6 +78,8 @@ struct Report<'a> {
     kinds: BTreeMap<Kind, Tally>,
     available_bytes: u64,
     plan: MemoryPlan,
+    /// What a draft model or a prediction head takes.
+    drafts_bytes: u64,
     /// How many tokens a sequence holds, and the layers that give up the others.
     bound: Option<(Bound, Layout)>,
     /// By context, then by sequences.
@@ -80,26 +87,44 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(model: &'a Model, request: &PlanRequest, bound: Option<Bound>) -> Self {
+    fn new(
+        (flags, model): (&ModelFlags, &'a Model),
+        (drafts, wanted): (&Planned, Wanted),
+        bound: Option<Bound>,
+    ) -> anyhow::Result<Self> {
+        let request = &drafts.request;
         let trained = model.spec.context_length;
         let planned = |request: &PlanRequest| plan(&model.program, trained, request);
         let chosen = planned(request);
         // What it would take if memory were no limit.
         let snapshots = SnapshotBudget::Exactly(chosen.limits.snapshots);
         let unbounded = PlanRequest { snapshots, available_bytes: u64::MAX, ..*request };
-        let needed = |context, sequences| {
-            planned(&PlanRequest { context: Some(context), sequences, ..unbounded }).needed_bytes()
+        let beside =
+            |plan: &MemoryPlan, sequences| drafts.beside_bytes((flags, model), plan, Wanted { sequences, ..wanted });
+        let needed = |context, sequences| -> anyhow::Result<u64> {
+            let plan = planned(&PlanRequest { context: Some(context), sequences, ..unbounded });
+            Ok(plan.needed_bytes() + beside(&plan, sequences)?)
         };
+        let drafts_bytes = beside(&chosen, wanted.sequences)?;
         // A context longer than the model was trained for helps nobody.
         let contexts = CONTEXTS.into_iter().filter(|context| *context <= trained.max(CONTEXTS[0]));
-        Self {
+        let mut fits = Vec::new();
+        for context in contexts {
+            let mut row = [0; SEQUENCES.len()];
+            for (needs, sequences) in row.iter_mut().zip(SEQUENCES) {
+                *needs = needed(context, sequences)?;
+            }
+            fits.push((context, row));
+        }
+        Ok(Self {
             model,
             kinds: kinds::tally(model.file.tensors(), &model.spec),
-            available_bytes: request.available_bytes,
+            available_bytes: drafts.available_bytes,
+            drafts_bytes,
             bound: bound.zip(Layout::prepared(&model.program, &chosen.limits)),
             plan: chosen,
-            fits: contexts.map(|context| (context, SEQUENCES.map(|sequences| needed(context, sequences)))).collect(),
-        }
+            fits,
+        })
     }
 
     fn total(&self) -> Tally {
@@ -143,9 +168,10 @@ impl<'a> Report<'a> {
             ("  each", plan.snapshot_bytes),
             ("activations", plan.activations_bytes),
             ("scratch", plan.scratch_bytes),
-            ("needed", plan.needed_bytes()),
+            ("drafts", self.drafts_bytes),
+            ("needed", plan.needed_bytes() + self.drafts_bytes),
             ("in use already", plan.process_bytes),
-            ("total", plan.total_bytes()),
+            ("total", plan.total_bytes() + self.drafts_bytes),
             ("available", self.available_bytes),
         ] {
             writeln!(out, "{what:17} {:>12}", HumanBytes(bytes).to_string())?;
@@ -235,9 +261,10 @@ impl<'a> Report<'a> {
                 "snapshot_bytes": plan.snapshot_bytes,
                 "activations_bytes": plan.activations_bytes,
                 "scratch_bytes": plan.scratch_bytes,
-                "needed_bytes": plan.needed_bytes(),
+                "drafts_bytes": self.drafts_bytes,
+                "needed_bytes": plan.needed_bytes() + self.drafts_bytes,
                 "process_bytes": plan.process_bytes,
-                "total_bytes": plan.total_bytes(),
+                "total_bytes": plan.total_bytes() + self.drafts_bytes,
                 "available_bytes": self.available_bytes,
             },
             "fits": self.fits.iter().flat_map(row).collect::<Vec<_>>(),

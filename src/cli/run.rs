@@ -103,8 +103,8 @@ impl Run {
         let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
         let kept = SnapshotBudget::Exactly(snapshots);
         let outputs = self.drafts.rows();
-        let wanted = device::Wanted { sequences: 1, snapshots: kept, outputs, context: needed, window: outputs };
-        let Prepared { runner, plan, drafters } = self.drafts.prepare(&self.model, &model, wanted)?;
+        let wanted = device::Wanted { snapshots: kept, window: outputs, ..device::Wanted::once(outputs, needed) };
+        let Prepared { runner, plan, drafters, .. } = self.drafts.prepare(&self.model, &model, wanted)?;
         let most_drafts = self.drafts.most();
         let engine =
             Engine::start(runner, EngineConfig { bound, drafters, most_drafts, ..EngineConfig::new(plan.context) });

@@ -59,8 +59,8 @@ impl Speculation {
 
     /// A drafter failed: answers go on without it.
     fn give_up(&mut self, number: usize, error: &DeviceError) {
-        tracing::warn!(%error, "a drafter failed, answers go on without it");
-        self.drafters.remove(number);
+        let (drafter, _) = self.drafters.remove(number);
+        tracing::warn!(drafter = drafter.kind().name(), %error, "a drafter failed, answers go on without it");
         self.drafted.clear();
         self.acceptance.clear();
     }

@@ -4,7 +4,7 @@ mod profile;
 
 use super::{
     device::{self, Place},
-    flags::{ModelFlags, REPLAY_WINDOW},
+    flags::ModelFlags,
     policy::PolicyFlags,
 };
 use anyhow::{anyhow, ensure};
@@ -98,8 +98,7 @@ impl Bench {
         let sequences = longest(&self.parallel).max(1);
         // Every round goes back to the depth: one snapshot each.
         let snapshots = SnapshotBudget::Exactly(sequences);
-        let wanted =
-            device::Wanted { sequences, snapshots, outputs: sequences, context: Some(context), window: REPLAY_WINDOW };
+        let wanted = device::Wanted { sequences, snapshots, ..device::Wanted::once(sequences, Some(context)) };
         let began = Instant::now();
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let (loaded, gigabytes) = (began.elapsed().as_secs_f64(), model.file.file_bytes() as f64 / 1e9);

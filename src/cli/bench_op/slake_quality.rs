@@ -2,10 +2,7 @@
 //! bytes: how well a text is predicted, and how many questions about a long prompt are answered.
 
 use super::plot::{Curve, Panel, svg};
-use crate::cli::{
-    device,
-    flags::{ModelFlags, REPLAY_WINDOW},
-};
+use crate::cli::{device, flags::ModelFlags};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use kvas::{
@@ -147,8 +144,7 @@ impl SlakeQuality {
         model.program = Arc::new(bounded(&model.program, &Bound::new(most), MomentType::F32, page_size));
         // The prompt of an item stays beside what a budget leaves of it.
         let snapshots = SnapshotBudget::Exactly(2);
-        let wanted =
-            device::Wanted { sequences: 1, snapshots, outputs: 1, context: Some(2 * longest), window: REPLAY_WINDOW };
+        let wanted = device::Wanted { snapshots, ..device::Wanted::once(1, Some(2 * longest)) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let layout = runner.bounded_layers().context("expected a model with layers of attention")?;
         // The first is what all others are compared with.

@@ -1,10 +1,6 @@
 //! `kvas bench-op snapshot`: what going back in a long chat costs.
 
-use crate::cli::{
-    chat::SNAPSHOT_EVERY,
-    device,
-    flags::{ModelFlags, REPLAY_WINDOW},
-};
+use crate::cli::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags};
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use kvas::{
@@ -75,13 +71,7 @@ impl Snapshot {
         let model = device::open(&self.model)?;
         let turn = (self.tokens + self.predict) as usize;
         let context = Some(self.turns as usize * turn + turn);
-        let wanted = device::Wanted {
-            sequences: 1,
-            snapshots: SnapshotBudget::Share,
-            outputs: 1,
-            context,
-            window: REPLAY_WINDOW,
-        };
+        let wanted = device::Wanted { snapshots: SnapshotBudget::Share, ..device::Wanted::once(1, context) };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let (vocab, snapshots) = (model.spec.vocab, plan.limits.snapshots);
         let config = EngineConfig { snapshot_every: SNAPSHOT_EVERY, ..EngineConfig::new(plan.context) };

@@ -10,7 +10,7 @@ use crate::cli::{
 use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
-    memory::plan::{MemoryPlan, SnapshotBudget},
+    memory::plan::SnapshotBudget,
     policy::Layout,
     server::{Facts, Loaded, Loader, Room},
     session::ModelId,
@@ -69,11 +69,11 @@ impl Promises {
         (before + made.iter().map(|promise| promise.bytes).sum::<u64>()).saturating_sub(resident)
     }
 
-    /// A model was loaded by this plan.
-    fn add(&self, memory: Weak<()>, plan: &MemoryPlan) {
-        self.before.get_or_init(|| plan.process_bytes);
+    /// A model was loaded that may take so many bytes, by a process that held `before` bytes.
+    fn add(&self, memory: Weak<()>, (before, bytes): (u64, u64)) {
+        self.before.get_or_init(|| before);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.push(Promise { memory, bytes: plan.needed_bytes() });
+        made.push(Promise { memory, bytes });
     }
 }
 
@@ -86,8 +86,7 @@ impl Loader for FromFlags {
 impl FromFlags {
     fn open(&self, name: &str, room: Room) -> anyhow::Result<Loaded> {
         let known = self.files.iter().find(|(known, _)| known == name).context("a name of no model")?;
-        let mut flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
-        flags.run.compute.promised = self.promises.open(kvas_cpu::resident_memory().unwrap_or(0));
+        let flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
         let mut model = device::open(&flags)?;
         let bound = self.policy.apply(&mut model, &flags)?;
         let template = match &self.template {
@@ -100,13 +99,14 @@ impl FromFlags {
             outputs: self.parallel + SCORED + (self.parallel * self.drafts.most()).min(MOST_DRAFTED),
             context: None,
             window: self.drafts.rows(),
+            promised: self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)),
         };
         if room == Room::AsAskedFor
             && let Some(clamp) = device::clamp(&flags, &model, wanted)?
         {
             bail!("{}: {clamp}", flags.name());
         }
-        let Prepared { runner, plan, drafters } = self.drafts.prepare(&flags, &model, wanted)?;
+        let Prepared { runner, plan, drafters, beside_bytes } = self.drafts.prepare(&flags, &model, wanted)?;
         let id = ModelId::of(&model.file);
         let shelf = self.shelf.open(&id)?;
         let facts = Facts {
@@ -126,7 +126,7 @@ impl FromFlags {
         let config = EngineConfig { snapshot_every, shelf, max_decode_gap, bound, ..EngineConfig::new(plan.context) };
         let most_drafts = self.drafts.most();
         let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, ..config });
-        self.promises.add(engine.memory(), &plan);
+        self.promises.add(engine.memory(), (plan.process_bytes, plan.needed_bytes() + beside_bytes));
         Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
     }
 }
