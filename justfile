@@ -27,6 +27,11 @@ page:
     web/build
     web/test/run
 
+# The picture of the README, typed anew.
+tour:
+    cargo build --release
+    tools/tour/record > docs/tour.svg.new && mv docs/tour.svg.new docs/tour.svg
+
 # What is given to others, for this machine and for aarch64.
 release:
     deploy/release --twice

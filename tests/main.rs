@@ -16,6 +16,7 @@ mod golden;
 mod history;
 mod plan;
 mod quantize;
+mod repl;
 mod resident;
 mod server;
 mod session;

@@ -10,6 +10,7 @@ pub use known::{Known, Replied};
 
 use crate::{
     engine::{ConversationId, EngineHandle, Request},
+    policy::BoundWish,
     sampling::{Sampler, SamplerParams},
     text::{Bos, ChatTemplate, Conversation, Special, Tokenizer},
 };
@@ -45,6 +46,16 @@ pub struct Chat {
     template: ChatTemplate,
     /// Settings for the next answer.
     pub settings: ChatSettings,
+    /// How many tokens the conversation holds from the next answer on, where it says other than is usual there.
+    pub bound: BoundWish,
+    messages: Vec<Value>,
+    known: Known,
+}
+
+/// A conversation without an engine.
+#[derive(Debug, Clone)]
+pub struct Talk {
+    settings: ChatSettings,
     messages: Vec<Value>,
     known: Known,
 }
@@ -58,8 +69,23 @@ impl Chat {
         settings: ChatSettings,
     ) -> Result<Self, String> {
         let conversation = engine.open()?;
-        let (messages, known) = (Vec::new(), Known::default());
-        Ok(Self { engine, conversation, tokenizer, template, settings, messages, known })
+        let (messages, known, bound) = (Vec::new(), Known::default(), BoundWish::default());
+        Ok(Self { engine, conversation, tokenizer, template, settings, bound, messages, known })
+    }
+
+    /// What to go on with over another engine of the same model.
+    pub fn talk(&self) -> Talk {
+        Talk { settings: self.settings.clone(), messages: self.messages.clone(), known: self.known.clone() }
+    }
+
+    /// Goes on with a conversation that was held over another engine. Nothing of it was read here: the next answer does.
+    pub fn resume(&mut self, talk: Talk) {
+        (self.settings, self.messages, self.known) = (talk.settings, talk.messages, talk.known);
+    }
+
+    /// The sequence that it is to the engine.
+    pub fn conversation(&self) -> ConversationId {
+        self.conversation
     }
 
     /// The engine behind.
@@ -151,6 +177,7 @@ impl Chat {
             conversation: Some(self.conversation),
             max_tokens: self.settings.max_tokens,
             stop_tokens: self.tokenizer.eog().to_vec(),
+            bound: self.bound,
             ..Request::new(prompt.clone(), sampler)
         };
         let stops = &self.settings.stop_strings;

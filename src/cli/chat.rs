@@ -9,13 +9,16 @@ use super::{
 use anyhow::{Context, anyhow};
 use clap::Args;
 use kvas::{
-    chat::{Chat as Conversation, ChatSettings},
+    chat::{Chat as Conversation, ChatSettings, Talk},
     engine::{Engine, EngineConfig, Timings},
     memory::plan::{MemoryPlan, SnapshotBudget},
-    repl::{Colour, Left, Repl, ReplSettings, Sizes},
+    model::Model,
+    policy::{Bound, Layout},
+    repl::{Colour, Left, Policies, Repl, ReplSettings, Sizes},
     session::ModelId,
     text::ChatTemplate,
 };
+use kvas_backend::Program;
 use serde_json::{Map, Value};
 use std::{
     io::IsTerminal,
@@ -24,6 +27,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 /// Chat with a model in the terminal; /help lists what can be typed
@@ -82,10 +86,44 @@ pub(crate) fn statistics(timings: &Timings) -> String {
 
 impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        let mut model = device::open(&self.model)?;
+        let table = self.table(&model)?;
+        let mut policy = table.policy(&mut model, self.policy.clone())?;
+        let (chat, settings) = table.open(&mut model, &policy)?;
+        let mut repl = Repl::new(table.begin(chat, &settings)?, settings, table.interrupted.clone());
+        loop {
+            let asked = match repl.run().map_err(fail)? {
+                Left::Quit => return Ok(0),
+                Left::Interrupted => return Ok(INTERRUPTED),
+                Left::Switching(asked) => asked,
+            };
+            let next = policy.flags.switched(&asked).and_then(|flags| table.policy(&mut model, flags));
+            let next = match next {
+                Ok(next) => next,
+                Err(error) => {
+                    repl.tell_policy(Err(format!("{error:#}")));
+                    continue;
+                }
+            };
+            // There may not be room for two engines.
+            let talk = leave(repl);
+            let ((mut chat, settings), done) = match table.open(&mut model, &next) {
+                Ok(opened) => {
+                    policy = next;
+                    (opened, Ok(()))
+                }
+                Err(error) => (table.open(&mut model, &policy)?, Err(format!("{error:#}"))),
+            };
+            chat.resume(talk);
+            repl = Repl::new(chat, settings, table.interrupted.clone());
+            repl.tell_policy(done);
+        }
+    }
+
+    /// What all engines of this chat have in common.
+    fn table(&self, model: &Model) -> anyhow::Result<Table<'_>> {
         let params = self.sampling.params()?;
         let template_variables = self.template_variables()?;
-        let mut model = device::open(&self.model)?;
-        let bound = self.policy.apply(&mut model, &self.model)?;
         let template = match &self.chat_template_file {
             Some(path) => {
                 let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -93,46 +131,12 @@ impl Chat {
             }
             None => model.template()?,
         };
-        let rows = self.drafts.rows();
-        let wanted = device::Wanted { outputs: rows, window: rows, ..WANTED };
-        let Prepared { runner, plan, drafters, .. } = self.drafts.prepare(&self.model, &model, wanted)?;
-        let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, .. } = plan;
-        let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context };
-        let id = ModelId::of(&model.file);
-        let shelf = self.shelf.open(&id)?;
-        let (snapshot_every, most_drafts) = (SNAPSHOT_EVERY, self.drafts.most());
-        let config = EngineConfig { snapshot_every, shelf, bound, drafters, most_drafts, ..EngineConfig::new(context) };
-        let engine = Engine::start(runner, config);
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
-        let stop_strings = self.reverse_prompt;
+        let stop_strings = self.reverse_prompt.clone();
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
-        let named = self.model.name();
-        let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default().to_string();
-        let fail = |what: String| anyhow!(what);
-        let mut chat = Conversation::new(engine, model.tokenizer, template, settings.clone()).map_err(fail)?;
-        if let Some(session) = self.session.as_deref().filter(|session| session.exists()) {
-            chat.load(session, &id).map_err(fail)?;
-            chat.settings = given(settings, std::mem::take(&mut chat.settings));
-        }
-        if let Some(system) = &self.system {
-            chat.set_system(system);
-        }
-        let interrupted = listen()?;
-        let terminal = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        let colour = if terminal { Colour::On } else { Colour::Off };
-        if terminal {
-            println!(
-                "{name}: {} layers, context {} tokens; /help lists commands",
-                model.spec.layers.len(),
-                plan.context
-            );
-            if let (Some(session), count @ 1..) = (&self.session, chat.messages().len()) {
-                println!("{count} messages read from {}", session.display());
-            }
-        }
-        let settings = ReplSettings { history: history(), colour, sizes, model: id, session: self.session };
-        let left = Repl::new(chat, settings, interrupted).run().map_err(fail)?;
-        Ok(if left == Left::Interrupted { INTERRUPTED } else { 0 })
+        let (plain, layers) = (model.program.clone(), model.spec.layers.len());
+        let (id, interrupted) = (ModelId::of(&model.file), listen()?);
+        Ok(Table { flags: self, plain, layers, template, settings, id, interrupted })
     }
 
     fn template_variables(&self) -> anyhow::Result<Map<String, Value>> {
@@ -142,6 +146,98 @@ impl Chat {
             _ => Err(anyhow!("--chat-template-kwargs {text}, expected a JSON object")),
         }
     }
+}
+
+/// Where a conversation is held, whatever policy the model is prepared for.
+struct Table<'a> {
+    flags: &'a Chat,
+    /// The program of the model that holds all tokens.
+    plain: Arc<Program>,
+    layers: usize,
+    template: ChatTemplate,
+    settings: ChatSettings,
+    id: ModelId,
+    interrupted: Arc<AtomicBool>,
+}
+
+/// What becomes of keys and values, and the program of the model for it.
+struct Policy {
+    flags: PolicyFlags,
+    bound: Option<Bound>,
+    program: Arc<Program>,
+}
+
+impl Table<'_> {
+    /// What flags ask for. Fails in one line.
+    fn policy(&self, model: &mut Model, flags: PolicyFlags) -> anyhow::Result<Policy> {
+        model.program = self.plain.clone();
+        let bound = flags.apply(model, &self.flags.model)?;
+        Ok(Policy { flags, bound, program: model.program.clone() })
+    }
+
+    /// Prepares the model for a policy, and opens a conversation.
+    fn open(&self, model: &mut Model, policy: &Policy) -> anyhow::Result<(Conversation, ReplSettings)> {
+        let (flags, bound) = (self.flags, policy.bound);
+        model.program = policy.program.clone();
+        let rows = flags.drafts.rows();
+        let wanted = device::Wanted { outputs: rows, window: rows, ..WANTED };
+        let Prepared { runner, plan, drafters, .. } = flags.drafts.prepare(&flags.model, model, wanted)?;
+        let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, limits, .. } = plan;
+        let ring = limits.replay.history;
+        let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context, ring };
+        let shelf = flags.shelf.open(&self.id)?;
+        let (snapshot_every, most_drafts) = (SNAPSHOT_EVERY, flags.drafts.most());
+        let config = EngineConfig { snapshot_every, shelf, bound, drafters, most_drafts, ..EngineConfig::new(context) };
+        let engine = Engine::start(runner, config);
+        let (tokenizer, template) = (model.tokenizer.clone(), self.template.clone());
+        let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
+        let colour = if is_terminal() { Colour::On } else { Colour::Off };
+        let bound = bound.zip(Layout::prepared(&model.program, &limits));
+        let policies = Policies { known: PolicyFlags::known(), prepared: policy.flags.name(), bound };
+        let (history, model, session) = (history(), self.id.clone(), flags.session.clone());
+        Ok((chat, ReplSettings { history, colour, sizes, model, session, policies }))
+    }
+
+    /// Goes on with the session there may be, and greets.
+    fn begin(&self, mut chat: Conversation, settings: &ReplSettings) -> anyhow::Result<Conversation> {
+        let flags = self.flags;
+        if let Some(session) = flags.session.as_deref().filter(|session| session.exists()) {
+            chat.load(session, &self.id).map_err(fail)?;
+            chat.settings = given(self.settings.clone(), std::mem::take(&mut chat.settings));
+        }
+        if let Some(system) = &flags.system {
+            chat.set_system(system);
+        }
+        if is_terminal() {
+            let named = flags.model.name();
+            let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default();
+            let (layers, context) = (self.layers, settings.sizes.context);
+            println!("{name}: {layers} layers, context {context} tokens; /help lists commands");
+            if let (Some(session), count @ 1..) = (&flags.session, chat.messages().len()) {
+                println!("{count} messages read from {}", session.display());
+            }
+        }
+        Ok(chat)
+    }
+}
+
+fn fail(what: String) -> anyhow::Error {
+    anyhow!(what)
+}
+
+/// Whether people look at it, and may be shown colours.
+fn is_terminal() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+}
+
+/// Ends an engine and waits until its memory is given back; the conversation that was held over it.
+fn leave(repl: Repl) -> Talk {
+    let (talk, memory) = repl.into_talk();
+    let patience = Instant::now() + Duration::from_secs(30);
+    while memory.strong_count() > 0 && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    talk
 }
 
 /// The settings of a session, but for those that were given on the command line.

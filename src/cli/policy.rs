@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use kvas::{
     model::Model,
     policy::{Bound, Layout, Score, bounded},
+    repl::Asked,
 };
 use kvas_backend::store::MomentType;
 use std::sync::Arc;
@@ -86,6 +87,27 @@ enum Moments {
 const LARGE: usize = 256;
 
 impl PolicyFlags {
+    /// The names of all policies, and what each does.
+    pub(crate) fn known() -> Vec<(String, String)> {
+        let values = KvPolicy::value_variants().iter().filter_map(KvPolicy::to_possible_value);
+        let told = |value: clap::builder::PossibleValue| {
+            (value.get_name().to_string(), value.get_help().map(ToString::to_string).unwrap_or_default())
+        };
+        values.map(told).collect()
+    }
+
+    /// The name of the policy.
+    pub(crate) fn name(&self) -> String {
+        self.kv_policy.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
+    }
+
+    /// The flags for another policy or budget; what else these say holds for the policy that they were given with.
+    pub(crate) fn switched(&self, asked: &Asked) -> anyhow::Result<Self> {
+        let kv_policy = KvPolicy::from_str(&asked.name, false).map_err(|what| anyhow!(what))?;
+        let given = if kv_policy == self.kv_policy { self.clone() } else { Self::default() };
+        Ok(Self { kv_policy, kv_budget: asked.budget.or(given.kv_budget), ..given })
+    }
+
     /// The bound that the flags ask for, `None` if all tokens are held. The model then runs a program whose layers can
     /// give up tokens. Fails in one line.
     pub(crate) fn apply(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Option<Bound>> {

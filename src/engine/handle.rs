@@ -24,6 +24,14 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConversationId(pub(super) u64);
 
+#[cfg(test)]
+impl ConversationId {
+    /// One that no engine knows.
+    pub(crate) const fn for_tests(id: u64) -> Self {
+        Self(id)
+    }
+}
+
 /// How full the engine is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {

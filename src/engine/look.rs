@@ -15,7 +15,7 @@ pub struct Picture {
 }
 
 /// How a live sequence looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequencePicture {
     /// Its id in memory, which owns its pages.
     pub id: u32,
@@ -23,6 +23,8 @@ pub struct SequencePicture {
     pub conversation: Option<ConversationId>,
     /// Tokens read.
     pub tokens: u32,
+    /// Tokens of these that each layer of pages holds: fewer where some were given up.
+    pub held: Vec<u32>,
     /// Tokens of these that its replay ring can take back.
     pub ring: u32,
     /// Whether it made room for others and waits.
@@ -36,6 +38,7 @@ impl Engine {
             id: sequence.id.0,
             conversation: of(sequence.id),
             tokens: self.memory.committed(sequence.id),
+            held: self.memory.held_tables(sequence.id).map(|(_, held)| held).collect(),
             ring: self.runner.revocable(self.memory.slot(sequence.id)),
             paused: sequence.paused,
         };

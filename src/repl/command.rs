@@ -28,6 +28,8 @@ pub(super) enum Command {
     Save,
     Load,
     Stats,
+    Memory,
+    Policy,
     Quit,
 }
 
@@ -44,6 +46,13 @@ pub(super) const COMMANDS: &[(Command, &str, &str, &str)] = &[
     (Command::Save, "/save", "FILE", "write the conversation, and what was read of it, to a session file"),
     (Command::Load, "/load", "FILE", "go on with the conversation of such a file"),
     (Command::Stats, "/stats", "", "speed, reuse and memory"),
+    (Command::Memory, "/memory", "", "draw pages, the replay ring and snapshots"),
+    (
+        Command::Policy,
+        "/policy",
+        "[NAME [N]]",
+        "show or switch what becomes of keys and values, as in /policy slake 512",
+    ),
     (Command::Quit, "/quit", "", "leave; Ctrl-D does too"),
 ];
 

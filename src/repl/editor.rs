@@ -103,6 +103,11 @@ impl Prompt {
         Ok(Self { editor, history })
     }
 
+    /// Columns of the terminal; none if it is none.
+    pub(super) fn width(&mut self) -> Option<usize> {
+        self.editor.dimensions().map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
+    }
+
     /// The next input.
     pub(super) fn read(&mut self) -> Result<Typed> {
         match self.editor.readline("> ") {

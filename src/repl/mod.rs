@@ -2,24 +2,29 @@
 //! the prompt, a second one leaves.
 
 mod command;
+mod draw;
 mod editor;
+mod policy;
 
 pub use editor::Colour;
+pub use policy::{Asked, Policies};
 
 use crate::{
-    chat::{Answer, Chat, ChatSettings},
+    chat::{Answer, Chat, ChatSettings, Talk},
     engine::Timings,
     memory::{Held, Usage},
     session::ModelId,
 };
 use command::{COMMANDS, Command, Input, parse};
+use draw::Canvas;
 use editor::{Prompt, Typed};
+use policy::Switched;
 use serde_json::{Value, json};
 use std::{
     io::Write,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -35,6 +40,8 @@ pub struct Sizes {
     pub snapshot_bytes: u64,
     /// Tokens of the context.
     pub context: usize,
+    /// Tokens that the replay ring of a sequence keeps.
+    pub ring: usize,
 }
 
 impl Sizes {
@@ -62,22 +69,26 @@ pub struct ReplSettings {
     pub model: ModelId,
     /// Where the conversation is written after every answer and at the end.
     pub session: Option<PathBuf>,
+    /// What can become of keys and values.
+    pub policies: Policies,
 }
 
 /// How the user left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Left {
     /// `/quit` or Ctrl-D.
     Quit,
     /// Ctrl-C twice.
     Interrupted,
+    /// `/policy` wants the model prepared for another policy, and then to go on.
+    Switching(Asked),
 }
 
 /// Whether to go on after a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Next {
     Go,
-    Leave,
+    Leave(Left),
 }
 
 /// See the module.
@@ -87,19 +98,37 @@ pub struct Repl {
     settings: ReplSettings,
     interrupted: Arc<AtomicBool>,
     last: Option<Timings>,
+    /// Columns of the terminal, if it is one.
+    width: Option<usize>,
 }
 
 impl Repl {
     /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer.
     pub fn new(chat: Chat, settings: ReplSettings, interrupted: Arc<AtomicBool>) -> Self {
-        Self { chat, settings, interrupted, last: None }
+        Self { chat, settings, interrupted, last: None, width: None }
     }
 
-    /// Runs until the user leaves. Fails if the terminal does.
-    pub fn run(mut self) -> Result<Left, String> {
+    /// Runs until the user leaves, or wants the model prepared anew. Fails if the terminal does.
+    pub fn run(&mut self) -> Result<Left, String> {
         let left = self.listen();
         self.keep();
         left
+    }
+
+    /// The conversation, to go on with over another engine, and what lives as long as the memory of this one.
+    pub fn into_talk(self) -> (Talk, Weak<()>) {
+        (self.chat.talk(), self.chat.engine().memory())
+    }
+
+    /// Says that `/policy` came to something: what, or in one line why it did not.
+    pub fn tell_policy(&self, done: Result<(), String>) {
+        match done {
+            Ok(()) => println!(
+                "{}\nthe model was prepared for it; the next question reads the conversation again",
+                self.settings.policies.describe(&self.chat)
+            ),
+            Err(error) => self.note(&error),
+        }
     }
 
     fn listen(&mut self) -> Result<Left, String> {
@@ -107,6 +136,7 @@ impl Repl {
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
         let mut interrupts = 0;
         loop {
+            self.width = prompt.width();
             match prompt.read().map_err(fail)? {
                 Typed::End => return Ok(Left::Quit),
                 Typed::Interrupt if interrupts > 0 => return Ok(Left::Interrupted),
@@ -116,8 +146,8 @@ impl Repl {
                     continue;
                 }
                 Typed::Input(input) => {
-                    if self.input(&input) == Next::Leave {
-                        return Ok(Left::Quit);
+                    if let Next::Leave(left) = self.input(&input) {
+                        return Ok(left);
                     }
                 }
             }
@@ -130,7 +160,14 @@ impl Repl {
             Input::Empty => {}
             Input::Unknown(name) => self.note(&format!("{name} is no command, /help lists them")),
             Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink)),
-            Input::Command(Command::Quit, _) => return Next::Leave,
+            Input::Command(Command::Quit, _) => return Next::Leave(Left::Quit),
+            Input::Command(Command::Policy, argument) => {
+                match self.settings.policies.switch(&mut self.chat, &argument) {
+                    Ok(Switched::Said(said)) => println!("{said}"),
+                    Ok(Switched::Prepare(asked)) => return Next::Leave(Left::Switching(asked)),
+                    Err(error) => self.note(&error),
+                }
+            }
             Input::Command(Command::Regen, _) => self.answer(Chat::regenerate),
             Input::Command(Command::Edit, argument) => match numbered(&argument) {
                 Some((number, text)) => {
@@ -204,7 +241,12 @@ impl Repl {
             Command::Save => self.save(argument),
             Command::Load => self.load(argument),
             Command::Stats => self.stats(),
-            Command::Quit | Command::Regen | Command::Edit => Ok(String::new()),
+            Command::Memory => {
+                let canvas = Canvas { width: self.width, colour: self.settings.colour };
+                let picture = self.chat.engine().look()?;
+                Ok(draw::memory(&picture, self.chat.conversation(), self.settings.sizes, canvas))
+            }
+            Command::Quit | Command::Regen | Command::Edit | Command::Policy => Ok(String::new()),
         }
     }
 

@@ -1,0 +1,123 @@
+//! `/policy`: what becomes of the keys and values of this conversation. What the model is prepared for is a matter of the
+//! next answer; anything else is asked of whoever prepared it.
+
+use crate::{
+    chat::Chat,
+    policy::{Bound, BoundWish, Layout},
+};
+
+/// The policy that gives nothing up, which every model can go by.
+const FULL: &str = "full";
+
+/// What can become of keys and values here.
+#[derive(Debug, Clone)]
+pub struct Policies {
+    /// The names of all policies, and what each does.
+    pub known: Vec<(String, String)>,
+    /// The one that the model is prepared for.
+    pub prepared: String,
+    /// What a conversation then holds if it says nothing else, and of which layers.
+    pub bound: Option<(Bound, Layout)>,
+}
+
+/// A policy that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Its name, a known one.
+    pub name: String,
+    /// Tokens that a layer holds.
+    pub budget: Option<u32>,
+}
+
+/// What comes of asking.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Switched {
+    /// Done, or shown; this is to be said.
+    Said(String),
+    /// The model has to be prepared for it.
+    Prepare(Asked),
+}
+
+impl Policies {
+    /// Carries out `/policy ARGUMENT`. Fails in one line.
+    pub(super) fn switch(&self, chat: &mut Chat, argument: &str) -> Result<Switched, String> {
+        let Some(asked) = self.asked(argument)? else { return Ok(Switched::Said(self.show(chat))) };
+        let wish = match (asked.name == FULL, asked.name == self.prepared) {
+            (true, _) => BoundWish { on: Some(false), ..BoundWish::default() },
+            (false, true) => {
+                let budget = asked.budget.map(|budget| budget as usize);
+                BoundWish { on: Some(true), budget, ..BoundWish::default() }
+            }
+            (false, false) => return Ok(Switched::Prepare(asked)),
+        };
+        if self.within(&wish).is_err() {
+            return Ok(Switched::Prepare(asked));
+        }
+        chat.bound = wish;
+        Ok(Switched::Said(format!("{}{}", self.describe(chat), self.price(chat))))
+    }
+
+    /// What is asked for; none if nothing is.
+    fn asked(&self, argument: &str) -> Result<Option<Asked>, String> {
+        let mut words = argument.split_whitespace();
+        let Some(name) = words.next() else { return Ok(None) };
+        if !self.known.iter().any(|(known, _)| known == name) {
+            return Err(format!("/policy {name}, expected one of {}", self.names()));
+        }
+        let number = words.next();
+        let budget =
+            number.map(|text| text.parse().map_err(|_| format!("/policy {name} {text}, expected a number of tokens")));
+        let budget = budget.transpose()?;
+        if words.next().is_some() || (name == FULL && budget.is_some()) {
+            return Err(format!("/policy {argument}, expected a name, and a number of tokens after any but {FULL}"));
+        }
+        Ok(Some(Asked { name: name.into(), budget }))
+    }
+
+    fn names(&self) -> String {
+        self.known.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    fn within(&self, wish: &BoundWish) -> Result<Option<Bound>, String> {
+        let (usual, layout) = self.bound.unzip();
+        wish.within(usual, layout)
+    }
+
+    /// The policy of a conversation, in one line.
+    pub(super) fn describe(&self, chat: &Chat) -> String {
+        match self.within(&chat.bound).ok().flatten() {
+            None => format!("{FULL}: this conversation holds the keys and values of all its tokens"),
+            Some(bound) => {
+                let (name, budget) = (&self.prepared, bound.budget);
+                format!("{name}: a layer holds {budget} tokens of this conversation on average, once it is longer")
+            }
+        }
+    }
+
+    /// What a change costs that was just made.
+    fn price(&self, chat: &Chat) -> String {
+        let is_full = matches!(self.within(&chat.bound), Ok(None));
+        let sequences = chat.engine().look().map(|picture| picture.sequences).unwrap_or_default();
+        let gave_up = sequences
+            .iter()
+            .find(|sequence| sequence.conversation == Some(chat.conversation()))
+            .is_some_and(|sequence| sequence.held.iter().any(|held| *held < sequence.tokens));
+        match (is_full, gave_up) {
+            (true, true) => "; what was given up is read again with the next question".into(),
+            (true, false) | (false, _) => String::new(),
+        }
+    }
+
+    fn show(&self, chat: &Chat) -> String {
+        let mut lines = vec![self.describe(chat), String::new()];
+        for (name, what) in &self.known {
+            let argument = if name == FULL { name.clone() } else { format!("{name} [N]") };
+            lines.push(format!("/policy {argument:18} {what}"));
+        }
+        lines.push(format!(
+            "The model is prepared for {}. For another one it is prepared anew, and the conversation read again.",
+            self.prepared
+        ));
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,178 @@
+//! The terminal as it is typed into, without a terminal: what `/memory` draws, and `/policy`.
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+/// What is said when these lines are typed: standard output, and standard error.
+fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
+        .args([&["chat", "--temp", "0", "-c", "2048"], flags].concat())
+        .env("HOME", std::env::temp_dir())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    chat.stdin.take().unwrap().write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
+    let output = chat.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (said, noted) = (text(output.stdout), text(output.stderr));
+    assert!(output.status.success(), "{noted}");
+    (said, noted)
+}
+
+/// The lines that begin with a word, without it.
+fn of<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
+    said.lines().filter_map(|line| line.strip_prefix(word)).map(str::trim).collect()
+}
+
+#[test]
+fn memory_is_drawn_as_the_engine_counts_it() {
+    let lines = ["/memory", "Tell me a story about a fox.", "/memory", "/stats"];
+    let (said, _) = typed(&[], &lines);
+    let (drawn, counted) = (of(&said, "pages "), of(&said, "pages "));
+    let [before, after, stats] = &drawn[..] else { panic!("{said}") };
+    assert!(before.starts_with("0 of "), "{said}");
+    let numbers = |text: &str| text.split(' ').take(3).map(|word| word.trim_end_matches(',').to_string()).collect();
+    let (in_use, known): (Vec<String>, Vec<String>) = (numbers(after), numbers(stats));
+    assert_eq!(in_use, known, "{counted:?}");
+    let map = said.lines().filter(|line| line.starts_with("           #")).count();
+    assert!(map >= 1 && said.contains("of this conversation") && said.is_ascii(), "{said}");
+    let tokens: Vec<usize> = of(&said, "tokens ").iter().map(|line| count_before(line, " of 2048")).collect();
+    assert!(tokens.len() == 2 && tokens[0] == 0 && tokens[1] > 30, "{said}");
+    let snapshots: Vec<usize> = of(&said, "snapshots ").iter().map(|line| count_before(line, " of 256")).collect();
+    assert!(snapshots.len() == 3 && snapshots[0] == 0 && snapshots[1] > 0 && snapshots[1] == snapshots[2], "{said}");
+    assert!(said.lines().all(|line| line.len() < 80 || !line.contains("# ")), "{said}");
+}
+
+/// The number before some text.
+fn count_before(line: &str, text: &str) -> usize {
+    line.split(text).next().and_then(|before| before.rsplit(' ').next()).and_then(|word| word.parse().ok()).unwrap()
+}
+
+const TALK: [&str; 3] = ["My name is Joanna.", "Tell me a story about a fox.", "Tell me a story about a bear."];
+
+/// A model that is prepared for giving tokens up answers as one that is not, to the bit, where nothing is to be given up.
+#[test]
+fn what_holds_all_is_answered_as_without_a_policy() {
+    let (plain, _) = typed(&[], &TALK);
+    let (full, _) = typed(&["--kv-policy", "slake", "--kv-budget", "140"], &[&["/policy full"], &TALK[..]].concat());
+    let (line, answers) = full.split_once('\n').unwrap();
+    assert_eq!(line, "full: this conversation holds the keys and values of all its tokens");
+    assert_eq!(answers, plain);
+    let (bounded, _) = typed(&["--kv-policy", "slake", "--kv-budget", "140"], &TALK);
+    assert_ne!(bounded, plain, "a budget of 140 tokens changes nothing");
+}
+
+#[test]
+fn a_policy_is_switched_and_the_conversation_goes_on() {
+    let switched = ["/policy slake 200", "Thank you.", "/memory", "/undo", "/policy full", "What is my name?"];
+    let (said, noted) = typed(&[], &[&TALK[..], &switched].concat());
+    assert_eq!(said.lines().last(), Some("Your name is Joanna."), "{said}");
+    // Another engine reads everything again. Who wants back what was given up goes on from the longest prefix that holds
+    // all, which ends a window of 32 queries before the end of a prompt.
+    let of_line = |line: &&str| line.split(' ').next().and_then(|count| count.parse::<usize>().ok());
+    let reads: Vec<usize> = of(&noted, "[prompt ").iter().filter_map(of_line).collect();
+    assert!(reads.len() == 5 && reads[2] < 20 && reads[3] > 200 && reads[4] > 30, "{noted}");
+    assert!(said.contains("the next question reads the conversation again"), "{said}");
+    assert!(said.contains("what was given up is read again"), "{said}");
+    let held = of(&said, "held ");
+    assert!(held.len() == 1 && held[0].contains("of them by a layer"), "{said}");
+}
+
+#[test]
+fn what_a_policy_can_do_is_said() {
+    let flags = ["--kv-policy", "slake", "--kv-budget", "300"];
+    let lines = [
+        "/policy",
+        "/policy slake 200",
+        "/policy slake",
+        "/policy nothing",
+        "/policy slake many",
+        "/policy full 3",
+        "/policy slake 3",
+        "/policy",
+    ];
+    let (said, noted) = typed(&flags, &lines);
+    assert_eq!(of(&said, "slake: a layer holds 300 tokens").len(), 3, "{said}");
+    assert_eq!(of(&said, "slake: a layer holds 200 tokens").len(), 1, "{said}");
+    assert!(said.contains("/policy full") && said.contains("/policy slake [N]"), "{said}");
+    let expected = [
+        "/policy nothing, expected one of full, slake",
+        "/policy slake many, expected a number of tokens",
+        "/policy full 3, expected a name, and a number of tokens after any but full",
+        "--kv-budget 3, expected at least 131",
+    ];
+    assert_eq!(noted.lines().count(), expected.len(), "{noted}");
+    for (line, expected) in noted.lines().zip(expected) {
+        assert!(line.starts_with(expected), "{line}");
+    }
+}
+
+/// What the tour of the README types: the flags of every start, and the lines after it.
+fn tour() -> Vec<(Vec<String>, Vec<String>)> {
+    let script = include_str!("../tools/tour/script.txt");
+    let mut parts: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+    for line in script.lines().filter(|line| !line.starts_with('#')) {
+        match (line.strip_prefix("$ kvas "), parts.last_mut()) {
+            (Some(command), _) => parts.push((command.split(' ').map(String::from).collect(), Vec::new())),
+            (None, Some((_, lines))) => lines.push(line.into()),
+            (None, None) => panic!("{line} before a program was started"),
+        }
+    }
+    parts
+}
+
+/// What the tour types is understood, and leads to what it is to show.
+#[test]
+fn the_tour_still_goes() {
+    let folder = std::env::temp_dir().join(format!("kvas-tour-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (mut said, mut noted) = (String::new(), String::new());
+    for (flags, lines) in tour() {
+        let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
+            .args(&flags)
+            .env("HOME", &folder)
+            .current_dir(&folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        chat.stdin.take().unwrap().write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
+        let output = chat.wait_with_output().unwrap();
+        said += &String::from_utf8(output.stdout).unwrap();
+        noted += &String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{flags:?}: {noted}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    let complaints: Vec<&str> = noted.lines().filter(|line| !line.starts_with("[prompt ")).collect();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    assert!(noted.contains("[prompt 1 tokens"), "an answer again reads one token: {noted}");
+    for text in
+        ["Your cat is called Mango.", "your name is Joanna and your cat is called Pixie", "held ", "messages written"]
+    {
+        assert!(said.contains(text), "no {text} in {said}");
+    }
+}
+
+/// The picture shows the tour as it is typed, and nothing in it comes from elsewhere.
+#[test]
+fn the_picture_of_the_tour_is_of_this_tour() {
+    let picture = include_str!("../docs/tour.svg");
+    let text =
+        |line: &str| line.split('<').map(|part| part.split_once('>').map_or("", |(_, text)| text)).collect::<String>();
+    let rows: Vec<String> = picture.lines().filter(|line| line.starts_with("<text")).map(text).collect();
+    for (flags, lines) in tour() {
+        let started = format!("$ kvas {}", flags.join(" "));
+        assert!(rows.contains(&started), "no {started} in {rows:?}");
+        for line in lines {
+            let typed = format!("&gt; {}", line.replace('&', "&amp;"));
+            assert!(rows.iter().any(|row| row.trim_end() == typed), "no {typed} in {rows:?}");
+        }
+    }
+    assert_eq!(picture.matches("http").count(), 1, "the name of SVG is the only address");
+    assert!(!picture.contains("<script") && picture.len() < 100_000, "{} bytes", picture.len());
+}
