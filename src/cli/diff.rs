@@ -39,7 +39,12 @@ impl Diff {
         let vocab = model.spec.vocab as u32;
         let ids = if self.ids.is_empty() { (1..=16).map(|i| i * 7919 % vocab).collect() } else { self.ids.clone() };
         check_ids(&model, &ids)?;
-        ensure!(ids.len() <= self.model.run.batch_size as usize, "--ids names more tokens than --batch-size");
+        let most = self.model.run.batch_size;
+        ensure!(
+            ids.len() <= most as usize,
+            "--ids names {} tokens, expected at most the {most} of --batch-size",
+            ids.len()
+        );
         let mut flags = self.model.clone();
         let names = [Place::of(&flags.run.compute)?, {
             flags.run.compute.device = self.against;

@@ -43,7 +43,7 @@ impl Kernels {
             let known = kvas_cuda::ARCHITECTURES.join(", ");
             return Err(anyhow!("--arch {arch}, expected architectures from 80 on, as in {known}"));
         }
-        ensure!(!build.arch.is_empty(), "--arch names no architecture");
+        ensure!(!build.arch.is_empty(), "--arch names no architecture, expected one or more");
         let mut said = |line: &str| {
             if build.verbose {
                 eprintln!("{line}");
