@@ -1,5 +1,7 @@
 //! The terminal as it is typed into, without a terminal: what `/memory` draws, and `/policy`.
 
+use crate::golden::{converted_file, fixture};
+use kvas_gguf::Quant;
 use std::{
     io::Write,
     process::{Command, Stdio},
@@ -109,6 +111,18 @@ fn what_a_policy_can_do_is_said() {
     for (line, expected) in noted.lines().zip(expected) {
         assert!(line.starts_with(expected), "{line}");
     }
+}
+
+/// A model without attention has nothing to give up: its list does not name what it cannot do, and asking says why.
+#[test]
+fn a_policy_that_a_model_cannot_go_by_is_not_offered() {
+    let file = converted_file(&fixture("mamba2"), Quant::F32);
+    let flags = ["-m", file.to_str().unwrap(), "--device", "cpu"];
+    let (said, noted) = typed(&flags, &["/policy", "/policy slake", "/policy full"]);
+    std::fs::remove_file(&file).unwrap();
+    assert!(said.contains("/policy full") && !said.contains("/policy slake"), "{said}");
+    assert!(noted.ends_with("expected a model with layers of attention that keep keys and values apart\n"), "{noted}");
+    assert_eq!(of(&said, "full: ").len(), 2, "{said}");
 }
 
 /// What the tour of the README types: the flags of every start, and the lines after it.

@@ -14,7 +14,7 @@ use kvas::{
     memory::plan::{MemoryPlan, SnapshotBudget},
     model::Model,
     policy::{Bound, Layout},
-    repl::{Colour, Left, Policies, Repl, ReplSettings, Sizes},
+    repl::{Colour, Known, Left, Policies, Repl, ReplSettings, Sizes},
     session::ModelId,
     text::ChatTemplate,
 };
@@ -87,7 +87,7 @@ pub(crate) fn statistics(timings: &Timings) -> String {
 impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let mut model = device::open(&self.model)?;
-        let table = self.table(&model)?;
+        let table = self.table(&mut model)?;
         let mut policy = table.policy(&mut model, self.policy.clone())?;
         let (chat, settings) = table.open(&mut model, &policy)?;
         let mut repl = Repl::new(table.begin(chat, &settings)?, settings, table.interrupted.clone());
@@ -121,7 +121,7 @@ impl Chat {
     }
 
     /// What all engines of this chat have in common.
-    fn table(&self, model: &Model) -> anyhow::Result<Table<'_>> {
+    fn table(&self, model: &mut Model) -> anyhow::Result<Table<'_>> {
         let params = self.sampling.params()?;
         let template_variables = self.template_variables()?;
         let template = match &self.chat_template_file {
@@ -136,7 +136,8 @@ impl Chat {
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
         let (id, interrupted) = (ModelId::of(&model.file), listen()?);
-        Ok(Table { flags: self, plain, layers, template, settings, id, interrupted })
+        let known = PolicyFlags::known(model, &self.model);
+        Ok(Table { flags: self, plain, layers, known, template, settings, id, interrupted })
     }
 
     fn template_variables(&self) -> anyhow::Result<Map<String, Value>> {
@@ -154,6 +155,7 @@ struct Table<'a> {
     /// The program of the model that holds all tokens.
     plain: Arc<Program>,
     layers: usize,
+    known: Vec<Known>,
     template: ChatTemplate,
     settings: ChatSettings,
     id: ModelId,
@@ -193,7 +195,7 @@ impl Table<'_> {
         let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
         let colour = if is_terminal() { Colour::On } else { Colour::Off };
         let bound = bound.zip(Layout::prepared(&model.program, &limits));
-        let policies = Policies { known: PolicyFlags::known(), prepared: policy.flags.name(), bound };
+        let policies = Policies { known: self.known.clone(), prepared: policy.flags.name(), bound };
         let (history, model, session) = (history(), self.id.clone(), flags.session.clone());
         Ok((chat, ReplSettings { history, colour, sizes, model, session, policies }))
     }

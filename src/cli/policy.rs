@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use kvas::{
     model::Model,
     policy::{Bound, Layout, Score, bounded},
-    repl::Asked,
+    repl::{Asked, Known},
 };
 use kvas_backend::store::MomentType;
 use std::sync::Arc;
@@ -87,13 +87,19 @@ enum Moments {
 const LARGE: usize = 256;
 
 impl PolicyFlags {
-    /// The names of all policies, and what each does.
-    pub(crate) fn known() -> Vec<(String, String)> {
-        let values = KvPolicy::value_variants().iter().filter_map(KvPolicy::to_possible_value);
-        let told = |value: clap::builder::PossibleValue| {
-            (value.get_name().to_string(), value.get_help().map(ToString::to_string).unwrap_or_default())
-        };
-        values.map(told).collect()
+    /// All policies, and whether this model can go by them here. The model is one that holds all tokens.
+    pub(crate) fn known(model: &mut Model, flags: &ModelFlags) -> Vec<Known> {
+        let mut all = Vec::new();
+        for policy in KvPolicy::value_variants() {
+            let plain = model.program.clone();
+            let is_possible = Self { kv_policy: *policy, ..Self::default() }.apply(model, flags).is_ok();
+            model.program = plain;
+            all.extend(policy.to_possible_value().map(|value| {
+                let what = value.get_help().map(ToString::to_string).unwrap_or_default();
+                Known { name: value.get_name().into(), what, is_possible }
+            }));
+        }
+        all
     }
 
     /// The name of the policy.

@@ -96,6 +96,9 @@ impl Drawing {
         let mut line = format!("{name:INDENT$}");
         let mut is_empty = true;
         for word in text.split(' ') {
+            if is_empty && word.is_empty() {
+                continue;
+            }
             let more = word.chars().count() + usize::from(!is_empty);
             if !is_empty && line.chars().count() + more > self.width {
                 self.lines.push(std::mem::replace(&mut line, " ".repeat(INDENT)));

@@ -7,7 +7,7 @@ mod editor;
 mod policy;
 
 pub use editor::Colour;
-pub use policy::{Asked, Policies};
+pub use policy::{Asked, Known, Policies};
 
 use crate::{
     chat::{Answer, Chat, ChatSettings, Talk},

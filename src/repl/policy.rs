@@ -12,12 +12,23 @@ const FULL: &str = "full";
 /// What can become of keys and values here.
 #[derive(Debug, Clone)]
 pub struct Policies {
-    /// The names of all policies, and what each does.
-    pub known: Vec<(String, String)>,
+    /// All policies there are.
+    pub known: Vec<Known>,
     /// The one that the model is prepared for.
     pub prepared: String,
     /// What a conversation then holds if it says nothing else, and of which layers.
     pub bound: Option<(Bound, Layout)>,
+}
+
+/// A policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// Its name.
+    pub name: String,
+    /// What it does with what is hardly read.
+    pub what: String,
+    /// Whether this model can go by it here; if not, preparing it says why.
+    pub is_possible: bool,
 }
 
 /// A policy that was asked for.
@@ -61,7 +72,7 @@ impl Policies {
     fn asked(&self, argument: &str) -> Result<Option<Asked>, String> {
         let mut words = argument.split_whitespace();
         let Some(name) = words.next() else { return Ok(None) };
-        if !self.known.iter().any(|(known, _)| known == name) {
+        if !self.known.iter().any(|known| known.name == name) {
             return Err(format!("/policy {name}, expected one of {}", self.names()));
         }
         let number = words.next();
@@ -74,8 +85,12 @@ impl Policies {
         Ok(Some(Asked { name: name.into(), budget }))
     }
 
+    fn possible(&self) -> impl Iterator<Item = &Known> {
+        self.known.iter().filter(|known| known.is_possible)
+    }
+
     fn names(&self) -> String {
-        self.known.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+        self.possible().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
     fn within(&self, wish: &BoundWish) -> Result<Option<Bound>, String> {
@@ -109,8 +124,8 @@ impl Policies {
     }
 
     fn show(&self, chat: &Chat) -> String {
-        let mut lines = vec![self.describe(chat), String::new()];
-        for (name, what) in &self.known {
+        let mut lines = vec![self.describe(chat), String::new(), "Keys and values that are hardly read:".into()];
+        for Known { name, what, .. } in self.possible() {
             let argument = if name == FULL { name.clone() } else { format!("{name} [N]") };
             lines.push(format!("/policy {argument:18} {what}"));
         }
