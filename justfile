@@ -37,6 +37,11 @@ release:
     deploy/release --twice
     deploy/release aarch64-unknown-linux-gnu
 
+# The image for containers, and an answer in it.
+image:
+    deploy/release
+    deploy/image --check
+
 # Every fuzz target, for so many seconds each.
 fuzz seconds="60":
     fuzz/run {{seconds}}
