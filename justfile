@@ -27,6 +27,11 @@ page:
     web/build
     web/test/run
 
+# What was published, next to what this machine measures: docs/BENCHMARKS.md. Twelve minutes; nothing else should run.
+headlines:
+    cargo build --release
+    target/release/kvas bench-op headlines
+
 # The picture of the README, typed anew.
 tour:
     cargo build --release

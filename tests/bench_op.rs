@@ -109,3 +109,38 @@ fn replay_admits_more_sequences_than_a_state_per_draft() {
     assert!(error.starts_with("error: --model gpt-9, expected one of "), "{error}");
     assert!(succeeds(&["bench-op", "concurrency"]).lines().count() > 12, "every model with states, twice");
 }
+
+#[test]
+fn every_claim_has_its_line_and_plots_are_beside_the_document() {
+    let folder = std::env::temp_dir().join(format!("kvas-headlines-test-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("BENCHMARKS.md");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let (written, record) = (file.to_str().unwrap(), format!("{root}/benches/record/h200"));
+    let said = succeeds(&["bench-op", "headlines", "--quick", "-o", written, "--record", &record]);
+    assert!(said.contains(" claims measured here came out as predicted"), "{said}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let committed = std::fs::read_to_string(format!("{root}/docs/BENCHMARKS.md")).unwrap();
+    let rows = |text: &str, id: &str| text.lines().filter(|line| line.starts_with(&format!("| {id} |"))).count();
+    for (group, count) in [("K", 9), ("P", 9), ("R", 10), ("E", 7), ("S", 10), ("O", 3)] {
+        for id in (1..=count).map(|number| format!("{group}{number}")) {
+            assert!(rows(&text, &id) >= 1, "no {id} in {text}");
+            assert_eq!(rows(&committed, &id), rows(&text, &id), "{id}: docs/BENCHMARKS.md is of another version");
+        }
+    }
+    // What is asked of more tokens than these sizes have.
+    for line in text.lines().filter(|line| line.contains("| no figure |")) {
+        assert!(["| K5 |", "| P1 |", "| S1 |", "| S2 |", "| S10 |"].iter().any(|id| line.starts_with(id)), "{line}");
+    }
+    assert!(text.contains("not possible here: needs a GPU") && text.contains("1.65x"), "{text}");
+    for name in ["replay", "verify", "contexts", "pages"] {
+        let plot = std::fs::read_to_string(folder.join(format!("benchmarks-{name}.svg"))).unwrap();
+        assert!(plot.contains("<polyline") && !plot.contains("NaN"), "{name}: {plot}");
+        assert!(text.contains(&format!("(benchmarks-{name}.svg)")), "{text}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    let nowhere = fails(&["bench-op", "headlines", "--quick", "-o", "/nowhere/BENCHMARKS.md"]);
+    assert!(nowhere.contains("expected a file in a folder that exists"), "{nowhere}");
+    let none = fails(&["bench-op", "headlines", "--quick", "-o", "x.md", "--record", "/nowhere"]);
+    assert!(none.starts_with("error: --record /nowhere: "), "{none}");
+}

@@ -2,6 +2,7 @@
 
 mod bed;
 mod concurrency;
+mod headlines;
 mod lin_ar;
 mod lin_kvonly;
 mod lin_verify;
@@ -47,6 +48,7 @@ enum Op {
     SlakeQuality(Box<slake_quality::SlakeQuality>),
     #[command(name = "spec_e2e")]
     SpecE2e(spec_e2e::SpecE2e),
+    Headlines(headlines::Headlines),
 }
 
 impl BenchOp {
@@ -62,6 +64,7 @@ impl BenchOp {
             Op::SlakeAttn(command) => command.run(),
             Op::SlakeQuality(command) => command.run(),
             Op::SpecE2e(command) => command.run(),
+            Op::Headlines(command) => command.run(),
         }
     }
 }
