@@ -153,7 +153,7 @@ const KVBUFFER: &[Claim] = &[
             f.lines("drafts").iter().rev().find_map(|line| line["ratio"].as_f64())
         })
         .better(Expect::AtLeast(1.46)),
-        NO_RECORD,
+        gpu("1.46x or more", Expect::AtLeast(1.46), "x", |r| r.recorded("spec_e2e 4:", "x")),
     ),
     claim(
         "K4",
@@ -323,7 +323,7 @@ const REPLAY: &[Claim] = &[
         "1.87 to 1.96x",
         here("1.87x", Expect::AtLeast(1.87), "x", |f| f.number("drafts", &["1"], "ratio"))
             .better(Expect::AtLeast(1.96)),
-        NO_RECORD,
+        gpu("1.87x", Expect::AtLeast(1.87), "x", |r| r.recorded("spec_e2e 1:", "x")),
     ),
     claim(
         "R4",
@@ -333,8 +333,11 @@ const REPLAY: &[Claim] = &[
             times(f, ("verify", &["T=6", "replay", "a=2"]), ("delta", &["f32", "m=0"]))
         })
         .better(Expect::AtMost(1.27)),
-        gpu("at most 1.1x (8 drafts recorded, batch 64)", Expect::AtMost(1.1), "x", |r| {
-            Some(r.recorded("Delta 64 8:", "us")? / r.recorded("Delta 64 0 f32:", "us")?)
+        gpu("at most 1.1x; 8 drafts where 6 are not recorded, batch 64", Expect::AtMost(1.1), "x", |r| {
+            Some(
+                r.recorded("Delta 64 6:", "us").or_else(|| r.recorded("Delta 64 8:", "us"))?
+                    / r.recorded("Delta 64 0 f32:", "us")?,
+            )
         }),
     ),
     claim(

@@ -80,12 +80,12 @@ fn shown(value: f64, unit: &str) -> String {
 }
 
 /// Predicted, measured and verdict.
-fn cells(side: &Side, source: &Figures) -> [String; 3] {
+fn cells(side: &Side, source: &Figures, missing: &str) -> [String; 3] {
     match side {
         Side::None(why) => [String::new(), (*why).into(), String::new()],
         Side::Figure(figure) => {
             let found = (figure.of)(source);
-            let measured = found.map_or("no figure".into(), |found| shown(found, figure.unit));
+            let measured = found.map_or(missing.into(), |found| shown(found, figure.unit));
             [figure.predicted.into(), measured, found.map_or(String::new(), |found| verdict(figure, found))]
         }
     }
@@ -101,11 +101,11 @@ fn verdict(figure: &Figure, found: f64) -> String {
 }
 
 fn row(claim: &Claim, figures: &Figures, size: Size) -> String {
-    let [predicted, measured, mut verdict] = cells(&claim.here, figures);
+    let [predicted, measured, mut verdict] = cells(&claim.here, figures, "no figure");
     if size == Size::Quick {
         verdict.clear();
     }
-    let [gpu_predicted, gpu_measured, gpu_verdict] = cells(&claim.gpu, figures);
+    let [gpu_predicted, gpu_measured, gpu_verdict] = cells(&claim.gpu, figures, "no record yet");
     format!(
         "| {} | {} | {} | {predicted} | {measured} | {verdict} | {gpu_predicted} | {gpu_measured} | {gpu_verdict} |\n",
         claim.id, claim.what, claim.paper
