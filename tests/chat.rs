@@ -4,11 +4,11 @@ use crate::golden::{converted, fixture};
 use kvas::{
     chat::{Chat, ChatSettings},
     engine::{Engine, EngineConfig, EngineHandle, Event, Pooling, Request, Score, Stream},
-    memory::Miss,
+    memory::{Miss, Scope},
     model::Model,
     sampling::{Sampler, SamplerParams},
     scheduler::Finish,
-    session::{ModelId, Shelf},
+    session::{ModelId, Shelf, Shelved},
 };
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
@@ -146,6 +146,52 @@ fn who_makes_room_for_others_goes_on_later_with_the_same_answer() {
             let together: Vec<_> = streams.iter().map(|stream| whole(name, stream)).collect();
             assert_eq!(alone, together, "{name}");
             assert!(engine.stats().unwrap().steps.preemptions > 0, "{name}: there is not enough room for all");
+        }
+    }
+}
+
+/// With memory to spare on the host they go on from where they were: no token is read twice.
+#[test]
+fn who_makes_room_goes_on_from_the_memory_of_the_host() {
+    for (name, page_stores) in [("qwen35", 1), ("qwen3", 4)] {
+        let model = converted(&fixture(name), Quant::F32);
+        let id = ModelId::of(&model.file);
+        let request = |number: u32, scope| {
+            let prompt = (0..160 + 7 * number).map(|i| (i * 37 + number * 11) % 500).collect();
+            let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+            Request { max_tokens: 60, scope, ..Request::new(prompt, sampler) }
+        };
+        let run = |shelf: Option<Shelf>, scope: Scope| {
+            // Each needs up to 241 tokens in pages of 4; there is room for 400.
+            let pages = 1 + page_stores * 400 / 4;
+            let engine = engine_of(&model, Limits { pages, ..limits(3) }, shelf);
+            let streams: Vec<_> = (0..4).map(|number| engine.submit(request(number, scope))).collect();
+            let answers: Vec<_> = streams.iter().map(|stream| whole(name, stream)).collect();
+            let stats = engine.stats().unwrap();
+            (answers, stats.steps.preemptions, stats.tokens_read, stats.shelf)
+        };
+        let least = (0..4).map(|number| 160 + 7 * number + 59).sum::<u64>();
+        let (expected, preemptions, read, _) = run(None, Scope::default());
+        assert!(preemptions > 0 && read > least + 128, "{name}: {preemptions} made room, {read} tokens were read");
+        for scope in [Scope::default(), Scope(7)] {
+            let (answers, preemptions, read, shelf) = run(Some(Shelf::in_memory(&id, 1 << 30)), scope);
+            assert_eq!(answers, expected, "{name}");
+            assert!(
+                preemptions > 0 && read == least,
+                "{name}: {preemptions} made room, {read} tokens of {least} were read"
+            );
+            assert!(shelf.is_some_and(|shelf| shelf.host.count > 0 && shelf.failure.is_none()), "{name}");
+        }
+        // What the host has no room for goes to the folder, if everybody may know it.
+        let folder = std::env::temp_dir().join(format!("kvas-host-{name}-{}", std::process::id()));
+        for (scope, is_kept) in [(Scope::default(), true), (Scope(7), false)] {
+            let shelf = Shelf::in_memory(&id, 40 << 10).with_folder(&folder, 1 << 30).unwrap();
+            let (answers, _, _, shelf) = run(Some(shelf), scope);
+            assert_eq!(answers, expected, "{name}");
+            let shelf = shelf.unwrap();
+            assert!(shelf.host.bytes <= 40 << 10 && shelf.failure.is_none(), "{name}: {shelf:?}");
+            assert_eq!(shelf.disk.unwrap().count > 0, is_kept, "{name}: {shelf:?}");
+            std::fs::remove_dir_all(&folder).unwrap();
         }
     }
 }
@@ -339,12 +385,13 @@ fn prefixes_that_gave_way_come_back_from_disk() {
         let id = ModelId::of(&model.file);
         let vocab = model.spec.vocab as u32;
         let prompt = |seed: u32| (0..300).map(|i| (i * 7 + seed * 131 + 3) % vocab).collect::<Vec<u32>>();
-        let open = |bytes| Shelf::open(&folder, &id, bytes).unwrap();
+        let open = |bytes| Shelf::in_memory(&id, 0).with_folder(&folder, bytes).unwrap();
         let engine = engine_with(&model, 2, Some(open(1 << 30)));
         let first: Vec<_> = (0..4).map(|seed| fresh_answer(&engine, vocab, &prompt(seed))).collect();
         assert!(first.iter().all(|(_, read)| *read == 300), "{name}: nothing is known yet");
-        let files = engine.stats().unwrap().shelf.unwrap();
-        assert!(files.files >= 2 && files.bytes > 0 && files.failure.is_none(), "{name}: {files:?}");
+        let stats = engine.stats().unwrap().shelf.unwrap();
+        let files = stats.disk.unwrap();
+        assert!(files.count >= 2 && files.bytes > 0 && stats.failure.is_none(), "{name}: {stats:?}");
         for (seed, (answer, _)) in first.iter().enumerate().take(2) {
             assert_eq!(fresh_answer(&engine, vocab, &prompt(seed as u32)), (answer.clone(), 1), "{name}");
         }
@@ -363,7 +410,11 @@ fn prefixes_that_gave_way_come_back_from_disk() {
         let engine = engine_with(&model, 8, Some(open(1 << 30)));
         assert_eq!(fresh_answer(&engine, vocab, &prompt(0)), (first[0].0.clone(), 300), "{name}: damaged");
         drop(engine);
-        assert_eq!(open(1).usage(), (0, 0), "{name}: what is more than the budget is removed");
+        assert_eq!(
+            open(1).in_folder_usage(),
+            Some(Shelved::default()),
+            "{name}: what is more than the budget is removed"
+        );
         assert_eq!(files().count(), 0, "{name}");
     }
     std::fs::remove_dir_all(&folder).unwrap();

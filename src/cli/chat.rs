@@ -182,12 +182,13 @@ impl Table<'_> {
         let (flags, bound) = (self.flags, policy.bound);
         model.program = policy.program.clone();
         let rows = flags.drafts.rows();
-        let wanted = device::Wanted { outputs: rows, window: rows, ..WANTED };
+        let host_bytes = flags.shelf.host_bytes(&flags.model.run.compute)?;
+        let wanted = device::Wanted { outputs: rows, window: rows, promised: host_bytes, ..WANTED };
         let Prepared { runner, plan, drafters, .. } = flags.drafts.prepare(&flags.model, model, wanted)?;
         let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, limits, .. } = plan;
         let ring = limits.replay.history;
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context, ring };
-        let shelf = flags.shelf.open(&self.id)?;
+        let shelf = flags.shelf.open(&self.id, host_bytes)?;
         let (snapshot_every, most_drafts) = (SNAPSHOT_EVERY, flags.drafts.most());
         let config = EngineConfig { snapshot_every, shelf, bound, drafters, most_drafts, ..EngineConfig::new(context) };
         let engine = Engine::start(runner, config);

@@ -31,7 +31,7 @@ pub(crate) struct Wanted {
     pub(crate) context: Option<usize>,
     /// Rows a step may be taken back by.
     pub(crate) window: usize,
-    /// Bytes of free memory that other models of this process were promised and have not touched yet.
+    /// Bytes of the host's free memory that others of this process were promised and have not touched yet.
     pub(crate) promised: u64,
 }
 
@@ -248,6 +248,17 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
 /// Most of the memory there is: the rest of the system wants some too.
 fn available_bytes() -> u64 {
     kvas_cpu::available_memory().map_or(u64::MAX, |bytes| bytes / 10 * 9)
+}
+
+/// Most bytes of the host's memory that snapshots of a GPU take unless somebody says how many.
+const HOST_SNAPSHOTS: u64 = 4 << 30;
+
+/// Bytes of the host's memory that snapshots may take which a device has no room for: none where the device is the host.
+pub(crate) fn spare_host_bytes(flags: &ComputeFlags) -> anyhow::Result<u64> {
+    Ok(match Place::of(flags)? {
+        Place::Cpu { .. } | Place::Reference => 0,
+        Place::Cuda { .. } => HOST_SNAPSHOTS.min(available_bytes() / 8),
+    })
 }
 
 /// A device with nothing on it.

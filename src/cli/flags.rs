@@ -197,6 +197,10 @@ impl RunFlags {
 /// Where snapshots go that memory has no room for.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ShelfFlags {
+    /// GiB of the host's memory for snapshots, and for requests that made room for others, that the device has no room
+    /// for; on the processor it is taken from what the model may use [default: 0, on a GPU up to 4]
+    #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    snapshot_host: Option<u32>,
     /// Folder for snapshots that memory has no room for; they serve the next start, too [default: they are given up]
     #[arg(long, value_name = "DIR")]
     snapshot_dir: Option<PathBuf>,
@@ -206,10 +210,19 @@ pub(crate) struct ShelfFlags {
 }
 
 impl ShelfFlags {
-    /// Opens the folder, if there is to be one.
-    pub(crate) fn open(&self, model: &ModelId) -> anyhow::Result<Option<Shelf>> {
-        let Some(folder) = &self.snapshot_dir else { return Ok(None) };
-        let shelf = Shelf::open(folder, model, u64::from(self.snapshot_disk) << 30);
+    /// Bytes of the host's memory that are set aside.
+    pub(crate) fn host_bytes(&self, compute: &ComputeFlags) -> anyhow::Result<u64> {
+        match self.snapshot_host {
+            Some(gibibytes) => Ok(u64::from(gibibytes) << 30),
+            None => super::device::spare_host_bytes(compute),
+        }
+    }
+
+    /// Opens what there is to be of them.
+    pub(crate) fn open(&self, model: &ModelId, host_bytes: u64) -> anyhow::Result<Option<Shelf>> {
+        let shelf = Shelf::in_memory(model, host_bytes);
+        let Some(folder) = &self.snapshot_dir else { return Ok((host_bytes > 0).then_some(shelf)) };
+        let shelf = shelf.with_folder(folder, u64::from(self.snapshot_disk) << 30);
         Ok(Some(shelf.context("--snapshot-dir")?))
     }
 }

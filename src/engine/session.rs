@@ -3,7 +3,7 @@
 use super::{ConversationId, Engine, Runner};
 use crate::{
     memory::{Kept, Restored, Scope},
-    session::{Layout, OpenWriter, Session, Writer},
+    session::{Layout, OpenWriter, Session, Writer, Written},
 };
 use kvas_backend::{DeviceError, Page, Store, StoreDecl};
 
@@ -23,7 +23,10 @@ impl Engine {
         let layout = Layout::new(self.runner.program(), self.runner.limits().kv_type, kept.length, positions);
         let mut open = writer.begin(&layout).map_err(|error| error.to_string())?;
         self.runner.save(&kept, &mut open)?;
-        open.finish().map_err(|error| error.to_string())
+        match open.finish().map_err(|error| error.to_string())? {
+            Written::File(bytes) => Ok(bytes),
+            Written::Memory(session) => Ok(session.bytes()),
+        }
     }
 
     /// Keeps what a session has read.

@@ -112,7 +112,7 @@ enum State {
     Slots,
 }
 
-/// A prefix that gave way. Its pages and its slot belong to others now, who have not written to them yet.
+/// A prefix that gave way, or what a sequence had read that did. Its pages and its slot belong to others now, who have not written to them yet.
 #[derive(Debug)]
 pub struct Evicted {
     /// Where they were known.
@@ -529,6 +529,16 @@ impl Memory {
             self.drop_a_prefix();
         }
         self.spare.take()
+    }
+
+    /// A live sequence, whose committed tokens `own` are, is about to be emptied: that is told as if a prefix gave way.
+    /// One that has given up tokens itself has no prefix to go on from.
+    pub fn tell_interrupted(&mut self, id: SequenceId, own: &[u32]) {
+        let kept = self.kept_of(id, own, own);
+        let scope = self.get(id).scope;
+        if let Some(evicted) = self.evicted.as_mut().filter(|_| !own.is_empty() && kept.length as usize == own.len()) {
+            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: kept.length, kept });
+        }
     }
 
     /// Gives up all that can be gone back to, as a failed device may not hold what it should.

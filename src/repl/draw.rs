@@ -164,7 +164,11 @@ impl Drawing {
         let bytes = mebibytes(held as u64 * sizes.snapshot_bytes);
         self.say("snapshots", &format!("{} {held} of {total} in memory, {bytes}", self.bar(held, total)));
         if let Some(shelf) = &picture.stats.shelf {
-            self.say("", &format!("{} on disk, {}", shelf.files, mebibytes(shelf.bytes)));
+            let host = Some(shelf.host).filter(|host| host.count > 0);
+            for (place, tier) in [("on the host", host), ("on disk", shelf.disk)] {
+                let Some(tier) = tier else { continue };
+                self.say("", &format!("{} {place}, {}", tier.count, mebibytes(tier.bytes)));
+            }
         }
     }
 
@@ -236,6 +240,7 @@ mod tests {
     use crate::{
         engine::{ShelfStats, Stats, Steps},
         memory::{SequenceId, Usage},
+        session::Shelved,
     };
 
     const SIZES: Sizes =
@@ -250,7 +255,8 @@ mod tests {
             sequences: Held { held: 1, total: 1 },
             snapshots: Held { held: 5, total: 50 },
         };
-        let shelf = Some(ShelfStats { files: 2, bytes: 3 << 20, failure: None });
+        let disk = Some(Shelved { count: 2, bytes: 3 << 20 });
+        let shelf = Some(ShelfStats { host: Shelved::default(), disk, failure: None });
         let stats = Stats { usage, tokens_read: 1000, steps: Steps::default(), shelf };
         let sequence = SequencePicture { id: 0, conversation: Some(id), tokens: 1000, held, ring: 5, paused: false };
         (Picture { stats, pages: pages.to_vec(), sequences: vec![sequence] }, id)

@@ -336,10 +336,13 @@ impl Repl {
                 .zip(sizes.of(usage))
                 .map(|((name, Held { held, total }), bytes)| format!("{name} {held} of {total}, {}", mebibytes(bytes))),
         );
-        lines.extend(stats.shelf.iter().map(|shelf| {
-            let failure = shelf.failure.as_ref().map_or(String::new(), |what| format!("; {what}"));
-            format!("on disk   {} prefixes, {}{failure}", shelf.files, mebibytes(shelf.bytes))
-        }));
+        if let Some(shelf) = stats.shelf {
+            let host = Some(shelf.host).filter(|host| host.count > 0);
+            for (name, tier) in [("on host  ", host), ("on disk  ", shelf.disk)] {
+                lines.extend(tier.map(|tier| format!("{name} {} prefixes, {}", tier.count, mebibytes(tier.bytes))));
+            }
+            lines.extend(shelf.failure.map(|what| format!("failed    {what}")));
+        }
         let (drafted, accepted) = (stats.steps.drafted, stats.steps.accepted);
         if drafted > 0 {
             let share = 100.0 * accepted as f64 / drafted as f64;

@@ -34,11 +34,14 @@ impl Scheduler {
         idle.or_else(|| younger.filter(holds).find(is_free)).map(|sequence| sequence.id)
     }
 
-    /// Empties a sequence. Its tokens are known, and read again when it goes on. It leaves no snapshot: every kept prefix
-    /// gave way before, and its own would be the next.
+    /// Empties a sequence. It leaves no snapshot in memory: every kept prefix gave way before, and its own would be the
+    /// next. What it has read may be kept elsewhere; if it is not, its tokens are read again when it goes on.
     fn give_up(&mut self, memory: &mut Memory, id: SequenceId) -> DeviceWork {
         let sequence = self.get_mut(id);
         sequence.paused = sequence.running.is_some();
+        if sequence.running.as_ref().is_none_or(|running| running.cache == Cache::Use) {
+            memory.tell_interrupted(id, &sequence.tokens[..memory.committed(id) as usize]);
+        }
         if !sequence.paused {
             sequence.tokens.clear();
         }

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     engine::{Picture, SequencePicture},
     memory::PageOwner,
+    session::Shelved,
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
@@ -25,6 +26,7 @@ pub async fn memory(
     let slots: Vec<Value> =
         views.iter().map(|view| slot((view, caller), &picture, (facts.context, facts.ring))).collect();
     let shelf = picture.stats.shelf.as_ref();
+    let tier = |kept: Shelved| json!({"held": kept.count, "bytes": kept.bytes});
     Ok(Json(json!({
         "pages": {
             "total": usage.pages.total,
@@ -38,7 +40,8 @@ pub async fn memory(
             "held": usage.snapshots.held,
             "total": usage.snapshots.total,
             "bytes": usage.snapshots.held as u64 * facts.snapshot_bytes,
-            "disk": shelf.map(|shelf| json!({"held": shelf.files, "bytes": shelf.bytes})),
+            "host": shelf.map(|shelf| tier(shelf.host)),
+            "disk": shelf.and_then(|shelf| shelf.disk).map(tier),
         },
         "queue": served.slots.waiting(),
         "tokens_read": picture.stats.tokens_read,

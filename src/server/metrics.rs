@@ -34,7 +34,7 @@ struct WithReason {
 }
 
 /// States of pages, tiers of snapshots, and what steps are made of: every `state` that a gauge may have.
-const STATES: &[&str] = &["free", "kept", "live", "memory", "disk", "answer", "prompt"];
+const STATES: &[&str] = &["free", "kept", "live", "memory", "host", "disk", "answer", "prompt"];
 
 /// Memory in some state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -236,8 +236,11 @@ impl Metrics {
         let bytes = held as u64 * served.facts.snapshot_bytes;
         gauges.snapshot_bytes.get_or_create(&state("memory")).set(bytes as i64);
         if let Some(shelf) = &stats.shelf {
-            gauges.snapshots.get_or_create(&state("disk")).set(shelf.files as i64);
-            gauges.snapshot_bytes.get_or_create(&state("disk")).set(shelf.bytes as i64);
+            for (tier, kept) in [("host", Some(shelf.host)), ("disk", shelf.disk)] {
+                let Some(kept) = kept else { continue };
+                gauges.snapshots.get_or_create(&state(tier)).set(kept.count as i64);
+                gauges.snapshot_bytes.get_or_create(&state(tier)).set(kept.bytes as i64);
+            }
         }
         let rings: u32 = picture.sequences.iter().map(|sequence| sequence.ring).sum();
         gauges.rings.get_or_create(&of).set(i64::from(rings));

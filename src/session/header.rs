@@ -32,6 +32,11 @@ impl Layout {
         let state_elements = program.slot_elements();
         Self { kv_type, rows: length as usize, columns: columns(program), positions, state_elements }
     }
+
+    /// About the bytes of a file of so many tokens: all but its header.
+    pub(super) fn bytes(&self, tokens: usize) -> u64 {
+        sections(self, tokens, 0).iter().map(|section| section.bytes as u64).sum()
+    }
 }
 
 /// By page store: values of a token.

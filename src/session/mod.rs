@@ -13,8 +13,8 @@ mod write;
 pub use error::SessionError;
 pub use header::Layout;
 pub use model::ModelId;
-pub use shelf::Shelf;
-pub use write::{OpenWriter, Writer};
+pub use shelf::{Shelf, Shelved};
+pub use write::{OpenWriter, Writer, Written};
 
 use header::{HEADER, VERSION, checksum_key};
 use kvas_backend::Program;
@@ -22,8 +22,8 @@ use kvas_gguf::{Quant, TensorBytes};
 use safetensors::{Dtype, SafeTensors, tensor::Metadata};
 use std::{collections::BTreeMap, ops::Range, path::Path};
 
-/// A session file, mapped and checked.
-#[derive(Debug)]
+/// A session file, mapped and checked; or what would be one, in memory.
+#[derive(Debug, Clone)]
 pub struct Session {
     path: String,
     bytes: TensorBytes,
@@ -62,6 +62,11 @@ impl Session {
     /// The file, for messages.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// The bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
     }
 
     /// The conversation's tokens; all but the last few have been read.

@@ -29,7 +29,8 @@ fn write(path: &Path) {
     open.write(&rows[..10]).unwrap();
     open.write(&[1.5, -2.0, 0.1, 1e-20]).unwrap();
     open.write(&[2.5, 3.0, 4.0, 5.0]).unwrap();
-    assert_eq!(open.finish().unwrap(), std::fs::metadata(path).unwrap().len());
+    let Written::File(bytes) = open.finish().unwrap() else { panic!("a file was begun") };
+    assert_eq!(bytes, std::fs::metadata(path).unwrap().len());
 }
 
 fn remove(path: &Path) {

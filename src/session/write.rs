@@ -1,7 +1,7 @@
-//! Writing a session: beside its target, then renamed over it, so that there is always one whole file.
+//! Writing a session: beside its target, then renamed over it, so that there is always one whole file; or into memory.
 
 use super::{
-    ModelId, SessionError,
+    ModelId, Session, SessionError,
     header::{self, Layout, Section},
 };
 use std::{
@@ -20,12 +20,24 @@ pub struct Writer {
     durability: Durability,
 }
 
-/// Whether a file must survive a failure of the machine.
+/// What a session must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Durability {
+    /// A failure of the machine.
     Safe,
-    /// Its checksums tell if it did not, and it can be missed.
+    /// The end of the process. Checksums tell if a file did not survive more, and it can be missed.
     Cache,
+    /// Nothing: it is no file.
+    Memory,
+}
+
+/// A session that was written.
+#[derive(Debug)]
+pub enum Written {
+    /// The bytes of its file.
+    File(u64),
+    /// In memory.
+    Memory(Session),
 }
 
 impl Writer {
@@ -40,6 +52,11 @@ impl Writer {
         Self { durability: Durability::Cache, ..Self::new(path, model, tokens, String::new()) }
     }
 
+    /// Will keep it in memory; `name` stands for it in messages.
+    pub(super) fn memory(name: &str, model: &ModelId, tokens: Vec<u32>) -> Self {
+        Self { durability: Durability::Memory, ..Self::new(Path::new(name), model, tokens, String::new()) }
+    }
+
     /// Whose memory is to be written.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -48,15 +65,24 @@ impl Writer {
     /// Begins the file.
     pub fn begin(self, layout: &Layout) -> Result<OpenWriter, SessionError> {
         let Self { path, model, tokens, conversation, durability } = self;
-        let partial = Partial::create(&path, durability)?;
         let sections = header::sections(layout, tokens.len(), conversation.len());
-        let out = BufWriter::with_capacity(1 << 20, partial.file.try_clone().map_err(|error| fail(&path, error))?);
+        let out = match durability {
+            Durability::Memory => {
+                // A whole session is as long as it is, and nothing is copied while it grows.
+                let bytes: usize = sections.iter().map(|section| section.bytes).sum();
+                Out::Memory(Vec::with_capacity(header::write(&model, &sections).len() + bytes))
+            }
+            Durability::Safe | Durability::Cache => {
+                let partial = Partial::create(&path, durability)?;
+                let file = partial.file.try_clone().map_err(|error| fail(&path, error))?;
+                Out::File(BufWriter::with_capacity(1 << 20, file), partial)
+            }
+        };
         let quant = header::quant(layout.kv_type);
         let (hasher, bytes) = (blake3::Hasher::new(), Vec::new());
-        let mut open =
-            OpenWriter { path, model, partial, out, sections, at: 0, written: 0, hasher, quant, bytes, conversation };
+        let mut open = OpenWriter { path, model, out, sections, at: 0, written: 0, hasher, quant, bytes, conversation };
         let place = header::write(&open.model, &open.sections);
-        open.out.write_all(&place).map_err(|error| fail(&open.path, error))?;
+        open.out.append(&place).map_err(|error| fail(&open.path, error))?;
         open.raw(&tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>())?;
         Ok(open)
     }
@@ -66,13 +92,31 @@ fn fail(path: &Path, error: std::io::Error) -> SessionError {
     SessionError::Write { path: path.display().to_string(), error }
 }
 
+/// Where the bytes go.
+#[derive(Debug)]
+enum Out {
+    File(BufWriter<File>, Partial),
+    Memory(Vec<u8>),
+}
+
+impl Out {
+    fn append(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Out::File(out, _) => out.write_all(bytes),
+            Out::Memory(out) => {
+                out.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// A session that is being written.
 #[derive(Debug)]
 pub struct OpenWriter {
     path: PathBuf,
     model: ModelId,
-    partial: Partial,
-    out: BufWriter<File>,
+    out: Out,
     sections: Vec<Section>,
     /// The section that comes next or is being written, and how much of it is.
     at: usize,
@@ -99,7 +143,7 @@ impl OpenWriter {
     }
 
     fn raw(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
-        self.out.write_all(bytes).map_err(|error| fail(&self.path, error))?;
+        self.out.append(bytes).map_err(|error| fail(&self.path, error))?;
         self.hasher.update(bytes);
         self.written += bytes.len();
         assert!(self.written <= self.sections[self.at].bytes, "a section is as long as the layout says");
@@ -111,8 +155,8 @@ impl OpenWriter {
         Ok(())
     }
 
-    /// Writes the rest and replaces the target; the bytes of the file.
-    pub fn finish(mut self) -> Result<u64, SessionError> {
+    /// Writes the rest and replaces the target.
+    pub fn finish(mut self) -> Result<Written, SessionError> {
         let conversation = std::mem::take(&mut self.conversation);
         if !conversation.is_empty() {
             assert_eq!(self.sections[self.at].name, "conversation", "everything else is written");
@@ -121,14 +165,30 @@ impl OpenWriter {
         let whole = header::write(&self.model, &self.sections);
         assert_eq!(self.sections[self.at].name, header::HEADER, "everything else is written");
         self.raw(blake3::hash(&whole).as_bytes())?;
-        let Self { path, partial, mut out, .. } = self;
-        let replaced = out
-            .flush()
-            .and_then(|()| out.seek(SeekFrom::Start(0)))
-            .and_then(|_| out.write_all(&whole))
-            .and_then(|()| out.flush());
-        replaced.and_then(|()| partial.replace(&path)).map_err(|error| fail(&path, error))
+        let Self { path, out, .. } = self;
+        match out {
+            Out::Memory(mut bytes) => {
+                bytes[..whole.len()].copy_from_slice(&whole);
+                Session::from_bytes(&path.display().to_string(), bytes.into()).map(Written::Memory)
+            }
+            Out::File(mut out, partial) => {
+                let replaced = out
+                    .flush()
+                    .and_then(|()| out.seek(SeekFrom::Start(0)))
+                    .and_then(|_| out.write_all(&whole))
+                    .and_then(|()| out.flush());
+                let written = replaced.and_then(|()| partial.replace(&path));
+                written.map(Written::File).map_err(|error| fail(&path, error))
+            }
+        }
     }
+}
+
+/// Writes a session that was in memory to `path`, as [`Writer::cache`] would have; the bytes of the file.
+pub(super) fn write_out(session: &Session, path: &Path) -> Result<u64, SessionError> {
+    let partial = Partial::create(path, Durability::Cache)?;
+    let written = (&partial.file).write_all(&session.bytes).and_then(|()| partial.replace(path));
+    written.map_err(|error| fail(path, error))
 }
 
 /// A file beside the target, removed unless it replaces the target.

@@ -28,6 +28,12 @@ export interface Chunk {
   error?: unknown;
 }
 
+/** Prefixes that are kept elsewhere. */
+export interface Tier {
+  held: number;
+  bytes: number;
+}
+
 export interface Memory {
   pages: { total: number; free: number; page_size: number; page_bytes: number; map: [number, number][] };
   slots: {
@@ -38,7 +44,7 @@ export interface Memory {
     ring: { held: number; capacity: number } | null;
     conversation: string | null;
   }[];
-  snapshots: { held: number; total: number; bytes: number; disk: { held: number; bytes: number } | null };
+  snapshots: { held: number; total: number; bytes: number; host: Tier | null; disk: Tier | null };
   queue: number;
   tokens_read: number;
 }

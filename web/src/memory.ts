@@ -1,6 +1,6 @@
 // The memory view: who holds the pages, what is in the rings, which snapshots are kept.
 
-import { type Memory, ServerError, memory } from "./api";
+import { type Memory, ServerError, type Tier, memory } from "./api";
 import { byId, bytes, count, h, plural, setText, svg } from "./dom";
 
 const FREE = -1;
@@ -217,10 +217,12 @@ export class MemoryView {
     byId("memory-body").hidden = false;
     this.showPages(report);
     this.showSlots(report);
-    const { held, total, bytes: size, disk } = report.snapshots;
+    const { held, total, bytes: size, host, disk } = report.snapshots;
+    const tier = (kept: Tier | null) => (kept ? `${count(kept.held)} held, ${bytes(kept.bytes)}` : "not used");
     setText(byId("snapshots"), `${count(held)} of ${count(total)} held, ${bytes(size)}`);
     byId("snapshots-bar").replaceChildren(bar(held, total));
-    setText(byId("disk"), disk ? `${count(disk.held)} held, ${bytes(disk.bytes)}` : "not used");
+    setText(byId("host"), tier(host));
+    setText(byId("disk"), tier(disk));
     setText(byId("queue"), plural(report.queue, "request"));
     setText(byId("tokens-read"), `${count(report.tokens_read)}${this.rate(report.tokens_read)}`);
   }

@@ -216,7 +216,7 @@ function report(mock) {
       { id: 2, state: "waiting", tokens: 112, context: 4096, ring: { held: 5, capacity: 8 }, conversation: null },
       { id: 3, state: "idle", tokens: 0, context: 4096, ring: { held: 0, capacity: 0 }, conversation: null },
     ],
-    snapshots: { held: 9, total: 24, bytes: 9 * 22_420_480, disk: { held: 3, bytes: 71_303_168 } },
+    snapshots: { held: 9, total: 24, bytes: 9 * 22_420_480, host: null, disk: { held: 3, bytes: 71_303_168 } },
     queue: busy ? 1 : 0,
     tokens_read: 18_432 + mock.read,
   };

@@ -93,13 +93,14 @@ impl FromFlags {
             Some(template) => template.clone(),
             None => model.template()?,
         };
+        let host_bytes = self.shelf.host_bytes(&flags.run.compute)?;
         let wanted = device::Wanted {
             sequences: self.parallel,
             snapshots: SnapshotBudget::Share,
             outputs: self.parallel + SCORED + (self.parallel * self.drafts.most()).min(MOST_DRAFTED),
             context: None,
             window: self.drafts.rows(),
-            promised: self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)),
+            promised: self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes,
         };
         if room == Room::AsAskedFor
             && let Some(clamp) = device::clamp(&flags, &model, wanted)?
@@ -108,7 +109,7 @@ impl FromFlags {
         }
         let Prepared { runner, plan, drafters, beside_bytes } = self.drafts.prepare(&flags, &model, wanted)?;
         let id = ModelId::of(&model.file);
-        let shelf = self.shelf.open(&id)?;
+        let shelf = self.shelf.open(&id, host_bytes)?;
         let facts = Facts {
             context: plan.context,
             batch: plan.limits.rows,
@@ -126,7 +127,7 @@ impl FromFlags {
         let config = EngineConfig { snapshot_every, shelf, max_decode_gap, bound, ..EngineConfig::new(plan.context) };
         let most_drafts = self.drafts.most();
         let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, ..config });
-        self.promises.add(engine.memory(), (plan.process_bytes, plan.needed_bytes() + beside_bytes));
+        self.promises.add(engine.memory(), (plan.process_bytes, plan.needed_bytes() + beside_bytes + host_bytes));
         Ok(Loaded { engine, tokenizer: model.tokenizer, template, id, facts })
     }
 }
