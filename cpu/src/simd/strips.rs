@@ -3,8 +3,11 @@
 
 use super::{Simd, dense::Element, math};
 
-/// How far ahead in the same rows is fetched besides: what was asked for in between may have come only half the way.
+/// How far ahead in the same rows is fetched into the first-level cache; what is read next only comes into the second
+/// level, where there is room for more requests.
 const NEAR: usize = 512;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// `V` vectors of every row: row `j` of vector `v` is the elements from `first[v][j * stride]` on.
 #[derive(Clone, Copy)]
@@ -138,8 +141,10 @@ unsafe fn tile<E: Element, S: Simd, const R: usize, const V: usize, const FETCH:
         for v in 0..V {
             // SAFETY: the caller says that the strip has row `j`.
             row[v] = unsafe { E::load(simd, strip.first[v].as_ptr().add(j * strip.stride)) };
-            if FETCH {
-                simd.prefetch(strip.next[v].as_ptr().wrapping_add(j * strip.stride));
+            // Once a line: every further request takes a load's place.
+            let is_first_of_line = (v * S::LANES * E::BYTES) % LINE == 0 && (j * strip.stride) % LINE < strip.stride;
+            if FETCH && is_first_of_line {
+                simd.prefetch_far(strip.next[v].as_ptr().wrapping_add(j * strip.stride));
                 simd.prefetch(strip.first[v].as_ptr().wrapping_add(j * strip.stride + NEAR));
             }
         }

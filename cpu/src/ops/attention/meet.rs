@@ -11,6 +11,9 @@ use crate::{
 };
 use std::ops::Range;
 
+/// How many tiles ahead is fetched: at most as many as a block has.
+const AHEAD: usize = 1;
+
 /// A block, and the one that is read after it.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
@@ -57,8 +60,7 @@ impl<'a> Pair<'a> {
         let mut strip = Strip { first: [&[][..]; V], next: [&[][..]; V], stride: TILE * E::BYTES };
         for v in 0..V {
             let (tile, lane) = ((at + v * S::LANES) / TILE, (at + v * S::LANES) % TILE);
-            let next = if tile + 1 < self.block.tiles { self.block.keys[tile + 1] } else { self.block.values[0] };
-            (strip.first[v], strip.next[v]) = (&self.block.keys[tile][lane * E::BYTES..], next);
+            (strip.first[v], strip.next[v]) = (&self.block.keys[tile][lane * E::BYTES..], self.ahead(tile));
         }
         let weights = Weights::in_rows(queries, len, len);
         let mut sums = Sums { data: &mut scores[at..], stride: BLOCK };
@@ -100,9 +102,17 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Tokens of the block, whole tiles.
-    fn tokens(&self) -> usize {
-        self.block.tiles * TILE
+    /// What is read some time after a tile of keys, or a piece of values behind those.
+    #[inline(always)]
+    fn ahead(&self, tile: usize) -> &'a [u8] {
+        let (at, tiles) = (tile + AHEAD, self.block.tiles);
+        if at < tiles {
+            self.block.keys[at]
+        } else if at < 2 * tiles {
+            self.block.values[at - tiles]
+        } else {
+            self.next.keys[at - 2 * tiles]
+        }
     }
 
     /// `mix[i] = start[i] + sum_j weights[i][j] * values[j]` over some tokens of the block, values `stride` elements
@@ -124,7 +134,7 @@ impl<'a> Pair<'a> {
             let end = tokens.end.min((number + 1) * piece);
             let weights = Weights::in_rows(&weights[from..], BLOCK, end - from);
             let values = &self.block.values[number][row * stride * E::BYTES..];
-            let next = if end + TILE <= self.tokens() { self.block.values[number + 1] } else { self.next.keys[0] };
+            let next = self.ahead(self.block.tiles + number);
             let matrix = Matrix { rows: values, next, stride, columns: value_dim };
             let mut sums = Sums { data: &mut *mix, stride: value_dim };
             strips::add_matrix::<E, S, FETCH>(simd, (count, start), weights, matrix, &mut sums);

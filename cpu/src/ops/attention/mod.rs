@@ -36,8 +36,10 @@ const PARTS: usize = 64;
 const QUERIES: usize = 128;
 /// Most heads of a group that stay together: larger groups are halved, or divided otherwise, for more threads.
 const HEADS: usize = 16;
-/// Most queries that read keys and values as they are stored: more of them have them widened once.
+/// Most queries of a group that read keys and values as they are stored: more of them have them widened once.
 const FEW: usize = 16;
+/// Bytes of a page that are read from one end to the other.
+const TOGETHER: usize = 256 << 10;
 
 /// Tokens of each part of a context of `tokens`.
 fn part_len(tokens: usize) -> usize {
@@ -61,18 +63,26 @@ fn group(op: &op::Attention, decl: &PagesDecl) -> usize {
     (1..=heads.min(HEADS)).rev().find(|group| heads.is_multiple_of(*group)).expect("one divides all")
 }
 
+/// Groups of heads of a row that take turns, block by block, so that a page is read from one end to the other: what the
+/// memory sends unasked from behind the keys and values of a head is then what the next head reads.
+fn together(op: &op::Attention, decl: &PagesDecl, (kv_type, page_size): (KvType, usize)) -> usize {
+    let (groups, share) = (op.heads / group(op, decl), page_size * decl.row_bytes(kv_type) / decl.kv_heads);
+    let wanted = (TOGETHER / share.max(1)).clamp(1, QUERIES / FEW);
+    (1..=wanted).rev().find(|count| groups.is_multiple_of(*count)).expect("one divides all")
+}
+
 /// f32 elements that the parts of contexts take where threads share a context.
 pub(crate) fn partials(op: &op::Attention, decl: &PagesDecl, limits: &Limits, threads: usize) -> usize {
     if threads == 1 {
         return 0;
     }
     let tokens = limits.pages.saturating_mul(limits.page_size);
-    let parts = most_parts(tokens);
-    pairs_to_share(threads) * parts * group(op, decl) * online::size(decl.value_dim)
+    let queries = together(op, decl, (limits.kv_type, limits.page_size)) * group(op, decl);
+    runs_to_share(threads) * most_parts(tokens) * queries * online::size(decl.value_dim)
 }
 
-/// (row, group of heads) pairs below which threads share contexts.
-fn pairs_to_share(threads: usize) -> usize {
+/// Contexts, each for some groups of a row, below which threads share them.
+fn runs_to_share(threads: usize) -> usize {
     2 * threads
 }
 
@@ -144,12 +154,12 @@ struct Shared<'a> {
     gate: Option<&'a [f32]>,
 }
 
-/// Some rows of one sequence that attend with the heads of one group.
+/// Some rows of one sequence that attend with the heads of some groups.
 #[derive(Clone)]
 struct Queries<'a> {
     slot: Slot,
     table: &'a [Page],
-    group: usize,
+    groups: Range<usize>,
     /// Of the step; consecutive.
     rows: Range<usize>,
     /// Tokens that the first row sees; each row sees one more.
@@ -157,12 +167,13 @@ struct Queries<'a> {
 }
 
 impl<'a> Shared<'a> {
-    /// The queries `[rows, heads, key_dim]`, times what makes powers of 2 of their scores.
+    /// The queries `[groups, rows, heads, key_dim]`, times what makes powers of 2 of their scores.
     #[inline(always)]
     fn scale_queries<S: Simd>(&self, simd: S, queries: &Queries<'_>, out: &mut [f32]) {
         let len = self.heads() * self.decl.key_dim;
-        for (row, out) in queries.rows.clone().zip(out.chunks_exact_mut(len)) {
-            let row = &self.q[(row * self.groups + queries.group) * len..][..len];
+        let all = queries.groups.clone().flat_map(|group| queries.rows.clone().map(move |row| (row, group)));
+        for ((row, group), out) in all.zip(out.chunks_exact_mut(len)) {
+            let row = &self.q[(row * self.groups + group) * len..][..len];
             math::scaled(simd, row, self.op.scale * std::f32::consts::LOG2_E, out);
         }
     }
@@ -173,13 +184,13 @@ impl<'a> Shared<'a> {
     }
 
     /// Calls `f` for the part of `rows` of the step in every sequence.
-    fn each_span(&self, rows: Range<usize>, group: usize, mut f: impl FnMut(Queries<'a>)) {
+    fn each_span(&self, rows: Range<usize>, groups: Range<usize>, mut f: impl FnMut(Queries<'a>)) {
         for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
             let rows = rows.start.max(first)..rows.end.min(first + span.rows as usize);
             if !rows.is_empty() {
                 let visible = self.step.held(number, self.ordinal) as usize + rows.start - first + 1;
                 let (slot, table) = (span.slot, self.step.table(number, self.ordinal));
-                f(Queries { slot, table, group, rows, visible });
+                f(Queries { slot, table, groups: groups.clone(), rows, visible });
             }
         }
     }
@@ -199,7 +210,7 @@ impl<'a> Shared<'a> {
                 })
             };
         }
-        let is_few = queries.rows.len() * self.heads() <= FEW;
+        let is_few = self.is_few(&queries);
         match self.pages.kv_type() {
             KvType::F16 if is_few && self.has_tiles => run!(F16, true),
             KvType::Bf16 if is_few && self.has_tiles => run!(Bf16, true),
@@ -209,10 +220,16 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Writes the output of a row of the step from the states of its heads.
-    fn finish(&self, row: usize, group: usize, (mix, sum): (&[f32], &[f32]), out: &mut [f32]) {
+    /// Whether so few queries meet each key that keys and values are read as they are stored.
+    fn is_few(&self, queries: &Queries<'_>) -> bool {
+        queries.rows.len() * self.heads() <= FEW
+    }
+
+    /// Writes the output of some groups of a row of the step from the states of their heads.
+    fn finish(&self, (row, groups): (usize, Range<usize>), (mix, sum): (&[f32], &[f32]), out: &mut [f32]) {
         let width = self.heads() * self.decl.value_dim;
-        let gate = self.gate.map(|gate| &gate[(row * self.groups + group) * width..][..width]);
+        let columns = (row * self.groups + groups.start) * width..(row * self.groups + groups.end) * width;
+        let gate = self.gate.map(|gate| &gate[columns]);
         self.proof.run(Finish { mix, sum, gate, out });
     }
 }
@@ -233,45 +250,57 @@ impl<E: Element, const IS_STORED: bool> Kernel for Attend<'_, '_, '_, E, IS_STOR
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { shared, queries, tokens, room, totals, .. } = self;
-        let (heads, value_dim) = (shared.heads(), shared.decl.value_dim);
-        let count = queries.rows.len() * heads;
+        let (key_dim, value_dim) = (shared.decl.key_dim, shared.decl.value_dim);
+        // Queries of a group, and of all.
+        let each = queries.rows.len() * shared.heads();
+        let (groups, count) = (queries.groups.len(), queries.groups.len() * each);
         let totals = totals.unwrap_or(&mut *room.totals);
         let (mut totals, mut part) = (States::new(totals, count, value_dim), States::new(room.part, count, value_dim));
         totals.clear(0..count);
         part.clear(0..count);
         room.sums.fill(0.0);
         shared.scale_queries(simd, &queries, room.queries);
-        let kv_head = queries.group / (shared.groups / shared.decl.kv_heads);
+        let kv_head = |group: usize| (queries.groups.start + group) / (shared.groups / shared.decl.kv_heads);
         // What was given up comes before the first part, whoever takes that.
-        if tokens.start == 0
-            && let Some(moments) = shared.given_up.and_then(|all| all.moments(queries.slot, kv_head))
-        {
-            let States { mix, most, sum } = &mut part;
-            moments.part(simd, (&*room.queries, count), PartOf { mix, most, sum });
-            totals.merge(simd, 0..count, &part);
-            part.clear(0..count);
+        for group in 0..groups {
+            if tokens.start == 0
+                && let Some(moments) = shared.given_up.and_then(|all| all.moments(queries.slot, kv_head(group)))
+            {
+                let here = group * each..(group + 1) * each;
+                let States { mix, most, sum } = part.of(here.clone());
+                let asked = &room.queries[here.start * key_dim..here.end * key_dim];
+                moments.part(simd, (asked, each), PartOf { mix, most, sum });
+                totals.merge(simd, here.clone(), &part);
+                part.clear(here);
+            }
         }
-        let blocks = Blocks::new((shared.pages, shared.decl), queries.table, kv_head);
+        let blocks = |group| Blocks::new((shared.pages, shared.decl), queries.table, kv_head(group));
         let mut start = tokens.start;
-        let mut next = (IS_STORED && start < tokens.end).then(|| blocks.at(start, tokens.end));
+        let mut next = (IS_STORED && start < tokens.end).then(|| blocks(0).at(start, tokens.end));
         while start < tokens.end {
             let end = tokens.end.min(start + BLOCK);
-            let pair = if let Some(block) = next {
-                next = (end < tokens.end).then(|| blocks.at(end, tokens.end));
-                Pair { block, next: next.unwrap_or(block) }
-            } else {
-                let block = blocks.widened(simd, start, tokens.end, room.wide);
-                Pair { block, next: block }
-            };
-            let scales = blocks.scales(simd, start, tokens.end);
             // Rows before see nothing of the block.
             let first = (start + 1).saturating_sub(queries.visible);
             let met =
                 Met { shared: &shared, visible: queries.visible, first, rows: queries.rows.len(), tokens: start..end };
-            met.score::<E, S, IS_STORED>(simd, &pair, room.queries, room.scores);
-            met.soften(simd, scales.as_ref(), room.scores, [part.most, room.sums, room.fades]);
-            met.mix::<E, S, IS_STORED>(simd, &pair, (room.scores, room.fades), part.mix);
-            met.merge(simd, &mut totals, (&mut part, room.sums));
+            for group in 0..groups {
+                let pair = if let Some(block) = next {
+                    let (group, start) = if group + 1 < groups { (group + 1, start) } else { (0, end) };
+                    next = (start < tokens.end).then(|| blocks(group).at(start, tokens.end));
+                    Pair { block, next: next.unwrap_or(block) }
+                } else {
+                    let block = blocks(group).widened(simd, start, tokens.end, room.wide);
+                    Pair { block, next: block }
+                };
+                let scales = blocks(group).scales(simd, start, tokens.end);
+                let here = group * each..(group + 1) * each;
+                let sums = &mut room.sums[here.start * LINE..here.end * LINE];
+                let States { mix, most, .. } = part.of(here.clone());
+                met.score::<E, S, IS_STORED>(simd, &pair, &room.queries[here.start * key_dim..], room.scores);
+                met.soften(simd, scales.as_ref(), room.scores, [most, &mut *sums, room.fades]);
+                met.mix::<E, S, IS_STORED>(simd, &pair, (room.scores, room.fades), mix);
+                met.merge(simd, here.start, &mut totals, (&mut part, sums));
+            }
             start = end;
         }
     }
@@ -367,15 +396,21 @@ impl Met<'_, '_> {
     }
 
     /// Whoever sees the last token of a part, or their last token, merges the part.
+    /// The queries are those from `from` on of all states.
     #[inline(always)]
-    fn merge<S: Simd>(&self, simd: S, totals: &mut States<'_>, (part, sums): (&mut States<'_>, &mut [f32])) {
+    fn merge<S: Simd>(
+        &self,
+        simd: S,
+        from: usize,
+        totals: &mut States<'_>,
+        (part, sums): (&mut States<'_>, &mut [f32]),
+    ) {
         let heads = self.shared.heads();
         for row in self.first..self.rows {
             let (visible, end) = (self.visible + row, self.tokens.start + self.count(row));
             if end == visible || end.is_multiple_of(part_len(visible)) {
-                let queries = row * heads..(row + 1) * heads;
-                for i in queries.clone() {
-                    let sums = &mut sums[i * LINE..][..LINE];
+                let queries = from + row * heads..from + (row + 1) * heads;
+                for (i, sums) in queries.clone().zip(sums[row * heads * LINE..].chunks_exact_mut(LINE)) {
                     part.sum[i] = simd.sum(math::load(simd, sums));
                     sums.fill(0.0);
                 }
@@ -386,20 +421,30 @@ impl Met<'_, '_> {
     }
 }
 
-/// All rows of a tile, each with its whole context.
+/// All rows of a tile of some groups, each with its whole context.
 fn attend_tile(shared: &Shared<'_>, mut out: Tile<'_, f32>, scratch: &mut [f32]) {
     let ([first_row, first_column], [rows, width]) = (out.first(), out.size());
-    let group = first_column / width;
-    let heads = shared.heads();
+    let (heads, value_dim) = (shared.heads(), shared.decl.value_dim);
+    let of_group = heads * value_dim;
+    let groups = first_column / of_group..(first_column + width) / of_group;
     let mut room = Room::new(scratch, shared.decl);
-    shared.each_span(first_row..first_row + rows, group, |queries| {
-        let rows = queries.rows.clone();
+    let mut attend = |queries: Queries<'_>| {
+        let (groups, rows) = (queries.groups.clone(), queries.rows.clone());
         let tokens = 0..queries.visible + rows.len() - 1;
         shared.attend(queries, tokens, &mut room, None);
-        let States { mix, sum, .. } = States::new(room.totals, rows.len() * heads, shared.decl.value_dim);
-        let totals = mix.chunks_exact(heads * shared.decl.value_dim).zip(sum.chunks_exact(heads));
-        for (row, totals) in rows.zip(totals) {
-            shared.finish(row, group, totals, out.row_mut(row - first_row));
+        let count = groups.len() * rows.len() * heads;
+        let States { mix, sum, .. } = States::new(room.totals, count, value_dim);
+        let all = groups.flat_map(|group| rows.clone().map(move |row| (row, group)));
+        for ((row, group), totals) in all.zip(mix.chunks_exact(of_group).zip(sum.chunks_exact(heads))) {
+            let columns = group * of_group - first_column..(group + 1) * of_group - first_column;
+            shared.finish((row, group..group + 1), totals, &mut out.row_mut(row - first_row)[columns]);
+        }
+    };
+    shared.each_span(first_row..first_row + rows, groups, |queries| {
+        if shared.is_few(&queries) {
+            attend(queries);
+        } else {
+            queries.groups.clone().for_each(|group| attend(Queries { groups: group..group + 1, ..queries.clone() }));
         }
     });
 }
@@ -426,36 +471,47 @@ impl Machine {
         };
         let longest = step.longest(shared.ordinal);
         let (heads, groups) = (shared.heads(), shared.groups);
-        let width = heads * decl.value_dim;
-        let (pairs, parts) = (rows * groups, most_parts(longest));
-        let threads = pool.threads();
+        let (threads, parts) = (pool.threads(), most_parts(longest));
+        let together = together(op, decl, (arena.kv_type(), arena.page_size()));
+        let (of_run, runs) = (together * heads, rows * (groups / together));
         let out_rows = &mut out[..rows * columns];
-        if threads > 1 && parts > 1 && pairs < pairs_to_share(threads) {
-            let size = heads * online::size(decl.value_dim);
-            let partials = &mut partials[..pairs * parts * size];
-            let tasks = (Place::Everywhere, pairs * parts);
+        if threads > 1 && parts > 1 && runs < runs_to_share(threads) && !runs.is_multiple_of(threads) {
+            let size = of_run * online::size(decl.value_dim);
+            let partials = &mut partials[..runs * parts * size];
+            let groups_of = |run: usize| {
+                let first = run % (groups / together) * together;
+                (run / (groups / together), first..first + together)
+            };
+            let tasks = (Place::Everywhere, runs * parts);
             pool.each(tasks, Tiles::chunks(partials, size), scratch, |task, mut partial, scratch| {
-                let (pair, part) = (task / parts, task % parts);
-                let row = pair / groups;
-                shared.each_span(row..row + 1, pair % groups, |queries| {
+                let (run, part) = (task / parts, task % parts);
+                let (row, groups) = groups_of(run);
+                shared.each_span(row..row + 1, groups, |queries| {
                     let (len, visible) = (part_len(queries.visible), queries.visible);
                     let tokens = part * len..((part + 1) * len).min(visible);
                     // A part beyond the context is empty and leaves its mark of emptiness.
                     shared.attend(queries, tokens, &mut Room::new(scratch, decl), Some(partial.row_mut(0)));
                 });
             });
+            let width = of_run * decl.value_dim;
             let tiles = (Tiles::new(out_rows, columns, [1, width]), Tiles::chunks(partials, parts * size));
-            pool.each((Place::Here, pairs), tiles, scratch, |pair, (mut out, mut parts), scratch| {
-                let (row, group) = (pair / groups, pair % groups);
+            pool.each((Place::of(runs * parts * size), runs), tiles, scratch, |run, (mut out, mut parts), scratch| {
+                let (row, groups) = groups_of(run);
                 let totals = &mut scratch[..size];
-                proof.run(Merge { parts: parts.row_mut(0), totals: &mut *totals, queries: heads });
-                let States { mix, sum, .. } = States::new(totals, heads, decl.value_dim);
-                shared.finish(row, group, (mix, sum), out.row_mut(0));
+                proof.run(Merge { parts: parts.row_mut(0), totals: &mut *totals, queries: of_run });
+                let States { mix, sum, .. } = States::new(totals, of_run, decl.value_dim);
+                shared.finish((row, groups), (mix, sum), out.row_mut(0));
             });
         } else {
+            let pairs = rows * groups;
             let tile_rows = (pairs / (2 * threads)).clamp(1, QUERIES / heads);
-            let tiles = Tiles::new(out_rows, columns, [tile_rows, width]);
-            let tasks = rows.div_ceil(tile_rows) * groups;
+            let tiles_of = |together: usize| rows.div_ceil(tile_rows) * (groups / together);
+            // All threads have something to do.
+            let is_fair = |tasks: usize| tasks.is_multiple_of(threads) || tasks >= 4 * threads;
+            let fits = |count: &usize| groups.is_multiple_of(*count) && is_fair(tiles_of(*count));
+            let together = (1..=together).rev().find(fits).unwrap_or(1);
+            let tiles = Tiles::new(out_rows, columns, [tile_rows, together * heads * decl.value_dim]);
+            let tasks = tiles_of(together);
             let place = Place::of(pairs * heads * longest * (decl.key_dim + decl.value_dim));
             pool.each((place, tasks), tiles, scratch, |_, out, scratch| attend_tile(&shared, out, scratch));
         }

@@ -37,6 +37,16 @@ impl<'a> States<'a> {
         self.sum[queries].fill(0.0);
     }
 
+    /// Those of some queries.
+    pub(super) fn of(&mut self, queries: Range<usize>) -> States<'_> {
+        let value_dim = self.value_dim();
+        States {
+            mix: &mut self.mix[queries.start * value_dim..queries.end * value_dim],
+            most: &mut self.most[queries.clone()],
+            sum: &mut self.sum[queries],
+        }
+    }
+
     pub(super) fn value_dim(&self) -> usize {
         self.mix.len() / self.most.len()
     }
