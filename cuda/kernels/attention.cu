@@ -91,8 +91,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
     const Span& span = step.spans[step.row_span[row]];
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 context = parts.by_row ? tokens : span.context + prompt_rows(span);
-    const u32 count = min(ceil_div(tokens, part_tokens(context, pages.kv_heads)), MERGE_PARTS);
+    const u32 count = min(ceil_div(tokens, part_tokens(tokens, pages.kv_heads)), MERGE_PARTS);
     const u64 query = u64(row - parts.first_row) * op.heads + head;
     const float2* tops = parts.tops + query * parts.count;
     const float* mixed = parts.mixed + query * parts.count * pages.value_dim;

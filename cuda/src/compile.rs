@@ -95,6 +95,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/recurrence.cuh"
     "common/recurrence_channels.cuh"
     "common/recurrence_chunks.cuh"
+    "common/recurrence_few.cuh"
     "common/recurrence_prepare.cuh"
     "common/recurrence_prompt.cuh"
     "common/recurrence_rows.cuh"

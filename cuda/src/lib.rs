@@ -45,7 +45,6 @@ mod weights;
 pub use compile::{ARCHITECTURES, build_image, compiler_version};
 pub use device::{Device, has_device, has_driver};
 pub use image::embedded_architectures;
-pub use slots::has_alike_rows;
 pub use weights::weight_bytes;
 
 use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};

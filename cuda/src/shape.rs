@@ -1,7 +1,7 @@
 //! What the launches of a step depend on. Ops are shown nothing else of it ([`Shape::show`]), so steps of one shape ask
 //! for the same launches.
 
-use crate::ops::attention::LEAST_PART;
+use crate::ops::attention::{LEAST_PART, MOST_PARTS};
 use kvas_backend::{CHUNK, Cursor, Entry, Outputs, Slot, Span, Step};
 
 /// A step without its tokens, slots and positions.
@@ -20,13 +20,16 @@ struct Part {
     context: u32,
 }
 
-/// The last position from which contexts of `rows` new rows have as many parts, before the rows that are left over of
-/// whole chunks and with them.
+/// The last position from which contexts of `rows` new rows have as many parts, at the first of the rows that are left over
+/// of whole chunks and at the last of them. Where parts may become larger between these, each position for itself.
 fn stands_for(context: u32, rows: u32) -> u32 {
-    let part = LEAST_PART as u32;
+    let (part, larger) = (LEAST_PART as u32, (LEAST_PART * MOST_PARTS) as u32);
     let to_next = |tokens: u32| tokens.next_multiple_of(part) - tokens;
-    let whole = rows / CHUNK as u32 * CHUNK as u32;
-    context + to_next(context + whole).min(to_next(context + rows))
+    let (first, last) = (context + rows / CHUNK as u32 * CHUNK as u32 + 1, context + rows);
+    if first <= last && first.div_ceil(larger) != last.div_ceil(larger) {
+        return context;
+    }
+    context + to_next(first).min(to_next(last))
 }
 
 impl Shape {
@@ -72,10 +75,9 @@ mod tests {
         Shape::new(&step, &vec![entry; spans.len()])
     }
 
-    /// Parts of the contexts before and with the rows that are left over, as attention counts them.
+    /// Parts of the contexts of the first and of the last row that is left over, as attention counts them.
     fn parts(context: u32, rows: u32) -> [u32; 2] {
-        let whole = context + rows / 16 * 16;
-        [whole.div_ceil(256), (context + rows).div_ceil(256)]
+        [context + rows / 16 * 16 + 1, context + rows].map(|tokens| tokens.div_ceil(256))
     }
 
     #[test]
@@ -88,6 +90,11 @@ mod tests {
                 let next = parts(context + 1, rows) == parts(context, rows);
                 assert_eq!(of == stands_for(context + 1, rows), next, "{context} {rows}");
             }
+        }
+        // One row is left over of 17, which are never cut apart.
+        for (rows, cut) in [(1, 0), (17, 0), (4, 3), (15, 14)] {
+            let alone = (32_700..32_800).filter(|context| stands_for(*context, rows) == *context).count();
+            assert_eq!(alone, if cut == 0 { 1 } else { cut + 1 }, "{rows}");
         }
     }
 

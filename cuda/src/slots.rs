@@ -14,12 +14,6 @@ use std::sync::Arc;
 /// Values of an f16 checkpoint that are converted at once on their way in or out.
 const EXCHANGE: usize = 1 << 18;
 
-/// Whether the rows of a short span get the bits that each would get in a step of its own, as long as no ring is folded
-/// between them: recurrences have kernels for one row that sum in another order.
-pub fn has_alike_rows(program: &Program) -> bool {
-    !program.stores.iter().any(|store| matches!(store, StoreDecl::State(_)))
-}
-
 /// What slots hold for one layer.
 pub(crate) enum SlotMemory {
     /// Nothing: pages are in the arena.

@@ -5,14 +5,14 @@ use crate::{
     machine::Machine,
 };
 use kvas_backend::{
-    CHUNK, DeviceError, KvType, Limits, Program, op,
+    CHUNK, DeviceError, KvType, Limits, Program, Span, op,
     store::{PageLayout, PagesDecl},
 };
 use std::ops::Range;
 
 /// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
 pub(crate) const LEAST_PART: usize = 256;
-const MOST_PARTS: usize = 128;
+pub(crate) const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
@@ -43,7 +43,7 @@ pub(crate) struct PartsView {
     count: u32,
     first_span: u32,
     first_row: u32,
-    by_row: u32,
+    end_row: u32,
 }
 
 /// Files of kernels.
@@ -105,6 +105,38 @@ struct Few {
     most: usize,
 }
 
+/// Rows that are left over of spans after whole chunks, in groups of neighbours that `fits` the scratch, given how many
+/// they are and their most parts. Rows of a span whose contexts are cut into parts of other sizes are in other groups.
+fn few_rows(
+    spans: impl Iterator<Item = (usize, Span)>,
+    kv_heads: usize,
+    fits: impl Fn(usize, usize) -> bool,
+) -> Vec<Few> {
+    let mut groups: Vec<Few> = Vec::new();
+    for (number, (first, span)) in spans.enumerate() {
+        let (all, context) = (span.rows as usize, span.context as usize);
+        let mut begin = all / CHUNK * CHUNK;
+        while begin < all {
+            let part = part_tokens(context + begin + 1, kv_heads);
+            let end = all.min(part * MOST_PARTS - context);
+            let (parts, rows) = ((context + end).div_ceil(part), first + begin..first + end);
+            let few = Few { spans: number..number + 1, most: end - begin, parts, rows };
+            begin = end;
+            if let Some(last) = groups.last_mut() {
+                let most_parts = last.parts.max(parts);
+                let are_neighbours = last.rows.end == few.rows.start && last.spans.end == number;
+                if are_neighbours && fits(few.rows.end - last.rows.start, most_parts) {
+                    (last.rows.end, last.spans.end) = (few.rows.end, number + 1);
+                    (last.parts, last.most) = (most_parts, last.most.max(few.most));
+                    continue;
+                }
+            }
+            groups.push(few);
+        }
+    }
+    groups
+}
+
 impl Machine {
     pub(crate) fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
         let decl = *self.program.pages(op.store);
@@ -119,32 +151,9 @@ impl Machine {
             return self.all_rows(available, bytes).iter().try_for_each(|few| self.attend(op, few, None));
         };
         self.attend_prompts(op, prefill)?;
-        let few = self.few_rows(available, bytes, decl.kv_heads);
+        let fits = |rows: usize, parts: usize| bytes(parts) * rows <= available;
+        let few = few_rows(self.step.spans_with_rows(), decl.kv_heads, fits);
         few.iter().try_for_each(|few| self.attend(op, few, Some(decode)))
-    }
-
-    /// Rows that are left over of spans after whole chunks, in groups of neighbours that `available` bytes are enough for.
-    fn few_rows(&self, available: usize, bytes: impl Fn(usize) -> usize, kv_heads: usize) -> Vec<Few> {
-        let mut groups: Vec<Few> = Vec::new();
-        for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
-            let whole = span.rows as usize / CHUNK * CHUNK;
-            let (most, context) = (span.rows as usize - whole, span.context as usize + whole);
-            if most == 0 {
-                continue;
-            }
-            let parts = (context + most).div_ceil(part_tokens(context, kv_heads));
-            let rows = first + whole..first + span.rows as usize;
-            if let Some(last) = groups.last_mut() {
-                let most_parts = last.parts.max(parts);
-                if last.rows.end == rows.start && bytes(most_parts) * (rows.end - last.rows.start) <= available {
-                    (last.rows.end, last.spans.end) = (rows.end, number + 1);
-                    (last.parts, last.most) = (most_parts, last.most.max(most));
-                    continue;
-                }
-            }
-            groups.push(Few { spans: number..number + 1, rows, parts, most });
-        }
-        groups
     }
 
     /// All rows, as many at a time as `available` bytes are enough for.
@@ -231,7 +240,7 @@ impl Machine {
             count: few.parts as u32,
             first_span: few.spans.start as u32,
             first_row: few.rows.start as u32,
-            by_row: u32::from(unit.is_none()),
+            end_row: few.rows.end as u32,
         };
         if let Some(unit) = unit {
             let queries = few.most * (op.heads / decl.kv_heads);
@@ -277,6 +286,36 @@ mod tests {
                 before = part;
             }
         }
+    }
+
+    /// Every row is in one group, beside others whose contexts are cut into as large parts.
+    #[test]
+    fn rows_are_cut_as_they_are_alone() {
+        let spans = [(7, 1), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
+        let mut first = 0;
+        let spans: Vec<(usize, Span)> = spans
+            .into_iter()
+            .map(|(context, rows)| {
+                let span = Span { slot: kvas_backend::Slot(0), context, rows };
+                first += rows as usize;
+                (first - rows as usize, span)
+            })
+            .collect();
+        let groups = few_rows(spans.iter().copied(), 2, |rows, parts| rows * parts <= 4000);
+        let mut seen = Vec::new();
+        for few in &groups {
+            for (first, span) in &spans[few.spans.clone()] {
+                let rows = few.rows.start.max(first + span.rows as usize / CHUNK * CHUNK)
+                    ..few.rows.end.min(first + span.rows as usize);
+                let tokens = |row: usize| span.context as usize + row - first + 1;
+                let parts: Vec<usize> = rows.clone().map(|row| part_tokens(tokens(row), 2)).collect();
+                assert!(parts.iter().all(|part| *part == parts[0]), "{few:?}");
+                assert!(tokens(rows.end - 1).div_ceil(parts[0]) <= few.parts && rows.len() <= few.most, "{few:?}");
+                seen.extend(rows);
+            }
+        }
+        assert_eq!(seen, [&[0][..], &(1..10).collect::<Vec<_>>(), &(26..52).collect::<Vec<_>>()].concat());
+        assert!(groups.len() > 4 && groups.len() < seen.len(), "{groups:?}");
     }
 
     #[test]
