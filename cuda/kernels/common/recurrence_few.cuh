@@ -333,7 +333,8 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             if (has_many) {
                 const Faded all = sum_before((lane & 15) < held ? Faded(shared.entry_g[0][lane & 15]) : Faded());
                 sum = all.template of<16>(15);
-                newer = group > 0 ? all.template of<16>(group - 1) : Faded();
+                newer = all.template of<16>(group > 0 ? group - 1 : 0);
+                if (group == 0) newer = Faded();
             }
             if (held > 0) multiply(newer, min(group, held - 1), group < held);
             __syncthreads();
