@@ -193,12 +193,14 @@ impl Machine {
             };
             self.device.copy(from, to, bytes)?;
         }
+        self.given_up.copy_slot(&self.device, from, to)?;
         self.cursors.copied(from, to);
         Ok(())
     }
 
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
     pub(crate) fn clear_slot(&mut self, slot: Slot) -> Result<(), DeviceError> {
+        self.given_up.clear_slot(slot);
         if !self.cursors.clear(slot) {
             return Ok(());
         }
@@ -260,6 +262,7 @@ impl Machine {
                 }
             }
         }
+        self.given_up.clear_slot(slot);
         self.cursors.loaded(slot);
         Ok(())
     }

@@ -58,13 +58,13 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                            Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
         wait_for_inputs();
-        const Span& span = step.spans[parts.first_span + blockIdx.z];
+        const Span span = step.span_in(parts.first_span + blockIdx.z, op.ordinal);
         const u32 kv_head = blockIdx.y % pages.kv_heads, first = blockIdx.y / pages.kv_heads * QUERIES;
         const u32 group = op.heads / pages.kv_heads;
         const u32 skipped = parts.begin_in(span), rows_end = parts.end_in(span), tokens = span.context + rows_end;
         if (skipped >= rows_end) return;
         const u32 queries = (rows_end - skipped) * group;
-        const u32 part = part_tokens(span.context + skipped + 1, pages.kv_heads), begin = blockIdx.x * part;
+        const u32 part = part_tokens(span.context + skipped + 1, pages.kv_heads, span.has_sums()), begin = blockIdx.x * part;
         const u32 end = min(begin + part, tokens);
         if (begin >= end || first >= queries) return;
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;

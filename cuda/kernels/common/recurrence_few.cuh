@@ -516,7 +516,7 @@ DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, 
         name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
         recur<KIND, State, QUADS, LANE_ROWS, LONG, false>(step, op, fold, least, most);                               \
     }                                                                                                                 \
-    KERNEL __launch_bounds__(THREADS, 3)                                                                              \
+    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
         name##_several_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                   \
         recur<KIND, State, QUADS, LANE_ROWS, LONG, true>(step, op, fold, least, most);                                \
     }
