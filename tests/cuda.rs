@@ -4,6 +4,7 @@
 use crate::{
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
+    speculation::{MODELS, drafts_change_no_bit},
 };
 use kvas::model::placement::placement;
 use kvas_backend::{Backend, KvType, Op, Program, Replay, Split};
@@ -73,6 +74,15 @@ fn a_second_sequence_on_a_gpu_changes_no_bit() {
             let beside = |other| beside(&model, backend(&device), other, &golden.ids);
             assert!(beside(&[]) == beside(&other[..31]), "{} as {quant}", directory.display());
         }
+    }
+}
+
+/// Answers with drafts are those without, one alone and some at once, over states in the ring and folded ones.
+#[test]
+fn drafts_on_a_gpu_change_no_bit() {
+    let Some(device) = device() else { return };
+    for name in MODELS {
+        drafts_change_no_bit((name, Quant::Q8_0), &[1, 5], &|| backend(&device));
     }
 }
 

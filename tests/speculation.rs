@@ -14,7 +14,7 @@ use kvas::{
     sampling::{Sampler, SamplerParams},
     speculation::{Asked, Drafter, Effort, Kind, Lookup, Sureness, Which},
 };
-use kvas_backend::{DeviceError, KvType, Limits, Replay, StateType, conformance::Random};
+use kvas_backend::{Backend, DeviceError, KvType, Limits, Replay, StateType, conformance::Random};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
 
@@ -23,7 +23,7 @@ const REPLAY: Replay = Replay::new(8, 4);
 const MOST: usize = 3;
 
 /// Every model with something that cannot be cut back, and one without.
-const MODELS: [&str; 14] = [
+pub(crate) const MODELS: [&str; 14] = [
     "falcon-h1",
     "granitehybrid",
     "granitehybrid-moe",
@@ -92,11 +92,15 @@ fn start(model: &Model, drafters: Vec<Box<dyn Drafter>>) -> EngineHandle {
 }
 
 fn start_with(model: &Model, drafters: Vec<Box<dyn Drafter>>, effort: Effort) -> EngineHandle {
+    start_on(model, Box::new(Cpu::new(1)), drafters, effort)
+}
+
+fn start_on(model: &Model, backend: Box<dyn Backend>, drafters: Vec<Box<dyn Drafter>>, effort: Effort) -> EngineHandle {
     let pages = 1 + model.program.page_stores() * 8 * (2 * CONTEXT / 8 + 2);
     let (page_size, slots, snapshots, kv_type, state_type) = (8, 9, 40, KvType::F16, StateType::F32);
     let replay = REPLAY;
     let limits = Limits { rows: 64, outputs: 40, pages, page_size, slots, snapshots, replay, kv_type, state_type };
-    let runner = model.prepare(Box::new(Cpu::new(1)), limits, &mut |_, _| {}).unwrap();
+    let runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
     Engine::start(runner, EngineConfig { drafters, most_drafts: MOST, effort, ..EngineConfig::new(CONTEXT) })
 }
 
@@ -168,27 +172,36 @@ fn three_hundred_tokens_are_the_same_for_every_number_of_right_drafts() {
     }
 }
 
+/// Some sequences at once, for which right and wrong tokens are drafted, say what each says alone and without drafts.
+pub(crate) fn drafts_change_no_bit(
+    (name, quant): (&str, Quant),
+    counts: &[usize],
+    backend: &dyn Fn() -> Box<dyn Backend>,
+) {
+    let model = converted(&fixture(name), quant);
+    let start = |drafters: Vec<Box<dyn Drafter>>| start_on(&model, backend(), drafters, Effort::Most);
+    let vocab = model.spec.vocab;
+    let prompts: Vec<_> = (0..8).map(|number| prompt(number, vocab)).collect();
+    let ask = |count: usize| prompts[..count].iter().map(|prompt| greedy(prompt.clone(), 60, vocab)).collect();
+    let engine = start(vec![]);
+    let plain: Vec<_> = prompts.iter().map(|prompt| hear(&engine.submit(greedy(prompt.clone(), 60, vocab)))).collect();
+    for count in counts.iter().copied() {
+        for right in [Right::Always(1), Right::Always(3), Right::random()] {
+            let script = Script { texts: texts(&prompts, &plain), right, vocab: vocab as u32 };
+            let found = answers(&start(vec![Box::new(script)]), ask(count));
+            for (at, (found, plain)) in found.iter().zip(&plain).enumerate() {
+                assert!(found.0 == plain.0, "{name}: sequence {at} of {count}");
+                assert!(found.2.drafted_tokens > 10);
+            }
+        }
+    }
+}
+
 /// Eight sequences at once, of which a step drafts for as many as its outputs have room for.
 #[test]
 fn many_sequences_at_once_say_what_each_says_alone() {
     for name in ["qwen35", "nemotron_h_moe", "lfm2", "llama"] {
-        let model = converted(&fixture(name), Quant::F32);
-        let vocab = model.spec.vocab;
-        let prompts: Vec<_> = (0..8).map(|number| prompt(number, vocab)).collect();
-        let ask = |count: usize| prompts[..count].iter().map(|prompt| greedy(prompt.clone(), 60, vocab)).collect();
-        let engine = start(&model, vec![]);
-        let plain: Vec<_> =
-            prompts.iter().map(|prompt| hear(&engine.submit(greedy(prompt.clone(), 60, vocab)))).collect();
-        for count in [2, 5, 8] {
-            for right in [Right::Always(1), Right::Always(3), Right::random()] {
-                let script = Script { texts: texts(&prompts, &plain), right, vocab: vocab as u32 };
-                let found = answers(&start(&model, vec![Box::new(script)]), ask(count));
-                for (at, (found, plain)) in found.iter().zip(&plain).enumerate() {
-                    assert!(found.0 == plain.0, "{name}: sequence {at} of {count}");
-                    assert!(found.2.drafted_tokens > 10);
-                }
-            }
-        }
+        drafts_change_no_bit((name, Quant::F32), &[2, 5, 8], &|| Box::new(Cpu::new(1)));
     }
 }
 

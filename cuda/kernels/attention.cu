@@ -12,9 +12,9 @@ template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, c
     let_next_begin();
     wait_for_inputs();
     const u32 row = parts.first_row + blockIdx.z, head = blockIdx.y;
-    const Span& span = step.spans[step.row_span[row]];
+    const Span span = step.span_in(step.row_span[row], op.ordinal);
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 part = part_tokens(tokens, pages.kv_heads), begin = blockIdx.x * part, end = min(begin + part, tokens);
+    const u32 part = part_tokens(tokens, pages.kv_heads, span.has_sums()), begin = blockIdx.x * part, end = min(begin + part, tokens);
     if (begin >= end) return;
     const u32 kv_head = head / (op.heads / pages.kv_heads);
     const float* q = op.q + (u64(row) * op.heads + head) * pages.key_dim;
@@ -89,10 +89,10 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     let_next_begin();
     wait_for_inputs();
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
-    const Span& span = step.spans[step.row_span[row]];
+    const Span span = step.span_in(step.row_span[row], op.ordinal);
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 context = parts.by_row ? tokens : span.context + prompt_rows(span);
-    const u32 count = min(ceil_div(tokens, part_tokens(context, pages.kv_heads)), MERGE_PARTS);
+    const u32 parts_held = ceil_div(tokens, part_tokens(tokens, pages.kv_heads, span.has_sums())) + span.has_sums();
+    const u32 count = min(parts_held, MERGE_PARTS);
     const u64 query = u64(row - parts.first_row) * op.heads + head;
     const float2* tops = parts.tops + query * parts.count;
     const float* mixed = parts.mixed + query * parts.count * pages.value_dim;

@@ -1,6 +1,6 @@
 // The gated delta rule with a decay per head, checkpoints in f16.
 #include "common/recurrence_prompt.cuh"
-#include "common/recurrence_rows.cuh"
+#include "common/recurrence_few.cuh"
 
 RECURRENCE(delta_f16_64, DELTA, f16, 2, 4, false)
 RECURRENCE(delta_f16_64, DELTA, f16, 2, 1, true)

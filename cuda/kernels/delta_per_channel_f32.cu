@@ -1,6 +1,6 @@
 // The gated delta rule with a decay per head and channel of the key, checkpoints in f32.
 #include "common/recurrence_prompt.cuh"
-#include "common/recurrence_rows.cuh"
+#include "common/recurrence_few.cuh"
 
 RECURRENCE(delta_per_channel_f32_64, DELTA_PER_CHANNEL, float, 2, 4, false)
 RECURRENCE(delta_per_channel_f32_64, DELTA_PER_CHANNEL, float, 2, 1, true)

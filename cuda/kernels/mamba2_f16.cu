@@ -1,6 +1,6 @@
 // The Mamba-2 recurrence, checkpoints in f16.
 #include "common/recurrence_prompt.cuh"
-#include "common/recurrence_rows.cuh"
+#include "common/recurrence_few.cuh"
 
 RECURRENCE(mamba2_f16_64, MAMBA2, f16, 2, 4, false)
 RECURRENCE(mamba2_f16_64, MAMBA2, f16, 2, 1, true)

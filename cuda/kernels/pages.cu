@@ -41,8 +41,9 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
     }
     if (is_query) return;
     __syncwarp();
-    const u32 page = step.table(span.slot, ordinal)[position >> pages.shift];
-    const u32 token = position & (pages.page_size() - 1);
+    const u32 place_at = step.span_in(step.row_span[row], ordinal).context + row - span.first;
+    const u32 page = step.table(span.slot, ordinal)[place_at >> pages.shift];
+    const u32 token = place_at & (pages.page_size() - 1);
     const HeadPage place = head_page<KV>(pages, page, head);
     const float* value = v + (u64(row) * pages.kv_heads + head) * pages.value_dim;
     u8* key_row = place.keys + token * place.key_stride;

@@ -7,10 +7,12 @@
 use crate::{
     compile::{Unit, architecture, unit},
     device::{Device, Ptr, driver, failed},
+    given_up::GivenUpView,
     ops::{
         attention::{AttentionView, PartsView},
         conv::ConvView,
         recurrence::{FoldView, PromptView, RecurrenceView, ScanView},
+        slake::{AbsorbView, LossesView, WindowView},
     },
     pages::PagesView,
     recorder::Call,
@@ -184,7 +186,10 @@ macro_rules! views {
     };
 }
 
-views!(StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView);
+views!(
+    StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView GivenUpView WindowView
+    LossesView AbsorbView
+);
 
 /// A launch in the making.
 #[must_use = "nothing runs before `launch`"]

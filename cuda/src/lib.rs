@@ -13,6 +13,7 @@
 //! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
 //! | `plan.rs` | how much memory a program takes |
 //! | `upload.rs`, `weights.rs` | weights to the device |
+//! | `given_up.rs` | what layers remember that may give up tokens |
 //! | `pages.rs`, `slots.rs` | what layers remember: the arena of pages, checkpoints, replay rings, windows |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
@@ -27,6 +28,7 @@
 
 mod compile;
 mod device;
+mod given_up;
 mod image;
 mod launch;
 mod machine;
@@ -45,10 +47,11 @@ mod weights;
 pub use compile::{ARCHITECTURES, build_image, compiler_version};
 pub use device::{Device, has_device, has_driver};
 pub use image::embedded_architectures;
-pub use slots::has_alike_rows;
 pub use weights::weight_bytes;
 
-use kvas_backend::{Act, Backend, DeviceError, Limits, Page, Program, Slot, Step, Store, WeightSource, op};
+use kvas_backend::{
+    Act, Backend, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, WeightSource, op,
+};
 use kvas_gguf::Quant;
 use machine::Machine;
 use plan::Plan;
@@ -137,8 +140,7 @@ impl Backend for Cuda {
     }
 
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
-        self.machine().commit(accepted);
-        Ok(())
+        self.machine().commit(accepted)
     }
 
     fn revocable(&self, slot: Slot) -> u32 {
@@ -172,6 +174,14 @@ impl Backend for Cuda {
 
     fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError> {
         self.machine().load_slot(slot, position, values)
+    }
+
+    fn weigh(&mut self, eviction: &Eviction<'_>, values: bool) -> Result<Vec<Preference>, DeviceError> {
+        self.machine().weigh(eviction, values)
+    }
+
+    fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
+        self.machine().evict(eviction)
     }
 
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {

@@ -2,6 +2,7 @@
 
 use crate::{
     device::{Device, Memory, Pinned, Ptr},
+    given_up::{AllGivenUp, DeviceBound},
     launch::Launch,
     ops::{self, product::Staged},
     pages::{Pages, frequencies},
@@ -13,7 +14,9 @@ use crate::{
     upload::Uploader,
     weights::{Loader, Matrix},
 };
-use kvas_backend::{Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Step, Weight, WeightSource};
+use kvas_backend::{
+    Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Span, Step, Store, StoreDecl, Weight, WeightSource,
+};
 use std::sync::Arc;
 
 /// Bytes that come to the host at once.
@@ -33,13 +36,18 @@ pub(crate) struct Machine {
     image: StepImage,
     pub(crate) pages: Pages,
     pub(crate) slots: Slots,
+    pub(crate) given_up: AllGivenUp,
+    /// By span of the step and page store, where some may give up tokens.
+    bounds: Vec<DeviceBound>,
+    /// The spans of the step as they are, where layers may give up tokens.
+    pub(crate) spans: Vec<Span>,
     /// By store: frequencies of its rotation.
     pub(crate) frequencies: Vec<Option<Memory>>,
     /// The step as far as launches depend on it ([`Shape`]).
     pub(crate) step: Step,
     /// By span of the step, as far as launches depend on them.
     pub(crate) entries: Vec<Entry>,
-    shape: Shape,
+    pub(crate) shape: Shape,
     pub(crate) cursors: Cursors,
     /// The likeliest tokens and their logits, by output row.
     pub(crate) chosen: Memory,
@@ -78,12 +86,16 @@ impl Machine {
             device.take(&format!("activation {}", act.name), 4 * act.columns * rows(act.rows))
         };
         let acts = program.acts.iter().map(act).collect::<Result<Vec<_>, _>>()?;
+        let pages = Pages::new(device, &program, &limits)?;
         Ok(Self {
             device: device.clone(),
             acts,
             scratch: device.take("scratch", ops::scratch_bytes(&program, &limits, device) as usize)?,
             image: StepImage::new(device, &program, &limits)?,
-            pages: Pages::new(device, &program, &limits)?,
+            given_up: AllGivenUp::new(device, &program, &limits, |decl| pages.view(decl))?,
+            pages,
+            bounds: Vec::new(),
+            spans: Vec::new(),
             slots: Slots::new(device, &program, &limits)?,
             frequencies: frequencies(device, &program, |Weight(weight)| matrices[weight as usize].floats().to_vec())?,
             step: Step::default(),
@@ -153,8 +165,20 @@ impl Machine {
         for span in step.spans() {
             self.entries.push(self.cursors.begin(span.slot, span.rows));
         }
-        self.image.begin(&self.device, step, &self.entries)?;
-        self.shape = Shape::new(step, &self.entries);
+        self.bounds.clear();
+        self.spans.clear();
+        if self.given_up.is_any() {
+            self.given_up.ask(step.spans());
+            self.spans.extend_from_slice(step.spans());
+            let is_pages = |store: &Store| matches!(self.program.store(*store), StoreDecl::Pages(_));
+            let stores: Vec<Store> = (0..self.program.stores.len() as u32).map(Store).filter(is_pages).collect();
+            for (number, span) in step.spans().iter().enumerate() {
+                let bound = |(ordinal, store)| self.given_up.bound(store, span.slot, step.held(number, ordinal));
+                self.bounds.extend(stores.iter().copied().enumerate().map(bound));
+            }
+        }
+        self.image.begin(&self.device, (step, &self.entries), &self.bounds)?;
+        self.shape = Shape::new(step, &self.entries, &self.bounds);
         self.shape.show(&mut self.step, &mut self.entries);
         Ok(())
     }
@@ -175,8 +199,9 @@ impl Machine {
     }
 
     /// Ends the steps of some slots.
-    pub(crate) fn commit(&mut self, accepted: &[(Slot, u32)]) {
+    pub(crate) fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {
         accepted.iter().for_each(|(slot, rows)| self.cursors.commit(*slot, *rows));
+        accepted.iter().try_for_each(|(slot, rows)| self.rescore(*slot, *rows))
     }
 
     /// Reads the beginning of an activation, through pinned memory.

@@ -1,13 +1,26 @@
 //! What the launches of a step depend on. Ops are shown nothing else of it ([`Shape::show`]), so steps of one shape ask
 //! for the same launches.
 
-use crate::ops::attention::LEAST_PART;
+use crate::{
+    given_up::DeviceBound,
+    ops::attention::{BOUNDED_PART, LEAST_PART, MOST_PARTS},
+};
 use kvas_backend::{CHUNK, Cursor, Entry, Outputs, Slot, Span, Step};
 
 /// A step without its tokens, slots and positions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     spans: Vec<Part>,
+    /// By span and page store, where some may give up tokens.
+    stores: Vec<Held>,
+}
+
+/// What a page store holds of a sequence before its span: a number that stands for all others that contexts are cut into
+/// as many parts from, and whether there are sums of what was given up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) tokens: u32,
+    pub(crate) has_sums: bool,
 }
 
 /// A span: its rows, how many of them are outputs, whether they go straight into the state, and a position that stands
@@ -20,25 +33,46 @@ struct Part {
     context: u32,
 }
 
-/// The last position from which contexts of `rows` new rows have as many parts, before the rows that are left over of
-/// whole chunks and with them.
-fn stands_for(context: u32, rows: u32) -> u32 {
-    let part = LEAST_PART as u32;
+/// The last position from which contexts of `rows` new rows have as many parts, at the first of the rows that are left over
+/// of whole chunks and at the last of them; of all rows where there are sums of what was given up. Where parts may become larger between these, each position for itself.
+fn stands_for(context: u32, rows: u32, has_sums: bool) -> u32 {
+    let part = if has_sums { BOUNDED_PART } else { LEAST_PART } as u32;
+    let larger = part * MOST_PARTS as u32;
     let to_next = |tokens: u32| tokens.next_multiple_of(part) - tokens;
-    let whole = rows / CHUNK as u32 * CHUNK as u32;
-    context + to_next(context + whole).min(to_next(context + rows))
+    let whole = if has_sums { 0 } else { rows / CHUNK as u32 * CHUNK as u32 };
+    let (first, last) = (context + whole + 1, context + rows);
+    if first <= last && first.div_ceil(larger) != last.div_ceil(larger) {
+        return context;
+    }
+    context + to_next(first).min(to_next(last))
 }
 
 impl Shape {
-    /// The shape of a step.
-    pub(crate) fn new(step: &Step, entries: &[Entry]) -> Self {
+    /// The shape of a step. `bounds`: what page stores hold, if any may give up tokens.
+    pub(crate) fn new(step: &Step, entries: &[Entry], bounds: &[DeviceBound]) -> Self {
         let mut outputs = step.outputs().iter().peekable();
         let part = |((first, span), entry): ((usize, Span), &Entry)| {
             let end = first as u32 + span.rows;
             let outputs = std::iter::from_fn(|| outputs.next_if(|row| **row < end)).count() as u32;
-            Part { rows: span.rows, outputs, is_final: entry.is_final, context: stands_for(span.context, span.rows) }
+            Part {
+                rows: span.rows,
+                outputs,
+                is_final: entry.is_final,
+                context: stands_for(span.context, span.rows, false),
+            }
         };
-        Self { spans: step.spans_with_rows().zip(entries).map(part).collect() }
+        let each = bounds.len() / step.spans().len().max(1);
+        let held = |(at, bound): (usize, &DeviceBound)| {
+            let (rows, has_sums) = (step.spans()[at / each].rows, bound.has_sums());
+            Held { tokens: stands_for(bound.held(), rows, has_sums), has_sums }
+        };
+        let stores = bounds.iter().enumerate().map(held).collect();
+        Self { spans: step.spans_with_rows().zip(entries).map(part).collect(), stores }
+    }
+
+    /// What a page store holds of each span, if any store may give up tokens; `each` is how many stores there are.
+    pub(crate) fn held(&self, ordinal: usize, each: usize) -> impl Iterator<Item = Held> {
+        self.stores.iter().skip(ordinal).step_by(each.max(1)).copied()
     }
 
     /// Puts a step of this shape, the same for all, into `step` and `entries`.
@@ -69,25 +103,29 @@ mod tests {
         }
         let cursor = Cursor { base: 3, held: 2 };
         let entry = Entry { before: cursor, flush: true, after: cursor, is_final, is_fresh: true };
-        Shape::new(&step, &vec![entry; spans.len()])
+        Shape::new(&step, &vec![entry; spans.len()], &[])
     }
 
-    /// Parts of the contexts before and with the rows that are left over, as attention counts them.
+    /// Parts of the contexts of the first and of the last row that is left over, as attention counts them.
     fn parts(context: u32, rows: u32) -> [u32; 2] {
-        let whole = context + rows / 16 * 16;
-        [whole.div_ceil(256), (context + rows).div_ceil(256)]
+        [context + rows / 16 * 16 + 1, context + rows].map(|tokens| tokens.div_ceil(256))
     }
 
     #[test]
     fn positions_stand_for_those_with_as_many_parts() {
         for rows in [1, 2, 15, 16, 17, 40] {
             for context in 0..1100 {
-                let of = stands_for(context, rows);
+                let of = stands_for(context, rows, false);
                 assert!(of >= context && of < context + 256, "{context} {rows}");
                 assert_eq!(parts(of, rows), parts(context, rows), "{context} {rows}");
                 let next = parts(context + 1, rows) == parts(context, rows);
-                assert_eq!(of == stands_for(context + 1, rows), next, "{context} {rows}");
+                assert_eq!(of == stands_for(context + 1, rows, false), next, "{context} {rows}");
             }
+        }
+        // One row is left over of 17, which are never cut apart.
+        for (rows, cut) in [(1, 0), (17, 0), (4, 3), (15, 14)] {
+            let alone = (32_700..32_800).filter(|context| stands_for(*context, rows, false) == *context).count();
+            assert_eq!(alone, if cut == 0 { 1 } else { cut + 1 }, "{rows}");
         }
     }
 
@@ -103,7 +141,7 @@ mod tests {
             [(0, 1), (0, 20), (0, 4)]
         );
         assert!(step.tokens().iter().all(|token| *token == 0) && entries.iter().all(|entry| entry.is_final));
-        assert_eq!(Shape::new(&step, &entries), shape_of);
+        assert_eq!(Shape::new(&step, &entries, &[]), shape_of);
         let others = [(5, 310, 1, Outputs::Last), (9, 3, 20, Outputs::None), (1, 10, 4, Outputs::All)];
         assert_eq!(shape(&others, true), shape_of);
         assert_ne!(shape(&others, false), shape_of);

@@ -14,12 +14,6 @@ use std::sync::Arc;
 /// Values of an f16 checkpoint that are converted at once on their way in or out.
 const EXCHANGE: usize = 1 << 18;
 
-/// Whether the rows of a short span get the bits that each would get in a step of its own, as long as no ring is folded
-/// between them: recurrences have kernels for one row that sum in another order.
-pub fn has_alike_rows(program: &Program) -> bool {
-    !program.stores.iter().any(|store| matches!(store, StoreDecl::State(_)))
-}
-
 /// What slots hold for one layer.
 pub(crate) enum SlotMemory {
     /// Nothing: pages are in the arena.
@@ -199,12 +193,14 @@ impl Machine {
             };
             self.device.copy(from, to, bytes)?;
         }
+        self.given_up.copy_slot(&self.device, from, to)?;
         self.cursors.copied(from, to);
         Ok(())
     }
 
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
     pub(crate) fn clear_slot(&mut self, slot: Slot) -> Result<(), DeviceError> {
+        self.given_up.clear_slot(slot);
         if !self.cursors.clear(slot) {
             return Ok(());
         }
@@ -266,6 +262,7 @@ impl Machine {
                 }
             }
         }
+        self.given_up.clear_slot(slot);
         self.cursors.loaded(slot);
         Ok(())
     }

@@ -4,7 +4,10 @@
 //! Page tables stay on the device, by slot: a step sends only the entries that are new. `kernels/common/step.cuh` is the
 //! other side of this file.
 
-use crate::device::{Device, Event, Memory, Pinned, Ptr, failed};
+use crate::{
+    device::{Device, Event, Memory, Pinned, Ptr, failed},
+    given_up::DeviceBound,
+};
 use kvas_backend::{DeviceError, Entry, Limits, Page, Program, Span, Step};
 use std::sync::Arc;
 
@@ -18,6 +21,7 @@ pub(crate) struct StepView {
     outputs: u64,
     spans: u64,
     tables: u64,
+    bounds: u64,
     table_stride: u32,
     table_stores: u32,
 }
@@ -69,12 +73,14 @@ struct Layout {
     row_span: usize,
     outputs: usize,
     spans: usize,
+    /// `[spans][page stores]`, nothing where all stores hold all tokens
+    bounds: usize,
     updates: usize,
     words: usize,
 }
 
 impl Layout {
-    fn new(limits: &Limits) -> Self {
+    fn new(program: &Program, limits: &Limits) -> Self {
         // Every part begins at a multiple of 16 bytes.
         let after = |begin: usize, words: usize| begin + words.next_multiple_of(4);
         let tokens = after(0, HEADER);
@@ -82,8 +88,10 @@ impl Layout {
         let outputs = after(row_span, limits.rows);
         let spans = after(outputs, limits.outputs);
         let most_spans = limits.rows.min(limits.slots);
-        let updates = after(spans, most_spans * size_of::<DeviceSpan>() / 4);
-        Self { tokens, row_span, outputs, spans, updates, words: updates + 2 * UPDATES }
+        let bounds = after(spans, most_spans * size_of::<DeviceSpan>() / 4);
+        let bounded = if program.bounded_stores().next().is_some() { most_spans * program.page_stores() } else { 0 };
+        let updates = after(bounds, bounded * size_of::<DeviceBound>() / 4);
+        Self { tokens, row_span, outputs, spans, bounds, updates, words: updates + 2 * UPDATES }
     }
 }
 
@@ -121,12 +129,12 @@ impl StepImage {
     /// Bytes it takes on the device.
     pub(crate) fn bytes(program: &Program, limits: &Limits) -> u64 {
         let (stores, stride) = Tables::entries(program, limits);
-        4 * (Layout::new(limits).words as u64 + (limits.slots * stores) as u64 * stride as u64)
+        4 * (Layout::new(program, limits).words as u64 + (limits.slots * stores) as u64 * stride as u64)
     }
 
     /// An empty step.
     pub(crate) fn new(device: &Arc<Device>, program: &Program, limits: &Limits) -> Result<Self, DeviceError> {
-        let layout = Layout::new(limits);
+        let layout = Layout::new(program, limits);
         let (stores, stride) = Tables::entries(program, limits);
         let entries = limits.slots * stores * stride;
         let tables = device.take("page tables", 4 * entries)?;
@@ -146,7 +154,7 @@ impl StepImage {
     /// What kernels are given.
     pub(crate) fn view(&self) -> StepView {
         let at = |word: usize| self.memory.at().at(4 * word).0;
-        let Layout { tokens, row_span, outputs, spans, .. } = self.layout;
+        let Layout { tokens, row_span, outputs, spans, bounds, updates, .. } = self.layout;
         StepView {
             header: at(0),
             tokens: at(tokens),
@@ -154,13 +162,20 @@ impl StepImage {
             outputs: at(outputs),
             spans: at(spans),
             tables: self.tables.memory.at().0,
+            bounds: if updates > bounds { at(bounds) } else { 0 },
             table_stride: self.tables.stride as u32,
             table_stores: self.tables.stores as u32,
         }
     }
 
-    /// Sends a step, with what its spans do to their rings.
-    pub(crate) fn begin(&mut self, device: &Device, step: &Step, entries: &[Entry]) -> Result<(), DeviceError> {
+    /// Sends a step, with what its spans do to their rings, and what page stores hold of them, by span and store, where
+    /// some may give up tokens.
+    pub(crate) fn begin(
+        &mut self,
+        device: &Device,
+        (step, entries): (&Step, &[Entry]),
+        bounds: &[DeviceBound],
+    ) -> Result<(), DeviceError> {
         device.wait(&self.sent)?;
         let layout = self.layout;
         let words: &mut [u32] = bytemuck::cast_slice_mut(&mut self.host);
@@ -174,10 +189,12 @@ impl StepImage {
             let span = DeviceSpan::new(&span, first, entry);
             words[layout.spans + number * size..][..size].copy_from_slice(bytemuck::cast_slice(&[span]));
         }
+        let bounds: &[u32] = bytemuck::cast_slice(bounds);
+        words[layout.bounds..][..bounds.len()].copy_from_slice(bounds);
         let mut updates = 0;
         for (number, span) in step.spans().iter().enumerate() {
-            let pages = (span.context as usize + span.rows as usize).div_ceil(self.page_size);
             for store in 0..self.tables.stores {
+                let pages = (step.held(number, store) + span.rows).div_ceil(self.page_size as u32) as usize;
                 self.send_table(device, (span, store), &step.table(number, store)[..pages], &mut updates)?;
             }
         }
@@ -246,12 +263,15 @@ mod tests {
                 kv_type,
                 state_type,
             };
-            let layout = Layout::new(&limits);
-            for begin in [layout.tokens, layout.row_span, layout.outputs, layout.spans, layout.updates] {
+            let layout = Layout::new(
+                &Program { ops: vec![], acts: vec![], weights: vec![], stores: vec![], logits: kvas_backend::Act(0) },
+                &limits,
+            );
+            for begin in [layout.tokens, layout.row_span, layout.outputs, layout.spans, layout.bounds, layout.updates] {
                 assert_eq!(begin % 4, 0, "{layout:?}");
             }
             assert!(layout.updates - layout.spans >= 12 * rows.min(3) && layout.outputs - layout.row_span >= rows);
         }
-        assert_eq!((size_of::<StepView>(), size_of::<DeviceSpan>()), (56, 48));
+        assert_eq!((size_of::<StepView>(), size_of::<DeviceSpan>()), (64, 48));
     }
 }

@@ -274,14 +274,6 @@ fn backend_for(flags: &ModelFlags, model: &Model) -> anyhow::Result<Box<dyn Back
     }
 }
 
-/// Whether the rows of a short span get the bits that each would get in a step of its own.
-pub(crate) fn has_alike_rows(flags: &ModelFlags, model: &Model) -> anyhow::Result<bool> {
-    Ok(match Place::of(&flags.run.compute)? {
-        Place::Cpu { .. } | Place::Reference => true,
-        Place::Cuda { .. } => kvas_cuda::has_alike_rows(&model.program),
-    })
-}
-
 /// What the memory there is now would make smaller; none if everything fits as it is asked for.
 pub(crate) fn clamp(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Option<Clamp>> {
     let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);

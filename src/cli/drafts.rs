@@ -19,8 +19,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Drafts")]
 pub(crate) struct DraftFlags {
-    /// Who drafts the next tokens, which the model then checks in one step; answers are the same either way, but for
-    /// rounding in models with recurrent states on a GPU
+    /// Who drafts the next tokens, which the model then checks in one step; answers are the same either way
     #[arg(long, value_enum, default_value_t = Spec::Auto)]
     spec: Spec,
     /// Most tokens drafted at once
@@ -34,7 +33,7 @@ pub(crate) struct DraftFlags {
 /// Who drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Spec {
-    /// Whoever there is, where it has paid off so far and no bit of an answer depends on it
+    /// Whoever there is, where it has paid off so far
     Auto,
     /// Nobody
     Off,
@@ -109,7 +108,7 @@ impl DraftFlags {
         self.check_replay(&model.program, &own)?;
         let (runner, plan) = device::prepare_planned(flags, model, own)?;
         let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
-        if self.spec == Spec::Ngram || (self.spec == Spec::Auto && device::has_alike_rows(flags, model)?) {
+        if matches!(self.spec, Spec::Auto | Spec::Ngram) {
             drafters.push(Box::new(Lookup::default()));
         }
         let beside_bytes = second.as_ref().map_or(0, |(_, planned)| planned.needed_bytes());
@@ -124,7 +123,6 @@ impl DraftFlags {
         let head = || PredictionHead::program(model).map(|(program, joined)| Second::Head(program, joined));
         match (self.spec, &self.model_draft) {
             (Spec::Off | Spec::Ngram, _) => Ok(None),
-            (Spec::Auto, _) if !device::has_alike_rows(flags, model)? => Ok(None),
             (Spec::Draft, None) => bail!("--spec draft, expected --model-draft FILE as well"),
             (Spec::Auto | Spec::Draft, Some(file)) => {
                 let flags = ModelFlags { model: Some(file.clone()), run: flags.run.clone() };

@@ -1,9 +1,6 @@
 //! Flags that say how many tokens of a sequence attention holds.
 
-use super::{
-    device::Place,
-    flags::{ModelFlags, RunFlags},
-};
+use super::flags::ModelFlags;
 use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
@@ -124,7 +121,6 @@ impl PolicyFlags {
             }
             return Ok(None);
         }
-        self.check_place(&flags.run)?;
         let (bound, moments) = self.bound()?;
         let page_size = flags.run.page_size()?;
         let program = bounded(&model.program, &bound, moments, page_size);
@@ -137,15 +133,6 @@ impl PolicyFlags {
         bound.check(&layout, ["--kv-budget", "--slake-window"]).map_err(|what| anyhow!(what))?;
         model.program = Arc::new(program);
         Ok(Some(bound))
-    }
-
-    fn check_place(&self, run: &RunFlags) -> anyhow::Result<()> {
-        match Place::of(&run.compute)? {
-            Place::Cpu { .. } | Place::Reference => Ok(()),
-            Place::Cuda { .. } => {
-                bail!("--kv-policy slake: not on --device cuda, expected --device cpu")
-            }
-        }
     }
 
     /// Flags that mean something with a policy only.

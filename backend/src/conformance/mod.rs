@@ -1,6 +1,7 @@
 //! One suite, any backend: every subject must agree with [`Reference`] within the bound of the case, and all subjects
 //! of a case (1 and N threads, say) with each other to the bit. Outputs are poisoned before every step.
 
+mod alike;
 mod build;
 mod cases;
 mod exchange;
@@ -9,6 +10,7 @@ mod random;
 mod table;
 pub mod tolerance;
 
+pub use alike::run_row_by_row;
 pub use build::Build;
 pub use cases::cases;
 pub use giving::Giving;

@@ -1,6 +1,6 @@
 //! Outcomes of many cases as a table of ops and results.
 
-use super::{Case, Make, Outcome, run, run_exchanged, run_through_snapshots};
+use super::{Case, Make, Outcome, run, run_exchanged, run_row_by_row, run_through_snapshots};
 use std::{collections::BTreeMap, fmt};
 
 /// Outcomes, by op and format.
@@ -21,7 +21,7 @@ struct Group {
 
 impl Table {
     /// Runs a case on two fresh backends, and again with sequences that change backends and slots halfway where it has
-    /// any memory. `heard` hears of every outcome.
+    /// any memory; then spans of few rows, and their rows one by one. `heard` hears of every outcome.
     pub fn run(&mut self, case: &Case, make: Make<'_>, heard: &mut dyn FnMut(&Outcome)) {
         let subjects = [make, make];
         let mut outcomes = vec![run(case, &subjects)];
@@ -30,6 +30,9 @@ impl Table {
         }
         if case.program.slot_elements() > 0 {
             outcomes.push(run_through_snapshots(case, &subjects));
+        }
+        if !case.gives_up() {
+            outcomes.push(run_row_by_row(case, make));
         }
         for outcome in outcomes {
             heard(&outcome);

@@ -27,12 +27,12 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     };
 
     // Puts the queries into shared memory, each divided by a power of two. `factors`: those powers, times the scale.
-    static DEVICE void load_queries(const Span& span, const Pages& pages, const Attention& op, u32 first, u32 kv_head,
-                                    Shared& shared, float* factors) {
+    static DEVICE void load_queries(const Span& span, const Pages& pages, const Attention& op, const Parts& parts,
+                                    u32 first, u32 kv_head, Shared& shared, float* factors) {
         const u32 group = op.heads / pages.kv_heads;
         for (u32 i = warp_id(); i < QUERIES; i += WARPS) {
-            const u32 row = prompt_rows(span) + (first + i) / group, head = kv_head * group + (first + i) % group;
-            const bool inside = row < span.rows;
+            const u32 row = parts.begin_in(span) + (first + i) / group, head = kv_head * group + (first + i) % group;
+            const bool inside = row < parts.end_in(span);
             const float* q = op.q + (u64(span.first + (inside ? row : 0)) * op.heads + head) * DIM;
             float x[DIM / 32], most = 0.0f;
 #pragma unroll
@@ -58,12 +58,14 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                            Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
         wait_for_inputs();
-        const Span& span = step.spans[parts.first_span + blockIdx.z];
+        const Span span = step.span_in(parts.first_span + blockIdx.z, op.ordinal);
         const u32 kv_head = blockIdx.y % pages.kv_heads, first = blockIdx.y / pages.kv_heads * QUERIES;
         const u32 group = op.heads / pages.kv_heads;
-        const u32 tokens = span.context + span.rows;
-        const u32 skipped = prompt_rows(span), queries = (span.rows - skipped) * group;
-        const u32 part = part_tokens(span.context + skipped, pages.kv_heads), begin = blockIdx.x * part, end = min(begin + part, tokens);
+        const u32 skipped = parts.begin_in(span), rows_end = parts.end_in(span), tokens = span.context + rows_end;
+        if (skipped >= rows_end) return;
+        const u32 queries = (rows_end - skipped) * group;
+        const u32 part = part_tokens(span.context + skipped + 1, pages.kv_heads, span.has_sums()), begin = blockIdx.x * part;
+        const u32 end = min(begin + part, tokens);
         if (begin >= end || first >= queries) return;
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
         const Rows<KV, SMALL> rows = {pages, step.table(span.slot, op.ordinal), kv_head, tokens - 1};
@@ -104,7 +106,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 
         u32 token = begin + warp_id() * TOKENS;
         if (token < end) load_keys(token);
-        load_queries(span, pages, op, first, kv_head, shared, factors);
+        load_queries(span, pages, op, parts, first, kv_head, shared, factors);
         __syncthreads();
         // Of the queries `8 n + 2 pair` and the next one.
         float top[TILES][2], sum[TILES][2], factor[TILES][2], unit[TILES][2];
@@ -117,7 +119,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 const u32 query = 8 * n + 2 * pair + i, row = skipped + (first + query) / group;
                 top[n][i] = MINUS_INFINITY, sum[n][i] = 0.0f, unit[n][i] = LEAST_UNIT;
                 factor[n][i] = factors[query];
-                visible[n][i] = row < span.rows ? min(span.context + row + 1, end) : 0;
+                visible[n][i] = row < rows_end ? min(span.context + row + 1, end) : 0;
             }
 #pragma unroll
             for (u32 m = 0; m < DIM / 16; ++m) mixed[n][m][0] = mixed[n][m][1] = mixed[n][m][2] = mixed[n][m][3] = 0.0f;

@@ -279,7 +279,7 @@ template <u32 DIM> DEVICE void wide_prefill(const StepView& step, const Pages& p
     using Whole = WidePrefill<DIM>;
     let_next_begin();
     wait_for_inputs();
-    const Span& span = step.spans[blockIdx.z];
+    const Span span = step.span_in(blockIdx.z, op.ordinal);
     const u32 group = op.heads / pages.kv_heads, queries = prompt_rows(span) * group;
     // The last rows see most: they begin first.
     const u32 first = (gridDim.y - 1 - blockIdx.y) * Whole::QUERIES;

@@ -1,9 +1,8 @@
-// Rows of spans that are no whole chunks of prompts.
+// Rows that go into the state and are no whole chunks of prompts, and the ring, if it is folded.
 //
 // A block has some rows of the state of one value head of one span, in registers: it is read once, before anything is
-// computed, and written once, if at all. What was written since (the ring) is not put into it unless the ring is folded
-// or many rows follow, but answers for itself: `S x = S0 x' + sum_j u_j (k_j' . x)`, all factors at most 1. Rows go
-// through in chunks: the state meets them at once, and a triangular solve gives what each of them writes.
+// computed, and written once, if at all. Rows go through in chunks: the state meets them at once, and a triangular solve
+// gives what each of them writes. Rows that stay in the ring: recurrence_few.cuh.
 #pragma once
 #include "common/copy.cuh"
 #include "common/recurrence_state.cuh"
@@ -32,6 +31,7 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
         float g[PER_CHANNEL ? MOST : 1][PER_CHANNEL ? COLUMNS : CHUNK];       // of rows
         float entry_g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK]; // of entries
         float strengths[CHUNK], decays[CHUNK], advancing[CHUNK], factors[CHUNK]; // the last one of entries
+        float fades[MOST][CHUNK]; // of recurrence_few.cuh
     };
 
     using Base = StateRows<State, QUADS, LANE_ROWS, IS_DELTA>;
@@ -111,16 +111,16 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
         return ((op.columns | op.queries_at | op.keys_at | op.values_at | op.key_dim | op.value_dim) & 3) != 0;
     }
 
-    // Asks for entries `from..from + count`, newest first.
-    DEVICE void request_entries(u32 base, u32 from, u32 count) {
+    // Asks for entries `from..from + count`, newest first, behind `place` others.
+    DEVICE void request_entries(u32 base, u32 from, u32 count, u32 place = 0) {
         const u32 newest = base + from + count - 1, mask = op.ring - 1;
         const bool loose = ((op.key_dim | op.value_dim) & 3) != 0;
-        request<COLUMNS, CHUNK>(shared.faded[0], ring_k(0), count, op.key_dim, loose,
+        request<COLUMNS, CHUNK>(shared.faded[place], ring_k(0), count, op.key_dim, loose,
                                 [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
-        request<ROWS, CHUNK>(shared.ring_u[0], ring_u(0), count, rows_left(), loose,
+        request<ROWS, CHUNK>(shared.ring_u[place], ring_u(0), count, rows_left(), loose,
                              [&](u32 i) { return ((newest - i) & mask) * op.value_dim; });
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS, CHUNK>(shared.entry_g[0], ring_g(0), count, op.key_dim, loose,
+            request<COLUMNS, CHUNK>(shared.entry_g[place], ring_g(0), count, op.key_dim, loose,
                                     [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
         } else if (threadIdx.x < count) {
             copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(0) + ((newest - threadIdx.x) & mask));
@@ -179,56 +179,6 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
             }
             fade_state();
             add_entries(shared.ring_u, shared.faded, count);
-        }
-    }
-
-    // Lets all entries answer the keys and queries of a chunk, into `read`, the newest first, and the state fade. The
-    // first ones are there.
-    DEVICE void answer(u32 base, u32 held, u32 rows) {
-        clear_carry();
-#pragma unroll 1
-        for (u32 end = held; end > 0;) {
-            const u32 count = min(end, CHUNK);
-            load_entries(base, end - count, count, end == held);
-            const u32 pairs = count * 2 * rows;
-#pragma unroll 1
-            for (u32 first = 0; first < pairs; first += THREADS / 8) {
-                const u32 pair = first + threadIdx.x / 8, j = min(pair / (2 * rows), count - 1), x = pair % (2 * rows);
-                const float* row = x < rows ? shared.k[x] : shared.q[x - rows];
-                const float sum = warp_sum<8>(dot(shared.faded[j], row));
-                if (pair < pairs && (threadIdx.x & 7) == 0)
-                    shared.products[j][x] = PER_CHANNEL ? sum : sum * shared.factors[j];
-            }
-            __syncthreads();
-#pragma unroll 1
-            for (u32 at = threadIdx.x; at < 2 * ROWS; at += THREADS) {
-                const u32 which = at / ROWS, row = at % ROWS;
-                if (which == 0 && !IS_DELTA) continue;
-#pragma unroll 1
-                for (u32 t = 0; t < rows; ++t) {
-                    float sum = 0.0f;
-#pragma unroll 4
-                    for (u32 j = 0; j < count; ++j)
-                        sum = fmaf(shared.ring_u[j][row], shared.products[j][which * rows + t], sum);
-                    shared.read[which][t][row] += sum;
-                }
-            }
-            end -= count;
-        }
-        if (held > 0) fade_after_answer();
-    }
-
-    DEVICE void fade_after_answer() {
-        if constexpr (PER_CHANNEL) {
-            __syncthreads();
-            float* factors = shared.faded[0];
-#pragma unroll
-            for (u32 n = 0; n < OWN_COLUMNS; ++n)
-                if (threadIdx.x + n * THREADS < COLUMNS) factors[threadIdx.x + n * THREADS] = expf(carry[n]);
-            __syncthreads();
-            scale_columns(factors);
-        } else {
-            fade_state();
         }
     }
 
@@ -512,166 +462,9 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
         __syncthreads();
     }
 
-    // A span of one row: little but the state passes through registers. A lane has a part of some rows of the state, and
-    // ends up with what one row gives the key or the query.
-    DEVICE void run_one(u32 base, u32 held, bool is_zero) {
-        const u32 c = lane_id() & 7, which = c >> 2, row = lane_row() + (c & 3);
-        const bool is_final = span.is_final(), is_mine = (c & 3) < LANE_ROWS && first_row + row < op.value_dim;
-        const u32 entry = ring_row(span.after_base + span.after_held, 0);
-        float decay = 1.0f, strength = IS_DELTA ? sigmoid(shared.strengths[0]) : 0.0f;
-        clear_carry();
-        // Key and query as they meet the state and the entries, but for their lengths.
-        const float *key = shared.k[0], *query = shared.q[0];
-        if constexpr (PER_CHANNEL) {
-            key = shared.own[0], query = shared.own[1];
-#pragma unroll
-            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-                const u32 column = threadIdx.x + n * THREADS;
-                if (column >= COLUMNS) continue;
-                const float g = column < op.key_dim ? rate * softplus(shared.g[0][column] + bias[n]) : 0.0f;
-                const float passed = expf(g);
-                shared.passed[0][column] = passed;
-                shared.own[0][column] = shared.k[0][column] * passed;
-                shared.own[1][column] = shared.q[0][column] * passed;
-                if (!is_final && blockIdx.x == 0 && column < op.key_dim)
-                    const_cast<float*>(ring_g(entry))[column] = g;
-            }
-            __syncthreads();
-        } else {
-            const float size = softplus(shared.g[0][0] + bias[0]), g = rate * size;
-            decay = expf(g);
-            if constexpr (!IS_DELTA) strength = size;
-            if (!is_final && blockIdx.x == 0 && threadIdx.x == 0) *const_cast<float*>(ring_g(entry)) = g;
-        }
-        float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(shared.q[0], shared.k[0]));
-        if constexpr (IS_DELTA) {
-            scales[0] = rsqrtf(warp_sum<8>(dot(shared.k[0], shared.k[0])) + op.norm_eps);
-            scales[1] = rsqrtf(warp_sum<8>(dot(shared.q[0], shared.q[0])) + op.norm_eps) * op.query_scale;
-            own *= scales[0] * scales[1];
-        }
-        if (!is_final && blockIdx.x == 0 && op.is_first_of_key_head(head))
-#pragma unroll
-            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-                const u32 column = threadIdx.x + n * THREADS;
-                if (column < op.key_dim) const_cast<float*>(ring_k(entry))[column] = shared.k[0][column] * scales[0];
-            }
-        float answered = 0.0f;
-#pragma unroll 1
-        for (u32 end = held; end > 0;) {
-            const u32 count = min(end, CHUNK);
-            if (end < held) {
-                __syncthreads();
-                request_entries(base, end - count, count);
-                copies_commit();
-                copies_wait<0>();
-                __syncthreads();
-            }
-            float factor = 1.0f;
-            if constexpr (PER_CHANNEL) {
-                fade_entries(count);
-            } else {
-                factor = factor_of_group(count);
-            }
-            const u32 j = threadIdx.x / 8;
-            const float* faded = shared.faded[min(j, count - 1)];
-            const float to_key = warp_sum<8>(dot(faded, key)), to_query = warp_sum<8>(dot(faded, query));
-            if (c == 0 && j < count) {
-                shared.products[j][0] = to_key * (scales[0] * factor);
-                shared.products[j][1] = to_query * (scales[1] * factor);
-            }
-            __syncthreads();
-            if (is_mine) {
-#pragma unroll 4
-                for (u32 i = 0; i < count; ++i)
-                    answered = fmaf(shared.ring_u[i][row], shared.products[i][which], answered);
-            }
-            end -= count;
-        }
-        float by = scales[which];
-        if constexpr (PER_CHANNEL) {
-            if (held > 0) {
-#pragma unroll
-                for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-                    const u32 column = threadIdx.x + n * THREADS;
-                    if (column >= COLUMNS) continue;
-                    const float passed = expf(carry[n]);
-                    shared.own[0][column] *= passed;
-                    shared.own[1][column] *= passed;
-                }
-                __syncthreads();
-            }
-        } else {
-            by *= expf(carry[0]);
-        }
-        if (!is_zero) answered = fmaf(by, state_times(key, query), answered);
-        const float other = __shfl_xor_sync(ALL_LANES, answered, 4);
-        const float to_key = which ? other : answered, to_query = which ? answered : other;
-        const float value = is_mine ? shared.u[0][row] : 0.0f;
-        const float u = IS_DELTA ? strength * (value - decay * to_key) : strength * value;
-        const float y = fmaf(own, u, fmaf(decay, to_query, skip * value));
-        if (is_mine && which == 1) op.out[(u64(span.first) * op.value_heads + head) * op.value_dim + first_row + row] = y;
-        if (is_final) {
-            step_state(u * scales[0], decay);
-            store_state();
-        } else if (is_mine && which == 0) {
-            const_cast<float*>(ring_u(entry))[row] = u;
-        }
-    }
-
-    // state = state faded + u k^T of a single row, with the `u` of a row of the state in lane `row` of its eight.
-    DEVICE void step_state(float u, float decay) {
-        float written[LANE_ROWS];
-#pragma unroll
-        for (u32 i = 0; i < LANE_ROWS; ++i) written[i] = __shfl_sync(ALL_LANES, u, (lane_id() & 24) | i);
-#pragma unroll
-        for (u32 n = 0; n < QUADS; ++n)
-#pragma unroll
-            for (u32 e = 0; e < 4; ++e) {
-                const u32 column = (n * 8 + (lane_id() & 7)) * 4 + e;
-                const float k = shared.k[0][column], fade = PER_CHANNEL ? shared.passed[0][column] : decay;
-#pragma unroll
-                for (u32 i = 0; i < LANE_ROWS; ++i) state[i][n][e] = fmaf(fade, state[i][n][e], written[i] * k);
-            }
-    }
-
-    // How much entry `thread / 8` has faded until the newest; all of them are added to `carry`.
-    DEVICE float factor_of_group(u32 count) {
-        const u32 lane = lane_id() & 15;
-        float sum = lane < count ? shared.entry_g[0][lane] : 0.0f;
-#pragma unroll
-        for (u32 offset = 1; offset < 16; offset *= 2) {
-            const float before = __shfl_up_sync(ALL_LANES, sum, offset, 16);
-            sum += lane >= offset ? before : 0.0f;
-        }
-        const u32 group = threadIdx.x / 8;
-        const float newer = __shfl_sync(ALL_LANES, sum, group > 0 ? group - 1 : 0, 16);
-        const float factor = expf(carry[0] + (group > 0 ? newer : 0.0f));
-        carry[0] += __shfl_sync(ALL_LANES, sum, 15, 16);
-        return factor;
-    }
-
-    DEVICE void run() {
-        const bool is_final = span.is_final(), folds = span.flush() || (LONG && span.rows > CHUNK);
-        const u32 base = span.flush() ? span.before_base : span.after_base;
-        const u32 held = span.flush() ? span.before_held : span.after_held;
-        bool is_zero = span.is_fresh();
-        // Everything is asked for before anything is waited for, what is needed first at first.
-        const u32 first_entries = min(held, CHUNK), first_rows = min(span.rows, CHUNK);
-        request_rows(0, first_rows);
-        request_entries(base, folds ? 0 : held - first_entries, first_entries);
-        copies_commit();
-        load_constants();
-        Base::request_state(is_zero);
-        copies_wait<0>();
-        __syncthreads();
-        Base::open_state();
-        if (folds) {
-            fold(base, held);
-            if (span.flush()) store_state();
-            is_zero = is_zero && held == 0;
-        }
-        if (span.rows == 0) return;
-        if (span.rows == 1) return run_one(base, folds ? 0 : held, is_zero);
+    // Rows of which some or all go into the state, and no entry is left.
+    DEVICE void run_many(bool is_zero) {
+        const bool is_final = span.is_final();
 #pragma unroll 1
         for (u32 first = 0;; first += CHUNK) {
             const u32 rows = min(CHUNK, span.rows - first);
@@ -685,7 +478,6 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
             open_rows(rows);
             if (!is_final) append_keys(first, rows);
             relate(first, rows, !is_final);
-            if (!folds) answer(base, held, rows);
             __syncthreads();
             if (!is_zero) read_state(rows);
             __syncthreads();
@@ -701,28 +493,3 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
         store_state();
     }
 };
-
-template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
-DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
-    extern __shared__ __align__(16) u8 bytes[];
-    let_next_begin();
-    wait_for_inputs();
-    Span span = {};
-    if (fold.held > 0) {
-        span = fold.span();
-    } else {
-        span = step.spans[blockIdx.z];
-        if (has_prompts(KIND, 32 * QUADS) && span.is_final()) skip_chunks(span);
-        if (span.rows < least || span.rows > most) return;
-    }
-    using Whole = Block<KIND, State, QUADS, LANE_ROWS, LONG>;
-    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
-    block.run();
-}
-
-// By most columns of a key: for many blocks, and for few or for spans of any length.
-#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \
-    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
-        name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
-        recur<KIND, State, QUADS, LANE_ROWS, LONG>(step, op, fold, least, most);                                      \
-    }

@@ -19,6 +19,16 @@ struct __align__(16) Span {
     DEVICE bool is_final() const { return flags & 2; }
     // The checkpoint is zero and need not be read.
     DEVICE bool is_fresh() const { return flags & 4; }
+    // There are sums of tokens that were given up (`StepView::span_in`).
+    DEVICE bool has_sums() const { return flags & 8; }
+};
+
+// What a page store holds of a sequence that may give up tokens.
+struct __align__(16) Bound {
+    u32 held;       // tokens before the span
+    float count;    // tokens in the moments of each KV head
+    float mass_cap; // in nats
+    u32 bounded;    // 1: tokens were given up, or could have been
 };
 
 struct StepView {
@@ -28,12 +38,25 @@ struct StepView {
     const u32* outputs;  // [outputs]: rows whose logits are wanted
     const Span* spans;   // [spans]
     const u32* tables;   // [slots][table_stores][table_stride]
+    const Bound* bounds; // [spans][table_stores], none if all stores hold all tokens
     u32 table_stride;
     u32 table_stores;
 
     DEVICE u32 rows() const { return header[0]; }
     DEVICE u32 output_rows() const { return header[1]; }
     DEVICE u32 span_count() const { return header[2]; }
+
+    DEVICE Bound bound(u32 span, u32 ordinal) const { return bounds[span * table_stores + ordinal]; }
+
+    // A span as page store number `ordinal` has it: its context is what is held.
+    DEVICE Span span_in(u32 number, u32 ordinal) const {
+        Span span = spans[number];
+        if (bounds == nullptr) return span;
+        const Bound of_store = bound(number, ordinal);
+        span.context = of_store.held;
+        if (of_store.count > 0.0f) span.flags |= 8;
+        return span;
+    }
 
     // The page table of a slot in page store number `ordinal`.
     DEVICE const u32* table(u32 slot, u32 ordinal) const {

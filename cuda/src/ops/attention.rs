@@ -3,16 +3,19 @@
 use crate::{
     device::{Device, Ptr, failed},
     machine::Machine,
+    ops::slake,
+    shape::Held,
 };
 use kvas_backend::{
-    CHUNK, DeviceError, KvType, Limits, Program, op,
+    CHUNK, DeviceError, KvType, Limits, Program, Span, Store, op,
     store::{PageLayout, PagesDecl},
 };
 use std::ops::Range;
 
 /// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
 pub(crate) const LEAST_PART: usize = 256;
-const MOST_PARTS: usize = 128;
+pub(crate) const MOST_PARTS: usize = 128;
+pub(crate) const BOUNDED_PART: usize = 64;
 const MANY_HEADS: usize = 8;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
@@ -43,13 +46,14 @@ pub(crate) struct PartsView {
     count: u32,
     first_span: u32,
     first_row: u32,
-    by_row: u32,
+    end_row: u32,
 }
 
 /// Files of kernels.
-pub(crate) fn units(limits: &Limits) -> Vec<&'static str> {
+pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
     let mut units = vec!["attention"];
     units.extend(tile_units(limits.kv_type).into_iter().flatten());
+    units.extend(decl.policy.slake().iter().flat_map(|_| slake::UNITS));
     units
 }
 
@@ -64,9 +68,14 @@ fn tile_units(kv_type: KvType) -> Option<[&'static str; 2]> {
 }
 
 /// Tokens of a part of a context: they depend on where it ends and on the shape of the layer alone, so that results do not
-/// depend on what else is in a step. `part_tokens` of `kernels/common/attention.cuh`.
-fn part_tokens(context: usize, kv_heads: usize) -> usize {
-    let mut part = if kv_heads < MANY_HEADS { LEAST_PART } else { 2 * LEAST_PART };
+/// depend on what else is in a step. Where tokens were given up few are held. `part_tokens` of
+/// `kernels/common/attention.cuh`.
+fn part_tokens(context: usize, kv_heads: usize, has_sums: bool) -> usize {
+    let mut part = match has_sums {
+        true => BOUNDED_PART,
+        false if kv_heads < MANY_HEADS => LEAST_PART,
+        false => 2 * LEAST_PART,
+    };
     while part * MOST_PARTS < context {
         part *= 2;
     }
@@ -81,9 +90,13 @@ fn row_bytes(op: &op::Attention, value_dim: usize, parts: usize) -> usize {
 /// Scratch for attention over parts of a context.
 pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limits, _device: &Device) -> u64 {
     let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
-    let row = row_bytes(op, program.pages(op.store).value_dim, tokens.div_ceil(LEAST_PART).min(MOST_PARTS) + 1);
+    // One part more for what ends in the middle of one, and one for sums of what was given up.
+    let decl = program.pages(op.store);
+    let least = if decl.policy.slake().is_some() { BOUNDED_PART } else { LEAST_PART };
+    let row = row_bytes(op, decl.value_dim, tokens.div_ceil(least).min(MOST_PARTS) + 2);
     // All rows that are left over of a span come at once.
-    ((row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16) as u64
+    let of_rows = (row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16;
+    of_rows.max(slake::Room::of(program, op.store, limits).map_or(0, |room| room.bytes)) as u64
 }
 
 /// The files of kernels with matrix instructions for the pages of a layer, if there are any.
@@ -103,6 +116,44 @@ struct Few {
     parts: usize,
     /// Most rows of a span.
     most: usize,
+    /// Whether there are sums of what some of the sequences gave up.
+    has_sums: bool,
+}
+
+/// Rows that are left over of spans after whole chunks, and all rows where there are sums of what was given up, in groups of
+/// neighbours: `room` says how many with so many parts the scratch is enough for. Rows of a span whose contexts are cut into
+/// parts of other sizes are in other groups. The contexts of spans are what is held.
+fn few_rows(
+    spans: impl Iterator<Item = (usize, Span, bool)>,
+    kv_heads: usize,
+    room: impl Fn(usize) -> usize,
+) -> Vec<Few> {
+    let mut groups: Vec<Few> = Vec::new();
+    for (number, (first, span, has_sums)) in spans.enumerate() {
+        let (all, context) = (span.rows as usize, span.context as usize);
+        let mut begin = if has_sums { 0 } else { all / CHUNK * CHUNK };
+        while begin < all {
+            let part = part_tokens(context + begin + 1, kv_heads, has_sums);
+            let of = |end: usize| (context + end).div_ceil(part) + usize::from(has_sums);
+            let end = all.min(part * MOST_PARTS - context);
+            let end = end.min(begin + room(of(end)).max(1));
+            let (parts, rows) = (of(end), first + begin..first + end);
+            let few = Few { spans: number..number + 1, most: end - begin, parts, rows, has_sums };
+            begin = end;
+            if let Some(last) = groups.last_mut() {
+                let most_parts = last.parts.max(parts);
+                let are_neighbours = last.rows.end == few.rows.start && last.spans.end == number;
+                if are_neighbours && few.rows.end - last.rows.start <= room(most_parts) {
+                    (last.rows.end, last.spans.end) = (few.rows.end, number + 1);
+                    (last.parts, last.most) = (most_parts, last.most.max(few.most));
+                    last.has_sums |= has_sums;
+                    continue;
+                }
+            }
+            groups.push(few);
+        }
+    }
+    groups
 }
 
 impl Machine {
@@ -113,48 +164,38 @@ impl Machine {
             return Err(failed(what));
         }
         let pages = self.pages.kv_type();
+        self.ask(op)?;
         let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
-        let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize;
+        let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize - 16;
         let Some([decode, prefill]) = tiles(&decl, pages, self.limits.page_size) else {
-            return self.all_rows(available, bytes).iter().try_for_each(|few| self.attend(op, few, None));
+            return self.all_rows(op.store, available, bytes).iter().try_for_each(|few| self.attend(op, few, None));
         };
         self.attend_prompts(op, prefill)?;
-        let few = self.few_rows(available, bytes, decl.kv_heads);
+        let few = few_rows(self.held_spans(op.store), decl.kv_heads, |parts| available / bytes(parts));
         few.iter().try_for_each(|few| self.attend(op, few, Some(decode)))
     }
 
-    /// Rows that are left over of spans after whole chunks, in groups of neighbours that `available` bytes are enough for.
-    fn few_rows(&self, available: usize, bytes: impl Fn(usize) -> usize, kv_heads: usize) -> Vec<Few> {
-        let mut groups: Vec<Few> = Vec::new();
-        for (number, (first, span)) in self.step.spans_with_rows().enumerate() {
-            let whole = span.rows as usize / CHUNK * CHUNK;
-            let (most, context) = (span.rows as usize - whole, span.context as usize + whole);
-            if most == 0 {
-                continue;
-            }
-            let parts = (context + most).div_ceil(part_tokens(context, kv_heads));
-            let rows = first + whole..first + span.rows as usize;
-            if let Some(last) = groups.last_mut() {
-                let most_parts = last.parts.max(parts);
-                if last.rows.end == rows.start && bytes(most_parts) * (rows.end - last.rows.start) <= available {
-                    (last.rows.end, last.spans.end) = (rows.end, number + 1);
-                    (last.parts, last.most) = (most_parts, last.most.max(most));
-                    continue;
-                }
-            }
-            groups.push(Few { spans: number..number + 1, rows, parts, most });
-        }
-        groups
+    /// All rows, as many at a time as `available` bytes are enough for.
+    fn all_rows(&self, store: Store, available: usize, bytes: impl Fn(usize) -> usize) -> Vec<Few> {
+        // A context has most parts just before they become longer.
+        let tokens = self.held_spans(store).map(|(_, span, _)| (span.context + span.rows) as usize).max().unwrap_or(1);
+        let has_sums = self.held_spans(store).any(|(_, _, has_sums)| has_sums);
+        let least = if has_sums { BOUNDED_PART } else { LEAST_PART };
+        let parts = tokens.div_ceil(least).min(MOST_PARTS) + usize::from(has_sums);
+        let (rows, at_once) = (self.step.tokens().len(), (available / bytes(parts)).max(1));
+        let group =
+            |first: usize| Few { spans: 0..0, rows: first..(first + at_once).min(rows), parts, most: 1, has_sums };
+        (0..rows).step_by(at_once).map(group).collect()
     }
 
-    /// All rows, as many at a time as `available` bytes are enough for.
-    fn all_rows(&self, available: usize, bytes: impl Fn(usize) -> usize) -> Vec<Few> {
-        // A context has most parts just before they become longer.
-        let tokens = self.step.spans().iter().map(|span| (span.context + span.rows) as usize).max().unwrap_or(1);
-        let parts = tokens.div_ceil(LEAST_PART).min(MOST_PARTS);
-        let (rows, at_once) = (self.step.tokens().len(), (available / bytes(parts)).max(1));
-        let group = |first: usize| Few { spans: 0..0, rows: first..(first + at_once).min(rows), parts, most: 1 };
-        (0..rows).step_by(at_once).map(group).collect()
+    /// The spans of the step, each with its first row, what a page store holds of it as its context, and whether there are
+    /// sums of what was given up.
+    fn held_spans(&self, store: Store) -> impl Iterator<Item = (usize, Span, bool)> {
+        let mut held = self.shape.held(self.program.page_ordinal(store), self.program.page_stores());
+        self.step.spans_with_rows().map(move |(first, span)| match held.next() {
+            Some(Held { tokens, has_sums }) => (first, Span { context: tokens, ..span }, has_sums),
+            None => (first, span, false),
+        })
     }
 
     fn attention_view(&self, op: &op::Attention) -> AttentionView {
@@ -231,7 +272,7 @@ impl Machine {
             count: few.parts as u32,
             first_span: few.spans.start as u32,
             first_row: few.rows.start as u32,
-            by_row: u32::from(unit.is_none()),
+            end_row: few.rows.end as u32,
         };
         if let Some(unit) = unit {
             let queries = few.most * (op.heads / decl.kv_heads);
@@ -253,6 +294,9 @@ impl Machine {
             let launch = self.kernel("attention", &name)?.grid(few.parts, op.heads, rows).block(128).early();
             launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()?;
         }
+        if few.has_sums {
+            self.add_sums(op, few.rows.len(), (view, parts))?;
+        }
         let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(256).early();
         launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()
     }
@@ -272,11 +316,42 @@ mod tests {
         for kv_heads in [1, 8] {
             let mut before = 0;
             for context in (0..2_000_000).step_by(997) {
-                let part = part_tokens(context, kv_heads);
+                let part = part_tokens(context, kv_heads, false);
                 assert!(part >= before.max(LEAST_PART) && context.div_ceil(part) <= MOST_PARTS, "{context}: {part}");
                 before = part;
             }
         }
+    }
+
+    /// Every row is in one group, beside others whose contexts are cut into as large parts.
+    #[test]
+    fn rows_are_cut_as_they_are_alone() {
+        let spans = [(7, 1), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
+        let mut first = 0;
+        let spans: Vec<(usize, Span)> = spans
+            .into_iter()
+            .map(|(context, rows)| {
+                let span = Span { slot: kvas_backend::Slot(0), context, rows };
+                first += rows as usize;
+                (first - rows as usize, span)
+            })
+            .collect();
+        let all = spans.iter().map(|(first, span)| (*first, *span, false));
+        let groups = few_rows(all, 2, |parts| 4000 / parts);
+        let mut seen = Vec::new();
+        for few in &groups {
+            for (first, span) in &spans[few.spans.clone()] {
+                let rows = few.rows.start.max(first + span.rows as usize / CHUNK * CHUNK)
+                    ..few.rows.end.min(first + span.rows as usize);
+                let tokens = |row: usize| span.context as usize + row - first + 1;
+                let parts: Vec<usize> = rows.clone().map(|row| part_tokens(tokens(row), 2, false)).collect();
+                assert!(parts.iter().all(|part| *part == parts[0]), "{few:?}");
+                assert!(tokens(rows.end - 1).div_ceil(parts[0]) <= few.parts && rows.len() <= few.most, "{few:?}");
+                seen.extend(rows);
+            }
+        }
+        assert_eq!(seen, [&[0][..], &(1..10).collect::<Vec<_>>(), &(26..52).collect::<Vec<_>>()].concat());
+        assert!(groups.len() > 4 && groups.len() < seen.len(), "{groups:?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) mod recurrence;
 pub(crate) mod rope_store;
 pub(crate) mod route;
 pub(crate) mod rows;
+pub(crate) mod slake;
 pub(crate) mod wide;
 
 use crate::device::Device;
@@ -32,7 +33,7 @@ pub(crate) fn units(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant,
         Op::ExpertLinear(op) => experts::units(&[quant(op.weight)]),
         Op::Route(_) => vec!["route"],
         Op::RopeStore(_) => vec!["pages"],
-        Op::Attention(_) => attention::units(limits),
+        Op::Attention(op) => attention::units(program.pages(op.store), limits),
         Op::CausalConv(_) | Op::ShortConv(_) => conv::units(),
         Op::GatedDelta(op) => recurrence::units(program, op.store, false, limits),
         Op::Mamba2(op) => recurrence::units(program, op.store, true, limits),

@@ -190,7 +190,7 @@ fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
     let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
     let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
     let own = if is_per_channel { (most + 1) * columns } else { 2 * 4 };
-    4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
+    4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + (4 + most) * CHUNK)
 }
 
 /// Bytes of shared memory of `recurrence_prepare.cuh`, or of `recurrence_channels.cuh`.
@@ -330,17 +330,21 @@ impl Machine {
         }
         let left = |(span, entry): (&Span, &Entry)| {
             let rows = span.rows as usize;
-            if has_chunks && entry.is_final { rows % CHUNK } else { rows }
+            (if has_chunks && entry.is_final { rows % CHUNK } else { rows }, entry.is_final)
         };
+        // Several rows that stay in the ring have kernels of their own.
+        let is_several = |(rows, is_final): (usize, bool)| !is_final && (2..CHUNK).contains(&rows);
         let spans = self.step.spans();
         // Long spans take much longer, and are few.
-        for (least, most) in [(1, SHORT), (SHORT + 1, u32::MAX as usize)] {
-            let rows = spans.iter().zip(&self.entries).map(left);
-            let wanted = rows.filter(|rows| (least..=most).contains(rows)).count();
+        let short = [(1, SHORT, false), (2, SHORT, true)];
+        let long = [(SHORT + 1, u32::MAX as usize, false), (SHORT + 1, CHUNK - 1, true)];
+        for (least, most, several) in short.into_iter().chain(long) {
+            let is_wanted = |of: &(usize, bool)| (least..=most).contains(&of.0) && is_several(*of) == several;
+            let wanted = spans.iter().zip(&self.entries).map(left).filter(is_wanted).count();
             if wanted == 0 {
                 continue;
             }
-            let (name, rows, shared) = self.recurrence(state, (wanted, most > SHORT))?;
+            let (name, rows, shared) = self.recurrence(state, (wanted, most > SHORT, several))?;
             self.kernel(state.unit(), &name)?
                 .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, spans.len())
                 .block(THREADS)
@@ -407,14 +411,18 @@ impl Machine {
         [PROMPT_ROWS, PROMPT_ROWS / 2].into_iter().find(is_enough).unwrap_or(TILE)
     }
 
-    /// The kernel for some spans, that may be long, the rows of the state its blocks have, and its shared memory.
-    /// Results do not depend on how many rows a block has.
-    fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<(String, usize, usize), DeviceError> {
+    /// The kernel for some spans, that may be long or several rows that stay in the ring, the rows of the state its blocks
+    /// have, and its shared memory. Results do not depend on how many rows a block has.
+    fn recurrence(
+        &self,
+        state: &State,
+        (spans, long, several): (usize, bool, bool),
+    ) -> Result<(String, usize, usize), DeviceError> {
         let columns = columns(&state.decl)?;
         let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * MANY);
         let has_few = long || columns > 128 || blocks < 2 * self.device.multiprocessors();
         let lane_rows = if has_few { 1 } else { MANY };
-        let name = format!("{}_{columns}_x{lane_rows}", state.unit());
+        let name = format!("{}_{columns}{}_x{lane_rows}", state.unit(), if several { "_several" } else { "" });
         Ok((name, 16 * lane_rows, shared_bytes(&state.decl, columns, lane_rows)))
     }
 
@@ -447,7 +455,7 @@ impl Machine {
             let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, 1).block(THREADS);
             return launch.arg(view).arg(slot.0).arg(base).arg(count).launch();
         }
-        let (name, rows, shared) = self.recurrence(state, (1, false))?;
+        let (name, rows, shared) = self.recurrence(state, (1, false, false))?;
         let fold = FoldView { slot: slot.0, base, held: count, padding: 0 };
         self.kernel(state.unit(), &name)?
             .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, 1)

@@ -1,0 +1,522 @@
+// Rows that stay in the ring, up to as many as are solved together, and a single row that goes into the state. A row of a
+// span gets the bits that it would get in a step of its own, so that drafts change no answer.
+//
+// What was written since the checkpoint (the entries: those of the ring, then the rows of the span) is not put into the
+// state but answers for itself: `S x = S0 x' + sum_j u_j (k_j' . x)`, all factors at most 1. For every row the entries
+// before it are added up in one order, the oldest first, then what the checkpoint gives, whether they are in the ring or
+// in the span. How much an entry has faded until a row is told by a sum over those behind it: of up to 16 in the order of
+// a tree that is rooted at the row (`sum_of_16`), of more by one that has no order (`Faded`).
+#pragma once
+#include "common/recurrence_rows.cuh"
+
+// The logarithm of how much something has faded, as a whole number of steps of 2^-40: sums of these are the same in any
+// order. Beyond 128 nothing is left that f32 could tell from 0.
+struct Faded {
+    i64 steps = 0;
+
+    DEVICE Faded() {}
+    explicit DEVICE Faded(i64 steps) : steps(steps) {}
+    explicit DEVICE Faded(float g) : steps(__float2ll_rn(fminf(fmaxf(g, -128.0f), 128.0f) * 1099511627776.0f)) {}
+    DEVICE Faded operator+(Faded other) const { return Faded(steps + other.steps); }
+    DEVICE Faded operator-(Faded other) const { return Faded(steps - other.steps); }
+    DEVICE float factor() const { return expf(__ll2float_rn(steps) * 9.094947017729282e-13f); }
+    // That of a lane, of those that are `WIDTH` neighbours.
+    template <u32 WIDTH = 32> DEVICE Faded of(u32 lane) const { return Faded(__shfl_sync(ALL_LANES, steps, lane, WIDTH)); }
+};
+
+// The sum of `x` of the lanes before this one and its own, of 16 neighbours.
+DEVICE float sum_of_16(float x) {
+#pragma unroll
+    for (u32 offset = 1; offset < 16; offset *= 2) {
+        const float before = __shfl_up_sync(ALL_LANES, x, offset, 16);
+        x += (lane_id() & 15) >= offset ? before : 0.0f;
+    }
+    return x;
+}
+
+// The same, of lanes that are in any order.
+DEVICE Faded sum_before(Faded x) {
+    const u32 lane = lane_id() & 15;
+#pragma unroll
+    for (u32 offset = 1; offset < 16; offset *= 2) {
+        const i64 before = __shfl_up_sync(ALL_LANES, x.steps, offset, 16);
+        x.steps += lane >= offset ? before : 0;
+    }
+    return x;
+}
+
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
+struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
+    using Base = Block<KIND, State, QUADS, LANE_ROWS, LONG>;
+    using Base::op, Base::span, Base::head, Base::first_row, Base::state, Base::lane_row, Base::shared, Base::carry;
+    using Base::bias, Base::rate, Base::skip, Base::clear_carry, Base::dot, Base::ring_row, Base::ring_g, Base::ring_k;
+    using Base::ring_u, Base::request_entries, Base::fade_entries, Base::state_times, Base::store_state;
+    static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, MOST = Base::MOST, OWN_COLUMNS = Base::OWN_COLUMNS;
+    static constexpr bool IS_DELTA = Base::IS_DELTA, PER_CHANNEL = Base::PER_CHANNEL;
+
+    // Eight lanes have some rows of the state: a lane has what one of them gives the key (`which` 0) or the query (1).
+    const u32 which = (lane_id() & 7) >> 2, row = lane_row() + min(lane_id() & 3, LANE_ROWS - 1);
+    const bool is_mine = (lane_id() & 3) < LANE_ROWS && first_row + row < op.value_dim;
+    const u32 group = threadIdx.x / 8; // that has an entry
+    const bool has_keys = !span.is_final() && blockIdx.x == 0 && op.is_first_of_key_head(head);
+
+    using Base::Base;
+
+    // Row of the ring that row `t` of the span goes to.
+    DEVICE u32 entry(u32 t) const { return ring_row(span.after_base + span.after_held, t); }
+
+    // Brings `count` entries of the ring from `from` on, newest first.
+    DEVICE void bring_entries(u32 base, u32 from, u32 count) {
+        __syncthreads(); // what is there may still be read
+        request_entries(base, from, count);
+        copies_commit();
+        copies_wait<0>();
+        __syncthreads();
+    }
+
+    // What row `t` writes to a row of the state, of which the checkpoint and the entries give `answered`; its output.
+    DEVICE float finish(u32 t, bool is_there, float answered, float decay, float strength, float own) {
+        const float other = __shfl_xor_sync(ALL_LANES, answered, 4);
+        const float to_key = which ? other : answered, to_query = which ? answered : other;
+        const float value = is_mine ? shared.u[t][row] : 0.0f;
+        const float u = strength * (IS_DELTA ? fmaf(-decay, to_key, value) : value);
+        const float y = fmaf(own, u, fmaf(decay, to_query, skip * value));
+        const u64 at = (u64(span.first + t) * op.value_heads + head) * op.value_dim + first_row + row;
+        if (is_there && is_mine && which == 1) op.out[at] = y;
+        if (is_there && is_mine && which == 0 && !span.is_final()) const_cast<float*>(ring_u(entry(t)))[row] = u;
+        return u;
+    }
+
+    // How much all entries have faded, where they are more than are looked at together.
+    DEVICE Faded sum_of_ring(u32 base, u32 held) const {
+        Faded sum;
+#pragma unroll 4
+        for (u32 i = lane_id(); i < held; i += 32) sum = sum + Faded(*ring_g(ring_row(base, i)));
+#pragma unroll
+        for (u32 offset = 16; offset > 0; offset /= 2) sum.steps += __shfl_xor_sync(ALL_LANES, sum.steps, offset);
+        return sum;
+    }
+
+    // Goes through more entries of the ring than there are groups, the oldest first: `multiply(faded, i, is_there)` with
+    // how much entry `i` of those that are there has faded until the newest of all, `add(count)` once all groups have. The
+    // first ones are there. `newer`: how much all fade.
+    template <typename Multiply, typename Add>
+    DEVICE void through_ring(u32 base, u32 held, Faded newer, Multiply multiply, Add add) {
+#pragma unroll 1
+        for (u32 from = 0; from < held; from += CHUNK) {
+            const u32 count = min(held - from, CHUNK), lane = lane_id() & 15;
+            if (from > 0) bring_entries(base, from, count);
+            const Faded sum = sum_before(lane < count ? Faded(shared.entry_g[0][lane]) : Faded());
+            const Faded total = sum.template of<16>(15), until = sum.template of<16>(group > 0 ? group - 1 : 0);
+            newer = newer - total;
+            multiply(newer + (group > 0 ? until : Faded()), group < count ? group : count - 1, group < count);
+            __syncthreads();
+            add(count);
+        }
+    }
+
+    // A single row: little but the state passes through registers.
+    DEVICE void run_one(u32 base, u32 held, Faded sum, bool is_zero) {
+        const u32 c = lane_id() & 7;
+        const float *key = shared.k[0], *query = shared.q[0];
+        const float size = softplus(shared.g[0][0] + bias[0]), g = rate * size, decay = expf(g);
+        const float strength = IS_DELTA ? sigmoid(shared.strengths[0]) : size;
+        if (!span.is_final() && blockIdx.x == 0 && threadIdx.x == 0) *const_cast<float*>(ring_g(entry(0))) = g;
+        float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(query, key));
+        if constexpr (IS_DELTA) {
+            scales[0] = rsqrtf(warp_sum<8>(dot(key, key)) + op.norm_eps);
+            scales[1] = rsqrtf(warp_sum<8>(dot(query, query)) + op.norm_eps) * op.query_scale;
+            own *= scales[0] * scales[1];
+        }
+        if (has_keys)
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column < op.key_dim) const_cast<float*>(ring_k(entry(0)))[column] = key[column] * scales[0];
+            }
+        float answered = 0.0f, passed = 1.0f;
+        const auto multiply = [&](float factor, u32 i, bool is_there) {
+            const float to_key = warp_sum<8>(dot(shared.faded[i], key)), to_query = warp_sum<8>(dot(shared.faded[i], query));
+            if (c == 0 && is_there) {
+                shared.products[i][0] = to_key * (scales[0] * factor);
+                shared.products[i][1] = to_query * (scales[1] * factor);
+            }
+        };
+        const auto add = [&](u32 count) {
+#pragma unroll 4
+            for (u32 i = count; i-- > 0;) answered = fmaf(shared.ring_u[i][row], shared.products[i][which], answered);
+        };
+        if (held > CHUNK) {
+            const auto later = [&](Faded faded, u32 i, bool is_there) { multiply(faded.factor(), i, is_there); };
+            through_ring(base, held, sum, later, add);
+            passed = sum.factor();
+        } else if (held > 0) {
+            const u32 lane = lane_id() & 15;
+            const float fade = sum_of_16(lane < held ? shared.entry_g[0][lane] : 0.0f);
+            const float newer = __shfl_sync(ALL_LANES, fade, group > 0 ? group - 1 : 0, 16);
+            passed = expf(__shfl_sync(ALL_LANES, fade, 15, 16));
+            multiply(group > 0 ? expf(newer) : 1.0f, min(group, held - 1), group < held);
+            __syncthreads();
+            add(held);
+        }
+        if (!is_zero) answered = fmaf(scales[which] * passed, state_times(key, query), answered);
+        const float u = finish(0, true, answered, decay, strength, own);
+        if (!span.is_final()) return;
+        step_state(u * scales[0], decay);
+        store_state();
+    }
+
+    // state = state faded + u k^T of a single row, with the `u` of a row of the state in lane `row` of its eight.
+    DEVICE void step_state(float u, float decay) {
+        float written[LANE_ROWS];
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i) written[i] = __shfl_sync(ALL_LANES, u, (lane_id() & 24) | i);
+#pragma unroll
+        for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                const u32 column = (n * 8 + (lane_id() & 7)) * 4 + e;
+                const float k = shared.k[0][column], fade = PER_CHANNEL ? shared.passed[0][column] : decay;
+#pragma unroll
+                for (u32 i = 0; i < LANE_ROWS; ++i) state[i][n][e] = fmaf(fade, state[i][n][e], written[i] * k);
+            }
+    }
+
+    // The products of an entry, four of whose columns a lane has of every 32, with the keys and queries of four rows of the
+    // span from `first` on: one to each of eight lanes.
+    DEVICE float times_rows(const float4 (&x)[QUADS], u32 first) const {
+        float sums[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) sums[i] = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n) {
+                const u32 at = (n * 8 + (lane_id() & 7)) * 4;
+                const float4 q = *reinterpret_cast<const float4*>(&shared.q[first + i][at]);
+                sums[4 + i] = fmaf(x[n].x, q.x, fmaf(x[n].y, q.y, fmaf(x[n].z, q.z, fmaf(x[n].w, q.w, sums[4 + i]))));
+                if constexpr (!IS_DELTA) continue;
+                const float4 k = *reinterpret_cast<const float4*>(&shared.k[first + i][at]);
+                sums[i] = fmaf(x[n].x, k.x, fmaf(x[n].y, k.y, fmaf(x[n].z, k.z, fmaf(x[n].w, k.w, sums[i]))));
+            }
+        }
+        return sum_8_over_8(sums);
+    }
+
+    // Where the product of entry `j` of the span with the key or query of row `t` is.
+    DEVICE float& pair(u32 j, u32 of, u32 t) const { return (&shared.read[0][0][0])[(2 * j + of) * MOST + t]; }
+
+    // How long keys (`factors`) and queries (`advancing`) are, and their products (`kk`): a pair of rows to eight lanes.
+    DEVICE void measure_rows(u32 rows) {
+        const u32 pairs = (IS_DELTA ? 3 : 1) * rows;
+#pragma unroll 1
+        for (u32 first = 0; first < pairs; first += THREADS / 8) {
+            const u32 i = min(first + group, pairs - 1), kind = i / rows, t = i % rows;
+            const float* a = kind == 1 ? shared.k[t] : shared.q[t];
+            const float sum = warp_sum<8>(dot(a, kind == 2 ? shared.q[t] : shared.k[t]));
+            if ((lane_id() & 7) != 0 || first + group >= pairs) continue;
+            if (kind == 0) shared.kk[0][t] = sum;
+            if (kind == 1) shared.factors[t] = rsqrtf(sum + op.norm_eps);
+            if (kind == 2) shared.advancing[t] = rsqrtf(sum + op.norm_eps) * op.query_scale;
+        }
+        if (!IS_DELTA && threadIdx.x < rows) shared.factors[threadIdx.x] = shared.advancing[threadIdx.x] = 1.0f;
+        __syncthreads();
+    }
+
+    // The same with `WIDTH` rows, each by how much that has faded until it (`faded`), to `to` row by row.
+    template <u32 WIDTH, typename Fade> DEVICE void with_rows(const float4 (&x)[QUADS], Fade faded, float* to) const {
+#pragma unroll
+        for (u32 first = 0; first < WIDTH; first += 4) {
+            const u32 t = first + (lane_id() & 3);
+            const float product = times_rows(x, first), scale = which ? shared.advancing[t] : shared.factors[t];
+            const float by = scale * faded(t);
+            if (to != nullptr) to[t] = product * by;
+        }
+    }
+
+    // How much entries fade until each row, where they are no more than there are groups: `fades`, by how many others are
+    // between, and `decays` for all. Lanes `t` of every 16 have the decay `g` of row `t`. Half a warp finds it for a row.
+    template <u32 WIDTH> DEVICE void fade_rows(u32 held, float g) {
+        const u32 p = lane_id() & 15;
+#pragma unroll
+        for (u32 t = threadIdx.x / 16; t < WIDTH; t += THREADS / 16) {
+            const float of_span = __shfl_sync(ALL_LANES, g, t - 1 - p, 16);
+            const float fade = sum_of_16(p < t ? of_span : p < t + held ? shared.entry_g[0][p - t] : 0.0f);
+            const float newer = __shfl_up_sync(ALL_LANES, fade, 1, 16);
+            shared.fades[t][p] = p > 0 ? expf(newer) : 1.0f;
+            if (p == 15) shared.decays[t] = expf(fade);
+        }
+    }
+
+    // Up to `WIDTH` rows, with a decay per head. What does not depend on what other rows of the span write is found for
+    // all of them at once; what is found for rows that are not there is anything, and nobody reads it.
+    template <u32 WIDTH> DEVICE void run_some(u32 rows, u32 base, u32 held, Faded sum, bool is_zero) {
+        static_assert(2 * MOST * MOST <= 2 * MOST * ROWS && WIDTH <= MOST, "pairs are where `read` is");
+        const u32 lane = lane_id();
+        // Lane `t` of every 16 has row `t`: how much it fades what is before it, and the rows before it do together.
+        const bool has_row = (lane & 15) < rows;
+        const float size = has_row ? softplus(shared.g[0][lane & 15] + bias[0]) : 0.0f, g = rate * size;
+        const bool has_many = held + rows - 1 > CHUNK; // before the last row
+        Faded before, until;
+        if (has_many) {
+            const Faded mine = has_row ? Faded(g) : Faded();
+            until = sum_before(mine), before = until - mine;
+        }
+        fade_rows<WIDTH>(held, g);
+        float strength = size;
+        if constexpr (IS_DELTA) strength = has_row ? sigmoid(shared.strengths[lane & 15]) : 0.0f;
+        const float decay = expf(g);
+        if (blockIdx.x == 0 && threadIdx.x < rows) *const_cast<float*>(ring_g(entry(threadIdx.x))) = g;
+        measure_rows(rows);
+        if (has_keys)
+#pragma unroll
+            for (u32 t = 0; t < WIDTH; ++t)
+#pragma unroll
+                for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                    const u32 column = threadIdx.x + n * THREADS;
+                    if (t < rows && column < op.key_dim)
+                        const_cast<float*>(ring_k(entry(t)))[column] = shared.k[t][column] * shared.factors[t];
+                }
+        float4 x[QUADS];
+        const u32 j = min(group, rows - 1);
+#pragma unroll
+        for (u32 n = 0; n < QUADS; ++n) {
+            x[n] = *reinterpret_cast<const float4*>(&shared.k[j][(n * 8 + (lane & 7)) * 4]);
+            if constexpr (IS_DELTA) {
+                const float scale = shared.factors[j];
+                x[n].x = __fmul_rn(x[n].x, scale), x[n].y = __fmul_rn(x[n].y, scale);
+                x[n].z = __fmul_rn(x[n].z, scale), x[n].w = __fmul_rn(x[n].w, scale);
+            }
+        }
+        // Of rows behind it alone it is asked.
+        float* to_pairs = group < rows ? &pair(group, which, 0) : nullptr;
+        const auto of_span = [&](u32 t) {
+            const float few = shared.fades[t][t > j ? t - 1 - j : 0];
+            if (!has_many) return few;
+            const float many = (before.of(t) - until.of(j)).factor();
+            return held + t > CHUNK ? many : few;
+        };
+        with_rows<WIDTH>(x, of_span, to_pairs);
+        float answered[WIDTH], given[WIDTH], u[WIDTH];
+#pragma unroll
+        for (u32 t = 0; t < WIDTH; ++t) answered[t] = given[t] = 0.0f;
+        const auto multiply = [&](Faded faded, u32 i, bool is_there) {
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n)
+                x[n] = *reinterpret_cast<const float4*>(&shared.faded[i][(n * 8 + (lane & 7)) * 4]);
+            float* to = is_there ? &shared.products[i][which * MOST] : nullptr;
+            const auto of_ring = [&](u32 t) {
+                const float few = shared.fades[t][min(i + t, CHUNK - 1)];
+                if (!has_many) return few;
+                const float many = (faded + before.of(t)).factor();
+                return held + t > CHUNK ? many : few;
+            };
+            with_rows<WIDTH>(x, of_ring, to);
+        };
+        const auto add = [&](u32 count) {
+#pragma unroll 2
+            for (u32 i = count; i-- > 0;) {
+                const float of_row = shared.ring_u[i][row];
+#pragma unroll
+                for (u32 t = 0; t < WIDTH; t += 4) {
+                    const float4 of = *reinterpret_cast<const float4*>(&shared.products[i][which * MOST + t]);
+                    answered[t] = fmaf(of_row, of.x, answered[t]), answered[t + 1] = fmaf(of_row, of.y, answered[t + 1]);
+                    answered[t + 2] = fmaf(of_row, of.z, answered[t + 2]);
+                    answered[t + 3] = fmaf(of_row, of.w, answered[t + 3]);
+                }
+            }
+        };
+        if (held > CHUNK) {
+            through_ring(base, held, sum, multiply, add);
+        } else {
+            Faded newer;
+            if (has_many) {
+                const Faded all = sum_before((lane & 15) < held ? Faded(shared.entry_g[0][lane & 15]) : Faded());
+                sum = all.template of<16>(15);
+                newer = all.template of<16>(group > 0 ? group - 1 : 0);
+                if (group == 0) newer = Faded();
+            }
+            if (held > 0) multiply(newer, min(group, held - 1), group < held);
+            __syncthreads();
+            add(held);
+        }
+        // Of row `t` in lane `t`.
+        float faded = shared.decays[lane & 15];
+        if (has_many && held + (lane & 15) > CHUNK) faded = (sum + before).factor();
+        if (!is_zero) {
+#pragma unroll
+            for (u32 t = 0; t < WIDTH; ++t) given[t] = state_times(shared.k[t], shared.q[t]);
+        }
+#pragma unroll
+        for (u32 t = 0; t < WIDTH; ++t) {
+#pragma unroll
+            for (u32 j = 0; j < t; ++j) answered[t] = fmaf(u[j], pair(j, which, t), answered[t]);
+            const float scale = which ? shared.advancing[t] : shared.factors[t];
+            const float by = scale * __shfl_sync(ALL_LANES, faded, t);
+            if (!is_zero) answered[t] = fmaf(by, given[t], answered[t]);
+            float own = shared.kk[0][t];
+            if constexpr (IS_DELTA) own *= shared.factors[t] * shared.advancing[t];
+            const float of_row[2] = {__shfl_sync(ALL_LANES, decay, t), __shfl_sync(ALL_LANES, strength, t)};
+            u[t] = finish(t, t < rows, answered[t], of_row[0], of_row[1], own);
+        }
+    }
+
+    // Entries that end before row `t` of the span, newest first: those of the ring, or of the span, which are in `k`, `u`
+    // and `g`.
+    DEVICE void bring_any(u32 base, u32 held, u32 from, u32 count) {
+        __syncthreads();
+        const u32 in_ring = from < held ? min(held - from, count) : 0, in_span = count - in_ring;
+        // Places are counted from the newest.
+        if (in_ring > 0) request_entries(base, from, in_ring, in_span);
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < in_span * COLUMNS; at += THREADS) {
+            const u32 i = at / COLUMNS, column = at % COLUMNS, t = from + count - 1 - i - held;
+            shared.faded[i][column] = shared.k[t][column];
+            shared.entry_g[i][column] = shared.g[t][column];
+        }
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < in_span * ROWS; at += THREADS)
+            shared.ring_u[at / ROWS][at % ROWS] = shared.u[from + count - 1 - at / ROWS - held][at % ROWS];
+        copies_commit();
+        copies_wait<0>();
+        __syncthreads();
+    }
+
+    // Row `t` of a few, with decays per channel: keys of entries fade column by column, so each row goes through all of
+    // them. Here the newest come first.
+    DEVICE void run_channels(u32 t, u32 base, u32 held, bool is_zero) {
+        const u32 c = lane_id() & 7;
+        clear_carry();
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+            const u32 column = threadIdx.x + n * THREADS;
+            if (column >= COLUMNS) continue;
+            const float g = column < op.key_dim ? rate * softplus(shared.g[t][column] + bias[n]) : 0.0f;
+            const float passed = expf(g);
+            shared.g[t][column] = g;
+            shared.passed[0][column] = passed;
+            shared.own[0][column] = shared.k[t][column] * passed;
+            shared.own[1][column] = shared.q[t][column] * passed;
+            if (!span.is_final() && blockIdx.x == 0 && column < op.key_dim) const_cast<float*>(ring_g(entry(t)))[column] = g;
+        }
+        __syncthreads();
+        const float strength = sigmoid(shared.strengths[t]);
+        const float scales[2] = {rsqrtf(warp_sum<8>(dot(shared.k[t], shared.k[t])) + op.norm_eps),
+                                 rsqrtf(warp_sum<8>(dot(shared.q[t], shared.q[t])) + op.norm_eps) * op.query_scale};
+        const float own = warp_sum<8>(dot(shared.q[t], shared.k[t])) * (scales[0] * scales[1]);
+        float answered = 0.0f;
+#pragma unroll 1
+        for (u32 end = held + t; end > 0;) {
+            const u32 count = min(end, CHUNK), j = min(group, count - 1);
+            if (t > 0 || end < held) bring_any(base, held, end - count, count);
+            fade_entries(count);
+            const float to_key = warp_sum<8>(dot(shared.faded[j], shared.own[0]));
+            const float to_query = warp_sum<8>(dot(shared.faded[j], shared.own[1]));
+            if (c == 0 && group < count) {
+                shared.products[j][0] = to_key * scales[0];
+                shared.products[j][1] = to_query * scales[1];
+            }
+            __syncthreads();
+#pragma unroll 4
+            for (u32 i = 0; i < count; ++i) answered = fmaf(shared.ring_u[i][row], shared.products[i][which], answered);
+            end -= count;
+        }
+        if (held + t > 0) {
+#pragma unroll
+            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+                const u32 column = threadIdx.x + n * THREADS;
+                if (column >= COLUMNS) continue;
+                const float passed = expf(carry[n]);
+                shared.own[0][column] *= passed;
+                shared.own[1][column] *= passed;
+            }
+            __syncthreads();
+        }
+        if (!is_zero) answered = fmaf(scales[which], state_times(shared.own[0], shared.own[1]), answered);
+        const float u = finish(t, true, answered, 1.0f, strength, own);
+        if (span.is_final()) {
+            step_state(u * scales[0], 1.0f);
+            return store_state();
+        }
+        // It becomes an entry.
+        __syncthreads();
+        if (is_mine && which == 0) shared.u[t][row] = u;
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+            const u32 column = threadIdx.x + n * THREADS;
+            if (column >= COLUMNS) continue;
+            const float k = shared.k[t][column] * scales[0];
+            shared.k[t][column] = k;
+            if (has_keys && column < op.key_dim) const_cast<float*>(ring_k(entry(t)))[column] = k;
+        }
+    }
+
+    // `SEVERAL`: several rows that stay in the ring; all others without.
+    template <bool SEVERAL> DEVICE void run() {
+        const bool is_final = span.is_final(), folds = span.flush() || (LONG && !SEVERAL && span.rows >= CHUNK);
+        const u32 base = span.flush() ? span.before_base : span.after_base;
+        const u32 held = span.flush() ? span.before_held : span.after_held;
+        bool is_zero = span.is_fresh();
+        // Everything is asked for before anything is waited for, what is needed first at first.
+        const u32 first_entries = min(held, CHUNK);
+        Base::request_rows(0, min(span.rows, CHUNK));
+        request_entries(base, folds || !PER_CHANNEL ? 0 : held - first_entries, first_entries);
+        copies_commit();
+        Base::load_constants();
+        Base::request_state(is_zero);
+        const Faded sum = !PER_CHANNEL && !folds && held > CHUNK ? sum_of_ring(base, held) : Faded();
+        copies_wait<0>();
+        __syncthreads();
+        Base::open_state();
+        if (folds) {
+            Base::fold(base, held);
+            if (span.flush()) store_state();
+            is_zero = is_zero && held == 0;
+        }
+        const u32 left = folds ? 0 : held;
+        if constexpr (PER_CHANNEL) {
+            if (!SEVERAL && span.rows == 0) return;
+            if (!SEVERAL && span.rows > 1) return Base::run_many(is_zero);
+#pragma unroll 1
+            for (u32 t = 0; t < span.rows; ++t) run_channels(t, base, left, is_zero);
+        } else if constexpr (SEVERAL) {
+            if (span.rows <= 4) return run_some<4>(span.rows, base, left, sum, is_zero);
+            if (!LONG || span.rows <= 8) return run_some<8>(span.rows, base, left, sum, is_zero);
+            if constexpr (LONG) run_some<16>(span.rows, base, left, sum, is_zero);
+        } else {
+            if (span.rows == 0) return;
+            if (span.rows == 1) return run_one(base, left, sum, is_zero);
+            Base::run_many(is_zero);
+        }
+    }
+};
+
+template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG, bool SEVERAL>
+DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
+    extern __shared__ __align__(16) u8 bytes[];
+    let_next_begin();
+    wait_for_inputs();
+    Span span = {};
+    if (fold.held > 0) {
+        span = fold.span();
+    } else {
+        span = step.spans[blockIdx.z];
+        if (has_prompts(KIND, 32 * QUADS) && span.is_final()) skip_chunks(span);
+        const bool several = !span.is_final() && span.rows > 1 && span.rows < CHUNK;
+        if (span.rows < least || span.rows > most || several != SEVERAL) return;
+    }
+    using Whole = Few<KIND, State, QUADS, LANE_ROWS, LONG>;
+    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
+    block.template run<SEVERAL>();
+}
+
+// By most columns of a key: for many blocks, and for few or for spans of any length.
+#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \
+    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
+        name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
+        recur<KIND, State, QUADS, LANE_ROWS, LONG, false>(step, op, fold, least, most);                               \
+    }                                                                                                                 \
+    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
+        name##_several_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                   \
+        recur<KIND, State, QUADS, LANE_ROWS, LONG, true>(step, op, fold, least, most);                                \
+    }

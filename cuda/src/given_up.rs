@@ -1,0 +1,321 @@
+//! What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5): the
+//! last queries, scores and moments on the device, positions and counts beside it.
+
+use crate::{
+    device::{Device, Memory, Ptr},
+    machine::Machine,
+    pages::PagesView,
+};
+use kvas_backend::{
+    DeviceError, Limits, Program, Slot, Span, Store, StoreDecl,
+    store::{MomentType, PagesDecl, Slake},
+};
+use std::{ops::Range, sync::Arc};
+
+/// `GivenUp` of `kernels/common/slake.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct GivenUpView {
+    scores: u64,
+    vectors: u64,
+    covariances: u64,
+    queries: u64,
+    pages: PagesView,
+    heads: u32,
+    window: u32,
+    capacity: u32,
+    ordinal: u32,
+    scale: f32,
+    padding: u32,
+}
+
+/// `Bound` of `kernels/common/step.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct DeviceBound {
+    held: u32,
+    count: f32,
+    mass_cap: f32,
+    bounded: u32,
+}
+
+/// What is known of a slot.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Marks {
+    /// Whether tokens were given up, or could have been.
+    pub(crate) bounded: bool,
+    /// Tokens that stayed: these have a position each; those behind them follow `since`.
+    pub(crate) stayed: usize,
+    /// The position of the first token since then.
+    pub(crate) since: u32,
+    /// The positions whose queries are remembered.
+    asked: (u32, u32),
+    /// Tokens in the moments of each KV head.
+    pub(crate) count: f32,
+    /// In nats.
+    pub(crate) mass_cap: f32,
+}
+
+/// What the slots that steps may name remember of a layer.
+pub(crate) struct GivenUp {
+    pub(crate) decl: PagesDecl,
+    pub(crate) slake: Slake,
+    marks: Vec<Marks>,
+    /// `[slots][kv_heads][capacity]`
+    positions: Vec<u32>,
+    /// `[slots][kv_heads][capacity]`
+    scores: Memory,
+    /// `[slots][kv_heads][mean key: key_dim | variance of the key: key_dim | mean value: value_dim]`
+    vectors: Memory,
+    /// `[slots][kv_heads][key_dim][value_dim]`, f32 or f16
+    covariances: Memory,
+    /// `[slots][window][heads * key_dim]` in f16, that of a position at its remainder
+    queries: Memory,
+}
+
+impl GivenUp {
+    fn new(device: &Arc<Device>, decl: PagesDecl, slake: Slake, slots: usize) -> Result<Self, DeviceError> {
+        let heads = slots * decl.kv_heads;
+        let (moments, each) = match slake.moments {
+            MomentType::Off => (0, 4),
+            MomentType::F32 => (heads, 4),
+            MomentType::F16 => (heads, 2),
+        };
+        let take = |what: &str, bytes: usize| {
+            let memory = device.take(what, bytes)?;
+            device.fill(memory.at(), 0, bytes)?;
+            Ok::<_, DeviceError>(memory)
+        };
+        Ok(Self {
+            decl,
+            slake,
+            marks: vec![Marks::default(); slots],
+            positions: vec![0; heads * slake.capacity],
+            scores: take("scores of tokens", 4 * heads * slake.capacity)?,
+            vectors: take("means of what was given up", 4 * moments * (2 * decl.key_dim + decl.value_dim))?,
+            covariances: take("covariances of what was given up", each * moments * decl.key_dim * decl.value_dim)?,
+            queries: take("last queries", 2 * slots * slake.window * slake.heads * decl.key_dim)?,
+        })
+    }
+
+    pub(crate) fn marks(&self, slot: Slot) -> &Marks {
+        &self.marks[slot.0 as usize]
+    }
+
+    pub(crate) fn marks_mut(&mut self, slot: Slot) -> &mut Marks {
+        &mut self.marks[slot.0 as usize]
+    }
+
+    /// Where something that slots share evenly is of one of them, and its bytes.
+    fn of_slot(&self, memory: &Memory, slot: Slot) -> (Ptr, usize) {
+        let bytes = memory.bytes() / self.marks.len();
+        (memory.at().at(slot.0 as usize * bytes), bytes)
+    }
+
+    /// The scores of a slot, its vectors, its covariances and its queries.
+    pub(crate) fn places(&self, slot: Slot) -> [Ptr; 4] {
+        [&self.scores, &self.vectors, &self.covariances, &self.queries].map(|memory| self.of_slot(memory, slot).0)
+    }
+
+    /// The position of a token of a KV head.
+    pub(crate) fn position(&self, slot: Slot, head: usize, token: usize) -> u32 {
+        let marks = self.marks(slot);
+        if token < marks.stayed {
+            self.positions[self.place(slot, head) + token]
+        } else {
+            marks.since + (token - marks.stayed) as u32
+        }
+    }
+
+    /// Of the first tokens of a KV head the positions.
+    pub(crate) fn positions_mut(&mut self, slot: Slot, head: usize) -> &mut [u32] {
+        let first = self.place(slot, head);
+        &mut self.positions[first..first + self.slake.capacity]
+    }
+
+    fn place(&self, slot: Slot, head: usize) -> usize {
+        (slot.0 as usize * self.decl.kv_heads + head) * self.slake.capacity
+    }
+
+    /// A step remembers the queries of a span.
+    fn ask(&mut self, span: &Span) {
+        let window = self.slake.window as u32;
+        let asked = &mut self.marks[span.slot.0 as usize].asked;
+        // What does not end where the span begins is of other tokens.
+        let first = if (asked.0..=asked.1).contains(&span.context) { asked.0 } else { span.context };
+        let end = span.context + span.rows;
+        *asked = (first.max(end.saturating_sub(window)), end);
+    }
+
+    /// The last positions before `context`, `window` at most, whose queries are remembered and whose tokens came since
+    /// the last eviction.
+    pub(crate) fn window(&self, slot: Slot, context: u32, window: u32) -> Range<u32> {
+        let Marks { asked, since, .. } = self.marks(slot);
+        let end = context.min(asked.1);
+        asked.0.max(*since).max(end.saturating_sub(window)).min(end)..end
+    }
+
+    fn view(&self, pages: PagesView, ordinal: usize, scale: f32) -> GivenUpView {
+        let at = |memory: &Memory| memory.at().0;
+        GivenUpView {
+            scores: at(&self.scores),
+            vectors: at(&self.vectors),
+            covariances: at(&self.covariances),
+            queries: at(&self.queries),
+            pages,
+            heads: self.slake.heads as u32,
+            window: self.slake.window as u32,
+            capacity: self.slake.capacity as u32,
+            ordinal: ordinal as u32,
+            scale: scale * std::f32::consts::LOG2_E,
+            padding: 0,
+        }
+    }
+
+    /// Slots of snapshots remember nothing: what is copied from them holds all of its tokens.
+    fn copy_slot(&mut self, device: &Device, from: Slot, to: Slot) -> Result<(), DeviceError> {
+        let slots = self.marks.len();
+        if to.0 as usize >= slots {
+            return Ok(());
+        }
+        if from.0 as usize >= slots {
+            self.clear_slot(to);
+            return Ok(());
+        }
+        self.marks[to.0 as usize] = *self.marks(from);
+        let size = self.positions.len() / slots;
+        self.positions.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
+        for memory in [&self.scores, &self.vectors, &self.covariances, &self.queries] {
+            let ((from, bytes), (to, _)) = (self.of_slot(memory, from), self.of_slot(memory, to));
+            device.copy(from, to, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a slot one that holds all of its tokens. Nothing is read that its marks do not name.
+    fn clear_slot(&mut self, slot: Slot) {
+        if let Some(marks) = self.marks.get_mut(slot.0 as usize) {
+            *marks = Marks::default();
+        }
+    }
+}
+
+/// What layers remember, by store.
+pub(crate) struct AllGivenUp {
+    stores: Vec<Option<GivenUp>>,
+    /// The layers as kernels see them, in the order of their stores, and how many they are.
+    layers: (Memory, usize),
+}
+
+impl AllGivenUp {
+    /// Of the layers of a program that may give up tokens.
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        program: &Program,
+        limits: &Limits,
+        pages: impl Fn(&PagesDecl) -> PagesView,
+    ) -> Result<Self, DeviceError> {
+        let of_store = |store: &StoreDecl| match store {
+            StoreDecl::Pages(decl) => {
+                decl.policy.slake().map(|slake| GivenUp::new(device, *decl, *slake, limits.slots)).transpose()
+            }
+            StoreDecl::State(_) | StoreDecl::Conv(_) => Ok(None),
+        };
+        let stores = program.stores.iter().map(of_store).collect::<Result<Vec<_>, _>>()?;
+        let view = |store: Store| {
+            let given_up: &GivenUp = stores[store.0 as usize].as_ref().expect("a store that gives up tokens");
+            given_up.view(pages(&given_up.decl), program.page_ordinal(store), program.attention_scale(store))
+        };
+        let views: Vec<GivenUpView> = program.bounded_stores().map(view).collect();
+        let memory = device.take("layers that give up tokens", size_of_val(&views[..]))?;
+        device.upload(memory.at(), &views)?;
+        Ok(Self { stores, layers: (memory, views.len()) })
+    }
+
+    pub(crate) fn of(&self, store: Store) -> Option<&GivenUp> {
+        self.stores[store.0 as usize].as_ref()
+    }
+
+    pub(crate) fn of_mut(&mut self, store: Store) -> &mut GivenUp {
+        self.stores[store.0 as usize].as_mut().expect("a store of an eviction gives up tokens")
+    }
+
+    /// The layers as kernels see them, and how many they are.
+    pub(crate) fn layers(&self) -> (Ptr, usize) {
+        (self.layers.0.at(), self.layers.1)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &GivenUp> {
+        self.stores.iter().flatten()
+    }
+
+    /// Whether any layer may give up tokens.
+    pub(crate) fn is_any(&self) -> bool {
+        self.layers.1 > 0
+    }
+
+    /// Whether a slot gave up tokens of any layer, or could have.
+    pub(crate) fn is_bounded(&self, slot: Slot) -> bool {
+        self.all().any(|given_up| given_up.marks(slot).bounded)
+    }
+
+    /// Most KV heads of a layer, and bytes of shared memory that its scores take: `SCORED` query heads of
+    /// `kernels/slake.cu`.
+    pub(crate) fn largest(&self) -> (usize, usize) {
+        let heads = self.all().map(|given_up| given_up.decl.kv_heads).max();
+        let capacity = self.all().map(|given_up| given_up.slake.capacity).max();
+        (heads.unwrap_or(0), 4 * 4 * capacity.unwrap_or(0))
+    }
+
+    /// A step of these spans begins.
+    pub(crate) fn ask(&mut self, spans: &[Span]) {
+        let all = self.stores.iter_mut().flatten();
+        all.for_each(|given_up| spans.iter().for_each(|span| given_up.ask(span)));
+    }
+
+    /// What kernels are told of a slot whose store holds `held` tokens.
+    pub(crate) fn bound(&self, store: Store, slot: Slot, held: u32) -> DeviceBound {
+        let Some(given_up) = self.of(store) else { return DeviceBound { held, ..DeviceBound::default() } };
+        let Marks { count, mass_cap, bounded, .. } = *given_up.marks(slot);
+        DeviceBound { held, count, mass_cap, bounded: u32::from(bounded) }
+    }
+
+    pub(crate) fn copy_slot(&mut self, device: &Device, from: Slot, to: Slot) -> Result<(), DeviceError> {
+        self.stores.iter_mut().flatten().try_for_each(|given_up| given_up.copy_slot(device, from, to))
+    }
+
+    pub(crate) fn clear_slot(&mut self, slot: Slot) {
+        self.stores.iter_mut().flatten().for_each(|given_up| given_up.clear_slot(slot));
+    }
+}
+
+impl DeviceBound {
+    /// Whether there are sums of what was given up.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.count > 0.0
+    }
+
+    /// Tokens held before the span.
+    pub(crate) fn held(&self) -> u32 {
+        self.held
+    }
+}
+
+impl Machine {
+    /// What kernels are given of a layer that may give up tokens.
+    pub(crate) fn given_up_view(&self, store: Store) -> Option<GivenUpView> {
+        let given_up = self.given_up.of(store)?;
+        let scale = self.program.attention_scale(store);
+        Some(given_up.view(self.pages.view(&given_up.decl), self.program.page_ordinal(store), scale))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!((size_of::<GivenUpView>(), size_of::<DeviceBound>()), (96, 16));
+    }
+}

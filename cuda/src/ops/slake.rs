@@ -1,0 +1,486 @@
+//! Giving up tokens of a sequence (ALGORITHMS 5): who is read by the last queries or by those of lately, what would be lost,
+//! and the sums of what is given up. What goes and what stays is chosen on the host, by what the device has found.
+
+use crate::{
+    device::Ptr,
+    machine::Machine,
+    ops::attention::{AttentionView, PartsView},
+    pages::PagesView,
+};
+use kvas_backend::{
+    DeviceError, Eviction, Holding, Limits, Order, Preference, Program, Slot, Store, op,
+    store::{MomentType, PagesDecl, Slake},
+};
+use std::ops::Range;
+
+/// Files of kernels.
+pub(crate) const UNITS: [&str; 3] = ["slake", "slake_absorb", "slake_window"];
+
+/// `PART` and bytes of `Tile` of `kernels/slake_window.cu`; its threads, and those of `slake_absorb.cu`.
+const PART: usize = 1024;
+const TILE_BYTES: usize = 4 * (128 * 65 + 64 * 33 + 32 * 33);
+const THREADS: usize = 256;
+/// `MEAN_PART` and `TILE` of `kernels/slake_absorb.cu`, and into how many parts its tokens are divided at most.
+const MEAN_PART: usize = 512;
+const TILE: usize = 64;
+const MOST_PARTS: usize = 16;
+/// `PART_COLUMNS` of `kernels/slake.cu`.
+const PART_COLUMNS: usize = 64;
+
+/// `Window` of `kernels/slake_window.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct WindowView {
+    pages: PagesView,
+    table: u64,
+    queries: u64,
+    heads: u32,
+    window: u32,
+    held: u32,
+    first: u32,
+    count: u32,
+    scale: f32,
+}
+
+/// `Losses` of the same.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct LossesView {
+    log_sums: u64,
+    marked: u64,
+    stride: u32,
+    gone: u32,
+}
+
+/// `Absorb` of `kernels/slake_absorb.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct AbsorbView {
+    pages: PagesView,
+    table: u64,
+    gone: u64,
+    sums: u64,
+    means: u64,
+    products: u64,
+    squares: u64,
+    vectors: u64,
+    covariances: u64,
+    count: u32,
+    parts: u32,
+    each: u32,
+    before: f32,
+}
+
+/// Where things are in the scratch, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    /// Tokens there is room for.
+    tokens: usize,
+    table: usize,
+    ranks: usize,
+    pooled: usize,
+    marked: usize,
+    gone: usize,
+    moves: usize,
+    sums: usize,
+    log_sums: usize,
+    losses: usize,
+    divided: usize,
+    moved: usize,
+    lengths: usize,
+    means: usize,
+    mean: usize,
+    products: usize,
+    squares: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Room {
+    /// For a layer that may give up tokens.
+    pub(crate) fn of(program: &Program, store: Store, limits: &Limits) -> Option<Self> {
+        let decl = program.pages(store);
+        let slake = decl.policy.slake()?;
+        let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
+        Some(Self::new(decl, slake, tokens.max(limits.page_size)))
+    }
+
+    fn new(decl: &PagesDecl, slake: &Slake, tokens: usize) -> Self {
+        let (heads, queries, parts) = (decl.kv_heads, slake.heads * slake.window, tokens.div_ceil(PART));
+        let (columns, products) = (decl.key_dim + decl.value_dim, decl.key_dim * decl.value_dim);
+        let mut at = 0;
+        let mut next = |bytes: usize| {
+            at += bytes.next_multiple_of(256);
+            at - bytes.next_multiple_of(256)
+        };
+        Self {
+            tokens,
+            table: next(4 * tokens),
+            ranks: next(4 * heads * tokens),
+            pooled: next(4 * heads * tokens),
+            marked: next(heads * tokens),
+            gone: next(4 * heads * tokens),
+            moves: next(12 * heads * slake.capacity),
+            sums: next(8 * parts * queries),
+            log_sums: next(4 * queries),
+            losses: next(8 * parts * (2 * queries).max(3 * heads)),
+            divided: next(8 * 2 * queries),
+            moved: next(8 * 2 * queries),
+            lengths: next(8 * parts * slake.heads),
+            means: next(4 * tokens.div_ceil(MEAN_PART) * heads * columns),
+            mean: next(4 * heads * columns),
+            products: next(4 * MOST_PARTS * heads * products),
+            squares: next(4 * MOST_PARTS * heads * decl.key_dim),
+            bytes: at,
+        }
+    }
+}
+
+/// A layer whose tokens are looked at.
+struct Look<'a> {
+    eviction: &'a Eviction<'a>,
+    holding: &'a Holding<'a>,
+    decl: PagesDecl,
+    slake: Slake,
+    room: Room,
+    /// Positions of the queries that are asked.
+    asked: Range<u32>,
+}
+
+/// What is found out about a layer.
+struct Found {
+    /// `[kv_heads][held]`
+    ranks: Vec<f32>,
+    preference: Preference,
+    /// By KV head, ascending.
+    gone: Vec<Vec<u32>>,
+}
+
+impl Look<'_> {
+    fn held(&self) -> usize {
+        self.holding.held as usize
+    }
+
+    fn parts(&self) -> usize {
+        self.held().div_ceil(PART)
+    }
+
+    /// Tokens of a KV head that are given up.
+    fn count(&self) -> usize {
+        (self.holding.held - self.holding.keep) as usize
+    }
+}
+
+impl Machine {
+    /// Remembers the queries of a step.
+    pub(crate) fn ask(&self, op: &op::Attention) -> Result<(), DeviceError> {
+        let Some(view) = self.given_up_view(op.store) else { return Ok(()) };
+        let launch = self.kernel("slake", "slake_ask")?.grid(self.step.tokens().len(), 1, 1).block(256).early();
+        launch.arg(self.view()).arg(view).arg(self.act(op.q)).launch()
+    }
+
+    /// What was given up, as one more part of the contexts of some rows.
+    pub(crate) fn add_sums(
+        &self,
+        op: &op::Attention,
+        rows: usize,
+        (view, parts): (AttentionView, PartsView),
+    ) -> Result<(), DeviceError> {
+        let Some(layer) = self.given_up_view(op.store) else { return Ok(()) };
+        let decl = self.program.pages(op.store);
+        let is_f16 = decl.policy.slake().is_some_and(|slake| slake.moments == MomentType::F16);
+        let name = if is_f16 { "slake_part_f16" } else { "slake_part_f32" };
+        let launch = self.kernel("slake", name)?.grid(rows, decl.kv_heads, decl.value_dim.div_ceil(PART_COLUMNS));
+        launch.block(256).early().arg(self.view()).arg(layer).arg(view).arg(parts).launch()
+    }
+
+    /// After the committed rows of a short span their weights are added to the scores of what they have read.
+    pub(crate) fn rescore(&mut self, slot: Slot, accepted: u32) -> Result<(), DeviceError> {
+        let number = self.spans.iter().position(|span| span.slot == slot);
+        let (Some(number), true) = (number, accepted > 0 && self.given_up.is_bounded(slot)) else { return Ok(()) };
+        let ((layers, count), (heads, shared)) = (self.given_up.layers(), self.given_up.largest());
+        let name = format!("slake_rescore_{}", self.pages.kv_type().name());
+        let launch = self.kernel("slake", &name)?.grid(heads, count, 1).block(256).shared(shared);
+        launch.arg(self.view()).arg(layers).arg(number as u32).arg(accepted).launch()
+    }
+
+    pub(crate) fn weigh(&mut self, eviction: &Eviction<'_>, values: bool) -> Result<Vec<Preference>, DeviceError> {
+        let mut preferences = Vec::new();
+        for holding in eviction.holdings {
+            let look = self.look(eviction, holding)?;
+            let mut found = self.find(&look)?;
+            if values {
+                found.preference.shift = self.shift(&look, &found.gone)?;
+            }
+            preferences.push(found.preference);
+        }
+        Ok(preferences)
+    }
+
+    pub(crate) fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
+        for holding in eviction.holdings {
+            let look = self.look(eviction, holding)?;
+            let found = self.find(&look)?;
+            if eviction.absorb {
+                self.absorb(&look, &found.gone)?;
+            }
+            self.compact(&look, &found)?;
+        }
+        Ok(())
+    }
+
+    fn look<'a>(&mut self, eviction: &'a Eviction<'a>, holding: &'a Holding<'a>) -> Result<Look<'a>, DeviceError> {
+        let given_up = self.given_up.of_mut(holding.store);
+        let (decl, slake) = (given_up.decl, given_up.slake);
+        let asked = given_up.window(eviction.slot, eviction.context, eviction.window);
+        let room = Room::of(&self.program, holding.store, &self.limits).expect("a store that gives up tokens");
+        assert!(holding.held as usize <= room.tokens, "{} tokens held of {}", holding.held, room.tokens);
+        assert!(
+            holding.keep as usize <= slake.capacity,
+            "{} tokens stay, there is room to remember {}",
+            holding.keep,
+            slake.capacity
+        );
+        let table: Vec<u32> = holding.table.iter().map(|page| page.0).collect();
+        self.device.upload(self.scratch().at(room.table), &table)?;
+        Ok(Look { eviction, holding, decl, slake, room, asked })
+    }
+
+    fn window_view(&self, look: &Look<'_>) -> WindowView {
+        let [_, _, _, queries] =
+            self.given_up.of(look.holding.store).expect("a store that gives up tokens").places(look.eviction.slot);
+        WindowView {
+            pages: self.pages.view(&look.decl),
+            table: self.scratch().at(look.room.table).0,
+            queries: queries.0,
+            heads: look.slake.heads as u32,
+            window: look.slake.window as u32,
+            held: look.holding.held,
+            first: look.asked.start,
+            count: look.asked.len() as u32,
+            scale: self.program.attention_scale(look.holding.store) * std::f32::consts::LOG2_E,
+        }
+    }
+
+    /// The kernel of `slake_window.cu` with this name for the pages' type.
+    fn of_type(&self, name: &str) -> String {
+        format!("slake_{name}_{}", self.pages.kv_type().name())
+    }
+
+    /// Scores all tokens that are held, and chooses what would be given up.
+    fn find(&mut self, look: &Look<'_>) -> Result<Found, DeviceError> {
+        let (heads, held) = (look.decl.kv_heads, look.held());
+        let mut found =
+            Found { ranks: vec![0.0; heads * held], preference: Preference::default(), gone: vec![Vec::new(); heads] };
+        if !look.asked.is_empty() {
+            self.rank(look, &mut found)?;
+        }
+        if !matches!(look.eviction.order, Order::Window { .. }) {
+            self.remembered(look, &mut found.ranks)?;
+        }
+        let given_up = self.given_up.of_mut(look.holding.store);
+        for (head, gone) in found.gone.iter_mut().enumerate() {
+            let ranks = &found.ranks[head * held..][..held];
+            let mark =
+                |token: u32| (given_up.position(look.eviction.slot, head, token as usize), ranks[token as usize]);
+            look.eviction.choose(look.holding, mark, gone);
+        }
+        Ok(found)
+    }
+
+    /// By what the last queries read, and what a layer would lose.
+    fn rank(&mut self, look: &Look<'_>, found: &mut Found) -> Result<(), DeviceError> {
+        let (window, room, parts) = (self.window_view(look), look.room, look.parts());
+        let (heads, held) = (look.decl.kv_heads, look.held());
+        let at = |offset: usize| self.scratch().at(offset);
+        let name = self.of_type("sum");
+        let launch = self.kernel("slake_window", &name)?.grid(parts, look.slake.heads, 1).block(THREADS);
+        launch.shared(TILE_BYTES).arg(window).arg(at(room.sums)).launch()?;
+        let width = look.slake.window;
+        let launch = self.kernel("slake_window", "slake_log_sums")?.grid(look.slake.heads, 1, 1);
+        let launch = launch.block(width.next_multiple_of(32)).arg(at(room.sums));
+        launch.arg(parts as u32).arg(width as u32).arg(at(room.log_sums)).launch()?;
+        let gamma = match look.eviction.order {
+            Order::Window { gamma } => gamma,
+            Order::Running | Order::Recency => 0.0,
+        };
+        let name = self.of_type("spread");
+        let launch = self.kernel("slake_window", &name)?.grid(parts, heads, 1).block(THREADS).shared(TILE_BYTES);
+        let launch = launch.arg(window).arg(at(room.log_sums)).arg(gamma).arg(at(room.ranks));
+        launch.arg(held as u32).arg(at(room.losses)).launch()?;
+        let stayed = self.given_up.of_mut(look.holding.store).marks(look.eviction.slot).stayed;
+        let launch = self.kernel("slake_window", "slake_pool")?.grid(held.div_ceil(THREADS), heads, 1).block(THREADS);
+        let at = |offset: usize| self.scratch().at(offset);
+        let launch = launch.arg(at(room.ranks)).arg(held as u32).arg(stayed as u32);
+        launch.arg((held - look.asked.len()) as u32).arg(held as u32).arg(at(room.pooled)).launch()?;
+        let mut losses = vec![0.0f64; parts * heads * 3];
+        let (from, pooled) = (at(room.losses), at(room.pooled));
+        self.device.download(from, &mut losses)?;
+        if matches!(look.eviction.order, Order::Window { .. }) {
+            self.device.download(pooled, &mut found.ranks)?;
+        }
+        let sum = |which: usize| losses.iter().skip(which).step_by(3).sum::<f64>();
+        let rows = (look.slake.heads * look.asked.len()) as f64;
+        let (entropy, variance, mean_entropy) = (sum(0), sum(1), sum(2) / rows);
+        found.preference = Preference { entropy, variance, shift: 0.0, mean_entropy };
+        Ok(())
+    }
+
+    /// The scores of lately.
+    fn remembered(&mut self, look: &Look<'_>, ranks: &mut [f32]) -> Result<(), DeviceError> {
+        let (heads, held, capacity) = (look.decl.kv_heads, look.held(), look.slake.capacity);
+        let [scores, ..] = self.given_up.of_mut(look.holding.store).places(look.eviction.slot);
+        let mut all = vec![0.0f32; heads * capacity];
+        self.device.download(scores, &mut all)?;
+        for (ranks, scores) in ranks.chunks_exact_mut(held).zip(all.chunks_exact(capacity)) {
+            ranks.fill(0.0);
+            ranks.iter_mut().zip(scores).for_each(|(rank, score)| *rank = *score);
+        }
+        Ok(())
+    }
+
+    /// How far weights and values would move.
+    fn shift(&mut self, look: &Look<'_>, gone: &[Vec<u32>]) -> Result<f64, DeviceError> {
+        if look.count() == 0 || look.asked.is_empty() {
+            return Ok(0.0);
+        }
+        let (window, room, parts) = (self.window_view(look), look.room, look.parts());
+        let (heads, width, held) = (look.slake.heads, look.slake.window, look.held());
+        let at = |offset: usize| self.scratch().at(offset);
+        self.device.upload(at(room.gone), &gone.concat())?;
+        self.device.fill(at(room.marked), 0, look.decl.kv_heads * held)?;
+        let launch =
+            self.kernel("slake_window", "slake_mark")?.grid(look.count().div_ceil(THREADS), look.decl.kv_heads, 1);
+        let launch = launch.block(THREADS).arg(at(room.gone)).arg(look.count() as u32);
+        launch.arg(held as u32).arg(at(room.marked)).launch()?;
+        let losses = LossesView {
+            log_sums: at(room.log_sums).0,
+            marked: at(room.marked).0,
+            stride: held as u32,
+            gone: look.count() as u32,
+        };
+        let name = self.of_type("divide");
+        let launch = self.kernel("slake_window", &name)?.grid(parts, heads, 1).block(THREADS).shared(TILE_BYTES);
+        launch.arg(window).arg(losses).arg(at(room.losses)).launch()?;
+        self.add_found((at(room.losses), parts), 2 * heads * width, at(room.divided))?;
+        let name = self.of_type("move");
+        let launch = self.kernel("slake_window", &name)?.grid(parts, heads, 1).block(THREADS).shared(TILE_BYTES);
+        let launch = launch.arg(window).arg(losses).arg(at(room.divided)).arg(at(room.losses));
+        launch.arg(at(room.lengths)).launch()?;
+        self.add_found((at(room.losses), parts), 2 * heads * width, at(room.moved))?;
+        let (mut moved, mut lengths) = (vec![0.0f64; 2 * heads * width], vec![0.0f64; parts * heads]);
+        self.device.download(at(room.moved), &mut moved)?;
+        self.device.download(at(room.lengths), &mut lengths)?;
+        let mut sum = 0.0;
+        for (head, of_head) in moved.chunks_exact(2 * width).enumerate() {
+            let total: f64 = lengths.iter().skip(head).step_by(heads).sum();
+            let of_query = |of: &[f64]| of[0] * (of[1] / total).powf(0.1);
+            sum += of_head.chunks_exact(2).take(look.asked.len()).map(of_query).sum::<f64>();
+        }
+        Ok(sum / (heads * look.asked.len()) as f64)
+    }
+
+    fn add_found(&self, (from, parts): (Ptr, usize), count: usize, to: Ptr) -> Result<(), DeviceError> {
+        let launch = self.kernel("slake_window", "slake_add")?.grid(count.div_ceil(THREADS), 1, 1).block(THREADS);
+        launch.arg(from).arg(parts as u32).arg(count as u32).arg(to).launch()
+    }
+
+    /// Adds what is chosen to the moments.
+    fn absorb(&mut self, look: &Look<'_>, gone: &[Vec<u32>]) -> Result<(), DeviceError> {
+        let (count, heads) = (look.count(), look.decl.kv_heads);
+        if count == 0 || look.slake.moments == MomentType::Off {
+            return Ok(());
+        }
+        let (room, pages) = (look.room, self.pages.view(&look.decl));
+        let given_up = self.given_up.of_mut(look.holding.store);
+        let [_, vectors, covariances, _] = given_up.places(look.eviction.slot);
+        let marks = given_up.marks_mut(look.eviction.slot);
+        let before = marks.count;
+        marks.count += count as f32;
+        let at = |offset: usize| self.scratch().at(offset);
+        self.device.upload(at(room.gone), &gone.concat())?;
+        let parts = count.div_ceil(MEAN_PART).min(MOST_PARTS);
+        let absorb = AbsorbView {
+            pages,
+            table: at(room.table).0,
+            gone: at(room.gone).0,
+            sums: at(room.means).0,
+            means: at(room.mean).0,
+            products: at(room.products).0,
+            squares: at(room.squares).0,
+            vectors: vectors.0,
+            covariances: covariances.0,
+            count: count as u32,
+            parts: parts as u32,
+            each: count.div_ceil(parts) as u32,
+            before,
+        };
+        let [key_dim, value_dim] = [look.decl.key_dim, look.decl.value_dim];
+        let tiles = key_dim.div_ceil(TILE) * value_dim.div_ceil(TILE);
+        let merge = if look.slake.moments == MomentType::F16 { "slake_merge_f16" } else { "slake_merge_f32" };
+        let launches = [
+            (self.of_type("sum_rows"), [count.div_ceil(MEAN_PART), heads, 1]),
+            ("slake_mean".into(), [heads, 1, 1]),
+            (self.of_type("multiply"), [tiles, parts, heads]),
+            (merge.into(), [(key_dim * value_dim).div_ceil(THREADS), heads, 1]),
+            ("slake_vectors".into(), [heads, 1, 1]),
+        ];
+        launches.iter().try_for_each(|(name, [x, y, z])| {
+            self.kernel("slake_absorb", name)?.grid(*x, *y, *z).block(THREADS).arg(absorb).launch()
+        })
+    }
+
+    /// Moves what stays into the first rows, and remembers what is where.
+    fn compact(&mut self, look: &Look<'_>, found: &Found) -> Result<(), DeviceError> {
+        let (slot, keep, held) = (look.eviction.slot, look.holding.keep as usize, look.held());
+        let given_up = self.given_up.of_mut(look.holding.store);
+        let (mut moves, mut scores) = (Vec::new(), vec![0.0f32; look.decl.kv_heads * look.slake.capacity]);
+        for (head, gone) in found.gone.iter().enumerate() {
+            let (ranks, first) = (&found.ranks[head * held..][..held], head * look.slake.capacity);
+            let stay = (0..keep as u32).map(|token| (token, token));
+            let mut positions = vec![0; keep];
+            for (from, to) in stay.chain(look.holding.moves(gone)) {
+                positions[to as usize] = given_up.position(slot, head, from as usize);
+                scores[first + to as usize] = ranks[from as usize];
+                if from != to {
+                    moves.extend([head as u32, from, to]);
+                }
+            }
+            given_up.positions_mut(slot, head)[..keep].copy_from_slice(&positions);
+        }
+        let [at, ..] = given_up.places(slot);
+        let marks = given_up.marks_mut(slot);
+        (marks.bounded, marks.stayed) = (true, keep);
+        (marks.since, marks.mass_cap) = (look.eviction.context, look.eviction.mass_cap);
+        self.device.upload(at, &scores)?;
+        let to = self.scratch().at(look.room.moves);
+        self.device.upload(to, &moves)?;
+        let name = self.of_type("compact");
+        let launch = self.kernel("slake_absorb", &name)?.grid((moves.len() / 3).div_ceil(THREADS / 32), 1, 1);
+        let launch = launch.block(THREADS).arg(self.pages.view(&look.decl));
+        launch.arg(self.scratch().at(look.room.table)).arg(to).arg((moves.len() / 3) as u32).launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!((size_of::<WindowView>(), size_of::<LossesView>(), size_of::<AbsorbView>()), (80, 24, 120));
+    }
+
+    #[test]
+    fn there_is_room_for_everything() {
+        let slake = Slake { heads: 32, window: 32, capacity: 1088, moments: MomentType::F32 };
+        let decl = PagesDecl {
+            kv_heads: 8,
+            key_dim: 128,
+            value_dim: 128,
+            layout: kvas_backend::store::PageLayout::Separate,
+            policy: kvas_backend::store::Policy::Slake(slake),
+        };
+        let room = Room::new(&decl, &slake, 1 << 17);
+        assert!(room.squares < room.bytes && room.bytes < 96 << 20, "{room:?}");
+    }
+}
