@@ -96,6 +96,19 @@ fn pages_admit_as_many_times_more_sequences_as_is_reserved_for_nothing() {
 }
 
 #[test]
+fn prompts_of_any_length_take_the_same_memory_with_segments() {
+    let lines = lines("edge_ttft --n 128,512,1024 --full 128 --sink 4 --window 8 --segment 32 --predict 40");
+    assert_eq!(number(&lines, "full n=128", "held"), 168.0);
+    for name in ["inplace", "recompute"] {
+        for n in [128, 512, 1024] {
+            let of = |field: &str| number(&lines, &format!("{name} n={n}"), field);
+            assert!(of("held") <= 43.0 && of("us_attention_per_token") > 0.0 && of("tokens_per_second") > 0.0);
+        }
+    }
+    assert_eq!(lines.iter().filter(|line| line["gate"].is_string()).count(), 4);
+}
+
+#[test]
 fn replay_admits_more_sequences_than_a_state_per_draft() {
     let lines = lines("concurrency --model qwen3-next-80b-a3b --budget 8GiB --T 1,5 --ctx 4096");
     let of =

@@ -222,6 +222,7 @@ impl<'a> World<'a> {
                 generated: 0,
                 seals,
                 seal_every,
+                segments: None,
             };
             self.scheduler.begin(&mut self.memory, (id, revocable), prompt.clone(), running).work
         } else {

@@ -104,7 +104,7 @@ fn what_a_policy_can_do_is_said() {
     let expected = [
         "/policy nothing, expected one of full, slake",
         "/policy slake many, expected a number of tokens",
-        "/policy full 3, expected a name, and a number of tokens after any but full",
+        "/policy full 3, expected a name, and a number of tokens after slake",
         "--kv-budget 3, expected at least 131",
     ];
     assert_eq!(noted.lines().count(), expected.len(), "{noted}");

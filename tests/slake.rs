@@ -8,7 +8,7 @@ use crate::{
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle, Event, Reading, Request, Runner},
     model::Model,
-    policy::{Bound, BoundWish, Score, bounded},
+    policy::{Bound, BoundWish, PolicyKind, Score, bounded},
     sampling::{Sampler, SamplerParams},
 };
 use kvas_backend::{
@@ -212,7 +212,7 @@ fn devices_give_up_the_same_and_a_sequence_keeps_to_its_budget() {
 
 fn engine(model: &Model, bound: Option<Bound>) -> EngineHandle {
     let runner = prepared(model, Box::new(Cpu::new(2)));
-    Engine::start(runner, EngineConfig { bound, ..EngineConfig::new(CONTEXT) })
+    Engine::start(runner, EngineConfig { bound: bound.map(Into::into), ..EngineConfig::new(CONTEXT) })
 }
 
 /// Greedy tokens after a prompt, and how many of its tokens were known.
@@ -251,10 +251,12 @@ fn a_conversation_goes_on_goes_back_and_never_mixes_what_it_holds_with_what_it_d
         let (_, cached) = ask(&some, of(&next));
         assert_eq!(cached, 150 + 23, "{name}");
         // A request that holds all is answered as if nobody had ever given up anything.
-        let whole = Request { bound: BoundWish { on: Some(false), ..BoundWish::default() }, ..of(&next) };
+        let whole =
+            Request { bound: BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() }, ..of(&next) };
         assert_eq!(ask(&some, whole).0, ask(&all, greedy(&next)).0, "{name}");
         // So is one of another conversation that begins with what the first has given up parts of.
-        let other = Request { bound: BoundWish { on: Some(false), ..BoundWish::default() }, ..greedy(&prompt) };
+        let other =
+            Request { bound: BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() }, ..greedy(&prompt) };
         let (answer, cached) = ask(&some, other);
         assert!(cached >= 142, "{name}: the pages of a prompt are shared, {cached}");
         assert_eq!(answer, ask(&all, greedy(&prompt)).0, "{name}");

@@ -74,6 +74,10 @@ impl Program {
                 o.gate.iter().try_for_each(|gate| write!(f, " * sigmoid({})", act(gate)))?;
                 write!(f, " -> {}", act(&o.out))
             }
+            Op::ReadMemory(o) => {
+                let [first, second] = [o.fc1, o.fc2].map(|[matrix, _]| self.w(matrix).to_string());
+                write!(f, "read_memory  {} {first} {second} {} +> {}", act(&o.q), weight(&o.share), act(&o.out))
+            }
             Op::GatedNorm(o) => self.fmt_gated_norm(o, f),
             Op::CausalConv(o) => {
                 let weights: Vec<Weight> = [o.weight].into_iter().chain(o.bias).collect();

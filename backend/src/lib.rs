@@ -149,6 +149,7 @@ pub trait Backend: Send {
             Op::HeadLinear(op) => self.head_linear(op),
             Op::RopeStore(op) => self.rope_store(op),
             Op::Attention(op) => self.attention(op),
+            Op::ReadMemory(op) => self.read_memory(op),
             Op::CausalConv(op) => self.causal_conv(op),
             Op::ShortConv(op) => self.short_conv(op),
             Op::GatedDelta(op) => self.gated_delta(op),
@@ -194,6 +195,11 @@ pub trait Backend: Send {
     /// the first `keep` rows of the table afterwards, those that were there before where they were, and the next step
     /// appends behind them. [`Backend::clear_slots`] and the other verbs that overwrite a slot make it hold all of its
     /// tokens again.
+    ///
+    /// Pages of segments ([`crate::store::Segments`]) give up the tokens right behind the first `sinks` and nothing else:
+    /// the order has to be [`Order::Recency`]. With `absorb` they go into the memory, if there is one. Those behind them
+    /// move up in order, and where positions are those of what is held, their keys are turned back by as many tokens.
+    /// What is absorbed is copied with a slot, to one of a snapshot too, and is not part of what is saved.
     fn evict(&mut self, _eviction: &Eviction<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }
@@ -256,6 +262,10 @@ pub trait Backend: Send {
     fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError>;
     /// Softmax attention over the sequences' pages.
     fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError>;
+    /// Mixes in what a memory of segments says.
+    fn read_memory(&mut self, _op: &op::ReadMemory) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it keeps no memory of segments".into() })
+    }
     /// Depthwise causal convolution, then SiLU.
     fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError>;
     /// Gated short convolution.

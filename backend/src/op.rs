@@ -14,6 +14,7 @@ pub enum Op {
     HeadLinear(HeadLinear),
     RopeStore(RopeStore),
     Attention(Attention),
+    ReadMemory(ReadMemory),
     CausalConv(CausalConv),
     ShortConv(ShortConv),
     GatedDelta(GatedDelta),
@@ -47,6 +48,7 @@ names! {
     HeadLinear => "head linear"
     RopeStore => "rope, store"
     Attention => "attention"
+    ReadMemory => "read memory"
     CausalConv => "causal conv"
     ShortConv => "short conv"
     GatedDelta => "gated delta"
@@ -173,7 +175,8 @@ pub struct HeadLinear {
     pub out: Act,
 }
 
-/// Rotates q and k in place (row at position `context + i`), appends k and v to the span's pages. Latent pages
+/// Rotates q and k in place (row at position `context + i`, or where pages say so the place of the row among what is
+/// held, [`crate::store::Positions::Held`]), appends k and v to the span's pages. Latent pages
 /// ([`crate::store::PageLayout::Latent`]) hold `v` followed by `k` as the key; nothing rotates there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeStore {
@@ -207,6 +210,54 @@ pub struct Attention {
     pub store: Store,
     /// `[rows, heads * value_dim]`
     pub out: Act,
+}
+
+/// What has a gate of its own between attention and a memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateScope {
+    /// Every channel of every head: `[heads, value_dim]`.
+    HeadChannel,
+    /// Every channel, for all heads: `[value_dim]`.
+    Channel,
+    /// Every head: `[heads]`.
+    Head,
+}
+
+/// Mixes what the memory of the segments that a sequence has given up says into what its attention has found (ALGORITHMS
+/// 4.2), in place: `out = sigmoid(g) * sigmoid(gate) * (fc2 max(fc1 a + b1, 0) + b2) + (1 - sigmoid(g)) * out` per query
+/// head, with `a = s(q) M / max(s(q) . z, 1e-10)` of its KV head. Rows of sequences that gave up no segment stay as they
+/// are, to the bit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReadMemory {
+    /// `[rows, heads * key_dim]`, rotated as the keys are.
+    pub q: Act,
+    /// `[rows, heads * value_dim]`: that of the attention, before its sigmoid.
+    pub gate: Option<Act>,
+    /// Query heads.
+    pub heads: usize,
+    /// Pages of this layer, with a memory.
+    pub store: Store,
+    /// `[hidden, value_dim]` and `[1, hidden]`
+    pub fc1: [Weight; 2],
+    /// `[value_dim, hidden]` and `[1, value_dim]`
+    pub fc2: [Weight; 2],
+    /// `g`: `[heads, value_dim]`, `[1, value_dim]` or `[1, heads]`
+    pub share: Weight,
+    /// What has a `g` of its own.
+    pub scope: GateScope,
+    /// `[rows, heads * value_dim]`
+    pub out: Act,
+}
+
+impl ReadMemory {
+    /// The `g` of a channel of a head, in the values of [`ReadMemory::share`].
+    pub const fn share_at(&self, value_dim: usize, head: usize, channel: usize) -> usize {
+        match self.scope {
+            GateScope::HeadChannel => head * value_dim + channel,
+            GateScope::Channel => channel,
+            GateScope::Head => head,
+        }
+    }
 }
 
 /// Depthwise causal convolution over each span, plus bias, then SiLU, in place; tap `taps - 1` is the current row. The rows

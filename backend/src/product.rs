@@ -67,6 +67,7 @@ impl Op {
             | Op::Norm(_)
             | Op::RopeStore(_)
             | Op::Attention(_)
+            | Op::ReadMemory(_)
             | Op::CausalConv(_)
             | Op::ShortConv(_)
             | Op::GatedDelta(_)

@@ -1,6 +1,9 @@
 //! A model as data: ops and the activations, weights and stores they name. Printed by `kvas plan`.
 
-use crate::{KvType, Op, StoreDecl, store::PagesDecl};
+use crate::{
+    KvType, Op, StoreDecl,
+    store::{PagesDecl, Policy, Segments},
+};
 
 /// Index of an activation buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -109,10 +112,25 @@ impl Program {
         self.stores.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
     }
 
-    /// Page stores whose tokens may be given up.
+    /// Page stores whose tokens may be given up head by head.
     pub fn bounded_stores(&self) -> impl Iterator<Item = Store> {
         let is_bounded = |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.slake().is_some());
         self.stores.iter().zip(0..).filter(move |(decl, _)| is_bounded(decl)).map(|(_, at)| Store(at))
+    }
+
+    /// Page stores whose segments may be given up.
+    pub fn segment_stores(&self) -> impl Iterator<Item = Store> {
+        let has_segments =
+            |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.segments().is_some());
+        self.stores.iter().zip(0..).filter(move |(decl, _)| has_segments(decl)).map(|(_, at)| Store(at))
+    }
+
+    /// How segments are given up, which all page stores do alike or none does.
+    pub fn segments(&self) -> Option<&Segments> {
+        self.stores.iter().find_map(|store| match store {
+            StoreDecl::Pages(PagesDecl { policy: Policy::Segments(segments), .. }) => Some(segments),
+            StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => None,
+        })
     }
 
     /// What multiplies the scores of the attention over a page store.

@@ -418,6 +418,7 @@ impl Backend for Split {
         head_linear HeadLinear
         rope_store RopeStore
         attention Attention
+        read_memory ReadMemory
         causal_conv CausalConv
         short_conv ShortConv
         gated_delta GatedDelta

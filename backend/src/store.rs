@@ -5,7 +5,7 @@ mod policy;
 
 use crate::Weight;
 pub use pages::{HeadRow, KvType, PageLayout, PagesDecl, RowScale};
-pub use policy::{MomentType, Policy, Slake};
+pub use policy::{MomentType, Policy, Positions, SegmentMemory, Segments, Slake};
 
 /// How one layer remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +28,11 @@ impl StoreDecl {
         }
     }
 
-    /// Bytes of this store that every slot takes, one of a snapshot too: the checkpoint, or the window of a
-    /// convolution. 0 for pages.
+    /// Bytes of this store that every slot takes, one of a snapshot too: the checkpoint, the window of a convolution, or
+    /// the memory of segments that pages gave up.
     pub fn slot_bytes(&self, replay: Replay, state_type: StateType) -> usize {
         match self {
-            StoreDecl::Pages(_) => 0,
+            StoreDecl::Pages(pages) => pages.memory_bytes(),
             StoreDecl::State(state) => state.state_elements().saturating_mul(state_type.bytes()),
             StoreDecl::Conv(conv) => conv.ring_rows(replay).saturating_mul(conv.channels).saturating_mul(4),
         }

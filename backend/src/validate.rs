@@ -3,10 +3,10 @@
 use crate::{
     Act, Op, Program, Rows, Store, StoreDecl, Weight, WeightFormat,
     op::{
-        Attention, ExpertGatedLinear, ExpertGroups, ExpertLinear, GatedDelta, HeadLinear, Linear, Mamba1, Mamba2,
-        Output, RopeStore, Route,
+        Attention, ExpertGatedLinear, ExpertGroups, ExpertLinear, GateScope, GatedDelta, HeadLinear, Linear, Mamba1,
+        Mamba2, Output, ReadMemory, RopeStore, Route,
     },
-    store::{Decay, PageLayout, StateDecl},
+    store::{Decay, PageLayout, Policy, SegmentMemory, StateDecl},
 };
 
 /// A program that contradicts itself.
@@ -89,6 +89,12 @@ impl Op {
                 all.reads.extend(o.gate);
                 all
             }
+            Op::ReadMemory(o) => {
+                let weights = [o.fc1[0], o.fc1[1], o.fc2[0], o.fc2[1], o.share];
+                let mut all = touches(&[o.q, o.out], &[o.out], &weights, &[o.store]);
+                all.reads.extend(o.gate);
+                all
+            }
             Op::CausalConv(o) => {
                 let mut all = touches(&[o.x], &[o.x], &[o.weight], &[o.store]);
                 all.weights.extend(o.bias);
@@ -128,6 +134,7 @@ impl Op {
             Op::GatedNorm(o) => act == o.x && act != o.gate,
             Op::Linear(o) => act == o.out && act != o.x && o.row_gate != Some(act),
             Op::ExpertLinear(o) => act == o.out && act != o.x,
+            Op::ReadMemory(o) => act == o.out && act != o.q && o.gate != Some(act),
             Op::Embed(_)
             | Op::GatherRows(_)
             | Op::GatedLinear(_)
@@ -221,6 +228,7 @@ impl Program {
             }
             Op::RopeStore(o) => self.check_rope_store(o),
             Op::Attention(o) => self.check_attention(o),
+            Op::ReadMemory(o) => self.check_read_memory(o),
             Op::HeadLinear(o) => self.check_head_linear(o),
             Op::CausalConv(o) => {
                 self.check_conv(o.store, o.weight, self.columns(o.x))?;
@@ -316,14 +324,50 @@ impl Program {
         self.equal("heads beyond whole groups", o.heads % pages.kv_heads, 0)?;
         self.equal("q columns", self.columns(o.q), o.heads * pages.key_dim)?;
         self.equal("out columns", self.columns(o.out), o.heads * pages.value_dim)?;
-        if let Some(slake) = pages.policy.slake() {
-            self.equal("heads of a store that gives up tokens", slake.heads, o.heads)?;
-            match pages.layout {
-                PageLayout::Separate if slake.window > 0 => {}
-                PageLayout::Separate => return Err("tokens are given up by no query".into()),
-                PageLayout::Latent => return Err("latent pages hold all tokens".into()),
+        match (pages.policy, pages.layout) {
+            (Policy::Full, _) => {}
+            (Policy::Slake(_) | Policy::Segments(_), PageLayout::Latent) => {
+                return Err("latent pages hold all tokens".into());
+            }
+            (Policy::Slake(slake), PageLayout::Separate) => {
+                self.equal("heads of a store that gives up tokens", slake.heads, o.heads)?;
+                if slake.window == 0 {
+                    return Err("tokens are given up by no query".into());
+                }
+            }
+            (Policy::Segments(segments), PageLayout::Separate) => {
+                if segments.window == 0 || segments.segment == 0 {
+                    return Err("a window and a segment have tokens".into());
+                }
+                if self.segments() != Some(&segments) {
+                    return Err("pages give up segments in different ways".into());
+                }
             }
         }
+        o.gate.map_or(Ok(()), |gate| self.equal("gate columns", self.columns(gate), self.columns(o.out)))
+    }
+
+    fn check_read_memory(&self, o: &ReadMemory) -> Result<(), String> {
+        let (StoreDecl::Pages(pages), f32) = (self.store(o.store), Some(WeightFormat::F32)) else {
+            return Err("a memory is that of a page store".into());
+        };
+        if pages.policy.segments().is_none_or(|segments| segments.memory != SegmentMemory::Matrix) {
+            return Err("pages keep no memory of segments".into());
+        }
+        self.equal("heads beyond whole groups", o.heads % pages.kv_heads, 0)?;
+        self.equal("q columns", self.columns(o.q), o.heads * pages.key_dim)?;
+        self.equal("out columns", self.columns(o.out), o.heads * pages.value_dim)?;
+        let hidden = self.weight(o.fc1[0]).shape[0];
+        self.weight_is(o.fc1[0], [hidden, pages.value_dim], f32)?;
+        self.weight_is(o.fc1[1], [1, hidden], f32)?;
+        self.weight_is(o.fc2[0], [pages.value_dim, hidden], f32)?;
+        self.weight_is(o.fc2[1], [1, pages.value_dim], f32)?;
+        let share = match o.scope {
+            GateScope::HeadChannel => [o.heads, pages.value_dim],
+            GateScope::Channel => [1, pages.value_dim],
+            GateScope::Head => [1, o.heads],
+        };
+        self.weight_is(o.share, share, f32)?;
         o.gate.map_or(Ok(()), |gate| self.equal("gate columns", self.columns(gate), self.columns(o.out)))
     }
 

@@ -3,6 +3,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "kernels index several arrays of registers by one number")]
 
+mod absorbed;
 mod arena;
 mod given_up;
 mod limits;
@@ -234,6 +235,11 @@ impl Backend for Cpu {
 
     fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
         self.machine().attention(op);
+        Ok(())
+    }
+
+    fn read_memory(&mut self, op: &op::ReadMemory) -> Result<(), DeviceError> {
+        self.machine().read_memory(op);
         Ok(())
     }
 

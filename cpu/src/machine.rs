@@ -1,6 +1,7 @@
 //! Everything a prepared program owns: activations, weights, memory of layers, scratch. Ops borrow its fields.
 
 use crate::{
+    absorbed::Absorbed,
     arena::Arena,
     given_up::{GivenUp, Ranks},
     ops::rope_store::Ropes,
@@ -16,7 +17,7 @@ use crate::{
 use kvas_backend::{
     Act, Cursor, Cursors, DeviceError, Entry, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
     op::{self, HeadMap},
-    store::Decay,
+    store::{Decay, Policy},
 };
 use std::sync::Arc;
 
@@ -30,8 +31,9 @@ pub(crate) struct Machine {
     pub(crate) acts: Vec<Arena<f32>>,
     /// By weight.
     pub(crate) matrices: Vec<Matrix>,
-    /// By weight: weights of convolutions as `[taps, channels]`, empty for others.
-    pub(crate) taps: Vec<Vec<f32>>,
+    /// By weight: those of convolutions as `[taps, channels]`, those beside a memory as `[inputs, outputs]`, empty for
+    /// others.
+    pub(crate) transposed: Vec<Vec<f32>>,
     pub(crate) pages: Pages,
     /// By store.
     pub(crate) memory: Vec<Memory>,
@@ -85,8 +87,11 @@ impl Machine {
             weights.settled(decl, matrix.keeps_source());
         }
         let memory = program.stores.iter().map(|store| match store {
-            StoreDecl::Pages(pages) if pages.policy.slake().is_some() => Memory::Bounded(GivenUp::new(*pages, &limits)),
-            StoreDecl::Pages(_) => Memory::Pages,
+            StoreDecl::Pages(pages) => match pages.policy {
+                Policy::Full => Memory::Pages,
+                Policy::Slake(_) => Memory::Bounded(GivenUp::new(*pages, &limits)),
+                Policy::Segments(_) => Memory::Absorbed(Absorbed::new(*pages, &limits)),
+            },
             StoreDecl::State(state) if state.value_heads == 0 => Memory::Pages,
             StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),
             StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, &limits)),
@@ -96,7 +101,7 @@ impl Machine {
             proof,
             limits,
             acts: plan.acts.iter().map(|len| Arena::zeroed(*len)).collect(),
-            taps: taps(&program, &matrices),
+            transposed: transposed(&program, &matrices),
             pages: Pages::new(plan.page, &limits),
             memory: memory.collect(),
             head_maps: head_maps(&program),
@@ -222,7 +227,7 @@ impl Machine {
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
         let is_written = self.cursors.clear(slot);
         for memory in &mut self.memory {
-            if is_written || memory.given_up().is_some() {
+            if is_written || matches!(memory, Memory::Bounded(_) | Memory::Absorbed(_)) {
                 memory.clear_slot(slot);
             }
         }
@@ -239,17 +244,21 @@ fn head_maps(program: &Program) -> Vec<HeadMap> {
     all
 }
 
-/// The weights of convolutions, transposed: vectors run over channels.
-fn taps(program: &Program, matrices: &[Matrix]) -> Vec<Vec<f32>> {
+/// Weights whose vectors run over outputs or channels.
+fn transposed(program: &Program, matrices: &[Matrix]) -> Vec<Vec<f32>> {
     let mut all = vec![Vec::new(); matrices.len()];
+    let mut transpose = |Weight(weight): Weight| {
+        let matrix = &matrices[weight as usize];
+        let (columns, values) = (matrix.columns, matrix.floats());
+        all[weight as usize] =
+            (0..values.len()).map(|i| values[i % matrix.rows() * columns + i / matrix.rows()]).collect();
+    };
     for op in &program.ops {
         if let Op::CausalConv(op::CausalConv { weight, .. }) | Op::ShortConv(op::ShortConv { weight, .. }) = op {
-            let Weight(weight) = *weight;
-            let matrix = &matrices[weight as usize];
-            let taps = matrix.columns;
-            let values = matrix.floats();
-            all[weight as usize] =
-                (0..values.len()).map(|i| values[i % matrix.rows() * taps + i / matrix.rows()]).collect();
+            transpose(*weight);
+        }
+        if let Op::ReadMemory(op) = op {
+            [op.fc1[0], op.fc2[0]].into_iter().for_each(&mut transpose);
         }
     }
     all

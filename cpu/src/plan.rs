@@ -3,7 +3,7 @@
 use crate::{
     available_memory,
     given_up::Ranks,
-    ops::{attention, causal_conv, mamba1, moe, product, recurrence, rope_store::Ropes, tiles},
+    ops::{attention, causal_conv, mamba1, moe, product, read_memory, recurrence, rope_store::Ropes, tiles},
     packed::{float_panel_bytes, panel_bytes},
     quantised::Quantised,
     simd::{panels::ROWS, tiles::Tiles},
@@ -148,6 +148,9 @@ impl Plan {
 
     /// Plans for tokens of these pages to be given up, if they may be.
     fn give_up(&mut self, pages: &PagesDecl, (program, limits): (&Program, &Limits)) {
+        if pages.policy.segments().is_some() {
+            self.scratch = self.scratch.max(attention::segments_scratch(pages));
+        }
         let Some(slake) = pages.policy.slake() else { return };
         let tokens = limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores());
         self.ranks[0] = self.ranks[0].max(pages.kv_heads);
@@ -188,7 +191,9 @@ impl Plan {
         let acts = self.acts.iter().copied();
         let turns = Ropes::elements(program, limits.rows);
         let ranks = Ranks::elements(self.ranks);
-        let rest = [self.keys.saturating_mul(2), self.partials, ranks, self.scratch.saturating_mul(threads), turns];
+        let scratch = self.scratch.saturating_mul(threads);
+        let twice = program.ops.iter().map(|op| transposed(program, op)).fold(0usize, usize::saturating_add);
+        let rest = [self.keys.saturating_mul(2), self.partials, ranks, scratch, turns, twice];
         let rest = rest.into_iter().fold(0usize, usize::saturating_add);
         let scratch_bytes = rest.saturating_mul(4).saturating_add(Quantised::bytes(self.quantised));
         let scratch_bytes =
@@ -215,6 +220,12 @@ impl Plan {
     }
 }
 
+/// Elements of the matrices of an op that are kept a second time.
+fn transposed(program: &Program, op: &Op) -> usize {
+    let Op::ReadMemory(op) = op else { return 0 };
+    [op.fc1[0], op.fc2[0]].into_iter().map(|weight| program.weight(weight).shape.iter().product::<usize>()).sum()
+}
+
 /// f32 scratch a thread needs for an op, where the store alone does not say.
 fn scratch(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant) -> usize {
     let columns = |weight: Weight| program.weight(weight).shape[1];
@@ -222,6 +233,8 @@ fn scratch(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant) -> usize
     let product = weights.map(|weight| product::scratch(quant(weight), columns(weight))).max();
     let own = if let Op::Attention(op) = op {
         attention::scratch(attention::pages(program, op))
+    } else if let Op::ReadMemory(op) = op {
+        read_memory::scratch(program, op)
     } else if let Op::Route(op) = op {
         moe::route_scratch(program.act(op.logits).columns, op)
     } else {

@@ -1,6 +1,7 @@
 //! The memory of layers: what slots hold.
 
 use crate::{
+    absorbed::Absorbed,
     given_up::GivenUp,
     states::{Checkpoint, Checkpoints},
 };
@@ -16,6 +17,8 @@ pub(crate) enum Memory {
     Pages,
     /// So do these, but for what was given up of them.
     Bounded(GivenUp),
+    /// And these, but for what their segments left.
+    Absorbed(Absorbed),
     State(State),
     Conv(Conv),
 }
@@ -25,7 +28,7 @@ impl Memory {
     pub(crate) fn given_up(&self) -> Option<&GivenUp> {
         match self {
             Memory::Bounded(given_up) => Some(given_up),
-            Memory::Pages | Memory::State(_) | Memory::Conv(_) => None,
+            Memory::Pages | Memory::Absorbed(_) | Memory::State(_) | Memory::Conv(_) => None,
         }
     }
 
@@ -33,7 +36,7 @@ impl Memory {
     pub(crate) fn given_up_mut(&mut self) -> Option<&mut GivenUp> {
         match self {
             Memory::Bounded(given_up) => Some(given_up),
-            Memory::Pages | Memory::State(_) | Memory::Conv(_) => None,
+            Memory::Pages | Memory::Absorbed(_) | Memory::State(_) | Memory::Conv(_) => None,
         }
     }
 
@@ -42,6 +45,7 @@ impl Memory {
         match self {
             Memory::Pages => {}
             Memory::Bounded(given_up) => given_up.copy_slot(from, to),
+            Memory::Absorbed(absorbed) => absorbed.copy_slot(from, to),
             Memory::State(state) => state.state.copy(state.slots.1, from, to),
             Memory::Conv(conv) => {
                 let size = conv.rows.len() / conv.slots;
@@ -55,6 +59,7 @@ impl Memory {
         match self {
             Memory::Pages | Memory::Conv(_) => {}
             Memory::Bounded(given_up) => given_up.clear_slot(slot),
+            Memory::Absorbed(absorbed) => absorbed.clear_slot(slot),
             Memory::State(state) => state.state.slot(state.slots.1, slot).clear(),
         }
     }
@@ -62,7 +67,7 @@ impl Memory {
     /// Appends the checkpoint, or the window after `position` tokens, of a slot.
     pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
         match self {
-            Memory::Pages | Memory::Bounded(_) => {}
+            Memory::Pages | Memory::Bounded(_) | Memory::Absorbed(_) => {}
             Memory::State(state) => state.state.slot(state.slots.1, slot).save(out),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {
@@ -80,6 +85,7 @@ impl Memory {
         match self {
             Memory::Pages => {}
             Memory::Bounded(given_up) => given_up.clear_slot(slot),
+            Memory::Absorbed(absorbed) => absorbed.clear_slot(slot),
             Memory::State(state) => state.state.slot(state.slots.1, slot).load(values),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {

@@ -3,7 +3,7 @@
 use super::header::{Header, bad, in_range};
 use crate::model::{
     ModelError,
-    spec::{EdgeInfinite, GateScope, MemoryGates, MemoryKeys, MemoryPositions},
+    spec::{EdgeInfinite, GateScope, MemoryGates, MemoryKeys, Positions},
 };
 use kvas_gguf::GgufError;
 
@@ -39,8 +39,8 @@ pub(super) fn settings(header: &Header) -> Result<Option<EdgeInfinite>, ModelErr
         window: length("window_length", 1, 200)?,
         segment: length("segment_length", 1, 2048)?,
         positions: match switch(header, "pos_mode")? {
-            true => MemoryPositions::Cache,
-            false => MemoryPositions::Absolute,
+            true => Positions::Held,
+            false => Positions::Sequence,
         },
         keys: match switch(header, "rope_in_memory")? {
             true => MemoryKeys::Rotated,
@@ -210,18 +210,13 @@ mod tests {
     #[test]
     fn keys_have_the_values_of_the_paper_where_they_are_absent() {
         let spec = Example::new().read().unwrap();
-        let expected = EdgeInfinite {
-            sink: 3,
-            window: 200,
-            segment: 6,
-            positions: MemoryPositions::Cache,
-            keys: MemoryKeys::Rotated,
-        };
+        let expected =
+            EdgeInfinite { sink: 3, window: 200, segment: 6, positions: Positions::Held, keys: MemoryKeys::Rotated };
         assert_eq!(spec.edgeinfinite, Some(expected));
         assert_eq!(gates_of(&spec), [Some(MemoryGates { hidden: 16, scope: GateScope::HeadChannel }); 2]);
         let example = Example::new().key("edgeinfinite.pos_mode", Value::U32(0));
         let spec = example.key("edgeinfinite.rope_in_memory", Value::U32(0)).read().unwrap().edgeinfinite.unwrap();
-        assert_eq!((spec.positions, spec.keys), (MemoryPositions::Absolute, MemoryKeys::Unrotated));
+        assert_eq!((spec.positions, spec.keys), (Positions::Sequence, MemoryKeys::Unrotated));
     }
 
     #[test]

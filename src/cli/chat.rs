@@ -13,7 +13,7 @@ use kvas::{
     engine::{Engine, EngineConfig, Timings},
     memory::plan::{MemoryPlan, SnapshotBudget},
     model::Model,
-    policy::{Bound, Layout},
+    policy::{Keeping, Layout},
     repl::{Colour, Known, Left, Policies, Repl, ReplSettings, Sizes},
     session::ModelId,
     text::ChatTemplate,
@@ -165,7 +165,7 @@ struct Table<'a> {
 /// What becomes of keys and values, and the program of the model for it.
 struct Policy {
     flags: PolicyFlags,
-    bound: Option<Bound>,
+    bound: Option<Keeping>,
     program: Arc<Program>,
 }
 
@@ -195,8 +195,8 @@ impl Table<'_> {
         let (tokenizer, template) = (model.tokenizer.clone(), self.template.clone());
         let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
         let colour = if is_terminal() { Colour::On } else { Colour::Off };
-        let bound = bound.zip(Layout::prepared(&model.program, &limits));
-        let policies = Policies { known: self.known.clone(), prepared: policy.flags.name(), bound };
+        let layout = Layout::prepared(&model.program, &limits);
+        let policies = Policies { known: self.known.clone(), prepared: policy.flags.name(), bound, layout };
         let (history, model, session) = (history(), self.id.clone(), flags.session.clone());
         Ok((chat, ReplSettings { history, colour, sizes, model, session, policies }))
     }

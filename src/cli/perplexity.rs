@@ -6,11 +6,11 @@ use super::{
     policy::PolicyFlags,
     score::{SCORED_ROWS, text_windows},
 };
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::{
-    engine::{Reading, Runner, negative_log_likelihood, score},
-    policy::Bound,
+    engine::{Reading, Runner, negative_log_likelihood, score, score_segments},
+    policy::{Bound, Keeping},
 };
 use serde_json::json;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 /// Measure how well a model predicts a text, in consecutive windows
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With --kv-policy slake the first half of every window is read as a prompt, and the other half predicted token by token.\n\nExamples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json"
+    after_help = "With --kv-policy slake the first half of every window is read as a prompt, and the other half predicted token by token. With --kv-policy edgeinfinite every token is read as if it came alone, with what is held at that time; --from and --to count positions of a window.\n\nExamples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json"
 )]
 pub(crate) struct Perplexity {
     #[command(flatten)]
@@ -31,6 +31,12 @@ pub(crate) struct Perplexity {
     /// Windows to score [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
+    /// First position of every window that counts, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    from: u32,
+    /// The position after the last that counts [default: the end]
+    #[arg(long, value_name = "N")]
+    to: Option<u32>,
     /// Print one JSON object: tokens, nll_per_token, ppl
     #[arg(long)]
     json: bool,
@@ -43,17 +49,23 @@ impl Perplexity {
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
         let wanted = device::Wanted::once(SCORED_ROWS, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
+        let counts = self.from as usize..self.to.map_or(usize::MAX, |to| to as usize);
+        let last = windows[0].len() - 1;
+        if counts.start >= counts.end.min(last) {
+            bail!("--from {} --to {}, expected positions of a window of {last}", self.from, counts.end.min(last));
+        }
         let (mut total, mut scored) = (0.0, 0usize);
         for (number, ids) in windows.iter().enumerate() {
             let mut sum = |at: usize, logits: &mut [f32]| {
-                if let Some(next) = ids.get(at + 1) {
+                if let Some(next) = ids.get(at + 1).filter(|_| counts.contains(&at)) {
                     total += negative_log_likelihood(logits, *next);
                     scored += 1;
                 }
             };
             match &bound {
                 None => score(&mut runner, ids, &mut sum),
-                Some(bound) => score_bounded(&mut runner, ids, bound, &mut sum),
+                Some(Keeping::Budget(bound)) => score_bounded(&mut runner, ids, bound, &mut sum),
+                Some(Keeping::Segments(schedule)) => score_segments(&mut runner, ids, schedule, &mut sum),
             }
             .map_err(|what| anyhow!(what))?;
             if !self.json {

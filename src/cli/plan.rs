@@ -14,7 +14,7 @@ use kvas::{
         Model,
         kinds::{self, Kind, Tally},
     },
-    policy::{Bound, Layout},
+    policy::{Keeping, Layout, Schedule},
 };
 use kvas_backend::Replay;
 use serde_json::json;
@@ -80,8 +80,10 @@ struct Report<'a> {
     plan: MemoryPlan,
     /// What a draft model or a prediction head takes.
     drafts_bytes: u64,
-    /// How many tokens a sequence holds, and the layers that give up the others.
-    bound: Option<(Bound, Layout)>,
+    /// How many tokens a sequence holds.
+    bound: Option<Keeping>,
+    /// The layers that give up the others head by head.
+    layout: Option<Layout>,
     /// By context, then by sequences.
     fits: Vec<(usize, [u64; SEQUENCES.len()])>,
 }
@@ -90,7 +92,7 @@ impl<'a> Report<'a> {
     fn new(
         (flags, model): (&ModelFlags, &'a Model),
         (drafts, wanted): (&Planned, Wanted),
-        bound: Option<Bound>,
+        bound: Option<Keeping>,
     ) -> anyhow::Result<Self> {
         let request = &drafts.request;
         let trained = model.spec.context_length;
@@ -121,7 +123,8 @@ impl<'a> Report<'a> {
             kinds: kinds::tally(model.file.tensors(), &model.spec),
             available_bytes: drafts.available_bytes,
             drafts_bytes,
-            bound: bound.zip(Layout::prepared(&model.program, &chosen.limits)),
+            bound,
+            layout: Layout::prepared(&model.program, &chosen.limits),
             plan: chosen,
             fits,
         })
@@ -146,15 +149,10 @@ impl<'a> Report<'a> {
         writeln!(out, "replay ring       {history} tokens, {window} revocable{stateless}")?;
         writeln!(out, "pages             {} of {} tokens", plan.limits.pages, plan.limits.page_size)?;
         writeln!(out, "slots             {} live, {} for snapshots", plan.limits.slots - 1, plan.limits.snapshots)?;
-        if let Some((bound, layout)) = &self.bound {
-            let (score, rows) = (bound.score.name(), bound.rows(layout));
-            let moments = if bound.moments { layout.moments.name() } else { "off" };
-            writeln!(
-                out,
-                "held tokens       {rows} of {} layers by {score}, moments {moments}, in the room of {}",
-                layout.layers, bound.budget
-            )?;
+        if let Some(held) = self.held() {
+            writeln!(out, "held tokens       {held}")?;
         }
+        let of_ring = if self.layout.is_some() { "  ring, moments" } else { "  replay ring" };
         self.print_kinds(out)?;
         writeln!(out, "\n{:17} {:>12}", "memory", "bytes")?;
         for (what, bytes) in [
@@ -163,7 +161,7 @@ impl<'a> Report<'a> {
             ("  per token", plan.kv_bytes_per_token),
             ("recurrent state", plan.slots_bytes()),
             ("  per sequence", plan.slot_bytes),
-            (if self.bound.is_some() { "  ring, moments" } else { "  replay ring" }, plan.ring_bytes),
+            (of_ring, plan.ring_bytes),
             ("snapshots", plan.snapshots_bytes()),
             ("  each", plan.snapshot_bytes),
             ("activations", plan.activations_bytes),
@@ -180,6 +178,41 @@ impl<'a> Report<'a> {
             writeln!(out, "{clamp}")?;
         }
         self.print_fits(out)
+    }
+
+    /// How many tokens a sequence holds, in words.
+    fn held(&self) -> Option<String> {
+        match (self.bound?, self.layout) {
+            (Keeping::Segments(schedule), _) => {
+                let Schedule { sink, window, segment, absorbing, has_memory } = schedule;
+                let memory = if has_memory { "a memory" } else { "no memory" };
+                let (most, absorbing) = (schedule.most(), absorbing.name());
+                Some(format!("{most}: sink {sink}, window {window}, segment {segment}, {memory}, {absorbing}"))
+            }
+            (Keeping::Budget(bound), Some(layout)) => {
+                let (score, rows) = (bound.score.name(), bound.rows(&layout));
+                let moments = if bound.moments { layout.moments.name() } else { "off" };
+                let (layers, budget) = (layout.layers, bound.budget);
+                Some(format!("{rows} of {layers} layers by {score}, moments {moments}, in the room of {budget}"))
+            }
+            (Keeping::Budget(_), None) => None,
+        }
+    }
+
+    /// The same as an object.
+    fn policy(&self) -> Option<serde_json::Value> {
+        match (self.bound?, self.layout) {
+            (Keeping::Segments(schedule), _) => Some(json!({
+                "policy": "edgeinfinite", "held": schedule.most(), "sink": schedule.sink, "window": schedule.window,
+                "segment": schedule.segment, "memory": schedule.has_memory, "absorb": schedule.absorbing.name(),
+            })),
+            (Keeping::Budget(bound), Some(layout)) => Some(json!({
+                "policy": "slake", "budget": bound.budget, "held": bound.rows(&layout), "layers": layout.layers,
+                "score": bound.score.name(), "window": bound.window, "sinks": bound.sinks,
+                "moments": layout.moments.name(), "moment_tokens": layout.moment_rows,
+            })),
+            (Keeping::Budget(_), None) => None,
+        }
     }
 
     fn print_kinds(&self, out: &mut impl Write) -> anyhow::Result<()> {
@@ -244,11 +277,7 @@ impl<'a> Report<'a> {
                 "history": plan.limits.replay.history, "window": plan.limits.replay.window,
                 "kv_only": plan.limits.replay.fresh,
             },
-            "kv_policy": self.bound.map(|(bound, layout)| json!({
-                "policy": "slake", "budget": bound.budget, "held": bound.rows(&layout), "layers": layout.layers,
-                "score": bound.score.name(), "window": bound.window, "sinks": bound.sinks,
-                "moments": layout.moments.name(), "moment_tokens": layout.moment_rows,
-            })),
+            "kv_policy": self.policy(),
             "parameters": {"all": total.parameters, "per_token": total.active, "kinds": kinds.collect::<Vec<_>>()},
             "memory": {
                 "weights_bytes": plan.weights_bytes,

@@ -113,7 +113,8 @@ impl Engine {
     /// After a step with which all tokens of a sequence were read that were known before: it gives up what it holds too
     /// much of.
     pub(super) fn keep_within(&mut self, id: SequenceId) -> Result<(), DeviceError> {
-        let Some(bound) = self.jobs.get(&id).and_then(|job| job.bound) else { return Ok(()) };
+        let bound = self.jobs.get(&id).and_then(|job| job.bound).and_then(|keeping| keeping.budget().copied());
+        let Some(bound) = bound else { return Ok(()) };
         let Some(planned) = self.runner.plan_eviction(&self.memory, id, &bound)? else { return Ok(()) };
         let keeps = self.runner.whole(&self.memory, id, &planned.keeps);
         let Ok(work) = self.memory.own(id, &keeps) else { return Ok(()) };

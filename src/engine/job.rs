@@ -2,7 +2,7 @@
 
 use super::request::{Constraint, Event, EventSink, Probabilities, Score, StopRule, Timings};
 use crate::{
-    policy::Bound,
+    policy::Keeping,
     sampling::{Distribution, Sampler},
     scheduler::Finish,
     speculation::Wish,
@@ -80,7 +80,7 @@ pub(super) struct Job {
     /// What is wanted of the prompt, as far as it has been read.
     pub(super) scoring: Option<Scoring>,
     /// How many tokens its sequence holds; `None`: all of them.
-    pub(super) bound: Option<Bound>,
+    pub(super) bound: Option<Keeping>,
     /// The sequence is released when the request ends.
     pub(super) ephemeral: bool,
     /// How the answer is drafted.

@@ -15,6 +15,7 @@ mod request;
 mod runner;
 mod score;
 mod scoring;
+mod segments;
 mod session;
 mod shelf;
 mod speculate;
@@ -29,11 +30,12 @@ pub use reading::Reading;
 pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
+pub use segments::score_segments;
 pub use shelf::ShelfStats;
 
 use crate::{
     memory::{Memory, SequenceId},
-    policy::Bound,
+    policy::Keeping,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
     session::Shelf,
     speculation::{Drafter, Effort},
@@ -63,7 +65,7 @@ pub struct EngineConfig {
     /// How long an answer may wait for its next token while prompts of others are read; none: as long as a step takes.
     pub max_decode_gap: Option<Duration>,
     /// How many tokens a sequence holds where its request says nothing; `None`: all of them.
-    pub bound: Option<Bound>,
+    pub bound: Option<Keeping>,
     /// Who drafts answers, the cheapest first.
     pub drafters: Vec<Box<dyn Drafter>>,
     /// Most tokens drafted at once.
@@ -86,7 +88,7 @@ impl EngineConfig {
 pub struct Engine {
     context: usize,
     snapshot_every: u32,
-    bound: Option<Bound>,
+    bound: Option<Keeping>,
     runner: Runner,
     memory: Memory,
     tier: Option<Tier>,
@@ -276,23 +278,31 @@ impl Engine {
     }
 
     /// Sets a sequence to the longest kept prefix of the prompt and schedules the rest.
-    fn begin(&mut self, (id, bound): (SequenceId, Option<Bound>), request: &Request) -> Result<Timings, String> {
+    fn begin(&mut self, (id, bound): (SequenceId, Option<Keeping>), request: &Request) -> Result<Timings, String> {
         let (prompt, context) = (request.prompt.clone(), self.context);
         // One token short of the end: the answer can then be generated again for the price of one token. Where the last
         // queries of a prompt decide what stays, for the price of these.
-        let asked = bound.map_or(0, |bound| bound.window as u32);
+        let asked = bound.map_or(0, |bound| bound.read_anew(prompt.len() as u32));
+        let segments = bound.and_then(|bound| bound.segments().copied());
         let remembers = self.runner.limits().snapshots > 0;
         let tokens = prompt.len();
         let before_end = (tokens as u32).checked_sub(asked.max(1));
-        let seals = before_end.filter(|at| remembers && *at > 0).into_iter().collect();
+        // Where segments are given up, what others can begin with ends earlier.
+        let last = segments.map(|_| tokens as u32 - 1);
+        let seals = before_end.into_iter().chain(last).filter(|at| remembers && *at > 0).collect();
         let seal_every = if remembers { self.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
         let needs_all = request.score.is_some_and(Score::needs_all);
         let (outputs, cache) = if needs_all { (Outputs::All, Cache::Ignore) } else { (Outputs::Last, request.cache) };
-        let running = Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every };
+        let running = Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every, segments };
         let entered: Vec<_> = self.memory.enter(id, request.scope).into_iter().collect();
         self.apply(&entered).map_err(|error| self.begun_in_vain(id, &error))?;
-        let emptied: Vec<_> = self.memory.bind(id, asked).into_iter().collect();
+        let mut emptied: Vec<_> = self.memory.bind(id, asked).into_iter().collect();
+        self.memory.give_up_segments(id, segments);
+        // Of what was held for a request that holds all there would be too much to move.
+        if segments.is_some_and(|segments| self.memory.held(id) > segments.most()) {
+            emptied.push(self.memory.clear(id));
+        }
         self.apply(&emptied).map_err(|error| self.begun_in_vain(id, &error))?;
         let revocable = self.runner.revocable(self.memory.slot(id));
         if cache == Cache::Use {
@@ -333,6 +343,7 @@ impl Engine {
     /// Plans and runs one step, and hands out what it gave.
     fn step(&mut self) -> Result<(), DeviceError> {
         self.resume()?;
+        self.keep_segments()?;
         self.propose();
         let most = self.pace.most_rows(self.runner.limits().rows as u32);
         let plan = self.scheduler.plan(&mut self.memory, most);

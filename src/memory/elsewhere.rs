@@ -57,7 +57,7 @@ impl Memory {
         let lacks = |memory: &Self| {
             short(memory).is_some()
                 || memory.spare.free() < slots
-                || memory.prefixes.len() + most > memory.most_prefixes
+                || memory.kept_prefixes() + most > memory.most_prefixes
         };
         while lacks(self) && self.drop_a_prefix() {}
         if let Some(full) = short(self) {
@@ -77,7 +77,7 @@ impl Memory {
             let covering = (position as usize).div_ceil(self.page_size);
             let tables: Vec<Vec<Page>> = tables.iter().map(|table| table[..covering].to_vec()).collect();
             tables.iter().flatten().for_each(|page| self.pages.share(*page));
-            self.prefixes.insert(scope, of(position), Entry { slot, tables });
+            self.prefixes.insert(scope, of(position), Entry { slot, tables, given_up: None });
         }
         // The last prefix holds all of them now.
         self.release_tables(tables.clone());

@@ -1,7 +1,7 @@
 //! Sequences that give up tokens: their own copies of the pages that change, and what they hold afterwards.
 
 use super::{DeviceWork, Full, Memory, SequenceId};
-use crate::policy::Shares;
+use crate::policy::{Absorbing, Progress, Schedule, Shares};
 
 impl Memory {
     /// What was given up of a sequence, if anything was.
@@ -50,6 +50,37 @@ impl Memory {
         sequence.shares = Some(shares);
         let cut = sequence.tables.iter_mut().zip(ends).map(|(table, end)| table.split_off(end)).collect();
         self.release_tables(cut);
+    }
+
+    /// Tokens that a sequence holds in every page store, where all hold as many.
+    pub fn held(&self, id: SequenceId) -> u32 {
+        let sequence = self.get(id);
+        sequence.held.first().copied().unwrap_or(sequence.committed)
+    }
+
+    /// Before a sequence gives up a segment, if one is due for the tokens that are `known`: what is behind it is taken
+    /// back where it is to be read again, else the pages that it will be in are made the sequence's own. If there is no
+    /// room for that, the sequence holds all of it a while longer.
+    pub fn prepare_segment(&mut self, id: SequenceId, schedule: &Schedule, known: u32) -> Option<Vec<DeviceWork>> {
+        let (committed, held) = (self.committed(id), self.held(id));
+        if !schedule.is_due(Progress { committed, held, known }) {
+            return None;
+        }
+        let behind = held - schedule.sink - schedule.segment;
+        match schedule.absorbing {
+            _ if behind == 0 => Some(Vec::new()),
+            Absorbing::Recompute => Some(vec![self.take_back(id, behind)]),
+            Absorbing::InPlace => {
+                let keeps = vec![held - schedule.segment; self.get(id).held.len()];
+                self.own(id, &keeps).ok().map(|work| vec![work])
+            }
+        }
+    }
+
+    /// A sequence has given up all but `keep` tokens of every page store.
+    pub fn gave_up_to(&mut self, id: SequenceId, keep: u32) {
+        let keeps = vec![keep; self.get(id).held.len()];
+        self.gave_up(id, &keeps, Shares::new(keeps.clone(), Vec::new(), 0));
     }
 
     const fn pages_of(&self, tokens: u32) -> usize {

@@ -1,6 +1,7 @@
 //! Which sequence holds which pages and slots, and which prefixes can be gone back to. Logical: ids, counts, tables.
 //! Every verb that moves bytes says so in the [`DeviceWork`] it returns, which the engine hands to the backend.
 
+mod absorbed;
 mod elsewhere;
 mod giving;
 mod pages;
@@ -19,7 +20,7 @@ pub use reuse::{Miss, Reuse};
 pub use slots::SlotPool;
 pub use usage::{Held, PageOwner, Usage};
 
-use crate::policy::Shares;
+use crate::policy::{Schedule, Shares};
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Prefixes};
@@ -81,6 +82,8 @@ struct Sequence {
     shares: Option<Shares>,
     /// Tokens of a prompt whose queries decide which others stay: they are read, whatever is known of them.
     asked: u32,
+    /// How it gives up segments, if it does.
+    segments: Option<Schedule>,
     /// One table per page store, covering held and reserved tokens.
     tables: Vec<Vec<Page>>,
 }
@@ -139,6 +142,8 @@ pub struct Memory {
     state: State,
     /// What any sequence has read and any may go back to.
     prefixes: Prefixes,
+    /// The same, but segments of it were given up.
+    absorbed: Prefixes,
     most_prefixes: usize,
     /// What gave way and was not asked for yet; `None`: nobody will ask.
     evicted: Option<Vec<Evicted>>,
@@ -165,6 +170,7 @@ impl Memory {
             stores: if arenas.is_empty() { vec![0; program.page_stores()] } else { arenas.to_vec() },
             state: if all_paged { State::PagesOnly } else { State::Slots },
             prefixes: Prefixes::new(),
+            absorbed: Prefixes::new(),
             most_prefixes: limits.snapshots,
             evicted: None,
             sequences: BTreeMap::new(),
@@ -191,8 +197,8 @@ impl Memory {
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
         let (tables, held) = (vec![Vec::new(); self.stores.len()], vec![0; self.stores.len()]);
-        let (scope, shares) = (Scope::default(), None);
-        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, tables });
+        let (scope, shares, segments) = (Scope::default(), None, None);
+        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, segments, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -354,10 +360,13 @@ impl Memory {
         let fold = (self.state == State::Slots).then(|| copy(live));
         let scope = self.get(id).scope;
         // What has given up tokens is not what a prefix of them is.
-        if self.get(id).shares.is_some() || self.prefixes.keeps(scope, tokens) {
+        if self.get(id).shares.is_some() {
+            return self.seal_absorbed(id, tokens).or(fold);
+        }
+        if self.prefixes.keeps(scope, tokens) {
             return fold;
         }
-        while self.prefixes.len() >= self.most_prefixes {
+        while self.kept_prefixes() >= self.most_prefixes {
             self.drop_a_prefix();
         }
         let slot = match self.state {
@@ -369,7 +378,7 @@ impl Memory {
         };
         let tables = self.get(id).tables.clone();
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        self.prefixes.insert(scope, tokens, Entry { slot, tables });
+        self.prefixes.insert(scope, tokens, Entry { slot, tables, given_up: None });
         slot.map(copy)
     }
 
@@ -380,6 +389,7 @@ impl Memory {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
         assert!(!prompt.is_empty(), "a prompt has at least one token");
         self.prefixes.tick();
+        self.absorbed.tick();
         let common = common(own, prompt);
         let scope = self.get(id).scope;
         let [most, live] = self.leave_to_read(id, own, prompt);
@@ -389,11 +399,16 @@ impl Memory {
         let over = own.len() as u32 - live;
         let can_go_on = self.can_take_back(id, over, revocable);
         let goes_on = live >= self.reach(&found) && can_go_on;
-        let (cached, work) = match self.state {
-            State::Slots if goes_on => (live, self.take_back(id, over)),
-            State::PagesOnly => self.go_back_in_pages(id, if can_go_on { live } else { 0 }, found),
-            State::Slots => self.go_back_to_snapshot(id, found),
+        let own_reach = if can_go_on { live } else { 0 };
+        let absorbed = self.find_absorbed(id, prompt);
+        let absorbed = absorbed.filter(|(_, length)| *length > own_reach.max(self.reach(&found)));
+        let (cached, work) = match (absorbed, self.state) {
+            (Some(kept), _) => self.go_back_to_absorbed(id, kept),
+            (None, State::Slots) if goes_on => (live, self.take_back(id, over)),
+            (None, State::PagesOnly) => self.go_back_in_pages(id, own_reach, found),
+            (None, State::Slots) => self.go_back_to_snapshot(id, found),
         };
+        let known = known.max(cached);
         let parts = (found.parts && found.known > 0) || (common as usize) < own.len();
         let miss = if cached == known {
             if parts && known < prompt.len() as u32 - 1 { Miss::Diverged { at: known } } else { Miss::None }
@@ -409,7 +424,8 @@ impl Memory {
     pub fn reusable(&self, id: SequenceId, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
         let [most, live] = self.leave_to_read(id, own, prompt);
         let live = if self.can_take_back(id, own.len() as u32 - live, revocable) { live } else { 0 };
-        live.max(self.reach(&self.prefixes.find(self.get(id).scope, &prompt[..most as usize])))
+        let absorbed = self.find_absorbed(id, prompt).map_or(0, |(_, length)| length);
+        live.max(absorbed).max(self.reach(&self.prefixes.find(self.get(id).scope, &prompt[..most as usize])))
     }
 
     /// How many tokens of a prompt a kept prefix may have, and how many the sequence itself: at least one is left to
@@ -419,7 +435,9 @@ impl Memory {
         let (common, tokens) = (common(own, prompt), prompt.len() as u32);
         let most = tokens.saturating_sub(self.get(id).asked.max(1));
         let goes_on = common as usize == own.len() && common < tokens;
-        [most, if goes_on { common } else { common.min(most) }]
+        // What is held since segments were given up can be cut anywhere.
+        let live = if self.may_go_on(id, prompt) { tokens - 1 } else { most };
+        [most, if goes_on { common } else { common.min(live) }]
     }
 
     /// How far what was found can be gone back to.
@@ -481,12 +499,12 @@ impl Memory {
     /// A second sequence with the same committed tokens: tables are shared, the slot is copied.
     pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
-        let Sequence { slot: from, scope, committed, held, shares, asked, tables } = self.get(id);
+        let Sequence { slot: from, scope, committed, held, shares, asked, segments, tables } = self.get(id);
         let work = DeviceWork { copy_slots: vec![(*from, slot)], ..DeviceWork::default() };
-        let (scope, committed, asked, held) = (*scope, *committed, *asked, held.clone());
+        let (scope, committed, asked, segments, held) = (*scope, *committed, *asked, *segments, held.clone());
         let (shares, tables) = (shares.clone(), tables.clone());
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, tables }), work))
+        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, segments, tables }), work))
     }
 
     /// Committed tokens.
@@ -549,7 +567,8 @@ impl Memory {
 
     /// Gives up what is kept of some tokens, for good: nobody can begin with them any more.
     pub fn forget_prefixes(&mut self, scope: Scope, tokens: &[u32]) {
-        for entry in self.prefixes.remove(scope, tokens) {
+        let removed = [self.prefixes.remove(scope, tokens), self.absorbed.remove(scope, tokens)];
+        for entry in removed.into_iter().flatten() {
             entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
             self.release_tables(entry.tables);
         }
@@ -563,19 +582,6 @@ impl Memory {
     /// What gave way since the last call. Their bytes are gone as soon as any [`DeviceWork`] is done that was made since.
     pub fn take_evicted(&mut self) -> Vec<Evicted> {
         self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Live sequences come before kept prefixes: the one worth least is given up. False if there is none.
-    fn drop_a_prefix(&mut self) -> bool {
-        let Some((scope, tokens, saved, entry)) = self.prefixes.evict() else { return false };
-        if let Some(evicted) = &mut self.evicted {
-            let (length, tables) = (tokens.len() as u32, entry.tables.clone());
-            let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
-            evicted.push(Evicted { scope, tokens, saved, kept: Kept { length, tables, states } });
-        }
-        entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
-        self.release_tables(entry.tables);
-        true
     }
 
     fn release_tables(&mut self, tables: Vec<Vec<Page>>) {

@@ -3,7 +3,10 @@
 //! such decision is written down.
 
 use crate::model::replay_traffic::{self, Elements};
-use kvas_backend::{CHUNK, KvType, Limits, Program, Replay, StateType, StoreDecl, store::Decay};
+use kvas_backend::{
+    CHUNK, KvType, Limits, Program, Replay, StateType, StoreDecl,
+    store::{Decay, Positions, Segments},
+};
 
 /// How many snapshots are kept, over all sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,6 +210,9 @@ impl MemoryPlan {
     }
 }
 
+/// Tokens of a sequence that has no end.
+const ENDLESS: usize = 1 << 24;
+
 /// Fewest tokens a context is clamped to.
 const LEAST_CONTEXT: usize = 256;
 
@@ -283,17 +289,28 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let fits = left / sizes.row_bytes.max(1);
     let room = usize::try_from(fits).unwrap_or(usize::MAX) / request.page_size * request.page_size;
     let room = room.min(request.most_tokens.unwrap_or(usize::MAX));
-    let context = request.context.unwrap_or_else(|| trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)));
+    // Whoever gives up segments reads on for ever, unless positions are those in the sequence.
+    let segments = program.segments();
+    let held = segments.map_or(usize::MAX, Segments::most);
+    let longest = match segments.map(|segments| segments.positions) {
+        Some(Positions::Held) => ENDLESS,
+        Some(Positions::Sequence) => trained_context,
+        None => trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)),
+    };
+    let context = request.context.unwrap_or(longest);
     if request.context.is_none() && context < trained_context {
         clamps.push(Clamp::Context { wanted: trained_context, given: context });
     }
     // Every sequence may grow to the whole context; together they have what there is, at least that of one.
-    let wanted = context.saturating_mul(request.sequences);
-    let pool_tokens = wanted.min(room.max(context));
+    let (each, sequences) = (context.min(held), request.sequences);
+    let wanted = each.saturating_mul(sequences);
+    let pool_tokens = wanted.min(room.max(each));
     if pool_tokens < wanted {
-        let sequences = request.sequences;
-        clamps.push(Clamp::Pool { sequences, context, given: pool_tokens });
+        clamps.push(Clamp::Pool { sequences, context: each, given: pool_tokens });
     }
+    // As much again for what is kept of prompts: it is little.
+    let spare = if segments.is_some() { pool_tokens.min(room.saturating_sub(pool_tokens)) } else { 0 };
+    let pool_tokens = pool_tokens + spare;
     MemoryPlan { room_tokens: room, ..with_pages(context, pool_tokens, clamps) }
 }
 
@@ -364,7 +381,7 @@ mod tests {
     use super::*;
     use kvas_backend::{
         Act,
-        store::{PageLayout, PagesDecl, Policy, StateDecl},
+        store::{PageLayout, PagesDecl, Policy, SegmentMemory, StateDecl},
     };
 
     const REQUEST: PlanRequest = PlanRequest {
@@ -396,6 +413,22 @@ mod tests {
         let state = StateDecl { key_heads: 2, value_heads: 4, key_dim: 128, value_dim: 128, decay: Decay::PerHead };
         let stores = vec![StoreDecl::Pages(pages), StoreDecl::State(state)];
         Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) }
+    }
+
+    #[test]
+    fn who_gives_up_segments_has_no_end_and_holds_little() {
+        let (positions, memory) = (Positions::Held, SegmentMemory::Matrix);
+        let mut segments = program();
+        let StoreDecl::Pages(pages) = &mut segments.stores[0] else { panic!("pages come first") };
+        pages.policy = Policy::Segments(Segments { sink: 4, window: 8, segment: 21, positions, memory });
+        let planned = |context| plan(&segments, 8192, &PlanRequest { context, ..REQUEST });
+        let endless = planned(None);
+        // Twice 32 tokens of two sequences.
+        assert_eq!((endless.context, endless.pool_tokens, &endless.clamps[..]), (1 << 24, 2 * 2 * 32, &[][..]));
+        assert_eq!(endless.snapshot_bytes - of(None, u64::MAX).snapshot_bytes, 2 * 64 * (64 + 1) * 4);
+        assert_eq!((planned(Some(20)).context, planned(Some(20)).pool_tokens), (20, 2 * 2 * 20));
+        let tight = plan(&segments, 8192, &PlanRequest { available_bytes: 0, ..REQUEST });
+        assert_eq!(tight.pool_tokens, 32, "one sequence must have what it holds");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Prefixes that can be gone back to: a radix tree over tokens, with what was kept at some of its nodes (ALGORITHMS
 //! 3.3). Knows tokens and ids, no bytes. Prefixes of one scope are never found in another one.
 
+use super::absorbed::GivenUp;
 use kvas_backend::{Page, Slot};
 use std::collections::{HashSet, VecDeque};
 
@@ -11,6 +12,8 @@ pub(super) struct Entry {
     pub(super) slot: Option<Slot>,
     /// One page table per page store, up to its last token.
     pub(super) tables: Vec<Vec<Page>>,
+    /// What the tables lack, if they do not hold all of its tokens.
+    pub(super) given_up: Option<GivenUp>,
 }
 
 /// Whose prefixes: what was read in one scope is not known in another one.
@@ -92,6 +95,13 @@ impl Prefixes {
     pub(super) fn kept(&self, scope: Scope, tokens: &[u32]) -> impl Iterator<Item = (u32, &Entry)> {
         let (path, _) = self.root(scope).map(|root| self.walk(root, tokens)).unwrap_or_default();
         path.into_iter().filter_map(|node| Some((self.body(node).end, self.body(node).entry.as_ref()?)))
+    }
+
+    /// The longest kept prefix of some tokens that is wanted, and its length.
+    pub(super) fn longest(&self, scope: Scope, tokens: &[u32], wanted: impl Fn(&Entry) -> bool) -> Option<(Node, u32)> {
+        let (path, _) = self.root(scope).map(|root| self.walk(root, tokens))?;
+        let is_wanted = |node: &Node| self.body(*node).entry.as_ref().is_some_and(&wanted);
+        path.into_iter().rev().find(is_wanted).map(|node| (node, self.body(node).end))
     }
 
     /// Time passes with every request: what was used long ago is worth less.
@@ -214,9 +224,12 @@ impl Prefixes {
         middle
     }
 
-    /// Gives up the entry that is worth least, the tokens it saves to read again, less the longer it was not used; with
-    /// its scope, its tokens, and how many of them it saves.
-    pub(super) fn evict(&mut self) -> Option<(Scope, Vec<u32>, u32, Entry)> {
+    /// What the entry is worth that is worth least: the tokens it saves to read again, less the longer it was not used.
+    pub(super) fn least_worth(&self) -> Option<f64> {
+        self.least().map(|(_, worth)| worth)
+    }
+
+    fn least(&self) -> Option<(Node, f64)> {
         let worth = |node: Node| {
             let body = self.body(node);
             f64::from(body.end - self.kept_before(node)) / (self.clock - body.used + 1) as f64
@@ -226,6 +239,12 @@ impl Prefixes {
             .filter(|node| self.bodies[node.0].as_ref().is_some_and(|body| body.entry.is_some()));
         let least =
             kept.min_by(|a, b| worth(*a).total_cmp(&worth(*b)).then(self.body(*a).end.cmp(&self.body(*b).end)))?;
+        Some((least, worth(least)))
+    }
+
+    /// Gives up the entry that is worth least; with its scope, its tokens, and how many of them it saves.
+    pub(super) fn evict(&mut self) -> Option<(Scope, Vec<u32>, u32, Entry)> {
+        let (least, _) = self.least()?;
         let (tokens, saved) = (self.tokens(least), self.body(least).end - self.kept_before(least));
         let scope = self.scope(least);
         self.lost.extend(hashes(&tokens).last().map(|(length, hash)| (scope, length, hash)));
@@ -330,7 +349,7 @@ mod tests {
     const OWN: Scope = Scope(7);
 
     fn entry(number: u32) -> Entry {
-        Entry { slot: Some(Slot(number)), tables: vec![] }
+        Entry { slot: Some(Slot(number)), tables: vec![], given_up: None }
     }
 
     fn lengths(tree: &Prefixes, tokens: &[u32]) -> Vec<u32> {

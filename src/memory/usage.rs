@@ -43,7 +43,7 @@ impl Memory {
         Usage {
             pages: Held { held: total - self.pages.free(), total },
             sequences: Held { held: self.sequences.len(), total: self.slots.total() },
-            snapshots: Held { held: self.prefixes.len(), total: self.most_prefixes },
+            snapshots: Held { held: self.kept_prefixes(), total: self.most_prefixes },
         }
     }
 
@@ -56,7 +56,9 @@ impl Memory {
                 *owner = if *owner == PageOwner::Free { PageOwner::Sequence(*id) } else { PageOwner::Several };
             }
         }
-        for page in self.prefixes.entries().flat_map(|entry| entry.tables.iter().flatten()) {
+        for page in
+            self.prefixes.entries().chain(self.absorbed.entries()).flat_map(|entry| entry.tables.iter().flatten())
+        {
             let owner = &mut owners[page.0 as usize];
             *owner = if *owner == PageOwner::Free { PageOwner::Kept } else { *owner };
         }
@@ -82,7 +84,7 @@ impl Memory {
             assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
             sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }
-        for entry in self.prefixes.entries() {
+        for entry in self.prefixes.entries().chain(self.absorbed.entries()) {
             snapshots += entry.slot.into_iter().filter(|slot| self.spare.is_held(*slot)).count();
             entry.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }

@@ -2,7 +2,7 @@
 
 use super::{
     ModelSpec,
-    spec::{EdgeInfinite, Ffn, MemoryKeys, MemoryPositions, Mixer},
+    spec::{EdgeInfinite, Ffn, MemoryKeys, Mixer, Positions},
 };
 use kvas_gguf::TensorInfo;
 use std::collections::BTreeMap;
@@ -199,8 +199,8 @@ pub fn layers(spec: &ModelSpec) -> String {
 pub fn memory(spec: &ModelSpec) -> Option<String> {
     let EdgeInfinite { sink, window, segment, positions, keys } = spec.edgeinfinite?;
     let positions = match positions {
-        MemoryPositions::Cache => "in the cache",
-        MemoryPositions::Absolute => "in the sequence",
+        Positions::Held => "in the cache",
+        Positions::Sequence => "in the sequence",
     };
     let keys = match keys {
         MemoryKeys::Rotated => "rotated",

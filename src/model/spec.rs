@@ -1,5 +1,7 @@
 //! What a model *is*: plain data, no tensors, no device. Read by `arch`, lowered by `lower`.
 
+pub use kvas_backend::{op::GateScope, store::Positions};
+
 use kvas_backend::op::{ExpertGroups, HeadMap, Scoring};
 use kvas_backend::rope::{Pairing, Scaling};
 
@@ -42,18 +44,9 @@ pub struct EdgeInfinite {
     /// Tokens that are absorbed at once.
     pub segment: usize,
     /// Positions of what is kept.
-    pub positions: MemoryPositions,
+    pub positions: Positions,
     /// Which keys are absorbed, and which queries ask.
     pub keys: MemoryKeys,
-}
-
-/// Positions of tokens when segments before them have been absorbed (ALGORITHMS 4.4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryPositions {
-    /// Those in the sequence.
-    Absolute,
-    /// Those among what is kept: all but the sinks move down by a segment each time.
-    Cache,
 }
 
 /// Whether a memory is of keys with positions or without.
@@ -142,17 +135,6 @@ pub struct MemoryGates {
     pub hidden: usize,
     /// What has a `g` of its own.
     pub scope: GateScope,
-}
-
-/// What has a gate of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GateScope {
-    /// Every channel of every head: `[heads, value_dim]`.
-    HeadChannel,
-    /// Every channel, for all heads: `[value_dim]`.
-    Channel,
-    /// Every head: `[heads]`.
-    Head,
 }
 
 /// Whether query and key heads are normalised.

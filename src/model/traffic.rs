@@ -71,6 +71,13 @@ pub fn op_traffic(program: &Program, file: &GgufFile, kv_type: KvType, op: &Op) 
         total.kv_bytes = pages.row_bytes(kv_type) as u64;
         total.kv_multiply_adds = (op.heads * (pages.key_dim + pages.value_dim)) as u64;
     }
+    if let Op::ReadMemory(op) = op
+        && let StoreDecl::Pages(pages) = store(op.store)
+    {
+        let [hidden, columns] = program.weight(op.fc1[0]).shape;
+        total.state_bytes = (pages.memory_bytes() + 2 * 4 * hidden * columns) as u64;
+        total.state_multiply_adds = (op.heads * columns * (pages.key_dim + 2 * hidden)) as u64;
+    }
     let remembers = match op {
         Op::GatedDelta(op) => Some((op.store, 3)),
         Op::Mamba2(op) => Some((op.store, 2)),
@@ -85,6 +92,7 @@ pub fn op_traffic(program: &Program, file: &GgufFile, kv_type: KvType, op: &Op) 
         | Op::HeadLinear(_)
         | Op::RopeStore(_)
         | Op::Attention(_)
+        | Op::ReadMemory(_)
         | Op::GatedNorm(_)
         | Op::Route(_)
         | Op::ExpertGatedLinear(_)

@@ -1,9 +1,13 @@
-//! How many tokens of a sequence each layer holds, and when it gives some up (ALGORITHMS 5). Pure: sees counts and what
+//! How many tokens of a sequence each layer holds, and when it gives some up (ALGORITHMS 4, 5). Pure: sees counts and what
 //! layers would lose, never a device.
 
+mod keeping;
+mod segments;
 mod share;
 mod wish;
 
+pub use keeping::{Keeping, PolicyKind};
+pub use segments::{Absorbing, Progress, Schedule, can_give_up_segments};
 pub use share::water_fill;
 pub use wish::BoundWish;
 

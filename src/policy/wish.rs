@@ -1,13 +1,13 @@
 //! What a request says about how many tokens its sequence holds, besides what is usual here.
 
-use super::{Bound, Layout, Score};
+use super::{Bound, Keeping, Layout, PolicyKind, Score};
 use kvas_backend::store::MomentType;
 
 /// What a request says; what it does not is as usual.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct BoundWish {
-    /// Whether tokens are given up at all.
-    pub on: Option<bool>,
+    /// Which tokens are given up, if any.
+    pub policy: Option<PolicyKind>,
     /// [`Bound::budget`]
     pub budget: Option<usize>,
     /// [`Bound::window`]
@@ -21,29 +21,45 @@ pub struct BoundWish {
 }
 
 impl BoundWish {
-    /// The bound of a request, where `usual` is that of a request that says nothing. Fails in one line if there is no
+    /// What a request is to hold, where `usual` is that of a request that says nothing. Fails in one line if there is no
     /// room for it, or the device holds all tokens.
-    pub fn within(&self, usual: Option<Bound>, layout: Option<Layout>) -> Result<Option<Bound>, String> {
-        let says_more = *self != Self { on: self.on, ..Self::default() };
-        match (self.on, usual, layout) {
-            (Some(false), _, _) => Ok(None),
-            (None, None, _) if !says_more => Ok(None),
-            (_, _, None) | (_, None, _) => {
-                Err("kv_policy slake, expected a server that was started with --kv-policy slake".into())
+    pub fn within(&self, usual: Option<Keeping>, layout: Option<Layout>) -> Result<Option<Keeping>, String> {
+        let says_more = *self != Self { policy: self.policy, ..Self::default() };
+        let started = |kind: PolicyKind| {
+            let name = kind.name();
+            Err(format!("kv_policy {name}, expected a server that was started with --kv-policy {name}"))
+        };
+        let wanted = self.policy.or(usual.map(|usual| usual.kind()));
+        match (wanted, usual) {
+            (Some(PolicyKind::Full), _) => Ok(None),
+            (None, None) if !says_more => Ok(None),
+            (Some(PolicyKind::EdgeInfinite), Some(Keeping::Segments(_))) if says_more => {
+                Err("kv_budget and slake_…, expected with kv_policy slake only".into())
             }
-            (_, Some(usual), Some(layout)) => {
-                let bound = Bound {
-                    budget: self.budget.unwrap_or(usual.budget),
-                    window: self.window.unwrap_or(usual.window),
-                    sinks: self.sinks.unwrap_or(usual.sinks),
-                    score: self.score.unwrap_or(usual.score),
-                    mass_cap: self.mass_cap.unwrap_or(usual.mass_cap),
-                    moments: usual.moments && layout.moments != MomentType::Off,
-                    ..usual
-                };
-                bound.check(&layout, ["kv_budget", "slake_window"]).map(|()| Some(bound))
+            (Some(PolicyKind::EdgeInfinite), Some(Keeping::Segments(schedule))) => {
+                Ok(Some(Keeping::Segments(schedule)))
             }
+            (Some(PolicyKind::EdgeInfinite), _) => started(PolicyKind::EdgeInfinite),
+            (Some(PolicyKind::Slake), Some(Keeping::Budget(usual))) => match layout {
+                Some(layout) => self.changed(usual, &layout).map(|bound| Some(bound.into())),
+                None => started(PolicyKind::Slake),
+            },
+            (Some(PolicyKind::Slake) | None, _) => started(PolicyKind::Slake),
         }
+    }
+
+    /// What is usual, but for what a request says.
+    fn changed(&self, usual: Bound, layout: &Layout) -> Result<Bound, String> {
+        let bound = Bound {
+            budget: self.budget.unwrap_or(usual.budget),
+            window: self.window.unwrap_or(usual.window),
+            sinks: self.sinks.unwrap_or(usual.sinks),
+            score: self.score.unwrap_or(usual.score),
+            mass_cap: self.mass_cap.unwrap_or(usual.mass_cap),
+            moments: usual.moments && layout.moments != MomentType::Off,
+            ..usual
+        };
+        bound.check(layout, ["kv_budget", "slake_window"]).map(|()| bound)
     }
 }
 
@@ -71,24 +87,35 @@ impl Bound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{Absorbing, Schedule};
 
     const LAYOUT: Layout =
         Layout { layers: 2, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
 
     #[test]
     fn a_request_changes_what_is_usual_or_nothing() {
-        let usual = Some(Bound::new(512));
+        let usual = Some(Keeping::from(Bound::new(512)));
         let none = BoundWish::default();
         assert_eq!(none.within(None, None), Ok(None));
         assert_eq!(none.within(usual, Some(LAYOUT)), Ok(usual));
-        assert_eq!(BoundWish { on: Some(false), ..none }.within(usual, Some(LAYOUT)), Ok(None));
+        assert_eq!(BoundWish { policy: Some(PolicyKind::Full), ..none }.within(usual, Some(LAYOUT)), Ok(None));
         let smaller = BoundWish { budget: Some(200), score: Some(Score::Vabs), ..none };
-        let bound = smaller.within(usual, Some(LAYOUT)).unwrap().unwrap();
+        let keeping = smaller.within(usual, Some(LAYOUT)).unwrap().unwrap();
+        let bound = keeping.budget().unwrap();
         assert_eq!((bound.budget, bound.score, bound.window), (200, Score::Vabs, 32));
+        let schedule = Schedule { sink: 4, window: 8, segment: 16, absorbing: Absorbing::InPlace, has_memory: true };
+        let segments = Some(Keeping::Segments(schedule));
+        let edge = BoundWish { policy: Some(PolicyKind::EdgeInfinite), ..none };
+        assert_eq!((none.within(segments, None), edge.within(segments, None)), (Ok(segments), Ok(segments)));
+        assert_eq!(BoundWish { policy: Some(PolicyKind::Full), ..none }.within(segments, None), Ok(None));
         for refused in [
+            edge.within(None, None),
+            edge.within(usual, Some(LAYOUT)),
+            BoundWish { budget: Some(200), ..none }.within(segments, None),
+            BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(segments, None),
             smaller.within(None, None),
-            BoundWish { on: Some(true), ..none }.within(None, None),
-            BoundWish { on: Some(true), ..none }.within(None, Some(LAYOUT)),
+            BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(None, None),
+            BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(None, Some(LAYOUT)),
             BoundWish { budget: Some(100), ..none }.within(usual, Some(LAYOUT)),
             BoundWish { budget: Some(5000), ..none }.within(usual, Some(LAYOUT)),
             BoundWish { window: Some(33), ..none }.within(usual, Some(LAYOUT)),

@@ -3,7 +3,7 @@
 
 use crate::{
     chat::Chat,
-    policy::{Bound, BoundWish, Layout},
+    policy::{BoundWish, Keeping, Layout, PolicyKind},
 };
 
 /// The policy that gives nothing up, which every model can go by.
@@ -16,8 +16,10 @@ pub struct Policies {
     pub known: Vec<Known>,
     /// The one that the model is prepared for.
     pub prepared: String,
-    /// What a conversation then holds if it says nothing else, and of which layers.
-    pub bound: Option<(Bound, Layout)>,
+    /// What a conversation then holds if it says nothing else.
+    pub bound: Option<Keeping>,
+    /// The layers that give up tokens head by head, if any do.
+    pub layout: Option<Layout>,
 }
 
 /// A policy.
@@ -49,15 +51,20 @@ pub(super) enum Switched {
     Prepare(Asked),
 }
 
+/// Whether a number of tokens may follow the name of a policy.
+fn has_budget(name: &str) -> bool {
+    PolicyKind::from_name(name) == Some(PolicyKind::Slake)
+}
+
 impl Policies {
     /// Carries out `/policy ARGUMENT`. Fails in one line.
     pub(super) fn switch(&self, chat: &mut Chat, argument: &str) -> Result<Switched, String> {
         let Some(asked) = self.asked(argument)? else { return Ok(Switched::Said(self.show(chat))) };
         let wish = match (asked.name == FULL, asked.name == self.prepared) {
-            (true, _) => BoundWish { on: Some(false), ..BoundWish::default() },
+            (true, _) => BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() },
             (false, true) => {
                 let budget = asked.budget.map(|budget| budget as usize);
-                BoundWish { on: Some(true), budget, ..BoundWish::default() }
+                BoundWish { policy: PolicyKind::from_name(&asked.name), budget, ..BoundWish::default() }
             }
             (false, false) => return Ok(Switched::Prepare(asked)),
         };
@@ -79,8 +86,9 @@ impl Policies {
         let budget =
             number.map(|text| text.parse().map_err(|_| format!("/policy {name} {text}, expected a number of tokens")));
         let budget = budget.transpose()?;
-        if words.next().is_some() || (name == FULL && budget.is_some()) {
-            return Err(format!("/policy {argument}, expected a name, and a number of tokens after any but {FULL}"));
+        if words.next().is_some() || (budget.is_some() && !has_budget(name)) {
+            let slake = PolicyKind::Slake.name();
+            return Err(format!("/policy {argument}, expected a name, and a number of tokens after {slake}"));
         }
         Ok(Some(Asked { name: name.into(), budget }))
     }
@@ -93,16 +101,19 @@ impl Policies {
         self.possible().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    fn within(&self, wish: &BoundWish) -> Result<Option<Bound>, String> {
-        let (usual, layout) = self.bound.unzip();
-        wish.within(usual, layout)
+    fn within(&self, wish: &BoundWish) -> Result<Option<Keeping>, String> {
+        wish.within(self.bound, self.layout)
     }
 
     /// The policy of a conversation, in one line.
     pub(super) fn describe(&self, chat: &Chat) -> String {
         match self.within(&chat.bound).ok().flatten() {
             None => format!("{FULL}: this conversation holds the keys and values of all its tokens"),
-            Some(bound) => {
+            Some(Keeping::Segments(schedule)) => {
+                let (name, most) = (&self.prepared, schedule.most());
+                format!("{name}: a layer holds at most {most} tokens of this conversation, whatever its length")
+            }
+            Some(Keeping::Budget(bound)) => {
                 let (name, budget) = (&self.prepared, bound.budget);
                 format!("{name}: a layer holds {budget} tokens of this conversation on average, once it is longer")
             }
@@ -126,7 +137,7 @@ impl Policies {
     fn show(&self, chat: &Chat) -> String {
         let mut lines = vec![self.describe(chat), String::new(), "Keys and values that are hardly read:".into()];
         for Known { name, what, .. } in self.possible() {
-            let argument = if name == FULL { name.clone() } else { format!("{name} [N]") };
+            let argument = if has_budget(name) { format!("{name} [N]") } else { name.clone() };
             lines.push(format!("/policy {argument:18} {what}"));
         }
         lines.push(format!(

@@ -10,7 +10,10 @@ mod tests;
 
 pub use sequence::{Cache, Finish, Running, Sequence};
 
-use crate::memory::{DeviceWork, Full, Memory, Miss, Reuse, SequenceId};
+use crate::{
+    memory::{DeviceWork, Full, Memory, Miss, Reuse, SequenceId},
+    policy::Progress,
+};
 use kvas_backend::{CHUNK, Limits, Outputs, Replay};
 
 /// One sequence's share of a step.
@@ -233,7 +236,7 @@ impl Scheduler {
     /// in a step. Only a step too small for chunks takes what it can.
     fn cut(&self, memory: &Memory, id: SequenceId, rows: u32, left: u32) -> u32 {
         let chunk = CHUNK as u32;
-        let rows = rows.min(self.until_seal(memory, id));
+        let rows = rows.min(self.until_seal(memory, id)).min(self.until_segment(memory, id));
         let whole = rows.min(left) / chunk * chunk;
         let committed = memory.committed(id);
         let keeps_inputs = |rows: u32| committed + rows <= self.fresh;
@@ -254,6 +257,15 @@ impl Scheduler {
         let committed = memory.committed(id);
         let seals = self.get(id).running.iter().flat_map(|running| &running.seals);
         seals.map(|at| at.saturating_sub(committed)).find(|rows| *rows > 0).unwrap_or(u32::MAX)
+    }
+
+    /// Tokens up to the end of a segment that this request wants to be given up there.
+    fn until_segment(&self, memory: &Memory, id: SequenceId) -> u32 {
+        let sequence = self.get(id);
+        let schedule = sequence.running.as_ref().and_then(|running| running.segments);
+        let (committed, held) = (memory.committed(id), memory.held(id));
+        let at = Progress { committed, held, known: sequence.tokens.len() as u32 };
+        schedule.map_or(u32::MAX, |schedule| schedule.until_due(at))
     }
 
     /// Drafts of before are not for the next step.

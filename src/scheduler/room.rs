@@ -53,7 +53,9 @@ impl Scheduler {
     pub fn resumable(&self, memory: &Memory) -> Option<SequenceId> {
         let id = self.running().find(|sequence| sequence.paused)?.id;
         let others = self.running().filter(|sequence| !sequence.paused).count() as u32;
-        let tokens = self.get(id).tokens.len() as u32;
+        let sequence = self.get(id);
+        let most = sequence.running.as_ref().and_then(|running| running.segments).map(|segments| segments.most());
+        let tokens = (sequence.tokens.len() as u32).min(most.unwrap_or(u32::MAX));
         (others == 0 || memory.fits(tokens + (others + 1) * SPARE)).then_some(id)
     }
 

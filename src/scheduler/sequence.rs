@@ -1,6 +1,6 @@
 //! One sequence's timeline and the request in progress on it.
 
-use crate::memory::SequenceId;
+use crate::{memory::SequenceId, policy::Schedule};
 use kvas_backend::Outputs;
 
 /// Why a request ended.
@@ -54,6 +54,8 @@ pub struct Running {
     pub seals: Vec<u32>,
     /// Further positions to remember, so many tokens apart; 0 for none.
     pub seal_every: u32,
+    /// How the sequence gives up segments, if it does.
+    pub segments: Option<Schedule>,
 }
 
 /// The tokens of a sequence: committed ones, then those known but not yet read.

@@ -29,6 +29,7 @@ fn running(seal_at: u32) -> Running {
         generated: 0,
         seals: vec![seal_at],
         seal_every: 0,
+        segments: None,
     }
 }
 

@@ -130,8 +130,7 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
         return Err(ApiError::too_long(ask.prompt.len(), context));
     }
     for ask in &asks {
-        let (usual, layout) = served.facts.bound.unzip();
-        ask.bound.within(usual, layout).map_err(ApiError::bad)?;
+        ask.bound.within(served.facts.bound, served.facts.layout).map_err(ApiError::bad)?;
     }
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     engine::Cache,
     grammar::{Grammar, Stage, compile},
-    policy::{BoundWish, Score},
+    policy::{BoundWish, PolicyKind, Score},
     sampling::{SamplerParams, parse_samplers},
     speculation::{self, Which},
     text::{Bos, Special},
@@ -190,11 +190,12 @@ fn bound(fields: &Fields<'_>) -> Result<BoundWish, ApiError> {
     let named = |field: &str, expected: &str, name: &str| {
         ApiError::field(&fields.name(field), format!("{name}, expected {expected}"))
     };
-    let on = match fields.text("kv_policy")? {
+    let policy = match fields.text("kv_policy")? {
         None => None,
-        Some("slake") => Some(true),
-        Some("full") => Some(false),
-        Some(other) => return Err(named("kv_policy", "full or slake", other)),
+        Some(name) => {
+            let kind = PolicyKind::from_name(name);
+            Some(kind.ok_or_else(|| named("kv_policy", PolicyKind::NAMES, name))?)
+        }
     };
     let score = match fields.text("slake_score")? {
         None => None,
@@ -205,7 +206,7 @@ fn bound(fields: &Fields<'_>) -> Result<BoundWish, ApiError> {
         return Err(named("slake_mass_cap", "0 to 2", &cap.to_string()));
     }
     Ok(BoundWish {
-        on,
+        policy,
         budget: fields.count(&["kv_budget"], (1, MOST_TOKENS))?,
         window: fields.count(&["slake_window"], (1, MOST_TOKENS))?,
         sinks: fields.count(&["slake_sinks"], (0, MOST_TOKENS))?,

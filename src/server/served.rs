@@ -10,7 +10,7 @@ use crate::{
     engine::EngineHandle,
     grammar::Vocabulary,
     model::Model,
-    policy::{Bound, Layout},
+    policy::{Keeping, Layout},
     sampling::SamplerParams,
     session::ModelId,
     speculation::Kind,
@@ -76,8 +76,10 @@ pub struct Facts {
     pub snapshot_bytes: u64,
     /// Entries of a replay ring.
     pub ring: usize,
-    /// How many tokens sequences hold where a request says nothing, and the layers that give up the others.
-    pub bound: Option<(Bound, Layout)>,
+    /// How many tokens sequences hold where a request says nothing.
+    pub bound: Option<Keeping>,
+    /// The layers that give up tokens head by head, if any do.
+    pub layout: Option<Layout>,
     /// Who can draft answers.
     pub drafters: Vec<Kind>,
 }

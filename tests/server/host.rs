@@ -7,8 +7,8 @@ use super::{
 use axum_server::Handle;
 use kvas::{
     engine::{Engine, EngineConfig},
-    model::Model,
-    policy::{Bound, bounded},
+    model::{Model, lower::lower_segments},
+    policy::{Keeping, bounded},
     sampling::SamplerParams,
     server::{
         Access, Facts, Loaded, Loader, Metrics, Models, Patience, Responses, Room, Server, Settings, listen, router,
@@ -16,7 +16,10 @@ use kvas::{
     session::ModelId,
     text::ChatTemplate,
 };
-use kvas_backend::{KvType, Limits, Replay, StateType, store::MomentType};
+use kvas_backend::{
+    KvType, Limits, Replay, StateType,
+    store::{MomentType, Positions, SegmentMemory, Segments},
+};
 use kvas_cpu::Cpu;
 use serde_json::{Map, Value};
 use std::{
@@ -50,7 +53,7 @@ struct Bundled {
     /// Instead of the model's own.
     template: Option<ChatTemplate>,
     /// How many tokens sequences hold.
-    bound: Option<Bound>,
+    bound: Option<Keeping>,
 }
 
 impl Loader for Bundled {
@@ -69,8 +72,18 @@ impl Loader for Bundled {
             kv_type,
             state_type,
         };
-        if let Some(bound) = &self.bound {
-            model.program = Arc::new(bounded(&model.program, bound, MomentType::F16, page_size));
+        match &self.bound {
+            None => {}
+            Some(Keeping::Budget(bound)) => {
+                model.program = Arc::new(bounded(&model.program, bound, MomentType::F16, page_size));
+            }
+            Some(Keeping::Segments(schedule)) => {
+                let [sink, window, segment] =
+                    [schedule.sink, schedule.window, schedule.segment].map(|tokens| tokens as usize);
+                let (positions, memory) = (Positions::Held, SegmentMemory::None);
+                let segments = Segments { sink, window, segment, positions, memory };
+                model.program = Arc::new(lower_segments(&model.spec, segments));
+            }
         }
         let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
         let layout = runner.bounded_layers();
@@ -81,7 +94,7 @@ impl Loader for Bundled {
                 None => model.template().map_err(|error| error.to_string())?,
             },
             id: ModelId::of(&model.file),
-            facts: Facts { context: CONTEXT, bound: self.bound.zip(layout), ..Facts::of(&model) },
+            facts: Facts { context: CONTEXT, bound: self.bound, layout, ..Facts::of(&model) },
             tokenizer: model.tokenizer,
         })
     }
@@ -132,8 +145,8 @@ impl Host {
     }
 
     /// A server whose sequences hold so many tokens.
-    pub(crate) fn with_bound(bound: Bound) -> Self {
-        let bundled = Bundled { parallel: 2, template: None, bound: Some(bound) };
+    pub(crate) fn with_bound(bound: impl Into<Keeping>) -> Self {
+        let bundled = Bundled { parallel: 2, template: None, bound: Some(bound.into()) };
         Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
     }
 

@@ -1,7 +1,10 @@
 //! Several answers, probabilities, echoed prompts.
 
 use super::host::Host;
-use kvas::{policy::Bound, text::ChatTemplate};
+use kvas::{
+    policy::{Absorbing, Bound, Keeping, Schedule},
+    text::ChatTemplate,
+};
 use serde_json::{Value, json};
 
 #[test]
@@ -115,6 +118,32 @@ fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
     }
     let raw = ask(json!({"reasoning_format": "none", "reasoning_budget": 7}));
     assert!(part(&raw, "content").contains("</think>") && part(&raw, "reasoning_content").is_empty(), "{raw}");
+}
+
+#[test]
+fn a_request_may_give_up_segments_where_the_server_can() {
+    let text = "The fox saw a hen and said: ".repeat(40);
+    let body = |more: &Value| {
+        let mut body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let said = |reply: &Value| reply["choices"][0]["text"].as_str().unwrap().to_string();
+    let schedule = Schedule { sink: 4, window: 16, segment: 32, absorbing: Absorbing::InPlace, has_memory: false };
+    let (plain, bounded) = (Host::shared(), Host::with_bound(Keeping::Segments(schedule)));
+    let all = said(&plain.post("/v1/completions", &body(&json!({}))).ok());
+    let some = said(&bounded.post("/v1/completions", &body(&json!({}))).ok());
+    assert_ne!(some, all);
+    assert_eq!(said(&bounded.post("/v1/completions", &body(&json!({"kv_policy": "edgeinfinite"}))).ok()), some);
+    assert_eq!(said(&bounded.post("/v1/completions", &body(&json!({"kv_policy": "full"}))).ok()), all);
+    for (host, wrong, named) in [
+        (plain, json!({"kv_policy": "edgeinfinite"}), "--kv-policy edgeinfinite"),
+        (&bounded, json!({"kv_policy": "slake"}), "--kv-policy slake"),
+        (&bounded, json!({"kv_budget": 100}), "kv_policy slake only"),
+    ] {
+        let reply = host.post("/v1/completions", &body(&wrong));
+        assert!(reply.status == 400 && reply.text().contains(named), "{wrong}: {}", reply.text());
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ const PREFERENCE: f64 = 2e-5;
 impl Giving {
     /// What stays in any case: the last tokens and the first ones.
     pub(super) const WINDOW: u32 = 8;
-    const SINKS: u32 = 2;
+    pub(super) const SINKS: u32 = 2;
 
     pub(super) fn run(
         &self,
@@ -41,7 +41,8 @@ impl Giving {
             let table = &tables[program.page_ordinal(store)][..pages];
             Holding { store, table, held: *held, keep }
         };
-        let holdings: Vec<Holding<'_>> = program.bounded_stores().map(holding).collect();
+        let stores = program.bounded_stores().chain(program.segment_stores());
+        let holdings: Vec<Holding<'_>> = stores.map(holding).collect();
         let eviction = Eviction {
             slot: *slot,
             context: *context,
@@ -52,9 +53,12 @@ impl Giving {
             mass_cap: self.mass_cap,
             holdings: &holdings,
         };
-        let weigh = |backend: &mut Box<dyn Backend>| backend.weigh(&eviction, true);
-        let found = backends.iter_mut().map(weigh).collect::<Result<Vec<_>, DeviceError>>();
-        compare(&found.map_err(|error| error.to_string())?)?;
+        // Segments are given up whatever they are worth.
+        if program.bounded_stores().next().is_some() {
+            let weigh = |backend: &mut Box<dyn Backend>| backend.weigh(&eviction, true);
+            let found = backends.iter_mut().map(weigh).collect::<Result<Vec<_>, DeviceError>>();
+            compare(&found.map_err(|error| error.to_string())?)?;
+        }
         let mut backends = backends.iter_mut();
         backends.try_for_each(|backend| backend.evict(&eviction)).map_err(|error| error.to_string())?;
         *held = keep;

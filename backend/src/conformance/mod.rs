@@ -104,7 +104,7 @@ pub struct Outcome {
 impl Case {
     /// Whether the case wants a backend that can give up tokens.
     pub fn gives_up(&self) -> bool {
-        self.program.bounded_stores().next().is_some()
+        self.program.bounded_stores().chain(self.program.segment_stores()).next().is_some()
     }
 
     /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16

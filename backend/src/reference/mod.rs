@@ -9,15 +9,19 @@ mod mamba;
 mod moe;
 mod norm;
 mod rope_store;
+mod segments;
 mod slake;
 mod state;
 
 use crate::{
     Act, Backend, Cursors, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, StoreDecl,
-    Weight, WeightDecl, WeightSource, op, program::Rows, store::PagesDecl,
+    Weight, WeightDecl, WeightSource, op,
+    program::Rows,
+    store::{PagesDecl, Policy},
 };
 use conv::ConvSlot;
 use kvas_gguf::Quant;
+use segments::MemorySlot;
 use slake::SlakeSlot;
 use state::StateSlot;
 use std::sync::Arc;
@@ -32,6 +36,8 @@ pub struct Reference {
     stores: Vec<Data>,
     /// By store and slot that steps may name; none for stores that hold all tokens.
     slake: Vec<Vec<SlakeSlot>>,
+    /// By store and slot; none for stores without segments.
+    memories: Vec<Vec<MemorySlot>>,
     rope_frequencies: Vec<(Store, Vec<f32>)>,
     step: Step,
     cursors: Option<Cursors>,
@@ -165,6 +171,13 @@ impl Backend for Reference {
             StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => Vec::new(),
         };
         self.slake = program.stores.iter().map(slake).collect();
+        let memory = |store: &StoreDecl| match store {
+            StoreDecl::Pages(pages) if pages.policy.segments().is_some() => {
+                vec![MemorySlot::default(); limits.all_slots()]
+            }
+            StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => Vec::new(),
+        };
+        self.memories = program.stores.iter().map(memory).collect();
         self.rope_frequencies = rope_frequencies(&program, |weight| self.weights[weight.0 as usize].clone());
         self.cursors = Some(Cursors::new(&program, &limits));
         (self.program, self.limits) = (Some(program), Some(limits));
@@ -225,6 +238,7 @@ impl Backend for Reference {
             self.cursors().fold(from);
             self.cursors().copied(from, to);
             self.reset(to, Some(from));
+            self.reset_memory(to, Some(from));
             for store in &mut self.stores {
                 match store {
                     Data::Pages(_) => {}
@@ -241,6 +255,7 @@ impl Backend for Reference {
         for slot in slots.iter().map(|slot| slot.0 as usize) {
             self.cursors().clear(Slot(slot as u32));
             self.reset(Slot(slot as u32), None);
+            self.reset_memory(Slot(slot as u32), None);
             for (store, decl) in self.stores.iter_mut().zip(&program.stores) {
                 match (store, decl) {
                     (Data::State(slots), StoreDecl::State(state)) => slots[slot] = StateSlot::new(state),
@@ -257,7 +272,12 @@ impl Backend for Reference {
     }
 
     fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
-        eviction.holdings.iter().for_each(|holding| self.give_up(eviction, holding));
+        for holding in eviction.holdings {
+            match self.program().pages(holding.store).policy {
+                Policy::Segments(_) => self.give_up_segment(eviction, holding),
+                Policy::Full | Policy::Slake(_) => self.give_up(eviction, holding),
+            }
+        }
         Ok(())
     }
 
@@ -373,6 +393,11 @@ impl Backend for Reference {
 
     fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
         attention::attention(self, op);
+        Ok(())
+    }
+
+    fn read_memory(&mut self, op: &op::ReadMemory) -> Result<(), DeviceError> {
+        segments::read_memory(self, op);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::{Data, Reference};
 use crate::{
     Page, op,
-    store::{PageLayout, PagesDecl},
+    store::{PageLayout, PagesDecl, Positions},
 };
 use std::ops::Range;
 
@@ -22,10 +22,11 @@ pub(super) fn value_columns(pages: &PagesDecl, head: usize) -> Range<usize> {
     }
 }
 
-fn rotate(head: &mut [f32], rope: &crate::Rope, frequencies: &[f32], position: usize) {
+/// Moves a head by so many positions, and makes what rotates longer by `magnitude`.
+pub(super) fn turn(head: &mut [f32], rope: &crate::Rope, frequencies: &[f32], (positions, magnitude): (f64, f32)) {
     for (pair, frequency) in frequencies.iter().enumerate() {
-        let (sin, cos) = (position as f64 * f64::from(*frequency)).sin_cos();
-        let (sin, cos) = (sin as f32 * rope.magnitude(), cos as f32 * rope.magnitude());
+        let (sin, cos) = (positions * f64::from(*frequency)).sin_cos();
+        let (sin, cos) = (sin as f32 * magnitude, cos as f32 * magnitude);
         let (i, j) = rope.columns(pair);
         let (a, b) = (head[i], head[j]);
         (head[i], head[j]) = (a * cos - b * sin, a * sin + b * cos);
@@ -41,16 +42,19 @@ pub(super) fn rope_store(reference: &mut Reference, op: &op::RopeStore) {
     let step = reference.step.clone();
     for (number, (first, span)) in step.spans_with_rows().enumerate() {
         for row in first..first + span.rows as usize {
-            let position = span.context as usize + row - first;
+            let place = step.held(number, ordinal) as usize + row - first;
+            let position = match pages.policy.segments().map(|segments| segments.positions) {
+                Some(Positions::Held) => place,
+                Some(Positions::Sequence) | None => span.context as usize + row - first,
+            };
             if let (Some(rope), Some((_, frequencies))) = (&op.rope, &frequencies) {
                 for act in [op.q, op.k] {
                     let heads = reference.row_mut(act, row).chunks_mut(op.key_dim);
-                    heads.for_each(|head| rotate(head, rope, frequencies, position));
+                    heads.for_each(|head| turn(head, rope, frequencies, (position as f64, rope.magnitude())));
                 }
             }
             let (k, v) = (reference.row(op.k, row).to_vec(), reference.row(op.v, row).to_vec());
             let Data::Pages(values) = &mut reference.stores[op.store.0 as usize] else { panic!("a page store") };
-            let place = step.held(number, ordinal) as usize + row - first;
             let at = row_at(pages, limits.page_size, step.table(number, ordinal), place);
             let stored = &mut values[at];
             let key_columns = k.len() / pages.kv_heads;

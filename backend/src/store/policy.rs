@@ -1,4 +1,4 @@
-//! Which of the tokens a page store holds may be given up, and what is kept of those (ALGORITHMS 5).
+//! Which of the tokens a page store holds may be given up, and what is kept of those (ALGORITHMS 4, 5).
 
 /// What becomes of the tokens of a page store when a sequence has more of them than it may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -8,14 +8,74 @@ pub enum Policy {
     Full,
     /// Those that attention hardly reads are given up, head by head.
     Slake(Slake),
+    /// Between the first and the last ones whole segments are given up, the oldest first.
+    Segments(Segments),
 }
 
 impl Policy {
-    /// The declaration, if tokens may be given up.
+    /// The declaration, if tokens may be given up head by head.
     pub const fn slake(&self) -> Option<&Slake> {
         match self {
-            Policy::Full => None,
+            Policy::Full | Policy::Segments(_) => None,
             Policy::Slake(slake) => Some(slake),
+        }
+    }
+
+    /// The declaration, if segments may be given up.
+    pub const fn segments(&self) -> Option<&Segments> {
+        match self {
+            Policy::Full | Policy::Slake(_) => None,
+            Policy::Segments(segments) => Some(segments),
+        }
+    }
+}
+
+/// A sequence is `sink | segments | residual | window` (ALGORITHMS 4): its pages hold the sinks, the window and less than
+/// a segment between them, whatever its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segments {
+    /// First tokens, always held.
+    pub sink: usize,
+    /// Last tokens, always held.
+    pub window: usize,
+    /// Tokens that are given up at once.
+    pub segment: usize,
+    /// Positions of the tokens that are held.
+    pub positions: Positions,
+    /// What is kept of the others.
+    pub memory: SegmentMemory,
+}
+
+/// Positions of tokens when segments before them were given up (ALGORITHMS 4.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Positions {
+    /// Those in the sequence.
+    Sequence,
+    /// Those among what is held: a key is turned back by a segment whenever one is given up before it.
+    Held,
+}
+
+/// What is kept of segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentMemory {
+    /// Nothing.
+    None,
+    /// Per KV head the matrix `sum s(k) v^T [key_dim, value_dim]` and the vector `sum s(k) [key_dim]`, with
+    /// `s(x) = elu(x) + 1`, in f32 (ALGORITHMS 4.1).
+    Matrix,
+}
+
+impl Segments {
+    /// Most tokens that a sequence holds between two steps.
+    pub const fn most(&self) -> usize {
+        self.sink + self.window + self.segment - 1
+    }
+
+    /// Bytes of the memory of a slot in a layer of these pages.
+    pub const fn bytes(&self, kv_heads: usize, key_dim: usize, value_dim: usize) -> usize {
+        match self.memory {
+            SegmentMemory::None => 0,
+            SegmentMemory::Matrix => kv_heads.saturating_mul(key_dim).saturating_mul(4 * (value_dim + 1)),
         }
     }
 }

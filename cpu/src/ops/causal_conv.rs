@@ -123,10 +123,10 @@ impl Machine {
     /// Convolves the rows of `x [rows, channels]` in place.
     fn convolve(&mut self, x: Act, weight: Weight, sums: Sums<Weight, Act>, store: Store) {
         let mut values = self.take(x);
-        let Self { proof, pool, step, memory, taps, scratch, acts, matrices, .. } = self;
+        let Self { proof, pool, step, memory, transposed, scratch, acts, matrices, .. } = self;
         let Memory::Conv(conv) = &mut memory[store.0 as usize] else { panic!("validated: a conv store") };
         let (channels, reach, ring_rows) = (conv.decl.channels, conv.decl.taps - 1, conv.ring);
-        let weights = &taps[weight.0 as usize];
+        let weights = &transposed[weight.0 as usize];
         for (first, span) in step.spans_with_rows() {
             let (rows, context) = (span.rows as usize, span.context as usize);
             let place = Place::of(rows * channels * (reach + 8));

@@ -10,6 +10,7 @@ pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod panels;
 pub(crate) mod product;
+pub(crate) mod read_memory;
 pub(crate) mod recurrence;
 pub(crate) mod rope_store;
 pub(crate) mod rows;

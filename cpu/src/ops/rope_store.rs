@@ -6,7 +6,7 @@ use crate::{
     simd::{Kernel, Proof, Simd},
     weights::Matrix,
 };
-use kvas_backend::{Op, Program, Rope, Step, StoreDecl, Weight, op, rope::Pairing};
+use kvas_backend::{Op, Program, Rope, Step, Store, StoreDecl, Weight, op, rope::Pairing, store::Positions};
 
 /// Angles of the rows of a step: layers that rotate alike share them.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ struct Angles {
     /// Radians per position of each pair.
     frequencies: Vec<f32>,
     magnitude: f32,
+    /// The table whose places are positions; `None`: they are those in the sequence.
+    places_of: Option<usize>,
     /// `[rows][cosine pairs, sine pairs]`, of the current step if `ready`.
     turns: Vec<f32>,
     ready: bool,
@@ -35,10 +37,18 @@ impl Ropes {
             let Op::RopeStore(op::RopeStore { rope: Some(rope), store, .. }) = op else { continue };
             let factors = rope.factors.map(|Weight(weight)| matrices[weight as usize].floats());
             let (frequencies, magnitude) = (rope.frequencies(factors), rope.magnitude());
-            let alike = |angles: &Angles| angles.frequencies == frequencies && angles.magnitude == magnitude;
+            // Whoever gives up segments holds as many tokens as all others.
+            let places_of = match program.pages(*store).policy.segments().map(|segments| segments.positions) {
+                Some(Positions::Held) => Some(program.page_ordinal(*store)),
+                Some(Positions::Sequence) | None => None,
+            };
+            let alike = |angles: &Angles| {
+                let positions = angles.places_of.is_some() == places_of.is_some();
+                positions && angles.frequencies == frequencies && angles.magnitude == magnitude
+            };
             let at = all.angles.iter().position(alike).unwrap_or_else(|| {
                 let turns = vec![0.0; rows * 2 * frequencies.len()];
-                all.angles.push(Angles { frequencies, magnitude, turns, ready: false });
+                all.angles.push(Angles { frequencies, magnitude, places_of, turns, ready: false });
                 all.angles.len() - 1
             });
             all.of[store.0 as usize] = Some(at);
@@ -69,14 +79,15 @@ impl Angles {
         if std::mem::replace(&mut self.ready, true) || self.frequencies.is_empty() {
             return;
         }
-        let Self { frequencies, magnitude, turns, .. } = self;
+        let Self { frequencies, magnitude, places_of, turns, .. } = self;
         let pairs = frequencies.len();
-        for (first, span) in step.spans_with_rows() {
+        for (number, (first, span)) in step.spans_with_rows().enumerate() {
             let rows = span.rows as usize;
+            let before = places_of.map_or(span.context, |ordinal| step.held(number, ordinal));
             let part = &mut turns[first * 2 * pairs..(first + rows) * 2 * pairs];
             let tasks = (Place::of(16 * part.len()), rows);
             pool.share(tasks, Tiles::chunks(part, 2 * pairs), |row, mut turns| {
-                let position = (span.context as usize + row) as f64;
+                let position = (before as usize + row) as f64;
                 let (cosines, sines) = turns.row_mut(0).split_at_mut(pairs);
                 for ((cosine, sine), frequency) in cosines.iter_mut().zip(sines).zip(&*frequencies) {
                     let (s, c) = (position * f64::from(*frequency)).sin_cos();
@@ -118,6 +129,33 @@ impl Kernel for Rotate<'_> {
                 }
             }
         }
+    }
+}
+
+/// A move of keys by some positions.
+pub(crate) struct Turn {
+    pairing: Pairing,
+    cosines: Vec<f32>,
+    sines: Vec<f32>,
+}
+
+impl Turn {
+    /// Back by so many positions, as the keys of a store are rotated; `None` if they are not.
+    pub(crate) fn back(ropes: &Ropes, program: &Program, store: Store, positions: usize) -> Option<Self> {
+        let pairing = program.ops.iter().find_map(|op| {
+            let Op::RopeStore(op) = op else { return None };
+            op.rope.as_ref().filter(|_| op.store == store).map(|rope| rope.pairing)
+        })?;
+        let frequencies = ropes.of[store.0 as usize].map(|at| &ropes.angles[at].frequencies)?;
+        let turns = frequencies.iter().map(|frequency| (-(positions as f64) * f64::from(*frequency)).sin_cos());
+        let (sines, cosines) = turns.map(|(sine, cosine)| (sine as f32, cosine as f32)).unzip();
+        Some(Self { pairing, cosines, sines })
+    }
+
+    /// Moves a key.
+    pub(crate) fn apply(&self, proof: Proof, key: &mut [f32]) {
+        let head_dim = key.len();
+        proof.run(Rotate { row: key, head_dim, pairing: self.pairing, cosines: &self.cosines, sines: &self.sines });
     }
 }
 

@@ -16,7 +16,7 @@ use kvas::{
         Model,
         traffic::{Traffic, traffic},
     },
-    policy::Bound,
+    policy::{Keeping, Progress, Schedule},
 };
 use kvas_backend::{DeviceError, Outputs, Step};
 use profile::Kind;
@@ -93,7 +93,7 @@ impl Bench {
         let bound = self.policy.apply(&mut model, &self.model)?;
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
         // What is given up is given up of a copy: the prompt before is gone back to.
-        let copied = bound.map_or(0, |bound| bound.budget + bound.window);
+        let copied = bound.as_ref().and_then(Keeping::budget).map_or(0, |bound| bound.budget + bound.window);
         let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1 + copied;
         let sequences = longest(&self.parallel).max(1);
         // Every round goes back to the depth: one snapshot each.
@@ -138,7 +138,7 @@ impl Bench {
     /// Sequences of a test, read as far as its depth.
     fn sequences(
         &self,
-        (model, bound): (&Model, Option<&Bound>),
+        (model, bound): (&Model, Option<&Keeping>),
         runner: &mut Runner,
         test: Test,
     ) -> anyhow::Result<(Memory, Vec<Sequence>)> {
@@ -150,7 +150,7 @@ impl Bench {
             sequences.push((id, number as u32));
             let batch = self.model.run.batch_size as usize;
             let known = known(test.depth, bound);
-            advance(runner, &mut memory, &sequences[number..], (known, batch), &mut likeliest)?;
+            advance(runner, &mut memory, (&sequences[number..], bound), (known, batch), &mut likeliest)?;
             let sealed = memory.seal(id, &tokens(model.spec.vocab, number as u32, 0..known));
             sealed.map_or(Ok(()), |work| runner.apply(&work))?;
         }
@@ -161,7 +161,7 @@ impl Bench {
     /// first few.
     fn profile(
         &self,
-        (model, bound): (&Model, Option<&Bound>),
+        (model, bound): (&Model, Option<&Keeping>),
         runner: &mut Runner,
         test: Test,
     ) -> anyhow::Result<Vec<Kind>> {
@@ -170,18 +170,18 @@ impl Bench {
         go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
         let kv_type = self.model.run.kv_type(model)?;
         let mut watch = profile::Stopwatch::new(&model.program, &model.file, kv_type);
-        advance(runner, &mut memory, &sequences, (1, 1), &mut likeliest)?;
+        advance(runner, &mut memory, (&sequences, bound), (1, 1), &mut likeliest)?;
         let mut run = |runner: &mut Runner, step: &Step| watch.run(runner, step);
         let batch = self.model.run.batch_size as usize;
-        advance(runner, &mut memory, &sequences, (test.prompt.saturating_sub(1), batch), &mut run)?;
-        advance(runner, &mut memory, &sequences, (test.generate.saturating_sub(1).min(STEPS), 1), &mut run)?;
+        advance(runner, &mut memory, (&sequences, bound), (test.prompt.saturating_sub(1), batch), &mut run)?;
+        advance(runner, &mut memory, (&sequences, bound), (test.generate.saturating_sub(1).min(STEPS), 1), &mut run)?;
         Ok(watch.kinds())
     }
 
     /// Tokens per second of every repetition.
     fn measure(
         &self,
-        (model, bound): (&Model, Option<&Bound>),
+        (model, bound): (&Model, Option<&Keeping>),
         runner: &mut Runner,
         test: Test,
     ) -> anyhow::Result<Vec<f64>> {
@@ -192,10 +192,10 @@ impl Bench {
         for round in 0..=self.repetitions {
             go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
             let started = Instant::now();
-            advance(runner, &mut memory, &sequences, (test.prompt, batch), &mut likeliest)?;
+            advance(runner, &mut memory, (&sequences, bound), (test.prompt, batch), &mut likeliest)?;
             keep_within((runner, &mut memory), &sequences, bound.filter(|_| test.prompt > 0))?;
             for _ in 0..test.generate {
-                advance(runner, &mut memory, &sequences, (1, 1), &mut likeliest)?;
+                advance(runner, &mut memory, (&sequences, bound), (1, 1), &mut likeliest)?;
                 keep_within((runner, &mut memory), &sequences, bound)?;
             }
             if round > 0 {
@@ -272,10 +272,10 @@ fn tokens(vocab: usize, number: u32, positions: Range<usize>) -> Vec<u32> {
 /// A sequence and its number.
 type Sequence = (SequenceId, u32);
 
-/// How much of the tokens before a test is kept: where some of them are given up, all but those whose queries decide
-/// which.
-fn known(depth: usize, bound: Option<&Bound>) -> usize {
-    depth.saturating_sub(bound.map_or(0, |bound| bound.window - 1))
+/// How much of the tokens before a test is kept: where some of them are given up, all but those that are read anew.
+fn known(depth: usize, bound: Option<&Keeping>) -> usize {
+    let prompt = depth as u32 + 1;
+    (prompt - bound.map_or(1, |bound| bound.read_anew(prompt)).min(prompt)) as usize
 }
 
 /// Takes sequences back to the depth of a test, and gives up what they hold too much of.
@@ -283,11 +283,11 @@ fn go_back(
     (runner, memory): (&mut Runner, &mut Memory),
     sequences: &[Sequence],
     (test, vocab): (Test, usize),
-    bound: Option<&Bound>,
+    bound: Option<&Keeping>,
 ) -> anyhow::Result<()> {
     for &(id, number) in sequences {
-        let emptied =
-            memory.bind(id, 0).into_iter().chain(memory.bind(id, bound.map_or(0, |bound| bound.window as u32)));
+        let asked = bound.map_or(0, |bound| bound.read_anew(test.depth as u32 + 1));
+        let emptied = memory.bind(id, 0).into_iter().chain(memory.bind(id, asked));
         emptied.into_iter().try_for_each(|work| runner.apply(&work))?;
         let own = tokens(vocab, number, 0..memory.committed(id) as usize);
         let prompt = tokens(vocab, number, 0..test.depth + 1);
@@ -296,7 +296,7 @@ fn go_back(
         ensure!(cached == known(test.depth, bound), "{}: went back to {cached}", test.name());
         runner.apply(&reuse.work)?;
         let batch = runner.limits().rows;
-        advance(runner, memory, &[(id, number)], (test.depth - cached, batch), &mut likeliest)?;
+        advance(runner, memory, (&[(id, number)], bound), (test.depth - cached, batch), &mut likeliest)?;
     }
     keep_within((runner, memory), sequences, bound)
 }
@@ -305,9 +305,9 @@ fn go_back(
 fn keep_within(
     (runner, memory): (&mut Runner, &mut Memory),
     sequences: &[Sequence],
-    bound: Option<&Bound>,
+    bound: Option<&Keeping>,
 ) -> anyhow::Result<()> {
-    let Some(bound) = bound else { return Ok(()) };
+    let Some(bound) = bound.and_then(Keeping::budget) else { return Ok(()) };
     Ok(sequences.iter().try_for_each(|(id, _)| runner.keep_within(memory, *id, bound))?)
 }
 
@@ -316,18 +316,26 @@ fn likeliest(runner: &mut Runner, step: &Step) -> Result<(), DeviceError> {
     runner.run_likeliest(step, 1)
 }
 
-/// Appends `count` arbitrary tokens to every sequence, in steps of at most `batch` each.
+/// Appends `count` arbitrary tokens to every sequence, in steps of at most `batch` each; all sequences are as long.
 fn advance(
     runner: &mut Runner,
     memory: &mut Memory,
-    sequences: &[Sequence],
+    (sequences, bound): (&[Sequence], Option<&Keeping>),
     (count, batch): (usize, usize),
     run: &mut dyn FnMut(&mut Runner, &Step) -> Result<(), DeviceError>,
 ) -> anyhow::Result<()> {
-    let vocab = runner.vocab();
-    let mut left = count;
-    while left > 0 {
-        let rows = left.min(batch);
+    let (vocab, schedule) = (runner.vocab(), bound.and_then(Keeping::segments));
+    let Some(&(first, _)) = sequences.first() else { return Ok(()) };
+    let known = memory.committed(first) + count as u32;
+    loop {
+        let rows = match schedule {
+            Some(schedule) => until_due(runner, memory, sequences, (schedule, known))?,
+            None => usize::MAX,
+        };
+        let rows = rows.min(batch).min((known - memory.committed(first)) as usize);
+        if rows == 0 {
+            return Ok(());
+        }
         let mut step = Step::default();
         for &(id, number) in sequences {
             let work = memory.reserve(id, rows as u32)?;
@@ -340,7 +348,21 @@ fn advance(
         let accepted: Vec<_> = sequences.iter().map(|(id, _)| (memory.slot(*id), rows as u32)).collect();
         runner.commit(&accepted)?;
         sequences.iter().for_each(|(id, _)| memory.commit(*id, rows as u32));
-        left -= rows;
     }
-    Ok(())
+}
+
+/// Gives up the segments that are due; how many tokens may be read before the next.
+fn until_due(
+    runner: &mut Runner,
+    memory: &mut Memory,
+    sequences: &[Sequence],
+    (schedule, known): (&Schedule, u32),
+) -> anyhow::Result<usize> {
+    let mut most = u32::MAX;
+    for &(id, _) in sequences {
+        runner.keep_segments(memory, id, (schedule, known))?;
+        let (committed, held) = (memory.committed(id), memory.held(id));
+        most = most.min(schedule.until_due(Progress { committed, held, known }));
+    }
+    Ok(most as usize)
 }

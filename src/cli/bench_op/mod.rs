@@ -2,6 +2,7 @@
 
 mod bed;
 mod concurrency;
+mod edge_ttft;
 mod headlines;
 mod lin_ar;
 mod lin_kvonly;
@@ -42,6 +43,8 @@ enum Op {
     PoolCapacity(pool_capacity::PoolCapacity),
     #[command(name = "concurrency")]
     Concurrency(concurrency::Concurrency),
+    #[command(name = "edge_ttft")]
+    EdgeTtft(edge_ttft::EdgeTtft),
     #[command(name = "slake_attn")]
     SlakeAttn(slake_attn::SlakeAttn),
     #[command(name = "slake_quality")]
@@ -61,6 +64,7 @@ impl BenchOp {
             Op::PagedDecode(command) => command.run(),
             Op::PoolCapacity(command) => command.run(),
             Op::Concurrency(command) => command.run(),
+            Op::EdgeTtft(command) => command.run(),
             Op::SlakeAttn(command) => command.run(),
             Op::SlakeQuality(command) => command.run(),
             Op::SpecE2e(command) => command.run(),

@@ -118,7 +118,8 @@ impl FromFlags {
             slot_bytes: plan.slot_bytes,
             snapshot_bytes: plan.snapshot_bytes,
             ring: plan.limits.replay.history,
-            bound: bound.zip(Layout::prepared(&model.program, &plan.limits)),
+            bound,
+            layout: Layout::prepared(&model.program, &plan.limits),
             drafters: drafters.iter().map(|drafter| drafter.kind()).collect(),
             ..Facts::of(&model)
         };

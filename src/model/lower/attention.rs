@@ -5,10 +5,13 @@ use crate::model::spec::{
     Attention, AttentionProjection, Bias, GateScope, LatentAttention, QkNorm, RopeFactors, RopeSpec,
 };
 use kvas_backend::{
-    Act, Op, Rope, StoreDecl, op,
-    store::{PageLayout, PagesDecl, Policy},
+    Act, Op, Rope, StoreDecl, Weight, op,
+    store::{PageLayout, PagesDecl, Policy, SegmentMemory},
 };
 use std::ops::Range;
+
+/// Two matrices with their biases, the gating vector and what has a gate of its own.
+type Gates = ([[Weight; 2]; 2], Weight, GateScope);
 
 impl Lowering<'_> {
     pub(super) fn attention(&mut self, index: usize, a: &Attention, input: Act, residual: Act) {
@@ -32,31 +35,32 @@ impl Lowering<'_> {
         }
         let rope = a.rope.as_ref().map(|rope| self.rope(rope));
         let (kv_heads, key_dim, value_dim, layout) = (a.kv_heads, a.key_dim, a.value_dim, PageLayout::Separate);
-        let store =
-            self.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout, policy: Policy::Full }));
+        let policy = self.policy;
+        let store = self.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout, policy }));
         self.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope, store }));
         let out = self.act("mixed", out_columns);
         self.op(Op::Attention(op::Attention { q, gate, heads: a.heads, scale: a.scale, store, out }));
+        if policy.segments().is_some_and(|segments| segments.memory == SegmentMemory::Matrix)
+            && let Some(([fc1, fc2], share, scope)) = self.memory_gates(index, a)
+        {
+            let heads = a.heads;
+            self.op(Op::ReadMemory(op::ReadMemory { q, gate, heads, store, fc1, fc2, share, scope, out }));
+        }
         self.add_to_residual(out, of(index, "attn_output.weight"), residual);
     }
 
-    /// The matrices, biases and gating vector beside a memory, all in f32.
-    pub(super) fn memory_gates(&mut self, index: usize, a: &Attention) {
-        let Some(gates) = &a.memory else { return };
+    /// The matrices beside a memory, each with its bias, and the gating vector, all in f32.
+    pub(super) fn memory_gates(&mut self, index: usize, a: &Attention) -> Option<Gates> {
+        let gates = a.memory?;
         let gate = match gates.scope {
             GateScope::HeadChannel => [a.heads, a.value_dim],
             GateScope::Channel => [1, a.value_dim],
             GateScope::Head => [1, a.heads],
         };
-        for (stem, shape) in [
-            ("fc1.weight", [gates.hidden, a.value_dim]),
-            ("fc1.bias", [1, gates.hidden]),
-            ("fc2.weight", [a.value_dim, gates.hidden]),
-            ("fc2.bias", [1, a.value_dim]),
-            ("gate.weight", gate),
-        ] {
-            self.small(of(index, &format!("attn_mem_{stem}")), shape);
-        }
+        let mut small = |stem: &str, shape| self.small(of(index, &format!("attn_mem_{stem}")), shape);
+        let fc1 = [small("fc1.weight", [gates.hidden, a.value_dim]), small("fc1.bias", [1, gates.hidden])];
+        let fc2 = [small("fc2.weight", [a.value_dim, gates.hidden]), small("fc2.bias", [1, a.value_dim])];
+        Some(([fc1, fc2], small("gate.weight", gate), gates.scope))
     }
 
     /// One of q, k, v, with the rows it has in a fused tensor.

@@ -9,12 +9,23 @@ use super::spec::{Ffn, LayerSpec, Mixer, ModelSpec};
 use kvas_backend::{
     Act, ActDecl, Op, Program, RowBlock, Rows, Store, StoreDecl, Weight, WeightDecl, WeightFormat,
     op::{self, Output},
+    store::{Policy, Segments},
 };
 use std::ops::Range;
 
 /// The program that runs a model.
 pub fn lower(spec: &ModelSpec) -> Program {
-    let mut lowering = Lowering::new(spec);
+    lower_trunk(Lowering::new(spec))
+}
+
+/// The program of a model whose layers of attention give up segments. If they keep a memory of them, the layers have the
+/// gates that read it.
+pub fn lower_segments(spec: &ModelSpec, segments: Segments) -> Program {
+    lower_trunk(Lowering { policy: Policy::Segments(segments), ..Lowering::new(spec) })
+}
+
+fn lower_trunk(mut lowering: Lowering<'_>) -> Program {
+    let spec = lowering.spec;
     let residual = lowering.act("residual", spec.width);
     let table = lowering.matrix("token_embd.weight".into(), [spec.vocab, spec.width]);
     lowering.op(Op::Embed(op::Embed { table, scale: spec.scales.embedding, out: residual }));
@@ -76,7 +87,9 @@ pub fn memory_weights(spec: &ModelSpec) -> Vec<WeightDecl> {
     for (index, layer) in spec.layers.iter().enumerate() {
         for mixer in &layer.mixers {
             match mixer {
-                Mixer::Attention(attention) => lowering.memory_gates(index, attention),
+                Mixer::Attention(attention) => {
+                    lowering.memory_gates(index, attention);
+                }
                 Mixer::LatentAttention(_)
                 | Mixer::GatedDelta(_)
                 | Mixer::Mamba2(_)
@@ -95,6 +108,8 @@ fn of(block: usize, stem: &str) -> String {
 
 struct Lowering<'a> {
     spec: &'a ModelSpec,
+    /// What becomes of the tokens of layers of attention.
+    policy: Policy,
     program: Program,
 }
 
@@ -104,7 +119,7 @@ type Part = (String, usize, usize);
 impl<'a> Lowering<'a> {
     fn new(spec: &'a ModelSpec) -> Self {
         let (ops, acts, weights, stores) = (vec![], vec![], vec![], vec![]);
-        Self { spec, program: Program { ops, acts, weights, stores, logits: Act(0) } }
+        Self { spec, policy: Policy::Full, program: Program { ops, acts, weights, stores, logits: Act(0) } }
     }
 
     fn op(&mut self, op: Op) {

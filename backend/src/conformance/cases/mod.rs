@@ -4,6 +4,7 @@ mod attention;
 mod hybrid;
 mod products;
 mod recurrent;
+mod segments;
 mod slake;
 
 use super::{Build, Case, Move, RandomWeights, Values, tolerance};
@@ -15,7 +16,8 @@ const ROWS: usize = 80;
 
 /// Every case.
 pub fn cases() -> Vec<Case> {
-    [products::cases(), attention::cases(), recurrent::cases(), hybrid::cases(), slake::cases()].concat()
+    [products::cases(), attention::cases(), recurrent::cases(), hybrid::cases(), slake::cases(), segments::cases()]
+        .concat()
 }
 
 const REPLAYS: [Replay; 6] = [

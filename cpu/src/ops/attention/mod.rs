@@ -5,6 +5,7 @@
 mod blocks;
 mod meet;
 mod online;
+mod segments;
 mod slake;
 
 use crate::{
@@ -23,6 +24,7 @@ use blocks::Blocks;
 use kvas_backend::{KvType, Limits, Page, Program, Slot, Step, StoreDecl, op, store::PagesDecl};
 use meet::Pair;
 use online::{Finish, Merge, States};
+pub(crate) use segments::scratch as segments_scratch;
 pub(crate) use slake::scratch as given_up_scratch;
 use std::{marker::PhantomData, ops::Range};
 

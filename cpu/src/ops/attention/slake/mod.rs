@@ -91,7 +91,7 @@ fn scale(scales: Option<&[[f32; BLOCK]; 2]>, scores: &mut [f32]) {
 }
 
 /// What is taken off the front of a thread's scratch.
-fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+pub(super) fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     room.split_off_mut(..len).expect("planned")
 }
 
@@ -170,6 +170,10 @@ impl Machine {
 
     pub(crate) fn evict(&mut self, eviction: &Eviction<'_>) {
         for holding in eviction.holdings {
+            if self.program.pages(holding.store).policy.segments().is_some() {
+                self.give_up_segment(eviction, holding);
+                continue;
+            }
             self.rank(eviction, holding);
             self.choose(eviction, holding);
             if eviction.absorb {

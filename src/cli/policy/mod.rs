@@ -1,14 +1,20 @@
 //! Flags that say how many tokens of a sequence attention holds.
 
-use super::flags::ModelFlags;
+mod segments;
+
+use super::{
+    device::Place,
+    flags::{ModelFlags, RunFlags},
+};
 use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
     model::Model,
-    policy::{Bound, Layout, Score, bounded},
+    policy::{Bound, Keeping, Layout, PolicyKind, Score, bounded},
     repl::{Asked, Known},
 };
 use kvas_backend::store::MomentType;
+use segments::SegmentFlags;
 use std::sync::Arc;
 
 /// How many tokens of a sequence attention holds, and which.
@@ -46,6 +52,8 @@ pub(crate) struct PolicyFlags {
     /// Most by which what is given up counts for more than its mean says, in nats [default: 0]
     #[arg(long, value_name = "X")]
     mass_cap: Option<f32>,
+    #[command(flatten)]
+    segments: SegmentFlags,
 }
 
 /// What becomes of keys and values that are hardly read.
@@ -56,6 +64,8 @@ enum KvPolicy {
     Full,
     /// They are given up, head by head, and summed up
     Slake,
+    /// They are absorbed, segment by segment, into a memory that the model has gates for
+    Edgeinfinite,
 }
 
 /// What tokens and layers are compared by.
@@ -82,6 +92,21 @@ enum Moments {
 
 /// The budget from which on the larger exponents are better.
 const LARGE: usize = 256;
+
+/// The flags of a list that were given.
+fn given(all: &[(&'static str, bool)]) -> Vec<&'static str> {
+    all.iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| *flag).collect()
+}
+
+impl KvPolicy {
+    const fn kind(self) -> PolicyKind {
+        match self {
+            KvPolicy::Full => PolicyKind::Full,
+            KvPolicy::Slake => PolicyKind::Slake,
+            KvPolicy::Edgeinfinite => PolicyKind::EdgeInfinite,
+        }
+    }
+}
 
 impl PolicyFlags {
     /// All policies, and whether this model can go by them here. The model is one that holds all tokens.
@@ -111,16 +136,26 @@ impl PolicyFlags {
         Ok(Self { kv_policy, kv_budget: asked.budget.or(given.kv_budget), ..given })
     }
 
-    /// The bound that the flags ask for, `None` if all tokens are held. The model then runs a program whose layers can
-    /// give up tokens. Fails in one line.
-    pub(crate) fn apply(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Option<Bound>> {
-        if self.kv_policy == KvPolicy::Full {
-            let given = self.given();
-            if let Some(flag) = given.first() {
-                bail!("{flag} without --kv-policy slake, expected both");
+    /// What the flags ask for, `None` if all tokens are held. The model then runs a program whose layers can give up
+    /// tokens. Fails in one line.
+    pub(crate) fn apply(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Option<Keeping>> {
+        let kind = self.kv_policy.kind();
+        for (given, of) in [(self.given(), PolicyKind::Slake), (self.segments.given(), PolicyKind::EdgeInfinite)] {
+            if let Some(flag) = given.first().filter(|_| of != kind) {
+                bail!("{flag} without --kv-policy {}, expected both", of.name());
             }
-            return Ok(None);
         }
+        match kind {
+            PolicyKind::Full => Ok(None),
+            PolicyKind::Slake => Ok(Some(self.apply_bound(model, flags)?.into())),
+            PolicyKind::EdgeInfinite => {
+                check_place(kind, &flags.run)?;
+                Ok(Some(Keeping::Segments(self.segments.apply(model, &flags.name())?)))
+            }
+        }
+    }
+
+    fn apply_bound(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Bound> {
         let (bound, moments) = self.bound()?;
         let page_size = flags.run.page_size()?;
         let program = bounded(&model.program, &bound, moments, page_size);
@@ -132,12 +167,12 @@ impl PolicyFlags {
         };
         bound.check(&layout, ["--kv-budget", "--slake-window"]).map_err(|what| anyhow!(what))?;
         model.program = Arc::new(program);
-        Ok(Some(bound))
+        Ok(bound)
     }
 
-    /// Flags that mean something with a policy only.
+    /// Flags that mean something with a budget only.
     fn given(&self) -> Vec<&'static str> {
-        let all = [
+        given(&[
             ("--kv-budget", self.kv_budget.is_some()),
             ("--slake-window", self.slake_window.is_some()),
             ("--slake-sinks", self.slake_sinks.is_some()),
@@ -147,8 +182,7 @@ impl PolicyFlags {
             ("--slake-beta", self.slake_beta.is_some()),
             ("--slake-gamma", self.slake_gamma.is_some()),
             ("--mass-cap", self.mass_cap.is_some()),
-        ];
-        all.into_iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| flag).collect()
+        ])
     }
 
     fn bound(&self) -> anyhow::Result<(Bound, MomentType)> {
@@ -181,5 +215,13 @@ impl PolicyFlags {
             ..usual
         };
         Ok((bound, moments))
+    }
+}
+
+/// Refuses places that have no kernels for a policy.
+fn check_place(kind: PolicyKind, run: &RunFlags) -> anyhow::Result<()> {
+    match Place::of(&run.compute)? {
+        Place::Cpu { .. } | Place::Reference => Ok(()),
+        Place::Cuda { .. } => bail!("--kv-policy {}: not on --device cuda, expected --device cpu", kind.name()),
     }
 }

@@ -1,0 +1,123 @@
+//! Giving up segments (ALGORITHMS 4.3): their keys and values go into the memory, and what is behind them moves up.
+
+use super::slake::take;
+use crate::{
+    machine::Machine,
+    ops::{read_memory::positive, rope_store::Turn},
+    pages::Pages,
+    pool::{Place, Tiles},
+    simd::{
+        Kernel, Simd,
+        dense::F32,
+        math,
+        strips::{self, Matrix, Start, Sums, Weights},
+    },
+    slots::Memory,
+};
+use kvas_backend::{Eviction, Holding, Order, Page, store::PagesDecl};
+use std::ops::Range;
+
+/// Tokens of a block.
+const ROWS: usize = 64;
+
+/// Floats of scratch a thread needs.
+pub(crate) fn scratch(decl: &PagesDecl) -> usize {
+    (ROWS + 1) * (decl.key_dim + decl.value_dim)
+}
+
+/// Some tokens of a KV head that go into its memory.
+struct Absorb<'a> {
+    pages: &'a Pages,
+    decl: &'a PagesDecl,
+    head: usize,
+    table: &'a [Page],
+    tokens: Range<usize>,
+    /// `[key_dim, value_dim]`
+    matrix: &'a mut [f32],
+    /// `[key_dim]`
+    norm: &'a mut [f32],
+    room: &'a mut [f32],
+}
+
+impl Kernel for Absorb<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { pages, decl, head, table, tokens, matrix, norm, mut room } = self;
+        let (key_dim, value_dim) = (decl.key_dim, decl.value_dim);
+        let (keys, values) = (take(&mut room, ROWS * key_dim), take(&mut room, ROWS * value_dim));
+        let plain = take(&mut room, key_dim);
+        for start in tokens.clone().step_by(ROWS) {
+            let count = ROWS.min(tokens.end - start);
+            for row in 0..count {
+                let (key, value) = (&mut keys[row * key_dim..][..key_dim], &mut values[row * value_dim..][..value_dim]);
+                pages.read_token(decl, (table, start + row), head, [&mut *plain, value]);
+                positive(simd, plain, key);
+                math::add(simd, norm, key);
+            }
+            let weights = Weights::in_columns(&keys[..count * key_dim], key_dim, count);
+            let rows: &[u8] = bytemuck::cast_slice(&values[..count * value_dim]);
+            let values = Matrix { rows, next: rows, stride: value_dim, columns: value_dim };
+            let mut sums = Sums { data: &mut *matrix, stride: value_dim };
+            strips::add_matrix::<F32, S, false>(simd, (key_dim, Start::Kept), weights, values, &mut sums);
+        }
+    }
+}
+
+impl Machine {
+    /// Gives up the tokens of a layer that are right behind the first ones.
+    pub(super) fn give_up_segment(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
+        assert!(eviction.order == Order::Recency, "segments are given up in order");
+        let first = eviction.sinks as usize;
+        let gone = first..first + (holding.held - holding.keep) as usize;
+        assert!(gone.end <= holding.held as usize, "the first tokens stay");
+        if eviction.absorb {
+            self.absorb_segment(eviction, (holding, gone.clone()));
+        }
+        self.move_up(holding, gone);
+    }
+
+    fn absorb_segment(&mut self, eviction: &Eviction<'_>, (holding, gone): (&Holding<'_>, Range<usize>)) {
+        let Self { proof, pool, pages, memory, scratch, .. } = self;
+        let Memory::Absorbed(absorbed) = &mut memory[holding.store.0 as usize] else { panic!("a store of segments") };
+        let decl = absorbed.decl;
+        let Some((matrices, norms)) = absorbed.add(eviction.slot, gone.len()) else { return };
+        let parts = (Tiles::chunks(matrices, decl.key_dim * decl.value_dim), Tiles::chunks(norms, decl.key_dim));
+        let pages = &*pages;
+        pool.each((Place::Everywhere, decl.kv_heads), parts, scratch, |head, (mut matrix, mut norm), scratch| {
+            proof.run(Absorb {
+                pages,
+                decl: &decl,
+                head,
+                table: holding.table,
+                tokens: gone.clone(),
+                matrix: matrix.row_mut(0),
+                norm: norm.row_mut(0),
+                room: scratch,
+            });
+        });
+    }
+
+    /// What is behind the tokens that are gone takes their places, and where positions are places, their positions.
+    fn move_up(&mut self, holding: &Holding<'_>, gone: Range<usize>) {
+        let Self { proof, pages, memory, program, ropes, scratch, .. } = self;
+        let Memory::Absorbed(absorbed) = &memory[holding.store.0 as usize] else { panic!("a store of segments") };
+        let decl = absorbed.decl;
+        let turn = Turn::back(ropes, program, holding.store, gone.len()).filter(|_| absorbed.moves_positions());
+        let (key, rest) = scratch[0].split_at_mut(decl.key_dim);
+        let value = &mut rest[..decl.value_dim];
+        for head in 0..decl.kv_heads {
+            for from in gone.end..holding.held as usize {
+                let to = from - gone.len();
+                let Some(turn) = &turn else {
+                    pages.move_token(&decl, (holding.table, [from, to]), head);
+                    continue;
+                };
+                pages.read_token(&decl, (holding.table, from), head, [&mut *key, &mut *value]);
+                turn.apply(*proof, key);
+                pages.append(&decl, (holding.table, to), head, [&*key, &*value]);
+            }
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! Sequences that give up segments: against the float64 oracle, against the plain model, in conversations, beside others,
+//! and as a user asks for them.
+
+use crate::{
+    commands::{fails, succeeds, text},
+    golden::{converted_file, fixture},
+};
+use kvas::{
+    engine::{Engine, EngineConfig, EngineHandle, Event, Request, Runner, score, score_segments},
+    model::{Model, lower::lower_segments},
+    policy::{Absorbing, BoundWish, Keeping, PolicyKind, Progress, Schedule},
+    sampling::{Sampler, SamplerParams},
+};
+use kvas_backend::{
+    Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Program, Reference, Replay, Rope, StateType, Step,
+    StoreDecl, WeightData, WeightDecl, WeightSource,
+    conformance::{Build, Random},
+    op::{self, GateScope, Output},
+    rope::{Pairing, Scaling},
+    store::{PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
+};
+use kvas_cpu::Cpu;
+use kvas_gguf::Quant;
+use safetensors::tensor::{Dtype, TensorView};
+use serde::Deserialize;
+use serde_json::json;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+#[derive(Debug, Deserialize)]
+struct Vectors {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    hidden: usize,
+    sink: usize,
+    window: usize,
+    segment: usize,
+    first: usize,
+    weights: Vec<HashMap<String, Vec<f32>>>,
+    inputs: Vec<f32>,
+    cache: Answers,
+    abs: Answers,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answers {
+    prompts: Vec<usize>,
+    prompt_out: Vec<Vec<f64>>,
+    inplace: Vec<f64>,
+    recompute: Vec<f64>,
+}
+
+/// Largest difference from the oracle over its largest number. Floor: 2.2e-7 on the processor.
+const ORACLE: f64 = 1e-6;
+
+/// The weights of the vectors, `[inputs, outputs]`, by name of a declaration.
+struct OfVectors<'a>(&'a Vectors);
+
+impl WeightSource for OfVectors<'_> {
+    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
+        let values = match decl.name.split_once('.') {
+            None => self.0.inputs.clone(),
+            Some((layer, name)) => {
+                let (all, [rows, columns]) = (&self.0.weights[layer.parse::<usize>().unwrap()][name], decl.shape);
+                let is_vector = matches!(name, "b1" | "b2" | "g");
+                let at = |i: usize| if is_vector { i } else { i % columns * rows + i / columns };
+                (0..all.len()).map(|i| all[at(i)]).collect()
+            }
+        };
+        Ok(WeightData { quant: Quant::F32, bytes: Bytes::new(bytemuck::cast_slice(&values).to_vec()) })
+    }
+}
+
+/// The model of the vectors: its logits are the residual stream.
+fn toy(v: &Vectors, positions: Positions) -> Program {
+    let (heads, kv_heads, dim) = (v.heads, v.kv_heads, v.head_dim);
+    let width = heads * dim;
+    let mut b = Build::default();
+    let residual = b.act("residual", width);
+    let [q, k, value, out] =
+        [("q", heads), ("k", kv_heads), ("v", kv_heads), ("out", heads)].map(|(name, of)| b.act(name, of * dim));
+    let table = b.small("inputs", [v.inputs.len() / width, width]);
+    b.op(Op::Embed(op::Embed { table, scale: 1.0, out: residual }));
+    let Vectors { sink, window, segment, hidden, .. } = *v;
+    let segments = Segments { sink, window, segment, positions, memory: SegmentMemory::Matrix };
+    let (layout, policy) = (PageLayout::Separate, Policy::Segments(segments));
+    for layer in 0..v.weights.len() {
+        for (name, act, of) in [("q", q, heads), ("k", k, kv_heads), ("v", value, kv_heads)] {
+            let weight = b.small(&format!("{layer}.{name}"), [of * dim, width]);
+            b.linear(residual, weight, act, Output::Write);
+        }
+        let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy }));
+        let (pairing, scaling) = (Pairing::Halves, Scaling::None);
+        let rope = Some(Rope { dims: dim, pairing, base: 10000.0, scaling, factors: None });
+        b.op(Op::RopeStore(op::RopeStore { q, k, v: value, key_dim: dim, rope, store }));
+        let scale = 1.0 / (dim as f32).sqrt();
+        b.op(Op::Attention(op::Attention { q, gate: None, heads, scale, store, out }));
+        let mut of_layer = |name: &str, shape| b.small(&format!("{layer}.{name}"), shape);
+        let fc1 = [of_layer("W1", [hidden, dim]), of_layer("b1", [1, hidden])];
+        let fc2 = [of_layer("W2", [dim, hidden]), of_layer("b2", [1, dim])];
+        let (share, scope) = (of_layer("g", [heads, dim]), GateScope::HeadChannel);
+        b.op(Op::ReadMemory(op::ReadMemory { q, gate: None, heads, store, fc1, fc2, share, scope, out }));
+        let weight = b.small(&format!("{layer}.o"), [width, width]);
+        b.linear(out, weight, residual, Output::Accumulate);
+    }
+    let logits = b.output_act("logits", width);
+    b.op(Op::GatherRows(op::GatherRows { x: residual, out: logits }));
+    let program = b.finish(logits);
+    program.validate().unwrap();
+    program
+}
+
+const NOTHING: Limits = Limits {
+    rows: 32,
+    outputs: 32,
+    pages: 64,
+    page_size: 4,
+    slots: 2,
+    snapshots: 0,
+    replay: Replay::OFF,
+    kv_type: KvType::F32,
+    state_type: StateType::F32,
+};
+
+fn prepared(program: Program, mut backend: Box<dyn Backend>, source: &mut dyn WeightSource) -> Runner {
+    let program = Arc::new(program);
+    backend.prepare(program.clone(), source, NOTHING).unwrap();
+    Runner::new(backend, program, NOTHING)
+}
+
+/// Reads a prompt segment by segment, in steps of `batch` tokens at most; the logits of all rows.
+fn read_prompt(runner: &mut Runner, tokens: &[u32], schedule: &Schedule, batch: usize) -> Vec<f32> {
+    let (mut memory, mut all) = (runner.memory(), Vec::new());
+    let (id, work) = memory.open().unwrap();
+    runner.apply(&work).unwrap();
+    let known = tokens.len() as u32;
+    while memory.committed(id) < known {
+        runner.keep_segments(&mut memory, id, (schedule, known)).unwrap();
+        let (committed, held) = (memory.committed(id), memory.held(id));
+        assert!(held <= schedule.most(), "{held} tokens are held");
+        let rows = schedule.until_due(Progress { committed, held, known }).min(known - committed).min(batch as u32);
+        runner.apply(&memory.reserve(id, rows).unwrap()).unwrap();
+        let mut step = Step::default();
+        let tokens = &tokens[committed as usize..][..rows as usize];
+        step.push_held(memory.slot(id), committed, tokens, Outputs::All, memory.held_tables(id));
+        runner.run_step(&step).unwrap();
+        runner.commit(&[(memory.slot(id), rows)]).unwrap();
+        memory.commit(id, rows);
+        memory.check_integrity();
+        (0..rows as usize).for_each(|row| all.extend_from_slice(runner.logits_mut(row)));
+    }
+    all
+}
+
+fn off(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs() / largest).fold(0.0, f64::max)
+}
+
+#[test]
+fn prompts_and_answers_are_those_of_the_oracle() {
+    let v: Vectors = serde_json::from_str(include_str!("data/vectors/edgeinfinite.json")).unwrap();
+    let width = v.heads * v.head_dim;
+    let tokens: Vec<u32> = (0..(v.inputs.len() / width) as u32).collect();
+    type Device = fn() -> Box<dyn Backend>;
+    let devices: [Device; 3] = [|| Box::new(Reference::default()), || Box::new(Cpu::new(1)), || Box::new(Cpu::new(3))];
+    for (number, device) in devices.into_iter().enumerate() {
+        for (answers, positions) in [(&v.cache, Positions::Held), (&v.abs, Positions::Sequence)] {
+            let program = toy(&v, positions);
+            let schedule = |absorbing| Schedule::of(program.segments().unwrap(), absorbing);
+            let mut runner = prepared(program.clone(), device(), &mut OfVectors(&v));
+            let mut worst = 0.0f64;
+            for (length, expected) in answers.prompts.iter().zip(&answers.prompt_out) {
+                for batch in [32, 4, 1] {
+                    let found = read_prompt(&mut runner, &tokens[..*length], &schedule(Absorbing::InPlace), batch);
+                    worst = worst.max(off(&found, expected));
+                }
+            }
+            let decoded = [(Absorbing::InPlace, &answers.inplace), (Absorbing::Recompute, &answers.recompute)];
+            for (absorbing, expected) in decoded {
+                let mut found = Vec::new();
+                let mut each = |_: usize, row: &mut [f32]| found.extend_from_slice(row);
+                score_segments(&mut runner, &tokens, &schedule(absorbing), &mut each).unwrap();
+                worst = worst.max(off(&found[v.first * width..], expected));
+            }
+            println!("device {number}, {positions:?}: {worst:.1e}");
+            assert!(worst < ORACLE, "device {number}, {positions:?}: off by {worst:e}");
+        }
+    }
+}
+
+const SINK: usize = 4;
+const WINDOW: usize = 8;
+const SEGMENT: usize = 16;
+const MOST: usize = SINK + WINDOW + SEGMENT - 1;
+const PAGE: usize = 4;
+const CONTEXT: usize = 2000;
+
+/// A small model with gates that say something, as a file.
+fn gated_file() -> &'static Path {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    FILE.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("kvas-edge-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut random = Random::new(3);
+        let (dim, heads, hidden) = (16, 4, 32);
+        let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+        for layer in 0..3 {
+            for (name, shape, mean, spread) in [
+                ("fc1.weight", vec![hidden, dim], 0.0, 0.5),
+                ("fc1.bias", vec![hidden], 0.0, 0.5),
+                ("fc2.weight", vec![dim, hidden], 0.0, 0.3),
+                ("fc2.bias", vec![dim], 0.0, 0.3),
+                ("gate", vec![heads, dim], -1.0, 0.5),
+            ] {
+                let count = shape.iter().product::<usize>();
+                let bytes = (0..count).flat_map(|_| (mean + spread * random.normal()).to_le_bytes()).collect();
+                tensors.push((format!("model.layers.{layer}.self_attn.mem_{name}"), shape, bytes));
+            }
+        }
+        let views = tensors
+            .iter()
+            .map(|(name, shape, bytes)| (name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+        let weights = safetensors::serialize(views, None).unwrap();
+        std::fs::write(folder.join("adapter_model.safetensors"), weights).unwrap();
+        let config = json!({
+            "adapter_type": "edgeinfinite", "sink_length": SINK, "window_length": WINDOW, "segment_length": SEGMENT,
+            "pos_mode": "cache", "rope_in_memory": true, "activation": "elu1", "gate_scope": "head_channel",
+            "num_hidden_layers": 3, "num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": dim,
+        });
+        std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+        let (plain, out) = (converted_file(&fixture("llama"), Quant::F32), folder.join("gated.gguf"));
+        succeeds(&["adapter", &text(&plain), &text(&folder), "-o", &text(&out)]);
+        std::fs::remove_file(plain).unwrap();
+        out
+    })
+}
+
+fn plain() -> Model {
+    Model::open(gated_file(), None).unwrap()
+}
+
+/// The model that gives up segments, and how.
+fn gated(absorbing: Absorbing) -> (Model, Schedule) {
+    let mut model = plain();
+    let trained = model.spec.edgeinfinite.unwrap();
+    let (sink, window, segment, positions) = (trained.sink, trained.window, trained.segment, trained.positions);
+    let segments = Segments { sink, window, segment, positions, memory: SegmentMemory::Matrix };
+    model.program = Arc::new(lower_segments(&model.spec, segments));
+    (model, Schedule::of(&segments, absorbing))
+}
+
+fn limits(pages: usize) -> Limits {
+    Limits { pages, rows: 64, outputs: 64, slots: 4, snapshots: 8, ..NOTHING }
+}
+
+fn ready(model: &Model, pages: usize) -> Runner {
+    model.prepare(Box::new(Cpu::new(2)), limits(pages), &mut |_, _| {}).unwrap()
+}
+
+fn tokens(count: usize, seed: u64) -> Vec<u32> {
+    let mut random = Random::new(seed);
+    (0..count).map(|_| random.below(500) as u32).collect()
+}
+
+#[test]
+fn short_texts_are_those_of_the_plain_model_to_the_bit() {
+    let (model, schedule) = gated(Absorbing::InPlace);
+    let text = tokens(MOST, 1);
+    let (mut expected, mut found) = (Vec::new(), Vec::new());
+    score(&mut ready(&plain(), 400), &text, |_, row| expected.extend_from_slice(row)).unwrap();
+    let mut runner = ready(&model, 400);
+    score_segments(&mut runner, &text, &schedule, &mut |_, row| found.extend_from_slice(row)).unwrap();
+    assert!(expected == found && expected == read_prompt(&mut runner, &text, &schedule, 64));
+    // One more token, and something is absorbed.
+    let text = tokens(MOST + 1, 1);
+    found.clear();
+    score_segments(&mut runner, &text, &schedule, &mut |_, row| found.extend_from_slice(row)).unwrap();
+    let last = found.len() - model.spec.vocab;
+    assert!(found[..last] == expected && found[last..] != expected[last - model.spec.vocab..]);
+    expected.clear();
+    score(&mut ready(&plain(), 400), &text, |_, row| expected.extend_from_slice(row)).unwrap();
+    assert!(found[last..] != expected[last..]);
+}
+
+#[test]
+fn decoding_with_recomputation_is_reading_as_a_prompt() {
+    let (model, schedule) = gated(Absorbing::Recompute);
+    let (text, vocab) = (tokens(150, 2), model.spec.vocab);
+    let mut runner = ready(&model, 400);
+    let mut decoded = Vec::new();
+    score_segments(&mut runner, &text, &schedule, &mut |_, row| decoded.push(row.to_vec())).unwrap();
+    assert_eq!(decoded.len(), text.len());
+    for length in [MOST, MOST + 1, MOST + 7, MOST + SEGMENT + 1, 100, 150] {
+        let read = read_prompt(&mut runner, &text[..length], &schedule, 64);
+        assert!(read[read.len() - vocab..] == decoded[length - 1], "{length}");
+    }
+}
+
+fn engine(model: &Model, keeping: Option<Schedule>, pages: usize) -> EngineHandle {
+    let bound = keeping.map(Keeping::Segments);
+    Engine::start(ready(model, pages), EngineConfig { bound, snapshot_every: 32, ..EngineConfig::new(CONTEXT) })
+}
+
+fn greedy(prompt: &[u32], count: usize) -> Request {
+    let sampler = Sampler::new(SamplerParams::greedy(), 512, &[]).unwrap();
+    Request { max_tokens: count, ..Request::new(prompt.to_vec(), sampler) }
+}
+
+/// Greedy tokens after a prompt, and how many of its tokens were known.
+fn ask(engine: &EngineHandle, request: Request) -> (Vec<u32>, usize) {
+    let stream = engine.submit(request);
+    let mut tokens = Vec::new();
+    loop {
+        match stream.next_event() {
+            Event::Token(token) => tokens.push(token),
+            Event::Done(_, timings) => return (tokens, timings.cached_tokens),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Greedy tokens after a prompt, read by hand.
+fn by_hand(model: &Model, schedule: &Schedule, prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut runner = ready(model, 400);
+    let (mut all, vocab) = (prompt.to_vec(), model.spec.vocab);
+    let best = |row: &[f32]| (0..vocab).fold(0, |best, at| if row[at] > row[best] { at } else { best }) as u32;
+    let read = read_prompt(&mut runner, prompt, schedule, 64);
+    all.push(best(&read[read.len() - vocab..]));
+    while all.len() < prompt.len() + count {
+        // With recomputation any prompt is what decoding comes to.
+        let read = read_prompt(&mut runner, &all, schedule, 64);
+        all.push(best(&read[read.len() - vocab..]));
+    }
+    all.split_off(prompt.len())
+}
+
+#[test]
+fn an_engine_answers_as_reading_by_hand_does_alone_and_beside_others() {
+    let (model, schedule) = gated(Absorbing::Recompute);
+    let engine = engine(&model, Some(schedule), 400);
+    for (length, seed) in [(10, 1), (27, 2), (28, 3), (60, 4), (333, 5)] {
+        let prompt = tokens(length, seed);
+        let expected = by_hand(&model, &schedule, &prompt, 30);
+        assert_eq!(ask(&engine, greedy(&prompt, 30)).0, expected, "a prompt of {length}");
+        // Again, with what is kept of it; and three at once.
+        let streams: Vec<_> = (0..3).map(|_| engine.submit(greedy(&prompt, 30))).collect();
+        for stream in streams {
+            let mut found = Vec::new();
+            while let Event::Token(token) = stream.next_event() {
+                found.push(token);
+            }
+            assert_eq!(found, expected, "a prompt of {length} beside others");
+        }
+    }
+}
+
+#[test]
+fn an_answer_goes_on_far_beyond_what_memory_has_room_for() {
+    let (model, schedule) = gated(Absorbing::InPlace);
+    let stores = model.program.page_stores();
+    // Room for one sequence and little more.
+    let most = stores * (MOST.div_ceil(PAGE) + 2);
+    let engine = engine(&model, Some(schedule), 1 + most);
+    let prompt = tokens(600, 7);
+    let (answer, _) = ask(&engine, greedy(&prompt, 900));
+    assert_eq!(answer.len(), 900);
+    let conversation = engine.open().unwrap();
+    let of = |prompt: &[u32], count| Request { conversation: Some(conversation), ..greedy(prompt, count) };
+    let mut all = tokens(20, 8);
+    for turn in 0..30 {
+        let (answer, cached) = ask(&engine, of(&all, 20));
+        // All but the last token of the answer, and what is new, was read.
+        assert!(turn == 0 || cached == all.len() - 11, "turn {turn}: {cached} of {}", all.len());
+        all.extend(answer);
+        all.extend(tokens(10, turn));
+        assert!(engine.stats().unwrap().usage.pages.held <= most, "turn {turn}");
+    }
+}
+
+#[test]
+fn a_conversation_goes_back_and_never_mixes_what_it_holds_with_what_it_does_not() {
+    let (model, schedule) = gated(Absorbing::InPlace);
+    let (all, some) = (engine(&plain(), None, 900), engine(&model, Some(schedule), 900));
+    let conversation = some.open().unwrap();
+    let of = |prompt: &[u32]| Request { conversation: Some(conversation), ..greedy(prompt, 24) };
+    let whole =
+        |request| Request { bound: BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() }, ..request };
+    let prompt = tokens(150, 3);
+    let (first, cached) = ask(&some, of(&prompt));
+    assert_eq!(cached, 0);
+    // Again, for the price of a token, though a segment was absorbed since.
+    assert_eq!(ask(&some, of(&prompt)), (first.clone(), 149));
+    // On: from the end of the answer, of which the last token was not read.
+    let next = [&prompt[..], &first, &tokens(30, 4)].concat();
+    assert_eq!(ask(&some, of(&next)).1, 150 + 23);
+    // A request that holds all is answered as if nobody had ever given up anything, and the other way round.
+    assert_eq!(ask(&some, whole(of(&next))).0, ask(&all, greedy(&next, 24)).0);
+    assert_eq!(ask(&some, whole(greedy(&prompt, 24))).0, ask(&all, greedy(&prompt, 24)).0);
+    // There is room for eight snapshots, some of which gave way.
+    let (again, cached) = ask(&some, of(&prompt));
+    assert!(again == first && cached >= 128, "after others: {cached}");
+    assert_eq!(ask(&some, greedy(&prompt, 24)), (first.clone(), 149), "in another conversation");
+    // Back to the end of a turn that is long over, from where another one goes on.
+    let other = [&prompt[..], &first[..23], &tokens(40, 5)].concat();
+    assert_eq!(ask(&some, greedy(&other, 24)).1, 150 + 23);
+    for policy in [PolicyKind::Slake, PolicyKind::EdgeInfinite] {
+        let wish = BoundWish { policy: Some(policy), ..BoundWish::default() };
+        let refused = all.submit(Request { bound: wish, ..greedy(&prompt, 1) }).next_event();
+        assert!(matches!(refused, Event::Failed(what) if what.contains(policy.name()) && !what.contains('\n')));
+    }
+}
+
+#[test]
+fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
+    let hybrid = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf");
+    let gated = text(gated_file());
+    let with = |model: &str, flags: &[&str]| -> Vec<String> {
+        let all = ["run", "-m", model, "--device", "cpu", "--ids", "5,17", "-n", "60", "--ignore-eos", "--temp", "0"];
+        all.iter().chain(flags).map(ToString::to_string).collect()
+    };
+    let edge = ["--kv-policy", "edgeinfinite"];
+    for (model, flags, named) in [
+        (hybrid, &edge[..], "attn_mem_fc1.weight"),
+        (&gated, &["--edge-sink", "4"], "--edge-sink without --kv-policy edgeinfinite"),
+        (&gated, &["--kv-policy", "slake", "--edge-ungated"], "--edge-ungated without --kv-policy edgeinfinite"),
+        (&gated, &["--kv-policy", "edgeinfinite", "--kv-budget", "64"], "--kv-budget without --kv-policy slake"),
+        (
+            hybrid,
+            &["--kv-policy", "edgeinfinite", "--edge-ungated", "--edge-absorb", "recompute"],
+            "--edge-absorb recompute, expected inplace",
+        ),
+    ] {
+        let flags = with(model, flags);
+        let error = fails(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(error.contains(named), "{error}");
+    }
+    let said = |flags: &[&str]| {
+        let flags = with(&gated, &[flags, &["--json"]].concat());
+        let out = succeeds(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+        let found: serde_json::Value = serde_json::from_str(&out).unwrap();
+        found["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let (full, of_gates) = (said(&[]), said(&edge));
+    // The last of 27 tokens still sees all others.
+    assert!(full[..25] == of_gates[..25] && full != of_gates, "{full:?} {of_gates:?}");
+    assert_eq!(said(&[&edge[..], &["--edge-segment", "64"]].concat()), full);
+    let plan = succeeds(&["plan", "-m", &gated, "--device", "cpu", "--memory", "--kv-policy", "edgeinfinite"]);
+    assert!(plan.contains("held tokens       27: sink 4, window 8, segment 16, a memory, inplace"), "{plan}");
+    let text_file = std::env::temp_dir().join(format!("kvas-edge-{}.txt", std::process::id()));
+    std::fs::write(&text_file, "The hen saw the fox and ran to the barn. ".repeat(90)).unwrap();
+    let path = text(&text_file);
+    let mut found = Vec::new();
+    let ungated = ["--kv-policy", "edgeinfinite", "--edge-ungated"];
+    for (model, flags) in [(&gated[..], &[][..]), (&gated, &edge), (&gated, &ungated), (hybrid, &ungated)] {
+        let all = ["perplexity", "-m", model, "--device", "cpu", "-f", &path, "-c", "400", "--chunks", "1", "--json"];
+        let out = succeeds(&[&all[..], flags, &["--from", "100"]].concat());
+        let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert!(said["tokens"] == 299, "{out}");
+        found.push(said["ppl"].as_f64().unwrap());
+    }
+    assert!(found.iter().all(|ppl| ppl.is_finite()), "{found:?}");
+    assert!(found[0] != found[1] && found[1] != found[2] && found[2] != found[0], "{found:?}");
+    std::fs::remove_file(text_file).unwrap();
+    let bench = ["bench", "-m", &gated, "--device", "cpu", "-p", "40", "-n", "20", "-d", "0,50", "-r", "1", "--json"];
+    assert_eq!(succeeds(&[&bench[..], &edge].concat()).lines().count(), 4);
+}
+
+/// A chat in the terminal that is longer than the context the model was trained for: no more is held than a short one
+/// holds, and every turn reads its own tokens only.
+#[test]
+fn a_chat_goes_on_in_constant_memory() {
+    let state = std::env::temp_dir().join(format!("kvas-edge-state-{}", std::process::id()));
+    let model = text(gated_file());
+    let flags = ["-n", "60", "--temp", "0", "--page-size", "4", "--kv-policy", "edgeinfinite", "--device", "cpu"];
+    let mut chat = std::process::Command::new(env!("CARGO_BIN_EXE_kvas"))
+        .args([&["chat", "-m", &model][..], &flags].concat())
+        .env("XDG_STATE_HOME", &state)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = chat.stdin.take().unwrap();
+    let asked: String =
+        (0..80).map(|turn| format!("What about number {turn}?\n")).chain(["/memory\n".into()]).collect();
+    let writer = std::thread::spawn(move || std::io::Write::write_all(&mut input, asked.as_bytes()).unwrap());
+    let output = chat.wait_with_output().unwrap();
+    writer.join().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    // "[... memory 0.1 MiB]"
+    let turns: Vec<&str> = said.lines().filter(|line| line.contains("memory ")).collect();
+    println!("{}\n{}", turns[1], turns[turns.len() - 1]);
+    assert_eq!(turns.len(), 80, "{said}");
+    // Pages, memories and snapshots take no more than was planned, which no length is part of.
+    let memory = |line: &str| line.split("memory ").nth(1).unwrap().split(' ').next().unwrap().parse::<f64>().unwrap();
+    let plan = succeeds(&[&["plan", "-m", &model, "--json"][..], &flags[4..]].concat());
+    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    let bytes = |name: &str| plan["memory"][name].as_f64().unwrap();
+    let planned = (bytes("kv_bytes") + bytes("state_bytes") + bytes("snapshots_bytes")) / f64::from(1 << 20);
+    assert!(turns.iter().all(|line| memory(line) <= planned + 0.1), "{planned} MiB: {said}");
+    // "[prompt 24 tokens (…), 900 reused; answer 60 tokens (…), memory 0.1 MiB]"
+    let numbers = |line: &str| -> Vec<usize> { line.split(' ').filter_map(|word| word.parse().ok()).collect() };
+    assert!(turns[2..].iter().all(|line| numbers(line)[0] < 80), "{said}");
+    let last = numbers(turns[79]);
+    assert!(last[0] + last[1] > plain().spec.context_length, "{last:?}");
+    // What `/memory` says at the end.
+    let drawn = String::from_utf8_lossy(&output.stdout);
+    let held = drawn.lines().find(|line| line.starts_with("held ")).unwrap_or_else(|| panic!("{drawn}"));
+    assert!(numbers(held)[0] <= MOST, "{held}");
+    std::fs::remove_dir_all(state).unwrap_or_default();
+}
