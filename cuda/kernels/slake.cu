@@ -87,10 +87,11 @@ KERNEL __launch_bounds__(PART_THREADS) slake_part_f16(StepView step, GivenUp lay
 }
 
 // Adds the weights of the committed rows of a span to the scores of what they have read, which fade before. A block per
-// KV head and layer. Dynamic shared memory: the scores of `SCORED` query heads for all tokens there is room for.
+// KV head and layer. Dynamic shared memory: the scores of `at_once` query heads, `SCORED` at most, for all tokens there is
+// room for.
 static constexpr u32 SCORE_THREADS = 256, SCORED = 4;
 
-template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layers, u32 number, u32 accepted) {
+template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layers, u32 number, u32 accepted, u32 at_once) {
     extern __shared__ __align__(16) u8 bytes[];
     float* all = reinterpret_cast<float*>(bytes);
     __shared__ float queries[SCORED][MOST_COLUMNS], besides[SCORED];
@@ -114,8 +115,8 @@ template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layer
         for (u32 t = threadIdx.x; t < tokens; t += SCORE_THREADS) scores[t] = t + 1 == tokens ? 0.0f : 0.9f * scores[t];
         const u64 at = u64(span.slot) * layer.window + (span.context + r) % layer.window;
         const u16* asked = layer.queries + (at * layer.heads + kv_head * layer.group()) * key_dim;
-        for (u32 first = 0; first < layer.group(); first += SCORED) {
-            const u32 heads = min(layer.group() - first, SCORED);
+        for (u32 first = 0; first < layer.group(); first += at_once) {
+            const u32 heads = min(layer.group() - first, at_once);
             __syncthreads();
             for (u32 i = threadIdx.x; i < SCORED * key_dim; i += SCORE_THREADS) {
                 const u32 g = i / key_dim, c = i % key_dim;
@@ -141,7 +142,7 @@ template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layer
 #pragma unroll
                 for (u32 g = 0; g < SCORED; ++g) {
                     const float sum = warp_sum(sums[g]);
-                    if (lane_id() == 0) all[g * layer.capacity + t] = sum * by;
+                    if (lane_id() == 0 && g < heads) all[g * layer.capacity + t] = sum * by;
                 }
             }
             __syncthreads();
@@ -161,8 +162,8 @@ template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layer
 
 #define OF_TYPE(name, KV)                                                                                             \
     KERNEL __launch_bounds__(SCORE_THREADS)                                                                           \
-        slake_rescore_##name(StepView step, const GivenUp* layers, u32 number, u32 accepted) {                        \
-        rescore<KV>(step, layers, number, accepted);                                                                  \
+        slake_rescore_##name(StepView step, const GivenUp* layers, u32 number, u32 accepted, u32 at_once) {           \
+        rescore<KV>(step, layers, number, accepted, at_once);                                                         \
     }
 
 OF_TYPE(f32, KV_F32)

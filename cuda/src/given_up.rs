@@ -259,12 +259,11 @@ impl AllGivenUp {
         self.all().any(|given_up| given_up.marks(slot).bounded)
     }
 
-    /// Most KV heads of a layer, and bytes of shared memory that its scores take: `SCORED` query heads of
-    /// `kernels/slake.cu`.
+    /// Most KV heads of a layer, and most tokens whose scores it remembers.
     pub(crate) fn largest(&self) -> (usize, usize) {
         let heads = self.all().map(|given_up| given_up.decl.kv_heads).max();
         let capacity = self.all().map(|given_up| given_up.slake.capacity).max();
-        (heads.unwrap_or(0), 4 * 4 * capacity.unwrap_or(0))
+        (heads.unwrap_or(0), capacity.unwrap_or(0))
     }
 
     /// A step of these spans begins.

@@ -180,7 +180,7 @@ impl Shelf {
         match (written, &mut self.folder) {
             (Written::Memory(session), _) => {
                 let bytes = session.bytes();
-                self.memory.insert((scope, key), session, bytes);
+                self.memory.insert((scope, key), *session, bytes);
             }
             (Written::File(bytes), Some(folder)) => folder.add(key, bytes, &self.model),
             (Written::File(_), None) => {}

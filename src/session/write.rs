@@ -37,7 +37,7 @@ pub enum Written {
     /// The bytes of its file.
     File(u64),
     /// In memory.
-    Memory(Session),
+    Memory(Box<Session>),
 }
 
 impl Writer {
@@ -169,7 +169,8 @@ impl OpenWriter {
         match out {
             Out::Memory(mut bytes) => {
                 bytes[..whole.len()].copy_from_slice(&whole);
-                Session::from_bytes(&path.display().to_string(), bytes.into()).map(Written::Memory)
+                Session::from_bytes(&path.display().to_string(), bytes.into())
+                    .map(|session| Written::Memory(Box::new(session)))
             }
             Out::File(mut out, partial) => {
                 let replaced = out

@@ -2,7 +2,7 @@
 //! and the sums of what is given up. What goes and what stays is chosen on the host, by what the device has found.
 
 use crate::{
-    device::Ptr,
+    device::{Ptr, failed},
     machine::Machine,
     ops::attention::{AttentionView, PartsView},
     pages::PagesView,
@@ -24,6 +24,9 @@ const THREADS: usize = 256;
 const MEAN_PART: usize = 512;
 const TILE: usize = 64;
 const MOST_PARTS: usize = 16;
+/// `SCORED` of `kernels/slake.cu`, and the shared memory that its scores take besides.
+const SCORED: usize = 4;
+const SCORES_BESIDE: usize = 12 << 10;
 /// `PART_COLUMNS` of `kernels/slake.cu`.
 const PART_COLUMNS: usize = 64;
 
@@ -197,10 +200,16 @@ impl Machine {
     pub(crate) fn rescore(&mut self, slot: Slot, accepted: u32) -> Result<(), DeviceError> {
         let number = self.spans.iter().position(|span| span.slot == slot);
         let (Some(number), true) = (number, accepted > 0 && self.given_up.is_bounded(slot)) else { return Ok(()) };
-        let ((layers, count), (heads, shared)) = (self.given_up.layers(), self.given_up.largest());
+        let ((layers, count), (heads, capacity)) = (self.given_up.layers(), self.given_up.largest());
+        let at_once = (self.device.shared_bytes().saturating_sub(SCORES_BESIDE) / (4 * capacity)).min(SCORED);
+        if at_once == 0 {
+            return Err(failed(format!(
+                "scores of {capacity} tokens of a layer, expected no more than fit into shared memory"
+            )));
+        }
         let name = format!("slake_rescore_{}", self.pages.kv_type().name());
-        let launch = self.kernel("slake", &name)?.grid(heads, count, 1).block(256).shared(shared);
-        launch.arg(self.view()).arg(layers).arg(number as u32).arg(accepted).launch()
+        let launch = self.kernel("slake", &name)?.grid(heads, count, 1).block(256).shared(4 * at_once * capacity);
+        launch.arg(self.view()).arg(layers).arg(number as u32).arg(accepted).arg(at_once as u32).launch()
     }
 
     pub(crate) fn weigh(&mut self, eviction: &Eviction<'_>, values: bool) -> Result<Vec<Preference>, DeviceError> {

@@ -414,9 +414,24 @@ const EDGE: &[Claim] = &[
     ),
     claim(
         "E6",
-        "time to the first token and memory grow slowly",
-        "no figures",
-        Side::None("not measured in this document"),
+        "attention of a token of a prompt of 32768, all held against segments absorbed",
+        "grows slowly, no figures",
+        here("10.4x by what is attended to", Expect::AtLeast(8.0), "x", |f| {
+            let of = |words: &[&str], field: &str| f.number("segments", words, field);
+            let absorbed = of(&["inplace", "n=32768"], "us_attention_per_token")?
+                + of(&["inplace", "n=32768"], "us_absorbing_per_token")?;
+            Some(of(&["full", "n=32768"], "us_attention_per_token")? / absorbed)
+        }),
+        SAME,
+    ),
+    claim(
+        "E6",
+        "resident memory of a prompt twice as long",
+        "",
+        here("the same", Expect::AtMost(1.01), "x", |f| {
+            let of = |n: &str| f.number("segments", &["inplace", n], "resident_bytes");
+            Some(of("n=65536")? / of("n=32768")?)
+        }),
         SAME,
     ),
     claim("E7", "training", "100 000 samples", Side::None("28 seconds on an H200, in docs/EDGEINFINITE.md"), SAME),

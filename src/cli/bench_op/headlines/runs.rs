@@ -101,6 +101,11 @@ pub(super) const RUNS: &[Run] = &[
         "bench-op slake_attn --n 8192,32768,131072 --budget 1024 -r 12",
         "bench-op slake_attn --n 4096 --budget 256 -r 2",
     ),
+    run(
+        "segments",
+        "bench-op edge_ttft --n 32768,65536 --full 32768",
+        "bench-op edge_ttft --n 128,512 --full 128 --sink 4 --window 8 --segment 32 --predict 8",
+    ),
     run("going back", "bench-op snapshot", "bench-op snapshot --turns 3 --tokens 80 -n 4"),
     run(FIRST, "chat --temp 0 -c 2048", "chat --temp 0 -c 2048"),
 ];
