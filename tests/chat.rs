@@ -150,35 +150,36 @@ fn who_makes_room_for_others_goes_on_later_with_the_same_answer() {
     }
 }
 
-/// With memory to spare on the host they go on from where they were: no token is read twice.
+/// With memory to spare on the host they go on from where they were, but for those that had read next to nothing.
 #[test]
 fn who_makes_room_goes_on_from_the_memory_of_the_host() {
     for (name, page_stores) in [("qwen35", 1), ("qwen3", 4)] {
         let model = converted(&fixture(name), Quant::F32);
         let id = ModelId::of(&model.file);
         let request = |number: u32, scope| {
-            let prompt = (0..160 + 7 * number).map(|i| (i * 37 + number * 11) % 500).collect();
+            let prompt = (0..400 + 7 * number).map(|i| (i * 37 + number * 11) % 500).collect();
             let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
-            Request { max_tokens: 60, scope, ..Request::new(prompt, sampler) }
+            Request { max_tokens: 150, scope, ..Request::new(prompt, sampler) }
         };
         let run = |shelf: Option<Shelf>, scope: Scope| {
-            // Each needs up to 241 tokens in pages of 4; there is room for 400.
-            let pages = 1 + page_stores * 400 / 4;
+            // Each needs up to 571 tokens in pages of 4; there is room for 800.
+            let pages = 1 + page_stores * 800 / 4;
             let engine = engine_of(&model, Limits { pages, ..limits(3) }, shelf);
             let streams: Vec<_> = (0..4).map(|number| engine.submit(request(number, scope))).collect();
             let answers: Vec<_> = streams.iter().map(|stream| whole(name, stream)).collect();
             let stats = engine.stats().unwrap();
             (answers, stats.steps.preemptions, stats.tokens_read, stats.shelf)
         };
-        let least = (0..4).map(|number| 160 + 7 * number + 59).sum::<u64>();
+        let least = (0..4).map(|number| 400 + 7 * number + 149).sum::<u64>();
         let (expected, preemptions, read, _) = run(None, Scope::default());
-        assert!(preemptions > 0 && read > least + 128, "{name}: {preemptions} made room, {read} tokens were read");
+        assert!(preemptions > 0 && read > least + 200, "{name}: {preemptions} made room, {read} tokens were read");
         for scope in [Scope::default(), Scope(7)] {
             let (answers, preemptions, read, shelf) = run(Some(Shelf::in_memory(&id, 1 << 30)), scope);
             assert_eq!(answers, expected, "{name}");
+            let twice = read - least;
             assert!(
-                preemptions > 0 && read == least,
-                "{name}: {preemptions} made room, {read} tokens of {least} were read"
+                preemptions > 0 && twice < 128 * preemptions,
+                "{name}: {preemptions} made room, {twice} read twice"
             );
             assert!(shelf.is_some_and(|shelf| shelf.host.count > 0 && shelf.failure.is_none()), "{name}");
         }
