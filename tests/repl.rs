@@ -4,21 +4,29 @@ use crate::golden::{converted_file, fixture};
 use kvas_gguf::Quant;
 use std::{
     io::Write,
-    process::{Command, Stdio},
+    path::Path,
+    process::{Command, Output, Stdio},
 };
 
-/// What is said when these lines are typed: standard output, and standard error.
-fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
+/// What comes of it when these lines are typed in a folder.
+fn type_lines(args: &[&str], folder: &Path, lines: &str) -> Output {
     let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
-        .args([&["chat", "--temp", "0", "-c", "2048"], flags].concat())
-        .env("HOME", std::env::temp_dir())
+        .args(args)
+        .env("HOME", folder)
+        .current_dir(folder)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    chat.stdin.take().unwrap().write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
-    let output = chat.wait_with_output().unwrap();
+    chat.stdin.take().unwrap().write_all((lines.to_string() + "\n").as_bytes()).unwrap();
+    chat.wait_with_output().unwrap()
+}
+
+/// What is said when these lines are typed: standard output, and standard error.
+fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
+    let args = [&["chat", "--temp", "0", "-c", "2048"], flags].concat();
+    let output = type_lines(&args, &std::env::temp_dir(), &lines.join("\n"));
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let (said, noted) = (text(output.stdout), text(output.stderr));
     assert!(output.status.success(), "{noted}");
@@ -146,17 +154,8 @@ fn the_tour_still_goes() {
     std::fs::create_dir_all(&folder).unwrap();
     let (mut said, mut noted) = (String::new(), String::new());
     for (flags, lines) in tour() {
-        let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
-            .args(&flags)
-            .env("HOME", &folder)
-            .current_dir(&folder)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        chat.stdin.take().unwrap().write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
-        let output = chat.wait_with_output().unwrap();
+        let args: Vec<&str> = flags.iter().map(|flag| &flag[..]).collect();
+        let output = type_lines(&args, &folder, &lines.join("\n"));
         said += &String::from_utf8(output.stdout).unwrap();
         noted += &String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(0), "{flags:?}: {noted}");

@@ -120,15 +120,20 @@ fn reasoning_is_told_apart_ended_by_its_budget_and_switched_off() {
     assert!(part(&raw, "content").contains("</think>") && part(&raw, "reasoning_content").is_empty(), "{raw}");
 }
 
+/// A request for what follows a long text, with further fields.
+fn body(more: &Value) -> Value {
+    let text = "The fox saw a hen and said: ".repeat(40);
+    let mut body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn said(reply: &Value) -> String {
+    reply["choices"][0]["text"].as_str().unwrap().to_string()
+}
+
 #[test]
 fn a_request_may_give_up_segments_where_the_server_can() {
-    let text = "The fox saw a hen and said: ".repeat(40);
-    let body = |more: &Value| {
-        let mut body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
-    };
-    let said = |reply: &Value| reply["choices"][0]["text"].as_str().unwrap().to_string();
     let schedule = Schedule { sink: 4, window: 16, segment: 32, absorbing: Absorbing::InPlace, has_memory: false };
     let (plain, bounded) = (Host::shared(), Host::with_bound(Keeping::Segments(schedule)));
     let all = said(&plain.post("/v1/completions", &body(&json!({}))).ok());
@@ -148,13 +153,6 @@ fn a_request_may_give_up_segments_where_the_server_can() {
 
 #[test]
 fn a_request_may_hold_fewer_tokens_where_the_server_can() {
-    let text = "The fox saw a hen and said: ".repeat(40);
-    let body = |more: &Value| {
-        let mut body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
-    };
-    let said = |reply: &Value| reply["choices"][0]["text"].as_str().unwrap().to_string();
     let (plain, bounded) = (Host::shared(), Host::with_bound(Bound::new(256)));
     let all = said(&plain.post("/v1/completions", &body(&json!({}))).ok());
     assert_eq!(said(&plain.post("/v1/completions", &body(&json!({"kv_policy": "full"}))).ok()), all);
