@@ -1,6 +1,7 @@
 //! Giving up tokens of a sequence: what the host asks of a backend, and what it hears before it decides (ALGORITHMS 5).
 
-use crate::{Page, Slot, Store};
+use crate::{Page, Slot, Span, Store};
+use std::ops::Range;
 
 /// What a page store holds of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,41 @@ pub struct Holding<'a> {
     pub held: u32,
     /// Tokens of each KV head that stay; for [`crate::Backend::weigh`], that would.
     pub keep: u32,
+}
+
+/// What a device knows of a slot that may give up tokens of a layer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Marks {
+    /// Whether tokens were given up, or could have been.
+    pub bounded: bool,
+    /// Tokens that stayed: these have a position each; those behind them follow `since`.
+    pub stayed: usize,
+    /// The position of the first token since then.
+    pub since: u32,
+    /// The positions whose queries are remembered: of the first, and behind the last.
+    asked: (u32, u32),
+    /// Tokens in the moments of each KV head.
+    pub count: f32,
+    /// Most by which the moments count for more than the mean of their scores says, in nats.
+    pub mass_cap: f32,
+}
+
+impl Marks {
+    /// The queries of a span are remembered, those of the last `window` tokens.
+    pub fn ask(&mut self, span: &Span, window: u32) {
+        let (first, end) = self.asked;
+        // What does not end where the span begins is of other tokens.
+        let first = if (first..=end).contains(&span.context) { first } else { span.context };
+        let end = span.context + span.rows;
+        self.asked = (first.max(end.saturating_sub(window)), end);
+    }
+
+    /// The last positions before `context`, `window` at most, whose queries are remembered and whose tokens came since
+    /// the last eviction.
+    pub fn window(&self, context: u32, window: u32) -> Range<u32> {
+        let end = context.min(self.asked.1);
+        self.asked.0.max(self.since).max(end.saturating_sub(window)).min(end)..end
+    }
 }
 
 /// Which tokens stay.

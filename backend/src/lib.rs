@@ -17,7 +17,7 @@ pub mod store;
 pub mod validate;
 
 pub use cursors::{Cursor, Cursors, Entry};
-pub use eviction::{Eviction, Holding, Order, Preference};
+pub use eviction::{Eviction, Holding, Marks, Order, Preference};
 pub use op::Op;
 pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};

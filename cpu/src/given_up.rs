@@ -13,7 +13,7 @@ use crate::{
 };
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use kvas_backend::{
-    Eviction, Limits, Order, Slot, Span, StateType,
+    Eviction, Limits, Marks, Order, Slot, Span, StateType,
     store::{MomentType, PagesDecl, Slake},
 };
 
@@ -25,23 +25,6 @@ pub(crate) struct PartOf<'a> {
     pub(crate) most: &'a mut [f32],
     /// `[queries]`
     pub(crate) sum: &'a mut [f32],
-}
-
-/// What is known of a slot.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Marks {
-    /// Whether tokens were given up, or could have been.
-    pub(crate) bounded: bool,
-    /// Tokens that stayed: these have a position each; those behind them follow `since`.
-    pub(crate) stayed: usize,
-    /// The position of the first token since then.
-    pub(crate) since: u32,
-    /// The positions whose queries are remembered.
-    asked: (u32, u32),
-    /// Tokens in the moments of each KV head.
-    pub(crate) count: f32,
-    /// In nats.
-    pub(crate) mass_cap: f32,
 }
 
 /// What the slots that steps may name remember of a layer.
@@ -138,25 +121,14 @@ impl GivenUp {
     /// Remembers the queries of a span, `[rows, heads * key_dim]`.
     pub(crate) fn ask(&mut self, span: Span, rows: &[f32]) {
         let (window, columns) = (self.slake.window, self.slake.heads * self.decl.key_dim);
-        let asked = &mut self.marks[span.slot.0 as usize].asked;
-        // What does not end where the span begins is of other tokens.
-        let first = if (asked.0..=asked.1).contains(&span.context) { asked.0 } else { span.context };
+        self.marks[span.slot.0 as usize].ask(&span, window as u32);
         let end = span.context + span.rows;
-        *asked = (first.max(end.saturating_sub(window as u32)), end);
         let queries = of_slot(&mut self.queries, self.slots, span.slot);
         let skipped = (span.rows as usize).saturating_sub(window);
         for (position, row) in (span.context..end).zip(rows.chunks_exact(columns)).skip(skipped) {
             let to = &mut queries[position as usize % window * columns..][..columns];
             to.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(row);
         }
-    }
-
-    /// The last positions before `context`, `window` at most, whose queries are remembered and whose tokens came since
-    /// the last eviction.
-    pub(crate) fn window(&self, slot: Slot, context: u32, window: u32) -> std::ops::Range<u32> {
-        let Marks { asked, since, .. } = self.marks(slot);
-        let end = context.min(asked.1);
-        asked.0.max(*since).max(end.saturating_sub(window)).min(end)..end
     }
 
     /// The query of a head at a position that is remembered, times `scale`.

@@ -4,13 +4,14 @@
 use crate::{
     device::{Device, Memory, Ptr},
     machine::Machine,
+    ops::slake::Scoring,
     pages::PagesView,
 };
 use kvas_backend::{
-    DeviceError, Limits, Program, Slot, Span, Store, StoreDecl,
+    DeviceError, Limits, Marks, Program, Slot, Span, Store, StoreDecl,
     store::{MomentType, PagesDecl, Slake},
 };
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 /// `GivenUp` of `kernels/common/slake.cuh`.
 #[repr(C)]
@@ -37,23 +38,6 @@ pub(crate) struct DeviceBound {
     count: f32,
     mass_cap: f32,
     bounded: u32,
-}
-
-/// What is known of a slot.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Marks {
-    /// Whether tokens were given up, or could have been.
-    pub(crate) bounded: bool,
-    /// Tokens that stayed: these have a position each; those behind them follow `since`.
-    pub(crate) stayed: usize,
-    /// The position of the first token since then.
-    pub(crate) since: u32,
-    /// The positions whose queries are remembered.
-    asked: (u32, u32),
-    /// Tokens in the moments of each KV head.
-    pub(crate) count: f32,
-    /// In nats.
-    pub(crate) mass_cap: f32,
 }
 
 /// What the slots that steps may name remember of a layer.
@@ -139,20 +123,7 @@ impl GivenUp {
 
     /// A step remembers the queries of a span.
     fn ask(&mut self, span: &Span) {
-        let window = self.slake.window as u32;
-        let asked = &mut self.marks[span.slot.0 as usize].asked;
-        // What does not end where the span begins is of other tokens.
-        let first = if (asked.0..=asked.1).contains(&span.context) { asked.0 } else { span.context };
-        let end = span.context + span.rows;
-        *asked = (first.max(end.saturating_sub(window)), end);
-    }
-
-    /// The last positions before `context`, `window` at most, whose queries are remembered and whose tokens came since
-    /// the last eviction.
-    pub(crate) fn window(&self, slot: Slot, context: u32, window: u32) -> Range<u32> {
-        let Marks { asked, since, .. } = self.marks(slot);
-        let end = context.min(asked.1);
-        asked.0.max(*since).max(end.saturating_sub(window)).min(end)..end
+        self.marks[span.slot.0 as usize].ask(span, self.slake.window as u32);
     }
 
     fn view(&self, pages: PagesView, ordinal: usize, scale: f32) -> GivenUpView {
@@ -205,6 +176,8 @@ pub(crate) struct AllGivenUp {
     stores: Vec<Option<GivenUp>>,
     /// The layers as kernels see them, in the order of their stores, and how many they are.
     layers: (Memory, usize),
+    /// How their scores are added to.
+    scoring: Scoring,
 }
 
 impl AllGivenUp {
@@ -215,6 +188,7 @@ impl AllGivenUp {
         limits: &Limits,
         pages: impl Fn(&PagesDecl) -> PagesView,
     ) -> Result<Self, DeviceError> {
+        let scoring = Scoring::of(program, device.shared_bytes())?;
         let of_store = |store: &StoreDecl| match store {
             StoreDecl::Pages(decl) => {
                 decl.policy.slake().map(|slake| GivenUp::new(device, *decl, *slake, limits.slots)).transpose()
@@ -229,7 +203,7 @@ impl AllGivenUp {
         let views: Vec<GivenUpView> = program.bounded_stores().map(view).collect();
         let memory = device.take("layers that give up tokens", size_of_val(&views[..]))?;
         device.upload(memory.at(), &views)?;
-        Ok(Self { stores, layers: (memory, views.len()) })
+        Ok(Self { stores, layers: (memory, views.len()), scoring })
     }
 
     pub(crate) fn of(&self, store: Store) -> Option<&GivenUp> {
@@ -259,11 +233,8 @@ impl AllGivenUp {
         self.all().any(|given_up| given_up.marks(slot).bounded)
     }
 
-    /// Most KV heads of a layer, and most tokens whose scores it remembers.
-    pub(crate) fn largest(&self) -> (usize, usize) {
-        let heads = self.all().map(|given_up| given_up.decl.kv_heads).max();
-        let capacity = self.all().map(|given_up| given_up.slake.capacity).max();
-        (heads.unwrap_or(0), capacity.unwrap_or(0))
+    pub(crate) fn scoring(&self) -> Scoring {
+        self.scoring
     }
 
     /// A step of these spans begins.

@@ -171,10 +171,10 @@ impl Machine {
             self.given_up.ask(step.spans());
             self.spans.extend_from_slice(step.spans());
             let is_pages = |store: &Store| matches!(self.program.store(*store), StoreDecl::Pages(_));
-            let stores: Vec<Store> = (0..self.program.stores.len() as u32).map(Store).filter(is_pages).collect();
             for (number, span) in step.spans().iter().enumerate() {
+                let stores = (0..self.program.stores.len() as u32).map(Store).filter(is_pages);
                 let bound = |(ordinal, store)| self.given_up.bound(store, span.slot, step.held(number, ordinal));
-                self.bounds.extend(stores.iter().copied().enumerate().map(bound));
+                self.bounds.extend(stores.enumerate().map(bound));
             }
         }
         self.image.begin(&self.device, (step, &self.entries), &self.bounds)?;

@@ -2,8 +2,8 @@
 //   S = S diag(exp(g)), u = beta (v - S k) or u = size v, S += u k^T, out = S q + skip v.
 //
 // Which way a row of a span goes through depends on its span alone: whole chunks of prompts (recurrence_prompt.cuh), rows
-// that stay in the ring (recurrence_few.cuh), all others (recurrence_rows.cuh). A block of either has some rows of the state of one value head, which it reads once and
-// writes once, if at all.
+// that stay in the ring (recurrence_few.cuh), all others (recurrence_rows.cuh). A block of either has some rows of the
+// state of one value head, which it reads once and writes once, if at all.
 #pragma once
 #include "common/order.cuh"
 #include "common/step.cuh"

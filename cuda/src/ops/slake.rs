@@ -138,6 +138,38 @@ impl Room {
     }
 }
 
+/// How weights are added to the scores of tokens: one launch for all layers, so as the largest of them wants it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Scoring {
+    /// Most KV heads of a layer.
+    heads: usize,
+    /// Most tokens whose scores a layer remembers.
+    capacity: usize,
+    /// Query heads whose scores are in shared memory at once.
+    at_once: usize,
+}
+
+impl Scoring {
+    /// Of the layers of a program that may give up tokens, where a block may have `shared` bytes of shared memory.
+    ///
+    /// # Errors
+    ///
+    /// The scores of a layer do not fit.
+    pub(crate) fn of(program: &Program, shared: usize) -> Result<Self, DeviceError> {
+        let layers = || program.bounded_stores().map(|store| program.pages(store));
+        let heads = layers().map(|decl| decl.kv_heads).max().unwrap_or(0);
+        let capacity = layers().filter_map(|decl| decl.policy.slake()).map(|slake| slake.capacity).max().unwrap_or(0);
+        let most = shared.saturating_sub(SCORES_BESIDE) / 4;
+        if capacity > most {
+            return Err(failed(format!(
+                "layers that remember the scores of {capacity} tokens, expected at most {most}: this GPU has \
+                 {shared} bytes of shared memory for them; a smaller budget of tokens fits (--kv-budget)"
+            )));
+        }
+        Ok(Self { heads, capacity, at_once: (most / capacity.max(1)).min(SCORED) })
+    }
+}
+
 /// A layer whose tokens are looked at.
 struct Look<'a> {
     eviction: &'a Eviction<'a>,
@@ -200,13 +232,7 @@ impl Machine {
     pub(crate) fn rescore(&mut self, slot: Slot, accepted: u32) -> Result<(), DeviceError> {
         let number = self.spans.iter().position(|span| span.slot == slot);
         let (Some(number), true) = (number, accepted > 0 && self.given_up.is_bounded(slot)) else { return Ok(()) };
-        let ((layers, count), (heads, capacity)) = (self.given_up.layers(), self.given_up.largest());
-        let at_once = (self.device.shared_bytes().saturating_sub(SCORES_BESIDE) / (4 * capacity)).min(SCORED);
-        if at_once == 0 {
-            return Err(failed(format!(
-                "scores of {capacity} tokens of a layer, expected no more than fit into shared memory"
-            )));
-        }
+        let ((layers, count), Scoring { heads, capacity, at_once }) = (self.given_up.layers(), self.given_up.scoring());
         let name = format!("slake_rescore_{}", self.pages.kv_type().name());
         let launch = self.kernel("slake", &name)?.grid(heads, count, 1).block(256).shared(4 * at_once * capacity);
         launch.arg(self.view()).arg(layers).arg(number as u32).arg(accepted).arg(at_once as u32).launch()
@@ -240,7 +266,7 @@ impl Machine {
     fn look<'a>(&mut self, eviction: &'a Eviction<'a>, holding: &'a Holding<'a>) -> Result<Look<'a>, DeviceError> {
         let given_up = self.given_up.of_mut(holding.store);
         let (decl, slake) = (given_up.decl, given_up.slake);
-        let asked = given_up.window(eviction.slot, eviction.context, eviction.window);
+        let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
         let room = Room::of(&self.program, holding.store, &self.limits).expect("a store that gives up tokens");
         assert!(holding.held as usize <= room.tokens, "{} tokens held of {}", holding.held, room.tokens);
         assert!(
@@ -479,16 +505,29 @@ mod tests {
         assert_eq!((size_of::<WindowView>(), size_of::<LossesView>(), size_of::<AbsorbView>()), (80, 24, 120));
     }
 
+    fn layer(capacity: usize) -> (PagesDecl, Slake) {
+        let slake = Slake { heads: 32, window: 32, capacity, moments: MomentType::F32 };
+        let (layout, policy) = (kvas_backend::store::PageLayout::Separate, kvas_backend::store::Policy::Slake(slake));
+        (PagesDecl { kv_heads: 8, key_dim: 128, value_dim: 128, layout, policy }, slake)
+    }
+
+    #[test]
+    fn scores_that_do_not_fit_are_refused_when_a_program_is_prepared() {
+        let scoring = |capacity| {
+            let stores = vec![kvas_backend::StoreDecl::Pages(layer(capacity).0)];
+            let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: kvas_backend::Act(0) };
+            Scoring::of(&program, 228 << 10)
+        };
+        assert_eq!(scoring(1088).unwrap().at_once, SCORED);
+        assert_eq!(scoring(50_000).unwrap().at_once, 1);
+        assert_eq!(scoring(55_296).unwrap(), Scoring { heads: 8, capacity: 55_296, at_once: 1 });
+        let refused = scoring(55_297).unwrap_err().to_string();
+        assert!(refused.contains("scores of 55297 tokens, expected at most 55296"), "{refused}");
+    }
+
     #[test]
     fn there_is_room_for_everything() {
-        let slake = Slake { heads: 32, window: 32, capacity: 1088, moments: MomentType::F32 };
-        let decl = PagesDecl {
-            kv_heads: 8,
-            key_dim: 128,
-            value_dim: 128,
-            layout: kvas_backend::store::PageLayout::Separate,
-            policy: kvas_backend::store::Policy::Slake(slake),
-        };
+        let (decl, slake) = layer(1088);
         let room = Room::new(&decl, &slake, 1 << 17);
         assert!(room.squares < room.bytes && room.bytes < 96 << 20, "{room:?}");
     }

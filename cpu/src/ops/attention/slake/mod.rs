@@ -189,7 +189,7 @@ impl Machine {
         let Self { proof, pool, program, pages, memory, ranks, scratch, .. } = self;
         let given_up = memory[holding.store.0 as usize].given_up().expect("a store that gives up tokens");
         let layer = layer((given_up, &*pages), program, (eviction.slot, holding.store, holding.table));
-        let asked = given_up.window(eviction.slot, eviction.context, eviction.window);
+        let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
         let heads = given_up.decl.kv_heads;
         let scores = Tiles::chunks(&mut ranks.scores[..heads * ranks.tokens], ranks.tokens);
         pool.each((Place::Everywhere, heads), scores, scratch, |head, mut scores, scratch| {
@@ -223,7 +223,7 @@ impl Machine {
         let Self { proof, pool, program, pages, memory, ranks, scratch, .. } = self;
         let given_up = memory[holding.store.0 as usize].given_up().expect("a store that gives up tokens");
         let layer = layer((given_up, &*pages), program, (eviction.slot, holding.store, holding.table));
-        let asked = given_up.window(eviction.slot, eviction.context, eviction.window);
+        let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
         let heads = given_up.decl.kv_heads;
         let mut losses = vec![Losses::default(); heads];
         let gone = &ranks.gone;
