@@ -6,7 +6,8 @@ use kvas_backend::{
     store::{PagesDecl, Positions, SegmentMemory, Segments},
 };
 
-/// What all slots remember of a layer, those of snapshots too. Nothing is written, and so no memory taken, before a segment is given up.
+/// What all slots remember of a layer, those of snapshots too. Nothing is written, and so no memory taken, before a
+/// segment is given up.
 #[derive(Debug)]
 pub(crate) struct Absorbed {
     pub(crate) decl: PagesDecl,

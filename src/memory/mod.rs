@@ -115,7 +115,8 @@ enum State {
     Slots,
 }
 
-/// A prefix that gave way, or what a sequence had read that did. Its pages and its slot belong to others now, who have not written to them yet.
+/// A prefix that gave way, or what a sequence had read that did. Its pages and its slot belong to others now, who have
+/// not written to them yet.
 #[derive(Debug)]
 pub struct Evicted {
     /// Where they were known.
@@ -552,9 +553,11 @@ impl Memory {
     /// A live sequence, whose committed tokens `own` are, is about to be emptied: that is told as if a prefix gave way.
     /// One that has given up tokens itself has no prefix to go on from.
     pub fn tell_interrupted(&mut self, id: SequenceId, own: &[u32]) {
-        let kept = self.kept_of(id, own, own);
-        let scope = self.get(id).scope;
-        if let Some(evicted) = self.evicted.as_mut().filter(|_| !own.is_empty() && kept.length as usize == own.len()) {
+        if self.evicted.is_none() || own.is_empty() {
+            return;
+        }
+        let (kept, scope) = (self.kept_of(id, own, own), self.get(id).scope);
+        if let Some(evicted) = self.evicted.as_mut().filter(|_| kept.length as usize == own.len()) {
             evicted.push(Evicted { scope, tokens: own.to_vec(), saved: kept.length, kept });
         }
     }

@@ -98,10 +98,16 @@ impl World {
     }
 
     fn check_evicted(&mut self) {
-        for Evicted { scope: _, tokens, saved, kept } in self.memory.take_evicted() {
+        let told = self.memory.take_evicted();
+        self.check_told(told);
+    }
+
+    fn check_told(&self, told: Vec<Evicted>) {
+        for Evicted { scope: _, tokens, saved, kept } in told {
             assert!(saved > 0 && saved as usize <= tokens.len() && kept.length as usize == tokens.len());
             self.device.check(kept.tables.iter().map(Vec::as_slice), &tokens);
-            assert_eq!(kept.states.len(), usize::from(self.recurrent));
+            // The last one is that of the end; what is told of a live sequence may have others before.
+            assert_eq!(kept.states.last().map(|(at, _)| *at), self.recurrent.then_some(kept.length));
             for (at, slot) in kept.states {
                 assert_eq!(self.device.slots[slot.0 as usize], stored(&tokens[..at as usize]), "given up at {at}");
             }
@@ -128,7 +134,8 @@ impl World {
             4..12 => ("seal", Self::seal),
             12..20 => ("attach", Self::attach),
             20 | 21 => ("leave and return", Self::leave_and_return),
-            22 if self.random.below(8) == 0 => ("press", |world, _| world.press()),
+            22 => ("interrupt", Self::interrupt),
+            23 if self.random.below(8) == 0 => ("press", |world, _| world.press()),
             _ => ("append", Self::append),
         };
         self.done.push(name);
@@ -253,6 +260,19 @@ impl World {
         self.kept.extend(came);
     }
 
+    /// A sequence is emptied for others: what it had read is told, and is still there until the device does something.
+    fn interrupt(&mut self, at: usize) {
+        let (id, tokens) = (self.live[at].0, std::mem::take(&mut self.live[at].1));
+        self.check_evicted();
+        self.memory.tell_interrupted(id, &tokens);
+        let work = self.memory.clear(id);
+        let told = self.memory.take_evicted();
+        let lengths = told.iter().map(|told| told.tokens.len()).collect::<Vec<_>>();
+        assert_eq!(lengths, Vec::from_iter(Some(tokens.len()).filter(|length| *length > 0)), "all it had read, once");
+        self.check_told(told);
+        self.apply(work);
+    }
+
     /// Asks for more than there is: all prefixes give way, and then it is refused.
     fn press(&mut self) {
         let Ok((id, work)) = self.memory.open() else { return };
@@ -295,7 +315,7 @@ impl Drop for World {
     }
 }
 
-/// 10^5 operations: open, fork, append and accept some, seal, go on and back, leave and return, press, release.
+/// 10^5 operations: open, fork, append and accept some, seal, go on and back, leave and return, interrupt, press, release.
 #[test]
 fn random_histories_keep_every_token() {
     for seed in 0..20 {
