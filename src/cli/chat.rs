@@ -97,7 +97,7 @@ impl Chat {
                 Left::Interrupted => return Ok(INTERRUPTED),
                 Left::Switching(asked) => asked,
             };
-            let next = policy.flags.switched(&asked).and_then(|flags| table.policy(&mut model, flags));
+            let next = table.policy(&mut model, policy.flags.switched(asked));
             let next = match next {
                 Ok(next) => next,
                 Err(error) => {
@@ -196,7 +196,7 @@ impl Table<'_> {
         let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
         let colour = if is_terminal() { Colour::On } else { Colour::Off };
         let layout = Layout::prepared(&model.program, &limits);
-        let policies = Policies { known: self.known.clone(), prepared: policy.flags.name(), bound, layout };
+        let policies = Policies { known: self.known.clone(), prepared: policy.flags.kind(), bound, layout };
         let (history, model, session) = (history(), self.id.clone(), flags.session.clone());
         Ok((chat, ReplSettings { history, colour, sizes, model, session, policies }))
     }

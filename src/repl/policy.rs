@@ -1,13 +1,10 @@
-//! `/policy`: what becomes of the keys and values of this conversation. What the model is prepared for is a matter of the
-//! next answer; anything else is asked of whoever prepared it.
+//! `/policy`: what becomes of the keys and values of this conversation. What the model is prepared for is a matter of
+//! the next answer; anything else is asked of whoever prepared it.
 
 use crate::{
     chat::Chat,
     policy::{BoundWish, Keeping, Layout, PolicyKind},
 };
-
-/// The policy that gives nothing up, which every model can go by.
-const FULL: &str = "full";
 
 /// What can become of keys and values here.
 #[derive(Debug, Clone)]
@@ -15,7 +12,7 @@ pub struct Policies {
     /// All policies there are.
     pub known: Vec<Known>,
     /// The one that the model is prepared for.
-    pub prepared: String,
+    pub prepared: PolicyKind,
     /// What a conversation then holds if it says nothing else.
     pub bound: Option<Keeping>,
     /// The layers that give up tokens head by head, if any do.
@@ -25,8 +22,8 @@ pub struct Policies {
 /// A policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// Its name.
-    pub name: String,
+    /// Which.
+    pub kind: PolicyKind,
     /// What it does with what is hardly read.
     pub what: String,
     /// Whether this model can go by it here; if not, preparing it says why.
@@ -34,10 +31,10 @@ pub struct Known {
 }
 
 /// A policy that was asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// Its name, a known one.
-    pub name: String,
+    /// Which.
+    pub kind: PolicyKind,
     /// Tokens that a layer holds.
     pub budget: Option<u32>,
 }
@@ -52,22 +49,19 @@ pub(super) enum Switched {
 }
 
 /// Whether a number of tokens may follow the name of a policy.
-fn has_budget(name: &str) -> bool {
-    PolicyKind::from_name(name) == Some(PolicyKind::Slake)
+fn has_budget(kind: PolicyKind) -> bool {
+    kind == PolicyKind::Slake
 }
 
 impl Policies {
     /// Carries out `/policy ARGUMENT`. Fails in one line.
     pub(super) fn switch(&self, chat: &mut Chat, argument: &str) -> Result<Switched, String> {
         let Some(asked) = self.asked(argument)? else { return Ok(Switched::Said(self.show(chat))) };
-        let wish = match (asked.name == FULL, asked.name == self.prepared) {
-            (true, _) => BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() },
-            (false, true) => {
-                let budget = asked.budget.map(|budget| budget as usize);
-                BoundWish { policy: PolicyKind::from_name(&asked.name), budget, ..BoundWish::default() }
-            }
-            (false, false) => return Ok(Switched::Prepare(asked)),
-        };
+        if asked.kind != PolicyKind::Full && asked.kind != self.prepared {
+            return Ok(Switched::Prepare(asked));
+        }
+        let budget = asked.budget.map(|budget| budget as usize);
+        let wish = BoundWish { policy: Some(asked.kind), budget, ..BoundWish::default() };
         if self.within(&wish).is_err() {
             return Ok(Switched::Prepare(asked));
         }
@@ -79,18 +73,19 @@ impl Policies {
     fn asked(&self, argument: &str) -> Result<Option<Asked>, String> {
         let mut words = argument.split_whitespace();
         let Some(name) = words.next() else { return Ok(None) };
-        if !self.known.iter().any(|known| known.name == name) {
+        let known = |kind: &PolicyKind| self.known.iter().any(|known| known.kind == *kind);
+        let Some(kind) = PolicyKind::from_name(name).filter(known) else {
             return Err(format!("/policy {name}, expected one of {}", self.names()));
-        }
+        };
         let number = words.next();
         let budget =
             number.map(|text| text.parse().map_err(|_| format!("/policy {name} {text}, expected a number of tokens")));
         let budget = budget.transpose()?;
-        if words.next().is_some() || (budget.is_some() && !has_budget(name)) {
+        if words.next().is_some() || (budget.is_some() && !has_budget(kind)) {
             let slake = PolicyKind::Slake.name();
             return Err(format!("/policy {argument}, expected a name, and a number of tokens after {slake}"));
         }
-        Ok(Some(Asked { name: name.into(), budget }))
+        Ok(Some(Asked { kind, budget }))
     }
 
     fn possible(&self) -> impl Iterator<Item = &Known> {
@@ -98,7 +93,7 @@ impl Policies {
     }
 
     fn names(&self) -> String {
-        self.possible().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ")
+        self.possible().map(|known| known.kind.name()).collect::<Vec<_>>().join(", ")
     }
 
     fn within(&self, wish: &BoundWish) -> Result<Option<Keeping>, String> {
@@ -107,14 +102,16 @@ impl Policies {
 
     /// The policy of a conversation, in one line.
     pub(super) fn describe(&self, chat: &Chat) -> String {
-        match self.within(&chat.bound).ok().flatten() {
-            None => format!("{FULL}: this conversation holds the keys and values of all its tokens"),
+        let keeping = self.within(&chat.bound).ok().flatten();
+        let name = keeping.as_ref().map_or(PolicyKind::Full, Keeping::kind).name();
+        match keeping {
+            None => format!("{name}: this conversation holds the keys and values of all its tokens"),
             Some(Keeping::Segments(schedule)) => {
-                let (name, most) = (&self.prepared, schedule.most());
+                let most = schedule.most();
                 format!("{name}: a layer holds at most {most} tokens of this conversation, whatever its length")
             }
             Some(Keeping::Budget(bound)) => {
-                let (name, budget) = (&self.prepared, bound.budget);
+                let budget = bound.budget;
                 format!("{name}: a layer holds {budget} tokens of this conversation on average, once it is longer")
             }
         }
@@ -136,13 +133,13 @@ impl Policies {
 
     fn show(&self, chat: &Chat) -> String {
         let mut lines = vec![self.describe(chat), String::new(), "Keys and values that are hardly read:".into()];
-        for Known { name, what, .. } in self.possible() {
-            let argument = if has_budget(name) { format!("{name} [N]") } else { name.clone() };
+        for Known { kind, what, .. } in self.possible() {
+            let argument = format!("{}{}", kind.name(), if has_budget(*kind) { " [N]" } else { "" });
             lines.push(format!("/policy {argument:18} {what}"));
         }
         lines.push(format!(
             "The model is prepared for {}. For another one it is prepared anew, and the conversation read again.",
-            self.prepared
+            self.prepared.name()
         ));
         lines.join("\n")
     }

@@ -106,6 +106,14 @@ impl KvPolicy {
             KvPolicy::Edgeinfinite => PolicyKind::EdgeInfinite,
         }
     }
+
+    const fn of(kind: PolicyKind) -> Self {
+        match kind {
+            PolicyKind::Full => KvPolicy::Full,
+            PolicyKind::Slake => KvPolicy::Slake,
+            PolicyKind::EdgeInfinite => KvPolicy::Edgeinfinite,
+        }
+    }
 }
 
 impl PolicyFlags {
@@ -118,28 +126,27 @@ impl PolicyFlags {
             model.program = plain;
             all.extend(policy.to_possible_value().map(|value| {
                 let what = value.get_help().map(ToString::to_string).unwrap_or_default();
-                Known { name: value.get_name().into(), what, is_possible }
+                Known { kind: policy.kind(), what, is_possible }
             }));
         }
         all
     }
 
-    /// The name of the policy.
-    pub(crate) fn name(&self) -> String {
-        self.kv_policy.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
+    /// What they ask for.
+    pub(crate) fn kind(&self) -> PolicyKind {
+        self.kv_policy.kind()
     }
 
     /// The flags for another policy or budget; what else these say holds for the policy that they were given with.
-    pub(crate) fn switched(&self, asked: &Asked) -> anyhow::Result<Self> {
-        let kv_policy = KvPolicy::from_str(&asked.name, false).map_err(|what| anyhow!(what))?;
-        let given = if kv_policy == self.kv_policy { self.clone() } else { Self::default() };
-        Ok(Self { kv_policy, kv_budget: asked.budget.or(given.kv_budget), ..given })
+    pub(crate) fn switched(&self, asked: Asked) -> Self {
+        let given = if asked.kind == self.kind() { self.clone() } else { Self::default() };
+        Self { kv_policy: KvPolicy::of(asked.kind), kv_budget: asked.budget.or(given.kv_budget), ..given }
     }
 
     /// What the flags ask for, `None` if all tokens are held. The model then runs a program whose layers can give up
     /// tokens. Fails in one line.
     pub(crate) fn apply(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Option<Keeping>> {
-        let kind = self.kv_policy.kind();
+        let kind = self.kind();
         for (given, of) in [(self.given(), PolicyKind::Slake), (self.segments.given(), PolicyKind::EdgeInfinite)] {
             if let Some(flag) = given.first().filter(|_| of != kind) {
                 bail!("{flag} without --kv-policy {}, expected both", of.name());
