@@ -99,6 +99,8 @@ pub struct Engine {
     tokens_read: u64,
     steps: Steps,
     pace: Pace,
+    /// When answers had their last tokens; none after a rest.
+    handed_out: Option<Instant>,
     speculation: Speculation,
 }
 
@@ -126,6 +128,7 @@ impl Engine {
             tokens_read: 0,
             steps: Steps::default(),
             pace: Pace::new(max_decode_gap),
+            handed_out: None,
             speculation: Speculation::new(drafters, most_drafts, effort),
         })
     }
@@ -135,6 +138,7 @@ impl Engine {
         loop {
             // Idle: wait. Busy: take what has come.
             if self.jobs.is_empty() {
+                self.handed_out = None;
                 self.memory.check_integrity();
                 match inbox.recv() {
                     Ok(command) => self.command(command),
@@ -342,6 +346,7 @@ impl Engine {
 
     /// Plans and runs one step, and hands out what it gave.
     fn step(&mut self) -> Result<(), DeviceError> {
+        let started = self.handed_out.unwrap_or_else(Instant::now);
         self.resume()?;
         self.keep_segments()?;
         self.propose();
@@ -368,9 +373,10 @@ impl Engine {
         let wanted = plan.spans.iter().map(|span| self.jobs.get(&span.id).and_then(Job::wants_likeliest_only));
         let only_likeliest = wanted.collect::<Option<Vec<_>>>().and_then(|counts| counts.into_iter().max());
         self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_likeliest)?;
-        self.pace.ran(&plan.spans, began.elapsed());
+        self.pace.ran(&plan.spans, started.elapsed());
         self.speculation.ran(&plan.spans, began.elapsed());
         let outcomes = self.hand_out(&plan.spans)?;
+        self.handed_out = Some(Instant::now());
         self.show_drafters(&plan.spans, &outcomes)?;
         self.commit(&plan.spans, &outcomes)?;
         for (span, outcome) in plan.spans.iter().zip(outcomes) {

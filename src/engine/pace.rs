@@ -6,38 +6,57 @@ use std::time::Duration;
 /// Weight of the last step in the running average.
 const WEIGHT: f64 = 0.25;
 
-/// Measures steps that read prompts.
+/// What is left of the slowest step after another one: it may have taken a snapshot, and the next one that does comes in
+/// a dozen steps or so.
+const FADING: f64 = 0.97;
+
+/// The part of the bound that steps are planned to take: two that read as much differ by a tenth or so.
+const AIM: f64 = 0.85;
+
+/// A step that reads less than this part of what it could says little about those that read all.
+const PART: u32 = 4;
+
+/// Measures steps that read prompts, by all that answers wait for: what is remembered before, too.
 #[derive(Debug)]
 pub(super) struct Pace {
     most: Option<Duration>,
-    /// Seconds for a token of a prompt, what else the step did included, on average and in the last step that read one;
-    /// unknown before the first.
-    seconds_per_row: Option<(f64, f64)>,
+    /// Seconds of a step that reads no prompt, on average.
+    alone: f64,
+    /// Seconds that a token of a prompt adds to a step, in the slowest one of lately; unknown before the first.
+    seconds_per_row: Option<f64>,
+    /// Tokens of prompts that the last step could read.
+    allowed: u32,
 }
 
 impl Pace {
     pub(super) fn new(most: Option<Duration>) -> Self {
-        Self { most, seconds_per_row: None }
+        Self { most, alone: 0.0, seconds_per_row: None, allowed: 0 }
     }
 
     /// Tokens of prompts that a step of at most `rows` may read beside answers.
-    pub(super) fn most_rows(&self, rows: u32) -> u32 {
-        match (self.most, self.seconds_per_row) {
-            // The slower of the two: a prompt takes longer the more of it is read.
-            (Some(most), Some((mean, last))) => (most.as_secs_f64() / mean.max(last)).min(f64::from(rows)) as u32,
+    pub(super) fn most_rows(&mut self, rows: u32) -> u32 {
+        self.allowed = match (self.most, self.seconds_per_row) {
+            (Some(most), Some(each)) => {
+                ((AIM * most.as_secs_f64() - self.alone) / each).clamp(0.0, f64::from(rows)) as u32
+            }
             // Not known yet: carefully.
             (Some(_), None) => 0,
             (None, _) => rows,
-        }
+        };
+        self.allowed
     }
 
     /// A step was run.
     pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration) {
         let rows: u32 = spans.iter().map(|span| span.rows - span.drafts).filter(|rows| *rows > 1).sum();
-        if rows > 0 {
-            let now = took.as_secs_f64() / f64::from(rows);
-            let before = self.seconds_per_row.map_or(now, |(mean, _)| mean);
-            self.seconds_per_row = Some((before + WEIGHT * (now - before), now));
+        let took = took.as_secs_f64();
+        if rows == 0 {
+            let before = if self.alone > 0.0 { self.alone } else { took };
+            self.alone = before + WEIGHT * (took - before);
+        } else if rows >= self.allowed / PART {
+            // Answers of other lengths, or none, may have been waiting then.
+            let now = (took - self.alone).max(took / 4.0) / f64::from(rows);
+            self.seconds_per_row = Some(self.seconds_per_row.map_or(now, |before| now.max(before * FADING)));
         }
     }
 }
@@ -48,32 +67,45 @@ mod tests {
     use crate::memory::SequenceId;
     use kvas_backend::Outputs;
 
-    /// Milliseconds of a step of a machine that takes some for the answers, and more for a token the further a prompt is.
-    fn took(rows: u32, read: u32) -> f64 {
-        35.0 + f64::from(rows) * (2.0 + f64::from(read) / 8192.0)
+    /// Milliseconds of a step of answers alone.
+    const ALONE: f64 = 35.0;
+
+    fn ran(pace: &mut Pace, rows: u32, milliseconds: f64) {
+        let span = PlannedSpan { id: SequenceId(0), rows, drafts: 0, outputs: Outputs::None };
+        pace.ran(&[span], Duration::from_secs_f64(milliseconds / 1e3));
     }
 
+    /// A machine that takes more for a token the further a prompt is, and remembers what was read every 512 tokens; a
+    /// step ends there.
     #[test]
     fn steps_beside_answers_take_as_long_as_they_may() {
         for most in [100, 500] {
             let mut pace = Pace::new(Some(Duration::from_millis(most)));
-            let step = |pace: &mut Pace, rows: u32, read: u32| {
-                let took = took(rows, read);
-                let span = PlannedSpan { id: SequenceId(0), rows, drafts: 0, outputs: Outputs::None };
-                pace.ran(&[span], Duration::from_secs_f64(took / 1e3));
-                took
-            };
             assert_eq!(pace.most_rows(512), 0, "nothing is known yet");
-            step(&mut pace, 512, 0);
-            let (mut read, mut steps) = (0, 0);
+            ran(&mut pace, 512, ALONE + 1000.0);
+            (0..20).for_each(|_| ran(&mut pace, 1, ALONE));
+            let (mut read, mut steps, mut took_all) = (0, 0, 0.0);
             while read < 8192 {
-                let rows = pace.most_rows(512);
-                let took = step(&mut pace, rows, read);
+                let most_rows = pace.most_rows(512);
+                let rows = most_rows.min(512 - read % 512);
+                let remembering = if read > 0 && read % 512 == 0 { 30.0 } else { 0.0 };
+                let took = ALONE + remembering + f64::from(rows) * (2.0 + f64::from(read) / 8192.0);
+                ran(&mut pace, rows, took);
                 // The bound and a step of answers alone.
-                assert!(rows > 0 && took <= most as f64 + 35.0, "{rows} rows at {read} take {took} ms");
-                assert!(steps < 8 || took > 0.9 * most as f64, "{rows} rows at {read} take {took} ms only");
-                (read, steps) = (read + rows, steps + 1);
+                assert!(rows > 0 && took <= most as f64 + ALONE, "{rows} rows at {read} take {took} ms");
+                (read, steps, took_all) = (read + rows, steps + 1, took_all + took);
             }
+            let mean = took_all / f64::from(steps);
+            assert!(mean > 0.5 * most as f64, "steps of {mean} ms, {most} were allowed");
         }
+    }
+
+    #[test]
+    fn a_step_that_was_cut_short_says_nothing_of_long_ones() {
+        let mut pace = Pace::new(Some(Duration::from_millis(500)));
+        ran(&mut pace, 200, 400.0);
+        let before = pace.most_rows(512);
+        ran(&mut pace, 16, 90.0);
+        assert_eq!(pace.most_rows(512), before);
     }
 }

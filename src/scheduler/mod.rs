@@ -147,7 +147,7 @@ impl Scheduler {
             }
         }
         // Fewer would not do for a prompt that is kept as inputs.
-        let least = self.fresh.next_multiple_of(CHUNK as u32) + 2 * CHUNK as u32;
+        let least = self.fresh.next_multiple_of(CHUNK as u32) + CHUNK as u32;
         let most = if decodes.is_empty() { left.rows } else { left.rows.min(most.max(least)) };
         left.rows = most;
         let mut spared = 0;
