@@ -2,6 +2,7 @@
 //! company. Every test says "skipped" where there is no GPU.
 
 use crate::{
+    edgeinfinite::{answers, off_the_oracle},
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
     speculation::{MODELS, drafts_change_no_bit},
@@ -147,6 +148,29 @@ fn histories_of_state_spaces_beside_attention() {
 #[test]
 fn histories_of_short_convolutions() {
     any_history_is_that_of_a_fresh_run_on_the_processor("lfm2", HISTORY);
+}
+
+/// Largest difference from the oracle over its largest number where segments are given up.
+const ORACLE: f64 = 2e-6;
+
+#[test]
+fn segments_on_a_gpu_are_given_up_as_the_oracle_does() {
+    let Some(device) = device() else { return };
+    let off = off_the_oracle(&|| backend(&device));
+    println!("off by {off:.1e}");
+    assert!(off < ORACLE, "off by {off:e}");
+}
+
+#[test]
+fn answers_that_give_up_segments_on_a_gpu_are_those_of_the_processor() {
+    let Some(device) = device() else { return };
+    let processor = answers(&|_| Box::new(Cpu::new(2)));
+    assert_eq!(answers(&|_| backend(&device)), processor);
+    let shared = |program: &Program| -> Box<dyn Backend> {
+        let placement = placement(program, 1, false).expect("one layer is not all");
+        Box::new(Split::new([backend(&device), Box::new(Cpu::new(2))], placement))
+    };
+    assert_eq!(answers(&shared), processor, "one layer of three on the GPU");
 }
 
 /// Steps of one row are the same launches again and again: all but the first few are graphs.

@@ -162,35 +162,44 @@ fn off(found: &[f32], expected: &[f64]) -> f64 {
     found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs() / largest).fold(0.0, f64::max)
 }
 
-#[test]
-fn prompts_and_answers_are_those_of_the_oracle() {
+/// Any device, made anew.
+pub(crate) type Make<'a> = &'a dyn Fn() -> Box<dyn Backend>;
+
+/// How far prompts and answers on a device are from those of the oracle, positions in the cache and absolute ones.
+pub(crate) fn off_the_oracle(make: Make<'_>) -> f64 {
     let v: Vectors = serde_json::from_str(include_str!("data/vectors/edgeinfinite.json")).unwrap();
     let width = v.heads * v.head_dim;
     let tokens: Vec<u32> = (0..(v.inputs.len() / width) as u32).collect();
-    type Device = fn() -> Box<dyn Backend>;
-    let devices: [Device; 3] = [|| Box::new(Reference::default()), || Box::new(Cpu::new(1)), || Box::new(Cpu::new(3))];
-    for (number, device) in devices.into_iter().enumerate() {
-        for (answers, positions) in [(&v.cache, Positions::Held), (&v.abs, Positions::Sequence)] {
-            let program = toy(&v, positions);
-            let schedule = |absorbing| Schedule::of(program.segments().unwrap(), absorbing);
-            let mut runner = prepared(program.clone(), device(), &mut OfVectors(&v));
-            let mut worst = 0.0f64;
-            for (length, expected) in answers.prompts.iter().zip(&answers.prompt_out) {
-                for batch in [32, 4, 1] {
-                    let found = read_prompt(&mut runner, &tokens[..*length], &schedule(Absorbing::InPlace), batch);
-                    worst = worst.max(off(&found, expected));
-                }
+    let mut worst = 0.0f64;
+    for (answers, positions) in [(&v.cache, Positions::Held), (&v.abs, Positions::Sequence)] {
+        let program = toy(&v, positions);
+        let schedule = |absorbing| Schedule::of(program.segments().unwrap(), absorbing);
+        let mut runner = prepared(program.clone(), make(), &mut OfVectors(&v));
+        for (length, expected) in answers.prompts.iter().zip(&answers.prompt_out) {
+            for batch in [32, 4, 1] {
+                let found = read_prompt(&mut runner, &tokens[..*length], &schedule(Absorbing::InPlace), batch);
+                worst = worst.max(off(&found, expected));
             }
-            let decoded = [(Absorbing::InPlace, &answers.inplace), (Absorbing::Recompute, &answers.recompute)];
-            for (absorbing, expected) in decoded {
-                let mut found = Vec::new();
-                let mut each = |_: usize, row: &mut [f32]| found.extend_from_slice(row);
-                score_segments(&mut runner, &tokens, &schedule(absorbing), &mut each).unwrap();
-                worst = worst.max(off(&found[v.first * width..], expected));
-            }
-            println!("device {number}, {positions:?}: {worst:.1e}");
-            assert!(worst < ORACLE, "device {number}, {positions:?}: off by {worst:e}");
         }
+        let decoded = [(Absorbing::InPlace, &answers.inplace), (Absorbing::Recompute, &answers.recompute)];
+        for (absorbing, expected) in decoded {
+            let mut found = Vec::new();
+            let mut each = |_: usize, row: &mut [f32]| found.extend_from_slice(row);
+            score_segments(&mut runner, &tokens, &schedule(absorbing), &mut each).unwrap();
+            worst = worst.max(off(&found[v.first * width..], expected));
+        }
+    }
+    worst
+}
+
+#[test]
+fn prompts_and_answers_are_those_of_the_oracle() {
+    let devices: [Make<'_>; 3] =
+        [&|| Box::new(Reference::default()), &|| Box::new(Cpu::new(1)), &|| Box::new(Cpu::new(3))];
+    for (number, device) in devices.into_iter().enumerate() {
+        let off = off_the_oracle(device);
+        println!("device {number}: {off:.1e}");
+        assert!(off < ORACLE, "device {number}: off by {off:e}");
     }
 }
 
@@ -303,8 +312,35 @@ fn decoding_with_recomputation_is_reading_as_a_prompt() {
 }
 
 fn engine(model: &Model, keeping: Option<Schedule>, pages: usize) -> EngineHandle {
+    engine_of(ready(model, pages), keeping)
+}
+
+fn engine_of(runner: Runner, keeping: Option<Schedule>) -> EngineHandle {
     let bound = keeping.map(Keeping::Segments);
-    Engine::start(ready(model, pages), EngineConfig { bound, snapshot_every: 32, ..EngineConfig::new(CONTEXT) })
+    Engine::start(runner, EngineConfig { bound, snapshot_every: 32, ..EngineConfig::new(CONTEXT) })
+}
+
+/// Greedy answers of an engine on a device: to prompts alone, once more from a snapshot, and three at once.
+pub(crate) fn answers(make: &dyn Fn(&Program) -> Box<dyn Backend>) -> Vec<Vec<u32>> {
+    let mut all = Vec::new();
+    for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
+        let (model, schedule) = gated(absorbing);
+        let engine =
+            engine_of(model.prepare(make(&model.program), limits(900), &mut |_, _| {}).unwrap(), Some(schedule));
+        for (length, seed) in [(10, 1), (28, 2), (150, 3)] {
+            let prompt = tokens(length, seed);
+            all.extend((0..2).map(|_| ask(&engine, greedy(&prompt, 60)).0));
+        }
+        let streams: Vec<_> = [5, 70, 200].map(|length| engine.submit(greedy(&tokens(length, 9), 40))).into();
+        for stream in streams {
+            let mut found = Vec::new();
+            while let Event::Token(token) = stream.next_event() {
+                found.push(token);
+            }
+            all.push(found);
+        }
+    }
+    all
 }
 
 fn greedy(prompt: &[u32], count: usize) -> Request {

@@ -1,29 +1,22 @@
 // Rotation of queries and keys, and keys and values into pages; rows of pages in and out.
 #include "common/order.cuh"
 #include "common/pages.cuh"
+#include "common/rotation.cuh"
 #include "common/step.cuh"
 
-// Pairs of columns whose angles a block keeps.
-static constexpr u32 MOST_PAIRS = 512;
-
 // Rotates the heads of q and k in place, and appends k and v. A block per row and eight heads, a warp per head: those of
-// q first, then those of k. `pairs == 0`: nothing rotates.
+// q first, then those of k. `pairs == 0`: nothing rotates. `by_place`: a position is the place in the table.
 template <u32 KV>
 DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, float* q, float* k, const float* v,
-                       u32 heads, u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude) {
-    __shared__ float sines[MOST_PAIRS], cosines[MOST_PAIRS];
+                       u32 heads, u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude,
+                       u32 by_place) {
+    __shared__ Angles angles;
     let_next_begin();
     // The step is there before its first kernel begins.
     const u32 row = blockIdx.x;
     const Span& span = step.spans[step.row_span[row]];
-    const u32 position = span.context + row - span.first;
-    for (u32 i = threadIdx.x; i < pairs; i += blockDim.x) {
-        // In double precision, as everywhere: keys that differ in the last bit may be rounded apart in pages.
-        double sine, cosine;
-        sincos(double(position) * double(frequencies[i]), &sine, &cosine);
-        sines[i] = float(sine) * magnitude;
-        cosines[i] = float(cosine) * magnitude;
-    }
+    const u32 place_at = step.span_in(step.row_span[row], ordinal).context + row - span.first;
+    angles.set(by_place ? place_at : span.context + row - span.first, frequencies, pairs, magnitude);
     wait_for_inputs();
     __syncthreads();
     u32 head = blockIdx.y * (blockDim.x / 32) + warp_id();
@@ -32,16 +25,9 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
     if (!is_query) head -= heads;
     const u32 columns = is_query || !pages.latent ? key_dim : key_dim - pages.value_dim;
     float* x = is_query ? q + (u64(row) * heads + head) * columns : k + (u64(row) * pages.kv_heads + head) * columns;
-    for (u32 i = lane_id(); i < pairs; i += 32) {
-        const u32 first = adjacent ? 2 * i : i, second = adjacent ? 2 * i + 1 : i + pairs;
-        const float a = x[first], b = x[second];
-        // Rounded as separate operations, for the same reason.
-        x[first] = __fsub_rn(__fmul_rn(a, cosines[i]), __fmul_rn(b, sines[i]));
-        x[second] = __fadd_rn(__fmul_rn(a, sines[i]), __fmul_rn(b, cosines[i]));
-    }
+    angles.turn(x, pairs, adjacent);
     if (is_query) return;
     __syncwarp();
-    const u32 place_at = step.span_in(step.row_span[row], ordinal).context + row - span.first;
     const u32 page = step.table(span.slot, ordinal)[place_at >> pages.shift];
     const u32 token = place_at & (pages.page_size() - 1);
     const HeadPage place = head_page<KV>(pages, page, head);
@@ -85,8 +71,10 @@ template <u32 KV> DEVICE void load_page(const Pages& pages, u32 page, const floa
 
 #define OF_TYPE(name, KV)                                                                                             \
     KERNEL rope_store_##name(StepView step, Pages pages, u32 ordinal, float* q, float* k, const float* v, u32 heads,  \
-                             u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude) {       \
-        rope_store<KV>(step, pages, ordinal, q, k, v, heads, key_dim, frequencies, pairs, adjacent, magnitude);       \
+                             u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude,         \
+                             u32 by_place) {                                                                          \
+        rope_store<KV>(step, pages, ordinal, q, k, v, heads, key_dim, frequencies, pairs, adjacent, magnitude,        \
+                       by_place);                                                                                     \
     }                                                                                                                 \
     KERNEL save_page_##name(Pages pages, u32 page, float* out) { save_page<KV>(pages, page, out); }                   \
     KERNEL load_page_##name(Pages pages, u32 page, const float* values) { load_page<KV>(pages, page, values); }

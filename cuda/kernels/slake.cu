@@ -99,7 +99,7 @@ template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layer
     const Pages& pages = layer.pages;
     const u32 kv_head = blockIdx.x, key_dim = pages.key_dim;
     const Bound bound = step.bound(number, layer.ordinal);
-    if (kv_head >= pages.kv_heads || bound.bounded == 0) return;
+    if (kv_head >= pages.kv_heads || !bound.is_bounded()) return;
     const Span& span = step.spans[number];
     float* scores = layer.scores + (u64(span.slot) * pages.kv_heads + kv_head) * layer.capacity;
     if (bound.held + span.rows > layer.capacity || span.rows > layer.window) {

@@ -37,8 +37,12 @@ pub(crate) struct DeviceBound {
     held: u32,
     count: f32,
     mass_cap: f32,
-    bounded: u32,
+    /// 1: tokens were given up head by head, or could have been; 2: segments went into the memory of the slot.
+    flags: u32,
 }
+
+/// [`DeviceBound::flags`].
+const MEMORY: u32 = 2;
 
 /// What the slots that steps may name remember of a layer.
 pub(crate) struct GivenUp {
@@ -247,7 +251,7 @@ impl AllGivenUp {
     pub(crate) fn bound(&self, store: Store, slot: Slot, held: u32) -> DeviceBound {
         let Some(given_up) = self.of(store) else { return DeviceBound { held, ..DeviceBound::default() } };
         let Marks { count, mass_cap, bounded, .. } = *given_up.marks(slot);
-        DeviceBound { held, count, mass_cap, bounded: u32::from(bounded) }
+        DeviceBound { held, count, mass_cap, flags: u32::from(bounded) }
     }
 
     pub(crate) fn copy_slot(&mut self, device: &Device, from: Slot, to: Slot) -> Result<(), DeviceError> {
@@ -263,6 +267,16 @@ impl DeviceBound {
     /// Whether there are sums of what was given up.
     pub(crate) fn has_sums(&self) -> bool {
         self.count > 0.0
+    }
+
+    /// The same, with or without something in the memory of segments.
+    pub(crate) fn with_memory(self, has_memory: bool) -> Self {
+        Self { flags: self.flags | if has_memory { MEMORY } else { 0 }, ..self }
+    }
+
+    /// Whether there is something in the memory of segments.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.flags & MEMORY != 0
     }
 
     /// Tokens held before the span.

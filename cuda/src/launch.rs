@@ -11,7 +11,9 @@ use crate::{
     ops::{
         attention::{AttentionView, PartsView},
         conv::ConvView,
+        read_memory::ReadMemoryView,
         recurrence::{FoldView, PromptView, RecurrenceView, ScanView},
+        segments::SegmentView,
         slake::{AbsorbView, LossesView, WindowView},
     },
     pages::PagesView,
@@ -188,7 +190,7 @@ macro_rules! views {
 
 views!(
     StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView GivenUpView WindowView
-    LossesView AbsorbView
+    LossesView AbsorbView SegmentView ReadMemoryView
 );
 
 /// A launch in the making.

@@ -13,7 +13,7 @@
 //! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
 //! | `plan.rs` | how much memory a program takes |
 //! | `upload.rs`, `weights.rs` | weights to the device |
-//! | `given_up.rs` | what layers remember that may give up tokens |
+//! | `given_up.rs`, `absorbed.rs` | what layers remember that may give up tokens, or segments |
 //! | `pages.rs`, `slots.rs` | what layers remember: the arena of pages, checkpoints, replay rings, windows |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
@@ -26,6 +26,7 @@
 //! `self.kernel("NAME", "op_algorithm_type")?.grid(..).block(..).arg(..).launch()`. What it needs besides its inputs
 //! and outputs is scratch, which all ops share and which is counted in `scratch_bytes` of its file.
 
+mod absorbed;
 mod compile;
 mod device;
 mod given_up;
@@ -238,6 +239,10 @@ impl Backend for Cuda {
 
     fn attention(&mut self, op: &op::Attention) -> Result<(), DeviceError> {
         self.machine().attention(op)
+    }
+
+    fn read_memory(&mut self, op: &op::ReadMemory) -> Result<(), DeviceError> {
+        self.machine().read_memory(op)
     }
 
     fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError> {

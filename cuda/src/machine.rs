@@ -1,6 +1,7 @@
 //! Everything a prepared program owns: activations, weights, memory of layers, scratch. Ops borrow its fields.
 
 use crate::{
+    absorbed::AllAbsorbed,
     device::{Device, Memory, Pinned, Ptr},
     given_up::{AllGivenUp, DeviceBound},
     launch::Launch,
@@ -37,6 +38,7 @@ pub(crate) struct Machine {
     pub(crate) pages: Pages,
     pub(crate) slots: Slots,
     pub(crate) given_up: AllGivenUp,
+    pub(crate) absorbed: AllAbsorbed,
     /// By span of the step and page store, where some may give up tokens.
     bounds: Vec<DeviceBound>,
     /// The spans of the step as they are, where layers may give up tokens.
@@ -93,6 +95,7 @@ impl Machine {
             scratch: device.take("scratch", ops::scratch_bytes(&program, &limits, device) as usize)?,
             image: StepImage::new(device, &program, &limits)?,
             given_up: AllGivenUp::new(device, &program, &limits, |decl| pages.view(decl))?,
+            absorbed: AllAbsorbed::new(device, &program, &limits)?,
             pages,
             bounds: Vec::new(),
             spans: Vec::new(),
@@ -167,13 +170,16 @@ impl Machine {
         }
         self.bounds.clear();
         self.spans.clear();
-        if self.given_up.is_any() {
+        if self.given_up.is_any() || self.absorbed.is_any() {
             self.given_up.ask(step.spans());
             self.spans.extend_from_slice(step.spans());
             let is_pages = |store: &Store| matches!(self.program.store(*store), StoreDecl::Pages(_));
             for (number, span) in step.spans().iter().enumerate() {
                 let stores = (0..self.program.stores.len() as u32).map(Store).filter(is_pages);
-                let bound = |(ordinal, store)| self.given_up.bound(store, span.slot, step.held(number, ordinal));
+                let bound = |(ordinal, store)| {
+                    let bound = self.given_up.bound(store, span.slot, step.held(number, ordinal));
+                    bound.with_memory(self.absorbed.has_memory(store, span.slot))
+                };
                 self.bounds.extend(stores.enumerate().map(bound));
             }
         }

@@ -16,11 +16,12 @@ pub(crate) struct Shape {
 }
 
 /// What a page store holds of a sequence before its span: a number that stands for all others that contexts are cut into
-/// as many parts from, and whether there are sums of what was given up.
+/// as many parts from, and whether there are sums of what was given up, or a memory of segments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) tokens: u32,
     pub(crate) has_sums: bool,
+    pub(crate) has_memory: bool,
 }
 
 /// A span: its rows, how many of them are outputs, whether they go straight into the state, and a position that stands
@@ -64,7 +65,7 @@ impl Shape {
         let each = bounds.len() / step.spans().len().max(1);
         let held = |(at, bound): (usize, &DeviceBound)| {
             let (rows, has_sums) = (step.spans()[at / each].rows, bound.has_sums());
-            Held { tokens: stands_for(bound.held(), rows, has_sums), has_sums }
+            Held { tokens: stands_for(bound.held(), rows, has_sums), has_sums, has_memory: bound.has_memory() }
         };
         let stores = bounds.iter().enumerate().map(held).collect();
         Self { spans: step.spans_with_rows().zip(entries).map(part).collect(), stores }

@@ -194,6 +194,7 @@ impl Machine {
             self.device.copy(from, to, bytes)?;
         }
         self.given_up.copy_slot(&self.device, from, to)?;
+        self.absorbed.copy_slot(&self.device, from, to)?;
         self.cursors.copied(from, to);
         Ok(())
     }
@@ -201,6 +202,7 @@ impl Machine {
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
     pub(crate) fn clear_slot(&mut self, slot: Slot) -> Result<(), DeviceError> {
         self.given_up.clear_slot(slot);
+        self.absorbed.clear_slot(slot);
         if !self.cursors.clear(slot) {
             return Ok(());
         }
@@ -263,6 +265,7 @@ impl Machine {
             }
         }
         self.given_up.clear_slot(slot);
+        self.absorbed.clear_slot(slot);
         self.cursors.loaded(slot);
         Ok(())
     }

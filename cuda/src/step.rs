@@ -89,7 +89,8 @@ impl Layout {
         let spans = after(outputs, limits.outputs);
         let most_spans = limits.rows.min(limits.slots);
         let bounds = after(spans, most_spans * size_of::<DeviceSpan>() / 4);
-        let bounded = if program.bounded_stores().next().is_some() { most_spans * program.page_stores() } else { 0 };
+        let gives_up = program.bounded_stores().chain(program.segment_stores()).next().is_some();
+        let bounded = if gives_up { most_spans * program.page_stores() } else { 0 };
         let updates = after(bounds, bounded * size_of::<DeviceBound>() / 4);
         Self { tokens, row_span, outputs, spans, bounds, updates, words: updates + 2 * UPDATES }
     }

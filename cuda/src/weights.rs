@@ -1,13 +1,14 @@
 //! Weights on the device: which format each one has there, and how it gets there.
 //!
 //! F32 lies row after row. Formats that kernels read are packed (`kernels/quant/formats.cuh`): bytes in another order,
-//! nothing lost. All other formats are turned into F16, and those that are no floats into F32.
+//! nothing lost. All other formats are turned into F16, and those that are no floats into F32. What a memory of segments goes
+//! through lies column after column.
 
 use crate::{
     device::{Device, Memory, Ptr},
     upload::Uploader,
 };
-use kvas_backend::{DeviceError, Program, WeightDecl, WeightFormat, WeightSource};
+use kvas_backend::{DeviceError, Op, Program, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
 use std::sync::Arc;
 
@@ -38,6 +39,12 @@ impl Matrix {
     /// Units of a row.
     pub(crate) fn units(&self) -> usize {
         self.columns.div_ceil(UNIT)
+    }
+
+    /// The values of a weight declared as F32, column after column.
+    fn columns_in_order(&self) -> Vec<f32> {
+        let column = |column: usize| self.floats[column..].iter().step_by(self.columns);
+        (0..self.columns).flat_map(column).copied().collect()
     }
 
     /// The values of a weight declared as F32.
@@ -153,6 +160,11 @@ impl<'a> Loader<'a> {
                     matrices[weight] = loader.matrix(&program.weights[weight], counts[weight], Some(common))?;
                 }
             }
+        }
+        let layers = program.ops.iter().filter_map(|op| if let Op::ReadMemory(op) = op { Some(op) } else { None });
+        for weight in layers.flat_map(|op| [op.fc1[0], op.fc2[0]]) {
+            let matrix = &matrices[weight.0 as usize];
+            device.upload(matrix.at(), &matrix.columns_in_order())?;
         }
         device.synchronize()?;
         Ok(matrices)

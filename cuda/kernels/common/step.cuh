@@ -28,7 +28,12 @@ struct __align__(16) Bound {
     u32 held;       // tokens before the span
     float count;    // tokens in the moments of each KV head
     float mass_cap; // in nats
-    u32 bounded;    // 1: tokens were given up, or could have been
+    u32 flags;
+
+    // Tokens were given up head by head, or could have been.
+    DEVICE bool is_bounded() const { return flags & 1; }
+    // Segments went into the memory of the slot.
+    DEVICE bool has_memory() const { return flags & 2; }
 };
 
 struct StepView {

@@ -3,7 +3,7 @@
 use crate::{
     device::{Device, Ptr, failed},
     machine::Machine,
-    ops::slake,
+    ops::{segments, slake},
     shape::Held,
 };
 use kvas_backend::{
@@ -54,6 +54,7 @@ pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
     let mut units = vec!["attention"];
     units.extend(tile_units(limits.kv_type).into_iter().flatten());
     units.extend(decl.policy.slake().iter().flat_map(|_| slake::UNITS));
+    units.extend(decl.policy.segments().iter().flat_map(|_| segments::UNITS));
     units
 }
 
@@ -96,6 +97,7 @@ pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limi
     let row = row_bytes(op, decl.value_dim, tokens.div_ceil(least).min(MOST_PARTS) + 2);
     // All rows that are left over of a span come at once.
     let of_rows = (row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16;
+    let of_rows = of_rows.max(segments::scratch_bytes(program, decl, limits));
     of_rows.max(slake::Room::of(program, op.store, limits).map_or(0, |room| room.bytes)) as u64
 }
 
@@ -193,7 +195,7 @@ impl Machine {
     fn held_spans(&self, store: Store) -> impl Iterator<Item = (usize, Span, bool)> {
         let mut held = self.shape.held(self.program.page_ordinal(store), self.program.page_stores());
         self.step.spans_with_rows().map(move |(first, span)| match held.next() {
-            Some(Held { tokens, has_sums }) => (first, Span { context: tokens, ..span }, has_sums),
+            Some(Held { tokens, has_sums, .. }) => (first, Span { context: tokens, ..span }, has_sums),
             None => (first, span, false),
         })
     }

@@ -7,10 +7,12 @@ pub(crate) mod experts;
 pub(crate) mod likeliest;
 pub(crate) mod norm;
 pub(crate) mod product;
+pub(crate) mod read_memory;
 pub(crate) mod recurrence;
 pub(crate) mod rope_store;
 pub(crate) mod route;
 pub(crate) mod rows;
+pub(crate) mod segments;
 pub(crate) mod slake;
 pub(crate) mod wide;
 
@@ -34,8 +36,7 @@ pub(crate) fn units(program: &Program, op: &Op, quant: impl Fn(Weight) -> Quant,
         Op::Route(_) => vec!["route"],
         Op::RopeStore(_) => vec!["pages"],
         Op::Attention(op) => attention::units(program.pages(op.store), limits),
-        // No program with it comes here: it is refused.
-        Op::ReadMemory(_) => Vec::new(),
+        Op::ReadMemory(_) => read_memory::UNITS.to_vec(),
         Op::CausalConv(_) | Op::ShortConv(_) => conv::units(),
         Op::GatedDelta(op) => recurrence::units(program, op.store, false, limits),
         Op::Mamba2(op) => recurrence::units(program, op.store, true, limits),

@@ -4,7 +4,7 @@ use crate::{
     device::{Ptr, failed},
     machine::Machine,
 };
-use kvas_backend::{DeviceError, op, rope::Pairing};
+use kvas_backend::{DeviceError, Op, Store, op, rope::Pairing};
 
 /// Warps of a block, each with a head.
 const HEADS: usize = 8;
@@ -22,6 +22,7 @@ impl Machine {
             return Err(failed(format!("a rotation of {} columns, at most {} can be", 2 * pairs, 2 * MOST_PAIRS)));
         }
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
+        let by_place = self.absorbed.of(op.store).is_some_and(|absorbed| absorbed.moves_positions());
         let rows = self.step.tokens().len();
         self.kernel("pages", &format!("rope_store_{}", self.pages.kv_type().name()))?
             .grid(rows, (heads + decl.kv_heads).div_ceil(HEADS), 1)
@@ -39,6 +40,17 @@ impl Machine {
             .arg(pairs as u32)
             .arg(u32::from(adjacent))
             .arg(rope.map_or(1.0, |rope| rope.magnitude()))
+            .arg(u32::from(by_place))
             .launch()
+    }
+
+    /// How the keys of a store are rotated, if they are: frequencies, pairs of columns, and whether these are neighbours.
+    pub(crate) fn rotation(&self, store: Store) -> Option<(Ptr, u32, u32)> {
+        let rope = self.program.ops.iter().find_map(|op| {
+            let Op::RopeStore(op) = op else { return None };
+            op.rope.as_ref().filter(|_| op.store == store)
+        })?;
+        let frequencies = self.frequencies[store.0 as usize].as_ref()?;
+        Some((frequencies.at(), rope.dims as u32 / 2, u32::from(rope.pairing == Pairing::Adjacent)))
     }
 }

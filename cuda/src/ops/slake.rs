@@ -253,6 +253,10 @@ impl Machine {
 
     pub(crate) fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
         for holding in eviction.holdings {
+            if self.program.pages(holding.store).policy.segments().is_some() {
+                self.give_up_segment(eviction, holding)?;
+                continue;
+            }
             let look = self.look(eviction, holding)?;
             let found = self.find(&look)?;
             if eviction.absorb {

@@ -4,11 +4,7 @@ use super::{
     report::{Bound, Form, Report},
     vectors::NO_PAGES,
 };
-use crate::cli::{
-    device::{Place, backend},
-    flags::ComputeFlags,
-};
-use anyhow::ensure;
+use crate::cli::{device::backend, flags::ComputeFlags};
 use clap::Args;
 use kvas::{
     engine::Runner,
@@ -212,10 +208,6 @@ impl Reader {
 
 impl EdgeTtft {
     pub(super) fn run(self) -> anyhow::Result<u8> {
-        match Place::of(&self.compute)? {
-            Place::Cpu { .. } | Place::Reference => {}
-            Place::Cuda { .. } => ensure!(false, "edge_ttft: not on --device cuda, expected --device cpu"),
-        }
         let [sink, window, segment] = [self.sink, self.window, self.segment].map(|tokens| tokens as usize);
         let (positions, memory) = (Positions::Held, SegmentMemory::Matrix);
         let segments = Segments { sink, window, segment, positions, memory };

@@ -2,10 +2,7 @@
 
 mod segments;
 
-use super::{
-    device::Place,
-    flags::{ModelFlags, RunFlags},
-};
+use super::flags::ModelFlags;
 use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
@@ -155,10 +152,7 @@ impl PolicyFlags {
         match kind {
             PolicyKind::Full => Ok(None),
             PolicyKind::Slake => Ok(Some(self.apply_bound(model, flags)?.into())),
-            PolicyKind::EdgeInfinite => {
-                check_place(kind, &flags.run)?;
-                Ok(Some(Keeping::Segments(self.segments.apply(model, &flags.name())?)))
-            }
+            PolicyKind::EdgeInfinite => Ok(Some(Keeping::Segments(self.segments.apply(model, &flags.name())?))),
         }
     }
 
@@ -222,13 +216,5 @@ impl PolicyFlags {
             ..usual
         };
         Ok((bound, moments))
-    }
-}
-
-/// Refuses places that have no kernels for a policy.
-fn check_place(kind: PolicyKind, run: &RunFlags) -> anyhow::Result<()> {
-    match Place::of(&run.compute)? {
-        Place::Cpu { .. } | Place::Reference => Ok(()),
-        Place::Cuda { .. } => bail!("--kv-policy {}: not on --device cuda, expected --device cpu", kind.name()),
     }
 }
