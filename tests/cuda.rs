@@ -150,8 +150,8 @@ fn histories_of_short_convolutions() {
     any_history_is_that_of_a_fresh_run_on_the_processor("lfm2", HISTORY);
 }
 
-/// Largest difference from the oracle over its largest number where segments are given up.
-const ORACLE: f64 = 2e-6;
+/// Largest difference from the oracle over its largest number where segments are given up. Floor on an H200: 2.2e-7.
+const ORACLE: f64 = 1e-6;
 
 #[test]
 fn segments_on_a_gpu_are_given_up_as_the_oracle_does() {
