@@ -222,12 +222,12 @@ impl Moments<'_> {
             ByType::F32(covariance) => {
                 let rows: &[u8] = bytemuck::cast_slice(covariance);
                 let matrix = Matrix { rows, next: rows, stride: columns, columns };
-                strips::add_matrix::<F32, S, false>(simd, what, weights, matrix, &mut sums);
+                strips::add_matrix_apart::<F32, S>(simd, what, weights, matrix, &mut sums);
             }
             ByType::F16(covariance) => {
                 let rows: &[u8] = bytemuck::cast_slice(covariance);
                 let matrix = Matrix { rows, next: rows, stride: columns, columns };
-                strips::add_matrix::<F16, S, false>(simd, what, weights, matrix, &mut sums);
+                strips::add_matrix_apart::<F16, S>(simd, what, weights, matrix, &mut sums);
             }
         }
         for (i, mix) in part.mix[..count * columns].chunks_exact_mut(columns).enumerate() {

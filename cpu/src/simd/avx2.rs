@@ -56,8 +56,13 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 impl Simd for Avx2 {
     const LANES: usize = 8;
+    const REGISTERS: usize = 16;
     type F32 = __m256;
     type Panels = Avx2;
+
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        run(self, kernel)
+    }
 
     #[inline(always)]
     fn panels(self) -> Avx2 {

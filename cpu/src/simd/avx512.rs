@@ -35,8 +35,13 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 impl Simd for Avx512 {
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
     type F32 = __m512;
     type Panels = Avx512;
+
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        run(self, kernel)
+    }
 
     #[inline(always)]
     fn panels(self) -> Avx512 {

@@ -122,6 +122,8 @@ pub(crate) trait Kernel {
 pub(crate) trait Simd: Copy + Send + Sync {
     /// Lanes of [`Simd::F32`], at most 16.
     const LANES: usize;
+    /// Vectors that fit the registers, at most 32.
+    const REGISTERS: usize;
     /// `LANES` floats.
     type F32: Copy;
     /// The operations on panels of weights that go with it.
@@ -129,6 +131,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
     /// Operations on panels.
     fn panels(self) -> Self::Panels;
+    /// Runs a kernel in a function of its own, which is compiled once for all that call it: what is large and called
+    /// from many places takes most of the time that this crate takes to compile.
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output;
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F32;
     /// # Safety

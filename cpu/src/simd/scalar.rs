@@ -1,7 +1,7 @@
 //! Plain Rust on arrays of 8: the fallback of every processor, and what the other sets are tested against.
 
 use super::{
-    Simd,
+    Kernel, Simd,
     panels::{Panels, QuantisedBlock, ROWS},
 };
 
@@ -31,12 +31,18 @@ fn tree(x: F8) -> f32 {
 
 impl Simd for Scalar {
     const LANES: usize = 8;
+    const REGISTERS: usize = 8;
     type F32 = F8;
     type Panels = Scalar;
 
     #[inline(always)]
     fn panels(self) -> Scalar {
         self
+    }
+
+    #[inline(never)]
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
     }
 
     #[inline(always)]

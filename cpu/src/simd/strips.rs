@@ -1,7 +1,8 @@
 //! Weighted sums of rows in tiles of registers: a row is loaded, and converted, once for several sums of it. Every sum
 //! is one chain over the rows in order, so it does not depend on the tile it is in.
 
-use super::{Simd, dense::Element, math};
+use super::{Kernel, Simd, dense::Element, math};
+use std::marker::PhantomData;
 
 /// How far ahead in the same rows is fetched into the first-level cache; what is read next only comes into the second
 /// level, where there is room for more requests.
@@ -82,24 +83,25 @@ pub(crate) fn add_rows<E: Element, S: Simd, const V: usize, const FETCH: bool>(
     }
     let mut at = 0;
     // Sums that fit the registers: 32 of them where they are this wide, else 16.
-    while S::LANES == 16 && V <= 2 && at + 8 <= count {
+    while S::REGISTERS == 32 && V <= 2 && at + 8 <= count {
         // SAFETY: checked above for all `count`.
         unsafe { tile::<E, S, 8, V, FETCH>(simd, (at, start), weights, strip, sums) };
         at += 8;
     }
-    while (S::LANES == 16 || V <= 2) && at + 4 <= count {
+    while (S::REGISTERS == 32 || V <= 2) && at + 4 <= count {
         // SAFETY: as above.
         unsafe { tile::<E, S, 4, V, FETCH>(simd, (at, start), weights, strip, sums) };
         at += 4;
     }
-    while at + 2 <= count {
+    while S::REGISTERS >= 16 && at + 2 <= count {
         // SAFETY: as above.
         unsafe { tile::<E, S, 2, V, FETCH>(simd, (at, start), weights, strip, sums) };
         at += 2;
     }
-    if at < count {
+    while at < count {
         // SAFETY: as above.
         unsafe { tile::<E, S, 1, V, FETCH>(simd, (at, start), weights, strip, sums) };
+        at += 1;
     }
 }
 
@@ -213,11 +215,11 @@ pub(crate) fn add_matrix<E: Element, S: Simd, const FETCH: bool>(
 ) {
     let mut at = 0;
     // Few sums do not fill the registers with two vectors each.
-    while S::LANES == 16 && what.0 < 8 && at + 4 * S::LANES <= matrix.columns {
+    while S::REGISTERS == 32 && what.0 < 8 && at + 4 * S::LANES <= matrix.columns {
         add_columns::<E, S, 4, FETCH>(simd, what, weights, (matrix, at), sums);
         at += 4 * S::LANES;
     }
-    while at + 2 * S::LANES <= matrix.columns {
+    while S::REGISTERS >= 16 && at + 2 * S::LANES <= matrix.columns {
         add_columns::<E, S, 2, FETCH>(simd, what, weights, (matrix, at), sums);
         at += 2 * S::LANES;
     }
@@ -229,6 +231,35 @@ pub(crate) fn add_matrix<E: Element, S: Simd, const FETCH: bool>(
         let rest = (&matrix.rows[at * E::BYTES..], matrix.stride * E::BYTES, matrix.columns - at);
         let mut sums = Sums { data: &mut sums.data[at..], stride: sums.stride };
         add_rest::<E, S>(simd, what, weights, rest, &mut sums);
+    }
+}
+
+/// [`add_matrix`] with nothing fetched, in a function of its own.
+pub(crate) fn add_matrix_apart<E: Element, S: Simd>(
+    simd: S,
+    what: (usize, Start<'_>),
+    weights: Weights<'_>,
+    matrix: Matrix<'_>,
+    sums: &mut Sums<'_>,
+) {
+    simd.apart(AddMatrix { what, weights, matrix, sums, of: PhantomData::<E> });
+}
+
+/// What [`add_matrix_apart`] was given.
+struct AddMatrix<'a, 'b, E> {
+    what: (usize, Start<'a>),
+    weights: Weights<'a>,
+    matrix: Matrix<'a>,
+    sums: &'a mut Sums<'b>,
+    of: PhantomData<E>,
+}
+
+impl<E: Element> Kernel for AddMatrix<'_, '_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        add_matrix::<E, S, false>(simd, self.what, self.weights, self.matrix, self.sums);
     }
 }
 

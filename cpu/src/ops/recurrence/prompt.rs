@@ -227,7 +227,7 @@ fn products_of<S: Simd, const R: usize>(
     dense::dots::<F32, S, R>(simd, bytemuck::cast_slice(&keys[..(t + R) * key_dim]), rows, out);
 }
 
-/// [`strips::add_matrix`] of f32: `columns` columns of rows and of sums that are `strides` apart.
+/// [`strips::add_matrix_apart`] of f32: `columns` columns of rows and of sums that are `strides` apart.
 #[inline(always)]
 fn add<S: Simd>(
     simd: S,
@@ -238,7 +238,7 @@ fn add<S: Simd>(
 ) {
     let matrix = strips::Matrix { rows: bytemuck::cast_slice(rows), next: &[], stride: strides[0], columns };
     let mut sums = Sums { data: sums, stride: strides[1] };
-    strips::add_matrix::<F32, S, false>(simd, what, weights, matrix, &mut sums);
+    strips::add_matrix_apart::<F32, S>(simd, what, weights, matrix, &mut sums);
 }
 
 impl Head<'_> {

@@ -12,7 +12,7 @@ use crate::{
     pages::Pages,
     pool::{Place, Tiles},
     simd::{
-        Simd,
+        Kernel, Simd,
         dense::{Bf16, F16, F32, I8},
     },
     states::ByType,
@@ -63,20 +63,37 @@ impl<'a> Layer<'a> {
     }
 
     /// The scores `[count, BLOCK]` of some queries for the keys of a block, which are widened in `room`.
-    #[inline(always)]
     fn meet<S: Simd>(
         &self,
         simd: S,
         (pair, scales): (&Pair<'_>, Option<&[[f32; BLOCK]; 2]>),
-        (queries, count): (&[f32], usize),
+        asked: (&[f32], usize),
         scores: &mut [f32],
     ) {
-        if self.pages.has_tiles(self.decl()) {
-            pair.score::<F32, S, false>(simd, (queries, count), scores);
+        let has_tiles = self.pages.has_tiles(self.decl());
+        simd.apart(Meet { has_tiles, pair, asked, scores: &mut *scores });
+        scale(scales, &mut scores[..asked.1 * BLOCK]);
+    }
+}
+
+/// [`Layer::meet`], but for the scales.
+struct Meet<'a> {
+    has_tiles: bool,
+    pair: &'a Pair<'a>,
+    asked: (&'a [f32], usize),
+    scores: &'a mut [f32],
+}
+
+impl Kernel for Meet<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        if self.has_tiles {
+            self.pair.score::<F32, S, false>(simd, self.asked, self.scores);
         } else {
-            pair.score_rows(simd, (queries, count), scores);
+            self.pair.score_rows(simd, self.asked, self.scores);
         }
-        scale(scales, &mut scores[..count * BLOCK]);
     }
 }
 
