@@ -250,12 +250,12 @@ fn gated_file() -> &'static Path {
     })
 }
 
-fn plain() -> Model {
+pub(crate) fn plain() -> Model {
     Model::open(gated_file(), None).unwrap()
 }
 
 /// The model that gives up segments, and how.
-fn gated(absorbing: Absorbing) -> (Model, Schedule) {
+pub(crate) fn gated(absorbing: Absorbing) -> (Model, Schedule) {
     let mut model = plain();
     let trained = model.spec.edgeinfinite.unwrap();
     let (sink, window, segment, positions) = (trained.sink, trained.window, trained.segment, trained.positions);
@@ -264,7 +264,7 @@ fn gated(absorbing: Absorbing) -> (Model, Schedule) {
     (model, Schedule::of(&segments, absorbing))
 }
 
-fn limits(pages: usize) -> Limits {
+pub(crate) fn limits(pages: usize) -> Limits {
     Limits { pages, rows: 64, outputs: 64, slots: 4, snapshots: 8, ..NOTHING }
 }
 
@@ -272,7 +272,7 @@ fn ready(model: &Model, pages: usize) -> Runner {
     model.prepare(Box::new(Cpu::new(2)), limits(pages), &mut |_, _| {}).unwrap()
 }
 
-fn tokens(count: usize, seed: u64) -> Vec<u32> {
+pub(crate) fn tokens(count: usize, seed: u64) -> Vec<u32> {
     let mut random = Random::new(seed);
     (0..count).map(|_| random.below(500) as u32).collect()
 }
@@ -343,13 +343,18 @@ pub(crate) fn answers(make: &dyn Fn(&Program) -> Box<dyn Backend>) -> Vec<Vec<u3
     all
 }
 
-fn greedy(prompt: &[u32], count: usize) -> Request {
-    let sampler = Sampler::new(SamplerParams::greedy(), 512, &[]).unwrap();
+pub(crate) fn greedy(prompt: &[u32], count: usize) -> Request {
+    greedy_of(512, prompt, count)
+}
+
+/// The same for a vocabulary of so many tokens.
+pub(crate) fn greedy_of(vocab: usize, prompt: &[u32], count: usize) -> Request {
+    let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[]).unwrap();
     Request { max_tokens: count, ..Request::new(prompt.to_vec(), sampler) }
 }
 
 /// Greedy tokens after a prompt, and how many of its tokens were known.
-fn ask(engine: &EngineHandle, request: Request) -> (Vec<u32>, usize) {
+pub(crate) fn ask(engine: &EngineHandle, request: Request) -> (Vec<u32>, usize) {
     let stream = engine.submit(request);
     let mut tokens = Vec::new();
     loop {
@@ -507,27 +512,34 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
     assert_eq!(succeeds(&[&bench[..], &edge].concat()).lines().count(), 4);
 }
 
-/// A chat in the terminal that is longer than the context the model was trained for: no more is held than a short one
-/// holds, and every turn reads its own tokens only.
-#[test]
-fn a_chat_goes_on_in_constant_memory() {
-    let state = std::env::temp_dir().join(format!("kvas-edge-state-{}", std::process::id()));
-    let model = text(gated_file());
-    let flags = ["-n", "60", "--temp", "0", "--page-size", "4", "--kv-policy", "edgeinfinite", "--device", "cpu"];
+/// Says lines to a chat with a model that gives up segments.
+fn talk(model: &str, flags: &[&str], state: &Path, lines: String) -> std::process::Output {
     let mut chat = std::process::Command::new(env!("CARGO_BIN_EXE_kvas"))
-        .args([&["chat", "-m", &model][..], &flags].concat())
-        .env("XDG_STATE_HOME", &state)
+        .args([&["chat", "-m", model], flags].concat())
+        .env("XDG_STATE_HOME", state)
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
     let mut input = chat.stdin.take().unwrap();
-    let asked: String =
-        (0..80).map(|turn| format!("What about number {turn}?\n")).chain(["/memory\n".into()]).collect();
-    let writer = std::thread::spawn(move || std::io::Write::write_all(&mut input, asked.as_bytes()).unwrap());
+    let writer = std::thread::spawn(move || std::io::Write::write_all(&mut input, lines.as_bytes()).unwrap());
     let output = chat.wait_with_output().unwrap();
     writer.join().unwrap();
+    output
+}
+
+/// A chat in the terminal that is longer than the context the model was trained for: no more is held than a short one
+/// holds, every turn reads its own tokens only, and so does the first one after a restart.
+#[test]
+fn a_chat_goes_on_in_constant_memory() {
+    let state = std::env::temp_dir().join(format!("kvas-edge-state-{}", std::process::id()));
+    std::fs::create_dir_all(&state).unwrap();
+    let (model, session) = (text(gated_file()), text(&state.join("session")));
+    let flags = ["-n", "60", "--temp", "0", "--page-size", "4", "--kv-policy", "edgeinfinite", "--device", "cpu"];
+    let kept = [&flags[..], &["--session", &session]].concat();
+    let asked = (0..80).map(|turn| format!("What about number {turn}?\n")).chain(["/memory\n".into()]).collect();
+    let output = talk(&model, &kept, &state, asked);
     let said = String::from_utf8_lossy(&output.stderr);
     // "[... memory 0.1 MiB]"
     let turns: Vec<&str> = said.lines().filter(|line| line.contains("memory ")).collect();
@@ -549,5 +561,10 @@ fn a_chat_goes_on_in_constant_memory() {
     let drawn = String::from_utf8_lossy(&output.stdout);
     let held = drawn.lines().find(|line| line.starts_with("held ")).unwrap_or_else(|| panic!("{drawn}"));
     assert!(numbers(held)[0] <= MOST, "{held}");
+    // After a restart nothing of it is read again.
+    let output = talk(&model, &kept, &state, "And number 80?\n".into());
+    let said = String::from_utf8_lossy(&output.stderr);
+    let turn = numbers(said.lines().find(|line| line.contains("memory ")).unwrap_or_else(|| panic!("{said}")));
+    assert!(turn[0] < 80 && turn[1] + 60 > last[1], "{said}: {last:?}");
     std::fs::remove_dir_all(state).unwrap_or_default();
 }

@@ -21,6 +21,7 @@ mod repl;
 mod resident;
 mod server;
 mod session;
+mod shortened;
 mod simulation;
 mod slake;
 mod speculation;

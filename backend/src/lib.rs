@@ -199,7 +199,7 @@ pub trait Backend: Send {
     /// Pages of segments ([`crate::store::Segments`]) give up the tokens right behind the first `sinks` and nothing else:
     /// the order has to be [`Order::Recency`]. With `absorb` they go into the memory, if there is one. Those behind them
     /// move up in order, and where positions are those of what is held, their keys are turned back by as many tokens.
-    /// What is absorbed is copied with a slot, to one of a snapshot too, and is not part of what is saved.
+    /// What is absorbed is copied with a slot, to one of a snapshot too, and saved by [`Backend::save_given_up`].
     fn evict(&mut self, _eviction: &Eviction<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }
@@ -214,6 +214,19 @@ pub trait Backend: Send {
 
     /// Makes a slot one that holds such values after `position` tokens.
     fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError>;
+
+    /// Appends what a slot remembers of the tokens that its sequence has given up, [`Program::given_up_elements`] values:
+    /// store after store of segments the matrices `[kv_heads, key_dim, value_dim]`, then the vectors
+    /// `[kv_heads, key_dim]`.
+    fn save_given_up(&mut self, _slot: Slot, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
+    }
+
+    /// Makes a slot, which [`Backend::load_slot`] has made one that holds all of its tokens, one whose sequence has given
+    /// up `tokens` of them, 1 or more, and remembers such values of these.
+    fn load_given_up(&mut self, _slot: Slot, _tokens: u32, _values: &[f32]) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
+    }
 
     /// Appends the first `rows` rows of a page of `store`: in each, for every KV head, the key, then the value where
     /// it is stored beside the key.

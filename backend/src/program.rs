@@ -159,6 +159,11 @@ impl Program {
         self.stores.iter().map(StoreDecl::slot_elements).sum()
     }
 
+    /// Values that a slot remembers of what was given up over all stores.
+    pub fn given_up_elements(&self) -> usize {
+        self.stores.iter().map(StoreDecl::given_up_elements).sum()
+    }
+
     /// `[outputs, width]`: what the logits are a product of, the last hidden state of the output rows.
     pub fn hidden(&self) -> Option<Act> {
         self.ops

@@ -214,6 +214,36 @@ impl Split {
     fn on_both(&mut self, f: impl Fn(&mut dyn Backend) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.devices.iter_mut().try_for_each(|device| f(device.as_mut()))
     }
+
+    /// What each device appends.
+    fn of_both(
+        &mut self,
+        f: impl Fn(&mut dyn Backend, &mut Vec<f32>) -> Result<(), DeviceError>,
+    ) -> Result<[Vec<f32>; 2], DeviceError> {
+        let mut saved = [Vec::new(), Vec::new()];
+        let mut devices = self.devices.iter_mut().zip(&mut saved);
+        devices.try_for_each(|(device, values)| f(device.as_mut(), values))?;
+        Ok(saved)
+    }
+
+    /// What each device has of its stores, in the order of the program's.
+    fn interleave(&self, saved: &[Vec<f32>; 2], elements: impl Fn(&StoreDecl) -> usize, out: &mut Vec<f32>) {
+        let mut rest = [&saved[0][..], &saved[1][..]];
+        for (store, device) in self.program().stores.iter().zip(&self.placement.of_store) {
+            let values = rest[*device].split_off(..elements(store));
+            out.extend_from_slice(values.expect("as many values as the slot holds"));
+        }
+    }
+
+    /// The opposite.
+    fn divide(&self, mut values: &[f32], elements: impl Fn(&StoreDecl) -> usize) -> [Vec<f32>; 2] {
+        let mut parts = [Vec::new(), Vec::new()];
+        for (store, device) in self.program().stores.iter().zip(&self.placement.of_store) {
+            let own = values.split_off(..elements(store));
+            parts[*device].extend_from_slice(own.expect("as many values as the slot holds"));
+        }
+        parts
+    }
 }
 
 /// The activations that a device needs before it runs an op, and those that the op writes.
@@ -355,26 +385,27 @@ impl Backend for Split {
     }
 
     fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let mut saved = [Vec::new(), Vec::new()];
-        for (device, values) in self.devices.iter_mut().zip(&mut saved) {
-            device.save_slot(slot, position, values)?;
-        }
-        let mut rest = [&saved[0][..], &saved[1][..]];
-        for (store, device) in self.program().stores.iter().zip(&self.placement.of_store) {
-            let values = rest[*device].split_off(..store.slot_elements());
-            out.extend_from_slice(values.expect("as many values as the slot holds"));
-        }
+        let saved = self.of_both(|device, values| device.save_slot(slot, position, values))?;
+        self.interleave(&saved, StoreDecl::slot_elements, out);
         Ok(())
     }
 
-    fn load_slot(&mut self, slot: Slot, position: u32, mut values: &[f32]) -> Result<(), DeviceError> {
-        let mut parts = [Vec::new(), Vec::new()];
-        for (store, device) in self.program().stores.iter().zip(&self.placement.of_store) {
-            let own = values.split_off(..store.slot_elements());
-            parts[*device].extend_from_slice(own.expect("as many values as the slot holds"));
-        }
+    fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError> {
+        let parts = self.divide(values, StoreDecl::slot_elements);
         let mut devices = self.devices.iter_mut().zip(&parts);
         devices.try_for_each(|(device, values)| device.load_slot(slot, position, values))
+    }
+
+    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let saved = self.of_both(|device, values| device.save_given_up(slot, values))?;
+        self.interleave(&saved, StoreDecl::given_up_elements, out);
+        Ok(())
+    }
+
+    fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
+        let parts = self.divide(values, StoreDecl::given_up_elements);
+        let mut devices = self.devices.iter_mut().zip(&parts);
+        devices.try_for_each(|(device, values)| device.load_given_up(slot, tokens, values))
     }
 
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {

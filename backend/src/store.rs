@@ -28,6 +28,15 @@ impl StoreDecl {
         }
     }
 
+    /// Values that a slot remembers of what was given up of this store ([`crate::Backend::save_given_up`]): the memory of
+    /// segments.
+    pub const fn given_up_elements(&self) -> usize {
+        match self {
+            StoreDecl::Pages(pages) => pages.memory_bytes() / size_of::<f32>(),
+            StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
+        }
+    }
+
     /// Bytes of this store that every slot takes, one of a snapshot too: the checkpoint, the window of a convolution, or
     /// the memory of segments that pages gave up.
     pub fn slot_bytes(&self, replay: Replay, state_type: StateType) -> usize {

@@ -174,6 +174,17 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().memory.iter().for_each(|memory| memory.save_given_up(slot, out));
+        Ok(())
+    }
+
+    fn load_given_up(&mut self, slot: Slot, tokens: u32, mut values: &[f32]) -> Result<(), DeviceError> {
+        let memory = self.machine().memory.iter_mut();
+        memory.for_each(|memory| memory.load_given_up((slot, tokens), &mut values));
+        Ok(())
+    }
+
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
         let machine = self.machine();
         machine.pages.save(machine.program.pages(store), page, rows, out);

@@ -97,6 +97,22 @@ impl Memory {
             }
         }
     }
+
+    /// Appends what a slot remembers of what was given up.
+    pub(crate) fn save_given_up(&self, slot: Slot, out: &mut Vec<f32>) {
+        match self {
+            Memory::Pages | Memory::Bounded(_) | Memory::State(_) | Memory::Conv(_) => {}
+            Memory::Absorbed(absorbed) => absorbed.save_slot(slot, out),
+        }
+    }
+
+    /// The opposite, of so many tokens, from the first of `values` on, which are taken off.
+    pub(crate) fn load_given_up(&mut self, (slot, tokens): (Slot, u32), values: &mut &[f32]) {
+        match self {
+            Memory::Pages | Memory::Bounded(_) | Memory::State(_) | Memory::Conv(_) => {}
+            Memory::Absorbed(absorbed) => absorbed.load_slot((slot, tokens), values),
+        }
+    }
 }
 
 /// The slot's part of a store that all slots share evenly.

@@ -2,7 +2,8 @@
 
 use super::{ConversationId, Engine, Runner};
 use crate::{
-    memory::{Kept, Restored, Scope},
+    memory::{Kept, Restored, Scope, Shortened},
+    policy::Schedule,
     session::{Layout, OpenWriter, Session, Writer, Written},
 };
 use kvas_backend::{DeviceError, Page, Store, StoreDecl};
@@ -19,8 +20,17 @@ impl Engine {
         let own = &self.scheduler.get(sequence).tokens[..committed];
         let mut kept = self.memory.kept_of(sequence, own, writer.tokens());
         kept.states.drain(..kept.states.len().saturating_sub(SNAPSHOTS));
+        kept.shortened.drain(..kept.shortened.len().saturating_sub(SNAPSHOTS));
         let positions = kept.states.iter().map(|(position, _)| *position).collect();
-        let layout = Layout::new(self.runner.program(), self.runner.limits().kv_type, kept.length, positions);
+        let program = self.runner.program();
+        let mut layout = Layout::new(program, self.runner.limits().kv_type, kept.length, positions);
+        match self.giving_up() {
+            Some((_, policy)) if !kept.shortened.is_empty() => {
+                let prefixes = kept.shortened.iter().map(|shortened| (shortened.length, shortened.given_up)).collect();
+                layout = layout.with_shortened(program, policy, prefixes);
+            }
+            Some(_) | None => kept.shortened.clear(),
+        }
         let mut open = writer.begin(&layout).map_err(|error| error.to_string())?;
         self.runner.save(&kept, &mut open)?;
         match open.finish().map_err(|error| error.to_string())? {
@@ -46,7 +56,38 @@ impl Engine {
             // What the prefixes name was not written.
             self.memory.forget();
         }
-        loaded.map_err(|error| error.to_string())
+        loaded.map_err(|error| error.to_string())?;
+        self.load_shortened(session, scope)
+    }
+
+    /// How sequences give up segments here, if they do.
+    fn giving_up(&self) -> Option<(Schedule, String)> {
+        let schedule = *self.bound.as_ref()?.segments()?;
+        let segments = self.runner.program().segments()?;
+        Some((schedule, schedule.identity(segments)))
+    }
+
+    /// Keeps the prefixes of which a session has given up segments, if they are given up here in the same way: if not,
+    /// their tokens are read again. The shortest ones come first, and may give way to the longer ones.
+    fn load_shortened(&mut self, session: &Session, scope: Scope) -> Result<(), String> {
+        let Some((schedule, policy)) = self.giving_up() else { return Ok(()) };
+        for (length, given_up) in session.shortened(&policy) {
+            let (path, tokens) = (session.path(), given_up.tokens);
+            if !schedule.may_hold(length - tokens, tokens) {
+                return Err(format!("{path}: section shortened.{length}: {tokens} given up, expected whole segments"));
+            }
+            session.check_shortened(self.runner.program()).map_err(|error| error.to_string())?;
+            let restored = self.memory.restore_shortened(scope, &session.tokens()[..length as usize], given_up);
+            let restored = restored.map_err(|full| format!("{path}: {full}"))?;
+            // What gave way to it goes first.
+            self.apply(&[]).map_err(|error| error.to_string())?;
+            let loaded = restored.map_or(Ok(()), |restored| self.runner.load_shortened(session, &restored));
+            if let Err(error) = loaded {
+                self.memory.forget();
+                return Err(error.to_string());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -59,35 +100,80 @@ impl Runner {
     }
 
     pub(super) fn save(&mut self, kept: &Kept, out: &mut OpenWriter) -> Result<(), String> {
-        let (mut values, page_size) = (Vec::new(), self.limits().page_size);
+        let mut values = Vec::new();
         let device = |error: DeviceError| error.to_string();
-        for (store, table) in self.stores(&kept.tables) {
-            for (page, first) in table.iter().zip((0..kept.length as usize).step_by(page_size)) {
-                values.clear();
-                let rows = page_size.min(kept.length as usize - first);
-                self.backend.save_page(store, *page, rows, &mut values).map_err(device)?;
-                out.write(&values).map_err(|error| error.to_string())?;
-            }
-        }
+        self.save_rows(&kept.tables, kept.length as usize, out)?;
         for (position, slot) in &kept.states {
             values.clear();
             self.backend.save_slot(*slot, *position, &mut values).map_err(device)?;
             out.write(&values).map_err(|error| error.to_string())?;
         }
+        for shortened in &kept.shortened {
+            self.save_rows(&shortened.tables, shortened.held() as usize, out)?;
+            values.clear();
+            self.backend.save_slot(shortened.slot, shortened.length, &mut values).map_err(device)?;
+            if self.program().given_up_elements() > 0 {
+                self.backend.save_given_up(shortened.slot, &mut values).map_err(device)?;
+            }
+            // Two sections, of which either may be missing.
+            let (state, memory) = values.split_at(self.program().slot_elements());
+            out.write(state).and_then(|()| out.write(memory)).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Writes the first `held` rows of every page store.
+    fn save_rows(&mut self, tables: &[Vec<Page>], held: usize, out: &mut OpenWriter) -> Result<(), String> {
+        let (mut values, page_size) = (Vec::new(), self.limits().page_size);
+        for (store, table) in self.stores(tables) {
+            for (page, first) in table.iter().zip((0..held).step_by(page_size)) {
+                values.clear();
+                let rows = page_size.min(held - first);
+                self.backend.save_page(store, *page, rows, &mut values).map_err(|error| error.to_string())?;
+                out.write(&values).map_err(|error| error.to_string())?;
+            }
+        }
         Ok(())
     }
 
     fn load(&mut self, session: &Session, restored: &Restored) -> Result<(), DeviceError> {
-        let (mut values, page_size) = (Vec::new(), self.limits().page_size);
-        for (ordinal, (store, table)) in self.stores(&restored.tables).into_iter().enumerate() {
-            for (page, first) in table.iter().zip((0..).step_by(page_size)) {
-                session.rows(ordinal, first, page_size, &mut values);
-                self.backend.load_page(store, *page, &values)?;
-            }
-        }
+        let rows = |(store, first), count, values: &mut Vec<f32>| session.rows(store, first, count, values);
+        self.load_rows(&restored.tables, &rows)?;
+        let mut values = Vec::new();
         for (position, slot) in &restored.states {
             session.state(*position, &mut values);
             self.backend.load_slot(*slot, *position, &values)?;
+        }
+        Ok(())
+    }
+
+    fn load_shortened(&mut self, session: &Session, restored: &Shortened) -> Result<(), DeviceError> {
+        let Shortened { length, given_up, slot, ref tables } = *restored;
+        let rows = |(store, first), count, values: &mut Vec<f32>| {
+            session.shortened_rows((length, store), first, count, values);
+        };
+        self.load_rows(tables, &rows)?;
+        let [mut state, mut memory] = [const { Vec::new() }; 2];
+        session.shortened_slot(length, [&mut state, &mut memory]);
+        self.backend.load_slot(slot, length, &state)?;
+        if memory.is_empty() {
+            return Ok(());
+        }
+        self.backend.load_given_up(slot, given_up.tokens, &memory)
+    }
+
+    /// Fills the pages of every page store with the rows that `rows` gives: of which store, from which on, how many.
+    fn load_rows(
+        &mut self,
+        tables: &[Vec<Page>],
+        rows: &dyn Fn((usize, usize), usize, &mut Vec<f32>),
+    ) -> Result<(), DeviceError> {
+        let (mut values, page_size) = (Vec::new(), self.limits().page_size);
+        for (ordinal, (store, table)) in self.stores(tables).into_iter().enumerate() {
+            for (page, first) in table.iter().zip((0..).step_by(page_size)) {
+                rows((ordinal, first), page_size, &mut values);
+                self.backend.load_page(store, *page, &values)?;
+            }
         }
         Ok(())
     }

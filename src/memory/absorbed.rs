@@ -1,16 +1,37 @@
 //! Prefixes of which segments were given up: kept with what their slots remember of these, and good only for who goes on
 //! from their very end.
 
-use super::{DeviceWork, Evicted, Kept, Memory, SequenceId, prefix, prefix::Prefixes};
+use super::{DeviceWork, Evicted, Full, Kept, Memory, Scope, SequenceId, prefix, prefix::Prefixes};
 use crate::policy::{Schedule, Shares};
+use kvas_backend::{Page, Slot};
 
 /// What was given up of a kept prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct GivenUp {
+pub struct GivenUp {
     /// Tokens.
-    tokens: u32,
+    pub tokens: u32,
     /// Tokens that stayed in every page store when the last segment was given up.
-    stayed: u32,
+    pub stayed: u32,
+}
+
+/// A prefix of which segments were given up, and where what is left of it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shortened {
+    /// All its tokens.
+    pub length: u32,
+    /// Those that are not held.
+    pub given_up: GivenUp,
+    /// What remembers these, and holds the state.
+    pub slot: Slot,
+    /// One page table per page store, covering the tokens that are held.
+    pub tables: Vec<Vec<Page>>,
+}
+
+impl Shortened {
+    /// Tokens that are held.
+    pub const fn held(&self) -> u32 {
+        self.length - self.given_up.tokens
+    }
 }
 
 impl Memory {
@@ -34,8 +55,7 @@ impl Memory {
     pub(super) fn seal_absorbed(&mut self, id: SequenceId, tokens: &[u32]) -> Option<DeviceWork> {
         let sequence = self.get(id);
         let (live, scope, tables) = (sequence.slot, sequence.scope, sequence.tables.clone());
-        let stayed = sequence.shares.as_ref().and_then(|shares| shares.stayed.first().copied())?;
-        sequence.segments?;
+        let given_up = self.given_up(id)?;
         if self.absorbed.keeps(scope, tokens) {
             return None;
         }
@@ -44,9 +64,64 @@ impl Memory {
         }
         let slot = self.take_spare_slot()?;
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        let given_up = Some(GivenUp { tokens: self.absorbed(id), stayed });
-        self.absorbed.insert(scope, tokens, prefix::Entry { slot: Some(slot), tables, given_up });
+        self.absorbed.insert(scope, tokens, prefix::Entry { slot: Some(slot), tables, given_up: Some(given_up) });
         Some(DeviceWork { copy_slots: vec![(live, slot)], ..DeviceWork::default() })
+    }
+
+    /// What a sequence has given up in segments, if anything.
+    fn given_up(&self, id: SequenceId) -> Option<GivenUp> {
+        let sequence = self.get(id);
+        sequence.segments?;
+        let stayed = sequence.shares.as_ref()?.stayed.first().copied()?;
+        Some(GivenUp { tokens: self.absorbed(id), stayed })
+    }
+
+    /// The prefixes of `tokens` that are kept of which segments were given up, ascending, and what the sequence `id` holds,
+    /// whose committed tokens `own` are, if it is one of these.
+    pub(super) fn kept_shortened(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Vec<Shortened> {
+        let live = self.get(id);
+        let of_entry = |(length, entry): (u32, &prefix::Entry)| {
+            let (slot, given_up) = entry.slot.zip(entry.given_up)?;
+            Some(Shortened { length, given_up, slot, tables: entry.tables.clone() })
+        };
+        let mut all: Vec<Shortened> = self.absorbed.kept(live.scope, tokens).filter_map(of_entry).collect();
+        let is_new = all.last().is_none_or(|last| last.length < live.committed) && tokens.starts_with(own);
+        if let Some(given_up) = self.given_up(id).filter(|_| is_new) {
+            let (length, slot, tables) = (live.committed, live.slot, live.tables.clone());
+            all.push(Shortened { length, given_up, slot, tables });
+        }
+        all
+    }
+
+    /// Keeps `tokens`, of which segments were given up, in a scope, and says where the bytes of what is left belong;
+    /// `None` if they are kept. Other prefixes give way.
+    pub fn restore_shortened(
+        &mut self,
+        scope: Scope,
+        tokens: &[u32],
+        given_up: GivenUp,
+    ) -> Result<Option<Shortened>, Full> {
+        if self.absorbed.keeps(scope, tokens) {
+            return Ok(None);
+        }
+        let length = tokens.len() as u32;
+        let pages = ((length - given_up.tokens) as usize).div_ceil(self.page_size);
+        let short = |memory: &Self| memory.pages.short_of(|arena| memory.stores_in(arena) * pages);
+        let lacks = |memory: &Self| {
+            let has_place = memory.spare.free() > 0 && memory.kept_prefixes() < memory.most_prefixes;
+            short(memory).is_some() || !has_place
+        };
+        while lacks(self) && self.drop_a_prefix() {}
+        if let Some(full) = short(self) {
+            return Err(full);
+        }
+        let slot = self.spare.take().ok_or(Full::Snapshots { total: self.spare.total() })?;
+        let mut page = |arena: usize| self.pages.take(arena).expect("as many as needed are free");
+        let table = |arena: &usize| (0..pages).map(|_| page(*arena)).collect();
+        let tables: Vec<Vec<Page>> = self.stores.iter().map(table).collect();
+        let entry = prefix::Entry { slot: Some(slot), tables: tables.clone(), given_up: Some(given_up) };
+        self.absorbed.insert(scope, tokens, entry);
+        Ok(Some(Shortened { length, given_up, slot, tables }))
     }
 
     /// The longest kept prefix of a prompt that has given up no more than reading the prompt would, and its length.
@@ -79,11 +154,16 @@ impl Memory {
         let of_absorbed = worth(&self.absorbed) < worth(&self.prefixes);
         let from = if of_absorbed { &mut self.absorbed } else { &mut self.prefixes };
         let Some((scope, tokens, saved, entry)) = from.evict() else { return false };
-        // A file holds all rows of its tokens.
+        // What is shelved holds all rows of its tokens: it serves whatever a request gives up.
         if let Some(evicted) = self.evicted.as_mut().filter(|_| !of_absorbed) {
             let (length, tables) = (tokens.len() as u32, entry.tables.clone());
             let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
-            evicted.push(Evicted { scope, tokens, saved, kept: Kept { length, tables, states } });
+            evicted.push(Evicted {
+                scope,
+                tokens,
+                saved,
+                kept: Kept { length, tables, states, shortened: Vec::new() },
+            });
         }
         entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
         self.release_tables(entry.tables);
@@ -184,6 +264,115 @@ mod tests {
         assert_eq!(memory.absorbed(id), 40);
         // Of the segment that was given up since, nothing can be had back.
         assert_eq!(memory.attach(id, &tokens[..49], &regenerated, 0).cached, 0);
+        memory.check_integrity();
+    }
+
+    #[test]
+    fn what_has_given_up_segments_leaves_and_comes_back() {
+        let mut first = memory(100, 4);
+        let tokens: Vec<u32> = (0..60).collect();
+        let (id, ..) = begin(&mut first, &tokens[..40]);
+        read(&mut first, id, (39, 40));
+        first.seal(id, &tokens[..39]);
+        read(&mut first, id, (50, 50));
+        let kept = first.kept_of(id, &tokens[..50], &tokens);
+        let found: Vec<_> =
+            kept.shortened.iter().map(|kept| (kept.length, kept.held(), kept.given_up.stayed)).collect();
+        assert_eq!(found, [(39, 7, 4), (50, 10, 4)]);
+        assert_eq!((kept.length, kept.shortened[1].slot), (0, first.slot(id)));
+        // Into a memory that has room for one of them, and one that has room for no pages.
+        let mut second = memory(1 + 2 * 7, 1);
+        for kept in kept.shortened {
+            let (length, given_up) = (kept.length as usize, kept.given_up);
+            let restored = second.restore_shortened(Scope::default(), &tokens[..length], given_up).unwrap().unwrap();
+            assert_eq!((restored.length, restored.given_up, restored.held()), (kept.length, given_up, kept.held()));
+            assert!(restored.tables.iter().all(|table| table.len() == kept.held().div_ceil(4) as usize));
+            let again = second.restore_shortened(Scope::default(), &tokens[..length], given_up);
+            assert_eq!(again, Ok(None), "it is kept");
+            assert_eq!(second.usage().snapshots.held, 1);
+            second.check_integrity();
+        }
+        let (other, cached, _) = begin(&mut second, &tokens);
+        assert_eq!((cached, second.held(other)), (50, 10));
+        // Of the answer, which nobody has given up since, tokens are taken back.
+        assert_eq!(second.attach(other, &tokens[..50], &[&tokens[..48], &[99]].concat(), 0).cached, 48);
+        second.check_integrity();
+        let given_up = GivenUp { tokens: 8, stayed: 4 };
+        let full = memory(3, 1).restore_shortened(Scope::default(), &tokens[..20], given_up).unwrap_err();
+        assert_eq!(full, Full::Pages { needed: 6, free: 2, total: 2 });
+        let full = memory(100, 0).restore_shortened(Scope::default(), &tokens[..20], given_up).unwrap_err();
+        assert_eq!(full, Full::Snapshots { total: 0 });
+    }
+
+    /// 37 tokens of a prompt of 60, of which 32 are given up by then: the sinks and one more are held.
+    fn well_ahead(memory: &mut Memory, tokens: &[u32]) -> SequenceId {
+        let (id, ..) = begin(memory, &tokens[..60]);
+        read(memory, id, (37, 60));
+        assert_eq!((memory.held(id), memory.absorbed(id)), (5, 32));
+        id
+    }
+
+    #[test]
+    fn nobody_goes_on_from_what_has_given_up_more_than_the_prompt_would() {
+        let mut memory = memory(100, 4);
+        let tokens: Vec<u32> = (0..60).collect();
+        let id = well_ahead(&mut memory, &tokens);
+        memory.seal(id, &tokens[..37]).unwrap();
+        // A prompt of 38 gives up 24, one of 40 gives up 32.
+        let mut cached_of = |prompt: &[u32]| {
+            let (other, cached, _) = begin(&mut memory, prompt);
+            memory.release(other);
+            cached
+        };
+        assert_eq!([38, 39, 40, 60].map(|length| cached_of(&tokens[..length])), [0, 0, 37, 37]);
+        // Nor does the sequence itself.
+        let prompt = [&tokens[..36], &[99]].concat();
+        memory.bind(id, SCHEDULE.read_anew(37));
+        assert_eq!(memory.attach(id, &tokens[..37], &prompt, 0).cached, 0);
+        memory.check_integrity();
+    }
+
+    #[test]
+    fn tokens_that_stayed_when_others_were_given_up_are_not_taken_back() {
+        let tokens: Vec<u32> = (0..60).collect();
+        for through_snapshot in [false, true] {
+            let mut memory = memory(100, 4);
+            let mut id = well_ahead(&mut memory, &tokens);
+            if through_snapshot {
+                memory.seal(id, &tokens[..37]).unwrap();
+                id = begin(&mut memory, &tokens).0;
+                assert_eq!(memory.committed(id), 37);
+                memory.forget();
+            }
+            // One token came since then; of those before it the sinks are left only.
+            let other = |kept: usize| [&tokens[..kept], &[99; 10]].concat();
+            memory.bind(id, SCHEDULE.read_anew(46));
+            assert_eq!(memory.attach(id, &tokens[..37], &other(36), 0).cached, 36, "{through_snapshot}");
+            assert_eq!(memory.attach(id, &tokens[..36], &other(34), 0).cached, 0, "{through_snapshot}");
+            memory.check_integrity();
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_of_its_scope_and_stays_what_it_is() {
+        let mut memory = memory(100, 4);
+        let tokens: Vec<u32> = (0..60).collect();
+        let id = well_ahead(&mut memory, &tokens);
+        read(&mut memory, id, (43, 60));
+        memory.seal(id, &tokens[..43]).unwrap();
+        let (other, _) = memory.open().unwrap();
+        memory.enter(other, Scope(7));
+        memory.bind(other, SCHEDULE.read_anew(60));
+        memory.give_up_segments(other, Some(SCHEDULE));
+        assert_eq!(memory.attach(other, &[], &tokens, 0).cached, 0);
+        // The next segment moves what is behind it, in pages of the sequence's own.
+        memory.reserve(id, 2).unwrap();
+        memory.commit(id, 2);
+        let work = memory.prepare_segment(id, &SCHEDULE, 60).unwrap();
+        let copied: Vec<(Page, Page)> = work.into_iter().flat_map(|work| work.copy_pages).collect();
+        let own: Vec<Page> = memory.tables(id).flatten().copied().collect();
+        assert_eq!(copied.len(), 2 * 2, "the pages of 5 tokens in two layers");
+        assert!(copied.iter().all(|(from, to)| !own.contains(from) && own.contains(to)));
         memory.check_integrity();
     }
 

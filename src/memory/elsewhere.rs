@@ -1,6 +1,6 @@
 //! Prefixes that leave for a file and come back: which pages and slots hold them. Ids and counts, no bytes.
 
-use super::{Full, Memory, Scope, SequenceId, State, prefix::Entry};
+use super::{Full, Memory, Scope, SequenceId, Shortened, State, prefix::Entry};
 use kvas_backend::{Page, Slot};
 
 /// What is kept of some tokens: all of it lies on one path, so that one set of tables serves.
@@ -12,6 +12,8 @@ pub struct Kept {
     pub tables: Vec<Vec<Page>>,
     /// Positions and the slots that hold the state there, ascending; none without state.
     pub states: Vec<(u32, Slot)>,
+    /// Prefixes of which segments were given up, ascending, each with tables of its own.
+    pub shortened: Vec<Shortened>,
 }
 
 /// Pages and slots that wait for the bytes of a path.
@@ -28,7 +30,8 @@ impl Memory {
     /// of them, if it holds all of that.
     pub fn kept_of(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Kept {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
-        let mut kept = Kept { tables: vec![Vec::new(); self.stores.len()], ..Kept::default() };
+        let shortened = self.kept_shortened(id, own, tokens);
+        let mut kept = Kept { tables: vec![Vec::new(); self.stores.len()], shortened, ..Kept::default() };
         for (length, entry) in self.prefixes.kept(self.get(id).scope, tokens) {
             (kept.length, kept.tables) = (length, entry.tables.clone());
             kept.states.extend(entry.slot.map(|slot| (length, slot)));

@@ -13,6 +13,7 @@ mod slots;
 mod tests;
 mod usage;
 
+pub use absorbed::{GivenUp, Shortened};
 pub use elsewhere::{Kept, Restored};
 pub use pages::PagePool;
 pub use prefix::hashes as prefix_hashes;
@@ -558,6 +559,7 @@ impl Memory {
         }
         let (kept, scope) = (self.kept_of(id, own, own), self.get(id).scope);
         if let Some(evicted) = self.evicted.as_mut().filter(|_| kept.length as usize == own.len()) {
+            let kept = Kept { shortened: Vec::new(), ..kept };
             evicted.push(Evicted { scope, tokens: own.to_vec(), saved: kept.length, kept });
         }
     }

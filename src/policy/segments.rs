@@ -1,9 +1,10 @@
 //! When a sequence gives up a segment (ALGORITHMS 4.3): `sink | segments | residual | window`, of which it holds all but
 //! the segments.
 
+use super::PolicyKind;
 use kvas_backend::{
     Program, StoreDecl,
-    store::{PageLayout, SegmentMemory, Segments},
+    store::{PageLayout, Positions, SegmentMemory, Segments},
 };
 
 /// What becomes of the tokens behind a segment that is given up.
@@ -59,6 +60,24 @@ impl Schedule {
         Self { sink, window, segment, absorbing, has_memory: segments.memory == SegmentMemory::Matrix }
     }
 
+    /// What has to be the same so that one program goes on from what another one has given up: of this schedule and of how
+    /// layers give up segments.
+    pub fn identity(&self, segments: &Segments) -> String {
+        let Self { sink, window, segment, absorbing, .. } = self;
+        let positions = match segments.positions {
+            Positions::Held => "held",
+            Positions::Sequence => "sequence",
+        };
+        let memory = match segments.memory {
+            SegmentMemory::None => "none",
+            SegmentMemory::Matrix => "matrix",
+        };
+        let (name, absorbing) = (PolicyKind::EdgeInfinite.name(), absorbing.name());
+        format!(
+            "{name} sink {sink} window {window} segment {segment} {absorbing} positions {positions} memory {memory}"
+        )
+    }
+
     /// Tokens of a sequence that are given up before the last of `known` is read.
     pub const fn given_up(&self, known: u32) -> u32 {
         known.saturating_sub(self.sink + self.window) / self.segment * self.segment
@@ -72,6 +91,11 @@ impl Schedule {
     /// Most tokens that are held between two steps.
     pub const fn most(&self) -> u32 {
         self.full() + self.window - 1
+    }
+
+    /// Whether a sequence may hold so many tokens, having given up so many.
+    pub const fn may_hold(&self, held: u32, given_up: u32) -> bool {
+        held >= self.sink && held <= self.most() && given_up.is_multiple_of(self.segment)
     }
 
     /// Whether more is to be given up for the tokens that are known.
@@ -154,5 +178,7 @@ mod tests {
         assert_eq!([12, 13, 18, 19, 25].map(|known| SCHEDULE.given_up(known)), [0, 6, 6, 12, 18]);
         assert_eq!([5, 12, 13, 30].map(|prompt| SCHEDULE.read_anew(prompt)), [1, 1, 4, 21]);
         assert_eq!(SCHEDULE.most(), 12);
+        let may_hold = |held, given_up| SCHEDULE.may_hold(held, given_up);
+        assert!(may_hold(3, 6) && may_hold(12, 600) && !may_hold(2, 6) && !may_hold(13, 6) && !may_hold(5, 7));
     }
 }

@@ -1,12 +1,13 @@
 //! The header of a session file: what sections there are, how long they are, and their checksums.
 
 use super::ModelId;
-use kvas_backend::KvType;
+use crate::memory::GivenUp;
+use kvas_backend::{KvType, Program};
 use kvas_gguf::Quant;
 use serde_json::{Map, Value, json};
 
-/// The version of the format that is written, and the only one that is read.
-pub(super) const VERSION: &str = "1";
+/// The versions of the format: the second one has prefixes of which tokens were given up.
+pub(super) const VERSIONS: [&str; 2] = ["1", "2"];
 
 /// The last section: the checksum of the header itself.
 pub(super) const HEADER: &str = "header";
@@ -24,13 +25,33 @@ pub struct Layout {
     pub(super) positions: Vec<u32>,
     /// Values of a state.
     pub(super) state_elements: usize,
+    /// Prefixes of which tokens were given up, if there are any.
+    pub(super) shortened: Option<ShortenedLayout>,
+}
+
+/// What there is of prefixes of which tokens were given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ShortenedLayout {
+    /// How they were given up: who gives up others cannot go on from there.
+    pub(super) policy: String,
+    /// Their lengths, ascending.
+    pub(super) prefixes: Vec<(u32, GivenUp)>,
+    /// Values that are remembered of what was given up.
+    pub(super) elements: usize,
 }
 
 impl Layout {
     /// The layout of what a program keeps of the first `length` tokens, with states at `positions`.
-    pub fn new(program: &kvas_backend::Program, kv_type: KvType, length: u32, positions: Vec<u32>) -> Self {
-        let state_elements = program.slot_elements();
-        Self { kv_type, rows: length as usize, columns: columns(program), positions, state_elements }
+    pub fn new(program: &Program, kv_type: KvType, length: u32, positions: Vec<u32>) -> Self {
+        let (state_elements, shortened) = (program.slot_elements(), None);
+        Self { kv_type, rows: length as usize, columns: columns(program), positions, state_elements, shortened }
+    }
+
+    /// And of prefixes of these lengths, ascending, of which tokens were given up by a policy.
+    #[must_use]
+    pub fn with_shortened(self, program: &Program, policy: String, prefixes: Vec<(u32, GivenUp)>) -> Self {
+        let elements = program.given_up_elements();
+        Self { shortened: Some(ShortenedLayout { policy, prefixes, elements }), ..self }
     }
 
     /// About the bytes of a file of so many tokens: all but its header.
@@ -40,7 +61,7 @@ impl Layout {
 }
 
 /// By page store: values of a token.
-pub(super) fn columns(program: &kvas_backend::Program) -> Vec<usize> {
+pub(super) fn columns(program: &Program) -> Vec<usize> {
     let of_store = |store: &kvas_backend::StoreDecl| match store {
         kvas_backend::StoreDecl::Pages(pages) => Some(pages.row_elements()),
         kvas_backend::StoreDecl::State(_) | kvas_backend::StoreDecl::Conv(_) => None,
@@ -59,6 +80,11 @@ pub(super) struct Section {
 }
 
 impl Section {
+    /// Whether it holds keys and values.
+    pub(super) fn has_rows(&self) -> bool {
+        self.name.split('.').any(|part| part == "kv")
+    }
+
     fn new(name: String, (dtype, element_bytes): (&'static str, usize), shape: Vec<usize>) -> Self {
         let bytes = shape.iter().product::<usize>() * element_bytes;
         Self { name, dtype, shape, bytes, checksum: blake3::Hash::from_bytes([0; 32]) }
@@ -79,6 +105,25 @@ pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> V
     for position in &layout.positions {
         all.push(Section::new(format!("state.{position}"), ("F32", 4), vec![layout.state_elements]));
     }
+    let shortened = layout.shortened.iter().flat_map(|shortened| {
+        shortened.prefixes.iter().map(|(length, given_up)| (*length, *given_up, shortened.elements))
+    });
+    for (length, given_up, elements) in shortened {
+        let held = (length - given_up.tokens) as usize;
+        let stores = layout.columns.iter().enumerate();
+        all.extend(
+            stores.map(|(store, columns)| {
+                Section::new(format!("shortened.{length}.kv.{store}"), kv, vec![held, *columns])
+            }),
+        );
+        let parts = [("state", layout.state_elements), ("memory", elements)];
+        all.extend(
+            parts
+                .into_iter()
+                .filter(|(_, elements)| *elements > 0)
+                .map(|(part, elements)| Section::new(format!("shortened.{length}.{part}"), ("F32", 4), vec![elements])),
+        );
+    }
     all.push(Section::new("conversation".into(), ("U8", 1), vec![conversation]));
     all.push(Section::new(HEADER.into(), ("U8", 1), vec![blake3::OUT_LEN]));
     all
@@ -86,9 +131,15 @@ pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> V
 
 /// The header as it stands at the beginning of a file, its own length first. Its length does not depend on the
 /// checksums.
-pub(super) fn write(model: &ModelId, sections: &[Section]) -> Vec<u8> {
+pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sections: &[Section]) -> Vec<u8> {
     let mut metadata = Map::new();
-    metadata.insert("kvas_session".into(), json!(VERSION));
+    metadata.insert("kvas_session".into(), json!(VERSIONS[usize::from(shortened.is_some())]));
+    if let Some(ShortenedLayout { policy, prefixes, .. }) = shortened {
+        metadata.insert(POLICY.into(), json!(policy));
+        for (length, GivenUp { tokens, stayed }) in prefixes {
+            metadata.insert(shortened_key(*length), json!(format!("{tokens} {stayed}")));
+        }
+    }
     metadata.insert("model".into(), json!(model.name));
     metadata.insert("architecture".into(), json!(model.architecture));
     metadata.insert("fingerprint".into(), json!(model.fingerprint));
@@ -107,6 +158,14 @@ pub(super) fn write(model: &ModelId, sections: &[Section]) -> Vec<u8> {
     let mut text = Value::Object(header).to_string();
     text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// The metadata key of how tokens were given up.
+pub(super) const POLICY: &str = "policy";
+
+/// The metadata key of how many tokens of a prefix were given up, and how many stayed then.
+pub(super) fn shortened_key(length: u32) -> String {
+    format!("shortened.{length}")
 }
 
 /// The metadata key of a section's checksum.

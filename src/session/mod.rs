@@ -6,6 +6,7 @@ mod error;
 mod header;
 mod model;
 mod shelf;
+mod shortened;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -16,10 +17,11 @@ pub use model::ModelId;
 pub use shelf::{Shelf, Shelved};
 pub use write::{OpenWriter, Writer, Written};
 
-use header::{HEADER, VERSION, checksum_key};
+use header::{HEADER, VERSIONS, checksum_key};
 use kvas_backend::Program;
 use kvas_gguf::{Quant, TensorBytes};
 use safetensors::{Dtype, SafeTensors, tensor::Metadata};
+use shortened::Shortened;
 use std::{collections::BTreeMap, ops::Range, path::Path};
 
 /// A session file, mapped and checked; or what would be one, in memory.
@@ -36,6 +38,10 @@ pub struct Session {
     kv: BTreeMap<usize, Array>,
     /// By position.
     states: BTreeMap<u32, Array>,
+    /// By length: prefixes of which tokens were given up.
+    shortened: BTreeMap<u32, Shortened>,
+    /// How they were.
+    policy: String,
 }
 
 /// Numbers of a file.
@@ -122,7 +128,10 @@ impl Session {
 
     /// The keys and values of up to `rows` tokens from `first` on, in a page store.
     pub fn rows(&self, store: usize, first: usize, rows: usize, out: &mut Vec<f32>) {
-        let kv = &self.kv[&store];
+        self.some_rows(&self.kv[&store], (first, rows), out);
+    }
+
+    fn some_rows(&self, kv: &Array, (first, rows): (usize, usize), out: &mut Vec<f32>) {
         let [all, columns] = kv.shape;
         let (first, end) = (first.min(all), first.saturating_add(rows).min(all));
         self.convert(kv, first * columns, (end - first) * columns, out);
@@ -168,8 +177,8 @@ impl Sections {
         let metadata = SafeTensors::read_metadata(bytes).map_err(|error| (HEADER.to_string(), error.to_string()))?.1;
         let sections = Self { metadata, data };
         let version = sections.text("kvas_session")?;
-        if version != VERSION {
-            return fault(HEADER, format!("kvas_session is {version}, expected {VERSION}"));
+        if !VERSIONS.contains(&version) {
+            return fault(HEADER, format!("kvas_session is {version}, expected {}", VERSIONS.join(" or ")));
         }
         for (name, range) in sections.ranges() {
             if name == HEADER {
@@ -219,7 +228,8 @@ impl Sections {
         let model = ModelId { name: name?, architecture: architecture?, fingerprint: fingerprint? };
         let (path, bytes) = (path.to_string(), bytes.clone());
         let (tokens, conversation, kv, states) = (Vec::new(), String::new(), BTreeMap::new(), BTreeMap::new());
-        let mut session = Session { path, bytes, model, tokens, conversation, rows: 0, kv, states };
+        let (shortened, policy) = (BTreeMap::new(), String::new());
+        let mut session = Session { path, bytes, model, tokens, conversation, rows: 0, kv, states, shortened, policy };
         for (name, range) in self.ranges() {
             let part = &session.bytes[range.clone()];
             match name.split_once('.') {
@@ -239,6 +249,9 @@ impl Sections {
                 Some(("state", position)) if position.parse::<u32>().is_ok() => {
                     let position = position.parse().expect("it was read before");
                     session.states.insert(position, self.array(&name, range)?);
+                }
+                Some(("shortened", part)) if self.text("kvas_session")? == VERSIONS[1] => {
+                    self.shortened(&mut session, (&name, part), range)?;
                 }
                 _ => return fault(&name, "expected no such section here"),
             }
@@ -261,6 +274,7 @@ fn check(session: &Session) -> Result<(), Fault> {
     if rows > tokens {
         return fault("kv.0", format!("{rows} rows, expected at most one for each of {tokens} tokens"));
     }
+    shortened::check(session)?;
     let Some((&last, _)) = session.states.last_key_value() else { return Ok(()) };
     let name = format!("state.{last}");
     if last as usize > tokens || (!session.kv.is_empty() && last as usize != rows) {

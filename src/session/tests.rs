@@ -1,6 +1,7 @@
 //! Session files: what is written is read, and nothing else is.
 
-use super::*;
+use super::{header::ShortenedLayout, *};
+use crate::memory::GivenUp;
 use kvas_backend::KvType;
 use std::path::PathBuf;
 
@@ -9,7 +10,9 @@ fn model(fingerprint: &str) -> ModelId {
 }
 
 fn layout() -> Layout {
-    Layout { kv_type: KvType::F16, rows: 5, columns: vec![3, 2], positions: vec![2, 5], state_elements: 4 }
+    let prefixes = vec![(4, GivenUp { tokens: 2, stayed: 1 }), (6, GivenUp { tokens: 5, stayed: 1 })];
+    let shortened = Some(ShortenedLayout { policy: "some".into(), prefixes, elements: 3 });
+    Layout { kv_type: KvType::F16, rows: 5, columns: vec![3, 2], positions: vec![2, 5], state_elements: 4, shortened }
 }
 
 const TOKENS: [u32; 6] = [7, 1, 300, 2, 70000, 9];
@@ -29,6 +32,12 @@ fn write(path: &Path) {
     open.write(&rows[..10]).unwrap();
     open.write(&[1.5, -2.0, 0.1, 1e-20]).unwrap();
     open.write(&[2.5, 3.0, 4.0, 5.0]).unwrap();
+    for rows in [2, 1] {
+        open.write(&[0.5; 6][..3 * rows]).unwrap();
+        open.write(&[7.0, 8.0, 9.0, 10.0][..2 * rows]).unwrap();
+        open.write(&[-1.0, -2.0, -3.0, rows as f32]).unwrap();
+        open.write(&[0.1, 1e-30, f32::from_bits(0x7fc1_2345)]).unwrap();
+    }
     let Written::File(bytes) = open.finish().unwrap() else { panic!("a file was begun") };
     assert_eq!(bytes, std::fs::metadata(path).unwrap().len());
 }
@@ -51,6 +60,15 @@ fn what_is_written_is_read() {
     assert_eq!(values, [1.0, 1.5, 2.0, 2.5]);
     session.state(2, &mut values);
     assert_eq!(values, [1.5, -2.0, 0.1, 1e-20]);
+    assert_eq!(session.shortened("other").count(), 0);
+    let shortened: Vec<_> = session.shortened("some").collect();
+    assert_eq!(shortened, [(4, GivenUp { tokens: 2, stayed: 1 }), (6, GivenUp { tokens: 5, stayed: 1 })]);
+    session.shortened_rows((4, 1), 1, 9, &mut values);
+    assert_eq!(values, [9.0, 10.0]);
+    let mut memory = Vec::new();
+    session.shortened_slot(6, [&mut values, &mut memory]);
+    assert_eq!(values, [-1.0, -2.0, -3.0, 1.0]);
+    assert_eq!(memory.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), [0x3dcc_cccd, 0x0da2_4260, 0x7fc1_2345]);
     assert!(session.check_model(&model("1234")).is_ok());
     let error = session.check_model(&model("5678")).unwrap_err().to_string();
     assert_eq!(error, format!("{}: a session of toy (none, 1234), expected one of toy (none, 5678)", path.display()));
@@ -73,10 +91,10 @@ fn a_flipped_bit_anywhere_is_refused_with_its_section() {
         );
         named.insert(error["a.session: section ".len()..].split(':').next().unwrap().to_string());
     }
-    assert_eq!(
-        named.into_iter().collect::<Vec<_>>(),
-        ["conversation", "header", "kv.0", "kv.1", "state.2", "state.5", "tokens"]
-    );
+    let shortened = ["shortened.4.", "shortened.6."]
+        .map(|name| ["kv.0", "kv.1", "memory", "state"].map(|part| format!("{name}{part}")));
+    let others = ["conversation", "header", "kv.0", "kv.1", "state.2", "state.5", "tokens"].map(str::to_string);
+    assert_eq!(named, others.into_iter().chain(shortened.into_iter().flatten()).collect());
     for length in 0..whole.len() {
         assert!(Session::from_bytes("a.session", whole[..length].to_vec().into()).is_err(), "{length} bytes");
     }
@@ -102,7 +120,20 @@ fn sections_that_do_not_belong_together_are_refused() {
     let whole = std::fs::read(&path).unwrap();
     assert!(resealed(&whole, ("toy", "TOY")).is_ok());
     for (change, expected) in [
-        (("\"kvas_session\":\"1\"", "\"kvas_session\":\"2\""), "section header: kvas_session is 2, expected 1"),
+        (("\"kvas_session\":\"2\"", "\"kvas_session\":\"3\""), "section header: kvas_session is 3, expected 1 or 2"),
+        (
+            ("\"kvas_session\":\"2\"", "\"kvas_session\":\"1\""),
+            "section shortened.4.kv.0: expected no such section here",
+        ),
+        (("\"2 1\"", "\"2 3\""), "section shortened.4: 2 given up and 3 stayed, expected "),
+        (("\"2 1\"", "\"0 1\""), "section shortened.4: 0 given up and 1 stayed, expected "),
+        (("\"2 1\"", "\"4 0\""), "section shortened.4: 4 given up and 0 stayed, expected "),
+        (("\"2 1\"", "\"3 1\""), "section shortened.4.kv.0: 2 rows, expected 1"),
+        (("\"2 1\"", "\"2\""), "section header: shortened.4 is 2, expected two numbers of tokens"),
+        (("shortened.6", "shortened.7"), "section shortened.7: 5 given up and 1 stayed, expected "),
+        (("shortened.6.kv.1", "shortened.6.kv.2"), "section shortened.6.kv: layers [0, 2], expected [0, 1]"),
+        (("shortened.4.state", "shortened.4.other"), "section shortened.4.other: expected no such section here"),
+        (("\"policy\"", "\"polity\""), "section header: policy is missing"),
         (("\"shape\":[5,3]", "\"shape\":[3,5]"), "section kv.1: 5 rows, expected 3"),
         (("state.5", "state.4"), "section state.4: expected the last state after 5 rows, of 6 tokens"),
         (("state.2", "state.x"), "section state.x: expected no such section here"),
@@ -143,7 +174,7 @@ fn an_unfinished_file_harms_nobody() {
 #[test]
 fn a_session_without_memory_is_a_session() {
     let path = place("empty");
-    let layout = Layout { rows: 0, positions: vec![], ..layout() };
+    let layout = Layout { rows: 0, positions: vec![], shortened: None, ..layout() };
     let open = Writer::new(&path, &model("1234"), vec![], String::new()).begin(&layout).unwrap();
     open.finish().unwrap();
     let session = Session::open(&path).unwrap();

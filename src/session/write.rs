@@ -2,7 +2,7 @@
 
 use super::{
     ModelId, Session, SessionError,
-    header::{self, Layout, Section},
+    header::{self, Layout, Section, ShortenedLayout},
 };
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -70,7 +70,9 @@ impl Writer {
             Durability::Memory => {
                 // A whole session is as long as it is, and nothing is copied while it grows.
                 let bytes: usize = sections.iter().map(|section| section.bytes).sum();
-                Out::Memory(Vec::with_capacity(header::write(&model, &sections).len() + bytes))
+                Out::Memory(Vec::with_capacity(
+                    header::write(&model, layout.shortened.as_ref(), &sections).len() + bytes,
+                ))
             }
             Durability::Safe | Durability::Cache => {
                 let partial = Partial::create(&path, durability)?;
@@ -80,8 +82,10 @@ impl Writer {
         };
         let quant = header::quant(layout.kv_type);
         let (hasher, bytes) = (blake3::Hasher::new(), Vec::new());
-        let mut open = OpenWriter { path, model, out, sections, at: 0, written: 0, hasher, quant, bytes, conversation };
-        let place = header::write(&open.model, &open.sections);
+        let shortened = layout.shortened.clone();
+        let mut open =
+            OpenWriter { path, model, out, sections, shortened, at: 0, written: 0, hasher, quant, bytes, conversation };
+        let place = header::write(&open.model, open.shortened.as_ref(), &open.sections);
         open.out.append(&place).map_err(|error| fail(&open.path, error))?;
         open.raw(&tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>())?;
         Ok(open)
@@ -118,6 +122,7 @@ pub struct OpenWriter {
     model: ModelId,
     out: Out,
     sections: Vec<Section>,
+    shortened: Option<ShortenedLayout>,
     /// The section that comes next or is being written, and how much of it is.
     at: usize,
     written: usize,
@@ -131,10 +136,10 @@ pub struct OpenWriter {
 
 impl OpenWriter {
     /// Writes the next values of the layout, part of one section: first the keys and values of every page store, then
-    /// the states.
+    /// the states; then, of every prefix of which tokens were given up, keys and values, state, and memory.
     pub fn write(&mut self, values: &[f32]) -> Result<(), SessionError> {
         let mut bytes = std::mem::take(&mut self.bytes);
-        let quant = if self.sections[self.at].name.starts_with("kv.") { self.quant } else { kvas_gguf::Quant::F32 };
+        let quant = if self.sections[self.at].has_rows() { self.quant } else { kvas_gguf::Quant::F32 };
         bytes.resize(values.len() * quant.block_bytes(), 0);
         quant.quantize(values, &mut bytes).expect("as many bytes as the values take");
         let written = self.raw(&bytes);
@@ -162,7 +167,7 @@ impl OpenWriter {
             assert_eq!(self.sections[self.at].name, "conversation", "everything else is written");
             self.raw(conversation.as_bytes())?;
         }
-        let whole = header::write(&self.model, &self.sections);
+        let whole = header::write(&self.model, self.shortened.as_ref(), &self.sections);
         assert_eq!(self.sections[self.at].name, header::HEADER, "everything else is written");
         self.raw(blake3::hash(&whole).as_bytes())?;
         let Self { path, out, .. } = self;

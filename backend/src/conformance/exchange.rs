@@ -8,6 +8,8 @@ use crate::{Backend, DeviceError, Slot, Store, StoreDecl};
 struct Saved {
     /// By sequence.
     slots: Vec<Vec<f32>>,
+    /// By sequence: what its slot remembers of what was given up.
+    given_up: Vec<Vec<f32>>,
     /// By sequence, page store and page.
     pages: Vec<Vec<Vec<Vec<f32>>>>,
 }
@@ -34,28 +36,37 @@ fn page_stores(case: &Case) -> Vec<Store> {
 
 fn save(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>]) -> Result<Saved, DeviceError> {
     let (mut saved, page_size) = (Saved::default(), case.limits.page_size);
-    for Sequence { slot: at, context, tables, .. } in sequences.iter().copied() {
-        let (mut slot, mut pages) = (Vec::new(), Vec::new());
+    for Sequence { slot: at, context, held, tables } in sequences.iter().copied() {
+        let [mut slot, mut given_up] = [const { Vec::new() }; 2];
+        let mut pages = Vec::new();
         backend.save_slot(at, context, &mut slot)?;
         assert_eq!(slot.len(), case.program.slot_elements(), "{}: values of a slot", case.name);
+        if held < context {
+            backend.save_given_up(at, &mut given_up)?;
+            assert_eq!(given_up.len(), case.program.given_up_elements(), "{}: what was given up", case.name);
+        }
         for (store, table) in page_stores(case).into_iter().zip(tables) {
             let mut of_table = Vec::new();
-            for first in (0..context as usize).step_by(page_size) {
-                let (rows, mut page) = (page_size.min(context as usize - first), Vec::new());
+            for first in (0..held as usize).step_by(page_size) {
+                let (rows, mut page) = (page_size.min(held as usize - first), Vec::new());
                 backend.save_page(store, table[first / page_size], rows, &mut page)?;
                 of_table.push(page);
             }
             pages.push(of_table);
         }
         saved.slots.push(slot);
+        saved.given_up.push(given_up);
         saved.pages.push(pages);
     }
     Ok(saved)
 }
 
 fn load(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>], saved: &Saved) -> Result<(), DeviceError> {
-    for (number, Sequence { slot, context, tables, .. }) in sequences.iter().copied().enumerate() {
+    for (number, Sequence { slot, context, held, tables }) in sequences.iter().copied().enumerate() {
         backend.load_slot(slot, context, &saved.slots[number])?;
+        if held < context {
+            backend.load_given_up(slot, context - held, &saved.given_up[number])?;
+        }
         for ((store, table), pages) in page_stores(case).into_iter().zip(tables).zip(&saved.pages[number]) {
             for (page, values) in table.iter().zip(pages) {
                 backend.load_page(store, *page, values)?;
@@ -100,13 +111,26 @@ fn snapshots_of(
     backend.copy_slots(pairs)?;
     let mut same = true;
     for (sequence, (live, kept)) in sequences.iter().zip(pairs) {
-        let [mut of_live, mut of_kept, mut again] = [const { Vec::new() }; 3];
-        backend.save_slot(*live, sequence.context, &mut of_live)?;
-        backend.save_slot(*kept, sequence.context, &mut of_kept)?;
+        let [of_live, of_kept] = [*live, *kept].map(|slot| all_of(backend, slot, sequence));
+        let (of_live, [of_slot, given_up]) = (of_live?, of_kept?);
         backend.clear_slots(&[*kept])?;
-        backend.load_slot(*kept, sequence.context, &of_kept)?;
-        backend.save_slot(*kept, sequence.context, &mut again)?;
+        backend.load_slot(*kept, sequence.context, &of_slot)?;
+        if !given_up.is_empty() {
+            backend.load_given_up(*kept, sequence.context - sequence.held, &given_up)?;
+        }
+        let again = all_of(backend, *kept, sequence)?;
+        let of_kept = [of_slot, given_up];
         same &= of_live == of_kept && of_kept == again;
     }
     Ok(same)
+}
+
+/// What a slot holds, and what it remembers of what was given up, if anything was.
+fn all_of(backend: &mut dyn Backend, slot: Slot, sequence: &Sequence<'_>) -> Result<[Vec<f32>; 2], DeviceError> {
+    let mut all = [const { Vec::new() }; 2];
+    backend.save_slot(slot, sequence.context, &mut all[0])?;
+    if sequence.held < sequence.context {
+        backend.save_given_up(slot, &mut all[1])?;
+    }
+    Ok(all)
 }

@@ -107,6 +107,12 @@ impl Case {
         self.program.bounded_stores().chain(self.program.segment_stores()).next().is_some()
     }
 
+    /// Whether its sequences cannot leave their slots: those of snapshots remember nothing of tokens that were given up head
+    /// by head.
+    fn stays(&self) -> bool {
+        !self.giving.is_empty() && self.program.bounded_stores().next().is_some()
+    }
+
     /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
     /// bits, and over pages of f16 the queries of prompts and the weights of their values, and take the factors of prompts
     /// through recurrences as sums of two bf16.
@@ -148,14 +154,14 @@ pub fn run(case: &Case, subjects: &[Make]) -> Outcome {
 /// As [`run`], but halfway through the script every sequence goes on in fresh backends: in the reference with what the
 /// first subject has saved, in the subjects with what the reference has.
 pub fn run_exchanged(case: &Case, subjects: &[Make]) -> Outcome {
-    outcome(case, subjects, if case.giving.is_empty() { Break::Exchange } else { Break::None })
+    outcome(case, subjects, if case.stays() { Break::None } else { Break::Exchange })
 }
 
 /// As [`run`], but halfway through the script every slot is copied to one of a snapshot and cleared, the snapshot is
 /// saved and loaded again, and the sequence goes on in the slot of another one, copied from the snapshot. Slots that give
-/// up tokens stay where they are.
+/// up tokens head by head stay where they are.
 pub fn run_through_snapshots(case: &Case, subjects: &[Make]) -> Outcome {
-    outcome(case, subjects, if case.giving.is_empty() { Break::Snapshots } else { Break::None })
+    outcome(case, subjects, if case.stays() { Break::None } else { Break::Snapshots })
 }
 
 /// What happens halfway through a script.

@@ -28,7 +28,7 @@ impl Table {
         if !case.program.stores.is_empty() {
             outcomes.push(run_exchanged(case, &subjects));
         }
-        if case.program.slot_elements() > 0 {
+        if case.program.slot_elements() + case.program.given_up_elements() > 0 {
             outcomes.push(run_through_snapshots(case, &subjects));
         }
         if !case.gives_up() {

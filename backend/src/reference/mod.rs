@@ -326,6 +326,16 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.save_memory(slot, out);
+        Ok(())
+    }
+
+    fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
+        self.load_memory((slot, tokens as usize), values);
+        Ok(())
+    }
+
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
         let (decl, page) = self.page(store, page);
         out.extend(&page[..rows * decl.row_elements()]);

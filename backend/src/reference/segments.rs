@@ -6,7 +6,7 @@ use super::{
     sigmoid,
 };
 use crate::{
-    Eviction, Holding, Op, Rope, Slot, Store, op,
+    Eviction, Holding, Op, Rope, Slot, Store, StoreDecl, op,
     store::{PagesDecl, Positions, SegmentMemory},
 };
 
@@ -127,6 +127,33 @@ impl Reference {
                 turn(&mut to[keys.clone()], rope, frequencies, (-(gone as f64), 1.0));
                 kv_type.round(&mut to[keys]);
             }
+        }
+    }
+
+    /// Appends the memories of a slot, layer by layer; zeros where nothing was absorbed.
+    pub(super) fn save_memory(&self, slot: Slot, out: &mut Vec<f32>) {
+        let program = self.program();
+        for (decl, slots) in program.stores.iter().zip(&self.memories) {
+            let before = out.len();
+            if let Some(memory) = slots.get(slot.0 as usize).filter(|_| decl.given_up_elements() > 0) {
+                out.extend(memory.matrix.iter().chain(&memory.norm).map(|x| *x as f32));
+            }
+            out.resize(before + decl.given_up_elements(), 0.0);
+        }
+    }
+
+    /// The opposite, for so many tokens that were absorbed.
+    pub(super) fn load_memory(&mut self, (slot, tokens): (Slot, usize), mut values: &[f32]) {
+        let program = self.program.clone().expect("prepared");
+        for (decl, slots) in program.stores.iter().zip(&mut self.memories) {
+            let StoreDecl::Pages(pages) = decl else { continue };
+            let own = values.split_off(..decl.given_up_elements()).expect("as many values as the slot remembers");
+            if own.is_empty() {
+                continue;
+            }
+            let own: Vec<f64> = own.iter().map(|x| f64::from(*x)).collect();
+            let (matrix, norm) = own.split_at(pages.kv_heads * pages.key_dim * pages.value_dim);
+            slots[slot.0 as usize] = MemorySlot { tokens, matrix: matrix.to_vec(), norm: norm.to_vec() };
         }
     }
 
