@@ -2,6 +2,7 @@
 
 mod bed;
 mod concurrency;
+mod edge_quality;
 mod edge_ttft;
 mod headlines;
 mod lin_ar;
@@ -11,6 +12,7 @@ mod linear;
 mod paged_decode;
 mod plot;
 mod pool_capacity;
+mod questions;
 mod report;
 mod slake_attn;
 mod slake_quality;
@@ -45,6 +47,8 @@ enum Op {
     Concurrency(concurrency::Concurrency),
     #[command(name = "edge_ttft")]
     EdgeTtft(edge_ttft::EdgeTtft),
+    #[command(name = "edge_quality")]
+    EdgeQuality(Box<edge_quality::EdgeQuality>),
     #[command(name = "slake_attn")]
     SlakeAttn(slake_attn::SlakeAttn),
     #[command(name = "slake_quality")]
@@ -65,6 +69,7 @@ impl BenchOp {
             Op::PoolCapacity(command) => command.run(),
             Op::Concurrency(command) => command.run(),
             Op::EdgeTtft(command) => command.run(),
+            Op::EdgeQuality(command) => command.run(),
             Op::SlakeAttn(command) => command.run(),
             Op::SlakeQuality(command) => command.run(),
             Op::SpecE2e(command) => command.run(),

@@ -1,7 +1,10 @@
 //! `kvas bench-op slake_quality`: what answers and predictions are worth when a sequence holds fewer tokens, at equal
 //! bytes: how well a text is predicted, and how many questions about a long prompt are answered.
 
-use super::plot::{Curve, Panel, svg};
+use super::{
+    plot::{Curve, Panel, svg},
+    questions::{Question, questions},
+};
 use crate::cli::{device, flags::ModelFlags};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
@@ -13,7 +16,6 @@ use kvas::{
     text::{Bos, Special},
 };
 use kvas_backend::store::MomentType;
-use serde::Deserialize;
 use serde_json::json;
 use std::{path::PathBuf, sync::Arc};
 
@@ -53,13 +55,6 @@ pub(super) struct SlakeQuality {
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
-}
-
-/// A question about a long prompt.
-#[derive(Debug, Deserialize)]
-struct Question {
-    prompt: String,
-    answer: String,
 }
 
 /// A budget of tokens, or of a share of the prompt.
@@ -174,17 +169,13 @@ impl SlakeQuality {
 
     fn questions(&self, model: &Model) -> anyhow::Result<Vec<Item>> {
         let Some(path) = &self.recall else { return Ok(Vec::new()) };
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let encode = |text: &str| model.tokenizer.encode(text, Special::Parse, Bos::Add);
-        let item = |(number, line): (usize, &str)| {
-            let what = || format!("{}:{}: expected an object with prompt and answer", path.display(), number + 1);
-            let Question { prompt, answer } = serde_json::from_str(line).with_context(what)?;
-            let (whole, prompt) = (encode(&format!("{prompt}{answer}")), encode(&prompt));
-            ensure!(whole.len() > prompt.len() && whole.starts_with(&prompt), "{}", what());
-            let (wanted, before) = (whole.len() - prompt.len(), prompt.len().saturating_sub(self.held_back).max(1));
-            Ok(Item { prompt: whole[..before].to_vec(), rest: whole[before..].to_vec(), wanted })
+        let item = |Question { mut prompt, answer, .. }: Question| {
+            let wanted = answer.len();
+            let mut rest = prompt.split_off(prompt.len().saturating_sub(self.held_back).max(1));
+            rest.extend(answer);
+            Item { prompt, rest, wanted }
         };
-        text.lines().take(self.questions.unwrap_or(usize::MAX)).enumerate().map(item).collect()
+        Ok(questions(path, model, self.questions)?.into_iter().map(item).collect())
     }
 
     /// Reads an item once, and goes back to the end of its prompt for every method and budget.
