@@ -211,7 +211,7 @@ const PAGE: usize = 4;
 const CONTEXT: usize = 2000;
 
 /// A small model with gates that say something, as a file.
-fn gated_file() -> &'static Path {
+pub(crate) fn gated_file() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     FILE.get_or_init(|| {
         let folder = std::env::temp_dir().join(format!("kvas-edge-{}", std::process::id()));
@@ -567,54 +567,4 @@ fn a_chat_goes_on_in_constant_memory() {
     let turn = numbers(said.lines().find(|line| line.contains("memory ")).unwrap_or_else(|| panic!("{said}")));
     assert!(turn[0] < 80 && turn[1] + 60 > last[1], "{said}: {last:?}");
     std::fs::remove_dir_all(state).unwrap_or_default();
-}
-
-#[test]
-fn methods_are_compared_by_what_perplexity_says_of_each() {
-    let folder = std::env::temp_dir().join(format!("kvas-edge-quality-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let place = |name: &str| text(&folder.join(name));
-    let (model, words, questions) = (text(gated_file()), place("words"), place("questions"));
-    std::fs::write(&words, "The hen saw the fox and ran to the barn. ".repeat(60)).unwrap();
-    let line = |tokens: usize| json!({"tokens": tokens, "prompt": "the fox ".repeat(tokens), "answer": " ran"});
-    std::fs::write(&questions, format!("{}\n{}\n{}\n", line(5), line(30), line(30))).unwrap();
-    let op = ["bench-op", "edge_quality", "-m", &model, "--device", "cpu", "--text", &words, "--tokens", "300"];
-    let op = [&op[..], &["--from", "100,200,400", "--recall", &questions]].concat();
-    let out = succeeds(&[&op[..], &["--json"]].concat());
-    let lines: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let edge = ["--kv-policy", "edgeinfinite"];
-    let policies: [&[&str]; 7] = [
-        &[],
-        &[&edge[..], &["--edge-ungated"]].concat(),
-        &edge,
-        &[&edge[..], &["--edge-absorb", "recompute"]].concat(),
-        &[&edge[..], &["--edge-sink", "0"]].concat(),
-        &[&edge[..], &["--edge-window", "1"]].concat(),
-        &[&edge[..], &["--edge-sink", "0", "--edge-window", "1"]].concat(),
-    ];
-    assert_eq!(lines.len(), policies.len());
-    let mut all = Vec::new();
-    for (line, policy) in lines.iter().zip(policies) {
-        let of = |part: &str| {
-            let usual = ["perplexity", "-m", &model, "--device", "cpu", "-f", &words, "-c", "300", "--chunks", "1"];
-            let out =
-                succeeds(&[&usual[..], &["--json", "--from"], &part.split(' ').collect::<Vec<_>>(), policy].concat());
-            serde_json::from_str::<serde_json::Value>(&out).unwrap()["ppl"].clone()
-        };
-        assert_eq!(line["perplexity"], json!({"100": of("100 --to 200"), "200": of("200")}), "{line}");
-        let [all_parts, whole] = [&line["perplexity_of_all"], &of("100")].map(|ppl| ppl.as_f64().unwrap());
-        assert!((all_parts / whole - 1.0).abs() < 1e-9, "{line}: {whole}");
-        let answers = line["answers"].as_object().unwrap();
-        assert_eq!(answers.keys().collect::<Vec<_>>(), ["30", "5"], "{line}");
-        all.push(line["perplexity_of_all"].to_string());
-    }
-    all.sort();
-    all.dedup();
-    assert_eq!(all.len(), 7, "{all:?}");
-    let table = succeeds(&[&op[..], &["--methods", "full,gates"]].concat());
-    assert!(table.starts_with("| method | from 100 | from 200 | all | answers 5 | answers 30 |\n|---|---|"), "{table}");
-    assert_eq!(table.lines().count(), 4, "{table}");
-    std::fs::write(&questions, "{\"prompt\": \"the fox\"}\n").unwrap();
-    assert!(fails(&op).contains("questions:1: expected an object with prompt and answer"));
-    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -35,6 +35,11 @@ impl Absorbed {
         })
     }
 
+    /// Whether anything is kept of what is given up.
+    fn keeps_memory(&self) -> bool {
+        self.matrices.bytes() > 0
+    }
+
     /// Whether positions are those of what is held.
     pub(crate) fn moves_positions(&self) -> bool {
         match self.segments.positions {
@@ -49,13 +54,13 @@ impl Absorbed {
     }
 
     fn has_memory(&self, slot: Slot) -> bool {
-        self.matrices.bytes() > 0 && self.tokens[slot.0 as usize] > 0
+        self.keeps_memory() && self.tokens[slot.0 as usize] > 0
     }
 
     /// The matrices and the vectors of a slot, for so many tokens to be added, and whether these are the first; `None` where
     /// nothing is kept.
     pub(crate) fn add(&mut self, slot: Slot, tokens: usize) -> Option<([Ptr; 2], bool)> {
-        if self.matrices.bytes() == 0 {
+        if !self.keeps_memory() {
             return None;
         }
         let is_fresh = self.tokens[slot.0 as usize] == 0;
@@ -119,8 +124,24 @@ impl AllAbsorbed {
         self.stores.iter_mut().flatten().try_for_each(|absorbed| absorbed.copy_slot(device, from, to))
     }
 
+    /// Where the memory of a slot is, layer by layer: the matrices, then the vectors, each with its bytes, and whether anything
+    /// is in it.
+    pub(crate) fn parts(&self, slot: Slot) -> Vec<((Ptr, usize), bool)> {
+        let layers = self.stores.iter().flatten().filter(|absorbed| absorbed.keeps_memory());
+        let of_layer = |absorbed: &Absorbed| {
+            [&absorbed.matrices, &absorbed.norms]
+                .map(|memory| (absorbed.of_slot(memory, slot), absorbed.has_memory(slot)))
+        };
+        layers.flat_map(of_layer).collect()
+    }
+
+    /// A slot has given up so many tokens of every layer.
+    pub(crate) fn set_tokens(&mut self, slot: Slot, tokens: u32) {
+        self.stores.iter_mut().flatten().for_each(|absorbed| absorbed.tokens[slot.0 as usize] = u64::from(tokens));
+    }
+
     /// Makes a slot one that holds all of its tokens.
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
-        self.stores.iter_mut().flatten().for_each(|absorbed| absorbed.tokens[slot.0 as usize] = 0);
+        self.set_tokens(slot, 0);
     }
 }

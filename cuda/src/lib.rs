@@ -185,6 +185,14 @@ impl Backend for Cuda {
         self.machine().evict(eviction)
     }
 
+    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().save_given_up(slot, out)
+    }
+
+    fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
+        self.machine().load_given_up(slot, tokens, values)
+    }
+
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
         self.machine().save_page(store, page, rows, out)
     }

@@ -270,6 +270,28 @@ impl Machine {
         Ok(())
     }
 
+    /// Appends what a slot remembers of the segments that its sequence has given up; zeros before there are any.
+    pub(crate) fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        for ((at, bytes), is_there) in self.absorbed.parts(slot) {
+            let first = out.len();
+            out.resize(first + bytes / 4, 0.0);
+            if is_there {
+                self.read_words(at, &mut out[first..])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The opposite, of so many tokens.
+    pub(crate) fn load_given_up(&mut self, slot: Slot, tokens: u32, mut values: &[f32]) -> Result<(), DeviceError> {
+        for ((at, bytes), _) in self.absorbed.parts(slot) {
+            let own = values.split_off(..bytes / 4).expect("as many values as the slot remembers");
+            self.device.upload(at, own)?;
+        }
+        self.absorbed.set_tokens(slot, tokens);
+        Ok(())
+    }
+
     fn read_checkpoint(&mut self, at: Ptr, state_type: StateType, out: &mut [f32]) -> Result<(), DeviceError> {
         if state_type == StateType::F32 {
             return self.read_words(at, out);
