@@ -84,7 +84,7 @@ fn layer(shape: Shape, memory: SegmentMemory, gated: bool) -> Case {
 fn with_script(mut case: Case) -> Case {
     let mut held = 0;
     let mut read = |case: &mut Case, moves: Vec<Move>| {
-        held += moves[0].accepted as u32;
+        held += moves.iter().filter(|of| of.sequence == 0).map(|of| of.accepted as u32).sum::<u32>();
         case.script.push(moves);
         held
     };
@@ -107,7 +107,10 @@ fn with_script(mut case: Case) -> Case {
     for round in 0..40 {
         let rows = 1 + round % 3 / 2 * 3;
         let accepted = if rows > 1 { round % 5 % (rows + 1) } else { 1 };
-        let held = read(&mut case, vec![Move { sequence: 0, rows, accepted, back: 0 }, keep(1, 1)]) - given;
+        let mut moves = vec![Move { sequence: 0, rows, accepted, back: 0 }, keep(1, 1)];
+        // Behind another one, which has no memory, too.
+        moves.rotate_left(round % 2);
+        let held = read(&mut case, moves) - given;
         if held + 1 >= Giving::SINKS + 8 + SEGMENT {
             given += give(&mut case, held);
         }
