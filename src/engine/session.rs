@@ -12,6 +12,9 @@ use kvas_backend::{DeviceError, Page, Store, StoreDecl};
 /// of the turn before. A snapshot of a large model is tens of megabytes, and a chat writes its file after every turn.
 const SNAPSHOTS: usize = 3;
 
+/// Gives rows of a page store: its number and the first row, how many, and where to.
+type Rows<'a> = dyn Fn((usize, usize), usize, &mut Vec<f32>) + 'a;
+
 impl Engine {
     /// Writes what is kept of the writer's tokens; the bytes of the file.
     pub(super) fn save(&mut self, id: ConversationId, writer: Writer) -> Result<u64, String> {
@@ -162,12 +165,8 @@ impl Runner {
         self.backend.load_given_up(slot, given_up.tokens, &memory)
     }
 
-    /// Fills the pages of every page store with the rows that `rows` gives: of which store, from which on, how many.
-    fn load_rows(
-        &mut self,
-        tables: &[Vec<Page>],
-        rows: &dyn Fn((usize, usize), usize, &mut Vec<f32>),
-    ) -> Result<(), DeviceError> {
+    /// Fills the pages of every page store.
+    fn load_rows(&mut self, tables: &[Vec<Page>], rows: &Rows<'_>) -> Result<(), DeviceError> {
         let (mut values, page_size) = (Vec::new(), self.limits().page_size);
         for (ordinal, (store, table)) in self.stores(tables).into_iter().enumerate() {
             for (page, first) in table.iter().zip((0..).step_by(page_size)) {
