@@ -10,6 +10,10 @@ const WEIGHT: f64 = 0.25;
 /// a dozen steps or so.
 const FADING: f64 = 0.97;
 
+/// How many times slower than the last step the slowest one counts at most: a step in which the machine slept says
+/// nothing of those that follow.
+const MOST: f64 = 4.0;
+
 /// The part of the bound that steps are planned to take: two that read as much differ by a tenth or so.
 const AIM: f64 = 0.85;
 
@@ -56,7 +60,8 @@ impl Pace {
         } else if rows >= self.allowed / PART {
             // Answers of other lengths, or none, may have been waiting then.
             let now = (took - self.alone).max(took / 4.0) / f64::from(rows);
-            self.seconds_per_row = Some(self.seconds_per_row.map_or(now, |before| now.max(before * FADING)));
+            let before = self.seconds_per_row.map_or(now, |before| (before * FADING).min(MOST * now));
+            self.seconds_per_row = Some(now.max(before));
         }
     }
 }
@@ -106,6 +111,19 @@ mod tests {
         ran(&mut pace, 200, 400.0);
         let before = pace.most_rows(512);
         ran(&mut pace, 16, 90.0);
+        assert_eq!(pace.most_rows(512), before);
+    }
+
+    #[test]
+    fn a_machine_that_slept_reads_on_as_fast_as_before() {
+        let mut pace = Pace::new(Some(Duration::from_millis(500)));
+        ran(&mut pace, 200, 400.0);
+        let before = pace.most_rows(512);
+        ran(&mut pace, 200, 3.6e6);
+        assert_eq!(pace.most_rows(512), 0);
+        for _ in 0..60 {
+            ran(&mut pace, 200, 400.0);
+        }
         assert_eq!(pace.most_rows(512), before);
     }
 }
