@@ -135,6 +135,16 @@ pub(crate) fn tile<E: Element, S: Simd, const W: usize, const R: usize>(
     rows: [&[u8]; W],
     x: [&[f32]; R],
 ) -> [[f32; R]; W] {
+    totals(simd, chains::<E, S, W, R>(simd, rows, x))
+}
+
+/// The sums of [`tile`] lane by lane.
+#[inline(always)]
+fn chains<E: Element, S: Simd, const W: usize, const R: usize>(
+    simd: S,
+    rows: [&[u8]; W],
+    x: [&[f32]; R],
+) -> [[S::F32; R]; W] {
     let columns = x[0].len();
     for r in 0..R {
         assert_eq!(x[r].len(), columns);
@@ -170,7 +180,7 @@ pub(crate) fn tile<E: Element, S: Simd, const W: usize, const R: usize>(
             }
         }
     }
-    totals(simd, sums)
+    sums
 }
 
 /// The sum over the lanes of each, many at a time where there are many.
@@ -247,11 +257,15 @@ fn dots_of<E: Element, S: Simd, const W: usize, const R: usize>(
     for w in 0..W {
         rows[w] = &matrix[(at + w) * row_bytes..][..row_bytes];
     }
-    let sums = tile::<E, S, W, R>(simd, rows, x);
+    let sums = chains::<E, S, W, R>(simd, rows, x);
+    let mut turned = [[simd.splat(0.0); W]; R];
     for r in 0..R {
         for w in 0..W {
-            out[r][at + w] = sums[w][r];
+            turned[r][w] = sums[w][r];
         }
+    }
+    for (out, sums) in out.iter_mut().zip(totals(simd, turned)) {
+        out[at..at + W].copy_from_slice(&sums);
     }
 }
 
@@ -265,52 +279,56 @@ pub(crate) fn combine<E: Element, S: Simd, const R: usize>(
     matrix: &[u8],
     out: [&mut [f32]; R],
 ) {
-    let columns = out[0].len();
-    combine_strided::<E, S, R>(simd, factors, weights, (matrix, columns), out);
+    for r in 0..R {
+        assert_eq!(weights[r].len(), weights[0].len(), "alike");
+    }
+    combine_steps::<E, S, R>(simd, factors, (weights, 1, weights[0].len()), matrix, out);
 }
 
-/// [`combine`] for rows that begin every `stride` elements.
+/// [`combine`] of the first `count` rows, with weights that are `step` apart.
 #[inline(always)]
-pub(crate) fn combine_strided<E: Element, S: Simd, const R: usize>(
+pub(crate) fn combine_steps<E: Element, S: Simd, const R: usize>(
     simd: S,
     factors: [f32; R],
-    weights: [&[f32]; R],
-    (matrix, stride): (&[u8], usize),
+    (weights, step, count): ([&[f32]; R], usize, usize),
+    matrix: &[u8],
     mut out: [&mut [f32]; R],
 ) {
     let columns = out[0].len();
     for r in 0..R {
-        assert_eq!((out[r].len(), weights[r].len()), (columns, weights[0].len()), "alike");
+        assert!(out[r].len() == columns && (count == 0 || weights[r].len() > (count - 1) * step), "alike");
     }
-    let row_bytes = stride * E::BYTES;
-    assert!(columns <= stride && matrix.len() >= weights[0].len() * row_bytes, "a row per weight");
+    let row_bytes = columns * E::BYTES;
+    assert!(matrix.len() >= count * row_bytes, "a row per weight");
+    let weights = (weights, step, count);
     let mut at = 0;
     // As many columns at a time as make eight sums: fewer would wait for each other.
     while R == 1 && at + 8 * S::LANES <= columns {
         // SAFETY: 8 LANES columns from `at` on lie in every row of `out` and of the matrix, which has all the rows.
-        unsafe { strip::<E, S, R, 8>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
+        unsafe { strip::<E, S, R, 8>(simd, factors, weights, (matrix, at), &mut out) };
         at += 8 * S::LANES;
     }
     while (R <= 2 || S::LANES == 16) && at + 4 * S::LANES <= columns {
         // SAFETY: as above, for 4 LANES columns.
-        unsafe { strip::<E, S, R, 4>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
+        unsafe { strip::<E, S, R, 4>(simd, factors, weights, (matrix, at), &mut out) };
         at += 4 * S::LANES;
     }
     while R > 2 && S::LANES < 16 && at + 2 * S::LANES <= columns {
         // SAFETY: as above, for 2 LANES columns.
-        unsafe { strip::<E, S, R, 2>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
+        unsafe { strip::<E, S, R, 2>(simd, factors, weights, (matrix, at), &mut out) };
         at += 2 * S::LANES;
     }
     while at + S::LANES <= columns {
         // SAFETY: as above, for LANES columns.
-        unsafe { strip::<E, S, R, 1>(simd, factors, weights, (matrix, row_bytes, at), &mut out) };
+        unsafe { strip::<E, S, R, 1>(simd, factors, weights, (matrix, at), &mut out) };
         at += S::LANES;
     }
     if at < columns {
+        let (weights, ..) = weights;
         for r in 0..R {
             let out = &mut out[r][at..];
             let mut sum = simd.mul(simd.splat(factors[r]), math::load(simd, out));
-            for (j, weight) in weights[r].iter().enumerate() {
+            for (j, weight) in weights[r].iter().step_by(step).take(count).enumerate() {
                 let mut tail = [0.0; 16];
                 E::widen(&matrix[j * row_bytes..][at * E::BYTES..columns * E::BYTES], &mut tail);
                 sum = simd.fma(simd.splat(*weight), math::load(simd, &tail), sum);
@@ -320,19 +338,19 @@ pub(crate) fn combine_strided<E: Element, S: Simd, const R: usize>(
     }
 }
 
-/// [`combine`] for `V * LANES` columns from `at` on of rows `row_bytes` apart.
+/// [`combine_steps`] for `V * LANES` columns from `at` on.
 ///
 /// # Safety
-/// All `out` have these columns, and the matrix has a row with them for every weight; there are as many weights for
-/// each of them.
+/// All `out` are alike and have these columns, the matrix has `count` such rows, and there are so many weights for each.
 #[inline(always)]
 unsafe fn strip<E: Element, S: Simd, const R: usize, const V: usize>(
     simd: S,
     factors: [f32; R],
-    weights: [&[f32]; R],
-    (matrix, row_bytes, at): (&[u8], usize, usize),
+    (weights, step, count): ([&[f32]; R], usize, usize),
+    (matrix, at): (&[u8], usize),
     out: &mut [&mut [f32]; R],
 ) {
+    let row_bytes = out[0].len() * E::BYTES;
     let mut sums = [[simd.splat(0.0); V]; R];
     for r in 0..R {
         for v in 0..V {
@@ -341,11 +359,11 @@ unsafe fn strip<E: Element, S: Simd, const R: usize, const V: usize>(
             sums[r][v] = simd.mul(simd.splat(factors[r]), old);
         }
     }
-    for j in 0..weights[0].len() {
+    for j in 0..count {
         let mut scales = [simd.splat(0.0); R];
         for r in 0..R {
             // SAFETY: the caller says that there are as many weights for all.
-            scales[r] = simd.splat(unsafe { *weights[r].get_unchecked(j) });
+            scales[r] = simd.splat(unsafe { *weights[r].get_unchecked(j * step) });
         }
         for v in 0..V {
             // SAFETY: the caller says that the matrix has row `j` and these columns.
@@ -369,8 +387,31 @@ pub(crate) const AHEAD: usize = 8192;
 /// Fetches a part of `data`, as far as it goes.
 #[inline(always)]
 pub(crate) fn fetch<S: Simd>(simd: S, data: &[u8], part: std::ops::Range<usize>) {
-    for line in (part.start..part.end.min(data.len())).step_by(64) {
-        simd.prefetch(data.as_ptr().wrapping_add(line));
+    lines(part.start..part.end.min(data.len()), |at| simd.prefetch(data.as_ptr().wrapping_add(at)));
+}
+
+/// Fetches a part, as far as it goes, of what lies `distance` times the length of `data` behind it and is as long, for
+/// reading a while later.
+#[inline(always)]
+pub(crate) fn fetch_next<S: Simd>(simd: S, data: &[u8], distance: usize, part: std::ops::Range<usize>) {
+    let from = data.as_ptr().wrapping_add(distance * data.len());
+    lines(part.start..part.end.min(data.len()), |at| simd.prefetch_far(from.wrapping_add(at)));
+}
+
+/// Calls `f` for every cache line of a part.
+#[inline(always)]
+fn lines(part: std::ops::Range<usize>, f: impl Fn(usize)) {
+    let mut at = part.start;
+    // Counting takes as long as fetching.
+    while at + 4 * 64 <= part.end {
+        for line in 0..4 {
+            f(at + line * 64);
+        }
+        at += 4 * 64;
+    }
+    while at < part.end {
+        f(at);
+        at += 64;
     }
 }
 

@@ -1,4 +1,5 @@
-//! Plain Rust on arrays of 8: the fallback of every processor, and what the other sets are tested against.
+//! Plain Rust on arrays of 8: the fallback of every processor, and what the other sets are tested against. What takes
+//! many instructions is a function that is called: everywhere else it would be most of what there is to compile.
 
 use super::{
     Kernel, Simd,
@@ -56,7 +57,7 @@ impl Simd for Scalar {
         unsafe { from.cast::<F8>().read_unaligned() }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_f16(self, from: *const u16) -> F8 {
         // SAFETY: the caller says that 8 halves are readable.
         let x = unsafe { from.cast::<[u16; 8]>().read_unaligned() };
@@ -83,7 +84,7 @@ impl Simd for Scalar {
         unsafe { to.cast::<F8>().write_unaligned(x) }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store_f16(self, x: F8, to: *mut u16) {
         let halves: [u16; 8] = lanes!(8, |i| half::f16::from_f32_const(x[i]).to_bits());
         // SAFETY: the caller says that 8 halves are writable.
@@ -126,7 +127,7 @@ impl Simd for Scalar {
         lanes!(8, |i| if a[i] < b[i] { a[i] } else { b[i] })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn round(self, x: F8) -> F8 {
         lanes!(8, |i| x[i].round_ties_even())
     }
@@ -183,22 +184,22 @@ impl Panels for Scalar {
         x
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn f16s(self, x: &[u8; 2 * ROWS]) -> [f32; ROWS] {
         lanes!(ROWS, |i| half::f16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32_const())
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn bf16s(self, x: &[u8; 2 * ROWS]) -> [f32; ROWS] {
         lanes!(ROWS, |i| half::bf16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32())
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn small(self, x: &[u8; ROWS]) -> [f32; ROWS] {
         lanes!(ROWS, |i| f32::from(x[i] as i8))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn bf16_pairs(self, x: [[u8; 4]; ROWS]) -> [[f32; ROWS]; 2] {
         let widened =
             |first: usize| lanes!(ROWS, |i| half::bf16::from_le_bytes([x[i][first], x[i][first + 1]]).to_f32());
@@ -215,12 +216,12 @@ impl Panels for Scalar {
         lanes!(ROWS, |i| a[i] * b[i])
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn times_plus(self, a: [f32; ROWS], b: [f32; ROWS], c: [f32; ROWS]) -> [f32; ROWS] {
         lanes!(ROWS, |i| a[i].mul_add(b[i], c[i]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn to_floats(self, x: [i32; ROWS]) -> [f32; ROWS] {
         lanes!(ROWS, |i| x[i] as f32)
     }
@@ -235,32 +236,32 @@ impl Panels for Scalar {
         *x.as_chunks().0.first_chunk().expect("16 fours")
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn bits<const SHIFT: u32>(self, x: [[u8; 4]; ROWS], mask: u8) -> [[u8; 4]; ROWS] {
         x.map(|x| x.map(|x| x >> SHIFT & mask))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn bits_up<const SHIFT: u32>(self, x: [[u8; 4]; ROWS], mask: u8) -> [[u8; 4]; ROWS] {
         x.map(|x| x.map(|x| x << SHIFT & mask))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn flip(self, x: [[u8; 4]; ROWS]) -> [[u8; 4]; ROWS] {
         x.map(|x| x.map(|x| x ^ 0x80))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn or(self, a: [[u8; 4]; ROWS], b: [[u8; 4]; ROWS]) -> [[u8; 4]; ROWS] {
         lanes!(ROWS, |i| lanes!(4, |j| a[i][j] | b[i][j]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn lookup(self, table: &[u8; 16], x: [[u8; 4]; ROWS]) -> [[u8; 4]; ROWS] {
         x.map(|x| x.map(|x| table[usize::from(x & 15)]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn dot(self, sum: [i32; ROWS], codes: [[u8; 4]; ROWS], x: [i8; 4]) -> [i32; ROWS] {
         lanes!(ROWS, |i| {
             let products = lanes!(4, |j| i32::from(codes[i][j]) * i32::from(x[j]));
@@ -278,7 +279,7 @@ impl Panels for Scalar {
         self.dot(sum, codes, x)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {
         let (mut largest, mut poison) = (0.0f32, 0.0f32);
         for x in x {

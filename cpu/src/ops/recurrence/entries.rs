@@ -25,6 +25,18 @@ pub(super) struct Entries<'a> {
     pub(super) ring: usize,
 }
 
+/// Some rows of a matrix of `count`.
+fn part_of_rows(all: &[f32], rows: std::ops::Range<usize>, count: usize) -> &[f32] {
+    let columns = all.len() / count;
+    &all[rows.start * columns..rows.end * columns]
+}
+
+/// `count`, or so much more of `room` that vectors are full: the rest of one takes as long as many of them, and what is
+/// worked out beyond `count` is not read.
+fn whole_vectors(count: usize, room: usize) -> usize {
+    count.next_multiple_of(16).min(room)
+}
+
 /// How much each entry has faded, and the state before them.
 pub(super) struct Faded<'a> {
     /// `[ring]`: factors of the entries in order; all 1 where every channel fades by itself.
@@ -41,6 +53,13 @@ impl Entries<'_> {
     /// Where entry number `entry` is.
     pub(super) fn row(&self, entry: usize) -> usize {
         (self.held.base + entry) & (self.ring - 1)
+    }
+
+    /// The keys of the held entries, and what these wrote.
+    pub(super) fn stored(&self) -> [&[f32]; 4] {
+        let [old, new] = self.runs(self.held.held);
+        let of = |all, run: &std::ops::Range<usize>| part_of_rows(all, run.clone(), self.ring);
+        [of(self.k, &old), of(self.k, &new), of(self.u, &old), of(self.u, &new)]
     }
 
     /// The rows of the first `count` entries, in order.
@@ -91,7 +110,8 @@ impl Entries<'_> {
             *factor = sum;
             sum += g;
         }
-        math::exp_in_place(simd, &mut faded.entries[..count]);
+        let whole = whole_vectors(count, faded.entries.len());
+        math::exp_in_place(simd, &mut faded.entries[..whole]);
         faded.state = sum.exp();
     }
 
@@ -137,27 +157,30 @@ impl Entries<'_> {
         let mut from = 0;
         for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
             let mut parts = coefficients.chunks_exact_mut(self.ring);
-            let mut c: [&mut [f32]; R] = std::array::from_fn(|_| &mut parts.next().expect("planned")[..run.len()]);
+            let mut c: [&mut [f32]; R] = std::array::from_fn(|_| parts.next().expect("planned"));
             let rows = bytes(&keys[run.start * key_dim..run.end * key_dim]);
-            dense::dots::<F32, S, R>(simd, rows, x, c.each_mut().map(|c| &mut **c));
+            dense::dots::<F32, S, R>(simd, rows, x, c.each_mut().map(|c| &mut c[..run.len()]));
+            let whole = whole_vectors(run.len(), self.ring.min(faded.entries.len() - from));
             for i in 0..R {
-                math::scale_by(simd, c[i], scales[i], &faded.entries[from..from + run.len()]);
+                math::scale_by(simd, &mut c[i][..whole], scales[i], &faded.entries[from..from + whole]);
             }
+            let c = c.map(|c| &c[..run.len()]);
             let u = bytes(&self.u[run.start * value_dim..run.end * value_dim]);
             let out = out.each_mut().map(|out| &mut **out);
-            dense::combine::<F32, S, R>(simd, [1.0; R], c.map(|c| &*c), u, out);
+            dense::combine::<F32, S, R>(simd, [1.0; R], c, u, out);
             from += run.len();
         }
     }
 
-    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`. `copy [2, key_dim]` is room for rows.
+    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`. `written [ring, value_dim]` and
+    /// `copy [4, key_dim]` are room for what entries wrote and for rows.
     #[inline(always)]
     pub(super) fn fold<E: Stored, S: Simd>(
         &self,
         simd: S,
         state: &mut [E::Bits],
         faded: &mut Faded<'_>,
-        coefficients: &mut [f32],
+        written: &mut [f32],
         copy: &mut [f32],
     ) {
         dense::fetch(simd, bytes(state), 0..dense::AHEAD);
@@ -165,14 +188,26 @@ impl Entries<'_> {
         let value_dim = self.u.len() / self.ring;
         let key_dim = state.len() / value_dim;
         math::exp_in_place(simd, faded.sum);
-        for at in (0..value_dim).step_by(2) {
+        let entries = self.runs(self.held.held).into_iter().flatten().zip(&*faded.entries);
+        for ((entry, factor), out) in entries.zip(written.chunks_exact_mut(value_dim)) {
+            math::scaled(simd, &self.u[entry * value_dim..(entry + 1) * value_dim], *factor, out);
+        }
+        // Sums that fit the registers.
+        let wide = if S::LANES == 16 { 4 } else { 2 };
+        for at in (0..value_dim).step_by(wide) {
             let (row, size) = (at * key_dim, key_dim * E::BYTES);
-            dense::fetch(simd, bytes(state), at * size + dense::AHEAD..(at + 2) * size + dense::AHEAD);
-            if at + 2 <= value_dim {
+            dense::fetch(simd, bytes(state), at * size + dense::AHEAD..(at + wide) * size + dense::AHEAD);
+            if wide == 4 && at + 4 <= value_dim {
+                let rows = &mut state[row..row + 4 * key_dim];
+                self.fold_rows::<E, S, 4>(simd, (rows, at), (faded, written), copy);
+            } else if wide == 2 && at + 2 <= value_dim {
                 let rows = &mut state[row..row + 2 * key_dim];
-                self.fold_rows::<E, S, 2>(simd, (rows, at), faded, coefficients, copy);
+                self.fold_rows::<E, S, 2>(simd, (rows, at), (faded, written), copy);
             } else {
-                self.fold_rows::<E, S, 1>(simd, (&mut state[row..], at), faded, coefficients, copy);
+                for at in at..value_dim {
+                    let row = &mut state[at * key_dim..(at + 1) * key_dim];
+                    self.fold_rows::<E, S, 1>(simd, (row, at), (faded, written), copy);
+                }
             }
         }
     }
@@ -183,8 +218,7 @@ impl Entries<'_> {
         &self,
         simd: S,
         (stored, at): (&mut [E::Bits], usize),
-        faded: &Faded<'_>,
-        coefficients: &mut [f32],
+        (faded, written): (&Faded<'_>, &[f32]),
         copy: &mut [f32],
     ) {
         let (key_dim, value_dim) = (stored.len() / W, self.u.len() / self.ring);
@@ -198,17 +232,10 @@ impl Entries<'_> {
         }
         let (mut from, mut factor) = (0, faded.state);
         for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
-            let mut parts = coefficients.chunks_exact_mut(run.len());
-            let c: [&mut [f32]; W] = std::array::from_fn(|_| parts.next().expect("planned"));
-            let written = self.u[run.start * value_dim..run.end * value_dim].chunks_exact(value_dim);
-            for (j, (u, factor)) in written.zip(&faded.entries[from..]).enumerate() {
-                for w in 0..W {
-                    c[w][j] = factor * u[at + w];
-                }
-            }
+            let weights = std::array::from_fn(|w| &written[from * value_dim + at + w..]);
             let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
             let rows = rows.each_mut().map(|row| &mut **row);
-            dense::combine::<F32, S, W>(simd, [factor; W], c.map(|c| &*c), k, rows);
+            dense::combine_steps::<F32, S, W>(simd, [factor; W], (weights, value_dim, run.len()), k, rows);
             (from, factor) = (from + run.len(), 1.0);
         }
         E::close(simd, copy, stored);

@@ -23,6 +23,9 @@ use kvas_backend::{
 /// chunk, and the work within a chunk grows with its square.
 const STATE_ROWS: usize = 8;
 
+/// Bytes of the next head's state that are fetched during a row.
+const NEXT: usize = 4096;
+
 /// The scratch of a head.
 pub(super) struct Scratch<'a> {
     /// `[CHUNK, value_dim]`: what the state before the chunk gives the key and the query of each row.
@@ -36,11 +39,13 @@ pub(super) struct Scratch<'a> {
     pub(super) faded: Faded<'a>,
     /// `[2, ring]`: products with the keys of entries.
     pub(super) coefficients: &'a mut [f32],
+    /// `[ring, value_dim]`: what entries wrote, faded.
+    pub(super) folded: &'a mut [f32],
     /// Both empty for decays per head: `[CHUNK, key_dim]`, keys and queries of the chunk times the decay up to their
     /// row, and `[key_dim]`, the decay of a row.
     inputs: [&'a mut [f32]; 2],
     factors: &'a mut [f32],
-    /// `[2, key_dim]`: rows of the state in f32.
+    /// `[4, key_dim]`: rows of the state in f32.
     pub(super) copy: &'a mut [f32],
 }
 
@@ -58,9 +63,10 @@ impl<'a> Scratch<'a> {
             strengths: next(CHUNK),
             faded: Faded { entries: next(ring), state: 1.0, keys: next(ring * per_channel), sum: next(per_channel) },
             coefficients: next(2 * ring),
+            folded: next(ring * value_dim),
             inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
             factors: next(per_channel),
-            copy: next(2 * decl.key_dim),
+            copy: next(4 * decl.key_dim),
         }
     }
 }
@@ -70,7 +76,7 @@ pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     let ring = replay.ring_rows().max(CHUNK);
     let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
     let rows = CHUNK * (2 * decl.value_dim + decl.decays() + 1 + 2 * per_channel);
-    let all = rows + decl.value_dim + 2 * (decl.key_dim + per_channel) + ring * (3 + per_channel);
+    let all = rows + decl.value_dim + 4 * decl.key_dim + 2 * per_channel + ring * (3 + per_channel + decl.value_dim);
     all.max(prompt::scratch(decl))
 }
 
@@ -94,6 +100,8 @@ pub(super) struct Head<'a> {
     pub(super) is_fresh: bool,
     /// `None`: the span is final and goes into the state.
     pub(super) ring: Option<Entries<'a>>,
+    /// States from the head's to the one this thread reads next; 0: there is none.
+    pub(super) next: usize,
     /// `[rows, value_dim]`
     pub(super) out: Tile<'a, f32>,
     pub(super) scratch: &'a mut [f32],
@@ -121,22 +129,29 @@ fn read_state<E: Stored, S: Simd, const R: usize>(
     }
 }
 
-/// [`read_state`] of keys and queries, two rows of both at a time: each row of the state is loaded once for four.
+/// [`read_state`] of keys and queries, two rows of both at a time: each row of the state is loaded once for four. What is
+/// `beside` is fetched meanwhile.
 #[inline(always)]
 fn read_pairs<E: Stored, S: Simd>(
     simd: S,
     state: &[E::Bits],
-    x: [&[f32]; 2],
-    key_dim: usize,
+    (x, key_dim): ([&[f32]; 2], usize),
+    beside: [&[f32]; 4],
     mut out: [&mut [f32]; 2],
 ) {
     let (value_dim, count) = (state.len() / key_dim, x[0].len() / key_dim);
     let size = STATE_ROWS * key_dim * E::BYTES;
     for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
-        dense::fetch(simd, bytes(state), block * size + dense::AHEAD..(block + 1) * size + dense::AHEAD);
         let part = block * STATE_ROWS..block * STATE_ROWS + rows.len() / key_dim;
         let of_row = |t: usize| t * key_dim..(t + 1) * key_dim;
+        let ahead = block * size + dense::AHEAD;
+        for other in beside {
+            let of_block = |block: usize| (block * other.len() * 4 * STATE_ROWS / value_dim).next_multiple_of(64);
+            dense::fetch(simd, bytes(other), of_block(block)..of_block(block + 1));
+        }
         for t in (0..count).step_by(2) {
+            // A piece for each pair: many at once would have to wait for the memory, and all behind them.
+            dense::fetch(simd, bytes(state), ahead + size * t / count..ahead + size * (t + 2).min(count) / count);
             let [first, second] = out.each_mut().map(|out| &mut out[t * value_dim..]);
             if t + 1 == count {
                 let x = x.map(|x| &x[of_row(t)]);
@@ -220,7 +235,7 @@ impl Head<'_> {
             key.fill(0.0);
             query.fill(0.0);
         } else if self.beta.is_some() {
-            read_pairs::<E, S>(simd, state, [keys, queries], key_dim, [key, query]);
+            read_pairs::<E, S>(simd, state, ([keys, queries], key_dim), entries.stored(), [key, query]);
         } else {
             // Two rows at a time, as above; which of them are together does not matter.
             let half = count / 2;
@@ -234,6 +249,10 @@ impl Head<'_> {
             // As in a span of its own, so that drafts before a row change no bit of it.
             if t > 0 && self.decl.decay == Decay::PerChannel {
                 entries.fade(simd, &mut b.faded);
+            }
+            if self.next > 0 {
+                // What is in the ring comes from the caches: meanwhile memory brings the state of the next head.
+                dense::fetch_next(simd, bytes(state), self.next, t * NEXT..(t + 1) * NEXT);
             }
             self.row(simd, (first + t, t), entries, b);
         }

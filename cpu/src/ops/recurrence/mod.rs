@@ -97,10 +97,10 @@ impl Kernel for Fold<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Scratch { mut faded, coefficients, copy, .. } = Scratch::new(self.scratch, &self.decl, self.entries.ring);
+        let Scratch { mut faded, folded, copy, .. } = Scratch::new(self.scratch, &self.decl, self.entries.ring);
         match self.state {
-            ByType::F32(state) => self.entries.fold::<F32, S>(simd, state, &mut faded, coefficients, copy),
-            ByType::F16(state) => self.entries.fold::<F16, S>(simd, state, &mut faded, coefficients, copy),
+            ByType::F32(state) => self.entries.fold::<F32, S>(simd, state, &mut faded, folded, copy),
+            ByType::F16(state) => self.entries.fold::<F16, S>(simd, state, &mut faded, folded, copy),
         }
     }
 }
@@ -215,6 +215,7 @@ impl Machine {
         let (inputs, steps) = (act(op.inputs, columns), act(op.steps, value_heads * decays));
         let beta = op.beta.map(|beta| act(beta, value_heads));
         let tasks = (Place::of(decl.state_elements() * rows), value_heads);
+        let threads = if tasks.0 == Place::Everywhere { pool.threads() } else { 1 };
         pool.each(tasks, (state, rings, out), scratch, |head, (mut state, mut rings, out), scratch| {
             let key_head = op.head_map.key_head(head, key_heads, value_heads);
             let k = &k[key_head * ring * key_dim..][..ring * key_dim];
@@ -239,6 +240,7 @@ impl Machine {
                 skip: skip.map_or(0.0, |skip| skip[head]),
                 is_fresh: entry.is_fresh,
                 ring,
+                next: if head + threads < value_heads { threads } else { 0 },
                 out,
                 scratch,
             };
