@@ -8,11 +8,13 @@ use super::{
 };
 use anyhow::ensure;
 use clap::Args;
-use kvas_backend::{Replay, Slot, StateType};
+use kvas_backend::{Op, Replay, Slot, StateType};
 use std::time::Instant;
 
 /// Drafts through layers of linear attention, of which only the first few are kept: one by one with a snapshot of the
-/// state after each, one by one without, and at once with the ring folded every step or only when it is full
+/// state after each, one by one without, and at once with the ring folded every step or only when it is full. `layer by
+/// layer` has the rows of a layer one after the other, so that its state stays in the cache: nobody could take such rows
+/// back, but it tells what the arithmetic costs
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  kvas bench-op lin_verify\n  kvas bench-op lin_verify --kind gdn,mamba2,kda --T 4 --accept 1,2,3,4 --gate"
@@ -41,22 +43,37 @@ struct Serial {
     bed: Bed,
     sequences: Vec<Sequence>,
     window: usize,
+    order: Order,
+}
+
+/// What comes first of the rows of a window and the layers.
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    /// A row goes through all layers before the next is known, as without drafts.
+    Rows,
+    /// The state of a layer is still in the cache for the next row: the rows after the first cost the least they can. Of
+    /// use to nobody, since none of the rows could be taken back; it tells what the arithmetic alone costs.
+    Layers,
 }
 
 impl Subject for Serial {
-    /// Layer by layer, so that the state of a layer is still in the cache for the next row of the window: the rows after
-    /// the first then cost the least they can.
     fn cycle(&mut self) -> anyhow::Result<Cycle> {
-        let Self { bed, sequences, window } = self;
+        let Self { bed, sequences, window, order } = self;
         let (program, started) = (bed.program.clone(), Instant::now());
-        for op in &program.ops {
+        let parts: Vec<&[Op]> = match order {
+            Order::Rows => vec![&program.ops],
+            Order::Layers => program.ops.chunks(1).collect(),
+        };
+        for ops in parts {
             for _ in 0..*window {
                 bed.fill_step(sequences, 1);
                 bed.backend.begin(&bed.step)?;
-                bed.backend.execute(op)?;
+                ops.iter().try_for_each(|op| bed.backend.execute(op))?;
                 bed.commit(sequences, 1)?;
             }
         }
+        // Devices that work on their own are waited for.
+        bed.backend.read(program.logits, &mut [])?;
         Ok(Cycle { seconds: started.elapsed().as_secs_f64(), works: 1 })
     }
 }
@@ -163,11 +180,14 @@ impl LinVerify {
         check_recurrence(compute, layers.kind, (Replay::OFF, STATE), 1)?;
         let bed = layers.bed(compute, (Replay::OFF, STATE), batch, batch)?;
         let snapshots = Snapshots::new(&self.timing, layers, batch, window)?;
-        let serial = Serial { bed, sequences: Sequence::first(batch), window };
+        let serial = Serial { bed, sequences: Sequence::first(batch), window, order: Order::Rows };
+        let bed = layers.bed(compute, (Replay::OFF, STATE), batch, batch)?;
+        let by_layer = Serial { bed, sequences: Sequence::first(batch), window, order: Order::Layers };
         let method = |name: &str, bytes, gate| Method { name: format!("T={window} {name}"), bytes, gate };
         let mut methods: Vec<(Method, Box<dyn Subject>)> = vec![
             (method("snapshots", traffic.verify_with_snapshots(rows), false), Box::new(snapshots)),
             (method("row by row", traffic.verify_serially(rows), false), Box::new(serial)),
+            (method("layer by layer", traffic.verify_serially(1.0), false), Box::new(by_layer)),
         ];
         let mut accepts: Vec<usize> = self.accept.iter().map(|accept| usize::from(*accept)).collect();
         accepts.retain(|accepted| *accepted < window);
