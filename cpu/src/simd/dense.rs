@@ -225,7 +225,7 @@ pub(crate) fn dots<E: Element, S: Simd, const R: usize>(
 ) {
     let count = out[0].len();
     let mut at = 0;
-    while R == 1 && at + 8 <= count {
+    while (R == 1 || R == 2 && S::LANES == 16) && at + 8 <= count {
         dots_of::<E, S, 8, R>(simd, (matrix, at), x, &mut out);
         at += 8;
     }

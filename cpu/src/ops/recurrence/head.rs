@@ -23,8 +23,8 @@ use kvas_backend::{
 /// chunk, and the work within a chunk grows with its square.
 const STATE_ROWS: usize = 8;
 
-/// Bytes of the next head's state that are fetched during a row.
-const NEXT: usize = 4096;
+/// Bytes of the next head's state that are fetched while the ring is read.
+const NEXT: usize = 16384;
 
 /// The scratch of a head.
 pub(super) struct Scratch<'a> {
@@ -252,7 +252,7 @@ impl Head<'_> {
             }
             if self.next > 0 {
                 // What is in the ring comes from the caches: meanwhile memory brings the state of the next head.
-                dense::fetch_next(simd, bytes(state), self.next, t * NEXT..(t + 1) * NEXT);
+                dense::fetch_next(simd, bytes(state), self.next, NEXT * t / count..NEXT * (t + 1) / count);
             }
             self.row(simd, (first + t, t), entries, b);
         }
