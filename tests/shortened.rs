@@ -8,11 +8,11 @@ use crate::{
     slake::small,
 };
 use kvas::{
-    engine::{ConversationId, Engine, EngineConfig, EngineHandle, Request, Runner},
+    engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Runner, Stream},
     memory::Scope,
     model::{Model, lower::lower_segments},
     policy::{Absorbing, Bound, BoundWish, Keeping, PolicyKind, Schedule, Score, bounded},
-    session::{ModelId, Session, Writer},
+    session::{ModelId, Session, Shelf, Writer},
 };
 use kvas_backend::{
     Backend, Limits, Replay,
@@ -295,4 +295,102 @@ fn a_conversation_that_held_all_is_read_again_before_it_gives_up_segments() {
     let bound = BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() };
     ask(&engine, Request { bound, ..of(conversation, greedy(&prompt[..150], 1)) });
     assert_eq!(ask(&engine, of(conversation, greedy(&prompt, 40))), ask(&fresh(), greedy(&prompt, 40)));
+}
+
+/// Models that give up tokens in segments, and head by head.
+fn both() -> [(&'static str, Model, Keeping); 2] {
+    let (edge, schedule) = gated(Absorbing::InPlace);
+    let bound = small(72);
+    [("edge", edge, Keeping::Segments(schedule)), ("heads", giving("llama", &bound, MomentType::F32), bound.into())]
+}
+
+/// An engine with room for so many snapshots and tokens in pages of 4, and somewhere else for what gives way.
+fn shelved(
+    (model, bound): (&Model, Keeping),
+    (snapshots, tokens): (usize, usize),
+    shelf: Option<Shelf>,
+) -> EngineHandle {
+    let pages = 1 + model.program.page_stores() * tokens / 4;
+    let limits = Limits { page_size: 4, replay: Replay::new(8, 4), snapshots, slots: 6, ..limits(pages) };
+    let runner = model.prepare(Box::new(Cpu::new(1)), limits, &mut |_, _| {}).unwrap();
+    Engine::start(runner, EngineConfig { bound: Some(bound), shelf, ..EngineConfig::new(4096) })
+}
+
+#[test]
+fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart() {
+    for (name, model, bound) in both() {
+        let (id, folder) = (ModelId::of(&model.file), place(&format!("{name}-folder")));
+        let of_model = |prompt: &[u32]| greedy_of(model.spec.vocab, prompt, 24);
+        let prompts: Vec<_> = (0..4).map(|number| tokens(300, 30 + number)).collect();
+        // Where nothing has to give way: a second turn, or where segments are given up, whose next turns save little, the
+        // first one again.
+        let roomy = shelved((&model, bound), (16, 5000), None);
+        let next = |prompt: &Vec<u32>| {
+            let answer = ask(&roomy, of_model(prompt)).0;
+            if bound.budget().is_some() { [&prompt[..], &answer, &tokens(20, 40)].concat() } else { prompt.clone() }
+        };
+        let nexts: Vec<Vec<u32>> = prompts.iter().map(next).collect();
+        let known = if bound.budget().is_some() { 323 } else { 299 };
+        let expected: Vec<_> = nexts.iter().map(|next| ask(&roomy, of_model(next))).collect();
+        assert!(expected.iter().all(|(_, cached)| *cached == known), "{name}: {expected:?}");
+        let in_folder = || Shelf::in_memory(&id, 0).with_folder(&folder, 1 << 30).unwrap();
+        for (number, shelf) in [Shelf::in_memory(&id, 1 << 30), in_folder()].into_iter().enumerate() {
+            let engine = shelved((&model, bound), (2, 5000), Some(shelf));
+            for prompt in &prompts {
+                assert_eq!(ask(&engine, of_model(prompt)).1, 0, "{name}: nobody has read it");
+            }
+            for (next, expected) in nexts.iter().zip(&expected) {
+                assert_eq!(&ask(&engine, of_model(next)), expected, "{name}, level {number}");
+            }
+            let shelf = engine.stats().unwrap().shelf.unwrap();
+            assert_eq!(shelf.failure, None, "{name}");
+        }
+        let again = shelved((&model, bound), (2, 5000), Some(in_folder()));
+        for (next, expected) in nexts.iter().zip(&expected).take(2) {
+            assert_eq!(&ask(&again, of_model(next)), expected, "{name}: after a restart");
+        }
+        drop(again);
+        // Who gives up tokens in another way goes on from none of this.
+        let other = match bound {
+            Keeping::Budget(bound) => Bound { sinks: 3, ..bound }.into(),
+            Keeping::Segments(schedule) => Keeping::Segments(Schedule { absorbing: Absorbing::Recompute, ..schedule }),
+        };
+        let fresh = ask(&shelved((&model, other), (2, 5000), None), of_model(&nexts[0])).0;
+        let (answer, cached) = ask(&shelved((&model, other), (2, 5000), Some(in_folder())), of_model(&nexts[0]));
+        assert!(cached < 300 && answer == fresh, "{name}: {cached}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn a_request_that_made_room_goes_on_as_if_it_had_not_where_what_it_held_is_kept() {
+    for (name, model, bound) in both() {
+        let id = ModelId::of(&model.file);
+        let run = |tokens_of_all: usize, shelf: Option<Shelf>| {
+            let engine = shelved((&model, bound), (0, tokens_of_all), shelf);
+            let request =
+                |number: u64| greedy_of(model.spec.vocab, &tokens(300 + 7 * number as usize, 50 + number), 150);
+            let streams: Vec<_> = (0..4).map(|number| engine.submit(request(number))).collect();
+            let answers: Vec<_> = streams.iter().map(answer).collect();
+            (answers, engine.stats().unwrap().steps.preemptions)
+        };
+        let (expected, preemptions) = run(5000, None);
+        assert_eq!(preemptions, 0, "{name}: there is room");
+        let few = if bound.budget().is_some() { 400 } else { 90 };
+        let (answers, preemptions) = run(few, Some(Shelf::in_memory(&id, 1 << 30)));
+        assert!(preemptions > 0, "{name}: there is not");
+        assert!(answers == expected, "{name}");
+    }
+}
+
+/// All tokens of an answer.
+fn answer(stream: &Stream) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    loop {
+        match stream.next_event() {
+            Event::Token(token) => tokens.push(token),
+            Event::Done(..) => return tokens,
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -185,7 +185,7 @@ impl Engine {
                 let _ = reply.send(self.save(conversation, *writer));
             }
             Command::Load { session, scope, reply } => {
-                let _ = reply.send(self.load(&session, scope));
+                let _ = reply.send(self.load(&session, (scope, self.bound)));
             }
             Command::Look(reply) => {
                 let _ = reply.send(self.look());

@@ -52,8 +52,13 @@ impl Engine {
         layout.with_shortened(program, policy, prefixes)
     }
 
-    /// Keeps what a session has read. A line says what of it has to be read again, if anything has.
-    pub(super) fn load(&mut self, session: &Session, scope: Scope) -> Result<Option<String>, String> {
+    /// Keeps what a session has read, for sequences that give up tokens in some way. A line says what of it has to be read
+    /// again, if anything has.
+    pub(super) fn load(
+        &mut self,
+        session: &Session,
+        (scope, keeping): (Scope, Option<Keeping>),
+    ) -> Result<Option<String>, String> {
         let (tokens, context) = (session.tokens(), self.context);
         session.check_program(self.runner.program()).map_err(|error| error.to_string())?;
         if tokens.len() >= context {
@@ -70,20 +75,19 @@ impl Engine {
             self.memory.forget();
         }
         loaded.map_err(|error| error.to_string())?;
-        self.load_shortened(session, scope)
-    }
-
-    /// How sequences give up tokens here where nobody says otherwise, if they do.
-    pub(super) fn giving_up(&self) -> Option<(Keeping, String)> {
-        let keeping = self.bound?;
-        Some((keeping, keeping.identity(self.runner.program(), self.runner.limits())?))
+        self.load_shortened(session, (scope, keeping))
     }
 
     /// Keeps the prefixes of which a session has given up tokens, if they are given up here in the same way: if not, a
     /// line says so, and they are read again. The shortest ones come first, and may give way to the longer ones.
-    fn load_shortened(&mut self, session: &Session, scope: Scope) -> Result<Option<String>, String> {
+    fn load_shortened(
+        &mut self,
+        session: &Session,
+        (scope, keeping): (Scope, Option<Keeping>),
+    ) -> Result<Option<String>, String> {
         let (path, Some(policy)) = (session.path(), session.policy()) else { return Ok(None) };
-        let here = self.giving_up();
+        let identity = |keeping: Keeping| keeping.identity(self.runner.program(), self.runner.limits());
+        let here = keeping.and_then(|keeping| Some((keeping, identity(keeping)?)));
         let expected = here.as_ref().map_or(HELD, |(_, policy)| policy);
         let Some((keeping, _)) = here.as_ref().filter(|(_, here)| here == policy) else {
             let unlike = difference(policy, expected);

@@ -42,6 +42,33 @@ impl Memory {
         self.get_mut(id).keeping = keeping;
     }
 
+    /// What of a prompt a sequence may begin with: most tokens of what holds all of its own, and what has given up tokens in
+    /// its way, if it has one.
+    pub fn may_begin_with(&self, id: SequenceId, prompt: &[u32]) -> (u32, Option<Keeping>) {
+        let (sequence, tokens) = (self.get(id), prompt.len() as u32);
+        // Of pages alone a part serves as well, but where segments are given up it is little.
+        let is_cut = sequence.keeping.as_ref().is_some_and(|keeping| keeping.segments().is_some());
+        (tokens.saturating_sub(if is_cut { sequence.asked.max(1) } else { 1 }), sequence.keeping)
+    }
+
+    /// A live sequence, whose committed tokens `own` are, is about to be emptied: that is told as if a prefix gave way.
+    pub fn tell_interrupted(&mut self, id: SequenceId, own: &[u32]) {
+        if self.evicted.is_none() || own.is_empty() {
+            return;
+        }
+        let (mut kept, scope, length) = (self.kept_of(id, own, own), self.get(id).scope, own.len() as u32);
+        let has_given_up = self.get(id).shares.is_some();
+        kept.shortened.retain(|cut| has_given_up && cut.length == length);
+        let is_told = if has_given_up { !kept.shortened.is_empty() } else { kept.length == length };
+        if has_given_up {
+            let tables = vec![Vec::new(); self.stores.len()];
+            kept = Kept { tables, shortened: kept.shortened, ..Kept::default() };
+        }
+        if let Some(evicted) = self.evicted.as_mut().filter(|_| is_told) {
+            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: length, kept });
+        }
+    }
+
     /// Tokens that a sequence has given up in segments.
     fn absorbed(&self, id: SequenceId) -> u32 {
         self.committed(id) - self.held(id)
@@ -159,16 +186,18 @@ impl Memory {
         let of_absorbed = worth(&self.absorbed) < worth(&self.prefixes);
         let from = if of_absorbed { &mut self.absorbed } else { &mut self.prefixes };
         let Some((scope, tokens, saved, entry)) = from.evict() else { return false };
-        // What is shelved holds all rows of its tokens: it serves whatever a request gives up.
-        if let Some(evicted) = self.evicted.as_mut().filter(|_| !of_absorbed) {
-            let (length, tables) = (tokens.len() as u32, entry.tables.clone());
-            let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
-            evicted.push(Evicted {
-                scope,
-                tokens,
-                saved,
-                kept: Kept { length, tables, states, shortened: Vec::new() },
-            });
+        let nothing = vec![Vec::new(); self.stores.len()];
+        if let Some(evicted) = &mut self.evicted {
+            let length = tokens.len() as u32;
+            let cut = entry.slot.and_then(|slot| shortened(length, slot, &entry));
+            let kept = match cut {
+                Some(cut) => Kept { tables: nothing, shortened: vec![cut], ..Kept::default() },
+                None => {
+                    let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
+                    Kept { length, tables: entry.tables.clone(), states, shortened: Vec::new() }
+                }
+            };
+            evicted.push(Evicted { scope, tokens, saved, kept });
         }
         entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
         self.release_tables(entry.tables);

@@ -551,19 +551,6 @@ impl Memory {
         self.spare.take()
     }
 
-    /// A live sequence, whose committed tokens `own` are, is about to be emptied: that is told as if a prefix gave way.
-    /// One that has given up tokens itself has no prefix to go on from.
-    pub fn tell_interrupted(&mut self, id: SequenceId, own: &[u32]) {
-        if self.evicted.is_none() || own.is_empty() {
-            return;
-        }
-        let (kept, scope) = (self.kept_of(id, own, own), self.get(id).scope);
-        if let Some(evicted) = self.evicted.as_mut().filter(|_| kept.length as usize == own.len()) {
-            let kept = Kept { shortened: Vec::new(), ..kept };
-            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: kept.length, kept });
-        }
-    }
-
     /// Gives up all that can be gone back to, as a failed device may not hold what it should.
     pub fn forget(&mut self) {
         while self.drop_a_prefix() {}

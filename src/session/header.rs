@@ -54,6 +54,13 @@ impl Layout {
         Self { shortened: Some(ShortenedLayout { policy, prefixes, elements }), ..self }
     }
 
+    /// How tokens of its last prefix were given up, and how many of every layer, if any were.
+    pub(super) fn given_up(&self) -> Option<(&str, u32)> {
+        let shortened = self.shortened.as_ref()?;
+        let (length, given_up) = shortened.prefixes.last()?;
+        Some((&shortened.policy, given_up.tokens(*length)))
+    }
+
     /// About the bytes of a file of so many tokens: all but its header.
     pub(super) fn bytes(&self, tokens: usize) -> u64 {
         sections(self, tokens, 0).iter().map(|section| section.bytes as u64).sum()
