@@ -5,6 +5,7 @@ use crate::{
     edgeinfinite::{answers, off_the_oracle},
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
+    shortened::head_by_head,
     speculation::{MODELS, drafts_change_no_bit},
 };
 use kvas::model::placement::placement;
@@ -171,6 +172,12 @@ fn answers_that_give_up_segments_on_a_gpu_are_those_of_the_processor() {
         Box::new(Split::new([backend(&device), Box::new(Cpu::new(2))], placement))
     };
     assert_eq!(answers(&shared), processor, "one layer of three on the GPU");
+}
+
+#[test]
+fn conversations_that_gave_up_tokens_on_a_gpu_go_on_from_their_files() {
+    let Some(device) = device() else { return };
+    head_by_head(&|_| backend(&device));
 }
 
 /// Steps of one row are the same launches again and again: all but the first few are graphs.

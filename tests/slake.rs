@@ -129,7 +129,7 @@ const PAGE: usize = 4;
 const CONTEXT: usize = 700;
 
 /// Small models: what stays in any case is 10 tokens.
-fn small(budget: usize) -> Bound {
+pub(crate) fn small(budget: usize) -> Bound {
     Bound { window: 8, sinks: 2, ..Bound::new(budget) }
 }
 

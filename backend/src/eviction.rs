@@ -26,7 +26,7 @@ pub struct Marks {
     /// The position of the first token since then.
     pub since: u32,
     /// The positions whose queries are remembered: of the first, and behind the last.
-    asked: (u32, u32),
+    pub(crate) asked: (u32, u32),
     /// Tokens in the moments of each KV head.
     pub count: f32,
     /// Most by which the moments count for more than the mean of their scores says, in nats.
@@ -48,6 +48,17 @@ impl Marks {
     pub fn window(&self, context: u32, window: u32) -> Range<u32> {
         let end = context.min(self.asked.1);
         self.asked.0.max(self.since).max(end.saturating_sub(window)).min(end)..end
+    }
+
+    /// The positions whose queries are remembered.
+    pub(crate) fn asked(&self) -> Range<u32> {
+        self.asked.0..self.asked.1
+    }
+
+    /// The same, if the sequence has `position` tokens: what was asked behind them is of nobody.
+    pub(crate) fn after(self, position: u32) -> Self {
+        let end = self.asked.1.min(position);
+        Self { asked: (self.asked.0.min(end), end), ..self }
     }
 }
 

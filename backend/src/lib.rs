@@ -10,6 +10,7 @@ pub mod op;
 pub mod product;
 pub mod program;
 pub mod reference;
+mod remembered;
 pub mod rope;
 pub mod split;
 pub mod step;
@@ -22,6 +23,7 @@ pub use op::Op;
 pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
+pub use remembered::{Claim, Remembered, RememberedParts};
 pub use rope::Rope;
 pub use split::{Placement, Split, arena_pages};
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
@@ -193,13 +195,13 @@ pub trait Backend: Send {
 
     /// Gives up tokens of a sequence: of every KV head all but the `keep` that the order prefers. Those that stay are in
     /// the first `keep` rows of the table afterwards, those that were there before where they were, and the next step
-    /// appends behind them. [`Backend::clear_slots`] and the other verbs that overwrite a slot make it hold all of its
-    /// tokens again.
+    /// appends behind them. What is remembered of it is copied with a slot, to one of a snapshot too, and saved by
+    /// [`Backend::save_given_up`]. [`Backend::clear_slots`] and the other verbs that overwrite a slot make it hold all of
+    /// its tokens again.
     ///
     /// Pages of segments ([`crate::store::Segments`]) give up the tokens right behind the first `sinks` and nothing else:
     /// the order has to be [`Order::Recency`]. With `absorb` they go into the memory, if there is one. Those behind them
     /// move up in order, and where positions are those of what is held, their keys are turned back by as many tokens.
-    /// What is absorbed is copied with a slot, to one of a snapshot too, and saved by [`Backend::save_given_up`].
     fn evict(&mut self, _eviction: &Eviction<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }
@@ -215,15 +217,16 @@ pub trait Backend: Send {
     /// Makes a slot one that holds such values after `position` tokens.
     fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError>;
 
-    /// Appends what a slot remembers of the tokens that its sequence has given up, [`Program::given_up_elements`] values:
-    /// store after store of segments the matrices `[kv_heads, key_dim, value_dim]`, then the vectors
-    /// `[kv_heads, key_dim]`.
-    fn save_given_up(&mut self, _slot: Slot, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    /// Appends what a slot remembers after `position` tokens of those that its sequence has given up,
+    /// [`Program::given_up_elements`] values: of a store of segments the matrices `[kv_heads, key_dim, value_dim]`, then
+    /// the vectors `[kv_heads, key_dim]`; of one whose tokens are given up head by head those of [`Remembered`].
+    fn save_given_up(&mut self, _slot: Slot, _position: u32, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }
 
     /// Makes a slot, which [`Backend::load_slot`] has made one that holds all of its tokens, one whose sequence has given
-    /// up `tokens` of them, 1 or more, and remembers such values of these.
+    /// up `tokens` of them, 1 or more, and remembers such values of these. Where layers give up different ones, the values
+    /// say how many.
     fn load_given_up(&mut self, _slot: Slot, _tokens: u32, _values: &[f32]) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }

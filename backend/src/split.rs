@@ -396,8 +396,8 @@ impl Backend for Split {
         devices.try_for_each(|(device, values)| device.load_slot(slot, position, values))
     }
 
-    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let saved = self.of_both(|device, values| device.save_given_up(slot, values))?;
+    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let saved = self.of_both(|device, values| device.save_given_up(slot, position, values))?;
         self.interleave(&saved, StoreDecl::given_up_elements, out);
         Ok(())
     }

@@ -28,17 +28,16 @@ impl StoreDecl {
         }
     }
 
-    /// Values that a slot remembers of what was given up of this store ([`crate::Backend::save_given_up`]): the memory of
-    /// segments.
+    /// Values that a slot remembers of what was given up of this store ([`crate::Backend::save_given_up`]).
     pub const fn given_up_elements(&self) -> usize {
         match self {
-            StoreDecl::Pages(pages) => pages.memory_bytes() / size_of::<f32>(),
+            StoreDecl::Pages(pages) => pages.given_up_elements(),
             StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
         }
     }
 
     /// Bytes of this store that every slot takes, one of a snapshot too: the checkpoint, the window of a convolution, or
-    /// the memory of segments that pages gave up.
+    /// what is remembered of tokens that pages gave up.
     pub fn slot_bytes(&self, replay: Replay, state_type: StateType) -> usize {
         match self {
             StoreDecl::Pages(pages) => pages.memory_bytes(),
@@ -47,11 +46,10 @@ impl StoreDecl {
         }
     }
 
-    /// Bytes that a slot takes besides if steps may name it: the replay ring, or what it takes to give up tokens.
+    /// Bytes that a slot takes besides if steps may name it: the replay ring.
     pub const fn ring_bytes(&self, replay: Replay) -> usize {
         match self {
-            StoreDecl::Pages(pages) => pages.policy_bytes(),
-            StoreDecl::Conv(_) => 0,
+            StoreDecl::Pages(_) | StoreDecl::Conv(_) => 0,
             StoreDecl::State(state) => replay.ring_rows().saturating_mul(state.ring_row_elements()).saturating_mul(4),
         }
     }

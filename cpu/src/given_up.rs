@@ -13,7 +13,7 @@ use crate::{
 };
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use kvas_backend::{
-    Eviction, Limits, Marks, Order, Slot, Span, StateType,
+    Eviction, Limits, Marks, Order, Remembered, RememberedParts, Slot, Span, StateType,
     store::{MomentType, PagesDecl, Slake},
 };
 
@@ -27,12 +27,14 @@ pub(crate) struct PartOf<'a> {
     pub(crate) sum: &'a mut [f32],
 }
 
-/// What the slots that steps may name remember of a layer.
+/// What all slots remember of a layer, those of snapshots too.
 #[derive(Debug)]
 pub(crate) struct GivenUp {
     pub(crate) decl: PagesDecl,
     pub(crate) slake: Slake,
     slots: usize,
+    /// Those of them that steps may name.
+    live: usize,
     marks: Vec<Marks>,
     /// `[slots][kv_heads][capacity]`
     positions: Vec<u32>,
@@ -56,13 +58,14 @@ pub(crate) struct OfSlot<'a> {
 impl GivenUp {
     pub(crate) fn new(decl: PagesDecl, limits: &Limits) -> Self {
         let slake = *decl.policy.slake().expect("a store that gives up tokens");
-        let (slots, heads) = (limits.slots, limits.slots * decl.kv_heads);
+        let (slots, heads) = (limits.all_slots(), limits.all_slots() * decl.kv_heads);
         let moments = if slake.moments == MomentType::Off { 0 } else { heads };
         let stored = if slake.moments == MomentType::F16 { StateType::F16 } else { StateType::F32 };
         Self {
             decl,
             slake,
             slots,
+            live: limits.slots,
             marks: vec![Marks::default(); slots],
             positions: vec![0; heads * slake.capacity],
             scores: vec![0.0; heads * slake.capacity],
@@ -156,12 +159,11 @@ impl GivenUp {
         Some(Moments { count: marks.count, mass_cap: marks.mass_cap, key, variance, value, covariance })
     }
 
-    /// Slots of snapshots remember nothing: what is copied from them holds all of its tokens.
+    /// Of one that holds all of its tokens a snapshot remembers nothing: its last queries are those of others then.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
-        if to.0 as usize >= self.slots {
-            return;
-        }
-        if from.0 as usize >= self.slots {
+        let is_live = |slot: Slot| (slot.0 as usize) < self.live;
+        let lasts = self.marks(from).bounded || (is_live(from) && is_live(to));
+        if !lasts {
             return self.clear_slot(to);
         }
         fn copy<T: Copy>(all: &mut [T], slots: usize, (from, to): (Slot, Slot)) {
@@ -179,10 +181,47 @@ impl GivenUp {
 
     /// Makes a slot one that holds all of its tokens. Nothing is read that its marks do not name.
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
-        if let Some(marks) = self.marks.get_mut(slot.0 as usize) {
-            *marks = Marks::default();
-        }
+        self.marks[slot.0 as usize] = Marks::default();
     }
+
+    /// Appends what a slot remembers after `position` tokens.
+    pub(crate) fn save_slot(&self, (slot, position): (Slot, u32), out: &mut Vec<f32>) {
+        let mut covariances = Vec::new();
+        self.covariances.save_slot(self.slots, slot, &mut covariances);
+        let mut queries = vec![0.0; self.queries.len() / self.slots];
+        part(&self.queries, self.slots, slot).reinterpret_cast::<half::f16>().convert_to_f32_slice(&mut queries);
+        let parts = RememberedParts {
+            positions: bytemuck::cast_slice(part(&self.positions, self.slots, slot)),
+            scores: part(&self.scores, self.slots, slot),
+            vectors: part(&self.vectors, self.slots, slot),
+            covariances: &covariances,
+            queries: &queries,
+        };
+        self.layer().join((self.marks(slot), position), &parts, out);
+    }
+
+    /// The opposite: the first of `values`, which are taken off.
+    pub(crate) fn load_slot(&mut self, slot: Slot, values: &mut &[f32]) {
+        let own = values.split_off(..self.layer().elements()).expect("as many values as the slot remembers");
+        let (marks, parts) = self.layer().split(own);
+        self.marks[slot.0 as usize] = marks;
+        of_slot(&mut self.positions, self.slots, slot).copy_from_slice(bytemuck::cast_slice(parts.positions));
+        of_slot(&mut self.scores, self.slots, slot).copy_from_slice(parts.scores);
+        of_slot(&mut self.vectors, self.slots, slot).copy_from_slice(parts.vectors);
+        self.covariances.slot(self.slots, slot).load(&mut { parts.covariances });
+        let queries = of_slot(&mut self.queries, self.slots, slot);
+        queries.reinterpret_cast_mut::<half::f16>().convert_from_f32_slice(parts.queries);
+    }
+
+    fn layer(&self) -> Remembered {
+        Remembered::of(&self.decl).expect("a store that gives up tokens")
+    }
+}
+
+/// The part of a slot in something that all slots share evenly.
+fn part<T>(all: &[T], slots: usize, slot: Slot) -> &[T] {
+    let size = all.len() / slots;
+    &all[slot.0 as usize * size..][..size]
 }
 
 /// What is known of the tokens that a KV head has given up.

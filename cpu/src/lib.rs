@@ -174,8 +174,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.machine().memory.iter().for_each(|memory| memory.save_given_up(slot, out));
+    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().memory.iter().for_each(|memory| memory.save_given_up((slot, position), out));
         Ok(())
     }
 

@@ -68,7 +68,7 @@ impl Memory {
     pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
         match self {
             Memory::Pages | Memory::Bounded(_) | Memory::Absorbed(_) => {}
-            Memory::State(state) => state.state.slot(state.slots.1, slot).save(out),
+            Memory::State(state) => state.state.save_slot(state.slots.1, slot, out),
             Memory::Conv(conv) => {
                 for row in conv.window(position) {
                     match row {
@@ -98,10 +98,11 @@ impl Memory {
         }
     }
 
-    /// Appends what a slot remembers of what was given up.
-    pub(crate) fn save_given_up(&self, slot: Slot, out: &mut Vec<f32>) {
+    /// Appends what a slot remembers after `position` tokens of what was given up.
+    pub(crate) fn save_given_up(&self, (slot, position): (Slot, u32), out: &mut Vec<f32>) {
         match self {
-            Memory::Pages | Memory::Bounded(_) | Memory::State(_) | Memory::Conv(_) => {}
+            Memory::Pages | Memory::State(_) | Memory::Conv(_) => {}
+            Memory::Bounded(given_up) => given_up.save_slot((slot, position), out),
             Memory::Absorbed(absorbed) => absorbed.save_slot(slot, out),
         }
     }
@@ -109,7 +110,8 @@ impl Memory {
     /// The opposite, of so many tokens, from the first of `values` on, which are taken off.
     pub(crate) fn load_given_up(&mut self, (slot, tokens): (Slot, u32), values: &mut &[f32]) {
         match self {
-            Memory::Pages | Memory::Bounded(_) | Memory::State(_) | Memory::Conv(_) => {}
+            Memory::Pages | Memory::State(_) | Memory::Conv(_) => {}
+            Memory::Bounded(given_up) => given_up.load_slot(slot, values),
             Memory::Absorbed(absorbed) => absorbed.load_slot((slot, tokens), values),
         }
     }

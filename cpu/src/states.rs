@@ -37,6 +37,17 @@ impl Checkpoints {
         }
     }
 
+    /// Appends the values of that of a slot: exact.
+    pub(crate) fn save_slot(&self, slots: usize, slot: Slot, out: &mut Vec<f32>) {
+        let part = |len: usize| slot.0 as usize * (len / slots)..(slot.0 as usize + 1) * (len / slots);
+        match self {
+            ByType::F32(all) => out.extend(&all[part(all.len())]),
+            ByType::F16(all) => {
+                out.extend(all[part(all.len())].iter().map(|bits| half::f16::from_bits(*bits).to_f32()));
+            }
+        }
+    }
+
     /// Copies that of a slot to another one.
     pub(crate) fn copy(&mut self, slots: usize, from: Slot, to: Slot) {
         fn copy<T: Copy>(all: &mut [T], slots: usize, from: Slot, to: Slot) {
@@ -56,14 +67,6 @@ impl<'a> Checkpoint<'a> {
         match self {
             ByType::F32(all) => all.fill(0.0),
             ByType::F16(all) => all.fill(0),
-        }
-    }
-
-    /// Appends its values: exact.
-    pub(crate) fn save(self, out: &mut Vec<f32>) {
-        match self {
-            ByType::F32(all) => out.extend(&*all),
-            ByType::F16(all) => out.extend(all.iter().map(|bits| half::f16::from_bits(*bits).to_f32())),
         }
     }
 

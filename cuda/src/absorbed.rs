@@ -124,15 +124,14 @@ impl AllAbsorbed {
         self.stores.iter_mut().flatten().try_for_each(|absorbed| absorbed.copy_slot(device, from, to))
     }
 
-    /// Where the memory of a slot is, layer by layer: the matrices, then the vectors, each with its bytes, and whether anything
-    /// is in it.
-    pub(crate) fn parts(&self, slot: Slot) -> Vec<((Ptr, usize), bool)> {
-        let layers = self.stores.iter().flatten().filter(|absorbed| absorbed.keeps_memory());
+    /// Where the memory that a slot has of a layer is: the matrices, then the vectors, each with its bytes, and whether
+    /// anything is in it. Nothing of other layers.
+    pub(crate) fn parts(&self, store: Store, slot: Slot) -> Vec<((Ptr, usize), bool)> {
         let of_layer = |absorbed: &Absorbed| {
             [&absorbed.matrices, &absorbed.norms]
                 .map(|memory| (absorbed.of_slot(memory, slot), absorbed.has_memory(slot)))
         };
-        layers.flat_map(of_layer).collect()
+        self.of(store).filter(|absorbed| absorbed.keeps_memory()).into_iter().flat_map(of_layer).collect()
     }
 
     /// A slot has given up so many tokens of every layer.

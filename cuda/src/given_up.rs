@@ -8,9 +8,10 @@ use crate::{
     pages::PagesView,
 };
 use kvas_backend::{
-    DeviceError, Limits, Marks, Program, Slot, Span, Store, StoreDecl,
+    DeviceError, Limits, Marks, Program, Remembered, RememberedParts, Slot, Span, Store, StoreDecl,
     store::{MomentType, PagesDecl, Slake},
 };
+use kvas_gguf::Quant;
 use std::sync::Arc;
 
 /// `GivenUp` of `kernels/common/slake.cuh`.
@@ -44,10 +45,12 @@ pub(crate) struct DeviceBound {
 /// [`DeviceBound::flags`].
 const MEMORY: u32 = 2;
 
-/// What the slots that steps may name remember of a layer.
+/// What all slots remember of a layer, those of snapshots too.
 pub(crate) struct GivenUp {
     pub(crate) decl: PagesDecl,
     pub(crate) slake: Slake,
+    /// Slots that steps may name.
+    live: usize,
     marks: Vec<Marks>,
     /// `[slots][kv_heads][capacity]`
     positions: Vec<u32>,
@@ -62,7 +65,8 @@ pub(crate) struct GivenUp {
 }
 
 impl GivenUp {
-    fn new(device: &Arc<Device>, decl: PagesDecl, slake: Slake, slots: usize) -> Result<Self, DeviceError> {
+    fn new(device: &Arc<Device>, decl: PagesDecl, slake: Slake, limits: &Limits) -> Result<Self, DeviceError> {
+        let slots = limits.all_slots();
         let heads = slots * decl.kv_heads;
         let (moments, each) = match slake.moments {
             MomentType::Off => (0, 4),
@@ -77,6 +81,7 @@ impl GivenUp {
         Ok(Self {
             decl,
             slake,
+            live: limits.slots,
             marks: vec![Marks::default(); slots],
             positions: vec![0; heads * slake.capacity],
             scores: take("scores of tokens", 4 * heads * slake.capacity)?,
@@ -147,13 +152,11 @@ impl GivenUp {
         }
     }
 
-    /// Slots of snapshots remember nothing: what is copied from them holds all of its tokens.
+    /// Of one that holds all of its tokens a snapshot remembers nothing: its last queries are those of others then.
     fn copy_slot(&mut self, device: &Device, from: Slot, to: Slot) -> Result<(), DeviceError> {
-        let slots = self.marks.len();
-        if to.0 as usize >= slots {
-            return Ok(());
-        }
-        if from.0 as usize >= slots {
+        let (slots, is_live) = (self.marks.len(), |slot: Slot| (slot.0 as usize) < self.live);
+        let lasts = self.marks(from).bounded || (is_live(from) && is_live(to));
+        if !lasts {
             self.clear_slot(to);
             return Ok(());
         }
@@ -169,10 +172,37 @@ impl GivenUp {
 
     /// Makes a slot one that holds all of its tokens. Nothing is read that its marks do not name.
     fn clear_slot(&mut self, slot: Slot) {
-        if let Some(marks) = self.marks.get_mut(slot.0 as usize) {
-            *marks = Marks::default();
-        }
+        self.marks[slot.0 as usize] = Marks::default();
     }
+
+    fn layer(&self) -> Remembered {
+        Remembered::of(&self.decl).expect("a store that gives up tokens")
+    }
+
+    /// Overwrites what a slot remembers.
+    fn load_slot(&mut self, device: &Device, slot: Slot, values: &[f32]) -> Result<(), DeviceError> {
+        let (marks, parts) = self.layer().split(values);
+        self.marks[slot.0 as usize] = marks;
+        let (size, is_f16) = (parts.positions.len(), self.slake.moments == MomentType::F16);
+        let positions = &mut self.positions[slot.0 as usize * size..][..size];
+        positions.copy_from_slice(bytemuck::cast_slice(parts.positions));
+        let [scores, vectors, covariances, queries] = self.places(slot);
+        device.upload(scores, parts.scores)?;
+        device.upload(vectors, parts.vectors)?;
+        if is_f16 {
+            device.upload(covariances, &to_f16(parts.covariances))?;
+        } else {
+            device.upload(covariances, parts.covariances)?;
+        }
+        device.upload(queries, &to_f16(parts.queries))
+    }
+}
+
+/// In f16, as bytes.
+fn to_f16(values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; 2 * values.len()];
+    Quant::F16.quantize(values, &mut bytes).expect("as many bytes as the values take");
+    bytes
 }
 
 /// What layers remember, by store.
@@ -195,7 +225,7 @@ impl AllGivenUp {
         let scoring = Scoring::of(program, device.shared_bytes())?;
         let of_store = |store: &StoreDecl| match store {
             StoreDecl::Pages(decl) => {
-                decl.policy.slake().map(|slake| GivenUp::new(device, *decl, *slake, limits.slots)).transpose()
+                decl.policy.slake().map(|slake| GivenUp::new(device, *decl, *slake, limits)).transpose()
             }
             StoreDecl::State(_) | StoreDecl::Conv(_) => Ok(None),
         };
@@ -225,6 +255,18 @@ impl AllGivenUp {
 
     fn all(&self) -> impl Iterator<Item = &GivenUp> {
         self.stores.iter().flatten()
+    }
+
+    /// Makes a slot remember the first of `values` of a layer, which are taken off, if it gives up tokens head by head.
+    pub(crate) fn load_slot(
+        &mut self,
+        device: &Device,
+        (store, slot): (Store, Slot),
+        values: &mut &[f32],
+    ) -> Result<(), DeviceError> {
+        let Some(given_up) = &mut self.stores[store.0 as usize] else { return Ok(()) };
+        let own = values.split_off(..given_up.layer().elements()).expect("as many values as the slot remembers");
+        given_up.load_slot(device, slot, own)
     }
 
     /// Whether any layer may give up tokens.
@@ -291,6 +333,46 @@ impl Machine {
         let given_up = self.given_up.of(store)?;
         let scale = self.program.attention_scale(store);
         Some(given_up.view(self.pages.view(&given_up.decl), self.program.page_ordinal(store), scale))
+    }
+
+    /// Appends what a slot remembers of a layer after `position` tokens, if it gives up tokens head by head.
+    pub(crate) fn save_marked(
+        &mut self,
+        (store, slot): (Store, Slot),
+        position: u32,
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
+        let Some(given_up) = self.given_up.of(store) else { return Ok(()) };
+        let (layer, marks, is_f16) =
+            (given_up.layer(), *given_up.marks(slot), given_up.slake.moments == MomentType::F16);
+        let size = given_up.positions.len() / given_up.marks.len();
+        let positions = given_up.positions[slot.0 as usize * size..][..size].to_vec();
+        let memories = [&given_up.scores, &given_up.vectors, &given_up.covariances, &given_up.queries];
+        let [scores, vectors, covariances, queries] = memories.map(|memory| given_up.of_slot(memory, slot));
+        let [scores, vectors] = [self.floats(scores, false)?, self.floats(vectors, false)?];
+        let [covariances, queries] = [self.floats(covariances, is_f16)?, self.floats(queries, true)?];
+        let parts = RememberedParts {
+            positions: bytemuck::cast_slice(&positions),
+            scores: &scores,
+            vectors: &vectors,
+            covariances: &covariances,
+            queries: &queries,
+        };
+        layer.join((&marks, position), &parts, out);
+        Ok(())
+    }
+
+    /// So many bytes of device memory as numbers, of f16 or of f32.
+    fn floats(&mut self, (at, bytes): (Ptr, usize), is_f16: bool) -> Result<Vec<f32>, DeviceError> {
+        if is_f16 {
+            let (mut halves, mut floats) = (vec![0u8; bytes], vec![0.0; bytes / 2]);
+            self.device.download(at, &mut halves)?;
+            Quant::F16.dequantize(&halves, &mut floats).expect("as many bytes as the values take");
+            return Ok(floats);
+        }
+        let mut words = vec![0.0f32; bytes / 4];
+        self.read_words(at, &mut words)?;
+        Ok(words)
     }
 }
 

@@ -185,8 +185,8 @@ impl Backend for Cuda {
         self.machine().evict(eviction)
     }
 
-    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.machine().save_given_up(slot, out)
+    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().save_given_up((slot, position), out)
     }
 
     fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {

@@ -270,13 +270,21 @@ impl Machine {
         Ok(())
     }
 
-    /// Appends what a slot remembers of the segments that its sequence has given up; zeros before there are any.
-    pub(crate) fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        for ((at, bytes), is_there) in self.absorbed.parts(slot) {
-            let first = out.len();
-            out.resize(first + bytes / 4, 0.0);
-            if is_there {
-                self.read_words(at, &mut out[first..])?;
+    /// Appends what a slot remembers after `position` tokens of those that its sequence has given up; zeros before there
+    /// are any.
+    pub(crate) fn save_given_up(
+        &mut self,
+        (slot, position): (Slot, u32),
+        out: &mut Vec<f32>,
+    ) -> Result<(), DeviceError> {
+        for store in (0..self.program.stores.len() as u32).map(Store) {
+            self.save_marked((store, slot), position, out)?;
+            for ((at, bytes), is_there) in self.absorbed.parts(store, slot) {
+                let first = out.len();
+                out.resize(first + bytes / 4, 0.0);
+                if is_there {
+                    self.read_words(at, &mut out[first..])?;
+                }
             }
         }
         Ok(())
@@ -284,9 +292,12 @@ impl Machine {
 
     /// The opposite, of so many tokens.
     pub(crate) fn load_given_up(&mut self, slot: Slot, tokens: u32, mut values: &[f32]) -> Result<(), DeviceError> {
-        for ((at, bytes), _) in self.absorbed.parts(slot) {
-            let own = values.split_off(..bytes / 4).expect("as many values as the slot remembers");
-            self.device.upload(at, own)?;
+        for store in (0..self.program.stores.len() as u32).map(Store) {
+            self.given_up.load_slot(&self.device, (store, slot), &mut values)?;
+            for ((at, bytes), _) in self.absorbed.parts(store, slot) {
+                let own = values.split_off(..bytes / 4).expect("as many values as the slot remembers");
+                self.device.upload(at, own)?;
+            }
         }
         self.absorbed.set_tokens(slot, tokens);
         Ok(())

@@ -56,9 +56,9 @@ impl Chat {
         self.engine.save(self.conversation, Writer::new(path, model, self.known.ids.clone(), saved))
     }
 
-    /// Goes on with the conversation of a session file of `model`: the next question reads its own tokens only. A file
-    /// that is refused, which one line says, leaves the conversation as it is.
-    pub fn load(&mut self, path: &Path, model: &ModelId) -> Result<(), String> {
+    /// Goes on with the conversation of a session file of `model`: the next question reads its own tokens only, unless the
+    /// line that is returned says otherwise. A file that is refused, which one line says, leaves the conversation as it is.
+    pub fn load(&mut self, path: &Path, model: &ModelId) -> Result<Option<String>, String> {
         let session = Session::open(path).map_err(|error| error.to_string())?;
         session.check_model(model).map_err(|error| error.to_string())?;
         let fail = |what: String| format!("{}: section conversation: {what}", path.display());
@@ -72,9 +72,9 @@ impl Chat {
         // A live sequence would take the room of the one to come; what it has read is kept where there is room for it.
         self.engine.close(self.conversation);
         self.conversation = self.engine.open()?;
-        self.engine.load(Arc::new(session), Scope::default())?;
+        let note = self.engine.load(Arc::new(session), Scope::default())?;
         (self.messages, self.settings, self.known) = (saved.messages, settings, known);
-        Ok(())
+        Ok(note)
     }
 }
 

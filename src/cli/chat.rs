@@ -205,7 +205,8 @@ impl Table<'_> {
     fn begin(&self, mut chat: Conversation, settings: &ReplSettings) -> anyhow::Result<Conversation> {
         let flags = self.flags;
         if let Some(session) = flags.session.as_deref().filter(|session| session.exists()) {
-            chat.load(session, &self.id).map_err(fail)?;
+            let note = chat.load(session, &self.id).map_err(fail)?;
+            note.into_iter().for_each(|note| eprintln!("{note}"));
             chat.settings = given(self.settings.clone(), std::mem::take(&mut chat.settings));
         }
         if let Some(system) = &flags.system {

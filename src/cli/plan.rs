@@ -152,16 +152,16 @@ impl<'a> Report<'a> {
         if let Some(held) = self.held() {
             writeln!(out, "held tokens       {held}")?;
         }
-        let of_ring = if self.layout.is_some() { "  ring, moments" } else { "  replay ring" };
+        let states = if self.layout.is_some() { "states, moments" } else { "recurrent state" };
         self.print_kinds(out)?;
         writeln!(out, "\n{:17} {:>12}", "memory", "bytes")?;
         for (what, bytes) in [
             ("weights", plan.weights_bytes),
             ("keys and values", plan.pages_bytes()),
             ("  per token", plan.kv_bytes_per_token),
-            ("recurrent state", plan.slots_bytes()),
+            (states, plan.slots_bytes()),
             ("  per sequence", plan.slot_bytes),
-            (of_ring, plan.ring_bytes),
+            ("  replay ring", plan.ring_bytes),
             ("snapshots", plan.snapshots_bytes()),
             ("  each", plan.snapshot_bytes),
             ("activations", plan.activations_bytes),

@@ -110,7 +110,8 @@ impl Run {
             Engine::start(runner, EngineConfig { bound, drafters, most_drafts, ..EngineConfig::new(plan.context) });
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
-        known.map_or(Ok(()), |session| engine.load(Arc::new(session), Scope::default())).map_err(fail)?;
+        let noted = known.map(|session| engine.load(Arc::new(session), Scope::default())).transpose().map_err(fail)?;
+        noted.flatten().into_iter().for_each(|note| eprintln!("{note}"));
         let request = Request {
             conversation: Some(conversation),
             max_tokens: asked.unwrap_or(usize::MAX),

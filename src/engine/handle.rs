@@ -74,7 +74,7 @@ pub(super) enum Command {
     Forget { scope: Scope, tokens: Vec<u32> },
     Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
-    Load { session: Arc<Session>, scope: Scope, reply: Sender<Result<(), String>> },
+    Load { session: Arc<Session>, scope: Scope, reply: Sender<Result<Option<String>, String>> },
     Stats(Sender<Stats>),
     Look(Sender<Picture>),
 }
@@ -191,8 +191,9 @@ impl EngineHandle {
     }
 
     /// Keeps what a session of this model has read: prompts of this scope that begin with its tokens go on from there.
-    /// Fails in one line.
-    pub fn load(&self, session: Arc<Session>, scope: Scope) -> Result<(), String> {
+    /// Returns a line about what is read again all the same, if anything is: tokens that were given up in another way than
+    /// here. Fails in one line.
+    pub fn load(&self, session: Arc<Session>, scope: Scope) -> Result<Option<String>, String> {
         let (reply, answer) = bounded(1);
         self.inbox.send(Command::Load { session, scope, reply }).map_err(|_| GONE)?;
         answer.recv().map_err(|_| GONE)?

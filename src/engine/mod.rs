@@ -185,7 +185,7 @@ impl Engine {
                 let _ = reply.send(self.save(conversation, *writer));
             }
             Command::Load { session, scope, reply } => {
-                let _ = reply.send(self.load(&session, scope));
+                let _ = reply.send(self.load(&session, (scope, self.bound)));
             }
             Command::Look(reply) => {
                 let _ = reply.send(self.look());
@@ -302,7 +302,7 @@ impl Engine {
         let entered: Vec<_> = self.memory.enter(id, request.scope).into_iter().collect();
         self.apply(&entered).map_err(|error| self.begun_in_vain(id, &error))?;
         let mut emptied: Vec<_> = self.memory.bind(id, asked).into_iter().collect();
-        self.memory.give_up_segments(id, segments);
+        self.memory.keep(id, bound);
         // Of what was held for a request that holds all there would be too much to move.
         if segments.is_some_and(|segments| self.memory.held(id) > segments.most()) {
             emptied.push(self.memory.clear(id));

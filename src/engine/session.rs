@@ -3,7 +3,7 @@
 use super::{ConversationId, Engine, Runner};
 use crate::{
     memory::{Kept, Restored, Scope, Shortened},
-    policy::Schedule,
+    policy::{Keeping, difference},
     session::{Layout, OpenWriter, Session, Writer, Written},
 };
 use kvas_backend::{DeviceError, Page, Store, StoreDecl};
@@ -11,6 +11,9 @@ use kvas_backend::{DeviceError, Page, Store, StoreDecl};
 /// Snapshots a file keeps, the last ones: the end of the conversation, one token before its last answer, and the end
 /// of the turn before. A snapshot of a large model is tens of megabytes, and a chat writes its file after every turn.
 const SNAPSHOTS: usize = 3;
+
+/// [`Keeping::identity`] where all tokens are held.
+const HELD: &str = "policy full";
 
 /// Gives rows of a page store: its number and the first row, how many, and where to.
 type Rows<'a> = dyn Fn((usize, usize), usize, &mut Vec<f32>) + 'a;
@@ -24,16 +27,7 @@ impl Engine {
         let mut kept = self.memory.kept_of(sequence, own, writer.tokens());
         kept.states.drain(..kept.states.len().saturating_sub(SNAPSHOTS));
         kept.shortened.drain(..kept.shortened.len().saturating_sub(SNAPSHOTS));
-        let positions = kept.states.iter().map(|(position, _)| *position).collect();
-        let program = self.runner.program();
-        let mut layout = Layout::new(program, self.runner.limits().kv_type, kept.length, positions);
-        match self.giving_up() {
-            Some((_, policy)) if !kept.shortened.is_empty() => {
-                let prefixes = kept.shortened.iter().map(|shortened| (shortened.length, shortened.given_up)).collect();
-                layout = layout.with_shortened(program, policy, prefixes);
-            }
-            Some(_) | None => kept.shortened.clear(),
-        }
+        let layout = self.layout_of(&mut kept);
         let mut open = writer.begin(&layout).map_err(|error| error.to_string())?;
         self.runner.save(&kept, &mut open)?;
         match open.finish().map_err(|error| error.to_string())? {
@@ -42,8 +36,29 @@ impl Engine {
         }
     }
 
-    /// Keeps what a session has read.
-    pub(super) fn load(&mut self, session: &Session, scope: Scope) -> Result<(), String> {
+    /// The layout of a file of what is kept. It has one way of giving up tokens: the last one.
+    pub(super) fn layout_of(&self, kept: &mut Kept) -> Layout {
+        let positions = kept.states.iter().map(|(position, _)| *position).collect();
+        let (program, limits) = (self.runner.program(), self.runner.limits());
+        let layout = Layout::new(program, limits.kv_type, kept.length, positions);
+        let keeping = kept.shortened.last().map(|shortened| shortened.keeping);
+        let Some((keeping, policy)) = keeping.and_then(|keeping| Some((keeping, keeping.identity(program, limits)?)))
+        else {
+            kept.shortened.clear();
+            return layout;
+        };
+        kept.shortened.retain(|shortened| shortened.keeping == keeping);
+        let prefixes = kept.shortened.iter().map(|shortened| (shortened.length, shortened.given_up.clone())).collect();
+        layout.with_shortened(program, policy, prefixes)
+    }
+
+    /// Keeps what a session has read, for sequences that give up tokens in some way. A line says what of it has to be read
+    /// again, if anything has.
+    pub(super) fn load(
+        &mut self,
+        session: &Session,
+        (scope, keeping): (Scope, Option<Keeping>),
+    ) -> Result<Option<String>, String> {
         let (tokens, context) = (session.tokens(), self.context);
         session.check_program(self.runner.program()).map_err(|error| error.to_string())?;
         if tokens.len() >= context {
@@ -60,27 +75,35 @@ impl Engine {
             self.memory.forget();
         }
         loaded.map_err(|error| error.to_string())?;
-        self.load_shortened(session, scope)
+        self.load_shortened(session, (scope, keeping))
     }
 
-    /// How sequences give up segments here, if they do.
-    fn giving_up(&self) -> Option<(Schedule, String)> {
-        let schedule = *self.bound.as_ref()?.segments()?;
-        let segments = self.runner.program().segments()?;
-        Some((schedule, schedule.identity(segments)))
-    }
-
-    /// Keeps the prefixes of which a session has given up segments, if they are given up here in the same way: if not,
-    /// their tokens are read again. The shortest ones come first, and may give way to the longer ones.
-    fn load_shortened(&mut self, session: &Session, scope: Scope) -> Result<(), String> {
-        let Some((schedule, policy)) = self.giving_up() else { return Ok(()) };
-        for (length, given_up) in session.shortened(&policy) {
-            let (path, tokens) = (session.path(), given_up.tokens);
-            if !schedule.may_hold(length - tokens, tokens) {
-                return Err(format!("{path}: section shortened.{length}: {tokens} given up, expected whole segments"));
+    /// Keeps the prefixes of which a session has given up tokens, if they are given up here in the same way: if not, a
+    /// line says so, and they are read again. The shortest ones come first, and may give way to the longer ones.
+    fn load_shortened(
+        &mut self,
+        session: &Session,
+        (scope, keeping): (Scope, Option<Keeping>),
+    ) -> Result<Option<String>, String> {
+        let (path, Some(policy)) = (session.path(), session.policy()) else { return Ok(None) };
+        let identity = |keeping: Keeping| keeping.identity(self.runner.program(), self.runner.limits());
+        let here = keeping.and_then(|keeping| Some((keeping, identity(keeping)?)));
+        let expected = here.as_ref().map_or(HELD, |(_, policy)| policy);
+        let Some((keeping, _)) = here.as_ref().filter(|(_, here)| here == policy) else {
+            let unlike = difference(policy, expected);
+            return Ok(Some(format!("{path}: tokens were given up with {unlike}: they are read again")));
+        };
+        for (length, given_up) in session.shortened() {
+            let (program, limits) = (self.runner.program(), self.runner.limits());
+            if !keeping.may_hold((program, limits), length, &given_up.held, &given_up.shares) {
+                let held = &given_up.held;
+                return Err(format!(
+                    "{path}: section shortened.{length}: {held:?} tokens held, expected what {policy} holds"
+                ));
             }
-            session.check_shortened(self.runner.program()).map_err(|error| error.to_string())?;
-            let restored = self.memory.restore_shortened(scope, &session.tokens()[..length as usize], given_up);
+            session.check_shortened(program, keeping).map_err(|error| error.to_string())?;
+            let (tokens, given_up) = (&session.tokens()[..length as usize], (*keeping, given_up.clone()));
+            let restored = self.memory.restore_shortened(scope, tokens, given_up);
             let restored = restored.map_err(|full| format!("{path}: {full}"))?;
             // What gave way to it goes first.
             self.apply(&[]).map_err(|error| error.to_string())?;
@@ -90,7 +113,7 @@ impl Engine {
                 return Err(error.to_string());
             }
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -105,18 +128,18 @@ impl Runner {
     pub(super) fn save(&mut self, kept: &Kept, out: &mut OpenWriter) -> Result<(), String> {
         let mut values = Vec::new();
         let device = |error: DeviceError| error.to_string();
-        self.save_rows(&kept.tables, kept.length as usize, out)?;
+        self.save_rows(&kept.tables, &vec![kept.length; kept.tables.len()], out)?;
         for (position, slot) in &kept.states {
             values.clear();
             self.backend.save_slot(*slot, *position, &mut values).map_err(device)?;
             out.write(&values).map_err(|error| error.to_string())?;
         }
         for shortened in &kept.shortened {
-            self.save_rows(&shortened.tables, shortened.held() as usize, out)?;
+            self.save_rows(&shortened.tables, &shortened.given_up.held, out)?;
             values.clear();
             self.backend.save_slot(shortened.slot, shortened.length, &mut values).map_err(device)?;
             if self.program().given_up_elements() > 0 {
-                self.backend.save_given_up(shortened.slot, &mut values).map_err(device)?;
+                self.backend.save_given_up(shortened.slot, shortened.length, &mut values).map_err(device)?;
             }
             // Two sections, of which either may be missing.
             let (state, memory) = values.split_at(self.program().slot_elements());
@@ -125,10 +148,11 @@ impl Runner {
         Ok(())
     }
 
-    /// Writes the first `held` rows of every page store.
-    fn save_rows(&mut self, tables: &[Vec<Page>], held: usize, out: &mut OpenWriter) -> Result<(), String> {
+    /// Writes the rows of every page store that are held.
+    fn save_rows(&mut self, tables: &[Vec<Page>], held: &[u32], out: &mut OpenWriter) -> Result<(), String> {
         let (mut values, page_size) = (Vec::new(), self.limits().page_size);
-        for (store, table) in self.stores(tables) {
+        for ((store, table), held) in self.stores(tables).into_iter().zip(held) {
+            let held = *held as usize;
             for (page, first) in table.iter().zip((0..held).step_by(page_size)) {
                 values.clear();
                 let rows = page_size.min(held - first);
@@ -151,7 +175,7 @@ impl Runner {
     }
 
     fn load_shortened(&mut self, session: &Session, restored: &Shortened) -> Result<(), DeviceError> {
-        let Shortened { length, given_up, slot, ref tables } = *restored;
+        let Shortened { length, ref given_up, slot, ref tables, .. } = *restored;
         let rows = |(store, first), count, values: &mut Vec<f32>| {
             session.shortened_rows((length, store), first, count, values);
         };
@@ -162,7 +186,7 @@ impl Runner {
         if memory.is_empty() {
             return Ok(());
         }
-        self.backend.load_given_up(slot, given_up.tokens, &memory)
+        self.backend.load_given_up(slot, given_up.tokens(length), &memory)
     }
 
     /// Fills the pages of every page store.

@@ -4,7 +4,7 @@
 use super::Engine;
 use crate::{
     memory::{DeviceWork, Evicted, SequenceId},
-    session::{Layout, Shelf, Shelved},
+    session::{Shelf, Shelved, Wanted},
 };
 use kvas_backend::DeviceError;
 
@@ -43,18 +43,17 @@ impl Tier {
 impl Engine {
     /// Moves bytes. What gave way to them is kept elsewhere first, where there is such a place.
     pub(super) fn apply(&mut self, work: &[DeviceWork]) -> Result<(), DeviceError> {
-        for evicted in self.memory.take_evicted() {
-            self.shelve(&evicted);
+        for mut evicted in self.memory.take_evicted() {
+            self.shelve(&mut evicted);
         }
         work.iter().try_for_each(|work| self.runner.apply(work))
     }
 
     /// A folder that cannot be written loses a shortcut, and no request.
-    fn shelve(&mut self, evicted: &Evicted) {
-        let Some(tier) = self.tier.as_mut().filter(|_| evicted.saved >= LEAST) else { return };
-        let positions = evicted.kept.states.iter().map(|(position, _)| *position).collect();
-        let (program, kv_type) = (self.runner.program(), self.runner.limits().kv_type);
-        let layout = Layout::new(program, kv_type, evicted.kept.length, positions);
+    fn shelve(&mut self, evicted: &mut Evicted) {
+        let layout = self.layout_of(&mut evicted.kept);
+        let is_any = evicted.kept.length > 0 || !evicted.kept.shortened.is_empty();
+        let Some(tier) = self.tier.as_mut().filter(|_| evicted.saved >= LEAST && is_any) else { return };
         let Some(writer) = tier.shelf.writer(evicted.scope, &evicted.tokens, &layout) else { return };
         let open = writer.begin(&layout).map_err(|error| error.to_string());
         let written = open.and_then(|mut open| {
@@ -62,23 +61,27 @@ impl Engine {
             open.finish().map_err(|error| error.to_string())
         });
         let kept = written.and_then(|written| {
-            tier.shelf.wrote(evicted.scope, &evicted.tokens, written).map_err(|error| error.to_string())
+            let what = (&evicted.tokens[..], &layout);
+            tier.shelf.wrote(evicted.scope, what, written).map_err(|error| error.to_string())
         });
         tier.failure = kept.err();
     }
 
     /// Brings back what there is elsewhere of a prompt, if that is more than memory has.
     pub(super) fn unshelve(&mut self, (id, revocable): (SequenceId, u32), prompt: &[u32]) {
-        let scope = self.memory.scope(id);
+        let (scope, (whole, keeping)) = (self.memory.scope(id), self.memory.may_begin_with(id, prompt));
+        let identity = keeping.and_then(|keeping| keeping.identity(self.runner.program(), self.runner.limits()));
+        let most = keeping.map_or(0, |keeping| keeping.most_given_up(prompt.len() as u32));
+        let wanted = Wanted::new(whole, identity.as_deref().map(|identity| (identity, most)));
         let Some(tier) = self.tier.as_mut() else { return };
         let own = &self.scheduler.get(id).tokens[..self.memory.committed(id) as usize];
         let least = self.memory.reusable(id, own, prompt, revocable) + LEAST;
         let before_last = &prompt[..prompt.len() - 1];
-        if tier.shelf.longest(scope, before_last).is_none_or(|length| length < least) {
+        if tier.shelf.longest(scope, before_last, wanted).is_none_or(|length| length < least) {
             return;
         }
-        if let Some(session) = tier.shelf.take(scope, before_last)
-            && let Err(what) = self.load(&session, scope)
+        if let Some(session) = tier.shelf.take(scope, before_last, wanted)
+            && let Err(what) = self.load(&session, (scope, keeping))
             && let Some(tier) = &mut self.tier
         {
             tier.failure = Some(what);

@@ -1,24 +1,26 @@
-//! Prefixes of which segments were given up: kept with what their slots remember of these, and good only for who goes on
-//! from their very end.
+//! Prefixes of which tokens were given up: kept with what their slots remember of these, and good only for who goes on
+//! from their very end and gives up tokens in the same way.
 
 use super::{DeviceWork, Evicted, Full, Kept, Memory, Scope, SequenceId, prefix, prefix::Prefixes};
-use crate::policy::{Schedule, Shares};
+use crate::policy::{Keeping, Shares};
 use kvas_backend::{Page, Slot};
 
 /// What was given up of a kept prefix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenUp {
-    /// Tokens.
-    pub tokens: u32,
-    /// Tokens that stayed in every page store when the last segment was given up.
-    pub stayed: u32,
+    /// By page store: tokens that are held.
+    pub held: Vec<u32>,
+    /// What stayed when tokens were given up last, and what may be held.
+    pub shares: Shares,
 }
 
-/// A prefix of which segments were given up, and where what is left of it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A prefix of which tokens were given up, and where what is left of it is.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Shortened {
     /// All its tokens.
     pub length: u32,
+    /// How tokens were given up.
+    pub keeping: Keeping,
     /// Those that are not held.
     pub given_up: GivenUp,
     /// What remembers these, and holds the state.
@@ -27,17 +29,44 @@ pub struct Shortened {
     pub tables: Vec<Vec<Page>>,
 }
 
-impl Shortened {
-    /// Tokens that are held.
-    pub const fn held(&self) -> u32 {
-        self.length - self.given_up.tokens
+impl GivenUp {
+    /// Tokens that a prefix of so many has given up in every page store, where all gave up as many.
+    pub fn tokens(&self, length: u32) -> u32 {
+        length - self.held.first().copied().unwrap_or(length).min(length)
     }
 }
 
 impl Memory {
-    /// From now on a sequence gives up segments as the schedule says, or none.
-    pub fn give_up_segments(&mut self, id: SequenceId, schedule: Option<Schedule>) {
-        self.get_mut(id).segments = schedule;
+    /// From now on a sequence gives up tokens in this way, or none.
+    pub fn keep(&mut self, id: SequenceId, keeping: Option<Keeping>) {
+        self.get_mut(id).keeping = keeping;
+    }
+
+    /// What of a prompt a sequence may begin with: most tokens of what holds all of its own, and what has given up tokens in
+    /// its way, if it has one.
+    pub fn may_begin_with(&self, id: SequenceId, prompt: &[u32]) -> (u32, Option<Keeping>) {
+        let (sequence, tokens) = (self.get(id), prompt.len() as u32);
+        // Of pages alone a part serves as well, but where segments are given up it is little.
+        let is_cut = sequence.keeping.as_ref().is_some_and(|keeping| keeping.segments().is_some());
+        (tokens.saturating_sub(if is_cut { sequence.asked.max(1) } else { 1 }), sequence.keeping)
+    }
+
+    /// A live sequence, whose committed tokens `own` are, is about to be emptied: that is told as if a prefix gave way.
+    pub fn tell_interrupted(&mut self, id: SequenceId, own: &[u32]) {
+        if self.evicted.is_none() || own.is_empty() {
+            return;
+        }
+        let (mut kept, scope, length) = (self.kept_of(id, own, own), self.get(id).scope, own.len() as u32);
+        let has_given_up = self.get(id).shares.is_some();
+        kept.shortened.retain(|cut| has_given_up && cut.length == length);
+        let is_told = if has_given_up { !kept.shortened.is_empty() } else { kept.length == length };
+        if has_given_up {
+            let tables = vec![Vec::new(); self.stores.len()];
+            kept = Kept { tables, shortened: kept.shortened, ..Kept::default() };
+        }
+        if let Some(evicted) = self.evicted.as_mut().filter(|_| is_told) {
+            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: length, kept });
+        }
     }
 
     /// Tokens that a sequence has given up in segments.
@@ -47,11 +76,11 @@ impl Memory {
 
     /// True if a sequence has given up segments, and no more than reading `prompt` would.
     pub(super) fn may_go_on(&self, id: SequenceId, prompt: &[u32]) -> bool {
-        let schedule = self.get(id).segments.filter(|_| self.absorbed(id) > 0);
+        let schedule = self.get(id).keeping.as_ref().and_then(Keeping::segments).filter(|_| self.absorbed(id) > 0);
         schedule.is_some_and(|schedule| self.absorbed(id) <= schedule.given_up(prompt.len() as u32))
     }
 
-    /// Remembers what a sequence has read that has given up segments.
+    /// Remembers what a sequence has read that has given up tokens.
     pub(super) fn seal_absorbed(&mut self, id: SequenceId, tokens: &[u32]) -> Option<DeviceWork> {
         let sequence = self.get(id);
         let (live, scope, tables) = (sequence.slot, sequence.scope, sequence.tables.clone());
@@ -68,45 +97,44 @@ impl Memory {
         Some(DeviceWork { copy_slots: vec![(live, slot)], ..DeviceWork::default() })
     }
 
-    /// What a sequence has given up in segments, if anything.
-    fn given_up(&self, id: SequenceId) -> Option<GivenUp> {
+    /// What a sequence has given up, if anything, and how.
+    fn given_up(&self, id: SequenceId) -> Option<(Keeping, GivenUp)> {
         let sequence = self.get(id);
-        sequence.segments?;
-        let stayed = sequence.shares.as_ref()?.stayed.first().copied()?;
-        Some(GivenUp { tokens: self.absorbed(id), stayed })
+        let (keeping, shares) = (sequence.keeping?, sequence.shares.clone()?);
+        Some((keeping, GivenUp { held: sequence.held.clone(), shares }))
     }
 
-    /// The prefixes of `tokens` that are kept of which segments were given up, ascending, and what the sequence `id` holds,
+    /// The prefixes of `tokens` that are kept of which tokens were given up, ascending, and what the sequence `id` holds,
     /// whose committed tokens `own` are, if it is one of these.
     pub(super) fn kept_shortened(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Vec<Shortened> {
         let live = self.get(id);
-        let of_entry = |(length, entry): (u32, &prefix::Entry)| {
-            let (slot, given_up) = entry.slot.zip(entry.given_up)?;
-            Some(Shortened { length, given_up, slot, tables: entry.tables.clone() })
-        };
+        let of_entry =
+            |(length, entry): (u32, &prefix::Entry)| entry.slot.and_then(|slot| shortened(length, slot, entry));
         let mut all: Vec<Shortened> = self.absorbed.kept(live.scope, tokens).filter_map(of_entry).collect();
         let is_new = all.last().is_none_or(|last| last.length < live.committed) && tokens.starts_with(own);
-        if let Some(given_up) = self.given_up(id).filter(|_| is_new) {
+        if let Some((keeping, given_up)) = self.given_up(id).filter(|_| is_new) {
             let (length, slot, tables) = (live.committed, live.slot, live.tables.clone());
-            all.push(Shortened { length, given_up, slot, tables });
+            all.push(Shortened { length, keeping, given_up, slot, tables });
         }
         all
     }
 
-    /// Keeps `tokens`, of which segments were given up, in a scope, and says where the bytes of what is left belong;
+    /// Keeps `tokens`, some of which were given up in some way, in a scope, and says where the bytes of what is left belong;
     /// `None` if they are kept. Other prefixes give way.
     pub fn restore_shortened(
         &mut self,
         scope: Scope,
         tokens: &[u32],
-        given_up: GivenUp,
+        (keeping, given_up): (Keeping, GivenUp),
     ) -> Result<Option<Shortened>, Full> {
         if self.absorbed.keeps(scope, tokens) {
             return Ok(None);
         }
-        let length = tokens.len() as u32;
-        let pages = ((length - given_up.tokens) as usize).div_ceil(self.page_size);
-        let short = |memory: &Self| memory.pages.short_of(|arena| memory.stores_in(arena) * pages);
+        let pages: Vec<usize> = given_up.held.iter().map(|held| self.pages_of(*held)).collect();
+        let short = |memory: &Self| {
+            let of_arena = |arena: usize| memory.stores.iter().zip(&pages).filter(move |(of, _)| **of == arena);
+            memory.pages.short_of(|arena| of_arena(arena).map(|(_, pages)| *pages).sum())
+        };
         let lacks = |memory: &Self| {
             let has_place = memory.spare.free() > 0 && memory.kept_prefixes() < memory.most_prefixes;
             short(memory).is_some() || !has_place
@@ -117,17 +145,23 @@ impl Memory {
         }
         let slot = self.spare.take().ok_or(Full::Snapshots { total: self.spare.total() })?;
         let mut page = |arena: usize| self.pages.take(arena).expect("as many as needed are free");
-        let table = |arena: &usize| (0..pages).map(|_| page(*arena)).collect();
-        let tables: Vec<Vec<Page>> = self.stores.iter().map(table).collect();
-        let entry = prefix::Entry { slot: Some(slot), tables: tables.clone(), given_up: Some(given_up) };
+        let table = |(arena, pages): (&usize, &usize)| (0..*pages).map(|_| page(*arena)).collect();
+        let tables: Vec<Vec<Page>> = self.stores.iter().zip(&pages).map(table).collect();
+        let entry = prefix::Entry { slot: Some(slot), tables, given_up: Some((keeping, given_up)) };
+        let restored = shortened(tokens.len() as u32, slot, &entry);
         self.absorbed.insert(scope, tokens, entry);
-        Ok(Some(Shortened { length, given_up, slot, tables }))
+        Ok(restored)
     }
 
-    /// The longest kept prefix of a prompt that has given up no more than reading the prompt would, and its length.
+    /// The longest kept prefix of a prompt that has given up tokens as the sequence does, of segments no more than reading
+    /// the prompt would, and its length.
     pub(super) fn find_absorbed(&self, id: SequenceId, prompt: &[u32]) -> Option<(prefix::Node, u32)> {
-        let most = self.get(id).segments?.given_up(prompt.len() as u32);
-        let fits = |entry: &prefix::Entry| entry.given_up.is_some_and(|given_up| given_up.tokens <= most);
+        let keeping = self.get(id).keeping?;
+        let most = keeping.most_given_up(prompt.len() as u32);
+        let fits = |length: u32, entry: &prefix::Entry| {
+            let given_up = entry.given_up.as_ref();
+            given_up.is_some_and(|(how, given_up)| *how == keeping && given_up.tokens(length) <= most)
+        };
         self.absorbed.longest(self.get(id).scope, &prompt[..prompt.len() - 1], fits)
     }
 
@@ -139,12 +173,10 @@ impl Memory {
     ) -> (u32, DeviceWork) {
         let kept = self.absorbed.take_notice(node);
         let (slot, tables) = (kept.slot.expect("a snapshot has a slot"), kept.tables.clone());
-        let given_up = kept.given_up.expect("segments were given up");
+        let (_, GivenUp { held, shares }) = kept.given_up.clone().expect("tokens were given up");
         self.replace_tables(id, tables, length);
         let sequence = self.get_mut(id);
-        sequence.held.fill(length - given_up.tokens);
-        let stayed = vec![given_up.stayed; sequence.held.len()];
-        sequence.shares = Some(Shares::new(stayed, Vec::new(), 0));
+        (sequence.held, sequence.shares) = (held, Some(shares));
         (length, DeviceWork { copy_slots: vec![(slot, sequence.slot)], ..DeviceWork::default() })
     }
 
@@ -154,16 +186,18 @@ impl Memory {
         let of_absorbed = worth(&self.absorbed) < worth(&self.prefixes);
         let from = if of_absorbed { &mut self.absorbed } else { &mut self.prefixes };
         let Some((scope, tokens, saved, entry)) = from.evict() else { return false };
-        // What is shelved holds all rows of its tokens: it serves whatever a request gives up.
-        if let Some(evicted) = self.evicted.as_mut().filter(|_| !of_absorbed) {
-            let (length, tables) = (tokens.len() as u32, entry.tables.clone());
-            let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
-            evicted.push(Evicted {
-                scope,
-                tokens,
-                saved,
-                kept: Kept { length, tables, states, shortened: Vec::new() },
-            });
+        let nothing = vec![Vec::new(); self.stores.len()];
+        if let Some(evicted) = &mut self.evicted {
+            let length = tokens.len() as u32;
+            let cut = entry.slot.and_then(|slot| shortened(length, slot, &entry));
+            let kept = match cut {
+                Some(cut) => Kept { tables: nothing, shortened: vec![cut], ..Kept::default() },
+                None => {
+                    let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
+                    Kept { length, tables: entry.tables.clone(), states, shortened: Vec::new() }
+                }
+            };
+            evicted.push(Evicted { scope, tokens, saved, kept });
         }
         entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
         self.release_tables(entry.tables);
@@ -176,10 +210,16 @@ impl Memory {
     }
 }
 
+/// An entry of which tokens were given up.
+fn shortened(length: u32, slot: Slot, entry: &prefix::Entry) -> Option<Shortened> {
+    let (keeping, given_up) = entry.given_up.clone()?;
+    Some(Shortened { length, keeping, given_up, slot, tables: entry.tables.clone() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Absorbing;
+    use crate::policy::{Absorbing, Schedule};
     use kvas_backend::{
         Act, KvType, Limits, Program, Replay, Slot, StateType, StoreDecl,
         store::{PageLayout, PagesDecl, Policy},
@@ -215,7 +255,7 @@ mod tests {
     fn begin(memory: &mut Memory, prompt: &[u32]) -> (SequenceId, u32, Vec<(Slot, Slot)>) {
         let (id, _) = memory.open().unwrap();
         memory.bind(id, SCHEDULE.read_anew(prompt.len() as u32));
-        memory.give_up_segments(id, Some(SCHEDULE));
+        memory.keep(id, Some(Keeping::Segments(SCHEDULE)));
         let reuse = memory.attach(id, &[], prompt, 0);
         (id, reuse.cached, reuse.work.copy_slots)
     }
@@ -267,6 +307,10 @@ mod tests {
         memory.check_integrity();
     }
 
+    fn held(kept: &Shortened) -> u32 {
+        kept.given_up.held[0]
+    }
+
     #[test]
     fn what_has_given_up_segments_leaves_and_comes_back() {
         let mut first = memory(100, 4);
@@ -277,18 +321,19 @@ mod tests {
         read(&mut first, id, (50, 50));
         let kept = first.kept_of(id, &tokens[..50], &tokens);
         let found: Vec<_> =
-            kept.shortened.iter().map(|kept| (kept.length, kept.held(), kept.given_up.stayed)).collect();
-        assert_eq!(found, [(39, 7, 4), (50, 10, 4)]);
+            kept.shortened.iter().map(|kept| (kept.length, held(kept), kept.given_up.shares.stayed.clone())).collect();
+        assert_eq!(found, [(39, 7, vec![4; 2]), (50, 10, vec![4; 2])]);
         assert_eq!((kept.length, kept.shortened[1].slot), (0, first.slot(id)));
         // Into a memory that has room for one of them, and one that has room for no pages.
         let mut second = memory(1 + 2 * 7, 1);
         for kept in kept.shortened {
-            let (length, given_up) = (kept.length as usize, kept.given_up);
-            let restored = second.restore_shortened(Scope::default(), &tokens[..length], given_up).unwrap().unwrap();
-            assert_eq!((restored.length, restored.given_up, restored.held()), (kept.length, given_up, kept.held()));
-            assert!(restored.tables.iter().all(|table| table.len() == kept.held().div_ceil(4) as usize));
-            let again = second.restore_shortened(Scope::default(), &tokens[..length], given_up);
-            assert_eq!(again, Ok(None), "it is kept");
+            let (length, given_up) = (kept.length as usize, (kept.keeping, kept.given_up.clone()));
+            let mut restore = || second.restore_shortened(Scope::default(), &tokens[..length], given_up.clone());
+            let restored = restore().unwrap().unwrap();
+            assert_eq!((restored.length, restored.keeping), (kept.length, kept.keeping));
+            assert_eq!((held(&restored), &restored.given_up), (held(&kept), &kept.given_up));
+            assert!(restored.tables.iter().all(|table| table.len() == held(&kept).div_ceil(4) as usize));
+            assert_eq!(restore(), Ok(None), "it is kept");
             assert_eq!(second.usage().snapshots.held, 1);
             second.check_integrity();
         }
@@ -297,8 +342,9 @@ mod tests {
         // Of the answer, which nobody has given up since, tokens are taken back.
         assert_eq!(second.attach(other, &tokens[..50], &[&tokens[..48], &[99]].concat(), 0).cached, 48);
         second.check_integrity();
-        let given_up = GivenUp { tokens: 8, stayed: 4 };
-        let full = memory(3, 1).restore_shortened(Scope::default(), &tokens[..20], given_up).unwrap_err();
+        let shares = Shares::new(vec![4; 2], Vec::new(), 0);
+        let given_up = (Keeping::Segments(SCHEDULE), GivenUp { held: vec![12; 2], shares });
+        let full = memory(3, 1).restore_shortened(Scope::default(), &tokens[..20], given_up.clone()).unwrap_err();
         assert_eq!(full, Full::Pages { needed: 6, free: 2, total: 2 });
         let full = memory(100, 0).restore_shortened(Scope::default(), &tokens[..20], given_up).unwrap_err();
         assert_eq!(full, Full::Snapshots { total: 0 });
@@ -363,7 +409,7 @@ mod tests {
         let (other, _) = memory.open().unwrap();
         memory.enter(other, Scope(7));
         memory.bind(other, SCHEDULE.read_anew(60));
-        memory.give_up_segments(other, Some(SCHEDULE));
+        memory.keep(other, Some(Keeping::Segments(SCHEDULE)));
         assert_eq!(memory.attach(other, &[], &tokens, 0).cached, 0);
         // The next segment moves what is behind it, in pages of the sequence's own.
         memory.reserve(id, 2).unwrap();

@@ -4,7 +4,7 @@ use super::{Full, Memory, Scope, SequenceId, Shortened, State, prefix::Entry};
 use kvas_backend::{Page, Slot};
 
 /// What is kept of some tokens: all of it lies on one path, so that one set of tables serves.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Kept {
     /// How many of the tokens have been read.
     pub length: u32,
@@ -12,7 +12,7 @@ pub struct Kept {
     pub tables: Vec<Vec<Page>>,
     /// Positions and the slots that hold the state there, ascending; none without state.
     pub states: Vec<(u32, Slot)>,
-    /// Prefixes of which segments were given up, ascending, each with tables of its own.
+    /// Prefixes of which tokens were given up, ascending, each with tables of its own.
     pub shortened: Vec<Shortened>,
 }
 

@@ -83,7 +83,7 @@ impl Memory {
         self.gave_up(id, &keeps, Shares::new(keeps.clone(), Vec::new(), 0));
     }
 
-    const fn pages_of(&self, tokens: u32) -> usize {
+    pub(super) const fn pages_of(&self, tokens: u32) -> usize {
         (tokens as usize).div_ceil(self.page_size)
     }
 }

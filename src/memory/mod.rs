@@ -21,7 +21,7 @@ pub use reuse::{Miss, Reuse};
 pub use slots::SlotPool;
 pub use usage::{Held, PageOwner, Usage};
 
-use crate::policy::{Schedule, Shares};
+use crate::policy::{Keeping, Shares};
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Prefixes};
@@ -83,8 +83,8 @@ struct Sequence {
     shares: Option<Shares>,
     /// Tokens of a prompt whose queries decide which others stay: they are read, whatever is known of them.
     asked: u32,
-    /// How it gives up segments, if it does.
-    segments: Option<Schedule>,
+    /// How it gives up tokens, if it does.
+    keeping: Option<Keeping>,
     /// One table per page store, covering held and reserved tokens.
     tables: Vec<Vec<Page>>,
 }
@@ -144,7 +144,7 @@ pub struct Memory {
     state: State,
     /// What any sequence has read and any may go back to.
     prefixes: Prefixes,
-    /// The same, but segments of it were given up.
+    /// The same, but tokens of it were given up.
     absorbed: Prefixes,
     most_prefixes: usize,
     /// What gave way and was not asked for yet; `None`: nobody will ask.
@@ -199,8 +199,8 @@ impl Memory {
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
         let (tables, held) = (vec![Vec::new(); self.stores.len()], vec![0; self.stores.len()]);
-        let (scope, shares, segments) = (Scope::default(), None, None);
-        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, segments, tables });
+        let (scope, shares, keeping) = (Scope::default(), None, None);
+        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, keeping, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -501,12 +501,12 @@ impl Memory {
     /// A second sequence with the same committed tokens: tables are shared, the slot is copied.
     pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
-        let Sequence { slot: from, scope, committed, held, shares, asked, segments, tables } = self.get(id);
+        let Sequence { slot: from, scope, committed, held, shares, asked, keeping, tables } = self.get(id);
         let work = DeviceWork { copy_slots: vec![(*from, slot)], ..DeviceWork::default() };
-        let (scope, committed, asked, segments, held) = (*scope, *committed, *asked, *segments, held.clone());
+        let (scope, committed, asked, keeping, held) = (*scope, *committed, *asked, *keeping, held.clone());
         let (shares, tables) = (shares.clone(), tables.clone());
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, segments, tables }), work))
+        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, keeping, tables }), work))
     }
 
     /// Committed tokens.
@@ -549,19 +549,6 @@ impl Memory {
             self.drop_a_prefix();
         }
         self.spare.take()
-    }
-
-    /// A live sequence, whose committed tokens `own` are, is about to be emptied: that is told as if a prefix gave way.
-    /// One that has given up tokens itself has no prefix to go on from.
-    pub fn tell_interrupted(&mut self, id: SequenceId, own: &[u32]) {
-        if self.evicted.is_none() || own.is_empty() {
-            return;
-        }
-        let (kept, scope) = (self.kept_of(id, own, own), self.get(id).scope);
-        if let Some(evicted) = self.evicted.as_mut().filter(|_| kept.length as usize == own.len()) {
-            let kept = Kept { shortened: Vec::new(), ..kept };
-            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: kept.length, kept });
-        }
     }
 
     /// Gives up all that can be gone back to, as a failed device may not hold what it should.

@@ -2,6 +2,7 @@
 //! 3.3). Knows tokens and ids, no bytes. Prefixes of one scope are never found in another one.
 
 use super::absorbed::GivenUp;
+use crate::policy::Keeping;
 use kvas_backend::{Page, Slot};
 use std::collections::{HashSet, VecDeque};
 
@@ -13,7 +14,7 @@ pub(super) struct Entry {
     /// One page table per page store, up to its last token.
     pub(super) tables: Vec<Vec<Page>>,
     /// What the tables lack, if they do not hold all of its tokens.
-    pub(super) given_up: Option<GivenUp>,
+    pub(super) given_up: Option<(Keeping, GivenUp)>,
 }
 
 /// Whose prefixes: what was read in one scope is not known in another one.
@@ -98,9 +99,17 @@ impl Prefixes {
     }
 
     /// The longest kept prefix of some tokens that is wanted, and its length.
-    pub(super) fn longest(&self, scope: Scope, tokens: &[u32], wanted: impl Fn(&Entry) -> bool) -> Option<(Node, u32)> {
+    pub(super) fn longest(
+        &self,
+        scope: Scope,
+        tokens: &[u32],
+        wanted: impl Fn(u32, &Entry) -> bool,
+    ) -> Option<(Node, u32)> {
         let (path, _) = self.root(scope).map(|root| self.walk(root, tokens))?;
-        let is_wanted = |node: &Node| self.body(*node).entry.as_ref().is_some_and(&wanted);
+        let is_wanted = |node: &Node| {
+            let body = self.body(*node);
+            body.entry.as_ref().is_some_and(|entry| wanted(body.end, entry))
+        };
         path.into_iter().rev().find(is_wanted).map(|node| (node, self.body(node).end))
     }
 

@@ -1,6 +1,7 @@
 //! The ways in which a sequence holds fewer tokens than it has.
 
-use super::{Bound, Schedule};
+use super::{Bound, Layout, Schedule, Shares};
+use kvas_backend::{Limits, Program};
 
 /// What becomes of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,5 +80,83 @@ impl Keeping {
             Keeping::Budget(bound) => bound.window as u32,
             Keeping::Segments(schedule) => schedule.read_anew(prompt),
         }
+    }
+
+    /// Most tokens of a prompt that may have been given up of every layer by those from whom it is gone on.
+    pub const fn most_given_up(&self, prompt: u32) -> u32 {
+        match self {
+            Keeping::Budget(_) => u32::MAX,
+            Keeping::Segments(schedule) => schedule.given_up(prompt),
+        }
+    }
+
+    /// What has to be the same so that one program goes on from what another one has given up: names and values, by turns.
+    /// None if a device that was prepared for so much holds all tokens.
+    pub fn identity(&self, program: &Program, limits: &Limits) -> Option<String> {
+        match self {
+            Keeping::Budget(bound) => Layout::prepared(program, limits).map(|layout| bound.identity(&layout)),
+            Keeping::Segments(schedule) => program.segments().map(|segments| schedule.identity(segments)),
+        }
+    }
+
+    /// Whether a sequence of so many tokens may hold so many of them in each page store, and have given up the others.
+    pub fn may_hold(&self, (program, limits): (&Program, &Limits), length: u32, held: &[u32], shares: &Shares) -> bool {
+        if held.len() != program.page_stores() || held.iter().any(|held| *held > length) {
+            return false;
+        }
+        match self {
+            Keeping::Budget(bound) => {
+                let bounded: Vec<u32> =
+                    program.bounded_stores().map(|store| held[program.page_ordinal(store)]).collect();
+                let all_held = || held.iter().filter(|held| **held == length).count();
+                Layout::prepared(program, limits).is_some_and(|layout| bound.may_hold(&layout, &bounded, shares))
+                    && all_held() >= held.len() - bounded.len()
+            }
+            Keeping::Segments(schedule) => {
+                let is_alike = |all: &[u32], most: u32| all.iter().all(|one| *one == all[0] && *one <= most);
+                is_alike(held, length)
+                    && shares.stayed.len() == held.len()
+                    && is_alike(&shares.stayed, held[0])
+                    && schedule.may_hold(held[0], length - held[0])
+            }
+        }
+    }
+}
+
+/// What one [`Keeping::identity`] says otherwise than another one, in a line: `window 32, expected 16`.
+pub fn difference(found: &str, expected: &str) -> String {
+    let pairs = |text: &str| -> Vec<(String, String)> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        words.chunks(2).map(|pair| (pair[0].to_string(), pair.get(1).unwrap_or(&"").to_string())).collect()
+    };
+    let (found, expected) = (pairs(found), pairs(expected));
+    let unlike = found.iter().zip(&expected).filter(|(found, expected)| found != expected);
+    let mut said = Vec::new();
+    for ((name, found), (other, expected)) in unlike {
+        said.push(format!("{name} {found}, expected {expected}"));
+        if name != other || name == POLICY {
+            // What follows is of another policy.
+            break;
+        }
+    }
+    said.join(", ")
+}
+
+/// The first name of an identity.
+pub(super) const POLICY: &str = "policy";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_named() {
+        let one = "policy slake budget 64 window 8";
+        assert_eq!(difference(one, one), "");
+        assert_eq!(difference(one, "policy slake budget 64 window 16"), "window 8, expected 16");
+        let both = difference(one, "policy slake budget 72 window 16");
+        assert_eq!(both, "budget 64, expected 72, window 8, expected 16");
+        assert_eq!(difference(one, "policy full"), "policy slake, expected full");
+        assert_eq!(difference("policy edgeinfinite sink 3", one), "policy edgeinfinite, expected slake");
     }
 }

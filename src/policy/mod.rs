@@ -6,11 +6,12 @@ mod segments;
 mod share;
 mod wish;
 
-pub use keeping::{Keeping, PolicyKind};
+pub use keeping::{Keeping, PolicyKind, difference};
 pub use segments::{Absorbing, Progress, Schedule, can_give_up_segments};
 pub use share::water_fill;
 pub use wish::BoundWish;
 
+use keeping::POLICY;
 use kvas_backend::{
     KvType, Limits, Op, Order, Preference, Program, StoreDecl,
     store::{MomentType, PageLayout, Policy, Slake},
@@ -91,6 +92,30 @@ impl Bound {
     pub const fn least_budget(&self, layout: &Layout) -> usize {
         let besides = if self.moments { layout.moment_rows } else { 0 };
         self.least_pages(layout.page_size) * layout.page_size + besides
+    }
+
+    /// What has to be the same so that one program goes on from what another one has given up.
+    fn identity(&self, layout: &Layout) -> String {
+        let Self { budget, window, sinks, score, alpha, beta, gamma, mass_cap, moments } = self;
+        let (name, score) = (PolicyKind::Slake.name(), score.name());
+        let moments = if *moments { layout.moments } else { MomentType::Off }.name();
+        let Layout { page_size, most, window: asked, .. } = layout;
+        format!(
+            "{POLICY} {name} budget {budget} window {window} sinks {sinks} score {score} alpha {alpha} beta {beta} \
+             gamma {gamma} mass-cap {mass_cap} moments {moments} page-size {page_size} most-held {most} most-asked {asked}"
+        )
+    }
+
+    /// Whether layers may hold so many tokens: what they give up next can be given up.
+    fn may_hold(&self, layout: &Layout, held: &[u32], shares: &Shares) -> bool {
+        let Shares { stayed, budgets, rows } = shares;
+        let least = self.least_pages(layout.page_size) * layout.page_size;
+        let is_budget = |budget: &u32| (least..=layout.most).contains(&(*budget as usize));
+        [stayed.len(), budgets.len()] == [held.len(); 2]
+            && held.iter().zip(stayed).all(|(held, stayed)| stayed <= held)
+            && stayed.iter().zip(budgets).all(|(stayed, budget)| stayed <= budget)
+            && budgets.iter().all(is_budget)
+            && *rows <= layout.most
     }
 
     /// What decides which tokens stay, of the last queries or of those since the last eviction.
@@ -205,6 +230,11 @@ impl Shares {
     /// What stayed, budgets, and the tokens of a layer that these were made for.
     pub const fn new(stayed: Vec<u32>, budgets: Vec<u32>, rows: usize) -> Self {
         Self { stayed, budgets, rows }
+    }
+
+    /// The tokens of a layer that budgets were made for.
+    pub const fn rows(&self) -> usize {
+        self.rows
     }
 }
 

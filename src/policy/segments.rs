@@ -1,7 +1,7 @@
 //! When a sequence gives up a segment (ALGORITHMS 4.3): `sink | segments | residual | window`, of which it holds all but
 //! the segments.
 
-use super::PolicyKind;
+use super::{PolicyKind, keeping::POLICY};
 use kvas_backend::{
     Program, StoreDecl,
     store::{PageLayout, Positions, SegmentMemory, Segments},
@@ -74,7 +74,8 @@ impl Schedule {
         };
         let (name, absorbing) = (PolicyKind::EdgeInfinite.name(), absorbing.name());
         format!(
-            "{name} sink {sink} window {window} segment {segment} {absorbing} positions {positions} memory {memory}"
+            "{POLICY} {name} sink {sink} window {window} segment {segment} absorb {absorbing} positions {positions} \
+             memory {memory}"
         )
     }
 

@@ -311,7 +311,8 @@ impl Repl {
         if path.is_empty() {
             return Err("/load wants a file name".into());
         }
-        self.chat.load(Path::new(path), &self.settings.model)?;
+        let note = self.chat.load(Path::new(path), &self.settings.model)?;
+        note.into_iter().for_each(|note| self.note(&note));
         Ok(format!("{} messages read from {path}", self.chat.messages().len()))
     }
 

@@ -1,7 +1,7 @@
 //! The header of a session file: what sections there are, how long they are, and their checksums.
 
 use super::ModelId;
-use crate::memory::GivenUp;
+use crate::{memory::GivenUp, policy::Shares};
 use kvas_backend::{KvType, Program};
 use kvas_gguf::Quant;
 use serde_json::{Map, Value, json};
@@ -52,6 +52,13 @@ impl Layout {
     pub fn with_shortened(self, program: &Program, policy: String, prefixes: Vec<(u32, GivenUp)>) -> Self {
         let elements = program.given_up_elements();
         Self { shortened: Some(ShortenedLayout { policy, prefixes, elements }), ..self }
+    }
+
+    /// How tokens of its last prefix were given up, and how many of every layer, if any were.
+    pub(super) fn given_up(&self) -> Option<(&str, u32)> {
+        let shortened = self.shortened.as_ref()?;
+        let (length, given_up) = shortened.prefixes.last()?;
+        Some((&shortened.policy, given_up.tokens(*length)))
     }
 
     /// About the bytes of a file of so many tokens: all but its header.
@@ -106,16 +113,13 @@ pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> V
         all.push(Section::new(format!("state.{position}"), ("F32", 4), vec![layout.state_elements]));
     }
     let shortened = layout.shortened.iter().flat_map(|shortened| {
-        shortened.prefixes.iter().map(|(length, given_up)| (*length, *given_up, shortened.elements))
+        shortened.prefixes.iter().map(|(length, given_up)| (*length, given_up, shortened.elements))
     });
     for (length, given_up, elements) in shortened {
-        let held = (length - given_up.tokens) as usize;
-        let stores = layout.columns.iter().enumerate();
-        all.extend(
-            stores.map(|(store, columns)| {
-                Section::new(format!("shortened.{length}.kv.{store}"), kv, vec![held, *columns])
-            }),
-        );
+        let stores = layout.columns.iter().zip(&given_up.held).enumerate();
+        all.extend(stores.map(|(store, (columns, held))| {
+            Section::new(format!("shortened.{length}.kv.{store}"), kv, vec![*held as usize, *columns])
+        }));
         let parts = [("state", layout.state_elements), ("memory", elements)];
         all.extend(
             parts
@@ -136,8 +140,8 @@ pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sectio
     metadata.insert("kvas_session".into(), json!(VERSIONS[usize::from(shortened.is_some())]));
     if let Some(ShortenedLayout { policy, prefixes, .. }) = shortened {
         metadata.insert(POLICY.into(), json!(policy));
-        for (length, GivenUp { tokens, stayed }) in prefixes {
-            metadata.insert(shortened_key(*length), json!(format!("{tokens} {stayed}")));
+        for (length, given_up) in prefixes {
+            metadata.insert(shortened_key(*length), json!(given_up_text(given_up)));
         }
     }
     metadata.insert("model".into(), json!(model.name));
@@ -163,9 +167,29 @@ pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sectio
 /// The metadata key of how tokens were given up.
 pub(super) const POLICY: &str = "policy";
 
-/// The metadata key of how many tokens of a prefix were given up, and how many stayed then.
+/// The metadata key of how many tokens of a prefix are held.
 pub(super) fn shortened_key(length: u32) -> String {
     format!("shortened.{length}")
+}
+
+/// What it says: by layer the tokens that are held, those that stayed when tokens were given up last, and what may be held;
+/// and what that was made for.
+pub(super) const GIVEN_UP: &str = "HELD,…;STAYED,…;BUDGETS,…;ROWS";
+
+fn given_up_text(GivenUp { held, shares }: &GivenUp) -> String {
+    let list = |all: &[u32]| all.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    format!("{};{};{};{}", list(held), list(&shares.stayed), list(&shares.budgets), shares.rows())
+}
+
+/// The opposite.
+pub(super) fn given_up_of(text: &str) -> Option<GivenUp> {
+    let list = |text: &str| -> Option<Vec<u32>> {
+        text.split(',').filter(|_| !text.is_empty()).map(|number| number.parse().ok()).collect()
+    };
+    let parts: Vec<&str> = text.split(';').collect();
+    let [held, stayed, budgets, rows] = parts[..] else { return None };
+    let shares = Shares::new(list(stayed)?, list(budgets)?, rows.parse().ok()?);
+    Some(GivenUp { held: list(held)?, shares })
 }
 
 /// The metadata key of a section's checksum.

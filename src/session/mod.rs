@@ -14,7 +14,7 @@ mod write;
 pub use error::SessionError;
 pub use header::Layout;
 pub use model::ModelId;
-pub use shelf::{Shelf, Shelved};
+pub use shelf::{Shelf, Shelved, Wanted};
 pub use write::{OpenWriter, Writer, Written};
 
 use header::{HEADER, VERSIONS, checksum_key};

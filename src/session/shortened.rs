@@ -3,10 +3,10 @@
 
 use super::{
     Array, Fault, Sections, Session, SessionError, fault,
-    header::{self, POLICY, shortened_key},
+    header::{self, GIVEN_UP, POLICY, given_up_of, shortened_key},
 };
-use crate::memory::GivenUp;
-use kvas_backend::Program;
+use crate::{memory::GivenUp, policy::Keeping};
+use kvas_backend::{Claim, Program, Remembered, StoreDecl};
 use std::{collections::BTreeMap, ops::Range};
 
 /// What there is of such a prefix.
@@ -22,14 +22,19 @@ pub(super) struct Shortened {
 }
 
 impl Session {
-    /// The prefixes of which tokens were given up by this policy, ascending; none if they were given up in another way.
-    pub fn shortened(&self, policy: &str) -> impl Iterator<Item = (u32, GivenUp)> {
-        let all = self.shortened.iter().filter(move |_| self.policy == policy);
-        all.map(|(length, shortened)| (*length, shortened.given_up))
+    /// How tokens of prefixes were given up, if there are such prefixes ([`Keeping::identity`]).
+    pub fn policy(&self) -> Option<&str> {
+        (!self.shortened.is_empty()).then_some(self.policy.as_str())
     }
 
-    /// Refuses prefixes of which tokens were given up whose sizes are not those of the model's program.
-    pub fn check_shortened(&self, program: &Program) -> Result<(), SessionError> {
+    /// The prefixes of which tokens were given up, ascending.
+    pub fn shortened(&self) -> impl Iterator<Item = (u32, &GivenUp)> {
+        self.shortened.iter().map(|(length, shortened)| (*length, &shortened.given_up))
+    }
+
+    /// Refuses prefixes of which tokens were given up, in a way that is that of the program, whose sizes are not those of
+    /// the program, or of which something is remembered that cannot be.
+    pub fn check_shortened(&self, program: &Program, keeping: &Keeping) -> Result<(), SessionError> {
         let columns = header::columns(program);
         let elements = |array: &Option<Array>| array.as_ref().map_or(0, |array| array.shape[1]);
         for (length, Shortened { kv, state, memory, .. }) in &self.shortened {
@@ -46,6 +51,31 @@ impl Session {
                 if elements(array) != expected {
                     return fail(part, format!("{} values, expected {expected}", elements(array)));
                 }
+            }
+            self.check_remembered(program, keeping, *length).or_else(|what| fail("memory", what))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses in one line what cannot be remembered of layers that have given up tokens head by head.
+    fn check_remembered(&self, program: &Program, keeping: &Keeping, length: u32) -> Result<(), String> {
+        let (Shortened { given_up, memory: Some(memory), .. }, Some(bound)) =
+            (&self.shortened[&length], keeping.budget())
+        else {
+            return Ok(());
+        };
+        let mut values = Vec::new();
+        self.convert(memory, 0, memory.shape[1], &mut values);
+        let mut rest = &values[..];
+        let mut stayed = given_up.shares.stayed.iter();
+        let mut held = given_up.held.iter();
+        for store in &program.stores {
+            let own = rest.split_off(..store.given_up_elements()).expect("as many as the program says");
+            let StoreDecl::Pages(pages) = store else { continue };
+            let held = *held.next().expect("as many as the program says");
+            if let Some(layer) = Remembered::of(pages) {
+                let stayed = *stayed.next().expect("as many as the program says");
+                layer.check(own, Claim { length, held, stayed, absorbed: bound.moments })?;
             }
         }
         Ok(())
@@ -98,11 +128,8 @@ impl Sections {
     fn given_up(&self, length: u32) -> Result<GivenUp, Fault> {
         let key = shortened_key(length);
         let text = self.text(&key)?;
-        let numbers = text.split_once(' ').map(|(tokens, stayed)| (tokens.parse(), stayed.parse()));
-        match numbers {
-            Some((Ok(tokens), Ok(stayed))) => Ok(GivenUp { tokens, stayed }),
-            _ => fault(header::HEADER, format!("{key} is {text}, expected two numbers of tokens")),
-        }
+        let wrong = || (header::HEADER.to_string(), format!("{key} is {text}, expected {GIVEN_UP}"));
+        given_up_of(text).ok_or_else(wrong)
     }
 }
 
@@ -110,16 +137,16 @@ impl Sections {
 pub(super) fn check(session: &Session) -> Result<(), Fault> {
     for (length, Shortened { given_up, kv, state, memory }) in &session.shortened {
         let (name, tokens) = (shortened_key(*length), session.tokens.len());
-        let GivenUp { tokens: gone, stayed } = *given_up;
-        let held = length.saturating_sub(gone);
-        if *length as usize > tokens || gone == 0 || gone >= *length || stayed > held {
-            let what = format!("{gone} given up and {stayed} stayed, expected 1 or more, and some, of {tokens} tokens");
-            return fault(&name, what);
+        let held = &given_up.held;
+        let is_shorter = held.iter().any(|held| held < length) && held.iter().all(|held| held <= length);
+        if *length as usize > tokens || !is_shorter || held.len() != kv.len() {
+            return fault(&name, format!("{held:?} held, expected fewer than {length}, of {tokens} tokens, by layer"));
         }
         if !kv.keys().eq(session.kv.keys()) {
             return fault(&format!("{name}.kv"), format!("layers {:?}, expected {:?}", kv.keys(), session.kv.keys()));
         }
-        if let Some((store, kv)) = kv.iter().find(|(_, kv)| kv.shape[0] != held as usize) {
+        let rows = kv.iter().zip(held);
+        if let Some(((store, kv), held)) = rows.into_iter().find(|((_, kv), held)| kv.shape[0] != **held as usize) {
             return fault(&format!("{name}.kv.{store}"), format!("{} rows, expected {held}", kv.shape[0]));
         }
         if state.iter().chain(memory).any(|array| array.shape[0] != 1) {

@@ -1,7 +1,7 @@
 //! Session files: what is written is read, and nothing else is.
 
 use super::{header::ShortenedLayout, *};
-use crate::memory::GivenUp;
+use crate::{memory::GivenUp, policy::Shares};
 use kvas_backend::KvType;
 use std::path::PathBuf;
 
@@ -10,9 +10,13 @@ fn model(fingerprint: &str) -> ModelId {
 }
 
 fn layout() -> Layout {
-    let prefixes = vec![(4, GivenUp { tokens: 2, stayed: 1 }), (6, GivenUp { tokens: 5, stayed: 1 })];
+    let prefixes = vec![(4, given_up([2, 3])), (6, given_up([1, 6]))];
     let shortened = Some(ShortenedLayout { policy: "some".into(), prefixes, elements: 3 });
     Layout { kv_type: KvType::F16, rows: 5, columns: vec![3, 2], positions: vec![2, 5], state_elements: 4, shortened }
+}
+
+fn given_up(held: [u32; 2]) -> GivenUp {
+    GivenUp { held: held.to_vec(), shares: Shares::new(vec![1, 0], vec![5, 6], 4) }
 }
 
 const TOKENS: [u32; 6] = [7, 1, 300, 2, 70000, 9];
@@ -32,10 +36,10 @@ fn write(path: &Path) {
     open.write(&rows[..10]).unwrap();
     open.write(&[1.5, -2.0, 0.1, 1e-20]).unwrap();
     open.write(&[2.5, 3.0, 4.0, 5.0]).unwrap();
-    for rows in [2, 1] {
-        open.write(&[0.5; 6][..3 * rows]).unwrap();
-        open.write(&[7.0, 8.0, 9.0, 10.0][..2 * rows]).unwrap();
-        open.write(&[-1.0, -2.0, -3.0, rows as f32]).unwrap();
+    for (first, second) in [(2, 3), (1, 6)] {
+        open.write(&[0.5; 6][..3 * first]).unwrap();
+        open.write(&(7..19).map(|i| i as f32).collect::<Vec<_>>()[..2 * second]).unwrap();
+        open.write(&[-1.0, -2.0, -3.0, first as f32]).unwrap();
         open.write(&[0.1, 1e-30, f32::from_bits(0x7fc1_2345)]).unwrap();
     }
     let Written::File(bytes) = open.finish().unwrap() else { panic!("a file was begun") };
@@ -60,11 +64,11 @@ fn what_is_written_is_read() {
     assert_eq!(values, [1.0, 1.5, 2.0, 2.5]);
     session.state(2, &mut values);
     assert_eq!(values, [1.5, -2.0, 0.1, 1e-20]);
-    assert_eq!(session.shortened("other").count(), 0);
-    let shortened: Vec<_> = session.shortened("some").collect();
-    assert_eq!(shortened, [(4, GivenUp { tokens: 2, stayed: 1 }), (6, GivenUp { tokens: 5, stayed: 1 })]);
+    assert_eq!(session.policy(), Some("some"));
+    let shortened: Vec<_> = session.shortened().map(|(length, given_up)| (length, given_up.clone())).collect();
+    assert_eq!(shortened, [(4, given_up([2, 3])), (6, given_up([1, 6]))]);
     session.shortened_rows((4, 1), 1, 9, &mut values);
-    assert_eq!(values, [9.0, 10.0]);
+    assert_eq!(values, [9.0, 10.0, 11.0, 12.0]);
     let mut memory = Vec::new();
     session.shortened_slot(6, [&mut values, &mut memory]);
     assert_eq!(values, [-1.0, -2.0, -3.0, 1.0]);
@@ -125,12 +129,13 @@ fn sections_that_do_not_belong_together_are_refused() {
             ("\"kvas_session\":\"2\"", "\"kvas_session\":\"1\""),
             "section shortened.4.kv.0: expected no such section here",
         ),
-        (("\"2 1\"", "\"2 3\""), "section shortened.4: 2 given up and 3 stayed, expected "),
-        (("\"2 1\"", "\"0 1\""), "section shortened.4: 0 given up and 1 stayed, expected "),
-        (("\"2 1\"", "\"4 0\""), "section shortened.4: 4 given up and 0 stayed, expected "),
-        (("\"2 1\"", "\"3 1\""), "section shortened.4.kv.0: 2 rows, expected 1"),
-        (("\"2 1\"", "\"2\""), "section header: shortened.4 is 2, expected two numbers of tokens"),
-        (("shortened.6", "shortened.7"), "section shortened.7: 5 given up and 1 stayed, expected "),
+        (("\"2,3;", "\"2,5;"), "section shortened.4: [2, 5] held, expected fewer than 4, of 6 tokens"),
+        (("\"2,3;", "\"4,4;"), "section shortened.4: [4, 4] held, expected fewer than 4, of 6 tokens"),
+        (("\"2,3;", "\"2;"), "section shortened.4: [2] held, expected "),
+        (("\"2,3;", "\"1,3;"), "section shortened.4.kv.0: 2 rows, expected 1"),
+        (("\"2,3;", "\"2,x;"), "section header: shortened.4 is 2,x;1,0;5,6;4, expected HELD"),
+        (("\"2,3;1,0;", "\"2,3;"), "section header: shortened.4 is 2,3;5,6;4, expected HELD"),
+        (("shortened.6", "shortened.7"), "section shortened.7: [1, 6] held, expected "),
         (("shortened.6.kv.1", "shortened.6.kv.2"), "section shortened.6.kv: layers [0, 2], expected [0, 1]"),
         (("shortened.4.state", "shortened.4.other"), "section shortened.4.other: expected no such section here"),
         (("\"policy\"", "\"polity\""), "section header: policy is missing"),

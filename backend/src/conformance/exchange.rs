@@ -42,7 +42,7 @@ fn save(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>]) -> R
         backend.save_slot(at, context, &mut slot)?;
         assert_eq!(slot.len(), case.program.slot_elements(), "{}: values of a slot", case.name);
         if held < context {
-            backend.save_given_up(at, &mut given_up)?;
+            backend.save_given_up(at, context, &mut given_up)?;
             assert_eq!(given_up.len(), case.program.given_up_elements(), "{}: what was given up", case.name);
         }
         for (store, table) in page_stores(case).into_iter().zip(tables) {
@@ -130,7 +130,7 @@ fn all_of(backend: &mut dyn Backend, slot: Slot, sequence: &Sequence<'_>) -> Res
     let mut all = [const { Vec::new() }; 2];
     backend.save_slot(slot, sequence.context, &mut all[0])?;
     if sequence.held < sequence.context {
-        backend.save_given_up(slot, &mut all[1])?;
+        backend.save_given_up(slot, sequence.context, &mut all[1])?;
     }
     Ok(all)
 }

@@ -167,7 +167,9 @@ impl Backend for Reference {
             })
             .collect();
         let slake = |store: &StoreDecl| match store {
-            StoreDecl::Pages(pages) if pages.policy.slake().is_some() => vec![SlakeSlot::new(pages); limits.slots],
+            StoreDecl::Pages(pages) if pages.policy.slake().is_some() => {
+                vec![SlakeSlot::new(pages); limits.all_slots()]
+            }
             StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => Vec::new(),
         };
         self.slake = program.stores.iter().map(slake).collect();
@@ -326,13 +328,13 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn save_given_up(&mut self, slot: Slot, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.save_memory(slot, out);
+    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.save_remembered((slot, position), out);
         Ok(())
     }
 
     fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
-        self.load_memory((slot, tokens as usize), values);
+        self.load_remembered((slot, tokens), values);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use super::{
     sigmoid,
 };
 use crate::{
-    Eviction, Holding, Op, Rope, Slot, Store, StoreDecl, op,
+    Eviction, Holding, Op, Rope, Slot, Store, op,
     store::{PagesDecl, Positions, SegmentMemory},
 };
 
@@ -55,6 +55,22 @@ impl MemorySlot {
             found.iter_mut().zip(row).for_each(|(found, sum)| *found += x * sum);
         }
         found.iter().map(|found| (found / f64::max(total, 1e-10)) as f32).collect()
+    }
+}
+
+impl MemorySlot {
+    /// Appends its values, `elements` of them: zeros where nothing was absorbed.
+    pub(super) fn save(&self, elements: usize, out: &mut Vec<f32>) {
+        let end = out.len() + elements;
+        out.extend(self.matrix.iter().chain(&self.norm).map(|x| *x as f32));
+        out.resize(end, 0.0);
+    }
+
+    /// The opposite, for so many tokens that were absorbed.
+    pub(super) fn load(&mut self, decl: &PagesDecl, tokens: u32, values: &[f32]) {
+        let values: Vec<f64> = values.iter().map(|x| f64::from(*x)).collect();
+        let (matrix, norm) = values.split_at(decl.kv_heads * decl.key_dim * decl.value_dim);
+        *self = Self { tokens: tokens as usize, matrix: matrix.to_vec(), norm: norm.to_vec() };
     }
 }
 
@@ -127,33 +143,6 @@ impl Reference {
                 turn(&mut to[keys.clone()], rope, frequencies, (-(gone as f64), 1.0));
                 kv_type.round(&mut to[keys]);
             }
-        }
-    }
-
-    /// Appends the memories of a slot, layer by layer; zeros where nothing was absorbed.
-    pub(super) fn save_memory(&self, slot: Slot, out: &mut Vec<f32>) {
-        let program = self.program();
-        for (decl, slots) in program.stores.iter().zip(&self.memories) {
-            let before = out.len();
-            if let Some(memory) = slots.get(slot.0 as usize).filter(|_| decl.given_up_elements() > 0) {
-                out.extend(memory.matrix.iter().chain(&memory.norm).map(|x| *x as f32));
-            }
-            out.resize(before + decl.given_up_elements(), 0.0);
-        }
-    }
-
-    /// The opposite, for so many tokens that were absorbed.
-    pub(super) fn load_memory(&mut self, (slot, tokens): (Slot, usize), mut values: &[f32]) {
-        let program = self.program.clone().expect("prepared");
-        for (decl, slots) in program.stores.iter().zip(&mut self.memories) {
-            let StoreDecl::Pages(pages) = decl else { continue };
-            let own = values.split_off(..decl.given_up_elements()).expect("as many values as the slot remembers");
-            if own.is_empty() {
-                continue;
-            }
-            let own: Vec<f64> = own.iter().map(|x| f64::from(*x)).collect();
-            let (matrix, norm) = own.split_at(pages.kv_heads * pages.key_dim * pages.value_dim);
-            slots[slot.0 as usize] = MemorySlot { tokens, matrix: matrix.to_vec(), norm: norm.to_vec() };
         }
     }
 

@@ -3,8 +3,8 @@
 
 use super::{Data, Reference, dot, rope_store::row_at};
 use crate::{
-    Eviction, Holding, Order, Page, Preference, Slot, Span, Store,
-    store::{PagesDecl, Slake},
+    Eviction, Holding, Marks, Order, Page, Preference, Remembered, RememberedParts, Slot, Span, Store, StoreDecl,
+    store::{MomentType, PagesDecl, Slake},
 };
 
 /// Added to weights before their logarithm is taken.
@@ -46,6 +46,26 @@ impl Moments {
     }
 }
 
+impl Moments {
+    /// Means and variances, and the covariance, each in one piece.
+    fn save(&self, vectors: &mut Vec<f32>, covariances: &mut Vec<f32>) {
+        let of_one = |sum: &f64| (sum / self.count.max(1.0)) as f32;
+        vectors.extend(self.key.iter().map(|x| *x as f32));
+        vectors.extend(self.squares.iter().map(of_one));
+        vectors.extend(self.value.iter().map(|x| *x as f32));
+        covariances.extend(self.products.iter().map(of_one));
+    }
+
+    /// The opposite, of so many tokens.
+    fn load(decl: &PagesDecl, count: f64, (vectors, covariance): (&[f32], &[f32])) -> Self {
+        let all = |values: &[f32], times: f64| values.iter().map(|x| f64::from(*x) * times).collect();
+        let (key, rest) = vectors.split_at(decl.key_dim);
+        let (squares, value) = rest.split_at(decl.key_dim);
+        let (squares, products) = (all(squares, count), all(covariance, count));
+        Self { count, key: all(key, 1.0), value: all(value, 1.0), squares, products }
+    }
+}
+
 /// One more part of a context: the score that its weights are relative to, their sum, and the sum of its values.
 pub(super) struct Part {
     pub(super) most: f64,
@@ -81,6 +101,57 @@ impl SlakeSlot {
             mass_cap: 0.0,
             queries: Vec::new(),
         }
+    }
+
+    /// Appends what is remembered after `position` tokens.
+    fn save(&self, decl: &PagesDecl, position: u32, out: &mut Vec<f32>) {
+        let layer = Remembered::of(decl).expect("a store that gives up tokens");
+        let slake = decl.policy.slake().expect("a store that gives up tokens");
+        let (count, mass_cap) = (self.moments[0].count as f32, self.mass_cap as f32);
+        let asked = self.queries.first().zip(self.queries.last());
+        let asked = asked.map_or((0, 0), |((first, _), (last, _))| (*first, *last + 1));
+        let (bounded, stayed, since) = (self.bounded, self.stayed(), self.since);
+        let marks = Marks { bounded, stayed, since, asked, count, mass_cap };
+        let padded = |all: Vec<f32>| {
+            let mut all = all;
+            all.resize(slake.capacity, 0.0);
+            all
+        };
+        let bits = |positions: &Vec<u32>| positions.iter().map(|position| f32::from_bits(*position)).collect();
+        let positions: Vec<f32> = self.stayed.iter().flat_map(|stayed| padded(bits(stayed))).collect();
+        let scores: Vec<f32> = self.scores.iter().flat_map(|scores| padded(scores.clone())).collect();
+        let [mut vectors, mut covariances] = [const { Vec::new() }; 2];
+        if slake.moments != MomentType::Off {
+            self.moments.iter().for_each(|moments| moments.save(&mut vectors, &mut covariances));
+        }
+        let columns = slake.heads * decl.key_dim;
+        let mut queries = vec![0.0; slake.window * columns];
+        for (position, query) in &self.queries {
+            queries[*position as usize % slake.window * columns..][..columns].copy_from_slice(query);
+        }
+        let [positions, scores, vectors] = [&positions, &scores, &vectors];
+        let parts = RememberedParts { positions, scores, vectors, covariances: &covariances, queries: &queries };
+        layer.join((&marks, position), &parts, out);
+    }
+
+    /// The opposite.
+    fn load(&mut self, decl: &PagesDecl, values: &[f32]) {
+        let slake = decl.policy.slake().expect("a store that gives up tokens");
+        let (marks, parts) = Remembered::of(decl).expect("a store that gives up tokens").split(values);
+        *self = Self::new(decl);
+        (self.bounded, self.since, self.mass_cap) = (marks.bounded, marks.since, f64::from(marks.mass_cap));
+        for (head, positions) in parts.positions.chunks_exact(slake.capacity).enumerate() {
+            self.stayed[head] = positions[..marks.stayed].iter().map(|position| position.to_bits()).collect();
+            self.scores[head] = parts.scores[head * slake.capacity..][..slake.capacity].to_vec();
+        }
+        let vectors = parts.vectors.chunks_exact(2 * decl.key_dim + decl.value_dim);
+        let moments = vectors.zip(parts.covariances.chunks_exact(decl.key_dim * decl.value_dim));
+        for (moments, values) in self.moments.iter_mut().zip(moments).filter(|_| marks.count > 0.0) {
+            *moments = Moments::load(decl, f64::from(marks.count), values);
+        }
+        let columns = slake.heads * decl.key_dim;
+        let query = |position: u32| parts.queries[position as usize % slake.window * columns..][..columns].to_vec();
+        self.queries = marks.asked().map(|position| (position, query(position))).collect();
     }
 
     fn stayed(&self) -> usize {
@@ -397,15 +468,40 @@ impl Reference {
 
     /// The slot holds all of its tokens again, or what another one holds.
     pub(super) fn reset(&mut self, slot: Slot, from: Option<Slot>) {
-        let program = self.program.clone().expect("prepared");
+        let (program, live) = (self.program.clone().expect("prepared"), self.limits().slots as u32);
         for store in program.bounded_stores() {
             let slots = &mut self.slake[store.0 as usize];
             let fresh = || SlakeSlot::new(program.pages(store));
-            let value = from.and_then(|from| slots.get(from.0 as usize).cloned()).unwrap_or_else(fresh);
-            // Snapshots hold all of their tokens.
-            if let Some(slot) = slots.get_mut(slot.0 as usize) {
-                *slot = value;
-            }
+            // Of one that holds all of its tokens a snapshot remembers nothing.
+            let lasts = |from: Slot, value: &SlakeSlot| value.bounded || (from.0 < live && slot.0 < live);
+            let value = from.and_then(|from| Some(slots[from.0 as usize].clone()).filter(|value| lasts(from, value)));
+            let value = value.unwrap_or_else(fresh);
+            slots[slot.0 as usize] = value;
+        }
+    }
+
+    /// Appends what a slot remembers of what was given up, layer by layer.
+    pub(super) fn save_remembered(&self, (slot, position): (Slot, u32), out: &mut Vec<f32>) {
+        let stores = self.program().stores.iter().zip(&self.slake).zip(&self.memories);
+        for ((decl, slake), memories) in stores {
+            let (StoreDecl::Pages(pages), at) = (decl, slot.0 as usize) else { continue };
+            slake.get(at).into_iter().for_each(|slot| slot.save(pages, position, out));
+            memories.get(at).into_iter().for_each(|memory| memory.save(pages.given_up_elements(), out));
+        }
+    }
+
+    /// The opposite, for so many tokens that were given up.
+    pub(super) fn load_remembered(&mut self, (slot, tokens): (Slot, u32), mut values: &[f32]) {
+        let program = self.program.clone().expect("prepared");
+        for ((decl, slake), memories) in program.stores.iter().zip(&mut self.slake).zip(&mut self.memories) {
+            let (StoreDecl::Pages(pages), at) = (decl, slot.0 as usize) else { continue };
+            let own = values.split_off(..pages.given_up_elements()).expect("as many values as the slot remembers");
+            slake.get_mut(at).into_iter().for_each(|slot| slot.load(pages, own));
+            memories
+                .get_mut(at)
+                .filter(|_| !own.is_empty())
+                .into_iter()
+                .for_each(|memory| memory.load(pages, tokens, own));
         }
     }
 }

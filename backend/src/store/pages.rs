@@ -59,18 +59,11 @@ impl PagesDecl {
         self.head_bytes(kv_type).saturating_mul(self.kv_heads).saturating_mul(page_size)
     }
 
-    /// Bytes that a slot takes in this store so that tokens can be given up.
-    pub const fn policy_bytes(&self) -> usize {
-        match &self.policy {
-            Policy::Full | Policy::Segments(_) => 0,
-            Policy::Slake(slake) => slake.bytes(self.kv_heads, self.key_dim, self.value_dim),
-        }
-    }
-
-    /// Bytes that every slot, one of a snapshot too, takes for the memory of segments.
+    /// Bytes that every slot, one of a snapshot too, takes in this store so that tokens can be given up.
     pub const fn memory_bytes(&self) -> usize {
         match &self.policy {
-            Policy::Full | Policy::Slake(_) => 0,
+            Policy::Full => 0,
+            Policy::Slake(slake) => slake.bytes(self.kv_heads, self.key_dim, self.value_dim),
             Policy::Segments(segments) => segments.bytes(self.kv_heads, self.key_dim, self.value_dim),
         }
     }

@@ -80,7 +80,7 @@ impl Segments {
     }
 }
 
-/// What a slot that steps may name remembers of a layer besides its pages, so that tokens can be given up: the last
+/// What a slot, one of a snapshot too, remembers of a layer besides its pages, so that tokens can be given up: the last
 /// queries, which say what is read; of the tokens it holds, position and score by KV head; and the sum of those that it
 /// gave up. Nothing of it is used before [`crate::Backend::evict`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

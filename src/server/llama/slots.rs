@@ -147,7 +147,9 @@ async fn restore(
         let session = Session::open(&path).map_err(|error| fail(error.to_string()))?;
         session.check_model(&model).map_err(|error| fail(error.to_string()))?;
         let tokens = session.tokens().to_vec();
-        engine.load(Arc::new(session), scope).map_err(fail)?;
+        if let Some(note) = engine.load(Arc::new(session), scope).map_err(fail)? {
+            tracing::warn!("{shown}: {note}");
+        }
         Ok(tokens)
     };
     let tokens = served.ask_engine(read).await.map_err(|error| ApiError::bad(error.message))?;
