@@ -4,6 +4,11 @@ use super::*;
 use kvas_backend::conformance::{self, Make};
 
 fn check(isa: Isa) {
+    check_every(1, isa);
+}
+
+/// Every `stride`th case.
+fn check_every(stride: usize, isa: Isa) {
     if !isa.available() {
         return eprintln!("skipped: this processor has no {}", isa.name());
     }
@@ -14,7 +19,7 @@ fn check(isa: Isa) {
         let bound = if two_parts { tolerance::TWO_PARTS } else { 0.0 };
         Case { bound: case.bound.max(bound), ..case.clone() }
     };
-    pass(conformance::cases().iter().map(|case| conformance::run(&rounded(case), &[one, three])));
+    pass(conformance::cases().iter().step_by(stride).map(|case| conformance::run(&rounded(case), &[one, three])));
 }
 
 fn pass(outcomes: impl Iterator<Item = conformance::Outcome>) {
@@ -49,6 +54,27 @@ fn a_snapshot_is_what_it_was_copied_from_and_goes_on_in_any_slot() {
 #[test]
 fn scalar_agrees_with_the_reference() {
     check(Isa::Scalar);
+}
+
+#[test]
+fn neon_agrees_with_the_reference() {
+    check(Isa::Neon);
+}
+
+#[test]
+fn dotprod_agrees_with_the_reference() {
+    check(Isa::Dotprod);
+}
+
+#[test]
+fn i8mm_agrees_with_the_reference() {
+    check(Isa::I8mm);
+}
+
+/// For an emulator, on which all cases take many minutes.
+#[test]
+fn some_cases_agree_on_arm() {
+    check_every(19, Isa::I8mm);
 }
 
 #[test]
@@ -406,7 +432,7 @@ fn what_cannot_be_prepared_is_said() {
     assert_eq!(prepare(Cpu::new(1), &mut good, limits), Ok(()));
     let unknown = Cpu { threads: 1, isa: named("sse9"), repacks: true, machine: None };
     let error = prepare(unknown, &mut good, limits).unwrap_err();
-    assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, avx2, avx512, amx");
+    assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, neon, dotprod, i8mm, avx2, avx512, amx");
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
         let error = prepare(Cpu::with_isa(1, isa), &mut good, limits).unwrap_err();
         assert_eq!(error, format!("cpu: this processor has no {}", isa.name()));

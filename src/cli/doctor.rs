@@ -51,10 +51,14 @@ impl Report {
             }
         }
         let without = match Isa::best() {
-            Isa::Scalar => "AVX2: everything is computed number by number, many times slower",
+            Isa::Scalar => "AVX2 or NEON: everything is computed number by number, many times slower",
+            Isa::Neon => "dot products of bytes (dotprod): products with weights of block formats take longer",
+            Isa::Dotprod => {
+                "products of matrices of bytes (i8mm): prompts and many sequences take longer; one sequence does not"
+            }
             Isa::Avx2 => "AVX-512: prompts and tokens of several sequences take longer; one sequence hardly does",
             Isa::Avx512 => "AMX: prompts and many sequences take longer; one sequence hardly does",
-            Isa::Amx => return,
+            Isa::I8mm | Isa::Amx => return,
         };
         self.missing.push(without.into());
     }

@@ -33,7 +33,7 @@ impl PanelTimes<'_> {
     pub(crate) fn run<L: Layout>(self, proof: Proof) {
         match proof.tiles().filter(|_| self.count >= SIDE) {
             Some(tiles) => tiles.run(LaidOut::<L>(self, PhantomData)),
-            None => proof.run(LaidOut::<L>(self, PhantomData)),
+            None => proof.run_products(LaidOut::<L>(self, PhantomData)),
         }
     }
 

@@ -234,22 +234,13 @@ fn add_block<L: Layout, P: Panels, const R: usize>(
     sums: &mut [P::Floats; R],
 ) {
     let x = Record::<R>(x);
-    let parts = if L::HALVES { 2 } else { 1 };
-    for part in 0..parts {
-        let mut chains = [p.integers(0); R];
-        for r in 0..R {
-            let sum = if L::HALVES { x.half(part, r) } else { x.half(0, r) + x.half(1, r) };
-            chains[r] = start::<L, P>(p, sum);
-        }
-        for i in 8 / parts * part..8 / parts * (part + 1) {
-            for r in 0..R {
-                chains[r] = dot::<L, P>(p, chains[r], codes[i], x.four(i, r));
-            }
-        }
-        for r in 0..R {
-            let scale = p.times(scales[part], p.every(x.scale(r)));
-            sums[r] = p.times_plus(p.to_floats(chains[r]), scale, sums[r]);
-        }
+    if L::HALVES {
+        // Not a loop: its number would be one of vectors, which then lie in memory.
+        let [first, second] = codes.as_chunks().0.first_chunk().expect("eight fours");
+        add_part::<L, P, R, 4>(p, (first, 0), scales[0], x, sums);
+        add_part::<L, P, R, 4>(p, (second, 1), scales[1], x, sums);
+    } else {
+        add_part::<L, P, R, 8>(p, (codes, 0), scales[0], x, sums);
     }
     if L::MINIMUMS {
         for r in 0..R {
@@ -258,17 +249,36 @@ fn add_block<L: Layout, P: Panels, const R: usize>(
     }
 }
 
+/// [`add_block`] of `N` fours, all of them or those of half `part`, that have a scale of their own.
+#[inline(always)]
+fn add_part<L: Layout, P: Panels, const R: usize, const N: usize>(
+    p: P,
+    (codes, part): (&[P::Codes; N], usize),
+    scale: P::Floats,
+    x: Record<'_, R>,
+    sums: &mut [P::Floats; R],
+) {
+    let mut chains = [p.integers(0); R];
+    for r in 0..R {
+        let sum = if N == 4 { x.half(part, r) } else { x.half(0, r) + x.half(1, r) };
+        chains[r] = start::<L, P>(p, sum);
+    }
+    let chains = if <L::Coding as Coding>::WIDE {
+        p.dots::<R, N, true>(chains, codes, N * part, x.0)
+    } else {
+        p.dots::<R, N, false>(chains, codes, N * part, x.0)
+    };
+    for r in 0..R {
+        let scale = p.times(scale, p.every(x.scale(r)));
+        sums[r] = p.times_plus(p.to_floats(chains[r]), scale, sums[r]);
+    }
+}
+
 /// A block of `R` activations in 8 bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Record<'a, const R: usize>(pub(crate) &'a [Word]);
 
 impl<const R: usize> Record<'_, R> {
-    /// Values `4 i..4 i + 4`.
-    #[inline(always)]
-    pub(crate) fn four(&self, i: usize, r: usize) -> Word {
-        self.0[8 * r + i]
-    }
-
     /// What values are multiplied by.
     #[inline(always)]
     pub(crate) fn scale(&self, r: usize) -> f32 {
@@ -295,9 +305,4 @@ fn start<L: Layout, P: Panels>(p: P, sum: i32) -> P::Integers {
         Some(shift) => p.integers(-(sum << shift)),
         None => p.integers(0),
     }
-}
-
-#[inline(always)]
-fn dot<L: Layout, P: Panels>(p: P, sum: P::Integers, codes: P::Codes, x: [i8; 4]) -> P::Integers {
-    if <L::Coding as Coding>::WIDE { p.dot_wide(sum, codes, x) } else { p.dot(sum, codes, x) }
 }

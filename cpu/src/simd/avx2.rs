@@ -3,6 +3,7 @@
 use super::{
     Kernel, Simd,
     panels::{Panels, QuantisedBlock, ROWS},
+    safely::{memory, operations},
 };
 use std::arch::x86_64::*;
 
@@ -26,31 +27,6 @@ pub(crate) fn run<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
     // SAFETY: `avx2` exists only if the processor has the three features.
     unsafe { enabled(avx2, kernel) }
 }
-
-/// Operations that need nothing but the instruction set.
-macro_rules! operations {
-    ($(fn $name:ident $(<const $shift:ident: u32>)? ($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
-        #[inline(always)]
-        fn $name $(<const $shift: u32>)? ($self $(, $arg: $type)*) -> $out {
-            // SAFETY: a value of `Self` exists only if the processor has the features; references are valid for the
-            // unaligned loads of their size.
-            unsafe { $body }
-        }
-    )*};
-}
-
-/// Loads and stores, whose addresses the caller answers for.
-macro_rules! memory {
-    ($(fn $name:ident (self, $($arg:ident: $type:ty),*) -> $out:ty { $body:expr })*) => {$(
-        #[inline(always)]
-        unsafe fn $name(self, $($arg: $type),*) -> $out {
-            // SAFETY: a value of `Self` exists only if the processor has the features; the caller answers for the
-            // address, and the instruction needs no alignment.
-            unsafe { $body }
-        }
-    )*};
-}
-pub(super) use {memory, operations};
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 

@@ -2,8 +2,9 @@
 
 use super::{
     Kernel, Simd,
-    avx2::{Avx2, memory, operations},
+    avx2::Avx2,
     panels::{Panels, QuantisedBlock, ROWS},
+    safely::{memory, operations},
 };
 use std::arch::x86_64::*;
 

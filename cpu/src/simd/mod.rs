@@ -7,7 +7,13 @@ mod avx2;
 mod avx512;
 pub(crate) mod dense;
 pub(crate) mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub(crate) mod panels;
+#[cfg(target_arch = "aarch64")]
+mod products;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod safely;
 mod scalar;
 pub(crate) mod strips;
 mod tile_work;
@@ -19,6 +25,12 @@ pub(crate) mod tiles;
 pub enum Isa {
     /// Plain Rust: any processor.
     Scalar,
+    /// 64-bit Arm: every one of them.
+    Neon,
+    /// 64-bit Arm with dot products of bytes: since Armv8.2, always since Armv8.4.
+    Dotprod,
+    /// 64-bit Arm with products of matrices of bytes besides: since Armv8.2, always since Armv8.6.
+    I8mm,
     /// x86-64 with AVX2, FMA and F16C: since 2013 (Intel) and 2017 (AMD).
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
@@ -28,13 +40,16 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, narrow to wide.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    /// All of them; those of one kind of processor narrow to wide.
+    pub const ALL: [Isa; 7] = [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The name users write: `avx2`.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
+            Isa::Dotprod => "dotprod",
+            Isa::I8mm => "i8mm",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -61,6 +76,12 @@ impl Isa {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Proof {
     Scalar(scalar::Scalar),
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon<products::Long>),
+    #[cfg(target_arch = "aarch64")]
+    Dotprod(neon::Neon<products::Dotprod>),
+    #[cfg(target_arch = "aarch64")]
+    I8mm(neon::Neon<products::I8mm>),
     #[cfg(target_arch = "x86_64")]
     Avx2(avx2::Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -74,6 +95,14 @@ impl Proof {
     pub(crate) fn of(isa: Isa) -> Option<Self> {
         match isa {
             Isa::Scalar => Some(Proof::Scalar(scalar::Scalar)),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::Neon::detect().map(Proof::Neon),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dotprod => neon::Neon::detect().map(Proof::Dotprod),
+            #[cfg(target_arch = "aarch64")]
+            Isa::I8mm => neon::Neon::detect().map(Proof::I8mm),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon | Isa::Dotprod | Isa::I8mm => None,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::Avx2::detect().map(Proof::Avx2),
             #[cfg(target_arch = "x86_64")]
@@ -89,6 +118,13 @@ impl Proof {
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
             Proof::Scalar(scalar) => kernel.run(scalar),
+            // Further instructions are for products of bytes only: nothing else is compiled once more for them.
+            #[cfg(target_arch = "aarch64")]
+            Proof::Neon(neon) => neon.run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Proof::Dotprod(neon) => neon.plain().run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Proof::I8mm(neon) => neon.plain().run(kernel),
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2(avx2) => avx2::run(avx2, kernel),
             #[cfg(target_arch = "x86_64")]
@@ -96,6 +132,17 @@ impl Proof {
             #[cfg(target_arch = "x86_64")]
             Proof::Amx(tiles) => avx512::run(tiles.vectors(), kernel),
         }
+    }
+
+    /// [`Proof::run`] for a kernel that multiplies bytes, with all instructions there are for that.
+    pub(crate) fn run_products<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "aarch64")]
+        match self {
+            Proof::Dotprod(neon) => return neon.run(kernel),
+            Proof::I8mm(neon) => return neon.run(kernel),
+            Proof::Scalar(_) | Proof::Neon(_) => {}
+        }
+        self.run(kernel)
     }
 
     /// The matrix unit, where there is one.

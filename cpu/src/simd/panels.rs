@@ -69,6 +69,24 @@ pub(crate) trait Panels: Copy + Send + Sync {
     fn start_wide(self, sum: i32) -> Self::Integers;
     /// As [`Panels::dot`] for codes up to 255 that are 128 too large.
     fn dot_wide(self, sum: Self::Integers, codes: Self::Codes, x: [i8; 4]) -> Self::Integers;
+    /// [`Panels::dot`], or [`Panels::dot_wide`] if so asked, of `N` fours of codes with `R` activations: four or eight from
+    /// four `first` on. Four `i` of activation `r` is `x[8 * r + i]`.
+    #[inline(always)]
+    fn dots<const R: usize, const N: usize, const WIDE: bool>(
+        self,
+        mut sums: [Self::Integers; R],
+        codes: &[Self::Codes; N],
+        first: usize,
+        x: &[[i8; 4]],
+    ) -> [Self::Integers; R] {
+        for i in 0..N {
+            for r in 0..R {
+                let x = x[8 * r + first + i];
+                sums[r] = if WIDE { self.dot_wide(sums[r], codes[i], x) } else { self.dot(sums[r], codes[i], x) };
+            }
+        }
+        sums
+    }
     /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`.
     fn quantise(self, x: &[f32; 32]) -> QuantisedBlock;
 }

@@ -1,0 +1,26 @@
+//! Methods of proofs around what is unsafe without one: the intrinsics of an instruction set.
+
+/// Operations that need nothing but the instruction set.
+macro_rules! operations {
+    ($(fn $name:ident $(<const $number:ident: $kind:ty>)? ($self:ident $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
+        #[inline(always)]
+        fn $name $(<const $number: $kind>)? ($self $(, $arg: $type)*) -> $out {
+            // SAFETY: a value of `Self` exists only if the processor has the features; references are valid for the
+            // unaligned loads of their size.
+            unsafe { $body }
+        }
+    )*};
+}
+
+/// Loads and stores, whose addresses the caller answers for.
+macro_rules! memory {
+    ($(fn $name:ident ($self:ident, $($arg:ident: $type:ty),*) -> $out:ty { $body:expr })*) => {$(
+        #[inline(always)]
+        unsafe fn $name($self, $($arg: $type),*) -> $out {
+            // SAFETY: a value of `Self` exists only if the processor has the features; the caller answers for the
+            // address, and the instruction needs no alignment.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(super) use {memory, operations};
