@@ -285,6 +285,14 @@ mod tests {
             assert_eq!(cached, 0, "{prompt:?}");
             memory.release(third);
         }
+        // Nor one that gives up segments in another way, or none.
+        for absorbing in [None, Some(Absorbing::Recompute)] {
+            let (third, _) = memory.open().unwrap();
+            memory.bind(third, SCHEDULE.read_anew(50));
+            memory.keep(third, absorbing.map(|absorbing| Keeping::Segments(Schedule { absorbing, ..SCHEDULE })));
+            assert_eq!(memory.attach(third, &[], &tokens[..50], 0).cached, 0, "{absorbing:?}");
+            memory.release(third);
+        }
         memory.release(id);
         memory.forget_prefixes(crate::memory::Scope::default(), &tokens);
         assert_eq!(memory.usage().snapshots.held, 0);
