@@ -100,7 +100,7 @@ pub(super) struct Head<'a> {
     pub(super) is_fresh: bool,
     /// `None`: the span is final and goes into the state.
     pub(super) ring: Option<Entries<'a>>,
-    /// States from the head's to the one this thread reads next; 0: there is none.
+    /// States from the head's to the one this thread reads next; 0: it reads none.
     pub(super) next: usize,
     /// `[rows, value_dim]`
     pub(super) out: Tile<'a, f32>,
@@ -250,7 +250,7 @@ impl Head<'_> {
             if t > 0 && self.decl.decay == Decay::PerChannel {
                 entries.fade(simd, &mut b.faded);
             }
-            if self.next > 0 {
+            if self.next > 0 && first + count == self.rows {
                 // What is in the ring comes from the caches: meanwhile memory brings the state of the next head.
                 dense::fetch_next(simd, bytes(state), self.next, NEXT * t / count..NEXT * (t + 1) / count);
             }

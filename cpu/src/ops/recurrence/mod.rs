@@ -240,7 +240,7 @@ impl Machine {
                 skip: skip.map_or(0.0, |skip| skip[head]),
                 is_fresh: entry.is_fresh,
                 ring,
-                next: if head + threads < value_heads { threads } else { 0 },
+                next: if !entry.is_fresh && head + threads < value_heads { threads } else { 0 },
                 out,
                 scratch,
             };
