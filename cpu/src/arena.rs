@@ -1,4 +1,5 @@
-//! Large zeroed memory that costs nothing before it is touched, in huge pages where the system has them.
+//! Zeroed memory that costs nothing before it is touched and begins at a cache line: vectors that lie across two lines take
+//! twice as long to read. In huge pages where much of it is used and the system has them.
 
 use bytemuck::Pod;
 use memmap2::MmapMut;
@@ -26,24 +27,24 @@ pub(crate) struct Arena<T> {
 enum Memory {
     /// A mapping, and where in it the elements begin.
     Mapped(MmapMut, usize),
-    /// Lines of the caches, so that elements of every type are aligned.
-    Allocated(Vec<CacheLine>),
+    /// Words, and in which byte of them the elements begin.
+    Allocated(Vec<u64>, usize),
 }
 
-/// What caches move.
-#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct CacheLine([u64; 8]);
+/// Bytes that caches move together.
+const CACHE_LINE: usize = 64;
 
 impl<T: Pod> Arena<T> {
     /// `len` zeros. Panics where there is no memory for them, as a vector does.
     pub(crate) fn zeroed(len: usize) -> Self {
-        assert!(align_of::<T>() <= align_of::<CacheLine>() && size_of::<T>() > 0, "plain numbers");
-        let bytes = len.checked_mul(size_of::<T>()).expect("the plan was checked");
+        let bytes = bytes_of::<T>(len);
         let mapped = (bytes >= LEAST).then(|| map(bytes)).flatten();
-        let memory = mapped
-            .unwrap_or_else(|| Memory::Allocated(vec![CacheLine([0; 8]); bytes.div_ceil(size_of::<CacheLine>())]));
-        Self { memory, len, of: PhantomData }
+        Self { memory: mapped.unwrap_or_else(|| allocate(bytes)), len, of: PhantomData }
+    }
+
+    /// As [`Arena::zeroed`], in ordinary pages: where some is used here and some there, huge ones would touch far more.
+    pub(crate) fn in_pages(len: usize) -> Self {
+        Self { memory: allocate(bytes_of::<T>(len)), len, of: PhantomData }
     }
 }
 
@@ -51,6 +52,23 @@ impl<T: Pod> Default for Arena<T> {
     fn default() -> Self {
         Self::zeroed(0)
     }
+}
+
+fn bytes_of<T>(len: usize) -> usize {
+    assert!(align_of::<T>() <= CACHE_LINE && size_of::<T>() > 0, "plain numbers");
+    len.checked_mul(size_of::<T>()).expect("the plan was checked")
+}
+
+/// Zeros of the allocator. It is asked for words, since zeros of more than its own alignment would be written, and touched.
+fn allocate(bytes: usize) -> Memory {
+    if bytes == 0 {
+        // What is taken out for a moment leaves such behind: nothing is allocated while a program runs.
+        return Memory::Allocated(Vec::new(), 0);
+    }
+    let words = vec![0u64; (bytes + CACHE_LINE).div_ceil(size_of::<u64>())];
+    let offset = words.as_ptr().cast::<u8>().align_offset(CACHE_LINE);
+    assert!(offset < CACHE_LINE, "words are aligned");
+    Memory::Allocated(words, offset)
 }
 
 /// An aligned mapping of at least `bytes`, `None` where the system has none to give.
@@ -70,7 +88,7 @@ impl<T: Pod> Deref for Arena<T> {
     fn deref(&self) -> &[T] {
         let bytes: &[u8] = match &self.memory {
             Memory::Mapped(map, offset) => &map[*offset..],
-            Memory::Allocated(words) => bytemuck::cast_slice(words),
+            Memory::Allocated(words, offset) => &bytemuck::cast_slice(words)[*offset..],
         };
         bytemuck::cast_slice(&bytes[..self.len * size_of::<T>()])
     }
@@ -80,7 +98,7 @@ impl<T: Pod> DerefMut for Arena<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let bytes: &mut [u8] = match &mut self.memory {
             Memory::Mapped(map, offset) => &mut map[*offset..],
-            Memory::Allocated(words) => bytemuck::cast_slice_mut(words),
+            Memory::Allocated(words, offset) => &mut bytemuck::cast_slice_mut(words)[*offset..],
         };
         bytemuck::cast_slice_mut(&mut bytes[..self.len * size_of::<T>()])
     }
@@ -91,11 +109,13 @@ mod tests {
     use super::*;
 
     fn filled<T: Pod + PartialEq + std::fmt::Debug>(len: usize, one: T) {
-        let mut arena = Arena::<T>::zeroed(len);
-        assert_eq!(arena.len(), len);
-        assert!(arena.iter().all(|x| *x == T::zeroed()));
-        arena.fill(one);
-        assert!(arena.iter().all(|x| *x == one));
+        for mut arena in [Arena::<T>::zeroed(len), Arena::in_pages(len)] {
+            assert_eq!(arena.len(), len);
+            assert!(len == 0 || (arena.as_ptr() as usize).is_multiple_of(CACHE_LINE));
+            assert!(arena.iter().all(|x| *x == T::zeroed()));
+            arena.fill(one);
+            assert!(arena.iter().all(|x| *x == one));
+        }
     }
 
     #[test]
@@ -113,7 +133,8 @@ mod tests {
         let arena = Arena::<f32>::zeroed(LEAST);
         assert!(matches!(arena.memory, Memory::Mapped(..)));
         assert_eq!(arena.as_ptr() as usize % ALIGNMENT, 0);
-        assert!(matches!(Arena::<f32>::zeroed(16).memory, Memory::Allocated(_)));
+        assert!(matches!(Arena::<f32>::zeroed(16).memory, Memory::Allocated(..)));
+        assert!(matches!(Arena::<f32>::in_pages(LEAST).memory, Memory::Allocated(..)));
     }
 
     #[test]
@@ -122,7 +143,8 @@ mod tests {
         assert!(map(isize::MAX as usize - ALIGNMENT).is_none());
     }
 
-    /// More than any machine has: it would not be given if it were touched.
+    /// More than any machine has: it would not be given if it were touched. (The allocator of tests, which counts, touches what
+    /// it is asked for.)
     #[cfg(target_os = "linux")]
     #[test]
     fn what_is_not_touched_costs_nothing() {

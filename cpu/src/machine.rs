@@ -52,12 +52,12 @@ pub(crate) struct Machine {
     pub(crate) routed: Vec<u32>,
     pub(crate) routed_ends: Vec<u32>,
     /// Keys and queries of a recurrence: `[key_heads][rows][key_dim]`.
-    pub(crate) keys: Vec<f32>,
-    pub(crate) queries: Vec<f32>,
-    pub(crate) partials: Vec<f32>,
+    pub(crate) keys: Arena<f32>,
+    pub(crate) queries: Arena<f32>,
+    pub(crate) partials: Arena<f32>,
     pub(crate) ranks: Ranks,
     /// By thread.
-    pub(crate) scratch: Vec<Vec<f32>>,
+    pub(crate) scratch: Vec<Arena<f32>>,
 }
 
 impl Machine {
@@ -96,7 +96,6 @@ impl Machine {
             StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),
             StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, &limits)),
         });
-        let floats = |len: usize| vec![0.0f32; len];
         Ok(Self {
             proof,
             limits,
@@ -114,11 +113,11 @@ impl Machine {
             rows_by_way: RowSplit::with_capacity(limits.rows, limits.outputs),
             routed: vec![0; plan.routed[0]],
             routed_ends: vec![0; 2 * plan.routed[1]],
-            keys: floats(plan.keys),
-            queries: floats(plan.keys),
-            partials: floats(plan.partials),
+            keys: Arena::in_pages(plan.keys),
+            queries: Arena::in_pages(plan.keys),
+            partials: Arena::in_pages(plan.partials),
             ranks: Ranks::new(plan.ranks),
-            scratch: (0..pool.threads()).map(|_| floats(plan.scratch)).collect(),
+            scratch: (0..pool.threads()).map(|_| Arena::in_pages(plan.scratch)).collect(),
             pool,
             matrices,
             program,

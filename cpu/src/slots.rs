@@ -2,6 +2,7 @@
 
 use crate::{
     absorbed::Absorbed,
+    arena::Arena,
     given_up::GivenUp,
     states::{Checkpoint, Checkpoints},
 };
@@ -133,11 +134,11 @@ pub(crate) struct State {
     pub(crate) ring: usize,
     state: Checkpoints,
     /// `[slots][value_heads][ring][value_dim]`
-    pub(crate) u: Vec<f32>,
+    pub(crate) u: Arena<f32>,
     /// `[slots][key_heads][ring][key_dim]`
-    pub(crate) k: Vec<f32>,
+    pub(crate) k: Arena<f32>,
     /// `[slots][value_heads][ring][decays]`
-    pub(crate) g: Vec<f32>,
+    pub(crate) g: Arena<f32>,
 }
 
 /// The checkpoint and the ring of one slot.
@@ -160,9 +161,9 @@ impl State {
             slots,
             ring,
             state: Checkpoints::new(limits.state_type, slots.1 * decl.state_elements()),
-            u: vec![0.0; slots.0 * decl.value_heads * ring * decl.value_dim],
-            k: vec![0.0; slots.0 * decl.key_heads * ring * decl.key_dim],
-            g: vec![0.0; slots.0 * decl.value_heads * ring * decl.decays()],
+            u: Arena::in_pages(slots.0 * decl.value_heads * ring * decl.value_dim),
+            k: Arena::in_pages(slots.0 * decl.key_heads * ring * decl.key_dim),
+            g: Arena::in_pages(slots.0 * decl.value_heads * ring * decl.decays()),
         }
     }
 
@@ -186,13 +187,13 @@ pub(crate) struct Conv {
     /// Rows of a ring, a power of two.
     pub(crate) ring: usize,
     /// `[slots][ring][channels]`
-    pub(crate) rows: Vec<f32>,
+    pub(crate) rows: Arena<f32>,
 }
 
 impl Conv {
     pub(crate) fn new(decl: ConvDecl, limits: &Limits) -> Self {
         let (slots, ring) = (limits.all_slots(), decl.ring_rows(limits.replay));
-        Self { decl, slots, ring, rows: vec![0.0; slots * ring * decl.channels] }
+        Self { decl, slots, ring, rows: Arena::in_pages(slots * ring * decl.channels) }
     }
 
     /// Physical rows of the `taps - 1` tokens before `position`, oldest first; `None` before the first token.

@@ -2,6 +2,7 @@
 //! arithmetic is in f32; a checkpoint is rounded when it is written and nowhere else.
 
 use crate::{
+    arena::Arena,
     pool::{Tile, Tiles},
     simd::dense,
     slots::of_slot,
@@ -16,7 +17,7 @@ pub(crate) enum ByType<F, H> {
 }
 
 /// Checkpoints of all slots: `[slots][value_heads][value_dim][key_dim]`.
-pub(crate) type Checkpoints = ByType<Vec<f32>, Vec<u16>>;
+pub(crate) type Checkpoints = ByType<Arena<f32>, Arena<u16>>;
 /// The checkpoint of a slot, or a part of it.
 pub(crate) type Checkpoint<'a> = ByType<&'a mut [f32], &'a mut [u16]>;
 
@@ -24,8 +25,8 @@ impl Checkpoints {
     /// Zeros.
     pub(crate) fn new(state_type: StateType, elements: usize) -> Self {
         match state_type {
-            StateType::F32 => ByType::F32(vec![0.0; elements]),
-            StateType::F16 => ByType::F16(vec![0; elements]),
+            StateType::F32 => ByType::F32(Arena::in_pages(elements)),
+            StateType::F16 => ByType::F16(Arena::in_pages(elements)),
         }
     }
 
@@ -41,7 +42,7 @@ impl Checkpoints {
     pub(crate) fn save_slot(&self, slots: usize, slot: Slot, out: &mut Vec<f32>) {
         let part = |len: usize| slot.0 as usize * (len / slots)..(slot.0 as usize + 1) * (len / slots);
         match self {
-            ByType::F32(all) => out.extend(&all[part(all.len())]),
+            ByType::F32(all) => out.extend_from_slice(&all[part(all.len())]),
             ByType::F16(all) => {
                 out.extend(all[part(all.len())].iter().map(|bits| half::f16::from_bits(*bits).to_f32()));
             }

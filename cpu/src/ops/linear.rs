@@ -41,7 +41,7 @@ pub(crate) struct Target<'a> {
 }
 
 /// Runs a product on all threads, each with its own columns of the target.
-pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Vec<f32>], product: Product<'_>, target: Target<'_>) {
+pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Arena<f32>], product: Product<'_>, target: Target<'_>) {
     let outputs = product.outputs;
     let tiled = product.tiled.and_then(|tiled| tiled.ends.last().copied());
     let meetings = product.entries.count() + tiled.unwrap_or(0) as usize;

@@ -2,6 +2,7 @@
 //! nearest cache: for spans that can be taken back a copy of it does, from the checkpoint through the ring.
 
 use crate::{
+    arena::Arena,
     machine::Machine,
     pool::{Place, Pool, Tile, Tiles},
     simd::{
@@ -255,7 +256,7 @@ impl State {
         (proof, pool): (Proof, &mut Pool),
         (slot, held): (Slot, Cursor),
         rates: &[f32],
-        scratch: &mut [Vec<f32>],
+        scratch: &mut [Arena<f32>],
     ) {
         let (rows, StateDecl { key_dim, value_heads, .. }) = (self.ring, self.decl);
         let place = Place::of(self.decl.state_elements() * held.held);

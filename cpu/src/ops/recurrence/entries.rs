@@ -11,6 +11,7 @@ use crate::{
 };
 use bytemuck::cast_slice as bytes;
 use kvas_backend::Cursor;
+use std::ops::Range;
 
 /// The entries of one value head: `u` and `g` are its own, `k` is shared by the value heads of a key head.
 pub(super) struct Entries<'a> {
@@ -26,7 +27,7 @@ pub(super) struct Entries<'a> {
 }
 
 /// Some rows of a matrix of `count`.
-fn part_of_rows(all: &[f32], rows: std::ops::Range<usize>, count: usize) -> &[f32] {
+fn part_of_rows(all: &[f32], rows: Range<usize>, count: usize) -> &[f32] {
     let columns = all.len() / count;
     &all[rows.start * columns..rows.end * columns]
 }
@@ -58,12 +59,12 @@ impl Entries<'_> {
     /// The keys of the held entries, and what these wrote.
     pub(super) fn stored(&self) -> [&[f32]; 4] {
         let [old, new] = self.runs(self.held.held);
-        let of = |all, run: &std::ops::Range<usize>| part_of_rows(all, run.clone(), self.ring);
+        let of = |all, run: &Range<usize>| part_of_rows(all, run.clone(), self.ring);
         [of(self.k, &old), of(self.k, &new), of(self.u, &old), of(self.u, &new)]
     }
 
     /// The rows of the first `count` entries, in order.
-    fn runs(&self, count: usize) -> [std::ops::Range<usize>; 2] {
+    fn runs(&self, count: usize) -> [Range<usize>; 2] {
         ring_runs(Cursor { held: count, ..self.held }, self.ring)
     }
 
@@ -172,8 +173,8 @@ impl Entries<'_> {
         }
     }
 
-    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`. `written [ring, value_dim]` and
-    /// `copy [4, key_dim]` are room for what entries wrote and for rows.
+    /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`. `written [ring, value_dim]` is room for
+    /// what entries wrote.
     #[inline(always)]
     pub(super) fn fold<E: Stored, S: Simd>(
         &self,
@@ -181,7 +182,6 @@ impl Entries<'_> {
         state: &mut [E::Bits],
         faded: &mut Faded<'_>,
         written: &mut [f32],
-        copy: &mut [f32],
     ) {
         dense::fetch(simd, bytes(state), 0..dense::AHEAD);
         self.fade(simd, faded);
@@ -199,14 +199,14 @@ impl Entries<'_> {
             dense::fetch(simd, bytes(state), at * size + dense::AHEAD..(at + wide) * size + dense::AHEAD);
             if wide == 4 && at + 4 <= value_dim {
                 let rows = &mut state[row..row + 4 * key_dim];
-                self.fold_rows::<E, S, 4>(simd, (rows, at), (faded, written), copy);
+                self.fold_rows::<E, S, 4>(simd, (rows, at), (faded, written));
             } else if wide == 2 && at + 2 <= value_dim {
                 let rows = &mut state[row..row + 2 * key_dim];
-                self.fold_rows::<E, S, 2>(simd, (rows, at), (faded, written), copy);
+                self.fold_rows::<E, S, 2>(simd, (rows, at), (faded, written));
             } else {
-                for at in at..value_dim {
+                for at in at..value_dim.min(at + wide) {
                     let row = &mut state[at * key_dim..(at + 1) * key_dim];
-                    self.fold_rows::<E, S, 1>(simd, (row, at), (faded, written), copy);
+                    self.fold_rows::<E, S, 1>(simd, (row, at), (faded, written));
                 }
             }
         }
@@ -217,27 +217,19 @@ impl Entries<'_> {
     fn fold_rows<E: Stored, S: Simd, const W: usize>(
         &self,
         simd: S,
-        (stored, at): (&mut [E::Bits], usize),
+        (rows, at): (&mut [E::Bits], usize),
         (faded, written): (&Faded<'_>, &[f32]),
-        copy: &mut [f32],
     ) {
-        let (key_dim, value_dim) = (stored.len() / W, self.u.len() / self.ring);
-        let keys = if faded.sum.is_empty() { self.k } else { &*faded.keys };
-        let mut parts = E::open(simd, stored, copy).chunks_exact_mut(key_dim);
-        let mut rows: [&mut [f32]; W] = std::array::from_fn(|_| parts.next().expect("W rows"));
-        if !faded.sum.is_empty() {
-            for w in 0..W {
-                math::scale_by(simd, rows[w], 1.0, faded.sum);
-            }
-        }
-        let (mut from, mut factor) = (0, faded.state);
-        for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
-            let weights = std::array::from_fn(|w| &written[from * value_dim + at + w..]);
-            let k = bytes(&keys[run.start * key_dim..run.end * key_dim]);
-            let rows = rows.each_mut().map(|row| &mut **row);
-            dense::combine_steps::<F32, S, W>(simd, [factor; W], (weights, value_dim, run.len()), k, rows);
-            (from, factor) = (from + run.len(), 1.0);
-        }
-        E::close(simd, copy, stored);
+        let (is_per_head, value_dim, key_dim) = (faded.sum.is_empty(), self.u.len() / self.ring, rows.len() / W);
+        let keys = if is_per_head { self.k } else { &*faded.keys };
+        let [old, new] = self.runs(self.held.held);
+        let of = |run: &Range<usize>, first: usize| dense::Addends {
+            rows: &keys[run.start * key_dim..run.end * key_dim],
+            weights: &written[(first * value_dim + at).min(written.len())..],
+            step: value_dim,
+        };
+        let addends = [of(&old, 0), of(&new, old.len())];
+        let factors = (faded.state, (!is_per_head).then_some(&*faded.sum));
+        dense::fold::<E, S, W>(simd, rows, factors, addends);
     }
 }

@@ -20,10 +20,13 @@ use kvas_backend::{
 };
 
 /// Rows of the state that stay in the first-level cache while all rows of a chunk meet them: the state is read once per
-/// chunk, and the work within a chunk grows with its square.
-const STATE_ROWS: usize = 8;
+/// chunk, and the work within a chunk grows with its square. As many as are 4 KiB where keys have 128 elements: more that are
+/// fetched at a time would have to wait for each other.
+const fn state_rows<E: Stored>() -> usize {
+    32 / E::BYTES
+}
 
-/// Bytes of the next head's state that are fetched while the ring is read.
+/// Bytes of the next head's state that are fetched before it is its turn, most of them while the ring is read.
 const NEXT: usize = 16384;
 
 /// The scratch of a head.
@@ -45,8 +48,6 @@ pub(super) struct Scratch<'a> {
     /// row, and `[key_dim]`, the decay of a row.
     inputs: [&'a mut [f32]; 2],
     factors: &'a mut [f32],
-    /// `[4, key_dim]`: rows of the state in f32.
-    pub(super) copy: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
@@ -66,7 +67,6 @@ impl<'a> Scratch<'a> {
             folded: next(ring * value_dim),
             inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
             factors: next(per_channel),
-            copy: next(4 * decl.key_dim),
         }
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     let ring = replay.ring_rows().max(CHUNK);
     let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
     let rows = CHUNK * (2 * decl.value_dim + decl.decays() + 1 + 2 * per_channel);
-    let all = rows + decl.value_dim + 4 * decl.key_dim + 2 * per_channel + ring * (3 + per_channel + decl.value_dim);
+    let all = rows + decl.value_dim + 2 * per_channel + ring * (3 + per_channel + decl.value_dim);
     all.max(prompt::scratch(decl))
 }
 
@@ -107,24 +107,47 @@ pub(super) struct Head<'a> {
     pub(super) scratch: &'a mut [f32],
 }
 
-/// `out[i][t] = state x[i][t]` for every row of `x[i] [_, key_dim]`.
+/// `out[i][t] = state x[i][t]` for every row of `x[i] [_, key_dim]`. What is `beside` is fetched meanwhile.
 #[inline(always)]
 fn read_state<E: Stored, S: Simd, const R: usize>(
     simd: S,
-    state: &[E::Bits],
-    x: [&[f32]; R],
-    key_dim: usize,
+    (state, next): (&[E::Bits], usize),
+    (x, key_dim): ([&[f32]; R], usize),
+    beside: Beside<'_>,
     mut out: [&mut [f32]; R],
 ) {
-    let value_dim = state.len() / key_dim;
-    let size = STATE_ROWS * key_dim * E::BYTES;
-    for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
-        dense::fetch(simd, bytes(state), block * size + dense::AHEAD..(block + 1) * size + dense::AHEAD);
+    let (value_dim, tall) = (state.len() / key_dim, state_rows::<E>());
+    let size = tall * key_dim * E::BYTES;
+    for (block, rows) in state.chunks(tall * key_dim).enumerate() {
+        beside.fetch(simd, block);
+        dense::fetch_on(simd, (bytes(state), next), block * size + dense::AHEAD..(block + 1) * size + dense::AHEAD);
         for t in 0..x[0].len() / key_dim {
             let x = x.map(|x| &x[t * key_dim..][..key_dim]);
-            let part = t * value_dim + block * STATE_ROWS..t * value_dim + block * STATE_ROWS + rows.len() / key_dim;
+            let part = t * value_dim + block * tall..t * value_dim + block * tall + rows.len() / key_dim;
             let out = out.each_mut().map(|out| &mut out[part.clone()]);
             dense::dots::<E, S, R>(simd, bytes(rows), x, out);
+        }
+    }
+}
+
+/// What is fetched while the rows of a state are read: a piece of one with every block of them.
+#[derive(Clone, Copy)]
+struct Beside<'a> {
+    all: [&'a [f32]; 4],
+    /// Blocks that each is divided among.
+    blocks: usize,
+}
+
+impl<'a> Beside<'a> {
+    fn new<E: Stored>(all: [&'a [f32]; 4], value_dim: usize) -> Self {
+        Self { all, blocks: (value_dim / state_rows::<E>()).div_ceil(4).max(1) }
+    }
+
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, simd: S, block: usize) {
+        if let Some(one) = self.all.get(block / self.blocks) {
+            let (piece, part) = ((one.len() * 4).div_ceil(self.blocks), block % self.blocks);
+            dense::fetch(simd, bytes(one), part * piece..(part + 1) * piece);
         }
     }
 }
@@ -134,24 +157,22 @@ fn read_state<E: Stored, S: Simd, const R: usize>(
 #[inline(always)]
 fn read_pairs<E: Stored, S: Simd>(
     simd: S,
-    state: &[E::Bits],
+    (state, next): (&[E::Bits], usize),
     (x, key_dim): ([&[f32]; 2], usize),
-    beside: [&[f32]; 4],
+    beside: Beside<'_>,
     mut out: [&mut [f32]; 2],
 ) {
-    let (value_dim, count) = (state.len() / key_dim, x[0].len() / key_dim);
-    let size = STATE_ROWS * key_dim * E::BYTES;
-    for (block, rows) in state.chunks(STATE_ROWS * key_dim).enumerate() {
-        let part = block * STATE_ROWS..block * STATE_ROWS + rows.len() / key_dim;
+    let (value_dim, count, tall) = (state.len() / key_dim, x[0].len() / key_dim, state_rows::<E>());
+    let size = tall * key_dim * E::BYTES;
+    for (block, rows) in state.chunks(tall * key_dim).enumerate() {
+        let part = block * tall..block * tall + rows.len() / key_dim;
         let of_row = |t: usize| t * key_dim..(t + 1) * key_dim;
         let ahead = block * size + dense::AHEAD;
-        for other in beside {
-            let of_block = |block: usize| (block * other.len() * 4 * STATE_ROWS / value_dim).next_multiple_of(64);
-            dense::fetch(simd, bytes(other), of_block(block)..of_block(block + 1));
-        }
+        beside.fetch(simd, block);
         for t in (0..count).step_by(2) {
             // A piece for each pair: many at once would have to wait for the memory, and all behind them.
-            dense::fetch(simd, bytes(state), ahead + size * t / count..ahead + size * (t + 2).min(count) / count);
+            let piece = ahead + size * t / count..ahead + size * (t + 2).min(count) / count;
+            dense::fetch_on(simd, (bytes(state), next), piece);
             let [first, second] = out.each_mut().map(|out| &mut out[t * value_dim..]);
             if t + 1 == count {
                 let x = x.map(|x| &x[of_row(t)]);
@@ -231,28 +252,37 @@ impl Head<'_> {
             }
         }
         let [key, query] = b.read.each_mut().map(|read| &mut read[..count * value_dim]);
+        let beside = Beside::new::<E>(entries.stored(), value_dim);
+        let next = if first + count == self.rows { self.next } else { 0 };
         if self.is_fresh {
             key.fill(0.0);
             query.fill(0.0);
         } else if self.beta.is_some() {
-            read_pairs::<E, S>(simd, state, ([keys, queries], key_dim), entries.stored(), [key, query]);
+            read_pairs::<E, S>(simd, (state, next), ([keys, queries], key_dim), beside, [key, query]);
         } else {
             // Two rows at a time, as above; which of them are together does not matter.
             let half = count / 2;
             let (low, rest) = query.split_at_mut(half * value_dim);
             let (high, last) = rest.split_at_mut(half * value_dim);
             let (x, last_x) = queries.split_at(2 * half * key_dim);
-            read_state::<E, S, _>(simd, state, x.split_at(half * key_dim).into(), key_dim, [low, high]);
-            read_state::<E, S, _>(simd, state, [last_x], key_dim, [last]);
+            if half > 0 {
+                let x = x.split_at(half * key_dim).into();
+                read_state::<E, S, _>(simd, (state, next), (x, key_dim), beside, [low, high]);
+            }
+            if count > 2 * half {
+                read_state::<E, S, _>(simd, (state, next), ([last_x], key_dim), beside, [last]);
+            }
         }
         for t in 0..count {
             // As in a span of its own, so that drafts before a row change no bit of it.
             if t > 0 && self.decl.decay == Decay::PerChannel {
                 entries.fade(simd, &mut b.faded);
             }
-            if self.next > 0 && first + count == self.rows {
-                // What is in the ring comes from the caches: meanwhile memory brings the state of the next head.
-                dense::fetch_next(simd, bytes(state), self.next, NEXT * t / count..NEXT * (t + 1) / count);
+            if next > 0 {
+                // What is in the ring comes from the caches: meanwhile memory brings more of the state of the next head.
+                let (from, more) = (size_of_val(state) + dense::AHEAD, NEXT - dense::AHEAD);
+                let part = from + more * t / count..from + more * (t + 1) / count;
+                dense::fetch_on(simd, (bytes(state), next), part);
             }
             self.row(simd, (first + t, t), entries, b);
         }
@@ -282,7 +312,8 @@ impl Head<'_> {
         let whole = value_dim - value_dim % wide;
         for at in (0..whole).step_by(wide) {
             let size = key_dim * E::BYTES;
-            dense::fetch(simd, bytes(state), at * size + dense::AHEAD..(at + wide) * size + dense::AHEAD);
+            let part = at * size + dense::AHEAD..(at + wide) * size + dense::AHEAD;
+            dense::fetch_on(simd, (bytes(state), self.next), part);
             let state = &mut state[at * key_dim..(at + wide) * key_dim];
             if is_delta {
                 step.rows::<E, S, 4>(simd, state, &value[at..], &mut out[at..]);

@@ -9,6 +9,7 @@ mod prompt;
 pub(crate) use head::scratch;
 
 use crate::{
+    arena::Arena,
     machine::Machine,
     pool::{Place, Pool, Tiles},
     simd::{
@@ -97,10 +98,10 @@ impl Kernel for Fold<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Scratch { mut faded, folded, copy, .. } = Scratch::new(self.scratch, &self.decl, self.entries.ring);
+        let Scratch { mut faded, folded, .. } = Scratch::new(self.scratch, &self.decl, self.entries.ring);
         match self.state {
-            ByType::F32(state) => self.entries.fold::<F32, S>(simd, state, &mut faded, folded, copy),
-            ByType::F16(state) => self.entries.fold::<F16, S>(simd, state, &mut faded, folded, copy),
+            ByType::F32(state) => self.entries.fold::<F32, S>(simd, state, &mut faded, folded),
+            ByType::F16(state) => self.entries.fold::<F16, S>(simd, state, &mut faded, folded),
         }
     }
 }
@@ -112,7 +113,7 @@ impl State {
         (proof, pool): (Proof, &mut Pool),
         (slot, held): (Slot, Cursor),
         map: HeadMap,
-        scratch: &mut [Vec<f32>],
+        scratch: &mut [Arena<f32>],
     ) {
         let (decl, ring) = (self.decl, self.ring);
         let StateDecl { value_heads, key_dim, value_dim, .. } = decl;
