@@ -457,14 +457,15 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         const u32 base = span.flush() ? span.before_base : span.after_base;
         const u32 held = span.flush() ? span.before_held : span.after_held;
         bool is_zero = span.is_fresh();
-        // Everything is asked for before anything is waited for, what is needed first at first.
+        // Everything is asked for before anything is waited for: what earlier steps have left, then what this one has made.
         const u32 first_entries = min(held, CHUNK);
-        Base::request_rows(0, min(span.rows, CHUNK));
         request_entries(base, folds || !PER_CHANNEL ? 0 : held - first_entries, first_entries);
-        copies_commit();
         Base::load_constants();
         Base::request_state(is_zero);
         const Faded sum = !PER_CHANNEL && !folds && held > CHUNK ? sum_of_ring(base, held) : Faded();
+        wait_for_inputs();
+        Base::request_rows(0, min(span.rows, CHUNK));
+        copies_commit();
         copies_wait<0>();
         __syncthreads();
         Base::open_state();
@@ -495,15 +496,17 @@ template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG, bool SE
 DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
     extern __shared__ __align__(16) u8 bytes[];
     let_next_begin();
-    wait_for_inputs();
     Span span = {};
     if (fold.held > 0) {
+        wait_for_inputs();
         span = fold.span();
     } else {
         span = step.spans[blockIdx.z];
+        // Whole chunks have gone into the state in this step. Else nothing in it writes the memory of a layer but this.
+        if (span.is_final()) wait_for_inputs();
         if (has_prompts(KIND, 32 * QUADS) && span.is_final()) skip_chunks(span);
         const bool several = !span.is_final() && span.rows > 1 && span.rows < CHUNK;
-        if (span.rows < least || span.rows > most || several != SEVERAL) return;
+        if (span.rows < least || span.rows > most || several != SEVERAL) return wait_for_inputs();
     }
     using Whole = Few<KIND, State, QUADS, LANE_ROWS, LONG>;
     Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
