@@ -5,7 +5,10 @@ use crate::{
     device::{Device, Memory, Pinned, Ptr},
     given_up::{AllGivenUp, DeviceBound},
     launch::Launch,
-    ops::{self, product::Staged},
+    ops::{
+        self,
+        product::{Job, Staged},
+    },
     pages::{Pages, frequencies},
     plan::Plan,
     recorder::Graphs,
@@ -57,6 +60,8 @@ pub(crate) struct Machine {
     pub(crate) staged: Option<Staged>,
     /// By op: whether it may run beside those before it ([`ops::beside`]).
     pub(crate) beside: Vec<bool>,
+    /// Products that will be launched with the next one.
+    pub(crate) joined: Vec<(Weight, Job)>,
     /// The op of the program that is being launched, in a whole step.
     pub(crate) running: Option<usize>,
     staging: Pinned,
@@ -108,6 +113,7 @@ impl Machine {
             chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
             staged: None,
             beside: ops::beside::beside(&program),
+            joined: Vec::new(),
             running: None,
             staging: Pinned::new(device, STAGING)?,
             graphs: Graphs::new(is_eager),
@@ -164,6 +170,7 @@ impl Machine {
     pub(crate) fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
         assert!(step.tokens().len() <= self.limits.rows, "{} rows of {}", step.tokens().len(), self.limits.rows);
         assert!(step.outputs().len() <= self.limits.outputs, "more outputs than prepared for");
+        self.joined.clear();
         self.entries.clear();
         for span in step.spans() {
             self.entries.push(self.cursors.begin(span.slot, span.rows));

@@ -17,6 +17,8 @@ struct Piece {
 // Products that read the same and write apart run beside each other (src/ops/beside.rs). LATE: the next launch is such a
 // one, and may begin once what it reads is there. BESIDE: this launch is one; it does not wait before its end.
 static constexpr u32 LATE = 1, BESIDE = 2;
+// Most of them in a launch.
+static constexpr u32 BESIDE_AT_ONCE = 4;
 
 struct Job {
     const u8* weight;    // or the gate's
@@ -98,5 +100,28 @@ struct Job {
     DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum) const {
         const float by = factor_of(entry);
         *out_at(entry, row) = activate(activation, __fmul_rn(gate, by)) * __fmul_rn(sum, by);
+    }
+};
+
+// Products of one input that write apart, whose tiles are gone through as if they were those of one; unused ones have no
+// rows.
+template <u32 COUNT> struct Jobs {
+    Job of[COUNT];
+
+    DEVICE u32 tiles() const {
+        u32 all = 0;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) all += ceil_div(of[i].rows, 16u);
+        return all;
+    }
+
+    // `use(job, at)` with the job that a tile is of and its place there.
+    template <typename Use> DEVICE void with(u32 tile, Use use) const {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            const u32 all = ceil_div(of[i].rows, 16u);
+            if (tile < all) return use(of[i], tile);
+            tile -= all;
+        }
     }
 };

@@ -17,35 +17,36 @@ DEVICE void group_barrier(u32 group) { asm volatile("bar.sync %0, %1;" ::"r"(gro
 
 // A warp's segment of all tiles of its group, in the order in which they are multiplied, and the ring they come through:
 // PER units to a slot, then for each of them what it shares with others.
-template <class FORMAT, bool GATED> struct Feed {
+template <class FORMAT, bool GATED, u32 COUNT> struct Feed {
     static constexpr u32 UNIT = FORMAT::UNIT, SUPER = FORMAT::SUPER, PER = FORMAT::IS_PLAIN ? 1 : 2;
     static constexpr u32 UNITS = PER * UNIT, SLOT = PER * (UNIT + SUPER);
     static constexpr u32 SLOTS = RING_BYTES / SLOT > 2 ? RING_BYTES / SLOT : 2;
     static constexpr u32 BYTES = SLOTS * SLOT;
 
-    const u8* weight; // of the tile that is brought, this lane's piece of the first unit of the segment
-    i64 to_up;        // from there to the same of what it gates
-    u64 step, shared; // bytes from a tile to the next, and from its first unit of the segment to what units share
-    const u8* from;   // this lane's piece of the unit that is brought next
-    u32 ring, unit, begin, count, left, tiles; // `left` units of the tile
+    const Jobs<COUNT>& jobs;
+    u64 tile_bytes, shared; // and bytes from the first unit of the segment to what units share
+    const u8* from;         // this lane's piece of the unit that is brought next
+    u32 ring, unit, begin, count, left; // `left` units of the tile
+    u32 matrix, tile, stride, tiles;    // `tiles` that are left
     bool is_up;
 
-    DEVICE Feed(const Job& job, const Piece& piece, u32 segment, u8* at, u32 first, u32 stride) {
-        begin = segment_begin(job.units, segment), count = segment_begin(job.units, segment + 1) - begin;
-        const u32 all = ceil_div(job.rows, 16u);
-        const u64 tile_bytes = FORMAT::tile_bytes(job.units);
+    DEVICE Feed(const Jobs<COUNT>& jobs, const Piece& piece, u32 segment, u8* at, u32 first, u32 stride)
+        : jobs(jobs), matrix(piece.matrix), tile(first), stride(stride) {
+        const u32 units = jobs.of[0].units, all = jobs.tiles();
+        begin = segment_begin(units, segment), count = segment_begin(units, segment + 1) - begin;
         tiles = first < all ? ceil_div(all - first, stride) : 0;
-        weight = job.weight + (u64(piece.matrix) * all + first) * tile_bytes + begin * UNIT + 16 * lane_id();
-        to_up = GATED ? job.up - job.weight : 0;
-        step = stride * tile_bytes;
-        shared = u64(job.units - begin) * UNIT;
+        tile_bytes = FORMAT::tile_bytes(units);
+        shared = u64(units - begin) * UNIT;
         ring = shared_address(at) + 16 * lane_id();
         left = 0, is_up = false;
         if (count > 0 && tiles > 0) begin_run();
     }
 
     DEVICE void begin_run() {
-        from = GATED && is_up ? weight + to_up : weight;
+        jobs.with(tile, [&](const Job& job, u32 at) {
+            const u64 number = u64(matrix) * ceil_div(job.rows, 16u) + at;
+            from = (GATED && is_up ? job.up : job.weight) + number * tile_bytes + begin * UNIT + 16 * lane_id();
+        });
         unit = begin, left = count;
     }
 
@@ -75,7 +76,7 @@ template <class FORMAT, bool GATED> struct Feed {
 
     DEVICE void end_run() {
         if (GATED) is_up = !is_up;
-        if (!is_up) weight += step, --tiles;
+        if (!is_up) tile += stride, --tiles;
         if (tiles > 0) begin_run();
     }
 };
@@ -94,8 +95,9 @@ struct OfUnit {
 };
 
 // Dynamic shared memory: the activations, `units * 128` bytes, and a ring for every warp.
-template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
-    typedef Feed<FORMAT, GATED> Units;
+template <class FORMAT, bool GATED, u32 COUNT> DEVICE void one(const Jobs<COUNT>& jobs) {
+    typedef Feed<FORMAT, GATED, COUNT> Units;
+    const Job& job = jobs.of[0]; // what is read is that of all
     constexpr u32 MATRICES = GATED ? 2 : 1, PER = Units::PER;
     extern __shared__ __align__(128) u8 shared[];
     __shared__ float parts[ONE_GROUPS][2][MATRICES][SEGMENTS][16];
@@ -106,7 +108,7 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
     const u32 group = warp_id() / SEGMENTS, segment = warp_id() % SEGMENTS;
     const u32 first = group * gridDim.x + blockIdx.x, stride = blockDim.x / THREADS * gridDim.x;
     u8* ring = shared + job.units * 128 + warp_id() * Units::BYTES;
-    Units units(job, piece, segment, ring, first, stride);
+    Units units(jobs, piece, segment, ring, first, stride);
 #pragma unroll 1
     for (u32 slot = 0; slot < Units::SLOTS; ++slot) units.bring(slot);
     if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
@@ -116,8 +118,9 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
     const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared));
     __syncthreads();
     const Shared x{shared_address(shared) + units.begin * 128 + 16 * pair_of_lane()}, slots{shared_address(ring)};
+    const u32 tiles = jobs.tiles();
     u32 slot = 0, turn = 0;
-    for (u32 tile = first; tile * 16 < job.rows; tile += stride, ++turn) {
+    for (u32 tile = first; tile < tiles; tile += stride, ++turn) {
         float(&part)[MATRICES][SEGMENTS][16] = parts[group][turn % 2];
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
@@ -151,17 +154,21 @@ template <class FORMAT, bool GATED> DEVICE void one(const Job& job) {
             if (pair_of_lane() == 0) mine[group_of_lane()] = sum[0], mine[group_of_lane() + 8] = sum[2];
         }
         group_barrier(group);
-        const u32 row = lane_id() % 16, out_row = tile * 16 + row;
+        const u32 row = lane_id() % 16;
         // Another warp each time.
-        if (segment != turn % SEGMENTS || lane_id() >= 16 || out_row >= job.rows) continue;
+        if (segment != turn % SEGMENTS || lane_id() >= 16) continue;
         float sums[MATRICES] = {};
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
 #pragma unroll
             for (u32 of = 0; of < SEGMENTS; ++of) sums[matrix] += part[matrix][of][row];
         }
-        if constexpr (GATED) job.finish_gated(entry, out_row, sums[0] * factor, sums[1] * factor);
-        if constexpr (!GATED) job.finish(entry, out_row, sums[0] * factor);
+        jobs.with(tile, [&](const Job& of, u32 at) {
+            const u32 out_row = at * 16 + row;
+            if (out_row >= of.rows) return;
+            if constexpr (GATED) of.finish_gated(entry, out_row, sums[0] * factor, sums[MATRICES - 1] * factor);
+            if constexpr (!GATED) of.finish(entry, out_row, sums[0] * factor);
+        });
     }
     // What comes next waits for this launch only.
     if ((job.neighbours & BESIDE) != 0) wait_for_inputs();

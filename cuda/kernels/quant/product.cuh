@@ -303,8 +303,11 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
 // The kernels of a format. DEPTH: units of a tile that are under way in `few`. For matrices of more tiles than two blocks a
 // multiprocessor there is one that keeps less under way for each of three.
 #define PRODUCTS(name, FORMAT, DEPTH)                                                                                 \
-    KERNEL __launch_bounds__(ONE_THREADS, 1) one_##name(Job job) { one<FORMAT, false>(job); }                         \
-    KERNEL __launch_bounds__(ONE_THREADS, 1) gated_one_##name(Job job) { one<FORMAT, true>(job); }                    \
+    KERNEL __launch_bounds__(ONE_THREADS, 1) one_##name(Jobs<1> jobs) { one<FORMAT, false>(jobs); }                   \
+    KERNEL __launch_bounds__(ONE_THREADS, 1) beside_##name(const __grid_constant__ Jobs<BESIDE_AT_ONCE> jobs) {       \
+        one<FORMAT, false>(jobs);                                                                                     \
+    }                                                                                                                 \
+    KERNEL __launch_bounds__(ONE_THREADS, 1) gated_one_##name(Jobs<1> jobs) { one<FORMAT, true>(jobs); }              \
     KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) some_32_##name(Job job) { some<FORMAT, 32, false>(job); } \
     KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) some_64_##name(Job job) { some<FORMAT, 64, false>(job); } \
     KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) gated_some_32_##name(Job job) {                          \

@@ -1,8 +1,8 @@
 //! Products that read the same and write apart, one after the other in a program: in a step of one row they run beside
-//! each other instead of waiting for one another.
+//! each other instead of waiting for one another, those of one format in one launch.
 
-use crate::machine::Machine;
-use kvas_backend::{Act, Op, Program, Stacking, op::Output};
+use crate::{launch::Argument, machine::Machine, ops::product::Job};
+use kvas_backend::{Act, DeviceError, Op, Program, Stacking, Weight, op::Output};
 use kvas_gguf::Quant;
 use std::ops::Range;
 
@@ -10,6 +10,26 @@ use std::ops::Range;
 const LATE: u32 = 1;
 /// What comes before reads the same: there is nothing to wait for until the end (`BESIDE` there).
 const BESIDE: u32 = 2;
+
+/// Most products of a launch (`BESIDE_AT_ONCE` there).
+const AT_ONCE: usize = 4;
+
+/// Products of a launch: `Jobs` there. Unused ones have no rows.
+pub(crate) struct Jobs([Job; AT_ONCE]);
+
+impl Jobs {
+    /// At most [`AT_ONCE`].
+    pub(crate) fn new(jobs: &[Job]) -> Self {
+        let job = |at: usize| jobs.get(at).copied().unwrap_or_else(bytemuck::Zeroable::zeroed);
+        Self(std::array::from_fn(job))
+    }
+}
+
+impl Argument for Jobs {
+    fn push(self, words: &mut Vec<u64>) {
+        words.extend_from_slice(bytemuck::cast_slice(&self.0));
+    }
+}
 
 /// What a product reads besides weights, and which columns it writes.
 struct Touched {
@@ -81,6 +101,24 @@ impl Machine {
         let is_beside = |at: usize| self.beside.get(at) == Some(&true) && self.is_of_one(at - 1) && self.is_of_one(at);
         let late = if is_beside(at + 1) { LATE } else { 0 };
         late | if is_beside(at) { BESIDE } else { 0 }
+    }
+
+    /// Launches a product of one row that has neighbours with those before it, or with what comes.
+    pub(crate) fn join(&mut self, weight: Weight, job: Job) -> Result<(), DeviceError> {
+        let differs = |(other, _): &(Weight, Job)| self.matrix(*other).quant != self.matrix(weight).quant;
+        if self.joined.len() == AT_ONCE || self.joined.first().is_some_and(differs) {
+            self.launch_joined()?;
+        }
+        self.joined.push((weight, job));
+        if job.neighbours & LATE == 0 { self.launch_joined() } else { Ok(()) }
+    }
+
+    /// Launches the products that have joined and wait for others.
+    pub(crate) fn launch_joined(&mut self) -> Result<(), DeviceError> {
+        let (weights, mut jobs): (Vec<Weight>, Vec<Job>) = std::mem::take(&mut self.joined).into_iter().unzip();
+        let Some(last) = jobs.last().map(|job| job.neighbours) else { return Ok(()) };
+        jobs[0].neighbours = jobs[0].neighbours & BESIDE | last & LATE;
+        self.launch_one(self.matrix(weights[0]), &jobs, false, 1)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{
     device::{Device, Ptr},
     launch::Argument,
     machine::Machine,
-    ops::{activation, experts, flag, wide},
+    ops::{activation, beside::Jobs, experts, flag, wide},
     weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
@@ -69,7 +69,7 @@ pub(crate) struct Job {
     accumulate: u32,
     scale: f32,
     columns: u32,
-    neighbours: u32,
+    pub(super) neighbours: u32,
     padding: u32,
 }
 
@@ -365,7 +365,11 @@ impl Machine {
             neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
             padding: 0,
         };
-        self.launch_product((matrix, kernel), job, is_gated, [y, z])
+        if kernel == Kernel::One && !is_gated && job.neighbours != 0 {
+            return self.join(of.weight, job);
+        }
+        self.launch_joined()?;
+        self.launch_product((self.matrix(of.weight), kernel), job, is_gated, [y, z])
     }
 
     /// Whether the activations of a row and rings for so many tiles at once fit into a block of [`Kernel::One`].
@@ -373,22 +377,35 @@ impl Machine {
         shared_of_one(matrix, tiles) + STATIC_OF_ONE <= self.device.shared_bytes()
     }
 
-    /// Launches the product of one entry with each of `matrices`: a block for every multiprocessor, which stays.
-    fn launch_one(&self, matrix: &Matrix, job: Job, is_gated: bool, matrices: usize) -> Result<(), DeviceError> {
-        let tiles = (job.rows as usize).div_ceil(TILE);
+    /// Launches the product of one entry with each of `matrices`, or some that are beside each other: a block for every
+    /// multiprocessor, which stays.
+    pub(super) fn launch_one(
+        &self,
+        matrix: &Matrix,
+        jobs: &[Job],
+        is_gated: bool,
+        matrices: usize,
+    ) -> Result<(), DeviceError> {
+        let tiles: usize = jobs.iter().map(|job| job.rows().div_ceil(TILE)).sum();
         let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
         let at_once = if tiles > blocks && self.has_room_for_one(matrix, 2) { 2 } else { 1 };
         let shared = shared_of_one(matrix, at_once);
         // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
         let alone = self.device.shared_bytes() / 2 + 1024;
-        let name = format!("{}one_{}", if is_gated { "gated_" } else { "" }, suffix(matrix.quant));
-        self.kernel(unit(matrix.quant), &name)?
-            .grid(blocks, matrices, 1)
-            .block(THREADS * at_once)
-            .shared(shared.max(alone))
-            .early()
-            .arg(job)
-            .launch()
+        let kind = if is_gated {
+            "gated_one"
+        } else if jobs.len() > 1 {
+            "beside"
+        } else {
+            "one"
+        };
+        let name = format!("{kind}_{}", suffix(matrix.quant));
+        let launch = self.kernel(unit(matrix.quant), &name)?.grid(blocks, matrices, 1).block(THREADS * at_once);
+        let launch = launch.shared(shared.max(alone)).early();
+        match jobs {
+            [job] => launch.arg(*job).launch(),
+            several => launch.arg(Jobs::new(several)).launch(),
+        }
     }
 
     /// How a kernel wants its activations. Of entries of experts: where their pieces, the number of these and the order are in
@@ -438,7 +455,7 @@ impl Machine {
         let stages = |most: usize| 3 * 128 * (128 + most);
         let z = if matches!(kernel, Kernel::Some(_) | Kernel::Split) { SEGMENTS } else { z };
         let (name, rows_of_block, shared) = match kernel {
-            Kernel::One => return self.launch_one(matrix, job, is_gated, y),
+            Kernel::One => return self.launch_one(matrix, &[job], is_gated, y),
             Kernel::Float(most) => {
                 let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
                 let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
