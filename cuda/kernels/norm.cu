@@ -1,4 +1,5 @@
 // Root-mean-square norms of groups of columns. A block per row and group; outputs may be the inputs.
+#include "common/norm.cuh"
 #include "common/order.cuh"
 #include "common/warp.cuh"
 
@@ -24,8 +25,6 @@ template <bool WHOLE> DEVICE void put_four(float* to, u32 at, u32 group, const f
     }
 }
 
-DEVICE float square_sum(const float4& x) { return x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w; }
-
 template <typename F> DEVICE float4 each(const float4& a, const float4& b, F f) {
     return make_float4(f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w));
 }
@@ -45,8 +44,8 @@ template <bool WHOLE> DEVICE void norm(const float* x, const float* weight, floa
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) sum += square_sum(kept[i]);
     for (u32 i = KEPT; at(i) < group; ++i) sum += square_sum(four<WHOLE>(x, at(i), group));
-    const float inverse = 1.0f / sqrtf(block_sum(sum) / float(group) + eps);
-    const auto scaled = [&](float value, float weight) { return value * inverse * weight; };
+    const float inverse = inverse_root(block_sum(sum), group, eps);
+    const auto scaled = [&](float value, float weight) { return normed(value, inverse, weight); };
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) put_four<WHOLE>(out, at(i), group, each(kept[i], by[i], scaled));
     for (u32 i = KEPT; at(i) < group; ++i) {
@@ -97,15 +96,15 @@ DEVICE void gated_norm(float* x, const float* gate, const float* weight, u32 gro
         }
         return;
     }
-    const auto normed = [&](const float4& value, const float4& by) { return before ? each(value, by, product) : value; };
+    const auto gated_before = [&](const float4& value, const float4& by) { return before ? each(value, by, product) : value; };
     float sum = 0.0f;
 #pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) sum += square_sum(normed(kept[i], gated[i]));
-    for (u32 i = KEPT; at(i) < group; ++i) sum += square_sum(normed(four<WHOLE>(x, at(i), group), gates(i)));
-    const float inverse = 1.0f / sqrtf(block_sum(sum) / float(group) + eps);
-    const auto scaled = [&](float value, float weight) { return value * inverse * weight; };
+    for (u32 i = 0; i < KEPT; ++i) sum += square_sum(gated_before(kept[i], gated[i]));
+    for (u32 i = KEPT; at(i) < group; ++i) sum += square_sum(gated_before(four<WHOLE>(x, at(i), group), gates(i)));
+    const float inverse = inverse_root(block_sum(sum), group, eps);
+    const auto scaled = [&](float value, float weight) { return normed(value, inverse, weight); };
     const auto finish = [&](u32 i, const float4& value, const float4& gate, const float4& weight) {
-        const float4 y = each(normed(value, gate), weight, scaled);
+        const float4 y = each(gated_before(value, gate), weight, scaled);
         put_four<WHOLE>(x, at(i), group, before ? y : each(y, gate, product));
     };
 #pragma unroll

@@ -96,6 +96,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/hopper.cuh"
     "common/memory.cuh"
     "common/mma.cuh"
+    "common/norm.cuh"
     "common/order.cuh"
     "common/pages.cuh"
     "common/recurrence.cuh"

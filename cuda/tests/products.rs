@@ -123,18 +123,20 @@ fn bits(device: &Arc<Device>, quant: Quant) -> usize {
     differs.into_iter().filter(|differs| *differs).count()
 }
 
-/// In a step of one row products run beside each other: the bits are those of one op after the other.
+/// In a step of one row products make the norm before them, and run beside each other, more of them than one launch has: the bits
+/// are those of one op after the other.
 /// Returns for how many outputs they are not.
 fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
     let mut differing = 0;
-    for columns in [256, 1280] {
+    for columns in [256, 1120, 4352] {
         let mut b = Build::default();
         let [x, normed, inner] =
             [("x", columns), ("normed", columns), ("inner", 512)].map(|(name, of)| b.act(name, of));
-        let outs = [40, 512, 3000].map(|rows| b.act(&format!("out{rows}"), rows));
+        let sizes = [40, 512, 3000, 16, 77, 100];
+        let outs = sizes.map(|rows| b.act(&format!("out{rows}"), rows));
         let weight = b.small("norm", [1, columns]);
         b.op(Op::Norm(Norm { x, weight, eps: 1e-6, out: normed }));
-        for (out, rows) in outs.into_iter().zip([40, 512, 3000]) {
+        for (out, rows) in outs.into_iter().zip(sizes) {
             let weight = b.matrix(&format!("w{rows}"), [rows, columns]);
             b.op(Op::Linear(Linear::new(normed, weight, out)));
         }
@@ -155,11 +157,14 @@ fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
                 backend.begin(&step(1)).unwrap();
                 program.ops.iter().for_each(|op| backend.execute(op).unwrap());
             }
-            let all = [outs[0], outs[1], outs[2], inner, x].map(|act| {
+            let read = |act| {
                 let mut out = vec![0.0f32; program.act(act).columns];
                 backend.read(act, &mut out).unwrap();
+                // So that what is not written is seen.
+                backend.write(act, &vec![f32::NAN; out.len()]).unwrap();
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-            });
+            };
+            let all: Vec<Vec<u32>> = outs.into_iter().chain([normed, inner, x]).map(read).collect();
             backend.commit(&[(Slot(1), 1)]).unwrap();
             all
         };

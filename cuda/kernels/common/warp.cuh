@@ -32,6 +32,15 @@ DEVICE float block_sum(float x) {
     return warp_sum(lane_id() < warps ? sums[lane_id()] : 0.0f);
 }
 
+// The same of the first `warps` warps, for every thread of the block. Called once in a kernel.
+DEVICE float sum_of_first(float x, u32 warps) {
+    __shared__ float sums[32];
+    x = warp_sum(x);
+    if (lane_id() == 0) sums[warp_id()] = x;
+    __syncthreads();
+    return warp_sum(lane_id() < warps ? sums[lane_id()] : 0.0f);
+}
+
 DEVICE float block_max(float x) {
     __shared__ float most[32];
     x = warp_max(x);

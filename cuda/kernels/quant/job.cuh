@@ -47,6 +47,11 @@ struct Job {
     float scale;
     u32 columns;    // of a row of activations in f32 (quant/one.cuh)
     u32 neighbours; // LATE, BESIDE
+    // A norm of the activations that quant/one.cuh makes, or null: `norm_threads` as src/ops/norm.rs says.
+    u32 norm_threads;
+    const float* norm;
+    float* normed; // where it goes, or null
+    float norm_eps;
     u32 padding;
 
     // Whether blocks know their pieces before anything has run.

@@ -111,11 +111,18 @@ template <class FORMAT, bool GATED, u32 COUNT> DEVICE void one(const Jobs<COUNT>
     Units units(jobs, piece, segment, ring, first, stride);
 #pragma unroll 1
     for (u32 slot = 0; slot < Units::SLOTS; ++slot) units.bring(slot);
+    const RowNorm norm(job.norm, job.norm_threads, job.columns, job.norm_eps);
     if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
     if ((job.neighbours & LATE) != 0) let_next_begin();
     const u32 entry = job.entry(piece, 0);
     const float* x_row = reinterpret_cast<const float*>(job.x) + u64(job.input(entry)) * job.x_stride;
-    const float factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, reinterpret_cast<u32*>(shared));
+    u32* const staged = reinterpret_cast<u32*>(shared);
+    float factor;
+    if (job.norm != nullptr) {
+        factor = norm.stage<FORMAT::IS_BF16>(x_row, job.units * 64, staged, blockIdx.x == 0 ? job.normed : nullptr);
+    } else {
+        factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, staged);
+    }
     __syncthreads();
     const Shared x{shared_address(shared) + units.begin * 128 + 16 * pair_of_lane()}, slots{shared_address(ring)};
     const u32 tiles = jobs.tiles();

@@ -1,6 +1,7 @@
 // Activations in 16 bits, as products with matrices of 16 bits and less want them.
 #pragma once
 #include "common/copy.cuh"
+#include "common/norm.cuh"
 #include "common/warp.cuh"
 
 // A row of activations in f16 is divided by a power of two that keeps its largest value, of size `most`, well within them:
@@ -54,3 +55,57 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
     for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < padded; at += 4 * blockDim.x) keep(at, four(at));
     return factor;
 }
+
+// Fours of columns that a thread has of a row that is normed: `FOURS` of src/ops/normed.rs.
+static constexpr u32 NORMED = 4;
+
+// A row that is normed while it is brought into 16 bits, as norm.cu does it with so many threads: this one's columns begin with
+// `at(i)`. A block has at least as many threads, a row at most NORMED fours for each of them.
+struct RowNorm {
+    const float* weight; // null: there is no norm
+    u32 threads, columns;
+    float eps;
+    float4 by[NORMED];
+
+    DEVICE u32 at(u32 i) const { return 4 * (i * threads + threadIdx.x); }
+    DEVICE bool has(u32 i) const { return threadIdx.x < threads && at(i) < columns; }
+
+    // Weights are asked for before anything is waited for.
+    DEVICE RowNorm(const float* weight, u32 threads, u32 columns, float eps)
+        : weight(weight), threads(threads), columns(columns), eps(eps) {
+        if (weight == nullptr) return;
+#pragma unroll
+        for (u32 i = 0; i < NORMED; ++i) by[i] = has(i) ? load_four_floats(weight + at(i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+
+    // `stage_row` of the normed row, which goes to `out` as well if that is not null.
+    template <bool IS_BF16> DEVICE float stage(const float* x, u32 padded, u32* to, float* out) const {
+        float4 kept[NORMED];
+#pragma unroll
+        for (u32 i = 0; i < NORMED; ++i) kept[i] = has(i) ? load_four_floats(x + at(i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float sum = 0.0f, most = 0.0f, factor = 1.0f, scale = 1.0f;
+#pragma unroll
+        for (u32 i = 0; i < NORMED; ++i) sum += square_sum(kept[i]);
+        const float inverse = inverse_root(sum_of_first(sum, threads / 32), columns, eps);
+#pragma unroll
+        for (u32 i = 0; i < NORMED; ++i) {
+            kept[i].x = normed(kept[i].x, inverse, by[i].x), kept[i].y = normed(kept[i].y, inverse, by[i].y);
+            kept[i].z = normed(kept[i].z, inverse, by[i].z), kept[i].w = normed(kept[i].w, inverse, by[i].w);
+            most = fmaxf(fmaxf(most, fmaxf(fabsf(kept[i].x), fabsf(kept[i].y))), fmaxf(fabsf(kept[i].z), fabsf(kept[i].w)));
+        }
+        if constexpr (!IS_BF16) factor = factor_of_row(block_max(most), scale);
+#pragma unroll
+        for (u32 i = 0; i < NORMED; ++i) {
+            if (threadIdx.x >= threads || at(i) >= padded) continue;
+            uint2 words;
+            if constexpr (IS_BF16) words = make_uint2(pack_bf16(kept[i].x, kept[i].y), pack_bf16(kept[i].z, kept[i].w));
+            if constexpr (!IS_BF16) {
+                words.x = pack_f16(kept[i].x * scale, kept[i].y * scale);
+                words.y = pack_f16(kept[i].z * scale, kept[i].w * scale);
+            }
+            *reinterpret_cast<uint2*>(to + at(i) / 2) = words;
+            if (out != nullptr && has(i)) *reinterpret_cast<float4*>(out + at(i)) = kept[i];
+        }
+        return factor;
+    }
+};

@@ -14,20 +14,14 @@ const BESIDE: u32 = 2;
 /// Most products of a launch (`BESIDE_AT_ONCE` there).
 const AT_ONCE: usize = 4;
 
-/// Products of a launch: `Jobs` there. Unused ones have no rows.
-pub(crate) struct Jobs([Job; AT_ONCE]);
+/// Products of a launch: `Jobs` there, for one of them or for [`AT_ONCE`], where those that are not there have no rows.
+pub(crate) struct Jobs<'a>(pub(crate) &'a [Job]);
 
-impl Jobs {
-    /// At most [`AT_ONCE`].
-    pub(crate) fn new(jobs: &[Job]) -> Self {
-        let job = |at: usize| jobs.get(at).copied().unwrap_or_else(bytemuck::Zeroable::zeroed);
-        Self(std::array::from_fn(job))
-    }
-}
-
-impl Argument for Jobs {
+impl Argument for Jobs<'_> {
     fn push(self, words: &mut Vec<u64>) {
-        words.extend_from_slice(bytemuck::cast_slice(&self.0));
+        let count = if self.0.len() == 1 { 1 } else { AT_ONCE };
+        words.extend_from_slice(bytemuck::cast_slice(self.0));
+        words.resize(words.len() + (count - self.0.len()) * size_of::<Job>() / 8, 0);
     }
 }
 
@@ -88,19 +82,23 @@ pub(crate) fn beside(program: &Program) -> Vec<bool> {
 
 impl Machine {
     /// Whether an op is a product of one row in this step, with a kernel that runs beside others.
-    fn is_of_one(&self, at: usize) -> bool {
+    pub(crate) fn is_of_one(&self, at: usize) -> bool {
         let product = self.program.ops.get(at).and_then(|op| op.product(&self.program));
         let product = product.filter(|product| product.stacking == Stacking::One && self.rows(product.x) == 1);
         let Some(weight) = product.and_then(|product| product.weights().next()) else { return false };
         self.matrix(weight).quant != Quant::F32 && self.has_room_for_one(self.matrix(weight), 1)
     }
 
+    /// Whether an op is such a product that runs beside those before it.
+    pub(crate) fn is_beside(&self, at: usize) -> bool {
+        self.beside.get(at) == Some(&true) && self.is_of_one(at - 1) && self.is_of_one(at)
+    }
+
     /// How the product of one row that is being launched comes between the ops before and behind it.
     pub(crate) fn neighbours(&self) -> u32 {
         let Some(at) = self.running else { return 0 };
-        let is_beside = |at: usize| self.beside.get(at) == Some(&true) && self.is_of_one(at - 1) && self.is_of_one(at);
-        let late = if is_beside(at + 1) { LATE } else { 0 };
-        late | if is_beside(at) { BESIDE } else { 0 }
+        let late = if self.is_beside(at + 1) { LATE } else { 0 };
+        late | if self.is_beside(at) { BESIDE } else { 0 }
     }
 
     /// Launches a product of one row that has neighbours with those before it, or with what comes.

@@ -6,6 +6,7 @@ pub(crate) mod conv;
 pub(crate) mod experts;
 pub(crate) mod likeliest;
 pub(crate) mod norm;
+pub(crate) mod normed;
 pub(crate) mod product;
 pub(crate) mod read_memory;
 pub(crate) mod recurrence;

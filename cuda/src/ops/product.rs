@@ -47,7 +47,7 @@ fn unit(quant: Quant) -> &'static str {
 pub(crate) struct Job {
     weight: u64,
     up: u64,
-    x: u64,
+    pub(super) x: u64,
     factor: u64,
     pieces: u64,
     chosen: u64,
@@ -70,6 +70,10 @@ pub(crate) struct Job {
     scale: f32,
     columns: u32,
     pub(super) neighbours: u32,
+    pub(super) norm_threads: u32,
+    pub(super) norm: u64,
+    pub(super) normed: u64,
+    pub(super) norm_eps: f32,
     padding: u32,
 }
 
@@ -363,8 +367,9 @@ impl Machine {
             scale: of.scale,
             columns: matrix.columns as u32,
             neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
-            padding: 0,
+            ..bytemuck::Zeroable::zeroed()
         };
+        let job = if kernel == Kernel::One { self.with_norm(job) } else { job };
         if kernel == Kernel::One && !is_gated && job.neighbours != 0 {
             return self.join(of.weight, job);
         }
@@ -388,7 +393,7 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let tiles: usize = jobs.iter().map(|job| job.rows().div_ceil(TILE)).sum();
         let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
-        let at_once = if tiles > blocks && self.has_room_for_one(matrix, 2) { 2 } else { 1 };
+        let at_once = if (tiles > blocks || jobs[0].norm != 0) && self.has_room_for_one(matrix, 2) { 2 } else { 1 };
         let shared = shared_of_one(matrix, at_once);
         // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
         let alone = self.device.shared_bytes() / 2 + 1024;
@@ -401,11 +406,7 @@ impl Machine {
         };
         let name = format!("{kind}_{}", suffix(matrix.quant));
         let launch = self.kernel(unit(matrix.quant), &name)?.grid(blocks, matrices, 1).block(THREADS * at_once);
-        let launch = launch.shared(shared.max(alone)).early();
-        match jobs {
-            [job] => launch.arg(*job).launch(),
-            several => launch.arg(Jobs::new(several)).launch(),
-        }
+        launch.shared(shared.max(alone)).early().arg(Jobs(jobs)).launch()
     }
 
     /// How a kernel wants its activations. Of entries of experts: where their pieces, the number of these and the order are in
