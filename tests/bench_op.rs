@@ -178,9 +178,10 @@ fn methods_are_compared_by_what_perplexity_says_of_each() {
     let out = succeeds(&[&op[..], &["--json"]].concat());
     let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let edge = ["--kv-policy", "edgeinfinite"];
-    let policies: [&[&str]; 7] = [
+    let policies: [&[&str]; 8] = [
         &[],
         &[&edge[..], &["--edge-ungated"]].concat(),
+        &[&edge[..], &["--edge-memory", "ptaa"]].concat(),
         &edge,
         &[&edge[..], &["--edge-absorb", "recompute"]].concat(),
         &[&edge[..], &["--edge-sink", "0"]].concat(),
@@ -205,7 +206,7 @@ fn methods_are_compared_by_what_perplexity_says_of_each() {
     }
     all.sort();
     all.dedup();
-    assert_eq!(all.len(), 7, "{all:?}");
+    assert_eq!(all.len(), 8, "{all:?}");
     let table = succeeds(&[&op[..], &["--methods", "full,gates"]].concat());
     assert!(table.starts_with("| method | from 100 | from 200 | all | answers 5 | answers 30 |\n|---|---|"), "{table}");
     assert_eq!(table.lines().count(), 4, "{table}");

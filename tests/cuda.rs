@@ -2,14 +2,15 @@
 //! company. Every test says "skipped" where there is no GPU.
 
 use crate::{
-    edgeinfinite::{answers, off_the_oracle},
+    edge_oracle::off_the_oracle,
+    edgeinfinite::answers,
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
     shortened::head_by_head,
     speculation::{MODELS, drafts_change_no_bit},
 };
 use kvas::model::placement::placement;
-use kvas_backend::{Backend, KvType, Op, Program, Replay, Split};
+use kvas_backend::{Backend, KvType, Op, Program, Replay, Split, store::SegmentMemory};
 use kvas_cpu::Cpu;
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -157,7 +158,7 @@ const ORACLE: f64 = 1e-6;
 #[test]
 fn segments_on_a_gpu_are_given_up_as_the_oracle_does() {
     let Some(device) = device() else { return };
-    let off = off_the_oracle(&|| backend(&device));
+    let off = off_the_oracle(&|| backend(&device), SegmentMemory::Matrix);
     println!("off by {off:.1e}");
     assert!(off < ORACLE, "off by {off:e}");
 }

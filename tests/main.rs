@@ -11,6 +11,7 @@ mod convert;
 mod cuda;
 mod devices;
 mod documents;
+mod edge_oracle;
 mod edgeinfinite;
 mod faulty;
 mod golden;

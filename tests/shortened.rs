@@ -3,7 +3,7 @@
 
 use crate::{
     commands::text,
-    edgeinfinite::{ask, gated, greedy, greedy_of, limits, plain, tokens},
+    edgeinfinite::{ask, gated, greedy, greedy_of, keeping as keeping_segments, limits, plain, tokens},
     golden::{converted, fixture},
     slake::small,
 };
@@ -102,12 +102,20 @@ fn a_sequence_that_has_given_up_segments_goes_on_as_if_it_had_never_left() {
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
         let (model, schedule) = gated(absorbing);
         check(absorbing.name(), (&model, Keeping::Segments(schedule)), (PROCESSOR, [4, 16, 2]));
+        let (model, schedule) = keeping_segments(SegmentMemory::Moments, absorbing);
+        let name = format!("moments-{}", absorbing.name());
+        check(&name, (&model, Keeping::Segments(schedule)), (PROCESSOR, [4, 16, 2]));
     }
     // With recurrent state beside it, with positions in the sequence, and with nothing that is remembered.
     let mut hybrid =
         Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf").as_ref(), None).unwrap();
-    for positions in [Positions::Held, Positions::Sequence] {
-        let segments = Segments { sink: 3, window: 9, segment: 32, positions, memory: SegmentMemory::None };
+    let ways = [
+        (Positions::Held, SegmentMemory::None),
+        (Positions::Sequence, SegmentMemory::None),
+        (Positions::Held, SegmentMemory::Moments),
+    ];
+    for (positions, memory) in ways {
+        let segments = Segments { sink: 3, window: 9, segment: 32, positions, memory };
         hybrid.program = Arc::new(lower_segments(&hybrid.spec, segments));
         let schedule = Schedule::of(&segments, Absorbing::InPlace);
         // Pages of 16 tokens and more are read in another order, which the choice between two tokens here may depend on.
@@ -189,7 +197,9 @@ fn with_value(whole: &[u8], section: &str, (at, value): (usize, f32)) -> Vec<u8>
     let mut bytes = whole.to_vec();
     bytes[start + 4 * at..][..4].copy_from_slice(&value.to_le_bytes());
     let old = header["__metadata__"][format!("checksum.{section}")].as_str().unwrap();
-    let text = text.replace(old, blake3::hash(&bytes[start..end]).to_hex().as_str());
+    // Another section may hold the same.
+    let named = |checksum: &str| format!("checksum.{section}\":\"{checksum}");
+    let text = text.replace(&named(old), &named(blake3::hash(&bytes[start..end]).to_hex().as_str()));
     bytes[8..length].copy_from_slice(text.as_bytes());
     let checksum = *blake3::hash(&bytes[..length]).as_bytes();
     let end = bytes.len() - checksum.len();
@@ -222,6 +232,25 @@ fn what_cannot_be_remembered_is_refused_whoever_has_sealed_it() {
     let same = with_value(&whole, section, (0, 1.0));
     assert!(same == whole);
     assert_eq!(loaded(engine, &path).0.stats().unwrap().usage.snapshots.held, 2, "the prompt, and what is left of it");
+    // Segments that are summed up: 8 of 16 tokens each, before position 148.
+    let (model, schedule) = keeping_segments(SegmentMemory::Moments, Absorbing::InPlace);
+    let make = || keeping(&model, Some(Keeping::Segments(schedule)), (Box::new(Cpu::new(1)), 4));
+    let (first, engine) = (make(), make());
+    let conversation = first.open().unwrap();
+    ask(&first, of(conversation, greedy(&prompt, 1)));
+    let whole = save(&first, &model, (conversation, &prompt), &path);
+    for (at, value, named) in [
+        (0, 0.0, "tokens stayed before position"),
+        (1, f32::from_bits(10_000), "10000 tokens stayed"),
+        (2, f32::from_bits(7), "before position 7"),
+        (5, 112.0, "112 tokens are summed up, expected 128"),
+        (4, f32::from_bits(151), "are remembered"),
+    ] {
+        let session = Session::from_bytes("s", with_value(&whole, section, (at, value)).into()).unwrap();
+        let error = engine.load(Arc::new(session), Scope::default()).unwrap_err();
+        assert!(error.starts_with(&format!("s: section {section}: ")) && error.contains(named), "{error}");
+    }
+    loaded(engine, &path);
     std::fs::remove_file(path).unwrap();
 }
 
@@ -235,12 +264,17 @@ fn nobody_goes_on_with_what_was_given_up_in_another_way() {
     save(&first, &model, (conversation, &all), &path);
     let fewer = Schedule { window: schedule.window - 1, ..schedule };
     let recomputed = Schedule { absorbing: Absorbing::Recompute, ..schedule };
-    let others = [(&model, Some(fewer)), (&model, Some(recomputed)), (&plain(), None)];
+    let (summed, of_moments) = keeping_segments(SegmentMemory::Moments, Absorbing::InPlace);
+    let others = [(&model, Some(fewer)), (&model, Some(recomputed)), (&plain(), None), (&summed, Some(of_moments))];
     for (number, (model, schedule)) in others.into_iter().enumerate() {
         let other = engine(model, schedule, (1, 4));
         let note = other.load(Arc::new(Session::open(&path).unwrap()), Scope::default()).unwrap().unwrap();
-        let named =
-            ["window 8, expected 7", "absorb inplace, expected recompute", "policy edgeinfinite, expected full"];
+        let named = [
+            "window 8, expected 7",
+            "absorb inplace, expected recompute",
+            "policy edgeinfinite, expected full",
+            "memory matrix, expected moments",
+        ];
         assert!(note.contains(named[number]), "{note}");
         let conversation = other.open().unwrap();
         let (found, cached) = ask(&other, of(conversation, greedy(&all, 20)));
@@ -298,10 +332,15 @@ fn a_conversation_that_held_all_is_read_again_before_it_gives_up_segments() {
 }
 
 /// Models that give up tokens in segments, and head by head.
-fn both() -> [(&'static str, Model, Keeping); 2] {
+fn all_ways() -> [(&'static str, Model, Keeping); 3] {
     let (edge, schedule) = gated(Absorbing::InPlace);
+    let (summed, of_moments) = keeping_segments(SegmentMemory::Moments, Absorbing::InPlace);
     let bound = small(72);
-    [("edge", edge, Keeping::Segments(schedule)), ("heads", giving("llama", &bound, MomentType::F32), bound.into())]
+    [
+        ("edge", edge, Keeping::Segments(schedule)),
+        ("moments", summed, Keeping::Segments(of_moments)),
+        ("heads", giving("llama", &bound, MomentType::F32), bound.into()),
+    ]
 }
 
 /// An engine with room for so many snapshots and tokens in pages of 4, and somewhere else for what gives way.
@@ -318,7 +357,7 @@ fn shelved(
 
 #[test]
 fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart() {
-    for (name, model, bound) in both() {
+    for (name, model, bound) in all_ways() {
         let (id, folder) = (ModelId::of(&model.file), place(&format!("{name}-folder")));
         let of_model = |prompt: &[u32]| greedy_of(model.spec.vocab, prompt, 24);
         let prompts: Vec<_> = (0..4).map(|number| tokens(300, 30 + number)).collect();
@@ -364,7 +403,7 @@ fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart(
 
 #[test]
 fn a_request_that_made_room_goes_on_as_if_it_had_not_where_what_it_held_is_kept() {
-    for (name, model, bound) in both() {
+    for (name, model, bound) in all_ways() {
         let id = ModelId::of(&model.file);
         let run = |tokens_of_all: usize, shelf: Option<Shelf>| {
             let engine = shelved((&model, bound), (0, tokens_of_all), shelf);

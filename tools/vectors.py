@@ -125,10 +125,46 @@ def slake(oracle, seed):
     })
 
 
+def summed_up(oracle):
+    """The model whose segments go into moments, which are one more part of every context instead of a memory and gates."""
+
+    class SummedUp(oracle.EdgeInf):
+        def reset(self):
+            super().reset()
+            self.moments = [oracle.Moments(self.Hkv, self.d, self.d) for _ in self.W]
+
+        def absorb(self, kv):
+            for moments, (k, v) in zip(self.moments, kv):
+                for j in range(k.shape[1]):
+                    moments.add(k[:, j], v[:, j])
+            self.N += 1
+
+        def fwd(self, x, at, keep=True):
+            rows, scale, fresh = len(at), self.d**-0.5, []
+            by_head = lambda y, heads: y.reshape(rows, heads, self.d).transpose(1, 0, 2)
+            for layer, (w, moments) in enumerate(zip(self.W, self.moments)):
+                q, k = (oracle.rope(by_head(x @ w[name], heads), self.p(at)) for name, heads in (("q", self.Hq), ("k", self.Hkv)))
+                v = by_head(x @ w["v"], self.Hkv)
+                keys, values = (np.concatenate([old, new], 1) for old, new in zip(self.c[layer], (k, v)))
+                found = np.empty((rows, self.Hq, self.d))
+                for row in range(rows):
+                    seen = keys.shape[1] - rows + row + 1
+                    held = oracle.partial(q[:, row], keys[:, :seen], values[:, :seen], scale)
+                    found[row] = oracle.merge([held, moments.part(q[:, row], scale)])
+                if keep:
+                    self.c[layer] = [keys, values]
+                fresh.append((k, v))
+                x = x + found.reshape(rows, self.D) @ w["o"]
+            return x, fresh
+
+    return SummedUp
+
+
 def edgeinfinite(oracle, seed):
     """Two attention layers without norms or feed-forward halves, `x += heads(x) Wo`, read with sinks, segments and a
     window: what comes out, token by token, of a prompt of each length in `prompts`, of decoding from `first` tokens on
-    in place and with recomputation, and the memories after the last prompt. Matrices are `[inputs, outputs]`."""
+    in place and with recomputation, and the memories after the last prompt; the same of segments that are summed up.
+    Matrices are `[inputs, outputs]`."""
     rng = np.random.default_rng(seed)
     like = oracle.EdgeInf(rng, d=EDGE_DIM)
     for layer in like.W:
@@ -140,24 +176,26 @@ def edgeinfinite(oracle, seed):
         "sink": like.sink, "window": like.win, "segment": like.seg, "rope_base": 10000.0, "first": first,
         "weights": [{name: flat(matrix) for name, matrix in layer.items()} for layer in like.W], "inputs": flat(inputs),
     }
-    for pos in ("cache", "abs"):
-        def model(**other):
-            made = oracle.EdgeInf(rng, d=EDGE_DIM, pos=pos, **other)
+    ways = [("", oracle.EdgeInf), ("ptaa_", summed_up(oracle))]
+    for way, pos in ((way, pos) for way in ways for pos in ("cache", "abs")):
+        def model():
+            made = way[1](rng, d=EDGE_DIM, pos=pos)
             made.W = like.W
             return made
+        has_matrix = way[0] == ""
         prompts, answers = [first, 12, 13, 18, 19, EDGE_TOKENS - 1, EDGE_TOKENS], []
         for length in prompts:
             prompt = model()
             answers.append(flat(prompt.prefill(inputs[:length]), 7))
+        memory = {"m": flat(prompt.M, 7), "z": flat(prompt.z, 7)} if has_matrix else {}
         decoded = {}
         for mode in ("inplace", "recompute"):
             made = model()
             made.prefill(inputs[:first])
             decoded[mode] = flat([made.decode(x, mode) for x in inputs[first:]], 7)
-            decoded[f"{mode}_m"], decoded[f"{mode}_z"] = flat(made.M, 7), flat(made.z, 7)
-        fields[pos] = {
-            "prompts": prompts, "prompt_out": answers, "m": flat(prompt.M, 7), "z": flat(prompt.z, 7), **decoded,
-        }
+            if has_matrix:
+                decoded[f"{mode}_m"], decoded[f"{mode}_z"] = flat(made.M, 7), flat(made.z, 7)
+        fields[way[0] + pos] = {"prompts": prompts, "prompt_out": answers, **memory, **decoded}
     write("edgeinfinite", fields)
 
 

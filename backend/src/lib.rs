@@ -219,7 +219,8 @@ pub trait Backend: Send {
 
     /// Appends what a slot remembers after `position` tokens of those that its sequence has given up,
     /// [`Program::given_up_elements`] values: of a store of segments the matrices `[kv_heads, key_dim, value_dim]`, then
-    /// the vectors `[kv_heads, key_dim]`; of one whose tokens are given up head by head those of [`Remembered`].
+    /// the vectors `[kv_heads, key_dim]`; of one whose tokens are given up head by head, or whose
+    /// segments are summed up, those of [`Remembered`].
     fn save_given_up(&mut self, _slot: Slot, _position: u32, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }

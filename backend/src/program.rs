@@ -125,6 +125,12 @@ impl Program {
         self.stores.iter().zip(0..).filter(move |(decl, _)| has_segments(decl)).map(|(_, at)| Store(at))
     }
 
+    /// Page stores of which slots remember marks or moments: those of [`Policy::given_up`].
+    pub fn marked_stores(&self) -> impl Iterator<Item = Store> {
+        let is_marked = |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.given_up().is_some());
+        self.stores.iter().zip(0..).filter(move |(decl, _)| is_marked(decl)).map(|(_, at)| Store(at))
+    }
+
     /// How segments are given up, which all page stores do alike or none does.
     pub fn segments(&self) -> Option<&Segments> {
         self.stores.iter().find_map(|store| match store {

@@ -1,4 +1,4 @@
-//! What a slot remembers of a layer that gives up tokens head by head, in values: how it leaves one backend and comes to
+//! What a slot remembers of a layer that gives up tokens head by head, or segments that are summed up, in values: how it leaves one backend and comes to
 //! another, and what cannot be true of it (ALGORITHMS 5.8). Whole numbers are there as their bits.
 
 use crate::{
@@ -43,10 +43,10 @@ pub struct Claim {
 }
 
 impl Remembered {
-    /// Of a page store whose tokens are given up head by head.
+    /// Of a page store whose tokens are given up head by head, or as segments that are summed up.
     pub const fn of(decl: &PagesDecl) -> Option<Self> {
-        match decl.policy.slake() {
-            Some(slake) => Some(Self { decl: *decl, slake: *slake }),
+        match decl.policy.given_up() {
+            Some(slake) => Some(Self { decl: *decl, slake }),
             None => None,
         }
     }
@@ -83,8 +83,8 @@ impl Remembered {
         let mut next = |len: usize| rest.split_off_mut(..len).expect("as many as the sizes say");
         let [positions, scores, vectors, covariances, queries] = self.sizes().map(&mut next);
         for (own, all, count) in [(positions, parts.positions, marks.stayed), (scores, parts.scores, held)] {
-            let heads = own.chunks_exact_mut(self.slake.capacity).zip(all.chunks_exact(self.slake.capacity));
-            let count = count.min(self.slake.capacity);
+            let (each, count) = (self.slake.capacity.max(1), count.min(self.slake.capacity));
+            let heads = own.chunks_exact_mut(each).zip(all.chunks_exact(each));
             heads.for_each(|(own, all)| own[..count].copy_from_slice(&all[..count]));
         }
         if marks.count > 0.0 {
@@ -115,8 +115,9 @@ impl Remembered {
             let (found, at) = (marks.stayed, marks.since);
             return Err(format!("{found} tokens stayed before position {at}, expected {stayed} before {since}"));
         }
-        if marks.stayed > self.slake.capacity || held < stayed || length < held {
-            let most = self.slake.capacity;
+        // Segments keep what they hold in order: their tokens have no marks.
+        let most = if self.slake.capacity == 0 { usize::MAX } else { self.slake.capacity };
+        if marks.stayed > most || held < stayed || length < held {
             return Err(format!("{stayed} tokens stayed and {held} are held of {length}, expected at most {most}"));
         }
         let gone = if absorbed { (length - held) as f32 } else { 0.0 };
@@ -129,7 +130,7 @@ impl Remembered {
             return Err(format!("queries {asked:?} are remembered, expected at most {window} of {length} tokens"));
         }
         let mut seen = vec![false; since as usize];
-        for positions in parts.positions.chunks_exact(self.slake.capacity) {
+        for positions in parts.positions.chunks_exact(self.slake.capacity.max(1)) {
             seen.fill(false);
             for position in positions[..marks.stayed].iter().map(|position| position.to_bits()) {
                 let is_new = seen.get_mut(position as usize).is_some_and(|seen| !std::mem::replace(seen, true));
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
     use crate::{
         Slot, Span,
-        store::{PageLayout, Policy},
+        store::{PageLayout, Policy, Positions, SegmentMemory, Segments},
     };
 
     const SLAKE: Slake = Slake { heads: 2, window: 3, capacity: 4, moments: MomentType::F32 };
@@ -233,6 +234,38 @@ mod tests {
         let unsummed = values(&Marks { count: 0.0, ..marks() });
         let (_, parts) = Remembered::of(&DECL).unwrap().split(&unsummed);
         assert!(parts.vectors.iter().chain(parts.covariances).all(|x| *x == 0.0));
+    }
+
+    #[test]
+    fn of_segments_that_are_summed_up_the_moments_are_all_there_is() {
+        let (positions, memory) = (Positions::Held, SegmentMemory::Moments);
+        let policy = Policy::Segments(Segments { sink: 2, window: 3, segment: 7, positions, memory });
+        let decl = PagesDecl { policy, ..DECL };
+        let layer = Remembered::of(&decl).unwrap();
+        let mut marks = Marks { bounded: true, stayed: 4, since: 18, count: 14.0, ..Marks::default() };
+        marks.ask(&Span { slot: Slot(1), context: 0, rows: 20 }, 0);
+        let [vectors, covariances] =
+            [(10, 20.0), (4, 40.0)].map(|(count, from)| (0..count).map(|i| from + i as f32).collect::<Vec<f32>>());
+        let nothing = &[][..];
+        let parts = RememberedParts {
+            positions: nothing,
+            scores: nothing,
+            vectors: &vectors,
+            covariances: &covariances,
+            queries: nothing,
+        };
+        let mut values = Vec::new();
+        layer.join((&marks, 20), &parts, &mut values);
+        assert_eq!((values.len(), decl.given_up_elements(), decl.memory_bytes()), (7 + 10 + 4, values.len(), 4 * 14));
+        let claim = Claim { length: 20, held: 6, stayed: 4, absorbed: true };
+        layer.check(&values, claim).unwrap();
+        let (found, parts) = layer.split(&values);
+        assert_eq!((found.stayed, found.since, found.count), (4, 18, 14.0));
+        assert_eq!((parts.vectors, parts.covariances), (&vectors[..], &covariances[..]));
+        values[5] = 7.0;
+        assert!(layer.check(&values, claim).unwrap_err().contains("7 tokens are summed up, expected 14"));
+        let none = Segments { memory: SegmentMemory::None, ..*policy.segments().unwrap() };
+        assert!(Remembered::of(&PagesDecl { policy: Policy::Segments(none), ..DECL }).is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::slots::of_slot;
 use kvas_backend::{
     Limits, Slot,
-    store::{PagesDecl, Positions, SegmentMemory, Segments},
+    store::{PagesDecl, SegmentMemory},
 };
 
 /// What all slots remember of a layer, those of snapshots too. Nothing is written, and so no memory taken, before a
@@ -11,7 +11,6 @@ use kvas_backend::{
 #[derive(Debug)]
 pub(crate) struct Absorbed {
     pub(crate) decl: PagesDecl,
-    segments: Segments,
     slots: usize,
     /// By slot: tokens that were absorbed.
     tokens: Vec<u64>,
@@ -26,19 +25,11 @@ impl Absorbed {
         let segments = *decl.policy.segments().expect("a store of segments");
         let slots = limits.all_slots();
         let columns = match segments.memory {
-            SegmentMemory::None => 0,
+            SegmentMemory::None | SegmentMemory::Moments => 0,
             SegmentMemory::Matrix => slots * decl.kv_heads * decl.key_dim,
         };
         let (matrices, norms) = (vec![0.0; columns * decl.value_dim], vec![0.0; columns]);
-        Self { decl, segments, slots, tokens: vec![0; slots], matrices, norms }
-    }
-
-    /// Whether positions are those of what is held.
-    pub(crate) fn moves_positions(&self) -> bool {
-        match self.segments.positions {
-            Positions::Held => true,
-            Positions::Sequence => false,
-        }
+        Self { decl, slots, tokens: vec![0; slots], matrices, norms }
     }
 
     /// The memory of a slot, `[kv_heads][key_dim][value_dim]` and `[kv_heads][key_dim]`, if anything is in it.
@@ -110,7 +101,7 @@ mod tests {
     use super::*;
     use kvas_backend::{
         KvType, Replay, StateType,
-        store::{PageLayout, Policy},
+        store::{PageLayout, Policy, Positions, Segments},
     };
 
     #[test]

@@ -1,5 +1,5 @@
 //! What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5):
-//! the last queries, positions and scores of the tokens that stayed, moments of the others.
+//! the last queries, positions and scores of the tokens that stayed, moments of the others. Of segments the moments only.
 
 use crate::{
     simd::{
@@ -57,7 +57,7 @@ pub(crate) struct OfSlot<'a> {
 
 impl GivenUp {
     pub(crate) fn new(decl: PagesDecl, limits: &Limits) -> Self {
-        let slake = *decl.policy.slake().expect("a store that gives up tokens");
+        let slake = decl.policy.given_up().expect("a store that gives up tokens");
         let (slots, heads) = (limits.all_slots(), limits.all_slots() * decl.kv_heads);
         let moments = if slake.moments == MomentType::Off { 0 } else { heads };
         let stored = if slake.moments == MomentType::F16 { StateType::F16 } else { StateType::F32 };
@@ -121,9 +121,19 @@ impl GivenUp {
         (self.positions[at], self.scores[at]) = (position, score);
     }
 
+    /// Tokens were given up, and so many stay.
+    pub(crate) fn settled(&mut self, eviction: &Eviction<'_>, keep: u32) {
+        let marks = &mut self.marks[eviction.slot.0 as usize];
+        (marks.bounded, marks.stayed) = (true, keep as usize);
+        (marks.since, marks.mass_cap) = (eviction.context, eviction.mass_cap);
+    }
+
     /// Remembers the queries of a span, `[rows, heads * key_dim]`.
     pub(crate) fn ask(&mut self, span: Span, rows: &[f32]) {
         let (window, columns) = (self.slake.window, self.slake.heads * self.decl.key_dim);
+        if window == 0 {
+            return; // nobody asks them
+        }
         self.marks[span.slot.0 as usize].ask(&span, window as u32);
         let end = span.context + span.rows;
         let queries = of_slot(&mut self.queries, self.slots, span.slot);

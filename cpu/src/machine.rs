@@ -17,7 +17,7 @@ use crate::{
 use kvas_backend::{
     Act, Cursor, Cursors, DeviceError, Entry, Limits, Op, Program, Rows, Slot, Step, StoreDecl, Weight, WeightSource,
     op::{self, HeadMap},
-    store::{Decay, Policy},
+    store::{Decay, Policy, SegmentMemory, Segments},
 };
 use std::sync::Arc;
 
@@ -89,7 +89,9 @@ impl Machine {
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(pages) => match pages.policy {
                 Policy::Full => Memory::Pages,
-                Policy::Slake(_) => Memory::Bounded(GivenUp::new(*pages, &limits)),
+                Policy::Slake(_) | Policy::Segments(Segments { memory: SegmentMemory::Moments, .. }) => {
+                    Memory::Bounded(GivenUp::new(*pages, &limits))
+                }
                 Policy::Segments(_) => Memory::Absorbed(Absorbed::new(*pages, &limits)),
             },
             StoreDecl::State(state) if state.value_heads == 0 => Memory::Pages,

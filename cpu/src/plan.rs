@@ -151,8 +151,11 @@ impl Plan {
         if pages.policy.segments().is_some() {
             self.scratch = self.scratch.max(attention::segments_scratch(pages));
         }
-        let Some(slake) = pages.policy.slake() else { return };
-        let tokens = limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores());
+        let Some(slake) = &pages.policy.given_up() else { return };
+        let tokens = match pages.policy.segments() {
+            Some(segments) => segments.segment,
+            None => limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores()),
+        };
         self.ranks[0] = self.ranks[0].max(pages.kv_heads);
         self.ranks[1] = self.ranks[1].max(tokens.saturating_add(slake.capacity));
         self.scratch = self.scratch.max(attention::given_up_scratch(pages, slake));

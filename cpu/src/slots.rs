@@ -16,9 +16,9 @@ use kvas_backend::{
 pub(crate) enum Memory {
     /// Nothing: pages are in the arena, or another device has what it remembers.
     Pages,
-    /// So do these, but for what was given up of them.
+    /// So do these, but for what was given up of them head by head, or segments that were summed up.
     Bounded(GivenUp),
-    /// And these, but for what their segments left.
+    /// And these, but for what their segments left in matrices.
     Absorbed(Absorbed),
     State(State),
     Conv(Conv),

@@ -1,9 +1,9 @@
 //! What slots remember of the segments of a layer that they gave up (ALGORITHMS 4.1): per KV head a matrix and a vector.
 
-use crate::device::{Device, Memory, Ptr};
+use crate::device::{Device, Memory, Ptr, failed};
 use kvas_backend::{
     DeviceError, Limits, Program, Slot, Store, StoreDecl,
-    store::{PagesDecl, Positions, SegmentMemory, Segments},
+    store::{PagesDecl, SegmentMemory, Segments},
 };
 use std::sync::Arc;
 
@@ -25,6 +25,12 @@ impl Absorbed {
         let columns = match segments.memory {
             SegmentMemory::None => 0,
             SegmentMemory::Matrix => slots * decl.kv_heads * decl.key_dim,
+            SegmentMemory::Moments => {
+                return Err(failed(
+                    "segments that are summed up (--edge-memory ptaa), expected --edge-memory gates or --edge-ungated \
+                     on a GPU, or --device cpu",
+                ));
+            }
         };
         Ok(Self {
             decl,
@@ -42,10 +48,7 @@ impl Absorbed {
 
     /// Whether positions are those of what is held.
     pub(crate) fn moves_positions(&self) -> bool {
-        match self.segments.positions {
-            Positions::Held => true,
-            Positions::Sequence => false,
-        }
+        self.segments.moves_positions()
     }
 
     /// The matrices and the vectors of all slots.

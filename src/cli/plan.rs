@@ -16,7 +16,7 @@ use kvas::{
     },
     policy::{Keeping, Layout, Schedule},
 };
-use kvas_backend::Replay;
+use kvas_backend::{Replay, store::SegmentMemory};
 use serde_json::json;
 use std::{collections::BTreeMap, io::Write};
 
@@ -184,8 +184,12 @@ impl<'a> Report<'a> {
     fn held(&self) -> Option<String> {
         match (self.bound?, self.layout) {
             (Keeping::Segments(schedule), _) => {
-                let Schedule { sink, window, segment, absorbing, has_memory } = schedule;
-                let memory = if has_memory { "a memory" } else { "no memory" };
+                let Schedule { sink, window, segment, absorbing, memory } = schedule;
+                let memory = match memory {
+                    SegmentMemory::None => "no memory",
+                    SegmentMemory::Matrix => "a memory",
+                    SegmentMemory::Moments => "moments",
+                };
                 let (most, absorbing) = (schedule.most(), absorbing.name());
                 Some(format!("{most}: sink {sink}, window {window}, segment {segment}, {memory}, {absorbing}"))
             }
@@ -204,7 +208,7 @@ impl<'a> Report<'a> {
         match (self.bound?, self.layout) {
             (Keeping::Segments(schedule), _) => Some(json!({
                 "policy": "edgeinfinite", "held": schedule.most(), "sink": schedule.sink, "window": schedule.window,
-                "segment": schedule.segment, "memory": schedule.has_memory, "absorb": schedule.absorbing.name(),
+                "segment": schedule.segment, "memory": schedule.memory.name(), "absorb": schedule.absorbing.name(),
             })),
             (Keeping::Budget(bound), Some(layout)) => Some(json!({
                 "policy": "slake", "budget": bound.budget, "held": bound.rows(&layout), "layers": layout.layers,

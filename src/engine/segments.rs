@@ -28,7 +28,7 @@ impl Runner {
             window: 0,
             sinks: schedule.sink,
             order: Order::Recency,
-            absorb: schedule.has_memory,
+            absorb: schedule.memory.keeps(),
             mass_cap: 0.0,
             holdings: &holdings,
         })?;

@@ -222,11 +222,11 @@ mod tests {
     use crate::policy::{Absorbing, Schedule};
     use kvas_backend::{
         Act, KvType, Limits, Program, Replay, Slot, StateType, StoreDecl,
-        store::{PageLayout, PagesDecl, Policy},
+        store::{PageLayout, PagesDecl, Policy, SegmentMemory},
     };
 
     const SCHEDULE: Schedule =
-        Schedule { sink: 4, window: 4, segment: 8, absorbing: Absorbing::InPlace, has_memory: true };
+        Schedule { sink: 4, window: 4, segment: 8, absorbing: Absorbing::InPlace, memory: SegmentMemory::Matrix };
 
     fn memory(pages: usize, snapshots: usize) -> Memory {
         let layout = PageLayout::Separate;

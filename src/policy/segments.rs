@@ -38,8 +38,8 @@ pub struct Schedule {
     pub segment: u32,
     /// What becomes of those behind them.
     pub absorbing: Absorbing,
-    /// Whether anything is kept of them.
-    pub has_memory: bool,
+    /// What is kept of them.
+    pub memory: SegmentMemory,
 }
 
 /// Where a sequence is.
@@ -57,7 +57,7 @@ impl Schedule {
     /// Of a program whose layers give up segments.
     pub fn of(segments: &Segments, absorbing: Absorbing) -> Self {
         let [sink, window, segment] = [segments.sink, segments.window, segments.segment].map(|tokens| tokens as u32);
-        Self { sink, window, segment, absorbing, has_memory: segments.memory == SegmentMemory::Matrix }
+        Self { sink, window, segment, absorbing, memory: segments.memory }
     }
 
     /// What has to be the same so that one program goes on from what another one has given up: of this schedule and of how
@@ -68,11 +68,7 @@ impl Schedule {
             Positions::Held => "held",
             Positions::Sequence => "sequence",
         };
-        let memory = match segments.memory {
-            SegmentMemory::None => "none",
-            SegmentMemory::Matrix => "matrix",
-        };
-        let (name, absorbing) = (PolicyKind::EdgeInfinite.name(), absorbing.name());
+        let (name, absorbing, memory) = (PolicyKind::EdgeInfinite.name(), absorbing.name(), segments.memory.name());
         format!(
             "{POLICY} {name} sink {sink} window {window} segment {segment} absorb {absorbing} positions {positions} \
              memory {memory}"
@@ -138,7 +134,7 @@ mod tests {
     use super::*;
 
     const SCHEDULE: Schedule =
-        Schedule { sink: 3, window: 4, segment: 6, absorbing: Absorbing::InPlace, has_memory: true };
+        Schedule { sink: 3, window: 4, segment: 6, absorbing: Absorbing::InPlace, memory: SegmentMemory::Matrix };
 
     /// Reads a prompt, then tokens one by one, with segments given up as they are due; what happens.
     fn course(prompt: u32, tokens: u32, schedule: Schedule) -> Vec<(u32, u32)> {

@@ -57,12 +57,13 @@ impl Session {
         Ok(())
     }
 
-    /// Refuses in one line what cannot be remembered of layers that have given up tokens head by head.
+    /// Refuses in one line what cannot be remembered of layers that have given up tokens head by head, or segments that
+    /// were summed up.
     fn check_remembered(&self, program: &Program, keeping: &Keeping, length: u32) -> Result<(), String> {
-        let (Shortened { given_up, memory: Some(memory), .. }, Some(bound)) =
-            (&self.shortened[&length], keeping.budget())
-        else {
-            return Ok(());
+        let Shortened { given_up, memory: Some(memory), .. } = &self.shortened[&length] else { return Ok(()) };
+        let absorbed = match keeping {
+            Keeping::Budget(bound) => bound.moments,
+            Keeping::Segments(schedule) => schedule.memory.keeps(),
         };
         let mut values = Vec::new();
         self.convert(memory, 0, memory.shape[1], &mut values);
@@ -75,7 +76,7 @@ impl Session {
             let held = *held.next().expect("as many as the program says");
             if let Some(layer) = Remembered::of(pages) {
                 let stayed = *stayed.next().expect("as many as the program says");
-                layer.check(own, Claim { length, held, stayed, absorbed: bound.moments })?;
+                layer.check(own, Claim { length, held, stayed, absorbed })?;
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ use kvas::{
     policy::{Absorbing, Bound, Keeping, Schedule},
     text::ChatTemplate,
 };
+use kvas_backend::store::SegmentMemory;
 use serde_json::{Value, json};
 
 #[test]
@@ -134,7 +135,8 @@ fn said(reply: &Value) -> String {
 
 #[test]
 fn a_request_may_give_up_segments_where_the_server_can() {
-    let schedule = Schedule { sink: 4, window: 16, segment: 32, absorbing: Absorbing::InPlace, has_memory: false };
+    let (absorbing, memory) = (Absorbing::InPlace, SegmentMemory::None);
+    let schedule = Schedule { sink: 4, window: 16, segment: 32, absorbing, memory };
     let (plain, bounded) = (Host::shared(), Host::with_bound(Keeping::Segments(schedule)));
     let all = said(&plain.post("/v1/completions", &body(&json!({}))).ok());
     let some = said(&bounded.post("/v1/completions", &body(&json!({}))).ok());

@@ -17,7 +17,7 @@ use crate::{
     Act, Backend, Cursors, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, StoreDecl,
     Weight, WeightDecl, WeightSource, op,
     program::Rows,
-    store::{PagesDecl, Policy},
+    store::{PagesDecl, Policy, SegmentMemory},
 };
 use conv::ConvSlot;
 use kvas_gguf::Quant;
@@ -34,9 +34,9 @@ pub struct Reference {
     acts: Vec<Vec<f32>>,
     weights: Vec<Vec<f32>>,
     stores: Vec<Data>,
-    /// By store and slot that steps may name; none for stores that hold all tokens.
+    /// By store and slot; none for stores of which nothing is marked or summed up.
     slake: Vec<Vec<SlakeSlot>>,
-    /// By store and slot; none for stores without segments.
+    /// By store and slot; none for stores without matrices of segments.
     memories: Vec<Vec<MemorySlot>>,
     rope_frequencies: Vec<(Store, Vec<f32>)>,
     step: Step,
@@ -167,14 +167,16 @@ impl Backend for Reference {
             })
             .collect();
         let slake = |store: &StoreDecl| match store {
-            StoreDecl::Pages(pages) if pages.policy.slake().is_some() => {
+            StoreDecl::Pages(pages) if pages.policy.given_up().is_some() => {
                 vec![SlakeSlot::new(pages); limits.all_slots()]
             }
             StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => Vec::new(),
         };
         self.slake = program.stores.iter().map(slake).collect();
         let memory = |store: &StoreDecl| match store {
-            StoreDecl::Pages(pages) if pages.policy.segments().is_some() => {
+            StoreDecl::Pages(PagesDecl { policy: Policy::Segments(segments), .. })
+                if segments.memory == SegmentMemory::Matrix =>
+            {
                 vec![MemorySlot::default(); limits.all_slots()]
             }
             StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => Vec::new(),

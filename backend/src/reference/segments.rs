@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Eviction, Holding, Op, Rope, Slot, Store, op,
-    store::{PagesDecl, Positions, SegmentMemory},
+    store::{PagesDecl, SegmentMemory},
 };
 
 /// What a slot remembers of the segments of a layer.
@@ -124,14 +124,17 @@ impl Reference {
         let decl = *self.program().pages(holding.store);
         let segments = *decl.policy.segments().expect("a store of segments");
         let (first, gone) = (eviction.sinks as usize, (holding.held - holding.keep) as usize);
-        let rope = self.rope_of(holding.store).filter(|_| segments.positions == Positions::Held);
+        let rope = self.rope_of(holding.store).filter(|_| segments.moves_positions());
         let Data::Pages(values) = &mut self.stores[holding.store.0 as usize] else { panic!("a page store") };
-        let memory = &mut self.memories[holding.store.0 as usize][eviction.slot.0 as usize];
+        let (store, slot) = (holding.store.0 as usize, eviction.slot.0 as usize);
+        let (matrices, moments) = (&mut self.memories[store], &mut self.slake[store]);
         for token in first..holding.held as usize {
             let row = values[row_at(&decl, page_size, holding.table, token)].to_vec();
             if token < first + gone {
-                if segments.memory == SegmentMemory::Matrix && eviction.absorb {
-                    memory.absorb(&decl, &row);
+                match segments.memory {
+                    SegmentMemory::Matrix if eviction.absorb => matrices[slot].absorb(&decl, &row),
+                    SegmentMemory::Moments if eviction.absorb => moments[slot].absorb(&decl, &row),
+                    SegmentMemory::None | SegmentMemory::Matrix | SegmentMemory::Moments => {}
                 }
                 continue;
             }
@@ -143,6 +146,9 @@ impl Reference {
                 turn(&mut to[keys.clone()], rope, frequencies, (-(gone as f64), 1.0));
                 kv_type.round(&mut to[keys]);
             }
+        }
+        if segments.memory == SegmentMemory::Moments {
+            moments[slot].holds(eviction, holding.keep);
         }
     }
 

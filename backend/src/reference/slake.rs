@@ -106,7 +106,7 @@ impl SlakeSlot {
     /// Appends what is remembered after `position` tokens.
     fn save(&self, decl: &PagesDecl, position: u32, out: &mut Vec<f32>) {
         let layer = Remembered::of(decl).expect("a store that gives up tokens");
-        let slake = decl.policy.slake().expect("a store that gives up tokens");
+        let slake = decl.policy.given_up().expect("a store that gives up tokens");
         let (count, mass_cap) = (self.moments[0].count as f32, self.mass_cap as f32);
         let asked = self.queries.first().zip(self.queries.last());
         let asked = asked.map_or((0, 0), |((first, _), (last, _))| (*first, *last + 1));
@@ -136,11 +136,12 @@ impl SlakeSlot {
 
     /// The opposite.
     fn load(&mut self, decl: &PagesDecl, values: &[f32]) {
-        let slake = decl.policy.slake().expect("a store that gives up tokens");
+        let slake = decl.policy.given_up().expect("a store that gives up tokens");
         let (marks, parts) = Remembered::of(decl).expect("a store that gives up tokens").split(values);
         *self = Self::new(decl);
         (self.bounded, self.since, self.mass_cap) = (marks.bounded, marks.since, f64::from(marks.mass_cap));
-        for (head, positions) in parts.positions.chunks_exact(slake.capacity).enumerate() {
+        self.stayed.fill((0..marks.stayed as u32).collect());
+        for (head, positions) in parts.positions.chunks_exact(slake.capacity.max(1)).enumerate() {
             self.stayed[head] = positions[..marks.stayed].iter().map(|position| position.to_bits()).collect();
             self.scores[head] = parts.scores[head * slake.capacity..][..slake.capacity].to_vec();
         }
@@ -152,6 +153,20 @@ impl SlakeSlot {
         let columns = slake.heads * decl.key_dim;
         let query = |position: u32| parts.queries[position as usize % slake.window * columns..][..columns].to_vec();
         self.queries = marks.asked().map(|position| (position, query(position))).collect();
+    }
+
+    /// Adds a token to the moments of all heads.
+    pub(super) fn absorb(&mut self, decl: &PagesDecl, row: &[f32]) {
+        for (head, moments) in self.moments.iter_mut().enumerate() {
+            let [key, value] = decl.row_parts(head);
+            moments.add(&row[key], &row[value]);
+        }
+    }
+
+    /// A segment was given up, and so many tokens stay in order.
+    pub(super) fn holds(&mut self, eviction: &Eviction<'_>, keep: u32) {
+        (self.bounded, self.since, self.mass_cap) = (true, eviction.context, f64::from(eviction.mass_cap));
+        self.stayed.fill((0..keep).collect());
     }
 
     fn stayed(&self) -> usize {
@@ -469,7 +484,7 @@ impl Reference {
     /// The slot holds all of its tokens again, or what another one holds.
     pub(super) fn reset(&mut self, slot: Slot, from: Option<Slot>) {
         let (program, live) = (self.program.clone().expect("prepared"), self.limits().slots as u32);
-        for store in program.bounded_stores() {
+        for store in program.marked_stores() {
             let slots = &mut self.slake[store.0 as usize];
             let fresh = || SlakeSlot::new(program.pages(store));
             // Of one that holds all of its tokens a snapshot remembers nothing.

@@ -21,6 +21,19 @@ impl Policy {
         }
     }
 
+    /// What slots remember if tokens may be given up head by head, or if segments that are given up are summed up: these
+    /// ask nobody and keep what they hold in order, so that the moments are all there is.
+    pub const fn given_up(&self) -> Option<Slake> {
+        match self {
+            Policy::Full => None,
+            Policy::Slake(slake) => Some(*slake),
+            Policy::Segments(segments) => match segments.memory {
+                SegmentMemory::None | SegmentMemory::Matrix => None,
+                SegmentMemory::Moments => Some(Slake { heads: 0, window: 0, capacity: 0, moments: MomentType::F32 }),
+            },
+        }
+    }
+
     /// The declaration, if segments may be given up.
     pub const fn segments(&self) -> Option<&Segments> {
         match self {
@@ -63,6 +76,28 @@ pub enum SegmentMemory {
     /// Per KV head the matrix `sum s(k) v^T [key_dim, value_dim]` and the vector `sum s(k) [key_dim]`, with
     /// `s(x) = elu(x) + 1`, in f32 (ALGORITHMS 4.1).
     Matrix,
+    /// Per KV head the moments that [`MomentType::F32`] has, which are one more part of every context: no gates read them
+    /// (ALGORITHMS 4.5, 5.3).
+    Moments,
+}
+
+impl SegmentMemory {
+    /// The name of it: `matrix`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SegmentMemory::None => "none",
+            SegmentMemory::Matrix => "matrix",
+            SegmentMemory::Moments => "moments",
+        }
+    }
+
+    /// Whether anything is kept.
+    pub const fn keeps(self) -> bool {
+        match self {
+            SegmentMemory::None => false,
+            SegmentMemory::Matrix | SegmentMemory::Moments => true,
+        }
+    }
 }
 
 impl Segments {
@@ -71,11 +106,20 @@ impl Segments {
         self.sink + self.window + self.segment - 1
     }
 
+    /// Whether positions are those of what is held.
+    pub const fn moves_positions(&self) -> bool {
+        match self.positions {
+            Positions::Held => true,
+            Positions::Sequence => false,
+        }
+    }
+
     /// Bytes of the memory of a slot in a layer of these pages.
     pub const fn bytes(&self, kv_heads: usize, key_dim: usize, value_dim: usize) -> usize {
         match self.memory {
             SegmentMemory::None => 0,
             SegmentMemory::Matrix => kv_heads.saturating_mul(key_dim).saturating_mul(4 * (value_dim + 1)),
+            SegmentMemory::Moments => MomentType::F32.bytes(key_dim, value_dim).saturating_mul(kv_heads),
         }
     }
 }

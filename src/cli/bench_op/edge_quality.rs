@@ -62,6 +62,8 @@ enum Method {
     Full,
     /// The first and the last ones, nothing is kept of the others
     Window,
+    /// The same, and the others are summed up by their moments
+    Ptaa,
     /// The gates of the model
     Gates,
     /// The same, and the window is read again
@@ -80,6 +82,7 @@ impl Method {
         match self {
             Method::Full => "full attention",
             Method::Window => "window without a memory",
+            Method::Ptaa => "moments (ptaa)",
             Method::Gates => "trained gates",
             Method::Recomputed => "trained gates, recomputed",
             Method::NoSinks => "trained gates, no sinks",
@@ -93,6 +96,7 @@ impl Method {
         let (memory, absorbing) = match self {
             Method::Full => return None,
             Method::Window => (SegmentMemory::None, Absorbing::InPlace),
+            Method::Ptaa => (SegmentMemory::Moments, Absorbing::InPlace),
             Method::Recomputed => (SegmentMemory::Matrix, Absorbing::Recompute),
             Method::Gates | Method::NoSinks | Method::NoWindow | Method::Neither => {
                 (SegmentMemory::Matrix, Absorbing::InPlace)

@@ -33,9 +33,21 @@ pub(super) struct SegmentFlags {
     /// What becomes of the window when a segment before it is absorbed [default: inplace]
     #[arg(long, value_enum)]
     edge_absorb: Option<Absorb>,
+    /// What is kept of segments, and how it is read [default: gates]
+    #[arg(long, value_enum)]
+    edge_memory: Option<Memory>,
     /// Hold the first and the last tokens and nothing of the others, also for a model without gates
     #[arg(long)]
     edge_ungated: bool,
+}
+
+/// What is kept of segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Memory {
+    /// A matrix per key head, which the gates of the model read
+    Gates,
+    /// Number, means and covariance of keys and values, as --kv-policy slake has them: for a model without gates, too
+    Ptaa,
 }
 
 /// What becomes of the window.
@@ -59,6 +71,7 @@ impl SegmentFlags {
             ("--edge-window", self.edge_window.is_some()),
             ("--edge-segment", self.edge_segment.is_some()),
             ("--edge-absorb", self.edge_absorb.is_some()),
+            ("--edge-memory", self.edge_memory.is_some()),
             ("--edge-ungated", self.edge_ungated),
         ])
     }
@@ -69,9 +82,9 @@ impl SegmentFlags {
         if !can_give_up_segments(&model.program) {
             bail!("{says}, expected a model with layers of attention that keep keys and values apart, and no others");
         }
-        let trained = self.trained(model, &says)?;
+        let memory = self.memory()?;
+        let trained = trained(model, memory, &says)?;
         let length = |flag: Option<u32>, usual: usize| flag.map_or(usual, |tokens| tokens as usize);
-        let memory = if self.edge_ungated { SegmentMemory::None } else { SegmentMemory::Matrix };
         let segments = Segments {
             sink: length(self.edge_sink, trained.sink),
             window: length(self.edge_window, trained.window),
@@ -91,27 +104,36 @@ impl SegmentFlags {
         Ok(Schedule::of(&segments, absorbing))
     }
 
-    /// What the gates of a model were trained for, if they are to be used and can be.
-    fn trained(&self, model: &Model, says: &str) -> anyhow::Result<EdgeInfinite> {
-        if self.edge_ungated {
-            return Ok(model.spec.edgeinfinite.unwrap_or(USUAL));
+    fn memory(&self) -> anyhow::Result<SegmentMemory> {
+        match (self.edge_memory, self.edge_ungated) {
+            (None, true) => Ok(SegmentMemory::None),
+            (None | Some(Memory::Gates), false) => Ok(SegmentMemory::Matrix),
+            (Some(Memory::Ptaa), false) => Ok(SegmentMemory::Moments),
+            (Some(_), true) => bail!("--edge-memory and --edge-ungated, expected one of them"),
         }
-        let Some(trained) = model.spec.edgeinfinite else {
-            let attends = |mixer: &Mixer| matches!(mixer, Mixer::Attention(_));
-            let first = model.spec.layers.iter().position(|layer| layer.mixers.iter().any(attends)).unwrap_or(0);
-            let name = |stem: &str| format!("blk.{first}.attn_mem_{stem}");
-            let [fc1, fc2, gate] = ["fc1.weight", "fc2.weight", "gate.weight"].map(name);
-            bail!(
-                "{says}: no {fc1}, {fc2} and {gate}, expected gates in every layer of attention (kvas adapter adds them) or --edge-ungated"
-            );
-        };
-        match trained.keys {
-            MemoryKeys::Rotated => Ok(trained),
-            MemoryKeys::Unrotated => {
-                bail!(
-                    "{says}: edgeinfinite.rope_in_memory 0, expected 1 (memories of keys before rotation are not read)"
-                )
-            }
+    }
+}
+
+/// What the gates of a model were trained for, if they are to be used and can be; else what they would have been, or what is
+/// usual.
+fn trained(model: &Model, memory: SegmentMemory, says: &str) -> anyhow::Result<EdgeInfinite> {
+    match memory {
+        SegmentMemory::None | SegmentMemory::Moments => return Ok(model.spec.edgeinfinite.unwrap_or(USUAL)),
+        SegmentMemory::Matrix => {}
+    }
+    let Some(trained) = model.spec.edgeinfinite else {
+        let attends = |mixer: &Mixer| matches!(mixer, Mixer::Attention(_));
+        let first = model.spec.layers.iter().position(|layer| layer.mixers.iter().any(attends)).unwrap_or(0);
+        let name = |stem: &str| format!("blk.{first}.attn_mem_{stem}");
+        let [fc1, fc2, gate] = ["fc1.weight", "fc2.weight", "gate.weight"].map(name);
+        bail!(
+            "{says}: no {fc1}, {fc2} and {gate}, expected gates in every layer of attention (kvas adapter adds them), --edge-memory ptaa or --edge-ungated"
+        );
+    };
+    match trained.keys {
+        MemoryKeys::Rotated => Ok(trained),
+        MemoryKeys::Unrotated => {
+            bail!("{says}: edgeinfinite.rope_in_memory 0, expected 1 (memories of keys before rotation are not read)")
         }
     }
 }

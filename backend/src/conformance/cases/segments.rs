@@ -29,6 +29,7 @@ const SEGMENT: u32 = 24;
 pub(super) fn cases() -> Vec<Case> {
     let mut all: Vec<Case> = SHAPES.into_iter().map(|shape| script(shape, SegmentMemory::Matrix)).collect();
     all.push(script(SHAPES[1], SegmentMemory::None));
+    all.extend(SHAPES.into_iter().map(|shape| script(shape, SegmentMemory::Moments)));
     // Keys without positions, and an output that has a gate of its own.
     let plain =
         || Case { name: "segments without rope, gated".into(), ..layer(SHAPES[0], SegmentMemory::Matrix, true) };

@@ -14,7 +14,10 @@ use crate::{
     },
     slots::Memory,
 };
-use kvas_backend::{Eviction, Holding, Order, Page, store::PagesDecl};
+use kvas_backend::{
+    Eviction, Holding, Order, Page,
+    store::{PagesDecl, Segments},
+};
 use std::ops::Range;
 
 /// Tokens of a block.
@@ -76,11 +79,25 @@ impl Machine {
             self.absorb_segment(eviction, (holding, gone.clone()));
         }
         self.move_up(holding, gone);
+        if let Some(given_up) = self.memory[holding.store.0 as usize].given_up_mut() {
+            given_up.settled(eviction, holding.keep);
+        }
     }
 
     fn absorb_segment(&mut self, eviction: &Eviction<'_>, (holding, gone): (&Holding<'_>, Range<usize>)) {
-        let Self { proof, pool, pages, memory, scratch, .. } = self;
-        let Memory::Absorbed(absorbed) = &mut memory[holding.store.0 as usize] else { panic!("a store of segments") };
+        let Self { proof, pool, pages, memory, ranks, scratch, .. } = self;
+        let absorbed = match &mut memory[holding.store.0 as usize] {
+            Memory::Absorbed(absorbed) => absorbed,
+            Memory::Bounded(given_up) => {
+                let all = &mut ranks.gone[..given_up.decl.kv_heads];
+                for of_head in all {
+                    of_head.clear();
+                    of_head.extend(gone.start as u32..gone.end as u32);
+                }
+                return self.absorb(eviction.slot, holding);
+            }
+            Memory::Pages | Memory::State(_) | Memory::Conv(_) => panic!("a store of segments"),
+        };
         let decl = absorbed.decl;
         let Some((matrices, norms)) = absorbed.add(eviction.slot, gone.len()) else { return };
         let parts = (Tiles::chunks(matrices, decl.key_dim * decl.value_dim), Tiles::chunks(norms, decl.key_dim));
@@ -101,10 +118,10 @@ impl Machine {
 
     /// What is behind the tokens that are gone takes their places, and where positions are places, their positions.
     fn move_up(&mut self, holding: &Holding<'_>, gone: Range<usize>) {
-        let Self { proof, pages, memory, program, ropes, scratch, .. } = self;
-        let Memory::Absorbed(absorbed) = &memory[holding.store.0 as usize] else { panic!("a store of segments") };
-        let decl = absorbed.decl;
-        let turn = Turn::back(ropes, program, holding.store, gone.len()).filter(|_| absorbed.moves_positions());
+        let Self { proof, pages, program, ropes, scratch, .. } = self;
+        let decl = *program.pages(holding.store);
+        let moves_positions = decl.policy.segments().is_some_and(Segments::moves_positions);
+        let turn = Turn::back(ropes, program, holding.store, gone.len()).filter(|_| moves_positions);
         let (key, rest) = scratch[0].split_at_mut(decl.key_dim);
         let value = &mut rest[..decl.value_dim];
         for head in 0..decl.kv_heads {

@@ -260,7 +260,7 @@ impl Machine {
     }
 
     /// Adds what is chosen to the moments.
-    fn absorb(&mut self, slot: Slot, holding: &Holding<'_>) {
+    pub(in crate::ops::attention) fn absorb(&mut self, slot: Slot, holding: &Holding<'_>) {
         let Self { proof, pool, pages, memory, ranks, scratch, .. } = self;
         let given_up = memory[holding.store.0 as usize].given_up_mut().expect("a store that gives up tokens");
         let (decl, heads) = (given_up.decl, given_up.decl.kv_heads);
@@ -302,8 +302,6 @@ impl Machine {
                 pages.move_token(&decl, (holding.table, [from as usize, to as usize]), head);
             }
         }
-        let marks = given_up.slot(eviction.slot).marks;
-        (marks.bounded, marks.stayed) = (true, keep);
-        (marks.since, marks.mass_cap) = (eviction.context, eviction.mass_cap);
+        given_up.settled(eviction, holding.keep);
     }
 }
