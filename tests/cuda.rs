@@ -3,14 +3,14 @@
 
 use crate::{
     edge_oracle::off_the_oracle,
-    edgeinfinite::answers,
+    edgeinfinite::{MEMORIES, answers},
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
-    shortened::head_by_head,
+    shortened::{head_by_head, summed_up},
     speculation::{MODELS, drafts_change_no_bit},
 };
 use kvas::model::placement::placement;
-use kvas_backend::{Backend, KvType, Op, Program, Replay, Split, store::SegmentMemory};
+use kvas_backend::{Backend, KvType, Op, Program, Replay, Split};
 use kvas_cpu::Cpu;
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -158,27 +158,32 @@ const ORACLE: f64 = 1e-6;
 #[test]
 fn segments_on_a_gpu_are_given_up_as_the_oracle_does() {
     let Some(device) = device() else { return };
-    let off = off_the_oracle(&|| backend(&device), SegmentMemory::Matrix);
-    println!("off by {off:.1e}");
-    assert!(off < ORACLE, "off by {off:e}");
+    for memory in MEMORIES {
+        let off = off_the_oracle(&|| backend(&device), memory);
+        println!("{memory:?}: off by {off:.1e}");
+        assert!(off < ORACLE, "{memory:?}: off by {off:e}");
+    }
 }
 
 #[test]
 fn answers_that_give_up_segments_on_a_gpu_are_those_of_the_processor() {
     let Some(device) = device() else { return };
-    let processor = answers(&|_| Box::new(Cpu::new(2)));
-    assert_eq!(answers(&|_| backend(&device)), processor);
     let shared = |program: &Program| -> Box<dyn Backend> {
         let placement = placement(program, 1, false).expect("one layer is not all");
         Box::new(Split::new([backend(&device), Box::new(Cpu::new(2))], placement))
     };
-    assert_eq!(answers(&shared), processor, "one layer of three on the GPU");
+    for memory in MEMORIES {
+        let processor = answers(memory, &|_| Box::new(Cpu::new(2)));
+        assert_eq!(answers(memory, &|_| backend(&device)), processor, "{memory:?}");
+        assert_eq!(answers(memory, &shared), processor, "{memory:?}, one layer of three on the GPU");
+    }
 }
 
 #[test]
 fn conversations_that_gave_up_tokens_on_a_gpu_go_on_from_their_files() {
     let Some(device) = device() else { return };
     head_by_head(&|_| backend(&device));
+    summed_up(&|_| backend(&device));
 }
 
 /// Steps of one row are the same launches again and again: all but the first few are graphs.

@@ -141,7 +141,8 @@ pub(crate) fn tokens(count: usize, seed: u64) -> Vec<u32> {
     (0..count).map(|_| random.below(500) as u32).collect()
 }
 
-const MEMORIES: [SegmentMemory; 2] = [SegmentMemory::Matrix, SegmentMemory::Moments];
+/// What is kept of segments.
+pub(crate) const MEMORIES: [SegmentMemory; 2] = [SegmentMemory::Matrix, SegmentMemory::Moments];
 
 #[test]
 fn short_texts_are_those_of_the_plain_model_to_the_bit() {
@@ -189,10 +190,10 @@ fn engine_of(runner: Runner, keeping: Option<Schedule>) -> EngineHandle {
 }
 
 /// Greedy answers of an engine on a device: to prompts alone, once more from a snapshot, and three at once.
-pub(crate) fn answers(make: &dyn Fn(&Program) -> Box<dyn Backend>) -> Vec<Vec<u32>> {
+pub(crate) fn answers(memory: SegmentMemory, make: &dyn Fn(&Program) -> Box<dyn Backend>) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
-        let (model, schedule) = gated(absorbing);
+        let (model, schedule) = keeping(memory, absorbing);
         let engine =
             engine_of(model.prepare(make(&model.program), limits(900), &mut |_, _| {}).unwrap(), Some(schedule));
         for (length, seed) in [(10, 1), (28, 2), (150, 3)] {

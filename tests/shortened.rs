@@ -102,10 +102,8 @@ fn a_sequence_that_has_given_up_segments_goes_on_as_if_it_had_never_left() {
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
         let (model, schedule) = gated(absorbing);
         check(absorbing.name(), (&model, Keeping::Segments(schedule)), (PROCESSOR, [4, 16, 2]));
-        let (model, schedule) = keeping_segments(SegmentMemory::Moments, absorbing);
-        let name = format!("moments-{}", absorbing.name());
-        check(&name, (&model, Keeping::Segments(schedule)), (PROCESSOR, [4, 16, 2]));
     }
+    summed_up(PROCESSOR);
     // With recurrent state beside it, with positions in the sequence, and with nothing that is remembered.
     let mut hybrid =
         Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf").as_ref(), None).unwrap();
@@ -120,6 +118,15 @@ fn a_sequence_that_has_given_up_segments_goes_on_as_if_it_had_never_left() {
         let schedule = Schedule::of(&segments, Absorbing::InPlace);
         // Pages of 16 tokens and more are read in another order, which the choice between two tokens here may depend on.
         check("hybrid", (&hybrid, Keeping::Segments(schedule)), (PROCESSOR, [4, 8, 2]));
+    }
+}
+
+/// Conversations that sum up segments go on from their files on a device.
+pub(crate) fn summed_up(make: Make<'_>) {
+    for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
+        let (model, schedule) = keeping_segments(SegmentMemory::Moments, absorbing);
+        let name = format!("moments-{}", absorbing.name());
+        check(&name, (&model, Keeping::Segments(schedule)), (make, [4, 16, 2]));
     }
 }
 

@@ -2,7 +2,7 @@
 //! is not.
 
 use crate::{
-    edgeinfinite::answers,
+    edgeinfinite::{MEMORIES, answers},
     golden::{beside, converted, fixture, fixtures, golden, limits, logits},
     history::{Subject, go_through},
 };
@@ -80,12 +80,14 @@ fn a_split_model_gives_the_bits_of_a_whole_one() {
 
 #[test]
 fn segments_are_given_up_on_both_devices() {
-    let whole = answers(&|_| Box::new(Cpu::new(2)));
-    let of = |layers| {
-        let of = move |program: &Program| split(&placement(program, layers, false).expect("not all layers"));
-        answers(&of)
-    };
-    assert!(of(1) == whole && of(2) == whole);
+    for memory in MEMORIES {
+        let whole = answers(memory, &|_| Box::new(Cpu::new(2)));
+        let of = |layers| {
+            let of = move |program: &Program| split(&placement(program, layers, false).expect("not all layers"));
+            answers(memory, &of)
+        };
+        assert!(of(1) == whole && of(2) == whole, "{memory:?}");
+    }
 }
 
 #[test]

@@ -35,10 +35,10 @@ template <typename Stored> DEVICE void part(const StepView& step, const GivenUp&
     const u64 of_head = u64(span.slot) * pages.kv_heads + kv_head;
     const Stored* covariance = static_cast<const Stored*>(layer.covariances) + of_head * key_dim * value_dim;
     const float* mean_value = layer.vectors_of(span.slot, kv_head) + 2 * key_dim;
-    const u32 column = first_column + 2 * lane_id();
-    for (u32 first = 0; first < layer.group(); first += PART_HEADS) {
-        const u32 heads = min(layer.group() - first, PART_HEADS);
-        const u32 head = kv_head * layer.group() + first;
+    const u32 column = first_column + 2 * lane_id(), group = op.heads / pages.kv_heads;
+    for (u32 first = 0; first < group; first += PART_HEADS) {
+        const u32 heads = min(group - first, PART_HEADS);
+        const u32 head = kv_head * group + first;
         __syncthreads();
         for (u32 i = threadIdx.x; i < PART_HEADS * key_dim; i += PART_THREADS) {
             const u32 g = i / key_dim, c = i % key_dim;

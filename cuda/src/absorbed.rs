@@ -1,6 +1,6 @@
 //! What slots remember of the segments of a layer that they gave up (ALGORITHMS 4.1): per KV head a matrix and a vector.
 
-use crate::device::{Device, Memory, Ptr, failed};
+use crate::device::{Device, Memory, Ptr};
 use kvas_backend::{
     DeviceError, Limits, Program, Slot, Store, StoreDecl,
     store::{PagesDecl, SegmentMemory, Segments},
@@ -23,14 +23,8 @@ impl Absorbed {
     fn new(device: &Arc<Device>, decl: PagesDecl, segments: Segments, limits: &Limits) -> Result<Self, DeviceError> {
         let slots = limits.all_slots();
         let columns = match segments.memory {
-            SegmentMemory::None => 0,
+            SegmentMemory::None | SegmentMemory::Moments => 0,
             SegmentMemory::Matrix => slots * decl.kv_heads * decl.key_dim,
-            SegmentMemory::Moments => {
-                return Err(failed(
-                    "segments that are summed up (--edge-memory ptaa), expected --edge-memory gates or --edge-ungated \
-                     on a GPU, or --device cpu",
-                ));
-            }
         };
         Ok(Self {
             decl,

@@ -1,5 +1,5 @@
 //! What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5): the
-//! last queries, scores and moments on the device, positions and counts beside it.
+//! last queries, scores and moments on the device, positions and counts beside it. Of segments the moments only.
 
 use crate::{
     device::{Device, Memory, Ptr},
@@ -8,7 +8,7 @@ use crate::{
     pages::PagesView,
 };
 use kvas_backend::{
-    DeviceError, Limits, Marks, Program, Remembered, RememberedParts, Slot, Span, Store, StoreDecl,
+    DeviceError, Eviction, Limits, Marks, Program, Remembered, RememberedParts, Slot, Span, Store, StoreDecl,
     store::{MomentType, PagesDecl, Slake},
 };
 use kvas_gguf::Quant;
@@ -29,6 +29,13 @@ pub(crate) struct GivenUpView {
     ordinal: u32,
     scale: f32,
     padding: u32,
+}
+
+impl GivenUpView {
+    /// Whether queries are remembered.
+    pub(crate) fn asks(&self) -> bool {
+        self.window > 0
+    }
 }
 
 /// `Bound` of `kernels/common/step.cuh`.
@@ -124,6 +131,13 @@ impl GivenUp {
     pub(crate) fn positions_mut(&mut self, slot: Slot, head: usize) -> &mut [u32] {
         let first = self.place(slot, head);
         &mut self.positions[first..first + self.slake.capacity]
+    }
+
+    /// Tokens were given up, and so many stay.
+    pub(crate) fn settled(&mut self, eviction: &Eviction<'_>, keep: u32) {
+        let marks = &mut self.marks[eviction.slot.0 as usize];
+        (marks.bounded, marks.stayed) = (true, keep as usize);
+        (marks.since, marks.mass_cap) = (eviction.context, eviction.mass_cap);
     }
 
     fn place(&self, slot: Slot, head: usize) -> usize {
@@ -225,7 +239,7 @@ impl AllGivenUp {
         let scoring = Scoring::of(program, device.shared_bytes())?;
         let of_store = |store: &StoreDecl| match store {
             StoreDecl::Pages(decl) => {
-                decl.policy.slake().map(|slake| GivenUp::new(device, *decl, *slake, limits)).transpose()
+                decl.policy.given_up().map(|slake| GivenUp::new(device, *decl, slake, limits)).transpose()
             }
             StoreDecl::State(_) | StoreDecl::Conv(_) => Ok(None),
         };

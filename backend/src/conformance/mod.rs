@@ -19,7 +19,7 @@ pub use table::Table;
 
 use crate::{
     Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Reference, Rows, Slot, StateType,
-    Step, arena_pages, store::SegmentMemory,
+    Step, arena_pages,
 };
 use exchange::{exchange, through_snapshots};
 use std::{ops::Range, sync::Arc};
@@ -105,11 +105,6 @@ impl Case {
     /// Whether the case wants a backend that can give up tokens.
     pub fn gives_up(&self) -> bool {
         self.program.bounded_stores().chain(self.program.segment_stores()).next().is_some()
-    }
-
-    /// Whether the case wants a backend that can sum up segments.
-    pub fn sums_segments(&self) -> bool {
-        self.program.segments().is_some_and(|segments| segments.memory == SegmentMemory::Moments)
     }
 
     /// Whether its sequences cannot leave their slots: those of snapshots remember nothing of tokens that were given up head

@@ -8,7 +8,7 @@ use crate::{
 };
 use kvas_backend::{
     CHUNK, DeviceError, KvType, Limits, Program, Span, Store, op,
-    store::{PageLayout, PagesDecl},
+    store::{PageLayout, PagesDecl, SegmentMemory},
 };
 use std::ops::Range;
 
@@ -54,7 +54,10 @@ pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
     let mut units = vec!["attention"];
     units.extend(tile_units(limits.kv_type).into_iter().flatten());
     units.extend(decl.policy.slake().iter().flat_map(|_| slake::UNITS));
-    units.extend(decl.policy.segments().iter().flat_map(|_| segments::UNITS));
+    if let Some(segments) = decl.policy.segments() {
+        units.extend(segments::UNITS);
+        units.extend((segments.memory == SegmentMemory::Moments).then_some(slake::OF_SEGMENTS).into_iter().flatten());
+    }
     units
 }
 
@@ -93,7 +96,7 @@ pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limi
     let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
     // One part more for what ends in the middle of one, and one for sums of what was given up.
     let decl = program.pages(op.store);
-    let least = if decl.policy.slake().is_some() { BOUNDED_PART } else { LEAST_PART };
+    let least = if decl.policy.given_up().is_some() { BOUNDED_PART } else { LEAST_PART };
     let row = row_bytes(op, decl.value_dim, tokens.div_ceil(least).min(MOST_PARTS) + 2);
     // All rows that are left over of a span come at once.
     let of_rows = (row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16;

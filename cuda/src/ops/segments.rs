@@ -58,7 +58,11 @@ impl Machine {
         if eviction.absorb {
             self.absorb_segment(eviction, (holding, table), gone.clone())?;
         }
-        self.move_up((holding, table), gone)
+        self.move_up((holding, table), gone)?;
+        if self.given_up.of(holding.store).is_some() {
+            self.given_up.of_mut(holding.store).settled(eviction, holding.keep);
+        }
+        Ok(())
     }
 
     fn absorb_segment(
@@ -67,6 +71,12 @@ impl Machine {
         (holding, table): (&Holding<'_>, Ptr),
         gone: Range<usize>,
     ) -> Result<(), DeviceError> {
+        if self.given_up.of(holding.store).is_some() {
+            // Its table lies at the start of the scratch, too.
+            let look = self.look(eviction, holding)?;
+            let of_head: Vec<u32> = (gone.start as u32..gone.end as u32).collect();
+            return self.absorb(&look, &vec![of_head; self.program.pages(holding.store).kv_heads]);
+        }
         let absorbed = self.absorbed.of_mut(holding.store);
         let decl = absorbed.decl;
         let Some(([matrix, norm], is_fresh)) = absorbed.add(eviction.slot, gone.len()) else { return Ok(()) };

@@ -16,6 +16,9 @@ use std::ops::Range;
 /// Files of kernels.
 pub(crate) const UNITS: [&str; 3] = ["slake", "slake_absorb", "slake_window"];
 
+/// Those of segments that are summed up.
+pub(crate) const OF_SEGMENTS: [&str; 2] = ["slake", "slake_absorb"];
+
 /// `PART` and bytes of `Tile` of `kernels/slake_window.cu`; its threads, and those of `slake_absorb.cu`.
 const PART: usize = 1024;
 const TILE_BYTES: usize = 4 * (128 * 65 + 64 * 33 + 32 * 33);
@@ -102,9 +105,9 @@ impl Room {
     /// For a layer that may give up tokens.
     pub(crate) fn of(program: &Program, store: Store, limits: &Limits) -> Option<Self> {
         let decl = program.pages(store);
-        let slake = decl.policy.slake()?;
+        let slake = decl.policy.given_up()?;
         let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
-        Some(Self::new(decl, slake, tokens.max(limits.page_size)))
+        Some(Self::new(decl, &slake, tokens.max(limits.page_size)))
     }
 
     fn new(decl: &PagesDecl, slake: &Slake, tokens: usize) -> Self {
@@ -171,7 +174,7 @@ impl Scoring {
 }
 
 /// A layer whose tokens are looked at.
-struct Look<'a> {
+pub(super) struct Look<'a> {
     eviction: &'a Eviction<'a>,
     holding: &'a Holding<'a>,
     decl: PagesDecl,
@@ -208,7 +211,7 @@ impl Look<'_> {
 impl Machine {
     /// Remembers the queries of a step.
     pub(crate) fn ask(&self, op: &op::Attention) -> Result<(), DeviceError> {
-        let Some(view) = self.given_up_view(op.store) else { return Ok(()) };
+        let Some(view) = self.given_up_view(op.store).filter(|view| view.asks()) else { return Ok(()) };
         let launch = self.kernel("slake", "slake_ask")?.grid(self.step.tokens().len(), 1, 1).block(256).early();
         launch.arg(self.view()).arg(view).arg(self.act(op.q)).launch()
     }
@@ -222,7 +225,7 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let Some(layer) = self.given_up_view(op.store) else { return Ok(()) };
         let decl = self.program.pages(op.store);
-        let is_f16 = decl.policy.slake().is_some_and(|slake| slake.moments == MomentType::F16);
+        let is_f16 = decl.policy.given_up().is_some_and(|slake| slake.moments == MomentType::F16);
         let name = if is_f16 { "slake_part_f16" } else { "slake_part_f32" };
         let launch = self.kernel("slake", name)?.grid(rows, decl.kv_heads, decl.value_dim.div_ceil(PART_COLUMNS));
         launch.block(256).early().arg(self.view()).arg(layer).arg(view).arg(parts).launch()
@@ -233,6 +236,9 @@ impl Machine {
         let number = self.spans.iter().position(|span| span.slot == slot);
         let (Some(number), true) = (number, accepted > 0 && self.given_up.is_bounded(slot)) else { return Ok(()) };
         let ((layers, count), Scoring { heads, capacity, at_once }) = (self.given_up.layers(), self.given_up.scoring());
+        if count == 0 {
+            return Ok(()); // segments have no scores
+        }
         let name = format!("slake_rescore_{}", self.pages.kv_type().name());
         let launch = self.kernel("slake", &name)?.grid(heads, count, 1).block(256).shared(4 * at_once * capacity);
         launch.arg(self.view()).arg(layers).arg(number as u32).arg(accepted).arg(at_once as u32).launch()
@@ -267,18 +273,16 @@ impl Machine {
         Ok(())
     }
 
-    fn look<'a>(&mut self, eviction: &'a Eviction<'a>, holding: &'a Holding<'a>) -> Result<Look<'a>, DeviceError> {
+    pub(super) fn look<'a>(
+        &mut self,
+        eviction: &'a Eviction<'a>,
+        holding: &'a Holding<'a>,
+    ) -> Result<Look<'a>, DeviceError> {
         let given_up = self.given_up.of_mut(holding.store);
         let (decl, slake) = (given_up.decl, given_up.slake);
         let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
         let room = Room::of(&self.program, holding.store, &self.limits).expect("a store that gives up tokens");
         assert!(holding.held as usize <= room.tokens, "{} tokens held of {}", holding.held, room.tokens);
-        assert!(
-            holding.keep as usize <= slake.capacity,
-            "{} tokens stay, there is room to remember {}",
-            holding.keep,
-            slake.capacity
-        );
         let table: Vec<u32> = holding.table.iter().map(|page| page.0).collect();
         self.device.upload(self.scratch().at(room.table), &table)?;
         Ok(Look { eviction, holding, decl, slake, room, asked })
@@ -424,7 +428,7 @@ impl Machine {
     }
 
     /// Adds what is chosen to the moments.
-    fn absorb(&mut self, look: &Look<'_>, gone: &[Vec<u32>]) -> Result<(), DeviceError> {
+    pub(super) fn absorb(&mut self, look: &Look<'_>, gone: &[Vec<u32>]) -> Result<(), DeviceError> {
         let (count, heads) = (look.count(), look.decl.kv_heads);
         if count == 0 || look.slake.moments == MomentType::Off {
             return Ok(());
@@ -471,6 +475,8 @@ impl Machine {
     /// Moves what stays into the first rows, and remembers what is where.
     fn compact(&mut self, look: &Look<'_>, found: &Found) -> Result<(), DeviceError> {
         let (slot, keep, held) = (look.eviction.slot, look.holding.keep as usize, look.held());
+        let capacity = look.slake.capacity;
+        assert!(keep <= capacity, "{keep} tokens stay, there is room to remember {capacity}");
         let given_up = self.given_up.of_mut(look.holding.store);
         let (mut moves, mut scores) = (Vec::new(), vec![0.0f32; look.decl.kv_heads * look.slake.capacity]);
         for (head, gone) in found.gone.iter().enumerate() {
@@ -487,9 +493,7 @@ impl Machine {
             given_up.positions_mut(slot, head)[..keep].copy_from_slice(&positions);
         }
         let [at, ..] = given_up.places(slot);
-        let marks = given_up.marks_mut(slot);
-        (marks.bounded, marks.stayed) = (true, keep);
-        (marks.since, marks.mass_cap) = (look.eviction.context, look.eviction.mass_cap);
+        given_up.settled(look.eviction, look.holding.keep);
         self.device.upload(at, &scores)?;
         let to = self.scratch().at(look.room.moves);
         self.device.upload(to, &moves)?;
