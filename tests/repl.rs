@@ -121,6 +121,17 @@ fn what_a_policy_can_do_is_said() {
     }
 }
 
+/// Who leaves a policy and comes back to it does so with the flags it was started with.
+#[test]
+fn a_policy_is_come_back_to_as_it_was_asked_for() {
+    let lengths = ["--edge-sink", "8", "--edge-window", "40", "--edge-segment", "64"];
+    let flags = [&["--kv-policy", "edgeinfinite", "--edge-memory", "ptaa"], &lengths[..]].concat();
+    let (said, noted) = typed(&flags, &["/policy", "/policy slake 200", "/policy edgeinfinite", "/policy"]);
+    assert_eq!(of(&said, "edgeinfinite: a layer holds at most 111 tokens").len(), 3, "{said} {noted}");
+    assert_eq!(of(&said, "/policy edgeinfinite").len(), 2, "{said}");
+    assert!(noted.is_empty(), "{noted}");
+}
+
 /// A model without attention has nothing to give up: its list does not name what it cannot do, and asking says why.
 #[test]
 fn a_policy_that_a_model_cannot_go_by_is_not_offered() {

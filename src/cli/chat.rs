@@ -97,7 +97,7 @@ impl Chat {
                 Left::Interrupted => return Ok(INTERRUPTED),
                 Left::Switching(asked) => asked,
             };
-            let next = table.policy(&mut model, policy.flags.switched(asked));
+            let next = table.policy(&mut model, self.policy.switched(asked));
             let next = match next {
                 Ok(next) => next,
                 Err(error) => {
@@ -136,7 +136,7 @@ impl Chat {
         let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
         let (id, interrupted) = (ModelId::of(&model.file), listen()?);
-        let known = PolicyFlags::known(model, &self.model);
+        let known = self.policy.known(model, &self.model);
         Ok(Table { flags: self, plain, layers, known, template, settings, id, interrupted })
     }
 

@@ -177,9 +177,8 @@ impl EdgeQuality {
         let losses = self.losses(&mut runner, schedule.as_ref(), text).map_err(|what| anyhow!(what))?;
         let bound = schedule.map(Keeping::Segments);
         let engine = Engine::start(runner, EngineConfig { bound, ..EngineConfig::new(longest) });
-        let mut answers = BTreeMap::new();
-        for (number, Question { prompt, answer, group }) in asked.iter().enumerate() {
-            eprint!("\r{}: {}/{}", method.title(), number + 1, asked.len());
+        let (mut answers, counter) = (BTreeMap::new(), super::counter(method.title(), asked.len()));
+        for Question { prompt, answer, group } in asked {
             let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[])?;
             let request = Request { max_tokens: answer.len(), ..Request::new(prompt.clone(), sampler) };
             let (stream, mut found) = (engine.submit(request), Vec::new());
@@ -193,10 +192,9 @@ impl EdgeQuality {
             }
             let (right, count) = answers.entry(*group).or_insert((0, 0));
             (*right, *count) = (*right + usize::from(found == *answer), *count + 1);
+            counter.inc(1);
         }
-        if !asked.is_empty() {
-            eprintln!();
-        }
+        counter.finish_and_clear();
         Ok(Found { losses, answers })
     }
 

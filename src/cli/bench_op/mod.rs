@@ -58,6 +58,12 @@ enum Op {
     Headlines(headlines::Headlines),
 }
 
+/// Counts questions and texts on standard error, where that is a terminal.
+fn counter(what: &str, count: usize) -> indicatif::ProgressBar {
+    let style = indicatif::ProgressStyle::with_template("{msg} {pos}/{len}").expect("the template is well formed");
+    indicatif::ProgressBar::new(count as u64).with_style(style).with_message(what.to_string())
+}
+
 impl BenchOp {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         match self.op {

@@ -145,13 +145,14 @@ impl SlakeQuality {
         // The first is what all others are compared with.
         let mut found = vec![Found::default(); 1 + budgets.len() * METHODS.len()];
         let mut reading = Reading::new(&mut runner).map_err(|what| anyhow!(what))?;
+        let counter = super::counter("texts and questions", texts.len() + questions.len());
         for (number, item) in items().enumerate() {
             let is_text = number < texts.len();
-            eprint!("\r{}/{}", number + 1, texts.len() + questions.len());
             self.measure((&mut runner, &mut reading), (item, is_text), (&budgets, &layout), &mut found)
                 .map_err(|what| anyhow!(what))?;
+            counter.inc(1);
         }
-        eprintln!();
+        counter.finish_and_clear();
         self.report(&budgets, &layout, &found)
     }
 

@@ -114,12 +114,14 @@ impl KvPolicy {
 }
 
 impl PolicyFlags {
-    /// All policies, and whether this model can go by them here. The model is one that holds all tokens.
-    pub(crate) fn known(model: &mut Model, flags: &ModelFlags) -> Vec<Known> {
+    /// All policies, and whether this model can go by them here, with these flags where they are of one. The model is one that
+    /// holds all tokens.
+    pub(crate) fn known(&self, model: &mut Model, flags: &ModelFlags) -> Vec<Known> {
         let mut all = Vec::new();
         for policy in KvPolicy::value_variants() {
             let plain = model.program.clone();
-            let is_possible = Self { kv_policy: *policy, ..Self::default() }.apply(model, flags).is_ok();
+            let asked = Asked { kind: policy.kind(), budget: None };
+            let is_possible = self.switched(asked).apply(model, flags).is_ok();
             model.program = plain;
             all.extend(policy.to_possible_value().map(|value| {
                 let what = value.get_help().map(ToString::to_string).unwrap_or_default();
