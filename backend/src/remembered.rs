@@ -1,5 +1,5 @@
-//! What a slot remembers of a layer that gives up tokens head by head, or segments that are summed up, in values: how it leaves one backend and comes to
-//! another, and what cannot be true of it (ALGORITHMS 5.8). Whole numbers are there as their bits.
+//! What a slot remembers of a layer that gives up tokens head by head, or segments that are summed up, in values: how it leaves
+//! one backend and comes to another, and what cannot be true of it (ALGORITHMS 5.8). Whole numbers are there as their bits.
 
 use crate::{
     Marks,

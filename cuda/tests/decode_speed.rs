@@ -26,11 +26,11 @@ fn main() -> ExitCode {
     if std::env::args().any(|argument| argument == "--list") {
         return ExitCode::SUCCESS;
     }
-    let Ok(device) = Device::open(0) else {
+    if !kvas_cuda::has_device() {
         println!("skipped: no CUDA device");
         return ExitCode::SUCCESS;
-    };
-    match decode(&device) {
+    }
+    match Device::open(0).and_then(|device| decode(&device)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("{error}");

@@ -18,15 +18,12 @@ fn main() -> ExitCode {
     if std::env::args().any(|argument| argument == "--list") {
         return ExitCode::SUCCESS;
     }
-    let device = match Device::open(0) {
-        Ok(device) => device,
-        Err(_) => {
-            println!("skipped: no CUDA device");
-            return ExitCode::SUCCESS;
-        }
-    };
+    if !kvas_cuda::has_device() {
+        println!("skipped: no CUDA device");
+        return ExitCode::SUCCESS;
+    }
     let wanted = |name: &str| arguments.is_empty() || arguments.iter().any(|part| name.contains(part.as_str()));
-    match tables(&device, &wanted) {
+    match Device::open(0).map_err(Failed::from).and_then(|device| tables(&device, &wanted)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("{error}");

@@ -415,7 +415,10 @@ pub(crate) fn fold<E: Stored, S: Simd, const W: usize>(
         unsafe { fold_strip::<E, S, W, 1>(simd, (rows, at), factors, addends) };
         at += S::LANES;
     }
-    for w in 0..if at < columns { W } else { 0 } {
+    if at == columns {
+        return;
+    }
+    for w in 0..W {
         let keep = factors.1.map_or(simd.splat(factors.0), |factors| math::load(simd, &factors[at..]));
         let mut tail = [0.0; 16];
         let stored = &mut rows[w * columns + at..(w + 1) * columns];

@@ -1,7 +1,7 @@
 //! Every instruction set against f64, with lengths around the number of lanes.
 
 use super::{
-    dense::{Bf16, Element, F16, F32, I8, Stored, rounded_f16},
+    dense::{Addends, Bf16, Element, F16, F32, I8, Stored, rounded_f16},
     strips::{Start, Strip, Sums, Weights},
     *,
 };
@@ -216,6 +216,60 @@ fn combinations_of_rows() {
                 sum(5e-3, narrow[i]);
             }
         });
+    }
+}
+
+/// Rows of a matrix, in fours, in twos and one by one; the factors of its columns, if each has its own; addends in two runs, and
+/// weights of theirs for all rows.
+struct Fold<'a, E: Stored>(&'a mut [E::Bits], Option<&'a [f32]>, [&'a [f32]; 2], &'a [f32]);
+
+impl<E: Stored> Kernel for Fold<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self(rows, factors, [old, new], weights) = self;
+        let columns = rows.len() / 4;
+        let of = |first: usize, at: usize, rows| Addends { rows, weights: &weights[first * 4 + at..], step: 4 };
+        let addends = |at: usize| [of(0, at, old), of(old.len() / columns, at, new)];
+        let [mut twos, mut ones] = [rows.to_vec(), rows.to_vec()];
+        dense::fold::<E, S, 4>(simd, rows, (0.5, factors), addends(0));
+        for (at, rows) in twos.chunks_exact_mut(2 * columns).enumerate() {
+            dense::fold::<E, S, 2>(simd, rows, (0.5, factors), addends(2 * at));
+        }
+        for (at, row) in ones.chunks_exact_mut(columns).enumerate() {
+            dense::fold::<E, S, 1>(simd, row, (0.5, factors), addends(at));
+        }
+        let bytes = |rows: &[E::Bits]| bytemuck::cast_slice::<_, u8>(rows).to_vec();
+        assert!(bytes(&twos) == bytes(rows) && bytes(&ones) == bytes(rows), "in fours as in twos and alone");
+    }
+}
+
+#[test]
+fn folds_of_rows() {
+    for columns in LENGTHS {
+        let (before, factors, weights) = (normal(6, 4 * columns), normal(7, columns), normal(8, 5 * 4));
+        let [old, new] = [normal(9, 3 * columns), normal(10, 2 * columns)];
+        for factors in [None, Some(&factors[..])] {
+            everywhere(|proof| {
+                let mut full = before.clone();
+                let mut half: Vec<u16> = before.iter().map(|x| half::f16::from_f32(*x).to_bits()).collect();
+                proof.run(Fold::<F32>(&mut full, factors, [&old, &new], &weights));
+                proof.run(Fold::<F16>(&mut half, factors, [&old, &new], &weights));
+                for (i, before) in before.iter().enumerate() {
+                    let (w, column) = (i / columns, i % columns);
+                    let addends = old.chunks_exact(columns).chain(new.chunks_exact(columns));
+                    let sum: f64 =
+                        addends.enumerate().map(|(j, x)| f64::from(weights[4 * j + w]) * f64::from(x[column])).sum();
+                    let keep = factors.map_or(0.5, |factors| factors[column]);
+                    let exact = f64::from(keep) * f64::from(*before) + sum;
+                    let found = [f64::from(full[i]), half::f16::from_bits(half[i]).to_f64()];
+                    for (found, tolerance) in found.into_iter().zip([4e-6, 2e-2]) {
+                        assert!((found - exact).abs() < tolerance, "{proof:?} {columns}: {found}, not {exact}");
+                    }
+                }
+            });
+        }
     }
 }
 
