@@ -300,6 +300,8 @@ pub(crate) struct Tiles<'a, T> {
     /// Elements from one row to the next.
     stride: usize,
     tile: [usize; 2],
+    /// Tiles beside each other.
+    across: usize,
     life: PhantomData<&'a mut [T]>,
 }
 
@@ -318,7 +320,8 @@ impl<'a, T> Tiles<'a, T> {
         assert!(data.len().is_multiple_of(stride), "whole rows");
         assert!(part.end <= stride, "columns of the matrix");
         let (rows, first) = (data.len() / stride, part.start.min(data.len()));
-        Self { data: data[first..].as_mut_ptr(), rows, columns: part.len(), stride, tile, life: PhantomData }
+        let (data, columns) = (data[first..].as_mut_ptr(), part.len());
+        Self { data, rows, columns, stride, tile, across: columns.div_ceil(tile[1]), life: PhantomData }
     }
 
     /// Consecutive chunks of `len` elements.
@@ -338,12 +341,11 @@ unsafe impl<'a, T: Send> Parts for Tiles<'a, T> {
     type Part = Tile<'a, T>;
 
     fn count(&self) -> usize {
-        self.rows.div_ceil(self.tile[0]) * self.columns.div_ceil(self.tile[1])
+        self.rows.div_ceil(self.tile[0]) * self.across
     }
 
     unsafe fn part(&self, task: usize) -> Tile<'a, T> {
-        let across = self.columns.div_ceil(self.tile[1]);
-        let first = [task / across * self.tile[0], task % across * self.tile[1]];
+        let first = [task / self.across * self.tile[0], task % self.across * self.tile[1]];
         let size = [(self.rows - first[0]).min(self.tile[0]), (self.columns - first[1]).min(self.tile[1])];
         Tile { data: self.data, stride: self.stride, first, size, life: PhantomData }
     }

@@ -141,9 +141,17 @@ pub(crate) fn sigmoid_in_place<S: Simd>(simd: S, x: &mut [f32]) {
 #[inline(always)]
 pub(crate) fn sum_of_squares<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let mut sums = [simd.splat(0.0); 4];
-    for x in x.chunks(4 * S::LANES) {
-        for (part, x) in x.chunks(S::LANES).enumerate() {
-            let x = load(simd, x);
+    let (whole, rest) = x.split_at(x.len() - x.len() % (4 * S::LANES));
+    for x in whole.chunks_exact(4 * S::LANES) {
+        for part in 0..4 {
+            let x = load(simd, &x[part * S::LANES..][..S::LANES]);
+            sums[part] = simd.fma(x, x, sums[part]);
+        }
+    }
+    // Known places again: an index that is not would keep the sums in memory all along.
+    for part in 0..4 {
+        if let Some(x) = rest.get(part * S::LANES..).filter(|x| !x.is_empty()) {
+            let x = load(simd, &x[..x.len().min(S::LANES)]);
             sums[part] = simd.fma(x, x, sums[part]);
         }
     }

@@ -12,6 +12,7 @@ mod neon;
 pub(crate) mod panels;
 #[cfg(target_arch = "aarch64")]
 mod products;
+pub(crate) mod rank_one;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod safely;
 mod scalar;

@@ -398,8 +398,8 @@ impl Kernel for Update<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        dense::update::<F32, S, 3>(simd, self.0, (0.5, self.2), [1.0, -2.0, 3.0], self.3);
-        dense::update::<F16, S, 3>(simd, self.1, (0.5, self.2), [1.0, -2.0, 3.0], self.3);
+        rank_one::update::<F32, S, 3>(simd, self.0, (0.5, self.2), [1.0, -2.0, 3.0], self.3);
+        rank_one::update::<F16, S, 3>(simd, self.1, (0.5, self.2), [1.0, -2.0, 3.0], self.3);
     }
 }
 

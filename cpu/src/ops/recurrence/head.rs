@@ -9,7 +9,7 @@ use crate::{
     simd::{
         Kernel, Simd,
         dense::{self, F16, F32, Stored},
-        math,
+        math, rank_one,
     },
     states::{ByType, Checkpoint},
 };
@@ -307,22 +307,13 @@ impl Head<'_> {
             decay = (1.0, Some(&*b.factors));
         }
         let (strength, is_delta, skip) = (b.strengths[0], self.beta.is_some(), self.skip);
-        let step = Step { key, reads, decay, strength, is_delta, own, skip };
-        let (out, wide) = (self.out.row_mut(row), if is_delta { 4 } else { 8 });
-        let whole = value_dim - value_dim % wide;
-        for at in (0..whole).step_by(wide) {
-            let size = key_dim * E::BYTES;
-            let part = at * size + dense::AHEAD..(at + wide) * size + dense::AHEAD;
-            dense::fetch_on(simd, (bytes(state), self.next), part);
-            let state = &mut state[at * key_dim..(at + wide) * key_dim];
-            if is_delta {
-                step.rows::<E, S, 4>(simd, state, &value[at..], &mut out[at..]);
-            } else {
-                step.rows::<E, S, 8>(simd, state, &value[at..], &mut out[at..]);
-            }
-        }
-        for at in whole..value_dim {
-            step.rows::<E, S, 1>(simd, &mut state[at * key_dim..(at + 1) * key_dim], &value[at..], &mut out[at..]);
+        let step = Step { key, decay, strength, own, skip };
+        let (out, state) = (self.out.row_mut(row), (state, self.next));
+        // As many rows as make eight sums.
+        if is_delta {
+            step.all::<E, S, 4, 2>(simd, state, reads, value, out);
+        } else {
+            step.all::<E, S, 8, 1>(simd, state, [reads[1]], value, out);
         }
     }
 
@@ -383,44 +374,78 @@ impl Head<'_> {
 /// A row on its way through the state.
 struct Step<'a> {
     key: &'a [f32],
-    /// What the state is multiplied with for the key and for the query: these times its decay.
-    reads: [&'a [f32]; 2],
     /// The decay of the state: of all channels, or of each.
     decay: (f32, Option<&'a [f32]>),
     strength: f32,
-    is_delta: bool,
     /// Of what is written and of the value, what goes into the output.
     own: f32,
     skip: f32,
 }
 
 impl Step<'_> {
-    /// `W` rows of the state, with their elements of the value and of the output.
+    /// All rows of the state, `W` at a time; the next head's are `next` states on. The state is multiplied with what it
+    /// `reads`: the key, if its answer is taken off the value, and the query, both times the decays that channels have.
     #[inline(always)]
-    fn rows<E: Stored, S: Simd, const W: usize>(&self, simd: S, state: &mut [E::Bits], value: &[f32], out: &mut [f32]) {
-        let mut rows: [&[u8]; W] = [&[]; W];
-        for (row, elements) in rows.iter_mut().zip(state.chunks_exact(self.key.len())) {
-            *row = bytes(elements);
+    fn all<E: Stored, S: Simd, const W: usize, const R: usize>(
+        &self,
+        simd: S,
+        (state, next): (&mut [E::Bits], usize),
+        reads: [&[f32]; R],
+        value: &[f32],
+        out: &mut [f32],
+    ) {
+        let (key_dim, count) = (self.key.len(), value.len() / W);
+        let size = W * key_dim;
+        let mut sums = [[0.0; R]; W];
+        if count > 0 {
+            sums = read_rows::<E, S, W, R>(simd, &state[..size], reads);
         }
-        let [mut keys, mut queries] = [[0.0; W]; 2];
-        if self.is_delta {
-            let sums = dense::tile::<E, S, W, 2>(simd, rows, self.reads);
-            for w in 0..W {
-                [keys[w], queries[w]] = sums[w];
-            }
-        } else {
-            let sums = dense::tile::<E, S, W, 1>(simd, rows, [self.reads[1]]);
-            for w in 0..W {
-                queries[w] = sums[w][0];
+        for group in 0..count {
+            let ahead = (group + 1) * size * E::BYTES + dense::AHEAD;
+            dense::fetch_on(simd, (bytes(state), next), ahead..ahead + size * E::BYTES);
+            let part = group * W..(group + 1) * W;
+            let written = self.write(sums, &value[part.clone()], &mut out[part]);
+            let (rows, rest) = state[group * size..].split_at_mut(size);
+            if group + 1 == count {
+                rank_one::update::<E, S, W>(simd, rows, self.decay, written, self.key);
+            } else {
+                let rows = (rows, &rest[..size]);
+                sums = rank_one::update_and_tile::<E, S, W, R>(simd, rows, self.decay, (written, self.key), reads);
             }
         }
+        for at in count * W..value.len() {
+            let row = &mut state[at * key_dim..(at + 1) * key_dim];
+            let sums = read_rows::<E, S, 1, R>(simd, row, reads);
+            let written = self.write(sums, &value[at..at + 1], &mut out[at..at + 1]);
+            rank_one::update::<E, S, 1>(simd, row, self.decay, written, self.key);
+        }
+    }
+
+    /// What goes into `W` rows of the state that gave these `sums` for what is read, and their output.
+    #[inline(always)]
+    fn write<const W: usize, const R: usize>(&self, sums: [[f32; R]; W], value: &[f32], out: &mut [f32]) -> [f32; W] {
         let (mut written, decay) = ([0.0; W], self.decay.0);
         for w in 0..W {
-            written[w] = self.strength * (value[w] - decay * keys[w]);
-            out[w] = decay * queries[w] + self.own * written[w] + self.skip * value[w];
+            let key = if R == 2 { sums[w][0] } else { 0.0 };
+            written[w] = self.strength * (value[w] - decay * key);
+            out[w] = decay * sums[w][R - 1] + self.own * written[w] + self.skip * value[w];
         }
-        dense::update::<E, S, W>(simd, state, self.decay, written, self.key);
+        written
     }
+}
+
+/// `W` rows of a state times each of `x`.
+#[inline(always)]
+fn read_rows<E: Stored, S: Simd, const W: usize, const R: usize>(
+    simd: S,
+    state: &[E::Bits],
+    x: [&[f32]; R],
+) -> [[f32; R]; W] {
+    let mut rows: [&[u8]; W] = [&[]; W];
+    for (row, elements) in rows.iter_mut().zip(state.chunks_exact(x[0].len())) {
+        *row = bytes(elements);
+    }
+    dense::tile::<E, S, W, R>(simd, rows, x)
 }
 
 /// Multiplies the key and the query of row `t` of a chunk with the decay from the state to the row.

@@ -52,17 +52,19 @@ pub(super) struct Recurrence {
     pub(super) out: Act,
 }
 
-/// Gathers the queries and keys of all rows of one key head.
+/// Gathers the queries and keys of all rows of some key heads.
 struct Gather<'a> {
     /// `[rows, columns]`
     inputs: &'a [f32],
     columns: usize,
-    /// Columns where the head's query and key begin.
+    /// Columns where the first head's query and key begin.
     at: [usize; 2],
     norm_eps: Option<f32>,
-    /// `[rows, key_dim]`
+    /// `[heads, room of rows, key_dim]`
     queries: &'a mut [f32],
     keys: &'a mut [f32],
+    /// `room of rows * key_dim`
+    room: usize,
     key_dim: usize,
 }
 
@@ -73,11 +75,17 @@ impl Kernel for Gather<'_> {
     fn run<S: Simd>(self, simd: S) {
         let scales = [1.0 / (self.key_dim as f32).sqrt(), 1.0];
         for ((out, at), scale) in [self.queries, self.keys].into_iter().zip(self.at).zip(scales) {
-            for (row, out) in self.inputs.chunks_exact(self.columns).zip(out.chunks_exact_mut(self.key_dim)) {
-                out.copy_from_slice(&row[at..at + self.key_dim]);
-                if let Some(eps) = self.norm_eps {
-                    let length = (math::sum_of_squares(simd, out) + eps).sqrt();
-                    math::scale(simd, out, scale / length);
+            for (head, out) in out.chunks_exact_mut(self.room).enumerate() {
+                let at = at + head * self.key_dim;
+                for (row, out) in self.inputs.chunks_exact(self.columns).zip(out.chunks_exact_mut(self.key_dim)) {
+                    let row = &row[at..at + self.key_dim];
+                    match self.norm_eps {
+                        Some(eps) => {
+                            let length = (math::sum_of_squares(simd, row) + eps).sqrt();
+                            math::scaled(simd, row, scale / length, out);
+                        }
+                        None => out.copy_from_slice(row),
+                    }
                 }
             }
         }
@@ -174,17 +182,20 @@ impl Machine {
         let (columns, len) = (self.columns(op.inputs), self.len(op.inputs));
         let Self { proof, pool, acts, keys, queries, limits, .. } = self;
         let inputs = &acts[op.inputs.0 as usize][..len];
-        let (rows, used) = (len / columns, limits.rows * key_dim * key_heads);
-        let parts = [&mut queries[..used], &mut keys[..used]].map(|all| Tiles::chunks(all, limits.rows * key_dim));
-        let tasks = (Place::of(rows * key_heads * key_dim), key_heads);
-        pool.share(tasks, <(_, _)>::from(parts), |head, (mut queries, mut keys)| {
+        let (rows, room) = (len / columns, limits.rows * key_dim);
+        let place = Place::of(rows * key_heads * key_dim);
+        let at_once = if place == Place::Here { key_heads } else { 1 };
+        let parts = [queries, keys].map(|all| Tiles::chunks(&mut all[..key_heads * room], at_once * room));
+        let tasks = (place, key_heads / at_once);
+        pool.share(tasks, <(_, _)>::from(parts), |task, (mut queries, mut keys)| {
             proof.run(Gather {
                 inputs,
                 columns,
-                at: [op.queries_at, op.keys_at].map(|at| at + head * key_dim),
+                at: [op.queries_at, op.keys_at].map(|at| at + task * at_once * key_dim),
                 norm_eps: op.norm_eps,
-                queries: &mut queries.row_mut(0)[..rows * key_dim],
-                keys: &mut keys.row_mut(0)[..rows * key_dim],
+                queries: queries.row_mut(0),
+                keys: keys.row_mut(0),
+                room,
                 key_dim,
             });
         });
