@@ -308,13 +308,8 @@ impl Head<'_> {
         }
         let (strength, is_delta, skip) = (b.strengths[0], self.beta.is_some(), self.skip);
         let step = Step { key, decay, strength, own, skip };
-        let (out, state) = (self.out.row_mut(row), (state, self.next));
-        // As many rows as make eight sums.
-        if is_delta {
-            step.all::<E, S, 4, 2>(simd, state, reads, value, out);
-        } else {
-            step.all::<E, S, 8, 1>(simd, state, [reads[1]], value, out);
-        }
+        let out = self.out.row_mut(row);
+        simd.apart(Rows::<'_, E> { step, state, next: self.next, reads, is_delta, value, out });
     }
 
     /// Decays and strengths of a chunk.
@@ -368,6 +363,35 @@ impl Head<'_> {
         let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
         math::add_scaled(simd, out, own, u);
         entries.write(u);
+    }
+}
+
+/// A row goes through a state: apart, so that registers hold what the loop needs and nothing else.
+struct Rows<'a, E: Stored> {
+    step: Step<'a>,
+    state: &'a mut [E::Bits],
+    /// States to the next head's.
+    next: usize,
+    /// The key and the query, both times the decays that channels have.
+    reads: [&'a [f32]; 2],
+    /// Whether the answer to the key is taken off the value.
+    is_delta: bool,
+    value: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl<E: Stored> Kernel for Rows<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { step, state, next, reads, is_delta, value, out } = self;
+        // As many rows as make eight sums.
+        if is_delta {
+            step.all::<E, S, 4, 2>(simd, (state, next), reads, value, out);
+        } else {
+            step.all::<E, S, 8, 1>(simd, (state, next), [reads[1]], value, out);
+        }
     }
 }
 
