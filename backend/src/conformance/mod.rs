@@ -84,6 +84,8 @@ pub struct Case {
     pub script: Vec<Vec<Move>>,
     /// What is given up after some of them.
     pub giving: Vec<Giving>,
+    /// Sequences that end after a step, `(step, sequence)`: their next row is the first one of another, in the same slot.
+    pub ends: Vec<(usize, usize)>,
     /// Largest normalised mean squared error.
     pub bound: f64,
 }
@@ -237,6 +239,12 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
         }
         for giving in case.giving.iter().filter(|giving| giving.step == number) {
             giving.run(case, &mut backends, &mut sequences).map_err(|what| format!("after step {number}: {what}"))?;
+        }
+        for (_, sequence) in case.ends.iter().filter(|(step, _)| *step == number) {
+            let Sequence { slot, context, held, .. } = &mut sequences[*sequence];
+            let mut backends = backends.iter_mut();
+            backends.try_for_each(|backend| backend.clear_slots(&[*slot])).map_err(|error| error.to_string())?;
+            (*context, *held) = (0, 0);
         }
     }
     Ok(())

@@ -44,6 +44,7 @@ fn case(name: String, program: Program, quant: Quant, replay: Replay) -> Case {
         outputs: vec![],
         script: rows_script(),
         giving: vec![],
+        ends: vec![],
         bound: tolerance::EXACT,
     }
 }
