@@ -6,7 +6,7 @@ use crate::{
     edgeinfinite::{MEMORIES, answers},
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
-    shortened::{head_by_head, summed_up},
+    shortened::{before_rotation, head_by_head, summed_up},
     speculation::{MODELS, drafts_change_no_bit},
 };
 use kvas::model::placement::placement;
@@ -184,6 +184,7 @@ fn conversations_that_gave_up_tokens_on_a_gpu_go_on_from_their_files() {
     let Some(device) = device() else { return };
     head_by_head(&|_| backend(&device));
     summed_up(&|_| backend(&device));
+    before_rotation(&|_| backend(&device));
 }
 
 /// Steps of one row are the same launches again and again: all but the first few are graphs.

@@ -1,6 +1,6 @@
 //! Sequences that give up segments, against the float64 oracle: with gates and a memory, and with moments.
 
-use crate::edgeinfinite::{NOTHING, read_prompt};
+use crate::edgeinfinite::{MEMORIES, NOTHING, read_prompt};
 use kvas::{
     engine::{Runner, score_segments},
     policy::{Absorbing, Schedule},
@@ -10,7 +10,7 @@ use kvas_backend::{
     conformance::Build,
     op::{self, GateScope, Output},
     rope::{Pairing, Scaling},
-    store::{PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
+    store::{MemoryKeys, PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
 };
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
@@ -31,6 +31,8 @@ struct Vectors {
     inputs: Vec<f32>,
     cache: Answers,
     abs: Answers,
+    plain_cache: Answers,
+    plain_abs: Answers,
     ptaa_cache: Answers,
     ptaa_abs: Answers,
 }
@@ -88,7 +90,7 @@ fn toy(v: &Vectors, positions: Positions, memory: SegmentMemory) -> Program {
         b.op(Op::RopeStore(op::RopeStore { q, k, v: value, key_dim: dim, rope, store }));
         let scale = 1.0 / (dim as f32).sqrt();
         b.op(Op::Attention(op::Attention { q, gate: None, heads, scale, store, out }));
-        if memory == SegmentMemory::Matrix {
+        if memory.matrix().is_some() {
             let mut of_layer = |name: &str, shape| b.small(&format!("{layer}.{name}"), shape);
             let fc1 = [of_layer("W1", [hidden, dim]), of_layer("b1", [1, hidden])];
             let fc2 = [of_layer("W2", [dim, hidden]), of_layer("b2", [1, dim])];
@@ -125,7 +127,8 @@ pub(crate) fn off_the_oracle(make: Make<'_>, memory: SegmentMemory) -> f64 {
     let v: Vectors = serde_json::from_str(include_str!("data/vectors/edgeinfinite.json")).unwrap();
     let [cache, abs] = match memory {
         SegmentMemory::None => panic!("the oracle keeps something"),
-        SegmentMemory::Matrix => [&v.cache, &v.abs],
+        SegmentMemory::Matrix(MemoryKeys::Rotated) => [&v.cache, &v.abs],
+        SegmentMemory::Matrix(MemoryKeys::Unrotated) => [&v.plain_cache, &v.plain_abs],
         SegmentMemory::Moments => [&v.ptaa_cache, &v.ptaa_abs],
     };
     let width = v.heads * v.head_dim;
@@ -157,7 +160,7 @@ fn prompts_and_answers_are_those_of_the_oracle() {
     let devices: [Make<'_>; 3] =
         [&|| Box::new(Reference::default()), &|| Box::new(Cpu::new(1)), &|| Box::new(Cpu::new(3))];
     for (number, device) in devices.into_iter().enumerate() {
-        for memory in [SegmentMemory::Matrix, SegmentMemory::Moments] {
+        for memory in MEMORIES {
             let (off, name) = (off_the_oracle(device, memory), memory.name());
             println!("device {number}, {name}: {off:.1e}");
             assert!(off < ORACLE, "device {number}, {name}: off by {off:e}");

@@ -14,7 +14,7 @@ use kvas::{
 use kvas_backend::{
     Backend, KvType, Limits, Outputs, Program, Replay, StateType, Step,
     conformance::Random,
-    store::{SegmentMemory, Segments},
+    store::{MemoryKeys, SegmentMemory, Segments},
 };
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
@@ -71,9 +71,15 @@ const CONTEXT: usize = 2000;
 
 /// A small model with gates that say something, as a file.
 pub(crate) fn gated_file() -> &'static Path {
-    static FILE: OnceLock<PathBuf> = OnceLock::new();
-    FILE.get_or_init(|| {
-        let folder = std::env::temp_dir().join(format!("kvas-edge-{}", std::process::id()));
+    file_of(MemoryKeys::Rotated)
+}
+
+/// The same, whose memories are of such keys.
+fn file_of(keys: MemoryKeys) -> &'static Path {
+    static FILES: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
+    let rotated = keys == MemoryKeys::Rotated;
+    FILES[usize::from(rotated)].get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("kvas-edge-{rotated}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let mut random = Random::new(3);
         let (dim, heads, hidden) = (16, 4, 32);
@@ -98,7 +104,7 @@ pub(crate) fn gated_file() -> &'static Path {
         std::fs::write(folder.join("adapter_model.safetensors"), weights).unwrap();
         let config = json!({
             "adapter_type": "edgeinfinite", "sink_length": SINK, "window_length": WINDOW, "segment_length": SEGMENT,
-            "pos_mode": "cache", "rope_in_memory": true, "activation": "elu1", "gate_scope": "head_channel",
+            "pos_mode": "cache", "rope_in_memory": rotated, "activation": "elu1", "gate_scope": "head_channel",
             "num_hidden_layers": 3, "num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": dim,
         });
         std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
@@ -115,7 +121,7 @@ pub(crate) fn plain() -> Model {
 
 /// The model that gives up segments, and how.
 pub(crate) fn gated(absorbing: Absorbing) -> (Model, Schedule) {
-    keeping(SegmentMemory::Matrix, absorbing)
+    keeping(SegmentMemory::Matrix(MemoryKeys::Rotated), absorbing)
 }
 
 /// The same, with something else kept of them.
@@ -142,7 +148,8 @@ pub(crate) fn tokens(count: usize, seed: u64) -> Vec<u32> {
 }
 
 /// What is kept of segments.
-pub(crate) const MEMORIES: [SegmentMemory; 2] = [SegmentMemory::Matrix, SegmentMemory::Moments];
+pub(crate) const MEMORIES: [SegmentMemory; 3] =
+    [SegmentMemory::Matrix(MemoryKeys::Rotated), SegmentMemory::Matrix(MemoryKeys::Unrotated), SegmentMemory::Moments];
 
 #[test]
 fn short_texts_are_those_of_the_plain_model_to_the_bit() {
@@ -256,13 +263,15 @@ fn an_engine_answers_as_reading_by_hand_does_alone_and_beside_others() {
         let (model, schedule) = keeping(memory, Absorbing::Recompute);
         (engine(&model, Some(schedule), 400), model, schedule)
     };
-    let [of_gates, of_moments] = MEMORIES.map(of_memory);
+    let [of_gates, before_rotation, of_moments] = MEMORIES.map(of_memory);
     for (length, seed, (engine, model, schedule)) in [
         (10, 1, &of_gates),
         (27, 2, &of_gates),
         (28, 3, &of_gates),
         (60, 4, &of_gates),
         (333, 5, &of_gates),
+        (28, 3, &before_rotation),
+        (333, 5, &before_rotation),
         (28, 3, &of_moments),
         (333, 5, &of_moments),
     ] {
@@ -409,6 +418,24 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
     std::fs::remove_file(text_file).unwrap();
     let bench = ["bench", "-m", &gated, "--device", "cpu", "-p", "40", "-n", "20", "-d", "0,50", "-r", "1", "--json"];
     assert_eq!(succeeds(&[&bench[..], &edge].concat()).lines().count(), 4);
+}
+
+#[test]
+fn gates_that_were_trained_for_keys_before_rotation_are_given_such_keys() {
+    let words = std::env::temp_dir().join(format!("kvas-edge-before-{}.txt", std::process::id()));
+    std::fs::write(&words, "The hen saw the fox and ran to the barn. ".repeat(90)).unwrap();
+    let found = |keys: MemoryKeys, flags: &[&str]| {
+        let model = text(file_of(keys));
+        let all = ["perplexity", "-m", &model, "--device", "cpu", "-f", &text(&words), "-c", "200", "--chunks", "1"];
+        let edge = ["--cache-type-k", "f32", "--json", "--kv-policy", "edgeinfinite", "--from", "100"];
+        let out = succeeds(&[&all[..], &edge, flags].concat());
+        serde_json::from_str::<serde_json::Value>(&out).unwrap()["ppl"].as_f64().unwrap()
+    };
+    let [rotated, before] = [MemoryKeys::Rotated, MemoryKeys::Unrotated].map(|keys| found(keys, &[]));
+    assert!((rotated - before).abs() > 1e-4 * rotated, "{rotated} {before}");
+    let moments = [MemoryKeys::Rotated, MemoryKeys::Unrotated].map(|keys| found(keys, &["--edge-memory", "ptaa"]));
+    assert!(moments[0] == moments[1], "moments are of keys as they are stored: {moments:?}");
+    std::fs::remove_file(words).unwrap();
 }
 
 /// Says lines to a chat with a model that gives up segments.

@@ -16,7 +16,7 @@ use kvas::{
 };
 use kvas_backend::{
     Backend, Limits, Replay,
-    store::{MomentType, Positions, SegmentMemory, Segments},
+    store::{MemoryKeys, MomentType, Positions, SegmentMemory, Segments},
 };
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
@@ -104,6 +104,7 @@ fn a_sequence_that_has_given_up_segments_goes_on_as_if_it_had_never_left() {
         check(absorbing.name(), (&model, Keeping::Segments(schedule)), (PROCESSOR, [4, 16, 2]));
     }
     summed_up(PROCESSOR);
+    before_rotation(PROCESSOR);
     // With recurrent state beside it, with positions in the sequence, and with nothing that is remembered.
     let mut hybrid =
         Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf").as_ref(), None).unwrap();
@@ -126,6 +127,16 @@ pub(crate) fn summed_up(make: Make<'_>) {
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
         let (model, schedule) = keeping_segments(SegmentMemory::Moments, absorbing);
         let name = format!("moments-{}", absorbing.name());
+        check(&name, (&model, Keeping::Segments(schedule)), (make, [4, 16, 2]));
+    }
+}
+
+/// The same of conversations whose memories are of keys before rotation.
+pub(crate) fn before_rotation(make: Make<'_>) {
+    let memory = SegmentMemory::Matrix(MemoryKeys::Unrotated);
+    for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
+        let (model, schedule) = keeping_segments(memory, absorbing);
+        let name = format!("before-rotation-{}", absorbing.name());
         check(&name, (&model, Keeping::Segments(schedule)), (make, [4, 16, 2]));
     }
 }
@@ -272,7 +283,14 @@ fn nobody_goes_on_with_what_was_given_up_in_another_way() {
     let fewer = Schedule { window: schedule.window - 1, ..schedule };
     let recomputed = Schedule { absorbing: Absorbing::Recompute, ..schedule };
     let (summed, of_moments) = keeping_segments(SegmentMemory::Moments, Absorbing::InPlace);
-    let others = [(&model, Some(fewer)), (&model, Some(recomputed)), (&plain(), None), (&summed, Some(of_moments))];
+    let (turned, before_rotation) = keeping_segments(SegmentMemory::Matrix(MemoryKeys::Unrotated), Absorbing::InPlace);
+    let others = [
+        (&model, Some(fewer)),
+        (&model, Some(recomputed)),
+        (&plain(), None),
+        (&summed, Some(of_moments)),
+        (&turned, Some(before_rotation)),
+    ];
     for (number, (model, schedule)) in others.into_iter().enumerate() {
         let other = engine(model, schedule, (1, 4));
         let note = other.load(Arc::new(Session::open(&path).unwrap()), Scope::default()).unwrap().unwrap();
@@ -281,6 +299,7 @@ fn nobody_goes_on_with_what_was_given_up_in_another_way() {
             "absorb inplace, expected recompute",
             "policy edgeinfinite, expected full",
             "memory matrix, expected moments",
+            "memory matrix, expected matrix-before-rotation",
         ];
         assert!(note.contains(named[number]), "{note}");
         let conversation = other.open().unwrap();

@@ -160,10 +160,51 @@ def summed_up(oracle):
     return SummedUp
 
 
+def before_rotation(oracle):
+    """The model whose memory is of keys before rotation, and is asked by such queries: values carry these keys along."""
+
+    class BeforeRotation(oracle.EdgeInf):
+        def reset(self):
+            super().reset()
+            empty = lambda columns: np.zeros((self.Hkv, 0, columns))
+            self.c = [[empty(self.d), empty(2 * self.d)] for _ in self.W]
+
+        def absorb(self, kv):
+            super().absorb([(v[..., self.d :], v[..., : self.d]) for _, v in kv])
+
+        def fwd(self, x, at, keep=True):
+            rows, group, fresh = len(at), self.Hq // self.Hkv, []
+            by_head = lambda y, heads: y.reshape(rows, heads, self.d).transpose(1, 0, 2)
+            for layer, w in enumerate(self.W):
+                q, k, v = (by_head(x @ w[name], heads) for name, heads in (("q", self.Hq), ("k", self.Hkv), ("v", self.Hkv)))
+                turned, new = oracle.rope(q, self.p(at)), (oracle.rope(k, self.p(at)), np.concatenate([v, k], -1))
+                keys, values = (np.concatenate([old, own], 1) for old, own in zip(self.c[layer], new))
+                mixed = np.empty((rows, self.Hq, self.d))
+                for row in range(rows):
+                    seen = keys.shape[1] - rows + row + 1
+                    held = oracle.partial(turned[:, row], keys[:, :seen], values[:, :seen, : self.d], self.d**-0.5)
+                    mixed[row] = oracle.merge([held])
+                if self.N > 0:
+                    for head in range(self.Hq):
+                        asks, share = oracle.elu1(q[head]), oracle.sigmoid(w["g"][head])
+                        total = np.maximum(asks @ self.z[layer][head // group], 1e-10)
+                        found = (asks @ self.M[layer][head // group]) / total[:, None]
+                        found = np.maximum(found @ w["W1"] + w["b1"], 0) @ w["W2"] + w["b2"]
+                        mixed[:, head] = share * found + (1 - share) * mixed[:, head]
+                if keep:
+                    self.c[layer] = [keys, values]
+                fresh.append(new)
+                x = x + mixed.reshape(rows, self.D) @ w["o"]
+            return x, fresh
+
+    return BeforeRotation
+
+
 def edgeinfinite(oracle, seed):
     """Two attention layers without norms or feed-forward halves, `x += heads(x) Wo`, read with sinks, segments and a
     window: what comes out, token by token, of a prompt of each length in `prompts`, of decoding from `first` tokens on
-    in place and with recomputation, and the memories after the last prompt; the same of segments that are summed up.
+    in place and with recomputation, and the memories after the last prompt; the same of memories of keys before rotation, and
+    of segments that are summed up.
     Matrices are `[inputs, outputs]`."""
     rng = np.random.default_rng(seed)
     like = oracle.EdgeInf(rng, d=EDGE_DIM)
@@ -176,13 +217,13 @@ def edgeinfinite(oracle, seed):
         "sink": like.sink, "window": like.win, "segment": like.seg, "rope_base": 10000.0, "first": first,
         "weights": [{name: flat(matrix) for name, matrix in layer.items()} for layer in like.W], "inputs": flat(inputs),
     }
-    ways = [("", oracle.EdgeInf), ("ptaa_", summed_up(oracle))]
+    ways = [("", oracle.EdgeInf), ("plain_", before_rotation(oracle)), ("ptaa_", summed_up(oracle))]
     for way, pos in ((way, pos) for way in ways for pos in ("cache", "abs")):
         def model():
             made = way[1](rng, d=EDGE_DIM, pos=pos)
             made.W = like.W
             return made
-        has_matrix = way[0] == ""
+        has_matrix = way[0] != "ptaa_"
         prompts, answers = [first, 12, 13, 18, 19, EDGE_TOKENS - 1, EDGE_TOKENS], []
         for length in prompts:
             prompt = model()

@@ -225,8 +225,8 @@ pub enum GateScope {
 
 /// Mixes what the memory of the segments that a sequence has given up says into what its attention has found (ALGORITHMS
 /// 4.2), in place: `out = sigmoid(g) * sigmoid(gate) * (fc2 max(fc1 a + b1, 0) + b2) + (1 - sigmoid(g)) * out` per query
-/// head, with `a = s(q) M / max(s(q) . z, 1e-10)` of its KV head. Rows of sequences that gave up no segment stay as they
-/// are, to the bit.
+/// head, with `a = s(q) M / max(s(q) . z, 1e-10)` of its KV head, and `q` as it was before rotation if the memory is of such
+/// keys ([`crate::store::MemoryKeys`]). Rows of sequences that gave up no segment stay as they are, to the bit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadMemory {
     /// `[rows, heads * key_dim]`, rotated as the keys are.

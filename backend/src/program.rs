@@ -1,7 +1,7 @@
 //! A model as data: ops and the activations, weights and stores they name. Printed by `kvas plan`.
 
 use crate::{
-    KvType, Op, StoreDecl,
+    KvType, Op, Rope, StoreDecl,
     store::{PagesDecl, Policy, Segments},
 };
 
@@ -152,6 +152,14 @@ impl Program {
             StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
         };
         self.stores.iter().map(of_store).max().unwrap_or(0)
+    }
+
+    /// How the keys of a page store are rotated, if they are.
+    pub fn rope(&self, store: Store) -> Option<&Rope> {
+        self.ops.iter().find_map(|op| {
+            let Op::RopeStore(op) = op else { return None };
+            op.rope.as_ref().filter(|_| op.store == store)
+        })
     }
 
     /// Position of a page store among the page stores: its table in a [`crate::Step`].

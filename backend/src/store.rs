@@ -5,7 +5,7 @@ mod policy;
 
 use crate::Weight;
 pub use pages::{HeadRow, KvType, PageLayout, PagesDecl, RowScale};
-pub use policy::{MomentType, Policy, Positions, SegmentMemory, Segments, Slake};
+pub use policy::{MemoryKeys, MomentType, Policy, Positions, SegmentMemory, Segments, Slake};
 
 /// How one layer remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

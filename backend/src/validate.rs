@@ -6,7 +6,7 @@ use crate::{
         Attention, ExpertGatedLinear, ExpertGroups, ExpertLinear, GateScope, GatedDelta, HeadLinear, Linear, Mamba1,
         Mamba2, Output, ReadMemory, RopeStore, Route,
     },
-    store::{Decay, PageLayout, Policy, SegmentMemory, StateDecl},
+    store::{Decay, PageLayout, Policy, StateDecl},
 };
 
 /// A program that contradicts itself.
@@ -351,7 +351,7 @@ impl Program {
         let (StoreDecl::Pages(pages), f32) = (self.store(o.store), Some(WeightFormat::F32)) else {
             return Err("a memory is that of a page store".into());
         };
-        if pages.policy.segments().is_none_or(|segments| segments.memory != SegmentMemory::Matrix) {
+        if pages.policy.segments().is_none_or(|segments| segments.memory.matrix().is_none()) {
             return Err("pages keep no memory of segments".into());
         }
         self.equal("heads beyond whole groups", o.heads % pages.kv_heads, 0)?;

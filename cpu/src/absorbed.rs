@@ -26,7 +26,7 @@ impl Absorbed {
         let slots = limits.all_slots();
         let columns = match segments.memory {
             SegmentMemory::None | SegmentMemory::Moments => 0,
-            SegmentMemory::Matrix => slots * decl.kv_heads * decl.key_dim,
+            SegmentMemory::Matrix(_) => slots * decl.kv_heads * decl.key_dim,
         };
         let (matrices, norms) = (vec![0.0; columns * decl.value_dim], vec![0.0; columns]);
         Self { decl, slots, tokens: vec![0; slots], matrices, norms }
@@ -101,12 +101,12 @@ mod tests {
     use super::*;
     use kvas_backend::{
         KvType, Replay, StateType,
-        store::{PageLayout, Policy, Positions, Segments},
+        store::{MemoryKeys, PageLayout, Policy, Positions, Segments},
     };
 
     #[test]
     fn a_slot_remembers_what_was_copied_to_it_and_nothing_of_whom_it_belonged_to() {
-        let (positions, memory) = (Positions::Held, SegmentMemory::Matrix);
+        let (positions, memory) = (Positions::Held, SegmentMemory::Matrix(MemoryKeys::Rotated));
         let policy = Policy::Segments(Segments { sink: 1, window: 1, segment: 2, positions, memory });
         let layout = PageLayout::Separate;
         let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 2, layout, policy };

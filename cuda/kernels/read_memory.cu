@@ -5,6 +5,7 @@
 // what they have is put together in one order.
 #include "common/memory.cuh"
 #include "common/order.cuh"
+#include "common/rotation.cuh"
 #include "common/step.cuh"
 #include "common/warp.cuh"
 
@@ -32,11 +33,12 @@ struct ReadMemory {
     u32 ordinal; // of the page store
     u32 rows;    // of a block
     u32 at_once; // queries there is room for in shared memory: `MANY` or `FEW`
+    Back back;   // what is done to queries before
 
     DEVICE u32 group() const { return heads / kv_heads; }
 };
 
-static_assert(sizeof(ReadMemory) == 120, "as in src/ops/read_memory.rs");
+static_assert(sizeof(ReadMemory) == 144, "as in src/ops/read_memory.rs");
 
 // A product of rows of `x`, whose stride is a multiple of four, and a matrix `[inputs][outputs]`, that may have other
 // columns beside these; and what becomes of it.
@@ -133,9 +135,9 @@ template <u32 QUERIES> DEVICE void multiply(const Product& product) {
 // Rows of shared memory: every row begins at a multiple of four floats.
 DEVICE u32 padded(u32 columns) { return ceil_div(columns, 4u) * 4; }
 
-// `count` queries of a KV head, from number `first` of those of the rows that begin at `row`.
+// `count` queries of a KV head, from number `first` of those of the rows that begin at `row`, at a position.
 template <u32 QUERIES>
-DEVICE void read(const ReadMemory& op, u32 slot, u32 row, u32 first, u32 count, float* shared) {
+DEVICE void read(const ReadMemory& op, u32 slot, u32 row, u32 position, u32 first, u32 count, float* shared) {
     const u32 kv_head = blockIdx.y, group = op.group();
     const u32 key_stride = padded(op.key_dim), value_stride = padded(op.value_dim), hidden_stride = padded(min(op.hidden, HIDDEN));
     float *inverse = shared, *queries = inverse + MANY, *found = queries + op.at_once * key_stride;
@@ -146,7 +148,17 @@ DEVICE void read(const ReadMemory& op, u32 slot, u32 row, u32 first, u32 count, 
     for (u32 i = threadIdx.x; i < QUERIES * key_stride; i += THREADS) {
         const u32 query = i / key_stride, column = i % key_stride;
         const bool is_there = query < count && column < op.key_dim;
+        if (is_there && op.back.turns(column)) continue;
         queries[i] = is_there ? positive(op.q[place_of(query) * op.key_dim + column]) : 0.0f;
+    }
+    for (u32 i = threadIdx.x; i < count * op.back.pairs; i += THREADS) {
+        const u32 query = i / op.back.pairs, pair = i % op.back.pairs;
+        const u32 columns[2] = {op.back.first(pair), op.back.second(pair)};
+        const float* q = op.q + place_of(query) * op.key_dim;
+        const float a = q[columns[0]], b = q[columns[1]];
+        const float2 angle = op.back.angle(pair, position + (first + query) / group);
+        queries[query * key_stride + columns[0]] = positive(a * angle.x + b * angle.y);
+        queries[query * key_stride + columns[1]] = positive(b * angle.x - a * angle.y);
     }
     for (u32 i = threadIdx.x; i < QUERIES * value_stride; i += THREADS) {
         found[i] = 0.0f;
@@ -200,12 +212,14 @@ KERNEL __launch_bounds__(THREADS) read_memory(StepView step, ReadMemory op) {
         const u32 number = step.row_span[row];
         const Span& span = step.spans[number];
         const u32 stop = min(end, span.first + span.rows), queries = (stop - row) * op.group();
-        for (u32 first = 0; step.bound(number, op.ordinal).has_memory() && first < queries;) {
+        const Bound bound = step.bound(number, op.ordinal);
+        const u32 position = op.back.position(bound.held + row - span.first, span.context - bound.held);
+        for (u32 first = 0; bound.has_memory() && first < queries;) {
             const u32 count = min(op.at_once, queries - first);
             if (count <= FEW) {
-                read<FEW>(op, span.slot, row, first, count, shared);
+                read<FEW>(op, span.slot, row, position, first, count, shared);
             } else {
-                read<MANY>(op, span.slot, row, first, count, shared);
+                read<MANY>(op, span.slot, row, position, first, count, shared);
             }
             first += count;
         }

@@ -15,12 +15,14 @@ struct Segment {
     float* norm;   // of the slot: [kv_heads][key_dim]
     u32 first, count;
     u32 is_fresh; // 1: there is nothing in the memory yet
-    u32 padding;
+    u32 not_held; // tokens of the sequence that were given up before
+    Back back;    // what is done to keys before
 };
 
-static_assert(sizeof(Segment) == 80, "as in src/ops/segments.rs");
+static_assert(sizeof(Segment) == 104, "as in src/ops/segments.rs");
 
-// A column of the key and one of the value of a token; `is_there`: whether the token has both, 0 where it has not.
+// A column of the key and one of the value of a token; `is_there`: whether the token has both, 0 where it has not. The key is
+// as it was before rotation if the memory is of such keys.
 template <u32 KV>
 DEVICE void read_token(const Segment& op, u32 head, u32 token, const u32 (&columns)[2], const bool (&is_there)[2], float (&out)[2]) {
     const Pages& pages = op.pages;
@@ -32,6 +34,14 @@ DEVICE void read_token(const Segment& op, u32 head, u32 token, const u32 (&colum
         out[0] *= to_float(page.key_scales[at]);
         out[1] *= to_float(page.value_scales[at]);
     }
+    const Back& back = op.back;
+    if (!is_there[0] || !back.turns(columns[0])) return;
+    const u32 pair = back.pair_of(columns[0]);
+    const bool is_first = back.is_first(columns[0]);
+    float other = element<KV>(page.keys + at * page.key_stride, is_first ? back.second(pair) : back.first(pair));
+    if constexpr (KV == KV_Q8_0) other *= to_float(page.key_scales[at]);
+    const float2 angle = back.angle(pair, back.position(token, op.not_held));
+    out[0] = out[0] * angle.x + (is_first ? other : -other) * angle.y;
 }
 
 // Adds the tokens to the memory, one after the other. A block per tile of a matrix and KV head: a thread has four rows of a

@@ -24,7 +24,7 @@ impl Absorbed {
         let slots = limits.all_slots();
         let columns = match segments.memory {
             SegmentMemory::None | SegmentMemory::Moments => 0,
-            SegmentMemory::Matrix => slots * decl.kv_heads * decl.key_dim,
+            SegmentMemory::Matrix(_) => slots * decl.kv_heads * decl.key_dim,
         };
         Ok(Self {
             decl,

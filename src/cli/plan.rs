@@ -187,7 +187,7 @@ impl<'a> Report<'a> {
                 let Schedule { sink, window, segment, absorbing, memory } = schedule;
                 let memory = match memory {
                     SegmentMemory::None => "no memory",
-                    SegmentMemory::Matrix => "a memory",
+                    SegmentMemory::Matrix(_) => "a memory",
                     SegmentMemory::Moments => "moments",
                 };
                 let (most, absorbing) = (schedule.most(), absorbing.name());

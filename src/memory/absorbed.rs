@@ -222,11 +222,16 @@ mod tests {
     use crate::policy::{Absorbing, Schedule};
     use kvas_backend::{
         Act, KvType, Limits, Program, Replay, Slot, StateType, StoreDecl,
-        store::{PageLayout, PagesDecl, Policy, SegmentMemory},
+        store::{MemoryKeys, PageLayout, PagesDecl, Policy, SegmentMemory},
     };
 
-    const SCHEDULE: Schedule =
-        Schedule { sink: 4, window: 4, segment: 8, absorbing: Absorbing::InPlace, memory: SegmentMemory::Matrix };
+    const SCHEDULE: Schedule = Schedule {
+        sink: 4,
+        window: 4,
+        segment: 8,
+        absorbing: Absorbing::InPlace,
+        memory: SegmentMemory::Matrix(MemoryKeys::Rotated),
+    };
 
     fn memory(pages: usize, snapshots: usize) -> Memory {
         let layout = PageLayout::Separate;

@@ -381,7 +381,7 @@ mod tests {
     use super::*;
     use kvas_backend::{
         Act,
-        store::{PageLayout, PagesDecl, Policy, SegmentMemory, StateDecl},
+        store::{MemoryKeys, PageLayout, PagesDecl, Policy, SegmentMemory, StateDecl},
     };
 
     const REQUEST: PlanRequest = PlanRequest {
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn who_gives_up_segments_has_no_end_and_holds_little() {
-        let (positions, memory) = (Positions::Held, SegmentMemory::Matrix);
+        let (positions, memory) = (Positions::Held, SegmentMemory::Matrix(MemoryKeys::Rotated));
         let mut segments = program();
         let StoreDecl::Pages(pages) = &mut segments.stores[0] else { panic!("pages come first") };
         pages.policy = Policy::Segments(Segments { sink: 4, window: 8, segment: 21, positions, memory });

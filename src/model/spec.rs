@@ -1,6 +1,9 @@
 //! What a model *is*: plain data, no tensors, no device. Read by `arch`, lowered by `lower`.
 
-pub use kvas_backend::{op::GateScope, store::Positions};
+pub use kvas_backend::{
+    op::GateScope,
+    store::{MemoryKeys, Positions},
+};
 
 use kvas_backend::op::{ExpertGroups, HeadMap, Scoring};
 use kvas_backend::rope::{Pairing, Scaling};
@@ -47,15 +50,6 @@ pub struct EdgeInfinite {
     pub positions: Positions,
     /// Which keys are absorbed, and which queries ask.
     pub keys: MemoryKeys,
-}
-
-/// Whether a memory is of keys with positions or without.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryKeys {
-    /// With them.
-    Rotated,
-    /// Without.
-    Unrotated,
 }
 
 /// Factors along the residual stream, 1 in most models.

@@ -132,9 +132,15 @@ pub fn can_give_up_segments(program: &Program) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvas_backend::store::MemoryKeys;
 
-    const SCHEDULE: Schedule =
-        Schedule { sink: 3, window: 4, segment: 6, absorbing: Absorbing::InPlace, memory: SegmentMemory::Matrix };
+    const SCHEDULE: Schedule = Schedule {
+        sink: 3,
+        window: 4,
+        segment: 6,
+        absorbing: Absorbing::InPlace,
+        memory: SegmentMemory::Matrix(MemoryKeys::Rotated),
+    };
 
     /// Reads a prompt, then tokens one by one, with segments given up as they are due; what happens.
     fn course(prompt: u32, tokens: u32, schedule: Schedule) -> Vec<(u32, u32)> {

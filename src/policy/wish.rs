@@ -88,7 +88,7 @@ impl Bound {
 mod tests {
     use super::*;
     use crate::policy::{Absorbing, Schedule};
-    use kvas_backend::store::SegmentMemory;
+    use kvas_backend::store::{MemoryKeys, SegmentMemory};
 
     const LAYOUT: Layout =
         Layout { layers: 2, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
@@ -104,7 +104,7 @@ mod tests {
         let keeping = smaller.within(usual, Some(LAYOUT)).unwrap().unwrap();
         let bound = keeping.budget().unwrap();
         assert_eq!((bound.budget, bound.score, bound.window), (200, Score::Vabs, 32));
-        let (absorbing, memory) = (Absorbing::InPlace, SegmentMemory::Matrix);
+        let (absorbing, memory) = (Absorbing::InPlace, SegmentMemory::Matrix(MemoryKeys::Rotated));
         let schedule = Schedule { sink: 4, window: 8, segment: 16, absorbing, memory };
         let segments = Some(Keeping::Segments(schedule));
         let edge = BoundWish { policy: Some(PolicyKind::EdgeInfinite), ..none };

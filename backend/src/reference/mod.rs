@@ -17,7 +17,7 @@ use crate::{
     Act, Backend, Cursors, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, StoreDecl,
     Weight, WeightDecl, WeightSource, op,
     program::Rows,
-    store::{PagesDecl, Policy, SegmentMemory},
+    store::{PagesDecl, Policy},
 };
 use conv::ConvSlot;
 use kvas_gguf::Quant;
@@ -175,7 +175,7 @@ impl Backend for Reference {
         self.slake = program.stores.iter().map(slake).collect();
         let memory = |store: &StoreDecl| match store {
             StoreDecl::Pages(PagesDecl { policy: Policy::Segments(segments), .. })
-                if segments.memory == SegmentMemory::Matrix =>
+                if segments.memory.matrix().is_some() =>
             {
                 vec![MemorySlot::default(); limits.all_slots()]
             }

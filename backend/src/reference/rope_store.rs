@@ -33,6 +33,14 @@ pub(super) fn turn(head: &mut [f32], rope: &crate::Rope, frequencies: &[f32], (p
     }
 }
 
+/// The position of the first row of a span, to which queries and keys are rotated.
+pub(super) fn position_of(pages: &PagesDecl, context: u32, held: u32) -> usize {
+    match pages.policy.segments().map(|segments| segments.positions) {
+        Some(Positions::Held) => held as usize,
+        Some(Positions::Sequence) | None => context as usize,
+    }
+}
+
 pub(super) fn rope_store(reference: &mut Reference, op: &op::RopeStore) {
     let limits = reference.limits();
     let program = reference.program.clone().expect("prepared");
@@ -41,12 +49,10 @@ pub(super) fn rope_store(reference: &mut Reference, op: &op::RopeStore) {
     let frequencies = reference.rope_frequencies.iter().find(|(store, _)| *store == op.store).cloned();
     let step = reference.step.clone();
     for (number, (first, span)) in step.spans_with_rows().enumerate() {
+        let before = position_of(pages, span.context, step.held(number, ordinal));
         for row in first..first + span.rows as usize {
             let place = step.held(number, ordinal) as usize + row - first;
-            let position = match pages.policy.segments().map(|segments| segments.positions) {
-                Some(Positions::Held) => place,
-                Some(Positions::Sequence) | None => span.context as usize + row - first,
-            };
+            let position = before + row - first;
             if let (Some(rope), Some((_, frequencies))) = (&op.rope, &frequencies) {
                 for act in [op.q, op.k] {
                     let heads = reference.row_mut(act, row).chunks_mut(op.key_dim);

@@ -2,11 +2,11 @@
 
 use super::{
     Data, Reference, dot,
-    rope_store::{row_at, turn, value_columns},
+    rope_store::{position_of, row_at, turn, value_columns},
     sigmoid,
 };
 use crate::{
-    Eviction, Holding, Op, Rope, Slot, Store, op,
+    Eviction, Holding, Rope, Slot, Store, op,
     store::{PagesDecl, SegmentMemory},
 };
 
@@ -80,10 +80,18 @@ fn affine(reference: &Reference, [weight, bias]: [crate::Weight; 2], x: &[f32]) 
     rows.map(|(row, bias)| dot(row, x) + bias).collect()
 }
 
+/// A head as it was before it was rotated to a position.
+fn turn_back(head: &mut [f32], (rope, frequencies): &(Rope, Vec<f32>), position: usize) {
+    turn(head, rope, frequencies, (-(position as f64), 1.0 / rope.magnitude()));
+}
+
 pub(super) fn read_memory(reference: &mut Reference, op: &op::ReadMemory) {
     let program = reference.program.clone().expect("prepared");
     let (pages, step) = (program.pages(op.store), reference.step.clone());
-    for (first, span) in step.spans_with_rows() {
+    let rope = reference.rope_of(op.store).filter(|_| pages.policy.segments().is_some_and(|of| of.memory.turns_back()));
+    let ordinal = program.page_ordinal(op.store);
+    for (number, (first, span)) in step.spans_with_rows().enumerate() {
+        let before = position_of(pages, span.context, step.held(number, ordinal));
         let memory = reference.memories[op.store.0 as usize][span.slot.0 as usize].clone();
         if memory.tokens == 0 {
             continue;
@@ -91,8 +99,11 @@ pub(super) fn read_memory(reference: &mut Reference, op: &op::ReadMemory) {
         for row in first..first + span.rows as usize {
             let mut out = reference.row(op.out, row).to_vec();
             for head in 0..op.heads {
-                let query = &reference.row(op.q, row)[head * pages.key_dim..][..pages.key_dim];
-                let found = memory.read(pages, head / (op.heads / pages.kv_heads), query);
+                let mut query = reference.row(op.q, row)[head * pages.key_dim..][..pages.key_dim].to_vec();
+                if let Some(rope) = &rope {
+                    turn_back(&mut query, rope, before + row - first);
+                }
+                let found = memory.read(pages, head / (op.heads / pages.kv_heads), &query);
                 let mut hidden = affine(reference, op.fc1, &found);
                 hidden.iter_mut().for_each(|x| *x = x.max(0.0));
                 for (channel, value) in affine(reference, op.fc2, &hidden).into_iter().enumerate() {
@@ -110,12 +121,8 @@ pub(super) fn read_memory(reference: &mut Reference, op: &op::ReadMemory) {
 impl Reference {
     /// How the keys of a store were rotated, if they were.
     fn rope_of(&self, store: Store) -> Option<(Rope, Vec<f32>)> {
-        let rope = self.program().ops.iter().find_map(|op| {
-            let Op::RopeStore(op) = op else { return None };
-            op.rope.clone().filter(|_| op.store == store)
-        });
-        let frequencies = self.rope_frequencies.iter().find(|(of, _)| *of == store);
-        rope.zip(frequencies.map(|(_, frequencies)| frequencies.clone()))
+        let (_, frequencies) = self.rope_frequencies.iter().find(|(of, _)| *of == store)?;
+        Some((self.program().rope(store)?.clone(), frequencies.clone()))
     }
 
     /// Gives up the tokens of one layer that are right behind the first ones.
@@ -124,23 +131,30 @@ impl Reference {
         let decl = *self.program().pages(holding.store);
         let segments = *decl.policy.segments().expect("a store of segments");
         let (first, gone) = (eviction.sinks as usize, (holding.held - holding.keep) as usize);
-        let rope = self.rope_of(holding.store).filter(|_| segments.moves_positions());
+        let rope = self.rope_of(holding.store);
+        let turns_back = rope.as_ref().filter(|_| segments.memory.turns_back());
+        let moves = rope.as_ref().filter(|_| segments.moves_positions());
+        let shift = segments.shift(eviction.context, holding.held) as usize;
         let Data::Pages(values) = &mut self.stores[holding.store.0 as usize] else { panic!("a page store") };
         let (store, slot) = (holding.store.0 as usize, eviction.slot.0 as usize);
         let (matrices, moments) = (&mut self.memories[store], &mut self.slake[store]);
         for token in first..holding.held as usize {
-            let row = values[row_at(&decl, page_size, holding.table, token)].to_vec();
+            let mut row = values[row_at(&decl, page_size, holding.table, token)].to_vec();
             if token < first + gone {
+                for head in 0..decl.kv_heads {
+                    let [keys, _] = decl.row_parts(head);
+                    turns_back.iter().for_each(|rope| turn_back(&mut row[keys.clone()], rope, token + shift));
+                }
                 match segments.memory {
-                    SegmentMemory::Matrix if eviction.absorb => matrices[slot].absorb(&decl, &row),
+                    SegmentMemory::Matrix(_) if eviction.absorb => matrices[slot].absorb(&decl, &row),
                     SegmentMemory::Moments if eviction.absorb => moments[slot].absorb(&decl, &row),
-                    SegmentMemory::None | SegmentMemory::Matrix | SegmentMemory::Moments => {}
+                    SegmentMemory::None | SegmentMemory::Matrix(_) | SegmentMemory::Moments => {}
                 }
                 continue;
             }
             let to = &mut values[row_at(&decl, page_size, holding.table, token - gone)];
             to.copy_from_slice(&row);
-            let Some((rope, frequencies)) = &rope else { continue };
+            let Some((rope, frequencies)) = moves else { continue };
             for head in 0..decl.kv_heads {
                 let [keys, _] = decl.row_parts(head);
                 turn(&mut to[keys.clone()], rope, frequencies, (-(gone as f64), 1.0));

@@ -28,7 +28,7 @@ impl Policy {
             Policy::Full => None,
             Policy::Slake(slake) => Some(*slake),
             Policy::Segments(segments) => match segments.memory {
-                SegmentMemory::None | SegmentMemory::Matrix => None,
+                SegmentMemory::None | SegmentMemory::Matrix(_) => None,
                 SegmentMemory::Moments => Some(Slake { heads: 0, window: 0, capacity: 0, moments: MomentType::F32 }),
             },
         }
@@ -68,6 +68,15 @@ pub enum Positions {
     Held,
 }
 
+/// Whether a memory is of keys with positions or without (ALGORITHMS 4.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKeys {
+    /// With them: keys as they are stored, and queries as they meet these.
+    Rotated,
+    /// Without: keys and queries are turned back before.
+    Unrotated,
+}
+
 /// What is kept of segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentMemory {
@@ -75,7 +84,7 @@ pub enum SegmentMemory {
     None,
     /// Per KV head the matrix `sum s(k) v^T [key_dim, value_dim]` and the vector `sum s(k) [key_dim]`, with
     /// `s(x) = elu(x) + 1`, in f32 (ALGORITHMS 4.1).
-    Matrix,
+    Matrix(MemoryKeys),
     /// Per KV head the moments that [`MomentType::F32`] has, which are one more part of every context: no gates read them
     /// (ALGORITHMS 4.5, 5.3).
     Moments,
@@ -86,16 +95,30 @@ impl SegmentMemory {
     pub const fn name(self) -> &'static str {
         match self {
             SegmentMemory::None => "none",
-            SegmentMemory::Matrix => "matrix",
+            SegmentMemory::Matrix(MemoryKeys::Rotated) => "matrix",
+            SegmentMemory::Matrix(MemoryKeys::Unrotated) => "matrix-before-rotation",
             SegmentMemory::Moments => "moments",
         }
+    }
+
+    /// Which keys a matrix is of, if it is one.
+    pub const fn matrix(self) -> Option<MemoryKeys> {
+        match self {
+            SegmentMemory::None | SegmentMemory::Moments => None,
+            SegmentMemory::Matrix(keys) => Some(keys),
+        }
+    }
+
+    /// Whether it is of keys before rotation.
+    pub const fn turns_back(self) -> bool {
+        matches!(self.matrix(), Some(MemoryKeys::Unrotated))
     }
 
     /// Whether anything is kept.
     pub const fn keeps(self) -> bool {
         match self {
             SegmentMemory::None => false,
-            SegmentMemory::Matrix | SegmentMemory::Moments => true,
+            SegmentMemory::Matrix(_) | SegmentMemory::Moments => true,
         }
     }
 }
@@ -114,11 +137,20 @@ impl Segments {
         }
     }
 
+    /// What is added to the place of a token behind the first ones for the position that its key was rotated to, in a
+    /// sequence of `context` tokens of which `held` are held.
+    pub const fn shift(&self, context: u32, held: u32) -> u32 {
+        match self.positions {
+            Positions::Sequence => context - held,
+            Positions::Held => 0,
+        }
+    }
+
     /// Bytes of the memory of a slot in a layer of these pages.
     pub const fn bytes(&self, kv_heads: usize, key_dim: usize, value_dim: usize) -> usize {
         match self.memory {
             SegmentMemory::None => 0,
-            SegmentMemory::Matrix => kv_heads.saturating_mul(key_dim).saturating_mul(4 * (value_dim + 1)),
+            SegmentMemory::Matrix(_) => kv_heads.saturating_mul(key_dim).saturating_mul(4 * (value_dim + 1)),
             SegmentMemory::Moments => MomentType::F32.bytes(key_dim, value_dim).saturating_mul(kv_heads),
         }
     }

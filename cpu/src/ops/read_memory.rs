@@ -3,6 +3,7 @@
 
 use crate::{
     machine::Machine,
+    ops::rope_store::turn_back,
     pool::{Place, Tile, Tiles},
     simd::{
         Kernel, Proof, Simd,
@@ -12,7 +13,7 @@ use crate::{
     },
     slots::Memory,
 };
-use kvas_backend::{Program, Step, op, store::PagesDecl};
+use kvas_backend::{Program, Rope, Step, op, store::PagesDecl};
 
 /// Heads of rows that meet the matrices together.
 const TOGETHER: usize = 32;
@@ -26,7 +27,13 @@ fn rows(group: usize) -> usize {
 pub(crate) fn scratch(program: &Program, op: &op::ReadMemory) -> usize {
     let (decl, hidden) = (program.pages(op.store), program.weight(op.fc1[0]).shape[0]);
     let group = op.heads / decl.kv_heads;
-    rows(group) * group * (decl.key_dim + decl.value_dim + hidden) + group * decl.value_dim
+    let turned = if turns_back(decl) { (group + 1) * decl.key_dim } else { 0 };
+    rows(group) * group * (decl.key_dim + decl.value_dim + hidden) + group * decl.value_dim + turned
+}
+
+/// Whether queries ask as they were before rotation.
+fn turns_back(decl: &PagesDecl) -> bool {
+    decl.policy.segments().is_some_and(|segments| segments.memory.turns_back())
 }
 
 /// `out = elu(x) + 1`
@@ -51,6 +58,8 @@ struct Shared<'a> {
     memory: &'a crate::absorbed::Absorbed,
     /// `[rows, heads * key_dim]`
     q: &'a [f32],
+    /// How `q` was rotated, and by what, `[rows][cosine pairs, sine pairs]`, if it is to be turned back.
+    back: Option<(&'a Rope, &'a [f32])>,
     /// `[rows, heads * value_dim]`
     gate: Option<&'a [f32]>,
     /// `[value_dim, hidden]` and `[hidden, value_dim]`, each with its bias.
@@ -112,10 +121,19 @@ impl Kernel for Read<'_, '_, '_> {
         let (queries, rest) = room.split_at_mut(count * key_dim);
         let (found, rest) = rest.split_at_mut(count * value_dim);
         let (hidden, rest) = rest.split_at_mut(count * hidden_dim);
-        let shares = &mut rest[..group * value_dim];
+        let (shares, rest) = rest.split_at_mut(group * value_dim);
         for (row, queries) in queries.chunks_exact_mut(group * key_dim).enumerate() {
             let from = ((first + row) * shared.op.heads + kv_head * group) * key_dim;
-            positive(simd, &shared.q[from..][..group * key_dim], queries);
+            let asked = &shared.q[from..][..group * key_dim];
+            let Some((rope, turns)) = shared.back else {
+                positive(simd, asked, queries);
+                continue;
+            };
+            let (plain, room) = rest.split_at_mut(group * key_dim);
+            plain.copy_from_slice(asked);
+            let turns = &turns[(first + row) * rope.dims..][..rope.dims];
+            turn_back(simd, (rope, turns), room, (plain, key_dim));
+            positive(simd, plain, queries);
         }
         multiply(simd, (queries, key_dim), (matrix, value_dim), Start::Zero, found);
         for (query, found) in queries.chunks_exact(key_dim).zip(found.chunks_exact_mut(value_dim)) {
@@ -177,9 +195,10 @@ impl Machine {
             return;
         }
         let mut out = self.take(op.out);
-        let Self { proof, pool, program, step, acts, matrices, transposed, memory, scratch, .. } = self;
+        let Self { proof, pool, program, step, ropes, acts, matrices, transposed, memory, scratch, .. } = self;
         let Memory::Absorbed(memory) = &memory[op.store.0 as usize] else { panic!("validated: a memory") };
         let decl = program.pages(op.store);
+        let turned = ropes.of_step(op.store, pool, step).filter(|_| turns_back(decl));
         let layer = |[weight, bias]: [kvas_backend::Weight; 2]| {
             [&transposed[weight.0 as usize][..], matrices[bias.0 as usize].floats()]
         };
@@ -190,6 +209,7 @@ impl Machine {
             step,
             memory,
             q: &acts[op.q.0 as usize],
+            back: program.rope(op.store).zip(turned),
             gate: op.gate.map(|gate| &acts[gate.0 as usize][..]),
             fc1: layer(op.fc1),
             fc2: layer(op.fc2),

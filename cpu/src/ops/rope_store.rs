@@ -68,6 +68,13 @@ impl Ropes {
         distinct.iter().map(|rope| rope.dims).sum::<usize>().saturating_mul(rows)
     }
 
+    /// How queries and keys of the rows of a step are turned, `[rows][cosine pairs, sine pairs]`, if they are.
+    pub(crate) fn of_step(&mut self, store: Store, pool: &mut Pool, step: &Step) -> Option<&[f32]> {
+        let angles = &mut self.angles[self.of[store.0 as usize]?];
+        angles.prepare(pool, step);
+        Some(&angles.turns)
+    }
+
     /// Another step begins.
     pub(crate) fn forget(&mut self) {
         self.angles.iter_mut().for_each(|angles| angles.ready = false);
@@ -142,21 +149,54 @@ pub(crate) struct Turn {
 impl Turn {
     /// Back by so many positions, as the keys of a store are rotated; `None` if they are not.
     pub(crate) fn back(ropes: &Ropes, program: &Program, store: Store, positions: usize) -> Option<Self> {
-        let pairing = program.ops.iter().find_map(|op| {
-            let Op::RopeStore(op) = op else { return None };
-            op.rope.as_ref().filter(|_| op.store == store).map(|rope| rope.pairing)
-        })?;
+        let pairing = program.rope(store)?.pairing;
         let frequencies = ropes.of[store.0 as usize].map(|at| &ropes.angles[at].frequencies)?;
         let turns = frequencies.iter().map(|frequency| (-(positions as f64) * f64::from(*frequency)).sin_cos());
         let (sines, cosines) = turns.map(|(sine, cosine)| (sine as f32, cosine as f32)).unzip();
         Some(Self { pairing, cosines, sines })
     }
 
+    /// The same, of keys whose columns that turn are made longer besides.
+    pub(crate) fn longer(mut self, by: f32) -> Self {
+        self.cosines.iter_mut().chain(&mut self.sines).for_each(|x| *x *= by);
+        self
+    }
+
     /// Moves a key.
     pub(crate) fn apply(&self, proof: Proof, key: &mut [f32]) {
-        let head_dim = key.len();
-        proof.run(Rotate { row: key, head_dim, pairing: self.pairing, cosines: &self.cosines, sines: &self.sines });
+        proof.run(self.of(key));
     }
+
+    /// Moves a key, in a kernel.
+    #[inline(always)]
+    pub(crate) fn apply_with<S: Simd>(&self, simd: S, key: &mut [f32]) {
+        self.of(key).run(simd);
+    }
+
+    #[inline(always)]
+    fn of<'a>(&'a self, key: &'a mut [f32]) -> Rotate<'a> {
+        let head_dim = key.len();
+        Rotate { row: key, head_dim, pairing: self.pairing, cosines: &self.cosines, sines: &self.sines }
+    }
+}
+
+/// Turns queries of a row back to what they were before `rope` turned them like this, `[cosine pairs, sine pairs]`. The
+/// room is for as many values.
+#[inline(always)]
+pub(crate) fn turn_back<S: Simd>(
+    simd: S,
+    (rope, turns): (&Rope, &[f32]),
+    room: &mut [f32],
+    (row, head_dim): (&mut [f32], usize),
+) {
+    // Cosines and sines have the magnitude of the rotation, as what was rotated has.
+    let by = 1.0 / (rope.magnitude() * rope.magnitude());
+    let pairs = turns.len() / 2;
+    for (i, (to, turn)) in room.iter_mut().zip(turns).enumerate() {
+        *to = if i < pairs { turn * by } else { turn * -by };
+    }
+    let (cosines, sines) = room[..2 * pairs].split_at(pairs);
+    Rotate { row, head_dim, pairing: rope.pairing, cosines, sines }.run(simd);
 }
 
 /// Rotates all rows of q and k.

@@ -30,3 +30,29 @@ struct Angles {
         }
     }
 };
+
+// What turns heads back to what they were before they were rotated; nothing where there are no `pairs`.
+struct Back {
+    const float* frequencies;
+    u32 pairs;
+    u32 adjacent;
+    float by; // 1 over the magnitude of the rotation
+    u32 by_place; // 1: a position is the place in the table
+
+    DEVICE u32 position(u32 place, u32 not_held) const { return by_place ? place : place + not_held; }
+    DEVICE bool turns(u32 column) const { return column < 2 * pairs; }
+    // The columns of a pair, the pair of a column that turns, and whether it is the first of it.
+    DEVICE u32 first(u32 pair) const { return adjacent ? 2 * pair : pair; }
+    DEVICE u32 second(u32 pair) const { return adjacent ? 2 * pair + 1 : pair + pairs; }
+    DEVICE u32 pair_of(u32 column) const { return adjacent ? column / 2 : column < pairs ? column : column - pairs; }
+    DEVICE bool is_first(u32 column) const { return adjacent ? column % 2 == 0 : column < pairs; }
+
+    // Cosine and sine of a pair at a position, over the magnitude. Not inlined: few blocks turn anything back.
+    __device__ __noinline__ float2 angle(u32 pair, u32 position) const {
+        double sine, cosine;
+        sincos(double(position) * double(frequencies[pair]), &sine, &cosine);
+        return make_float2(float(cosine) * by, float(sine) * by);
+    }
+};
+
+static_assert(sizeof(Back) == 24, "as in src/ops/rope_store.rs");

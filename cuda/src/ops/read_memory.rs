@@ -1,6 +1,6 @@
 //! What a memory of segments says, mixed into what attention has found (ALGORITHMS 4.2).
 
-use crate::{device::Ptr, machine::Machine};
+use crate::{device::Ptr, machine::Machine, ops::rope_store::BackView};
 use kvas_backend::{
     DeviceError,
     op::{self, GateScope},
@@ -39,6 +39,7 @@ pub(crate) struct ReadMemoryView {
     ordinal: u32,
     rows: u32,
     at_once: u32,
+    back: BackView,
 }
 
 /// Bytes of shared memory for `queries` at once.
@@ -88,6 +89,7 @@ impl Machine {
             ordinal: ordinal as u32,
             rows: rows as u32,
             at_once: at_once as u32,
+            back: self.back(op.store),
         };
         let tiles = self.step.tokens().len().div_ceil(rows);
         let launch = self.kernel("read_memory", "read_memory")?.grid(tiles, decl.kv_heads, 1).block(THREADS).early();
@@ -101,7 +103,7 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!(size_of::<ReadMemoryView>(), 120);
+        assert_eq!(size_of::<ReadMemoryView>(), 144);
     }
 
     #[test]

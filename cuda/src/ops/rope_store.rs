@@ -4,7 +4,18 @@ use crate::{
     device::{Ptr, failed},
     machine::Machine,
 };
-use kvas_backend::{DeviceError, Op, Store, op, rope::Pairing};
+use kvas_backend::{DeviceError, Store, op, rope::Pairing, store::Segments};
+
+/// `Back` of `kernels/common/rotation.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct BackView {
+    frequencies: u64,
+    pairs: u32,
+    adjacent: u32,
+    by: f32,
+    by_place: u32,
+}
 
 /// Warps of a block, each with a head.
 const HEADS: usize = 8;
@@ -44,13 +55,36 @@ impl Machine {
             .launch()
     }
 
+    /// What turns keys and queries of a store back, if its memory is of those before rotation.
+    pub(crate) fn back(&self, store: Store) -> BackView {
+        let segments = self.program.pages(store).policy.segments().filter(|segments| segments.memory.turns_back());
+        let frequencies = self.frequencies[store.0 as usize].as_ref().filter(|_| segments.is_some());
+        let Some((rope, frequencies)) = frequencies.and_then(|found| Some((self.program.rope(store)?, found))) else {
+            return BackView { frequencies: 0, pairs: 0, adjacent: 0, by: 1.0, by_place: 0 };
+        };
+        BackView {
+            frequencies: frequencies.at().0,
+            pairs: rope.dims as u32 / 2,
+            adjacent: u32::from(rope.pairing == Pairing::Adjacent),
+            by: 1.0 / rope.magnitude(),
+            by_place: u32::from(segments.is_some_and(Segments::moves_positions)),
+        }
+    }
+
     /// How the keys of a store are rotated, if they are: frequencies, pairs of columns, and whether these are neighbours.
     pub(crate) fn rotation(&self, store: Store) -> Option<(Ptr, u32, u32)> {
-        let rope = self.program.ops.iter().find_map(|op| {
-            let Op::RopeStore(op) = op else { return None };
-            op.rope.as_ref().filter(|_| op.store == store)
-        })?;
+        let rope = self.program.rope(store)?;
         let frequencies = self.frequencies[store.0 as usize].as_ref()?;
         Some((frequencies.at(), rope.dims as u32 / 2, u32::from(rope.pairing == Pairing::Adjacent)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_given_what_they_expect() {
+        assert_eq!(size_of::<BackView>(), 24);
     }
 }

@@ -1,6 +1,6 @@
 //! Giving up segments (ALGORITHMS 4.3): their keys and values go into the memory, and what is behind them moves up.
 
-use crate::{device::Ptr, machine::Machine, pages::PagesView};
+use crate::{device::Ptr, machine::Machine, ops::rope_store::BackView, pages::PagesView};
 use kvas_backend::{DeviceError, Eviction, Holding, Limits, Order, Program, store::PagesDecl};
 use std::ops::Range;
 
@@ -22,7 +22,8 @@ pub(crate) struct SegmentView {
     first: u32,
     count: u32,
     is_fresh: u32,
-    padding: u32,
+    not_held: u32,
+    back: BackView,
 }
 
 /// Bytes of a page table, which is brought to the scratch.
@@ -77,6 +78,7 @@ impl Machine {
             let of_head: Vec<u32> = (gone.start as u32..gone.end as u32).collect();
             return self.absorb(&look, &vec![of_head; self.program.pages(holding.store).kv_heads]);
         }
+        let back = self.back(holding.store);
         let absorbed = self.absorbed.of_mut(holding.store);
         let decl = absorbed.decl;
         let Some(([matrix, norm], is_fresh)) = absorbed.add(eviction.slot, gone.len()) else { return Ok(()) };
@@ -88,7 +90,8 @@ impl Machine {
             first: gone.start as u32,
             count: gone.len() as u32,
             is_fresh: u32::from(is_fresh),
-            padding: 0,
+            not_held: eviction.context - holding.held,
+            back,
         };
         let name = format!("segments_absorb_{}", self.pages.kv_type().name());
         let tiles = decl.key_dim.div_ceil(TILE) * decl.value_dim.div_ceil(TILE);
@@ -117,7 +120,7 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!(size_of::<SegmentView>(), 80);
+        assert_eq!(size_of::<SegmentView>(), 104);
     }
 
     #[test]

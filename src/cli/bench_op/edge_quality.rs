@@ -97,9 +97,9 @@ impl Method {
             Method::Full => return None,
             Method::Window => (SegmentMemory::None, Absorbing::InPlace),
             Method::Ptaa => (SegmentMemory::Moments, Absorbing::InPlace),
-            Method::Recomputed => (SegmentMemory::Matrix, Absorbing::Recompute),
+            Method::Recomputed => (SegmentMemory::Matrix(trained.keys), Absorbing::Recompute),
             Method::Gates | Method::NoSinks | Method::NoWindow | Method::Neither => {
-                (SegmentMemory::Matrix, Absorbing::InPlace)
+                (SegmentMemory::Matrix(trained.keys), Absorbing::InPlace)
             }
         };
         let has_no_sinks = matches!(self, Method::NoSinks | Method::Neither);

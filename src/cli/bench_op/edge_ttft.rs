@@ -16,7 +16,7 @@ use kvas_backend::{
     conformance::{Build, RandomWeights},
     op::{self, Activation, GateScope, Output},
     rope::{Pairing, Scaling},
-    store::{PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
+    store::{MemoryKeys, PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
 };
 use kvas_gguf::Quant;
 use serde_json::json;
@@ -209,7 +209,7 @@ impl Reader {
 impl EdgeTtft {
     pub(super) fn run(self) -> anyhow::Result<u8> {
         let [sink, window, segment] = [self.sink, self.window, self.segment].map(|tokens| tokens as usize);
-        let (positions, memory) = (Positions::Held, SegmentMemory::Matrix);
+        let (positions, memory) = (Positions::Held, SegmentMemory::Matrix(MemoryKeys::Rotated));
         let segments = Segments { sink, window, segment, positions, memory };
         let mut report = Report::new(self.form);
         let heads = ["n", "ms to first", "us/token", "us absorb", "tokens/s", "longest ms", "held", "MB"];

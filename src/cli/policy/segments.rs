@@ -82,15 +82,19 @@ impl SegmentFlags {
         if !can_give_up_segments(&model.program) {
             bail!("{says}, expected a model with layers of attention that keep keys and values apart, and no others");
         }
-        let memory = self.memory()?;
-        let trained = trained(model, memory, &says)?;
+        let keeps = self.keeps()?;
+        let trained = trained(model, keeps, &says)?;
         let length = |flag: Option<u32>, usual: usize| flag.map_or(usual, |tokens| tokens as usize);
         let segments = Segments {
             sink: length(self.edge_sink, trained.sink),
             window: length(self.edge_window, trained.window),
             segment: length(self.edge_segment, trained.segment),
             positions: trained.positions,
-            memory,
+            memory: match keeps {
+                None => SegmentMemory::None,
+                Some(Memory::Gates) => SegmentMemory::Matrix(trained.keys),
+                Some(Memory::Ptaa) => SegmentMemory::Moments,
+            },
         };
         let absorbing = match self.edge_absorb {
             None | Some(Absorb::Inplace) => Absorbing::InPlace,
@@ -104,11 +108,12 @@ impl SegmentFlags {
         Ok(Schedule::of(&segments, absorbing))
     }
 
-    fn memory(&self) -> anyhow::Result<SegmentMemory> {
+    /// What is kept of segments, if anything.
+    fn keeps(&self) -> anyhow::Result<Option<Memory>> {
         match (self.edge_memory, self.edge_ungated) {
-            (None, true) => Ok(SegmentMemory::None),
-            (None | Some(Memory::Gates), false) => Ok(SegmentMemory::Matrix),
-            (Some(Memory::Ptaa), false) => Ok(SegmentMemory::Moments),
+            (None, true) => Ok(None),
+            (None, false) => Ok(Some(Memory::Gates)),
+            (Some(memory), false) => Ok(Some(memory)),
             (Some(_), true) => bail!("--edge-memory and --edge-ungated, expected one of them"),
         }
     }
@@ -116,24 +121,17 @@ impl SegmentFlags {
 
 /// What the gates of a model were trained for, if they are to be used and can be; else what they would have been, or what is
 /// usual.
-fn trained(model: &Model, memory: SegmentMemory, says: &str) -> anyhow::Result<EdgeInfinite> {
-    match memory {
-        SegmentMemory::None | SegmentMemory::Moments => return Ok(model.spec.edgeinfinite.unwrap_or(USUAL)),
-        SegmentMemory::Matrix => {}
+fn trained(model: &Model, keeps: Option<Memory>, says: &str) -> anyhow::Result<EdgeInfinite> {
+    match (model.spec.edgeinfinite, keeps) {
+        (Some(trained), _) => return Ok(trained),
+        (None, None | Some(Memory::Ptaa)) => return Ok(USUAL),
+        (None, Some(Memory::Gates)) => {}
     }
-    let Some(trained) = model.spec.edgeinfinite else {
-        let attends = |mixer: &Mixer| matches!(mixer, Mixer::Attention(_));
-        let first = model.spec.layers.iter().position(|layer| layer.mixers.iter().any(attends)).unwrap_or(0);
-        let name = |stem: &str| format!("blk.{first}.attn_mem_{stem}");
-        let [fc1, fc2, gate] = ["fc1.weight", "fc2.weight", "gate.weight"].map(name);
-        bail!(
-            "{says}: no {fc1}, {fc2} and {gate}, expected gates in every layer of attention (kvas adapter adds them), --edge-memory ptaa or --edge-ungated"
-        );
-    };
-    match trained.keys {
-        MemoryKeys::Rotated => Ok(trained),
-        MemoryKeys::Unrotated => {
-            bail!("{says}: edgeinfinite.rope_in_memory 0, expected 1 (memories of keys before rotation are not read)")
-        }
-    }
+    let attends = |mixer: &Mixer| matches!(mixer, Mixer::Attention(_));
+    let first = model.spec.layers.iter().position(|layer| layer.mixers.iter().any(attends)).unwrap_or(0);
+    let name = |stem: &str| format!("blk.{first}.attn_mem_{stem}");
+    let [fc1, fc2, gate] = ["fc1.weight", "fc2.weight", "gate.weight"].map(name);
+    bail!(
+        "{says}: no {fc1}, {fc2} and {gate}, expected gates in every layer of attention (kvas adapter adds them), --edge-memory ptaa or --edge-ungated"
+    );
 }

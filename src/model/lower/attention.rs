@@ -6,7 +6,7 @@ use crate::model::spec::{
 };
 use kvas_backend::{
     Act, Op, Rope, StoreDecl, Weight, op,
-    store::{PageLayout, PagesDecl, Policy, SegmentMemory},
+    store::{PageLayout, PagesDecl, Policy},
 };
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ impl Lowering<'_> {
         self.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope, store }));
         let out = self.act("mixed", out_columns);
         self.op(Op::Attention(op::Attention { q, gate, heads: a.heads, scale: a.scale, store, out }));
-        if policy.segments().is_some_and(|segments| segments.memory == SegmentMemory::Matrix)
+        if policy.segments().is_some_and(|segments| segments.memory.matrix().is_some())
             && let Some(([fc1, fc2], share, scope)) = self.memory_gates(index, a)
         {
             let heads = a.heads;

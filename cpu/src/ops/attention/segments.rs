@@ -3,7 +3,10 @@
 use super::slake::take;
 use crate::{
     machine::Machine,
-    ops::{read_memory::positive, rope_store::Turn},
+    ops::{
+        read_memory::positive,
+        rope_store::{Ropes, Turn},
+    },
     pages::Pages,
     pool::{Place, Tiles},
     simd::{
@@ -15,7 +18,7 @@ use crate::{
     slots::Memory,
 };
 use kvas_backend::{
-    Eviction, Holding, Order, Page,
+    Eviction, Holding, Order, Page, Program, Store,
     store::{PagesDecl, Segments},
 };
 use std::ops::Range;
@@ -28,6 +31,23 @@ pub(crate) fn scratch(decl: &PagesDecl) -> usize {
     (ROWS + 1) * (decl.key_dim + decl.value_dim)
 }
 
+/// What turns keys of tokens that follow each other back to what they were before they were rotated: those of a block by
+/// the position of its first token, and each by its place in the block.
+struct Back {
+    blocks: Vec<Turn>,
+    rows: Vec<Turn>,
+}
+
+impl Back {
+    /// Of some tokens of a store, the first of which has this position; `None` if keys are not rotated.
+    fn of((ropes, program): (&Ropes, &Program), store: Store, (position, tokens): (usize, usize)) -> Option<Self> {
+        let by = 1.0 / program.rope(store)?.magnitude();
+        let back = |positions| Turn::back(ropes, program, store, positions);
+        let blocks = (0..tokens).step_by(ROWS).map(|first| Some(back(position + first)?.longer(by)));
+        Some(Self { blocks: blocks.collect::<Option<_>>()?, rows: (0..ROWS).map(back).collect::<Option<_>>()? })
+    }
+}
+
 /// Some tokens of a KV head that go into its memory.
 struct Absorb<'a> {
     pages: &'a Pages,
@@ -35,6 +55,8 @@ struct Absorb<'a> {
     head: usize,
     table: &'a [Page],
     tokens: Range<usize>,
+    /// How keys are turned before, if they are.
+    back: Option<&'a Back>,
     /// `[key_dim, value_dim]`
     matrix: &'a mut [f32],
     /// `[key_dim]`
@@ -47,15 +69,19 @@ impl Kernel for Absorb<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { pages, decl, head, table, tokens, matrix, norm, mut room } = self;
+        let Self { pages, decl, head, table, tokens, back, matrix, norm, mut room } = self;
         let (key_dim, value_dim) = (decl.key_dim, decl.value_dim);
         let (keys, values) = (take(&mut room, ROWS * key_dim), take(&mut room, ROWS * value_dim));
         let plain = take(&mut room, key_dim);
-        for start in tokens.clone().step_by(ROWS) {
+        for (block, start) in tokens.clone().step_by(ROWS).enumerate() {
             let count = ROWS.min(tokens.end - start);
             for row in 0..count {
                 let (key, value) = (&mut keys[row * key_dim..][..key_dim], &mut values[row * value_dim..][..value_dim]);
                 pages.read_token(decl, (table, start + row), head, [&mut *plain, value]);
+                if let Some(Back { blocks, rows }) = back {
+                    blocks[block].apply_with(simd, plain);
+                    rows[row].apply_with(simd, plain);
+                }
                 positive(simd, plain, key);
                 math::add(simd, norm, key);
             }
@@ -85,7 +111,7 @@ impl Machine {
     }
 
     fn absorb_segment(&mut self, eviction: &Eviction<'_>, (holding, gone): (&Holding<'_>, Range<usize>)) {
-        let Self { proof, pool, pages, memory, ranks, scratch, .. } = self;
+        let Self { proof, pool, pages, program, ropes, memory, ranks, scratch, .. } = self;
         let absorbed = match &mut memory[holding.store.0 as usize] {
             Memory::Absorbed(absorbed) => absorbed,
             Memory::Bounded(given_up) => {
@@ -99,6 +125,10 @@ impl Machine {
             Memory::Pages | Memory::State(_) | Memory::Conv(_) => panic!("a store of segments"),
         };
         let decl = absorbed.decl;
+        let segments = decl.policy.segments().expect("a store of segments");
+        let first = gone.start + segments.shift(eviction.context, holding.held) as usize;
+        let turns_back = segments.memory.turns_back();
+        let back = turns_back.then(|| Back::of((ropes, program), holding.store, (first, gone.len()))).flatten();
         let Some((matrices, norms)) = absorbed.add(eviction.slot, gone.len()) else { return };
         let parts = (Tiles::chunks(matrices, decl.key_dim * decl.value_dim), Tiles::chunks(norms, decl.key_dim));
         let pages = &*pages;
@@ -109,6 +139,7 @@ impl Machine {
                 head,
                 table: holding.table,
                 tokens: gone.clone(),
+                back: back.as_ref(),
                 matrix: matrix.row_mut(0),
                 norm: norm.row_mut(0),
                 room: scratch,
