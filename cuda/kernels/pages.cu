@@ -1,15 +1,65 @@
 // Rotation of queries and keys, and keys and values into pages; rows of pages in and out.
+#include "common/norm.cuh"
 #include "common/order.cuh"
 #include "common/pages.cuh"
 #include "common/rotation.cuh"
 #include "common/step.cuh"
 
-// Rotates the heads of q and k in place, and appends k and v. A block per row and eight heads, a warp per head: those of
-// q first, then those of k. `pairs == 0`: nothing rotates. `by_place`: a position is the place in the table.
+// Norms of the heads of q and k that are made here, or null.
+struct HeadNorms {
+    const float *q, *k;
+    float q_eps, k_eps;
+};
+
+static_assert(sizeof(HeadNorms) == 24, "as in src/ops/rope_store.rs");
+
+// A norm of a head of at most 256 columns, whole fours, by a warp: what `norm_rows_by_4` of norm.cu does with as many threads.
+struct HeadNorm {
+    const float* weight;
+    u32 columns;
+    float eps;
+    float4 by[2];
+
+    DEVICE u32 at(u32 i) const { return 4 * (i * 32 + lane_id()); }
+
+    // Weights are asked for before anything is waited for.
+    DEVICE HeadNorm(const float* weight, u32 columns, float eps) : weight(weight), columns(columns), eps(eps) {
+        if (weight == nullptr) return;
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i)
+            if (at(i) < columns) by[i] = *reinterpret_cast<const float4*>(weight + at(i));
+    }
+
+    // Norms `x` in place.
+    DEVICE void apply(float* x) const {
+        if (weight == nullptr) return;
+        float4 kept[2];
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            kept[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (at(i) < columns) kept[i] = *reinterpret_cast<const float4*>(x + at(i));
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) sum += square_sum(kept[i]);
+        const float inverse = inverse_root(warp_sum(sum), columns, eps);
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            if (at(i) >= columns) continue;
+            kept[i].x = normed(kept[i].x, inverse, by[i].x), kept[i].y = normed(kept[i].y, inverse, by[i].y);
+            kept[i].z = normed(kept[i].z, inverse, by[i].z), kept[i].w = normed(kept[i].w, inverse, by[i].w);
+            *reinterpret_cast<float4*>(x + at(i)) = kept[i];
+        }
+        __syncwarp();
+    }
+};
+
+// Norms and rotates the heads of q and k in place, and appends k and v. A block per row and eight heads, a warp per head: those
+// of q first, then those of k. `pairs == 0`: nothing rotates. `by_place`: a position is the place in the table.
 template <u32 KV>
 DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, float* q, float* k, const float* v,
                        u32 heads, u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude,
-                       u32 by_place) {
+                       u32 by_place, const HeadNorms& norms) {
     __shared__ Angles angles;
     let_next_begin();
     // The step is there before its first kernel begins.
@@ -17,14 +67,16 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
     const Span& span = step.spans[step.row_span[row]];
     const u32 place_at = step.span_in(step.row_span[row], ordinal).context + row - span.first;
     angles.set(by_place ? place_at : span.context + row - span.first, frequencies, pairs, magnitude);
+    u32 head = blockIdx.y * (blockDim.x / 32) + warp_id();
+    const bool is_query = head < heads;
+    const HeadNorm norm(is_query ? norms.q : norms.k, key_dim, is_query ? norms.q_eps : norms.k_eps);
     wait_for_inputs();
     __syncthreads();
-    u32 head = blockIdx.y * (blockDim.x / 32) + warp_id();
     if (head >= heads + pages.kv_heads) return;
-    const bool is_query = head < heads;
     if (!is_query) head -= heads;
     const u32 columns = is_query || !pages.latent ? key_dim : key_dim - pages.value_dim;
     float* x = is_query ? q + (u64(row) * heads + head) * columns : k + (u64(row) * pages.kv_heads + head) * columns;
+    norm.apply(x);
     angles.turn(x, pairs, adjacent);
     if (is_query) return;
     __syncwarp();
@@ -72,9 +124,9 @@ template <u32 KV> DEVICE void load_page(const Pages& pages, u32 page, const floa
 #define OF_TYPE(name, KV)                                                                                             \
     KERNEL rope_store_##name(StepView step, Pages pages, u32 ordinal, float* q, float* k, const float* v, u32 heads,  \
                              u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude,         \
-                             u32 by_place) {                                                                          \
+                             u32 by_place, HeadNorms norms) {                                                         \
         rope_store<KV>(step, pages, ordinal, q, k, v, heads, key_dim, frequencies, pairs, adjacent, magnitude,        \
-                       by_place);                                                                                     \
+                       by_place, norms);                                                                              \
     }                                                                                                                 \
     KERNEL save_page_##name(Pages pages, u32 page, float* out) { save_page<KV>(pages, page, out); }                   \
     KERNEL load_page_##name(Pages pages, u32 page, const float* values) { load_page<KV>(pages, page, values); }

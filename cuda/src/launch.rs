@@ -13,6 +13,7 @@ use crate::{
         conv::ConvView,
         read_memory::ReadMemoryView,
         recurrence::{FoldView, PromptView, RecurrenceView, ScanView},
+        rope_store::HeadNormsView,
         segments::SegmentView,
         slake::{AbsorbView, LossesView, WindowView},
     },
@@ -190,7 +191,7 @@ macro_rules! views {
 
 views!(
     StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView GivenUpView WindowView
-    LossesView AbsorbView SegmentView ReadMemoryView
+    LossesView AbsorbView SegmentView ReadMemoryView HeadNormsView
 );
 
 /// A launch in the making.

@@ -1,15 +1,20 @@
 //! Products on the GPU of this machine. Without arguments: whether the bits of a row depend on what else is in the step,
-//! for all formats or those that are named.
+//! for all formats or those that are named, and whether heads are normed alike on their own and where they are rotated.
 //! With `--time` and parts of names: how long products take, against what the GPU can do at most. Both go through the
 //! backend.
 
 #![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test")]
 
 use kvas_backend::{
-    Act, Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Program, Replay, Slot, StateType, Step, WeightData,
-    WeightDecl, WeightFormat, WeightSource,
+    Act, Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Rope, Slot, StateType, Step,
+    StoreDecl, WeightData, WeightDecl, WeightFormat, WeightSource,
     conformance::{Build, Random, RandomWeights},
-    op::{Activation, ExpertGatedLinear, ExpertLinear, GatedLinear, HeadLinear, Linear, Norm, Output, Route, Scoring},
+    op::{
+        Activation, Attention, ExpertGatedLinear, ExpertLinear, GatedLinear, HeadLinear, Linear, Norm, Output,
+        RopeStore, Route, Scoring,
+    },
+    rope::{Pairing, Scaling},
+    store::{PageLayout, PagesDecl, Policy},
 };
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -38,6 +43,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let differing: usize = wanted.into_iter().map(|quant| bits(&device, *quant) + whole_steps(&device, *quant)).sum();
+    let differing = differing + norms_of_heads(&device);
     println!("{differing} formats and ops whose bits depend on the step");
     if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -178,6 +184,72 @@ fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
         }
     }
     differing
+}
+
+/// Runs a step of one row as a whole and op by op, with the same inputs, and returns how many outputs differ by a bit.
+fn differing(device: &Arc<Device>, program: Program, inputs: &[Act], outputs: &[Act]) -> usize {
+    let program = Arc::new(program);
+    let mut backend = Cuda::new(device.clone());
+    let mut weights = RandomWeights { quant: Quant::F32, seed: 8 };
+    backend.prepare(program.clone(), &mut weights, Limits { pages: 2, ..limits(2) }).unwrap();
+    let mut random = Random::new(5);
+    let mut values = |act: &Act| (0..program.act(*act).columns).map(|_| 3.0 * random.normal()).collect::<Vec<f32>>();
+    let values: Vec<Vec<f32>> = inputs.iter().map(&mut values).collect();
+    // Not the first position, where nothing is rotated. What is in its page before it is the same every time.
+    let mut step = Step::default();
+    step.push(Slot(1), 2, &[0], Outputs::All, program.stores.iter().map(|_| &[Page(1)][..]));
+    let mut run = |is_whole: bool| {
+        inputs.iter().zip(&values).for_each(|(act, values)| backend.write(*act, values).unwrap());
+        if is_whole {
+            backend.run(&program, &step).unwrap();
+        } else {
+            backend.begin(&step).unwrap();
+            program.ops.iter().for_each(|op| backend.execute(op).unwrap());
+        }
+        let read = |act: &Act| {
+            let mut out = vec![0.0f32; program.act(*act).columns];
+            backend.read(*act, &mut out).unwrap();
+            // So that what is not written is seen.
+            backend.write(*act, &vec![f32::NAN; out.len()]).unwrap();
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let all: Vec<Vec<u32>> = outputs.iter().map(read).collect();
+        backend.commit(&[(Slot(1), 1)]).unwrap();
+        all
+    };
+    let expected = run(false);
+    (0..3).map(|_| run(true).iter().zip(&expected).filter(|(found, expected)| found != expected).count()).sum()
+}
+
+/// What rotates heads makes the norms of them that come before.
+fn norms_of_heads(device: &Arc<Device>) -> usize {
+    let mut found = 0;
+    for (key_dim, dims, q_normed) in
+        [(256, 64, true), (128, 128, true), (64, 64, false), (36, 20, true), (260, 64, true)]
+    {
+        let (heads, kv_heads) = (6, 2);
+        let mut b = Build::default();
+        let [q, k, v, out] = [("q", heads), ("k", kv_heads), ("v", kv_heads), ("out", heads)]
+            .map(|(name, heads)| b.act(name, heads * key_dim));
+        for (x, is_normed) in [(q, q_normed), (k, true)] {
+            if is_normed {
+                let weight = b.small(if x == q { "of q" } else { "of k" }, [1, key_dim]);
+                b.op(Op::Norm(Norm { x, weight, eps: if x == q { 1e-6 } else { 1e-5 }, out: x }));
+            }
+        }
+        let (layout, policy, value_dim) = (PageLayout::Separate, Policy::Full, key_dim);
+        let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout, policy }));
+        let (pairing, scaling) = (Pairing::Halves, Scaling::None);
+        let rope = Some(Rope { dims, pairing, base: 1e4, scaling, factors: None });
+        b.op(Op::RopeStore(RopeStore { q, k, v, key_dim, rope, store }));
+        b.op(Op::Attention(Attention { q, gate: None, heads, scale: 0.1, store, out }));
+        let differs = differing(device, b.finish(out), &[q, k, v], &[q, k, out]);
+        if differs > 0 {
+            println!("{differs} outputs of heads of {key_dim} columns that are normed differ");
+        }
+        found += differs;
+    }
+    found
 }
 
 /// Weights that take no time to make: some rows over and over.

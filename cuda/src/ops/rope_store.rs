@@ -1,10 +1,15 @@
-//! Rotation of queries and keys; keys and values into pages.
+//! Norms of the heads of queries and keys, and their rotation; keys and values into pages.
 
 use crate::{
     device::{Ptr, failed},
     machine::Machine,
+    ops::norm,
 };
-use kvas_backend::{DeviceError, Store, op, rope::Pairing, store::Segments};
+use kvas_backend::{
+    DeviceError, Op, Program, Store, op,
+    rope::Pairing,
+    store::{PageLayout, Segments},
+};
 
 /// `Back` of `kernels/common/rotation.cuh`.
 #[repr(C)]
@@ -22,7 +27,53 @@ const HEADS: usize = 8;
 /// Pairs of columns a block keeps the angles of.
 const MOST_PAIRS: usize = 512;
 
+/// `HeadNorms` of `kernels/pages.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct HeadNormsView {
+    q: u64,
+    k: u64,
+    q_eps: f32,
+    k_eps: f32,
+}
+
+/// The norms of the heads of q and k, in place and right before an op that rotates and stores them, which makes them itself:
+/// a warp has a head there as in a norm of so few columns, and results are those of the norm, to the bit.
+fn norms_of_heads(program: &Program, at: usize) -> [Option<&op::Norm>; 2] {
+    let mut found = [None; 2];
+    let Some(Op::RopeStore(rope)) = program.ops.get(at) else { return found };
+    for op in program.ops[..at].iter().rev() {
+        let Op::Norm(norm) = op else { break };
+        let group = program.weight(norm.weight).shape[1];
+        let is_plain = program.pages(rope.store).layout == PageLayout::Separate;
+        let is_of_a_head = is_plain && group == rope.key_dim && group.is_multiple_of(4) && norm::threads(group) == 32;
+        let Some(which) = [rope.q, rope.k].iter().position(|x| norm.x == *x && norm.out == *x) else { break };
+        if !is_of_a_head || found[which].is_some() {
+            break;
+        }
+        found[which] = Some(norm);
+    }
+    found
+}
+
 impl Machine {
+    /// Whether the norm at `at` is made by the op that rotates what it norms.
+    pub(crate) fn norm_is_of_heads(&self, at: usize) -> bool {
+        let ops = &self.program.ops;
+        let Some(Op::Norm(norm)) = ops.get(at) else { return false };
+        let rope = (at + 1..ops.len()).find(|at| !matches!(ops[*at], Op::Norm(_)));
+        let norms = rope.map(|rope| norms_of_heads(&self.program, rope)).unwrap_or_default();
+        norms.into_iter().flatten().any(|found| std::ptr::eq(found, norm))
+    }
+
+    /// The norms that the running op makes.
+    fn norms_of_heads(&self) -> HeadNormsView {
+        let [q, k] = self.running.map(|at| norms_of_heads(&self.program, at)).unwrap_or_default();
+        let weight = |norm: Option<&op::Norm>| norm.map_or(0, |norm| self.matrix(norm.weight).at().0);
+        let eps = |norm: Option<&op::Norm>| norm.map_or(0.0, |norm| norm.eps);
+        HeadNormsView { q: weight(q), k: weight(k), q_eps: eps(q), k_eps: eps(k) }
+    }
+
     pub(crate) fn rope_store(&mut self, op: &op::RopeStore) -> Result<(), DeviceError> {
         let decl = *self.program.pages(op.store);
         let heads = self.columns(op.q) / op.key_dim;
@@ -52,6 +103,7 @@ impl Machine {
             .arg(u32::from(adjacent))
             .arg(rope.map_or(1.0, |rope| rope.magnitude()))
             .arg(u32::from(by_place))
+            .arg(self.norms_of_heads())
             .launch()
     }
 
@@ -82,9 +134,42 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvas_backend::{
+        StoreDecl,
+        conformance::Build,
+        store::{PagesDecl, Policy},
+    };
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!(size_of::<BackView>(), 24);
+        assert_eq!([size_of::<BackView>(), size_of::<HeadNormsView>()], [24, 24]);
+    }
+
+    #[test]
+    fn norms_of_heads_right_before_the_rotation_are_found() {
+        for (key_dim, apart, expected) in [
+            (256, false, [true, true]),
+            (64, true, [false, true]),
+            (260, false, [false, false]),
+            (66, false, [false, false]),
+        ] {
+            let mut b = Build::default();
+            let [q, k, v] = ["q", "k", "v"].map(|name| b.act(name, 2 * key_dim));
+            let other = b.act("other", 2 * key_dim);
+            let weight = b.small("norm", [1, key_dim]);
+            for x in [q, k] {
+                b.op(Op::Norm(op::Norm { x, weight, eps: 1e-6, out: x }));
+                if apart && x == q {
+                    b.op(Op::Norm(op::Norm { x, weight, eps: 1e-6, out: other }));
+                }
+            }
+            let (layout, policy) = (PageLayout::Separate, Policy::Full);
+            let decl = PagesDecl { kv_heads: 2, key_dim, value_dim: key_dim, layout, policy };
+            let store = b.store(StoreDecl::Pages(decl));
+            let at = if apart { 3 } else { 2 };
+            b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim, rope: None, store }));
+            let found = norms_of_heads(&b.finish(q), at).map(|norm| norm.is_some());
+            assert_eq!(found, expected, "{key_dim} {apart}");
+        }
     }
 }
