@@ -426,6 +426,44 @@ fn rows_are_updated_where_they_are() {
     }
 }
 
+/// Six rows of a matrix, of which three are updated and the others multiplied: `x` and two more vectors.
+struct UpdateAndTile<'a, E: Stored>(&'a [E::Bits], Option<&'a [f32]>, [&'a [f32]; 3]);
+
+impl<E: Stored> Kernel for UpdateAndTile<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self(rows, factors, [x, inputs @ ..]) = self;
+        let (mut both, mut one) = (rows[..3 * x.len()].to_vec(), rows[..3 * x.len()].to_vec());
+        let next = &rows[3 * x.len()..];
+        let (factors, weights) = ((0.5, factors), [1.0, -2.0, 3.0]);
+        let sums = rank_one::update_and_tile::<E, S, 3, 2>(simd, (&mut both, next), factors, (weights, x), inputs);
+        rank_one::update::<E, S, 3>(simd, &mut one, factors, weights, x);
+        let bytes = |rows: &[E::Bits]| bytemuck::cast_slice::<_, u8>(rows).to_vec();
+        assert!(bytes(&both) == bytes(&one), "updated as alone");
+        let row = |w: usize| bytemuck::cast_slice(&next[w * x.len()..(w + 1) * x.len()]);
+        let alone = dense::tile::<E, S, 3, 2>(simd, [row(0), row(1), row(2)], inputs);
+        assert_eq!(sums, alone, "multiplied as alone");
+    }
+}
+
+#[test]
+fn rows_are_updated_and_the_next_ones_multiplied_as_apart() {
+    for columns in LENGTHS {
+        let full = normal(12, 6 * columns);
+        let half: Vec<u16> = full.iter().copied().map(rounded_f16).collect();
+        let vectors = [13, 14, 15, 16].map(|seed| normal(seed, columns));
+        let [x, first, second, factors] = vectors.each_ref().map(|vector| &vector[..]);
+        for factors in [None, Some(factors)] {
+            everywhere(|proof| {
+                proof.run(UpdateAndTile::<F32>(&full, factors, [x, first, second]));
+                proof.run(UpdateAndTile::<F16>(&half, factors, [x, first, second]));
+            });
+        }
+    }
+}
+
 struct Passes<'a>(&'a mut [f32], &'a [f32]);
 
 impl Kernel for Passes<'_> {
