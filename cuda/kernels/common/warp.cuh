@@ -51,3 +51,13 @@ DEVICE float block_max(float x) {
     __syncthreads();
     return warp_max(lane_id() < warps ? most[lane_id()] : __int_as_float(0xff800000));
 }
+
+// The largest of numbers that are not below zero, for every thread of the block. Called once in a kernel.
+DEVICE float largest_of_block(float x) {
+    __shared__ u32 most[32];
+    // Such numbers are in the order of their bits.
+    const u32 of_warp = __reduce_max_sync(ALL_LANES, __float_as_uint(x));
+    if (lane_id() == 0) most[warp_id()] = of_warp;
+    __syncthreads();
+    return __uint_as_float(__reduce_max_sync(ALL_LANES, lane_id() < blockDim.x / 32 ? most[lane_id()] : 0));
+}

@@ -29,9 +29,14 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
         if (at + 3 < columns) y.w = load_float(x + at + 3);
         return y;
     };
+    // All threads leave these loops at once: what a short row does not have costs nothing.
+    const u32 turns = ceil_div(padded, 4 * blockDim.x);
     float4 kept[KEPT];
 #pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) kept[i] = four(4 * (i * blockDim.x + threadIdx.x));
+    for (u32 i = 0; i < KEPT; ++i) {
+        if (i == turns) break;
+        kept[i] = four(4 * (i * blockDim.x + threadIdx.x));
+    }
     float factor = 1.0f, by = 1.0f;
     if constexpr (!IS_BF16) {
         float most = 0.0f;
@@ -39,9 +44,12 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
             most = fmaxf(fmaxf(most, fmaxf(fabsf(y.x), fabsf(y.y))), fmaxf(fabsf(y.z), fabsf(y.w)));
         };
 #pragma unroll
-        for (u32 i = 0; i < KEPT; ++i) look(kept[i]);
+        for (u32 i = 0; i < KEPT; ++i) {
+            if (i == turns) break;
+            look(kept[i]);
+        }
         for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < columns; at += 4 * blockDim.x) look(four(at));
-        factor = factor_of_row(block_max(most), by);
+        factor = factor_of_row(largest_of_block(most), by);
     }
     const auto keep = [&](u32 at, const float4& y) {
         if (at >= padded) return;
@@ -51,7 +59,10 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
         *reinterpret_cast<uint2*>(to + at / 2) = words;
     };
 #pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) keep(4 * (i * blockDim.x + threadIdx.x), kept[i]);
+    for (u32 i = 0; i < KEPT; ++i) {
+        if (i == turns) break;
+        keep(4 * (i * blockDim.x + threadIdx.x), kept[i]);
+    }
     for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < padded; at += 4 * blockDim.x) keep(at, four(at));
     return factor;
 }
@@ -93,7 +104,7 @@ struct RowNorm {
             kept[i].z = normed(kept[i].z, inverse, by[i].z), kept[i].w = normed(kept[i].w, inverse, by[i].w);
             most = fmaxf(fmaxf(most, fmaxf(fabsf(kept[i].x), fabsf(kept[i].y))), fmaxf(fabsf(kept[i].z), fabsf(kept[i].w)));
         }
-        if constexpr (!IS_BF16) factor = factor_of_row(block_max(most), scale);
+        if constexpr (!IS_BF16) factor = factor_of_row(largest_of_block(most), scale);
 #pragma unroll
         for (u32 i = 0; i < NORMED; ++i) {
             if (threadIdx.x >= threads || at(i) >= padded) continue;
