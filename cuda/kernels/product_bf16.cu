@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(bf16, FormatBf16, 4)
-WIDE(bf16, FormatBf16, 128)
-WIDE(bf16, FormatBf16, 192)
+WIDE(bf16, FormatBf16)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(f16, FormatF16, 4)
-WIDE(f16, FormatF16, 128)
-WIDE(f16, FormatF16, 192)
+WIDE(f16, FormatF16)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(iq4_nl, FormatIq4_Nl, 8)
-WIDE(iq4_nl, FormatIq4_Nl, 128)
-WIDE(iq4_nl, FormatIq4_Nl, 192)
+WIDE(iq4_nl, FormatIq4_Nl)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(iq4_xs, FormatIq4_Xs, 8)
-WIDE(iq4_xs, FormatIq4_Xs, 128)
-WIDE(iq4_xs, FormatIq4_Xs, 192)
+WIDE(iq4_xs, FormatIq4_Xs)

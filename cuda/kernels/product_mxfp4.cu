@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(mxfp4, FormatMxfp4, 8)
-WIDE(mxfp4, FormatMxfp4, 128)
-WIDE(mxfp4, FormatMxfp4, 192)
+WIDE(mxfp4, FormatMxfp4)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q2_k, FormatQ2_K, 8)
-WIDE(q2_k, FormatQ2_K, 128)
-WIDE(q2_k, FormatQ2_K, 192)
+WIDE(q2_k, FormatQ2_K)

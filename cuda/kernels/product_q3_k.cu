@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q3_k, FormatQ3_K, 8)
-WIDE(q3_k, FormatQ3_K, 128)
-WIDE(q3_k, FormatQ3_K, 192)
+WIDE(q3_k, FormatQ3_K)

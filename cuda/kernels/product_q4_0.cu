@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q4_0, FormatQ4_0, 8)
-WIDE(q4_0, FormatQ4_0, 128)
-WIDE(q4_0, FormatQ4_0, 192)
+WIDE(q4_0, FormatQ4_0)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q4_1, FormatQ4_1, 6)
-WIDE(q4_1, FormatQ4_1, 128)
-WIDE(q4_1, FormatQ4_1, 192)
+WIDE(q4_1, FormatQ4_1)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q4_k, FormatQ4_K, 6)
-WIDE(q4_k, FormatQ4_K, 128)
-WIDE(q4_k, FormatQ4_K, 192)
+WIDE(q4_k, FormatQ4_K)

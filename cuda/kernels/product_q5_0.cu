@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q5_0, FormatQ5_0, 6)
-WIDE(q5_0, FormatQ5_0, 128)
-WIDE(q5_0, FormatQ5_0, 192)
+WIDE(q5_0, FormatQ5_0)

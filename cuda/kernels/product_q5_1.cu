@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q5_1, FormatQ5_1, 6)
-WIDE(q5_1, FormatQ5_1, 128)
-WIDE(q5_1, FormatQ5_1, 192)
+WIDE(q5_1, FormatQ5_1)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q5_k, FormatQ5_K, 6)
-WIDE(q5_k, FormatQ5_K, 128)
-WIDE(q5_k, FormatQ5_K, 192)
+WIDE(q5_k, FormatQ5_K)

@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q6_k, FormatQ6_K, 6)
-WIDE(q6_k, FormatQ6_K, 128)
-WIDE(q6_k, FormatQ6_K, 192)
+WIDE(q6_k, FormatQ6_K)

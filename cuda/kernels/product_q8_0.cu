@@ -3,5 +3,4 @@
 #include "quant/wide.cuh"
 
 PRODUCTS(q8_0, FormatQ8_0, 6)
-WIDE(q8_0, FormatQ8_0, 128)
-WIDE(q8_0, FormatQ8_0, 192)
+WIDE(q8_0, FormatQ8_0)

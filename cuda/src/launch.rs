@@ -37,11 +37,13 @@ pub(crate) struct Kernels {
 
 struct Module(sys::CUmodule);
 
-/// A function and the dynamic shared memory it may ask for so far.
+/// A function, the dynamic shared memory it may ask for so far, and how many of its clusters run at once with that, once
+/// somebody has asked.
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
     shared: usize,
+    clusters: Option<usize>,
 }
 
 // SAFETY: handles of the driver, used with the context bound and behind a mutex.
@@ -79,7 +81,7 @@ impl Kernels {
         let found = unsafe { result::module::get_function(self.modules[in_unit].0, text) };
         let handle = found.map_err(driver(&format!("looking for the kernel {name} in {in_unit}.cu")))?;
         // What a kernel has statically counts as well, so that even little has to be allowed.
-        let function = Function { handle, shared: 0 };
+        let function = Function { handle, shared: 0, clusters: None };
         self.functions.insert(name.to_string(), function);
         Ok(function)
     }
@@ -93,8 +95,37 @@ impl Kernels {
             unsafe { result::function::set_function_attribute(function.handle, attribute, bytes as i32) }
                 .map_err(driver(&format!("{name}: asking for {bytes} bytes of shared memory")))?;
             function.shared = bytes;
+            function.clusters = None;
         }
         Ok(())
+    }
+
+    /// Clusters of a function that run at once, of so many blocks and threads of a block, with all the shared memory that it was
+    /// allowed. Those of eight blocks leave some multiprocessors alone.
+    fn clusters_at_once(&mut self, name: &str, [blocks, threads]: [usize; 2]) -> Result<usize, DeviceError> {
+        let Some(function) = self.functions.get_mut(name) else { return Ok(1) };
+        if let Some(clusters) = function.clusters {
+            return Ok(clusters);
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks as u32,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: function.shared as u32,
+            hStream: std::ptr::null_mut(),
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        let mut clusters = 0;
+        // SAFETY: the function is of a loaded module; the driver writes one number.
+        let found = unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.handle, &raw const config) };
+        found.result().map_err(driver(&format!("{name}: asking how many clusters run at once")))?;
+        let clusters = usize::try_from(clusters).unwrap_or(0).max(1);
+        function.clusters = Some(clusters);
+        Ok(clusters)
     }
 }
 
@@ -229,6 +260,16 @@ impl Launch<'_> {
     pub(crate) fn shared(mut self, bytes: usize) -> Self {
         self.shared = bytes;
         self
+    }
+
+    /// One dimension of clusters of so many blocks, `wanted` of them or as many as run at once: for kernels that stay until all is
+    /// done. Threads and shared memory are known.
+    pub(crate) fn clusters(self, blocks: usize, wanted: usize) -> Result<Self, DeviceError> {
+        let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
+        kernels.allow(self.name, self.shared)?;
+        let at_once = kernels.clusters_at_once(self.name, [blocks, self.block[0]])?;
+        drop(kernels);
+        Ok(self.grid(blocks * wanted.min(at_once), 1, 1))
     }
 
     /// Lets it begin before what is ahead of it has ended: the kernel calls `wait_for_inputs` of

@@ -10,12 +10,8 @@
 
 #ifdef HAS_WARPGROUPS
 
-// Two blocks of a cluster have the same entries: each brings half of them for both.
-static constexpr u32 CLUSTER = 2;
 // Two warpgroups that multiply, and one that brings.
 static constexpr u32 MULTIPLIERS = 2, WIDE_THREADS = 128 * (MULTIPLIERS + 1);
-// Shared memory of a block.
-static constexpr u32 WIDE_SHARED = 227 << 10;
 
 // What a block multiplies: 128 rows of a matrix, or 64 of two, with neighbouring rows of activations. They are as these
 // kernels want them (stage_wide.cu): unit after unit, in it row after row 64 columns of 16 bits.
@@ -34,31 +30,43 @@ DEVICE uint4 load_16_once(Stage from) { return load_16(from); }
 DEVICE uint2 load_8(Stage from) { return *reinterpret_cast<const uint2*>(from.at); }
 DEVICE u32 load_4(Stage from) { return *reinterpret_cast<const u32*>(from.at); }
 
-template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
+// A cluster is two blocks with the same entries, of which each brings half for both; or, of matrices that are not cut into
+// enough blocks otherwise, PARTS blocks with the same rows as well, each with a segment of the columns.
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
+    static_assert(PARTS == 1 || PARTS == SEGMENTS);
+    static constexpr u32 SHARING = PARTS == 1 ? 2 : 1, CLUSTER = SHARING * PARTS;
+    // Blocks of a multiprocessor at once, and shared memory of each.
+    static constexpr u32 AT_ONCE = PARTS > 1 && WIDTH <= 64 ? 2 : 1, SHARED = AT_ONCE == 2 ? 113 << 10 : 227 << 10;
     static constexpr u32 TILES = 8, TILE = FORMAT::UNIT + FORMAT::SUPER, X = WIDTH * 128;
     static constexpr u32 STAGE = X + (TILES * TILE + 1023) / 1024 * 1024;
-    static constexpr u32 ROWS = GATED ? 64 : 128; // of a block
-    static constexpr u32 SUMS = WIDTH / 2;        // of a thread
+    static constexpr u32 ROWS_OF_BLOCK = 64 * MULTIPLIERS;
+    static constexpr u32 ROWS = GATED ? ROWS_OF_BLOCK / 2 : ROWS_OF_BLOCK; // of a matrix
+    static constexpr u32 SUMS = WIDTH / 2;                                 // of a thread
 
-    // Of a block. Behind the stages: sums on their way from one warpgroup to the other, barriers.
-    static constexpr u32 PASSED = GATED ? SUMS / 2 * 128 * 2 * 4 : 0;
-    static constexpr u32 MOST = (WIDE_SHARED - PASSED) / (STAGE + 16), STAGES = MOST < 8 ? MOST : 8;
+    // Of a block. Behind the stages: sums on their way from one warpgroup, or from one block, to the other, barriers.
+    static constexpr u32 PASSED = PARTS > 1 ? ROWS_OF_BLOCK * WIDTH * 4 : GATED ? SUMS / 2 * 128 * 2 * 4 : 0;
+    static constexpr u32 MOST = (SHARED - PASSED - 16) / (STAGE + 16), STAGES = MOST < 8 ? MOST : 8;
+    static_assert(STAGES >= 3);
 
     const Job& job;
     u8* shared;
-    u32 rank, units, across, down, count; // blocks of weights (in clusters) and of entries
+    u32 rank, begin, end, across, down, count; // units of this block; blocks of weights (in clusters) and of entries
 
     // Rows of activations are entries, or what is in the order of the pieces.
     DEVICE Wide(const Job& job, u8* shared) : job(job), shared(shared) {
         rank = rank_in_cluster();
-        units = job.units;
-        across = ceil_div(ceil_div(job.rows, ROWS), CLUSTER);
+        begin = PARTS == 1 ? 0 : segment_begin(job.units, rank);
+        end = PARTS == 1 ? job.units : segment_begin(job.units, rank + 1);
+        across = ceil_div(ceil_div(job.rows, ROWS), SHARING);
         down = job.pieces == nullptr ? ceil_div(job.entries, WIDTH) : *job.piece_count;
         count = across * down;
     }
 
     DEVICE u64* full(u32 stage) const { return reinterpret_cast<u64*>(shared + STAGES * STAGE + PASSED) + stage; }
     DEVICE u64* empty(u32 stage) const { return full(STAGES + stage); }
+    // Sums of this block are there for the others of the cluster, or have been read by all.
+    DEVICE u64* told() const { return full(2 * STAGES); }
+    DEVICE u64* heard() const { return full(2 * STAGES + 1); }
     DEVICE u8* x_at(u32 stage) const { return shared + stage * STAGE; }
     DEVICE u8* weights_at(u32 stage) const { return shared + stage * STAGE + X; }
 
@@ -67,11 +75,12 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
         constexpr u32 BAND = 8;
         if (job.pieces != nullptr) {
             const Piece piece = job.pieces[at / across];
-            return Block{piece.matrix, at % across * CLUSTER + rank, piece.first, piece.count};
+            return Block{piece.matrix, at % across * SHARING + rank, piece.first, piece.count};
         }
+        if constexpr (PARTS > 1) return Block{0, at / down, at % down * WIDTH, min(WIDTH, job.entries - at % down * WIDTH)};
         const u32 band = at / (BAND * across), in_band = at % (BAND * across), rows = min(BAND, down - band * BAND);
         const u32 first = (band * BAND + in_band % rows) * WIDTH;
-        return Block{0, in_band / rows * CLUSTER + rank, first, min(WIDTH, job.entries - first)};
+        return Block{0, in_band / rows * SHARING + rank, first, min(WIDTH, job.entries - first)};
     }
 
     // Stages are gone through in turn; `parity` is that of this turn.
@@ -91,17 +100,18 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
         Turn turn;
         for (u32 at = blockIdx.x / CLUSTER; at < count; at += gridDim.x / CLUSTER) {
             const Block here = place(at);
-            const u32 rows = here.count, mine = min(rows, rank * (WIDTH / CLUSTER));
-            const u32 my_rows = min(rows - mine, WIDTH / CLUSTER);
+            const u32 rows = here.count, mine = PARTS > 1 ? 0 : min(rows, rank * (WIDTH / SHARING));
+            const u32 my_rows = min(rows - mine, WIDTH / SHARING);
             const u32 number = min(GATED ? here.rows * 4 + tile % 4 : here.rows * TILES + tile, tiles - 1);
             const u8* weights = GATED && tile >= 4 ? job.up : job.weight;
-            weights += (u64(here.matrix) * tiles + number) * FORMAT::tile_bytes(units);
-            const u8* super = weights + u64(units) * FORMAT::UNIT;
-            const u8* x = job.x + (u64(here.first) + mine) * 128;
+            weights += (u64(here.matrix) * tiles + number) * FORMAT::tile_bytes(job.units);
+            const u8* super = weights + u64(job.units) * FORMAT::UNIT;
+            weights += begin * FORMAT::UNIT;
+            const u8* x = job.x + (u64(begin) * job.x_stride + here.first + mine) * 128;
             // Not unrolled, and with addresses that are kept: the compiler of CUDA 13.0 lost half of one that it had worked out for
             // several units at once.
 #pragma unroll 1
-            for (u32 unit = 0; unit < units; ++unit, turn.next()) {
+            for (u32 unit = begin; unit < end; ++unit, turn.next()) {
                 const u32 stage = turn.stage;
                 keep(x), keep(weights);
                 barrier_wait(empty(stage), turn.parity ^ 1);
@@ -114,7 +124,10 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
                     }
                 } else if (warp == 3 && lane == 31) {
                     barrier_expect(full(stage), rows * 128);
-                    if (my_rows > 0) copy_bulk_to_both(x_at(stage) + mine * 128, x, my_rows * 128, full(stage));
+                    if constexpr (SHARING == 1) copy_bulk(x_at(stage), x, rows * 128, full(stage));
+                    if (SHARING == 2 && my_rows > 0) {
+                        copy_bulk_to_both(x_at(stage) + mine * 128, x, my_rows * 128, full(stage));
+                    }
                 }
                 weights += FORMAT::UNIT, x += u64(job.x_stride) * 128;
                 __syncwarp();
@@ -131,7 +144,11 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
     }
 
     DEVICE void release(u32 stage) const {
-        if (lane_id() < CLUSTER) barrier_arrive_at(empty(stage), lane_id());
+        if constexpr (SHARING == 1) {
+            if (lane_id() == 0) barrier_arrive(empty(stage));
+        } else {
+            if (lane_id() < SHARING) barrier_arrive_at(empty(stage), lane_id());
+        }
     }
 
     DEVICE static void multiply(float (&sums)[SUMS], const Words& w, u64 x, u32 adds) {
@@ -144,30 +161,32 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
         products_commit();
     }
 
-    // A warpgroup.
+    // A warpgroup: the sums of the segments of this block.
     DEVICE void sum_up(float (&totals)[SUMS], Turn& turn) const {
+        constexpr u32 HERE = PARTS > 1 ? 1 : SEGMENTS;
         float sums[SUMS];
         Words first, second;
 #pragma unroll
         for (u32 i = 0; i < SUMS; ++i) totals[i] = 0.0f, sums[i] = 0.0f;
+        if (PARTS > 1 && begin == end) return;
         barrier_wait(full(turn.stage), turn.parity);
         weights(turn.stage, 0, first);
-        u32 unit = 0, last = 0;
-        for (u32 segment = 0; segment < SEGMENTS; ++segment) {
-            const u32 end = units * (segment + 1) / SEGMENTS;
-            if (unit == end) continue;
-            for (u32 adds = 0; unit < end; adds = 1, ++unit) {
+        u32 unit = begin, last = 0;
+        for (u32 segment = 0; segment < HERE; ++segment) {
+            const u32 to = PARTS > 1 ? end : segment_begin(end, segment + 1);
+            if (unit == to) continue;
+            for (u32 adds = 0; unit < to; adds = 1, ++unit) {
                 const u32 stage = turn.stage;
                 const u64 x = rows_of_128(x_at(stage));
                 multiply(sums, first, x, adds);
                 products_wait<1>();
-                if (unit > 0) release(last);
+                if (unit > begin) release(last);
                 last = stage;
                 weights(stage, 1, second);
                 multiply(sums, second, x + 4, 1);
                 products_wait<1>();
                 turn.next();
-                if (unit + 1 == units) continue;
+                if (unit + 1 == end) continue;
                 barrier_wait(full(turn.stage), turn.parity);
                 weights(turn.stage, 0, first);
             }
@@ -299,12 +318,75 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
         }
     }
 
+    // Every block sends its sums of eight entries to the block that ends them, and ends those of its own number. `turn`: how often
+    // that has been done.
+    DEVICE void finish_parts(const float (&totals)[SUMS], const Block& here, u32 turn) const {
+        static_assert(WIDTH == 8 * PARTS || PARTS == 1);
+        // By segment and thread.
+        float* sent = reinterpret_cast<float*>(shared + STAGES * STAGE);
+        constexpr u32 OF_SEGMENT = 128 * MULTIPLIERS * 4;
+        const u32 eights = ceil_div(here.count, 8u);
+        // At first nobody has read anything.
+        barrier_wait(heard(), (turn & 1) ^ 1);
+#pragma unroll
+        for (u32 to = 0; to < PARTS; ++to) {
+            if (to < eights) store_four_at(sent + rank * OF_SEGMENT + threadIdx.x * 4, totals + 4 * to, told(), to);
+        }
+        if (rank < eights) {
+            if (threadIdx.x == 0) barrier_expect(told(), PARTS * OF_SEGMENT * 4);
+            barrier_wait(told(), turn & 1);
+            if constexpr (GATED) end_gated(sent, here);
+            if constexpr (!GATED) end_plain(sent, here);
+        } else if (threadIdx.x == 0) {
+            barrier_arrive(told());
+        }
+        __syncwarp();
+        if (lane_id() < PARTS) barrier_arrive_at(heard(), lane_id());
+    }
+
+    // Sum `i` of four, of the entry of this block that is `column(i)`th.
+    DEVICE void end_plain(const float* sent, const Block& here) const {
+        float sums[4] = {};
+#pragma unroll
+        for (u32 part = 0; part < PARTS; ++part) {
+            const float4 four = *reinterpret_cast<const float4*>(sent + (part * 128 * MULTIPLIERS + threadIdx.x) * 4);
+            sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
+        }
+        const u32 first_row = here.rows * ROWS + warp_id() / 4 * 64;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 at = 8 * rank + column(i), out_row = first_row + row(i);
+            if (at < here.count && out_row < job.rows) job.finish(here.first + at, out_row, sums[i]);
+        }
+    }
+
+    // The first warpgroup ends the upper rows of both, the second the lower ones.
+    DEVICE void end_gated(const float* sent, const Block& here) const {
+        const u32 half = threadIdx.x / 128 * 2;
+        float gates[2] = {}, ups[2] = {};
+#pragma unroll
+        for (u32 part = 0; part < PARTS; ++part) {
+            const float* from = sent + (part * 128 * MULTIPLIERS + threadIdx.x % 128) * 4 + half;
+            const float2 gate = *reinterpret_cast<const float2*>(from), up = *reinterpret_cast<const float2*>(from + 512);
+            gates[0] += gate.x, gates[1] += gate.y, ups[0] += up.x, ups[1] += up.y;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            const u32 at = 8 * rank + column(i), out_row = here.rows * ROWS + row(half + i);
+            if (at < here.count && out_row < job.rows) job.finish_gated(here.first + at, out_row, gates[i], ups[i]);
+        }
+    }
+
     DEVICE void run() const {
         if (threadIdx.x == 0) {
 #pragma unroll
             for (u32 stage = 0; stage < STAGES; ++stage) {
                 barrier_init(full(stage), TILES + 1);
-                barrier_init(empty(stage), CLUSTER * 4 * MULTIPLIERS);
+                barrier_init(empty(stage), SHARING * 4 * MULTIPLIERS);
+            }
+            if constexpr (PARTS > 1) {
+                barrier_init(told(), 1);
+                barrier_init(heard(), PARTS * 4 * MULTIPLIERS);
             }
             barriers_made();
         }
@@ -314,13 +396,18 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
             give_registers<24>();
             bring();
         } else {
-            take_registers<240>();
+            take_registers<AT_ONCE == 2 ? 104 : 240>();
             Turn turn;
-            for (u32 at = blockIdx.x / CLUSTER; at < count; at += gridDim.x / CLUSTER) {
+            u32 ended = 0;
+            for (u32 at = blockIdx.x / CLUSTER; at < count; at += gridDim.x / CLUSTER, ++ended) {
                 float totals[SUMS];
                 sum_up(totals, turn);
-                if constexpr (GATED) finish_gated(totals, place(at));
-                if constexpr (!GATED) finish(totals, place(at));
+                if constexpr (PARTS > 1) {
+                    finish_parts(totals, place(at), ended);
+                } else {
+                    if constexpr (GATED) finish_gated(totals, place(at));
+                    if constexpr (!GATED) finish(totals, place(at));
+                }
             }
         }
         // Nobody leaves before the other block needs its memory no more.
@@ -329,21 +416,27 @@ template <class FORMAT, u32 WIDTH, bool GATED> struct Wide {
     }
 };
 
-template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void wide(const Job& job) {
+template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> DEVICE void wide(const Job& job) {
     extern __shared__ __align__(1024) u8 shared[];
     let_next_begin();
     wait_for_inputs();
-    Wide<FORMAT, WIDTH, GATED>(job, shared).run();
+    Wide<FORMAT, WIDTH, GATED, PARTS>(job, shared).run();
 }
 
-#define WIDE(name, FORMAT, WIDTH)                                                                                     \
-    KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1) wide_##WIDTH##_##name(Job job) {        \
-        wide<FORMAT, WIDTH, false>(job);                                                                              \
-    }                                                                                                                 \
-    KERNEL __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WIDE_THREADS, 1) gated_wide_##WIDTH##_##name(Job job) {  \
-        wide<FORMAT, WIDTH, true>(job);                                                                               \
+#define WIDE_KERNEL(name, FORMAT, WIDTH, GATED, PARTS, AT_ONCE)                                     \
+    KERNEL __cluster_dims__(PARTS == 1 ? 2 : PARTS, 1, 1) __launch_bounds__(WIDE_THREADS, AT_ONCE) name(Job job) { \
+        wide<FORMAT, WIDTH, GATED, PARTS>(job);                                                                    \
     }
+#define WIDE(name, FORMAT)                                                  \
+    WIDE_KERNEL(wide_64_##name, FORMAT, 64, false, 1, 1)                    \
+    WIDE_KERNEL(wide_128_##name, FORMAT, 128, false, 1, 1)                  \
+    WIDE_KERNEL(wide_192_##name, FORMAT, 192, false, 1, 1)                  \
+    WIDE_KERNEL(gated_wide_64_##name, FORMAT, 64, true, 1, 1)               \
+    WIDE_KERNEL(gated_wide_128_##name, FORMAT, 128, true, 1, 1)             \
+    WIDE_KERNEL(gated_wide_192_##name, FORMAT, 192, true, 1, 1)             \
+    WIDE_KERNEL(parts_64_##name, FORMAT, 64, false, SEGMENTS, 2)            \
+    WIDE_KERNEL(gated_parts_64_##name, FORMAT, 64, true, SEGMENTS, 2)
 
 #else
-#define WIDE(name, FORMAT, WIDTH)
+#define WIDE(name, FORMAT)
 #endif

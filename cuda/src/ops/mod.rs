@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod beside;
 pub(crate) mod conv;
 pub(crate) mod experts;
+pub(crate) mod kernel;
 pub(crate) mod likeliest;
 pub(crate) mod norm;
 pub(crate) mod normed;

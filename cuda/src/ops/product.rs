@@ -4,7 +4,13 @@ use crate::{
     device::{Device, Ptr},
     launch::Argument,
     machine::Machine,
-    ops::{activation, beside::Jobs, experts, flag, wide},
+    ops::{
+        activation,
+        beside::Jobs,
+        experts, flag,
+        kernel::{Kernel, SEGMENTS, SPLIT, is_plain, is_split},
+        wide,
+    },
     weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
@@ -207,89 +213,10 @@ pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, device:
     Parts::of(program, op, limits, device).bytes as u64
 }
 
-/// Which kernel multiplies: all of them give the same bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kernel {
-    /// In f32, up to so many entries a warp.
-    Float(usize),
-    /// One entry, whose activations blocks round themselves; with so many warps for each tile at once as fit.
-    One,
-    /// A tile and up to so many entries a block.
-    Few(usize),
-    /// Eight tiles and up to so many entries a cluster of blocks, one for each segment.
-    Some(usize),
-    /// Eight tiles, up to 64 entries and one segment a block.
-    Split,
-    /// Eight tiles and up to so many entries a block.
-    Many(usize),
-    /// The same with the instructions of compute capability 9.0: [`wide`].
-    Wide(usize),
-}
-
-/// Parts that a row is summed in (`SEGMENTS` of `kernels/quant/job.cuh`).
-const SEGMENTS: usize = 8;
 /// Bytes of a warp's ring in [`Kernel::One`] (`RING_BYTES` of `kernels/quant/one.cuh`), if they are two units.
 const RING: usize = 7168;
 /// What its blocks have of shared memory besides, at most.
 const STATIC_OF_ONE: usize = 6 << 10;
-/// Entries of a block of [`Kernel::Split`].
-const SPLIT: usize = 64;
-
-/// Whether blocks of eight tiles are too few to keep a GPU busy, so that they are split: for matrices of so many rows,
-/// times their number.
-fn is_split(rows: usize, is_gated: bool, count: usize) -> bool {
-    rows.div_ceil(if is_gated { 64 } else { 128 }) * count <= 64
-}
-
-impl Kernel {
-    /// For `rows` rows of activations.
-    fn new(quant: Quant, [rows, rows_of_matrix, count]: [usize; 3], is_gated: bool, device: &Device) -> Self {
-        match rows {
-            0..=1 if quant == Quant::F32 => Self::Float(1),
-            _ if quant == Quant::F32 => Self::Float(8),
-            0..=1 => Self::One,
-            2..=8 => Self::Few(8),
-            9..=16 => Self::Few(16),
-            17..=32 if device.capability() >= (9, 0) => Self::Some(32),
-            33..=64 if device.capability() >= (9, 0) && !is_plain(quant) => Self::Some(64),
-            17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
-            17..=SPLIT => Self::Many(64),
-            _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < device.multiprocessors() => Self::Many(64),
-            _ => Self::Many(128),
-        }
-    }
-
-    /// For `rows` rows that meet experts, each of which has about `usual` of them. The weights of an expert are read once
-    /// if its entries fit.
-    fn of_experts(quant: Quant, rows: usize, usual: usize) -> Self {
-        match (2 * usual).min(rows) {
-            0..=1 if quant == Quant::F32 => Self::Float(1),
-            _ if quant == Quant::F32 => Self::Float(8),
-            _ if rows == 1 => Self::One,
-            0..=8 => Self::Few(8),
-            9..=16 => Self::Few(16),
-            17..=32 => Self::Few(32),
-            33..=64 => Self::Few(64),
-            _ if usual <= 64 => Self::Many(64),
-            _ => Self::Many(128),
-        }
-    }
-
-    /// Entries that a block takes at once.
-    fn most(self) -> usize {
-        match self {
-            Self::One => 1,
-            Self::Split => SPLIT,
-            Self::Float(most) | Self::Few(most) | Self::Some(most) | Self::Many(most) | Self::Wide(most) => most,
-        }
-    }
-}
-
-/// Whether the device keeps values as the matrix instruction wants them.
-fn is_plain(quant: Quant) -> bool {
-    matches!(quant, Quant::F16 | Quant::Bf16)
-}
-
 /// Dynamic shared memory of a block of [`Kernel::One`] that has so many tiles at once.
 fn shared_of_one(matrix: &Matrix, tiles: usize) -> usize {
     let slot = unit_bytes(matrix.quant) * if is_plain(matrix.quant) { 1 } else { 2 };
@@ -359,7 +286,7 @@ impl Machine {
             entries: rows as u32,
             matrices: count as u32,
             per_input: (per_row / inputs_of_row) as u32,
-            x_stride: if matches!(kernel, Kernel::Wide(_)) { rows * per_row } else { x_stride } as u32,
+            x_stride: if matches!(kernel, Kernel::Wide(_) | Kernel::Parts) { rows * per_row } else { x_stride } as u32,
             out_stride: of.out_stride as u32,
             column: of.column as u32,
             activation: activation(of.activation),
@@ -417,7 +344,7 @@ impl Machine {
                 let list = list.map(|part| self.scratch().at(part).0);
                 Wanted::Pieces { list, per_input, most: [pieces, most] }
             }
-            (Kernel::Wide(_), None) => Wanted::Wide,
+            (Kernel::Wide(_), None) | (Kernel::Parts, _) => Wanted::Wide,
             (Kernel::One, _) => Wanted::Floats,
             (Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_), _) => Wanted::Plain,
         }
@@ -436,7 +363,9 @@ impl Machine {
             }
             Stacking::Experts(..) | Stacking::ExpertParts(..) => Kernel::of_experts(quant, rows, usual),
             Stacking::One if quant != Quant::F32 && wide::takes(device, rows) => {
-                Kernel::Wide(wide::width(quant, [rows, rows_of_matrix], is_gated, device.multiprocessors()))
+                let units = self.matrix(of.weight).units();
+                let best = wide::best(quant, [rows, rows_of_matrix, units], is_gated, device.multiprocessors());
+                best.unwrap_or_else(|| Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device))
             }
             Stacking::One | Stacking::Heads(_) => Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device),
         }
@@ -474,6 +403,10 @@ impl Machine {
             Kernel::Wide(most) => {
                 let name = format!("{gated}wide_{most}_{suffix}");
                 return self.launch_wide((unit(quant), &name), is_gated, (job, y * z));
+            }
+            Kernel::Parts => {
+                let name = format!("{gated}parts_{}_{suffix}", wide::PARTS);
+                return self.launch_parts((unit(quant), &name), is_gated, (job, z));
             }
         };
         self.kernel(unit(quant), &name)?

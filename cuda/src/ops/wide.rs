@@ -1,27 +1,54 @@
 //! Products of many rows on GPUs of compute capability 9.0 (`kernels/quant/wide.cuh`): when they are used, and how they are
 //! launched. They give the same bits as all others.
 
-use super::product::Job;
+use super::{
+    kernel::{Kernel, SEGMENTS, is_plain},
+    product::Job,
+};
 use crate::{device::Device, launch::Argument, machine::Machine};
 use kvas_backend::DeviceError;
 use kvas_gguf::Quant;
 
-/// Fewest rows for which they are used.
-const LEAST_ROWS: usize = 65;
+/// Fewest rows for which they may be used.
+const LEAST_ROWS: usize = 17;
 /// Fewest entries of an expert, as a rule.
 const LEAST_OF_EXPERT: usize = 48;
-/// Blocks that share their entries: `CLUSTER` of `kernels/quant/wide.cuh`.
+/// Blocks that share their entries: `SHARING` of `kernels/quant/wide.cuh`.
 const CLUSTER: usize = 2;
 /// Threads of a block.
 const THREADS: usize = 384;
-/// Shared memory of a block: `WIDE_SHARED` there.
+/// Shared memory of a block, and of one of which a multiprocessor has two: `SHARED` there.
 const SHARED: usize = 227 << 10;
-/// Entries of a cluster that there are kernels for.
-const WIDTHS: [usize; 2] = [192, 128];
+const SHARED_OF_TWO: usize = 113 << 10;
+/// Entries of a cluster that there are kernels for; experts leave the last to others.
+const WIDTHS: [usize; 3] = [192, 128, 64];
+/// Entries of a cluster with a block for each of [`SEGMENTS`] segments.
+pub(crate) const PARTS: usize = 64;
 
 /// What a block does besides multiplying takes as long as so many entries: most of it is that weights are unpacked.
 fn besides(quant: Quant) -> usize {
-    if matches!(quant, Quant::F16 | Quant::Bf16) { 40 } else { 130 }
+    if is_plain(quant) { 40 } else { 130 }
+}
+
+/// The same of clusters with a block for each segment: those of 16 bits wait for memory.
+fn besides_in_parts(quant: Quant) -> usize {
+    if is_plain(quant) { 220 } else { 130 }
+}
+
+/// How long a unit of eight tiles takes in the kernels of [`Kernel::new`], which are for up to 64 rows.
+fn of_others(quant: Quant, rows: usize) -> f64 {
+    let [up_to_32, up_to_64] = if is_plain(quant) {
+        [3.0, 2.7]
+    } else if quant == Quant::Q8_0 {
+        [2.5, 3.3]
+    } else {
+        [2.0, 3.3]
+    };
+    match rows {
+        0..=32 => up_to_32,
+        33..=64 => up_to_64,
+        65.. => f64::INFINITY,
+    }
 }
 
 /// `Wanted` of `kernels/stage_wide.cu`.
@@ -68,21 +95,45 @@ fn rows_of_cluster(is_gated: bool) -> usize {
     CLUSTER * if is_gated { 64 } else { 128 }
 }
 
-/// The entries a cluster should have, for products of `rows` with a matrix of `rows_of_matrix`: those with which the last
-/// of the clusters ends first.
-pub(crate) fn width(quant: Quant, [rows, rows_of_matrix]: [usize; 2], is_gated: bool, multiprocessors: usize) -> usize {
-    let across = rows_of_matrix.div_ceil(rows_of_cluster(is_gated));
-    let time = |width: usize| {
-        let turns = (across * rows.div_ceil(width)).div_ceil(multiprocessors / CLUSTER);
-        turns * (width + besides(quant))
+/// The fastest of these kernels for `rows` with a matrix of so many rows and units of 64 columns, or none if others are
+/// faster. One of time is what a block takes longer for a unit with one more entry, 2.2 ns on an H200; all factors come from
+/// products that were measured there (`cuda/tests/products.rs`).
+pub(crate) fn best(
+    quant: Quant,
+    [rows, rows_of_matrix, units]: [usize; 3],
+    is_gated: bool,
+    multiprocessors: usize,
+) -> Option<Kernel> {
+    let blocks = rows_of_matrix.div_ceil(rows_of_cluster(is_gated) / CLUSTER);
+    let wide = |width: usize| {
+        let turns = (blocks.div_ceil(CLUSTER) * rows.div_ceil(width)).div_ceil(multiprocessors / CLUSTER);
+        turns * units * (width + besides(quant))
     };
-    WIDTHS.into_iter().min_by_key(|width| time(*width)).expect("there are some")
+    // Clusters of eight blocks, two of them on a multiprocessor, leave a tenth of a GPU alone. Where one is alone in the last turn,
+    // it is twice as fast. A turn ends with sums that go from block to block.
+    let parts = {
+        let at_once = (multiprocessors * 2 / SEGMENTS).saturating_sub(3).max(1);
+        let clusters = blocks * rows.div_ceil(PARTS);
+        let halves = 2 * (clusters / at_once) + (2 * (clusters % at_once)).div_ceil(at_once);
+        halves * (units.div_ceil(SEGMENTS) * (PARTS + besides_in_parts(quant)) + 320)
+    };
+    let other = (blocks * units) as f64 * of_others(quant, rows);
+    let (width, wide) =
+        WIDTHS.map(|width| (width, wide(width))).into_iter().min_by_key(|(_, time)| *time).unwrap_or((128, 0));
+    if wide <= parts && (wide as f64) < other {
+        Some(Kernel::Wide(width))
+    } else if (parts as f64) < other {
+        Some(Kernel::Parts)
+    } else {
+        None
+    }
 }
 
 /// The same for experts, of which some have more entries than the usual ones.
 pub(crate) fn width_of_experts(quant: Quant, usual: usize) -> usize {
     let most = usual + 2 * usual.isqrt();
-    WIDTHS.into_iter().min_by_key(|width| most.div_ceil(*width) * (width + besides(quant))).expect("there are some")
+    let widths = WIDTHS.into_iter().filter(|width| *width > 64);
+    widths.min_by_key(|width| most.div_ceil(*width) * (width + besides(quant))).unwrap_or(128)
 }
 
 impl Machine {
@@ -102,6 +153,20 @@ impl Machine {
             .arg(job)
             .launch()
     }
+
+    /// Multiplies with the kernel `name` of `unit` that has clusters with a block for each segment, in so many columns of them.
+    ///
+    /// It does not begin early: clusters come in where those before it go out, then, and fewer of them find room than otherwise.
+    pub(crate) fn launch_parts(
+        &self,
+        (unit, name): (&'static str, &str),
+        is_gated: bool,
+        (job, pieces): (Job, usize),
+    ) -> Result<(), DeviceError> {
+        let clusters = job.rows().div_ceil(rows_of_cluster(is_gated) / CLUSTER) * pieces;
+        let launch = self.kernel(unit, name)?.block(THREADS).shared(SHARED_OF_TWO);
+        launch.clusters(SEGMENTS, clusters)?.arg(job).launch()
+    }
 }
 
 #[cfg(test)]
@@ -115,9 +180,21 @@ mod tests {
 
     #[test]
     fn the_last_of_the_blocks_ends_early() {
-        let of = |quant, rows_of_matrix| width(quant, [4096, rows_of_matrix], false, 132);
-        assert_eq!([of(Quant::Bf16, 14336), of(Quant::Bf16, 4096), of(Quant::Bf16, 1024)], [192, 128, 128]);
-        assert_eq!([of(Quant::Q4K, 14336), of(Quant::Q4K, 4096), of(Quant::Q4K, 1024)], [192, 192, 128]);
+        let of = |quant, rows_of_matrix| best(quant, [4096, rows_of_matrix, 64], false, 132);
+        let wide = [192, 128, 128].map(|width| Some(Kernel::Wide(width)));
+        assert_eq!([of(Quant::Bf16, 14336), of(Quant::Bf16, 4096), of(Quant::Bf16, 1024)], wide);
+        let wide = [192, 192, 128].map(|width| Some(Kernel::Wide(width)));
+        assert_eq!([of(Quant::Q4K, 14336), of(Quant::Q4K, 4096), of(Quant::Q4K, 1024)], wide);
+    }
+
+    #[test]
+    fn matrices_of_few_rows_are_cut_by_columns() {
+        let of = |rows, shape: [usize; 2], is_gated| best(Quant::Q4K, [rows, shape[0], shape[1] / 64], is_gated, 132);
+        let (square, up, down) = ([4096, 4096], [14336, 4096], [4096, 14336]);
+        assert_eq!([32, 64, 128].map(|rows| of(rows, square, false)), [None, Some(Kernel::Parts), Some(Kernel::Parts)]);
+        assert_eq!([32, 64, 128].map(|rows| of(rows, down, false)), [None, Some(Kernel::Parts), Some(Kernel::Parts)]);
+        assert_eq!([32, 64, 128].map(|rows| of(rows, up, false)), [64, 64, 128].map(|width| Some(Kernel::Wide(width))));
+        assert_eq!([32, 64, 128].map(|rows| of(rows, up, true)), [64, 64, 128].map(|width| Some(Kernel::Wide(width))));
     }
 
     #[test]
