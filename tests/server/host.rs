@@ -146,8 +146,13 @@ impl Host {
 
     /// A server whose sequences hold so many tokens.
     pub(crate) fn with_bound(bound: impl Into<Keeping>) -> Self {
+        Self::with_bound_changed(bound, |_| {})
+    }
+
+    /// The same with other settings.
+    pub(crate) fn with_bound_changed(bound: impl Into<Keeping>, change: impl FnOnce(&mut Settings)) -> Self {
         let bundled = Bundled { parallel: 2, template: None, bound: Some(bound.into()) };
-        Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
+        Self::start_with(bundled, (Patience::default(), Behind::Nothing), |settings, _| change(settings))
     }
 
     /// A server of one slot with this template.

@@ -1,6 +1,7 @@
 //! Slots: saved, restored, erased, forked, and free again when a client leaves.
 
 use super::host::Host;
+use kvas::policy::Bound;
 use serde_json::{Value, json};
 use std::{
     path::Path,
@@ -51,6 +52,25 @@ fn a_slot_is_saved_restored_erased_and_forked() {
     for (path, status) in [("/slots/7?action=erase", 404), ("/slots/0?action=restore", 404)] {
         assert_eq!(host.post(path, &json!({"filename": "none"})).status, status, "{path}");
     }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// What gave up tokens elsewhere is read again, and the reply says so, without saying where the file is.
+#[test]
+fn a_slot_that_is_read_again_says_why() {
+    let folder = std::env::temp_dir().join(format!("kvas-test-slots-bound-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = json!({"filename": "story.kv"});
+    let bounded = Host::with_bound_changed(Bound::new(128), |settings| settings.slot_save_path = Some(folder.clone()));
+    let more = format!(" {STORY}").repeat(9);
+    read(&bounded, 0, &more);
+    bounded.post("/slots/0?action=save", &file).ok();
+    let again = bounded.post("/slots/1?action=restore", &file).ok();
+    assert_eq!(again["note"], Value::Null, "{again}");
+    let plain = Host::start(2, |settings, _| settings.slot_save_path = Some(folder.clone()));
+    let restored = plain.post("/slots/1?action=restore", &file).ok();
+    let note = "story.kv: tokens were given up with policy slake, expected full: they are read again";
+    assert_eq!((&restored["note"], &restored["n_restored"]), (&json!(note), &again["n_restored"]));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -143,20 +143,28 @@ async fn restore(
     let model = served.id.clone();
     let (shown, scope) = (name.clone(), Scope(caller.scope));
     let read = move |engine: &crate::engine::EngineHandle| {
+        let at = path.display().to_string();
         let fail = |what: String| format!("{shown}: {what}");
         let session = Session::open(&path).map_err(|error| fail(error.to_string()))?;
         session.check_model(&model).map_err(|error| fail(error.to_string()))?;
         let tokens = session.tokens().to_vec();
-        if let Some(note) = engine.load(Arc::new(session), scope).map_err(fail)? {
-            tracing::warn!("{shown}: {note}");
+        let note = engine.load(Arc::new(session), scope).map_err(fail)?;
+        // Where the file is concerns nobody but those who run the server.
+        let note = note.map(|note| note.replacen(&at, &shown, 1));
+        if let Some(note) = &note {
+            tracing::warn!("{note}");
         }
-        Ok(tokens)
+        Ok((tokens, note))
     };
-    let tokens = served.ask_engine(read).await.map_err(|error| ApiError::bad(error.message))?;
+    let (tokens, note) = served.ask_engine(read).await.map_err(|error| ApiError::bad(error.message))?;
     let count = tokens.len();
     slot.holds(tokens);
     let ms = began.elapsed().as_secs_f64() * 1e3;
-    Ok(Json(json!({"id_slot": id, "filename": name, "n_restored": count, "timings": {"restore_ms": ms}})))
+    let mut reply = json!({"id_slot": id, "filename": name, "n_restored": count, "timings": {"restore_ms": ms}});
+    if let Some(note) = note {
+        reply["note"] = Value::String(note);
+    }
+    Ok(Json(reply))
 }
 
 async fn erase(served: &Arc<Served>, (id, caller): (usize, Caller)) -> Result<Json<Value>, ApiError> {
