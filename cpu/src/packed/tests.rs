@@ -67,6 +67,20 @@ fn exact(blocks: &[QuantisedBlock]) -> Vec<f64> {
     blocks.iter().flat_map(|b| values(b).into_iter().map(|q| f64::from(q) * f64::from(b.scale))).collect()
 }
 
+/// Of sizes whose inverse no float is, and of some that just have one.
+#[test]
+fn the_smallest_values_have_no_byte_below_minus_127() {
+    for largest in [f32::from_bits(1), 1e-40, f32::MIN_POSITIVE, 3e-37, 127.0 * f32::MIN_POSITIVE, 2e-36, 1e-30] {
+        let x: Vec<f32> = (0..32).map(|i| largest * [1.0, -1.0, 0.5, 0.0][i % 4]).collect();
+        let scalar = quantised(Proof::of(Isa::Scalar).unwrap(), &x);
+        let byte = if largest < 127.0 * f32::MIN_POSITIVE { 0 } else { 127 };
+        assert_eq!(scalar[0].values[0][..2], [byte, -byte], "{largest:e}");
+        for proof in proofs() {
+            assert_eq!(quantised(proof, &x), scalar, "{proof:?} {largest:e}");
+        }
+    }
+}
+
 /// How many activations there are: a group of each size.
 const COUNT: usize = 31;
 

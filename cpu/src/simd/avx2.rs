@@ -2,7 +2,7 @@
 
 use super::{
     Kernel, Simd,
-    panels::{Panels, QuantisedBlock, ROWS},
+    panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
     safely::{memory, operations},
 };
 use std::arch::x86_64::*;
@@ -219,7 +219,7 @@ impl Panels for Avx2 {
                 poison = _mm256_add_ps(poison, _mm256_sub_ps(x, x)); // 0, unless x is not finite
             }
             let largest = self.largest(largest);
-            let inverse = _mm256_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+            let inverse = _mm256_set1_ps(factor_to_bytes(largest));
             let mut integers = [_mm256_setzero_si256(); 4];
             for i in 0..4 {
                 integers[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], inverse));

@@ -3,7 +3,7 @@
 use super::{
     Kernel, Simd,
     avx2::Avx2,
-    panels::{Panels, QuantisedBlock, ROWS},
+    panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
     safely::{memory, operations},
 };
 use std::arch::x86_64::*;
@@ -169,7 +169,7 @@ impl Panels for Avx512 {
             let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
             // 0, unless x is not finite.
             let poison = _mm512_add_ps(_mm512_sub_ps(x[0], x[0]), _mm512_sub_ps(x[1], x[1]));
-            let inverse = _mm512_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+            let inverse = _mm512_set1_ps(factor_to_bytes(largest));
             let low = _mm512_cvtps_epi32(_mm512_mul_ps(x[0], inverse));
             let high = _mm512_cvtps_epi32(_mm512_mul_ps(x[1], inverse));
             let mut values = [[0; 4]; 8];

@@ -4,7 +4,7 @@
 
 use super::{
     Kernel, Simd,
-    panels::{Panels, QuantisedBlock, ROWS},
+    panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
     products::{Long, Products, Quarters},
     safely::{memory, operations},
 };
@@ -265,7 +265,7 @@ impl<P: Products> Panels for Neon<P> {
         fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
             let x = each!([0, 4, 8, 12, 16, 20, 24, 28], |at| vld1q_f32(x.as_ptr().add(at)));
             let (largest, poison) = (self.largest_of(&x), self.poison_of(&x));
-            let inverse = vdupq_n_f32(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+            let inverse = vdupq_n_f32(factor_to_bytes(largest));
             let [a, b, c, d, e, f, g, h] = each!(x, |x| vmulq_f32(x, inverse));
             let bytes = [self.narrowed([a, b, c, d]), self.narrowed([e, f, g, h])];
             let mut values = [[0i8; 4]; 8];

@@ -17,6 +17,14 @@ pub(crate) struct QuantisedBlock {
     pub(crate) halves: [i32; 2],
 }
 
+/// What values of which this is the largest size are multiplied with to be 8 bits. The inverse of less than a normal number over
+/// 127 is not finite: such values become zero, which is nearer than what would be left of their signs.
+#[inline(always)]
+pub(super) fn factor_to_bytes(largest: f32) -> f32 {
+    const LEAST: f32 = 127.0 * f32::MIN_POSITIVE;
+    if largest >= LEAST { 127.0 / largest } else { 0.0 }
+}
+
 /// 16 floats, 16 integers, and 64 bytes: four for each row. A value of an implementor proves that the processor has
 /// the instructions.
 pub(crate) trait Panels: Copy + Send + Sync {

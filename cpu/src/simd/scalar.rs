@@ -3,7 +3,7 @@
 
 use super::{
     Kernel, Simd,
-    panels::{Panels, QuantisedBlock, ROWS},
+    panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
 };
 
 /// Always there.
@@ -287,7 +287,7 @@ impl Panels for Scalar {
             poison += x * 0.0; // 0, unless x is not finite
         }
         let scale = largest / 127.0;
-        let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        let inverse = factor_to_bytes(largest);
         let mut block = QuantisedBlock { scale: scale + poison, ..QuantisedBlock::default() };
         for (i, x) in x.iter().enumerate() {
             let value = (x * inverse).round_ties_even() as i8;
