@@ -71,6 +71,14 @@ fn a_slot_that_is_read_again_says_why() {
     let restored = plain.post("/slots/1?action=restore", &file).ok();
     let note = "story.kv: tokens were given up with policy slake, expected full: they are read again";
     assert_eq!((&restored["note"], &restored["n_restored"]), (&json!(note), &again["n_restored"]));
+    let mut bytes = std::fs::read(folder.join("story.kv")).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(folder.join("story.kv"), bytes).unwrap();
+    let refused = plain.post("/slots/1?action=restore", &file);
+    let said = refused.text();
+    assert!(refused.status == 400 && said.contains("\"story.kv: section "), "{said}");
+    assert!(!said.contains(folder.to_str().unwrap()), "{said}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

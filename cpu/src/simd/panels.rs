@@ -17,8 +17,8 @@ pub(crate) struct QuantisedBlock {
     pub(crate) halves: [i32; 2],
 }
 
-/// What values of which this is the largest size are multiplied with to be 8 bits. The inverse of less than a normal number over
-/// 127 is not finite: such values become zero, which is nearer than what would be left of their signs.
+/// What values of which this is the largest size are multiplied with to be 8 bits. Where the scale, a 127th of it, would be
+/// subnormal they become zero: a little further down the inverse is not finite.
 #[inline(always)]
 pub(super) fn factor_to_bytes(largest: f32) -> f32 {
     const LEAST: f32 = 127.0 * f32::MIN_POSITIVE;

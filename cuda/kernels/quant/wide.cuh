@@ -33,10 +33,10 @@ DEVICE u32 load_4(Stage from) { return *reinterpret_cast<const u32*>(from.at); }
 // A cluster is two blocks with the same entries, of which each brings half for both; or, of matrices that are not cut into
 // enough blocks otherwise, PARTS blocks with the same rows as well, each with a segment of the columns.
 template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
-    static_assert(PARTS == 1 || PARTS == SEGMENTS);
+    static_assert(PARTS == 1 || (PARTS == SEGMENTS && WIDTH == 8 * PARTS));
     static constexpr u32 SHARING = PARTS == 1 ? 2 : 1, CLUSTER = SHARING * PARTS;
     // Blocks of a multiprocessor at once, and shared memory of each.
-    static constexpr u32 AT_ONCE = PARTS > 1 && WIDTH <= 64 ? 2 : 1, SHARED = AT_ONCE == 2 ? 113 << 10 : 227 << 10;
+    static constexpr u32 AT_ONCE = PARTS > 1 ? 2 : 1, SHARED = AT_ONCE == 2 ? 113 << 10 : 227 << 10;
     static constexpr u32 TILES = 8, TILE = FORMAT::UNIT + FORMAT::SUPER, X = WIDTH * 128;
     static constexpr u32 STAGE = X + (TILES * TILE + 1023) / 1024 * 1024;
     static constexpr u32 ROWS_OF_BLOCK = 64 * MULTIPLIERS;
@@ -321,7 +321,6 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     // Every block sends its sums of eight entries to the block that ends them, and ends those of its own number. `turn`: how often
     // that has been done.
     DEVICE void finish_parts(const float (&totals)[SUMS], const Block& here, u32 turn) const {
-        static_assert(WIDTH == 8 * PARTS || PARTS == 1);
         // By segment and thread.
         float* sent = reinterpret_cast<float*>(shared + STAGES * STAGE);
         constexpr u32 OF_SEGMENT = 128 * MULTIPLIERS * 4;
@@ -367,7 +366,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
 #pragma unroll
         for (u32 part = 0; part < PARTS; ++part) {
             const float* from = sent + (part * 128 * MULTIPLIERS + threadIdx.x % 128) * 4 + half;
-            const float2 gate = *reinterpret_cast<const float2*>(from), up = *reinterpret_cast<const float2*>(from + 512);
+            const float2 gate = *reinterpret_cast<const float2*>(from), up = *reinterpret_cast<const float2*>(from + 4 * 128);
             gates[0] += gate.x, gates[1] += gate.y, ups[0] += up.x, ups[1] += up.y;
         }
 #pragma unroll
@@ -423,19 +422,18 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> DEVICE void wide(const
     Wide<FORMAT, WIDTH, GATED, PARTS>(job, shared).run();
 }
 
-#define WIDE_KERNEL(name, FORMAT, WIDTH, GATED, PARTS, AT_ONCE)                                     \
-    KERNEL __cluster_dims__(PARTS == 1 ? 2 : PARTS, 1, 1) __launch_bounds__(WIDE_THREADS, AT_ONCE) name(Job job) { \
-        wide<FORMAT, WIDTH, GATED, PARTS>(job);                                                                    \
-    }
-#define WIDE(name, FORMAT)                                                  \
-    WIDE_KERNEL(wide_64_##name, FORMAT, 64, false, 1, 1)                    \
-    WIDE_KERNEL(wide_128_##name, FORMAT, 128, false, 1, 1)                  \
-    WIDE_KERNEL(wide_192_##name, FORMAT, 192, false, 1, 1)                  \
-    WIDE_KERNEL(gated_wide_64_##name, FORMAT, 64, true, 1, 1)               \
-    WIDE_KERNEL(gated_wide_128_##name, FORMAT, 128, true, 1, 1)             \
-    WIDE_KERNEL(gated_wide_192_##name, FORMAT, 192, true, 1, 1)             \
-    WIDE_KERNEL(parts_64_##name, FORMAT, 64, false, SEGMENTS, 2)            \
-    WIDE_KERNEL(gated_parts_64_##name, FORMAT, 64, true, SEGMENTS, 2)
+#define WIDE_KERNEL(name, ...)                                                                              \
+    KERNEL __cluster_dims__(Wide<__VA_ARGS__>::CLUSTER, 1, 1)                                               \
+        __launch_bounds__(WIDE_THREADS, Wide<__VA_ARGS__>::AT_ONCE) name(Job job) { wide<__VA_ARGS__>(job); }
+#define WIDE(name, FORMAT)                                            \
+    WIDE_KERNEL(wide_64_##name, FORMAT, 64, false, 1)                 \
+    WIDE_KERNEL(wide_128_##name, FORMAT, 128, false, 1)               \
+    WIDE_KERNEL(wide_192_##name, FORMAT, 192, false, 1)               \
+    WIDE_KERNEL(gated_wide_64_##name, FORMAT, 64, true, 1)            \
+    WIDE_KERNEL(gated_wide_128_##name, FORMAT, 128, true, 1)          \
+    WIDE_KERNEL(gated_wide_192_##name, FORMAT, 192, true, 1)          \
+    WIDE_KERNEL(parts_64_##name, FORMAT, 64, false, SEGMENTS)         \
+    WIDE_KERNEL(gated_parts_64_##name, FORMAT, 64, true, SEGMENTS)
 
 #else
 #define WIDE(name, FORMAT)

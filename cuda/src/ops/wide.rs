@@ -20,8 +20,9 @@ const THREADS: usize = 384;
 /// Shared memory of a block, and of one of which a multiprocessor has two: `SHARED` there.
 const SHARED: usize = 227 << 10;
 const SHARED_OF_TWO: usize = 113 << 10;
-/// Entries of a cluster that there are kernels for; experts leave the last to others.
+/// Entries of a cluster that there are kernels for, and of those the ones for experts.
 const WIDTHS: [usize; 3] = [192, 128, 64];
+const WIDTHS_OF_EXPERTS: [usize; 2] = [192, 128];
 /// Entries of a cluster with a block for each of [`SEGMENTS`] segments.
 pub(crate) const PARTS: usize = 64;
 
@@ -119,7 +120,7 @@ pub(crate) fn best(
     };
     let other = (blocks * units) as f64 * of_others(quant, rows);
     let (width, wide) =
-        WIDTHS.map(|width| (width, wide(width))).into_iter().min_by_key(|(_, time)| *time).unwrap_or((128, 0));
+        WIDTHS.map(|width| (width, wide(width))).into_iter().min_by_key(|(_, time)| *time).expect("there are some");
     if wide <= parts && (wide as f64) < other {
         Some(Kernel::Wide(width))
     } else if (parts as f64) < other {
@@ -132,8 +133,8 @@ pub(crate) fn best(
 /// The same for experts, of which some have more entries than the usual ones.
 pub(crate) fn width_of_experts(quant: Quant, usual: usize) -> usize {
     let most = usual + 2 * usual.isqrt();
-    let widths = WIDTHS.into_iter().filter(|width| *width > 64);
-    widths.min_by_key(|width| most.div_ceil(*width) * (width + besides(quant))).unwrap_or(128)
+    let time = |width: &usize| most.div_ceil(*width) * (width + besides(quant));
+    WIDTHS_OF_EXPERTS.into_iter().min_by_key(time).expect("there are some")
 }
 
 impl Machine {

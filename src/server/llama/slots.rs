@@ -143,14 +143,16 @@ async fn restore(
     let model = served.id.clone();
     let (shown, scope) = (name.clone(), Scope(caller.scope));
     let read = move |engine: &crate::engine::EngineHandle| {
-        let at = path.display().to_string();
-        let fail = |what: String| format!("{shown}: {what}");
-        let session = Session::open(&path).map_err(|error| fail(error.to_string()))?;
-        session.check_model(&model).map_err(|error| fail(error.to_string()))?;
-        let tokens = session.tokens().to_vec();
-        let note = engine.load(Arc::new(session), scope).map_err(fail)?;
         // Where the file is concerns nobody but those who run the server.
-        let note = note.map(|note| note.replacen(&at, &shown, 1));
+        let at = path.display().to_string();
+        let named = |what: String| match what.strip_prefix(&at) {
+            Some(rest) => format!("{shown}{rest}"),
+            None => format!("{shown}: {what}"),
+        };
+        let session = Session::open(&path).map_err(|error| named(error.to_string()))?;
+        session.check_model(&model).map_err(|error| named(error.to_string()))?;
+        let tokens = session.tokens().to_vec();
+        let note = engine.load(Arc::new(session), scope).map_err(named)?.map(named);
         if let Some(note) = &note {
             tracing::warn!("{note}");
         }
