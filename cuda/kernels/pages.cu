@@ -55,7 +55,8 @@ struct HeadNorm {
 };
 
 // Norms and rotates the heads of q and k in place, and appends k and v. A block per row and eight heads, a warp per head: those
-// of q first, then those of k. `pairs == 0`: nothing rotates. `by_place`: a position is the place in the table.
+// of q first, then those of k, then those of v, unless these are columns of k. `pairs == 0`: nothing rotates. `by_place`: a
+// position is the place in the table.
 template <u32 KV>
 DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, float* q, float* k, const float* v,
                        u32 heads, u32 key_dim, const float* frequencies, u32 pairs, u32 adjacent, float magnitude,
@@ -68,29 +69,31 @@ DEVICE void rope_store(const StepView& step, const Pages& pages, u32 ordinal, fl
     const u32 place_at = step.span_in(step.row_span[row], ordinal).context + row - span.first;
     angles.set(by_place ? place_at : span.context + row - span.first, frequencies, pairs, magnitude);
     u32 head = blockIdx.y * (blockDim.x / 32) + warp_id();
-    const bool is_query = head < heads;
-    const HeadNorm norm(is_query ? norms.q : norms.k, key_dim, is_query ? norms.q_eps : norms.k_eps);
+    const bool is_query = head < heads, is_value = head >= heads + pages.kv_heads;
+    const HeadNorm norm(is_value ? nullptr : is_query ? norms.q : norms.k, key_dim, is_query ? norms.q_eps : norms.k_eps);
+    const u32 page = is_query ? 0 : step.table(span.slot, ordinal)[place_at >> pages.shift];
     wait_for_inputs();
     __syncthreads();
-    if (head >= heads + pages.kv_heads) return;
-    if (!is_query) head -= heads;
+    if (head >= heads + (pages.latent ? 1 : 2) * pages.kv_heads) return;
+    if (!is_query) head = (head - heads) % pages.kv_heads;
+    const u32 token = place_at & (pages.page_size() - 1);
+    const HeadPage place = head_page<KV>(pages, page, head);
+    const float* value = v + (u64(row) * pages.kv_heads + head) * pages.value_dim;
+    if (is_value) {
+        write_row<KV>(place.values + token * place.value_stride, place.value_scales + token, value, pages.value_dim, value, 0);
+        return;
+    }
     const u32 columns = is_query || !pages.latent ? key_dim : key_dim - pages.value_dim;
     float* x = is_query ? q + (u64(row) * heads + head) * columns : k + (u64(row) * pages.kv_heads + head) * columns;
     norm.apply(x);
     angles.turn(x, pairs, adjacent);
     if (is_query) return;
     __syncwarp();
-    const u32 page = step.table(span.slot, ordinal)[place_at >> pages.shift];
-    const u32 token = place_at & (pages.page_size() - 1);
-    const HeadPage place = head_page<KV>(pages, page, head);
-    const float* value = v + (u64(row) * pages.kv_heads + head) * pages.value_dim;
     u8* key_row = place.keys + token * place.key_stride;
     if (pages.latent) {
         write_row<KV>(key_row, place.key_scales + token, value, pages.value_dim, x, columns);
     } else {
         write_row<KV>(key_row, place.key_scales + token, x, columns, x, 0);
-        write_row<KV>(place.values + token * place.value_stride, place.value_scales + token, value, pages.value_dim,
-                      value, 0);
     }
 }
 

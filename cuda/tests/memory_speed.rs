@@ -101,6 +101,12 @@ fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
     let of = |heads, kv_heads, dim, page_size, kv_type| Shape { heads, kv_heads, dim, page_size, kv_type };
     let llama = |page_size, kv_type| of(32, 8, 128, page_size, kv_type);
     for (shape, batch, context, rows) in [
+        (llama(16, KvType::F16), 1, 128, 1),
+        (llama(16, KvType::F16), 1, 500, 1),
+        (llama(16, KvType::F16), 1, 2000, 1),
+        (llama(16, KvType::F16), 16, 500, 1),
+        (of(16, 4, 256, 16, KvType::F16), 1, 128, 1),
+        (of(16, 4, 256, 16, KvType::F16), 1, 2000, 1),
         (llama(16, KvType::F16), 16, 8192, 1),
         (llama(1, KvType::F16), 16, 8192, 1),
         (llama(64, KvType::F16), 16, 8192, 1),

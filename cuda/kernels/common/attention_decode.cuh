@@ -57,16 +57,16 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     static DEVICE void run(const StepView& step, const Pages& pages, const Attention& op, const Parts& parts,
                            Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
-        wait_for_inputs();
+        // The step is there before its first kernel begins.
         const Span span = step.span_in(parts.first_span + blockIdx.z, op.ordinal);
         const u32 kv_head = blockIdx.y % pages.kv_heads, first = blockIdx.y / pages.kv_heads * QUERIES;
         const u32 group = op.heads / pages.kv_heads;
         const u32 skipped = parts.begin_in(span), rows_end = parts.end_in(span), tokens = span.context + rows_end;
-        if (skipped >= rows_end) return;
+        if (skipped >= rows_end) return wait_for_inputs();
         const u32 queries = (rows_end - skipped) * group;
         const u32 part = part_tokens(span.context + skipped + 1, pages.kv_heads, span.has_sums()), begin = blockIdx.x * part;
         const u32 end = min(begin + part, tokens);
-        if (begin >= end || first >= queries) return;
+        if (begin >= end || first >= queries) return wait_for_inputs();
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
         const Rows<KV, SMALL> rows = {pages, step.table(span.slot, op.ordinal), kv_head, tokens - 1};
         Eight<KV> keys[DIM / 32][2], values[DIM / 64][4];
@@ -105,7 +105,11 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
         };
 
         u32 token = begin + warp_id() * TOKENS;
-        if (token < end) load_keys(token);
+        // Nothing in a step writes keys of earlier ones, unless some are given up.
+        const bool is_old = step.bounds == nullptr && token + TOKENS <= min(span.context, end);
+        if (is_old) load_keys(token);
+        wait_for_inputs();
+        if (!is_old && token < end) load_keys(token);
         load_queries(span, pages, op, parts, first, kv_head, shared, factors);
         __syncthreads();
         // Of the queries `8 n + 2 pair` and the next one.
@@ -244,6 +248,23 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 }
             }
         }
+        // A context of one part needs no merging: the same operations, here. What gates it is asked for before the last wait.
+        const bool is_whole = parts.count == 1, is_gated = is_whole && op.gate != nullptr;
+        constexpr u32 FOURS = (DIM + 127) / 128;
+        float4 gates[FOURS];
+        const auto place_of = [&](u32 query) {
+            const u32 row = skipped + (first + query) / group, head = kv_head * group + (first + query) % group;
+            return (u64(span.first + row) * op.heads + head) * DIM;
+        };
+        const auto ask_for_gates = [&](u32 query) {
+            if (!is_gated || query >= QUERIES || first + query >= queries) return;
+#pragma unroll
+            for (u32 i = 0; i < FOURS; ++i) {
+                const u32 column = lane_id() * 4 + 128 * i;
+                if (column < DIM) gates[i] = load_four_floats(op.gate + place_of(query) + column);
+            }
+        };
+        ask_for_gates(warp_id());
         __syncthreads();
         for (u32 query = warp_id(); query < QUERIES && first + query < queries; query += WARPS) {
             const u32 row = skipped + (first + query) / group, head = kv_head * group + (first + query) % group;
@@ -256,12 +277,12 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 total = fmaf(by[w], sums[w][query], total);
             }
             const u64 at = u64(span.first + row - parts.first_row) * op.heads + head;
-            const u64 in_act = (u64(span.first + row) * op.heads + head) * DIM;
-            // A context of one part needs no merging: the same operations, here.
-            const bool is_whole = parts.count == 1;
-            float* out = is_whole ? op.out + in_act : parts.mixed_at(at, DIM);
+            float* out = is_whole ? op.out + place_of(query) : parts.mixed_at(at, DIM);
             const float inverse = 1.0f / total;
-            for (u32 column = lane_id() * 4; column < DIM; column += 128) {
+#pragma unroll
+            for (u32 i = 0; i < FOURS; ++i) {
+                const u32 column = lane_id() * 4 + 128 * i;
+                if (column >= DIM) break;
                 float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
                 for (u32 w = 0; w < WARPS; ++w) {
@@ -270,12 +291,14 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                     y[2] = fmaf(by[w], x.z, y[2]), y[3] = fmaf(by[w], x.w, y[3]);
                 }
 #pragma unroll
-                for (u32 e = 0; is_whole && e < 4; ++e) {
-                    y[e] *= inverse;
-                    if (op.gate != nullptr) y[e] *= sigmoid(op.gate[in_act + column + e]);
+                for (u32 e = 0; is_whole && e < 4; ++e) y[e] *= inverse;
+                if (is_gated) {
+                    y[0] *= sigmoid(gates[i].x), y[1] *= sigmoid(gates[i].y);
+                    y[2] *= sigmoid(gates[i].z), y[3] *= sigmoid(gates[i].w);
                 }
                 *reinterpret_cast<float4*>(out + column) = make_float4(y[0], y[1], y[2], y[3]);
             }
+            ask_for_gates(query + WARPS);
             if (is_whole) continue;
             if (lane_id() == 0) *parts.tops_at(at) = make_float2(most, total);
         }

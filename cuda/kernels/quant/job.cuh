@@ -91,15 +91,23 @@ struct Job {
         return row_gate == nullptr ? scale : __fmul_rn(sigmoid(row_gate[entry]), scale);
     }
 
+    // What a product ends with besides its sum: it can be asked for while that is still being made.
+    struct Ending {
+        float factor, bias, weight, before;
+    };
+    DEVICE Ending ending(u32 entry, u32 row) const {
+        return {factor_of(entry), bias == nullptr ? 0.0f : bias[row], weight_of(entry), accumulate ? *out_at(entry, row) : 0.0f};
+    }
+
     // Ends a product of entry `entry` with row `row` of its matrix. No sum is fused with a product: which of them are is up to the
     // compiler otherwise, in every kernel anew.
-    DEVICE void finish(u32 entry, u32 row, float sum) const {
-        float y = __fmul_rn(sum, factor_of(entry));
-        if (bias != nullptr) y = __fadd_rn(y, bias[row]);
-        y = __fmul_rn(activate(activation, y), weight_of(entry));
-        float* at = out_at(entry, row);
-        *at = accumulate ? __fadd_rn(*at, y) : y;
+    DEVICE void finish(u32 entry, u32 row, float sum, const Ending& with) const {
+        float y = __fmul_rn(sum, with.factor);
+        if (bias != nullptr) y = __fadd_rn(y, with.bias);
+        y = __fmul_rn(activate(activation, y), with.weight);
+        *out_at(entry, row) = accumulate ? __fadd_rn(with.before, y) : y;
     }
+    DEVICE void finish(u32 entry, u32 row, float sum) const { finish(entry, row, sum, ending(entry, row)); }
 
     // The same for a gate and what it gates.
     DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum) const {

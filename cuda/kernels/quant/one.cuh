@@ -22,6 +22,9 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Feed {
     static constexpr u32 UNITS = PER * UNIT, SLOT = PER * (UNIT + SUPER);
     static constexpr u32 SLOTS = RING_BYTES / SLOT > 2 ? RING_BYTES / SLOT : 2;
     static constexpr u32 BYTES = SLOTS * SLOT;
+    // Slots that are filled before the activations are there. What is asked for then is ahead of these, which wait for it: a
+    // third of the ring comes behind them.
+    static constexpr u32 BEFORE = SLOTS - (SLOTS + 2) / 3;
 
     const Jobs<COUNT>& jobs;
     u64 tile_bytes, shared; // and bytes from the first unit of the segment to what units share
@@ -110,7 +113,7 @@ template <class FORMAT, bool GATED, u32 COUNT> DEVICE void one(const Jobs<COUNT>
     u8* ring = shared + job.units * 128 + warp_id() * Units::BYTES;
     Units units(jobs, piece, segment, ring, first, stride);
 #pragma unroll 1
-    for (u32 slot = 0; slot < Units::SLOTS; ++slot) units.bring(slot);
+    for (u32 slot = 0; slot < Units::BEFORE; ++slot) units.bring(slot);
     const RowNorm norm(job.norm, job.norm_threads, job.columns, job.norm_eps);
     if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
     if ((job.neighbours & LATE) != 0) let_next_begin();
@@ -123,12 +126,21 @@ template <class FORMAT, bool GATED, u32 COUNT> DEVICE void one(const Jobs<COUNT>
     } else {
         factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, job.units * 64, staged);
     }
+#pragma unroll 1
+    for (u32 slot = Units::BEFORE; slot < Units::SLOTS; ++slot) units.bring(slot);
     __syncthreads();
     const Shared x{shared_address(shared) + units.begin * 128 + 16 * pair_of_lane()}, slots{shared_address(ring)};
     const u32 tiles = jobs.tiles();
     u32 slot = 0, turn = 0;
     for (u32 tile = first; tile < tiles; tile += stride, ++turn) {
         float(&part)[MATRICES][SEGMENTS][16] = parts[group][turn % 2];
+        // Another warp ends a tile each time. What it adds to comes while the sums are made.
+        const bool ends = segment == turn % SEGMENTS && lane_id() < 16;
+        const u32 row = lane_id() % 16;
+        Job::Ending ending = {};
+        if constexpr (!GATED && COUNT == 1) {
+            if (ends && tile * 16 + row < job.rows) ending = job.ending(entry, tile * 16 + row);
+        }
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
             float sum[4] = {};
@@ -161,9 +173,7 @@ template <class FORMAT, bool GATED, u32 COUNT> DEVICE void one(const Jobs<COUNT>
             if (pair_of_lane() == 0) mine[group_of_lane()] = sum[0], mine[group_of_lane() + 8] = sum[2];
         }
         group_barrier(group);
-        const u32 row = lane_id() % 16;
-        // Another warp each time.
-        if (segment != turn % SEGMENTS || lane_id() >= 16) continue;
+        if (!ends) continue;
         float sums[MATRICES] = {};
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
@@ -174,7 +184,8 @@ template <class FORMAT, bool GATED, u32 COUNT> DEVICE void one(const Jobs<COUNT>
             const u32 out_row = at * 16 + row;
             if (out_row >= of.rows) return;
             if constexpr (GATED) of.finish_gated(entry, out_row, sums[0] * factor, sums[MATRICES - 1] * factor);
-            if constexpr (!GATED) of.finish(entry, out_row, sums[0] * factor);
+            if constexpr (!GATED && COUNT == 1) of.finish(entry, out_row, sums[0] * factor, ending);
+            if constexpr (!GATED && COUNT > 1) of.finish(entry, out_row, sums[0] * factor);
         });
     }
     // What comes next waits for this launch only.

@@ -86,8 +86,12 @@ impl Machine {
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
         let by_place = self.absorbed.of(op.store).is_some_and(|absorbed| absorbed.moves_positions());
         let rows = self.step.tokens().len();
+        let stored = match decl.layout {
+            PageLayout::Separate => 2 * decl.kv_heads,
+            PageLayout::Latent => decl.kv_heads,
+        };
         self.kernel("pages", &format!("rope_store_{}", self.pages.kv_type().name()))?
-            .grid(rows, (heads + decl.kv_heads).div_ceil(HEADS), 1)
+            .grid(rows, (heads + stored).div_ceil(HEADS), 1)
             .block(32 * HEADS)
             .early()
             .arg(self.view())
