@@ -87,12 +87,13 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     __shared__ float weights[MERGE_PARTS];
     __shared__ float4 sums[MERGE_THREADS];
     let_next_begin();
-    wait_for_inputs();
+    // The step is there before its first kernel begins.
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
     const Span span = step.span_in(step.row_span[row], op.ordinal);
     const u32 tokens = span.context + row - span.first + 1;
     const u32 parts_held = ceil_div(tokens, part_tokens(tokens, pages.kv_heads, span.has_sums())) + span.has_sums();
     const u32 count = min(parts_held, MERGE_PARTS);
+    wait_for_inputs();
     const u64 query = u64(row - parts.first_row) * op.heads + head;
     const float2* tops = parts.tops + query * parts.count;
     const float* mixed = parts.mixed + query * parts.count * pages.value_dim;
