@@ -143,11 +143,13 @@ fn what_does_not_fit_is_refused_in_one_line() {
     let error = make(&model, few).load(session.clone(), Scope::default()).unwrap_err();
     assert!(error.ends_with("pages are needed, 8 of 8 are free"), "{error}");
     // Another element type is converted.
-    let half = make(&model, Limits { kv_type: KvType::F16, ..limits(4, Replay::OFF) });
-    half.load(session.clone(), Scope::default()).unwrap();
-    let conversation = half.open().unwrap();
-    let (_, timings) = go_on(&half, conversation, session.tokens(), 5, model.spec.vocab);
-    assert_eq!(timings.prompt_tokens, 1);
+    for kv_type in [KvType::F16, KvType::F8] {
+        let other = make(&model, Limits { kv_type, ..limits(4, Replay::OFF) });
+        other.load(session.clone(), Scope::default()).unwrap();
+        let conversation = other.open().unwrap();
+        let (_, timings) = go_on(&other, conversation, session.tokens(), 5, model.spec.vocab);
+        assert_eq!(timings.prompt_tokens, 1, "{kv_type:?}");
+    }
 }
 
 fn chat(model: &Model, engine: &EngineHandle) -> Chat {

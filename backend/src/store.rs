@@ -1,5 +1,6 @@
 //! What layers remember: pages (append-only) and slots (mutable), their layouts and sizes (ALGORITHMS 1.1, 2.4, 2.7).
 
+pub mod f8;
 mod pages;
 mod policy;
 

@@ -6,7 +6,7 @@ use crate::arena::Arena;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use kvas_backend::{
     KvType, Limits, Page,
-    store::{HeadRow, PageLayout, PagesDecl, RowScale},
+    store::{HeadRow, PageLayout, PagesDecl, RowScale, f8},
 };
 
 /// Keys that lie column by column: as many as the longest vector has lanes.
@@ -136,7 +136,7 @@ impl Pages {
     /// Writes a row in two parts, rounded to the type of the pages.
     fn write(&mut self, place: Place, row: [&[f32]; 2]) {
         let (kv_type, bytes, mut at) = (self.kv_type, &mut *self.data, place.first);
-        let scale = (kv_type == KvType::Q8_0).then(|| RowScale::of(row));
+        let scale = kv_type.largest().map(|most| RowScale::of(most, row));
         for part in row {
             let size = part.len() * kv_type.element_bytes();
             if place.step == 1 {
@@ -163,14 +163,16 @@ impl Pages {
         let (bytes, size) = (self.bytes(), self.kv_type.element_bytes());
         let elements = (0..).map(|i| &bytes[place.first + i * place.step * size..][..size]);
         let out = out.iter_mut().zip(elements);
+        let scale = match self.kv_type.scale_bytes() {
+            0 => 1.0,
+            _ => RowScale::from_bytes([bytes[place.scale], bytes[place.scale + 1]]),
+        };
         match self.kv_type {
             KvType::F32 => out.for_each(|(out, x)| *out = f32::from_le_bytes([x[0], x[1], x[2], x[3]])),
             KvType::F16 => out.for_each(|(out, x)| *out = half::f16::from_le_bytes([x[0], x[1]]).to_f32()),
             KvType::Bf16 => out.for_each(|(out, x)| *out = half::bf16::from_le_bytes([x[0], x[1]]).to_f32()),
-            KvType::Q8_0 => {
-                let scale = RowScale::from_bytes([bytes[place.scale], bytes[place.scale + 1]]);
-                out.for_each(|(out, x)| *out = f32::from(x[0] as i8) * scale);
-            }
+            KvType::Q8_0 => out.for_each(|(out, x)| *out = f32::from(x[0] as i8) * scale),
+            KvType::F8 => out.for_each(|(out, x)| *out = f8::decode(x[0]) * scale),
         }
     }
 
@@ -221,6 +223,10 @@ fn encode(kv_type: KvType, scale: Option<RowScale>, part: &[f32], to: &mut [u8])
             let scale = scale.expect("made for this type");
             to.iter_mut().zip(part).for_each(|(byte, x)| *byte = scale.quantise(*x) as u8);
         }
+        KvType::F8 => {
+            let scale = scale.expect("made for this type");
+            to.iter_mut().zip(part).for_each(|(byte, x)| *byte = scale.to_f8(*x));
+        }
     }
 }
 
@@ -241,7 +247,7 @@ fn scatter(kv_type: KvType, scale: Option<RowScale>, part: &[f32], (to, step): (
         match kv_type {
             KvType::F32 => spread::<4>(together, to),
             KvType::F16 | KvType::Bf16 => spread::<2>(together, to),
-            KvType::Q8_0 => spread::<1>(together, to),
+            KvType::Q8_0 | KvType::F8 => spread::<1>(together, to),
         }
     }
 }
@@ -298,21 +304,25 @@ mod tests {
             let size = kv_type.element_bytes();
             let mut pages = Pages::new(SEPARATE.page_bytes(page_size, kv_type), &limits);
             // Token 21 is lane 5 of the second tile.
-            pages.append(&SEPARATE, (&[Page(2)], 21), 1, [&[127.0, -2.0, 3.0], &[127.0, 0.0, 1.0, 2.0, 3.0]]);
+            // What makes scales and elements exact.
+            let most = if kv_type == KvType::F8 { 112.0 } else { 127.0 };
+            let (key, value) = ([most, -2.0, 3.0], [most, 0.0, 1.0, 2.0, 3.0]);
+            pages.append(&SEPARATE, (&[Page(2)], 21), 1, [&key, &value]);
             let head = &pages.bytes()[2 * pages.stride + pages.stride / 2..];
             let of_type = |x: f32| match kv_type {
                 KvType::F32 => x.to_le_bytes().to_vec(),
                 KvType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
                 KvType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
                 KvType::Q8_0 => vec![x as i8 as u8],
+                KvType::F8 => vec![f8::encode(4.0 * x)],
             };
-            for (column, x) in [127.0, -2.0, 3.0].into_iter().enumerate() {
+            for (column, x) in key.into_iter().enumerate() {
                 assert_eq!(head[(16 * 3 + column * 16 + 5) * size..][..size], of_type(x), "{kv_type:?}");
             }
             assert_eq!(head[(32 * 3 + 21 * 5 + 3) * size..][..size], of_type(2.0), "{kv_type:?}");
             let mut saved = Vec::new();
             pages.save(&SEPARATE, Page(2), 32, &mut saved);
-            assert_eq!(saved[21 * 16 + 8..][..8], [127.0, -2.0, 3.0, 127.0, 0.0, 1.0, 2.0, 3.0], "{kv_type:?}");
+            assert_eq!(saved[21 * 16 + 8..][..8], [&key[..], &value].concat(), "{kv_type:?}");
             let before = pages.bytes().to_vec();
             pages.load(&SEPARATE, Page(1), &saved);
             assert_eq!(pages.bytes()[pages.stride..][..pages.stride], before[2 * pages.stride..], "{kv_type:?}");

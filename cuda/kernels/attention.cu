@@ -33,7 +33,7 @@ template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, c
         for (u32 i = lane_id(); i < pages.key_dim; i += 32) score = fmaf(queries[i], element<KV>(key, i), score);
         score = warp_sum(score);
         float weight_scale = 1.0f;
-        if constexpr (KV == KV_Q8_0) {
+        if constexpr (has_scales<KV>()) {
             score *= to_float(page.key_scales[at]);
             weight_scale = to_float(page.value_scales[at]);
         }
@@ -78,6 +78,7 @@ OF_TYPE(f32, KV_F32)
 OF_TYPE(f16, KV_F16)
 OF_TYPE(bf16, KV_BF16)
 OF_TYPE(q8_0, KV_Q8_0)
+OF_TYPE(fp8, KV_F8)
 
 // Puts the parts of rows together, and applies the gate. A block per row and head: its threads have four columns of every
 // few parts each.

@@ -106,7 +106,7 @@ template <u32 KV> DEVICE void save_page(const Pages& pages, u32 page, float* out
         const bool is_key = i < pages.key_dim;
         const u8* row = is_key ? place.keys + token * place.key_stride : place.values + token * place.value_stride;
         float x = element<KV>(row, is_key ? i : i - pages.key_dim);
-        if constexpr (KV == KV_Q8_0) x *= to_float((is_key ? place.key_scales : place.value_scales)[token]);
+        if constexpr (has_scales<KV>()) x *= to_float((is_key ? place.key_scales : place.value_scales)[token]);
         out[i] = x;
     }
 }
@@ -138,3 +138,4 @@ OF_TYPE(f32, KV_F32)
 OF_TYPE(f16, KV_F16)
 OF_TYPE(bf16, KV_BF16)
 OF_TYPE(q8_0, KV_Q8_0)
+OF_TYPE(fp8, KV_F8)

@@ -30,7 +30,7 @@ DEVICE void read_token(const Segment& op, u32 head, u32 token, const u32 (&colum
     const u32 at = token & (pages.page_size() - 1);
     out[0] = is_there[0] ? element<KV>(page.keys + at * page.key_stride, columns[0]) : 0.0f;
     out[1] = is_there[1] ? element<KV>(page.values + at * page.value_stride, columns[1]) : 0.0f;
-    if constexpr (KV == KV_Q8_0) {
+    if constexpr (has_scales<KV>()) {
         out[0] *= to_float(page.key_scales[at]);
         out[1] *= to_float(page.value_scales[at]);
     }
@@ -39,7 +39,7 @@ DEVICE void read_token(const Segment& op, u32 head, u32 token, const u32 (&colum
     const u32 pair = back.pair_of(columns[0]);
     const bool is_first = back.is_first(columns[0]);
     float other = element<KV>(page.keys + at * page.key_stride, is_first ? back.second(pair) : back.first(pair));
-    if constexpr (KV == KV_Q8_0) other *= to_float(page.key_scales[at]);
+    if constexpr (has_scales<KV>()) other *= to_float(page.key_scales[at]);
     const float2 angle = back.angle(pair, back.position(token, op.not_held));
     out[0] = out[0] * angle.x + (is_first ? other : -other) * angle.y;
 }
@@ -102,14 +102,14 @@ DEVICE void move_up(const Pages& pages, const u32* table, u32 from, u32 count, u
     const u8 *key = a.keys + (token & mask) * a.key_stride, *value = a.values + (token & mask) * a.value_stride;
     u8 *key_to = b.keys + (to & mask) * b.key_stride, *value_to = b.values + (to & mask) * b.value_stride;
     for (u32 i = lane_id(); i < a.value_stride; i += 32) value_to[i] = value[i];
-    if (KV == KV_Q8_0 && lane_id() == 0) b.value_scales[to & mask] = a.value_scales[token & mask];
+    if (has_scales<KV>() && lane_id() == 0) b.value_scales[to & mask] = a.value_scales[token & mask];
     if (pairs == 0) {
         for (u32 i = lane_id(); i < a.key_stride; i += 32) key_to[i] = key[i];
-        if (KV == KV_Q8_0 && lane_id() == 0) b.key_scales[to & mask] = a.key_scales[token & mask];
+        if (has_scales<KV>() && lane_id() == 0) b.key_scales[to & mask] = a.key_scales[token & mask];
         return;
     }
     float* row = rows[warp_id()];
-    const float scale = KV == KV_Q8_0 ? to_float(a.key_scales[token & mask]) : 1.0f;
+    const float scale = has_scales<KV>() ? to_float(a.key_scales[token & mask]) : 1.0f;
     for (u32 i = lane_id(); i < pages.key_dim; i += 32) row[i] = element<KV>(key, i) * scale;
     __syncwarp();
     angles.turn(row, pairs, adjacent);
@@ -129,3 +129,4 @@ OF_TYPE(f32, KV_F32)
 OF_TYPE(f16, KV_F16)
 OF_TYPE(bf16, KV_BF16)
 OF_TYPE(q8_0, KV_Q8_0)
+OF_TYPE(fp8, KV_F8)

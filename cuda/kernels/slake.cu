@@ -138,7 +138,7 @@ template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layer
 #pragma unroll
                     for (u32 g = 0; g < SCORED; ++g) sums[g] = fmaf(queries[g][c], k, sums[g]);
                 }
-                const float by = KV == KV_Q8_0 ? to_float(page.key_scales[in_page]) : 1.0f;
+                const float by = has_scales<KV>() ? to_float(page.key_scales[in_page]) : 1.0f;
 #pragma unroll
                 for (u32 g = 0; g < SCORED; ++g) {
                     const float sum = warp_sum(sums[g]);
@@ -170,3 +170,4 @@ OF_TYPE(f32, KV_F32)
 OF_TYPE(f16, KV_F16)
 OF_TYPE(bf16, KV_BF16)
 OF_TYPE(q8_0, KV_Q8_0)
+OF_TYPE(fp8, KV_F8)

@@ -28,7 +28,7 @@ struct Absorb {
         const bool is_key = c < pages.key_dim;
         const float x = is_key ? element<KV>(page.keys + at * page.key_stride, c)
                                : element<KV>(page.values + at * page.value_stride, c - pages.key_dim);
-        return KV == KV_Q8_0 ? x * to_float((is_key ? page.key_scales : page.value_scales)[at]) : x;
+        return has_scales<KV>() ? x * to_float((is_key ? page.key_scales : page.value_scales)[at]) : x;
     }
 };
 
@@ -154,7 +154,7 @@ template <u32 KV> DEVICE void compact(const Pages& pages, const u32* table, cons
     u8 *key_to = b.keys + (to & mask) * b.key_stride, *value_to = b.values + (to & mask) * b.value_stride;
     for (u32 i = lane_id(); i < a.key_stride; i += 32) key_to[i] = key[i];
     for (u32 i = lane_id(); i < a.value_stride; i += 32) value_to[i] = value[i];
-    if (KV == KV_Q8_0 && lane_id() == 0) {
+    if (has_scales<KV>() && lane_id() == 0) {
         b.key_scales[to & mask] = a.key_scales[from & mask];
         b.value_scales[to & mask] = a.value_scales[from & mask];
     }
@@ -171,3 +171,4 @@ OF_TYPE(f32, KV_F32)
 OF_TYPE(f16, KV_F16)
 OF_TYPE(bf16, KV_BF16)
 OF_TYPE(q8_0, KV_Q8_0)
+OF_TYPE(fp8, KV_F8)

@@ -72,7 +72,7 @@ template <u32 KV> DEVICE void score(const Window& window, u32 head, u32 start, T
         for (u32 i = 0; i < 4; ++i) {
             const u32 token = start + x + 16 * i;
             float by = 1.0f;
-            if (KV == KV_Q8_0 && token < window.held) {
+            if (has_scales<KV>() && token < window.held) {
                 const HeadPage page = head_page<KV>(pages, window.table[token >> pages.shift], kv_head);
                 by = to_float(page.key_scales[token & (pages.page_size() - 1)]);
             }
@@ -284,7 +284,7 @@ template <u32 KV> DEVICE void move(const Window& window, Losses losses, const do
                     const float v = element<KV>(value, c);
                     sum = fmaf(v, v, sum);
                 }
-                if (KV == KV_Q8_0) by = to_float(page.value_scales[in_page]);
+                if (has_scales<KV>()) by = to_float(page.value_scales[in_page]);
             }
             sum = sqrtf(warp_sum(sum)) * by;
             if (lane_id() == 0) of_token[at] = sum, length += sum;
@@ -351,3 +351,4 @@ OF_TYPE(f32, KV_F32)
 OF_TYPE(f16, KV_F16)
 OF_TYPE(bf16, KV_BF16)
 OF_TYPE(q8_0, KV_Q8_0)
+OF_TYPE(fp8, KV_F8)

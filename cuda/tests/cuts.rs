@@ -129,6 +129,7 @@ fn prompts_may_be_cut_at_chunks() {
         ("attention f16", attention(KvType::F16), KvType::F16, StateType::F32),
         ("attention bf16", attention(KvType::Bf16), KvType::Bf16, StateType::F32),
         ("attention q8_0", attention(KvType::Q8_0), KvType::Q8_0, StateType::F32),
+        ("attention fp8", attention(KvType::F8), KvType::F8, StateType::F32),
         ("attention f32", attention(KvType::F32), KvType::F32, StateType::F32),
         ("gated delta", gated_delta(), KvType::F16, StateType::F32),
         ("gated delta f16", gated_delta(), KvType::F16, StateType::F16),

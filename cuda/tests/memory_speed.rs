@@ -79,7 +79,7 @@ fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Fai
         for (heads, kv_heads, dim, rows, context) in
             [(32, 8, 128, 2048, 0), (32, 8, 128, 2048, 8192), (16, 2, 256, 2048, 8192), (32, 8, 64, 2048, 8192)]
         {
-            for kv_type in [KvType::F16, KvType::Q8_0] {
+            for kv_type in [KvType::F16, KvType::Q8_0, KvType::F8] {
                 let shape = Shape { heads, kv_heads, dim, page_size: 16, kv_type };
                 let (seconds, _) = attention(device, shape, (1, context), rows)?;
                 let pairs = rows as f64 * (context as f64 + rows as f64 / 2.0);
@@ -114,6 +114,7 @@ fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
         (llama(16, KvType::F16), 1, 65536, 1),
         (llama(16, KvType::Bf16), 16, 8192, 1),
         (llama(16, KvType::Q8_0), 16, 8192, 1),
+        (llama(16, KvType::F8), 16, 8192, 1),
         (llama(16, KvType::F16), 16, 8192, 4),
         (of(16, 2, 256, 16, KvType::F16), 32, 8192, 1),
         (of(16, 2, 256, 16, KvType::F16), 1, 65536, 1),

@@ -126,6 +126,9 @@ pub(crate) enum CacheType {
     /// 1 byte, with a scale for every key and every value of a head
     #[value(name = "q8_0")]
     Q8_0,
+    /// 1 byte as a float (E4M3), with such scales: errors are relative to each element
+    #[value(name = "fp8", aliases = ["f8_e4m3", "fp8_e4m3"])]
+    F8,
 }
 
 /// Element type of recurrent states.
@@ -153,6 +156,7 @@ impl CacheType {
             CacheType::F16 => KvType::F16,
             CacheType::Bf16 => KvType::Bf16,
             CacheType::Q8_0 => KvType::Q8_0,
+            CacheType::F8 => KvType::F8,
         }
     }
 }

@@ -102,7 +102,7 @@ impl Section {
 pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> Vec<Section> {
     let mut all = vec![Section::new("tokens".into(), ("U32", 4), vec![tokens])];
     let kv = match layout.kv_type {
-        KvType::F32 | KvType::Q8_0 => ("F32", 4),
+        KvType::F32 | KvType::Q8_0 | KvType::F8 => ("F32", 4),
         KvType::F16 => ("F16", 2),
         KvType::Bf16 => ("BF16", 2),
     };
@@ -200,7 +200,7 @@ pub(super) fn checksum_key(section: &str) -> String {
 /// The format that converts keys and values: one that keeps what pages of this type give back.
 pub(super) fn quant(kv_type: KvType) -> Quant {
     match kv_type {
-        KvType::F32 | KvType::Q8_0 => Quant::F32,
+        KvType::F32 | KvType::Q8_0 | KvType::F8 => Quant::F32,
         KvType::F16 => Quant::F16,
         KvType::Bf16 => Quant::Bf16,
     }

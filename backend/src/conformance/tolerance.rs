@@ -17,7 +17,7 @@ pub const RECURRENT_IN_PARTS: f64 = 5e-10;
 /// rounds the state, 1.2e-7 with one of 16 rows.
 pub const ROUNDED_STATE: f64 = 1e-6;
 
-/// Attention over pages: inputs are rounded alike on both sides. Floor on CPU: 7e-13, latent pages 2e-13.
+/// Attention over pages of every type: inputs are rounded alike on both sides. Floor on CPU: 7e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
 
 /// Attention of prompts over pages of f16 with queries and weights of values rounded to f16. Floor on an H200: 1.4e-7 for

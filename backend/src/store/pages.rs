@@ -1,7 +1,7 @@
 //! Where keys and values are in a page, and how they are rounded: one layout for every backend (ALGORITHMS 1.1), which
 //! may order the keys of a head among themselves as its kernels want them.
 
-use super::Policy;
+use super::{Policy, f8};
 use std::ops::Range;
 
 /// Where the values of a page are.
@@ -130,27 +130,35 @@ pub enum KvType {
     Bf16,
     /// Integers of 1 byte, with a [`RowScale`] for every key and every value of a head.
     Q8_0,
+    /// Floats of 1 byte (E4M3), with a [`RowScale`] as `Q8_0`: errors are relative to each element, not to the largest one.
+    F8,
 }
 
 impl KvType {
     /// All of them.
-    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8_0];
+    pub const ALL: [KvType; 5] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8_0, KvType::F8];
 
     /// Bytes of one element.
     pub const fn element_bytes(self) -> usize {
         match self {
             KvType::F32 => 4,
             KvType::F16 | KvType::Bf16 => 2,
-            KvType::Q8_0 => 1,
+            KvType::Q8_0 | KvType::F8 => 1,
+        }
+    }
+
+    /// The largest number an element is before its scale; `None` if rows have no scales.
+    pub const fn largest(self) -> Option<f32> {
+        match self {
+            KvType::F32 | KvType::F16 | KvType::Bf16 => None,
+            KvType::Q8_0 => Some(127.0),
+            KvType::F8 => Some(f8::LARGEST),
         }
     }
 
     /// Bytes of the scale of a key or of a value; 0 if rows have none.
     pub const fn scale_bytes(self) -> usize {
-        match self {
-            KvType::F32 | KvType::F16 | KvType::Bf16 => 0,
-            KvType::Q8_0 => 2,
-        }
+        if self.largest().is_some() { 2 } else { 0 }
     }
 
     /// The name users write: `f16`.
@@ -160,6 +168,7 @@ impl KvType {
             KvType::F16 => "f16",
             KvType::Bf16 => "bf16",
             KvType::Q8_0 => "q8_0",
+            KvType::F8 => "fp8",
         }
     }
 
@@ -170,15 +179,20 @@ impl KvType {
             KvType::F16 => row.iter_mut().for_each(|x| *x = half::f16::from_f32(*x).to_f32()),
             KvType::Bf16 => row.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32()),
             KvType::Q8_0 => {
-                let scale = RowScale::of([row, &[]]);
+                let scale = RowScale::of(127.0, [row, &[]]);
                 row.iter_mut().for_each(|x| *x = f32::from(scale.quantise(*x)) * scale.value());
+            }
+            KvType::F8 => {
+                let scale = RowScale::of(f8::LARGEST, [row, &[]]);
+                row.iter_mut().for_each(|x| *x = f8::decode(scale.to_f8(*x)) * scale.value());
             }
         }
     }
 }
 
-/// The scale of a row of 8-bit integers: a 127th of its largest magnitude, with 8 bits of mantissa. So few bits that
-/// 127 times the scale is exact in f32: rows that were read from pages have the scale and the integers they had before.
+/// The scale of a row of 8-bit elements, with 8 bits of mantissa: its largest magnitude over [`KvType::largest`], 127 or
+/// 448. So few bits that as many times the scale is exact in f32: rows that were read from pages have the scale and the
+/// elements they had before.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowScale {
     scale: half::bf16,
@@ -191,17 +205,18 @@ impl RowScale {
     /// Adding it leaves an f32 no bits after the point, and the low bits of the sum are those of the integer.
     const ROUND: f32 = (3 << 22) as f32;
 
-    /// The scale of a row in two parts. Not a number if a value is infinite or not a number.
-    pub fn of(parts: [&[f32]; 2]) -> Self {
+    /// The scale of a row in two parts of which the largest magnitude becomes `most`. Not a number if a value is infinite or
+    /// not a number.
+    pub fn of(most: f32, parts: [&[f32]; 2]) -> Self {
         // Magnitudes are ordered as their bits are, and what is not finite comes last.
-        let bits = |part: &[f32]| part.iter().fold(0, |most, x| (x.to_bits() & (u32::MAX >> 1)).max(most));
+        let bits = |part: &[f32]| part.iter().fold(0, |larger, x| (x.to_bits() & (u32::MAX >> 1)).max(larger));
         let largest = f32::from_bits(bits(parts[0]).max(bits(parts[1])));
         let (scale, inverse) = if !largest.is_finite() {
             (half::bf16::NAN, 0.0)
         } else if largest < Self::LEAST {
             (half::bf16::ZERO, 0.0)
         } else {
-            let scale = half::bf16::from_f32(largest / 127.0);
+            let scale = half::bf16::from_f32(largest / most);
             (scale, 1.0 / scale.to_f32())
         };
         Self { scale, inverse }
@@ -210,6 +225,11 @@ impl RowScale {
     /// `x / scale` to the nearest integer, ties to even: at most 127 for values of the row.
     pub fn quantise(self, x: f32) -> i8 {
         (x * self.inverse + Self::ROUND).to_bits() as i8
+    }
+
+    /// The code of the 8-bit float next to `x / scale`.
+    pub fn to_f8(self, x: f32) -> u8 {
+        f8::encode(x * self.inverse)
     }
 
     /// The scale.
@@ -231,7 +251,7 @@ impl RowScale {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::Random;
+    use crate::conformance::{Random, normalised_error};
 
     const DECLS: [PagesDecl; 3] = [
         PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 5, layout: PageLayout::Separate, policy: Policy::Full },
@@ -262,7 +282,7 @@ mod tests {
             }
         }
         assert_eq!(DECLS[1].page_bytes(16, KvType::Q8_0), 16 * (128 + 128 + 2 + 2));
-        assert_eq!(DECLS[2].row_bytes(KvType::Q8_0), 3 * (33 + 2));
+        assert_eq!(DECLS[2].row_bytes(KvType::F8), 3 * (33 + 2));
         assert_eq!(DECLS[1].page_bytes(usize::MAX / 100, KvType::F16), usize::MAX);
     }
 
@@ -286,7 +306,7 @@ mod tests {
         let mut random = Random::new(12);
         for _ in 0..20_000 {
             let row: Vec<f32> = (0..7).map(|_| random.normal()).collect();
-            let scale = RowScale::of([&row[..3], &row[3..]]);
+            let scale = RowScale::of(127.0, [&row[..3], &row[3..]]);
             let integers: Vec<i8> = row.iter().map(|x| scale.quantise(*x)).collect();
             assert_eq!(integers.iter().map(|x| x.unsigned_abs()).max(), Some(127), "{row:?}");
             for (x, integer) in row.iter().zip(integers) {
@@ -295,20 +315,62 @@ mod tests {
             }
             assert_eq!(RowScale::from_bytes(scale.to_bytes()), scale.value());
         }
-        assert_eq!([2.5, -2.5, 3.5, 127.0].map(|x| RowScale::of([&[127.0], &[]]).quantise(x)), [2, -2, 4, 127]);
+        assert_eq!([2.5, -2.5, 3.5, 127.0].map(|x| RowScale::of(127.0, [&[127.0], &[]]).quantise(x)), [2, -2, 4, 127]);
+    }
+
+    #[test]
+    fn floats_reach_448_and_are_off_by_a_16th_of_themselves_at_most() {
+        let mut random = Random::new(13);
+        for _ in 0..20_000 {
+            let row: Vec<f32> = (0..7).map(|_| random.normal().powi(5)).collect();
+            let scale = RowScale::of(f8::LARGEST, [&row[..3], &row[3..]]);
+            let codes: Vec<u8> = row.iter().map(|x| scale.to_f8(*x)).collect();
+            assert_eq!(codes.iter().map(|code| code & 0x7f).max(), Some(0x7e), "{row:?}");
+            for (x, code) in row.iter().zip(codes) {
+                let found = f8::decode(code) * scale.value();
+                // What is small beside the largest one is a multiple of a 512th of the scale.
+                let bound = (x.abs() / 15.99).max(0.5001 / 512.0 * scale.value());
+                assert!((x - found).abs() <= bound, "{x} became {found}, scale {}", scale.value());
+            }
+        }
+    }
+
+    /// The table of docs/MEMORY.md: normal numbers, and what is beside one that is 100 times as large.
+    #[test]
+    fn a_large_channel_takes_nothing_of_the_others_in_fp8() {
+        let mut random = Random::new(14);
+        let mut errors = |kv_type: KvType, large: f32| {
+            let (mut before, mut after) = (Vec::new(), Vec::new());
+            for _ in 0..2000 {
+                let mut row: Vec<f32> = (0..128).map(|_| random.normal()).collect();
+                row[0] = row[0].signum() * large.max(row[0].abs());
+                before.extend_from_slice(&row[1..]);
+                kv_type.round(&mut row);
+                after.extend_from_slice(&row[1..]);
+            }
+            normalised_error(&before, &after)
+        };
+        let table = KvType::ALL.map(|kv_type| [0.0, 100.0].map(|large| errors(kv_type, large)));
+        println!("{table:?}");
+        let [_, [half, _], [bf16, _], [integers, integers_beside], [floats, floats_beside]] = table;
+        // Found: 4.3e-8, 2.8e-6, 4.2e-5 and 5.2e-2, 6.6e-4 and 7.1e-4.
+        assert!(half < 1e-7 && bf16 < 6e-6 && integers < 8e-5 && floats < 1.4e-3, "{table:?}");
+        assert!(integers_beside > 2.5e-2 && floats_beside < 1.4e-3, "{table:?}");
     }
 
     #[test]
     fn rows_of_nothing_and_rows_that_are_not_finite() {
-        let rounded = |mut row: [f32; 3]| {
-            KvType::Q8_0.round(&mut row);
-            row
-        };
-        assert_eq!(rounded([0.0; 3]), [0.0; 3]);
-        assert_eq!(rounded([1e-31, -1e-40, 0.0]), [0.0; 3]);
-        assert_eq!(rounded([1e-29, -1e-29, 0.0]).map(|x| x > 0.0), [true, false, false]);
-        for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert!(rounded([1.0, x, 0.0]).iter().all(|x| x.is_nan()));
+        for kv_type in [KvType::Q8_0, KvType::F8] {
+            let rounded = |mut row: [f32; 3]| {
+                kv_type.round(&mut row);
+                row
+            };
+            assert_eq!(rounded([0.0; 3]), [0.0; 3]);
+            assert_eq!(rounded([1e-31, -1e-40, 0.0]), [0.0; 3]);
+            assert_eq!(rounded([1e-29, -1e-29, 0.0]).map(|x| x > 0.0), [true, false, false]);
+            for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                assert!(rounded([1.0, x, 0.0]).iter().all(|x| x.is_nan()), "{kv_type:?}");
+            }
         }
     }
 }

@@ -54,6 +54,12 @@ impl Simd for Avx2 {
         fn load_i8(self, from: *const i8) -> __m256 {
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())))
         }
+        // The bits as those of a 16-bit float, whose exponents count from 8 further down.
+        fn load_f8(self, from: *const u8) -> __m256 {{
+            let shifted = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
+            let halves = _mm_and_si128(shifted, _mm_set1_epi16(!(1 << 14)));
+            _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0))
+        }}
         fn store(self, x: __m256, to: *mut f32) -> () { _mm256_storeu_ps(to, x) }
         fn store_f16(self, x: __m256, to: *mut u16) -> () {
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x))

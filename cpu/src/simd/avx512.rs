@@ -58,6 +58,12 @@ impl Simd for Avx512 {
         fn load_i8(self, from: *const i8) -> __m512 {
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))
         }
+        // As in AVX2.
+        fn load_f8(self, from: *const u8) -> __m512 {{
+            let shifted = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+            let halves = _mm256_and_si256(shifted, _mm256_set1_epi16(!(1 << 14)));
+            _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
+        }}
         fn store(self, x: __m512, to: *mut f32) -> () { _mm512_storeu_ps(to, x) }
         fn store_f16(self, x: __m512, to: *mut u16) -> () {
             _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<NEAREST>(x))

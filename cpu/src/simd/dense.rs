@@ -27,6 +27,9 @@ pub(crate) struct Bf16;
 /// 8-bit integers; whoever reads them applies their scale.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct I8;
+/// 8-bit floats, of which the same is true.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct F8;
 
 /// An element that checkpoints are stored in.
 pub(crate) trait Stored: Element {
@@ -125,6 +128,7 @@ macro_rules! element {
 element!(F32, 4, load, |raw| f32::from_le_bytes(*raw));
 element!(F16, 2, load_f16, |raw| half::f16::from_le_bytes(*raw).to_f32_const());
 element!(I8, 1, load_i8, |raw| f32::from(raw[0] as i8));
+element!(F8, 1, load_f8, |raw| kvas_backend::store::f8::decode(raw[0]));
 element!(Bf16, 2, load_bf16, |raw| half::bf16::from_le_bytes(*raw).to_f32());
 
 /// `out[w][r] = rows[w] . x[r]`. Each is one chain of multiply-adds over the columns and one tree over the lanes, so

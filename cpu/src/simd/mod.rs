@@ -201,6 +201,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// `LANES` bytes are readable at `from`.
     unsafe fn load_i8(self, from: *const i8) -> Self::F32;
     /// # Safety
+    /// `LANES` bytes are readable at `from`: 8-bit floats (E4M3).
+    unsafe fn load_f8(self, from: *const u8) -> Self::F32;
+    /// # Safety
     /// `LANES` floats are writable at `to`; no alignment is needed.
     unsafe fn store(self, x: Self::F32, to: *mut f32);
     /// Rounds to nearest, ties to even.

@@ -84,6 +84,11 @@ impl<P: Products> Neon<P> {
             let words = vmovl_s8(x);
             [vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))), vcvtq_f32_s32(vmovl_high_s16(words))]
         }}
+        // The bits as those of a 16-bit float, whose exponents count from 8 further down.
+        fn widened_f8(self, x: int8x8_t) -> F8 {{
+            let halves = vandq_u16(vreinterpretq_u16_s16(vshll_n_s8::<7>(x)), vdupq_n_u16(!(1 << 14)));
+            each!(self.widened_f16(halves), |x| vmulq_n_f32(x, 256.0))
+        }}
         // The largest value without its sign; what is not a number does not count.
         fn largest_of(self, x: &[float32x4_t; 8]) -> f32 {{
             let mut largest = vabsq_f32(x[0]);
@@ -130,6 +135,7 @@ impl<P: Products> Simd for Neon<P> {
         fn load_f16(self, from: *const u16) -> F8 { self.widened_f16(vld1q_u16(from)) }
         fn load_bf16(self, from: *const u16) -> F8 { self.widened_bf16(vld1q_u16(from)) }
         fn load_i8(self, from: *const i8) -> F8 { self.widened_i8(vld1_s8(from)) }
+        fn load_f8(self, from: *const u8) -> F8 { self.widened_f8(vld1_s8(from.cast())) }
         fn store(self, x: F8, to: *mut f32) -> () {{
             vst1q_f32(to, x[0]);
             vst1q_f32(to.add(4), x[1]);

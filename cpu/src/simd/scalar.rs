@@ -79,6 +79,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn load_f8(self, from: *const u8) -> F8 {
+        // SAFETY: the caller says that 8 bytes are readable.
+        let x = unsafe { from.cast::<[u8; 8]>().read_unaligned() };
+        lanes!(8, |i| kvas_backend::store::f8::decode(x[i]))
+    }
+
+    #[inline(always)]
     unsafe fn store(self, x: F8, to: *mut f32) {
         // SAFETY: the caller says that 8 floats are writable.
         unsafe { to.cast::<F8>().write_unaligned(x) }

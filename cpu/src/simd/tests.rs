@@ -1,11 +1,11 @@
 //! Every instruction set against f64, with lengths around the number of lanes.
 
 use super::{
-    dense::{Addends, Bf16, Element, F16, F32, I8, Stored, rounded_f16},
+    dense::{Addends, Bf16, Element, F8, F16, F32, I8, Stored, rounded_f16},
     strips::{Start, Strip, Sums, Weights},
     *,
 };
-use kvas_backend::conformance::Random;
+use kvas_backend::{conformance::Random, store::f8};
 
 fn everywhere(check: impl Fn(Proof)) {
     let available = Isa::ALL.into_iter().filter_map(Proof::of);
@@ -170,6 +170,33 @@ fn dots_of_every_element() {
     check_dots::<F16>(|x| half::f16::from_f32(x).to_le_bytes().to_vec());
     check_dots::<Bf16>(|x| half::bf16::from_f32(x).to_le_bytes().to_vec());
     check_dots::<I8>(|x| vec![(x * 40.0) as i8 as u8]);
+    check_dots::<F8>(|x| vec![f8::encode(x * 40.0)]);
+}
+
+struct Widen<'a, E>(&'a [u8], &'a mut [f32], std::marker::PhantomData<E>);
+
+impl<E: Element> Kernel for Widen<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        dense::widen::<E, S>(simd, self.0, self.1);
+    }
+}
+
+#[test]
+fn every_code_of_8_bits_is_the_same_float_everywhere() {
+    let codes: Vec<u8> = (0..=255).collect();
+    let expected: Vec<u32> = codes.iter().map(|code| f8::decode(*code).to_bits()).collect();
+    everywhere(|proof| {
+        // Whole vectors of all codes, and all codes but one, of which the last ones are left over.
+        for skipped in [0, 1] {
+            let mut out = vec![0.0; 256 - skipped];
+            proof.run(Widen::<F8>(&codes[skipped..], &mut out, std::marker::PhantomData));
+            let found: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
+            assert_eq!(found, expected[skipped..], "{proof:?}");
+        }
+    });
 }
 
 struct Combine<'a, E>(f32, &'a [f32], &'a [u8], &'a mut [f32], std::marker::PhantomData<E>);

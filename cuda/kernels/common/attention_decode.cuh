@@ -79,7 +79,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 const u32 mine = token + group_lane + 8 * r;
                 if constexpr (SMALL) page = rows.page(mine);
                 const u8* key = page.keys + rows.row(mine) * (DIM * BYTES);
-                if constexpr (KV == KV_Q8_0) key_scales[r] = to_float(page.key_scales[rows.row(mine)]);
+                if constexpr (has_scales<KV>()) key_scales[r] = to_float(page.key_scales[rows.row(mine)]);
 #pragma unroll
                 for (u32 n = 0; n < DIM / 32; ++n) keys[n][r].load(key + (n * 32 + pair * 8) * BYTES);
             }
@@ -94,7 +94,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll
                 for (u32 n = 0; n < DIM / 64; ++n) values[n][r].load(value + (n * 64 + group_lane * 8) * BYTES);
             }
-            if constexpr (KV == KV_Q8_0) {
+            if constexpr (has_scales<KV>()) {
 #pragma unroll
                 for (u32 r = 0; r < 2; ++r) {
                     const u32 mine = token + group_lane + 8 * r;
@@ -165,7 +165,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                 }
             const u32 next_token = token + WARPS * TOKENS;
             float scaled[2] = {1.0f, 1.0f};
-            if constexpr (KV == KV_Q8_0) scaled[0] = key_scales[0], scaled[1] = key_scales[1];
+            if constexpr (has_scales<KV>()) scaled[0] = key_scales[0], scaled[1] = key_scales[1];
             if (next_token < end) load_keys(next_token);
             u32 weights[TILES][TERMS][2];
 #pragma unroll
@@ -187,7 +187,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
                     top[n][i] = most;
                     p[i] = exp2f(low - by), p[i + 2] = exp2f(high - by);
                     sum[n][i] = fmaf(sum[n][i], fade[i], p[i] + p[i + 2]);
-                    if constexpr (KV == KV_Q8_0) {
+                    if constexpr (has_scales<KV>()) {
                         // Weights are given the scales of their values, in a unit that grows with those that are seen.
                         float largest = fmaxf(sees[0] ? value_scales[0] : 0.0f, sees[1] ? value_scales[1] : 0.0f);
                         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 4));
@@ -231,7 +231,7 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const u32 query = 8 * n + 2 * pair + i;
-                const float by = KV == KV_Q8_0 ? unit[n][i] : 1.0f;
+                const float by = has_scales<KV>() ? unit[n][i] : 1.0f;
                 float total = sum[n][i];
                 total += __shfl_xor_sync(ALL_LANES, total, 4);
                 total += __shfl_xor_sync(ALL_LANES, total, 8);

@@ -18,7 +18,7 @@ static constexpr bool HAS_LITTLE = false;
 template <u32 KV, u32 DIM> struct Prefill {
     static constexpr u32 TOKENS = DIM <= 128 ? 64 : HAS_LITTLE ? 16 : 32, EIGHTS = DIM / 8;
     static constexpr u32 TERMS = HAS_LITTLE ? 2 : terms<KV>();
-    static constexpr u32 BYTES = element_bytes<KV>(), STAGES = KV == KV_Q8_0 ? 1 : 2;
+    static constexpr u32 BYTES = element_bytes<KV>(), STAGES = has_scales<KV>() ? 1 : 2;
 
     // Rows of `DIM` 16-bit elements, their pieces of 16 bytes in an order of their own: see `piece`.
     struct Shared {
@@ -172,7 +172,7 @@ template <u32 KV, u32 DIM> struct Prefill {
                     const u32 column = n * 8 + 2 * pair + e;
                     const bool is_seen = from + column < visible;
                     float by = factor;
-                    if constexpr (KV == KV_Q8_0) {
+                    if constexpr (has_scales<KV>()) {
                         by *= shared.key_scales[column];
                         largest = fmaxf(largest, is_seen ? shared.value_scales[column] : 0.0f);
                     }
@@ -186,7 +186,7 @@ template <u32 KV, u32 DIM> struct Prefill {
             fade[i] = exp2f(top[i] - by);
             top[i] = most;
             float added = 0.0f, grown = 1.0f, inverse = 1.0f;
-            if constexpr (KV == KV_Q8_0) {
+            if constexpr (has_scales<KV>()) {
                 // Weights are given the scales of their values, in a unit that grows with those that are seen.
                 largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
                 largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
@@ -200,7 +200,7 @@ template <u32 KV, u32 DIM> struct Prefill {
                     float& score = scores[n][2 * i + e];
                     score = exp2f(score - by);
                     added += score;
-                    if constexpr (KV == KV_Q8_0) score = score * inverse * shared.value_scales[n * 8 + 2 * pair + e];
+                    if constexpr (has_scales<KV>()) score = score * inverse * shared.value_scales[n * 8 + 2 * pair + e];
                 }
             sum[i] = fmaf(sum[i], fade[i], added);
             fade[i] *= grown;
@@ -266,7 +266,7 @@ template <u32 KV, u32 DIM> struct Prefill {
             total += __shfl_xor_sync(ALL_LANES, total, 2);
             const u32 query = first + warp_id() * 16 + (lane_id() >> 2) + 8 * i;
             if (query >= queries) continue;
-            const float inverse = (KV == KV_Q8_0 ? unit[i] : 1.0f) / total;
+            const float inverse = (has_scales<KV>() ? unit[i] : 1.0f) / total;
             const u64 at = (u64(span.first + query / group) * op.heads + kv_head * group + query % group) * DIM;
 #pragma unroll
             for (u32 m = 0; m < DIM / 8; ++m) {

@@ -20,10 +20,13 @@ struct Pages {
 static_assert(sizeof(Pages) == 40, "as in src/pages.rs");
 
 // `KvType` of backend/src/store/pages.rs.
-enum KvType : u32 { KV_F32, KV_F16, KV_BF16, KV_Q8_0 };
+enum KvType : u32 { KV_F32, KV_F16, KV_BF16, KV_Q8_0, KV_F8 };
 
-template <u32 KV> DEVICE constexpr u32 element_bytes() { return KV == KV_F32 ? 4 : KV == KV_Q8_0 ? 1 : 2; }
-template <u32 KV> DEVICE constexpr u32 scale_bytes() { return KV == KV_Q8_0 ? 2 : 0; }
+// Whether elements have 8 bits, and rows scales.
+template <u32 KV> DEVICE constexpr bool has_scales() { return KV == KV_Q8_0 || KV == KV_F8; }
+
+template <u32 KV> DEVICE constexpr u32 element_bytes() { return KV == KV_F32 ? 4 : has_scales<KV>() ? 1 : 2; }
+template <u32 KV> DEVICE constexpr u32 scale_bytes() { return has_scales<KV>() ? 2 : 0; }
 
 // One KV head of a page.
 struct HeadPage {
@@ -54,6 +57,7 @@ template <u32 KV> DEVICE float element(const u8* row, u32 i) {
     if constexpr (KV == KV_F16) return to_float(reinterpret_cast<const f16*>(row)[i]);
     if constexpr (KV == KV_BF16) return to_float(reinterpret_cast<const bf16*>(row)[i]);
     if constexpr (KV == KV_Q8_0) return float(reinterpret_cast<const i8*>(row)[i]);
+    if constexpr (KV == KV_F8) return f8_to_float(row[i]);
 }
 
 // Writes a row of a head in two parts, rounded to the type of the pages. A warp does so together.
@@ -62,7 +66,7 @@ DEVICE void write_row(u8* row, bf16* scale_at, const float* first, u32 first_len
     const u32 len = first_len + second_len;
     auto value = [&](u32 i) { return i < first_len ? first[i] : second[i - first_len]; };
     float inverse = 0.0f;
-    if constexpr (KV == KV_Q8_0) {
+    if constexpr (has_scales<KV>()) {
         // Magnitudes are ordered as their bits are, and what is not finite comes last.
         u32 most = 0;
         for (u32 i = lane_id(); i < len; i += 32) most = max(most, __float_as_uint(value(i)) & 0x7fffffffu);
@@ -73,7 +77,7 @@ DEVICE void write_row(u8* row, bf16* scale_at, const float* first, u32 first_len
         if (most >= 0x7f800000u) {
             scale.bits = 0x7fc0;
         } else if (largest >= 1e-30f) {
-            scale = to_bf16(__fdiv_rn(largest, 127.0f));
+            scale = to_bf16(__fdiv_rn(largest, KV == KV_F8 ? 448.0f : 127.0f));
             inverse = __fdiv_rn(1.0f, to_float(scale));
         }
         if (lane_id() == 0) *scale_at = scale;
@@ -87,5 +91,6 @@ DEVICE void write_row(u8* row, bf16* scale_at, const float* first, u32 first_len
             // The low bits of the sum are those of the nearest integer.
             row[i] = u8(__float_as_uint(__fadd_rn(__fmul_rn(x, inverse), 12582912.0f)));
         }
+        if constexpr (KV == KV_F8) row[i] = to_f8(__fmul_rn(x, inverse));
     }
 }

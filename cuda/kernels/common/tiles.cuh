@@ -4,7 +4,7 @@
 #include "common/attention.cuh"
 #include "common/mma.cuh"
 
-// What pages hold is bf16 there, otherwise (8-bit integers too) f16.
+// What pages hold is bf16 there, otherwise (8-bit elements too) f16.
 template <u32 KV> DEVICE constexpr bool is_bf16() { return KV == KV_BF16; }
 // Numbers of 16 bits that make up one of f32: 22 of its bits in f16, 24 in bf16.
 template <u32 KV> DEVICE constexpr u32 terms() { return is_bf16<KV>() ? 3 : 2; }
@@ -34,11 +34,11 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, select
 
 // Eight neighbouring elements of a row, as they are stored.
 template <u32 KV> struct Eight {
-    static constexpr u32 WORDS = KV == KV_Q8_0 ? 2 : 4;
+    static constexpr u32 WORDS = has_scales<KV>() ? 2 : 4;
     u32 stored[WORDS];
 
     DEVICE void load(const u8* from) {
-        if constexpr (KV == KV_Q8_0) {
+        if constexpr (has_scales<KV>()) {
             const uint2 x = load_8(from);
             stored[0] = x.x, stored[1] = x.y;
         } else {
@@ -47,7 +47,7 @@ template <u32 KV> struct Eight {
         }
     }
 
-    // Pairs of 16-bit numbers; integers become f16, exactly.
+    // Pairs of 16-bit numbers; 8-bit elements become f16, exactly.
     DEVICE void words(u32 (&pairs)[4]) const {
         if constexpr (KV == KV_Q8_0) {
 #pragma unroll
@@ -56,6 +56,12 @@ template <u32 KV> struct Eight {
                 const u32 shifted = stored[i] ^ 0x80808080u;
                 pairs[2 * i] = sub_f16x2(permute(shifted, 0x64646464u, 0x4140), 0x64806480u);
                 pairs[2 * i + 1] = sub_f16x2(permute(shifted, 0x64646464u, 0x4342), 0x64806480u);
+            }
+        } else if constexpr (KV == KV_F8) {
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                pairs[2 * i] = f8_to_f16x2(stored[i]);
+                pairs[2 * i + 1] = f8_to_f16x2(stored[i] >> 16);
             }
         } else {
 #pragma unroll
@@ -77,7 +83,7 @@ DEVICE float power_below(float x) {
     return bits < 0x02000000u || bits > 0x7d000000u ? 1.0f : __uint_as_float(bits);
 }
 
-// Scales of values are at least 1e-30 / 127, or 0.
+// Scales of values are at least 1e-30 / 448, or 0.
 static constexpr float LEAST_UNIT = 1.0f / float(1ull << 60) / float(1ull << 60);
 
 // Lets a unit, a power of two, grow with a scale that is seen, and returns what is in the unit before over what is in it

@@ -75,21 +75,30 @@ DEVICE u32 sub_f16x2(u32 a, u32 b) {
     return d;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-// Two fp8 (e4m3) in 16 bits, `low` in the lower 8; too large values become the largest.
-DEVICE u16 pack_e4m3(float low, float high) {
-    u16 y;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+// 8-bit floats, as backend/src/store/f8.rs has them. Their bits are those of an f16 whose exponents count from 8 further down.
+DEVICE float f8_to_float(u8 code) { return low_f16((u32(code) << 7 & 0x3f80u) | (u32(code) << 8 & 0x8000u)) * 256.0f; }
+
+// The two in the lower 16 bits, exact.
+DEVICE u32 f8_to_f16x2(u32 pair) {
+#if __CUDA_ARCH__ >= 890
+    u32 y;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(u16(pair)));
     return y;
+#else
+    const u32 apart = __byte_perm(pair, 0, 0x1404);
+    return fma_f16x2((apart & 0x80008000u) | (apart >> 1 & 0x3f803f80u), 0x5c005c00u, 0x80008000u);
+#endif
 }
 
-// The two halves of such a pair, exact.
-DEVICE u32 e4m3_to_f16x2(u16 pair) {
-    u32 y;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
-    return y;
+// The nearest one, ties to even; larger numbers and what is none become the largest. By bits everywhere: so few rows are
+// written beside those that are read that an instruction would not show.
+DEVICE u8 to_f8(float x) {
+    const u32 sign = __float_as_uint(x) >> 24 & 0x80u;
+    const float magnitude = fminf(fabsf(x), 448.0f);
+    const u32 bits = __float_as_uint(magnitude), small = __float_as_uint(__fadd_rn(magnitude, 16384.0f)) & 15u;
+    const u32 normal = ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3);
+    return u8(sign | (magnitude < 1.0f / 64.0f ? small : normal));
 }
-#endif
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -68,6 +68,7 @@ fn tile_units(kv_type: KvType) -> Option<[&'static str; 2]> {
         KvType::F16 => Some(["attention_decode_f16", "attention_prefill_f16"]),
         KvType::Bf16 => Some(["attention_decode_bf16", "attention_prefill_bf16"]),
         KvType::Q8_0 => Some(["attention_decode_q8_0", "attention_prefill_q8_0"]),
+        KvType::F8 => Some(["attention_decode_fp8", "attention_prefill_fp8"]),
     }
 }
 
@@ -108,7 +109,7 @@ pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limi
 fn tiles(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Option<[&'static str; 2]> {
     let is_plain = decl.layout == PageLayout::Separate && decl.key_dim == decl.value_dim;
     // The scales of a page of one token leave the next head at an odd place.
-    let is_aligned = matches!(decl.key_dim, 64 | 128 | 256) && (kv_type != KvType::Q8_0 || page_size > 1);
+    let is_aligned = matches!(decl.key_dim, 64 | 128 | 256) && (kv_type.scale_bytes() == 0 || page_size > 1);
     tile_units(kv_type).filter(|_| is_plain && is_aligned)
 }
 
@@ -232,7 +233,7 @@ impl Machine {
             _ if has_little => 16,
             _ => 32,
         };
-        let stages = if kv_type == KvType::Q8_0 { 1 } else { 2 };
+        let stages = if kv_type.scale_bytes() == 0 { 2 } else { 1 };
         let terms = if kv_type == KvType::Bf16 && !has_little { 3 } else { 2 };
         let rows = terms * QUERIES + 2 * stages * tokens;
         self.kernel(unit, &format!("{unit}_{}", decl.key_dim))?
@@ -370,8 +371,8 @@ mod tests {
         };
         let plain = decl(128, 128, PageLayout::Separate);
         let has = |decl: &PagesDecl, kv_type, page_size| tiles(decl, kv_type, page_size).is_some();
-        assert!(has(&plain, KvType::F16, 1) && has(&plain, KvType::Q8_0, 2));
-        assert!(!has(&plain, KvType::Q8_0, 1) && !has(&plain, KvType::F32, 16));
+        assert!(has(&plain, KvType::F16, 1) && has(&plain, KvType::Q8_0, 2) && has(&plain, KvType::F8, 2));
+        assert!(!has(&plain, KvType::Q8_0, 1) && !has(&plain, KvType::F8, 1) && !has(&plain, KvType::F32, 16));
         assert!(!has(&decl(80, 80, PageLayout::Separate), KvType::F16, 16));
         assert!(!has(&decl(128, 64, PageLayout::Separate), KvType::F16, 16));
         assert!(!has(&decl(256, 128, PageLayout::Latent), KvType::F16, 16));

@@ -165,6 +165,7 @@ fn bound(kv_type: KvType) -> f64 {
     match kv_type {
         KvType::F32 | KvType::F16 | KvType::Bf16 => 1e-6,
         KvType::Q8_0 => 1e-2,
+        KvType::F8 => 5e-2,
     }
 }
 

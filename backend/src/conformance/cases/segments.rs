@@ -14,13 +14,14 @@ use kvas_gguf::Quant;
 /// (heads, KV heads, key dim, value dim, hidden columns, page size, pages' type, scope of the gates, positions)
 type Shape = (usize, usize, usize, usize, usize, usize, KvType, GateScope, Positions);
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     (4, 2, 16, 16, 32, 4, KvType::F32, GateScope::HeadChannel, Positions::Held),
     (6, 2, 64, 64, 256, 16, KvType::F16, GateScope::HeadChannel, Positions::Held),
     (5, 5, 40, 24, 17, 16, KvType::Q8_0, GateScope::Channel, Positions::Held),
     (8, 1, 128, 128, 96, 32, KvType::Bf16, GateScope::Head, Positions::Sequence),
     (20, 1, 33, 17, 5, 2, KvType::F16, GateScope::HeadChannel, Positions::Held),
     (4, 2, 16, 16, 32, 16, KvType::F32, GateScope::HeadChannel, Positions::Sequence),
+    (6, 2, 64, 64, 96, 16, KvType::F8, GateScope::Head, Positions::Held),
 ];
 
 const MATRIX: SegmentMemory = SegmentMemory::Matrix(MemoryKeys::Rotated);

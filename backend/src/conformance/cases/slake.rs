@@ -14,13 +14,14 @@ use kvas_gguf::Quant;
 /// (heads, KV heads, key dim, value dim, page size, pages' type, moments)
 type Shape = (usize, usize, usize, usize, usize, KvType, MomentType);
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     (4, 2, 16, 16, 4, KvType::F32, MomentType::F32),
     (6, 2, 64, 64, 16, KvType::F16, MomentType::F32),
     (5, 5, 40, 24, 16, KvType::Q8_0, MomentType::F32),
     (8, 1, 128, 128, 32, KvType::Bf16, MomentType::F16),
     (20, 1, 33, 17, 2, KvType::F16, MomentType::F16),
     (4, 1, 80, 80, 16, KvType::F16, MomentType::Off),
+    (6, 2, 64, 64, 16, KvType::F8, MomentType::F32),
 ];
 
 /// Tokens that stay.

@@ -5,7 +5,7 @@ use crate::{
     pages::{Pages, TILE},
     simd::{
         Simd,
-        dense::{self, Bf16, Element, F16, F32, I8},
+        dense::{self, Bf16, Element, F8, F16, F32, I8},
     },
 };
 use kvas_backend::{
@@ -164,6 +164,7 @@ impl<'a> Blocks<'a> {
                 KvType::F16 => dense::widen::<F16, S>(simd, bytes, out),
                 KvType::Bf16 => dense::widen::<Bf16, S>(simd, bytes, out),
                 KvType::Q8_0 => dense::widen::<I8, S>(simd, bytes, out),
+                KvType::F8 => dense::widen::<F8, S>(simd, bytes, out),
             }
         }
     }

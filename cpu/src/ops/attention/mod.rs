@@ -15,7 +15,7 @@ use crate::{
     pool::{Place, Tile, Tiles},
     simd::{
         Kernel, Proof, Simd,
-        dense::{Bf16, Element, F16, F32, I8},
+        dense::{Bf16, Element, F8, F16, F32, I8},
         math,
         strips::Start,
     },
@@ -217,8 +217,9 @@ impl<'a> Shared<'a> {
             KvType::F16 if is_few && self.has_tiles => run!(F16, true),
             KvType::Bf16 if is_few && self.has_tiles => run!(Bf16, true),
             KvType::Q8_0 if is_few && self.has_tiles => run!(I8, true),
+            KvType::F8 if is_few && self.has_tiles => run!(F8, true),
             KvType::F32 if is_few && self.has_tiles => run!(F32, true),
-            KvType::F32 | KvType::F16 | KvType::Bf16 | KvType::Q8_0 => run!(F32, false),
+            KvType::F32 | KvType::F16 | KvType::Bf16 | KvType::Q8_0 | KvType::F8 => run!(F32, false),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
     pool::{Place, Tiles},
     simd::{
         Kernel, Simd,
-        dense::{Bf16, F16, F32, I8},
+        dense::{Bf16, F8, F16, F32, I8},
     },
     states::ByType,
 };
@@ -169,6 +169,7 @@ impl Machine {
                     KvType::F16 => proof.run(running.stored::<F16>()),
                     KvType::Bf16 => proof.run(running.stored::<Bf16>()),
                     KvType::Q8_0 => proof.run(running.stored::<I8>()),
+                    KvType::F8 => proof.run(running.stored::<F8>()),
                 }
             });
             *given_up.scores_mut() = scores;
