@@ -1,22 +1,12 @@
 // Depthwise causal convolutions with a ring of earlier rows per slot. A thread has a channel of a span, or of a block of
 // rows of a long one: it keeps the rows its taps reach back to in registers.
+#include "common/conv.cuh"
 #include "common/order.cuh"
 #include "common/step.cuh"
 
 // Rows of a block.
 static constexpr u32 ROWS = 32;
 static constexpr u32 MOST_TAPS = 8;
-
-struct Conv {
-    float* rings;  // [slots][ring][channels]
-    const float* weights; // [channels][taps]
-    u32 channels;
-    u32 taps;
-    u32 ring; // rows, a power of two
-    u32 padding;
-};
-
-static_assert(sizeof(Conv) == 32, "as in src/ops/conv.rs");
 
 // Scratch of a block of a long span: `[taps - 1][channels]`.
 DEVICE float* halo_at(const Conv& conv, const Span& span, u32 first, u32 channel, float* halo) {

@@ -9,6 +9,7 @@ use crate::{
     device::{Device, Ptr, driver, failed},
     given_up::GivenUpView,
     ops::{
+        around::AroundView,
         attention::{AttentionView, PartsView},
         conv::ConvView,
         read_memory::ReadMemoryView,
@@ -222,7 +223,7 @@ macro_rules! views {
 
 views!(
     StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView GivenUpView WindowView
-    LossesView AbsorbView SegmentView ReadMemoryView HeadNormsView
+    LossesView AbsorbView SegmentView ReadMemoryView HeadNormsView AroundView
 );
 
 /// A launch in the making.

@@ -1,45 +1,11 @@
 // What GPUs of compute capability 9.0 have for matrices: products of four warps at once with a matrix in shared memory, and
 // copies that an engine of the GPU carries out. Nothing of it exists on others.
 #pragma once
+#include "common/cluster.cuh"
 #include "common/copy.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HAS_WARPGROUPS 1
-
-// Barriers in shared memory: a phase ends when all arrivals have come, and all bytes that were announced.
-DEVICE void barrier_init(u64* barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-// Lets the copy engine, and the other blocks of a cluster, see barriers that were made.
-DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-DEVICE void barrier_arrive(u64* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// The same barrier of block `rank` of the cluster. Nothing that was written before is made visible there: it says that something
-// was read.
-DEVICE void barrier_arrive_at(u64* barrier, u32 rank) {
-    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(shared_address(barrier)),
-                 "r"(rank)
-                 : "memory");
-}
-
-// Arrives, and announces bytes of copies.
-DEVICE void barrier_expect(u64* barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-
-// Waits for the end of a phase of this parity.
-DEVICE void barrier_wait(u64* barrier, u32 parity) {
-    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
-                 "@!done bra again;}" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
 
 // Copies bytes, a multiple of 16, to shared memory.
 DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
@@ -55,27 +21,6 @@ DEVICE void copy_bulk_to_both(void* to, const void* from, u32 bytes, u64* barrie
                  "%4;" ::"r"(shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(u16(3))
                  : "memory");
-}
-
-// Stores four floats in the shared memory of block `rank` of the cluster, at the same place as here, and tells its barrier of
-// their 16 bytes.
-DEVICE void store_four_at(float* to, const float* four, u64* barrier, u32 rank) {
-    asm volatile("{.reg .b32 there, told; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 told, %1, %2; "
-                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [told];}" ::"r"(
-                     shared_address(to)),
-                 "r"(shared_address(barrier)), "r"(rank), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
-                 : "memory");
-}
-
-DEVICE u32 rank_in_cluster() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// Waits for all threads of the cluster.
-DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
 
 template <u32 COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }

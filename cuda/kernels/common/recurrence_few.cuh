@@ -74,17 +74,23 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         __syncthreads();
     }
 
-    // What row `t` writes to a row of the state, of which the checkpoint and the entries give `answered`; its output.
-    DEVICE float finish(u32 t, bool is_there, float answered, float decay, float strength, float own) {
+    // What a row writes to a row of the state, and its output.
+    struct Given {
+        float u, y;
+    };
+
+    // Those of row `t`, of which the checkpoint and the entries give `answered`. The output is stored if `PUTS`.
+    template <bool PUTS>
+    DEVICE Given finish(u32 t, bool is_there, float answered, float decay, float strength, float own) {
         const float other = __shfl_xor_sync(ALL_LANES, answered, 4);
         const float to_key = which ? other : answered, to_query = which ? answered : other;
         const float value = is_mine ? shared.u[t][row] : 0.0f;
         const float u = strength * (IS_DELTA ? fmaf(-decay, to_key, value) : value);
         const float y = fmaf(own, u, fmaf(decay, to_query, skip * value));
         const u64 at = (u64(span.first + t) * op.value_heads + head) * op.value_dim + first_row + row;
-        if (is_there && is_mine && which == 1) op.out[at] = y;
+        if (PUTS && is_there && is_mine && which == 1) op.out[at] = y;
         if (is_there && is_mine && which == 0 && !span.is_final()) const_cast<float*>(ring_u(entry(t)))[row] = u;
-        return u;
+        return {u, y};
     }
 
     // How much all entries have faded, where they are more than are looked at together.
@@ -115,8 +121,8 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         }
     }
 
-    // A single row: little but the state passes through registers.
-    DEVICE void run_one(u32 base, u32 held, Faded sum, bool is_zero) {
+    // A single row: little but the state passes through registers. Its output.
+    template <bool PUTS> DEVICE float run_one(u32 base, u32 held, Faded sum, bool is_zero) {
         const u32 c = lane_id() & 7;
         const float *key = shared.k[0], *query = shared.q[0];
         const float size = softplus(shared.g[0][0] + bias[0]), g = rate * size, decay = expf(g);
@@ -160,10 +166,12 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             add(held);
         }
         if (!is_zero) answered = fmaf(scales[which] * passed, state_times(key, query), answered);
-        const float u = finish(0, true, answered, decay, strength, own);
-        if (!span.is_final()) return;
-        step_state(u * scales[0], decay);
-        store_state();
+        const Given given = finish<PUTS>(0, true, answered, decay, strength, own);
+        if (span.is_final()) {
+            step_state(given.u * scales[0], decay);
+            store_state();
+        }
+        return given.y;
     }
 
     // state = state faded + u k^T of a single row, with the `u` of a row of the state in lane `row` of its eight.
@@ -357,7 +365,7 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             float own = shared.kk[0][t];
             if constexpr (IS_DELTA) own *= shared.factors[t] * shared.advancing[t];
             const float of_row[2] = {__shfl_sync(ALL_LANES, decay, t), __shfl_sync(ALL_LANES, strength, t)};
-            u[t] = finish(t, t < rows, answered[t], of_row[0], of_row[1], own);
+            u[t] = finish<true>(t, t < rows, answered[t], of_row[0], of_row[1], own).u;
         }
     }
 
@@ -383,8 +391,8 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
     }
 
     // Row `t` of a few, with decays per channel: keys of entries fade column by column, so each row goes through all of
-    // them. Here the newest come first.
-    DEVICE void run_channels(u32 t, u32 base, u32 held, bool is_zero) {
+    // them. Here the newest come first. Its output.
+    template <bool PUTS> DEVICE float run_channels(u32 t, u32 base, u32 held, bool is_zero) {
         const u32 c = lane_id() & 7;
         clear_carry();
 #pragma unroll
@@ -433,14 +441,15 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             __syncthreads();
         }
         if (!is_zero) answered = fmaf(scales[which], state_times(shared.own[0], shared.own[1]), answered);
-        const float u = finish(t, true, answered, 1.0f, strength, own);
+        const Given given = finish<PUTS>(t, true, answered, 1.0f, strength, own);
         if (span.is_final()) {
-            step_state(u * scales[0], 1.0f);
-            return store_state();
+            step_state(given.u * scales[0], 1.0f);
+            store_state();
+            return given.y;
         }
         // It becomes an entry.
         __syncthreads();
-        if (is_mine && which == 0) shared.u[t][row] = u;
+        if (is_mine && which == 0) shared.u[t][row] = given.u;
 #pragma unroll
         for (u32 n = 0; n < OWN_COLUMNS; ++n) {
             const u32 column = threadIdx.x + n * THREADS;
@@ -449,22 +458,29 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             shared.k[t][column] = k;
             if (has_keys && column < op.key_dim) const_cast<float*>(ring_k(entry(t)))[column] = k;
         }
+        return given.y;
     }
 
-    // `SEVERAL`: several rows that stay in the ring; all others without.
-    template <bool SEVERAL> DEVICE void run() {
-        const bool is_final = span.is_final(), folds = span.flush() || (LONG && !SEVERAL && span.rows >= CHUNK);
+    // What rows of a span begin with: entries that answer for themselves, from row `base` of the ring on; how much all of these
+    // have faded, where they are more than are looked at together; whether the checkpoint is zero.
+    struct Start {
+        u32 base, held;
+        Faded sum;
+        bool is_zero;
+    };
+
+    // Everything is asked for before anything is waited for: what earlier steps have left, then, with `request`, what this one
+    // has made. `folds`: the entries go into the state.
+    template <typename Request> DEVICE Start start(bool folds, Request request) {
         const u32 base = span.flush() ? span.before_base : span.after_base;
         const u32 held = span.flush() ? span.before_held : span.after_held;
         bool is_zero = span.is_fresh();
-        // Everything is asked for before anything is waited for: what earlier steps have left, then what this one has made.
         const u32 first_entries = min(held, CHUNK);
         request_entries(base, folds || !PER_CHANNEL ? 0 : held - first_entries, first_entries);
         Base::load_constants();
         Base::request_state(is_zero);
         const Faded sum = !PER_CHANNEL && !folds && held > CHUNK ? sum_of_ring(base, held) : Faded();
-        wait_for_inputs();
-        Base::request_rows(0, min(span.rows, CHUNK));
+        request();
         copies_commit();
         copies_wait<0>();
         __syncthreads();
@@ -474,20 +490,28 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             if (span.flush()) store_state();
             is_zero = is_zero && held == 0;
         }
-        const u32 left = folds ? 0 : held;
+        return {base, folds ? 0 : held, sum, is_zero};
+    }
+
+    // `SEVERAL`: several rows that stay in the ring; all others without.
+    template <bool SEVERAL> DEVICE void run() {
+        const auto [base, left, sum, is_zero] = start(span.flush() || (LONG && !SEVERAL && span.rows >= CHUNK), [&] {
+            wait_for_inputs();
+            Base::request_rows(0, min(span.rows, CHUNK));
+        });
         if constexpr (PER_CHANNEL) {
             if (!SEVERAL && span.rows == 0) return;
             if (!SEVERAL && span.rows > 1) return Base::run_many(is_zero);
 #pragma unroll 1
-            for (u32 t = 0; t < span.rows; ++t) run_channels(t, base, left, is_zero);
+            for (u32 t = 0; t < span.rows; ++t) run_channels<true>(t, base, left, is_zero);
         } else if constexpr (SEVERAL) {
             if (span.rows <= 4) return run_some<4>(span.rows, base, left, sum, is_zero);
             if (!LONG || span.rows <= 8) return run_some<8>(span.rows, base, left, sum, is_zero);
             if constexpr (LONG) run_some<16>(span.rows, base, left, sum, is_zero);
         } else {
             if (span.rows == 0) return;
-            if (span.rows == 1) return run_one(base, left, sum, is_zero);
-            Base::run_many(is_zero);
+            if (span.rows > 1) return Base::run_many(is_zero);
+            run_one<true>(base, left, sum, is_zero);
         }
     }
 };

@@ -205,6 +205,10 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
                                [&](u32 t) { return t * stride; });
         request<ROWS, MOST>(shared.u[0], inputs + op.values_at + head * op.value_dim + first_row, rows, rows_left(),
                             loose, [&](u32 t) { return t * stride; });
+        request_steps(first, rows);
+    }
+
+    DEVICE void request_steps(u32 first, u32 rows) {
         const u32 decays = decay_count(), all_decays = op.value_heads * decays;
         const float* steps = op.steps + u64(span.first + first) * all_decays + head * decays;
         if constexpr (PER_CHANNEL) {

@@ -17,12 +17,13 @@ DEVICE float factor_of_row(float most, float& by) {
 // Brings a row of activations into 16 bits, with zeros up to `padded` columns, and returns what they are to be multiplied
 // with to be themselves again. All threads of a block come here.
 template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to) {
-    // Fours that a thread keeps; those of very long rows are read again.
+    // Fours that a thread keeps; those of very long rows, and of rows at odd places, are read again.
     constexpr u32 KEPT = 7;
     const bool is_whole = columns % 4 == 0 && (u64(x) & 15) == 0;
+    const auto whole = [&](u32 at) { return at < columns ? load_four_floats(x + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f); };
     const auto four = [&](u32 at) {
+        if (is_whole) return whole(at);
         float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (is_whole && at < columns) return load_four_floats(x + at);
         if (at < columns) y.x = load_float(x + at);
         if (at + 1 < columns) y.y = load_float(x + at + 1);
         if (at + 2 < columns) y.z = load_float(x + at + 2);
@@ -30,12 +31,12 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
         return y;
     };
     // All threads leave these loops at once: what a short row does not have costs nothing.
-    const u32 turns = ceil_div(padded, 4 * blockDim.x);
+    const u32 turns = is_whole ? min(KEPT, ceil_div(padded, 4 * blockDim.x)) : 0, rest = 4 * (turns * blockDim.x + threadIdx.x);
     float4 kept[KEPT];
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) {
         if (i == turns) break;
-        kept[i] = four(4 * (i * blockDim.x + threadIdx.x));
+        kept[i] = whole(4 * (i * blockDim.x + threadIdx.x));
     }
     float factor = 1.0f, by = 1.0f;
     if constexpr (!IS_BF16) {
@@ -48,7 +49,8 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
             if (i == turns) break;
             look(kept[i]);
         }
-        for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < columns; at += 4 * blockDim.x) look(four(at));
+#pragma unroll 1
+        for (u32 at = rest; at < columns; at += 4 * blockDim.x) look(four(at));
         factor = factor_of_row(largest_of_block(most), by);
     }
     const auto keep = [&](u32 at, const float4& y) {
@@ -63,7 +65,8 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
         if (i == turns) break;
         keep(4 * (i * blockDim.x + threadIdx.x), kept[i]);
     }
-    for (u32 at = 4 * (KEPT * blockDim.x + threadIdx.x); at < padded; at += 4 * blockDim.x) keep(at, four(at));
+#pragma unroll 1
+    for (u32 at = rest; at < padded; at += 4 * blockDim.x) keep(at, four(at));
     return factor;
 }
 

@@ -3,13 +3,11 @@
 // packed through a ring in shared memory, and the sums of the segments are added across the cluster. Sums are those of
 // `few`.
 #pragma once
+#include "common/cluster.cuh"
 #include "quant/sums.cuh"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#ifdef HAS_CLUSTERS
 #define CLUSTER_OF_SEGMENTS __cluster_dims__(1, 1, 8)
-
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // A float at the same place in the shared memory of another block of the cluster.
 DEVICE float load_of_block(u32 at, u32 block) {

@@ -10,7 +10,7 @@ use kvas_backend::{Act, DeviceError, Limits, Program, Store, StoreDecl, Weight, 
 const ROWS: usize = 32;
 const MOST_TAPS: usize = 8;
 
-/// `Conv` of `kernels/conv.cu`.
+/// `Conv` of `kernels/common/conv.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct ConvView {
@@ -39,11 +39,27 @@ pub(crate) fn scratch_bytes(program: &Program, limits: &Limits) -> u64 {
 
 impl Machine {
     pub(crate) fn causal_conv(&mut self, op: &op::CausalConv) -> Result<(), DeviceError> {
+        if self.conv_is_made() {
+            return Ok(());
+        }
         self.convolve("causal_conv", (op.x, self.optional(op.bias)), op.weight, op.store)
     }
 
     pub(crate) fn short_conv(&mut self, op: &op::ShortConv) -> Result<(), DeviceError> {
         self.convolve("short_conv", (op.bcx, self.act(op.out)), op.weight, op.store)
+    }
+
+    /// A convolution as kernels see it.
+    pub(super) fn conv_view(&self, store: Store, weight: Weight) -> ConvView {
+        let conv = self.slots.conv(store);
+        ConvView {
+            rings: conv.place().0,
+            weights: self.matrix(weight).at().0,
+            channels: conv.decl.channels as u32,
+            taps: conv.decl.taps as u32,
+            ring: conv.ring as u32,
+            padding: 0,
+        }
     }
 
     /// Convolves `x`; the kernel is given something else behind it.
@@ -53,14 +69,7 @@ impl Machine {
         if conv.decl.taps > MOST_TAPS {
             return Err(failed(format!("a convolution of {} taps, at most {MOST_TAPS} can be", conv.decl.taps)));
         }
-        let view = ConvView {
-            rings: conv.place().0,
-            weights: self.matrix(weight).at().0,
-            channels: conv.decl.channels as u32,
-            taps: conv.decl.taps as u32,
-            ring: conv.ring as u32,
-            padding: 0,
-        };
+        let view = self.conv_view(store, weight);
         let most = self.step.spans().iter().map(|span| span.rows as usize).max().unwrap_or(0);
         let blocks = (conv.decl.channels.div_ceil(BLOCK), most.div_ceil(ROWS), self.step.spans().len());
         if most > ROWS {

@@ -1,5 +1,6 @@
 //! One file per group of ops: what each of them launches, and the scratch it wants.
 
+pub(crate) mod around;
 pub(crate) mod attention;
 pub(crate) mod beside;
 pub(crate) mod conv;

@@ -40,6 +40,9 @@ impl Machine {
     }
 
     pub(crate) fn gated_norm(&mut self, op: &op::GatedNorm) -> Result<(), DeviceError> {
+        if self.norm_is_made() {
+            return Ok(());
+        }
         let columns = self.columns(op.x);
         let [weight_rows, group] = op.weight.map_or([1, columns], |weight| self.program.weight(weight).shape);
         self.kernel("norm", &by_4(group, "gated_norm_rows"))?

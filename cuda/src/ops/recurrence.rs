@@ -3,6 +3,7 @@
 use crate::{
     device::{Ptr, failed},
     machine::Machine,
+    ops::around::Around,
     slots::{self, Kind, State},
 };
 use kvas_backend::{
@@ -183,9 +184,9 @@ fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
         .ok_or_else(|| failed(format!("a recurrence with keys of {} columns, at most 256 can be", decl.key_dim)))
 }
 
-/// Bytes of `Shared` of `recurrence_rows.cuh`.
-fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize) -> usize {
-    let (rows, most) = (16 * lane_rows, if lane_rows == MANY { SHORT } else { CHUNK });
+/// Bytes of `Shared` of `recurrence_rows.cuh`, with `most` rows that are solved together.
+fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize, most: usize) -> usize {
+    let rows = 16 * lane_rows;
     let is_per_channel = decl.decay == Decay::PerChannel;
     let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
     let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
@@ -324,6 +325,9 @@ impl Machine {
             out: self.act(inputs.out).0,
             ..state.view()
         };
+        if let Some(around) = self.running.and_then(|at| self.around(at)) {
+            return self.recur_rows(state, view, around);
+        }
         let has_chunks = has_prompts(&state.decl);
         if has_chunks {
             self.recur_prompts(state, view)?;
@@ -358,6 +362,21 @@ impl Machine {
                 .launch()?;
         }
         Ok(())
+    }
+
+    /// Spans of one row each, with what is around.
+    fn recur_rows(&self, state: &State, view: RecurrenceView, around: Around<'_>) -> Result<(), DeviceError> {
+        let (decl, columns, spans) = (&state.decl, columns(&state.decl)?, self.step.spans().len());
+        let normed = if around.has_norm() { "normed_" } else { "" };
+        self.kernel(state.unit(), &format!("{}_{columns}_{normed}row", state.unit()))?
+            .grid(decl.value_dim.div_ceil(16), decl.value_heads, spans)
+            .block(THREADS)
+            .early()
+            .shared(shared_bytes(decl, columns, 1, SHORT))
+            .arg(self.view())
+            .arg(view)
+            .arg(self.around_view(around))
+            .launch()
     }
 
     /// The whole chunks of spans that go straight into the state: for all of some rows at once what does not depend on
@@ -419,11 +438,24 @@ impl Machine {
         (spans, long, several): (usize, bool, bool),
     ) -> Result<(String, usize, usize), DeviceError> {
         let columns = columns(&state.decl)?;
-        let blocks = spans * state.decl.value_heads * state.decl.value_dim.div_ceil(16 * MANY);
-        let has_few = long || columns > 128 || blocks < 2 * self.device.multiprocessors();
+        let has_few = long || columns > 128 || self.has_few_blocks(&state.decl, spans);
         let lane_rows = if has_few { 1 } else { MANY };
         let name = format!("{}_{columns}{}_x{lane_rows}", state.unit(), if several { "_several" } else { "" });
-        Ok((name, 16 * lane_rows, shared_bytes(&state.decl, columns, lane_rows)))
+        let most = if lane_rows == MANY { SHORT } else { CHUNK };
+        Ok((name, 16 * lane_rows, shared_bytes(&state.decl, columns, lane_rows, most)))
+    }
+
+    /// Whether blocks of [`MANY`] rows of the state to a lane are too few to keep the GPU busy, of so many spans.
+    fn has_few_blocks(&self, decl: &StateDecl, spans: usize) -> bool {
+        let blocks = spans * decl.value_heads * decl.value_dim.div_ceil(16 * MANY);
+        blocks < 2 * self.device.multiprocessors()
+    }
+
+    /// Whether all blocks of one row to a lane run at once, which take all registers of a multiprocessor by fours. Where they do
+    /// not, what they do for a convolution and a norm costs more than the launches of these (qwen3.5-4b on an H200: one sequence
+    /// takes 0.96 times as long with it, four take 1.04 times).
+    pub(super) fn runs_at_once(&self, decl: &StateDecl, spans: usize) -> bool {
+        spans * decl.value_heads * decl.value_dim.div_ceil(16) <= 4 * self.device.multiprocessors()
     }
 
     pub(crate) fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {

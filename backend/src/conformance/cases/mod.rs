@@ -2,6 +2,7 @@
 
 mod attention;
 mod hybrid;
+mod layers;
 mod products;
 mod recurrent;
 mod segments;
@@ -16,8 +17,8 @@ const ROWS: usize = 80;
 
 /// Every case.
 pub fn cases() -> Vec<Case> {
-    [products::cases(), attention::cases(), recurrent::cases(), hybrid::cases(), slake::cases(), segments::cases()]
-        .concat()
+    let recurrent = [recurrent::cases(), layers::cases(), hybrid::cases()].concat();
+    [products::cases(), attention::cases(), recurrent, slake::cases(), segments::cases()].concat()
 }
 
 const REPLAYS: [Replay; 6] = [
