@@ -45,7 +45,7 @@ mod step;
 mod upload;
 mod weights;
 
-pub use compile::{ARCHITECTURES, build_image, compiler_version};
+pub use compile::{ARCHITECTURES, build_image, check_kernels, compiler_version};
 pub use device::{Device, has_device, has_driver};
 pub use image::embedded_architectures;
 pub use weights::weight_bytes;

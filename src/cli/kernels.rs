@@ -21,15 +21,18 @@ enum Command {
 /// no NVRTC where it runs
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas kernels build -o kernels.bin\n  kvas kernels build --arch 89,90a -o kernels.bin"
+    after_help = "Examples:\n  kvas kernels build -o kernels.bin\n  kvas kernels build --arch 89,90a -o kernels.bin\n  kvas kernels build --check"
 )]
 struct Build {
     /// Architectures to compile for
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = kvas_cuda::ARCHITECTURES)]
     arch: Vec<String>,
     /// Output file
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    #[arg(short, long, value_name = "FILE", required_unless_present = "check")]
+    output: Option<PathBuf>,
+    /// Only see that all kernels compile, six times as fast: nothing is written
+    #[arg(long, conflicts_with = "output")]
+    check: bool,
     /// Say more on stderr
     #[arg(short, long)]
     verbose: bool,
@@ -49,9 +52,15 @@ impl Kernels {
                 eprintln!("{line}");
             }
         };
+        let archs = build.arch.join(", ");
+        let Some(output) = build.output else {
+            kvas_cuda::check_kernels(&build.arch, &mut said).map_err(|error| anyhow!(error))?;
+            eprintln!("all kernels compile for {archs}");
+            return Ok(0);
+        };
         let image = kvas_cuda::build_image(&build.arch, &mut said).map_err(|error| anyhow!(error))?;
-        std::fs::write(&build.output, &image).with_context(|| build.output.display().to_string())?;
-        eprintln!("{}: {}, {} bytes", build.output.display(), build.arch.join(", "), image.len());
+        std::fs::write(&output, &image).with_context(|| output.display().to_string())?;
+        eprintln!("{}: {archs}, {} bytes", output.display(), image.len());
         Ok(0)
     }
 }
