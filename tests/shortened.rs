@@ -272,6 +272,38 @@ fn what_cannot_be_remembered_is_refused_whoever_has_sealed_it() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// All prefixes are looked at before anything that one of them remembers is.
+#[test]
+fn a_prefix_that_holds_what_cannot_be_is_refused_behind_one_that_can() {
+    let (bound, path) = (small(72), place("second"));
+    let model = giving("llama", &bound, MomentType::F32);
+    let make = || keeping(&model, Some(bound.into()), (Box::new(Cpu::new(1)), 4));
+    let (first, prompt) = (make(), tokens(190, 18));
+    let conversation = first.open().unwrap();
+    for length in [150, 190] {
+        ask(&first, of(conversation, greedy_of(model.spec.vocab, &prompt[..length], 1)));
+    }
+    let whole = save(&first, &model, (conversation, &prompt), &path);
+    std::fs::remove_file(&path).unwrap();
+    let length = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let text = std::str::from_utf8(&whole[8..length]).unwrap();
+    let mut header: serde_json::Value = serde_json::from_str(text).unwrap();
+    let given_up = &mut header["__metadata__"]["shortened.190"];
+    // What is held, what of it stayed when tokens were given up last: of one layer less.
+    let parts: Vec<String> = given_up.as_str().unwrap().split(';').map(str::to_string).collect();
+    let stayed = parts[1].rsplit_once(',').unwrap().0;
+    *given_up = serde_json::Value::from([&parts[0], stayed, &parts[2], &parts[3]].join(";"));
+    let text = header.to_string();
+    let header = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let checksum = blake3::hash(&header);
+    let bytes = [&header[..], &whole[length..whole.len() - 32], checksum.as_bytes()].concat();
+    let session = Session::from_bytes("s", bytes.into()).unwrap();
+    assert_eq!(session.shortened().count(), 3, "both prompts, and where the second began to be read");
+    let error = make().load(Arc::new(session), Scope::default()).unwrap_err();
+    let held = parts[0].replace(',', ", ");
+    assert!(error.starts_with(&format!("s: section shortened.190: [{held}] tokens held, expected what ")), "{error}");
+}
+
 #[test]
 fn nobody_goes_on_with_what_was_given_up_in_another_way() {
     let ((model, schedule), path) = (gated(Absorbing::InPlace), place("ways"));

@@ -93,15 +93,9 @@ impl Engine {
             let unlike = difference(policy, expected);
             return Ok(Some(format!("{path}: tokens were given up with {unlike}: they are read again")));
         };
+        let here = (self.runner.program(), self.runner.limits());
+        session.check_shortened(here, keeping).map_err(|error| error.to_string())?;
         for (length, given_up) in session.shortened() {
-            let (program, limits) = (self.runner.program(), self.runner.limits());
-            if !keeping.may_hold((program, limits), length, &given_up.held, &given_up.shares) {
-                let held = &given_up.held;
-                return Err(format!(
-                    "{path}: section shortened.{length}: {held:?} tokens held, expected what {policy} holds"
-                ));
-            }
-            session.check_shortened(program, keeping).map_err(|error| error.to_string())?;
             let (tokens, given_up) = (&session.tokens()[..length as usize], (*keeping, given_up.clone()));
             let restored = self.memory.restore_shortened(scope, tokens, given_up);
             let restored = restored.map_err(|full| format!("{path}: {full}"))?;

@@ -6,7 +6,7 @@ use super::{
     header::{self, GIVEN_UP, POLICY, given_up_of, shortened_key},
 };
 use crate::{memory::GivenUp, policy::Keeping};
-use kvas_backend::{Claim, Program, Remembered, StoreDecl};
+use kvas_backend::{Claim, Limits, Program, Remembered, StoreDecl};
 use std::{collections::BTreeMap, ops::Range};
 
 /// What there is of such a prefix.
@@ -32,9 +32,21 @@ impl Session {
         self.shortened.iter().map(|(length, shortened)| (*length, &shortened.given_up))
     }
 
-    /// Refuses prefixes of which tokens were given up, in a way that is that of the program, whose sizes are not those of
-    /// the program, or of which something is remembered that cannot be.
-    pub fn check_shortened(&self, program: &Program, keeping: &Keeping) -> Result<(), SessionError> {
+    /// Refuses prefixes of which tokens were given up, in a way that is that of the program, that do not hold what is held so,
+    /// whose sizes are not those of the program, or of which something is remembered that cannot be. Nothing is
+    /// looked at before all of them hold what they should.
+    pub fn check_shortened(
+        &self,
+        (program, limits): (&Program, &Limits),
+        keeping: &Keeping,
+    ) -> Result<(), SessionError> {
+        for (length, Shortened { given_up: GivenUp { held, shares }, .. }) in &self.shortened {
+            if !keeping.may_hold((program, limits), *length, held, shares) {
+                let what = format!("{held:?} tokens held, expected what {} holds", self.policy);
+                let section = format!("shortened.{length}");
+                return Err(SessionError::Format { path: self.path.clone(), section, what });
+            }
+        }
         let columns = header::columns(program);
         let elements = |array: &Option<Array>| array.as_ref().map_or(0, |array| array.shape[1]);
         for (length, Shortened { kv, state, memory, .. }) in &self.shortened {
