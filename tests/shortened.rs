@@ -206,11 +206,16 @@ fn what_was_given_up_head_by_head_in_another_way_is_named_and_read_again() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// A file with a value of a section changed, and checksums that are right.
-fn with_value(whole: &[u8], section: &str, (at, value): (usize, f32)) -> Vec<u8> {
+/// The header of a file as it stands there, what it says, and where the sections begin.
+fn header_of(whole: &[u8]) -> (&str, serde_json::Value, usize) {
     let length = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let text = std::str::from_utf8(&whole[8..length]).unwrap();
-    let header: serde_json::Value = serde_json::from_str(text).unwrap();
+    (text, serde_json::from_str(text).unwrap(), length)
+}
+
+/// A file with a value of a section changed, and checksums that are right.
+fn with_value(whole: &[u8], section: &str, (at, value): (usize, f32)) -> Vec<u8> {
+    let (text, header, length) = header_of(whole);
     let [start, end] = [0, 1].map(|at| length + header[section]["data_offsets"][at].as_u64().unwrap() as usize);
     let mut bytes = whole.to_vec();
     bytes[start + 4 * at..][..4].copy_from_slice(&value.to_le_bytes());
@@ -285,9 +290,7 @@ fn a_prefix_that_holds_what_cannot_be_is_refused_behind_one_that_can() {
     }
     let whole = save(&first, &model, (conversation, &prompt), &path);
     std::fs::remove_file(&path).unwrap();
-    let length = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
-    let text = std::str::from_utf8(&whole[8..length]).unwrap();
-    let mut header: serde_json::Value = serde_json::from_str(text).unwrap();
+    let (_, mut header, length) = header_of(&whole);
     let given_up = &mut header["__metadata__"]["shortened.190"];
     // What is held, what of it stayed when tokens were given up last: of one layer less.
     let parts: Vec<String> = given_up.as_str().unwrap().split(';').map(str::to_string).collect();

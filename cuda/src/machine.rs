@@ -60,6 +60,8 @@ pub(crate) struct Machine {
     pub(crate) staged: Option<Staged>,
     /// By op: whether it may run beside those before it ([`ops::beside`]).
     pub(crate) beside: Vec<bool>,
+    /// By op: what is around it that it can make itself ([`ops::around`]).
+    pub(crate) around: Vec<Option<ops::around::Around>>,
     /// Products that will be launched with the next one.
     pub(crate) joined: Vec<(Weight, Job)>,
     /// The op of the program that is being launched, in a whole step.
@@ -113,6 +115,7 @@ impl Machine {
             chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
             staged: None,
             beside: ops::beside::beside(&program),
+            around: ops::around::around(&program, device.capability() >= (9, 0)),
             joined: Vec::new(),
             running: None,
             staging: Pinned::new(device, STAGING)?,

@@ -93,8 +93,8 @@ impl Engine {
             let unlike = difference(policy, expected);
             return Ok(Some(format!("{path}: tokens were given up with {unlike}: they are read again")));
         };
-        let here = (self.runner.program(), self.runner.limits());
-        session.check_shortened(here, keeping).map_err(|error| error.to_string())?;
+        let of_runner = (self.runner.program(), self.runner.limits());
+        session.check_shortened(of_runner, keeping).map_err(|error| error.to_string())?;
         for (length, given_up) in session.shortened() {
             let (tokens, given_up) = (&session.tokens()[..length as usize], (*keeping, given_up.clone()));
             let restored = self.memory.restore_shortened(scope, tokens, given_up);

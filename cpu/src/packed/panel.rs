@@ -9,8 +9,8 @@ use std::{marker::PhantomData, ops::Range};
 const NEAR: usize = 1024;
 
 /// Bytes to what is fetched into the second-level cache besides, where computing takes so long that the hardware does not
-/// see a stream: where codes are unpacked, or meet many activations. With half of it
-/// 8 and 16 sequences take 1.19 and 1.13 times as long (llama-3.2-1b in Q8_0, two cores of Zen 4).
+/// see a stream: where codes are unpacked, or meet many activations. With half of it 8 and 16 sequences take 1.20 and 1.13
+/// times as long (llama-3.2-1b in Q8_0, two cores of Zen 4).
 const FAR: usize = 8192;
 
 /// Activations that are many.

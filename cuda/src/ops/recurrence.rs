@@ -20,6 +20,8 @@ const THREADS: usize = 128;
 const SHORT: usize = 8;
 /// Rows of the state that a lane has a part of in them.
 const MANY: usize = 4;
+/// Blocks that a multiprocessor has registers for: `__launch_bounds__` of `recurrence_row.cuh`.
+const AT_ONCE: usize = 4;
 /// Rows of the state that matrix instructions have in one warp.
 const TILE: usize = 16;
 /// Warps that share rows in `recurrence_prompt.cuh`, and most rows of a block there.
@@ -325,7 +327,7 @@ impl Machine {
             out: self.act(inputs.out).0,
             ..state.view()
         };
-        if let Some(around) = self.running.and_then(|at| self.around(at)) {
+        if let Some(around) = self.running.and_then(|at| self.made_by(at)) {
             return self.recur_rows(state, view, around);
         }
         let has_chunks = has_prompts(&state.decl);
@@ -365,7 +367,7 @@ impl Machine {
     }
 
     /// Spans of one row each, with what is around.
-    fn recur_rows(&self, state: &State, view: RecurrenceView, around: Around<'_>) -> Result<(), DeviceError> {
+    fn recur_rows(&self, state: &State, view: RecurrenceView, around: &Around) -> Result<(), DeviceError> {
         let (decl, columns, spans) = (&state.decl, columns(&state.decl)?, self.step.spans().len());
         let normed = if around.has_norm() { "normed_" } else { "" };
         self.kernel(state.unit(), &format!("{}_{columns}_{normed}row", state.unit()))?
@@ -451,11 +453,10 @@ impl Machine {
         blocks < 2 * self.device.multiprocessors()
     }
 
-    /// Whether all blocks of one row to a lane run at once, which take all registers of a multiprocessor by fours. Where they do
-    /// not, what they do for a convolution and a norm costs more than the launches of these (qwen3.5-4b on an H200: one sequence
-    /// takes 0.96 times as long with it, four take 1.04 times).
+    /// Whether all blocks of one row to a lane run at once. Where they do not, what they do for a convolution and a norm costs more
+    /// than the launches of these (qwen3.5-4b on an H200: one sequence takes 0.96 times as long with it, four take 1.04 times).
     pub(super) fn runs_at_once(&self, decl: &StateDecl, spans: usize) -> bool {
-        spans * decl.value_heads * decl.value_dim.div_ceil(16) <= 4 * self.device.multiprocessors()
+        spans * decl.value_heads * decl.value_dim.div_ceil(16) <= AT_ONCE * self.device.multiprocessors()
     }
 
     pub(crate) fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
