@@ -122,7 +122,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "quant/at.cuh"
     "quant/formats.cuh"
     "quant/job.cuh"
-    "quant/one.cuh"
+    "quant/ring.cuh"
     "quant/product.cuh"
     "quant/row.cuh"
     "quant/some.cuh"

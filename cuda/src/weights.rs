@@ -59,7 +59,7 @@ pub(crate) fn suffix(quant: Quant) -> String {
 }
 
 /// Bytes of a packed unit of a tile, and of what four units share: `UNIT` and `SUPER` of `kernels/quant/formats.cuh`.
-fn packed(quant: Quant) -> Option<[usize; 2]> {
+pub(crate) fn packed(quant: Quant) -> Option<[usize; 2]> {
     const KERNELS: &[(Quant, [usize; 2])] = &[
         (Quant::F16, [2048, 0]),
         (Quant::Bf16, [2048, 0]),

@@ -129,16 +129,30 @@ fn bits(device: &Arc<Device>, quant: Quant) -> usize {
     differs.into_iter().filter(|differs| *differs).count()
 }
 
-/// In a step of one row products make the norm before them, and run beside each other, more of them than one launch has: the bits
-/// are those of one op after the other.
+/// Weights of one format, or some of them in bf16, for which activations are rounded otherwise.
+struct Mixed {
+    random: RandomWeights,
+    has_bf16: bool,
+}
+
+impl WeightSource for Mixed {
+    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
+        let is_bf16 = self.has_bf16 && ["w512", "w77"].contains(&decl.name.as_str());
+        let quant = if is_bf16 { Quant::Bf16 } else { self.random.quant };
+        RandomWeights { quant, ..self.random.clone() }.load(decl)
+    }
+}
+
+/// In a step of a few rows norms are made where products round their inputs, and products run beside each other, more of them
+/// than one launch has: the bits are those of one op after the other.
 /// Returns for how many outputs they are not.
 fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
     let mut differing = 0;
-    for columns in [256, 1120, 4352] {
+    for (columns, tall, hidden) in [(256, 5000, 4500), (1120, 3000, 512), (4352, 3000, 512)] {
         let mut b = Build::default();
         let [x, normed, inner] =
-            [("x", columns), ("normed", columns), ("inner", 512)].map(|(name, of)| b.act(name, of));
-        let sizes = [40, 512, 3000, 16, 77, 100];
+            [("x", columns), ("normed", columns), ("inner", hidden)].map(|(name, of)| b.act(name, of));
+        let sizes = [40, 512, tall, 16, 77, 100];
         let outs = sizes.map(|rows| b.act(&format!("out{rows}"), rows));
         let weight = b.small("norm", [1, columns]);
         b.op(Op::Norm(Norm { x, weight, eps: 1e-6, out: normed }));
@@ -146,41 +160,56 @@ fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
             let weight = b.matrix(&format!("w{rows}"), [rows, columns]);
             b.op(Op::Linear(Linear::new(normed, weight, out)));
         }
-        let [gate, up] = ["gate", "up"].map(|name| b.matrix(name, [512, columns]));
+        let [gate, up] = ["gate", "up"].map(|name| b.matrix(name, [hidden, columns]));
         b.op(Op::GatedLinear(GatedLinear { x: normed, gate, up, activation: Activation::Silu, out: inner }));
-        let weight = b.matrix("down", [columns, 512]);
+        let weight = b.matrix("down", [columns, hidden]);
         b.op(Op::Linear(Linear { output: Output::Accumulate, ..Linear::new(inner, weight, x) }));
-        let program = Arc::new(b.finish(outs[0]));
-        let mut backend = Cuda::new(device.clone());
-        backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 6 }, limits(2)).unwrap();
-        let mut random = Random::new(columns as u64);
-        let values: Vec<f32> = (0..columns).map(|_| random.normal()).collect();
-        let mut run = |is_whole: bool| {
-            backend.write(x, &values).unwrap();
-            if is_whole {
-                backend.run(&program, &step(1)).unwrap();
-            } else {
-                backend.begin(&step(1)).unwrap();
-                program.ops.iter().for_each(|op| backend.execute(op).unwrap());
-            }
-            let read = |act| {
-                let mut out = vec![0.0f32; program.act(act).columns];
-                backend.read(act, &mut out).unwrap();
-                // So that what is not written is seen.
-                backend.write(act, &vec![f32::NAN; out.len()]).unwrap();
-                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-            };
-            let all: Vec<Vec<u32>> = outs.into_iter().chain([normed, inner, x]).map(read).collect();
-            backend.commit(&[(Slot(1), 1)]).unwrap();
-            all
-        };
-        let expected = run(false);
-        for _ in 0..5 {
-            let differs = run(true).iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+        let program = b.finish(outs[0]);
+        let outputs: Vec<Act> = outs.into_iter().chain([normed, inner, x]).collect();
+        for has_bf16 in [false, true] {
+            let random = RandomWeights { quant, seed: 6 };
+            let differs = steps_differ(device, (program.clone(), Mixed { random, has_bf16 }), x, &outputs);
             if differs > 0 {
-                println!("{quant}: {differs} outputs of a whole step of {columns} columns differ");
+                println!("{quant}: {differs} outputs of whole steps of {columns} columns differ");
             }
             differing += differs;
+        }
+    }
+    differing
+}
+
+/// Runs steps of one row to 17 rows of `x` as a whole and op by op, and returns how many outputs differ by a bit.
+fn steps_differ(device: &Arc<Device>, (program, mut weights): (Program, Mixed), x: Act, outputs: &[Act]) -> usize {
+    const MOST: usize = 17;
+    let program = Arc::new(program);
+    let mut backend = Cuda::new(device.clone());
+    backend.prepare(program.clone(), &mut weights, limits(MOST)).unwrap();
+    let mut random = Random::new(program.act(x).columns as u64);
+    let values: Vec<f32> = (0..MOST * program.act(x).columns).map(|_| random.normal()).collect();
+    let mut run = |rows: usize, is_whole: bool| {
+        backend.write(x, &values[..rows * program.act(x).columns]).unwrap();
+        if is_whole {
+            backend.run(&program, &step(rows)).unwrap();
+        } else {
+            backend.begin(&step(rows)).unwrap();
+            program.ops.iter().for_each(|op| backend.execute(op).unwrap());
+        }
+        let read = |act: &Act| {
+            let mut out = vec![0.0f32; rows * program.act(*act).columns];
+            backend.read(*act, &mut out).unwrap();
+            // So that what is not written is seen.
+            backend.write(*act, &vec![f32::NAN; out.len()]).unwrap();
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let all: Vec<Vec<u32>> = outputs.iter().map(read).collect();
+        backend.commit(&[(Slot(1), rows as u32)]).unwrap();
+        all
+    };
+    let mut differing = 0;
+    for rows in [1, 2, 7, 8, 9, 16, MOST] {
+        let expected = run(rows, false);
+        for _ in 0..3 {
+            differing += run(rows, true).iter().zip(&expected).filter(|(found, expected)| found != expected).count();
         }
     }
     differing

@@ -45,9 +45,9 @@ struct Job {
     u32 activation;
     u32 accumulate;
     float scale;
-    u32 columns;    // of a row of activations in f32 (quant/one.cuh)
+    u32 columns;    // of a row of activations in f32 (quant/ring.cuh)
     u32 neighbours; // LATE, BESIDE
-    // A norm of the activations that quant/one.cuh makes, or null: `norm_threads` as src/ops/norm.rs says.
+    // A norm of the activations that quant/ring.cuh makes, or null: `norm_threads` as src/ops/norm.rs says.
     u32 norm_threads;
     const float* norm;
     float* normed; // where it goes, or null
@@ -81,6 +81,9 @@ struct Job {
     }
 
     DEVICE u32 input(u32 entry) const { return entry / per_input; }
+
+    // Activations of entry number `at` of a piece, in 16 bits row after row.
+    DEVICE const u8* staged_row(const Piece& piece, u32 at) const { return x + u64(input(entry(piece, at))) * units * 128; }
 
     DEVICE float factor_of(u32 entry) const { return factor == nullptr ? 1.0f : factor[input(entry)]; }
 

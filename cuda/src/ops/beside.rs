@@ -1,7 +1,7 @@
-//! Products that read the same and write apart, one after the other in a program: in a step of one row they run beside
-//! each other instead of waiting for one another, those of one format in one launch.
+//! Products that read the same and write apart, one after the other in a program: in a step of a few rows they run
+//! beside each other instead of waiting for one another, those of one format in one launch.
 
-use crate::{launch::Argument, machine::Machine, ops::product::Job};
+use crate::{launch::Argument, machine::Machine, ops::product::Job, weights::Matrix};
 use kvas_backend::{Act, DeviceError, Op, Program, Stacking, Weight, op::Output};
 use kvas_gguf::Quant;
 use std::ops::Range;
@@ -81,27 +81,39 @@ pub(crate) fn beside(program: &Program) -> Vec<bool> {
 }
 
 impl Machine {
-    /// Whether an op is a product of one row in this step, with a kernel that runs beside others.
-    pub(crate) fn is_of_one(&self, at: usize) -> bool {
-        let product = self.program.ops.get(at).and_then(|op| op.product(&self.program));
-        let product = product.filter(|product| product.stacking == Stacking::One && self.rows(product.x) == 1);
-        let Some(weight) = product.and_then(|product| product.weights().next()) else { return false };
-        self.matrix(weight).quant != Quant::F32 && self.has_room_for_one(self.matrix(weight), 1)
+    /// Rows of an op that is a product of a few of them in this step, with a kernel that runs beside others, and its weight.
+    fn of_ring(&self, at: usize) -> Option<(usize, &Matrix)> {
+        let product = self.program.ops.get(at)?.product(&self.program)?;
+        let (rows, is_gated) = (self.rows(product.x), product.weights().count() == 2);
+        let matrix = self.matrix(product.weights().next()?);
+        let is_of_ring = product.stacking == Stacking::One && self.has_ring(matrix, rows, is_gated);
+        is_of_ring.then_some((rows, matrix))
     }
 
-    /// Whether an op is such a product that runs beside those before it.
+    /// Whether an op is such a product.
+    pub(crate) fn is_of_ring(&self, at: usize) -> bool {
+        self.of_ring(at).is_some()
+    }
+
+    /// Whether an op is such a product that runs beside those before it. What several rows are rounded to is there once.
     pub(crate) fn is_beside(&self, at: usize) -> bool {
-        self.beside.get(at) == Some(&true) && self.is_of_one(at - 1) && self.is_of_one(at)
+        let Some(((rows, before), (_, matrix))) =
+            at.checked_sub(1).and_then(|one| self.of_ring(one)).zip(self.of_ring(at))
+        else {
+            return false;
+        };
+        let rounds_alike = (before.quant == Quant::Bf16) == (matrix.quant == Quant::Bf16);
+        self.beside.get(at) == Some(&true) && (rows == 1 || rounds_alike)
     }
 
-    /// How the product of one row that is being launched comes between the ops before and behind it.
+    /// How the product of a few rows that is being launched comes between the ops before and behind it.
     pub(crate) fn neighbours(&self) -> u32 {
         let Some(at) = self.running else { return 0 };
         let late = if self.is_beside(at + 1) { LATE } else { 0 };
         late | if self.is_beside(at) { BESIDE } else { 0 }
     }
 
-    /// Launches a product of one row that has neighbours with those before it, or with what comes.
+    /// Launches a product of a few rows that has neighbours with those before it, or with what comes.
     pub(crate) fn join(&mut self, weight: Weight, job: Job) -> Result<(), DeviceError> {
         let differs = |(other, _): &(Weight, Job)| self.matrix(*other).quant != self.matrix(weight).quant;
         if self.joined.len() == AT_ONCE || self.joined.first().is_some_and(differs) {
@@ -116,7 +128,7 @@ impl Machine {
         let (weights, mut jobs): (Vec<Weight>, Vec<Job>) = std::mem::take(&mut self.joined).into_iter().unzip();
         let Some(last) = jobs.last().map(|job| job.neighbours) else { return Ok(()) };
         jobs[0].neighbours = jobs[0].neighbours & BESIDE | last & LATE;
-        self.launch_one(self.matrix(weights[0]), &jobs, false, 1)
+        self.launch_ring(self.matrix(weights[0]), &jobs, false, 1)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The kernels that multiply with stored matrices, and which of them is for how many rows.
 
-use super::wide;
+use super::{ring, wide};
 use crate::device::Device;
 use kvas_gguf::Quant;
 
@@ -9,8 +9,8 @@ use kvas_gguf::Quant;
 pub(crate) enum Kernel {
     /// In f32, up to so many entries a warp.
     Float(usize),
-    /// One entry, whose activations blocks round themselves; with so many warps for each tile at once as fit.
-    One,
+    /// One entry or up to so many, with blocks that stay: [`ring`].
+    Ring(usize),
     /// A tile and up to so many entries a block.
     Few(usize),
     /// Eight tiles and up to so many entries a cluster of blocks, one for each segment.
@@ -47,9 +47,9 @@ impl Kernel {
         match rows {
             0..=1 if quant == Quant::F32 => Self::Float(1),
             _ if quant == Quant::F32 => Self::Float(8),
-            0..=1 => Self::One,
-            2..=8 => Self::Few(8),
-            9..=16 => Self::Few(16),
+            0..=1 => Self::Ring(1),
+            2..=8 => Self::Ring(8),
+            9..=ring::MOST => Self::Ring(ring::MOST),
             17..=32 if device.capability() >= (9, 0) => Self::Some(32),
             33..=64 if device.capability() >= (9, 0) && !is_plain(quant) => Self::Some(64),
             17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
@@ -65,7 +65,7 @@ impl Kernel {
         match (2 * usual).min(rows) {
             0..=1 if quant == Quant::F32 => Self::Float(1),
             _ if quant == Quant::F32 => Self::Float(8),
-            _ if rows == 1 => Self::One,
+            _ if rows == 1 => Self::Ring(1),
             0..=8 => Self::Few(8),
             9..=16 => Self::Few(16),
             17..=32 => Self::Few(32),
@@ -78,10 +78,14 @@ impl Kernel {
     /// Entries that a block takes at once.
     pub(crate) fn most(self) -> usize {
         match self {
-            Self::One => 1,
             Self::Split => SPLIT,
             Self::Parts => wide::PARTS,
-            Self::Float(most) | Self::Few(most) | Self::Some(most) | Self::Many(most) | Self::Wide(most) => most,
+            Self::Ring(most)
+            | Self::Float(most)
+            | Self::Few(most)
+            | Self::Some(most)
+            | Self::Many(most)
+            | Self::Wide(most) => most,
         }
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod normed;
 pub(crate) mod product;
 pub(crate) mod read_memory;
 pub(crate) mod recurrence;
+pub(crate) mod ring;
 pub(crate) mod rope_store;
 pub(crate) mod route;
 pub(crate) mod rows;

@@ -21,7 +21,7 @@ fn by_4(group: usize, name: &str) -> String {
 
 impl Machine {
     pub(crate) fn norm(&mut self, op: &op::Norm) -> Result<(), DeviceError> {
-        if self.running.is_some_and(|at| self.norm_within(at + 1).is_some() || self.norm_is_of_heads(at)) {
+        if self.is_made_by_next() || self.running.is_some_and(|at| self.norm_is_of_heads(at)) {
             return Ok(());
         }
         let weight = self.matrix(op.weight);

@@ -1,12 +1,13 @@
-//! Norms that products of one row follow: these norm the row while they round it (`kernels/quant/one.cuh`), and a launch less
-//! has to be waited for. The results are those of the norm, to the bit.
+//! Norms that products of a few rows follow: a row is normed where it is rounded, by the product itself if there is one only
+//! (`kernels/quant/ring.cuh`), otherwise before it (`kernels/stage.cu`), and a launch less has to be waited for. The results
+//! are those of the norm, to the bit.
 
 use crate::{
+    device::Ptr,
     machine::Machine,
     ops::{norm, product::Job},
 };
-use kvas_backend::{Op, op};
-use kvas_gguf::Quant;
+use kvas_backend::{DeviceError, Op, op};
 
 /// Fours of columns that a thread keeps (`NORMED` of `kernels/quant/row.cuh`).
 const FOURS: usize = 4;
@@ -17,14 +18,34 @@ impl Machine {
     pub(crate) fn norm_within(&self, first: usize) -> Option<&op::Norm> {
         let ops = &self.program.ops;
         let Op::Norm(norm) = ops.get(first.checked_sub(1)?)? else { return None };
-        let (columns, weight) = (self.columns(norm.x), self.matrix(norm.weight));
-        let is_whole = weight.columns == columns && columns.is_multiple_of(4);
         // Other blocks may read what one writes.
-        if !is_whole || columns > 4 * FOURS * norm::threads(columns) || norm.x == norm.out {
+        if !self.is_of_rows(norm) || norm.x == norm.out {
             return None;
         }
         let end = (first + 1..).find(|at| !self.is_beside(*at))?;
         (first..end).all(|at| self.can_norm(at, norm)).then_some(norm)
+    }
+
+    /// Whether a norm is one of whole rows of which a thread can keep its part.
+    fn is_of_rows(&self, norm: &op::Norm) -> bool {
+        let columns = self.columns(norm.x);
+        let is_whole = self.matrix(norm.weight).columns == columns && columns.is_multiple_of(4);
+        is_whole && columns <= 4 * FOURS * norm::threads(columns)
+    }
+
+    /// The norm before op `at`, a product of several rows, if that makes it where it rounds them.
+    pub(crate) fn norm_staged(&self, at: usize) -> Option<&op::Norm> {
+        let ops = &self.program.ops;
+        let Op::Norm(norm) = ops.get(at.checked_sub(1)?)? else { return None };
+        let product = ops.get(at)?.product(&self.program)?;
+        let reads_rows = product.x == norm.out && self.rows(product.x) > 1 && self.is_of_ring(at);
+        (reads_rows && self.is_of_rows(norm) && !self.norm_is_of_heads(at - 1)).then_some(norm)
+    }
+
+    /// Whether the norm that is running is made by what reads it.
+    pub(super) fn is_made_by_next(&self) -> bool {
+        let next = self.running.map(|at| at + 1);
+        next.is_some_and(|next| self.norm_within(next).is_some() || self.norm_staged(next).is_some())
     }
 
     /// Whether an op is a product of one row that can make this norm.
@@ -40,9 +61,10 @@ impl Machine {
         };
         let has_room = |weight| {
             let matrix = self.matrix(weight);
-            matrix.quant != Quant::F32 && matrix.columns == self.columns(norm.x) && self.has_room_for_one(matrix, 2)
+            matrix.columns == self.columns(norm.x) && self.has_ring_with_norm(matrix)
         };
-        self.is_of_one(at)
+        self.is_of_ring(at)
+            && self.rows(product.x) == 1
             && product.x == norm.out
             && row_gate != Some(norm.out)
             && out != norm.x
@@ -58,5 +80,20 @@ impl Machine {
         (job.x, job.norm, job.normed) = (self.act(norm.x).0, self.matrix(norm.weight).at().0, normed);
         (job.norm_threads, job.norm_eps) = (norm::threads(self.columns(norm.x)) as u32, norm.eps);
         job
+    }
+
+    /// Norms rows and rounds them, to so many columns; where the rows and their factors go, which are not there for bf16.
+    pub(super) fn stage_normed(
+        &self,
+        norm: &op::Norm,
+        rows: usize,
+        (padded, [to, factors]): (usize, [Ptr; 2]),
+    ) -> Result<(), DeviceError> {
+        let (columns, is_bf16) = (self.columns(norm.x), factors == Ptr::NULL);
+        let name = if is_bf16 { "stage_normed_bf16" } else { "stage_normed_f16" };
+        let launch = self.kernel("stage", name)?.grid(rows, 1, 1).block(norm::threads(columns)).early();
+        let launch = launch.arg(self.act(norm.x)).arg(columns as u32).arg(to).arg(padded as u32);
+        let launch = if is_bf16 { launch } else { launch.arg(factors) };
+        launch.arg(self.matrix(norm.weight).at()).arg(norm.eps).arg(self.act(norm.out)).launch()
     }
 }

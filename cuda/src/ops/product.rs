@@ -5,13 +5,11 @@ use crate::{
     launch::Argument,
     machine::Machine,
     ops::{
-        activation,
-        beside::Jobs,
-        experts, flag,
-        kernel::{Kernel, SEGMENTS, SPLIT, is_plain, is_split},
+        activation, experts, flag,
+        kernel::{Kernel, SEGMENTS, SPLIT, is_split},
         wide,
     },
-    weights::{Matrix, TILE, UNIT, suffix, unit_bytes},
+    weights::{Matrix, UNIT, suffix, unit_bytes},
 };
 use kvas_backend::{
     Act, DeviceError, Limits, Op, Program, Rows, Stacking, Weight,
@@ -25,7 +23,7 @@ pub(crate) fn units(quants: &[Quant]) -> Vec<&'static str> {
 }
 
 /// The file of a format's kernels.
-fn unit(quant: Quant) -> &'static str {
+pub(super) fn unit(quant: Quant) -> &'static str {
     const UNITS: &[(Quant, &str)] = &[
         (Quant::F32, "product_f32"),
         (Quant::F16, "product_f16"),
@@ -87,6 +85,11 @@ impl Job {
     /// Rows of a matrix.
     pub(crate) fn rows(&self) -> usize {
         self.rows as usize
+    }
+
+    /// Entries that a block of one of [`Kernel::Ring`] has: of a matrix that a row chose, that row.
+    pub(super) fn entries_of_block(&self) -> usize {
+        if self.chosen == 0 { self.entries as usize } else { 1 }
     }
 }
 
@@ -213,16 +216,6 @@ pub(crate) fn scratch_bytes(program: &Program, op: &Op, limits: &Limits, device:
     Parts::of(program, op, limits, device).bytes as u64
 }
 
-/// Bytes of a warp's ring in [`Kernel::One`] (`RING_BYTES` of `kernels/quant/one.cuh`), if they are two units.
-const RING: usize = 7168;
-/// What its blocks have of shared memory besides, at most.
-const STATIC_OF_ONE: usize = 6 << 10;
-/// Dynamic shared memory of a block of [`Kernel::One`] that has so many tiles at once.
-fn shared_of_one(matrix: &Matrix, tiles: usize) -> usize {
-    let slot = unit_bytes(matrix.quant) * if is_plain(matrix.quant) { 1 } else { 2 };
-    2 * UNIT * matrix.units() + tiles * SEGMENTS * (RING / slot).max(2) * slot
-}
-
 /// Dynamic shared memory of a block of [`Kernel::Some`]: `Stages` of `kernels/quant/some.cuh`.
 fn shared_of_some(matrix: &Matrix, most: usize) -> usize {
     let stage = 8 * unit_bytes(matrix.quant) + 2 * UNIT * most;
@@ -230,7 +223,7 @@ fn shared_of_some(matrix: &Matrix, most: usize) -> usize {
 }
 
 /// Threads of a block of every product.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 
 impl Machine {
     /// Runs a product.
@@ -251,7 +244,6 @@ impl Machine {
         let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
         let (quant, is_gated) = (matrix.quant, of.up.is_some());
         let kernel = self.kernel_for((of, quant), [rows, per_row, count]);
-        let kernel = if kernel == Kernel::One && !self.has_room_for_one(matrix, 1) { Kernel::Few(8) } else { kernel };
         let most = kernel.most();
         let x_stride = self.columns(of.x) / inputs_of_row;
         let [y, z] = match listed {
@@ -293,47 +285,15 @@ impl Machine {
             accumulate: flag(of.output == Output::Accumulate),
             scale: of.scale,
             columns: matrix.columns as u32,
-            neighbours: if kernel == Kernel::One { self.neighbours() } else { 0 },
+            neighbours: if matches!(kernel, Kernel::Ring(_)) { self.neighbours() } else { 0 },
             ..bytemuck::Zeroable::zeroed()
         };
-        let job = if kernel == Kernel::One { self.with_norm(job) } else { job };
-        if kernel == Kernel::One && !is_gated && job.neighbours != 0 {
+        let job = if kernel == Kernel::Ring(1) { self.with_norm(job) } else { job };
+        if matches!(kernel, Kernel::Ring(_)) && !is_gated && job.neighbours != 0 {
             return self.join(of.weight, job);
         }
         self.launch_joined()?;
         self.launch_product((self.matrix(of.weight), kernel), job, is_gated, [y, z])
-    }
-
-    /// Whether the activations of a row and rings for so many tiles at once fit into a block of [`Kernel::One`].
-    pub(crate) fn has_room_for_one(&self, matrix: &Matrix, tiles: usize) -> bool {
-        shared_of_one(matrix, tiles) + STATIC_OF_ONE <= self.device.shared_bytes()
-    }
-
-    /// Launches the product of one entry with each of `matrices`, or some that are beside each other: a block for every
-    /// multiprocessor, which stays.
-    pub(super) fn launch_one(
-        &self,
-        matrix: &Matrix,
-        jobs: &[Job],
-        is_gated: bool,
-        matrices: usize,
-    ) -> Result<(), DeviceError> {
-        let tiles: usize = jobs.iter().map(|job| job.rows().div_ceil(TILE)).sum();
-        let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
-        let at_once = if (tiles > blocks || jobs[0].norm != 0) && self.has_room_for_one(matrix, 2) { 2 } else { 1 };
-        let shared = shared_of_one(matrix, at_once);
-        // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
-        let alone = self.device.shared_bytes() / 2 + 1024;
-        let kind = if is_gated {
-            "gated_one"
-        } else if jobs.len() > 1 {
-            "beside"
-        } else {
-            "one"
-        };
-        let name = format!("{kind}_{}", suffix(matrix.quant));
-        let launch = self.kernel(unit(matrix.quant), &name)?.grid(blocks, matrices, 1).block(THREADS * at_once);
-        launch.shared(shared.max(alone)).early().arg(Jobs(jobs)).launch()
     }
 
     /// How a kernel wants its activations. Of entries of experts: where their pieces, the number of these and the order are in
@@ -345,8 +305,11 @@ impl Machine {
                 Wanted::Pieces { list, per_input, most: [pieces, most] }
             }
             (Kernel::Wide(_), None) | (Kernel::Parts, _) => Wanted::Wide,
-            (Kernel::One, _) => Wanted::Floats,
-            (Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_), _) => Wanted::Plain,
+            (Kernel::Ring(1), _) => Wanted::Floats,
+            (
+                Kernel::Ring(_) | Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_),
+                _,
+            ) => Wanted::Plain,
         }
     }
 
@@ -355,7 +318,7 @@ impl Machine {
         let (device, is_gated) = (&self.device, of.up.is_some());
         let rows_of_matrix = self.program.weight(of.weight).shape[0] / count;
         let usual = (rows * per_row).div_ceil(count);
-        match of.stacking {
+        let kernel = match of.stacking {
             Stacking::Experts(..) | Stacking::ExpertParts(..)
                 if quant != Quant::F32 && rows > 1 && wide::takes_experts(device, usual) =>
             {
@@ -368,6 +331,14 @@ impl Machine {
                 best.unwrap_or_else(|| Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device))
             }
             Stacking::One | Stacking::Heads(_) => Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device),
+        };
+        let has_ring = |most: usize| self.has_ring(self.matrix(of.weight), most.min(rows), is_gated);
+        if let Kernel::Ring(most) = kernel
+            && !has_ring(most)
+        {
+            Kernel::Few(most.max(8))
+        } else {
+            kernel
         }
     }
 
@@ -385,7 +356,7 @@ impl Machine {
         let stages = |most: usize| 3 * 128 * (128 + most);
         let z = if matches!(kernel, Kernel::Some(_) | Kernel::Split) { SEGMENTS } else { z };
         let (name, rows_of_block, shared) = match kernel {
-            Kernel::One => return self.launch_one(matrix, &[job], is_gated, y),
+            Kernel::Ring(_) => return self.launch_ring(matrix, &[job], is_gated, y),
             Kernel::Float(most) => {
                 let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
                 let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };
@@ -448,6 +419,12 @@ impl Machine {
         let at = [to, if is_bf16 { Ptr::NULL } else { factors }];
         let staged = Staged { act, is_bf16, wanted, rows, stride, columns, at };
         if self.staged == Some(staged) {
+            return Ok(at);
+        }
+        let norm = self.running.and_then(|at| self.norm_staged(at)).filter(|norm| norm.out == act);
+        if let Some(norm) = norm {
+            self.stage_normed(norm, rows, (padded, at))?;
+            self.staged = Some(staged);
             return Ok(at);
         }
         let (unit, each) = if wanted == Wanted::Plain { ("stage", 4) } else { ("stage_wide", 32) };

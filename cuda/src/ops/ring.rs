@@ -1,0 +1,170 @@
+//! Products of a few entries, whose blocks stay and bring weights through rings in shared memory (`kernels/quant/ring.cuh`):
+//! which of these kernels is for what, and its launch.
+
+use crate::{
+    machine::Machine,
+    ops::{
+        beside::Jobs,
+        kernel::SEGMENTS,
+        product::{self, Job, THREADS},
+    },
+    weights::{Matrix, TILE, UNIT, packed, suffix},
+};
+use kvas_backend::DeviceError;
+use kvas_gguf::Quant;
+
+/// Most entries of these kernels.
+pub(super) const MOST: usize = 16;
+/// Groups of a block at most (`RING_GROUPS` there).
+const GROUPS: usize = 2;
+/// Bytes between rows of activations (`BETWEEN_ROWS` there).
+const BETWEEN_ROWS: usize = 64;
+
+/// How blocks get activations: `Rows` there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    One,
+    AtOnce,
+    ByUnit,
+}
+
+/// Entries that meet a matrix, or two of them at once.
+struct Met {
+    quant: Quant,
+    /// Units of 64 columns.
+    units: usize,
+    entries: usize,
+    is_gated: bool,
+}
+
+impl Met {
+    fn new(matrix: &Matrix, entries: usize, is_gated: bool) -> Self {
+        Self { quant: matrix.quant, units: matrix.units(), entries, is_gated }
+    }
+
+    /// Entries that the matrix instruction is made for at once, by eights.
+    fn eights(&self) -> usize {
+        self.entries.div_ceil(8)
+    }
+
+    /// Shared memory of a block with so many groups.
+    fn shared(&self, rows: Rows, groups: usize) -> usize {
+        let Some([unit, shared]) = packed(self.quant) else { return usize::MAX };
+        let row = 2 * UNIT * self.units;
+        let of_unit = if rows == Rows::ByUnit { 8 * self.eights() * 2 * UNIT } else { 0 };
+        // `RING_BYTES`, `RING_BYTES_OF_16` and `RING_BYTES_BY_UNIT` there.
+        let (ring, inputs) = match rows {
+            Rows::One => (7168, row),
+            Rows::AtOnce if self.eights() > 1 => (4608, self.entries * (row + BETWEEN_ROWS)),
+            Rows::AtOnce => (7168, self.entries * (row + BETWEEN_ROWS)),
+            Rows::ByUnit => (12800, 0),
+        };
+        // `Slot` there.
+        let each = unit + shared + of_unit;
+        let slot = if 6 * each <= ring { 2 * each } else { each };
+        inputs + groups * SEGMENTS * (ring / slot).max(2) * slot
+    }
+
+    /// What a block has of it besides, at most: sums of segments.
+    fn fixed(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::One => 6 << 10,
+            Rows::AtOnce | Rows::ByUnit if self.is_gated => 21 << 10,
+            Rows::AtOnce | Rows::ByUnit => 11 << 10,
+        }
+    }
+
+    fn fits(&self, rows: Rows, groups: usize, bytes: usize) -> bool {
+        self.shared(rows, groups).saturating_add(self.fixed(rows)) <= bytes
+    }
+
+    /// The kernel for so many tiles, and its groups, on a device that lets a block have so many bytes. Where no group has a
+    /// second tile, activations that are copied at once would be waited for without being used again.
+    fn best(&self, tiles: usize, (multiprocessors, bytes): (usize, usize), has_norm: bool) -> Option<(Rows, usize)> {
+        let fits = |rows, groups| self.fits(rows, groups, bytes).then_some((rows, groups));
+        if self.entries == 1 {
+            let groups = if tiles > multiprocessors || has_norm { GROUPS } else { 1 };
+            return fits(Rows::One, groups).or_else(|| fits(Rows::One, 1));
+        }
+        let by_unit = || fits(Rows::ByUnit, GROUPS);
+        let is_once = tiles <= GROUPS * multiprocessors;
+        let first = if is_once { by_unit() } else { fits(Rows::AtOnce, GROUPS) };
+        first.or_else(by_unit).or_else(|| fits(Rows::AtOnce, 1)).or_else(|| fits(Rows::ByUnit, 1))
+    }
+}
+
+impl Machine {
+    /// Whether so many entries fit into a block with rings for this matrix.
+    pub(super) fn has_ring(&self, matrix: &Matrix, entries: usize, is_gated: bool) -> bool {
+        let of_device = (self.device.multiprocessors(), self.device.shared_bytes());
+        let met = Met::new(matrix, entries, is_gated);
+        matrix.quant != Quant::F32 && (1..=MOST).contains(&entries) && met.best(1, of_device, false).is_some()
+    }
+
+    /// Whether a block for one entry has room for the two groups that norms need.
+    pub(super) fn has_ring_with_norm(&self, matrix: &Matrix) -> bool {
+        let met = Met::new(matrix, 1, false);
+        matrix.quant != Quant::F32 && met.fits(Rows::One, GROUPS, self.device.shared_bytes())
+    }
+
+    /// Launches the product of up to [`MOST`] entries with each of `matrices`, or some that are beside each other: a block for
+    /// every multiprocessor, which stays.
+    pub(super) fn launch_ring(
+        &self,
+        matrix: &Matrix,
+        jobs: &[Job],
+        is_gated: bool,
+        matrices: usize,
+    ) -> Result<(), DeviceError> {
+        let tiles: usize = jobs.iter().map(|job| job.rows().div_ceil(TILE)).sum();
+        let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
+        let met = Met::new(matrix, jobs[0].entries_of_block(), is_gated);
+        let best = met.best(tiles, (blocks, self.device.shared_bytes()), jobs[0].norm != 0);
+        let (rows, groups) = best.expect("asked of what fits");
+        // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
+        let alone = self.device.shared_bytes() / 2 + 1024;
+        let kind = match rows {
+            Rows::One => "ring_1".to_string(),
+            Rows::AtOnce => format!("ring_{}", 8 * met.eights()),
+            Rows::ByUnit => format!("units_{}", 8 * met.eights()),
+        };
+        let which = if is_gated {
+            "gated_"
+        } else if jobs.len() > 1 {
+            "beside_"
+        } else {
+            ""
+        };
+        let name = format!("{which}{kind}_{}", suffix(matrix.quant));
+        let launch = self.kernel(product::unit(matrix.quant), &name)?.grid(blocks, matrices, 1).block(THREADS * groups);
+        launch.shared(met.shared(rows, groups).max(alone)).early().arg(Jobs(jobs)).launch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Multiprocessors and bytes of shared memory of a block: an H200, an RTX 4090.
+    const H200: (usize, usize) = (132, 227 << 10);
+    const RTX_4090: (usize, usize) = (128, 99 << 10);
+
+    fn met(quant: Quant, columns: usize, entries: usize, is_gated: bool) -> Met {
+        Met { quant, units: columns.div_ceil(UNIT), entries, is_gated }
+    }
+
+    #[test]
+    fn activations_come_at_once_where_they_are_used_again_and_fit() {
+        use Rows::{AtOnce, ByUnit, One};
+        let best = |met: Met, tiles| met.best(tiles, H200, false);
+        assert_eq!(best(met(Quant::Q8_0, 2560, 1, false), 100), Some((One, 1)), "a group has all tiles at once");
+        assert_eq!(best(met(Quant::Q8_0, 2560, 1, false), 133), Some((One, 2)));
+        assert_eq!(met(Quant::Q8_0, 2560, 1, false).best(100, H200, true), Some((One, 2)), "norms are made by two");
+        assert_eq!(best(met(Quant::Q8_0, 2560, 8, true), 576), Some((AtOnce, 2)));
+        assert_eq!(best(met(Quant::Q8_0, 9216, 8, false), 160), Some((ByUnit, 2)), "no group has a second tile");
+        assert_eq!(best(met(Quant::Q8_0, 14336, 8, true), 896), Some((ByUnit, 2)), "too many columns");
+        assert_eq!(best(met(Quant::Q4K, 4096, 16, true), 896), Some((AtOnce, 2)));
+        assert_eq!(best(met(Quant::Bf16, 65536, 16, true), 9000), Some((ByUnit, 2)));
+        assert_eq!(met(Quant::Q8_0, 4096, 16, true).best(1000, RTX_4090, false), None, "no room for either");
+    }
+}
