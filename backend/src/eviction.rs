@@ -125,24 +125,29 @@ impl Eviction<'_> {
             return;
         }
         let window = self.context.saturating_sub(self.window);
-        slots.extend((0..holding.held).filter(|slot| (self.sinks..window).contains(&mark(*slot).0)));
-        assert!(slots.len() >= count, "{count} of {} tokens to give up", slots.len());
-        let key = |slot: &u32| {
-            let (position, score) = mark(*slot);
-            match self.order {
-                Order::Window { .. } | Order::Running => (score, position),
-                Order::Recency => (0.0, position),
-            }
+        let key = |(position, score): (u32, f32)| match self.order {
+            Order::Window { .. } | Order::Running => u64::from(ordered(score)) << 32 | u64::from(position),
+            Order::Recency => u64::from(position),
         };
-        if count < slots.len() {
-            slots.select_nth_unstable_by(count, |a, b| {
-                let ((a, first), (b, second)) = (key(a), key(b));
-                a.total_cmp(&b).then(first.cmp(&second))
-            });
-            slots.truncate(count);
+        // Prompts have many tokens: each is asked for once.
+        let may_go = |slot: u32| {
+            let mark = mark(slot);
+            (self.sinks..window).contains(&mark.0).then(|| (key(mark), slot))
+        };
+        let mut may_go: Vec<(u64, u32)> = (0..holding.held).filter_map(may_go).collect();
+        assert!(may_go.len() >= count, "{count} of {} tokens to give up", may_go.len());
+        if count < may_go.len() {
+            may_go.select_nth_unstable(count);
         }
+        slots.extend(may_go[..count].iter().map(|(_, slot)| *slot));
         slots.sort_unstable();
     }
+}
+
+/// A number that orders as scores do ([`f32::total_cmp`]).
+const fn ordered(score: f32) -> u32 {
+    let bits = score.to_bits();
+    if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }
 
 impl Holding<'_> {
@@ -190,6 +195,15 @@ mod tests {
         assert_eq!(of(Order::Recency, 9), [1, 2, 3]);
         assert_eq!(of(Order::Window { gamma: 1.0 }, 3), (1..10).collect::<Vec<_>>());
         assert_eq!(of(Order::Running, 12), []);
+    }
+
+    #[test]
+    fn scores_are_ordered_as_numbers_are() {
+        let scores =
+            [f32::NEG_INFINITY, -1e30, -1.0, -1e-40, -0.0, 0.0, 1e-40, 0.5, 1.0, 1e30, f32::INFINITY, f32::NAN];
+        assert!(
+            scores.windows(2).all(|pair| pair[0].total_cmp(&pair[1]).is_lt() && ordered(pair[0]) < ordered(pair[1]))
+        );
     }
 
     #[test]

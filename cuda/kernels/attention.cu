@@ -94,15 +94,18 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     const u32 tokens = span.context + row - span.first + 1;
     const u32 parts_held = ceil_div(tokens, part_tokens(tokens, pages.kv_heads, span.has_sums())) + span.has_sums();
     const u32 count = min(parts_held, MERGE_PARTS);
+    // Sums are the last part of all rows, however many tokens those see.
+    const u32 last = span.has_sums() ? parts.count - 1 : count - 1;
+    const auto place = [&](u32 i) { return i + 1 == count ? last : i; };
     wait_for_inputs();
     const u64 query = u64(row - parts.first_row) * op.heads + head;
     const float2* tops = parts.tops + query * parts.count;
     const float* mixed = parts.mixed + query * parts.count * pages.value_dim;
     float top = MINUS_INFINITY, sum = 0.0f;
-    for (u32 i = threadIdx.x; i < count; i += MERGE_THREADS) top = fmaxf(top, tops[i].x);
+    for (u32 i = threadIdx.x; i < count; i += MERGE_THREADS) top = fmaxf(top, tops[place(i)].x);
     top = block_max(top);
     for (u32 i = threadIdx.x; i < count; i += MERGE_THREADS) {
-        const float2 mine = tops[i];
+        const float2 mine = tops[place(i)];
         weights[i] = exp2f(mine.x - top);
         sum = fmaf(weights[i], mine.y, sum);
     }
@@ -116,7 +119,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     if (pages.value_dim % 4 != 0) {
         for (u32 column = threadIdx.x; column < pages.value_dim; column += MERGE_THREADS) {
             float y = 0.0f;
-            for (u32 i = 0; i < count; ++i) y = fmaf(weights[i], mixed[u64(i) * pages.value_dim + column], y);
+            for (u32 i = 0; i < count; ++i) y = fmaf(weights[i], mixed[u64(place(i)) * pages.value_dim + column], y);
             write(column, y);
         }
         return;
@@ -127,7 +130,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     if (group < groups) {
 #pragma unroll 4
         for (u32 i = group; i < count; i += groups) {
-            const float4 x = reinterpret_cast<const float4*>(mixed + u64(i) * pages.value_dim)[four];
+            const float4 x = reinterpret_cast<const float4*>(mixed + u64(place(i)) * pages.value_dim)[four];
             const float w = weights[i];
             y.x = fmaf(w, x.x, y.x), y.y = fmaf(w, x.y, y.y), y.z = fmaf(w, x.z, y.z), y.w = fmaf(w, x.w, y.w);
         }

@@ -1,4 +1,4 @@
 // Attention of few rows a sequence over pages of bf16.
 #include "common/attention_decode.cuh"
 
-DECODES(bf16, KV_BF16)
+EACH(DECODE, bf16, KV_BF16)

@@ -1,4 +1,4 @@
 // Attention of few rows a sequence over pages of f16.
 #include "common/attention_decode.cuh"
 
-DECODES(f16, KV_F16)
+EACH(DECODE, f16, KV_F16)

@@ -32,11 +32,15 @@ struct Absorb {
     }
 };
 
-static_assert(sizeof(Absorb) == 120, "as in src/ops/slake.rs");
+static_assert(sizeof(Absorb) == 120, "as in src/ops/giving.rs");
+
+// Everything here is done for several layers at once, one of `ops` for each z of a grid. Those with fewer heads, columns or
+// tokens than others leave blocks to do nothing.
 
 // Block (part of the tokens, KV head).
-template <u32 KV> DEVICE void sum(const Absorb& op) {
+template <u32 KV> DEVICE void sum(const Absorb op) {
     const u32 begin = blockIdx.x * MEAN_PART, end = min(begin + MEAN_PART, op.count), head = blockIdx.y;
+    if (begin >= end || head >= op.pages.kv_heads) return;
     for (u32 c = threadIdx.x; c < op.columns(); c += THREADS) {
         float total = 0.0f;
 #pragma unroll 8
@@ -46,8 +50,10 @@ template <u32 KV> DEVICE void sum(const Absorb& op) {
 }
 
 // A block per KV head.
-KERNEL slake_mean(Absorb op) {
-    const u32 head = blockIdx.x, parts = ceil_div(op.count, MEAN_PART);
+KERNEL slake_mean(const Absorb* ops) {
+    const Absorb op = ops[blockIdx.z];
+    const u32 head = blockIdx.y, parts = ceil_div(op.count, MEAN_PART);
+    if (op.count == 0 || head >= op.pages.kv_heads) return;
     for (u32 c = threadIdx.x; c < op.columns(); c += blockDim.x) {
         double total = 0.0;
         for (u32 part = 0; part < parts; ++part) total += op.sums[(u64(part) * op.pages.kv_heads + head) * op.columns() + c];
@@ -55,13 +61,15 @@ KERNEL slake_mean(Absorb op) {
     }
 }
 
-// Products of keys and values around their means. Block (tile of the products, part of the tokens, KV head): a thread has
-// four rows and four columns of the tile.
-template <u32 KV> DEVICE void multiply(const Absorb& op) {
+// Products of keys and values around their means. Block (tile of the products of a part of the tokens, KV head): a thread
+// has four rows and four columns of the tile.
+template <u32 KV> DEVICE void multiply(const Absorb op) {
     __shared__ float keys[AT_ONCE][TILE], values[AT_ONCE][TILE];
     const u32 key_dim = op.pages.key_dim, value_dim = op.pages.value_dim, across = ceil_div(value_dim, TILE);
-    const u32 row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE, head = blockIdx.z;
-    const u32 begin = blockIdx.y * op.each, end = min(begin + op.each, op.count);
+    const u32 tiles = ceil_div(key_dim, TILE) * across, tile = blockIdx.x % tiles, part = blockIdx.x / tiles;
+    const u32 row = tile / across * TILE, column = tile % across * TILE, head = blockIdx.y;
+    if (part >= op.parts || head >= op.pages.kv_heads) return;
+    const u32 begin = part * op.each, end = min(begin + op.each, op.count);
     const u32 x = threadIdx.x % 16, y = threadIdx.x / 16;
     const float* means = op.means + u64(head) * op.columns();
     float sums[4][4] = {}, square = 0.0f;
@@ -85,7 +93,7 @@ template <u32 KV> DEVICE void multiply(const Absorb& op) {
             if (threadIdx.x < TILE) square = fmaf(keys[i][threadIdx.x], keys[i][threadIdx.x], square);
         }
     }
-    const u64 of_head = u64(blockIdx.y) * op.pages.kv_heads + head;
+    const u64 of_head = u64(part) * op.pages.kv_heads + head;
 #pragma unroll
     for (u32 n = 0; n < 4; ++n)
 #pragma unroll
@@ -100,10 +108,10 @@ DEVICE void keep(float* at, float x) { *at = x; }
 DEVICE void keep(f16* at, float x) { *at = to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
 
 // Merges the products with the covariance before: a thread per element, a row of blocks per KV head.
-template <typename Stored> DEVICE void merge(const Absorb& op) {
+template <typename Stored> DEVICE void merge(const Absorb op) {
     const u32 key_dim = op.pages.key_dim, value_dim = op.pages.value_dim, head = blockIdx.y;
     const u32 i = blockIdx.x * THREADS + threadIdx.x, r = i / value_dim, c = i % value_dim;
-    if (r >= key_dim) return;
+    if (r >= key_dim || op.count == 0 || head >= op.pages.kv_heads) return;
     float sum = 0.0f;
     for (u32 part = 0; part < op.parts; ++part)
         sum += op.products[(u64(part) * op.pages.kv_heads + head) * key_dim * value_dim + i];
@@ -118,12 +126,14 @@ template <typename Stored> DEVICE void merge(const Absorb& op) {
     keep(stored, sum / all);
 }
 
-KERNEL __launch_bounds__(THREADS) slake_merge_f32(Absorb op) { merge<float>(op); }
-KERNEL __launch_bounds__(THREADS) slake_merge_f16(Absorb op) { merge<f16>(op); }
+KERNEL __launch_bounds__(THREADS) slake_merge_f32(const Absorb* ops) { merge<float>(ops[blockIdx.z]); }
+KERNEL __launch_bounds__(THREADS) slake_merge_f16(const Absorb* ops) { merge<f16>(ops[blockIdx.z]); }
 
 // The means and the variances, after the covariances. A block per KV head.
-KERNEL slake_vectors(Absorb op) {
-    const u32 key_dim = op.pages.key_dim, value_dim = op.pages.value_dim, head = blockIdx.x;
+KERNEL slake_vectors(const Absorb* ops) {
+    const Absorb op = ops[blockIdx.z];
+    const u32 key_dim = op.pages.key_dim, value_dim = op.pages.value_dim, head = blockIdx.y;
+    if (op.count == 0 || head >= op.pages.kv_heads) return;
     float *mean_key = op.vectors + u64(head) * (2 * key_dim + value_dim), *variance = mean_key + key_dim;
     const float* means = op.means + u64(head) * op.columns();
     const float all = op.before + float(op.count), share = float(op.count) / all;
@@ -142,12 +152,14 @@ KERNEL slake_vectors(Absorb op) {
     }
 }
 
-// Moves rows of heads: `[count]` of head, from, to. A warp per row.
-template <u32 KV> DEVICE void compact(const Pages& pages, const u32* table, const u32* moves, u32 count) {
-    const u32 number = blockIdx.x * (THREADS / 32) + warp_id();
-    if (number >= count) return;
-    const u32 head = moves[3 * number], from = moves[3 * number + 1], to = moves[3 * number + 2];
-    const u32 mask = pages.page_size() - 1;
+// Moves rows. Block (some of them, KV head, layer): a warp per row.
+template <u32 KV> DEVICE void compact(const Moving& op) {
+    const Leaving leaving = op.leaving[blockIdx.z];
+    const Pages pages = op.layers[leaving.layer].pages;
+    const u32 number = blockIdx.x * (THREADS / 32) + warp_id(), head = blockIdx.y;
+    if (head >= pages.kv_heads || number >= op.counts[op.number(blockIdx.z, head)]) return;
+    const u32* move = op.moves + 2 * (op.number(blockIdx.z, head) * op.most + number);
+    const u32 *table = op.tables + leaving.table, from = move[0], to = move[1], mask = pages.page_size() - 1;
     const HeadPage a = head_page<KV>(pages, table[from >> pages.shift], head);
     const HeadPage b = head_page<KV>(pages, table[to >> pages.shift], head);
     const u8 *key = a.keys + (from & mask) * a.key_stride, *value = a.values + (from & mask) * a.value_stride;
@@ -161,11 +173,9 @@ template <u32 KV> DEVICE void compact(const Pages& pages, const u32* table, cons
 }
 
 #define OF_TYPE(name, KV)                                                                                             \
-    KERNEL __launch_bounds__(THREADS) slake_sum_rows_##name(Absorb op) { sum<KV>(op); }                               \
-    KERNEL __launch_bounds__(THREADS) slake_multiply_##name(Absorb op) { multiply<KV>(op); }                          \
-    KERNEL __launch_bounds__(THREADS) slake_compact_##name(Pages pages, const u32* table, const u32* moves, u32 count) { \
-        compact<KV>(pages, table, moves, count);                                                                      \
-    }
+    KERNEL __launch_bounds__(THREADS) slake_sum_rows_##name(const Absorb* ops) { sum<KV>(ops[blockIdx.z]); }          \
+    KERNEL __launch_bounds__(THREADS) slake_multiply_##name(const Absorb* ops) { multiply<KV>(ops[blockIdx.z]); }     \
+    KERNEL __launch_bounds__(THREADS) slake_compact_##name(Moving op) { compact<KV>(op); }
 
 OF_TYPE(f32, KV_F32)
 OF_TYPE(f16, KV_F16)

@@ -38,6 +38,10 @@ macro_rules! headers {
 /// Every file of kernels.
 pub(crate) const UNITS: &[Unit] = units!(
     "attention"
+    "attention_bounded_bf16"
+    "attention_bounded_f16"
+    "attention_bounded_fp8"
+    "attention_bounded_q8_0"
     "attention_decode_bf16"
     "attention_decode_f16"
     "attention_decode_fp8"
@@ -81,6 +85,7 @@ pub(crate) const UNITS: &[Unit] = units!(
     "segments"
     "slake"
     "slake_absorb"
+    "slake_again"
     "slake_window"
     "slots"
     "stage"

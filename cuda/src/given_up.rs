@@ -1,5 +1,5 @@
 //! What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5): the
-//! last queries, scores and moments on the device, positions and counts beside it. Of segments the moments only.
+//! last queries, scores, positions and moments on the device, counts beside it. Of segments the moments only.
 
 use crate::{
     device::{Device, Memory, Ptr},
@@ -19,6 +19,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct GivenUpView {
     scores: u64,
+    positions: u64,
     vectors: u64,
     covariances: u64,
     queries: u64,
@@ -28,7 +29,7 @@ pub(crate) struct GivenUpView {
     capacity: u32,
     ordinal: u32,
     scale: f32,
-    padding: u32,
+    is_f16: u32,
 }
 
 impl GivenUpView {
@@ -52,6 +53,15 @@ pub(crate) struct DeviceBound {
 /// [`DeviceBound::flags`].
 const MEMORY: u32 = 2;
 
+/// Where a slot remembers something of a layer: as in [`GivenUp`].
+pub(crate) struct Places {
+    pub(crate) scores: Ptr,
+    pub(crate) positions: Ptr,
+    pub(crate) vectors: Ptr,
+    pub(crate) covariances: Ptr,
+    pub(crate) queries: Ptr,
+}
+
 /// What all slots remember of a layer, those of snapshots too.
 pub(crate) struct GivenUp {
     pub(crate) decl: PagesDecl,
@@ -60,9 +70,9 @@ pub(crate) struct GivenUp {
     live: usize,
     marks: Vec<Marks>,
     /// `[slots][kv_heads][capacity]`
-    positions: Vec<u32>,
-    /// `[slots][kv_heads][capacity]`
     scores: Memory,
+    /// `[slots][kv_heads][capacity]`, of the tokens that stayed
+    positions: Memory,
     /// `[slots][kv_heads][mean key: key_dim | variance of the key: key_dim | mean value: value_dim]`
     vectors: Memory,
     /// `[slots][kv_heads][key_dim][value_dim]`, f32 or f16
@@ -90,12 +100,17 @@ impl GivenUp {
             slake,
             live: limits.slots,
             marks: vec![Marks::default(); slots],
-            positions: vec![0; heads * slake.capacity],
             scores: take("scores of tokens", 4 * heads * slake.capacity)?,
+            positions: take("positions of tokens", 4 * heads * slake.capacity)?,
             vectors: take("means of what was given up", 4 * moments * (2 * decl.key_dim + decl.value_dim))?,
             covariances: take("covariances of what was given up", each * moments * decl.key_dim * decl.value_dim)?,
             queries: take("last queries", 2 * slots * slake.window * slake.heads * decl.key_dim)?,
         })
+    }
+
+    /// How the sums are stored.
+    pub(crate) fn moments(&self) -> MomentType {
+        self.slake.moments
     }
 
     pub(crate) fn marks(&self, slot: Slot) -> &Marks {
@@ -112,25 +127,16 @@ impl GivenUp {
         (memory.at().at(slot.0 as usize * bytes), bytes)
     }
 
-    /// The scores of a slot, its vectors, its covariances and its queries.
-    pub(crate) fn places(&self, slot: Slot) -> [Ptr; 4] {
-        [&self.scores, &self.vectors, &self.covariances, &self.queries].map(|memory| self.of_slot(memory, slot).0)
-    }
-
-    /// The position of a token of a KV head.
-    pub(crate) fn position(&self, slot: Slot, head: usize, token: usize) -> u32 {
-        let marks = self.marks(slot);
-        if token < marks.stayed {
-            self.positions[self.place(slot, head) + token]
-        } else {
-            marks.since + (token - marks.stayed) as u32
+    /// What a slot has of each memory.
+    pub(crate) fn places(&self, slot: Slot) -> Places {
+        let at = |memory: &Memory| self.of_slot(memory, slot).0;
+        Places {
+            scores: at(&self.scores),
+            positions: at(&self.positions),
+            vectors: at(&self.vectors),
+            covariances: at(&self.covariances),
+            queries: at(&self.queries),
         }
-    }
-
-    /// Of the first tokens of a KV head the positions.
-    pub(crate) fn positions_mut(&mut self, slot: Slot, head: usize) -> &mut [u32] {
-        let first = self.place(slot, head);
-        &mut self.positions[first..first + self.slake.capacity]
     }
 
     /// Tokens were given up, and so many stay.
@@ -138,10 +144,6 @@ impl GivenUp {
         let marks = &mut self.marks[eviction.slot.0 as usize];
         (marks.bounded, marks.stayed) = (true, keep as usize);
         (marks.since, marks.mass_cap) = (eviction.context, eviction.mass_cap);
-    }
-
-    fn place(&self, slot: Slot, head: usize) -> usize {
-        (slot.0 as usize * self.decl.kv_heads + head) * self.slake.capacity
     }
 
     /// A step remembers the queries of a span.
@@ -153,6 +155,7 @@ impl GivenUp {
         let at = |memory: &Memory| memory.at().0;
         GivenUpView {
             scores: at(&self.scores),
+            positions: at(&self.positions),
             vectors: at(&self.vectors),
             covariances: at(&self.covariances),
             queries: at(&self.queries),
@@ -162,22 +165,20 @@ impl GivenUp {
             capacity: self.slake.capacity as u32,
             ordinal: ordinal as u32,
             scale: scale * std::f32::consts::LOG2_E,
-            padding: 0,
+            is_f16: u32::from(self.slake.moments == MomentType::F16),
         }
     }
 
     /// Of one that holds all of its tokens a snapshot remembers nothing: its last queries are those of others then.
     fn copy_slot(&mut self, device: &Device, from: Slot, to: Slot) -> Result<(), DeviceError> {
-        let (slots, is_live) = (self.marks.len(), |slot: Slot| (slot.0 as usize) < self.live);
+        let is_live = |slot: Slot| (slot.0 as usize) < self.live;
         let lasts = self.marks(from).bounded || (is_live(from) && is_live(to));
         if !lasts {
             self.clear_slot(to);
             return Ok(());
         }
         self.marks[to.0 as usize] = *self.marks(from);
-        let size = self.positions.len() / slots;
-        self.positions.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
-        for memory in [&self.scores, &self.vectors, &self.covariances, &self.queries] {
+        for memory in [&self.scores, &self.positions, &self.vectors, &self.covariances, &self.queries] {
             let ((from, bytes), (to, _)) = (self.of_slot(memory, from), self.of_slot(memory, to));
             device.copy(from, to, bytes)?;
         }
@@ -197,11 +198,10 @@ impl GivenUp {
     fn load_slot(&mut self, device: &Device, slot: Slot, values: &[f32]) -> Result<(), DeviceError> {
         let (marks, parts) = self.layer().split(values);
         self.marks[slot.0 as usize] = marks;
-        let (size, is_f16) = (parts.positions.len(), self.slake.moments == MomentType::F16);
-        let positions = &mut self.positions[slot.0 as usize * size..][..size];
-        positions.copy_from_slice(bytemuck::cast_slice(parts.positions));
-        let [scores, vectors, covariances, queries] = self.places(slot);
+        let is_f16 = self.slake.moments == MomentType::F16;
+        let Places { scores, positions, vectors, covariances, queries } = self.places(slot);
         device.upload(scores, parts.scores)?;
+        device.upload(positions, parts.positions)?;
         device.upload(vectors, parts.vectors)?;
         if is_f16 {
             device.upload(covariances, &to_f16(parts.covariances))?;
@@ -359,14 +359,15 @@ impl Machine {
         let Some(given_up) = self.given_up.of(store) else { return Ok(()) };
         let (layer, marks, is_f16) =
             (given_up.layer(), *given_up.marks(slot), given_up.slake.moments == MomentType::F16);
-        let size = given_up.positions.len() / given_up.marks.len();
-        let positions = given_up.positions[slot.0 as usize * size..][..size].to_vec();
-        let memories = [&given_up.scores, &given_up.vectors, &given_up.covariances, &given_up.queries];
-        let [scores, vectors, covariances, queries] = memories.map(|memory| given_up.of_slot(memory, slot));
-        let [scores, vectors] = [self.floats(scores, false)?, self.floats(vectors, false)?];
+        let GivenUp { scores, positions, vectors, covariances, queries, .. } = given_up;
+        let memories = [scores, positions, vectors, covariances, queries];
+        let [scores, positions, vectors, covariances, queries] = memories.map(|memory| given_up.of_slot(memory, slot));
+        // Positions are taken as they are, numbers of 4 bytes.
+        let [scores, positions, vectors] = [scores, positions, vectors].map(|memory| self.floats(memory, false));
         let [covariances, queries] = [self.floats(covariances, is_f16)?, self.floats(queries, true)?];
+        let (scores, positions, vectors) = (scores?, positions?, vectors?);
         let parts = RememberedParts {
-            positions: bytemuck::cast_slice(&positions),
+            positions: &positions,
             scores: &scores,
             vectors: &vectors,
             covariances: &covariances,
@@ -396,6 +397,6 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!((size_of::<GivenUpView>(), size_of::<DeviceBound>()), (96, 16));
+        assert_eq!((size_of::<GivenUpView>(), size_of::<DeviceBound>()), (104, 16));
     }
 }

@@ -12,11 +12,12 @@ use crate::{
         around::AroundView,
         attention::{AttentionView, PartsView},
         conv::ConvView,
+        giving::MovingView,
         read_memory::ReadMemoryView,
         recurrence::{FoldView, PromptView, RecurrenceView, ScanView},
         rope_store::HeadNormsView,
         segments::SegmentView,
-        slake::{AbsorbView, LossesView, WindowView},
+        slake::{LossesView, WindowView},
     },
     pages::PagesView,
     recorder::Call,
@@ -223,7 +224,7 @@ macro_rules! views {
 
 views!(
     StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView GivenUpView WindowView
-    LossesView AbsorbView SegmentView ReadMemoryView HeadNormsView AroundView
+    LossesView MovingView SegmentView ReadMemoryView HeadNormsView AroundView
 );
 
 /// A launch in the making.

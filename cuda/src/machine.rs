@@ -151,6 +151,11 @@ impl Machine {
         self.scratch.at()
     }
 
+    /// Its bytes.
+    pub(crate) fn scratch_size(&self) -> usize {
+        self.scratch.bytes()
+    }
+
     /// The step as kernels see it.
     pub(crate) fn view(&self) -> StepView {
         self.image.view()

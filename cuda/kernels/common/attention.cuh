@@ -14,7 +14,7 @@ struct Attention {
     u32 heads;
     u32 ordinal; // of the page store
     float scale;
-    u32 padding;
+    u32 asks; // the queries are to be remembered
 };
 
 static_assert(sizeof(Attention) == 40, "as in src/ops/attention.rs");

@@ -3,6 +3,7 @@
 // from there into matrix instructions as they are: tokens are the rows of the product with the queries, columns of values
 // those of the product with the weights.
 #pragma once
+#include "common/slake.cuh"
 #include "common/tiles.cuh"
 
 static constexpr u32 WARPS = 4;
@@ -18,12 +19,18 @@ template <u32 KV, bool SMALL> struct Rows {
     DEVICE u32 row(u32 token) const { return min(token, last) & (pages.page_size() - 1); }
 };
 
-template <u32 KV, u32 DIM, u32 TILES> struct Decode {
+// Shared memory for sums of what was given up, where there may be some.
+template <bool BOUNDED, u32 COLUMNS> struct RoomOfSums {};
+template <u32 COLUMNS> struct RoomOfSums<true, COLUMNS> : SumsRoom<WARPS, COLUMNS> {};
+
+// `BOUNDED`: tokens may have been given up and summed up. Kernels for all others are spared the code.
+template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
     static constexpr u32 QUERIES = 8 * TILES, TERMS = terms<KV>(), PADDED = DIM + 32, BYTES = element_bytes<KV>();
 
     union Shared {
         u16 queries[TERMS][QUERIES][PADDED];
         float mixed[WARPS][QUERIES][DIM + 4];
+        RoomOfSums<BOUNDED, DIM> sums;
     };
 
     // Puts the queries into shared memory, each divided by a power of two. `factors`: those powers, times the scale.
@@ -54,8 +61,8 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
     }
 
     template <bool SMALL>
-    static DEVICE void run(const StepView& step, const Pages& pages, const Attention& op, const Parts& parts,
-                           Shared& shared) {
+    static DEVICE void run(const StepView& step, const Pages& pages, const GivenUp* given_up, const Attention& op,
+                           const Parts& parts, Shared& shared) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
         // The step is there before its first kernel begins.
         const Span span = step.span_in(parts.first_span + blockIdx.z, op.ordinal);
@@ -64,6 +71,22 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
         const u32 skipped = parts.begin_in(span), rows_end = parts.end_in(span), tokens = span.context + rows_end;
         if (skipped >= rows_end) return wait_for_inputs();
         const u32 queries = (rows_end - skipped) * group;
+        if constexpr (BOUNDED) {
+            if (span.has_sums() && blockIdx.x + 1 >= parts.count) {
+                // Behind the tokens that are held come the sums of those that are not: a block for each of some columns.
+                if (first >= queries) return wait_for_inputs();
+                const auto query = [&](u32 i) {
+                    return RowHead{span.first + skipped + (first + i) / group, kv_head * group + (first + i) % group};
+                };
+                const Sums sums = {step, *given_up, op, parts, span, step.bound(parts.first_span + blockIdx.z, op.ordinal), kv_head};
+                const auto wait = [] {
+                    wait_for_inputs();
+                    let_next_begin();
+                };
+                const u32 column = (blockIdx.x + 1 - parts.count) * SUMS_COLUMNS;
+                return sums.add(column, min(queries - first, QUERIES), query, shared.sums, wait);
+            }
+        }
         const u32 part = part_tokens(span.context + skipped + 1, pages.kv_heads, span.has_sums()), begin = blockIdx.x * part;
         const u32 end = min(begin + part, tokens);
         if (begin >= end || first >= queries) return wait_for_inputs();
@@ -105,8 +128,8 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
         };
 
         u32 token = begin + warp_id() * TOKENS;
-        // Nothing in a step writes keys of earlier ones, unless some are given up.
-        const bool is_old = step.bounds == nullptr && token + TOKENS <= min(span.context, end);
+        // Nothing in a step writes keys of earlier ones.
+        const bool is_old = token + TOKENS <= min(span.context, end);
         if (is_old) load_keys(token);
         wait_for_inputs();
         if (!is_old && token < end) load_keys(token);
@@ -306,20 +329,25 @@ template <u32 KV, u32 DIM, u32 TILES> struct Decode {
 };
 
 // By type and columns of a head, and tiles of 8 queries of a block.
-#define DECODE(name, KV, DIM, TILES)                                                                                  \
-    KERNEL __launch_bounds__(WARPS * 32) attention_decode_##name##_##DIM##_##TILES(StepView step, Pages pages,        \
-                                                                                   Attention op, Parts parts) {       \
-        __shared__ __align__(16) typename Decode<KV, DIM, TILES>::Shared shared;                                      \
+#define DECODE_AS(function, KV, DIM, TILES, BOUNDED, given_up, ...)                                                   \
+    KERNEL __launch_bounds__(WARPS * 32) function(StepView step, Pages pages, __VA_ARGS__ Attention op, Parts parts) { \
+        using Kernel = Decode<KV, DIM, TILES, BOUNDED>;                                                               \
+        __shared__ __align__(16) typename Kernel::Shared shared;                                                      \
         if (pages.shift < 4) {                                                                                        \
-            Decode<KV, DIM, TILES>::run<true>(step, pages, op, parts, shared);                                        \
+            Kernel::template run<true>(step, pages, given_up, op, parts, shared);                                     \
         } else {                                                                                                      \
-            Decode<KV, DIM, TILES>::run<false>(step, pages, op, parts, shared);                                       \
+            Kernel::template run<false>(step, pages, given_up, op, parts, shared);                                    \
         }                                                                                                             \
     }
 
-#define DECODES(name, KV)                                                                                             \
-    DECODE(name, KV, 64, 1)                                                                                           \
-    DECODE(name, KV, 64, 2)                                                                                           \
-    DECODE(name, KV, 128, 1)                                                                                          \
-    DECODE(name, KV, 128, 2)                                                                                          \
-    DECODE(name, KV, 256, 1)
+#define DECODE(name, KV, DIM, TILES)                                                                                  \
+    DECODE_AS(attention_decode_##name##_##DIM##_##TILES, KV, DIM, TILES, false, nullptr, )
+#define BOUNDED(name, KV, DIM, TILES)                                                                                 \
+    DECODE_AS(attention_bounded_##name##_##DIM##_##TILES, KV, DIM, TILES, true, &layer, GivenUp layer, )
+
+#define EACH(SHAPE, name, KV)                                                                                         \
+    SHAPE(name, KV, 64, 1)                                                                                            \
+    SHAPE(name, KV, 64, 2)                                                                                            \
+    SHAPE(name, KV, 128, 1)                                                                                           \
+    SHAPE(name, KV, 128, 2)                                                                                           \
+    SHAPE(name, KV, 256, 1)

@@ -3,7 +3,7 @@
 use crate::{
     device::{Device, Ptr, failed},
     machine::Machine,
-    ops::{segments, slake},
+    ops::{flag, segments, slake},
     shape::Held,
 };
 use kvas_backend::{
@@ -17,6 +17,8 @@ pub(crate) const LEAST_PART: usize = 256;
 pub(crate) const MOST_PARTS: usize = 128;
 pub(crate) const BOUNDED_PART: usize = 64;
 const MANY_HEADS: usize = 8;
+/// `SUMS_COLUMNS` of `kernels/common/slake.cuh`.
+pub(super) const SUMS_COLUMNS: usize = 64;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
 /// Shared memory of a block that prompts are not restricted by: `HAS_LITTLE` of `kernels/common/attention_prefill.cuh`.
@@ -34,7 +36,7 @@ pub(crate) struct AttentionView {
     heads: u32,
     ordinal: u32,
     scale: f32,
-    padding: u32,
+    asks: u32,
 }
 
 /// `Parts` of `kernels/common/attention.cuh`.
@@ -52,7 +54,10 @@ pub(crate) struct PartsView {
 /// Files of kernels.
 pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
     let mut units = vec!["attention"];
-    units.extend(tile_units(limits.kv_type).into_iter().flatten());
+    if let Some([bounded, decode, prefill]) = tile_units(limits.kv_type) {
+        units.extend([decode, prefill]);
+        units.extend(decl.policy.given_up().map(|_| bounded));
+    }
     units.extend(decl.policy.slake().iter().flat_map(|_| slake::UNITS));
     if let Some(segments) = decl.policy.segments() {
         units.extend(segments::UNITS);
@@ -61,14 +66,14 @@ pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
     units
 }
 
-/// Files of kernels with matrix instructions, for few rows and for prompts.
-fn tile_units(kv_type: KvType) -> Option<[&'static str; 2]> {
+/// Files of kernels with matrix instructions, for few rows where tokens were given up, for few rows, and for prompts.
+fn tile_units(kv_type: KvType) -> Option<[&'static str; 3]> {
     match kv_type {
         KvType::F32 => None,
-        KvType::F16 => Some(["attention_decode_f16", "attention_prefill_f16"]),
-        KvType::Bf16 => Some(["attention_decode_bf16", "attention_prefill_bf16"]),
-        KvType::Q8_0 => Some(["attention_decode_q8_0", "attention_prefill_q8_0"]),
-        KvType::F8 => Some(["attention_decode_fp8", "attention_prefill_fp8"]),
+        KvType::F16 => Some(["attention_bounded_f16", "attention_decode_f16", "attention_prefill_f16"]),
+        KvType::Bf16 => Some(["attention_bounded_bf16", "attention_decode_bf16", "attention_prefill_bf16"]),
+        KvType::Q8_0 => Some(["attention_bounded_q8_0", "attention_decode_q8_0", "attention_prefill_q8_0"]),
+        KvType::F8 => Some(["attention_bounded_fp8", "attention_decode_fp8", "attention_prefill_fp8"]),
     }
 }
 
@@ -102,11 +107,11 @@ pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limi
     // All rows that are left over of a span come at once.
     let of_rows = (row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16;
     let of_rows = of_rows.max(segments::scratch_bytes(program, decl, limits));
-    of_rows.max(slake::Room::of(program, op.store, limits).map_or(0, |room| room.bytes)) as u64
+    of_rows.max(slake::scratch_bytes(program, op.store, limits)) as u64
 }
 
 /// The files of kernels with matrix instructions for the pages of a layer, if there are any.
-fn tiles(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Option<[&'static str; 2]> {
+fn tiles(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Option<[&'static str; 3]> {
     let is_plain = decl.layout == PageLayout::Separate && decl.key_dim == decl.value_dim;
     // The scales of a page of one token leave the next head at an odd place.
     let is_aligned = matches!(decl.key_dim, 64 | 128 | 256) && (kv_type.scale_bytes() == 0 || page_size > 1);
@@ -170,15 +175,23 @@ impl Machine {
             return Err(failed(what));
         }
         let pages = self.pages.kv_type();
-        self.ask(op)?;
         let bytes = |parts: usize| row_bytes(op, decl.value_dim, parts);
         let available = scratch_bytes(&self.program, op, &self.limits, &self.device) as usize - 16;
-        let Some([decode, prefill]) = tiles(&decl, pages, self.limits.page_size) else {
-            return self.all_rows(op.store, available, bytes).iter().try_for_each(|few| self.attend(op, few, None));
+        let Some([bounded, decode, prefill]) = tiles(&decl, pages, self.limits.page_size) else {
+            self.ask(op)?;
+            let (view, all) = (self.attention_view(op), self.all_rows(op.store, available, bytes));
+            return all.iter().try_for_each(|few| self.attend(op, (few, view), None));
         };
-        self.attend_prompts(op, prefill)?;
         let few = few_rows(self.held_spans(op.store), decl.kv_heads, |parts| available / bytes(parts));
-        few.iter().try_for_each(|few| self.attend(op, few, Some(decode)))
+        // What makes a part of what was given up remembers the queries as well, if it meets all of them.
+        let all_have_sums = self.held_spans(op.store).all(|(_, _, has_sums)| has_sums);
+        let mut view = self.attention_view(op);
+        view.asks = flag(all_have_sums && few.len() == 1 && few[0].rows.len() == self.step.tokens().len());
+        if view.asks == 0 {
+            self.ask(op)?;
+        }
+        self.attend_prompts(op, prefill)?;
+        few.iter().try_for_each(|few| self.attend(op, (few, view), Some(if few.has_sums { bounded } else { decode })))
     }
 
     /// All rows, as many at a time as `available` bytes are enough for.
@@ -212,7 +225,7 @@ impl Machine {
             heads: op.heads as u32,
             ordinal: self.program.page_ordinal(op.store) as u32,
             scale: op.scale,
-            padding: 0,
+            asks: 0,
         }
     }
 
@@ -268,9 +281,14 @@ impl Machine {
 
     /// Attention of some rows in parts of their contexts: those that are left over of spans, by kernels of `unit`, or,
     /// without one, all rows one by one.
-    fn attend(&self, op: &op::Attention, few: &Few, unit: Option<&'static str>) -> Result<(), DeviceError> {
+    fn attend(
+        &self,
+        op: &op::Attention,
+        (few, view): (&Few, AttentionView),
+        unit: Option<&'static str>,
+    ) -> Result<(), DeviceError> {
         let decl = self.program.pages(op.store);
-        let (pages, view, rows) = (self.pages.view(decl), self.attention_view(op), few.rows.len());
+        let (pages, rows) = (self.pages.view(decl), few.rows.len());
         let scratch = self.scratch();
         let parts = PartsView {
             tops: scratch.0,
@@ -283,15 +301,17 @@ impl Machine {
         if let Some(unit) = unit {
             let queries = few.most * (op.heads / decl.kv_heads);
             let tiles = if queries > 8 && decl.key_dim <= 128 { 2 } else { 1 };
-            self.kernel(unit, &format!("{unit}_{}_{tiles}", decl.key_dim))?
-                .grid(few.parts, decl.kv_heads * queries.div_ceil(8 * tiles), few.spans.len())
-                .block(128)
-                .early()
-                .arg(self.view())
-                .arg(pages)
-                .arg(view)
-                .arg(parts)
-                .launch()?;
+            // Sums of what was given up are one part, of which blocks have some columns each.
+            let blocks = few.parts + if few.has_sums { decl.value_dim / SUMS_COLUMNS - 1 } else { 0 };
+            let name = format!("{unit}_{}_{tiles}", decl.key_dim);
+            let tiles = decl.kv_heads * queries.div_ceil(8 * tiles);
+            let launch = self.kernel(unit, &name)?.grid(blocks, tiles, few.spans.len()).block(128).early();
+            let launch = launch.arg(self.view()).arg(pages);
+            let launch = match self.given_up_view(op.store).filter(|_| few.has_sums) {
+                Some(layer) => launch.arg(layer),
+                None => launch,
+            };
+            launch.arg(view).arg(parts).launch()?;
             if few.parts == 1 {
                 return Ok(()); // put together by the kernel that looked at the only part
             }
@@ -299,9 +319,9 @@ impl Machine {
             let name = format!("attention_any_{}", self.pages.kv_type().name());
             let launch = self.kernel("attention", &name)?.grid(few.parts, op.heads, rows).block(128).early();
             launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()?;
-        }
-        if few.has_sums {
-            self.add_sums(op, few.rows.len(), (view, parts))?;
+            if few.has_sums {
+                self.add_sums(op, rows, (view, parts))?;
+            }
         }
         let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(256).early();
         launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()

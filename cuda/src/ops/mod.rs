@@ -5,6 +5,7 @@ pub(crate) mod attention;
 pub(crate) mod beside;
 pub(crate) mod conv;
 pub(crate) mod experts;
+pub(crate) mod giving;
 pub(crate) mod kernel;
 pub(crate) mod likeliest;
 pub(crate) mod norm;

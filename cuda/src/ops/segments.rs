@@ -54,13 +54,17 @@ impl Machine {
             "a table of {} pages, there is room for {room} bytes",
             holding.table.len()
         );
+        let has_moments = self.given_up.of(holding.store).is_some();
+        if eviction.absorb && has_moments {
+            self.absorb_tokens(eviction, holding, gone.clone())?;
+        }
         let (table, pages) = (self.scratch(), holding.table.iter().map(|page| page.0).collect::<Vec<u32>>());
         self.device.upload(table, &pages)?;
-        if eviction.absorb {
+        if eviction.absorb && !has_moments {
             self.absorb_segment(eviction, (holding, table), gone.clone())?;
         }
         self.move_up((holding, table), gone)?;
-        if self.given_up.of(holding.store).is_some() {
+        if has_moments {
             self.given_up.of_mut(holding.store).settled(eviction, holding.keep);
         }
         Ok(())
@@ -72,12 +76,6 @@ impl Machine {
         (holding, table): (&Holding<'_>, Ptr),
         gone: Range<usize>,
     ) -> Result<(), DeviceError> {
-        if self.given_up.of(holding.store).is_some() {
-            // Its table lies at the start of the scratch, too.
-            let look = self.look(eviction, holding)?;
-            let of_head: Vec<u32> = (gone.start as u32..gone.end as u32).collect();
-            return self.absorb(&look, &vec![of_head; self.program.pages(holding.store).kv_heads]);
-        }
         let back = self.back(holding.store);
         let absorbed = self.absorbed.of_mut(holding.store);
         let decl = absorbed.decl;

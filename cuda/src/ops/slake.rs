@@ -1,37 +1,36 @@
 //! Giving up tokens of a sequence (ALGORITHMS 5): who is read by the last queries or by those of lately, what would be lost,
-//! and the sums of what is given up. What goes and what stays is chosen on the host, by what the device has found.
+//! and the sums of what is given up. After a prompt the host chooses what goes, by what the device has found; after that the
+//! device does ([`super::giving`]).
 
 use crate::{
     device::{Ptr, failed},
+    given_up::Places,
     machine::Machine,
-    ops::attention::{AttentionView, PartsView},
+    ops::{
+        attention::{AttentionView, PartsView, SUMS_COLUMNS},
+        giving::{self, Chosen},
+    },
     pages::PagesView,
 };
 use kvas_backend::{
-    DeviceError, Eviction, Holding, Limits, Order, Preference, Program, Slot, Store, op,
-    store::{MomentType, PagesDecl, Slake},
+    DeviceError, Eviction, Holding, Limits, Marks, Order, Preference, Program, Slot, Store, op,
+    store::{PagesDecl, Slake},
 };
 use std::ops::Range;
 
 /// Files of kernels.
-pub(crate) const UNITS: [&str; 3] = ["slake", "slake_absorb", "slake_window"];
+pub(crate) const UNITS: [&str; 4] = ["slake", "slake_absorb", "slake_again", "slake_window"];
 
 /// Those of segments that are summed up.
 pub(crate) const OF_SEGMENTS: [&str; 2] = ["slake", "slake_absorb"];
 
-/// `PART` and bytes of `Tile` of `kernels/slake_window.cu`; its threads, and those of `slake_absorb.cu`.
+/// `PART` and bytes of `Tile` of `kernels/slake_window.cu`, and its threads.
 const PART: usize = 1024;
 const TILE_BYTES: usize = 4 * (128 * 65 + 64 * 33 + 32 * 33);
 const THREADS: usize = 256;
-/// `MEAN_PART` and `TILE` of `kernels/slake_absorb.cu`, and into how many parts its tokens are divided at most.
-const MEAN_PART: usize = 512;
-const TILE: usize = 64;
-const MOST_PARTS: usize = 16;
 /// `SCORED` of `kernels/slake.cu`, and the shared memory that its scores take besides.
 const SCORED: usize = 4;
 const SCORES_BESIDE: usize = 12 << 10;
-/// `PART_COLUMNS` of `kernels/slake.cu`.
-const PART_COLUMNS: usize = 64;
 
 /// `Window` of `kernels/slake_window.cu`.
 #[repr(C)]
@@ -58,25 +57,6 @@ pub(crate) struct LossesView {
     gone: u32,
 }
 
-/// `Absorb` of `kernels/slake_absorb.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct AbsorbView {
-    pages: PagesView,
-    table: u64,
-    gone: u64,
-    sums: u64,
-    means: u64,
-    products: u64,
-    squares: u64,
-    vectors: u64,
-    covariances: u64,
-    count: u32,
-    parts: u32,
-    each: u32,
-    before: f32,
-}
-
 /// Where things are in the scratch, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
@@ -87,23 +67,24 @@ pub(crate) struct Room {
     pooled: usize,
     marked: usize,
     gone: usize,
-    moves: usize,
     sums: usize,
     log_sums: usize,
     losses: usize,
     divided: usize,
     moved: usize,
     lengths: usize,
-    means: usize,
-    mean: usize,
-    products: usize,
-    squares: usize,
-    pub(crate) bytes: usize,
+    bytes: usize,
+}
+
+/// Bytes of the scratch for a layer that may give up tokens.
+pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> usize {
+    let asked = Room::of(program, store, limits).map_or(0, |room| room.bytes);
+    asked.max(giving::scratch_bytes(program, store, limits))
 }
 
 impl Room {
-    /// For a layer that may give up tokens.
-    pub(crate) fn of(program: &Program, store: Store, limits: &Limits) -> Option<Self> {
+    /// For a layer that may give up tokens, where the last queries are asked.
+    fn of(program: &Program, store: Store, limits: &Limits) -> Option<Self> {
         let decl = program.pages(store);
         let slake = decl.policy.given_up()?;
         let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
@@ -112,7 +93,6 @@ impl Room {
 
     fn new(decl: &PagesDecl, slake: &Slake, tokens: usize) -> Self {
         let (heads, queries, parts) = (decl.kv_heads, slake.heads * slake.window, tokens.div_ceil(PART));
-        let (columns, products) = (decl.key_dim + decl.value_dim, decl.key_dim * decl.value_dim);
         let mut at = 0;
         let mut next = |bytes: usize| {
             at += bytes.next_multiple_of(256);
@@ -125,17 +105,12 @@ impl Room {
             pooled: next(4 * heads * tokens),
             marked: next(heads * tokens),
             gone: next(4 * heads * tokens),
-            moves: next(12 * heads * slake.capacity),
             sums: next(8 * parts * queries),
             log_sums: next(4 * queries),
             losses: next(8 * parts * (2 * queries).max(3 * heads)),
             divided: next(8 * 2 * queries),
             moved: next(8 * 2 * queries),
             lengths: next(8 * parts * slake.heads),
-            means: next(4 * tokens.div_ceil(MEAN_PART) * heads * columns),
-            mean: next(4 * heads * columns),
-            products: next(4 * MOST_PARTS * heads * products),
-            squares: next(4 * MOST_PARTS * heads * decl.key_dim),
             bytes: at,
         }
     }
@@ -193,6 +168,24 @@ struct Found {
     gone: Vec<Vec<u32>>,
 }
 
+/// Where the tokens of a slot were read: of those that stayed in the last eviction `[kv_heads][capacity]`.
+struct Stayed {
+    positions: Vec<u32>,
+    capacity: usize,
+    tokens: u32,
+    since: u32,
+}
+
+impl Stayed {
+    fn position(&self, head: usize, token: u32) -> u32 {
+        if token < self.tokens {
+            self.positions[head * self.capacity + token as usize]
+        } else {
+            self.since + token - self.tokens
+        }
+    }
+}
+
 impl Look<'_> {
     fn held(&self) -> usize {
         self.holding.held as usize
@@ -225,9 +218,8 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let Some(layer) = self.given_up_view(op.store) else { return Ok(()) };
         let decl = self.program.pages(op.store);
-        let is_f16 = decl.policy.given_up().is_some_and(|slake| slake.moments == MomentType::F16);
-        let name = if is_f16 { "slake_part_f16" } else { "slake_part_f32" };
-        let launch = self.kernel("slake", name)?.grid(rows, decl.kv_heads, decl.value_dim.div_ceil(PART_COLUMNS));
+        let columns = decl.value_dim.div_ceil(SUMS_COLUMNS);
+        let launch = self.kernel("slake", "slake_part")?.grid(rows, decl.kv_heads, columns);
         launch.block(256).early().arg(self.view()).arg(layer).arg(view).arg(parts).launch()
     }
 
@@ -258,6 +250,9 @@ impl Machine {
     }
 
     pub(crate) fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
+        if self.chooses(eviction) {
+            return self.evict_again(eviction);
+        }
         for holding in eviction.holdings {
             if self.program.pages(holding.store).policy.segments().is_some() {
                 self.give_up_segment(eviction, holding)?;
@@ -265,19 +260,13 @@ impl Machine {
             }
             let look = self.look(eviction, holding)?;
             let found = self.find(&look)?;
-            if eviction.absorb {
-                self.absorb(&look, &found.gone)?;
-            }
-            self.compact(&look, &found)?;
+            let moves = self.settle(&look, &found)?;
+            self.evict_chosen(eviction, holding, &Chosen { gone: found.gone, moves })?;
         }
         Ok(())
     }
 
-    pub(super) fn look<'a>(
-        &mut self,
-        eviction: &'a Eviction<'a>,
-        holding: &'a Holding<'a>,
-    ) -> Result<Look<'a>, DeviceError> {
+    fn look<'a>(&mut self, eviction: &'a Eviction<'a>, holding: &'a Holding<'a>) -> Result<Look<'a>, DeviceError> {
         let given_up = self.given_up.of_mut(holding.store);
         let (decl, slake) = (given_up.decl, given_up.slake);
         let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
@@ -289,8 +278,8 @@ impl Machine {
     }
 
     fn window_view(&self, look: &Look<'_>) -> WindowView {
-        let [_, _, _, queries] =
-            self.given_up.of(look.holding.store).expect("a store that gives up tokens").places(look.eviction.slot);
+        let given_up = self.given_up.of(look.holding.store).expect("a store that gives up tokens");
+        let Places { queries, .. } = given_up.places(look.eviction.slot);
         WindowView {
             pages: self.pages.view(&look.decl),
             table: self.scratch().at(look.room.table).0,
@@ -320,11 +309,10 @@ impl Machine {
         if !matches!(look.eviction.order, Order::Window { .. }) {
             self.remembered(look, &mut found.ranks)?;
         }
-        let given_up = self.given_up.of_mut(look.holding.store);
+        let stayed = self.stayed(look)?;
         for (head, gone) in found.gone.iter_mut().enumerate() {
             let ranks = &found.ranks[head * held..][..held];
-            let mark =
-                |token: u32| (given_up.position(look.eviction.slot, head, token as usize), ranks[token as usize]);
+            let mark = |token: u32| (stayed.position(head, token), ranks[token as usize]);
             look.eviction.choose(look.holding, mark, gone);
         }
         Ok(found)
@@ -371,7 +359,7 @@ impl Machine {
     /// The scores of lately.
     fn remembered(&mut self, look: &Look<'_>, ranks: &mut [f32]) -> Result<(), DeviceError> {
         let (heads, held, capacity) = (look.decl.kv_heads, look.held(), look.slake.capacity);
-        let [scores, ..] = self.given_up.of_mut(look.holding.store).places(look.eviction.slot);
+        let Places { scores, .. } = self.given_up.of_mut(look.holding.store).places(look.eviction.slot);
         let mut all = vec![0.0f32; heads * capacity];
         self.device.download(scores, &mut all)?;
         for (ranks, scores) in ranks.chunks_exact_mut(held).zip(all.chunks_exact(capacity)) {
@@ -427,90 +415,52 @@ impl Machine {
         launch.arg(from).arg(parts as u32).arg(count as u32).arg(to).launch()
     }
 
-    /// Adds what is chosen to the moments.
-    pub(super) fn absorb(&mut self, look: &Look<'_>, gone: &[Vec<u32>]) -> Result<(), DeviceError> {
-        let (count, heads) = (look.count(), look.decl.kv_heads);
-        if count == 0 || look.slake.moments == MomentType::Off {
-            return Ok(());
-        }
-        let (room, pages) = (look.room, self.pages.view(&look.decl));
+    /// The positions of the tokens that stayed in the last eviction.
+    fn stayed(&mut self, look: &Look<'_>) -> Result<Stayed, DeviceError> {
         let given_up = self.given_up.of_mut(look.holding.store);
-        let [_, vectors, covariances, _] = given_up.places(look.eviction.slot);
-        let marks = given_up.marks_mut(look.eviction.slot);
-        let before = marks.count;
-        marks.count += count as f32;
-        let at = |offset: usize| self.scratch().at(offset);
-        self.device.upload(at(room.gone), &gone.concat())?;
-        let parts = count.div_ceil(MEAN_PART).min(MOST_PARTS);
-        let absorb = AbsorbView {
-            pages,
-            table: at(room.table).0,
-            gone: at(room.gone).0,
-            sums: at(room.means).0,
-            means: at(room.mean).0,
-            products: at(room.products).0,
-            squares: at(room.squares).0,
-            vectors: vectors.0,
-            covariances: covariances.0,
-            count: count as u32,
-            parts: parts as u32,
-            each: count.div_ceil(parts) as u32,
-            before,
-        };
-        let [key_dim, value_dim] = [look.decl.key_dim, look.decl.value_dim];
-        let tiles = key_dim.div_ceil(TILE) * value_dim.div_ceil(TILE);
-        let merge = if look.slake.moments == MomentType::F16 { "slake_merge_f16" } else { "slake_merge_f32" };
-        let launches = [
-            (self.of_type("sum_rows"), [count.div_ceil(MEAN_PART), heads, 1]),
-            ("slake_mean".into(), [heads, 1, 1]),
-            (self.of_type("multiply"), [tiles, parts, heads]),
-            (merge.into(), [(key_dim * value_dim).div_ceil(THREADS), heads, 1]),
-            ("slake_vectors".into(), [heads, 1, 1]),
-        ];
-        launches.iter().try_for_each(|(name, [x, y, z])| {
-            self.kernel("slake_absorb", name)?.grid(*x, *y, *z).block(THREADS).arg(absorb).launch()
-        })
+        let Marks { stayed: tokens, since, .. } = *given_up.marks(look.eviction.slot);
+        let Places { positions: at, .. } = given_up.places(look.eviction.slot);
+        let mut stayed = Stayed { positions: Vec::new(), capacity: look.slake.capacity, tokens: tokens as u32, since };
+        if tokens > 0 {
+            stayed.positions = vec![0; look.decl.kv_heads * look.slake.capacity];
+            self.device.download(at, &mut stayed.positions)?;
+        }
+        Ok(stayed)
     }
 
-    /// Moves what stays into the first rows, and remembers what is where.
-    fn compact(&mut self, look: &Look<'_>, found: &Found) -> Result<(), DeviceError> {
-        let (slot, keep, held) = (look.eviction.slot, look.holding.keep as usize, look.held());
-        let capacity = look.slake.capacity;
+    /// Which rows move where, by KV head; what will be where is remembered.
+    fn settle(&mut self, look: &Look<'_>, found: &Found) -> Result<Vec<Vec<[u32; 2]>>, DeviceError> {
+        let (keep, held, capacity) = (look.holding.keep as usize, look.held(), look.slake.capacity);
         assert!(keep <= capacity, "{keep} tokens stay, there is room to remember {capacity}");
-        let given_up = self.given_up.of_mut(look.holding.store);
-        let (mut moves, mut scores) = (Vec::new(), vec![0.0f32; look.decl.kv_heads * look.slake.capacity]);
+        let stayed = self.stayed(look)?;
+        let mut all = Vec::new();
+        let (mut scores, mut positions) = (vec![0.0f32; look.decl.kv_heads * capacity], Vec::new());
+        positions.resize(scores.len(), 0u32);
         for (head, gone) in found.gone.iter().enumerate() {
-            let (ranks, first) = (&found.ranks[head * held..][..held], head * look.slake.capacity);
-            let stay = (0..keep as u32).map(|token| (token, token));
-            let mut positions = vec![0; keep];
-            for (from, to) in stay.chain(look.holding.moves(gone)) {
-                positions[to as usize] = given_up.position(slot, head, from as usize);
+            let (ranks, first) = (&found.ranks[head * held..][..held], head * capacity);
+            let moves: Vec<[u32; 2]> = look.holding.moves(gone).map(|(from, to)| [from, to]).collect();
+            let stay = (0..keep as u32).map(|token| [token, token]);
+            for [from, to] in stay.chain(moves.iter().copied()) {
+                positions[first + to as usize] = stayed.position(head, from);
                 scores[first + to as usize] = ranks[from as usize];
-                if from != to {
-                    moves.extend([head as u32, from, to]);
-                }
             }
-            given_up.positions_mut(slot, head)[..keep].copy_from_slice(&positions);
+            all.push(moves);
         }
-        let [at, ..] = given_up.places(slot);
-        given_up.settled(look.eviction, look.holding.keep);
-        self.device.upload(at, &scores)?;
-        let to = self.scratch().at(look.room.moves);
-        self.device.upload(to, &moves)?;
-        let name = self.of_type("compact");
-        let launch = self.kernel("slake_absorb", &name)?.grid((moves.len() / 3).div_ceil(THREADS / 32), 1, 1);
-        let launch = launch.block(THREADS).arg(self.pages.view(&look.decl));
-        launch.arg(self.scratch().at(look.room.table)).arg(to).arg((moves.len() / 3) as u32).launch()
+        let places = self.given_up.of_mut(look.holding.store).places(look.eviction.slot);
+        self.device.upload(places.scores, &scores)?;
+        self.device.upload(places.positions, &positions)?;
+        Ok(all)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvas_backend::store::MomentType;
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!((size_of::<WindowView>(), size_of::<LossesView>(), size_of::<AbsorbView>()), (80, 24, 120));
+        assert_eq!((size_of::<WindowView>(), size_of::<LossesView>()), (80, 24));
     }
 
     fn layer(capacity: usize) -> (PagesDecl, Slake) {
@@ -537,6 +487,6 @@ mod tests {
     fn there_is_room_for_everything() {
         let (decl, slake) = layer(1088);
         let room = Room::new(&decl, &slake, 1 << 17);
-        assert!(room.squares < room.bytes && room.bytes < 96 << 20, "{room:?}");
+        assert!(room.lengths < room.bytes && room.bytes < 32 << 20, "{room:?}");
     }
 }

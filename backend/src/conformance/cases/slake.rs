@@ -73,11 +73,12 @@ fn prompts(shape: Shape) -> Case {
     let mut case = layer(shape);
     let absorb = shape.6 != MomentType::Off;
     let window = Order::Window { gamma: 200.0 };
-    case.script = [70, 61, 3, 1, 40, 66, 1].map(|rows| vec![keep(0, rows), keep(1, rows.min(5))]).to_vec();
+    case.script = [70, 61, 3, 1, 40, 66, 1, 20, 4].map(|rows| vec![keep(0, rows), keep(1, rows.min(5))]).to_vec();
     case.giving = vec![
         giving(1, window, absorb, 0.0),
         giving(4, Order::Window { gamma: 0.0 }, absorb, 0.5),
         giving(5, Order::Recency, false, 0.0),
+        giving(7, Order::Recency, absorb, 0.25),
     ];
     case.name += ", prompts";
     case
