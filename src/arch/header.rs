@@ -1,6 +1,6 @@
 //! What readers look at: typed, range-checked look-ups under the architecture's prefix, and which tensors exist.
 
-use super::edgeinfinite;
+use super::{edgeinfinite, exponents};
 use crate::model::{
     ModelError, ModelSpec,
     kinds::block_and_stem,
@@ -209,6 +209,7 @@ impl<'a> Header<'a> {
             output_norm: "output_norm.weight",
             scales: Scales::NONE,
             edgeinfinite: edgeinfinite::settings(self)?,
+            exponents: exponents::of(self),
         })
     }
 

@@ -3,6 +3,7 @@
 
 mod attention;
 mod edgeinfinite;
+mod exponents;
 mod falcon;
 mod ffn;
 mod granite;

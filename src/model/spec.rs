@@ -34,6 +34,27 @@ pub struct ModelSpec {
     pub scales: Scales,
     /// How attention layers whose gates are in the file may read a long sequence.
     pub edgeinfinite: Option<EdgeInfinite>,
+    /// What the layers are compared by where tokens are given up.
+    pub exponents: Exponents,
+}
+
+/// Exponents of how far weights and values of a layer would move, and of its entropy (VABS, ALGORITHMS 5.2).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Exponents {
+    /// For budgets below [`Exponents::LARGE`] tokens.
+    pub small: [f32; 2],
+    /// For all others.
+    pub large: [f32; 2],
+}
+
+impl Exponents {
+    /// The budget from which on those for large ones are better.
+    const LARGE: usize = 256;
+
+    /// Those for a budget of so many tokens.
+    pub const fn of(&self, budget: usize) -> [f32; 2] {
+        if budget < Self::LARGE { self.small } else { self.large }
+    }
 }
 
 /// EdgeInfinite (ALGORITHMS 4): a sequence is `sink | segments | residual | window`, and what is read of the segments is

@@ -11,7 +11,7 @@ use clap::Args;
 use kvas::{
     engine::{Reading, Runner, negative_log_likelihood},
     memory::plan::SnapshotBudget,
-    model::Model,
+    model::{Model, spec::Exponents},
     policy::{Bound, Layout, Score, bounded},
     text::{Bos, Special},
 };
@@ -148,8 +148,13 @@ impl SlakeQuality {
         let counter = super::counter("texts and questions", texts.len() + questions.len());
         for (number, item) in items().enumerate() {
             let is_text = number < texts.len();
-            self.measure((&mut runner, &mut reading), (item, is_text), (&budgets, &layout), &mut found)
-                .map_err(|what| anyhow!(what))?;
+            self.measure(
+                (&mut runner, &mut reading),
+                (item, is_text),
+                (&budgets, &layout, model.spec.exponents),
+                &mut found,
+            )
+            .map_err(|what| anyhow!(what))?;
             counter.inc(1);
         }
         counter.finish_and_clear();
@@ -184,7 +189,7 @@ impl SlakeQuality {
         &self,
         (runner, reading): (&mut Runner, &mut Reading),
         (item, is_text): (&Item, bool),
-        (budgets, layout): (&[Budget], &Layout),
+        (budgets, layout, exponents): (&[Budget], &Layout, Exponents),
         found: &mut [Found],
     ) -> Result<(), String> {
         let asked = layout.window;
@@ -198,7 +203,7 @@ impl SlakeQuality {
         });
         for (found, method) in found.iter_mut().zip([None].into_iter().chain(bounds)) {
             let bound = method.map(|(budget, score, moments, mass_cap)| {
-                let (alpha, beta) = if budget < 256 { (0.4, 0.2) } else { (0.6, 0.5) };
+                let [alpha, beta] = exponents.of(budget);
                 Bound { score, moments, mass_cap, alpha, beta, ..Bound::new(budget) }
             });
             // Too small for what stays in any case: what is closest to it.

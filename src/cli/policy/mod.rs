@@ -6,7 +6,7 @@ use super::flags::ModelFlags;
 use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
-    model::Model,
+    model::{Model, spec::Exponents},
     policy::{Bound, Keeping, Layout, PolicyKind, Score, bounded},
     repl::{Asked, Known},
 };
@@ -37,10 +37,11 @@ pub(crate) struct PolicyFlags {
     /// How the sums of what is given up are stored; off: what is given up is gone [default: f32]
     #[arg(long, value_enum)]
     slake_moments: Option<Moments>,
-    /// Exponent of how far weights and values would move, for --slake-score vabs [default: 0.4, 0.6 from a budget of 256]
+    /// Exponent of how far weights and values would move, for --slake-score vabs [default: by the name in the file, 0.4 and
+    /// from a budget of 256 on 0.6 if it is not known; Llama 2 0.5; Mistral 0.6 and 0.4]
     #[arg(long, value_name = "X")]
     slake_alpha: Option<f32>,
-    /// Exponent of the entropy, for --slake-score vabs [default: 0.2, 0.5 from a budget of 256]
+    /// Exponent of the entropy, for --slake-score vabs [default: likewise, 0.2 and 0.5; Llama 2 0.4; Mistral 0.5 and 0.2]
     #[arg(long, value_name = "X")]
     slake_beta: Option<f32>,
     /// Weight of the variance over the queries in the score of a token [default: 200]
@@ -86,9 +87,6 @@ enum Moments {
     /// Not at all
     Off,
 }
-
-/// The budget from which on the larger exponents are better.
-const LARGE: usize = 256;
 
 /// The flags of a list that were given.
 fn given(all: &[(&'static str, bool)]) -> Vec<&'static str> {
@@ -159,7 +157,7 @@ impl PolicyFlags {
     }
 
     fn apply_bound(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Bound> {
-        let (bound, moments) = self.bound()?;
+        let (bound, moments) = self.bound(model.spec.exponents)?;
         let page_size = flags.run.page_size()?;
         let program = bounded(&model.program, &bound, moments, page_size);
         let Some(layout) = Layout::of(&program, page_size, flags.run.kv_type(model)?) else {
@@ -188,14 +186,14 @@ impl PolicyFlags {
         ])
     }
 
-    fn bound(&self) -> anyhow::Result<(Bound, MomentType)> {
+    fn bound(&self, exponents: Exponents) -> anyhow::Result<(Bound, MomentType)> {
         let within = |flag: &str, value: Option<f32>, most: f32, usual: f32| match value {
             None => Ok(usual),
             Some(value) if (0.0..=most).contains(&value) => Ok(value),
             Some(value) => Err(anyhow!("{flag} {value}, expected 0 to {most}")),
         };
         let usual = Bound::new(self.kv_budget.map_or(1024, |budget| budget as usize));
-        let (alpha, beta) = if usual.budget < LARGE { (0.4, 0.2) } else { (0.6, 0.5) };
+        let [alpha, beta] = exponents.of(usual.budget);
         let moments = match self.slake_moments {
             None | Some(Moments::F32) => MomentType::F32,
             Some(Moments::F16) => MomentType::F16,
