@@ -148,6 +148,18 @@ pub(super) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) ->
     GivingRoom::new(extent, 1).bytes
 }
 
+/// Most tokens of a KV head that the device chooses, one after the other.
+const MOST_CHOSEN: u32 = 1024;
+
+/// Whether the device can find out which tokens go of a layer: few enough, all of whose scores are remembered, and never one
+/// that stays in any case.
+fn is_short(eviction: &Eviction<'_>, holding: &Holding<'_>, slake: Slake) -> bool {
+    !matches!(eviction.order, Order::Window { .. })
+        && holding.held as usize <= slake.capacity
+        && holding.keep >= eviction.sinks + eviction.window
+        && holding.held - holding.keep <= MOST_CHOSEN
+}
+
 /// What goes of a layer, as the host has chosen it: the rows of each KV head that go, ascending, and those that move.
 pub(super) struct Chosen {
     pub(super) gone: Vec<Vec<u32>>,
@@ -156,14 +168,10 @@ pub(super) struct Chosen {
 }
 
 impl Machine {
-    /// Whether the device finds out which tokens go: those are enough, and their scores are remembered.
+    /// Whether the device finds out which tokens go.
     pub(super) fn chooses(&self, eviction: &Eviction<'_>) -> bool {
-        let is_short = |holding: &Holding<'_>| {
-            let slake = self.program.pages(holding.store).policy.slake().copied();
-            slake.is_some_and(|slake: Slake| holding.held as usize <= slake.capacity)
-                && holding.keep >= eviction.sinks + eviction.window
-        };
-        !matches!(eviction.order, Order::Window { .. }) && eviction.holdings.iter().all(is_short)
+        let slake = |holding: &Holding<'_>| self.program.pages(holding.store).policy.slake().copied();
+        eviction.holdings.iter().all(|holding| slake(holding).is_some_and(|slake| is_short(eviction, holding, slake)))
     }
 
     /// Gives up what the device chooses, of as many layers at once as there is scratch for.
@@ -378,6 +386,24 @@ mod tests {
     fn kernels_are_given_what_they_expect() {
         let sizes = (size_of::<AbsorbView>(), size_of::<LeavingView>(), size_of::<MovingView>());
         assert_eq!(sizes, (120, 24, 56));
+    }
+
+    /// The kernel has shared memory for so many, and takes its time for each.
+    #[test]
+    fn the_host_chooses_where_many_go_or_scores_are_not_remembered() {
+        let chooses = |order, held, keep| {
+            let (slot, context, window, sinks) = (kvas_backend::Slot(0), 90_000, 32, 4);
+            let (absorb, mass_cap, holdings) = (true, 0.0, &[][..]);
+            let eviction = Eviction { slot, context, window, sinks, order, absorb, mass_cap, holdings };
+            let slake = Slake { heads: 8, window: 32, capacity: 4144, moments: MomentType::F32 };
+            is_short(&eviction, &Holding { store: Store(0), table: &[], held, keep }, slake)
+        };
+        assert!(
+            chooses(Order::Running, 976, 960) && chooses(Order::Recency, 4144, 3120) && chooses(Order::Running, 36, 36)
+        );
+        assert!(!chooses(Order::Window { gamma: 200.0 }, 976, 960));
+        assert!(!chooses(Order::Recency, 4145, 4144) && !chooses(Order::Recency, 4144, 3119));
+        assert!(!chooses(Order::Running, 51, 35));
     }
 
     #[test]
