@@ -58,12 +58,14 @@ impl Bed {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Keeps `accepted` rows of every sequence of the step.
-    pub(super) fn commit(&mut self, sequences: &mut [Sequence], accepted: u32) -> anyhow::Result<()> {
+    /// Keeps `accepted` rows of every sequence of the step; the seconds that takes.
+    pub(super) fn commit(&mut self, sequences: &mut [Sequence], accepted: u32) -> anyhow::Result<f64> {
         let all: Vec<(Slot, u32)> = sequences.iter().map(|sequence| (sequence.slot, accepted)).collect();
+        let started = Instant::now();
         self.backend.commit(&all)?;
+        let seconds = started.elapsed().as_secs_f64();
         sequences.iter_mut().for_each(|sequence| sequence.context += accepted);
-        Ok(())
+        Ok(seconds)
     }
 }
 

@@ -103,7 +103,7 @@ impl Subject for Snapshots {
         for row in 0..=copies.len() {
             bed.fill_step(sequences, 1);
             seconds += bed.run()?;
-            bed.commit(sequences, 1)?;
+            seconds += bed.commit(sequences, 1)?;
             let started = Instant::now();
             if let Some(to) = copies.get(row) {
                 let pairs: Vec<(Slot, Slot)> =

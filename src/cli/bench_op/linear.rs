@@ -249,7 +249,7 @@ impl Subject for Steps {
         for _ in 0..self.cycle {
             self.bed.fill_step(&self.sequences, self.rows);
             seconds += self.bed.run()?;
-            self.bed.commit(&mut self.sequences, self.accepted)?;
+            seconds += self.bed.commit(&mut self.sequences, self.accepted)?;
         }
         Ok(Cycle { seconds, works: self.cycle })
     }
