@@ -32,6 +32,19 @@ pub(crate) fn fails(arguments: &[&str]) -> String {
     stderr.trim_end().to_string()
 }
 
+/// As in `kvas doctor | head -1`, but so that not even the first line can be written.
+#[test]
+fn a_command_whose_output_nobody_reads_ends_without_a_word() {
+    let model = "assets/kvas-10m.q8_0.gguf";
+    for arguments in [&["doctor"][..], &["inspect", model], &["plan", "-m", model], &["bench", "--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).stdout(writer).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && stderr.is_empty(), "{arguments:?}: {} {stderr}", output.status);
+    }
+}
+
 /// The shared data folder, if there is one.
 pub(crate) fn shared() -> Option<PathBuf> {
     let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared");
