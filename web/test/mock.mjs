@@ -97,7 +97,8 @@ function script(question, asked) {
 }
 
 export async function start({ port = 0, key = null } = {}) {
-  const mock = { requests: [], memoryPolls: 0, memory: true, closed: 0, active: 0, read: 0 };
+  // `ready` may be a function that says when the next delta may go, given how many went before.
+  const mock = { requests: [], memoryPolls: 0, memory: true, closed: 0, active: 0, read: 0, ready: null };
 
   const server = createServer(async (request, response) => {
     const path = new URL(request.url, "http://mock").pathname;
@@ -157,8 +158,8 @@ export async function start({ port = 0, key = null } = {}) {
     response.writeHead(200, { "Content-Type": "text/event-stream", "Cache-Control": "no-cache" });
     write(": hello\r\n\r\n");
     choice({ role: "assistant", content: "" });
-    for (const delta of what.deltas) {
-      await pause(what.every ?? 5);
+    for (const [at, delta] of what.deltas.entries()) {
+      await (mock.ready?.(at) ?? pause(what.every ?? 5));
       if (gone) break;
       choice(delta);
       mock.read += 1;
