@@ -44,8 +44,18 @@ const SUBJECTS: [&str; 14] = [
 fn engine(model: &Model) -> EngineHandle {
     let (pages, kv_type, state_type) = (3 * CONTEXT / 16 * 2, KvType::F16, StateType::F32);
     let replay = Replay::new(8, 4);
-    let limits =
-        Limits { rows: 256, outputs: 1, pages, page_size: 16, slots: 3, snapshots: 16, replay, kv_type, state_type };
+    let limits = Limits {
+        context: 0,
+        rows: 256,
+        outputs: 1,
+        pages,
+        page_size: 16,
+        slots: 3,
+        snapshots: 16,
+        replay,
+        kv_type,
+        state_type,
+    };
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
     Engine::start(runner, EngineConfig::new(CONTEXT))
 }

@@ -25,7 +25,7 @@ fn engine(model: &Model, snapshots: usize) -> EngineHandle {
 fn limits(snapshots: usize) -> Limits {
     let replay = Replay::new(8, 4);
     let (pages, slots, kv_type, state_type) = (4 * 2 * CONTEXT / 4, 5, KvType::F16, StateType::F32);
-    Limits { rows: 32, outputs: 8, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type }
+    Limits { context: 0, rows: 32, outputs: 8, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type }
 }
 
 fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineHandle {

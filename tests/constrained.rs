@@ -50,8 +50,18 @@ fn check_fits(text: &str) {
 fn answers_fit_their_schema_whatever_is_sampled() {
     let model = Model::open(Path::new(&bundled()), None).unwrap();
     let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
-    let limits =
-        Limits { rows: 32, outputs: 1, pages: 400, page_size: 16, slots: 2, snapshots: 2, replay, kv_type, state_type };
+    let limits = Limits {
+        context: 0,
+        rows: 32,
+        outputs: 1,
+        pages: 400,
+        page_size: 16,
+        slots: 2,
+        snapshots: 2,
+        replay,
+        kv_type,
+        state_type,
+    };
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
     let engine = Engine::start(runner, EngineConfig::new(600));
     let vocabulary = Vocabulary::new(model.tokenizer.clone()).unwrap();

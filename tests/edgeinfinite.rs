@@ -27,6 +27,7 @@ use std::{
 
 /// Sizes for next to nothing.
 pub(crate) const NOTHING: Limits = Limits {
+    context: 0,
     rows: 32,
     outputs: 32,
     pages: 64,

@@ -113,7 +113,8 @@ fn engine(model: &Model) -> (EngineHandle, Countdown) {
     let countdown = Countdown(Arc::new(AtomicUsize::new(usize::MAX)));
     let (pages, replay) = (1 + 4 * (CONTEXT / 4 + 2), Replay::new(8, 4));
     let (page_size, slots, snapshots, kv_type, state_type) = (4, 4, 4, KvType::F32, StateType::F32);
-    let limits = Limits { rows: 32, outputs: 4, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+    let limits =
+        Limits { context: 0, rows: 32, outputs: 4, pages, page_size, slots, snapshots, replay, kv_type, state_type };
     let device = Faulty(Cpu::new(1), countdown.clone());
     let runner = model.prepare(Box::new(device), limits, &mut |_, _| {}).unwrap();
     (Engine::start(runner, EngineConfig::new(CONTEXT)), countdown)

@@ -109,7 +109,18 @@ fn words(tensors: &SafeTensors, name: &str) -> Vec<[u8; 4]> {
 
 pub(crate) fn limits(rows: usize, replay: Replay, kv_type: KvType) -> Limits {
     let (snapshots, state_type) = (0, StateType::F32);
-    Limits { rows, outputs: rows, pages: 400, page_size: 4, slots: 3, snapshots, replay, kv_type, state_type }
+    Limits {
+        context: 0,
+        rows,
+        outputs: rows,
+        pages: 400,
+        page_size: 4,
+        slots: 3,
+        snapshots,
+        replay,
+        kv_type,
+        state_type,
+    }
 }
 
 pub(crate) fn logits(model: &Model, backend: Box<dyn Backend>, limits: Limits, ids: &[u32]) -> Vec<f32> {

@@ -20,7 +20,7 @@ const CONTEXT: usize = 90;
 
 fn limits(rows: usize, pages: usize, snapshots: usize, replay: Replay) -> Limits {
     let (page_size, slots, kv_type, state_type) = (4, 6, KvType::F32, StateType::F32);
-    Limits { rows, outputs: rows, pages, page_size, slots, snapshots, replay, kv_type, state_type }
+    Limits { context: 0, rows, outputs: rows, pages, page_size, slots, snapshots, replay, kv_type, state_type }
 }
 
 fn prepared(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> Runner {

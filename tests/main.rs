@@ -16,6 +16,7 @@ mod edgeinfinite;
 mod faulty;
 mod golden;
 mod history;
+mod layers;
 mod plan;
 mod quantize;
 mod repl;

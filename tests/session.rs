@@ -26,7 +26,7 @@ const CONTEXT: usize = 400;
 fn limits(page_size: usize, replay: Replay) -> Limits {
     let pages = 1 + 12 * (CONTEXT / page_size + 2);
     let (kv_type, state_type) = (KvType::F32, StateType::F32);
-    Limits { rows: 32, outputs: 1, pages, page_size, slots: 3, snapshots: 8, replay, kv_type, state_type }
+    Limits { context: 0, rows: 32, outputs: 1, pages, page_size, slots: 3, snapshots: 8, replay, kv_type, state_type }
 }
 
 fn engine(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> EngineHandle {

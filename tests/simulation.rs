@@ -27,7 +27,8 @@ const TIED: f32 = 2e-4;
 
 fn prepared(model: &Model, rows: usize, pages: usize, snapshots: usize, replay: Replay) -> Runner {
     let (page_size, slots, kv_type, state_type) = (4, 1 + TALKS, KvType::F32, StateType::F32);
-    let limits = Limits { rows, outputs: rows, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+    let limits =
+        Limits { context: 0, rows, outputs: rows, pages, page_size, slots, snapshots, replay, kv_type, state_type };
     model.prepare(Box::new(Cpu::new(1)), limits, &mut |_, _| {}).unwrap()
 }
 

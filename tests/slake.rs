@@ -64,7 +64,7 @@ fn through(v: &Vectors, mut backend: Box<dyn Backend>) -> ([f64; 4], f64) {
     let (program, [q, k, value, out]) = layer(v, MomentType::F32);
     let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
     let (rows, outputs, page_size, slots, snapshots, pages) = (v.prompt, 1, v.page, 2, 0, 64);
-    let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+    let limits = Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
     backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 1 }, limits).unwrap();
     let table: Vec<Page> = (1..40).rev().map(Page).collect();
     let (mut held, mut context, mut worst) = (0u32, 0u32, 0.0f64);
@@ -136,7 +136,7 @@ pub(crate) fn small(budget: usize) -> Bound {
 fn limits(snapshots: usize) -> Limits {
     let (replay, kv_type, state_type) = (Replay::new(8, 4), KvType::F32, StateType::F32);
     let (rows, outputs, pages, slots) = (64, 1, 2000, 4);
-    Limits { rows, outputs, pages, page_size: PAGE, slots, snapshots, replay, kv_type, state_type }
+    Limits { context: 0, rows, outputs, pages, page_size: PAGE, slots, snapshots, replay, kv_type, state_type }
 }
 
 /// A model whose layers can give up tokens.
@@ -150,7 +150,7 @@ fn prepared(model: &Model, backend: Box<dyn Backend>) -> Runner {
     model.prepare(backend, limits(8), &mut |_, _| {}).unwrap()
 }
 
-fn text(model: &Model, count: usize, seed: u64) -> Vec<u32> {
+pub(crate) fn text(model: &Model, count: usize, seed: u64) -> Vec<u32> {
     let mut random = Random::new(seed);
     (0..count).map(|_| random.below(model.spec.vocab) as u32).collect()
 }
@@ -228,7 +228,7 @@ fn ask(engine: &EngineHandle, request: Request) -> (Vec<u32>, usize) {
     }
 }
 
-fn greedy(vocab: usize, prompt: &[u32]) -> Request {
+pub(crate) fn greedy(vocab: usize, prompt: &[u32]) -> Request {
     Request::new(prompt.to_vec(), Sampler::new(SamplerParams::greedy(), vocab, &[]).unwrap())
 }
 

@@ -99,7 +99,8 @@ fn start_on(model: &Model, backend: Box<dyn Backend>, drafters: Vec<Box<dyn Draf
     let pages = 1 + model.program.page_stores() * 8 * (2 * CONTEXT / 8 + 2);
     let (page_size, slots, snapshots, kv_type, state_type) = (8, 9, 40, KvType::F16, StateType::F32);
     let replay = REPLAY;
-    let limits = Limits { rows: 64, outputs: 40, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+    let limits =
+        Limits { context: 0, rows: 64, outputs: 40, pages, page_size, slots, snapshots, replay, kv_type, state_type };
     let runner = model.prepare(backend, limits, &mut |_, _| {}).unwrap();
     Engine::start(runner, EngineConfig { drafters, most_drafts: MOST, effort, ..EngineConfig::new(CONTEXT) })
 }
@@ -341,7 +342,7 @@ fn drafting_limits(page_stores: usize) -> Limits {
     let (page_size, slots, snapshots, kv_type, state_type) = (8, 9, 8, KvType::F32, StateType::F32);
     let pages = 1 + page_stores * 8 * (CONTEXT / 8 + 3);
     let replay = REPLAY;
-    Limits { rows: 48, outputs: 8, pages, page_size, slots, snapshots, replay, kv_type, state_type }
+    Limits { context: 0, rows: 48, outputs: 8, pages, page_size, slots, snapshots, replay, kv_type, state_type }
 }
 
 fn draft_model(name: &str) -> Box<dyn Drafter> {

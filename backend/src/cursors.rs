@@ -37,6 +37,13 @@ struct Live {
     ahead: usize,
 }
 
+/// Where the cursors of a slot stand between two steps; see [`Cursors::position`].
+#[derive(Debug, Clone, Copy)]
+pub struct Position {
+    live: Live,
+    written: bool,
+}
+
 /// One cursor per slot, shared by all linear layers of a sequence, with the one commit rule. Slots of snapshots have
 /// none: nothing is ever pending or held in them.
 #[derive(Debug, Clone)]
@@ -140,6 +147,20 @@ impl Cursors {
         self.live.get(slot.0 as usize).map_or_else(Cursor::default, |live| live.cursor)
     }
 
+    /// Where a slot stands between two steps, to be returned to by [`Cursors::return_to`].
+    pub fn position(&self, slot: Slot) -> Position {
+        let live = self.live[slot.0 as usize];
+        assert!(live.pending.is_none(), "slot {}: a step is in progress", slot.0);
+        Position { live, written: self.written[slot.0 as usize] }
+    }
+
+    /// Other layers than those that moved the slot since go on from where it stood: theirs is what was there then.
+    pub fn return_to(&mut self, slot: Slot, position: Position) {
+        let Position { live, written } = position;
+        self.live[slot.0 as usize] = live;
+        self.written[slot.0 as usize] = written;
+    }
+
     /// The caller folds the entries of the slot's ring into its checkpoint now: those of the cursor that is returned. A
     /// step in progress is forgotten.
     pub fn fold(&mut self, slot: Slot) -> Cursor {
@@ -189,7 +210,8 @@ mod tests {
         let stores = vec![StoreDecl::Conv(ConvDecl { channels: 1, taps: TAPS })];
         let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
         let outputs = 1;
-        let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+        let limits =
+            Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
         Cursors::new(&program, &limits)
     }
 

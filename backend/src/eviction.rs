@@ -96,7 +96,7 @@ pub struct Eviction<'a> {
     pub absorb: bool,
     /// Most by which the moments count for more than the mean of their scores says, in nats (ALGORITHMS 5.3).
     pub mass_cap: f32,
-    /// By page store. [`crate::Backend::evict`] wants all of those with a policy.
+    /// By page store: all of those with a policy, but while a prompt is read layer by layer.
     pub holdings: &'a [Holding<'a>],
 }
 

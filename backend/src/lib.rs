@@ -2,6 +2,7 @@
 //! runs programs. The engine plans; a backend computes. Knows no device, no architecture, no token text.
 #![forbid(unsafe_code)]
 
+mod bands;
 pub mod conformance;
 mod cursors;
 mod display;
@@ -17,7 +18,8 @@ pub mod step;
 pub mod store;
 pub mod validate;
 
-pub use cursors::{Cursor, Cursors, Entry};
+pub use bands::Band;
+pub use cursors::{Cursor, Cursors, Entry, Position};
 pub use eviction::{Eviction, Holding, Marks, Order, Preference};
 pub use op::Op;
 pub use product::{Product, Stacking};
@@ -180,6 +182,23 @@ pub trait Backend: Send {
     /// matter: the next step names a smaller context and overwrites them.
     fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError>;
 
+    /// Where a slot stands between two steps, for a device that can run a prompt layer by layer: of several steps in a row
+    /// only some ops ([`Program::bands`]), then of the same steps the next ones. None: it cannot. [`Cursors::position`].
+    fn position(&self, _slot: Slot) -> Option<Position> {
+        None
+    }
+
+    /// Ends a step of which only the ops of a band ran, and of which all rows are kept: as [`Backend::commit`], but scores of
+    /// what was read are as they were.
+    fn pass(&mut self, _slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
+    }
+
+    /// The ops of the next band meet the slot as those before them did, at a [`Backend::position`].
+    fn return_to(&mut self, _slot: Slot, _position: Position) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
+    }
+
     /// Copies slots, folding the source's replay history first: both are canonical (checkpoint only, ALGORITHMS 3.1)
     /// and go on to the same bits. From a slot to itself it only folds.
     fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError>;
@@ -198,6 +217,9 @@ pub trait Backend: Send {
     /// appends behind them. What is remembered of it is copied with a slot, to one of a snapshot too, and saved by
     /// [`Backend::save_given_up`]. [`Backend::clear_slots`] and the other verbs that overwrite a slot make it hold all of
     /// its tokens again.
+    ///
+    /// Only the page stores that it names give up tokens: while a prompt is read layer by layer these are the layers that
+    /// have read it.
     ///
     /// Pages of segments ([`crate::store::Segments`]) give up the tokens right behind the first `sinks` and nothing else:
     /// the order has to be [`Order::Recency`]. With `absorb` they go into the memory, if there is one. Those behind them

@@ -215,6 +215,8 @@ pub struct Limits {
     pub outputs: usize,
     /// Single-layer pages in the arena, page 0 included.
     pub pages: usize,
+    /// Most tokens that a page store holds of a sequence, where these may be more than an even share of the pages; else 0.
+    pub context: usize,
     /// Tokens of a page, a power of two.
     pub page_size: usize,
     /// Slots that steps may name, slot 0 included.

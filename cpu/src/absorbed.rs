@@ -112,7 +112,8 @@ mod tests {
         let decl = PagesDecl { kv_heads: 2, key_dim: 3, value_dim: 2, layout, policy };
         let (replay, kv_type, state_type) = (Replay::OFF, KvType::F32, StateType::F32);
         let (rows, outputs, pages, page_size, slots, snapshots) = (1, 1, 1, 1, 3, 1);
-        let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+        let limits =
+            Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
         let mut absorbed = Absorbed::new(decl, &limits);
         let fill = |absorbed: &mut Absorbed, slot: Slot, with: f32| {
             let (matrices, norms) = absorbed.add(slot, 2).unwrap();

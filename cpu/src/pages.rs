@@ -260,7 +260,8 @@ mod tests {
     fn pages(decl: &PagesDecl, kv_type: KvType) -> Pages {
         let (rows, outputs, pages, page_size, slots, snapshots) = (1, 1, 4, 4, 1, 0);
         let (replay, state_type) = (Replay::OFF, StateType::F32);
-        let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+        let limits =
+            Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
         Pages::new(decl.page_bytes(page_size, kv_type), &limits)
     }
 
@@ -300,7 +301,8 @@ mod tests {
         let (rows, outputs, pages, page_size, slots, snapshots) = (1, 1, 3, 32, 1, 0);
         for kv_type in KvType::ALL {
             let (replay, state_type) = (Replay::OFF, StateType::F32);
-            let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+            let limits =
+                Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
             let size = kv_type.element_bytes();
             let mut pages = Pages::new(SEPARATE.page_bytes(page_size, kv_type), &limits);
             // Token 21 is lane 5 of the second tile.

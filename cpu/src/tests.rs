@@ -408,6 +408,7 @@ fn small_linear() -> (Arc<Program>, Limits) {
     let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
     #[rustfmt::skip]
     let limits = Limits {
+        context: 0,
         rows: 4, outputs: 4, pages: 1, page_size: 16, slots: 1, snapshots: 0, replay, kv_type, state_type,
     };
     (Arc::new(b.finish(y)), limits)

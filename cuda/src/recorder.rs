@@ -201,8 +201,18 @@ mod tests {
         }
         let program = Arc::new(b.finish(acts[5]));
         let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
-        let limits =
-            Limits { rows, outputs: rows, pages: 1, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type };
+        let limits = Limits {
+            context: 0,
+            rows,
+            outputs: rows,
+            pages: 1,
+            page_size: 4,
+            slots: 2,
+            snapshots: 0,
+            replay,
+            kv_type,
+            state_type,
+        };
         backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 1 }, limits).unwrap();
         let mut random = Random::new(3);
         let mut step = Step::default();

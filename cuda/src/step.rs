@@ -254,6 +254,7 @@ mod tests {
         let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
         for rows in [1, 5, 80] {
             let limits = Limits {
+                context: 0,
                 rows,
                 outputs: 3,
                 pages: 9,

@@ -72,6 +72,7 @@ fn run(
 ) -> Result<Vec<u32>, DeviceError> {
     let (pages, slots, replay) = (1 + 2 * 16, 3, Replay::OFF);
     let limits = Limits {
+        context: 0,
         rows: 2 * ROWS,
         outputs: 1,
         pages,

@@ -170,7 +170,18 @@ fn decode(device: &Arc<Device>) -> Result<(), DeviceError> {
     let each = (TIMED + BEFORE).div_ceil(PAGE);
     let (replay, kv_type, state_type) = (Replay::new(16, 8), KvType::F16, StateType::F32);
     let (pages, page_size) = (attentions * each + 1, PAGE);
-    let limits = Limits { rows: 8, outputs: 1, pages, page_size, slots: 2, snapshots: 0, replay, kv_type, state_type };
+    let limits = Limits {
+        context: 0,
+        rows: 8,
+        outputs: 1,
+        pages,
+        page_size,
+        slots: 2,
+        snapshots: 0,
+        replay,
+        kv_type,
+        state_type,
+    };
     let mut backend = Cuda::new(device.clone());
     let start = Instant::now();
     backend.prepare(program.clone(), &mut Pieces::new(), limits)?;

@@ -196,7 +196,7 @@ impl Kind {
 
 fn limits(rows: usize, slots: usize, replay: Replay, state_type: StateType) -> Limits {
     let (pages, page_size, kv_type) = (1, 16, KvType::F16);
-    Limits { rows, outputs: 1, pages, page_size, slots, snapshots: 0, replay, kv_type, state_type }
+    Limits { context: 0, rows, outputs: 1, pages, page_size, slots, snapshots: 0, replay, kv_type, state_type }
 }
 
 fn prepared(

@@ -50,7 +50,18 @@ fn main() -> ExitCode {
 
 fn limits(rows: usize) -> Limits {
     let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
-    Limits { rows, outputs: rows, pages: 1, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type }
+    Limits {
+        context: 0,
+        rows,
+        outputs: rows,
+        pages: 1,
+        page_size: 4,
+        slots: 2,
+        snapshots: 0,
+        replay,
+        kv_type,
+        state_type,
+    }
 }
 
 fn step(rows: usize) -> Step {

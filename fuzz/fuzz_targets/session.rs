@@ -50,7 +50,7 @@ fn read_shortened(session: &Session) -> Vec<u32> {
     let program = program(Policy::Slake(Slake { heads: 1, window: 2, capacity: 24, moments: MomentType::F32 }));
     let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
     let limits =
-        Limits { rows: 4, outputs: 1, pages: 8, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type };
+        Limits { context: 0, rows: 4, outputs: 1, pages: 8, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type };
     let keeping = Keeping::Budget(Bound { window: 2, sinks: 1, ..Bound::new(12) });
     if session.check_shortened((&program, &limits), &keeping).is_err() {
         return vec![];

@@ -194,6 +194,7 @@ impl Place {
             scratch_bytes: 0,
             available_bytes,
             most_tokens: None,
+            by_layers: matches!(self, Place::Cpu { .. }),
         };
         let limits = plan(program, model.spec.context_length, &request).limits;
         let quants = weights::quants(program, &model.file);
@@ -297,7 +298,7 @@ pub(super) fn prepare_planned(
     plan.check().map_err(|large| anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less"))?;
     for clamp in &plan.clamps {
         match clamp {
-            Clamp::Context { .. } | Clamp::Pool { .. } => note(format_args!("{file}: {clamp}")),
+            Clamp::Context { .. } | Clamp::Pool { .. } | Clamp::AtOnce { .. } => note(format_args!("{file}: {clamp}")),
             Clamp::Snapshots { .. } if flags.run.verbose => note(format_args!("{file}: {clamp}")),
             Clamp::Snapshots { .. } => {}
         }

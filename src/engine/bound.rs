@@ -5,7 +5,7 @@ use crate::{
     memory::{Memory, SequenceId},
     policy::{Bound, Holdings, Layout, Planned, Wanted},
 };
-use kvas_backend::{DeviceError, Eviction, Holding, Order, Page, Store};
+use kvas_backend::{DeviceError, Eviction, Holding, Order, Page, Slot, Store};
 
 impl Runner {
     /// The layers that can give up tokens, if there are any.
@@ -39,7 +39,7 @@ impl Runner {
             Wanted::Queries | Wanted::Values => {
                 let order = Order::Window { gamma: bound.gamma };
                 let all = holding(&stores, &holdings.alike());
-                let eviction = eviction((memory, id), bound, order, &all);
+                let eviction = eviction((memory.slot(id), memory.committed(id)), bound, order, &all);
                 self.backend.weigh(&eviction, wanted == Wanted::Values)?
             }
         };
@@ -55,7 +55,8 @@ impl Runner {
     ) -> Result<(), DeviceError> {
         let stores = self.bounded_tables(memory, id);
         let all = holding(&stores, &planned.keeps);
-        self.backend.evict(&eviction((memory, id), bound, planned.order, &all))?;
+        let of = (memory.slot(id), memory.committed(id));
+        self.backend.evict(&eviction(of, bound, planned.order, &all))?;
         let keeps = self.whole(memory, id, &planned.keeps);
         memory.gave_up(id, &keeps, planned.into_shares());
         Ok(())
@@ -71,7 +72,7 @@ impl Runner {
     }
 
     /// The page stores that give up tokens: their tables and what they hold.
-    fn bounded_tables<'a>(&self, memory: &'a Memory, id: SequenceId) -> Vec<(Store, &'a [Page], u32)> {
+    pub(super) fn bounded_tables<'a>(&self, memory: &'a Memory, id: SequenceId) -> Vec<(Store, &'a [Page], u32)> {
         let tables: Vec<(&[Page], u32)> = memory.held_tables(id).collect();
         let of = |store| {
             let (table, held) = tables[self.program().page_ordinal(store)];
@@ -81,7 +82,7 @@ impl Runner {
     }
 }
 
-fn holding<'a>(stores: &[(Store, &'a [Page], u32)], keeps: &[u32]) -> Vec<Holding<'a>> {
+pub(super) fn holding<'a>(stores: &[(Store, &'a [Page], u32)], keeps: &[u32]) -> Vec<Holding<'a>> {
     let of = |((store, table, held), keep): (&(Store, &'a [Page], u32), &u32)| Holding {
         store: *store,
         table,
@@ -91,15 +92,16 @@ fn holding<'a>(stores: &[(Store, &'a [Page], u32)], keeps: &[u32]) -> Vec<Holdin
     stores.iter().zip(keeps).map(of).collect()
 }
 
-fn eviction<'a>(
-    (memory, id): (&Memory, SequenceId),
+/// What is given up of a slot after so many tokens.
+pub(super) fn eviction<'a>(
+    (slot, context): (Slot, u32),
     bound: &Bound,
     order: Order,
     holdings: &'a [Holding<'a>],
 ) -> Eviction<'a> {
     Eviction {
-        slot: memory.slot(id),
-        context: memory.committed(id),
+        slot,
+        context,
         window: bound.window as u32,
         sinks: bound.sinks as u32,
         order,

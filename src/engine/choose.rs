@@ -61,7 +61,7 @@ impl Engine {
 
     /// Chooses the token after the known ones of a span, whose output row is `row`, and, as long as it is the next
     /// draft, the token after that.
-    fn choose(&mut self, span: &PlannedSpan, row: usize) -> Outcome {
+    pub(super) fn choose(&mut self, span: &PlannedSpan, row: usize) -> Outcome {
         let drafts = self.scheduler.get(span.id).drafts[..span.drafts as usize].to_vec();
         let (mut kept, mut accepted, mut ending) = (span.rows - span.drafts, 0, None);
         for at in 0..=drafts.len() {

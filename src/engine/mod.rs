@@ -7,6 +7,7 @@ mod draft_model;
 mod handle;
 mod inputs;
 mod job;
+mod layers;
 mod look;
 mod pace;
 mod prediction;
@@ -34,7 +35,7 @@ pub use segments::score_segments;
 pub use shelf::ShelfStats;
 
 use crate::{
-    memory::{Memory, SequenceId},
+    memory::{Full, Memory, SequenceId},
     policy::Keeping,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
     session::Shelf,
@@ -45,6 +46,7 @@ use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
 use job::{Choice, Job, Scoring};
 use kvas_backend::{CHUNK, DeviceError, Outputs};
+use layers::Climb;
 use pace::Pace;
 use shelf::Tier;
 use speculate::Speculation;
@@ -102,6 +104,8 @@ pub struct Engine {
     /// When answers had their last tokens; none after a rest.
     handed_out: Option<Instant>,
     speculation: Speculation,
+    /// The prompt that is read layer by layer.
+    climb: Option<Climb>,
 }
 
 impl Engine {
@@ -130,6 +134,7 @@ impl Engine {
             pace: Pace::new(max_decode_gap),
             handed_out: None,
             speculation: Speculation::new(drafters, most_drafts, effort),
+            climb: None,
         })
     }
 
@@ -149,7 +154,7 @@ impl Engine {
                 self.command(command);
             }
             self.drop_cancelled();
-            if let Err(error) = self.step() {
+            if let Err(error) = self.climb().and_then(|()| self.step()) {
                 self.fail_all(&error);
             }
         }
@@ -354,14 +359,13 @@ impl Engine {
         let plan = self.scheduler.plan(&mut self.memory, most);
         // Also if nothing runs: who made room in vain is empty.
         self.apply(&plan.work)?;
-        if let Some((id, full)) = plan.starved {
+        // While a prompt is read layer by layer there may be room later.
+        if let Some((id, full)) = plan.starved.filter(|_| self.climb.is_none()) {
             // Alone and still too long: an answer ends here, as it does at the end of the context.
             if self.jobs.get(&id).is_some_and(|job| job.timings.generated_tokens > 0) {
                 self.finish(id, Finish::Length);
             } else {
-                let what =
-                    format!("out of memory for this sequence: {full}; a smaller prompt or a larger --ctx-size fits");
-                self.fail(id, &what);
+                self.fail(id, &out_of_memory(full));
             }
         }
         self.steps.preemptions += plan.paused as u64;
@@ -418,8 +422,9 @@ impl Engine {
 
     fn end(&mut self, id: SequenceId) -> Option<Job> {
         let job = self.jobs.remove(&id)?;
-        let work = self.scheduler.end(&mut self.memory, id);
-        if work.is_some_and(|work| self.apply(&[work]).is_err()) {
+        let abandoned = self.abandon_climb(id);
+        let work = abandoned.into_iter().chain(self.scheduler.end(&mut self.memory, id)).collect::<Vec<_>>();
+        if self.apply(&work).is_err() {
             self.begin_anew(id);
         } else if job.ephemeral {
             self.close(id);
@@ -463,4 +468,9 @@ impl Engine {
             }
         }
     }
+}
+
+/// There are not enough pages for a sequence, and nobody else will free any.
+fn out_of_memory(full: Full) -> String {
+    format!("out of memory for this sequence: {full}; a smaller prompt or a larger --ctx-size fits")
 }

@@ -48,16 +48,32 @@ impl Reading {
         work.map_or(Ok(()), |work| runner.apply(&work)).map_err(line)
     }
 
-    /// Reads more tokens, then gives up what is more than `bound`. The logits of the last one are those of the runner's
-    /// output row 0.
+    /// Reads more tokens, then gives up what is more than `bound`; if there is no room for them in all layers, layer by
+    /// layer and from the start. The logits of the last one are those of the runner's output row 0.
     pub fn push(&mut self, runner: &mut Runner, tokens: &[u32], bound: Option<&Bound>) -> Result<(), String> {
         let rows = runner.limits().rows;
+        if let Some(bound) = bound
+            && !self.memory.has_room(self.id, tokens.len() as u32)
+            && runner.can_climb((&self.memory, self.id), bound, (self.tokens.len() + tokens.len()) as u32)
+        {
+            return self.climb(runner, tokens, bound);
+        }
         for tokens in tokens.chunks(rows) {
             let work = self.memory.reserve(self.id, tokens.len() as u32).map_err(line)?;
             runner.apply(&work).map_err(line)?;
             self.step(runner, tokens).map_err(line)?;
         }
         bound.map_or(Ok(()), |bound| runner.keep_within(&mut self.memory, self.id, bound)).map_err(line)
+    }
+
+    fn climb(&mut self, runner: &mut Runner, tokens: &[u32], bound: &Bound) -> Result<(), String> {
+        let work = self.memory.clear(self.id);
+        runner.apply(&work).map_err(line)?;
+        self.tokens.extend_from_slice(tokens);
+        let climb = runner.climb((&self.memory, self.id), bound, self.tokens.len() as u32);
+        let mut climb = climb.ok_or("the device runs whole programs")?;
+        while !runner.climb_on(&mut self.memory, &mut climb, &self.tokens).map_err(line)? {}
+        Ok(())
     }
 
     fn step(&mut self, runner: &mut Runner, tokens: &[u32]) -> Result<(), DeviceError> {

@@ -56,6 +56,11 @@ impl Runner {
         &self.program
     }
 
+    /// The same, shared.
+    pub(super) fn shared_program(&self) -> Arc<Program> {
+        self.program.clone()
+    }
+
     /// What the backend was prepared for.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -154,7 +159,7 @@ impl Runner {
         self.read_logits(step)
     }
 
-    fn read_logits(&mut self, step: &Step) -> Result<(), DeviceError> {
+    pub(super) fn read_logits(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.likeliest.count = 0;
         self.logits.resize(step.outputs().len() * self.program.vocab(), 0.0);
         if !self.logits.is_empty() {

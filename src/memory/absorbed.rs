@@ -240,7 +240,8 @@ mod tests {
         let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
         let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
         let (rows, outputs, slots, page_size) = (64, 64, 4, 4);
-        let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+        let limits =
+            Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
         Memory::new(&program, &limits)
     }
 

@@ -44,12 +44,8 @@ impl Memory {
 
     /// A sequence has given up all but `keeps` tokens of each page store.
     pub fn gave_up(&mut self, id: SequenceId, keeps: &[u32], shares: Shares) {
-        let ends: Vec<usize> = keeps.iter().map(|keep| self.pages_of(*keep)).collect();
-        let sequence = self.get_mut(id);
-        sequence.held.copy_from_slice(keeps);
-        sequence.shares = Some(shares);
-        let cut = sequence.tables.iter_mut().zip(ends).map(|(table, end)| table.split_off(end)).collect();
-        self.release_tables(cut);
+        self.shorten(id, keeps);
+        self.get_mut(id).shares = Some(shares);
     }
 
     /// Tokens that a sequence holds in every page store, where all hold as many.
@@ -105,7 +101,8 @@ mod tests {
         let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
         let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
         let (rows, outputs, slots, snapshots, page_size) = (64, 64, 4, 4, PAGE);
-        let limits = Limits { rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
+        let limits =
+            Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
         Memory::new(&program, &limits)
     }
 

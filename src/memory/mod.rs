@@ -2,8 +2,10 @@
 //! Every verb that moves bytes says so in the [`DeviceWork`] it returns, which the engine hands to the backend.
 
 mod absorbed;
+mod by_layers;
 mod elsewhere;
 mod giving;
+mod layers;
 mod pages;
 pub mod plan;
 mod prefix;
@@ -236,6 +238,11 @@ impl Memory {
 
     /// Makes room for `rows` more tokens: pages for all of them, and an own copy of a shared tail.
     pub fn reserve(&mut self, id: SequenceId, rows: u32) -> Result<DeviceWork, Full> {
+        self.reserve_by_store(id, |_| rows)
+    }
+
+    /// The same for so many tokens of each page store, by its ordinal.
+    fn reserve_by_store(&mut self, id: SequenceId, rows: impl Fn(usize) -> u32 + Copy) -> Result<DeviceWork, Full> {
         loop {
             let full = self.pages.short_of(|arena| self.pages_needed(id, rows, arena));
             let Some(full) = full else { return Ok(self.take_pages(id, rows)) };
@@ -269,26 +276,29 @@ impl Memory {
         if held.is_multiple_of(self.page_size) { None } else { Some(held / self.page_size) }
     }
 
-    fn pages_needed(&self, id: SequenceId, rows: u32, arena: usize) -> usize {
+    fn pages_needed(&self, id: SequenceId, rows: impl Fn(usize) -> u32, arena: usize) -> usize {
         let sequence = self.get(id);
-        let of_table = |(table, held): (&Vec<Page>, u32)| {
-            let pages = (held as usize + rows as usize).div_ceil(self.page_size);
-            let copied = self.tail(held).is_some_and(|tail| self.pages.is_shared(table[tail]));
+        let of_table = |((table, held), ordinal): ((&Vec<Page>, u32), usize)| {
+            let rows = rows(ordinal) as usize;
+            let pages = (held as usize + rows).div_ceil(self.page_size);
+            let copied = rows > 0 && self.tail(held).is_some_and(|tail| self.pages.is_shared(table[tail]));
             pages.saturating_sub(table.len()) + usize::from(copied)
         };
-        let tables = sequence.tables.iter().zip(sequence.held.iter().copied()).zip(&self.stores);
+        let tables = sequence.tables.iter().zip(sequence.held.iter().copied()).zip(0..).zip(&self.stores);
         tables.filter(|(_, store)| **store == arena).map(|(table, _)| of_table(table)).sum()
     }
 
-    fn take_pages(&mut self, id: SequenceId, rows: u32) -> DeviceWork {
+    fn take_pages(&mut self, id: SequenceId, rows: impl Fn(usize) -> u32) -> DeviceWork {
         let page_size = self.page_size;
         let tails: Vec<Option<usize>> = self.get(id).held.iter().map(|held| self.tail(*held)).collect();
         let mut work = DeviceWork::default();
         let sequence = self.sequences.get_mut(&id).expect("the sequence is live");
         let held = sequence.held.iter().zip(tails);
-        for ((table, (held, tail)), arena) in sequence.tables.iter_mut().zip(held).zip(&self.stores) {
-            let pages = (*held as usize + rows as usize).div_ceil(page_size);
-            if let Some(tail) = tail.filter(|tail| self.pages.is_shared(table[*tail])) {
+        let tables = sequence.tables.iter_mut().zip(held).zip(&self.stores);
+        for (ordinal, ((table, (held, tail)), arena)) in tables.enumerate() {
+            let rows = rows(ordinal) as usize;
+            let pages = (*held as usize + rows).div_ceil(page_size);
+            if let Some(tail) = tail.filter(|tail| rows > 0 && self.pages.is_shared(table[*tail])) {
                 let own = self.pages.take(*arena).expect("as many as needed are free");
                 work.copy_pages.push((table[tail], own));
                 self.pages.release(table[tail]);

@@ -2,6 +2,7 @@
 //! state, snapshots and scratch. What was not asked for in so many words is fitted to the memory there is, and every
 //! such decision is written down.
 
+use super::by_layers::ByLayers;
 use crate::model::replay_traffic::{self, Elements};
 use kvas_backend::{
     CHUNK, KvType, Limits, Program, Replay, StateType, StoreDecl,
@@ -54,6 +55,8 @@ pub struct PlanRequest {
     pub available_bytes: u64,
     /// Tokens there is room for on the device that has the least room, if there are several.
     pub most_tokens: Option<usize>,
+    /// Whether the device can read a prompt layer by layer.
+    pub by_layers: bool,
 }
 
 /// Something that is less than it would be with more memory.
@@ -75,6 +78,11 @@ pub enum Clamp {
         /// Tokens there is room for.
         given: usize,
     },
+    /// Prompts that all layers hold at once.
+    AtOnce {
+        /// Their tokens; longer ones are read layer by layer.
+        given: usize,
+    },
     /// Snapshots.
     Snapshots {
         /// What an eighth of the memory is too small for.
@@ -94,6 +102,12 @@ impl std::fmt::Display for Clamp {
                 f,
                 "{given} tokens for {sequences} sequences of up to {context} together: memory has room for no more"
             ),
+            Clamp::AtOnce { given } => {
+                write!(
+                    f,
+                    "prompts of more than {given} tokens are read layer by layer: memory has room for no more at once"
+                )
+            }
             Clamp::Snapshots { wanted, given } => {
                 write!(f, "{given} snapshots instead of {wanted}: an eighth of the memory has room for no more")
             }
@@ -149,6 +163,8 @@ pub struct MemoryPlan {
     pub snapshot_bytes: u64,
     /// Activations of the largest step, and the logits handed out.
     pub activations_bytes: u64,
+    /// What goes from layer to layer of a prompt that is read layer by layer.
+    pub carried_bytes: u64,
     /// What the backend takes for itself.
     pub scratch_bytes: u64,
     /// What the process held before.
@@ -184,6 +200,7 @@ impl MemoryPlan {
             + self.slots_bytes()
             + self.snapshots_bytes()
             + self.activations_bytes
+            + self.carried_bytes
             + self.scratch_bytes
     }
 
@@ -203,7 +220,7 @@ impl MemoryPlan {
             pages: self.pages_bytes(),
             states: self.slots_bytes(),
             snapshots: self.snapshots_bytes(),
-            activations: self.activations_bytes,
+            activations: self.activations_bytes + self.carried_bytes,
             scratch: self.scratch_bytes,
             available: self.available_bytes,
         })
@@ -257,6 +274,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
         let pages = 1 + sizes.page_stores * tables(request, pool_tokens, snapshots);
         let limits = Limits {
+            context: 0,
             rows: request.rows,
             outputs: request.outputs,
             pages,
@@ -278,6 +296,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
             ring_bytes: sizes.ring_bytes,
             snapshot_bytes: sizes.snapshot_bytes,
             activations_bytes: activations(program, request),
+            carried_bytes: 0,
             scratch_bytes: request.scratch_bytes,
             process_bytes: request.process_bytes,
             available_bytes: request.available_bytes,
@@ -297,21 +316,33 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
         Some(Positions::Sequence) => trained_context,
         None => trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)),
     };
+    let by_layers = ByLayers::new(program, request);
+    // Half of what is left is for what comes after it, and for others.
+    let longest = longest.max(by_layers.map_or(0, |by_layers| by_layers.room(left / 2)).min(trained_context));
     let context = request.context.unwrap_or(longest);
+    // What all layers cannot hold at once may still be read layer by layer.
+    let by_layers = by_layers.filter(|by_layers| (room + 1..=by_layers.room(left)).contains(&context));
+    let carried_bytes = by_layers.map_or(0, |by_layers| by_layers.carried * context as u64);
     if request.context.is_none() && context < trained_context {
         clamps.push(Clamp::Context { wanted: trained_context, given: context });
     }
     // Every sequence may grow to the whole context; together they have what there is, at least that of one.
     let (each, sequences) = (context.min(held), request.sequences);
     let wanted = each.saturating_mul(sequences);
-    let pool_tokens = wanted.min(room.max(each));
-    if pool_tokens < wanted {
-        clamps.push(Clamp::Pool { sequences, context: each, given: pool_tokens });
+    let at_once =
+        (left.saturating_sub(carried_bytes) / sizes.row_bytes.max(1)) as usize / request.page_size * request.page_size;
+    let pool_tokens = if by_layers.is_some() { at_once } else { wanted.min(room.max(each)) };
+    match by_layers {
+        Some(_) => clamps.push(Clamp::AtOnce { given: pool_tokens }),
+        None if pool_tokens < wanted => clamps.push(Clamp::Pool { sequences, context: each, given: pool_tokens }),
+        None => {}
     }
     // As much again for what is kept of prompts: it is little.
     let spare = if segments.is_some() { pool_tokens.min(room.saturating_sub(pool_tokens)) } else { 0 };
     let pool_tokens = pool_tokens + spare;
-    MemoryPlan { room_tokens: room, ..with_pages(context, pool_tokens, clamps) }
+    let mut plan = MemoryPlan { room_tokens: room, carried_bytes, ..with_pages(context, pool_tokens, clamps) };
+    plan.limits.context = if by_layers.is_some() { context } else { 0 };
+    plan
 }
 
 /// Pages of one store. More than the tokens need: every sequence ends in a page of its own, and a tail that a snapshot
@@ -377,14 +408,14 @@ fn activations(program: &Program, request: &PlanRequest) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use kvas_backend::{
         Act,
         store::{MemoryKeys, PageLayout, PagesDecl, Policy, SegmentMemory, StateDecl},
     };
 
-    const REQUEST: PlanRequest = PlanRequest {
+    pub(in crate::memory) const REQUEST: PlanRequest = PlanRequest {
         context: None,
         sequences: 2,
         snapshots: SnapshotBudget::Exactly(6),
@@ -401,6 +432,7 @@ mod tests {
         scratch_bytes: 10,
         available_bytes: u64::MAX,
         most_tokens: None,
+        by_layers: true,
     };
 
     fn of(context: Option<usize>, available_bytes: u64) -> MemoryPlan {

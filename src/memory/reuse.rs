@@ -22,6 +22,11 @@ pub enum Miss {
         /// The position gone back to.
         from: u32,
     },
+    /// There is no room for all of the prompt in all layers at once: each layer reads it from the start.
+    ByLayers {
+        /// Known tokens.
+        known: u32,
+    },
     /// There is no snapshot nearer.
     NoSnapshot {
         /// Known tokens.
@@ -39,6 +44,7 @@ impl Miss {
             Miss::Unwanted => Some("unwanted"),
             Miss::Diverged { .. } => Some("diverged"),
             Miss::Evicted { .. } => Some("evicted"),
+            Miss::ByLayers { .. } => Some("by_layers"),
             Miss::NoSnapshot { .. } => Some("no_snapshot"),
         }
     }
@@ -51,6 +57,9 @@ impl std::fmt::Display for Miss {
             Miss::Unwanted => f.write_str("the request asked for everything to be read"),
             Miss::Diverged { at } => write!(f, "diverged at token {at}"),
             Miss::Evicted { known, from } => write!(f, "read from {from} on: a snapshot before {known} was evicted"),
+            Miss::ByLayers { known } => {
+                write!(f, "read from the start, of which {known} were known: layer by layer, for want of memory")
+            }
             Miss::NoSnapshot { known, from } => write!(f, "read from {from} on: no snapshot between there and {known}"),
         }
     }

@@ -157,6 +157,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Tokens of a layer that there is room to remember a share of budgets for, on average over layers; whole pages.
+    pub const fn budget(&self) -> usize {
+        self.most / MOST_SHARES
+    }
+
     /// Of a program; `None` if all of its layers hold all tokens.
     pub fn of(program: &Program, page_size: usize, kv_type: KvType) -> Option<Self> {
         let (mut layers, mut row_bytes, mut moment_bytes, mut of_slake) = (0, 0, 0, None);
@@ -314,22 +319,51 @@ impl Holdings<'_> {
         let due = self.due()?;
         let budgets = match (due, self.shares) {
             (Due::Again, Some(shares)) => shares.budgets.clone(),
-            (Due::Again | Due::Anew, _) => self.budgets(preferences),
+            (Due::Again | Due::Anew, _) => self.budgets(preferences, self.held),
         };
         let keeps: Vec<u32> = self.held.iter().zip(&budgets).map(|(held, budget)| *held.min(budget)).collect();
         let shares = Shares::new(keeps.clone(), budgets, self.bound.rows(self.layout));
         Some(Planned { keeps, order: self.bound.order(due), shares })
     }
 
-    /// Shares the pages of all layers out by what they are worth, beyond those that each has in any case.
-    fn budgets(&self, preferences: &[Preference]) -> Vec<u32> {
+    /// Whether so many tokens of a layer are so many that some are given up.
+    pub fn is_over(bound: &Bound, layout: &Layout, tokens: u32) -> bool {
+        let held = vec![tokens; layout.layers];
+        Holdings { bound, layout, held: &held, shares: None }.wanted().is_some()
+    }
+
+    /// What the first layers keep of a prompt of `tokens` tokens that the others have not read yet, all that layers keep
+    /// being shared out among these (ALGORITHMS 5.1, the cascade): of those before the last of them less than before,
+    /// what they may still be given a page of by rounding when others join. After the last layer it is what
+    /// [`Holdings::plan`] says of all at once.
+    pub fn cascade(&self, preferences: &[Preference], tokens: u32) -> Planned {
+        let read = self.held.len();
+        let budgets = self.budgets(preferences, &vec![tokens; read]);
+        let spare = if read < self.layout.layers { self.layout.page_size as u32 } else { 0 };
+        let keeps: Vec<u32> =
+            self.held.iter().zip(&budgets).map(|(held, budget)| *held.min(&(budget + spare))).collect();
+        let shares = Shares::new(keeps.clone(), budgets, self.bound.rows(self.layout));
+        Planned { keeps, order: self.bound.order(Due::Anew), shares }
+    }
+
+    /// Which tokens layers keep that have chosen before by an order, of the same queries: those of the highest scores.
+    pub const fn again(order: Order) -> Order {
+        match order {
+            Order::Window { .. } | Order::Running => Order::Running,
+            Order::Recency => Order::Recency,
+        }
+    }
+
+    /// Shares the pages of all layers out by what they are worth, beyond those that each has in any case, among those
+    /// that have read `held` tokens.
+    fn budgets(&self, preferences: &[Preference], held: &[u32]) -> Vec<u32> {
         let Layout { layers, page_size, most, .. } = *self.layout;
         let least = self.bound.least_pages(page_size);
         let total = layers * (self.bound.rows(self.layout) / page_size).saturating_sub(least);
         let cap = |held: &u32| (*held as usize).div_ceil(page_size).min(most / page_size).saturating_sub(least);
-        let caps: Vec<usize> = self.held.iter().map(cap).collect();
+        let caps: Vec<usize> = held.iter().map(cap).collect();
         let worth: Vec<f64> = match preferences {
-            [] => vec![1.0; layers],
+            [] => vec![1.0; held.len()],
             preferences => preferences.iter().map(|preference| self.bound.worth(preference)).collect(),
         };
         let pages = water_fill(&worth, total, &caps);
@@ -340,6 +374,7 @@ impl Holdings<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvas_backend::conformance::Random;
 
     const LAYOUT: Layout =
         Layout { layers: 3, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
@@ -356,6 +391,39 @@ mod tests {
         // 36 tokens are 3 pages, and one more.
         assert_eq!(bound.least_budget(&LAYOUT), 64 + 60);
         assert_eq!(Bound { budget: 124, ..bound }.rows(&LAYOUT), 64);
+    }
+
+    /// The oracle's `cascade`: whatever layers turn out to be worth, each keeps at last what it would keep if all were asked
+    /// at once, and never more than all may hold together and a page of each.
+    #[test]
+    fn a_cascade_ends_with_what_is_shared_out_at_once() {
+        let mut random = Random::new(9);
+        for _ in 0..500 {
+            let layers = 2 + random.below(30);
+            let layout = Layout { layers, ..LAYOUT };
+            let bound = Bound { moments: false, ..Bound::new(64 + random.below(400)) };
+            let tokens = (bound.budget + 16 + random.below(2000)) as u32;
+            let worth = |random: &mut Random| f64::from(random.normal() * 2.0).exp();
+            let preferences: Vec<Preference> = (0..layers)
+                .map(|_| Preference { entropy: worth(&mut random), variance: 1.0, ..Preference::default() })
+                .collect();
+            let mut held = Vec::new();
+            let mut last = None;
+            for read in 1..=layers {
+                held.push(tokens);
+                let holdings = Holdings { bound: &bound, layout: &layout, held: &held, shares: None };
+                let planned = holdings.cascade(&preferences[..read], tokens);
+                assert!(planned.keeps.iter().zip(&held).all(|(keep, held)| keep <= held), "nothing comes back");
+                held.clone_from(&planned.keeps);
+                let all: u32 = held.iter().sum();
+                assert!(all as usize <= layers * (bound.rows(&layout) + 16), "{all} tokens after {read} layers");
+                last = Some(planned);
+            }
+            let alike = vec![tokens; layers];
+            let at_once = Holdings { bound: &bound, layout: &layout, held: &alike, shares: None };
+            assert!(Holdings::is_over(&bound, &layout, tokens));
+            assert_eq!(last, at_once.plan(&preferences));
+        }
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub struct Scheduler {
     window: u32,
     /// Tokens up to which a new sequence has no state, only inputs.
     fresh: u32,
+    /// Whose prompt is read layer by layer, in steps of its own.
+    apart: Option<SequenceId>,
 }
 
 impl Scheduler {
@@ -65,7 +67,7 @@ impl Scheduler {
     pub fn new(limits: &Limits) -> Self {
         let Replay { window, fresh, .. } = limits.replay;
         let (rows, outputs) = (limits.rows as u32, limits.outputs as u32);
-        Self { sequences: Vec::new(), rows, outputs, window: window as u32, fresh: fresh as u32 }
+        Self { sequences: Vec::new(), rows, outputs, window: window as u32, fresh: fresh as u32, apart: None }
     }
 
     /// Adds an open, empty sequence.
@@ -127,6 +129,11 @@ impl Scheduler {
         reuse
     }
 
+    /// From now on steps are planned for all but this sequence, whose prompt is read layer by layer.
+    pub fn set_apart(&mut self, id: Option<SequenceId>) {
+        self.apart = id;
+    }
+
     /// The next step: every sequence with one token to read, then prompts, of which at most `most` tokens are read where
     /// somebody waits for the next token of an answer. Who has to make room for others goes on later.
     pub fn plan(&mut self, memory: &mut Memory, most: u32) -> StepPlan {
@@ -135,7 +142,7 @@ impl Scheduler {
         let mut refused = Vec::new();
         let pending =
             |sequence: &Sequence, memory: &Memory| sequence.tokens.len() as u32 - memory.committed(sequence.id);
-        let ready = self.running().filter(|sequence| !sequence.paused);
+        let ready = self.running().filter(|sequence| !sequence.paused && self.apart != Some(sequence.id));
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             ready.map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
         // Nobody waits for the drafts of others.

@@ -24,6 +24,19 @@ impl Scheduler {
         }
     }
 
+    /// Has somebody give up what it holds for a sequence whose prompt is read layer by layer. None: there is nobody.
+    pub fn make_room(&mut self, memory: &mut Memory, id: SequenceId) -> Option<DeviceWork> {
+        let giver = self.giver(memory, id, &[])?;
+        Some(self.give_up(memory, giver))
+    }
+
+    /// A sequence that holds nothing waits until there is room, if anybody else is at work.
+    pub fn pause(&mut self, id: SequenceId) -> bool {
+        let others = self.running().any(|sequence| sequence.id != id && !sequence.paused);
+        self.get_mut(id).paused = others;
+        others
+    }
+
     /// Who makes room for a sequence: one without a request, the one longest so first; then the youngest with a request
     /// that is younger than this one's and not part of this step.
     fn giver(&self, memory: &Memory, id: SequenceId, spans: &[PlannedSpan]) -> Option<SequenceId> {

@@ -8,7 +8,7 @@ use kvas_backend::{
 
 fn limits(rows: usize, pages: usize) -> Limits {
     let (replay, kv_type, state_type) = (Replay::OFF, Default::default(), Default::default());
-    Limits { rows, outputs: 8, pages, page_size: 4, slots: 9, snapshots: 4, replay, kv_type, state_type }
+    Limits { context: 0, rows, outputs: 8, pages, page_size: 4, slots: 9, snapshots: 4, replay, kv_type, state_type }
 }
 
 fn memory(pages: usize) -> Memory {

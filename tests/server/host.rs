@@ -62,6 +62,7 @@ impl Loader for Bundled {
         let mut model = Model::open(&path, None).map_err(|error| error.to_string())?;
         let (kv_type, state_type, page_size) = (KvType::F16, StateType::F32, 16);
         let limits = Limits {
+            context: 0,
             rows: 64,
             outputs: PARALLEL + 64,
             pages: 16 * CONTEXT / page_size,

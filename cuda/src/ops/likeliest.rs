@@ -71,8 +71,18 @@ mod tests {
         b.op(Op::Embed(Embed { table, scale: 1.0, out: logits }));
         let (program, replay) = (Arc::new(b.finish(logits)), Replay::OFF);
         let (kv_type, state_type, outputs) = (KvType::F16, StateType::F32, rows);
-        let limits =
-            Limits { rows, outputs, pages: 1, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type };
+        let limits = Limits {
+            context: 0,
+            rows,
+            outputs,
+            pages: 1,
+            page_size: 4,
+            slots: 2,
+            snapshots: 0,
+            replay,
+            kv_type,
+            state_type,
+        };
         let mut backend = Cuda::new(device.clone());
         backend.prepare(program, &mut RandomWeights { quant: Quant::F32, seed: 1 }, limits).unwrap();
         let mut step = Step::default();

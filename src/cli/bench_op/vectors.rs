@@ -113,6 +113,7 @@ pub(super) fn check_recurrence(
 
 /// Limits of a program without pages.
 pub(super) const NO_PAGES: Limits = Limits {
+    context: 0,
     rows: 1,
     outputs: 1,
     pages: 1,

@@ -32,7 +32,18 @@ const REPLAYS: [Replay; 6] = [
 
 fn limits(replay: Replay) -> Limits {
     let (page_size, kv_type, state_type) = (4, KvType::F16, StateType::F32);
-    Limits { rows: ROWS, outputs: ROWS, pages: 260, page_size, slots: 4, snapshots: 3, replay, kv_type, state_type }
+    Limits {
+        context: 0,
+        rows: ROWS,
+        outputs: ROWS,
+        pages: 260,
+        page_size,
+        slots: 4,
+        snapshots: 3,
+        replay,
+        kv_type,
+        state_type,
+    }
 }
 
 fn case(name: String, program: Program, quant: Quant, replay: Replay) -> Case {

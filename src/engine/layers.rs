@@ -1,0 +1,250 @@
+//! Prompts that memory has no room for in all layers at once, read layer by layer (ALGORITHMS 5.1): every layer reads all of
+//! the prompt and gives up what it may not hold before the next one begins. What goes from layer to layer is kept here.
+
+use super::{
+    Engine, Runner,
+    bound::{eviction, holding},
+};
+use crate::{
+    memory::{DeviceWork, Full, Memory, Miss, SequenceId},
+    policy::{Bound, Holdings, Layout, Planned, Wanted},
+    scheduler::PlannedSpan,
+};
+use kvas_backend::{Band, CHUNK, DeviceError, Order, Outputs, Position, Preference, Step};
+use std::time::{Duration, Instant};
+
+/// How long a prompt is read layer by layer before others are looked after.
+const TURN: Duration = Duration::from_millis(50);
+
+/// Why a prompt cannot be read on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Stopped {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// There are no pages for what a layer reads next; nothing has changed.
+    #[error(transparent)]
+    Full(#[from] Full),
+}
+
+/// A prompt on its way.
+#[derive(Debug)]
+pub(super) struct Climb {
+    pub(super) id: SequenceId,
+    bound: Bound,
+    layout: Layout,
+    tokens: u32,
+    bands: Vec<Band>,
+    /// The band that reads now, and how many tokens of the prompt it has read.
+    band: usize,
+    read: u32,
+    /// Where the slot stood before.
+    from: Position,
+    /// What the next band reads, and the columns of it: `[tokens][columns]`, step by step act after act. What a band has read
+    /// of a step makes room for what it wrote.
+    carried: Vec<f32>,
+    columns: usize,
+    preferences: Vec<Preference>,
+}
+
+impl Climb {
+    /// Rows of the next step: those that [`crate::scheduler::Scheduler`] would take of a prompt that is read alone.
+    fn rows(&self, (most, window): (u32, u32)) -> u32 {
+        let (left, chunk) = (self.tokens - self.read, CHUNK as u32);
+        let whole = left.min(most) / chunk * chunk;
+        if left > most || (whole > 0 && left - whole <= window) { whole } else { left }
+    }
+}
+
+impl Runner {
+    /// Whether a prompt of so many tokens can be read layer by layer by a sequence that gives up tokens.
+    pub(super) fn can_climb(&self, (memory, id): (&Memory, SequenceId), bound: &Bound, tokens: u32) -> bool {
+        let is_over = |layout: &Layout| Holdings::is_over(bound, layout, tokens);
+        // Whole chunks are cut off.
+        self.limits().rows >= CHUNK
+            && self.bounded_layers().as_ref().is_some_and(is_over)
+            && self.backend.position(memory.slot(id)).is_some()
+            && self.program().bands().len() > 1
+    }
+
+    /// Begins to read a prompt into an empty sequence.
+    pub(super) fn climb(&self, (memory, id): (&Memory, SequenceId), bound: &Bound, tokens: u32) -> Option<Climb> {
+        assert_eq!(memory.committed(id), 0, "the sequence is empty");
+        let (bands, layout) = (self.program().bands(), self.bounded_layers()?);
+        let from = self.backend.position(memory.slot(id))?;
+        let columns = bands.iter().map(|band| self.program().columns_of(&band.carried)).max().unwrap_or(0);
+        let carried = vec![0.0; columns * tokens as usize];
+        let (band, read, preferences) = (0, 0, Vec::new());
+        Some(Climb { id, bound: *bound, layout, tokens, bands, band, read, from, carried, columns, preferences })
+    }
+
+    /// Reads on for a step. True if that was the last one: the tokens are committed, and the logits of the last one are in
+    /// output row 0.
+    pub(super) fn climb_on(&mut self, memory: &mut Memory, climb: &mut Climb, tokens: &[u32]) -> Result<bool, Stopped> {
+        let rows = climb.rows((self.limits().rows as u32, self.limits().replay.window as u32));
+        let band = &climb.bands[climb.band];
+        let (id, is_last) = (climb.id, climb.band + 1 == climb.bands.len());
+        let ordinals: Vec<usize> = band.stores.iter().map(|store| self.program().page_ordinal(*store)).collect();
+        let work = memory.reserve_in(id, &ordinals, rows)?;
+        self.apply(&work)?;
+        let ends = climb.read + rows == climb.tokens;
+        let outputs = if is_last && ends { Outputs::Last } else { Outputs::None };
+        let mut step = Step::default();
+        let range = climb.read as usize..(climb.read + rows) as usize;
+        step.push_held(memory.slot(id), climb.read, &tokens[range], outputs, memory.held_tables(id));
+        self.run_band(&step, climb)?;
+        self.backend.pass(&[(memory.slot(id), rows)])?;
+        memory.appended(id, &ordinals, rows);
+        climb.read += rows;
+        if !ends {
+            return Ok(false);
+        }
+        let planned = self.settle(memory, climb)?;
+        if is_last {
+            memory.climbed(id, climb.tokens, planned.into_shares());
+            return Ok(true);
+        }
+        self.backend.return_to(memory.slot(id), climb.from)?;
+        (climb.band, climb.read) = (climb.band + 1, 0);
+        Ok(false)
+    }
+
+    /// Runs the ops of a band; what it and later ones read is written before, and kept after.
+    fn run_band(&mut self, step: &Step, climb: &mut Climb) -> Result<(), DeviceError> {
+        let rows = step.tokens().len();
+        let room = &mut climb.carried[climb.read as usize * climb.columns..][..rows * climb.columns];
+        let bands = &climb.bands;
+        self.backend.begin(step)?;
+        let mut at = 0;
+        for act in bands[..climb.band].last().map_or(&[][..], |before| &before.carried) {
+            let len = rows * self.program().act(*act).columns;
+            self.backend.write(*act, &room[at..at + len])?;
+            at += len;
+        }
+        let program = self.shared_program();
+        program.ops[bands[climb.band].ops.clone()].iter().try_for_each(|op| self.backend.execute(op))?;
+        at = 0;
+        for act in &bands[climb.band].carried {
+            let len = rows * program.act(*act).columns;
+            self.backend.read(*act, &mut room[at..at + len])?;
+            at += len;
+        }
+        self.read_logits(step)
+    }
+
+    /// A band has read all of the prompt: its layer gives up what it may not hold, and those before what it takes of their
+    /// shares.
+    fn settle(&mut self, memory: &mut Memory, climb: &mut Climb) -> Result<Planned, Stopped> {
+        let (id, bound, layout) = (climb.id, climb.bound, climb.layout);
+        let alike = vec![climb.tokens; layout.layers];
+        let all = Holdings { bound: &bound, layout: &layout, held: &alike, shares: None };
+        let of = (memory.slot(id), climb.tokens);
+        let mut tables = self.bounded_tables(memory, id);
+        tables.truncate(climb.band + 1);
+        if let Some(wanted @ (Wanted::Queries | Wanted::Values)) = all.wanted() {
+            let newest = holding(&tables[climb.band..], &all.alike());
+            let eviction = eviction(of, &bound, Order::Window { gamma: bound.gamma }, &newest);
+            climb.preferences.extend(self.backend.weigh(&eviction, wanted == Wanted::Values)?);
+        }
+        let held: Vec<u32> = tables.iter().map(|(_, _, held)| *held).collect();
+        let planned = Holdings { held: &held, ..all }.cascade(&climb.preferences, climb.tokens);
+        let holdings = holding(&tables, &planned.keeps);
+        let (before, newest) = holdings.split_at(climb.band);
+        for (holdings, order) in [(newest, planned.order), (before, Holdings::again(planned.order))] {
+            self.backend.evict(&eviction(of, &bound, order, holdings))?;
+        }
+        let mut keeps: Vec<u32> = memory.held_tables(id).map(|(_, held)| held).collect();
+        for (store, keep) in self.program().bounded_stores().zip(&planned.keeps) {
+            keeps[self.program().page_ordinal(store)] = *keep;
+        }
+        memory.shorten(id, &keeps);
+        Ok(planned)
+    }
+}
+
+impl Engine {
+    /// Looks for a prompt that all layers together have no room for, and begins to read it layer by layer.
+    fn begin_climb(&mut self) -> Result<(), DeviceError> {
+        let Some((id, bound)) = self.scheduler.running().find_map(|sequence| {
+            let job = self.jobs.get(&sequence.id)?;
+            let bound = job.bound?.budget().copied()?;
+            let (tokens, committed) = (sequence.tokens.len() as u32, self.memory.committed(sequence.id));
+            let is_prompt = tokens - committed >= 2 * CHUNK as u32 && job.scoring.is_none() && !sequence.paused;
+            let has_room = || self.memory.has_room(sequence.id, tokens - committed);
+            let can = || self.runner.can_climb((&self.memory, sequence.id), &bound, tokens);
+            (is_prompt && !has_room() && can()).then_some((sequence.id, bound))
+        }) else {
+            return Ok(());
+        };
+        let tokens = self.scheduler.get(id).tokens.len() as u32;
+        // What is known of the prompt is in all layers, for which there is no room.
+        let known = self.memory.committed(id);
+        let work = self.memory.clear(id);
+        self.apply(&[work])?;
+        if let Some(job) = self.jobs.get_mut(&id).filter(|_| known > 0) {
+            (job.timings.prompt_tokens, job.timings.cached_tokens) = (tokens as usize, 0);
+            job.timings.miss = Miss::ByLayers { known };
+        }
+        self.climb = self.runner.climb((&self.memory, id), &bound, tokens);
+        self.scheduler.set_apart(self.climb.as_ref().map(|climb| climb.id));
+        Ok(())
+    }
+
+    /// Reads on in the prompt that is read layer by layer, if there is one.
+    pub(super) fn climb(&mut self) -> Result<(), DeviceError> {
+        if self.climb.is_none() {
+            self.begin_climb()?;
+        }
+        let began = Instant::now();
+        while let Some(mut climb) = self.climb.take_if(|_| began.elapsed() < TURN) {
+            let tokens = &self.scheduler.get(climb.id).tokens;
+            match self.runner.climb_on(&mut self.memory, &mut climb, tokens) {
+                Ok(false) => self.climb = Some(climb),
+                Ok(true) => return self.reached(&climb),
+                Err(Stopped::Device(error)) => {
+                    self.climb = Some(climb);
+                    return Err(error);
+                }
+                Err(Stopped::Full(full)) => {
+                    let id = climb.id;
+                    self.climb = Some(climb);
+                    self.make_room(id, full)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All layers have read a prompt: what follows it is chosen.
+    fn reached(&mut self, climb: &Climb) -> Result<(), DeviceError> {
+        self.scheduler.set_apart(None);
+        self.steps.count += 1;
+        self.steps.prompts += u64::from(climb.tokens);
+        self.tokens_read += u64::from(climb.tokens);
+        let span = PlannedSpan { id: climb.id, rows: 1, drafts: 0, outputs: Outputs::Last };
+        let outcome = self.choose(&span, 0);
+        self.handed_out = Some(Instant::now());
+        outcome.ending.into_iter().for_each(|ending| self.conclude(climb.id, ending));
+        Ok(())
+    }
+
+    /// There are no pages for the prompt: others give up theirs, or it waits until nobody else is at work.
+    fn make_room(&mut self, id: SequenceId, full: Full) -> Result<(), DeviceError> {
+        if let Some(work) = self.scheduler.make_room(&mut self.memory, id) {
+            self.steps.preemptions += 1;
+            return self.apply(&[work]);
+        }
+        let work = self.abandon_climb(id);
+        self.apply(&work.into_iter().collect::<Vec<_>>())?;
+        if !self.scheduler.pause(id) {
+            self.fail(id, &super::out_of_memory(full));
+        }
+        Ok(())
+    }
+
+    /// What was read of a prompt layer by layer is of no use to anybody.
+    pub(super) fn abandon_climb(&mut self, id: SequenceId) -> Option<DeviceWork> {
+        self.climb.take_if(|climb| climb.id == id)?;
+        self.scheduler.set_apart(None);
+        Some(self.memory.clear(id))
+    }
+}
