@@ -78,10 +78,7 @@ impl Lives {
         let mut touched = vec![Vec::new(); program.acts.len()];
         for (at, op) in program.ops.iter().enumerate() {
             let touches = op.touches();
-            let is_part = |out: Act| match op {
-                Op::Linear(op) => program.weight(op.weight).shape[0] < program.act(out).columns,
-                _ => false,
-            };
+            let is_part = |out: Act| matches!(op, Op::Linear(op) if program.weight(op.weight).shape[0] < program.act(out).columns);
             for act in &touches.writes {
                 let how = if is_part(*act) { How::WritesPart } else { How::Writes };
                 let how = if touches.reads.contains(act) { How::Reads } else { how };

@@ -305,9 +305,11 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
         }
     };
     let left = request.available_bytes.saturating_sub(with_pages(0, 0, vec![]).needed_bytes());
-    let fits = left / sizes.row_bytes.max(1);
-    let room = usize::try_from(fits).unwrap_or(usize::MAX) / request.page_size * request.page_size;
-    let room = room.min(request.most_tokens.unwrap_or(usize::MAX));
+    let tokens = |bytes: u64| {
+        let fits = usize::try_from(bytes / sizes.row_bytes.max(1)).unwrap_or(usize::MAX);
+        fits / request.page_size * request.page_size
+    };
+    let room = tokens(left).min(request.most_tokens.unwrap_or(usize::MAX));
     // Whoever gives up segments reads on for ever, unless positions are those in the sequence.
     let segments = program.segments();
     let held = segments.map_or(usize::MAX, Segments::most);
@@ -329,18 +331,15 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     // Every sequence may grow to the whole context; together they have what there is, at least that of one.
     let (each, sequences) = (context.min(held), request.sequences);
     let wanted = each.saturating_mul(sequences);
-    let at_once =
-        (left.saturating_sub(carried_bytes) / sizes.row_bytes.max(1)) as usize / request.page_size * request.page_size;
+    let at_once = tokens(left.saturating_sub(carried_bytes));
     let pool_tokens = if by_layers.is_some() { at_once } else { wanted.min(room.max(each)) };
-    match by_layers {
-        Some(_) => clamps.push(Clamp::AtOnce { given: pool_tokens }),
-        None if pool_tokens < wanted => clamps.push(Clamp::Pool { sequences, context: each, given: pool_tokens }),
-        None => {}
-    }
+    clamps.extend(match by_layers {
+        Some(_) => Some(Clamp::AtOnce { given: pool_tokens }),
+        None => (pool_tokens < wanted).then_some(Clamp::Pool { sequences, context: each, given: pool_tokens }),
+    });
     // As much again for what is kept of prompts: it is little.
     let spare = if segments.is_some() { pool_tokens.min(room.saturating_sub(pool_tokens)) } else { 0 };
-    let pool_tokens = pool_tokens + spare;
-    let mut plan = MemoryPlan { room_tokens: room, carried_bytes, ..with_pages(context, pool_tokens, clamps) };
+    let mut plan = MemoryPlan { room_tokens: room, carried_bytes, ..with_pages(context, pool_tokens + spare, clamps) };
     plan.limits.context = if by_layers.is_some() { context } else { 0 };
     plan
 }
