@@ -145,16 +145,18 @@ impl Scheduler {
         let ready = self.running().filter(|sequence| !sequence.paused && self.apart != Some(sequence.id));
         let (decodes, prompts): (Vec<_>, Vec<_>) =
             ready.map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
-        // Nobody waits for the drafts of others.
+        // Nobody waits for the drafts of others, no prompt either.
         let others = decodes.len() as u32;
-        let mut spare = Left { rows: left.rows.saturating_sub(others), outputs: left.outputs.saturating_sub(others) };
+        // Fewer would not do for a prompt that is kept as inputs.
+        let least = self.fresh.next_multiple_of(CHUNK as u32) + CHUNK as u32;
+        let of_prompts = if prompts.is_empty() { 0 } else { least };
+        let spare = |left: u32| left.saturating_sub(others);
+        let mut spare = Left { rows: spare(left.rows).saturating_sub(of_prompts), outputs: spare(left.outputs) };
         for (id, rows) in &decodes {
             if !self.take_drafts(memory, *id, (&mut left, &mut spare), &mut plan) {
                 self.take(memory, (*id, *rows), &mut left, (&mut plan, &mut refused));
             }
         }
-        // Fewer would not do for a prompt that is kept as inputs.
-        let least = self.fresh.next_multiple_of(CHUNK as u32) + CHUNK as u32;
         let most = if decodes.is_empty() { left.rows } else { left.rows.min(most.max(least)) };
         left.rows = most;
         let mut spared = 0;
@@ -249,8 +251,9 @@ impl Scheduler {
         let keeps_inputs = |rows: u32| committed + rows <= self.fresh;
         if self.rows < 2 * chunk {
             rows.min(left)
-        } else if rows > left && keeps_inputs(whole) && !keeps_inputs(rows) {
-            // What is left of the step decides nothing about how the prompt is read.
+        } else if rows > left && keeps_inputs(whole) {
+            // What is left of the step decides nothing about how the prompt is read: inputs that are kept are looked at
+            // together if they come together, and one by one if they were there before.
             0
         } else if rows > left || (whole > 0 && rows - whole <= self.window) {
             whole

@@ -113,6 +113,34 @@ fn what_a_step_has_left_does_not_decide_what_is_kept_as_inputs() {
     assert_eq!(step(&mut scheduler, &mut memory, 50), [(ids[0], 22, None), (ids[2], 38, None)]);
     assert_eq!(step(&mut scheduler, &mut memory, 50), [(ids[0], 1, None), (ids[2], 1, None), (ids[1], 59, None)]);
     assert!(memory.kept(&[22; 22]).is_empty(), "no snapshot of what has no state");
+    // 26 are left for 39, all of which stay inputs.
+    let ids = [open(&mut scheduler, &mut memory), open(&mut scheduler, &mut memory)];
+    for (id, length) in ids.iter().zip([38, 39]) {
+        scheduler.begin(&mut memory, (*id, 0), vec![length; length as usize], running(length - 1));
+    }
+    let taken: Vec<_> = (0..2).map(|_| step(&mut scheduler, &mut memory, 50)).collect();
+    let of = |id: SequenceId| taken.iter().flatten().filter(|(one, ..)| *one == id).map(|(_, rows, _)| *rows).collect();
+    let rows: [Vec<u32>; 2] = ids.map(of);
+    assert_eq!(rows, [vec![38, 1], vec![39]]);
+}
+
+/// Drafts of many take all of a step but for what a prompt needs to go on.
+#[test]
+fn drafts_leave_room_for_prompts() {
+    let limits = Limits { replay: Replay::new(8, 4).with_fresh(20), outputs: 64, ..limits(64, 200) };
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits), memory(200));
+    let ids: Vec<SequenceId> = (0..3).map(|_| open(&mut scheduler, &mut memory)).collect();
+    for id in &ids {
+        scheduler.begin(&mut memory, (*id, 0), vec![1, 2], running(1));
+    }
+    step(&mut scheduler, &mut memory, 50);
+    let late = open(&mut scheduler, &mut memory);
+    scheduler.begin(&mut memory, (late, 0), vec![3; 17], running(16));
+    ids.iter().for_each(|id| scheduler.propose(*id, vec![50; 20]));
+    let plan = scheduler.plan(&mut memory, u32::MAX);
+    let drafts: u32 = plan.spans.iter().map(|span| span.drafts).sum();
+    let rows: u32 = plan.spans.iter().filter(|span| span.id == late).map(|span| span.rows).sum();
+    assert_eq!((drafts, rows), (64 - 3 - 48, 16));
 }
 
 /// Single tokens of a prompt, the last one too, go with the decodes of others; only the last one is answered.

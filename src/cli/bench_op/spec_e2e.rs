@@ -1,7 +1,7 @@
 //! `kvas bench-op spec_e2e`: answers with drafts of which a given number is right, against answers without.
 
 use crate::cli::{device, flags::ModelFlags};
-use anyhow::{anyhow, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle, Event, Request, Stream},
@@ -90,6 +90,21 @@ impl Drafter for Known {
     }
 }
 
+/// Answers have to be the same, whatever was drafted and whatever else was in their steps.
+fn same(expected: &[Vec<u32>], texts: &[Vec<u32>]) -> anyhow::Result<()> {
+    let differs = |(one, other): (&Vec<u32>, &Vec<u32>)| one.iter().zip(other).position(|(one, other)| one != other);
+    let places: Vec<(usize, usize)> =
+        (0..).zip(expected.iter().zip(texts).map(differs)).filter_map(|(number, at)| Some((number, at?))).collect();
+    match places.first() {
+        None => Ok(()),
+        Some((number, at)) => Err(anyhow!(
+            "{} of {} differ, sequence {number} from token {at} on; expected all as without drafts",
+            places.len(),
+            texts.len()
+        )),
+    }
+}
+
 /// Answers of one round.
 struct Round {
     texts: Vec<Vec<u32>>,
@@ -148,13 +163,18 @@ impl SpecE2e {
         texts: &Mutex<Vec<Vec<u32>>>,
     ) -> anyhow::Result<()> {
         let (mut plain, mut drafted): (Vec<Round>, Vec<Round>) = (Vec::new(), Vec::new());
+        let mut plain_texts = Vec::new();
         // The first round is to warm up, and to know what will be said.
         for round in 0..=self.repetitions {
             let one = self.ask(engine, (batch, vocab), Which::Off)?;
+            if round == 0 {
+                plain_texts = one.texts.clone();
+            }
             *texts.lock().unwrap_or_else(PoisonError::into_inner) = one.texts.clone();
             let other = self.ask(engine, (batch, vocab), Which::Auto)?;
-            ensure!(one.texts == other.texts, "batch {batch}: answers with drafts, expected those without");
+            same(&one.texts, &other.texts).with_context(|| format!("batch {batch}: answers with drafts"))?;
             if round > 0 {
+                same(&plain_texts, &one.texts).with_context(|| format!("batch {batch}: answers of another round"))?;
                 plain.push(one);
                 drafted.push(other);
             }
