@@ -54,8 +54,8 @@ pub(crate) struct RunFlags {
     /// [default: what moves the fewest bytes, 0 for states that fade by channel; `kvas plan` shows it]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) replay: Option<u32>,
-    /// Tokens up to which a new sequence keeps its inputs and no recurrent state; 0 for none [default: as long as that
-    /// moves fewer bytes, where states weigh more than weights]
+    /// Tokens up to which a new sequence keeps its inputs and no recurrent state; 0 for none [default: on a
+    /// processor as long as that moves fewer bytes, where states weigh more than weights; none on a GPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) kv_only: Option<u32>,
     /// Element type recurrent states are stored in; f16 halves their memory and the time to read them

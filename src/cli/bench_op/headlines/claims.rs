@@ -160,7 +160,10 @@ const KVBUFFER: &[Claim] = &[
         "8 drafts verified, against a snapshot after each",
         "2.78x",
         here("5.2 to 9.7x", Expect::AtLeast(5.2), "x", |f| verified(f, "T=8")).better(Expect::AtLeast(2.78)),
-        NO_RECORD,
+        gpu("5x, against a state written every row", Expect::AtLeast(5.0), "x", |r| {
+            r.recorded("lin_verify gdn 64 T=8, state written every row:", "x")
+        })
+        .better(Expect::AtLeast(2.78)),
     ),
     claim(
         "K5",
@@ -169,7 +172,7 @@ const KVBUFFER: &[Claim] = &[
         here("97 by the bytes of f32 inputs", Expect::Within(80.0, 187.0), "tokens", |f| {
             f.lines("inputs").iter().find_map(|line| line["crossover"].as_f64())
         }),
-        NO_RECORD,
+        gpu("97 by the bytes", Expect::Within(80.0, 187.0), "tokens", |r| r.recorded("lin_kvonly gdn 128:", "tokens")),
     ),
     claim(
         "K6",
@@ -202,7 +205,10 @@ const KVBUFFER: &[Claim] = &[
         "0.99x",
         here("2.5x", Expect::AtLeast(2.5), "x", |f| f.number("verify", &["T=2", "flush", "a=2"], "measured"))
             .better(Expect::AtLeast(0.99)),
-        NO_RECORD,
+        gpu("1x, against a state written every row", Expect::AtLeast(1.0), "x", |r| {
+            r.recorded("lin_verify gdn 64 T=2 flushed, state written every row:", "x")
+        })
+        .better(Expect::AtLeast(0.99)),
     ),
 ];
 
@@ -315,7 +321,8 @@ const REPLAY: &[Claim] = &[
         "1.20 to 1.48x",
         here("1.0x or more", Expect::AtLeast(1.0), "x", |f| Some(decoded(f, "replayed")? / decoded(f, "written")?))
             .better(Expect::AtLeast(1.48)),
-        NO_RECORD,
+        gpu("1.2x, 256 sequences", Expect::AtLeast(1.2), "x", |r| r.recorded("bench qwen3.5-4b x256 replayed:", "x"))
+            .better(Expect::AtLeast(1.48)),
     ),
     claim(
         "R3",
@@ -345,7 +352,10 @@ const REPLAY: &[Claim] = &[
         "4 drafts verified, against a snapshot after each",
         "2.28 to 3.33x",
         here("5x", Expect::AtLeast(5.0), "x", |f| verified(f, "T=4")).better(Expect::AtLeast(3.33)),
-        NO_RECORD,
+        gpu("3.3x, against a state written every row", Expect::AtLeast(3.3), "x", |r| {
+            r.recorded("lin_verify gdn 64 T=4, state written every row:", "x")
+        })
+        .better(Expect::AtLeast(3.33)),
     ),
     claim(
         "R6",
@@ -443,7 +453,7 @@ const SLAKE: &[Claim] = &[
         "attention to 131072 tokens of which 1024 are held: a layer, moments included",
         "10x a token of a model",
         here("80x or more", Expect::AtLeast(80.0), "x", |f| given_up(f, &["n=131072", "moments", "f32"])),
-        NO_RECORD,
+        gpu("30x or more", Expect::AtLeast(30.0), "x", |r| r.recorded("slake_attn 131072 of 1024, moments f32:", "x")),
     ),
     claim(
         "S2",
