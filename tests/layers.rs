@@ -58,12 +58,19 @@ fn read(runner: &mut Runner, (prompt, rest): (&[u32], &[u32]), bound: &Bound) ->
 /// parts. Measured floor: 5.3e-5 (mistral, scores by value norms), 1.3e-5 (lfm2moe), 5e-6 for the others by CAKE.
 const SUMS: f32 = 2e-4;
 
+/// A device with nothing on it.
+type Make<'a> = &'a dyn Fn() -> Box<dyn Backend>;
+
+fn processor() -> Box<dyn Backend> {
+    Box::new(Cpu::new(2))
+}
+
 /// Reads a prompt and goes on, with room for all of it in all layers and with little: the first logits are the same to the
 /// bit, and all layers hold as much.
-fn compare(model: &Model, bound: &Bound, replay: Replay) -> f32 {
+fn compare(model: &Model, bound: &Bound, replay: Replay, make: Make<'_>) -> f32 {
     let tokens = text(model, PROMPT + 40, 2);
     let of = |pages| {
-        let mut runner = runner(model, Box::new(Cpu::new(2)), limits(pages, 0, replay));
+        let mut runner = runner(model, make(), limits(pages, 0, replay));
         read(&mut runner, tokens.split_at(PROMPT), bound)
     };
     let pages = few(&model.program, bound);
@@ -80,6 +87,11 @@ fn compare(model: &Model, bound: &Bound, replay: Replay) -> f32 {
 
 #[test]
 fn a_layer_at_a_time_ends_as_all_at_once() {
+    layers_end_as_all_at_once(&processor, SUMS);
+}
+
+/// For all architectures with several layers of attention, and several ways to give up tokens.
+pub(crate) fn layers_end_as_all_at_once(make: Make<'_>, sums: f32) {
     let mut architectures = 0;
     for folder in fixtures() {
         let name = folder.file_name().unwrap().to_str().unwrap();
@@ -94,9 +106,9 @@ fn a_layer_at_a_time_ends_as_all_at_once() {
             (Score::Vabs, false, Replay::OFF),
             (Score::Window, true, Replay::OFF),
         ] {
-            let worst = compare(&model, &Bound { score, moments, mass_cap: 0.5, ..bound }, replay);
+            let worst = compare(&model, &Bound { score, moments, mass_cap: 0.5, ..bound }, replay, make);
             println!("{name}, {}: {worst:.1e}", score.name());
-            assert!(worst < SUMS, "{name}, {}: {worst:e}", score.name());
+            assert!(worst < sums, "{name}, {}: {worst:e}", score.name());
         }
     }
     println!("{architectures} architectures");
@@ -104,8 +116,8 @@ fn a_layer_at_a_time_ends_as_all_at_once() {
 }
 
 /// An engine with pages for a prompt in one layer, and for so many sequences more that hold what they may.
-fn engine(model: &Model, bound: Bound, pages: usize) -> EngineHandle {
-    let runner = runner(model, Box::new(Cpu::new(2)), limits(pages, 4, Replay::new(8, 4)));
+fn engine(model: &Model, bound: Bound, pages: usize, make: Make<'_>) -> EngineHandle {
+    let runner = runner(model, make(), limits(pages, 4, Replay::new(8, 4)));
     Engine::start(runner, EngineConfig { bound: Some(bound.into()), ..EngineConfig::new(700) })
 }
 
@@ -128,10 +140,15 @@ fn answer(stream: &Stream) -> Result<(Vec<u32>, usize), String> {
 
 #[test]
 fn answers_are_those_of_an_engine_with_room() {
+    answers_are_those_with_room(&processor);
+}
+
+pub(crate) fn answers_are_those_with_room(make: Make<'_>) {
     for name in ["llama", "falcon-h1"] {
         let bound = small(72);
         let model = model(name, &bound);
-        let (little, much) = (engine(&model, bound, few(&model.program, &bound)), engine(&model, bound, 3000));
+        let (little, much) =
+            (engine(&model, bound, few(&model.program, &bound), make), engine(&model, bound, 3000, make));
         let of = |engine: &EngineHandle, request: Request| answer(&engine.submit(request));
         let prompt = text(&model, PROMPT, 5);
         let (first, cached) = of(&little, asked(&model, &prompt)).unwrap();
@@ -157,11 +174,15 @@ fn answers_are_those_of_an_engine_with_room() {
 
 #[test]
 fn others_are_answered_beside_it_and_who_leaves_gives_back_what_was_read() {
+    others_are_answered_beside_it(&processor);
+}
+
+pub(crate) fn others_are_answered_beside_it(make: Make<'_>) {
     for name in ["llama", "falcon-h1"] {
         let bound = small(72);
         let model = model(name, &bound);
         let pages = few(&model.program, &bound) + 2 * model.program.page_stores() * (72 + 8) / PAGE;
-        let (engine, alone) = (engine(&model, bound, pages), engine(&model, bound, 3000));
+        let (engine, alone) = (engine(&model, bound, pages, make), engine(&model, bound, 3000, make));
         let prompts: Vec<Vec<u32>> =
             [40, PROMPT, PROMPT - 4, 30].into_iter().zip(8..).map(|(count, seed)| text(&model, count, seed)).collect();
         let expected: Vec<Vec<u32>> =

@@ -237,4 +237,10 @@ impl Limits {
     pub const fn all_slots(&self) -> usize {
         self.slots + self.snapshots
     }
+
+    /// Most tokens that a page store may hold of a sequence, of `page_stores`.
+    pub fn most_held(&self, page_stores: usize) -> usize {
+        let share = self.pages.saturating_mul(self.page_size).div_ceil(page_stores.max(1));
+        share.max(self.page_size).max(self.context)
+    }
 }

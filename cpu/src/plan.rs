@@ -154,10 +154,7 @@ impl Plan {
         let Some(slake) = &pages.policy.given_up() else { return };
         let tokens = match pages.policy.segments() {
             Some(segments) => segments.segment,
-            None => {
-                let share = limits.pages.saturating_mul(limits.page_size).div_ceil(program.page_stores());
-                share.max(limits.context)
-            }
+            None => limits.most_held(program.page_stores()),
         };
         self.ranks[0] = self.ranks[0].max(pages.kv_heads);
         self.ranks[1] = self.ranks[1].max(tokens.saturating_add(slake.capacity));

@@ -51,7 +51,8 @@ pub use image::embedded_architectures;
 pub use weights::weight_bytes;
 
 use kvas_backend::{
-    Act, Backend, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, WeightSource, op,
+    Act, Backend, DeviceError, Eviction, Limits, Page, Position, Preference, Program, Slot, Step, Store, WeightSource,
+    op,
 };
 use kvas_gguf::Quant;
 use machine::Machine;
@@ -154,6 +155,20 @@ impl Backend for Cuda {
 
     fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError> {
         self.machine().cursors.rewind(slot, rows);
+        Ok(())
+    }
+
+    fn position(&self, slot: Slot) -> Option<Position> {
+        self.machine.as_ref().map(|machine| machine.cursors.position(slot))
+    }
+
+    fn pass(&mut self, slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
+        slots.iter().for_each(|(slot, rows)| self.machine().cursors.commit(*slot, *rows));
+        Ok(())
+    }
+
+    fn return_to(&mut self, slot: Slot, position: Position) -> Result<(), DeviceError> {
+        self.machine().cursors.return_to(slot, position);
         Ok(())
     }
 

@@ -109,9 +109,10 @@ struct Tables {
 
 impl Tables {
     fn entries(program: &Program, limits: &Limits) -> (usize, usize) {
-        // The pages of a sequence are all different, and every store has as many.
+        // The pages of a sequence are all different, and every store has as many, unless one reads a prompt after another.
         let stores = program.page_stores();
-        (stores, limits.pages.saturating_sub(1).checked_div(stores).unwrap_or(0))
+        let share = limits.pages.saturating_sub(1).checked_div(stores).unwrap_or(0);
+        (stores, share.max(limits.context.div_ceil(limits.page_size)))
     }
 }
 
@@ -196,7 +197,9 @@ impl StepImage {
         for (number, span) in step.spans().iter().enumerate() {
             for store in 0..self.tables.stores {
                 let pages = (step.held(number, store) + span.rows).div_ceil(self.page_size as u32) as usize;
-                self.send_table(device, (span, store), &step.table(number, store)[..pages], &mut updates)?;
+                // Of a band's step only the stores that it appends to have room for the span.
+                let table = step.table(number, store);
+                self.send_table(device, (span, store), &table[..pages.min(table.len())], &mut updates)?;
             }
         }
         device.upload_pinned(self.memory.at(), &self.host, 4 * (layout.updates + 2 * updates))?;

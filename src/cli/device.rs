@@ -7,7 +7,7 @@ use super::{
 use anyhow::anyhow;
 use kvas::{
     engine::Runner,
-    memory::plan::{Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
+    memory::plan::{Between, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
     model::{Model, placement::placement, weights},
 };
 use kvas_backend::{Backend, Placement, Program, Reference, Split, WeightDecl};
@@ -180,6 +180,15 @@ impl Place {
         flags.run.kv_only.map(|tokens| tokens as usize).or(by_device)
     }
 
+    /// Where what goes from layer to layer of a prompt is kept that is read layer by layer.
+    fn between(&self) -> Option<Between> {
+        match self {
+            Place::Cpu { .. } => Some(Between::Here),
+            Place::Cuda { .. } => Some(Between::Host(available_bytes() / 2)),
+            Place::Reference => None,
+        }
+    }
+
     /// What a program asks of the memory of this place.
     pub(super) fn request(
         &self,
@@ -205,7 +214,7 @@ impl Place {
             scratch_bytes: 0,
             available_bytes,
             most_tokens: None,
-            by_layers: matches!(self, Place::Cpu { .. }),
+            between: self.between(),
         };
         let limits = plan(program, model.spec.context_length, &request).limits;
         let quants = weights::quants(program, &model.file);
@@ -235,7 +244,10 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
         requests.push(place.request(flags, (model, part), wanted)?);
     }
     let sum = |of: fn(&PlanRequest) -> u64| requests.iter().map(of).sum();
+    // Devices that share a model run whole programs.
+    let between = None;
     let whole = PlanRequest {
+        between,
         weights_bytes: sum(|request| request.weights_bytes),
         process_bytes: sum(|request| request.process_bytes),
         scratch_bytes: sum(|request| request.scratch_bytes),
@@ -246,7 +258,7 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
     // Both devices hold as many tokens and snapshots as the one that has room for fewer.
     let (mut snapshots, mut most_tokens) = (usize::MAX, usize::MAX);
     for ((request, part), place) in requests.iter().zip(&parts).zip(&places) {
-        let request = PlanRequest { history: Some(replay.history), kv_only: Some(replay.fresh), ..*request };
+        let request = PlanRequest { history: Some(replay.history), kv_only: Some(replay.fresh), between, ..*request };
         let planned = plan(part, model.spec.context_length, &request);
         planned.check().map_err(|large| {
             let (file, place) = (flags.name(), place.name());

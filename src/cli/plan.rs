@@ -165,7 +165,7 @@ impl<'a> Report<'a> {
             ("snapshots", plan.snapshots_bytes()),
             ("  each", plan.snapshot_bytes),
             ("activations", plan.activations_bytes),
-            ("  between layers", plan.carried_bytes),
+            ("  between layers", plan.carried.here_bytes),
             ("scratch", plan.scratch_bytes),
             ("drafts", self.drafts_bytes),
             ("needed", plan.needed_bytes() + self.drafts_bytes),
@@ -174,6 +174,9 @@ impl<'a> Report<'a> {
             ("available", self.available_bytes),
         ] {
             writeln!(out, "{what:17} {:>12}", HumanBytes(bytes).to_string())?;
+        }
+        if plan.carried.host_bytes > 0 {
+            writeln!(out, "between layers, on the host: {}", HumanBytes(plan.carried.host_bytes))?;
         }
         for clamp in &plan.clamps {
             writeln!(out, "{clamp}")?;
@@ -294,7 +297,8 @@ impl<'a> Report<'a> {
                 "snapshots_bytes": plan.snapshots_bytes(),
                 "snapshot_bytes": plan.snapshot_bytes,
                 "activations_bytes": plan.activations_bytes,
-                "carried_bytes": plan.carried_bytes,
+                "carried_bytes": plan.carried.here_bytes,
+                "carried_by_host_bytes": plan.carried.host_bytes,
                 "scratch_bytes": plan.scratch_bytes,
                 "drafts_bytes": self.drafts_bytes,
                 "needed_bytes": plan.needed_bytes() + self.drafts_bytes,

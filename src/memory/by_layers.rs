@@ -1,7 +1,7 @@
 //! What a prompt takes that is read layer by layer (ALGORITHMS 5.1): one layer holds all of it, the others what they may, and
 //! between layers there are activations of every token.
 
-use super::plan::PlanRequest;
+use super::plan::{Between, Carried, PlanRequest};
 use crate::policy::Layout;
 use kvas_backend::Program;
 
@@ -9,7 +9,9 @@ use kvas_backend::Program;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ByLayers {
     /// Between layers, of a token.
-    pub(super) carried: u64,
+    carried: u64,
+    /// Where that is.
+    between: Between,
     /// Pages of a token: in one layer, and in those that hold all tokens in any case.
     pages: u64,
     /// Pages of what all layers hold beside it, and of those that are not full.
@@ -20,7 +22,8 @@ impl ByLayers {
     /// Of a program whose layers give up tokens, on a device that can read a prompt so. None if it has fewer than two bands
     /// or nobody gives up anything.
     pub(super) fn new(program: &Program, request: &PlanRequest) -> Option<Self> {
-        let layout = Layout::of(program, request.page_size, request.kv_type).filter(|_| request.by_layers)?;
+        let layout = Layout::of(program, request.page_size, request.kv_type)?;
+        let between = request.between?;
         let bands = program.bands();
         if bands.len() < 2 {
             return None;
@@ -31,20 +34,38 @@ impl ByLayers {
         // A page more while budgets may still be rounded up, one for what comes next, and one that is not full.
         let pages = layout.layers * (layout.budget() / request.page_size + 3) * request.sequences;
         let held = (pages as u64 + whole) * page;
-        Some(Self { carried: 4 * columns as u64, pages: (whole * page).div_ceil(request.page_size as u64), held })
+        Some(Self {
+            carried: 4 * columns as u64,
+            between,
+            pages: (whole * page).div_ceil(request.page_size as u64),
+            held,
+        })
     }
 
-    /// The longest prompt that so many bytes are enough for.
+    /// The longest prompt that so many bytes of the device are enough for.
     pub(super) fn room(&self, bytes: u64) -> usize {
-        let tokens = bytes.saturating_sub(self.held) / (self.carried + self.pages).max(1);
+        let (here, by_host) = match self.between {
+            Between::Here => (self.carried, u64::MAX),
+            Between::Host(bytes) => (0, bytes / self.carried.max(1)),
+        };
+        let tokens = (bytes.saturating_sub(self.held) / (here + self.pages).max(1)).min(by_host);
         usize::try_from(tokens).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes between layers of a prompt.
+    pub(super) fn carried(&self, tokens: usize) -> Carried {
+        let bytes = self.carried * tokens as u64;
+        match self.between {
+            Between::Here => Carried { here_bytes: bytes, host_bytes: 0 },
+            Between::Host(_) => Carried { here_bytes: 0, host_bytes: bytes },
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::plan::{Clamp, plan, tests::REQUEST};
+    use crate::memory::plan::{Clamp, MemoryPlan, plan, tests::REQUEST};
     use kvas_backend::{
         Op, StoreDecl,
         conformance::Build,
@@ -76,21 +97,44 @@ mod tests {
         b.finish(x)
     }
 
+    fn planned(between: Option<Between>, context: Option<usize>, available_bytes: u64) -> MemoryPlan {
+        let request = PlanRequest { context, available_bytes, between, sequences: 1, ..REQUEST };
+        plan(&four_layers(), 8192, &request)
+    }
+
+    #[test]
+    fn what_goes_from_layer_to_layer_on_a_host_takes_no_room_of_its_device() {
+        let whole = planned(None, Some(4096), u64::MAX);
+        let half = whole.needed_bytes() - whole.pages_bytes() / 2;
+        let of = |between| planned(Some(between), Some(4096), half);
+        let (here, by_host) = (of(Between::Here), of(Between::Host(1 << 30)));
+        let carried = 4096 * 4 * 8;
+        assert_eq!(here.carried, Carried { here_bytes: carried, host_bytes: 0 });
+        assert_eq!(by_host.carried, Carried { here_bytes: 0, host_bytes: carried });
+        assert!(by_host.check().is_ok() && by_host.pool_tokens > here.pool_tokens, "{by_host:?}");
+        assert!(by_host.needed_bytes() <= half);
+        // The host has room for a prompt of so many tokens, and no more.
+        assert_eq!(of(Between::Host(carried)), by_host);
+        let short = of(Between::Host(carried - 1));
+        assert!(short.check().is_err() && short.carried.host_bytes == 0, "{short:?}");
+        let chosen = planned(Some(Between::Host(4 * 8 * 3000)), None, half);
+        assert_eq!((chosen.context, chosen.check()), (3000, Ok(())));
+    }
+
     #[test]
     fn a_prompt_that_layers_cannot_hold_at_once_is_read_layer_by_layer() {
         let with = |by_layers: bool, context: Option<usize>, available_bytes: u64| {
-            let request = PlanRequest { context, available_bytes, by_layers, sequences: 1, ..REQUEST };
-            plan(&four_layers(), 8192, &request)
+            planned(by_layers.then_some(Between::Here), context, available_bytes)
         };
         let whole = with(true, Some(4096), u64::MAX);
-        assert_eq!((whole.carried_bytes, whole.limits.context, &whole.clamps[..]), (0, 0, &[][..]));
+        assert_eq!((whole.carried.here_bytes, whole.limits.context, &whole.clamps[..]), (0, 0, &[][..]));
         assert_eq!(whole, with(false, Some(4096), u64::MAX));
         // Half of that: the others cannot have it.
         let half = whole.needed_bytes() - whole.pages_bytes() / 2;
         assert!(with(false, Some(4096), half).check().is_err());
         let layers = with(true, Some(4096), half);
         assert!(layers.check().is_ok(), "{layers:?}");
-        assert_eq!((layers.context, layers.limits.context, layers.carried_bytes), (4096, 4096, 4096 * 4 * 8));
+        assert_eq!((layers.context, layers.limits.context, layers.carried.here_bytes), (4096, 4096, 4096 * 4 * 8));
         assert!((1000..2048).contains(&layers.pool_tokens), "{}", layers.pool_tokens);
         assert_eq!(layers.clamps, [Clamp::AtOnce { given: layers.pool_tokens }]);
         // One layer that holds all of it, and four that hold 64 tokens and what they need besides.
@@ -101,6 +145,6 @@ mod tests {
         assert!((2048..4096).contains(&chosen.context) && chosen.check().is_ok(), "{}", chosen.context);
         assert!(with(false, None, half).context < chosen.context);
         let too_long = with(true, Some(8192), half / 2);
-        assert!(too_long.check().is_err() && too_long.carried_bytes == 0);
+        assert!(too_long.check().is_err() && too_long.carried.here_bytes == 0);
     }
 }

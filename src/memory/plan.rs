@@ -55,8 +55,27 @@ pub struct PlanRequest {
     pub available_bytes: u64,
     /// Tokens there is room for on the device that has the least room, if there are several.
     pub most_tokens: Option<usize>,
-    /// Whether the device can read a prompt layer by layer.
-    pub by_layers: bool,
+    /// Where there is room for what goes from layer to layer of a prompt that is read layer by layer; `None`: the device
+    /// cannot read it so.
+    pub between: Option<Between>,
+}
+
+/// Where what goes from layer to layer of a prompt is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Between {
+    /// With everything else.
+    Here,
+    /// In the memory of the host, which has so many bytes for it, and not on the device.
+    Host(u64),
+}
+
+/// Bytes of what goes from layer to layer of a prompt that is read layer by layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// With everything else.
+    pub here_bytes: u64,
+    /// In the memory of the host of the device.
+    pub host_bytes: u64,
 }
 
 /// Something that is less than it would be with more memory.
@@ -164,7 +183,7 @@ pub struct MemoryPlan {
     /// Activations of the largest step, and the logits handed out.
     pub activations_bytes: u64,
     /// What goes from layer to layer of a prompt that is read layer by layer.
-    pub carried_bytes: u64,
+    pub carried: Carried,
     /// What the backend takes for itself.
     pub scratch_bytes: u64,
     /// What the process held before.
@@ -200,7 +219,7 @@ impl MemoryPlan {
             + self.slots_bytes()
             + self.snapshots_bytes()
             + self.activations_bytes
-            + self.carried_bytes
+            + self.carried.here_bytes
             + self.scratch_bytes
     }
 
@@ -220,7 +239,7 @@ impl MemoryPlan {
             pages: self.pages_bytes(),
             states: self.slots_bytes(),
             snapshots: self.snapshots_bytes(),
-            activations: self.activations_bytes + self.carried_bytes,
+            activations: self.activations_bytes + self.carried.here_bytes,
             scratch: self.scratch_bytes,
             available: self.available_bytes,
         })
@@ -296,7 +315,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
             ring_bytes: sizes.ring_bytes,
             snapshot_bytes: sizes.snapshot_bytes,
             activations_bytes: activations(program, request),
-            carried_bytes: 0,
+            carried: Carried::default(),
             scratch_bytes: request.scratch_bytes,
             process_bytes: request.process_bytes,
             available_bytes: request.available_bytes,
@@ -324,14 +343,14 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let context = request.context.unwrap_or(longest);
     // What all layers cannot hold at once may still be read layer by layer.
     let by_layers = by_layers.filter(|by_layers| (room + 1..=by_layers.room(left)).contains(&context));
-    let carried_bytes = by_layers.map_or(0, |by_layers| by_layers.carried * context as u64);
+    let carried = by_layers.map_or(Carried::default(), |by_layers| by_layers.carried(context));
     if request.context.is_none() && context < trained_context {
         clamps.push(Clamp::Context { wanted: trained_context, given: context });
     }
     // Every sequence may grow to the whole context; together they have what there is, at least that of one.
     let (each, sequences) = (context.min(held), request.sequences);
     let wanted = each.saturating_mul(sequences);
-    let at_once = tokens(left.saturating_sub(carried_bytes));
+    let at_once = tokens(left.saturating_sub(carried.here_bytes));
     let pool_tokens = if by_layers.is_some() { at_once } else { wanted.min(room.max(each)) };
     clamps.extend(match by_layers {
         Some(_) => Some(Clamp::AtOnce { given: pool_tokens }),
@@ -339,7 +358,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     });
     // As much again for what is kept of prompts: it is little.
     let spare = if segments.is_some() { pool_tokens.min(room.saturating_sub(pool_tokens)) } else { 0 };
-    let mut plan = MemoryPlan { room_tokens: room, carried_bytes, ..with_pages(context, pool_tokens + spare, clamps) };
+    let mut plan = MemoryPlan { room_tokens: room, carried, ..with_pages(context, pool_tokens + spare, clamps) };
     plan.limits.context = if by_layers.is_some() { context } else { 0 };
     plan
 }
@@ -431,7 +450,7 @@ pub(super) mod tests {
         scratch_bytes: 10,
         available_bytes: u64::MAX,
         most_tokens: None,
-        by_layers: true,
+        between: Some(Between::Here),
     };
 
     fn of(context: Option<usize>, available_bytes: u64) -> MemoryPlan {

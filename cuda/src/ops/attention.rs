@@ -99,7 +99,7 @@ fn row_bytes(op: &op::Attention, value_dim: usize, parts: usize) -> usize {
 
 /// Scratch for attention over parts of a context.
 pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limits, _device: &Device) -> u64 {
-    let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
+    let tokens = limits.most_held(program.page_stores());
     // One part more for what ends in the middle of one, and one for sums of what was given up.
     let decl = program.pages(op.store);
     let least = if decl.policy.given_up().is_some() { BOUNDED_PART } else { LEAST_PART };

@@ -143,7 +143,7 @@ pub(super) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) ->
     if decl.policy.given_up().is_none() {
         return 0;
     }
-    let tokens = (limits.pages * limits.page_size / program.page_stores().max(1)).max(limits.page_size);
+    let tokens = limits.most_held(program.page_stores());
     let extent = Extent::default().with(decl, (tokens, tokens.div_ceil(limits.page_size)));
     GivingRoom::new(extent, 1).bytes
 }

@@ -87,8 +87,7 @@ impl Room {
     fn of(program: &Program, store: Store, limits: &Limits) -> Option<Self> {
         let decl = program.pages(store);
         let slake = decl.policy.given_up()?;
-        let tokens = limits.pages * limits.page_size / program.page_stores().max(1);
-        Some(Self::new(decl, &slake, tokens.max(limits.page_size)))
+        Some(Self::new(decl, &slake, limits.most_held(program.page_stores())))
     }
 
     fn new(decl: &PagesDecl, slake: &Slake, tokens: usize) -> Self {

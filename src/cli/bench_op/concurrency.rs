@@ -144,6 +144,6 @@ pub(super) fn request(context: usize, sequences: usize, history: Option<usize>, 
         scratch_bytes: 0,
         available_bytes: u64::MAX,
         most_tokens: None,
-        by_layers: false,
+        between: None,
     }
 }
