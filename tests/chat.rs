@@ -406,6 +406,8 @@ fn prefixes_that_gave_way_come_back_from_disk() {
             let mut bytes = std::fs::read(&path).unwrap();
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
+            // A file may have several names.
+            std::fs::remove_file(&path).unwrap();
             std::fs::write(&path, bytes).unwrap();
         }
         let engine = engine_with(&model, 8, Some(open(1 << 30)));
@@ -419,4 +421,35 @@ fn prefixes_that_gave_way_come_back_from_disk() {
         assert_eq!(files().count(), 0, "{name}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A long text is kept at many places. When others need its pages, it goes to the host once, and serves those who leave it on
+/// the way as well.
+#[test]
+fn a_long_text_leaves_memory_once_and_serves_in_parts() {
+    for (name, page_stores) in [("qwen35", 1), ("qwen3", 4)] {
+        let model = converted(&fixture(name), Quant::F32);
+        let (id, vocab) = (ModelId::of(&model.file), model.spec.vocab as u32);
+        let text = |seed: u32, length: u32| (0..length).map(|i| (i * 37 + seed * 11) % 500).collect::<Vec<u32>>();
+        // Either of two texts of 1000 tokens fits.
+        let limits = Limits { pages: 1 + page_stores * 1200 / 4, ..limits(24) };
+        let start = |shelf| {
+            let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
+            Engine::start(runner, EngineConfig { shelf, snapshot_every: 64, ..EngineConfig::new(CONTEXT) })
+        };
+        let mut parting = text(1, 700);
+        parting.extend(text(2, 40));
+        let expected = fresh_answer(&start(None), vocab, &parting).0;
+        let engine = start(Some(Shelf::in_memory(&id, 1 << 30)));
+        fresh_answer(&engine, vocab, &text(1, 1000));
+        let whole = engine.stats().unwrap();
+        assert!(whole.usage.snapshots.held > 12, "{name}: {:?}", whole.usage.snapshots);
+        fresh_answer(&engine, vocab, &text(3, 1000));
+        let host = engine.stats().unwrap().shelf.unwrap().host;
+        assert_eq!(host.count, 1, "{name}: {host:?}, a text");
+        let (answer, read) = fresh_answer(&engine, vocab, &parting);
+        assert_eq!(answer, expected, "{name}");
+        // Of states on the way some may not have been worth their bytes.
+        assert!(read <= 700 - 512 + 40, "{name}: {read} tokens were read");
+    }
 }

@@ -190,7 +190,7 @@ impl Engine {
                 let _ = reply.send(self.save(conversation, *writer));
             }
             Command::Load { session, scope, reply } => {
-                let _ = reply.send(self.load(&session, (scope, self.bound)));
+                let _ = reply.send(self.load((&session, session.tokens().len() as u32), (scope, self.bound)));
             }
             Command::Look(reply) => {
                 let _ = reply.send(self.look());

@@ -50,6 +50,11 @@ impl Pace {
         self.allowed
     }
 
+    /// Seconds that so many tokens of prompts take alone, if that is known.
+    pub(super) fn seconds(&self, tokens: u32) -> Option<f64> {
+        self.seconds_per_row.map(|each| each * f64::from(tokens))
+    }
+
     /// A step was run.
     pub(super) fn ran(&mut self, spans: &[PlannedSpan], took: Duration) {
         let rows: u32 = spans.iter().map(|span| span.rows - span.drafts).filter(|rows| *rows > 1).sum();

@@ -52,20 +52,20 @@ impl Engine {
         layout.with_shortened(program, policy, prefixes)
     }
 
-    /// Keeps what a session has read, for sequences that give up tokens in some way. A line says what of it has to be read
-    /// again, if anything has.
+    /// Keeps the first `length` tokens that a session has read, for sequences that give up tokens in some way. A line says
+    /// what of it has to be read again, if anything has.
     pub(super) fn load(
         &mut self,
-        session: &Session,
+        (session, length): (&Session, u32),
         (scope, keeping): (Scope, Option<Keeping>),
     ) -> Result<Option<String>, String> {
-        let (tokens, context) = (session.tokens(), self.context);
+        let (tokens, context) = (&session.tokens()[..length as usize], self.context);
         session.check_program(self.runner.program()).map_err(|error| error.to_string())?;
         if tokens.len() >= context {
             let path = session.path();
             return Err(format!("{path}: {} tokens, expected fewer than the context of {context}", tokens.len()));
         }
-        let restored = self.memory.restore(scope, tokens, &session.positions());
+        let restored = self.memory.restore(scope, tokens, &session.positions(length));
         let restored = restored.map_err(|full| format!("{}: {full}", session.path()))?;
         // What gave way to it goes first.
         self.apply(&[]).map_err(|error| error.to_string())?;

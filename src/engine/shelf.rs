@@ -4,12 +4,23 @@
 use super::Engine;
 use crate::{
     memory::{DeviceWork, Evicted, SequenceId},
-    session::{Shelf, Shelved, Wanted},
+    session::{Layout, Shelf, Shelved, Wanted},
 };
 use kvas_backend::DeviceError;
+use std::time::Instant;
 
 /// A prefix that saves fewer tokens is not worth a file.
 const LEAST: u32 = 128;
+
+/// Seconds that a byte takes on its way, before the first one was measured.
+const PER_BYTE: f64 = 1e-9;
+
+/// How many times longer it must take to read a prefix again than to keep it.
+const WORTH: f64 = 2.0;
+
+/// How much slower the next prefix is taken to go than the fastest one of lately was: what was waited for besides says
+/// little.
+const FADING: f64 = 1.25;
 
 /// How full the tiers are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,11 +38,12 @@ pub struct ShelfStats {
 pub(super) struct Tier {
     shelf: Shelf,
     failure: Option<String>,
+    seconds_per_byte: f64,
 }
 
 impl Tier {
     pub(super) fn new(shelf: Shelf) -> Self {
-        Self { shelf, failure: None }
+        Self { shelf, failure: None, seconds_per_byte: PER_BYTE }
     }
 
     pub(super) fn stats(&self) -> ShelfStats {
@@ -49,11 +61,25 @@ impl Engine {
         work.iter().try_for_each(|work| self.runner.apply(work))
     }
 
-    /// A folder that cannot be written loses a shortcut, and no request.
+    /// A folder that cannot be written loses a shortcut, and no request. Everybody waits meanwhile, so what is read again
+    /// about as fast as it is written is not kept.
     fn shelve(&mut self, evicted: &mut Evicted) {
+        self.thin_out(evicted);
         let layout = self.layout_of(&mut evicted.kept);
-        let is_any = evicted.kept.length > 0 || !evicted.kept.shortened.is_empty();
-        let Some(tier) = self.tier.as_mut().filter(|_| evicted.saved >= LEAST && is_any) else { return };
+        let Evicted { scope, tokens, saved, kept, goes_on, .. } = evicted;
+        let Some(tier) = self.tier.as_mut() else { return };
+        let whole = || Wanted::new(kept.length, None);
+        let gain = match (kept.length, &kept.shortened[..]) {
+            (0, []) => return,
+            (0, _) => *saved,
+            _ if *goes_on => *saved,
+            (length, _) => length - tier.shelf.longest(*scope, tokens, whole()).unwrap_or(0),
+        };
+        let (bytes, began) = (layout.bytes(tokens.len()), Instant::now());
+        let takes = bytes as f64 * tier.seconds_per_byte;
+        if gain < LEAST || self.pace.seconds(gain).is_some_and(|to_read| to_read < WORTH * takes) {
+            return;
+        }
         let Some(writer) = tier.shelf.writer(evicted.scope, &evicted.tokens, &layout) else { return };
         let open = writer.begin(&layout).map_err(|error| error.to_string());
         let written = open.and_then(|mut open| {
@@ -61,10 +87,28 @@ impl Engine {
             open.finish().map_err(|error| error.to_string())
         });
         let kept = written.and_then(|written| {
-            let what = (&evicted.tokens[..], &layout);
+            let what = (&evicted.tokens[..], &layout, &evicted.ends[..]);
             tier.shelf.wrote(evicted.scope, what, written).map_err(|error| error.to_string())
         });
+        let takes = began.elapsed().as_secs_f64() / bytes as f64;
+        tier.seconds_per_byte = takes.min(FADING * tier.seconds_per_byte);
         tier.failure = kept.err();
+    }
+
+    /// Of shorter prefixes so many states go along, at equal distances, as are worth their bytes.
+    fn thin_out(&self, Evicted { kept, .. }: &mut Evicted) {
+        let (Some(tier), count) = (&self.tier, kept.states.len()) else { return };
+        let of = |positions| Layout::new(self.runner.program(), self.runner.limits().kv_type, kept.length, positions);
+        let (rows, state) = (of(vec![]).bytes(0), of(vec![kept.length]).bytes(0) - of(vec![]).bytes(0));
+        let to_read = self.pace.seconds(kept.length).unwrap_or(f64::INFINITY);
+        let worth = to_read / (WORTH * state as f64 * tier.seconds_per_byte);
+        let room = tier.shelf.most_bytes().saturating_sub(rows).checked_div(state).unwrap_or(0);
+        let most = (worth as u64).min(room).max(1);
+        let (step, mut number) = ((count as u64).div_ceil(most) as usize, 0);
+        kept.states.retain(|_| {
+            number += 1;
+            (count - number).is_multiple_of(step)
+        });
     }
 
     /// Brings back what there is elsewhere of a prompt, if that is more than memory has.
@@ -80,8 +124,8 @@ impl Engine {
         if tier.shelf.longest(scope, before_last, wanted).is_none_or(|length| length < least) {
             return;
         }
-        if let Some(session) = tier.shelf.take(scope, before_last, wanted)
-            && let Err(what) = self.load(&session, (scope, keeping))
+        if let Some((session, length)) = tier.shelf.take(scope, before_last, wanted)
+            && let Err(what) = self.load((&session, length), (scope, keeping))
             && let Some(tier) = &mut self.tier
         {
             tier.failure = Some(what);

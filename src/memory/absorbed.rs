@@ -1,9 +1,10 @@
 //! Prefixes of which tokens were given up: kept with what their slots remember of these, and good only for who goes on
 //! from their very end and gives up tokens in the same way.
 
-use super::{DeviceWork, Evicted, Full, Kept, Memory, Scope, SequenceId, prefix, prefix::Prefixes};
+use super::{DeviceWork, Evicted, Full, Kept, Memory, Scope, SequenceId, prefix};
 use crate::policy::{Keeping, Shares};
 use kvas_backend::{Page, Slot};
+use prefix::{Gone, Need};
 
 /// What was given up of a kept prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,8 +65,11 @@ impl Memory {
             let tables = vec![Vec::new(); self.stores.len()];
             kept = Kept { tables, shortened: kept.shortened, ..Kept::default() };
         }
+        let mut ends: Vec<u32> = self.prefixes.kept(scope, own).map(|(length, _)| length).collect();
+        ends.retain(|end| !has_given_up && *end < length);
+        ends.push(length);
         if let Some(evicted) = self.evicted.as_mut().filter(|_| is_told) {
-            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: length, kept });
+            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: length, kept, ends, goes_on: false });
         }
     }
 
@@ -89,7 +93,7 @@ impl Memory {
             return None;
         }
         while self.kept_prefixes() >= self.most_prefixes {
-            self.drop_a_prefix();
+            self.drop_a_prefix(Need::Place);
         }
         let slot = self.take_spare_slot()?;
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
@@ -139,7 +143,8 @@ impl Memory {
             let has_place = memory.spare.free() > 0 && memory.kept_prefixes() < memory.most_prefixes;
             short(memory).is_some() || !has_place
         };
-        while lacks(self) && self.drop_a_prefix() {}
+        let need = |memory: &Self| if short(memory).is_some() { Need::Pages } else { Need::Place };
+        while lacks(self) && self.drop_a_prefix(need(self)) {}
         if let Some(full) = short(self) {
             return Err(full);
         }
@@ -180,28 +185,47 @@ impl Memory {
         (length, DeviceWork { copy_slots: vec![(slot, sequence.slot)], ..DeviceWork::default() })
     }
 
-    /// Live sequences come before kept prefixes: the one worth least is given up. False if there is none.
-    pub(super) fn drop_a_prefix(&mut self) -> bool {
-        let worth = |prefixes: &Prefixes| prefixes.least_worth().unwrap_or(f64::INFINITY);
-        let of_absorbed = worth(&self.absorbed) < worth(&self.prefixes);
-        let from = if of_absorbed { &mut self.absorbed } else { &mut self.prefixes };
-        let Some((scope, tokens, saved, entry)) = from.evict() else { return false };
-        let nothing = vec![Vec::new(); self.stores.len()];
-        if let Some(evicted) = &mut self.evicted {
-            let length = tokens.len() as u32;
-            let cut = entry.slot.and_then(|slot| shortened(length, slot, &entry));
-            let kept = match cut {
-                Some(cut) => Kept { tables: nothing, shortened: vec![cut], ..Kept::default() },
-                None => {
-                    let states = entry.slot.map(|slot| (length, slot)).into_iter().collect();
-                    Kept { length, tables: entry.tables.clone(), states, shortened: Vec::new() }
-                }
-            };
-            evicted.push(Evicted { scope, tokens, saved, kept });
-        }
-        entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
-        self.release_tables(entry.tables);
+    /// Live sequences come before kept prefixes: the one worth least of those that give what is needed is given up. False
+    /// if there is none.
+    pub(super) fn drop_a_prefix(&mut self, need: Need) -> bool {
+        // Of tokens that were given up every prefix has pages of its own.
+        let of_absorbed = self.absorbed.least_worth(Need::Place).unwrap_or(f64::INFINITY);
+        let gone = if of_absorbed < self.prefixes.least_worth(need).unwrap_or(f64::INFINITY) {
+            self.absorbed.evict(Need::Place)
+        } else {
+            self.prefixes.evict(need)
+        };
+        let Some(gone) = gone else { return false };
+        self.tell(&gone);
+        gone.entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
+        self.release_tables(gone.entry.tables);
         true
+    }
+
+    /// Tells that a prefix gave way, and what else is kept on its way.
+    fn tell(&mut self, Gone { scope, tokens, saved, entry, goes_on }: &Gone) {
+        if self.evicted.is_none() {
+            return;
+        }
+        let length = tokens.len() as u32;
+        let cut = entry.slot.and_then(|slot| shortened(length, slot, entry));
+        let (mut ends, mut states) = (Vec::new(), Vec::new());
+        if cut.is_none() {
+            let before = self.prefixes.kept(*scope, tokens);
+            let before = before.map(|(length, entry)| (length, entry.slot));
+            for (end, slot) in before.chain([(length, entry.slot)]) {
+                ends.push(end);
+                states.extend(slot.map(|slot| (end, slot)));
+            }
+        }
+        let nothing = || vec![Vec::new(); self.stores.len()];
+        let kept = match cut {
+            Some(cut) => Kept { tables: nothing(), shortened: vec![cut], ..Kept::default() },
+            None => Kept { length, tables: entry.tables.clone(), states, shortened: Vec::new() },
+        };
+        let goes_on = *goes_on && kept.length > 0;
+        let told = Evicted { scope: *scope, tokens: tokens.clone(), saved: *saved, kept, ends, goes_on };
+        self.evicted.get_or_insert_default().push(told);
     }
 
     /// Prefixes of both kinds.

@@ -1,6 +1,9 @@
 //! Prefixes that leave for a file and come back: which pages and slots hold them. Ids and counts, no bytes.
 
-use super::{Full, Memory, Scope, SequenceId, Shortened, State, prefix::Entry};
+use super::{
+    Full, Memory, Scope, SequenceId, Shortened, State,
+    prefix::{Entry, Need},
+};
 use kvas_backend::{Page, Slot};
 
 /// What is kept of some tokens: all of it lies on one path, so that one set of tables serves.
@@ -62,7 +65,8 @@ impl Memory {
                 || memory.spare.free() < slots
                 || memory.kept_prefixes() + most > memory.most_prefixes
         };
-        while lacks(self) && self.drop_a_prefix() {}
+        let need = |memory: &Self| if short(memory).is_some() { Need::Pages } else { Need::Place };
+        while lacks(self) && self.drop_a_prefix(need(self)) {}
         if let Some(full) = short(self) {
             return Err(full);
         }

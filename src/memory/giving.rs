@@ -1,6 +1,6 @@
 //! Sequences that give up tokens: their own copies of the pages that change, and what they hold afterwards.
 
-use super::{DeviceWork, Full, Memory, SequenceId};
+use super::{DeviceWork, Full, Memory, SequenceId, prefix::Need};
 use crate::policy::{Absorbing, Progress, Schedule, Shares};
 
 impl Memory {
@@ -21,7 +21,7 @@ impl Memory {
                 pages.filter(|page| memory.pages.is_shared(**page)).count()
             };
             let Some(full) = self.pages.short_of(|arena| shared(self, arena)) else { break };
-            if !self.drop_a_prefix() {
+            if !self.drop_a_prefix(Need::Pages) {
                 return Err(full);
             }
         }

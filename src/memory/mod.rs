@@ -26,7 +26,7 @@ pub use usage::{Held, PageOwner, Usage};
 use crate::policy::{Keeping, Shares};
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
-use prefix::{Entry, Prefixes};
+use prefix::{Entry, Need, Prefixes};
 use std::collections::{BTreeMap, HashSet};
 
 /// A live sequence.
@@ -128,8 +128,12 @@ pub struct Evicted {
     pub tokens: Vec<u32>,
     /// How many of them must be read again, should somebody want it.
     pub saved: u32,
-    /// Where its bytes are.
+    /// Where its bytes are, and the states of the shorter prefixes that are still kept.
     pub kept: Kept,
+    /// The lengths of these prefixes, ascending, its own the last one.
+    pub ends: Vec<u32>,
+    /// Whether a longer one is kept that has its pages: what is lost is a place to go back to.
+    pub goes_on: bool,
 }
 
 /// All sequences and the pools they draw from.
@@ -246,7 +250,7 @@ impl Memory {
         loop {
             let full = self.pages.short_of(|arena| self.pages_needed(id, rows, arena));
             let Some(full) = full else { return Ok(self.take_pages(id, rows)) };
-            if !self.drop_a_prefix() {
+            if !self.drop_a_prefix(Need::Pages) {
                 return Err(full);
             }
         }
@@ -379,7 +383,7 @@ impl Memory {
             return fold;
         }
         while self.kept_prefixes() >= self.most_prefixes {
-            self.drop_a_prefix();
+            self.drop_a_prefix(Need::Place);
         }
         let slot = match self.state {
             State::PagesOnly => None,
@@ -556,14 +560,14 @@ impl Memory {
     /// A slot for a snapshot: a free one, or that of a snapshot worth less.
     fn take_spare_slot(&mut self) -> Option<Slot> {
         if self.spare.free() == 0 {
-            self.drop_a_prefix();
+            self.drop_a_prefix(Need::Place);
         }
         self.spare.take()
     }
 
     /// Gives up all that can be gone back to, as a failed device may not hold what it should.
     pub fn forget(&mut self) {
-        while self.drop_a_prefix() {}
+        while self.drop_a_prefix(Need::Place) {}
         self.evicted.iter_mut().for_each(Vec::clear);
     }
 

@@ -52,6 +52,28 @@ pub(super) struct Found {
     pub(super) parts: bool,
 }
 
+/// What somebody needs who makes prefixes give way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// A place in the tree, or a slot: every entry has one.
+    Place,
+    /// Pages: of the entries on a path the last one has some that no other has.
+    Pages,
+}
+
+/// An entry that gave way.
+#[derive(Debug)]
+pub(super) struct Gone {
+    pub(super) scope: Scope,
+    /// From the root to the entry.
+    pub(super) tokens: Vec<u32>,
+    /// How many of them it saved to read again.
+    pub(super) saved: u32,
+    pub(super) entry: Entry,
+    /// Whether a longer prefix is kept, whose pages begin with those of the entry.
+    pub(super) goes_on: bool,
+}
+
 /// How many lost entries are remembered, to tell a lost prefix from one that was never kept.
 const LOST: usize = 256;
 
@@ -234,26 +256,26 @@ impl Prefixes {
     }
 
     /// What the entry is worth that is worth least: the tokens it saves to read again, less the longer it was not used.
-    pub(super) fn least_worth(&self) -> Option<f64> {
-        self.least().map(|(_, worth)| worth)
+    pub(super) fn least_worth(&self, need: Need) -> Option<f64> {
+        self.least(need).map(|(_, worth)| worth)
     }
 
-    fn least(&self) -> Option<(Node, f64)> {
+    fn least(&self, need: Need) -> Option<(Node, f64)> {
         let worth = |node: Node| {
             let body = self.body(node);
             f64::from(body.end - self.kept_before(node)) / (self.clock - body.used + 1) as f64
         };
-        let kept = (0..self.bodies.len())
-            .map(Node)
-            .filter(|node| self.bodies[node.0].as_ref().is_some_and(|body| body.entry.is_some()));
+        // Below every node without an entry there is one with one.
+        let serves = |body: &Body| body.entry.is_some() && (need == Need::Place || body.children.is_empty());
+        let kept = (0..self.bodies.len()).map(Node).filter(|node| self.bodies[node.0].as_ref().is_some_and(serves));
         let least =
             kept.min_by(|a, b| worth(*a).total_cmp(&worth(*b)).then(self.body(*a).end.cmp(&self.body(*b).end)))?;
         Some((least, worth(least)))
     }
 
-    /// Gives up the entry that is worth least; with its scope, its tokens, and how many of them it saves.
-    pub(super) fn evict(&mut self) -> Option<(Scope, Vec<u32>, u32, Entry)> {
-        let (least, _) = self.least()?;
+    /// Gives up the entry that is worth least of those that give what is needed.
+    pub(super) fn evict(&mut self, need: Need) -> Option<Gone> {
+        let (least, _) = self.least(need)?;
         let (tokens, saved) = (self.tokens(least), self.body(least).end - self.kept_before(least));
         let scope = self.scope(least);
         self.lost.extend(hashes(&tokens).last().map(|(length, hash)| (scope, length, hash)));
@@ -261,9 +283,10 @@ impl Prefixes {
             self.lost.pop_front();
         }
         self.entries -= 1;
+        let goes_on = !self.body(least).children.is_empty();
         let entry = self.body_mut(least).entry.take()?;
         self.prune(least);
-        Some((scope, tokens, saved, entry))
+        Some(Gone { scope, tokens, saved, entry, goes_on })
     }
 
     fn scope(&self, node: Node) -> Scope {
@@ -400,9 +423,9 @@ mod tests {
         assert_eq!(tree.find(other, &[1, 2, 3]), Found::default());
         tree.insert(other, &[1, 2, 3, 4], entry(2));
         assert_eq!(lengths(&tree, &[1, 2, 3, 4]), [3]);
-        assert_eq!(tree.evict().map(|(scope, ..)| scope), Some(OWN));
+        assert_eq!(tree.evict(Need::Place).map(|gone| gone.scope), Some(OWN));
         assert!(tree.lost(OWN, &[1, 2, 3], 0, 3) && !tree.lost(other, &[1, 2, 3], 0, 3));
-        assert_eq!(tree.evict().map(|(scope, ..)| scope), Some(other));
+        assert_eq!(tree.evict(Need::Place).map(|gone| gone.scope), Some(other));
         assert_eq!(tree.bodies.iter().flatten().count(), 0, "nothing is left");
     }
 
@@ -412,7 +435,7 @@ mod tests {
         tree.insert(OWN, &[1; 10], entry(1));
         tree.insert(OWN, &[1; 12], entry(2));
         tree.insert(OWN, &[1; 40], entry(3));
-        assert_eq!(tree.evict().and_then(|(_, _, _, entry)| entry.slot), Some(Slot(2)));
+        assert_eq!(tree.evict(Need::Place).and_then(|gone| gone.entry.slot), Some(Slot(2)));
         assert!(
             tree.lost(OWN, &[1; 30], 10, 30) && !tree.lost(OWN, &[1; 30], 12, 30) && !tree.lost(OWN, &[2; 30], 10, 30)
         );
@@ -421,7 +444,21 @@ mod tests {
             tree.tick();
         }
         tree.insert(OWN, &[7; 5], entry(4));
-        assert_eq!(tree.evict().and_then(|(_, _, _, entry)| entry.slot), Some(Slot(1)), "long unused");
+        assert_eq!(tree.evict(Need::Place).and_then(|gone| gone.entry.slot), Some(Slot(1)), "long unused");
+    }
+
+    #[test]
+    fn pages_come_from_the_end_of_a_path() {
+        let mut tree = Prefixes::new();
+        for (number, length) in [10, 20, 30].into_iter().enumerate() {
+            tree.insert(OWN, &vec![1; length], entry(number as u32));
+        }
+        tree.insert(OWN, &[2; 25], entry(3));
+        let slot = |gone: Option<Gone>| gone.and_then(|gone| Some((gone.entry.slot?.0, gone.saved, gone.goes_on)));
+        assert_eq!(slot(tree.evict(Need::Pages)), Some((2, 10, false)));
+        assert_eq!(slot(tree.evict(Need::Place)), Some((0, 10, true)));
+        assert_eq!(slot(tree.evict(Need::Pages)), Some((1, 20, false)));
+        assert_eq!(slot(tree.evict(Need::Pages)), Some((3, 25, false)));
     }
 
     /// Against a plain list of prefixes.
@@ -443,12 +480,12 @@ mod tests {
                 }
                 tree.tick();
                 if random.below(3) == 0 || list.len() > 20 {
-                    let gone = tree.evict().and_then(|(_, _, _, entry)| entry.slot).expect("there is one");
+                    let gone = tree.evict(Need::Place).and_then(|gone| gone.entry.slot).expect("there is one");
                     list.retain(|(_, number)| Slot(*number) != gone);
                 }
                 assert_eq!(tree.len(), list.len());
             }
-            while tree.evict().is_some() {}
+            while tree.evict(Need::Pages).is_some() {}
             assert_eq!(tree.bodies.iter().flatten().count(), 0, "nothing is left");
         }
     }

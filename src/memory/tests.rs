@@ -103,10 +103,12 @@ impl World {
     }
 
     fn check_told(&self, told: Vec<Evicted>) {
-        for Evicted { scope: _, tokens, saved, kept } in told {
+        for Evicted { scope: _, tokens, saved, kept, ends, goes_on: _ } in told {
             assert!(saved > 0 && saved as usize <= tokens.len() && kept.length as usize == tokens.len());
+            assert!(ends.is_sorted() && ends.last() == Some(&kept.length));
+            assert!(kept.states.iter().all(|(at, _)| ends.contains(at)));
             self.device.check(kept.tables.iter().map(Vec::as_slice), &tokens);
-            // The last one is that of the end; what is told of a live sequence may have others before.
+            // The last one is that of the end.
             assert_eq!(kept.states.last().map(|(at, _)| *at), self.recurrent.then_some(kept.length));
             for (at, slot) in kept.states {
                 assert_eq!(self.device.slots[slot.0 as usize], stored(&tokens[..at as usize]), "given up at {at}");
@@ -363,6 +365,50 @@ fn snapshots_give_way_to_live_sequences() {
     memory.reserve(id, 12).expect("the snapshot's pages are given up");
     assert!(memory.kept(&[1, 2, 3, 4]).is_empty());
     memory.check_integrity();
+}
+
+/// A long text is kept at many places. Who needs its pages takes them from its end, and what is told first holds all of it.
+#[test]
+fn a_text_that_gives_way_is_told_from_its_end() {
+    for recurrent in [false, true] {
+        // Two stores, four tokens a page: 40 pages hold the text, 10 are free.
+        let mut memory = Memory::new(&program(recurrent), &limits(51, 3, 8));
+        memory.tell_evicted();
+        let (id, _) = memory.open().unwrap();
+        let text: Vec<u32> = (0..80).collect();
+        for part in text.chunks(16) {
+            read(&mut memory, id, part);
+            memory.seal(id, &text[..memory.committed(id) as usize]);
+        }
+        memory.release(id);
+        let (other, _) = memory.open().unwrap();
+        memory.reserve(other, 24).unwrap();
+        assert_eq!(memory.kept(&text), [16, 32, 48, 64], "there is no need for more");
+        let told = memory.take_evicted();
+        let ends: Vec<&[u32]> = told.iter().map(|told| &told.ends[..]).collect();
+        assert_eq!(ends, [[16, 32, 48, 64, 80]]);
+        let states: Vec<u32> = told[0].kept.states.iter().map(|(at, _)| *at).collect();
+        assert_eq!(states, if recurrent { vec![16, 32, 48, 64, 80] } else { vec![] });
+        assert_eq!((told[0].saved, told[0].kept.length, told[0].goes_on), (16, 80, false));
+        memory.check_integrity();
+    }
+}
+
+/// Where places to go back to are short, one of many on the way is lost, and that is said.
+#[test]
+fn of_places_on_the_way_it_is_told_that_the_text_goes_on() {
+    let mut memory = Memory::new(&program(true), &limits(100, 3, 2));
+    memory.tell_evicted();
+    let (id, _) = memory.open().unwrap();
+    let text: Vec<u32> = (0..12).collect();
+    for part in text.chunks(4) {
+        read(&mut memory, id, part);
+        memory.seal(id, &text[..memory.committed(id) as usize]);
+    }
+    assert_eq!(memory.kept(&text), [8, 12]);
+    let told = memory.take_evicted();
+    let told: Vec<_> = told.iter().map(|told| (told.goes_on, told.saved, &told.ends[..])).collect();
+    assert_eq!(told, [(true, 4, &[4][..])]);
 }
 
 #[test]

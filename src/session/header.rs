@@ -62,7 +62,7 @@ impl Layout {
     }
 
     /// About the bytes of a file of so many tokens: all but its header.
-    pub(super) fn bytes(&self, tokens: usize) -> u64 {
+    pub fn bytes(&self, tokens: usize) -> u64 {
         sections(self, tokens, 0).iter().map(|section| section.bytes as u64).sum()
     }
 }

@@ -85,12 +85,13 @@ impl Session {
         &self.conversation
     }
 
-    /// Positions that can be gone back to, ascending.
-    pub fn positions(&self) -> Vec<u32> {
+    /// Positions among the first `length` tokens that can be gone back to, ascending: where there is a state, or the last
+    /// one if there are none.
+    pub fn positions(&self, length: u32) -> Vec<u32> {
         if self.states.is_empty() && self.rows > 0 {
-            return vec![self.rows as u32];
+            return vec![length.min(self.rows as u32)];
         }
-        self.states.keys().copied().collect()
+        self.states.keys().copied().filter(|position| *position <= length).collect()
     }
 
     /// Refuses a session of another model.

@@ -1,7 +1,8 @@
 //! Prefixes that had to leave memory: the last tiers of snapshots (ALGORITHMS 3.3). First they are kept as sessions in
 //! the memory of the host, then as files in a folder, whoever was not used for the longest time going on first. A file is
 //! named by the model, by the length and the hash of its tokens, and by how some of these were given up, so that the folder
-//! is its own index and serves the next start as well. What only some may know is kept in memory alone.
+//! is its own index and serves the next start as well. What only some may know is kept in memory alone. A prefix serves
+//! whoever begins with a shorter one that it holds, too, where that can be gone on from: the file has its name as well.
 
 use super::{
     Layout, ModelId, Session, SessionError, Writer,
@@ -88,6 +89,8 @@ struct Level<K, T> {
     /// Most bytes of all.
     budget: u64,
     kept: HashMap<K, Kept<T>>,
+    /// Shorter prefixes that can be gone on from, each with the one that holds it.
+    parts: HashMap<K, K>,
     clock: u64,
 }
 
@@ -100,9 +103,21 @@ struct Kept<T> {
     given_up: u32,
 }
 
+/// A prefix that is there.
+#[derive(Debug, Clone, Copy)]
+struct Found<K> {
+    /// What is asked for.
+    key: K,
+    /// What holds it: itself or a longer one.
+    holder: K,
+}
+
+/// Where the longest prefix is in memory, and in the folder.
+type Places = (Option<Found<(Scope, Key)>>, Option<Found<Key>>);
+
 impl<K: Copy + Eq + Hash, T> Level<K, T> {
     fn new(budget: u64) -> Self {
-        Self { budget, kept: HashMap::new(), clock: 0 }
+        Self { budget, kept: HashMap::new(), parts: HashMap::new(), clock: 0 }
     }
 
     fn usage(&self) -> Shelved {
@@ -122,18 +137,40 @@ impl<K: Copy + Eq + Hash, T> Level<K, T> {
         self.kept.insert(key, Kept { what, bytes, used: self.clock, given_up });
     }
 
-    /// Whether there is one that has given up no more than so many tokens.
-    fn has(&self, key: &K, most: u32) -> bool {
-        self.kept.get(key).is_some_and(|kept| kept.given_up <= most)
+    /// One that has given up no more than so many tokens, or what holds it.
+    fn find(&self, key: K, most: u32) -> Option<Found<K>> {
+        if self.kept.get(&key).is_some_and(|kept| kept.given_up <= most) {
+            return Some(Found { key, holder: key });
+        }
+        self.parts.get(&key).map(|holder| Found { key, holder: *holder })
     }
 
-    /// Takes out the one not used for the longest time if there is more than the budget.
-    fn give_up(&mut self) -> Option<(K, Kept<T>)> {
-        if self.usage().bytes <= self.budget {
-            return None;
-        }
-        let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(key, _)| *key)?;
-        self.kept.remove(&oldest).map(|kept| (oldest, kept))
+    /// Whether there is one, or what holds it.
+    fn knows(&self, key: &K) -> bool {
+        self.kept.contains_key(key) || self.parts.contains_key(key)
+    }
+
+    /// A prefix holds others, which can be gone on from. Those that were here on their own are not needed any more, and
+    /// returned.
+    fn holds(&mut self, holder: K, parts: &[K]) -> Vec<(K, Kept<T>)> {
+        self.parts.extend(parts.iter().map(|key| (*key, holder)));
+        parts.iter().filter_map(|key| self.remove(key).map(|kept| (*key, kept))).collect()
+    }
+
+    /// What a prefix holds.
+    fn parts_of(&self, holder: K) -> impl Iterator<Item = K> {
+        self.parts.iter().filter(move |(_, of)| **of == holder).map(|(key, _)| *key)
+    }
+
+    fn remove(&mut self, key: &K) -> Option<Kept<T>> {
+        self.parts.retain(|_, holder| holder != key);
+        self.kept.remove(key)
+    }
+
+    /// The one not used for the longest time if there is more than the budget.
+    fn oldest(&self) -> Option<K> {
+        let is_over = self.usage().bytes > self.budget;
+        self.kept.iter().filter(|_| is_over).min_by_key(|(_, kept)| kept.used).map(|(key, _)| *key)
     }
 }
 
@@ -157,6 +194,11 @@ impl Shelf {
         self.memory.usage()
     }
 
+    /// Most bytes of a prefix that is kept anywhere.
+    pub fn most_bytes(&self) -> u64 {
+        self.memory.budget.max(self.folder.as_ref().map_or(0, |folder| folder.files.budget))
+    }
+
     /// What is kept in the folder, if there is one.
     pub fn in_folder_usage(&self) -> Option<Shelved> {
         self.folder.as_ref().map(|folder| folder.files.usage())
@@ -164,89 +206,111 @@ impl Shelf {
 
     /// The length of the longest prefix of `tokens` that is here and wanted.
     pub fn longest(&self, scope: Scope, tokens: &[u32], wanted: Wanted) -> Option<u32> {
-        self.keys(scope, tokens, wanted).into_iter().flatten().map(|key| key.length).max()
+        let (memory, file) = self.find(scope, tokens, wanted);
+        memory.map(|found| found.key.1.length).max(file.map(|found| found.key.length))
     }
 
     /// The longest prefix of `tokens` that is wanted in memory, and in the folder.
-    fn keys(&self, scope: Scope, tokens: &[u32], wanted: Wanted) -> [Option<Key>; 2] {
+    fn find(&self, scope: Scope, tokens: &[u32], wanted: Wanted) -> Places {
         let Wanted { whole, policy, given_up } = wanted;
-        let of = |has: &dyn Fn(&Key, u32) -> bool| {
-            let longest = |(length, hash): (u32, u64)| {
-                let is_whole = Some(Key { length, hash, policy: 0 }).filter(|key| length <= whole && has(key, 0));
-                is_whole.or(Some(Key { length, hash, policy }).filter(|key| policy != 0 && has(key, given_up)))
-            };
-            prefix_hashes(tokens).filter_map(longest).last()
-        };
         let folder = self.folder.as_ref().filter(|_| scope == Scope::default());
-        let in_folder = folder.and_then(|folder| of(&|key, most| folder.files.has(key, most)));
-        [of(&|key, most| self.memory.has(&(scope, *key), most)), in_folder]
+        let mut found = (None, None);
+        for (length, hash) in prefix_hashes(tokens) {
+            // Of two that are as long the one that holds all tokens.
+            for (policy, most) in [(policy, given_up), (0, 0)] {
+                if policy == 0 && length > whole {
+                    continue;
+                }
+                let key = Key { length, hash, policy };
+                found.0 = self.memory.find((scope, key), most).or(found.0);
+                found.1 = folder.and_then(|folder| folder.files.find(key, most)).or(found.1);
+            }
+        }
+        found
     }
 
-    /// The longest prefix of `tokens` that is here and wanted. A file that cannot be read, or is not what its name says,
-    /// is removed, and `None` is returned.
-    pub fn take(&mut self, scope: Scope, tokens: &[u32], wanted: Wanted) -> Option<Session> {
-        let [memory, file] = self.keys(scope, tokens, wanted);
+    /// What holds the longest prefix of `tokens` that is here and wanted, and the length of that prefix. A file that cannot
+    /// be read, or is not what its name says, is removed, and `None` is returned.
+    pub fn take(&mut self, scope: Scope, tokens: &[u32], wanted: Wanted) -> Option<(Session, u32)> {
+        let (memory, file) = self.find(scope, tokens, wanted);
         // What has the same hash may be another one.
-        let is_prefix = |session: &Session| {
+        let is_prefix = |session: &Session, length: u32| {
             let policy = session.policy().map_or(0, policy_hash);
-            tokens.starts_with(session.tokens()) && [0, wanted.policy].contains(&policy)
+            let (begin, all) = (tokens.get(..length as usize), session.tokens().get(..length as usize));
+            begin == all && begin.is_some() && [0, wanted.policy].contains(&policy)
         };
-        if let Some(key) = memory.filter(|key| file.is_none_or(|file| key.length >= file.length)) {
-            return self.memory.use_one(&(scope, key)).cloned().filter(is_prefix);
+        let is_longer = |(_, key): (Scope, Key)| file.is_none_or(|file| key.length >= file.key.length);
+        if let Some(Found { key, holder }) = memory.filter(|found| is_longer(found.key)) {
+            let length = key.1.length;
+            let session = self.memory.use_one(&holder).filter(|session| is_prefix(session, length))?;
+            return Some((session.clone(), length));
         }
-        let (key, folder) = (file?, self.folder.as_mut()?);
-        let given_up = folder.given_up(key);
-        let session = Session::open(&folder.file((key, given_up), &self.model)).ok();
-        let session = session.filter(|session| session.check_model(&self.model).is_ok() && is_prefix(session));
-        match &session {
-            Some(_) => {
-                folder.files.use_one(&key);
-            }
-            None => {
-                folder.files.kept.remove(&key);
-                folder.remove((key, given_up), &self.model);
-            }
+        let (Found { key: Key { length, .. }, holder }, folder) = (file?, self.folder.as_mut()?);
+        let given_up = folder.given_up(holder);
+        let session = Session::open(&folder.file((holder, given_up), &self.model)).ok();
+        let is_right = |session: &Session| session.check_model(&self.model).is_ok() && is_prefix(session, length);
+        if let Some(session) = session.filter(is_right) {
+            folder.files.use_one(&holder);
+            return Some((session, length));
         }
-        session
+        folder.give_up(holder, &self.model);
+        None
     }
 
     /// How to write a prefix that is not here yet; [`Shelf::wrote`] must follow.
     pub fn writer(&self, scope: Scope, tokens: &[u32], layout: &Layout) -> Option<Writer> {
         let (key, given_up) = key_of(tokens, layout)?;
         if layout.bytes(tokens.len()) <= self.memory.budget {
-            let is_new = !self.memory.kept.contains_key(&(scope, key));
+            let is_new = !self.memory.knows(&(scope, key));
             return is_new.then(|| Writer::memory("a prefix in memory", &self.model, tokens.to_vec()));
         }
         let folder = self.folder.as_ref().filter(|_| scope == Scope::default())?;
-        let (is_new, file) = (!folder.files.kept.contains_key(&key), folder.file((key, given_up), &self.model));
+        let (is_new, file) = (!folder.files.knows(&key), folder.file((key, given_up), &self.model));
         is_new.then(|| Writer::cache(&file, &self.model, tokens.to_vec()))
     }
 
-    /// A prefix was written: those not used for the longest time give way to it.
+    /// A prefix was written: those not used for the longest time give way to it. `ends` are the lengths of the shorter ones
+    /// that were kept with it; of those with a state in `layout`, and of all where there is none, it takes the place.
     ///
     /// # Errors
     /// `Write` if what leaves the memory cannot be written to the folder.
     pub fn wrote(
         &mut self,
         scope: Scope,
-        (tokens, layout): (&[u32], &Layout),
+        (tokens, layout, ends): (&[u32], &Layout, &[u32]),
         written: Written,
     ) -> Result<(), SessionError> {
         let Some((key, given_up)) = key_of(tokens, layout) else { return Ok(()) };
+        let serves = |length: &u32| layout.state_elements == 0 || layout.positions.contains(length);
+        let parts = prefix_hashes(tokens).filter(|(length, _)| *length < key.length && ends.contains(length));
+        let parts = parts.filter(|(length, _)| serves(length));
+        let parts: Vec<Key> = parts.map(|(length, hash)| Key { length, hash, policy: 0 }).collect();
         match (written, &mut self.folder) {
             (Written::Memory(session), _) => {
                 let sizes = [session.bytes(), given_up.into()];
                 self.memory.insert((scope, key), *session, sizes);
+                let parts: Vec<_> = parts.iter().map(|part| (scope, *part)).collect();
+                self.memory.holds((scope, key), &parts);
             }
-            (Written::File(bytes), Some(folder)) => folder.add(key, [bytes, given_up.into()], &self.model),
+            (Written::File(bytes), Some(folder)) => folder.add((key, &parts), [bytes, given_up.into()], &self.model),
             (Written::File(_), None) => {}
         }
-        while let Some(((scope, key), Kept { what: session, given_up, .. })) = self.memory.give_up() {
+        self.make_room()
+    }
+
+    /// What is over in memory goes to the folder.
+    fn make_room(&mut self) -> Result<(), SessionError> {
+        while let Some(oldest) = self.memory.oldest() {
+            let parts: Vec<Key> = self.memory.parts_of(oldest).map(|(_, part)| part).collect();
+            let ((scope, key), Some(Kept { what: session, given_up, .. })) = (oldest, self.memory.remove(&oldest))
+            else {
+                break;
+            };
             if let Some(folder) = self.folder.as_mut().filter(|_| scope == Scope::default())
-                && !folder.files.kept.contains_key(&key)
+                && !folder.files.knows(&key)
             {
                 let bytes = write_out(&session, &folder.file((key, given_up), &self.model))?;
-                folder.add(key, [bytes, given_up.into()], &self.model);
+                folder.add((key, &parts), [bytes, given_up.into()], &self.model);
             }
         }
         Ok(())
@@ -264,26 +328,44 @@ impl Folder {
     fn open(path: &Path, model: &ModelId, budget: u64) -> Result<Self, SessionError> {
         let fail = |error| SessionError::Write { path: path.display().to_string(), error };
         fs::create_dir_all(path).map_err(fail)?;
-        let mut found: Vec<((Key, u32), u64, SystemTime)> = Vec::new();
+        let mut found: Vec<((Key, u32), fs::Metadata)> = Vec::new();
         for entry in fs::read_dir(path).map_err(fail)? {
             let entry = entry.map_err(fail)?;
             let name = entry.file_name().to_string_lossy().to_string();
             // Another process may remove a file meanwhile.
             if let (Some(key), Ok(data)) = (named(&name, model), entry.metadata()) {
-                found.push((key, data.len(), data.modified().unwrap_or(SystemTime::UNIX_EPOCH)));
+                found.push((key, data));
             }
         }
-        found.sort_by_key(|(_, _, modified)| *modified);
+        let modified = |data: &fs::Metadata| data.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        // Of several names of a file the longest prefix comes first.
+        found.sort_by_key(|((key, _), data)| (modified(data), std::cmp::Reverse(key.length)));
         let mut folder = Self { path: path.to_path_buf(), files: Level::new(budget) };
-        for ((key, given_up), bytes, _) in found {
-            folder.files.insert(key, (), [bytes, given_up.into()]);
+        let mut holders: HashMap<u64, Key> = HashMap::new();
+        for ((key, given_up), data) in found {
+            match identity(&data).and_then(|file| holders.get(&file)) {
+                Some(holder) => {
+                    folder.files.holds(*holder, &[key]);
+                }
+                None => {
+                    holders.extend(identity(&data).map(|file| (file, key)));
+                    folder.files.insert(key, (), [data.len(), given_up.into()]);
+                }
+            }
         }
         folder.shrink(model);
         Ok(folder)
     }
 
-    fn add(&mut self, key: Key, sizes: [u64; 2], model: &ModelId) {
+    fn add(&mut self, (key, parts): (Key, &[Key]), sizes: [u64; 2], model: &ModelId) {
         self.files.insert(key, (), sizes);
+        for (held, kept) in self.files.holds(key, parts) {
+            self.remove((held, kept.given_up), model);
+        }
+        for part in parts {
+            // Without the name it serves until the end of the process.
+            let _ = fs::hard_link(self.file((key, 0), model), self.file((*part, 0), model));
+        }
         self.shrink(model);
     }
 
@@ -294,9 +376,16 @@ impl Folder {
 
     /// Removes the files not used for the longest time until the rest fits.
     fn shrink(&mut self, model: &ModelId) {
-        while let Some((key, kept)) = self.files.give_up() {
-            self.remove((key, kept.given_up), model);
+        while let Some(oldest) = self.files.oldest() {
+            self.give_up(oldest, model);
         }
+    }
+
+    /// Removes a file with all its names.
+    fn give_up(&mut self, holder: Key, model: &ModelId) {
+        self.files.parts_of(holder).for_each(|part| self.remove((part, 0), model));
+        self.remove((holder, self.given_up(holder)), model);
+        self.files.remove(&holder);
     }
 
     fn remove(&self, key: (Key, u32), model: &ModelId) {
@@ -309,6 +398,14 @@ impl Folder {
         let how = if policy == 0 { String::new() } else { format!("-{policy:016x}-{given_up}") };
         self.path.join(format!("{fingerprint}-{length}-{hash:016x}{how}.{ENDING}"))
     }
+}
+
+/// What tells that two names are of one file.
+fn identity(data: &fs::Metadata) -> Option<u64> {
+    #[cfg(unix)]
+    return Some(std::os::unix::fs::MetadataExt::ino(data));
+    #[cfg(not(unix))]
+    return None;
 }
 
 /// What the name of a prefix of a model tells it by, and the tokens of every layer that were given up.
@@ -349,6 +446,31 @@ mod tests {
             assert_eq!(named(&file.replace("-300-", "-"), &model("ab")), None);
         }
         assert!(cut.policy != policy_hash("policy edgeinfinite"));
+    }
+
+    /// A prefix that was written with others serves in their place, goes when it goes, and makes what they had needless.
+    #[test]
+    fn a_prefix_serves_for_shorter_ones_that_it_holds() {
+        let tokens = [5, 6, 7, 8, 9];
+        let hashes: Vec<(u32, u64)> = prefix_hashes(&tokens).collect();
+        let key = |at: usize| Key { length: hashes[at].0, hash: hashes[at].1, policy: 0 };
+        let mut level: Level<Key, char> = Level::new(15);
+        level.insert(key(1), 'a', [10, 0]);
+        level.insert(key(4), 'b', [10, 0]);
+        let gone = level.holds(key(4), &[key(0), key(1)]);
+        assert_eq!(gone.into_iter().map(|(_, kept)| kept.what).collect::<String>(), "a");
+        let found =
+            |level: &Level<Key, char>, at: usize| level.find(key(at), 0).map(|found| level.kept[&found.holder].what);
+        let all = |level: &Level<Key, char>| (0..5).map(|at| found(level, at)).collect::<Vec<_>>();
+        assert_eq!(all(&level), [Some('b'), Some('b'), None, None, Some('b')]);
+        assert_eq!((0..5).map(|at| level.knows(&key(at))).collect::<Vec<_>>(), [true, true, false, false, true]);
+        // One of another text takes over what both hold, and keeps it.
+        level.insert(key(3), 'c', [10, 0]);
+        level.holds(key(3), &[key(1)]);
+        assert_eq!(level.oldest(), Some(key(4)));
+        level.remove(&key(4));
+        assert_eq!(all(&level), [None, Some('c'), None, Some('c'), None]);
+        assert_eq!((level.oldest(), level.knows(&key(0))), (None, false));
     }
 
     #[test]

@@ -56,7 +56,7 @@ fn what_is_written_is_read() {
     write(&path);
     let session = Session::open(&path).unwrap();
     assert_eq!((session.tokens(), session.conversation()), (&TOKENS[..], "{\"a\": 1}"));
-    assert_eq!(session.positions(), [2, 5]);
+    assert_eq!((session.positions(7), session.positions(4)), (vec![2, 5], vec![2]));
     let mut values = Vec::new();
     session.rows(0, 4, 16, &mut values);
     assert_eq!(values, [6.0, 6.5, 7.0]);
@@ -183,6 +183,6 @@ fn a_session_without_memory_is_a_session() {
     let open = Writer::new(&path, &model("1234"), vec![], String::new()).begin(&layout).unwrap();
     open.finish().unwrap();
     let session = Session::open(&path).unwrap();
-    assert!(session.positions().is_empty() && session.tokens().is_empty() && session.conversation().is_empty());
+    assert!(session.positions(9).is_empty() && session.tokens().is_empty() && session.conversation().is_empty());
     remove(&path);
 }
