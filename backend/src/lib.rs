@@ -32,7 +32,10 @@ pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
 
 use kvas_gguf::Quant;
-use std::{ops::Deref, sync::Arc};
+use std::{
+    ops::{Deref, Range},
+    sync::Arc,
+};
 
 /// What can go wrong on a device. Our own mistakes are assertions, not errors.
 #[derive(Debug, thiserror::Error)]
@@ -196,6 +199,22 @@ pub trait Backend: Send {
 
     /// The ops of the next band meet the slot as those before them did, at a [`Backend::position`].
     fn return_to(&mut self, _slot: Slot, _position: Position) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
+    }
+
+    /// Takes room in the memory of the host for so many values that go from band to band, in place of what there was; 0
+    /// gives it back.
+    fn carry(&mut self, _values: usize) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
+    }
+
+    /// Copies the beginning of an activation to these carried values. Nobody waits.
+    fn put(&mut self, _act: Act, _to: Range<usize>) -> Result<(), DeviceError> {
+        Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
+    }
+
+    /// Overwrites the beginning of an activation by these carried values.
+    fn fetch(&mut self, _act: Act, _from: Range<usize>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
     }
 

@@ -32,7 +32,7 @@ use machine::Machine;
 use plan::{Means, Plan};
 use pool::Pool;
 use simd::Proof;
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Runs programs on this machine's processor.
 pub struct Cpu {
@@ -152,6 +152,24 @@ impl Backend for Cpu {
 
     fn return_to(&mut self, slot: Slot, position: Position) -> Result<(), DeviceError> {
         self.machine().cursors.return_to(slot, position);
+        Ok(())
+    }
+
+    fn carry(&mut self, values: usize) -> Result<(), DeviceError> {
+        self.machine().carried = vec![0.0; values];
+        Ok(())
+    }
+
+    fn put(&mut self, act: Act, to: Range<usize>) -> Result<(), DeviceError> {
+        let Machine { acts, carried, .. } = self.machine();
+        carried[to.clone()].copy_from_slice(&acts[act.0 as usize][..to.len()]);
+        Ok(())
+    }
+
+    fn fetch(&mut self, act: Act, from: Range<usize>) -> Result<(), DeviceError> {
+        let Machine { acts, carried, .. } = self.machine();
+        acts[act.0 as usize][..from.len()].copy_from_slice(&carried[from]);
+        self.machine().forget(act);
         Ok(())
     }
 

@@ -29,6 +29,8 @@ pub(crate) struct Machine {
     pub(crate) limits: Limits,
     /// By activation: `[rows, columns]`.
     pub(crate) acts: Vec<Arena<f32>>,
+    /// What goes from band to band.
+    pub(crate) carried: Vec<f32>,
     /// By weight.
     pub(crate) matrices: Vec<Matrix>,
     /// By weight: those of convolutions as `[taps, channels]`, those beside a memory as `[inputs, outputs]`, empty for
@@ -102,6 +104,7 @@ impl Machine {
             proof,
             limits,
             acts: plan.acts.iter().map(|len| Arena::zeroed(*len)).collect(),
+            carried: Vec::new(),
             transposed: transposed(&program, &matrices),
             pages: Pages::new(plan.page, &limits),
             memory: memory.collect(),

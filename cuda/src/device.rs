@@ -200,6 +200,17 @@ impl Device {
         self.upload(to, &from[..bytes])
     }
 
+    /// Reads device memory in order with everything else, into memory that nobody looks at or gives back before
+    /// [`Device::synchronize`].
+    pub(crate) fn download_later(&self, from: Ptr, out: &mut [u8]) -> Result<(), DeviceError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.run_recorded()?;
+        // SAFETY: the caller owns the memory at `from`, and keeps `out` until the copy is done.
+        unsafe { result::memcpy_dtoh_async(out, from.0, self.stream.0) }.map_err(driver("copying from the GPU"))
+    }
+
     /// Reads device memory, after everything that was asked for before.
     pub(crate) fn download<T: bytemuck::Pod>(&self, from: Ptr, out: &mut [T]) -> Result<(), DeviceError> {
         if !out.is_empty() {

@@ -57,7 +57,7 @@ use kvas_backend::{
 use kvas_gguf::Quant;
 use machine::Machine;
 use plan::Plan;
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Runs programs on a GPU.
 #[derive(Debug)]
@@ -170,6 +170,18 @@ impl Backend for Cuda {
     fn return_to(&mut self, slot: Slot, position: Position) -> Result<(), DeviceError> {
         self.machine().cursors.return_to(slot, position);
         Ok(())
+    }
+
+    fn carry(&mut self, values: usize) -> Result<(), DeviceError> {
+        self.machine().carry(values)
+    }
+
+    fn put(&mut self, act: Act, to: Range<usize>) -> Result<(), DeviceError> {
+        self.machine().put(act, to)
+    }
+
+    fn fetch(&mut self, act: Act, from: Range<usize>) -> Result<(), DeviceError> {
+        self.machine().fetch(act, from)
     }
 
     fn copy_slots(&mut self, pairs: &[(Slot, Slot)]) -> Result<(), DeviceError> {

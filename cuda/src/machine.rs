@@ -21,7 +21,7 @@ use crate::{
 use kvas_backend::{
     Act, Cursors, DeviceError, Entry, Limits, Program, Rows, Slot, Span, Step, Store, StoreDecl, Weight, WeightSource,
 };
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Bytes that come to the host at once.
 const STAGING: usize = 4 << 20;
@@ -67,7 +67,17 @@ pub(crate) struct Machine {
     /// The op of the program that is being launched, in a whole step.
     pub(crate) running: Option<usize>,
     staging: Pinned,
+    /// What goes from band to band.
+    carried: Carried,
     graphs: Graphs,
+}
+
+/// Values in the memory of the host.
+enum Carried {
+    /// The GPU copies them while others are computed.
+    Pinned(Pinned),
+    /// There was no memory that can be pinned.
+    Paged(Vec<u8>),
 }
 
 impl Machine {
@@ -119,6 +129,7 @@ impl Machine {
             joined: Vec::new(),
             running: None,
             staging: Pinned::new(device, STAGING)?,
+            carried: Carried::Paged(Vec::new()),
             graphs: Graphs::new(is_eager),
             limits,
             matrices,
@@ -241,6 +252,37 @@ impl Machine {
             part.copy_from_slice(staging);
         }
         Ok(())
+    }
+
+    /// Takes room for so many values that go from band to band.
+    pub(crate) fn carry(&mut self, values: usize) -> Result<(), DeviceError> {
+        // Copies may be under way.
+        self.device.synchronize()?;
+        self.carried = Carried::Paged(Vec::new());
+        if values > 0 {
+            let pinned = Pinned::new(&self.device, 4 * values);
+            self.carried = pinned.map_or_else(|_| Carried::Paged(vec![0; 4 * values]), Carried::Pinned);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn put(&mut self, act: Act, to: Range<usize>) -> Result<(), DeviceError> {
+        let from = self.act(act);
+        let to = 4 * to.start..4 * to.end;
+        let carried = match &mut self.carried {
+            Carried::Pinned(pinned) => &mut pinned[to],
+            Carried::Paged(paged) => &mut paged[to],
+        };
+        self.device.download_later(from, carried)
+    }
+
+    pub(crate) fn fetch(&mut self, act: Act, from: Range<usize>) -> Result<(), DeviceError> {
+        let from = 4 * from.start..4 * from.end;
+        let carried = match &self.carried {
+            Carried::Pinned(pinned) => &pinned[from],
+            Carried::Paged(paged) => &paged[from],
+        };
+        self.device.upload(self.act(act), carried)
     }
 
     /// Overwrites the beginning of an activation.

@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How long a prompt is read layer by layer before others are looked after.
 const TURN: Duration = Duration::from_millis(50);
 
+/// Steps that a device may be behind: it never waits for the next one, and others do not wait for many.
+const AHEAD: u32 = 8;
+
 /// Why a prompt cannot be read on.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Stopped {
@@ -39,10 +42,11 @@ pub(super) struct Climb {
     read: u32,
     /// Where the slot stood before.
     from: Position,
-    /// What the next band reads, and the columns of it: `[tokens][columns]`, step by step act after act. What a band has read
-    /// of a step makes room for what it wrote.
-    carried: Vec<f32>,
+    /// Columns of what the device carries from band to band: `[tokens][columns]`, step by step act after act. What a band
+    /// has read of a step makes room for what it wrote.
     columns: usize,
+    /// Steps that were asked for, and may not have run yet.
+    ahead: u32,
     preferences: Vec<Preference>,
 }
 
@@ -67,14 +71,24 @@ impl Runner {
     }
 
     /// Begins to read a prompt into an empty sequence.
-    pub(super) fn climb(&self, (memory, id): (&Memory, SequenceId), bound: &Bound, tokens: u32) -> Option<Climb> {
+    pub(super) fn climb(
+        &mut self,
+        (memory, id): (&Memory, SequenceId),
+        bound: &Bound,
+        tokens: u32,
+    ) -> Result<Option<Climb>, DeviceError> {
         assert_eq!(memory.committed(id), 0, "the sequence is empty");
-        let (bands, layout) = (self.program().bands(), self.bounded_layers()?);
-        let from = self.backend.position(memory.slot(id))?;
+        let (bands, from) = (self.program().bands(), self.backend.position(memory.slot(id)));
+        let (Some(layout), Some(from)) = (self.bounded_layers(), from) else { return Ok(None) };
         let columns = bands.iter().map(|band| self.program().columns_of(&band.carried)).max().unwrap_or(0);
-        let carried = vec![0.0; columns * tokens as usize];
-        let (band, read, preferences) = (0, 0, Vec::new());
-        Some(Climb { id, bound: *bound, layout, tokens, bands, band, read, from, carried, columns, preferences })
+        self.backend.carry(columns * tokens as usize)?;
+        let (bound, band, read, ahead, preferences) = (*bound, 0, 0, 0, Vec::new());
+        Ok(Some(Climb { id, bound, layout, tokens, bands, band, read, from, columns, ahead, preferences }))
+    }
+
+    /// Nothing goes from band to band any more.
+    pub(super) fn climbed(&mut self) -> Result<(), DeviceError> {
+        self.backend.carry(0)
     }
 
     /// Reads on for a step. True if that was the last one: the tokens are committed, and the logits of the last one are in
@@ -111,22 +125,25 @@ impl Runner {
     /// Runs the ops of a band; what it and later ones read is written before, and kept after.
     fn run_band(&mut self, step: &Step, climb: &mut Climb) -> Result<(), DeviceError> {
         let rows = step.tokens().len();
-        let room = &mut climb.carried[climb.read as usize * climb.columns..][..rows * climb.columns];
-        let bands = &climb.bands;
+        let (first, bands) = (climb.read as usize * climb.columns, &climb.bands);
         self.backend.begin(step)?;
-        let mut at = 0;
+        let mut at = first;
         for act in bands[..climb.band].last().map_or(&[][..], |before| &before.carried) {
             let len = rows * self.program().act(*act).columns;
-            self.backend.write(*act, &room[at..at + len])?;
+            self.backend.fetch(*act, at..at + len)?;
             at += len;
         }
         let program = self.shared_program();
         program.ops[bands[climb.band].ops.clone()].iter().try_for_each(|op| self.backend.execute(op))?;
-        at = 0;
+        at = first;
         for act in &bands[climb.band].carried {
             let len = rows * program.act(*act).columns;
-            self.backend.read(*act, &mut room[at..at + len])?;
+            self.backend.put(*act, at..at + len)?;
             at += len;
+        }
+        climb.ahead = (climb.ahead + 1) % AHEAD;
+        if climb.ahead == 0 {
+            self.backend.read(program.logits, &mut [])?;
         }
         self.read_logits(step)
     }
@@ -184,7 +201,7 @@ impl Engine {
             (job.timings.prompt_tokens, job.timings.cached_tokens) = (tokens as usize, 0);
             job.timings.miss = Miss::ByLayers { known };
         }
-        self.climb = self.runner.climb((&self.memory, id), &bound, tokens);
+        self.climb = self.runner.climb((&self.memory, id), &bound, tokens)?;
         self.scheduler.set_apart(self.climb.as_ref().map(|climb| climb.id));
         Ok(())
     }
@@ -217,6 +234,7 @@ impl Engine {
     /// All layers have read a prompt: what follows it is chosen.
     fn reached(&mut self, climb: &Climb) -> Result<(), DeviceError> {
         self.scheduler.set_apart(None);
+        self.runner.climbed()?;
         self.steps.count += 1;
         self.steps.prompts += u64::from(climb.tokens);
         self.tokens_read += u64::from(climb.tokens);
@@ -245,6 +263,8 @@ impl Engine {
     pub(super) fn abandon_climb(&mut self, id: SequenceId) -> Option<DeviceWork> {
         self.climb.take_if(|climb| climb.id == id)?;
         self.scheduler.set_apart(None);
+        // A device that fails says so with the next step, too.
+        let _ = self.runner.climbed();
         Some(self.memory.clear(id))
     }
 }

@@ -28,6 +28,8 @@ pub(crate) const OF_SEGMENTS: [&str; 2] = ["slake", "slake_absorb"];
 const PART: usize = 1024;
 const TILE_BYTES: usize = 4 * (128 * 65 + 64 * 33 + 32 * 33);
 const THREADS: usize = 256;
+/// Tokens of a head below which a thread of its own does not choose faster.
+const ALONE: usize = 4096;
 /// `SCORED` of `kernels/slake.cu`, and the shared memory that its scores take besides.
 const SCORED: usize = 4;
 const SCORES_BESIDE: usize = 12 << 10;
@@ -309,11 +311,19 @@ impl Machine {
             self.remembered(look, &mut found.ranks)?;
         }
         let stayed = self.stayed(look)?;
-        for (head, gone) in found.gone.iter_mut().enumerate() {
-            let ranks = &found.ranks[head * held..][..held];
-            let mark = |token: u32| (stayed.position(head, token), ranks[token as usize]);
-            look.eviction.choose(look.holding, mark, gone);
-        }
+        let Found { ranks, gone, .. } = &mut found;
+        // Of prompts there are many tokens, and every head has its own.
+        std::thread::scope(|scope| {
+            for (head, (gone, ranks)) in gone.iter_mut().zip(ranks.chunks_exact(held.max(1))).enumerate() {
+                let (eviction, holding, stayed) = (look.eviction, look.holding, &stayed);
+                let mark = move |token: u32| (stayed.position(head, token), ranks[token as usize]);
+                if held < ALONE {
+                    eviction.choose(holding, mark, gone);
+                } else {
+                    scope.spawn(move || eviction.choose(holding, mark, gone));
+                }
+            }
+        });
         Ok(found)
     }
 
