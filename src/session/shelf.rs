@@ -359,11 +359,15 @@ impl Folder {
 
     fn add(&mut self, (key, parts): (Key, &[Key]), sizes: [u64; 2], model: &ModelId) {
         self.files.insert(key, (), sizes);
-        for (held, kept) in self.files.holds(key, parts) {
-            self.remove((held, kept.given_up), model);
-        }
         for part in parts {
-            // Without the name it serves until the end of the process.
+            if self.files.kept.contains_key(part) {
+                self.give_up(*part, model);
+            }
+        }
+        self.files.holds(key, parts);
+        for part in parts {
+            // It may be the name of another file that holds it. Without a name it serves until the end of the process.
+            self.remove((*part, 0), model);
             let _ = fs::hard_link(self.file((key, 0), model), self.file((*part, 0), model));
         }
         self.shrink(model);
@@ -471,6 +475,43 @@ mod tests {
         level.remove(&key(4));
         assert_eq!(all(&level), [None, Some('c'), None, Some('c'), None]);
         assert_eq!((level.oldest(), level.knows(&key(0))), (None, false));
+    }
+
+    /// A file has a name for every prefix that it serves, no name is left behind, and the next start knows them all.
+    #[test]
+    #[cfg(unix)]
+    fn files_have_the_names_of_what_they_hold() {
+        let model = ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: "ab".repeat(16) };
+        let path = std::env::temp_dir().join(format!("kvas-names-{}", std::process::id()));
+        let mut folder = Folder::open(&path, &model, 25).unwrap();
+        let key = |length: u32| Key { length, hash: 7, policy: 0 };
+        let add = |folder: &mut Folder, length: u32, parts: &[u32]| {
+            fs::write(folder.file((key(length), 0), &model), [0; 10]).unwrap();
+            let parts: Vec<Key> = parts.iter().map(|part| key(*part)).collect();
+            folder.add((key(length), &parts), [10, 0], &model);
+        };
+        let names = |folder: &Folder| {
+            let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().to_string();
+            let mut lengths: Vec<u32> = fs::read_dir(&folder.path)
+                .unwrap()
+                .filter_map(|entry| Some(named(&name(entry), &model)?.0.length))
+                .collect();
+            lengths.sort_unstable();
+            lengths
+        };
+        add(&mut folder, 30, &[10, 20]);
+        assert_eq!(names(&folder), [10, 20, 30]);
+        add(&mut folder, 40, &[10, 30]);
+        assert_eq!(names(&folder), [10, 30, 40], "20 went with the file that held it");
+        add(&mut folder, 50, &[10]);
+        assert_eq!((names(&folder), folder.files.usage().count), (vec![10, 30, 40, 50], 2));
+        let again = Folder::open(&path, &model, 25).unwrap();
+        assert_eq!(again.files.usage(), Shelved { count: 2, bytes: 20 });
+        assert_eq!(again.files.find(key(30), 0).map(|found| found.holder.length), Some(40));
+        assert_eq!(again.files.find(key(10), 0).map(|found| found.holder.length), Some(50));
+        add(&mut folder, 60, &[]);
+        assert_eq!(names(&folder), [10, 50, 60], "the oldest file went with its names");
+        fs::remove_dir_all(&path).unwrap();
     }
 
     #[test]
