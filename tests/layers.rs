@@ -9,6 +9,7 @@ use kvas::{
     engine::{Engine, EngineConfig, EngineHandle, Event, Reading, Request, Runner, Stream},
     model::Model,
     policy::{Bound, Score, bounded},
+    session::{ModelId, Shelf},
 };
 use kvas_backend::{Backend, KvType, Limits, Program, Replay, StateType, store::MomentType};
 use kvas_cpu::Cpu;
@@ -172,6 +173,29 @@ pub(crate) fn answers_are_those_with_room(make: Make<'_>) {
         let refused = of(&little, asked(&model, &text(&model, 690, 7))).unwrap_err();
         assert!(refused.starts_with("out of memory for this sequence") && !refused.contains('\n'), "{refused}");
         assert_eq!(of(&little, asked(&model, &prompt)).unwrap().0, first, "{name}");
+    }
+}
+
+/// What gives way to such a prompt goes to the host before its pages are written to.
+#[test]
+fn what_gives_way_to_it_comes_back_as_it_was() {
+    for name in ["llama", "falcon-h1"] {
+        let bound = small(72);
+        let model = model(name, &bound);
+        let id = ModelId::of(&model.file);
+        // The short prompt has room in all layers at once, the long one has not.
+        let pages = few(&model.program, &bound).max(1 + model.program.page_stores() * 260 / PAGE);
+        let runner = runner(&model, processor(), limits(pages, 4, Replay::new(8, 4)));
+        let shelf = Some(Shelf::in_memory(&id, 1 << 30));
+        let engine = Engine::start(runner, EngineConfig { bound: Some(bound.into()), shelf, ..EngineConfig::new(700) });
+        let of = |prompt: &[u32]| answer(&engine.submit(asked(&model, prompt))).unwrap();
+        let short = text(&model, 200, 5);
+        let (first, _) = of(&short);
+        of(&text(&model, PROMPT, 6));
+        let host = engine.stats().unwrap().shelf.unwrap().host;
+        let (again, cached) = of(&short);
+        assert!(host.count > 0 && cached >= 128, "{name}: {host:?}, {cached} tokens were known");
+        assert_eq!(again, first, "{name}");
     }
 }
 

@@ -19,16 +19,6 @@ const TURN: Duration = Duration::from_millis(50);
 /// Steps that a device may be behind: it never waits for the next one, and others do not wait for many.
 const AHEAD: u32 = 8;
 
-/// Why a prompt cannot be read on.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Stopped {
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// There are no pages for what a layer reads next; nothing has changed.
-    #[error(transparent)]
-    Full(#[from] Full),
-}
-
 /// A prompt on its way.
 #[derive(Debug)]
 pub(super) struct Climb {
@@ -91,15 +81,30 @@ impl Runner {
         self.backend.carry(0)
     }
 
-    /// Reads on for a step. True if that was the last one: the tokens are committed, and the logits of the last one are in
-    /// output row 0.
-    pub(super) fn climb_on(&mut self, memory: &mut Memory, climb: &mut Climb, tokens: &[u32]) -> Result<bool, Stopped> {
+    /// Rows of the next step, and the page stores it writes to, by their ordinals.
+    fn next_rows(&self, climb: &Climb) -> (u32, Vec<usize>) {
         let rows = climb.rows((self.limits().rows as u32, self.limits().replay.window as u32));
-        let band = &climb.bands[climb.band];
+        let stores = climb.bands[climb.band].stores.iter();
+        (rows, stores.map(|store| self.program().page_ordinal(*store)).collect())
+    }
+
+    /// Makes room for the next step. What gives way to it must be kept elsewhere before the work is done. If there are no pages
+    /// nothing has changed.
+    pub(super) fn climb_into(&self, memory: &mut Memory, climb: &Climb) -> Result<DeviceWork, Full> {
+        let (rows, ordinals) = self.next_rows(climb);
+        memory.reserve_in(climb.id, &ordinals, rows)
+    }
+
+    /// Reads on for a step that there is room for. True if that was the last one: the tokens are committed, and the logits of
+    /// the last one are in output row 0.
+    pub(super) fn climb_on(
+        &mut self,
+        memory: &mut Memory,
+        climb: &mut Climb,
+        tokens: &[u32],
+    ) -> Result<bool, DeviceError> {
+        let (rows, ordinals) = self.next_rows(climb);
         let (id, is_last) = (climb.id, climb.band + 1 == climb.bands.len());
-        let ordinals: Vec<usize> = band.stores.iter().map(|store| self.program().page_ordinal(*store)).collect();
-        let work = memory.reserve_in(id, &ordinals, rows)?;
-        self.apply(&work)?;
         let ends = climb.read + rows == climb.tokens;
         let outputs = if is_last && ends { Outputs::Last } else { Outputs::None };
         let mut step = Step::default();
@@ -150,7 +155,7 @@ impl Runner {
 
     /// A band has read all of the prompt: its layer gives up what it may not hold, and those before what it takes of their
     /// shares.
-    fn settle(&mut self, memory: &mut Memory, climb: &mut Climb) -> Result<Planned, Stopped> {
+    fn settle(&mut self, memory: &mut Memory, climb: &mut Climb) -> Result<Planned, DeviceError> {
         let (id, bound, layout) = (climb.id, climb.bound, climb.layout);
         let alike = vec![climb.tokens; layout.layers];
         let all = Holdings { bound: &bound, layout: &layout, held: &alike, shares: None };
@@ -213,19 +218,23 @@ impl Engine {
         }
         let began = Instant::now();
         while let Some(mut climb) = self.climb.take_if(|_| began.elapsed() < TURN) {
-            let tokens = &self.scheduler.get(climb.id).tokens;
-            match self.runner.climb_on(&mut self.memory, &mut climb, tokens) {
-                Ok(false) => self.climb = Some(climb),
-                Ok(true) => return self.reached(&climb),
-                Err(Stopped::Device(error)) => {
-                    self.climb = Some(climb);
-                    return Err(error);
-                }
-                Err(Stopped::Full(full)) => {
-                    let id = climb.id;
-                    self.climb = Some(climb);
-                    self.make_room(id, full)?;
-                }
+            let id = climb.id;
+            let room = self.runner.climb_into(&mut self.memory, &climb);
+            let read = match &room {
+                // What gave way is kept elsewhere first.
+                Ok(work) => self.apply(std::slice::from_ref(work)).and_then(|()| {
+                    let tokens = &self.scheduler.get(id).tokens;
+                    self.runner.climb_on(&mut self.memory, &mut climb, tokens)
+                }),
+                Err(_) => Ok(false),
+            };
+            if let Ok(true) = read {
+                return self.reached(&climb);
+            }
+            self.climb = Some(climb);
+            read?;
+            if let Err(full) = room {
+                self.make_room(id, full)?;
             }
         }
         Ok(())

@@ -72,8 +72,13 @@ impl Reading {
         self.tokens.extend_from_slice(tokens);
         let climb = runner.climb((&self.memory, self.id), bound, self.tokens.len() as u32);
         let mut climb = climb.map_err(line)?.expect("a device that has said so");
-        while !runner.climb_on(&mut self.memory, &mut climb, &self.tokens).map_err(line)? {}
-        runner.climbed().map_err(line)
+        loop {
+            let work = runner.climb_into(&mut self.memory, &climb).map_err(line)?;
+            runner.apply(&work).map_err(line)?;
+            if runner.climb_on(&mut self.memory, &mut climb, &self.tokens).map_err(line)? {
+                return runner.climbed().map_err(line);
+            }
+        }
     }
 
     fn step(&mut self, runner: &mut Runner, tokens: &[u32]) -> Result<(), DeviceError> {
