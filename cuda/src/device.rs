@@ -11,7 +11,7 @@ use cudarc::driver::{
 };
 use kvas_backend::DeviceError;
 use std::{
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
     sync::{Arc, Mutex},
 };
 
@@ -195,20 +195,22 @@ impl Device {
         unsafe { result::memcpy_htod_async(to.0, values, self.stream.0) }.map_err(driver("copying to the GPU"))
     }
 
-    /// As [`Device::upload`] from pinned memory, which must stay as it is until the copy is done.
-    pub(crate) fn upload_pinned(&self, to: Ptr, from: &Pinned, bytes: usize) -> Result<(), DeviceError> {
-        self.upload(to, &from[..bytes])
+    /// As [`Device::upload`] from pinned memory, of which that part must stay as it is until the copy is done.
+    pub(crate) fn upload_pinned(&self, to: Ptr, from: &Pinned, part: Range<usize>) -> Result<(), DeviceError> {
+        self.upload(to, &from[part])
     }
 
-    /// Reads device memory in order with everything else, into memory that nobody looks at or gives back before
-    /// [`Device::synchronize`].
-    pub(crate) fn download_later(&self, from: Ptr, out: &mut [u8]) -> Result<(), DeviceError> {
-        if out.is_empty() {
+    /// Reads device memory into a part of pinned memory, in order with everything else. Nobody waits: what is there before
+    /// [`Device::synchronize`] may be anything.
+    pub(crate) fn download_pinned(&self, from: Ptr, to: &mut Pinned, part: Range<usize>) -> Result<(), DeviceError> {
+        if part.is_empty() {
             return Ok(());
         }
         self.run_recorded()?;
-        // SAFETY: the caller owns the memory at `from`, and keeps `out` until the copy is done.
-        unsafe { result::memcpy_dtoh_async(out, from.0, self.stream.0) }.map_err(driver("copying from the GPU"))
+        // SAFETY: the caller owns the memory at `from`; pinned memory is given back only after everything that was asked of
+        // its device is done, and any byte is a valid one.
+        unsafe { result::memcpy_dtoh_async(&mut to[part], from.0, self.stream.0) }
+            .map_err(driver("copying from the GPU"))
     }
 
     /// Reads device memory, after everything that was asked for before.

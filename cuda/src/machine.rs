@@ -256,8 +256,7 @@ impl Machine {
 
     /// Takes room for so many values that go from band to band.
     pub(crate) fn carry(&mut self, values: usize) -> Result<(), DeviceError> {
-        // Copies may be under way.
-        self.device.synchronize()?;
+        // What was there goes before as much is taken again. Pinned memory waits for copies that are under way.
         self.carried = Carried::Paged(Vec::new());
         if values > 0 {
             let pinned = Pinned::new(&self.device, 4 * values);
@@ -269,20 +268,19 @@ impl Machine {
     pub(crate) fn put(&mut self, act: Act, to: Range<usize>) -> Result<(), DeviceError> {
         let from = self.act(act);
         let to = 4 * to.start..4 * to.end;
-        let carried = match &mut self.carried {
-            Carried::Pinned(pinned) => &mut pinned[to],
-            Carried::Paged(paged) => &mut paged[to],
-        };
-        self.device.download_later(from, carried)
+        match &mut self.carried {
+            Carried::Pinned(pinned) => self.device.download_pinned(from, pinned, to),
+            Carried::Paged(paged) => self.device.download(from, &mut paged[to]),
+        }
     }
 
     pub(crate) fn fetch(&mut self, act: Act, from: Range<usize>) -> Result<(), DeviceError> {
         let from = 4 * from.start..4 * from.end;
-        let carried = match &self.carried {
-            Carried::Pinned(pinned) => &pinned[from],
-            Carried::Paged(paged) => &paged[from],
-        };
-        self.device.upload(self.act(act), carried)
+        match &self.carried {
+            // Only `put` changes it, in order with this.
+            Carried::Pinned(pinned) => self.device.upload_pinned(self.act(act), pinned, from),
+            Carried::Paged(paged) => self.device.upload(self.act(act), &paged[from]),
+        }
     }
 
     /// Overwrites the beginning of an activation.

@@ -202,7 +202,7 @@ impl StepImage {
                 self.send_table(device, (span, store), &table[..pages.min(table.len())], &mut updates)?;
             }
         }
-        device.upload_pinned(self.memory.at(), &self.host, 4 * (layout.updates + 2 * updates))?;
+        device.upload_pinned(self.memory.at(), &self.host, 0..4 * (layout.updates + 2 * updates))?;
         self.apply(device, updates)?;
         device.record(&self.sent)
     }

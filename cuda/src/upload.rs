@@ -35,7 +35,7 @@ impl Uploader {
             let (pinned, done) = &mut self.pieces[self.next];
             self.device.wait(done)?;
             read(from, &mut pinned[..from.len()], self.threads);
-            self.device.upload_pinned(to.at(number * PIECE), pinned, from.len())?;
+            self.device.upload_pinned(to.at(number * PIECE), pinned, 0..from.len())?;
             self.device.record(done)?;
             self.next = (self.next + 1) % self.pieces.len();
         }

@@ -18,6 +18,9 @@ const PER_BYTE: f64 = 1e-9;
 /// How many times longer it must take to read a prefix again than to keep it.
 const WORTH: f64 = 2.0;
 
+/// Bytes of a prefix that say how long others take; what is less takes as long for other reasons.
+const TELLING: u64 = 1 << 20;
+
 /// How much slower the next prefix is taken to go than the fastest one of lately was: what was waited for besides says
 /// little.
 const FADING: f64 = 1.25;
@@ -90,8 +93,10 @@ impl Engine {
             let what = (&evicted.tokens[..], &layout, &evicted.ends[..]);
             tier.shelf.wrote(evicted.scope, what, written).map_err(|error| error.to_string())
         });
-        let takes = began.elapsed().as_secs_f64() / bytes as f64;
-        tier.seconds_per_byte = takes.min(FADING * tier.seconds_per_byte);
+        if bytes >= TELLING {
+            let took = began.elapsed().as_secs_f64() / bytes as f64;
+            tier.seconds_per_byte = took.min(FADING * tier.seconds_per_byte);
+        }
         tier.failure = kept.err();
     }
 

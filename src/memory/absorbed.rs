@@ -225,7 +225,9 @@ impl Memory {
         };
         let goes_on = *goes_on && kept.length > 0;
         let told = Evicted { scope: *scope, tokens: tokens.clone(), saved: *saved, kept, ends, goes_on };
-        self.evicted.get_or_insert_default().push(told);
+        if let Some(evicted) = &mut self.evicted {
+            evicted.push(told);
+        }
     }
 
     /// Prefixes of both kinds.

@@ -150,11 +150,12 @@ impl<K: Copy + Eq + Hash, T> Level<K, T> {
         self.kept.contains_key(key) || self.parts.contains_key(key)
     }
 
-    /// A prefix holds others, which can be gone on from. Those that were here on their own are not needed any more, and
-    /// returned.
-    fn holds(&mut self, holder: K, parts: &[K]) -> Vec<(K, Kept<T>)> {
-        self.parts.extend(parts.iter().map(|key| (*key, holder)));
-        parts.iter().filter_map(|key| self.remove(key).map(|kept| (*key, kept))).collect()
+    /// A prefix holds others, which can be gone on from. Those that were here on their own are not needed any more.
+    fn holds(&mut self, holder: K, parts: &[K]) {
+        for key in parts {
+            self.remove(key);
+            self.parts.insert(*key, holder);
+        }
     }
 
     /// What a prefix holds.
@@ -301,12 +302,11 @@ impl Shelf {
     /// What is over in memory goes to the folder.
     fn make_room(&mut self) -> Result<(), SessionError> {
         while let Some(oldest) = self.memory.oldest() {
-            let parts: Vec<Key> = self.memory.parts_of(oldest).map(|(_, part)| part).collect();
-            let ((scope, key), Some(Kept { what: session, given_up, .. })) = (oldest, self.memory.remove(&oldest))
-            else {
-                break;
-            };
+            let ((scope, key), parts) = (oldest, self.memory.parts_of(oldest));
+            let parts: Vec<Key> = parts.map(|(_, part)| part).collect();
+            let gone = self.memory.remove(&oldest);
             if let Some(folder) = self.folder.as_mut().filter(|_| scope == Scope::default())
+                && let Some(Kept { what: session, given_up, .. }) = gone
                 && !folder.files.knows(&key)
             {
                 let bytes = write_out(&session, &folder.file((key, given_up), &self.model))?;
@@ -344,9 +344,7 @@ impl Folder {
         let mut holders: HashMap<u64, Key> = HashMap::new();
         for ((key, given_up), data) in found {
             match identity(&data).and_then(|file| holders.get(&file)) {
-                Some(holder) => {
-                    folder.files.holds(*holder, &[key]);
-                }
+                Some(holder) => folder.files.holds(*holder, &[key]),
                 None => {
                     holders.extend(identity(&data).map(|file| (file, key)));
                     folder.files.insert(key, (), [data.len(), given_up.into()]);
@@ -461,8 +459,8 @@ mod tests {
         let mut level: Level<Key, char> = Level::new(15);
         level.insert(key(1), 'a', [10, 0]);
         level.insert(key(4), 'b', [10, 0]);
-        let gone = level.holds(key(4), &[key(0), key(1)]);
-        assert_eq!(gone.into_iter().map(|(_, kept)| kept.what).collect::<String>(), "a");
+        level.holds(key(4), &[key(0), key(1)]);
+        assert_eq!(level.usage(), Shelved { count: 1, bytes: 10 });
         let found =
             |level: &Level<Key, char>, at: usize| level.find(key(at), 0).map(|found| level.kept[&found.holder].what);
         let all = |level: &Level<Key, char>| (0..5).map(|at| found(level, at)).collect::<Vec<_>>();
