@@ -95,4 +95,9 @@ impl Reading {
     pub fn held(&self) -> Vec<u32> {
         self.memory.held_tables(self.id).map(|(_, held)| held).collect()
     }
+
+    /// The most single-layer pages that it ever held.
+    pub const fn most_pages(&self) -> usize {
+        self.memory.most_pages()
+    }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 pub struct PagePool {
     references: Vec<u32>,
     arenas: Vec<Arena>,
+    most: usize,
 }
 
 #[derive(Debug)]
@@ -21,7 +22,8 @@ impl PagePool {
     /// A pool of `pages` pages, page 0 included, in the arenas of page stores (none: there is one arena).
     pub fn new(pages: usize, arenas: &[usize]) -> Self {
         let arena = |pages: Range<u32>| Arena { free: pages.clone().rev().map(Page).collect(), pages };
-        Self { references: vec![0; pages], arenas: arena_pages(pages, arenas).into_iter().map(arena).collect() }
+        let arenas = arena_pages(pages, arenas).into_iter().map(arena).collect();
+        Self { references: vec![0; pages], arenas, most: 0 }
     }
 
     /// The first arena that has fewer free pages than are needed of it.
@@ -47,10 +49,16 @@ impl PagePool {
         self.references.len() - 1
     }
 
+    /// The most pages that were ever held at once.
+    pub const fn most(&self) -> usize {
+        self.most
+    }
+
     /// A page of an arena with one reference.
     pub fn take(&mut self, arena: usize) -> Option<Page> {
         let page = self.arenas[arena].free.pop()?;
         self.references[page.0 as usize] = 1;
+        self.most = self.most.max(self.total() - self.free());
         Some(page)
     }
 

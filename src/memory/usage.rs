@@ -47,6 +47,11 @@ impl Memory {
         }
     }
 
+    /// The most single-layer pages that were ever in use at once.
+    pub const fn most_pages(&self) -> usize {
+        self.pages.most()
+    }
+
     /// Whose each page is, in the order of their numbers, as runs.
     pub fn page_owners(&self) -> Vec<(PageOwner, usize)> {
         let mut owners = vec![PageOwner::Free; self.pages.total() + 1];

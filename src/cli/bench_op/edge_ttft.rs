@@ -2,6 +2,7 @@
 
 use super::{
     report::{Bound, Form, Report},
+    small_model::{SmallModel, token},
     vectors::NO_PAGES,
 };
 use crate::cli::{device::backend, flags::ComputeFlags};
@@ -12,11 +13,9 @@ use kvas::{
     policy::{Absorbing, Progress, Schedule},
 };
 use kvas_backend::{
-    KvType, Limits, Op, Outputs, Program, Rope, Step, StoreDecl,
-    conformance::{Build, RandomWeights},
-    op::{self, Activation, GateScope, Output},
-    rope::{Pairing, Scaling},
-    store::{MemoryKeys, PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
+    KvType, Limits, Op, Outputs, Program, Step,
+    conformance::RandomWeights,
+    store::{MemoryKeys, Policy, Positions, SegmentMemory, Segments},
 };
 use kvas_gguf::Quant;
 use serde_json::json;
@@ -54,59 +53,9 @@ pub(super) struct EdgeTtft {
     form: Form,
 }
 
-const LAYERS: usize = 2;
-const HEADS: (usize, usize, usize) = (8, 2, 64);
-const VOCAB: usize = 512;
+const MODEL: SmallModel = SmallModel { layers: 2, heads: (8, 2), head_dim: 64 };
 const PAGE: usize = 16;
 const BATCH: u32 = 512;
-
-/// A small model of random weights.
-fn program(policy: Policy) -> Program {
-    let (heads, kv_heads, dim) = HEADS;
-    let (width, inner, hidden) = (heads * dim, 3 * heads * dim, 4 * dim);
-    let mut b = Build::default();
-    let residual = b.act("residual", width);
-    let [normed, q, k, v, out, up] =
-        [("normed", width), ("q", width), ("k", kv_heads * dim), ("v", kv_heads * dim), ("out", width), ("up", inner)]
-            .map(|(name, columns)| b.act(name, columns));
-    let table = b.matrix("table", [VOCAB, width]);
-    b.op(Op::Embed(op::Embed { table, scale: 1.0, out: residual }));
-    for layer in 0..LAYERS {
-        let name = |stem: &str| format!("{layer}.{stem}");
-        let norm = b.small(&name("norm"), [1, width]);
-        b.op(Op::Norm(op::Norm { x: residual, weight: norm, eps: 1e-5, out: normed }));
-        for (stem, act, columns) in [("q", q, width), ("k", k, kv_heads * dim), ("v", v, kv_heads * dim)] {
-            let weight = b.matrix(&name(stem), [columns, width]);
-            b.linear(normed, weight, act, Output::Write);
-        }
-        let layout = PageLayout::Separate;
-        let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy }));
-        let (pairing, scaling) = (Pairing::Halves, Scaling::None);
-        let rope = Some(Rope { dims: dim, pairing, base: 10000.0, scaling, factors: None });
-        b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope, store }));
-        let scale = 1.0 / (dim as f32).sqrt();
-        b.op(Op::Attention(op::Attention { q, gate: None, heads, scale, store, out }));
-        if policy.segments().is_some() {
-            let fc1 = [b.small(&name("fc1"), [hidden, dim]), b.small(&name("fc1.bias"), [1, hidden])];
-            let fc2 = [b.small(&name("fc2"), [dim, hidden]), b.small(&name("fc2.bias"), [1, dim])];
-            let (share, scope) = (b.small(&name("gate"), [heads, dim]), GateScope::HeadChannel);
-            b.op(Op::ReadMemory(op::ReadMemory { q, gate: None, heads, store, fc1, fc2, share, scope, out }));
-        }
-        let weight = b.matrix(&name("o"), [width, width]);
-        b.linear(out, weight, residual, Output::Accumulate);
-        let (gate, weight) = (b.matrix(&name("gate_proj"), [inner, width]), b.matrix(&name("up"), [inner, width]));
-        b.op(Op::Norm(op::Norm { x: residual, weight: norm, eps: 1e-5, out: normed }));
-        let activation = Activation::Silu;
-        b.op(Op::GatedLinear(op::GatedLinear { x: normed, gate, up: weight, activation, out: up }));
-        let weight = b.matrix(&name("down"), [width, inner]);
-        b.linear(up, weight, residual, Output::Accumulate);
-    }
-    let (last, logits) = (b.output_act("last", width), b.output_act("logits", VOCAB));
-    b.op(Op::GatherRows(op::GatherRows { x: residual, out: last }));
-    let weight = b.matrix("output", [VOCAB, width]);
-    b.linear(last, weight, logits, Output::Write);
-    b.finish(logits)
-}
 
 /// What reading a prompt and answering it took.
 #[derive(Debug, Clone, Copy)]
@@ -140,7 +89,7 @@ impl Reader {
     fn new(compute: &ComputeFlags, program: Program, tokens: u32, schedule: Option<Schedule>) -> anyhow::Result<Self> {
         program.validate()?;
         let (program, mut backend) = (Arc::new(program), backend(compute)?);
-        let pages = 1 + LAYERS * (tokens as usize).div_ceil(PAGE);
+        let pages = 1 + MODEL.layers * (tokens as usize).div_ceil(PAGE);
         let rows = BATCH as usize;
         let limits = Limits { rows, outputs: 1, pages, page_size: PAGE, slots: 2, kv_type: KvType::F16, ..NO_PAGES };
         backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::Q8_0, seed: 1 }, limits)?;
@@ -164,7 +113,7 @@ impl Reader {
                 rows = schedule.until_due(Progress { committed, held, known }).min(BATCH).min(known - committed);
             }
             let first = memory.committed(*id);
-            let tokens: Vec<u32> = (first..first + rows).map(|at| at.wrapping_mul(7919) % VOCAB as u32).collect();
+            let tokens: Vec<u32> = (first..first + rows).map(token).collect();
             runner.apply(&memory.reserve(*id, rows)?)?;
             let mut step = Step::default();
             step.push_held(memory.slot(*id), first, &tokens, Outputs::Last, memory.held_tables(*id));
@@ -217,14 +166,14 @@ impl EdgeTtft {
         report.say(&format!("{:<10}{heads}", ""), &json!({"op": "edge_ttft", "segments": segment}));
         for prompt in self.prompts.iter().filter(|prompt| **prompt <= self.full) {
             let all = prompt + self.predict;
-            let reader = Reader::new(&self.compute, program(Policy::Full), all, None)?;
+            let reader = Reader::new(&self.compute, MODEL.program(Policy::Full), all, None)?;
             self.say(&report, "full", *prompt, reader.course(*prompt, self.predict)?);
         }
         for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
             let mut courses = Vec::new();
             for prompt in &self.prompts {
                 let schedule = Schedule::of(&segments, absorbing);
-                let (all, most) = (program(Policy::Segments(segments)), schedule.most() + 1);
+                let (all, most) = (MODEL.program(Policy::Segments(segments)), schedule.most() + 1);
                 let course = Reader::new(&self.compute, all, most, Some(schedule))?.course(*prompt, self.predict)?;
                 self.say(&report, absorbing.name(), *prompt, course);
                 courses.push((*prompt, course));

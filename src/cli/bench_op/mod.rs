@@ -15,7 +15,9 @@ mod pool_capacity;
 mod questions;
 mod report;
 mod slake_attn;
+mod slake_peak;
 mod slake_quality;
+mod small_model;
 mod snapshot;
 mod spec_e2e;
 mod vectors;
@@ -51,6 +53,8 @@ enum Op {
     EdgeQuality(Box<edge_quality::EdgeQuality>),
     #[command(name = "slake_attn")]
     SlakeAttn(slake_attn::SlakeAttn),
+    #[command(name = "slake_peak")]
+    SlakePeak(slake_peak::SlakePeak),
     #[command(name = "slake_quality")]
     SlakeQuality(Box<slake_quality::SlakeQuality>),
     #[command(name = "spec_e2e")]
@@ -77,6 +81,7 @@ impl BenchOp {
             Op::EdgeTtft(command) => command.run(),
             Op::EdgeQuality(command) => command.run(),
             Op::SlakeAttn(command) => command.run(),
+            Op::SlakePeak(command) => command.run(),
             Op::SlakeQuality(command) => command.run(),
             Op::SpecE2e(command) => command.run(),
             Op::Headlines(command) => command.run(),

@@ -60,7 +60,8 @@ enum Order {
     Seq,
 }
 
-fn heads(text: &str) -> Result<(usize, usize), String> {
+/// Query heads and KV heads, as in `32/8`.
+pub(super) fn heads(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once('/').and_then(|(q, kv)| Some((q.parse().ok()?, kv.parse().ok()?)));
     numbers
         .filter(|(q, kv): &(usize, usize)| (1..=1024).contains(q) && *kv > 0 && q.is_multiple_of(*kv))
