@@ -56,7 +56,7 @@ fn failed(what: impl Into<String>) -> DeviceError {
 impl Cpu {
     /// A backend of `threads` threads (the caller is one; 0 counts as 1) with the widest instruction set this
     /// processor has, or the one named by the environment variable `KVAS_CPU`: `scalar`, `neon`, `dotprod`, `i8mm`, `avx2`,
-    /// `avx512` or `amx`. Another value is a [`DeviceError::Failed`] at `prepare`.
+    /// `avxvnni`, `avx512` or `amx`. Another value is a [`DeviceError::Failed`] at `prepare`.
     pub fn new(threads: usize) -> Self {
         let isa = match std::env::var("KVAS_CPU") {
             Ok(name) => named(&name),

@@ -83,6 +83,11 @@ fn avx2_agrees_with_the_reference() {
 }
 
 #[test]
+fn avxvnni_agrees_with_the_reference() {
+    check(Isa::AvxVnni);
+}
+
+#[test]
 fn avx512_agrees_with_the_reference() {
     check(Isa::Avx512);
 }
@@ -433,7 +438,7 @@ fn what_cannot_be_prepared_is_said() {
     assert_eq!(prepare(Cpu::new(1), &mut good, limits), Ok(()));
     let unknown = Cpu { threads: 1, isa: named("sse9"), repacks: true, machine: None };
     let error = prepare(unknown, &mut good, limits).unwrap_err();
-    assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, neon, dotprod, i8mm, avx2, avx512, amx");
+    assert_eq!(error, "cpu: KVAS_CPU=sse9: expected one of scalar, neon, dotprod, i8mm, avx2, avxvnni, avx512, amx");
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
         let error = prepare(Cpu::with_isa(1, isa), &mut good, limits).unwrap_err();
         assert_eq!(error, format!("cpu: this processor has no {}", isa.name()));

@@ -56,7 +56,10 @@ impl Report {
             Isa::Dotprod => {
                 "products of matrices of bytes (i8mm): prompts and many sequences take longer; one sequence does not"
             }
-            Isa::Avx2 => "AVX-512: prompts and tokens of several sequences take longer; one sequence hardly does",
+            Isa::Avx2 => {
+                "AVX-512 or AVX-VNNI: prompts and tokens of several sequences take longer; one sequence hardly does"
+            }
+            Isa::AvxVnni => "AVX-512: prompts and tokens of several sequences take longer; one sequence hardly does",
             Isa::Avx512 => "AMX: prompts and many sequences take longer; one sequence hardly does",
             Isa::I8mm | Isa::Amx => return,
         };

@@ -8,8 +8,10 @@ use crate::simd::panels::Panels;
 pub(crate) trait Coding {
     /// Lines of a block.
     const LINES: usize;
-    /// Whether codes exceed 127; they are then 128 too large.
-    const WIDE: bool;
+    /// Bits of a code. Those of eight are 128 too large.
+    const BITS: u32;
+    /// Whether codes exceed 127.
+    const WIDE: bool = Self::BITS == 8;
     /// Whether lines hold codes of 8 bits, signed.
     const WHOLE: bool = false;
 
@@ -33,7 +35,7 @@ pub(crate) struct Eight;
 
 impl Coding for Eight {
     const LINES: usize = 8;
-    const WIDE: bool = true;
+    const BITS: u32 = 8;
     const WHOLE: bool = true;
 
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
@@ -74,7 +76,7 @@ fn place_nibbles(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
 
 impl Coding for Four {
     const LINES: usize = 4;
-    const WIDE: bool = false;
+    const BITS: u32 = 4;
 
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
         place_nibbles(fours, row, lines);
@@ -91,7 +93,7 @@ pub(crate) struct Five;
 
 impl Coding for Five {
     const LINES: usize = 5;
-    const WIDE: bool = false;
+    const BITS: u32 = 5;
 
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
         place_nibbles(fours, row, &mut lines[..4]);
@@ -122,7 +124,7 @@ pub(crate) struct Six;
 
 impl Coding for Six {
     const LINES: usize = 6;
-    const WIDE: bool = false;
+    const BITS: u32 = 6;
 
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
         place_nibbles(fours, row, &mut lines[..4]);
@@ -149,8 +151,8 @@ impl Coding for Six {
 
 /// 4 bits that number the levels of a table.
 pub(crate) trait Levels {
-    /// Whether the table is 128 too large.
-    const WIDE: bool;
+    /// Bits of a level. If there are eight the table is 128 too large.
+    const BITS: u32;
     /// The levels, too large by as much as the layout says.
     const TABLE: [u8; 16];
 }
@@ -160,7 +162,7 @@ pub(crate) struct Numbered<T>(std::marker::PhantomData<T>);
 
 impl<T: Levels> Coding for Numbered<T> {
     const LINES: usize = 4;
-    const WIDE: bool = T::WIDE;
+    const BITS: u32 = T::BITS;
 
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
         place_nibbles(fours, row, lines);

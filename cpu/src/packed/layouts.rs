@@ -126,7 +126,7 @@ plain!(
 pub(crate) struct Iq4;
 
 impl Levels for Iq4 {
-    const WIDE: bool = true;
+    const BITS: u32 = 8;
     const TABLE: [u8; 16] = raised(IQ4_LEVELS, 128);
 }
 
@@ -134,7 +134,7 @@ impl Levels for Iq4 {
 pub(crate) struct Fp4;
 
 impl Levels for Fp4 {
-    const WIDE: bool = false;
+    const BITS: u32 = 5;
     const TABLE: [u8; 16] = raised(MXFP4_LEVELS, 16);
 }
 

@@ -224,53 +224,69 @@ impl<'a, L: Layout> Blocks<'a, L> {
     }
 }
 
-/// Adds the products of a block of 32 columns to the sums of 16 rows. The chains of all activations go on side by side:
-/// one alone would wait for each of its additions.
+/// Adds the products of a block of 32 columns to the sums of 16 rows, of as many activations at once as there are registers
+/// for.
 #[inline(always)]
 fn add_block<L: Layout, P: Panels, const R: usize>(
     p: P,
     codes: &[P::Codes; 8],
-    (scales, minimum): ([P::Floats; 2], P::Floats),
+    scales: ([P::Floats; 2], P::Floats),
     x: &[Word],
     sums: &mut [P::Floats; R],
 ) {
-    let x = Record::<R>(x);
-    if L::HALVES {
+    let record = Record::<R>(x);
+    if R == 8 && P::TOGETHER < 8 {
         // Not a loop: its number would be one of vectors, which then lie in memory.
-        let [first, second] = codes.as_chunks().0.first_chunk().expect("eight fours");
-        add_part::<L, P, R, 4>(p, (first, 0), scales[0], x, sums);
-        add_part::<L, P, R, 4>(p, (second, 1), scales[1], x, sums);
+        let [first, second] = sums.as_chunks_mut::<4>().0 else { unreachable!("there are eight") };
+        add_some::<L, P, R, 4>(p, codes, scales, (record, 0), first);
+        add_some::<L, P, R, 4>(p, codes, scales, (record, 4), second);
     } else {
-        add_part::<L, P, R, 8>(p, (codes, 0), scales[0], x, sums);
+        add_some::<L, P, R, R>(p, codes, scales, (record, 0), sums);
+    }
+}
+
+/// [`add_block`] for `T` activations from one on. Their chains go on side by side: one alone would wait for each of its
+/// additions.
+#[inline(always)]
+fn add_some<L: Layout, P: Panels, const R: usize, const T: usize>(
+    p: P,
+    codes: &[P::Codes; 8],
+    (scales, minimum): ([P::Floats; 2], P::Floats),
+    x: (Record<'_, R>, usize),
+    sums: &mut [P::Floats; T],
+) {
+    if L::HALVES {
+        let [first, second] = codes.as_chunks().0.first_chunk().expect("eight fours");
+        add_part::<L, P, R, T, 4>(p, (first, 0), scales[0], x, sums);
+        add_part::<L, P, R, T, 4>(p, (second, 1), scales[1], x, sums);
+    } else {
+        add_part::<L, P, R, T, 8>(p, (codes, 0), scales[0], x, sums);
     }
     if L::MINIMUMS {
-        for r in 0..R {
-            sums[r] = p.times_plus(minimum, p.every(x.sum(r)), sums[r]);
+        let (record, at) = x;
+        for r in 0..T {
+            sums[r] = p.times_plus(minimum, p.every(record.sum(at + r)), sums[r]);
         }
     }
 }
 
-/// [`add_block`] of `N` fours, all of them or those of half `part`, that have a scale of their own.
+/// [`add_some`] of `N` fours, all of them or those of half `part`, that have a scale of their own.
 #[inline(always)]
-fn add_part<L: Layout, P: Panels, const R: usize, const N: usize>(
+fn add_part<L: Layout, P: Panels, const R: usize, const T: usize, const N: usize>(
     p: P,
     (codes, part): (&[P::Codes; N], usize),
     scale: P::Floats,
-    x: Record<'_, R>,
-    sums: &mut [P::Floats; R],
+    (record, at): (Record<'_, R>, usize),
+    sums: &mut [P::Floats; T],
 ) {
-    let mut chains = [p.integers(0); R];
-    for r in 0..R {
-        let sum = if N == 4 { x.half(part, r) } else { x.half(0, r) + x.half(1, r) };
-        chains[r] = start::<L, P>(p, sum);
+    let mut chains = [p.integers(0); T];
+    for r in 0..T {
+        let half = |half| record.half(half, at + r);
+        chains[r] = start::<L, P>(p, if N == 4 { half(part) } else { half(0) + half(1) });
     }
-    let chains = if <L::Coding as Coding>::WIDE {
-        p.dots::<R, N, true>(chains, codes, N * part, x.0)
-    } else {
-        p.dots::<R, N, false>(chains, codes, N * part, x.0)
-    };
-    for r in 0..R {
-        let scale = p.times(scale, p.every(x.scale(r)));
+    let chains = p.dots::<L::Coding, T, N>(chains, codes, N * part, &record.0[8 * at..]);
+    for r in 0..T {
+        let scale = p.times(scale, p.every(record.scale(at + r)));
         sums[r] = p.times_plus(p.to_floats(chains[r]), scale, sums[r]);
     }
 }

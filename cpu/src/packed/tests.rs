@@ -142,6 +142,43 @@ fn products_are_those_of_dequantised_blocks_to_the_bit_everywhere() {
     }
 }
 
+/// Sums of products in 16 bits have room for so many, and no more.
+#[test]
+fn the_largest_products_have_room() {
+    let mut random = Random::new(7);
+    for (quant, scale_at) in FORMATS {
+        let columns = quant.block_len().max(64);
+        for pattern in [0xff, 0, 0x80, 0x7f, 0x88, 0x77] {
+            let mut bytes = random_rows(quant, ROWS, columns, scale_at);
+            // All that is not a scale.
+            for block in bytes.chunks_exact_mut(quant.block_bytes()) {
+                let is_scale = |i: usize| scale_at.iter().any(|at| (*at..at + 2).contains(&i));
+                let is_scale = |i: usize| is_scale(i) || quant == Quant::Mxfp4 && i == 0;
+                block.iter_mut().enumerate().filter(|(i, _)| !is_scale(*i)).for_each(|(_, byte)| *byte = pattern);
+            }
+            let mut packed = vec![0xff; panel_bytes(quant, columns).unwrap()];
+            pack(quant, columns, &bytes, &mut packed);
+            let panel = Panel { bytes: &packed, columns };
+            // Of one size, of one sign or of both.
+            let x = [0; 8].map(|_| {
+                let one_sign = random.below(2) == 0;
+                let sign = move |random: &mut Random| if one_sign || random.below(4) > 0 { 1.0 } else { -1.0 };
+                let all = if random.below(2) == 0 { 3.0 } else { -3.0 };
+                (0..columns).map(|_| all * sign(&mut random)).collect::<Vec<f32>>()
+            });
+            let truth = products(Proof::of(Isa::Scalar).unwrap(), quant, panel, &x);
+            for proof in proofs() {
+                let found = products(proof, quant, panel, &x);
+                assert_eq!(
+                    found.as_flattened().iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+                    truth.as_flattened().iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+                    "{quant} {pattern:#x} {proof:?}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn activations_are_quantised_alike_and_within_half_a_step() {
     let mut random = Random::new(3);

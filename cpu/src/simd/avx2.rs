@@ -1,20 +1,30 @@
-//! AVX2, FMA and F16C: 8 floats or 32 bytes at a time.
+//! AVX2, FMA and F16C: 8 floats or 32 bytes at a time; with AVX-VNNI products of four bytes as well.
 
 use super::{
     Kernel, Simd,
+    avx2_products::TOGETHER,
     panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
     safely::{memory, operations},
 };
+use crate::packed::coding::Coding;
 use std::arch::x86_64::*;
 
-/// Proof that the processor has AVX2, FMA and F16C: only [`Avx2::detect`] makes one.
+/// Proof that the processor has AVX2, FMA and F16C: only [`Avx2::detect`] and [`Avx2::detect_vnni`] make one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2 {
+    /// And AVX-VNNI. Nothing but products of bytes is for it, too little to compile everything once more.
+    has_vnni: bool,
+}
 
 impl Avx2 {
     pub(crate) fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-        (found && is_x86_feature_detected!("f16c")).then_some(Self(()))
+        (found && is_x86_feature_detected!("f16c")).then_some(Self { has_vnni: false })
+    }
+
+    /// With AVX-VNNI.
+    pub(crate) fn detect_vnni() -> Option<Self> {
+        Self::detect().filter(|_| is_x86_feature_detected!("avxvnni")).map(|_| Self { has_vnni: true })
     }
 }
 
@@ -125,6 +135,7 @@ macro_rules! both {
 }
 
 impl Panels for Avx2 {
+    const TOGETHER: usize = TOGETHER;
     type Floats = [__m256; 2];
     type Integers = [__m256i; 2];
     type Codes = [__m256i; 2];
@@ -204,8 +215,11 @@ impl Panels for Avx2 {
             });
             [_mm256_add_epi32(sum[0], products[0]), _mm256_add_epi32(sum[1], products[1])]
         }}
-        // Two products of bytes have room in 16 bits only if they are signed: the sign of the weight moves to x.
-        fn start_wide(self, _sum: i32) -> [__m256i; 2] { [_mm256_setzero_si256(); 2] }
+        fn start_wide(self, sum: i32) -> [__m256i; 2] {
+            [_mm256_set1_epi32(if self.has_vnni { -(sum << 7) } else { 0 }); 2]
+        }
+        // Two products of bytes have room in 16 bits only if they are signed: the sign of the weight moves to x. Never with
+        // AVX-VNNI.
         fn dot_wide(self, sum: [__m256i; 2], codes: [__m256i; 2], x: [i8; 4]) -> [__m256i; 2] {{
             let x = _mm256_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8)));
             let products = both!(codes, |codes| {
@@ -246,5 +260,24 @@ impl Panels for Avx2 {
             let sum = scale * (halves[0] + halves[1]) as f32;
             QuantisedBlock { values, scale: scale + self.sum(poison), sum, halves }
         }}
+    }
+
+    #[inline(always)]
+    fn dots<C: Coding, const R: usize, const N: usize>(
+        self,
+        mut sums: [[__m256i; 2]; R],
+        codes: &[[__m256i; 2]; N],
+        first: usize,
+        x: &[[i8; 4]],
+    ) -> [[__m256i; 2]; R] {
+        if self.has_vnni {
+            // SAFETY: it says so.
+            return unsafe { self.add_whole_fours(sums, codes, x[first..].as_flattened()) };
+        }
+        if let Ok(four) = <&mut [_; TOGETHER]>::try_from(&mut sums[..]) {
+            self.add_fours::<C, N>(four, codes, x[first..].as_flattened());
+            return sums;
+        }
+        self.one_by_one::<C, R, N>(sums, codes, first, x)
     }
 }

@@ -4,6 +4,8 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_products;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod dense;
 pub(crate) mod math;
@@ -34,6 +36,8 @@ pub enum Isa {
     I8mm,
     /// x86-64 with AVX2, FMA and F16C: since 2013 (Intel) and 2017 (AMD).
     Avx2,
+    /// The same with AVX-VNNI: since 2021 (Intel), where AVX-512 is missing.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
     Avx512,
     /// x86-64 with AVX-512 BF16 and AMX for bf16 besides: whole chunks of prompts go through the matrix unit.
@@ -42,7 +46,8 @@ pub enum Isa {
 
 impl Isa {
     /// All of them; those of one kind of processor narrow to wide.
-    pub const ALL: [Isa; 7] = [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 8] =
+        [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     /// The name users write: `avx2`.
     pub const fn name(self) -> &'static str {
@@ -52,6 +57,7 @@ impl Isa {
             Isa::Dotprod => "dotprod",
             Isa::I8mm => "i8mm",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
         }
@@ -107,11 +113,13 @@ impl Proof {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::Avx2::detect().map(Proof::Avx2),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => avx2::Avx2::detect_vnni().map(Proof::Avx2),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512::Avx512::detect().map(Proof::Avx512),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => tiles::Tiles::detect().map(Proof::Amx),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => None,
         }
     }
 

@@ -8,6 +8,7 @@ use super::{
     products::{Long, Products, Quarters},
     safely::{memory, operations},
 };
+use crate::packed::coding::Coding;
 use std::arch::{aarch64::*, asm};
 
 /// Proof that the processor has NEON, and what `P` multiplies bytes with: only [`Neon::detect`] makes one.
@@ -297,14 +298,14 @@ impl<P: Products> Panels for Neon<P> {
     }
 
     #[inline(always)]
-    fn dots<const R: usize, const N: usize, const WIDE: bool>(
+    fn dots<C: Coding, const R: usize, const N: usize>(
         self,
         sums: [Quarters<int32x4_t>; R],
         codes: &[Quarters<uint8x16_t>; N],
         first: usize,
         x: &[[i8; 4]],
     ) -> [Quarters<int32x4_t>; R] {
-        let signed = if WIDE { each!(*codes, |codes| self.flip(codes)) } else { *codes };
+        let signed = if C::WIDE { each!(*codes, |codes| self.flip(codes)) } else { *codes };
         self.0.dots(sums, &signed, &x[first..])
     }
 }

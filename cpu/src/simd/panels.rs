@@ -1,5 +1,7 @@
 //! Operations on panels: 16 rows of weights side by side, one in each lane.
 
+use crate::packed::coding::Coding;
+
 /// Rows of a panel: lanes of everything here.
 pub(crate) const ROWS: usize = 16;
 
@@ -28,6 +30,8 @@ pub(super) fn factor_to_bytes(largest: f32) -> f32 {
 /// 16 floats, 16 integers, and 64 bytes: four for each row. A value of an implementor proves that the processor has
 /// the instructions.
 pub(crate) trait Panels: Copy + Send + Sync {
+    /// Activations whose sums fit the registers beside codes and products: at least four.
+    const TOGETHER: usize = 8;
     /// A float for each row.
     type Floats: Copy;
     /// A 32-bit integer for each row.
@@ -77,10 +81,21 @@ pub(crate) trait Panels: Copy + Send + Sync {
     fn start_wide(self, sum: i32) -> Self::Integers;
     /// As [`Panels::dot`] for codes up to 255 that are 128 too large.
     fn dot_wide(self, sum: Self::Integers, codes: Self::Codes, x: [i8; 4]) -> Self::Integers;
-    /// [`Panels::dot`], or [`Panels::dot_wide`] if so asked, of `N` fours of codes with `R` activations: four or eight from
-    /// four `first` on. Four `i` of activation `r` is `x[8 * r + i]`.
+    /// [`Panels::dot`], or [`Panels::dot_wide`] if codes are wide, of `N` fours of codes with `R` activations: four or eight
+    /// from four `first` on. Four `i` of activation `r` is `x[8 * r + i]`.
     #[inline(always)]
-    fn dots<const R: usize, const N: usize, const WIDE: bool>(
+    fn dots<C: Coding, const R: usize, const N: usize>(
+        self,
+        sums: [Self::Integers; R],
+        codes: &[Self::Codes; N],
+        first: usize,
+        x: &[[i8; 4]],
+    ) -> [Self::Integers; R] {
+        self.one_by_one::<C, R, N>(sums, codes, first, x)
+    }
+    /// [`Panels::dots`] by nothing else.
+    #[inline(always)]
+    fn one_by_one<C: Coding, const R: usize, const N: usize>(
         self,
         mut sums: [Self::Integers; R],
         codes: &[Self::Codes; N],
@@ -90,7 +105,7 @@ pub(crate) trait Panels: Copy + Send + Sync {
         for i in 0..N {
             for r in 0..R {
                 let x = x[8 * r + first + i];
-                sums[r] = if WIDE { self.dot_wide(sums[r], codes[i], x) } else { self.dot(sums[r], codes[i], x) };
+                sums[r] = if C::WIDE { self.dot_wide(sums[r], codes[i], x) } else { self.dot(sums[r], codes[i], x) };
             }
         }
         sums
