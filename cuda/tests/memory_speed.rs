@@ -65,14 +65,20 @@ fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Fai
         }
     }
     if wanted("lin_prompt") {
-        println!("lin_prompt: kind, rows: us a layer");
+        println!("lin_prompt: kind, prompts and their rows: us a layer");
         for kind in [Kind::Delta, Kind::Mamba2, Kind::PerChannel] {
-            let seconds = prompt(device, kind, 2048)?;
-            println!("{kind:?} 2048: {:>8.1} us", seconds * 1e6);
+            for (prompts, rows) in [(1, 2048), (1, 8192), (4, 2048)] {
+                let seconds = prompt(device, kind, prompts, rows)?;
+                let name = if prompts == 1 { format!("{rows}") } else { format!("{prompts} x {rows}") };
+                println!("{kind:?} {name}: {:>8.1} us", seconds * 1e6);
+            }
         }
     }
     if wanted("decode") {
         decode_table(device, copy)?;
+    }
+    if wanted("decode_turns") {
+        turns_table(device, copy)?;
     }
     if wanted("prefill") {
         println!("prefill: heads, columns, pages, rows after context: us, TFLOP/s");
@@ -133,6 +139,22 @@ fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
             bytes / seconds / 1e9,
             100.0 * bytes / seconds / copy,
         );
+    }
+    Ok(())
+}
+
+fn turns_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
+    println!("decode_turns: heads, columns, batch x context: us a layer of many, GB/s, share of the copy");
+    for context in [2000, 8192] {
+        for batch in [1, 8, 32, 64, 128] {
+            let (seconds, bytes) = attention_in_turns(device, batch, context)?;
+            println!(
+                "turns 32/8 128 f16 {batch:>3} x {context:>5}: {:>8.1} us {:>6.0} GB/s {:>5.1} %",
+                seconds * 1e6,
+                bytes / seconds / 1e9,
+                100.0 * bytes / seconds / copy,
+            );
+        }
     }
     Ok(())
 }
@@ -270,14 +292,17 @@ fn verify(device: &Arc<Device>, kind: Kind, batch: usize, rows: usize) -> Result
     Ok(seconds[32..].iter().sum::<f64>() / 32.0 / LAYERS as f64)
 }
 
-fn prompt(device: &Arc<Device>, kind: Kind, rows: usize) -> Result<f64, DeviceError> {
-    let limits = limits(rows, 2, Replay::new(16, 1), StateType::F32);
+/// Seconds of a layer over the next `rows` of every prompt: the median of a few, after one that warms up.
+fn prompt(device: &Arc<Device>, kind: Kind, prompts: usize, rows: usize) -> Result<f64, DeviceError> {
+    let limits = limits(prompts * rows, prompts + 1, Replay::new(16, 1), StateType::F32);
     let (mut backend, program) = prepared(device, kind.program(), limits)?;
-    let mut least = f64::INFINITY;
-    for number in 0..3 {
-        least = least.min(step(&mut backend, &program, (1, number * rows, rows), rows)?);
+    let mut times = Vec::new();
+    for number in 0..6 {
+        times.push(step(&mut backend, &program, (prompts, number * rows, rows), rows)?);
     }
-    Ok(least / LAYERS as f64)
+    times.remove(0);
+    times.sort_by(f64::total_cmp);
+    Ok(times[2] / LAYERS as f64)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -350,4 +375,53 @@ fn attention(
     times.sort_by(f64::total_cmp);
     let row = decl.row_bytes(kv_type) as f64;
     Ok((times[3], batch as f64 * (context + rows) as f64 * row))
+}
+
+/// Seconds of attention of one layer, of layers enough that no cache holds what they read, as a graph that is run again
+/// and again; and bytes of keys and values a layer must read.
+fn attention_in_turns(device: &Arc<Device>, batch: usize, context: usize) -> Result<(f64, f64), DeviceError> {
+    const WORKING_SET: usize = 512 << 20;
+    const RUNS: usize = 8;
+    let (heads, kv_heads, dim, page_size, kv_type) = (32, 8, 128, 16, KvType::F16);
+    let layout = PageLayout::Separate;
+    let decl = PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy: Policy::Full };
+    let bytes = batch * context * decl.row_bytes(kv_type);
+    let mut b = Build::default();
+    let (q, out) = (b.act("q", heads * dim), b.act("out", heads * dim));
+    let stores: Vec<_> = (0..WORKING_SET.div_ceil(bytes)).map(|_| b.store(StoreDecl::Pages(decl))).collect();
+    for &store in &stores {
+        b.op(Op::Attention(op::Attention { q, gate: None, heads, scale: 1.0 / (dim as f32).sqrt(), store, out }));
+    }
+    let each = context.div_ceil(page_size);
+    let count = batch * stores.len() * each;
+    let limits =
+        Limits { pages: count + 1, page_size, kv_type, ..limits(batch, batch + 1, Replay::OFF, StateType::F32) };
+    let (mut backend, program) = prepared(device, (b.finish(out), vec![q]), limits)?;
+    let mut random = Random::new(5);
+    let mut pages: Vec<Page> = (1..=count as u32).map(Page).collect();
+    (1..pages.len()).rev().for_each(|i| pages.swap(i, random.below(i + 1)));
+    // Every page holds the same: no time depends on it.
+    let rows: Vec<f32> = (0..page_size * decl.row_elements()).map(|_| random.normal()).collect();
+    let tables: Vec<&[Page]> = pages.chunks(each).collect();
+    let mut step = Step::default();
+    for (sequence, tables) in tables.chunks(stores.len()).enumerate() {
+        for (store, table) in stores.iter().zip(tables) {
+            table.iter().try_for_each(|page| backend.load_page(*store, *page, &rows))?;
+        }
+        step.push(Slot(sequence as u32 + 1), context as u32 - 1, &[0], Outputs::None, tables.iter().copied());
+    }
+    let accepted: Vec<(Slot, u32)> = step.spans().iter().map(|span| (span.slot, span.rows)).collect();
+    let (gpu, mut times) = (backend.device().clone(), Vec::new());
+    for _ in 0..8 {
+        times.push(gpu.time(&mut || {
+            // One right after the other: the host is ahead but for the first.
+            (0..RUNS).try_for_each(|_| {
+                backend.run(&program, &step)?;
+                backend.commit(&accepted)
+            })
+        })?);
+    }
+    times.remove(0);
+    times.sort_by(f64::total_cmp);
+    Ok((times[3] / (RUNS * stores.len()) as f64, bytes as f64))
 }
