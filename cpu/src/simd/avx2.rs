@@ -208,27 +208,9 @@ impl Panels for Avx2 {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             both!(x, |x| _mm256_shuffle_epi8(table, x))
         }}
-        fn dot(self, sum: [__m256i; 2], codes: [__m256i; 2], x: [i8; 4]) -> [__m256i; 2] {{
-            let x = _mm256_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8)));
-            let products = both!(codes, |codes| {
-                _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1))
-            });
-            [_mm256_add_epi32(sum[0], products[0]), _mm256_add_epi32(sum[1], products[1])]
-        }}
         fn start_wide(self, sum: i32) -> [__m256i; 2] {
             [_mm256_set1_epi32(if self.has_vnni { -(sum << 7) } else { 0 }); 2]
         }
-        // Two products of bytes have room in 16 bits only if they are signed: the sign of the weight moves to x. Never with
-        // AVX-VNNI.
-        fn dot_wide(self, sum: [__m256i; 2], codes: [__m256i; 2], x: [i8; 4]) -> [__m256i; 2] {{
-            let x = _mm256_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8)));
-            let products = both!(codes, |codes| {
-                let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
-                let products = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
-                _mm256_madd_epi16(products, _mm256_set1_epi16(1))
-            });
-            [_mm256_add_epi32(sum[0], products[0]), _mm256_add_epi32(sum[1], products[1])]
-        }}
         fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
             let from = x.as_ptr();
             let x = [self.load(from), self.load(from.add(8)), self.load(from.add(16)), self.load(from.add(24))];
@@ -265,7 +247,7 @@ impl Panels for Avx2 {
     #[inline(always)]
     fn dots<C: Coding, const R: usize, const N: usize>(
         self,
-        mut sums: [[__m256i; 2]; R],
+        sums: [[__m256i; 2]; R],
         codes: &[[__m256i; 2]; N],
         first: usize,
         x: &[[i8; 4]],
@@ -274,10 +256,6 @@ impl Panels for Avx2 {
             // SAFETY: it says so.
             return unsafe { self.add_whole_fours(sums, codes, x[first..].as_flattened()) };
         }
-        if let Ok(four) = <&mut [_; TOGETHER]>::try_from(&mut sums[..]) {
-            self.add_fours::<C, N>(four, codes, x[first..].as_flattened());
-            return sums;
-        }
-        self.one_by_one::<C, R, N>(sums, codes, first, x)
+        self.add_fours::<C, R, N>(sums, codes, x[first..].as_flattened())
     }
 }

@@ -153,16 +153,16 @@ impl Avx2 {
         sums
     }
 
-    /// `sums += codes . x` for [`TOGETHER`] activations, each of which begins [`VALUES`] bytes after the one before. Codes of
-    /// eight bits are 128 too large, sums are without that. Values are at least -127.
+    /// Adds products with `R` activations, each of which begins [`VALUES`] bytes after the one before. Codes of eight bits are
+    /// 128 too large, sums are without that. Values are at least -127.
     #[inline(always)]
-    pub(super) fn add_fours<C: Coding, const N: usize>(
+    pub(super) fn add_fours<C: Coding, const R: usize, const N: usize>(
         self,
-        sums: &mut [Halves; TOGETHER],
+        mut sums: [Halves; R],
         codes: &[Halves; N],
         x: &[i8],
-    ) {
-        assert!(x.len() >= VALUES * (TOGETHER - 1) + 4 * N, "values for all codes");
+    ) -> [Halves; R] {
+        assert!(x.len() >= VALUES * (R - 1) + 4 * N && R <= TOGETHER, "values for all codes");
         let from = x.as_ptr();
         // SAFETY: `self` exists only if the processor has AVX2; the fours that are read are within `x`.
         unsafe {
@@ -171,33 +171,34 @@ impl Avx2 {
                 unrolled!(I in [0 1 2 3 4 5 6 7] below N => {
                     let codes = [_mm256_xor_si256(codes[I][0], large), _mm256_xor_si256(codes[I][1], large)];
                     let codes = (codes, [_mm256_abs_epi8(codes[0]), _mm256_abs_epi8(codes[1])]);
-                    unrolled!(R in [0 1 2 3] below TOGETHER => {
-                        sums[R] = signed::<{ 4 * I + VALUES * R }>(sums[R], codes, from);
+                    unrolled!(FOUR in [0 1 2 3] below R => {
+                        sums[FOUR] = signed::<{ 4 * I + VALUES * FOUR }>(sums[FOUR], codes, from);
                     });
                 });
-                return;
+                return sums;
             }
             // Two products of codes of `n` bits are below `2^(n + 8)`: 16 bits, one of them the sign, have room for `2^(7 - n)`.
             let room = 1 << 7_u32.saturating_sub(C::BITS);
             let run = if room < N { room } else { N };
             unrolled!(RUN in [0 1 2 3 4 5 6 7] below N / run => {
                 let (codes, from) = (&codes[RUN * run..][..run], from.add(4 * RUN * run));
-                let mut of_run = [[_mm256_setzero_si256(); 2]; TOGETHER];
-                unrolled!(R in [0 1 2 3] below TOGETHER => {
-                    of_run[R] = pairs::<{ VALUES * R }>(codes[0], from);
+                let mut of_run = [[_mm256_setzero_si256(); 2]; R];
+                unrolled!(FOUR in [0 1 2 3] below R => {
+                    of_run[FOUR] = pairs::<{ VALUES * FOUR }>(codes[0], from);
                 });
                 unrolled!(I in [1 2 3 4 5 6 7] below run => {
-                    unrolled!(R in [0 1 2 3] below TOGETHER => {
-                        of_run[R] = more_pairs::<{ 4 * I + VALUES * R }>(of_run[R], codes[I], from);
+                    unrolled!(FOUR in [0 1 2 3] below R => {
+                        of_run[FOUR] = more_pairs::<{ 4 * I + VALUES * FOUR }>(of_run[FOUR], codes[I], from);
                     });
                 });
-                unrolled!(R in [0 1 2 3] below TOGETHER => {
+                unrolled!(FOUR in [0 1 2 3] below R => {
                     for half in 0..2 {
-                        let fours = _mm256_madd_epi16(of_run[R][half], ONES);
-                        sums[R][half] = _mm256_add_epi32(sums[R][half], fours);
+                        let fours = _mm256_madd_epi16(of_run[FOUR][half], ONES);
+                        sums[FOUR][half] = _mm256_add_epi32(sums[FOUR][half], fours);
                     }
                 });
             });
         }
+        sums
     }
 }

@@ -3,9 +3,10 @@
 use super::{
     Kernel, Simd,
     avx2::Avx2,
-    panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
+    panels::{Dots, Panels, QuantisedBlock, ROWS, factor_to_bytes},
     safely::{memory, operations},
 };
+use crate::packed::coding::Coding;
 use std::arch::x86_64::*;
 
 /// Proof that the processor has AVX-512 F, BW, VL and VNNI, and AVX2: only [`Avx512::detect`] makes one.
@@ -167,9 +168,6 @@ impl Panels for Avx512 {
         fn lookup(self, table: &[u8; 16], x: __m512i) -> __m512i {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), x)
         }
-        fn dot(self, sum: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
-            _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8))))
-        }
         fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
             let x = [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))];
             let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
@@ -195,7 +193,21 @@ impl Panels for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_wide(self, sum: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
-        self.dot(sum, codes, x)
+    fn dots<C: Coding, const R: usize, const N: usize>(
+        self,
+        sums: [__m512i; R],
+        codes: &[__m512i; N],
+        first: usize,
+        x: &[[i8; 4]],
+    ) -> [__m512i; R] {
+        self.one_by_one(sums, codes, first, x)
+    }
+}
+
+impl Dots for Avx512 {
+    operations! {
+        fn dot(self, sum: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
+            _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8))))
+        }
     }
 }

@@ -262,13 +262,6 @@ impl<P: Products> Panels for Neon<P> {
             let table = vld1q_u8(table.as_ptr());
             each!(x, |x| vqtbl1q_u8(table, x))
         }}
-        fn dot(self, sum: Quarters<int32x4_t>, codes: Quarters<uint8x16_t>, x: [i8; 4]) -> Quarters<int32x4_t> {{
-            let x = vreinterpretq_s8_s32(vdupq_n_s32(i32::from_ne_bytes(x.map(|x| x as u8))));
-            let ([a, b, c, d], [e, f, g, h], none) = (sum, codes, [vdupq_n_u8(0); 2]);
-            let [a, b] = self.0.fours([a, b], &[[e, f], none, none, none], x);
-            let [c, d] = self.0.fours([c, d], &[[g, h], none, none, none], x);
-            [a, b, c, d]
-        }}
         fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
             let x = each!([0, 4, 8, 12, 16, 20, 24, 28], |at| vld1q_f32(x.as_ptr().add(at)));
             let (largest, poison) = (self.largest_of(&x), self.poison_of(&x));
@@ -290,11 +283,6 @@ impl<P: Products> Panels for Neon<P> {
     #[inline(always)]
     fn start_wide(self, _: i32) -> Quarters<int32x4_t> {
         self.integers(0)
-    }
-
-    #[inline(always)]
-    fn dot_wide(self, sum: Quarters<int32x4_t>, codes: Quarters<uint8x16_t>, x: [i8; 4]) -> Quarters<int32x4_t> {
-        self.dot(sum, self.flip(codes), x)
     }
 
     #[inline(always)]

@@ -75,27 +75,28 @@ pub(crate) trait Panels: Copy + Send + Sync {
     fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes;
     /// `table[x[i]]` for `x[i] < 16`.
     fn lookup(self, table: &[u8; 16], x: Self::Codes) -> Self::Codes;
-    /// Adds the products of codes up to 127 with four columns, which are never -128.
-    fn dot(self, sum: Self::Integers, codes: Self::Codes, x: [i8; 4]) -> Self::Integers;
-    /// Where sums of [`Panels::dot_wide`] begin, for columns with this sum.
+    /// Where sums of codes that are 128 too large begin, for columns with this sum.
     fn start_wide(self, sum: i32) -> Self::Integers;
-    /// As [`Panels::dot`] for codes up to 255 that are 128 too large.
-    fn dot_wide(self, sum: Self::Integers, codes: Self::Codes, x: [i8; 4]) -> Self::Integers;
-    /// [`Panels::dot`], or [`Panels::dot_wide`] if codes are wide, of `N` fours of codes with `R` activations: four or eight
-    /// from four `first` on. Four `i` of activation `r` is `x[8 * r + i]`.
-    #[inline(always)]
+    /// Adds the products of `N` fours of codes with `R` activations, at most [`Panels::TOGETHER`]: four or eight from four
+    /// `first` on. Four `i` of activation `r` is `x[8 * r + i]`, and nothing in it is -128.
     fn dots<C: Coding, const R: usize, const N: usize>(
         self,
         sums: [Self::Integers; R],
         codes: &[Self::Codes; N],
         first: usize,
         x: &[[i8; 4]],
-    ) -> [Self::Integers; R] {
-        self.one_by_one::<C, R, N>(sums, codes, first, x)
-    }
+    ) -> [Self::Integers; R];
+    /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`.
+    fn quantise(self, x: &[f32; 32]) -> QuantisedBlock;
+}
+
+/// Panels whose instructions multiply a four of codes.
+pub(crate) trait Dots: Panels {
+    /// Adds the products of codes with four columns.
+    fn dot(self, sum: Self::Integers, codes: Self::Codes, x: [i8; 4]) -> Self::Integers;
     /// [`Panels::dots`] by nothing else.
     #[inline(always)]
-    fn one_by_one<C: Coding, const R: usize, const N: usize>(
+    fn one_by_one<const R: usize, const N: usize>(
         self,
         mut sums: [Self::Integers; R],
         codes: &[Self::Codes; N],
@@ -104,12 +105,9 @@ pub(crate) trait Panels: Copy + Send + Sync {
     ) -> [Self::Integers; R] {
         for i in 0..N {
             for r in 0..R {
-                let x = x[8 * r + first + i];
-                sums[r] = if C::WIDE { self.dot_wide(sums[r], codes[i], x) } else { self.dot(sums[r], codes[i], x) };
+                sums[r] = self.dot(sums[r], codes[i], x[8 * r + first + i]);
             }
         }
         sums
     }
-    /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`.
-    fn quantise(self, x: &[f32; 32]) -> QuantisedBlock;
 }

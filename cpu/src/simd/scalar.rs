@@ -3,8 +3,9 @@
 
 use super::{
     Kernel, Simd,
-    panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
+    panels::{Dots, Panels, QuantisedBlock, ROWS, factor_to_bytes},
 };
+use crate::packed::coding::Coding;
 
 /// Always there.
 #[derive(Debug, Clone, Copy)]
@@ -268,22 +269,20 @@ impl Panels for Scalar {
         x.map(|x| x.map(|x| table[usize::from(x & 15)]))
     }
 
-    #[inline(never)]
-    fn dot(self, sum: [i32; ROWS], codes: [[u8; 4]; ROWS], x: [i8; 4]) -> [i32; ROWS] {
-        lanes!(ROWS, |i| {
-            let products = lanes!(4, |j| i32::from(codes[i][j]) * i32::from(x[j]));
-            sum[i] + products[0] + products[1] + products[2] + products[3]
-        })
-    }
-
     #[inline(always)]
     fn start_wide(self, sum: i32) -> [i32; ROWS] {
         self.integers(-(sum << 7))
     }
 
     #[inline(always)]
-    fn dot_wide(self, sum: [i32; ROWS], codes: [[u8; 4]; ROWS], x: [i8; 4]) -> [i32; ROWS] {
-        self.dot(sum, codes, x)
+    fn dots<C: Coding, const R: usize, const N: usize>(
+        self,
+        sums: [[i32; ROWS]; R],
+        codes: &[[[u8; 4]; ROWS]; N],
+        first: usize,
+        x: &[[i8; 4]],
+    ) -> [[i32; ROWS]; R] {
+        self.one_by_one(sums, codes, first, x)
     }
 
     #[inline(never)]
@@ -303,5 +302,15 @@ impl Panels for Scalar {
         }
         block.sum = scale * (block.halves[0] + block.halves[1]) as f32;
         block
+    }
+}
+
+impl Dots for Scalar {
+    #[inline(never)]
+    fn dot(self, sum: [i32; ROWS], codes: [[u8; 4]; ROWS], x: [i8; 4]) -> [i32; ROWS] {
+        lanes!(ROWS, |i| {
+            let products = lanes!(4, |j| i32::from(codes[i][j]) * i32::from(x[j]));
+            sum[i] + products[0] + products[1] + products[2] + products[3]
+        })
     }
 }
