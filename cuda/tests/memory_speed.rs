@@ -119,14 +119,26 @@ fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
         (llama(16, KvType::F16), 64, 2000, 1),
         (llama(16, KvType::F16), 1, 65536, 1),
         (llama(16, KvType::Bf16), 16, 8192, 1),
-        (llama(16, KvType::Q8_0), 16, 8192, 1),
-        (llama(16, KvType::F8), 16, 8192, 1),
         (llama(16, KvType::F16), 16, 8192, 4),
         (of(16, 2, 256, 16, KvType::F16), 32, 8192, 1),
         (of(16, 2, 256, 16, KvType::F16), 1, 65536, 1),
-        (of(16, 2, 256, 16, KvType::Q8_0), 32, 8192, 1),
         (of(32, 8, 64, 16, KvType::F16), 32, 8192, 1),
-    ] {
+    ]
+    .into_iter()
+    .chain([KvType::Q8_0, KvType::F8].into_iter().flat_map(|kv_type| {
+        [
+            (llama(16, kv_type), 1, 128, 1),
+            (llama(16, kv_type), 1, 2000, 1),
+            (llama(16, kv_type), 16, 500, 1),
+            (llama(2, kv_type), 16, 8192, 1),
+            (llama(16, kv_type), 16, 8192, 1),
+            (llama(64, kv_type), 16, 8192, 1),
+            (llama(16, kv_type), 64, 2000, 1),
+            (llama(16, kv_type), 16, 8192, 4),
+            (of(16, 2, 256, 16, kv_type), 32, 8192, 1),
+            (of(32, 8, 64, 16, kv_type), 32, 8192, 1),
+        ]
+    })) {
         let (seconds, bytes) = attention(device, shape, (batch, context), rows)?;
         println!(
             "{}/{} {:>3} {:>2} {:>4} {batch:>3} x {context:>5} {rows}: {:>8.1} us {:>6.0} GB/s {:>5.1} %",
