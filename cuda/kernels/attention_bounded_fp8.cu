@@ -1,4 +1,4 @@
 // Attention of few rows a sequence over pages of fp8 and what was given up.
-#include "common/attention_decode.cuh"
+#include "common/attention_bytes.cuh"
 
 EACH(BOUNDED, fp8, KV_F8)

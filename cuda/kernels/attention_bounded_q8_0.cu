@@ -1,4 +1,4 @@
 // Attention of few rows a sequence over pages of q8_0 and what was given up.
-#include "common/attention_decode.cuh"
+#include "common/attention_bytes.cuh"
 
 EACH(BOUNDED, q8_0, KV_Q8_0)

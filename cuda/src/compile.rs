@@ -96,7 +96,10 @@ pub(crate) const UNITS: &[Unit] = units!(
 /// Every header, by the name it is included under.
 const HEADERS: &[(&str, &str)] = headers!(
     "common/attention.cuh"
+    "common/attention_bytes.cuh"
+    "common/attention_bytes_products.cuh"
     "common/attention_decode.cuh"
+    "common/attention_part.cuh"
     "common/attention_prefill.cuh"
     "common/attention_wide.cuh"
     "common/cluster.cuh"

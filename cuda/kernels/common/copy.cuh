@@ -93,11 +93,24 @@ DEVICE void copy_16_async(Shared to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to.at), "l"(from) : "memory");
 }
 
+DEVICE void copy_16_async(Shared to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to.at), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+
+// Copies 8 bytes.
+DEVICE void copy_8_async(Shared to, const void* from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to.at), "l"(from), "r"(valid ? 8 : 0) : "memory");
+}
+
 // Copies 4 bytes.
 DEVICE void copy_4_async(void* to, const void* from, bool valid = true) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(valid ? 4 : 0)
                  : "memory");
+}
+
+DEVICE void copy_4_async(Shared to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to.at), "l"(from) : "memory");
 }
 
 // Ends a group of copies of this thread.

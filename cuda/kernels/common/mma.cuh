@@ -22,6 +22,29 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// The same with integers of 8 bits and exact sums: A[16][32] B[32][8], four elements to a register.
+//   a[0]: A[group][2 pair..], a[1]: A[group + 8][2 pair..], a[2]: A[group][2 pair + 16..], a[3]: A[group + 8][2 pair + 16..]
+//   b[0]: B[2 pair..][group], b[1]: B[2 pair + 16..][group]
+DEVICE void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// B without signs.
+DEVICE void mma_s8_u8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Half of it: A[16][16] B[16][8].
+DEVICE void mma_s8_u8(i32 (&d)[4], const u32 (&a)[2], u32 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
 // Four 8x8 matrices of 16-bit elements from shared memory: lane `8 i + j` gives the address of row `j` of matrix `i`.
 // Register `i` gets of matrix `i` the elements `[lane / 4][2 * (lane % 4)..]`.
 DEVICE void load_matrices(u32 (&r)[4], const void* row) {

@@ -83,13 +83,19 @@ DEVICE float power_below(float x) {
     return bits < 0x02000000u || bits > 0x7d000000u ? 1.0f : __uint_as_float(bits);
 }
 
+// Of such a power: exact.
+DEVICE float inverse_of_power(float power) { return __uint_as_float(0x7f000000u - __float_as_uint(power)); }
+
 // Scales of values are at least 1e-30 / 448, or 0.
 static constexpr float LEAST_UNIT = 1.0f / float(1ull << 60) / float(1ull << 60);
 
 // Lets a unit, a power of two, grow with a scale that is seen, and returns what is in the unit before over what is in it
 // then. It depends on nothing that is not seen.
 DEVICE float grow_unit(float& unit, float scale) {
-    const float next = fmaxf(unit, scale > 0.0f ? power_below(scale) : 0.0f), fade = unit / next;
+    const float next = fmaxf(unit, scale > 0.0f ? power_below(scale) : 0.0f);
+    // Of powers of two the exponents are subtracted; below the least one is 0.
+    const i32 bits = 0x3f800000 + i32(__float_as_uint(unit)) - i32(__float_as_uint(next));
+    const float fade = bits > 0 ? __int_as_float(bits) : 0.0f;
     unit = next;
     return fade;
 }

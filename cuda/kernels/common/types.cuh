@@ -90,6 +90,17 @@ DEVICE u32 f8_to_f16x2(u32 pair) {
 #endif
 }
 
+// The two in the upper 16 bits.
+DEVICE u32 f8_to_f16x2_high(u32 four) {
+#if __CUDA_ARCH__ >= 890
+    u32 y;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}" : "=r"(y) : "r"(four));
+    return y;
+#else
+    return f8_to_f16x2(four >> 16);
+#endif
+}
+
 // The nearest one, ties to even; larger numbers and what is none become the largest. By bits everywhere: so few rows are
 // written beside those that are read that an instruction would not show.
 DEVICE u8 to_f8(float x) {
