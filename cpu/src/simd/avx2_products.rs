@@ -4,7 +4,7 @@
 //! The steps are written in assembly because the compiler, given so many independent operations, loads all it can ahead of
 //! them and then has no registers left: with intrinsics the same products take 1.2 to 1.4 times as long.
 
-use super::avx2::Avx2;
+use super::{avx2::Avx2, safely::unrolled};
 use crate::packed::coding::Coding;
 use std::arch::{asm, x86_64::*};
 
@@ -19,16 +19,6 @@ static ONES: __m256i = unsafe { std::mem::transmute([1_i16; 16]) };
 
 /// 16 rows of a panel, eight in a register.
 type Halves = [__m256i; 2];
-
-/// Repeats a block for numbers below a limit: what is indexed by a number of a loop that is left would lie in memory.
-macro_rules! unrolled {
-    ($number:ident in [$($value:literal)*] below $limit:expr => $body:block) => {$(
-        if $value < $limit {
-            const $number: usize = $value;
-            $body
-        }
-    )*};
-}
 
 /// Pairs of products of a four of codes with the four of an activation that is `AT` bytes after `x`.
 ///

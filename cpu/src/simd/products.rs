@@ -1,6 +1,10 @@
 //! The three ways in which 64-bit Arm multiplies bytes. All are exact, so results are the same to the bit.
 
-use super::{Kernel, neon::Neon, safely::operations};
+use super::{
+    Kernel,
+    neon::Neon,
+    safely::{operations, unrolled},
+};
 use std::arch::{aarch64::*, asm, is_aarch64_feature_detected};
 
 /// 16 rows of a panel, four in a register.
@@ -33,17 +37,6 @@ pub(crate) trait Products: Copy + Send + Sync {
     ) -> [Quarters<int32x4_t>; R] {
         one_by_one(self, sums, codes, x)
     }
-}
-
-/// Repeats a block for numbers, as far as they are below a limit. The sums stay in registers only if no loop is left, and
-/// the compiler leaves large ones.
-macro_rules! unrolled {
-    ($number:ident in [$($value:literal)*] below $limit:expr => $body:block) => {$(
-        if $value < $limit {
-            const $number: usize = $value;
-            $body
-        }
-    )*};
 }
 
 /// Fours `at..at + 4` of activation `r` of a block.

@@ -1,4 +1,4 @@
-//! Methods of proofs around what is unsafe without one: the intrinsics of an instruction set.
+//! Methods of proofs around what is unsafe without one: the intrinsics of an instruction set; and loops without one.
 
 /// Operations that need nothing but the instruction set.
 macro_rules! operations {
@@ -23,4 +23,14 @@ macro_rules! memory {
         }
     )*};
 }
-pub(super) use {memory, operations};
+/// Repeats a block for numbers, as far as they are below a limit. The sums stay in registers only if no loop is left, and
+/// the compiler leaves large ones.
+macro_rules! unrolled {
+    ($number:ident in [$($value:literal)*] below $limit:expr => $body:block) => {$(
+        if $value < $limit {
+            const $number: usize = $value;
+            $body
+        }
+    )*};
+}
+pub(super) use {memory, operations, unrolled};
