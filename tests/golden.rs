@@ -255,7 +255,8 @@ pub(crate) fn divergence(expected: &[f32], found: &[f32], vocab: usize) -> f64 {
 const HALVES: f64 = 1e-5;
 
 /// The divergence of Q8_0, with f16 pages: what was measured, of which a test allows twice as much. Random weights
-/// spread logits like no trained model does, and a router that chooses another expert changes everything after it.
+/// spread logits like no trained model does, and a router that chooses another expert changes everything after it: so
+/// does one of qwen3moe where sums are of 8 lanes (AVX2, scalar, NEON), in rows 12 and 47; with 16 it is 3.7e-3.
 const Q8_0: [(&str, f64); 19] = [
     ("falcon-h1", 7.2e-5),
     ("granitehybrid", 8.2e-6),
@@ -274,7 +275,7 @@ const Q8_0: [(&str, f64); 19] = [
     ("qwen3", 2.1e-3),
     ("qwen35", 1.8e-2),
     ("qwen35moe", 7.1e-2),
-    ("qwen3moe", 3.7e-3),
+    ("qwen3moe", 4.4e-2),
     ("qwen3next", 1.5e-1),
 ];
 

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 /// How long requests in progress may take when the server is asked to stop.
@@ -44,7 +44,9 @@ impl Edge {
         // A model that cannot be loaded is an error of the command line, not of the first request.
         let served = server.model(None).await.map_err(|error| anyhow!(error.message))?;
         let handle = Handle::new();
-        tokio::spawn(stop_on_signal(server.clone(), handle.clone()));
+        // Who is told that it listens may ask it to stop at once.
+        let signals = Signals::listen().context("cannot listen for signals")?;
+        tokio::spawn(stop_on_signal(signals, server.clone(), handle.clone()));
         note(format_args!(
             "{}: {} slots, context {} tokens; listening on {}://{address}",
             served.name,
@@ -68,24 +70,32 @@ impl Tls {
 }
 
 /// The first signal lets requests in progress finish, the second ends the program.
-async fn stop_on_signal(server: Arc<Server>, handle: Handle<SocketAddr>) {
-    interrupted().await;
+async fn stop_on_signal(mut signals: Signals, server: Arc<Server>, handle: Handle<SocketAddr>) {
+    signals.next().await;
     note(format_args!("stopping: requests in progress may finish; once more to stop now"));
     server.models.loaded().iter().for_each(|served| served.slots.close());
     handle.graceful_shutdown(Some(GRACE));
-    interrupted().await;
+    signals.next().await;
     std::process::exit(i32::from(INTERRUPTED));
 }
 
-/// Waits for Ctrl-C or a request to terminate.
-async fn interrupted() {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        let _ = tokio::signal::ctrl_c().await;
-        return;
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
+/// Ctrl-C and requests to terminate, from when they are listened for.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Waits for the next one.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
     }
 }
 
