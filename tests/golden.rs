@@ -3,7 +3,7 @@
 
 use kvas::{engine, model::Model};
 use kvas_backend::{Backend, KvType, Limits, Outputs, Reference, Replay, StateType, Step};
-use kvas_cpu::Cpu;
+use kvas_cpu::{Cpu, Isa};
 use kvas_gguf::Quant;
 use kvas_tools::convert::{ConvertOptions, convert};
 use safetensors::SafeTensors;
@@ -255,8 +255,7 @@ pub(crate) fn divergence(expected: &[f32], found: &[f32], vocab: usize) -> f64 {
 const HALVES: f64 = 1e-5;
 
 /// The divergence of Q8_0, with f16 pages: what was measured, of which a test allows twice as much. Random weights
-/// spread logits like no trained model does, and a router that chooses another expert changes everything after it: so
-/// does one of qwen3moe where sums are of 8 lanes (AVX2, scalar, NEON), in rows 12 and 47; with 16 it is 3.7e-3.
+/// spread logits like no trained model does, and a router that chooses another expert changes everything after it.
 const Q8_0: [(&str, f64); 19] = [
     ("falcon-h1", 7.2e-5),
     ("granitehybrid", 8.2e-6),
@@ -275,9 +274,20 @@ const Q8_0: [(&str, f64); 19] = [
     ("qwen3", 2.1e-3),
     ("qwen35", 1.8e-2),
     ("qwen35moe", 7.1e-2),
-    ("qwen3moe", 4.4e-2),
+    ("qwen3moe", 3.7e-3),
     ("qwen3next", 1.5e-1),
 ];
+
+/// That of qwen3moe where sums are of 8 lanes (AVX2, scalar, NEON): its routers choose other experts in rows 12 and 47.
+const OF_8_LANES: f64 = 4.4e-2;
+
+fn floor_of_q8_0(name: &str) -> f64 {
+    let isa = Cpu::new(1).isa().expect("instructions that are there");
+    if name == "qwen3moe" && isa < Isa::Avx512 {
+        return OF_8_LANES;
+    }
+    Q8_0.iter().find(|(known, _)| *known == name).expect("every fixture has a measured floor").1
+}
 
 #[test]
 fn smaller_formats_stay_close_to_the_reference_implementation() {
@@ -285,8 +295,7 @@ fn smaller_formats_stay_close_to_the_reference_implementation() {
     for directory in fixtures() {
         let golden = golden(&directory);
         let name = directory.file_name().unwrap().to_str().unwrap();
-        let (_, floor) = Q8_0.iter().find(|(known, _)| *known == name).expect("every fixture has a measured floor");
-        for (quant, bound) in [(Quant::Bf16, HALVES), (Quant::F16, HALVES), (Quant::Q8_0, 2.0 * floor)] {
+        for (quant, bound) in [(Quant::Bf16, HALVES), (Quant::F16, HALVES), (Quant::Q8_0, 2.0 * floor_of_q8_0(name))] {
             let model = converted(&directory, quant);
             let of_backend = |backend: Box<dyn Backend>| {
                 let found = logits(&model, backend, limits(64, Replay::new(8, 4), KvType::F16), &golden.ids);

@@ -87,6 +87,8 @@ impl PanelTimes<'_> {
                     self.vectors::<L, S, 8>(simd, part, at);
                 } else if len == 4 {
                     self.vectors::<L, S, 4>(simd, part, at);
+                } else if len == 3 {
+                    self.vectors::<L, S, 3>(simd, part, at);
                 } else if len == 2 {
                     self.vectors::<L, S, 2>(simd, part, at);
                 } else {

@@ -22,10 +22,8 @@ pub(crate) const fn group_len(left: usize, has_tiles: bool) -> usize {
         8
     } else if left >= 4 {
         4
-    } else if left >= 2 {
-        2
     } else {
-        1
+        left
     }
 }
 

@@ -44,12 +44,9 @@ impl Coding for Eight {
 
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
-        let lines: &[[u8; LINE]; 8] = lines.first_chunk().expect(LINES_OF_BLOCK);
-        let mut codes = [p.flip(p.codes(&lines[0])); 8];
-        for i in 1..8 {
-            codes[i] = p.flip(p.codes(&lines[i]));
-        }
-        codes
+        let [a, b, c, d, e, f, g, h] = lines.first_chunk().expect(LINES_OF_BLOCK);
+        let [a, b, c, d] = [p.flip(p.codes(a)), p.flip(p.codes(b)), p.flip(p.codes(c)), p.flip(p.codes(d))];
+        [a, b, c, d, p.flip(p.codes(e)), p.flip(p.codes(f)), p.flip(p.codes(g)), p.flip(p.codes(h))]
     }
 }
 
@@ -58,13 +55,9 @@ pub(crate) struct Four;
 
 #[inline(always)]
 fn nibbles<P: Panels>(p: P, lines: &[[u8; LINE]; 4]) -> [P::Codes; 8] {
-    let mut codes = [p.codes(&lines[0]); 8];
-    for i in 0..4 {
-        let line = p.codes(&lines[i]);
-        codes[i] = p.bits::<0>(line, 15);
-        codes[i + 4] = p.bits::<4>(line, 15);
-    }
-    codes
+    let [a, b, c, d] = [p.codes(&lines[0]), p.codes(&lines[1]), p.codes(&lines[2]), p.codes(&lines[3])];
+    let [e, f, g, h] = [p.bits::<4>(a, 15), p.bits::<4>(b, 15), p.bits::<4>(c, 15), p.bits::<4>(d, 15)];
+    [p.bits::<0>(a, 15), p.bits::<0>(b, 15), p.bits::<0>(c, 15), p.bits::<0>(d, 15), e, f, g, h]
 }
 
 fn place_nibbles(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
@@ -137,15 +130,18 @@ impl Coding for Six {
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
         let lines: &[[u8; LINE]; 6] = lines.first_chunk().expect(LINES_OF_BLOCK);
-        let mut codes = nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK));
-        for half in 0..2 {
-            let (high, at) = (p.codes(&lines[4 + half]), 4 * half);
-            codes[at] = p.or(codes[at], p.bits_up::<4>(high, 0x30));
-            codes[at + 1] = p.or(codes[at + 1], p.bits_up::<2>(high, 0x30));
-            codes[at + 2] = p.or(codes[at + 2], p.bits::<0>(high, 0x30));
-            codes[at + 3] = p.or(codes[at + 3], p.bits::<2>(high, 0x30));
-        }
-        codes
+        let [a, b, c, d, e, f, g, h] = nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK));
+        let (first, second) = (p.codes(&lines[4]), p.codes(&lines[5]));
+        [
+            p.or(a, p.bits_up::<4>(first, 0x30)),
+            p.or(b, p.bits_up::<2>(first, 0x30)),
+            p.or(c, p.bits::<0>(first, 0x30)),
+            p.or(d, p.bits::<2>(first, 0x30)),
+            p.or(e, p.bits_up::<4>(second, 0x30)),
+            p.or(f, p.bits_up::<2>(second, 0x30)),
+            p.or(g, p.bits::<0>(second, 0x30)),
+            p.or(h, p.bits::<2>(second, 0x30)),
+        ]
     }
 }
 
@@ -170,10 +166,9 @@ impl<T: Levels> Coding for Numbered<T> {
 
     #[inline(always)]
     fn unpack<P: Panels>(p: P, lines: &[[u8; LINE]]) -> [P::Codes; 8] {
-        let mut codes = nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK));
-        for i in 0..8 {
-            codes[i] = p.lookup(&T::TABLE, codes[i]);
-        }
-        codes
+        let [a, b, c, d, e, f, g, h] = nibbles(p, lines.first_chunk().expect(LINES_OF_BLOCK));
+        let table = &T::TABLE;
+        let [a, b, c, d] = [p.lookup(table, a), p.lookup(table, b), p.lookup(table, c), p.lookup(table, d)];
+        [a, b, c, d, p.lookup(table, e), p.lookup(table, f), p.lookup(table, g), p.lookup(table, h)]
     }
 }

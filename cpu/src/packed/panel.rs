@@ -255,18 +255,13 @@ fn add_some<L: Layout, P: Panels, const R: usize, const T: usize>(
     x: (Record<'_, R>, usize),
     sums: &mut [P::Floats; T],
 ) {
+    let minimum = L::MINIMUMS.then_some(minimum);
     if L::HALVES {
         let [first, second] = codes.as_chunks().0.first_chunk().expect("eight fours");
-        add_part::<L, P, R, T, 4>(p, (first, 0), scales[0], x, sums);
-        add_part::<L, P, R, T, 4>(p, (second, 1), scales[1], x, sums);
+        add_part::<L, P, R, T, 4>(p, (first, 0), (scales[0], None), x, sums);
+        add_part::<L, P, R, T, 4>(p, (second, 1), (scales[1], minimum), x, sums);
     } else {
-        add_part::<L, P, R, T, 8>(p, (codes, 0), scales[0], x, sums);
-    }
-    if L::MINIMUMS {
-        let (record, at) = x;
-        for r in 0..T {
-            sums[r] = p.times_plus(minimum, p.every(record.sum(at + r)), sums[r]);
-        }
+        add_part::<L, P, R, T, 8>(p, (codes, 0), (scales[0], minimum), x, sums);
     }
 }
 
@@ -275,7 +270,7 @@ fn add_some<L: Layout, P: Panels, const R: usize, const T: usize>(
 fn add_part<L: Layout, P: Panels, const R: usize, const T: usize, const N: usize>(
     p: P,
     (codes, part): (&[P::Codes; N], usize),
-    scale: P::Floats,
+    (scale, minimum): (P::Floats, Option<P::Floats>),
     (record, at): (Record<'_, R>, usize),
     sums: &mut [P::Floats; T],
 ) {
@@ -285,9 +280,14 @@ fn add_part<L: Layout, P: Panels, const R: usize, const T: usize, const N: usize
         chains[r] = start::<L, P>(p, if N == 4 { half(part) } else { half(0) + half(1) });
     }
     let chains = p.dots::<L::Coding, T, N>(chains, codes, N * part, &record.0[8 * at..]);
+    p.keep_in_memory(sums);
     for r in 0..T {
         let scale = p.times(scale, p.every(record.scale(at + r)));
-        sums[r] = p.times_plus(p.to_floats(chains[r]), scale, sums[r]);
+        let sum = p.times_plus(p.to_floats(chains[r]), scale, sums[r]);
+        sums[r] = match minimum {
+            Some(minimum) => p.times_plus(minimum, p.every(record.sum(at + r)), sum),
+            None => sum,
+        };
     }
 }
 

@@ -2,36 +2,34 @@
 
 use super::{
     Kernel, Simd,
-    avx2_products::TOGETHER,
+    avx2_products::{TOGETHER, add, add_whole_fours},
     panels::{Panels, QuantisedBlock, ROWS, factor_to_bytes},
     safely::{memory, operations},
 };
 use crate::packed::coding::Coding;
 use std::arch::x86_64::*;
 
-/// Proof that the processor has AVX2, FMA and F16C: only [`Avx2::detect`] and [`Avx2::detect_vnni`] make one.
+/// Proof that the processor has AVX2, FMA and F16C, and AVX-VNNI if that is said: only [`Avx2::detect`] makes one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2 {
-    /// And AVX-VNNI. Nothing but products of bytes is for it, too little to compile everything once more.
-    has_vnni: bool,
-}
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     pub(crate) fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-        (found && is_x86_feature_detected!("f16c")).then_some(Self { has_vnni: false })
+        let found = found && is_x86_feature_detected!("f16c");
+        (found && (!VNNI || is_x86_feature_detected!("avxvnni"))).then_some(Self(()))
     }
 
-    /// With AVX-VNNI.
-    pub(crate) fn detect_vnni() -> Option<Self> {
-        Self::detect().filter(|_| is_x86_feature_detected!("avxvnni")).map(|_| Self { has_vnni: true })
+    /// Without AVX-VNNI.
+    pub(crate) const fn plain(self) -> Avx2<false> {
+        Avx2(())
     }
 }
 
 /// Runs a kernel with the instruction set enabled.
-pub(crate) fn run<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
+pub(crate) fn run<const VNNI: bool, K: Kernel>(avx2: Avx2<VNNI>, kernel: K) -> K::Output {
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn enabled<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
+    fn enabled<const VNNI: bool, K: Kernel>(avx2: Avx2<VNNI>, kernel: K) -> K::Output {
         kernel.run(avx2)
     }
     // SAFETY: `avx2` exists only if the processor has the three features.
@@ -40,18 +38,18 @@ pub(crate) fn run<K: Kernel>(avx2: Avx2, kernel: K) -> K::Output {
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
     type F32 = __m256;
-    type Panels = Avx2;
+    type Panels = Self;
 
     fn apart<K: Kernel>(self, kernel: K) -> K::Output {
         run(self, kernel)
     }
 
     #[inline(always)]
-    fn panels(self) -> Avx2 {
+    fn panels(self) -> Self {
         self
     }
 
@@ -134,7 +132,7 @@ macro_rules! both {
     }};
 }
 
-impl Panels for Avx2 {
+impl<const VNNI: bool> Panels for Avx2<VNNI> {
     const TOGETHER: usize = TOGETHER;
     type Floats = [__m256; 2];
     type Integers = [__m256i; 2];
@@ -209,7 +207,7 @@ impl Panels for Avx2 {
             both!(x, |x| _mm256_shuffle_epi8(table, x))
         }}
         fn start_wide(self, sum: i32) -> [__m256i; 2] {
-            [_mm256_set1_epi32(if self.has_vnni { -(sum << 7) } else { 0 }); 2]
+            [_mm256_set1_epi32(if VNNI { -(sum << 7) } else { 0 }); 2]
         }
         fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
             let from = x.as_ptr();
@@ -252,10 +250,17 @@ impl Panels for Avx2 {
         first: usize,
         x: &[[i8; 4]],
     ) -> [[__m256i; 2]; R] {
-        if self.has_vnni {
-            // SAFETY: it says so.
-            return unsafe { self.add_whole_fours(sums, codes, x[first..].as_flattened()) };
+        // SAFETY: `self` exists only if the processor has the instructions.
+        unsafe {
+            if VNNI { add_whole_fours(sums, codes, &x[first..]) } else { add::<C, R, N>(sums, codes, &x[first..]) }
         }
-        self.add_fours::<C, R, N>(sums, codes, x[first..].as_flattened())
+    }
+
+    #[inline(always)]
+    fn keep_in_memory<const R: usize>(self, sums: &mut [[__m256; 2]; R]) {
+        if R >= TOGETHER {
+            // SAFETY: nothing happens.
+            unsafe { std::arch::asm!("/* {} */", in(reg) sums.as_mut_ptr(), options(nostack, preserves_flags)) };
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 
 /// Proof that the processor has AVX-512 F, BW, VL and VNNI, and AVX2: only [`Avx512::detect`] makes one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx512(Avx2);
+pub(crate) struct Avx512(Avx2<false>);
 
 impl Avx512 {
     pub(crate) fn detect() -> Option<Self> {

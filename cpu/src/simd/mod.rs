@@ -90,7 +90,9 @@ pub(crate) enum Proof {
     #[cfg(target_arch = "aarch64")]
     I8mm(neon::Neon<products::I8mm>),
     #[cfg(target_arch = "x86_64")]
-    Avx2(avx2::Avx2),
+    Avx2(avx2::Avx2<false>),
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(avx2::Avx2<true>),
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
@@ -113,7 +115,7 @@ impl Proof {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::Avx2::detect().map(Proof::Avx2),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => avx2::Avx2::detect_vnni().map(Proof::Avx2),
+            Isa::AvxVnni => avx2::Avx2::detect().map(Proof::AvxVnni),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512::Avx512::detect().map(Proof::Avx512),
             #[cfg(target_arch = "x86_64")]
@@ -141,6 +143,8 @@ impl Proof {
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2(avx2) => avx2::run(avx2, kernel),
             #[cfg(target_arch = "x86_64")]
+            Proof::AvxVnni(avx2) => avx2::run(avx2.plain(), kernel),
+            #[cfg(target_arch = "x86_64")]
             Proof::Avx512(avx512) => avx512::run(avx512, kernel),
             #[cfg(target_arch = "x86_64")]
             Proof::Amx(tiles) => avx512::run(tiles.vectors(), kernel),
@@ -149,13 +153,15 @@ impl Proof {
 
     /// [`Proof::run`] for a kernel that multiplies bytes, with all instructions there are for that.
     pub(crate) fn run_products<K: Kernel>(self, kernel: K) -> K::Output {
-        #[cfg(target_arch = "aarch64")]
         match self {
-            Proof::Dotprod(neon) => return neon.run(kernel),
-            Proof::I8mm(neon) => return neon.run(kernel),
-            Proof::Scalar(_) | Proof::Neon(_) => {}
+            #[cfg(target_arch = "aarch64")]
+            Proof::Dotprod(neon) => neon.run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Proof::I8mm(neon) => neon.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Proof::AvxVnni(avx2) => avx2::run(avx2, kernel),
+            _ => self.run(kernel),
         }
-        self.run(kernel)
     }
 
     /// The matrix unit, where there is one.

@@ -86,6 +86,9 @@ pub(crate) trait Panels: Copy + Send + Sync {
         first: usize,
         x: &[[i8; 4]],
     ) -> [Self::Integers; R];
+    /// Says that these are better left in memory: the compiler would move them from one register to the next and back.
+    #[inline(always)]
+    fn keep_in_memory<const R: usize>(self, _: &mut [Self::Floats; R]) {}
     /// `x / scale` rounded to 8 bits with `scale = max(|x|) / 127`.
     fn quantise(self, x: &[f32; 32]) -> QuantisedBlock;
 }
