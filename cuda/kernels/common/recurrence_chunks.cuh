@@ -6,7 +6,8 @@ struct Prompt {
     u16* keys;      // [chunks][key_heads or value_heads] ChunkKeys
     u8* heads;      // [chunks][value_heads] ChunkHead
     u32 begin, end; // rows of the step
-    u32 first_span, padding;
+    u32 first_span;
+    u32 stages; // chunks in shared memory: two, or three where they have room
 };
 
 // Keys and what they lack, queries and what they lack: normalised, and of a key head. Decays per channel make them those of

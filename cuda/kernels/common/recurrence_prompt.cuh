@@ -12,7 +12,6 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
     static constexpr u32 SHARES = 2; // warps that share a row
     static constexpr u32 WIDTH = COLUMNS / SHARES;
     static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
-    static constexpr u32 STAGES = QUADS > 4 || PER_CHANNEL ? 2 : 3;
     static constexpr u32 HEAD_BYTES = IS_DELTA ? sizeof(ChunkHead) : 1280; // there is no inverse to be had
     using Part = Tile<State, WIDTH, STRIDE>;
 
@@ -87,7 +86,7 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
     }
 
     // Brings the chunks: a warp of its own, that takes part in every barrier of the block.
-    DEVICE void bring(u32 first, u32 end) {
+    template <u32 STAGES> DEVICE void bring(u32 first, u32 end) {
         u32 to = 0;
 #pragma unroll 1
         for (u32 n = 0; n + 1 < STAGES; ++n, ++to) {
@@ -275,7 +274,7 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
 
     // Chunks from row `first` of the span to row `end`, whose states follow each other.
     DEVICE void run(u32 first, u32 end) {
-        if (warp_id() == SHARES * groups) return bring(first, end);
+        if (warp_id() == SHARES * groups) return prompt.stages == 3 ? bring<3>(first, end) : bring<2>(first, end);
         typename Part::Raw raw;
         Part::template request<true>(raw, state_at(), first > 0 || !span.is_fresh() ? rows_left() : 0, columns_left(), op.key_dim);
         part.open(raw);
@@ -283,13 +282,13 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
         const float skip = op.skip != nullptr ? op.skip[head] : 0.0f;
         const u32 stride = op.value_heads * op.value_dim, group = lane_id() >> 2, left = rows_left() > group ? rows_left() - group : 0;
         float* out = op.out + u64(span.first + first + 2 * (lane_id() & 3)) * stride + head * op.value_dim + first_row + 16 * number + group;
-        Exchange& exchange = reinterpret_cast<Exchange*>(memory + STAGES * stage_bytes())[number];
+        Exchange& exchange = reinterpret_cast<Exchange*>(memory + prompt.stages * stage_bytes())[number];
 #pragma unroll 1
         for (u32 at = 0; first < end; first += CHUNK) {
             __syncthreads(); // this chunk is there, and nobody reads the last one any more
             run_chunk(stage(at), exchange, skip, out, stride, left);
             out += CHUNK * stride;
-            at = at + 1 == STAGES ? 0 : at + 1;
+            at = at + 1 == prompt.stages ? 0 : at + 1;
         }
         part.store(state_at(), rows_left(), columns_left(), op.key_dim);
     }

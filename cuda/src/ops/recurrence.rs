@@ -114,7 +114,7 @@ pub(crate) struct PromptView {
     begin: u32,
     end: u32,
     first_span: u32,
-    padding: u32,
+    stages: u32,
 }
 
 /// Rows of a step whose chunks are prepared together, and bytes of `ChunkHead` in `recurrence_chunks.cuh`.
@@ -200,16 +200,16 @@ fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize, most: usize)
 fn prepare_bytes(decl: &StateDecl, columns: usize) -> usize {
     let taken = 4 * CHUNK * (CHUNK + 4);
     if decl.decay == Decay::PerChannel {
-        return 4 * columns * (1 + CHUNK) + HEAD_BYTES + taken;
+        return 4 * columns * (1 + CHUNK * CHUNK / 32) + HEAD_BYTES + taken;
     }
     let heads = (decl.value_heads / decl.key_heads).min(THREADS / CHUNK);
     4 * CHUNK * row_stride(columns) * 2 + 4 * 2 * CHUNK * (CHUNK + 1) + heads * (HEAD_BYTES + taken)
 }
 
-/// Bytes of shared memory of `recurrence_prompt.cuh`, with `rows` rows of a state to a block.
-fn prompt_bytes(decl: &StateDecl, columns: usize, rows: usize) -> usize {
+/// Bytes of shared memory of `recurrence_prompt.cuh`, with `rows` rows of a state to a block and as many chunks as `stages`.
+fn prompt_bytes(decl: &StateDecl, columns: usize, rows: usize, stages: usize) -> usize {
     let is_per_channel = decl.decay == Decay::PerChannel;
-    let (stages, squares) = (if columns > 128 || is_per_channel { 2 } else { 3 }, if is_per_channel { 6 } else { 4 });
+    let squares = if is_per_channel { 6 } else { 4 };
     let whole = if is_per_channel { 4 * columns } else { 0 };
     let stage = squares * CHUNK * row_stride(columns) * 2 + HEAD_BYTES + whole + 4 * CHUNK * (rows + 4);
     stages * stage + rows / TILE * SHARES * 2 * 2 * 32 * 16
@@ -386,6 +386,8 @@ impl Machine {
     fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
         let (decl, columns) = (&state.decl, columns(&state.decl)?);
         let [keys, _] = prepared_bytes(decl, self.limits.rows);
+        let most = prompt_bytes(decl, columns, PROMPT_ROWS, 3);
+        let stages = if most <= self.device.shared_bytes() { 3 } else { 2 };
         let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
             let rows = span.rows as usize / CHUNK * CHUNK;
             (entry.is_final && rows > 0).then_some((number, first, first + rows))
@@ -403,7 +405,7 @@ impl Machine {
                 begin: begin as u32,
                 end: end as u32,
                 first_span: first_span as u32,
-                padding: 0,
+                stages: stages as u32,
             };
             let name = format!("{}_{columns}_prepare", state.unit());
             let (heads, threads) = match decl.decay {
@@ -418,7 +420,7 @@ impl Machine {
             let blocks = decl.value_dim.div_ceil(rows);
             let launch = self.kernel(state.unit(), &name)?.grid(blocks, decl.value_heads, spans);
             let launch =
-                launch.block(32 * (SHARES * rows / TILE + 1)).early().shared(prompt_bytes(decl, columns, rows));
+                launch.block(32 * (SHARES * rows / TILE + 1)).early().shared(prompt_bytes(decl, columns, rows, stages));
             launch.arg(self.view()).arg(view).arg(prompt).launch()?;
         }
         Ok(())
