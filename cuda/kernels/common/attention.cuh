@@ -39,8 +39,9 @@ struct Parts {
     }
     DEVICE u32 end_in(const Span& span) const { return min(span.rows, end_row - span.first); }
 
-    DEVICE float2* tops_at(u64 query, u32 part) const { return tops + query * count + part; }
-    DEVICE float* mixed_at(u64 query, u32 part, u32 value_dim) const { return mixed + (query * count + part) * value_dim; }
+    // Of the part that the block has.
+    DEVICE float2* tops_at(u64 query) const { return tops + query * count + blockIdx.x; }
+    DEVICE float* mixed_at(u64 query, u32 value_dim) const { return mixed + (query * count + blockIdx.x) * value_dim; }
 };
 
 static_assert(sizeof(Parts) == 32, "as in src/ops/attention.rs");

@@ -143,8 +143,8 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
         if constexpr (BOUNDED) {
             if (part.has_sums()) return part.template add_sums<DIM>(*given_up, room.sums);
         }
-        const u32 end = part.end(blockIdx.x);
-        u32 token = part.begin(blockIdx.x);
+        const u32 end = part.end();
+        u32 token = part.begin();
         if (token >= end) return wait_for_inputs();
         token += warp_id() * TOKENS;
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
@@ -317,6 +317,6 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
                         make_float2(mixed[n][m][i], mixed[n][m][i + 2]);
                 }
         }
-        part.template finish<DIM>(blockIdx.x, tops, sums, room.mixed);
+        part.template finish<DIM>(tops, sums, room.mixed);
     }
 };

@@ -28,7 +28,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
             if (part.has_sums()) return part.template add_sums<DIM>(*given_up, room.sums);
         }
         const Span& span = part.span;
-        const u32 begin = part.begin(blockIdx.x), end = part.end(blockIdx.x);
+        const u32 begin = part.begin(), end = part.end();
         if (begin >= end) return wait_for_inputs();
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
         const Rows<KV, SMALL> rows = {pages, step.table(span.slot, op.ordinal), part.kv_head, part.tokens() - 1};
@@ -192,6 +192,6 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
                 }
             }
         }
-        part.template finish<DIM>(blockIdx.x, tops, sums, room.mixed);
+        part.template finish<DIM>(tops, sums, room.mixed);
     }
 };

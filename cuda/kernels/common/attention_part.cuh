@@ -46,9 +46,8 @@ template <u32 QUERIES> struct Part {
 
     DEVICE u32 tokens() const { return span.context + rows_end; }
     DEVICE bool has_queries() const { return first < queries; }
-    DEVICE u32 begin(u32 number) const { return number * length; }
-    DEVICE u32 end(u32 number) const { return min(begin(number) + length, tokens()); }
-    DEVICE u32 count() const { return ceil_div(tokens(), length); }
+    DEVICE u32 begin() const { return blockIdx.x * length; }
+    DEVICE u32 end() const { return min(begin() + length, tokens()); }
     // Behind the tokens that are held come the sums of those that are not: a block for each of some columns.
     DEVICE bool has_sums() const { return span.has_sums() && blockIdx.x + 1 >= parts.count; }
 
@@ -99,10 +98,10 @@ template <u32 QUERIES> struct Part {
         }
     }
 
-    // Puts together what the warps have of a part: the largest scores, the sums of weights relative to them, and values mixed
+    // Puts together what the warps have of the part: the largest scores, the sums of weights relative to them, and values mixed
     // with these.
     template <u32 DIM>
-    DEVICE void finish(u32 number, const float (&tops)[WARPS][QUERIES], const float (&sums)[WARPS][QUERIES],
+    DEVICE void finish(const float (&tops)[WARPS][QUERIES], const float (&sums)[WARPS][QUERIES],
                        const float (&mixed)[WARPS][QUERIES][DIM + 4]) const {
         // A context of one part needs no merging: the same operations, here. What gates it is asked for before the last wait.
         const bool is_whole = parts.count == 1, is_gated = is_whole && op.gate != nullptr;
@@ -128,7 +127,7 @@ template <u32 QUERIES> struct Part {
                 total = fmaf(by[w], sums[w][query], total);
             }
             const u64 at = u64(span.first + row(query) - parts.first_row) * op.heads + head(query);
-            float* out = is_whole ? op.out + place(query, DIM) : parts.mixed_at(at, number, DIM);
+            float* out = is_whole ? op.out + place(query, DIM) : parts.mixed_at(at, DIM);
             const float inverse = 1.0f / total;
 #pragma unroll
             for (u32 i = 0; i < FOURS; ++i) {
@@ -151,7 +150,7 @@ template <u32 QUERIES> struct Part {
             }
             ask_for_gates(query + WARPS);
             if (is_whole) continue;
-            if (lane_id() == 0) *parts.tops_at(at, number) = make_float2(most, total);
+            if (lane_id() == 0) *parts.tops_at(at) = make_float2(most, total);
         }
     }
 };
