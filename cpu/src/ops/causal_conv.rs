@@ -13,9 +13,9 @@ use kvas_backend::{
     store::ConvDecl,
 };
 
-/// Floats of scratch a thread needs: the rows before a span.
+/// Floats of scratch a thread needs: the rows before a span, and the sums of a row.
 pub(crate) fn scratch(decl: &ConvDecl) -> usize {
-    (decl.taps - 1) * decl.channels
+    decl.taps * decl.channels
 }
 
 /// What is done with the sums of a convolution.
@@ -42,6 +42,8 @@ struct Convolve<'a> {
     sums: Sums<&'a [f32], &'a [f32]>,
     /// `[taps - 1, channels]`: room for the rows before the span.
     earlier: &'a mut [f32],
+    /// `[channels]`: room for the sums of a row.
+    sum: &'a mut [f32],
 }
 
 impl Kernel for Convolve<'_> {
@@ -63,25 +65,32 @@ impl Kernel for Convolve<'_> {
         let reach = self.weights.len() / self.all_channels - 1;
         // Backwards, so that a row is replaced after the last row that reads it.
         for row in (0..rows).rev() {
+            match self.sums {
+                Sums::Silu(Some(bias)) => self.sum.copy_from_slice(&bias[first..][..channels]),
+                Sums::Silu(None) | Sums::Gate(_) => self.sum.fill(0.0),
+            }
+            let weights = |tap: usize| &self.weights[tap * self.all_channels + first..][..channels];
+            for tap in 0..reach {
+                let x = match (row + tap).checked_sub(reach) {
+                    Some(row) => self.x.row(row),
+                    None => &self.earlier[(row + tap) * channels..][..channels],
+                };
+                math::add_products(simd, self.sum, weights(tap), x);
+            }
+            let gates = match self.sums {
+                Sums::Silu(_) => None,
+                Sums::Gate(bcx) => Some(self.gates(bcx, row)[1]),
+            };
+            let (weights, x) = (weights(reach), self.x.row_mut(row));
             for at in (0..channels).step_by(S::LANES) {
                 let end = (at + S::LANES).min(channels);
-                let mut sum = match self.sums {
-                    Sums::Silu(Some(bias)) => math::load(simd, &bias[first..][at..end]),
-                    Sums::Silu(None) | Sums::Gate(_) => simd.splat(0.0),
+                let (weight, now) = (math::load(simd, &weights[at..end]), math::load(simd, &x[at..end]));
+                let sum = simd.fma(weight, now, math::load(simd, &self.sum[at..end]));
+                let y = match gates {
+                    None => math::activate(simd, Activation::Silu, sum),
+                    Some(gates) => simd.mul(math::load(simd, &gates[at..end]), sum),
                 };
-                for tap in 0..=reach {
-                    let weight = &self.weights[tap * self.all_channels + first..][at..end];
-                    let x = match (row + tap).checked_sub(reach) {
-                        Some(row) => math::load(simd, &self.x.row(row)[at..end]),
-                        None => math::load(simd, &self.earlier[(row + tap) * channels..][at..end]),
-                    };
-                    sum = simd.fma(math::load(simd, weight), x, sum);
-                }
-                let y = match self.sums {
-                    Sums::Silu(_) => math::activate(simd, Activation::Silu, sum),
-                    Sums::Gate(bcx) => simd.mul(math::load(simd, &self.gates(bcx, row)[1][at..end]), sum),
-                };
-                math::store(simd, y, &mut self.x.row_mut(row)[at..end]);
+                math::store(simd, y, &mut x[at..end]);
             }
         }
     }
@@ -143,8 +152,9 @@ impl Machine {
                 Tiles::new(ring, channels, [ring_rows, width]),
             );
             pool.each((place, channels.div_ceil(width)), parts, scratch, |_, (x, ring), scratch| {
-                let earlier = &mut scratch[..reach * x.size()[1]];
-                proof.run(Convolve { x, ring, context, weights, all_channels: channels, sums, earlier });
+                let width = x.size()[1];
+                let (earlier, sum) = scratch[..(reach + 1) * width].split_at_mut(reach * width);
+                proof.run(Convolve { x, ring, context, weights, all_channels: channels, sums, earlier, sum });
             });
         }
         self.put(x, values);

@@ -10,10 +10,18 @@ pub(crate) fn load<S: Simd>(simd: S, x: &[f32]) -> S::F32 {
         // SAFETY: `x` has LANES values.
         return unsafe { simd.load(x.as_ptr()) };
     }
-    let mut padded = [0.0; 16];
-    padded[..x.len()].copy_from_slice(x);
+    let padded = padded(x);
     // SAFETY: 16 values, and LANES is at most 16.
     unsafe { simd.load(padded.as_ptr()) }
+}
+
+/// Apart from the loops that end so, which it would make slower.
+#[cold]
+#[inline(never)]
+fn padded(x: &[f32]) -> [f32; 16] {
+    let mut padded = [0.0; 16];
+    padded[..x.len()].copy_from_slice(x);
+    padded
 }
 
 /// Writes as many lanes as `out` has values, at most all.
@@ -26,8 +34,14 @@ pub(crate) fn store<S: Simd>(simd: S, x: S::F32, out: &mut [f32]) {
     let mut padded = [0.0; 16];
     // SAFETY: 16 values, and LANES is at most 16.
     unsafe { simd.store(x, padded.as_mut_ptr()) };
-    let len = out.len();
-    out.copy_from_slice(&padded[..len]);
+    put(&padded, out);
+}
+
+/// As [`padded`].
+#[cold]
+#[inline(never)]
+fn put(padded: &[f32; 16], out: &mut [f32]) {
+    out.copy_from_slice(&padded[..out.len()]);
 }
 
 /// `e^x` to about 1 unit in the last place; 0 below -87, infinite results saturate near `f32::MAX`.
@@ -134,6 +148,15 @@ pub(crate) fn sigmoid_in_place<S: Simd>(simd: S, x: &mut [f32]) {
     for x in x.chunks_mut(S::LANES) {
         let y = sigmoid(simd, load(simd, x));
         store(simd, y, x);
+    }
+}
+
+/// `sum += a * b`, each rounded once.
+#[inline(always)]
+pub(crate) fn add_products<S: Simd>(simd: S, sum: &mut [f32], a: &[f32], b: &[f32]) {
+    for ((sum, a), b) in sum.chunks_mut(S::LANES).zip(a.chunks(S::LANES)).zip(b.chunks(S::LANES)) {
+        let y = simd.fma(load(simd, a), load(simd, b), load(simd, sum));
+        store(simd, y, sum);
     }
 }
 
