@@ -215,6 +215,12 @@ fn prompt_bytes(decl: &StateDecl, columns: usize, rows: usize, stages: usize) ->
     stages * stage + rows / TILE * SHARES * 2 * 2 * 32 * 16
 }
 
+/// Chunks that a block has in shared memory, of which a device lets it have so many bytes: three where they have room, so that two
+/// are on the way while one is worked on.
+fn stages(decl: &StateDecl, columns: usize, bytes: usize) -> usize {
+    if prompt_bytes(decl, columns, PROMPT_ROWS, 3) <= bytes { 3 } else { 2 }
+}
+
 /// `row_stride` of `recurrence_tile.cuh`.
 const fn row_stride(columns: usize) -> usize {
     columns + 8
@@ -386,8 +392,7 @@ impl Machine {
     fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
         let (decl, columns) = (&state.decl, columns(&state.decl)?);
         let [keys, _] = prepared_bytes(decl, self.limits.rows);
-        let most = prompt_bytes(decl, columns, PROMPT_ROWS, 3);
-        let stages = if most <= self.device.shared_bytes() { 3 } else { 2 };
+        let stages = stages(decl, columns, self.device.shared_bytes());
         let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
             let rows = span.rows as usize / CHUNK * CHUNK;
             (entry.is_final && rows > 0).then_some((number, first, first + rows))
@@ -532,5 +537,24 @@ mod tests {
         assert_eq!(prepared_bytes(&decl, 16), [2 * 4 * 16 * 128 * 2, 6 * HEAD_BYTES]);
         assert_eq!(prepared_bytes(&decl, 17), prepared_bytes(&decl, 32));
         assert_eq!(prepared_bytes(&decl, PREPARED), prepared_bytes(&decl, 100 * PREPARED));
+    }
+
+    /// Bytes of shared memory of a block: an H200, an RTX 4090.
+    const H200: usize = 227 << 10;
+    const RTX_4090: usize = 99 << 10;
+
+    #[test]
+    fn three_chunks_are_in_shared_memory_where_they_have_room_and_two_everywhere() {
+        let decl = |decay, key_dim| StateDecl { key_heads: 16, value_heads: 32, key_dim, value_dim: 128, decay };
+        for (decl, columns, of_4090) in [
+            (decl(Decay::PerHead, 64), 64, 3),
+            (decl(Decay::PerHead, 128), 128, 3),
+            (decl(Decay::PerHead, 256), 256, 2),
+            (decl(Decay::PerChannel, 128), 128, 2),
+        ] {
+            assert_eq!(stages(&decl, columns, H200), 3, "{decl:?}");
+            assert_eq!(stages(&decl, columns, RTX_4090), of_4090, "{decl:?}");
+            assert!(prompt_bytes(&decl, columns, PROMPT_ROWS, of_4090) <= RTX_4090, "{decl:?}");
+        }
     }
 }
