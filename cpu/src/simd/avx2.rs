@@ -259,7 +259,7 @@ impl<const VNNI: bool> Panels for Avx2<VNNI> {
     #[inline(always)]
     fn keep_in_memory<const R: usize>(self, sums: &mut [[__m256; 2]; R]) {
         if R >= TOGETHER {
-            // SAFETY: nothing happens.
+            // SAFETY: a comment, which touches nothing; the compiler is only told that it may.
             unsafe { std::arch::asm!("/* {} */", in(reg) sums.as_mut_ptr(), options(nostack, preserves_flags)) };
         }
     }

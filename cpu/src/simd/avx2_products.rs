@@ -78,7 +78,7 @@ macro_rules! add_to_all {
 /// Pairs of products of the four of codes number `I` with that of `R` activations, the first of which is at `x`.
 ///
 /// # Safety
-/// All of them can be read.
+/// All of them can be read, and the codes are aligned.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn pairs<const R: usize, const I: usize>(codes: *const Halves, x: *const i8) -> [Halves; R] {

@@ -15,7 +15,7 @@ pub(crate) fn load<S: Simd>(simd: S, x: &[f32]) -> S::F32 {
     unsafe { simd.load(padded.as_ptr()) }
 }
 
-/// Apart from the loops that end so, which it would make slower.
+/// `x`, then zeros. Apart from the loops that may end so, in which it takes registers.
 #[cold]
 #[inline(never)]
 fn padded(x: &[f32]) -> [f32; 16] {
@@ -37,7 +37,7 @@ pub(crate) fn store<S: Simd>(simd: S, x: S::F32, out: &mut [f32]) {
     put(&padded, out);
 }
 
-/// As [`padded`].
+/// As much of `padded` as `out` has room for, apart as [`padded`] is.
 #[cold]
 #[inline(never)]
 fn put(padded: &[f32; 16], out: &mut [f32]) {

@@ -4,8 +4,8 @@
 #pragma once
 #include "common/recurrence_chunks.cuh"
 
-// Adds up 32 values over the lanes of a warp: lane `i` gets the sum of value `i`. `LEFT` of them are. No loop over what is
-// left, which would put the values into memory.
+// Adds up 32 values over the lanes of a warp: lane `i` gets the sum of value `i`. `LEFT` are left to be shared
+// out. That is no loop: the compiler would leave it, with the values in memory.
 template <u32 LEFT = 32> DEVICE float sum_32_over_32(float (&x)[32]) {
     if constexpr (LEFT > 1) {
         constexpr u32 OFFSET = LEFT / 2;
@@ -25,8 +25,8 @@ template <u32 QUADS> struct PrepareChannels {
     using Keys = ChunkKeys<true, COLUMNS>;
 
     struct Shared {
-        float squares[WARPS][32];  // of keys, then of queries
-        float products[256][WARPS]; // see `with_key` and `with_query`
+        float squares[WARPS][32];             // of keys, then of queries
+        float products[CHUNK * CHUNK][WARPS]; // see `with_key` and `with_query`
         ChunkHead head;
         Taken taken;
     };
@@ -37,7 +37,7 @@ template <u32 QUADS> struct PrepareChannels {
     Shared& shared;
     u32 first, chunk, head;
 
-    // The numbers of the product of row `t` of keys with row `j` before it, and of the query with that or with its own: 256.
+    // The numbers of the product of row `t` of keys with row `j` before it, and of its query with that row or its own key.
     static constexpr DEVICE u32 with_key(u32 t, u32 j) { return t * t + j; }
     static constexpr DEVICE u32 with_query(u32 t, u32 j) { return t * t + t + j; }
 
@@ -84,14 +84,14 @@ template <u32 QUADS> struct PrepareChannels {
         for (u32 t = 0; t < CHUNK; ++t) passed[t] = column < op.key_dim ? expf(rate * softplus(passed[t] + bias)) : 0.0f;
     }
 
-    // Row `t` of square `square` and what that lacks, of the column that begins at `keys`.
-    static DEVICE void store(u16* keys, int square, int t, float x) {
+    // Row `t` of square `square` and what that lacks, of a column of squares.
+    static DEVICE void store(u16* column, int square, int t, float x) {
         const bf16 high = to_bf16(x);
-        keys[(square * int(CHUNK) + t) * int(COLUMNS)] = high.bits;
-        keys[((square + 1) * int(CHUNK) + t) * int(COLUMNS)] = to_bf16(x - to_float(high)).bits;
+        column[(square * int(CHUNK) + t) * int(COLUMNS)] = high.bits;
+        column[((square + 1) * int(CHUNK) + t) * int(COLUMNS)] = to_bf16(x - to_float(high)).bits;
     }
 
-    // What is made of row `T` and of those after it, of which `products` is the thread's part of 32 products.
+    // What is made of row `T` and of those after it. `products`: the thread's parts of 32 of them, until these are added up.
     template <u32 T>
     DEVICE void open_row(const float (&k)[CHUNK], const float (&q)[CHUNK], const float (&passed)[CHUNK],
                          float (&faded)[CHUNK], float& before, float (&products)[32], u16* column) {
@@ -133,6 +133,7 @@ template <u32 QUADS> struct PrepareChannels {
             reinterpret_cast<uint4*>(to)[at] = reinterpret_cast<const uint4*>(&shared.head)[at];
     }
 
+    // A product, of all columns.
     DEVICE float total(u32 number) const {
         float sum = 0.0f;
 #pragma unroll
