@@ -128,6 +128,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/types.cuh"
     "common/warp.cuh"
     "quant/at.cuh"
+    "quant/clustered.cuh"
     "quant/formats.cuh"
     "quant/job.cuh"
     "quant/ring.cuh"

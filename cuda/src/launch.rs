@@ -264,14 +264,15 @@ impl Launch<'_> {
         self
     }
 
-    /// One dimension of clusters of so many blocks, `wanted` of them or as many as run at once: for kernels that stay until all is
-    /// done. Threads and shared memory are known.
+    /// One dimension of clusters of so many blocks, `wanted` of them or as many as run at once with those of the grid's second
+    /// dimension: for kernels that stay until all is done. The grid, threads and shared memory are known.
     pub(crate) fn clusters(self, blocks: usize, wanted: usize) -> Result<Self, DeviceError> {
         let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
         kernels.allow(self.name, self.shared)?;
         let at_once = kernels.clusters_at_once(self.name, [blocks, self.block[0]])?;
         drop(kernels);
-        Ok(self.grid(blocks * wanted.min(at_once), 1, 1))
+        let rows = self.grid[1];
+        Ok(self.grid(blocks * wanted.min((at_once / rows.max(1)).max(1)), rows, 1))
     }
 
     /// Lets it begin before what is ahead of it has ended: the kernel calls `wait_for_inputs` of

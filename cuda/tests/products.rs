@@ -380,11 +380,11 @@ fn time_all(device: &Arc<Device>, parts: &[&str]) {
     let (bandwidth, peak) = (device.copy_bandwidth().unwrap(), device.matrix_peak().unwrap());
     println!("{}: copies {:.0} GB/s, matrix instructions {:.0} TFLOP/s", device.name(), bandwidth / 1e9, peak / 1e12);
     println!("{:<34} {:>5} {:>9} {:>7} {:>6} {:>8} {:>6}", "", "rows", "us", "GB/s", "%copy", "TFLOP/s", "%mma");
-    let decode: Vec<usize> = vec![1, 2, 8, 16, 32, 64, 128];
+    let decode: Vec<usize> = vec![1, 2, 8, 16, 17, 24, 32, 64, 128];
     let mut all = Vec::new();
     let main = [Quant::Bf16, Quant::Q8_0, Quant::Q4K];
     for quant in main {
-        for shape in [plain(4096, 4096), plain(14336, 4096), plain(4096, 14336)] {
+        for shape in [plain(4096, 4096), plain(14336, 4096), plain(4096, 14336), plain(2560, 4096), plain(2560, 9216)] {
             all.push((quant, shape, decode.clone()));
         }
         all.push((quant, Shape { is_gated: true, ..plain(14336, 4096) }, decode.clone()));

@@ -20,7 +20,7 @@ mod safely;
 mod scalar;
 pub(crate) mod strips;
 mod tile_work;
-#[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
+#[cfg_attr(any(not(target_arch = "x86_64"), fuzzing), path = "no_tiles.rs")]
 pub(crate) mod tiles;
 
 /// Instruction sets the kernels are compiled for.
@@ -95,7 +95,7 @@ pub(crate) enum Proof {
     AvxVnni(avx2::Avx2<true>),
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(fuzzing)))]
     Amx(tiles::Tiles),
 }
 
@@ -118,10 +118,12 @@ impl Proof {
             Isa::AvxVnni => avx2::Avx2::detect().map(Proof::AvxVnni),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512::Avx512::detect().map(Proof::Avx512),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => tiles::Tiles::detect().map(Proof::Amx),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => None,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 => None,
+            #[cfg(all(target_arch = "x86_64", not(fuzzing)))]
+            Isa::Amx => tiles::Tiles::detect().map(Proof::Amx),
+            #[cfg(any(not(target_arch = "x86_64"), fuzzing))]
+            Isa::Amx => None,
         }
     }
 
@@ -146,13 +148,16 @@ impl Proof {
             Proof::AvxVnni(avx2) => avx2::run(avx2.plain(), kernel),
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512(avx512) => avx512::run(avx512, kernel),
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(fuzzing)))]
             Proof::Amx(tiles) => avx512::run(tiles.vectors(), kernel),
         }
     }
 
     /// [`Proof::run`] for a kernel that multiplies bytes, with all instructions there are for that.
     pub(crate) fn run_products<K: Kernel>(self, kernel: K) -> K::Output {
+        if cfg!(fuzzing) {
+            return self.run(kernel);
+        }
         match self {
             #[cfg(target_arch = "aarch64")]
             Proof::Dotprod(neon) => neon.run(kernel),
@@ -167,7 +172,7 @@ impl Proof {
     /// The matrix unit, where there is one.
     #[allow(clippy::missing_const_for_fn, reason = "the answer is a constant on some processors only")]
     pub(crate) fn tiles(self) -> Option<tiles::Tiles> {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(fuzzing)))]
         if let Proof::Amx(tiles) = self {
             return Some(tiles);
         }

@@ -98,9 +98,10 @@ struct Job {
     struct Ending {
         float factor, bias, weight, before;
     };
-    DEVICE Ending ending(u32 entry, u32 row) const {
-        return {factor_of(entry), bias == nullptr ? 0.0f : bias[row], weight_of(entry), accumulate ? *out_at(entry, row) : 0.0f};
+    DEVICE Ending ending(u32 entry, u32 row, float factor) const {
+        return {factor, bias == nullptr ? 0.0f : bias[row], weight_of(entry), accumulate ? *out_at(entry, row) : 0.0f};
     }
+    DEVICE Ending ending(u32 entry, u32 row) const { return ending(entry, row, factor_of(entry)); }
 
     // Ends a product of entry `entry` with row `row` of its matrix. No sum is fused with a product: which of them are is up to the
     // compiler otherwise, in every kernel anew.
@@ -113,9 +114,11 @@ struct Job {
     DEVICE void finish(u32 entry, u32 row, float sum) const { finish(entry, row, sum, ending(entry, row)); }
 
     // The same for a gate and what it gates.
-    DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum) const {
-        const float by = factor_of(entry);
+    DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum, float by) const {
         *out_at(entry, row) = activate(activation, __fmul_rn(gate, by)) * __fmul_rn(sum, by);
+    }
+    DEVICE void finish_gated(u32 entry, u32 row, float gate, float sum) const {
+        finish_gated(entry, row, gate, sum, factor_of(entry));
     }
 };
 

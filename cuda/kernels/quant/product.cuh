@@ -2,11 +2,12 @@
 //
 // Every sum is taken in one order, whatever the number of entries: the units of a row are cut into SEGMENTS; those of a
 // segment follow one another, and the segments are added in their order. `few` gives a segment to every warp of a block, as
-// does `ring` (quant/ring.cuh); `some` gives one to every block of a cluster (quant/some.cuh); `many` goes through all of
-// them with every warp.
+// does `ring` (quant/ring.cuh); `clustered` and `some` give one to every block of a cluster (quant/clustered.cuh,
+// quant/some.cuh); `many` goes through all of them with every warp.
 #pragma once
 #include "common/order.cuh"
 #include "common/warp.cuh"
+#include "quant/clustered.cuh"
 #include "quant/ring.cuh"
 #include "quant/some.cuh"
 #include "quant/sums.cuh"
@@ -308,17 +309,22 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
     }                                                                                                                 \
     KERNEL __launch_bounds__(RING_THREADS, 1) gated_##kind##_##name(Jobs<1> jobs) { ring<FORMAT, true, 1, Rows::ROWS, EIGHTS>(jobs); }
 
+// The same of clusters, on GPUs that have them.
+#define CLUSTERED(kind, name, FORMAT, EIGHTS)                                                                         \
+    KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1) kind##_##name(Jobs<1> jobs) { clustered<FORMAT, false, 1, EIGHTS>(jobs); } \
+    KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1) beside_##kind##_##name(const __grid_constant__ Jobs<BESIDE_AT_ONCE> jobs) { \
+        clustered<FORMAT, false, BESIDE_AT_ONCE, EIGHTS>(jobs);                                                       \
+    }                                                                                                                 \
+    KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1) gated_##kind##_##name(Jobs<1> jobs) { clustered<FORMAT, true, 1, EIGHTS>(jobs); }
+
 // The kernels of a format. DEPTH: units of a tile that are under way in `few`. For matrices of more tiles than two blocks a
 // multiprocessor there is one that keeps less under way for each of three.
 #define PRODUCTS(name, FORMAT, DEPTH)                                                                                 \
     RINGS(ring_1, name, FORMAT, ONE, 1)                                                                               \
     RINGS(ring_8, name, FORMAT, AT_ONCE, 1) RINGS(units_8, name, FORMAT, BY_UNIT, 1)                                  \
     RINGS(ring_16, name, FORMAT, AT_ONCE, 2) RINGS(units_16, name, FORMAT, BY_UNIT, 2)                                \
-    KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) some_32_##name(Job job) { some<FORMAT, 32, false>(job); } \
+    CLUSTERED(clustered_32, name, FORMAT, 4)                                                                          \
     KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) some_64_##name(Job job) { some<FORMAT, 64, false>(job); } \
-    KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) gated_some_32_##name(Job job) {                          \
-        some<FORMAT, 32, true>(job);                                                                                  \
-    }                                                                                                                 \
     KERNEL CLUSTER_OF_SEGMENTS __launch_bounds__(THREADS, 2) gated_some_64_##name(Job job) {                          \
         some<FORMAT, 64, true>(job);                                                                                  \
     }                                                                                                                 \

@@ -9,13 +9,15 @@
 #include "quant/row.cuh"
 #include "quant/sums.cuh"
 
-// How a block gets activations: one row of f32 that it rounds itself; all rows in 16 bits, at once; or these unit by unit
-// with the weights, where there are too many of them, or no more than a tile for each group.
-enum class Rows : u32 { ONE, AT_ONCE, BY_UNIT };
+// How a block gets activations: one row of f32 that it rounds itself; all rows in 16 bits, at once; these unit by unit
+// with the weights, where there are too many of them, or no more than a tile for each group; or a segment of them
+// (quant/clustered.cuh).
+enum class Rows : u32 { ONE, AT_ONCE, BY_UNIT, SEGMENT };
 
-// Groups of a block at most, and bytes of the ring of a warp: for one entry or eight, for 16, with activations in it.
+// Groups of a block at most, and bytes of the ring of a warp: for one entry or eight, for 16, with activations in it, of a
+// block with a segment.
 static constexpr u32 RING_GROUPS = 2, RING_THREADS = RING_GROUPS * THREADS;
-static constexpr u32 RING_BYTES = 7168, RING_BYTES_OF_16 = 4608, RING_BYTES_BY_UNIT = 12800;
+static constexpr u32 RING_BYTES = 7168, RING_BYTES_OF_16 = 4608, RING_BYTES_BY_UNIT = 12800, RING_BYTES_OF_SEGMENT = 4608;
 // Bytes between rows of activations that have been copied at once, besides their own: lanes then read from different banks.
 static constexpr u32 BETWEEN_ROWS = 64;
 
@@ -26,13 +28,30 @@ DEVICE void group_barrier(u32 group) { asm volatile("bar.sync %0, %1;" ::"r"(gro
 // units, if there are three such slots then.
 template <class FORMAT, Rows ROWS, u32 EIGHTS> struct Slot {
     static constexpr bool BY_UNIT = ROWS == Rows::BY_UNIT;
-    static constexpr u32 OF_WARP = BY_UNIT ? RING_BYTES_BY_UNIT : EIGHTS > 1 ? RING_BYTES_OF_16 : RING_BYTES;
+    static constexpr u32 OF_WARP = BY_UNIT                 ? RING_BYTES_BY_UNIT
+                                   : ROWS == Rows::SEGMENT ? RING_BYTES_OF_SEGMENT
+                                   : EIGHTS > 1            ? RING_BYTES_OF_16
+                                                           : RING_BYTES;
     static constexpr u32 OF_INPUTS = EIGHTS * 8 * 128, EACH = FORMAT::UNIT + FORMAT::SUPER + (BY_UNIT ? OF_INPUTS : 0);
     static constexpr u32 PER = 6 * EACH <= OF_WARP ? 2 : 1, BYTES = PER * EACH, MOST = OF_WARP / BYTES, COUNT = MOST > 2 ? MOST : 2;
     static constexpr u32 UNITS = PER * FORMAT::UNIT, INPUTS = UNITS + PER * FORMAT::SUPER;
     // Slots that are filled before the activations are there. What is asked for then is ahead of these, which wait for it: a
     // third of the ring comes behind them.
     static constexpr u32 BEFORE = COUNT - (COUNT + 2) / 3;
+};
+
+// What a lane holds of the activations of a unit, whose chunks are at two places.
+struct OfUnit {
+    u32 words[2][4];
+
+    DEVICE OfUnit() {}
+    DEVICE OfUnit(Shared first, Shared second) {
+#pragma unroll
+        for (u32 chunk = 0; chunk < 2; ++chunk) {
+            const uint4 four = load_16(chunk == 0 ? first : second);
+            words[chunk][0] = four.x, words[chunk][1] = four.y, words[chunk][2] = four.z, words[chunk][3] = four.w;
+        }
+    }
 };
 
 // A warp's segment of all tiles of its group, in the order in which they are multiplied, and the ring they come through.
@@ -44,6 +63,7 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> struct Fee
     u64 tile_bytes, shared; // and bytes from the first unit of the segment to what units share
     const u8* from;         // this lane's piece of the unit that is brought next
     u32 ring, unit, begin, count, left; // `left` units of the tile
+    u32 slot;                           // that is multiplied next
     u32 matrix, tile, stride, tiles;    // `tiles` that are left
     bool is_up;
     // Of activations that come by unit: this lane's pieces of rows, which are null where there is none; the next unit, and
@@ -59,7 +79,7 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> struct Fee
         tile_bytes = FORMAT::tile_bytes(units);
         shared = u64(units - begin) * UNIT;
         ring = shared_address(at) + 16 * lane_id();
-        left = 0, is_up = false;
+        left = 0, slot = 0, is_up = false;
         next = 0, turns = count > 0 ? tiles * (GATED ? 2 : 1) : 0;
         if (count > 0 && tiles > 0) begin_run();
     }
@@ -133,18 +153,60 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> struct Fee
         if constexpr (Of::BY_UNIT) bring_inputs(slot);
         copies_commit();
     }
-};
 
-// What a lane holds of the activations of a unit, whose chunks are at two places.
-struct OfUnit {
-    u32 words[2][4];
-
-    DEVICE OfUnit() {}
-    DEVICE OfUnit(Shared first, Shared second) {
+    // Adds the products with units `from_unit` to `to_unit` of a tile, which come next. `chunks` says where this lane finds what it
+    // reads of every eight rows of activations.
+    DEVICE void multiply(float (&sum)[EIGHTS][4], const u32 (&chunks)[EIGHTS][2], u32 from_unit, u32 to_unit) {
+        for (u32 i = from_unit; i < to_unit; i += PER) {
+            const u32 from = ring - 16 * lane_id() + slot * Of::BYTES;
+            typename FORMAT::Raw raw[PER];
+            copies_wait<Of::COUNT - 1>();
+            __syncwarp();
 #pragma unroll
-        for (u32 chunk = 0; chunk < 2; ++chunk) {
-            const uint4 four = load_16(chunk == 0 ? first : second);
-            words[chunk][0] = four.x, words[chunk][1] = four.y, words[chunk][2] = four.z, words[chunk][3] = four.w;
+            for (u32 of = 0; of < PER; ++of) {
+                FORMAT::load_copied(raw[of], Shared{from + of * UNIT}, Shared{from + Of::UNITS + of * SUPER});
+            }
+            const u32 of_x = Of::BY_UNIT ? from + Of::INPUTS : i * 128;
+            const auto load_unit = [&](OfUnit(&to)[EIGHTS], u32 of) {
+                const u32 at = of_x + of * (Of::BY_UNIT ? Of::OF_INPUTS : 128);
+#pragma unroll
+                for (u32 eight = 0; eight < EIGHTS; ++eight) {
+                    to[eight] = OfUnit(Shared{at + chunks[eight][0]}, Shared{at + chunks[eight][1]});
+                }
+            };
+            const auto multiply_unit = [&](u32 of, const OfUnit(&now)[EIGHTS]) {
+#pragma unroll
+                for (u32 chunk = 0; chunk < 2; ++chunk) {
+                    Words w;
+                    FORMAT::unpack(raw[of], chunk, w);
+#pragma unroll
+                    for (u32 step = 0; step < 2; ++step) {
+#pragma unroll
+                        for (u32 eight = 0; eight < EIGHTS; ++eight) {
+                            ::multiply<FORMAT>(sum[eight], step, w[step], now[eight].words[chunk]);
+                        }
+                    }
+                }
+            };
+            const auto refill = [&] {
+                __syncwarp();
+                bring(slot);
+                slot = slot + 1 == Of::COUNT ? 0 : slot + 1;
+            };
+            if constexpr (Of::BY_UNIT) {
+                OfUnit now[PER][EIGHTS];
+#pragma unroll
+                for (u32 of = 0; of < PER; ++of) load_unit(now[of], of);
+                refill();
+                multiply_unit(0, now[0]);
+                if (PER > 1 && i + 1 < count) multiply_unit(PER - 1, now[PER - 1]);
+            } else {
+                refill();
+                OfUnit now[EIGHTS];
+                load_unit(now, 0);
+                multiply_unit(0, now);
+                if (PER > 1 && i + 1 < count) load_unit(now, PER - 1), multiply_unit(PER - 1, now);
+            }
         }
     }
 };
@@ -182,10 +244,10 @@ template <u32 MATRICES> struct Sums<false, MATRICES> {
     }
 };
 
-// Copies rows of activations into shared memory, `bytes` each.
-DEVICE void copy_rows(const Job& job, const Piece& piece, u8* to, u32 bytes) {
+// Copies rows of activations into shared memory, `bytes` each from byte `begin` on.
+DEVICE void copy_rows(const Job& job, const Piece& piece, u8* to, u32 bytes, u32 begin = 0) {
     for (u32 row = 0; row < piece.count; ++row) {
-        const u8* from = job.staged_row(piece, row);
+        const u8* from = job.staged_row(piece, row) + begin;
         for (u32 at = 16 * threadIdx.x; at < bytes; at += 16 * blockDim.x) {
             copy_16_async(to + row * (bytes + BETWEEN_ROWS) + at, from + at);
         }
@@ -197,7 +259,7 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> DEVICE voi
     typedef Feed<FORMAT, GATED, COUNT, ROWS, EIGHTS> Units;
     typedef Slot<FORMAT, ROWS, EIGHTS> Of;
     const Job& job = jobs.of[0]; // what is read is that of all
-    constexpr u32 MATRICES = GATED ? 2 : 1, PER = Of::PER;
+    constexpr u32 MATRICES = GATED ? 2 : 1;
     constexpr bool IS_ONE = ROWS == Rows::ONE;
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Sums<IS_ONE, MATRICES> sums[RING_GROUPS];
@@ -246,8 +308,8 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> DEVICE voi
         const u32 swapped = Of::BY_UNIT ? row % 2 * 64 : 0;
         chunks[eight][0] = at + pair + swapped, chunks[eight][1] = at + pair + (64 - swapped);
     }
-    const u32 slots = shared_address(ring), tiles = jobs.tiles();
-    u32 slot = 0, turn = 0;
+    const u32 tiles = jobs.tiles();
+    u32 turn = 0;
     for (u32 tile = first; tile < tiles; tile += stride, ++turn) {
         // Another warp ends a tile of one entry each time, every warp an entry of eight. What it adds to comes while the sums
         // are made.
@@ -267,57 +329,7 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> DEVICE voi
         float sum[MATRICES][EIGHTS][4] = {};
 #pragma unroll
         for (u32 matrix = 0; matrix < MATRICES; ++matrix) {
-            for (u32 i = 0; i < units.count; i += PER) {
-                const u32 from = slots + slot * Of::BYTES;
-                typename FORMAT::Raw raw[PER];
-                copies_wait<Of::COUNT - 1>();
-                __syncwarp();
-#pragma unroll
-                for (u32 of = 0; of < PER; ++of) {
-                    FORMAT::load_copied(raw[of], Shared{from + of * FORMAT::UNIT}, Shared{from + Of::UNITS + of * FORMAT::SUPER});
-                }
-                const u32 of_x = Of::BY_UNIT ? from + Of::INPUTS : i * 128;
-                const auto load_unit = [&](OfUnit(&to)[EIGHTS], u32 of) {
-                    const u32 at = of_x + of * (Of::BY_UNIT ? Of::OF_INPUTS : 128);
-#pragma unroll
-                    for (u32 eight = 0; eight < EIGHTS; ++eight) {
-                        to[eight] = OfUnit(Shared{at + chunks[eight][0]}, Shared{at + chunks[eight][1]});
-                    }
-                };
-                const auto multiply_unit = [&](u32 of, const OfUnit(&now)[EIGHTS]) {
-#pragma unroll
-                    for (u32 chunk = 0; chunk < 2; ++chunk) {
-                        Words w;
-                        FORMAT::unpack(raw[of], chunk, w);
-#pragma unroll
-                        for (u32 step = 0; step < 2; ++step) {
-#pragma unroll
-                            for (u32 eight = 0; eight < EIGHTS; ++eight) {
-                                multiply<FORMAT>(sum[matrix][eight], step, w[step], now[eight].words[chunk]);
-                            }
-                        }
-                    }
-                };
-                const auto refill = [&] {
-                    __syncwarp();
-                    units.bring(slot);
-                    slot = slot + 1 == Of::COUNT ? 0 : slot + 1;
-                };
-                if constexpr (Of::BY_UNIT) {
-                    OfUnit now[PER][EIGHTS];
-#pragma unroll
-                    for (u32 of = 0; of < PER; ++of) load_unit(now[of], of);
-                    refill();
-                    multiply_unit(0, now[0]);
-                    if (PER > 1 && i + 1 < units.count) multiply_unit(PER - 1, now[PER - 1]);
-                } else {
-                    refill();
-                    OfUnit now[EIGHTS];
-                    load_unit(now, 0);
-                    multiply_unit(0, now);
-                    if (PER > 1 && i + 1 < units.count) load_unit(now, PER - 1), multiply_unit(PER - 1, now);
-                }
-            }
+            units.multiply(sum[matrix], chunks, 0, units.count);
             if constexpr (IS_ONE) sums[group].put(turn, matrix, segment, sum[matrix][0]);
         }
 #pragma unroll

@@ -1,4 +1,4 @@
-// Products of some entries, too many to keep their activations in a block and too few to be busy with: a cluster of
+// Products of entries that are too many for quant/clustered.cuh and too few to be busy with: a cluster of
 // SEGMENTS blocks goes through 8 tiles, a block through one segment of them and a warp through one tile. Weights come
 // packed through a ring in shared memory, and the sums of the segments are added across the cluster. Sums are those of
 // `few`.
@@ -28,7 +28,7 @@ template <class FORMAT, u32 WIDTH> struct Stages {
     static constexpr u32 COUNT = 98304 / BYTES > 8 ? 8 : 98304 / BYTES;
 };
 
-// Up to WIDTH entries, 32 or 64. Dynamic shared memory: the stages.
+// Up to WIDTH entries. Dynamic shared memory: the stages.
 template <class FORMAT, u32 WIDTH, bool GATED> DEVICE void some(const Job& job) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     typedef Stages<FORMAT, WIDTH> Of;

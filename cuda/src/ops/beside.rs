@@ -1,7 +1,12 @@
 //! Products that read the same and write apart, one after the other in a program: in a step of a few rows they run
 //! beside each other instead of waiting for one another, those of one format in one launch.
 
-use crate::{launch::Argument, machine::Machine, ops::product::Job, weights::Matrix};
+use crate::{
+    launch::Argument,
+    machine::Machine,
+    ops::{product::Job, ring},
+    weights::{Matrix, TILE, suffix},
+};
 use kvas_backend::{Act, DeviceError, Op, Program, Stacking, Weight, op::Output};
 use kvas_gguf::Quant;
 use std::ops::Range;
@@ -22,6 +27,40 @@ impl Argument for Jobs<'_> {
         let count = if self.0.len() == 1 { 1 } else { AT_ONCE };
         words.extend_from_slice(bytemuck::cast_slice(self.0));
         words.resize(words.len() + (count - self.0.len()) * size_of::<Job>() / 8, 0);
+    }
+}
+
+/// The product of a few entries with each of `matrices`, or some products that are beside each other: what is launched at once with
+/// blocks that stay.
+pub(crate) struct Together<'a> {
+    /// That of the first one.
+    pub(crate) matrix: &'a Matrix,
+    pub(crate) jobs: &'a [Job],
+    pub(crate) is_gated: bool,
+    pub(crate) matrices: usize,
+}
+
+impl Together<'_> {
+    /// Tiles of one of the matrices, or of all products.
+    pub(crate) fn tiles(&self) -> usize {
+        self.jobs.iter().map(|job| job.rows().div_ceil(TILE)).sum()
+    }
+
+    /// Entries that a block has.
+    pub(crate) fn entries(&self) -> usize {
+        self.jobs[0].entries_of_block()
+    }
+
+    /// The name of its kernel.
+    pub(crate) fn kernel(&self, kind: &str) -> String {
+        let which = if self.is_gated {
+            "gated_"
+        } else if self.jobs.len() > 1 {
+            "beside_"
+        } else {
+            ""
+        };
+        format!("{which}{kind}_{}", suffix(self.matrix.quant))
     }
 }
 
@@ -82,23 +121,23 @@ pub(crate) fn beside(program: &Program) -> Vec<bool> {
 
 impl Machine {
     /// Rows of an op that is a product of a few of them in this step, with a kernel that runs beside others, and its weight.
-    fn of_ring(&self, at: usize) -> Option<(usize, &Matrix)> {
+    fn staying(&self, at: usize) -> Option<(usize, &Matrix)> {
         let product = self.program.ops.get(at)?.product(&self.program)?;
         let (rows, is_gated) = (self.rows(product.x), product.weights().count() == 2);
         let matrix = self.matrix(product.weights().next()?);
-        let is_of_ring = product.stacking == Stacking::One && self.has_ring(matrix, rows, is_gated);
-        is_of_ring.then_some((rows, matrix))
+        let has_kernel = self.has_ring(matrix, rows, is_gated) || self.has_clustered(matrix, rows);
+        (product.stacking == Stacking::One && has_kernel).then_some((rows, matrix))
     }
 
     /// Whether an op is such a product.
-    pub(crate) fn is_of_ring(&self, at: usize) -> bool {
-        self.of_ring(at).is_some()
+    pub(crate) fn is_staying(&self, at: usize) -> bool {
+        self.staying(at).is_some()
     }
 
     /// Whether an op is such a product that runs beside those before it. What several rows are rounded to is there once.
     pub(crate) fn is_beside(&self, at: usize) -> bool {
         let Some(((rows, before), (_, matrix))) =
-            at.checked_sub(1).and_then(|one| self.of_ring(one)).zip(self.of_ring(at))
+            at.checked_sub(1).and_then(|one| self.staying(one)).zip(self.staying(at))
         else {
             return false;
         };
@@ -128,7 +167,12 @@ impl Machine {
         let (weights, mut jobs): (Vec<Weight>, Vec<Job>) = std::mem::take(&mut self.joined).into_iter().unzip();
         let Some(last) = jobs.last().map(|job| job.neighbours) else { return Ok(()) };
         jobs[0].neighbours = jobs[0].neighbours & BESIDE | last & LATE;
-        self.launch_ring(self.matrix(weights[0]), &jobs, false, 1)
+        self.launch_staying(&Together { matrix: self.matrix(weights[0]), jobs: &jobs, is_gated: false, matrices: 1 })
+    }
+
+    /// Launches products whose blocks stay.
+    pub(crate) fn launch_staying(&self, of: &Together<'_>) -> Result<(), DeviceError> {
+        if of.entries() <= ring::MOST { self.launch_ring(of) } else { self.launch_clustered(of) }
     }
 }
 

@@ -13,6 +13,8 @@ pub(crate) enum Kernel {
     Ring(usize),
     /// A tile and up to so many entries a block.
     Few(usize),
+    /// Up to so many entries, with clusters that stay and have a block for each segment: [`super::clustered`].
+    Clustered(usize),
     /// Eight tiles and up to so many entries a cluster of blocks, one for each segment.
     Some(usize),
     /// Eight tiles, up to 64 entries and one segment a block.
@@ -50,8 +52,7 @@ impl Kernel {
             0..=1 => Self::Ring(1),
             2..=8 => Self::Ring(8),
             9..=ring::MOST => Self::Ring(ring::MOST),
-            17..=32 if device.capability() >= (9, 0) => Self::Some(32),
-            33..=64 if device.capability() >= (9, 0) && !is_plain(quant) => Self::Some(64),
+            17..=64 if device.capability() >= (9, 0) && !is_plain(quant) => Self::Some(64),
             17..=SPLIT if is_split(rows_of_matrix, is_gated, count) => Self::Split,
             17..=SPLIT => Self::Many(64),
             _ if rows_of_matrix.div_ceil(128) * rows.div_ceil(128) * count < device.multiprocessors() => Self::Many(64),
@@ -75,6 +76,11 @@ impl Kernel {
         }
     }
 
+    /// Whether its blocks stay until all is done, with products beside each other in one launch.
+    pub(crate) fn stays(self) -> bool {
+        matches!(self, Self::Ring(_) | Self::Clustered(_))
+    }
+
     /// Entries that a block takes at once.
     pub(crate) fn most(self) -> usize {
         match self {
@@ -83,6 +89,7 @@ impl Kernel {
             Self::Ring(most)
             | Self::Float(most)
             | Self::Few(most)
+            | Self::Clustered(most)
             | Self::Some(most)
             | Self::Many(most)
             | Self::Wide(most) => most,

@@ -3,6 +3,7 @@
 pub(crate) mod around;
 pub(crate) mod attention;
 pub(crate) mod beside;
+pub(crate) mod clustered;
 pub(crate) mod conv;
 pub(crate) mod experts;
 pub(crate) mod giving;

@@ -38,7 +38,7 @@ impl Machine {
         let ops = &self.program.ops;
         let Op::Norm(norm) = ops.get(at.checked_sub(1)?)? else { return None };
         let product = ops.get(at)?.product(&self.program)?;
-        let reads_rows = product.x == norm.out && self.rows(product.x) > 1 && self.is_of_ring(at);
+        let reads_rows = product.x == norm.out && self.rows(product.x) > 1 && self.is_staying(at);
         (reads_rows && self.is_of_rows(norm) && !self.norm_is_of_heads(at - 1)).then_some(norm)
     }
 
@@ -63,7 +63,7 @@ impl Machine {
             let matrix = self.matrix(weight);
             matrix.columns == self.columns(norm.x) && self.has_ring_with_norm(matrix)
         };
-        self.is_of_ring(at)
+        self.is_staying(at)
             && self.rows(product.x) == 1
             && product.x == norm.out
             && row_gate != Some(norm.out)

@@ -5,7 +5,9 @@ use crate::{
     launch::Argument,
     machine::Machine,
     ops::{
-        activation, experts, flag,
+        activation,
+        beside::Together,
+        clustered, experts, flag,
         kernel::{Kernel, SEGMENTS, SPLIT, is_split},
         wide,
     },
@@ -285,11 +287,11 @@ impl Machine {
             accumulate: flag(of.output == Output::Accumulate),
             scale: of.scale,
             columns: matrix.columns as u32,
-            neighbours: if matches!(kernel, Kernel::Ring(_)) { self.neighbours() } else { 0 },
+            neighbours: if kernel.stays() { self.neighbours() } else { 0 },
             ..bytemuck::Zeroable::zeroed()
         };
         let job = if kernel == Kernel::Ring(1) { self.with_norm(job) } else { job };
-        if matches!(kernel, Kernel::Ring(_)) && !is_gated && job.neighbours != 0 {
+        if kernel.stays() && !is_gated && job.neighbours != 0 {
             return self.join(of.weight, job);
         }
         self.launch_joined()?;
@@ -307,7 +309,13 @@ impl Machine {
             (Kernel::Wide(_), None) | (Kernel::Parts, _) => Wanted::Wide,
             (Kernel::Ring(1), _) => Wanted::Floats,
             (
-                Kernel::Ring(_) | Kernel::Float(_) | Kernel::Few(_) | Kernel::Some(_) | Kernel::Split | Kernel::Many(_),
+                Kernel::Ring(_)
+                | Kernel::Float(_)
+                | Kernel::Few(_)
+                | Kernel::Clustered(_)
+                | Kernel::Some(_)
+                | Kernel::Split
+                | Kernel::Many(_),
                 _,
             ) => Wanted::Plain,
         }
@@ -325,6 +333,9 @@ impl Machine {
                 Kernel::Wide(wide::width_of_experts(quant, usual))
             }
             Stacking::Experts(..) | Stacking::ExpertParts(..) => Kernel::of_experts(quant, rows, usual),
+            Stacking::One | Stacking::Heads(_) if self.has_clustered(self.matrix(of.weight), rows) => {
+                Kernel::Clustered(clustered::MOST)
+            }
             Stacking::One if quant != Quant::F32 && wide::takes(device, rows) => {
                 let units = self.matrix(of.weight).units();
                 let best = wide::best(quant, [rows, rows_of_matrix, units], is_gated, device.multiprocessors());
@@ -356,7 +367,9 @@ impl Machine {
         let stages = |most: usize| 3 * 128 * (128 + most);
         let z = if matches!(kernel, Kernel::Some(_) | Kernel::Split) { SEGMENTS } else { z };
         let (name, rows_of_block, shared) = match kernel {
-            Kernel::Ring(_) => return self.launch_ring(matrix, &[job], is_gated, y),
+            Kernel::Ring(_) | Kernel::Clustered(_) => {
+                return self.launch_staying(&Together { matrix, jobs: &[job], is_gated, matrices: y });
+            }
             Kernel::Float(most) => {
                 let of_warp = if z * y > 1 && most > 1 { 4 } else { 1 };
                 let lanes = if job.units.is_multiple_of(4) && job.x_stride.is_multiple_of(4) { 4 } else { 1 };

@@ -4,11 +4,11 @@
 use crate::{
     machine::Machine,
     ops::{
-        beside::Jobs,
+        beside::{Jobs, Together},
         kernel::SEGMENTS,
-        product::{self, Job, THREADS},
+        product::{self, THREADS},
     },
-    weights::{Matrix, TILE, UNIT, packed, suffix},
+    weights::{Matrix, UNIT, packed},
 };
 use kvas_backend::DeviceError;
 use kvas_gguf::Quant;
@@ -16,9 +16,15 @@ use kvas_gguf::Quant;
 /// Most entries of these kernels.
 pub(super) const MOST: usize = 16;
 /// Groups of a block at most (`RING_GROUPS` there).
-const GROUPS: usize = 2;
+pub(super) const GROUPS: usize = 2;
 /// Bytes between rows of activations (`BETWEEN_ROWS` there).
-const BETWEEN_ROWS: usize = 64;
+pub(super) const BETWEEN_ROWS: usize = 64;
+
+/// Bytes of a ring that has so many at most, for units of `each`: `Slot` there.
+pub(super) fn bytes(most: usize, each: usize) -> usize {
+    let slot = if 6 * each <= most { 2 * each } else { each };
+    (most / slot).max(2) * slot
+}
 
 /// How blocks get activations: `Rows` there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +65,7 @@ impl Met {
             Rows::AtOnce => (7168, self.entries * (row + BETWEEN_ROWS)),
             Rows::ByUnit => (12800, 0),
         };
-        // `Slot` there.
-        let each = unit + shared + of_unit;
-        let slot = if 6 * each <= ring { 2 * each } else { each };
-        inputs + groups * SEGMENTS * (ring / slot).max(2) * slot
+        inputs + groups * SEGMENTS * bytes(ring, unit + shared + of_unit)
     }
 
     /// What a block has of it besides, at most: sums of segments.
@@ -107,35 +110,22 @@ impl Machine {
         matrix.quant != Quant::F32 && met.fits(Rows::One, GROUPS, self.device.shared_bytes())
     }
 
-    /// Launches the product of up to [`MOST`] entries with each of `matrices`, or some that are beside each other: a block for
-    /// every multiprocessor, which stays.
-    pub(super) fn launch_ring(
-        &self,
-        matrix: &Matrix,
-        jobs: &[Job],
-        is_gated: bool,
-        matrices: usize,
-    ) -> Result<(), DeviceError> {
-        let tiles: usize = jobs.iter().map(|job| job.rows().div_ceil(TILE)).sum();
+    /// Launches products of up to [`MOST`] entries: a block for every multiprocessor, which stays.
+    pub(super) fn launch_ring(&self, of: &Together<'_>) -> Result<(), DeviceError> {
+        let Together { matrix, jobs, is_gated, matrices } = *of;
+        let (tiles, most) = (of.tiles(), self.device.shared_bytes());
         let blocks = tiles.min((self.device.multiprocessors() / matrices).max(1));
-        let met = Met::new(matrix, jobs[0].entries_of_block(), is_gated);
-        let best = met.best(tiles, (blocks, self.device.shared_bytes()), jobs[0].norm != 0);
+        let met = Met::new(matrix, of.entries(), is_gated);
+        let best = met.best(tiles, (blocks, most), jobs[0].norm != 0);
         let (rows, groups) = best.expect("asked of what fits");
         // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
-        let alone = self.device.shared_bytes() / 2 + 1024;
+        let alone = most / 2 + 1024;
         let kind = match rows {
             Rows::One => "ring_1".to_string(),
             Rows::AtOnce => format!("ring_{}", 8 * met.eights()),
             Rows::ByUnit => format!("units_{}", 8 * met.eights()),
         };
-        let which = if is_gated {
-            "gated_"
-        } else if jobs.len() > 1 {
-            "beside_"
-        } else {
-            ""
-        };
-        let name = format!("{which}{kind}_{}", suffix(matrix.quant));
+        let name = of.kernel(&kind);
         let launch = self.kernel(product::unit(matrix.quant), &name)?.grid(blocks, matrices, 1).block(THREADS * groups);
         launch.shared(met.shared(rows, groups).max(alone)).early().arg(Jobs(jobs)).launch()
     }

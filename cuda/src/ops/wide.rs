@@ -38,16 +38,9 @@ fn besides_in_parts(quant: Quant) -> usize {
 
 /// How long a unit of eight tiles takes in the kernels of [`Kernel::new`], which are for up to 64 rows.
 fn of_others(quant: Quant, rows: usize) -> f64 {
-    let [up_to_32, up_to_64] = if is_plain(quant) {
-        [3.0, 2.7]
-    } else if quant == Quant::Q8_0 {
-        [2.5, 3.3]
-    } else {
-        [2.0, 3.3]
-    };
     match rows {
-        0..=32 => up_to_32,
-        33..=64 => up_to_64,
+        0..=64 if is_plain(quant) => 2.7,
+        0..=64 => 3.3,
         65.. => f64::INFINITY,
     }
 }
@@ -192,10 +185,10 @@ mod tests {
     fn matrices_of_few_rows_are_cut_by_columns() {
         let of = |rows, shape: [usize; 2], is_gated| best(Quant::Q4K, [rows, shape[0], shape[1] / 64], is_gated, 132);
         let (square, up, down) = ([4096, 4096], [14336, 4096], [4096, 14336]);
-        assert_eq!([32, 64, 128].map(|rows| of(rows, square, false)), [None, Some(Kernel::Parts), Some(Kernel::Parts)]);
-        assert_eq!([32, 64, 128].map(|rows| of(rows, down, false)), [None, Some(Kernel::Parts), Some(Kernel::Parts)]);
-        assert_eq!([32, 64, 128].map(|rows| of(rows, up, false)), [64, 64, 128].map(|width| Some(Kernel::Wide(width))));
-        assert_eq!([32, 64, 128].map(|rows| of(rows, up, true)), [64, 64, 128].map(|width| Some(Kernel::Wide(width))));
+        assert_eq!([64, 128].map(|rows| of(rows, square, false)), [Some(Kernel::Parts); 2]);
+        assert_eq!([64, 128].map(|rows| of(rows, down, false)), [Some(Kernel::Parts); 2]);
+        assert_eq!([64, 128].map(|rows| of(rows, up, false)), [64, 128].map(|width| Some(Kernel::Wide(width))));
+        assert_eq!([64, 128].map(|rows| of(rows, up, true)), [64, 128].map(|width| Some(Kernel::Wide(width))));
     }
 
     #[test]
