@@ -59,6 +59,19 @@ DEVICE void store_float_at(float* to, float x, u64* barrier, u32 rank) {
                  : "memory");
 }
 
+// Copies bytes, a multiple of 16, from shared memory to that of block `rank` of the cluster, to where `to` is here, and tells its
+// barrier of them.
+DEVICE void copy_to_block(const void* to, const void* from, u32 bytes, u64* barrier, u32 rank) {
+    asm volatile("{.reg .b32 there, told; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 told, %3, %4; "
+                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [told];}" ::"r"(
+                     shared_address(to)),
+                 "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
+                 : "memory");
+}
+
+// Lets the copy engine, and the matrix unit, see what this thread wrote into shared memory.
+DEVICE void written_for_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 DEVICE u32 rank_in_cluster() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

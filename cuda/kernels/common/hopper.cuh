@@ -96,7 +96,4 @@ PRODUCT_OF_REGISTERS(product_f16_transposed, "f16", 128, 256, 1, 128, 129, 130, 
 PRODUCT_OF_SHARED(product_f16, "f16", 32, 64, 32, 33, 34)
 PRODUCT_OF_SHARED(product_f16, "f16", 64, 128, 64, 65, 66)
 
-// Lets the matrix unit and the copy engine see what this thread wrote into shared memory.
-DEVICE void written_for_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 #endif

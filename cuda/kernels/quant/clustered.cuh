@@ -1,34 +1,21 @@
 // Products of some entries: too many for a block to keep all of their activations (quant/ring.cuh), too few to be busy with.
 //
 // A block of a cluster has a segment of all activations, and stays until all tiles of its cluster are done. A warp goes
-// through a tile each turn, whose weights come through a ring of its own as those of quant/ring.cuh do. What it has summed up goes to
-// the block of the cluster that ends the tile, in whose shared memory the segments are added in their order while
-// the next turn is under way. Sums are those of `few`.
+// through a tile each turn, whose weights come through a ring of its own as those of quant/ring.cuh do. What it has summed
+// up goes to the block of the cluster that ends the tile, in whose shared memory the segments are added in their order
+// while the next turn is under way. Sums are those of `few`.
 #pragma once
 #include "common/cluster.cuh"
 #include "quant/ring.cuh"
 
 #ifdef HAS_CLUSTERS
 #define ROW_OF_SEGMENTS __cluster_dims__(8, 1, 1)
-
-// Copies bytes of shared memory to the same address of block `rank` of the cluster, or another one there, and tells a barrier there of
-// them. What this thread wrote of them before is copied, and what others wrote that it waited for.
-DEVICE void copy_to_block(const void* to, const void* from, u32 bytes, u64* barrier, u32 rank) {
-    asm volatile("{.reg .b32 there, told; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 told, %3, %4; "
-                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [told];}" ::"r"(
-                     shared_address(to)),
-                 "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
-                 : "memory");
-}
-
-// Lets copies that begin behind it see what this thread wrote to shared memory.
-DEVICE void shown_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 #define ROW_OF_SEGMENTS
 #endif
 
-// Up to 8 EIGHTS entries. Dynamic shared memory for each group: sums that came, [SEGMENTS][8 EIGHTS][20] floats, and as many that
-// go; then the segment of the activations, and a ring for every warp.
+// Up to 8 EIGHTS entries. Dynamic shared memory for each group: sums that came, [SEGMENTS][8 EIGHTS][20] floats, and as many
+// that go; then the segment of the activations, and a ring for every warp.
 template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered(const Jobs<COUNT>& jobs) {
 #ifdef HAS_CLUSTERS
     typedef Feed<FORMAT, GATED, COUNT, Rows::SEGMENT, EIGHTS> Units;
@@ -65,11 +52,15 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
     for (u32 slot = Of::BEFORE; slot < Of::COUNT; ++slot) units.bring(slot);
     // A group of this block ends the tile of one of its warps, a thread SHARES entries of a row.
     const u32 row = threadIdx.x % 16;
-    const auto tile_ended = [&](u32 turn) { return (group * SEGMENTS + segment) * clusters + cluster + turn / MATRICES * stride; };
+    const auto tile_ended = [&](u32 turn) {
+        return (group * SEGMENTS + segment) * clusters + cluster + turn / MATRICES * stride;
+    };
     const auto number = [&](u32 share) { return threadIdx.x % THREADS / 16 + share * (THREADS / 16); };
     float factors[SHARES], gates[SHARES] = {};
 #pragma unroll
-    for (u32 share = 0; share < SHARES; ++share) factors[share] = job.factor_of(job.entry(piece, min(number(share), piece.count - 1)));
+    for (u32 share = 0; share < SHARES; ++share) {
+        factors[share] = job.factor_of(job.entry(piece, min(number(share), piece.count - 1)));
+    }
     copies_wait<Of::COUNT - Of::BEFORE>();
     __syncthreads();
     // Columns beyond the last entry are computed like it, and dropped.
@@ -135,7 +126,7 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
                 mine[8 * eight + entry][row] = sum[eight][0], mine[8 * eight + entry + 1][row] = sum[eight][1];
                 mine[8 * eight + entry][row + 8] = sum[eight][2], mine[8 * eight + entry + 1][row + 8] = sum[eight][3];
             }
-            shown_to_copies();
+            written_for_engines();
             __syncwarp();
             if (lane_id() == 0) copy_to_block(parts[segment], mine, bytes, &came[group], warp_id() % SEGMENTS);
         }

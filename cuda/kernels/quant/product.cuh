@@ -310,12 +310,13 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
     KERNEL __launch_bounds__(RING_THREADS, 1) gated_##kind##_##name(Jobs<1> jobs) { ring<FORMAT, true, 1, Rows::ROWS, EIGHTS>(jobs); }
 
 // The same of clusters, on GPUs that have them.
+#define STAYING KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1)
 #define CLUSTERED(kind, name, FORMAT, EIGHTS)                                                                         \
-    KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1) kind##_##name(Jobs<1> jobs) { clustered<FORMAT, false, 1, EIGHTS>(jobs); } \
-    KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1) beside_##kind##_##name(const __grid_constant__ Jobs<BESIDE_AT_ONCE> jobs) { \
+    STAYING kind##_##name(Jobs<1> jobs) { clustered<FORMAT, false, 1, EIGHTS>(jobs); }                                \
+    STAYING beside_##kind##_##name(const __grid_constant__ Jobs<BESIDE_AT_ONCE> jobs) {                               \
         clustered<FORMAT, false, BESIDE_AT_ONCE, EIGHTS>(jobs);                                                       \
     }                                                                                                                 \
-    KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1) gated_##kind##_##name(Jobs<1> jobs) { clustered<FORMAT, true, 1, EIGHTS>(jobs); }
+    STAYING gated_##kind##_##name(Jobs<1> jobs) { clustered<FORMAT, true, 1, EIGHTS>(jobs); }
 
 // The kernels of a format. DEPTH: units of a tile that are under way in `few`. For matrices of more tiles than two blocks a
 // multiprocessor there is one that keeps less under way for each of three.

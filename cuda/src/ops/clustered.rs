@@ -19,18 +19,20 @@ pub(super) const MOST: usize = 32;
 /// Bytes of the ring of a warp (`RING_BYTES_OF_SEGMENT` of `kernels/quant/ring.cuh`).
 const RING: usize = 4608;
 
-/// Shared memory of a block with so many groups, for so many entries that meet a matrix with rows of so many units.
+/// What a block has of shared memory besides that it asks for: its barriers, for which the compiler takes so many bytes.
+const FIXED: usize = 1024;
+
+/// Shared memory that a block with so many groups asks for, for so many entries that meet a matrix with rows of so many units.
 fn shared(quant: Quant, [units, entries]: [usize; 2], groups: usize) -> Option<usize> {
     let [unit, shared] = packed(quant)?;
     let sums = 2 * SEGMENTS * MOST * (TILE + 4) * size_of::<f32>();
     let inputs = entries * (2 * UNIT * units.div_ceil(SEGMENTS) + ring::BETWEEN_ROWS);
-    // And what a block has besides: barriers.
-    Some(inputs + groups * (sums + SEGMENTS * ring::bytes(RING, unit + shared)) + 128)
+    Some(inputs + groups * (sums + SEGMENTS * ring::bytes(RING, unit + shared)))
 }
 
-/// Groups of a block on a device that lets it have so many bytes, and how many of these it takes.
+/// Groups of a block on a device that lets it have so many bytes, and for how many of these it asks.
 fn best(quant: Quant, sizes: [usize; 2], most: usize) -> Option<(usize, usize)> {
-    let with = |groups| Some((groups, shared(quant, sizes, groups).filter(|bytes| *bytes <= most)?));
+    let with = |groups| Some((groups, shared(quant, sizes, groups).filter(|bytes| bytes + FIXED <= most)?));
     with(ring::GROUPS).or_else(|| with(1))
 }
 
@@ -72,6 +74,8 @@ mod tests {
             "the activations of a segment take half of the memory"
         );
         assert_eq!(groups(Quant::Q8_0, 14336, 17, h200), Some(2));
+        assert_eq!(groups(Quant::Q8_0, 9728, 32, h200), Some(2), "all of it");
+        assert_eq!(groups(Quant::Q8_0, 11008, 28, h200), Some(1), "the barriers of two would not fit");
         assert_eq!(groups(Quant::Q8_0, 28672, 32, h200), None);
         assert_eq!([17, 32].map(|entries| groups(Quant::Q4K, 4096, entries, rtx_5090)), [Some(1), None]);
         assert_eq!(groups(Quant::F32, 4096, 32, h200), None, "weights in f32 are not packed");
