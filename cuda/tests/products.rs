@@ -79,6 +79,10 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     b.op(Op::Linear(Linear::new(x, weights[0], plain)));
     let [_, gate, up] = weights;
     b.op(Op::GatedLinear(GatedLinear { x, gate, up, activation: Activation::Silu, out: gated }));
+    // So many rows that clusters which stay take several turns.
+    let (tall, tall_rows) = (b.act("tall", 5000), 5000);
+    let weight = b.matrix("w_tall", [tall_rows, inputs]);
+    b.op(Op::Linear(Linear::new(x, weight, tall)));
     let (heads, of_heads) = (5, b.act("heads", 5 * 70));
     let weight = b.matrix("of_heads", [heads * 70, inputs / heads]);
     b.op(Op::HeadLinear(HeadLinear { x, weight, heads, out: of_heads }));
@@ -93,8 +97,9 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let weight = b.matrix("downs", [experts_total * outputs, hidden]);
     let output = Output::Write;
     b.op(Op::ExpertLinear(ExpertLinear { x: inner, experts, weights: scores, weight, out: sum, output }));
-    let compared = [(plain, outputs), (gated, outputs), (of_heads, 350), (inner, active * hidden), (sum, outputs)];
-    (b.finish(plain), vec![(x, inputs), (logits, experts_total)], compared.to_vec())
+    let compared = [(plain, outputs), (gated, outputs), (tall, tall_rows), (of_heads, 350)];
+    let compared = compared.into_iter().chain([(inner, active * hidden), (sum, outputs)]);
+    (b.finish(plain), vec![(x, inputs), (logits, experts_total)], compared.collect())
 }
 
 /// Products of many rows at once and of a few of them give the same bits. Returns for how many ops they do not.
@@ -126,7 +131,9 @@ fn bits(device: &Arc<Device>, quant: Quant) -> usize {
     };
     let whole = run(0, ROWS);
     let mut differs = vec![false; compared.len()];
-    for (first, rows) in [(0, 1), (77, 1), (3, 8), (9, 13), (40, 31), (100, 64), (5, 65), (130, 128), (20, 200)] {
+    for (first, rows) in
+        [(0, 1), (77, 1), (3, 8), (9, 13), (40, 31), (61, 32), (100, 64), (5, 65), (130, 128), (20, 200)]
+    {
         for (op, found) in run(first, rows).iter().enumerate() {
             let columns = compared[op].1;
             let expected = &whole[op][first * columns..][..rows * columns];
@@ -159,7 +166,7 @@ impl WeightSource for Mixed {
 /// Returns for how many outputs they are not.
 fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
     let mut differing = 0;
-    for (columns, tall, hidden) in [(256, 5000, 4500), (1120, 3000, 512), (4352, 3000, 512)] {
+    for (columns, tall, hidden) in [(256, 5000, 4500), (1120, 3000, 512), (4352, 3000, 512), (9728, 3000, 512)] {
         let mut b = Build::default();
         let [x, normed, inner] =
             [("x", columns), ("normed", columns), ("inner", hidden)].map(|(name, of)| b.act(name, of));
@@ -189,9 +196,9 @@ fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
     differing
 }
 
-/// Runs steps of one row to 17 rows of `x` as a whole and op by op, and returns how many outputs differ by a bit.
+/// Runs steps of one row to 32 rows of `x` as a whole and op by op, and returns how many outputs differ by a bit.
 fn steps_differ(device: &Arc<Device>, (program, mut weights): (Program, Mixed), x: Act, outputs: &[Act]) -> usize {
-    const MOST: usize = 17;
+    const MOST: usize = 32;
     let program = Arc::new(program);
     let mut backend = Cuda::new(device.clone());
     backend.prepare(program.clone(), &mut weights, limits(MOST)).unwrap();
@@ -217,7 +224,7 @@ fn steps_differ(device: &Arc<Device>, (program, mut weights): (Program, Mixed), 
         all
     };
     let mut differing = 0;
-    for rows in [1, 2, 7, 8, 9, 16, MOST] {
+    for rows in [1, 2, 7, 8, 9, 16, 17, MOST] {
         let expected = run(rows, false);
         for _ in 0..3 {
             differing += run(rows, true).iter().zip(&expected).filter(|(found, expected)| found != expected).count();
