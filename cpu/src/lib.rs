@@ -335,6 +335,10 @@ impl Backend for Cpu {
 }
 
 #[cfg(test)]
-mod regressions;
-#[cfg(test)]
-mod tests;
+mod tests {
+    #[test]
+    fn names_that_no_instruction_set_has_are_said() {
+        let error = super::named("sse9").unwrap_err();
+        assert_eq!(error, "KVAS_CPU=sse9: expected one of scalar, neon, dotprod, i8mm, avx2, avxvnni, avx512, amx");
+    }
+}

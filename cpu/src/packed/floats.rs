@@ -132,9 +132,9 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
                 };
                 let piece = Piece { lines, from: 2 * number * PIECE, is_first: pass == 0, far };
                 let len = group_len::<S>(self.x.len() - at);
-                if len == 8 {
+                if const { S::LANES == 16 } && len == 8 {
                     self.meet::<S, 8>(simd, &piece, at);
-                } else if len == 4 {
+                } else if const { S::LANES == 16 } && len == 4 {
                     self.meet::<S, 4>(simd, &piece, at);
                 } else if len == 2 {
                     self.meet::<S, 2>(simd, &piece, at);

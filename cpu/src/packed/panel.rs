@@ -235,7 +235,7 @@ fn add_block<L: Layout, P: Panels, const R: usize>(
     sums: &mut [P::Floats; R],
 ) {
     let record = Record::<R>(x);
-    if R == 8 && P::TOGETHER < 8 {
+    if const { R == 8 && P::TOGETHER < 8 } {
         // Not a loop: its number would be one of vectors, which then lie in memory.
         let [first, second] = sums.as_chunks_mut::<4>().0 else { unreachable!("there are eight") };
         add_some::<L, P, R, 4>(p, codes, scales, (record, 0), first);

@@ -228,6 +228,13 @@ fn checked<const R: usize, const N: usize>(x: &[[i8; 4]]) -> *const i8 {
     x.as_flattened().as_ptr()
 }
 
+/// How many of `of` fours are added up in 16 bits: two products of codes of `n` bits are below `2^(n + 8)`, and 16 bits, one of
+/// them the sign, have room for `2^(7 - n)`.
+const fn run_len<C: Coding>(of: usize) -> usize {
+    let room = 1 << 7_u32.saturating_sub(C::BITS);
+    if room < of { room } else { of }
+}
+
 /// [`super::panels::Panels::dots`] with AVX2: codes of eight bits are 128 too large, sums are without that.
 ///
 /// # Safety
@@ -245,7 +252,7 @@ pub(super) unsafe fn add<C: Coding, const R: usize, const N: usize>(
             let large = _mm256_set1_epi8(-128);
             unrolled!(I in [0 1 2 3 4 5 6 7] below N => {
                 let codes = [_mm256_xor_si256(codes[I][0], large), _mm256_xor_si256(codes[I][1], large)];
-                if R == 1 {
+                if const { R == 1 } {
                     sums[0] = signed_of_one(sums[0], codes, x.add(4 * I));
                 } else {
                     sums = signed::<R, { 4 * I }>(sums, codes, x);
@@ -253,21 +260,19 @@ pub(super) unsafe fn add<C: Coding, const R: usize, const N: usize>(
             });
             return sums;
         }
-        // Two products of codes of `n` bits are below `2^(n + 8)`: 16 bits, one of them the sign, have room for `2^(7 - n)`.
-        let room = 1 << 7_u32.saturating_sub(C::BITS);
-        let run = if room < N { room } else { N };
-        unrolled!(RUN in [0 1 2 3 4 5 6 7] below N / run => {
+        unrolled!(RUN in [0 1 2 3 4 5 6 7] below N / run_len::<C>(N) => {
+            let run = const { run_len::<C>(N) };
             let (codes, x) = (codes.as_ptr().add(RUN * run), x.add(4 * RUN * run));
             let mut of_run;
-            if R == 1 {
+            if const { R == 1 } {
                 of_run = [pairs_of_one(codes, x); R];
-                unrolled!(I in [1 2 3 4 5 6 7] below run => {
+                unrolled!(I in [1 2 3 4 5 6 7] below run_len::<C>(N) => {
                     let more = pairs_of_one(codes.add(I), x.add(4 * I));
                     of_run[0] = [_mm256_add_epi16(of_run[0][0], more[0]), _mm256_add_epi16(of_run[0][1], more[1])];
                 });
             } else {
                 of_run = pairs::<R, 0>(codes, x);
-                unrolled!(I in [1 2 3 4 5 6 7] below run => { of_run = more_pairs::<R, I>(of_run, codes, x); });
+                unrolled!(I in [1 2 3 4 5 6 7] below run_len::<C>(N) => { of_run = more_pairs::<R, I>(of_run, codes, x); });
             }
             unrolled!(ACTIVATION in [0 1 2 3] below R => {
                 for half in 0..2 {
@@ -294,7 +299,7 @@ pub(super) unsafe fn add_whole_fours<const R: usize, const N: usize>(
     unrolled!(I in [0 1 2 3 4 5 6 7] below N => {
         // SAFETY: the caller says that the processor has it; what is read are the codes, and fours within `x`.
         unsafe {
-            if R == TOGETHER {
+            if const { R == TOGETHER } {
                 sums = whole_fours::<R, I>(sums, codes.as_ptr(), x);
             } else {
                 unrolled!(ACTIVATION in [0 1 2] below R => {

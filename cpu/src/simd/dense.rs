@@ -1,6 +1,7 @@
 //! Products with rows of plain floats: dot products of a tile of rows, and weighted sums of rows.
 
-use super::{Simd, math};
+use super::{Kernel, Simd, math};
+use std::marker::PhantomData;
 
 /// A number that is stored in rows of bytes and computed with as f32.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
@@ -199,7 +200,7 @@ fn chains<E: Element, S: Simd, const W: usize, const R: usize>(
 #[inline(always)]
 pub(crate) fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S::F32; R]; W]) -> [[f32; R]; W] {
     let mut out = [[0.0; R]; W];
-    if (9..=16).contains(&(W * R)) {
+    if const { 9 <= W * R && W * R <= 16 } {
         let mut flat = [simd.splat(0.0); 16];
         for i in 0..W * R {
             flat[i] = sums[i / R][i % R];
@@ -208,7 +209,7 @@ pub(crate) fn totals<S: Simd, const W: usize, const R: usize>(simd: S, sums: [[S
         for i in 0..W * R {
             out[i / R][i % R] = flat[i];
         }
-    } else if (5..=8).contains(&(W * R)) {
+    } else if const { 5 <= W * R && W * R <= 8 } {
         let mut flat = [simd.splat(0.0); 8];
         for i in 0..W * R {
             flat[i] = sums[i / R][i % R];
@@ -237,20 +238,20 @@ pub(crate) fn dots<E: Element, S: Simd, const R: usize>(
 ) {
     let count = out[0].len();
     let mut at = 0;
-    while R == 1 && S::LANES == 16 && at + 16 <= count {
+    while const { R == 1 && S::LANES == 16 } && at + 16 <= count {
         dots_of::<E, S, 16, R>(simd, (matrix, at), x, &mut out);
         at += 16;
     }
-    while (R == 1 || R == 2 && S::LANES == 16) && at + 8 <= count {
+    while const { R == 1 || R == 2 && S::LANES == 16 } && at + 8 <= count {
         dots_of::<E, S, 8, R>(simd, (matrix, at), x, &mut out);
         at += 8;
     }
     // Sums and factors that fit the registers: 32 of them where they are this wide, else 16.
-    while (R <= 2 || S::LANES == 16) && at + 4 <= count {
+    while const { R <= 2 || S::LANES == 16 } && at + 4 <= count {
         dots_of::<E, S, 4, R>(simd, (matrix, at), x, &mut out);
         at += 4;
     }
-    while R > 2 && S::LANES < 16 && at + 2 <= count {
+    while const { R > 2 && S::LANES < 16 } && at + 2 <= count {
         dots_of::<E, S, 2, R>(simd, (matrix, at), x, &mut out);
         at += 2;
     }
@@ -264,26 +265,44 @@ pub(crate) fn dots<E: Element, S: Simd, const R: usize>(
 #[inline(always)]
 fn dots_of<E: Element, S: Simd, const W: usize, const R: usize>(
     simd: S,
-    (matrix, at): (&[u8], usize),
+    of: (&[u8], usize),
     x: [&[f32]; R],
     out: &mut [&mut [f32]; R],
 ) {
-    let row_bytes = x[0].len() * E::BYTES;
-    let all = &matrix[at * row_bytes..(at + W) * row_bytes];
-    let mut rows = [all; W];
-    for w in 0..W {
-        // SAFETY: `all` has W rows.
-        rows[w] = unsafe { all.get_unchecked(w * row_bytes..(w + 1) * row_bytes) };
-    }
-    let sums = chains::<E, S, W, R>(simd, rows, x);
-    let mut turned = [[simd.splat(0.0); W]; R];
-    for r in 0..R {
+    simd.within(Dots::<E, W, R> { of, x, out, element: PhantomData });
+}
+
+/// What [`dots_of`] was given.
+struct Dots<'a, 'b, E, const W: usize, const R: usize> {
+    of: (&'a [u8], usize),
+    x: [&'a [f32]; R],
+    out: &'a mut [&'b mut [f32]; R],
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const W: usize, const R: usize> Kernel for Dots<'_, '_, E, W, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { of: (matrix, at), x, out, .. } = self;
+        let row_bytes = x[0].len() * E::BYTES;
+        let all = &matrix[at * row_bytes..(at + W) * row_bytes];
+        let mut rows = [all; W];
         for w in 0..W {
-            turned[r][w] = sums[w][r];
+            // SAFETY: `all` has W rows.
+            rows[w] = unsafe { all.get_unchecked(w * row_bytes..(w + 1) * row_bytes) };
         }
-    }
-    for (out, sums) in out.iter_mut().zip(totals(simd, turned)) {
-        out[at..at + W].copy_from_slice(&sums);
+        let sums = chains::<E, S, W, R>(simd, rows, x);
+        let mut turned = [[simd.splat(0.0); W]; R];
+        for r in 0..R {
+            for w in 0..W {
+                turned[r][w] = sums[w][r];
+            }
+        }
+        for (out, sums) in out.iter_mut().zip(totals(simd, turned)) {
+            out[at..at + W].copy_from_slice(&sums);
+        }
     }
 }
 
@@ -305,17 +324,17 @@ pub(crate) fn combine<E: Element, S: Simd, const R: usize>(
     assert!(matrix.len() >= count * row_bytes, "a row per weight");
     let mut at = 0;
     // As many columns at a time as make eight sums: fewer would wait for each other.
-    while R == 1 && at + 8 * S::LANES <= columns {
+    while const { R == 1 } && at + 8 * S::LANES <= columns {
         // SAFETY: 8 LANES columns from `at` on lie in every row of `out` and of the matrix, which has all the rows.
         unsafe { strip::<E, S, R, 8>(simd, factors, weights, (matrix, at), &mut out) };
         at += 8 * S::LANES;
     }
-    while (R <= 2 || S::LANES == 16) && at + 4 * S::LANES <= columns {
+    while const { R <= 2 || S::LANES == 16 } && at + 4 * S::LANES <= columns {
         // SAFETY: as above, for 4 LANES columns.
         unsafe { strip::<E, S, R, 4>(simd, factors, weights, (matrix, at), &mut out) };
         at += 4 * S::LANES;
     }
-    while R > 2 && S::LANES < 16 && at + 2 * S::LANES <= columns {
+    while const { R > 2 && S::LANES < 16 } && at + 2 * S::LANES <= columns {
         // SAFETY: as above, for 2 LANES columns.
         unsafe { strip::<E, S, R, 2>(simd, factors, weights, (matrix, at), &mut out) };
         at += 2 * S::LANES;

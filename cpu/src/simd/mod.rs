@@ -205,6 +205,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Runs a kernel in a function of its own, which is compiled once for all that call it: what is large and called
     /// from many places takes most of the time that this crate takes to compile.
     fn apart<K: Kernel>(self, kernel: K) -> K::Output;
+    /// Runs a kernel where it is called, but plain Rust, which need not be as fast, as [`Simd::apart`].
+    #[inline(always)]
+    fn within<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F32;
     /// # Safety

@@ -23,11 +23,11 @@ macro_rules! memory {
         }
     )*};
 }
-/// Repeats a block for numbers, as far as they are below a limit. The sums stay in registers only if no loop is left, and
-/// the compiler leaves large ones.
+/// Repeats a block for numbers, as far as they are below a limit, a constant. The sums stay in registers only if no loop is
+/// left, and the compiler leaves large ones. What is not below is never compiled: the same for all conditions in `const`.
 macro_rules! unrolled {
     ($number:ident in [$($value:literal)*] below $limit:expr => $body:block) => {$(
-        if $value < $limit {
+        if const { $value < $limit } {
             const $number: usize = $value;
             $body
         }

@@ -48,6 +48,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn within<K: Kernel>(self, kernel: K) -> K::Output {
+        self.apart(kernel)
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> F8 {
         [x; 8]
     }

@@ -62,46 +62,65 @@ pub(crate) enum Start<'a> {
 #[inline(always)]
 pub(crate) fn add_rows<E: Element, S: Simd, const V: usize, const FETCH: bool>(
     simd: S,
-    (count, start): (usize, Start<'_>),
+    what: (usize, Start<'_>),
     weights: Weights<'_>,
     strip: Strip<'_, V>,
     sums: &mut Sums<'_>,
 ) {
-    if count == 0 {
-        return;
-    }
-    let (last, width) = (count - 1, V * S::LANES);
-    if let Start::Scaled(factors) = start {
-        assert!(factors.len() >= count, "a factor of each");
-    }
-    let read = if weights.len == 0 { 0 } else { last * weights.stride + (weights.len - 1) * weights.step + 1 };
-    assert!(weights.data.len() >= read, "weights of each");
-    assert!(sums.data.len() >= last * sums.stride + width, "columns of each");
-    for v in 0..V {
-        let rows = weights.len.saturating_sub(1) * strip.stride + S::LANES * E::BYTES;
-        assert!(weights.len == 0 || strip.first[v].len() >= rows, "a row for each weight");
-    }
-    let mut at = 0;
-    // Sums that fit the registers: 32 of them where they are this wide, else 16.
-    while S::REGISTERS == 32 && V <= 2 && at + 8 <= count {
-        // SAFETY: checked above for all `count`.
-        unsafe { tile::<E, S, 8, V, FETCH>(simd, (at, start), weights, strip, sums) };
-        at += 8;
-    }
-    while (S::REGISTERS == 32 || V <= 2) && at + 4 <= count {
-        // SAFETY: as above.
-        unsafe { tile::<E, S, 4, V, FETCH>(simd, (at, start), weights, strip, sums) };
-        at += 4;
-    }
-    while S::REGISTERS >= 16 && at + 2 <= count {
-        // SAFETY: as above.
-        unsafe { tile::<E, S, 2, V, FETCH>(simd, (at, start), weights, strip, sums) };
-        at += 2;
-    }
-    while at < count {
-        // SAFETY: as above.
-        unsafe { tile::<E, S, 1, V, FETCH>(simd, (at, start), weights, strip, sums) };
-        at += 1;
+    simd.within(AddRows::<E, V, FETCH> { what, weights, strip, sums, of: PhantomData });
+}
+
+/// What [`add_rows`] was given.
+struct AddRows<'a, 'b, E, const V: usize, const FETCH: bool> {
+    what: (usize, Start<'a>),
+    weights: Weights<'a>,
+    strip: Strip<'a, V>,
+    sums: &'a mut Sums<'b>,
+    of: PhantomData<E>,
+}
+
+impl<E: Element, const V: usize, const FETCH: bool> Kernel for AddRows<'_, '_, E, V, FETCH> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { what: (count, start), weights, strip, sums, .. } = self;
+        if count == 0 {
+            return;
+        }
+        let (last, width) = (count - 1, V * S::LANES);
+        if let Start::Scaled(factors) = start {
+            assert!(factors.len() >= count, "a factor of each");
+        }
+        let read = if weights.len == 0 { 0 } else { last * weights.stride + (weights.len - 1) * weights.step + 1 };
+        assert!(weights.data.len() >= read, "weights of each");
+        assert!(sums.data.len() >= last * sums.stride + width, "columns of each");
+        for v in 0..V {
+            let rows = weights.len.saturating_sub(1) * strip.stride + S::LANES * E::BYTES;
+            assert!(weights.len == 0 || strip.first[v].len() >= rows, "a row for each weight");
+        }
+        let mut at = 0;
+        // Sums that fit the registers: 32 of them where they are this wide, else 16.
+        while const { S::REGISTERS == 32 && V <= 2 } && at + 8 <= count {
+            // SAFETY: checked above for all `count`.
+            unsafe { tile::<E, S, 8, V, FETCH>(simd, (at, start), weights, strip, sums) };
+            at += 8;
+        }
+        while const { S::REGISTERS == 32 || V <= 2 } && at + 4 <= count {
+            // SAFETY: as above.
+            unsafe { tile::<E, S, 4, V, FETCH>(simd, (at, start), weights, strip, sums) };
+            at += 4;
+        }
+        while const { S::REGISTERS >= 16 } && at + 2 <= count {
+            // SAFETY: as above.
+            unsafe { tile::<E, S, 2, V, FETCH>(simd, (at, start), weights, strip, sums) };
+            at += 2;
+        }
+        while at < count {
+            // SAFETY: as above.
+            unsafe { tile::<E, S, 1, V, FETCH>(simd, (at, start), weights, strip, sums) };
+            at += 1;
+        }
     }
 }
 
@@ -215,11 +234,11 @@ pub(crate) fn add_matrix<E: Element, S: Simd, const FETCH: bool>(
 ) {
     let mut at = 0;
     // Few sums do not fill the registers with two vectors each.
-    while S::REGISTERS == 32 && what.0 < 8 && at + 4 * S::LANES <= matrix.columns {
+    while const { S::REGISTERS == 32 } && what.0 < 8 && at + 4 * S::LANES <= matrix.columns {
         add_columns::<E, S, 4, FETCH>(simd, what, weights, (matrix, at), sums);
         at += 4 * S::LANES;
     }
-    while S::REGISTERS >= 16 && at + 2 * S::LANES <= matrix.columns {
+    while const { S::REGISTERS >= 16 } && at + 2 * S::LANES <= matrix.columns {
         add_columns::<E, S, 2, FETCH>(simd, what, weights, (matrix, at), sums);
         at += 2 * S::LANES;
     }

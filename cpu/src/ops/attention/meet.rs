@@ -34,12 +34,12 @@ impl<'a> Pair<'a> {
             let at = tile * TILE;
             if FETCH {
                 // In the order they lie in memory: what is not asked for in time comes by itself that way.
-                if S::LANES == TILE {
+                if const { S::LANES == TILE } {
                     self.score_vectors::<E, S, 1, FETCH>(simd, at, (queries, count), scores);
                 } else {
                     self.score_vectors::<E, S, 2, FETCH>(simd, at, (queries, count), scores);
                 }
-            } else if S::LANES != TILE || tile % 2 == 0 && tile + 1 < self.block.tiles {
+            } else if const { S::LANES != TILE } || tile % 2 == 0 && tile + 1 < self.block.tiles {
                 self.score_vectors::<E, S, 2, FETCH>(simd, at, (queries, count), scores);
             } else if tile % 2 == 0 {
                 self.score_vectors::<E, S, 1, FETCH>(simd, at, (queries, count), scores);

@@ -1,12 +1,12 @@
 //! Bugs that other runtimes had with state that is taken back, copied and reused (ALGORITHMS 6.1), one test each. Which
 //! change to the code makes which of them fail: `docs/TESTING.md`.
 
-use super::tests::{case, fed, prepared, run};
-use super::*;
+use super::{case, fed, prepared, run};
 use kvas_backend::{
-    Reference, Replay,
+    Backend, Page, Reference, Replay, Slot,
     conformance::{Case, Random, normalised_error, tolerance},
 };
+use kvas_cpu::Cpu;
 
 /// Tokens no test feeds as a known one.
 const WRONG: [u32; 4] = [49, 48, 47, 46];
