@@ -1,7 +1,10 @@
 //! Packing of panels and their products.
 
 use super::{BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
-use crate::simd::{Simd, panels::Panels};
+use crate::simd::{
+    Simd,
+    panels::{Panels, unsigned},
+};
 use kvas_gguf::Quant;
 use std::{marker::PhantomData, ops::Range};
 
@@ -299,19 +302,19 @@ impl<const R: usize> Record<'_, R> {
     /// What values are multiplied by.
     #[inline(always)]
     pub(crate) fn scale(&self, r: usize) -> f32 {
-        f32::from_ne_bytes(self.0[8 * R + r].map(|x| x as u8))
+        f32::from_ne_bytes(unsigned(self.0[8 * R + r]))
     }
 
     /// The scale times the sum of the values.
     #[inline(always)]
     pub(crate) fn sum(&self, r: usize) -> f32 {
-        f32::from_ne_bytes(self.0[9 * R + r].map(|x| x as u8))
+        f32::from_ne_bytes(unsigned(self.0[9 * R + r]))
     }
 
     /// The sum of half of the values.
     #[inline(always)]
     pub(crate) fn half(&self, half: usize, r: usize) -> i32 {
-        i32::from_ne_bytes(self.0[(10 + half) * R + r].map(|x| x as u8))
+        i32::from_ne_bytes(unsigned(self.0[(10 + half) * R + r]))
     }
 }
 
