@@ -195,24 +195,9 @@ impl Kernel for (Head<'_>, Checkpoint<'_>) {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         match self.1 {
-            ByType::F32(state) => simd.apart(Span::<F32> { head: self.0, state }),
-            ByType::F16(state) => simd.apart(Span::<F16> { head: self.0, state }),
+            ByType::F32(state) => self.0.span::<F32, S>(simd, state),
+            ByType::F16(state) => self.0.span::<F16, S>(simd, state),
         }
-    }
-}
-
-/// A head and its state of one type: both types in one function, with all it calls, take far longer to compile.
-struct Span<'a, E: Stored> {
-    head: Head<'a>,
-    state: &'a mut [E::Bits],
-}
-
-impl<E: Stored> Kernel for Span<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        self.head.span::<E, S>(simd, self.state);
     }
 }
 
