@@ -5,6 +5,7 @@ use crate::{
     golden::{converted_file, fixture},
 };
 use kvas_gguf::Quant;
+use std::process::Command;
 
 #[test]
 fn a_machine_without_a_gpu_says_so_in_one_line() {
@@ -29,6 +30,17 @@ fn a_machine_without_a_gpu_says_so_in_one_line() {
         assert!(error.contains("--device cuda"), "{error}");
     }
     std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_name_that_no_instruction_set_has_is_said() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    let output =
+        command.args(["run", "--device", "cpu", "-p", "a", "-n", "1"]).env("KVAS_CPU", "sse9").output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let expected = "KVAS_CPU=sse9: expected one of scalar, neon, dotprod, i8mm, avx2, avxvnni, avx512, amx\n";
+    assert!(error.ends_with(expected) && error.lines().count() == 1, "{error}");
 }
 
 #[test]

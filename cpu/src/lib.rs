@@ -333,12 +333,3 @@ impl Backend for Cpu {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn names_that_no_instruction_set_has_are_said() {
-        let error = super::named("sse9").unwrap_err();
-        assert_eq!(error, "KVAS_CPU=sse9: expected one of scalar, neon, dotprod, i8mm, avx2, avxvnni, avx512, amx");
-    }
-}

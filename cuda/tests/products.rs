@@ -80,7 +80,8 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let [_, gate, up] = weights;
     b.op(Op::GatedLinear(GatedLinear { x, gate, up, activation: Activation::Silu, out: gated }));
     // So many rows that clusters which stay take several turns.
-    let (tall, tall_rows) = (b.act("tall", 5000), 5000);
+    let tall_rows = 5000;
+    let tall = b.act("tall", tall_rows);
     let weight = b.matrix("w_tall", [tall_rows, inputs]);
     b.op(Op::Linear(Linear::new(x, weight, tall)));
     let (heads, of_heads) = (5, b.act("heads", 5 * 70));

@@ -1,5 +1,5 @@
-//! The backend as a whole: conformance, determinism, errors. Apart from what is tested of single functions, so that all kernels
-//! are compiled once.
+//! The backend as a whole: conformance, determinism, errors. Not in the crate itself: there, every kernel would be compiled once
+//! more for tests, and not only those that unit tests call.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
