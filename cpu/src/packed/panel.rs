@@ -1,10 +1,8 @@
 //! Packing of panels and their products.
 
 use super::{BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
-use crate::simd::{
-    Simd,
-    panels::{Panels, unsigned},
-};
+use crate::simd::{Simd, panels::Panels};
+use bytemuck::must_cast;
 use kvas_gguf::Quant;
 use std::{marker::PhantomData, ops::Range};
 
@@ -294,7 +292,8 @@ fn add_part<L: Layout, P: Panels, const R: usize, const T: usize, const N: usize
     }
 }
 
-/// A block of `R` activations in 8 bits.
+/// A block of `R` activations in 8 bits. Numbers are cast, not put together of bytes: the compiler would otherwise load, shift and
+/// add each byte of two that are added.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Record<'a, const R: usize>(pub(crate) &'a [Word]);
 
@@ -302,19 +301,19 @@ impl<const R: usize> Record<'_, R> {
     /// What values are multiplied by.
     #[inline(always)]
     pub(crate) fn scale(&self, r: usize) -> f32 {
-        f32::from_ne_bytes(unsigned(self.0[8 * R + r]))
+        must_cast(self.0[8 * R + r])
     }
 
     /// The scale times the sum of the values.
     #[inline(always)]
     pub(crate) fn sum(&self, r: usize) -> f32 {
-        f32::from_ne_bytes(unsigned(self.0[9 * R + r]))
+        must_cast(self.0[9 * R + r])
     }
 
     /// The sum of half of the values.
     #[inline(always)]
     pub(crate) fn half(&self, half: usize, r: usize) -> i32 {
-        i32::from_ne_bytes(unsigned(self.0[(10 + half) * R + r]))
+        must_cast(self.0[(10 + half) * R + r])
     }
 }
 
