@@ -11,7 +11,7 @@ use crate::simd::{
 pub(crate) type Word = [i8; 4];
 
 /// Words of a block of an activation. A block of `R` of them is `8 R` words of values, the scales, the sums times the
-/// scales, and the sums of the first and of the last 16 values, each for all `R`; blocks of a group follow each other.
+/// scales, the sums times -128, and the sums of the first 16 values, each for all `R`; blocks of a group follow each other.
 pub(crate) const RECORD: usize = size_of::<QuantisedBlock>() / size_of::<Word>();
 
 /// How many of `left` activations the next group takes: as many as the matrix unit or the vectors want together.
@@ -44,10 +44,9 @@ impl Kernel for Quantise<'_> {
         let count = x.len();
         for (r, x) in x.iter().enumerate() {
             for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out.chunks_exact_mut(RECORD * count)) {
-                let QuantisedBlock { values, scale, sum, halves } = simd.panels().quantise(x);
+                let QuantisedBlock { values, scale, sum, start, first_half } = simd.panels().quantise(x);
                 out[8 * r..][..8].copy_from_slice(&values);
-                let numbers =
-                    [scale.to_ne_bytes(), sum.to_ne_bytes(), halves[0].to_ne_bytes(), halves[1].to_ne_bytes()];
+                let numbers = [scale.to_ne_bytes(), sum.to_ne_bytes(), start.to_ne_bytes(), first_half.to_ne_bytes()];
                 for (i, number) in numbers.into_iter().enumerate() {
                     out[(8 + i) * count + r] = number.map(|x| x as i8);
                 }

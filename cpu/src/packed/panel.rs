@@ -1,7 +1,10 @@
 //! Packing of panels and their products.
 
 use super::{BLOCK, LINE, RECORD, Word, coding::Coding, layouts::Layout, with_layout};
-use crate::simd::{Simd, panels::Panels};
+use crate::simd::{
+    Simd,
+    panels::{Panels, QuantisedBlock},
+};
 use bytemuck::must_cast;
 use kvas_gguf::Quant;
 use std::{marker::PhantomData, ops::Range};
@@ -277,8 +280,7 @@ fn add_part<L: Layout, P: Panels, const R: usize, const T: usize, const N: usize
 ) {
     let mut chains = [p.integers(0); T];
     for r in 0..T {
-        let half = |half| record.half(half, at + r);
-        chains[r] = start::<L, P>(p, if N == 4 { half(part) } else { half(0) + half(1) });
+        chains[r] = start::<L, P, R>(p, record, at + r, (N == 4).then_some(part));
     }
     let chains = p.dots::<L::Coding, T, N>(chains, codes, N * part, &record.0[8 * at..]);
     p.keep_in_memory(sums);
@@ -310,18 +312,32 @@ impl<const R: usize> Record<'_, R> {
         must_cast(self.0[9 * R + r])
     }
 
-    /// The sum of half of the values.
+    /// What sums of products with codes that are `1 << shift` too large begin with.
     #[inline(always)]
-    pub(crate) fn half(&self, half: usize, r: usize) -> i32 {
-        must_cast(self.0[(10 + half) * R + r])
+    fn start(&self, r: usize, shift: u32) -> i32 {
+        must_cast::<_, i32>(self.0[10 * R + r]) >> (QuantisedBlock::WIDE - shift)
+    }
+
+    /// The same for a half of the columns.
+    #[inline(always)]
+    fn start_of_half(&self, half: usize, r: usize, shift: u32) -> i32 {
+        let first = -(must_cast::<_, i32>(self.0[11 * R + r]) << shift);
+        if half == 0 { first } else { self.start(r, shift) - first }
     }
 }
 
+/// Where the sum of activation `r` begins, of all columns or of a half of them.
 #[inline(always)]
-fn start<L: Layout, P: Panels>(p: P, sum: i32) -> P::Integers {
-    match L::SHIFT {
-        Some(_) if <L::Coding as Coding>::WIDE => p.start_wide(sum),
-        Some(shift) => p.integers(-(sum << shift)),
-        None => p.integers(0),
-    }
+fn start<L: Layout, P: Panels, const R: usize>(
+    p: P,
+    record: Record<'_, R>,
+    r: usize,
+    half: Option<usize>,
+) -> P::Integers {
+    let Some(shift) = L::SHIFT else { return p.integers(0) };
+    let start = match half {
+        Some(half) => record.start_of_half(half, r, shift),
+        None => record.start(r, shift),
+    };
+    if <L::Coding as Coding>::WIDE { p.start_wide(start) } else { p.integers(start) }
 }

@@ -206,8 +206,8 @@ impl<const VNNI: bool> Panels for Avx2<VNNI> {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             both!(x, |x| _mm256_shuffle_epi8(table, x))
         }}
-        fn start_wide(self, sum: i32) -> [__m256i; 2] {
-            [_mm256_set1_epi32(if VNNI { -(sum << 7) } else { 0 }); 2]
+        fn start_wide(self, start: i32) -> [__m256i; 2] {
+            [_mm256_set1_epi32(if VNNI { start } else { 0 }); 2]
         }
         fn quantise(self, x: &[f32; 32]) -> QuantisedBlock {{
             let from = x.as_ptr();
@@ -236,9 +236,7 @@ impl<const VNNI: bool> Panels for Avx2<VNNI> {
             let pairs = _mm256_hadd_epi32(fours, fours);
             let sums = _mm256_hadd_epi32(pairs, pairs);
             let halves = [_mm256_extract_epi32::<0>(sums), _mm256_extract_epi32::<4>(sums)];
-            let scale = largest / 127.0;
-            let sum = scale * (halves[0] + halves[1]) as f32;
-            QuantisedBlock { values, scale: scale + self.sum(poison), sum, halves }
+            QuantisedBlock::new(values, largest, self.sum(poison), halves)
         }}
     }
 

@@ -181,15 +181,13 @@ impl Panels for Avx512 {
             _mm_storeu_si128(to, _mm512_cvtsepi32_epi8(low));
             _mm_storeu_si128(to.add(1), _mm512_cvtsepi32_epi8(high));
             let halves = [_mm512_reduce_add_epi32(low), _mm512_reduce_add_epi32(high)];
-            let scale = largest / 127.0;
-            let sum = scale * (halves[0] + halves[1]) as f32;
-            QuantisedBlock { values, scale: scale + self.sum(poison), sum, halves }
+            QuantisedBlock::new(values, largest, self.sum(poison), halves)
         }}
     }
 
     #[inline(always)]
-    fn start_wide(self, sum: i32) -> __m512i {
-        self.integers(-(sum << 7))
+    fn start_wide(self, start: i32) -> __m512i {
+        self.integers(start)
     }
 
     #[inline(always)]

@@ -273,9 +273,7 @@ impl<P: Products> Panels for Neon<P> {
             vst1q_s8(to, bytes[0]);
             vst1q_s8(to.add(16), bytes[1]);
             let halves = each!(bytes, |x| i32::from(vaddlvq_s8(x)));
-            let scale = largest / 127.0;
-            let sum = scale * (halves[0] + halves[1]) as f32;
-            QuantisedBlock { values, scale: scale + poison, sum, halves }
+            QuantisedBlock::new(values, largest, poison, halves)
         }}
     }
 

@@ -21,8 +21,24 @@ pub(crate) struct QuantisedBlock {
     pub(crate) scale: f32,
     /// `scale` times the sum of the values.
     pub(crate) sum: f32,
-    /// Sums of the first and of the last 16 values.
-    pub(crate) halves: [i32; 2],
+    /// -128 times the sum of the values: where sums of products with codes begin that are 128 too large.
+    pub(crate) start: i32,
+    /// The sum of the first 16 values.
+    pub(crate) first_half: i32,
+}
+
+impl QuantisedBlock {
+    /// Bits that codes of 8 bits are too large by.
+    pub(crate) const WIDE: u32 = 7;
+
+    /// Of values of which the largest had this size, with the sums of the first and of the last 16. `poison` is 0 if what they
+    /// were is finite, otherwise not a number.
+    #[inline(always)]
+    pub(super) fn new(values: [[i8; 4]; 8], largest: f32, poison: f32, [first, last]: [i32; 2]) -> Self {
+        let scale = largest / 127.0;
+        let sum = first + last;
+        Self { values, scale: scale + poison, sum: scale * sum as f32, start: -(sum << Self::WIDE), first_half: first }
+    }
 }
 
 /// What values of which this is the largest size are multiplied with to be 8 bits. Where the scale, a 127th of it, would be
@@ -81,8 +97,8 @@ pub(crate) trait Panels: Copy + Send + Sync {
     fn or(self, a: Self::Codes, b: Self::Codes) -> Self::Codes;
     /// `table[x[i]]` for `x[i] < 16`.
     fn lookup(self, table: &[u8; 16], x: Self::Codes) -> Self::Codes;
-    /// Where sums of codes that are 128 too large begin, for columns with this sum.
-    fn start_wide(self, sum: i32) -> Self::Integers;
+    /// Where sums of codes that are 128 too large begin: with `start` if they are multiplied as they are.
+    fn start_wide(self, start: i32) -> Self::Integers;
     /// Adds the products of `N` fours of codes with `R` activations, at most [`Panels::TOGETHER`]: four or eight from four
     /// `first` on. Four `i` of activation `r` is `x[8 * r + i]`, and nothing in it is -128.
     fn dots<C: Coding, const R: usize, const N: usize>(

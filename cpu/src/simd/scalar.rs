@@ -275,8 +275,8 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
-    fn start_wide(self, sum: i32) -> [i32; ROWS] {
-        self.integers(-(sum << 7))
+    fn start_wide(self, start: i32) -> [i32; ROWS] {
+        self.integers(start)
     }
 
     #[inline(always)]
@@ -297,16 +297,14 @@ impl Panels for Scalar {
             largest = largest.max(x.abs());
             poison += x * 0.0; // 0, unless x is not finite
         }
-        let scale = largest / 127.0;
         let inverse = factor_to_bytes(largest);
-        let mut block = QuantisedBlock { scale: scale + poison, ..QuantisedBlock::default() };
+        let (mut values, mut halves) = ([[0; 4]; 8], [0; 2]);
         for (i, x) in x.iter().enumerate() {
             let value = (x * inverse).round_ties_even() as i8;
-            block.values[i / 4][i % 4] = value;
-            block.halves[i / 16] += i32::from(value);
+            values[i / 4][i % 4] = value;
+            halves[i / 16] += i32::from(value);
         }
-        block.sum = scale * (block.halves[0] + block.halves[1]) as f32;
-        block
+        QuantisedBlock::new(values, largest, poison, halves)
     }
 }
 
