@@ -3,7 +3,7 @@
 use super::{
     Kernel, Simd,
     avx2::Avx2,
-    panels::{Dots, Panels, QuantisedBlock, ROWS, factor_to_bytes, unsigned},
+    panels::{Dots, Panels, QuantisedBlock, ROWS, factor_to_bytes},
     safely::{memory, operations},
 };
 use crate::packed::coding::Coding;
@@ -205,7 +205,7 @@ impl Panels for Avx512 {
 impl Dots for Avx512 {
     operations! {
         fn dot(self, sum: __m512i, codes: __m512i, x: [i8; 4]) -> __m512i {
-            _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(i32::from_ne_bytes(unsigned(x))))
+            _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(bytemuck::must_cast(x)))
         }
     }
 }

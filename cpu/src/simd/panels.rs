@@ -5,12 +5,6 @@ use crate::packed::coding::Coding;
 /// Rows of a panel: lanes of everything here.
 pub(crate) const ROWS: usize = 16;
 
-/// The bytes without their signs. Not `map`: where little is optimised that would be a call with a closure for each.
-#[inline(always)]
-pub(crate) const fn unsigned([a, b, c, d]: [i8; 4]) -> [u8; 4] {
-    [a as u8, b as u8, c as u8, d as u8]
-}
-
 /// Activations of one block of columns, in 8 bits: what weights of block formats are multiplied with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]

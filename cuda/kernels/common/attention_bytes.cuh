@@ -138,6 +138,8 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
     static DEVICE void run(const StepView& step, const Pages& pages, const GivenUp* given_up, const Attention& op,
                            const Parts& parts, Room& room) {
         __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
+        // The product behind this has its weights on the way by the time it is done.
+        let_next_begin();
         const Part<QUERIES> part(step, pages, op, parts);
         if (!part.has_queries()) return wait_for_inputs();
         if constexpr (BOUNDED) {
@@ -298,7 +300,6 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
             look_up(next + 2 * WARPS * TOKENS, later);
         }
         __syncthreads(); // no shared memory is read any more
-        let_next_begin();
 #pragma unroll
         for (u32 n = 0; n < TILES; ++n) {
             float total = sum[n];

@@ -62,10 +62,7 @@ template <u32 QUERIES> struct Part {
     template <u32 DIM> DEVICE void add_sums(const GivenUp& given_up, SumsRoom<WARPS, DIM>& room) const {
         const Sums sums = {step, given_up, op, parts, span, step.bound(parts.first_span + blockIdx.z, op.ordinal), kv_head};
         const auto query = [&](u32 i) { return RowHead{span.first + row(i), head(i)}; };
-        const auto wait = [] {
-            wait_for_inputs();
-            let_next_begin();
-        };
+        const auto wait = [] { wait_for_inputs(); };
         const u32 column = (blockIdx.x + 1 - parts.count) * SUMS_COLUMNS;
         sums.add(column, min(queries - first, QUERIES), query, room, wait);
     }
