@@ -4,11 +4,10 @@
 Of each kernel, by its blocks: how long it ran, how long before the end of the launch ahead it began, and how long after that
 it ended, which adds up to all. It takes about a tenth of the speed. Needs the toolkit (CUPTI) and a C compiler.
 
-usage: benches/gpu/timeline.py [--last N] COMMAND…   of the last N launches (default: 1200), such as
-       benches/gpu/timeline.py target/release/kvas bench -m MODEL --device cuda -p 0 -n 24 -r 1
-       benches/gpu/timeline.py --file TIMELINE       of a timeline that was written before
+Example: benches/gpu/timeline.py target/release/kvas bench -m MODEL --device cuda -p 0 -n 24 -r 1
 """
 
+import argparse
 import collections
 import os
 import pathlib
@@ -35,15 +34,26 @@ def library(folder):
     record = max(re.findall(r"CUpti_ActivityKernel\d+", text), key=lambda name: int(name.removeprefix("CUpti_ActivityKernel")))
     out, cupti = folder / "timeline.so", libraries[0]
     flags = [f"-DRECORD={record}", f"-I{include}", f"-Wl,-rpath,{cupti.parent}"]
-    subprocess.run(["cc", "-shared", "-fPIC", *flags, SOURCE, "-o", out, cupti], check=True)
+    if run(["cc", "-shared", "-fPIC", *flags, SOURCE, "-o", out, cupti]) != 0:
+        sys.exit(f"{SOURCE}: cc did not build it")
     return out
+
+
+def run(command, **more):
+    try:
+        return subprocess.run(command, **more).returncode
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
 
 
 def table(lines, last):
     launches = []
-    for line in lines:
-        start, end, name, *grid = line.split()
-        launches.append((int(start), int(end), name, tuple(map(int, grid[:3]))))
+    for number, line in enumerate(lines, 1):
+        try:
+            start, end, name, *grid = line.split()
+            launches.append((int(start), int(end), name, tuple(map(int, grid))))
+        except ValueError:
+            sys.exit(f"timeline, line {number}: expected begin, end, kernel and blocks")
     launches = sorted(launches)[-last - 1:]
     if len(launches) < 2:
         sys.exit("no kernels were launched")
@@ -61,21 +71,27 @@ def table(lines, last):
 
 
 def main():
-    arguments, last = sys.argv[1:], 1200
-    if arguments[:1] == ["--last"] and len(arguments) > 1:
-        last, arguments = int(arguments[1]), arguments[2:]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.exit(__doc__)
-    if arguments[0] == "--file":
-        return table(pathlib.Path(arguments[1]).open(), last)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--last", type=int, default=1200, metavar="N", help="of the last N launches (default: 1200)")
+    parser.add_argument("--file", help="a timeline that was written before, instead of a command")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run")
+    asked = parser.parse_args()
+    if asked.last < 1 or (asked.file is None) == (not asked.command):
+        parser.error("expected a command or --file, and at least one launch")
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        timeline = folder / "timeline"
-        environment = os.environ | {"CUDA_INJECTION64_PATH": str(library(folder)), "TIMELINE": str(timeline)}
-        code = subprocess.run(arguments, env=environment).returncode
-        if code != 0:
-            sys.exit(code)
-        table(timeline.open(), last)
+        timeline = pathlib.Path(asked.file) if asked.file else folder / "timeline"
+        if asked.command:
+            injected = {"CUDA_INJECTION64_PATH": str(library(folder)), "TIMELINE": str(timeline)}
+            code = run(asked.command, env=os.environ | injected)
+            if code != 0:
+                sys.exit(code)
+        try:
+            lines = timeline.read_text().splitlines()
+        except OSError as error:
+            sys.exit(f"{timeline}: {error.strerror}: expected what the driver writes when it loads CUPTI")
+    table(lines, asked.last)
 
 
 main()
