@@ -76,7 +76,7 @@ impl PanelTimes<'_> {
             let (mut at, mut pass) = (0, 0);
             while at < self.count {
                 let len = group_len(self.count - at, has_tiles);
-                let ahead = &Ahead::new::<L>((pass, passes), len);
+                let ahead = &Ahead::new::<L>(pass, passes);
                 let part = (piece.clone(), ahead);
                 if len == SIDE
                     && let Some(open) = open

@@ -20,11 +20,8 @@ const PIECE: usize = 256;
 /// Lines from what is computed with to what is fetched into the first-level cache.
 const NEAR: usize = 16;
 
-/// Lines to what is fetched into the second-level cache besides, where many activations meet a panel.
-const FAR: usize = 64;
-
-/// Activations that are many.
-const MANY: usize = 8;
+/// Lines to what is fetched into the second-level cache besides: as far as for panels of codes.
+const FAR: usize = 128;
 
 /// Bytes of a panel of rows of `columns` floats; `None` for formats that are not packed so.
 pub(crate) fn float_panel_bytes(quant: Quant, columns: usize) -> Option<usize> {
@@ -125,11 +122,7 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
             for pass in 0..passes {
                 // Nobody has been here before the first pass; memory should work during all of them.
                 let share = lines.len().div_ceil(passes);
-                let far = if passes > 1 {
-                    (PIECE + pass * share, share)
-                } else {
-                    (FAR, if self.x.len() < MANY { 0 } else { lines.len() })
-                };
+                let far = if passes > 1 { (PIECE + pass * share, share) } else { (FAR, lines.len()) };
                 let piece = Piece { lines, from: 2 * number * PIECE, is_first: pass == 0, far };
                 let len = group_len::<S>(self.x.len() - at);
                 if const { S::LANES == 16 } && len == 8 {

@@ -12,13 +12,10 @@ use std::{marker::PhantomData, ops::Range};
 /// Bytes from what is computed with to what is fetched into the first-level cache, through the panels that follow.
 const NEAR: usize = 1024;
 
-/// Bytes to what is fetched into the second-level cache besides, where computing takes so long that the hardware does not
-/// see a stream: where codes are unpacked, or meet many activations. With half of it 8 and 16 sequences take 1.20 and 1.13
-/// times as long (llama-3.2-1b in Q8_0, two cores of Zen 4).
+/// Bytes to what is fetched into the second-level cache besides: the hardware alone does not keep memory busy with one stream a
+/// core. Without it four sequences take 1.15 to 1.2 times as long on a Xeon of the fifth generation; with half of it 8 and 16
+/// take 1.20 and 1.13 times as long on Zen 4 (llama-3.2-1b in Q8_0, two cores).
 const FAR: usize = 8192;
-
-/// Activations that are many.
-const MANY: usize = 8;
 
 /// Blocks whose scales lie together, before their codes: a section. A panel is read from its first byte to its last.
 pub(crate) const SECTION: usize = 8;
@@ -88,11 +85,10 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// For pass `number` of `passes`, with `count` activations.
-    pub(crate) fn new<L: Layout>((number, passes): (usize, usize), count: usize) -> Self {
+    /// For pass `number` of `passes`.
+    pub(crate) fn new<L: Layout>(number: usize, passes: usize) -> Self {
         let lines = <L::Coding as Coding>::LINES;
-        let is_fast = <L::Coding as Coding>::WHOLE && count < MANY && passes == 1;
-        let each = if is_fast { 0 } else { lines.div_ceil(passes) };
+        let each = lines.div_ceil(passes);
         Self { near: number == 0, far: (each * number).min(lines)..(each * (number + 1)).min(lines) }
     }
 }
@@ -196,9 +192,7 @@ impl<'a, L: Layout> Blocks<'a, L> {
             self.begin();
             for line in (0..if ahead.near { self.records.len() } else { 0 }).step_by(LINE) {
                 simd.prefetch(self.records.as_ptr().wrapping_add(line + NEAR));
-                if !ahead.far.is_empty() {
-                    simd.prefetch_far(self.records.as_ptr().wrapping_add(line + FAR));
-                }
+                simd.prefetch_far(self.records.as_ptr().wrapping_add(line + FAR));
             }
         }
         let block = self.next();
