@@ -12,8 +12,6 @@ pub(crate) trait Coding {
     const BITS: u32;
     /// Whether codes exceed 127.
     const WIDE: bool = Self::BITS == 8;
-    /// Whether lines hold codes of 8 bits, signed.
-    const WHOLE: bool = false;
 
     /// Puts the codes of a row, by fours, into lines that are zero at that row.
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]);
@@ -36,7 +34,6 @@ pub(crate) struct Eight;
 impl Coding for Eight {
     const LINES: usize = 8;
     const BITS: u32 = 8;
-    const WHOLE: bool = true;
 
     fn place(fours: &[u32; 8], row: usize, lines: &mut [[u8; LINE]]) {
         fours.iter().zip(lines).for_each(|(four, line)| merge(line, row, *four));

@@ -66,6 +66,8 @@ impl OpenIntegers {
         mut sums: Sums<'_>,
     ) {
         let p = self.0.0.vectors();
+        // Codes of 8 bits lie as the unit takes them.
+        let is_whole = const { <L::Coding as Coding>::BITS == 8 };
         let blocks = || panel.blocks::<L>(sections.clone());
         let (mut stored, mut whole, mut scaled) = (blocks(), blocks(), blocks());
         let (mut multiplied, mut added) = (x.chunks_exact(RECORD * SIDE), x.chunks_exact(RECORD * SIDE));
@@ -76,7 +78,7 @@ impl OpenIntegers {
         for step in 0..count + 2 * APART {
             if step < count {
                 let lines = stored.next_fetching(p, ahead).lines;
-                if !<L::Coding as Coding>::WHOLE {
+                if !is_whole {
                     unpack::<L>(self.0.0, lines, &mut codes[step % RING]);
                 }
             }
@@ -84,7 +86,7 @@ impl OpenIntegers {
             if step < count
                 && let Some(x) = multiplied.next()
             {
-                let codes = if <L::Coding as Coding>::WHOLE {
+                let codes = if is_whole {
                     whole.next().lines.first_chunk().expect("a line for every four columns")
                 } else {
                     &codes[step % RING].0
