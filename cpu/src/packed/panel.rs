@@ -13,8 +13,8 @@ use std::{marker::PhantomData, ops::Range};
 const NEAR: usize = 1024;
 
 /// Bytes to what is fetched into the second-level cache besides: the hardware alone does not keep memory busy with one stream a
-/// core. Without it four sequences take 1.15 to 1.2 times as long on a Xeon of the fifth generation; with half of it 8 and 16
-/// take 1.20 and 1.13 times as long on Zen 4 (llama-3.2-1b in Q8_0, two cores).
+/// core. Without it four sequences take 1.20 times as long on a Xeon of the fifth generation; with half of it 8 and 16 take
+/// 1.20 and 1.13 times as long on Zen 4 (llama-3.2-1b in Q8_0, two cores).
 const FAR: usize = 8192;
 
 /// Blocks whose scales lie together, before their codes: a section. A panel is read from its first byte to its last.

@@ -67,7 +67,7 @@ impl OpenIntegers {
     ) {
         let p = self.0.0.vectors();
         // Codes of 8 bits lie as the unit takes them.
-        let is_whole = const { <L::Coding as Coding>::BITS == 8 };
+        let is_whole = <L::Coding as Coding>::WIDE;
         let blocks = || panel.blocks::<L>(sections.clone());
         let (mut stored, mut whole, mut scaled) = (blocks(), blocks(), blocks());
         let (mut multiplied, mut added) = (x.chunks_exact(RECORD * SIDE), x.chunks_exact(RECORD * SIDE));
