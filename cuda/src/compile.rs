@@ -129,6 +129,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/warp.cuh"
     "quant/at.cuh"
     "quant/clustered.cuh"
+    "quant/feed.cuh"
     "quant/formats.cuh"
     "quant/job.cuh"
     "quant/ring.cuh"

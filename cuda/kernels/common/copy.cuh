@@ -93,6 +93,13 @@ DEVICE void copy_16_async(Shared to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to.at), "l"(from) : "memory");
 }
 
+// The same for bytes that are read once: they are the first to leave the second-level cache.
+DEVICE void copy_16_async_once(Shared to, const void* from) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to.at), "l"(from), "l"(policy) : "memory");
+}
+
 DEVICE void copy_16_async(Shared to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to.at), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }

@@ -80,7 +80,7 @@ struct Job {
         return order == nullptr ? (piece.first + at) * matrices + piece.matrix : order[piece.first + at];
     }
 
-    DEVICE u32 input(u32 entry) const { return entry / per_input; }
+    DEVICE u32 input(u32 entry) const { return per_input == 1 ? entry : entry / per_input; }
 
     // Activations of entry number `at` of a piece, in 16 bits row after row.
     DEVICE const u8* staged_row(const Piece& piece, u32 at) const { return x + u64(input(entry(piece, at))) * units * 128; }

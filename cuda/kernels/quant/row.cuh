@@ -14,9 +14,16 @@ DEVICE float factor_of_row(float most, float& by) {
     return __uint_as_float(lift << 23);
 }
 
+// What there is to do while something comes.
+struct Nothing {
+    DEVICE void operator()() const {}
+};
+
 // Brings a row of activations into 16 bits, with zeros up to `padded` columns, and returns what they are to be multiplied
 // with to be themselves again. All threads of a block come here.
-template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to) {
+// `meanwhile` is called when the row, or its beginning, has been asked for.
+template <bool IS_BF16, typename Meanwhile = Nothing>
+DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to, Meanwhile meanwhile = {}) {
     // Fours that a thread keeps; those of very long rows, and of rows at odd places, are read again.
     constexpr u32 KEPT = 7;
     const bool is_whole = columns % 4 == 0 && (u64(x) & 15) == 0;
@@ -38,6 +45,7 @@ template <bool IS_BF16> DEVICE float stage_row(const float* x, u32 columns, u32 
         if (i == turns) break;
         kept[i] = whole(4 * (i * blockDim.x + threadIdx.x));
     }
+    meanwhile();
     float factor = 1.0f, by = 1.0f;
     if constexpr (!IS_BF16) {
         float most = 0.0f;
@@ -93,10 +101,12 @@ struct RowNorm {
     }
 
     // `stage_row` of the normed row, which goes to `out` as well if that is not null.
-    template <bool IS_BF16> DEVICE float stage(const float* x, u32 padded, u32* to, float* out) const {
+    template <bool IS_BF16, typename Meanwhile = Nothing>
+    DEVICE float stage(const float* x, u32 padded, u32* to, float* out, Meanwhile meanwhile = {}) const {
         float4 kept[NORMED];
 #pragma unroll
         for (u32 i = 0; i < NORMED; ++i) kept[i] = has(i) ? load_four_floats(x + at(i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        meanwhile();
         float sum = 0.0f, most = 0.0f, factor = 1.0f, scale = 1.0f;
 #pragma unroll
         for (u32 i = 0; i < NORMED; ++i) sum += square_sum(kept[i]);

@@ -16,7 +16,7 @@ use kvas_gguf::Quant;
 
 /// Most entries of these kernels.
 pub(super) const MOST: usize = 32;
-/// Bytes of the ring of a warp (`RING_BYTES_OF_SEGMENT` of `kernels/quant/ring.cuh`).
+/// Bytes of the ring of a warp (`RING_BYTES_OF_SEGMENT` of `kernels/quant/feed.cuh`).
 const RING: usize = 4608;
 
 /// What a block has of shared memory besides that it asks for: its barriers, for which the compiler takes so many bytes.

@@ -20,13 +20,13 @@ pub(super) const GROUPS: usize = 2;
 /// Bytes between rows of activations (`BETWEEN_ROWS` there).
 pub(super) const BETWEEN_ROWS: usize = 64;
 
-/// Bytes of a ring that has so many at most, for units of `each`: `Slot` there.
+/// Bytes of a ring that has so many at most, for units of `each`: `Slot` of `kernels/quant/feed.cuh`.
 pub(super) fn bytes(most: usize, each: usize) -> usize {
     let slot = if 6 * each <= most { 2 * each } else { each };
     (most / slot).max(2) * slot
 }
 
-/// How blocks get activations: `Rows` there.
+/// How blocks get activations: `Rows` of `kernels/quant/feed.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rows {
     One,
@@ -58,7 +58,7 @@ impl Met {
         let Some([unit, shared]) = packed(self.quant) else { return usize::MAX };
         let row = 2 * UNIT * self.units;
         let of_unit = if rows == Rows::ByUnit { 8 * self.eights() * 2 * UNIT } else { 0 };
-        // `RING_BYTES`, `RING_BYTES_OF_16` and `RING_BYTES_BY_UNIT` there.
+        // `RING_BYTES`, `RING_BYTES_OF_16` and `RING_BYTES_BY_UNIT` of `kernels/quant/feed.cuh`.
         let (ring, inputs) = match rows {
             Rows::One => (7168, row),
             Rows::AtOnce if self.eights() > 1 => (4608, self.entries * (row + BETWEEN_ROWS)),
