@@ -173,17 +173,19 @@ impl Matrix {
         }
     }
 
+    /// Panel `panel` of all stacked matrices, if it was packed.
+    pub(crate) fn packed_panel(&self, panels: Panels, panel: usize) -> Option<Panel<'_>> {
+        let (_, arena) = self.packed.as_ref().filter(|(rows, _)| *rows == panels.rows)?;
+        Some(Panel { bytes: &arena[panel * panels.bytes..][..panels.bytes], columns: self.columns })
+    }
+
     /// Panel `panel` of all stacked matrices; packed into `scratch` if that was not done.
     pub(crate) fn panel<'a>(&'a self, panels: Panels, panel: usize, scratch: &'a mut [u8]) -> Panel<'a> {
-        let bytes = match &self.packed {
-            Some((rows, arena)) if *rows == panels.rows => &arena[panel * panels.bytes..][..panels.bytes],
-            Some(_) | None => {
-                let scratch = &mut scratch[..panels.bytes];
-                self.pack_panel(panels, panel, scratch);
-                scratch
-            }
-        };
-        Panel { bytes, columns: self.columns }
+        self.packed_panel(panels, panel).unwrap_or_else(|| {
+            let scratch = &mut scratch[..panels.bytes];
+            self.pack_panel(panels, panel, scratch);
+            Panel { bytes: scratch, columns: self.columns }
+        })
     }
 
     /// Rows of the matrix.

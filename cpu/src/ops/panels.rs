@@ -13,9 +13,22 @@ use std::{marker::PhantomData, ops::Range};
 /// fetched meanwhile.
 const PIECE: usize = 2;
 
-/// A panel times some activations.
+/// Most activations that meet two panels at once.
+pub(crate) const BESIDE: usize = 4;
+
+/// A panel that meets the activations at the same time as another.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beside<'a> {
+    /// Of as many columns.
+    pub(crate) panel: Panel<'a>,
+    /// Values of `y` from those of the other panel to its own.
+    pub(crate) behind: usize,
+}
+
+/// A panel, or two for up to [`BESIDE`], times some activations.
 pub(crate) struct PanelTimes<'a> {
     pub(crate) panel: Panel<'a>,
+    pub(crate) beside: Option<Beside<'a>>,
     /// How many.
     pub(crate) count: usize,
     /// By group, whole ones.
@@ -28,7 +41,7 @@ pub(crate) struct PanelTimes<'a> {
 /// With the layout of its weights.
 struct LaidOut<'a, L>(PanelTimes<'a>, PhantomData<L>);
 
-impl PanelTimes<'_> {
+impl<'a> PanelTimes<'a> {
     /// `y[entry][row] = panel[row] . x[entry]` for all 16 rows.
     pub(crate) fn run<L: Layout>(self, proof: Proof) {
         match proof.tiles().filter(|_| self.count >= SIDE) {
@@ -37,14 +50,18 @@ impl PanelTimes<'_> {
         }
     }
 
-    /// `R` activations from one on and their sums, for some sections.
+    /// `R` activations from one on, for some sections.
     #[inline(always)]
-    fn group<const R: usize>(&mut self, at: usize, sections: &Range<usize>) -> (&[Word], Sums<'_>) {
+    fn group<const R: usize>(&self, at: usize, sections: &Range<usize>) -> &'a [Word] {
         let blocks = self.panel.blocks_before(sections.start)..self.panel.blocks_before(sections.end);
         let all = &self.x[at * self.panel.columns / BLOCK * RECORD..];
-        let data = &mut self.y[at * self.width..];
-        let sums = Sums { data, width: self.width, begins: sections.start == 0 };
-        (&all[blocks.start * R * RECORD..blocks.end * R * RECORD], sums)
+        &all[blocks.start * R * RECORD..blocks.end * R * RECORD]
+    }
+
+    /// Their sums with the panel whose values of `y` are so far behind the first.
+    #[inline(always)]
+    fn sums(&mut self, at: usize, sections: &Range<usize>, behind: usize) -> Sums<'_> {
+        Sums { data: &mut self.y[at * self.width + behind..], width: self.width, begins: sections.start == 0 }
     }
 
     #[inline(always)]
@@ -54,11 +71,18 @@ impl PanelTimes<'_> {
         (sections, ahead): (Range<usize>, &Ahead),
         at: usize,
     ) {
-        let panel = self.panel;
-        let (x, mut sums) = self.group::<R>(at, &sections);
-        let mut totals = sums.load::<_, R>(simd.panels());
-        panel.add::<L, S, R>(simd, (sections, ahead), x, &mut totals);
-        sums.store(simd.panels(), totals);
+        let (x, p, panel) = (self.group::<R>(at, &sections), simd.panels(), self.panel);
+        let first = self.sums(at, &sections, 0).load(p);
+        if let Some(Beside { panel: other, behind }) = self.beside.filter(|_| R <= BESIDE) {
+            let mut totals = [first, self.sums(at, &sections, behind).load(p)];
+            Panel::add::<L, S, R, 2>([panel, other], simd, (sections.clone(), ahead), x, &mut totals);
+            self.sums(at, &sections, 0).store(p, totals[0]);
+            self.sums(at, &sections, behind).store(p, totals[1]);
+        } else {
+            let mut totals = [first];
+            Panel::add::<L, S, R, 1>([panel], simd, (sections.clone(), ahead), x, &mut totals);
+            self.sums(at, &sections, 0).store(p, totals[0]);
+        }
     }
 
     #[inline(always)]
@@ -81,8 +105,8 @@ impl PanelTimes<'_> {
                 if len == SIDE
                     && let Some(open) = open
                 {
-                    let (x, sums) = self.group::<SIDE>(at, &piece);
-                    open.add::<L>(&panel, part, x, sums);
+                    let x = self.group::<SIDE>(at, &piece);
+                    open.add::<L>(&panel, part, x, self.sums(at, &piece, 0));
                 } else if len == 8 {
                     self.vectors::<L, S, 8>(simd, part, at);
                 } else if len == 4 {

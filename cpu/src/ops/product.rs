@@ -1,6 +1,6 @@
 //! Products of activations with weights: cut into tiles for threads, caches and registers.
 
-use super::panels::PanelTimes;
+use super::panels::{BESIDE, Beside, PanelTimes};
 use crate::{
     packed::{BLOCK, FloatTimes, RECORD, Word, panel_bytes, with_layout},
     pool::Tile,
@@ -190,10 +190,15 @@ impl Product<'_> {
     ) {
         if let Some(panels) = matrix.panels(self.outputs) {
             let scratch = bytemuck::cast_slice_mut(scratch);
-            let (x, count) = (self.x.words_of(block.clone()), block.len());
-            for (number, first) in rows.step_by(ROWS).enumerate() {
-                let panel = matrix.panel(panels, group * panels.each() + first / ROWS, scratch);
-                let times = PanelTimes { panel, count, x, y: &mut y[number * ROWS..], width };
+            let (x, count, each) = (self.x.words_of(block.clone()), block.len(), rows.len().div_ceil(ROWS));
+            let first = group * panels.each() + rows.start / ROWS;
+            let packed = |number: usize| matrix.packed_panel(panels, first + number);
+            let half = if packed(0).is_some() { half(each, count) } else { 0 };
+            for number in (0..half).chain(2 * half..each) {
+                let beside = if number < half { packed(number + half) } else { None };
+                let beside = beside.map(|panel| Beside { panel, behind: half * ROWS });
+                let panel = matrix.panel(panels, first + number, scratch);
+                let times = PanelTimes { panel, beside, count, x, y: &mut y[number * ROWS..], width };
                 with_layout!(matrix.quant, |L| times.run::<L>(self.proof), unreachable!("it has panels"));
             }
             return;
@@ -243,17 +248,26 @@ impl Product<'_> {
         for (x, at) in x.iter_mut().zip(block.clone()) {
             *x = self.x.float_row(self.entries.entry(at) / self.entries.per_input);
         }
-        let (x, each) = (&x[..block.len()], self.outputs.div_ceil(ROWS));
-        for (number, first) in rows.step_by(ROWS).enumerate() {
-            let panel = matrix.float_panel(self.outputs, group * each + first / ROWS).expect("all are packed");
-            let y = &mut y[number * ROWS..];
+        let (x, each) = (&x[..block.len()], rows.len().div_ceil(ROWS));
+        let first = group * self.outputs.div_ceil(ROWS) + rows.start / ROWS;
+        let packed = |number: usize| matrix.float_panel(self.outputs, first + number).expect("all are packed");
+        let half = half(each, x.len());
+        for number in (0..half).chain(2 * half..each) {
+            let beside = (number < half).then(|| (packed(number + half), half * ROWS));
+            let (panel, y) = (packed(number), &mut y[number * ROWS..]);
             if matrix.quant == Quant::Bf16 {
-                self.proof.run(FloatTimes { panel, x, y, width, element: PhantomData::<Bf16> });
+                self.proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<Bf16> });
             } else {
-                self.proof.run(FloatTimes { panel, x, y, width, element: PhantomData::<F16> });
+                self.proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<F16> });
             }
         }
     }
+}
+
+/// Panels of `all` that are gone through beside as many others, for so many activations: memory gives a core more of two streams
+/// than of one. Each half is gone through from its first byte to its last.
+fn half(all: usize, activations: usize) -> usize {
+    if activations <= BESIDE { all / 2 } else { 0 }
 }
 
 /// Some rows of floats times some entries.

@@ -83,9 +83,11 @@ fn pack_as<E: Pairs>(columns: usize, rows: &[u8], panel: &mut [u8]) {
     }
 }
 
-/// `y[i][row] = panel[row] . x[i]` for all 16 rows.
+/// `y[i][row] = panel[row] . x[i]` for all 16 rows, of one panel or, for up to four activations, of two.
 pub(crate) struct FloatTimes<'a, E> {
     pub(crate) panel: &'a [u8],
+    /// Another of as many bytes, and how many values of `y` its own are behind.
+    pub(crate) beside: Option<(&'a [u8], usize)>,
     /// As many values of each as the panel has columns.
     pub(crate) x: &'a [&'a [f32]],
     pub(crate) y: &'a mut [f32],
@@ -117,22 +119,26 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
             at += group_len::<S>(self.x.len() - at);
             passes += 1;
         }
-        for (number, lines) in self.panel.as_chunks::<LINE>().0.chunks(PIECE).enumerate() {
-            let mut at = 0;
+        let panel = self.panel.as_chunks::<LINE>().0;
+        let (other, behind) = self.beside.unwrap_or_default();
+        let other = other.as_chunks::<LINE>().0;
+        for (number, lines) in panel.chunks(PIECE).enumerate() {
+            let (mut at, from) = (0, number * PIECE);
             for pass in 0..passes {
                 // Nobody has been here before the first pass; memory should work during all of them.
                 let share = lines.len().div_ceil(passes);
                 let far = if passes > 1 { (PIECE + pass * share, share) } else { (FAR, lines.len()) };
-                let piece = Piece { lines, from: 2 * number * PIECE, is_first: pass == 0, far };
+                let piece = Piece { from: 2 * from, is_first: pass == 0, far };
                 let len = group_len::<S>(self.x.len() - at);
+                let both = [(lines, 0), (other.get(from..from + lines.len()).unwrap_or_default(), behind)];
                 if const { S::LANES == 16 } && len == 8 {
-                    self.meet::<S, 8>(simd, &piece, at);
+                    self.meet::<S, 8, 1>(simd, &piece, [both[0]], at);
                 } else if const { S::LANES == 16 } && len == 4 {
-                    self.meet::<S, 4>(simd, &piece, at);
+                    self.meet_both::<S, 4>(simd, &piece, both, at);
                 } else if len == 2 {
-                    self.meet::<S, 2>(simd, &piece, at);
+                    self.meet_both::<S, 2>(simd, &piece, both, at);
                 } else {
-                    self.meet::<S, 1>(simd, &piece, at);
+                    self.meet_both::<S, 1>(simd, &piece, both, at);
                 }
                 at += len;
             }
@@ -140,9 +146,11 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
     }
 }
 
-/// Some lines of a panel, and what is fetched during a pass over them.
-struct Piece<'a> {
-    lines: &'a [[u8; LINE]],
+/// Lines of a panel, and how far behind those of the first panel its values of `y` are.
+type Lines<'a> = (&'a [[u8; LINE]], usize);
+
+/// What is done with some lines of a panel.
+struct Piece {
     /// The first column.
     from: usize,
     is_first: bool,
@@ -151,35 +159,60 @@ struct Piece<'a> {
 }
 
 impl<E: Pairs> FloatTimes<'_, E> {
+    /// [`FloatTimes::meet`] with both panels, if there is a second one, at once where there are registers for their sums.
     #[inline(always)]
-    fn meet<S: Simd, const R: usize>(&mut self, simd: S, piece: &Piece<'_>, at: usize) {
-        let p = simd.panels();
-        let Piece { lines, from, is_first, far } = *piece;
+    fn meet_both<S: Simd, const R: usize>(&mut self, simd: S, piece: &Piece, both: [Lines<'_>; 2], at: usize) {
+        if both[1].0.is_empty() {
+            self.meet::<S, R, 1>(simd, piece, [both[0]], at);
+        } else if const { S::LANES == 16 || R == 1 } {
+            self.meet::<S, R, 2>(simd, piece, both, at);
+        } else {
+            both.into_iter().for_each(|lines| self.meet::<S, R, 1>(simd, piece, [lines], at));
+        }
+    }
+
+    /// Lines of `W` panels times `R` activations from `at` on.
+    #[inline(always)]
+    fn meet<S: Simd, const R: usize, const W: usize>(
+        &mut self,
+        simd: S,
+        piece: &Piece,
+        panels: [Lines<'_>; W],
+        at: usize,
+    ) {
+        let (p, count) = (simd.panels(), panels[0].0.len());
+        let Piece { from, is_first, far } = *piece;
+        let panels = panels.map(|(lines, behind)| (&lines[..count], behind));
         let mut x = [&[][..]; R];
         for r in 0..R {
-            x[r] = &self.x[at + r][from..].as_chunks::<2>().0[..lines.len()];
+            x[r] = &self.x[at + r][from..].as_chunks::<2>().0[..count];
         }
-        let mut sums = [[p.every(0.0); 2]; R];
-        for (i, line) in lines.iter().enumerate() {
-            let here = line.as_ptr();
-            if is_first {
-                simd.prefetch(here.wrapping_add(NEAR * LINE));
+        let mut sums = [[[p.every(0.0); 2]; R]; W];
+        for i in 0..count {
+            for w in 0..W {
+                let line = &panels[w].0[i];
+                let here = line.as_ptr();
+                if is_first {
+                    simd.prefetch(here.wrapping_add(NEAR * LINE));
+                }
+                if i < far.1 {
+                    simd.prefetch_far(here.wrapping_add(far.0 * LINE));
+                }
+                let [even, odd] = E::load(p, line);
+                for r in 0..R {
+                    let [first, second] = x[r][i];
+                    sums[w][r][0] = p.times_plus(even, p.every(first), sums[w][r][0]);
+                    sums[w][r][1] = p.times_plus(odd, p.every(second), sums[w][r][1]);
+                }
             }
-            if i < far.1 {
-                simd.prefetch_far(here.wrapping_add(far.0 * LINE));
-            }
-            let [even, odd] = E::load(p, line);
+        }
+        for w in 0..W {
             for r in 0..R {
-                let [first, second] = x[r][i];
-                sums[r][0] = p.times_plus(even, p.every(first), sums[r][0]);
-                sums[r][1] = p.times_plus(odd, p.every(second), sums[r][1]);
+                let y = self.y[(at + r) * self.width + panels[w].1..].first_chunk_mut::<ROWS>().expect("all rows");
+                let [even, odd] = sums[w][r];
+                let sum = p.plus(even, odd);
+                *y = p.array(if from == 0 { sum } else { p.plus(p.floats(y), sum) });
             }
-        }
-        for r in 0..R {
-            let y = self.y[(at + r) * self.width..].first_chunk_mut::<ROWS>().expect("all rows");
-            let [even, odd] = sums[r];
-            let sum = p.plus(even, odd);
-            *y = p.array(if from == 0 { sum } else { p.plus(p.floats(y), sum) });
         }
     }
 }

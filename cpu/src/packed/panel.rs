@@ -132,22 +132,24 @@ impl<'a> Panel<'a> {
         Blocks { rest, records: &[], lines: &[], at: 0, left, layout: PhantomData }
     }
 
-    /// `sums[r][row] += panel[row] . x[r]` over some sections, for `R` activations of one group: their blocks of these
-    /// sections.
+    /// `sums[w][r][row] += panels[w][row] . x[r]` over some sections of panels of one size, for `R` activations of one group: their
+    /// blocks of these sections.
     #[inline(always)]
-    pub(crate) fn add<L: Layout, S: Simd, const R: usize>(
-        &self,
+    pub(crate) fn add<L: Layout, S: Simd, const R: usize, const W: usize>(
+        panels: [Self; W],
         simd: S,
         (sections, ahead): (Range<usize>, &Ahead),
         x: &[Word],
-        sums: &mut [<S::Panels as Panels>::Floats; R],
+        sums: &mut [[<S::Panels as Panels>::Floats; R]; W],
     ) {
         let p = simd.panels();
-        let mut blocks = self.blocks::<L>(sections);
+        let mut blocks = panels.map(|panel| panel.blocks::<L>(sections.clone()));
         for x in x.chunks_exact(RECORD * R) {
-            let PanelBlock { record, at, lines } = blocks.next_fetching(simd, ahead);
-            let codes = <L::Coding as Coding>::unpack(p, lines);
-            add_block::<L, _, R>(p, &codes, L::scales(p, record, at), x, sums);
+            for w in 0..W {
+                let PanelBlock { record, at, lines } = blocks[w].next_fetching(simd, ahead);
+                let codes = <L::Coding as Coding>::unpack(p, lines);
+                add_block::<L, _, R>(p, &codes, L::scales(p, record, at), x, &mut sums[w]);
+            }
         }
     }
 }

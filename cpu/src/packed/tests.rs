@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    ops::panels::PanelTimes,
+    ops::panels::{BESIDE, Beside, PanelTimes},
     simd::{
         Isa, Proof,
         dense::{Bf16, F16},
@@ -94,9 +94,77 @@ fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec
         left = rest;
     }
     let mut y = vec![f32::NAN; x.len() * ROWS];
-    let times = PanelTimes { panel, count: x.len(), x: &words, y: &mut y, width: ROWS };
+    let times = PanelTimes { panel, beside: None, count: x.len(), x: &words, y: &mut y, width: ROWS };
     with_layout!(quant, |L| times.run::<L>(proof), panic!("{quant}"));
     y.as_chunks().0.to_vec()
+}
+
+#[test]
+fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
+    let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<_>>();
+    // What `y` holds of each activation: the sums with one panel, then a gap, then those with the other.
+    let (behind, width) = (2 * ROWS, 3 * ROWS);
+    for ((quant, scale_at), count) in FORMATS.iter().flat_map(|format| (1..=BESIDE).map(move |count| (*format, count)))
+    {
+        let columns = 9 * quant.block_len();
+        let rows = random_rows(quant, 2 * ROWS, columns, scale_at);
+        let panels = [0, 1].map(|half| {
+            let mut packed = vec![0xff; panel_bytes(quant, columns).unwrap()];
+            pack(quant, columns, &rows[half * rows.len() / 2..(half + 1) * rows.len() / 2], &mut packed);
+            packed
+        });
+        let [panel, other] = [0, 1].map(|at| Panel { bytes: &panels[at], columns });
+        let mut random = Random::new(count as u64);
+        let x: Vec<Vec<f32>> = (0..count).map(|_| (0..columns).map(|_| random.normal()).collect()).collect();
+        for proof in proofs() {
+            let words = group(proof, &x.iter().map(|x| &x[..]).collect::<Vec<_>>());
+            let mut y = vec![f32::NAN; count * width];
+            let beside = Some(Beside { panel: other, behind });
+            let times = PanelTimes { panel, beside, count, x: &words, y: &mut y, width };
+            with_layout!(quant, |L| times.run::<L>(proof), panic!("{quant}"));
+            for (r, y) in y.chunks(width).enumerate() {
+                for (panel, at) in [(panel, 0), (other, behind)] {
+                    let alone = products(proof, quant, panel, &x[r..=r]);
+                    assert_eq!(bits(&y[at..at + ROWS]), bits(&alone[0]), "{quant} {proof:?}, {r} of {count}");
+                }
+                assert!(y[ROWS..behind].iter().all(|y| y.is_nan()), "the gap");
+            }
+        }
+    }
+    for (quant, count) in
+        [Quant::Bf16, Quant::F16].into_iter().flat_map(|quant| [1, 2, 3, 4].map(|count| (quant, count)))
+    {
+        let (columns, mut random) = (1088, Random::new(count as u64));
+        let panels = [1, 2].map(|_| {
+            let mut packed = vec![0; float_panel_bytes(quant, columns).unwrap()];
+            let mut stored = vec![0; 2 * ROWS * columns];
+            let weights: Vec<f32> = (0..ROWS * columns).map(|_| random.normal()).collect();
+            quant.quantize(&weights, &mut stored).unwrap();
+            pack_floats(quant, columns, &stored, &mut packed);
+            packed
+        });
+        let x: Vec<Vec<f32>> = (0..count).map(|_| (0..columns).map(|_| random.normal()).collect()).collect();
+        let x: Vec<&[f32]> = x.iter().map(|x| &x[..]).collect();
+        let run = |proof: Proof, panel, beside, x: &[&[f32]], (y, width): (&mut [f32], usize)| {
+            if quant == Quant::Bf16 {
+                proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<Bf16> });
+            } else {
+                proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<F16> });
+            }
+        };
+        for proof in proofs() {
+            let mut y = vec![f32::NAN; count * width];
+            run(proof, &panels[0], Some((&panels[1], behind)), &x, (&mut y, width));
+            for (r, y) in y.chunks(width).enumerate() {
+                for (panel, at) in panels.iter().zip([0, behind]) {
+                    let mut alone = [f32::NAN; ROWS];
+                    run(proof, panel, None, &x[r..=r], (&mut alone, ROWS));
+                    assert_eq!(bits(&y[at..at + ROWS]), bits(&alone), "{quant} {proof:?}, {r} of {count}");
+                }
+                assert!(y[ROWS..behind].iter().all(|y| y.is_nan()), "the gap");
+            }
+        }
+    }
 }
 
 #[test]
@@ -223,9 +291,9 @@ fn floats_give_the_same_bits_everywhere_and_are_near_the_truth() {
     let run = |proof: Proof, quant, panel: &[u8], x: &[&[f32]]| {
         let (width, mut y) = (ROWS, vec![f32::NAN; x.len() * ROWS]);
         if quant == Quant::Bf16 {
-            proof.run(FloatTimes { panel, x, y: &mut y, width, element: PhantomData::<Bf16> });
+            proof.run(FloatTimes { panel, beside: None, x, y: &mut y, width, element: PhantomData::<Bf16> });
         } else {
-            proof.run(FloatTimes { panel, x, y: &mut y, width, element: PhantomData::<F16> });
+            proof.run(FloatTimes { panel, beside: None, x, y: &mut y, width, element: PhantomData::<F16> });
         }
         y
     };
