@@ -1,7 +1,7 @@
 //! A panel of weights times groups of activations.
 
 use crate::{
-    packed::{Ahead, BLOCK, Layout, Panel, RECORD, Sums, Word, group_len},
+    packed::{Ahead, BESIDE, BLOCK, Beside, Layout, Panel, RECORD, Sums, Word, group_len},
     simd::{
         Kernel, Proof, Simd,
         tiles::{OpenIntegers, SIDE, TileKernel, Tiles},
@@ -13,22 +13,10 @@ use std::{marker::PhantomData, ops::Range};
 /// fetched meanwhile.
 const PIECE: usize = 2;
 
-/// Most activations that meet two panels at once.
-pub(crate) const BESIDE: usize = 4;
-
-/// A panel that meets the activations at the same time as another.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Beside<'a> {
-    /// Of as many columns.
-    pub(crate) panel: Panel<'a>,
-    /// Values of `y` from those of the other panel to its own.
-    pub(crate) behind: usize,
-}
-
 /// A panel, or two for up to [`BESIDE`], times some activations.
 pub(crate) struct PanelTimes<'a> {
     pub(crate) panel: Panel<'a>,
-    pub(crate) beside: Option<Beside<'a>>,
+    pub(crate) beside: Option<Beside<Panel<'a>>>,
     /// How many.
     pub(crate) count: usize,
     /// By group, whole ones.
@@ -44,6 +32,7 @@ struct LaidOut<'a, L>(PanelTimes<'a>, PhantomData<L>);
 impl<'a> PanelTimes<'a> {
     /// `y[entry][row] = panel[row] . x[entry]` for all 16 rows.
     pub(crate) fn run<L: Layout>(self, proof: Proof) {
+        debug_assert!(self.beside.is_none() || self.count <= BESIDE, "{} for two panels", self.count);
         match proof.tiles().filter(|_| self.count >= SIDE) {
             Some(tiles) => tiles.run(LaidOut::<L>(self, PhantomData)),
             None => proof.run_products(LaidOut::<L>(self, PhantomData)),
@@ -73,7 +62,9 @@ impl<'a> PanelTimes<'a> {
     ) {
         let (x, p, panel) = (self.group::<R>(at, &sections), simd.panels(), self.panel);
         let first = self.sums(at, &sections, 0).load(p);
-        if let Some(Beside { panel: other, behind }) = self.beside.filter(|_| R <= BESIDE) {
+        if const { R <= BESIDE }
+            && let Some(Beside { panel: other, behind }) = self.beside
+        {
             let mut totals = [first, self.sums(at, &sections, behind).load(p)];
             Panel::add::<L, S, R, 2>([panel, other], simd, (sections.clone(), ahead), x, &mut totals);
             self.sums(at, &sections, 0).store(p, totals[0]);

@@ -1,8 +1,8 @@
 //! Products of activations with weights: cut into tiles for threads, caches and registers.
 
-use super::panels::{BESIDE, Beside, PanelTimes};
+use super::panels::PanelTimes;
 use crate::{
-    packed::{BLOCK, FloatTimes, RECORD, Word, panel_bytes, with_layout},
+    packed::{BESIDE, BLOCK, Beside, FloatTimes, RECORD, Word, panel_bytes, with_layout},
     pool::Tile,
     simd::{
         Kernel, Proof, Simd,
@@ -193,10 +193,11 @@ impl Product<'_> {
             let (x, count, each) = (self.x.words_of(block.clone()), block.len(), rows.len().div_ceil(ROWS));
             let first = group * panels.each() + rows.start / ROWS;
             let packed = |number: usize| matrix.packed_panel(panels, first + number);
-            let half = if packed(0).is_some() { half(each, count) } else { 0 };
-            for number in (0..half).chain(2 * half..each) {
-                let beside = if number < half { packed(number + half) } else { None };
-                let beside = beside.map(|panel| Beside { panel, behind: half * ROWS });
+            // What is packed anew each time has room for one.
+            let at_once = if packed(0).is_some() { count } else { usize::MAX };
+            for (number, other) in by_pairs(each, at_once) {
+                let beside =
+                    other.and_then(|other| Some(Beside { panel: packed(other)?, behind: (other - number) * ROWS }));
                 let panel = matrix.panel(panels, first + number, scratch);
                 let times = PanelTimes { panel, beside, count, x, y: &mut y[number * ROWS..], width };
                 with_layout!(matrix.quant, |L| times.run::<L>(self.proof), unreachable!("it has panels"));
@@ -251,9 +252,8 @@ impl Product<'_> {
         let (x, each) = (&x[..block.len()], rows.len().div_ceil(ROWS));
         let first = group * self.outputs.div_ceil(ROWS) + rows.start / ROWS;
         let packed = |number: usize| matrix.float_panel(self.outputs, first + number).expect("all are packed");
-        let half = half(each, x.len());
-        for number in (0..half).chain(2 * half..each) {
-            let beside = (number < half).then(|| (packed(number + half), half * ROWS));
+        for (number, other) in by_pairs(each, x.len()) {
+            let beside = other.map(|other| Beside { panel: packed(other), behind: (other - number) * ROWS });
             let (panel, y) = (packed(number), &mut y[number * ROWS..]);
             if matrix.quant == Quant::Bf16 {
                 self.proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<Bf16> });
@@ -264,10 +264,12 @@ impl Product<'_> {
     }
 }
 
-/// Panels of `all` that are gone through beside as many others, for so many activations: memory gives a core more of two streams
-/// than of one. Each half is gone through from its first byte to its last.
-fn half(all: usize, activations: usize) -> usize {
-    if activations <= BESIDE { all / 2 } else { 0 }
+/// The numbers of `all` panels, each with that of the panel beside it, if so many activations meet two at once: memory gives a core
+/// more of two streams than of one. Each half is gone through from its first byte to its last.
+fn by_pairs(all: usize, activations: usize) -> impl Iterator<Item = (usize, Option<usize>)> {
+    let half = if activations <= BESIDE { all / 2 } else { 0 };
+    let pairs = (0..half).map(move |number| (number, Some(number + half)));
+    pairs.chain((2 * half..all).map(|number| (number, None)))
 }
 
 /// Some rows of floats times some entries.

@@ -2,7 +2,7 @@
 //! pieces of two chains of multiply-adds, of even and of odd columns, whatever the instruction set and however many
 //! activations meet a panel.
 
-use super::LINE;
+use super::{BESIDE, Beside, LINE};
 use crate::simd::{
     Kernel, Simd,
     dense::{Bf16, F16},
@@ -83,11 +83,10 @@ fn pack_as<E: Pairs>(columns: usize, rows: &[u8], panel: &mut [u8]) {
     }
 }
 
-/// `y[i][row] = panel[row] . x[i]` for all 16 rows, of one panel or, for up to four activations, of two.
+/// `y[i][row] = panel[row] . x[i]` for all 16 rows, of one panel or, for up to [`BESIDE`] activations, of two.
 pub(crate) struct FloatTimes<'a, E> {
     pub(crate) panel: &'a [u8],
-    /// Another of as many bytes, and how many values of `y` its own are behind.
-    pub(crate) beside: Option<(&'a [u8], usize)>,
+    pub(crate) beside: Option<Beside<&'a [u8]>>,
     /// As many values of each as the panel has columns.
     pub(crate) x: &'a [&'a [f32]],
     pub(crate) y: &'a mut [f32],
@@ -114,14 +113,14 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
+        debug_assert!(self.beside.is_none() || self.x.len() <= BESIDE, "{} for two panels", self.x.len());
         let (mut passes, mut at) = (0, 0);
         while at < self.x.len() {
             at += group_len::<S>(self.x.len() - at);
             passes += 1;
         }
         let panel = self.panel.as_chunks::<LINE>().0;
-        let (other, behind) = self.beside.unwrap_or_default();
-        let other = other.as_chunks::<LINE>().0;
+        let other = self.beside.map(|Beside { panel, behind }| (panel.as_chunks::<LINE>().0, behind));
         for (number, lines) in panel.chunks(PIECE).enumerate() {
             let (mut at, from) = (0, number * PIECE);
             for pass in 0..passes {
@@ -130,15 +129,16 @@ impl<E: Pairs> Kernel for FloatTimes<'_, E> {
                 let far = if passes > 1 { (PIECE + pass * share, share) } else { (FAR, lines.len()) };
                 let piece = Piece { from: 2 * from, is_first: pass == 0, far };
                 let len = group_len::<S>(self.x.len() - at);
-                let both = [(lines, 0), (other.get(from..from + lines.len()).unwrap_or_default(), behind)];
+                let other = other.map(|(other, behind)| (&other[from..from + lines.len()], behind));
+                let lines = (lines, 0);
                 if const { S::LANES == 16 } && len == 8 {
-                    self.meet::<S, 8, 1>(simd, &piece, [both[0]], at);
+                    self.meet::<S, 8, 1>(simd, &piece, [lines], at);
                 } else if const { S::LANES == 16 } && len == 4 {
-                    self.meet_both::<S, 4>(simd, &piece, both, at);
+                    self.meet_both::<S, 4>(simd, &piece, (lines, other), at);
                 } else if len == 2 {
-                    self.meet_both::<S, 2>(simd, &piece, both, at);
+                    self.meet_both::<S, 2>(simd, &piece, (lines, other), at);
                 } else {
-                    self.meet_both::<S, 1>(simd, &piece, both, at);
+                    self.meet_both::<S, 1>(simd, &piece, (lines, other), at);
                 }
                 at += len;
             }
@@ -161,13 +161,22 @@ struct Piece {
 impl<E: Pairs> FloatTimes<'_, E> {
     /// [`FloatTimes::meet`] with both panels, if there is a second one, at once where there are registers for their sums.
     #[inline(always)]
-    fn meet_both<S: Simd, const R: usize>(&mut self, simd: S, piece: &Piece, both: [Lines<'_>; 2], at: usize) {
-        if both[1].0.is_empty() {
-            self.meet::<S, R, 1>(simd, piece, [both[0]], at);
-        } else if const { S::LANES == 16 || R == 1 } {
-            self.meet::<S, R, 2>(simd, piece, both, at);
+    fn meet_both<S: Simd, const R: usize>(
+        &mut self,
+        simd: S,
+        piece: &Piece,
+        (lines, other): (Lines<'_>, Option<Lines<'_>>),
+        at: usize,
+    ) {
+        if const { S::LANES == 16 || R == 1 }
+            && let Some(other) = other
+        {
+            self.meet::<S, R, 2>(simd, piece, [lines, other], at);
         } else {
-            both.into_iter().for_each(|lines| self.meet::<S, R, 1>(simd, piece, [lines], at));
+            self.meet::<S, R, 1>(simd, piece, [lines], at);
+            if let Some(other) = other {
+                self.meet::<S, R, 1>(simd, piece, [other], at);
+            }
         }
     }
 

@@ -24,6 +24,18 @@ pub(crate) const BLOCK: usize = 32;
 /// Bytes of a line of codes.
 pub(crate) const LINE: usize = 4 * ROWS;
 
+/// Most activations that meet two panels at once.
+pub(crate) const BESIDE: usize = 4;
+
+/// A panel that meets the activations at the same time as another.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beside<P> {
+    /// Of the same format and as many columns.
+    pub(crate) panel: P,
+    /// Values of `y` from those of the other panel to its own.
+    pub(crate) behind: usize,
+}
+
 /// Runs `$body` with the layout of a format, `$otherwise` for formats that are not packed.
 macro_rules! with_layout {
     ($quant:expr, |$layout:ident| $body:expr, $otherwise:expr) => {

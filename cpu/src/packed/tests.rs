@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    ops::panels::{BESIDE, Beside, PanelTimes},
+    ops::panels::PanelTimes,
     simd::{
         Isa, Proof,
         dense::{Bf16, F16},
@@ -99,6 +99,21 @@ fn products(proof: Proof, quant: Quant, panel: Panel<'_>, x: &[Vec<f32>]) -> Vec
     y.as_chunks().0.to_vec()
 }
 
+/// Products of a panel of floats, and of the one beside it, with all of `x`.
+fn float_products(
+    proof: Proof,
+    quant: Quant,
+    (panel, beside): (&[u8], Option<Beside<&[u8]>>),
+    x: &[&[f32]],
+    (y, width): (&mut [f32], usize),
+) {
+    if quant == Quant::Bf16 {
+        proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<Bf16> });
+    } else {
+        proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<F16> });
+    }
+}
+
 #[test]
 fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
     let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<_>>();
@@ -145,20 +160,13 @@ fn a_panel_beside_another_gives_the_bits_it_gives_alone() {
         });
         let x: Vec<Vec<f32>> = (0..count).map(|_| (0..columns).map(|_| random.normal()).collect()).collect();
         let x: Vec<&[f32]> = x.iter().map(|x| &x[..]).collect();
-        let run = |proof: Proof, panel, beside, x: &[&[f32]], (y, width): (&mut [f32], usize)| {
-            if quant == Quant::Bf16 {
-                proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<Bf16> });
-            } else {
-                proof.run(FloatTimes { panel, beside, x, y, width, element: PhantomData::<F16> });
-            }
-        };
         for proof in proofs() {
             let mut y = vec![f32::NAN; count * width];
-            run(proof, &panels[0], Some((&panels[1], behind)), &x, (&mut y, width));
+            float_products(proof, quant, (&panels[0], Some(Beside { panel: &panels[1], behind })), &x, (&mut y, width));
             for (r, y) in y.chunks(width).enumerate() {
                 for (panel, at) in panels.iter().zip([0, behind]) {
                     let mut alone = [f32::NAN; ROWS];
-                    run(proof, panel, None, &x[r..=r], (&mut alone, ROWS));
+                    float_products(proof, quant, (panel, None), &x[r..=r], (&mut alone, ROWS));
                     assert_eq!(bits(&y[at..at + ROWS]), bits(&alone), "{quant} {proof:?}, {r} of {count}");
                 }
                 assert!(y[ROWS..behind].iter().all(|y| y.is_nan()), "the gap");
@@ -289,12 +297,8 @@ fn what_is_not_finite_stays_visible() {
 #[test]
 fn floats_give_the_same_bits_everywhere_and_are_near_the_truth() {
     let run = |proof: Proof, quant, panel: &[u8], x: &[&[f32]]| {
-        let (width, mut y) = (ROWS, vec![f32::NAN; x.len() * ROWS]);
-        if quant == Quant::Bf16 {
-            proof.run(FloatTimes { panel, beside: None, x, y: &mut y, width, element: PhantomData::<Bf16> });
-        } else {
-            proof.run(FloatTimes { panel, beside: None, x, y: &mut y, width, element: PhantomData::<F16> });
-        }
+        let mut y = vec![f32::NAN; x.len() * ROWS];
+        float_products(proof, quant, (panel, None), x, (&mut y, ROWS));
         y
     };
     let mut random = Random::new(5);
