@@ -15,7 +15,7 @@ template <u32 BYTES> DEVICE void store_codes(u8* unit, const u32 (&codes)[2][2][
                 const u32 code = codes[chunk][half][i], p = i / 2, high = 16 * (i % 2);
                 low[2 * chunk + half] |= (code & 15) << (4 * p + high);
                 const u32 upper = BYTES == 768 ? code >> 4 : code & 3;
-                two[chunk] |= upper << (8 * half + 2 * p + high);
+                two[chunk] |= upper << ((BYTES == 768 ? Sixes<0>::upper_at(half, p) : 8 * half + 2 * p) + high);
                 one |= (BYTES == 640 ? code >> 4 : code >> 2 & 1) << (8 * chunk + 4 * half + p + high);
                 whole[chunk][p / 2][p % 2 * 2 + half] |= code << high;
                 if constexpr (BYTES == 1024) unit[512 * chunk + 16 * lane + 8 * half + i] = u8(code);

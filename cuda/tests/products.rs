@@ -148,16 +148,16 @@ fn bits(device: &Arc<Device>, quant: Quant) -> usize {
     differs.into_iter().filter(|differs| *differs).count()
 }
 
-/// Weights of one format, or some of them in bf16, for which activations are rounded otherwise.
+/// Weights of one format, or some of them in another.
 struct Mixed {
     random: RandomWeights,
-    has_bf16: bool,
+    other: Option<Quant>,
 }
 
 impl WeightSource for Mixed {
     fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
-        let is_bf16 = self.has_bf16 && ["w512", "w77"].contains(&decl.name.as_str());
-        let quant = if is_bf16 { Quant::Bf16 } else { self.random.quant };
+        let other = self.other.filter(|_| ["w512", "w77"].contains(&decl.name.as_str()));
+        let quant = other.unwrap_or(self.random.quant);
         RandomWeights { quant, ..self.random.clone() }.load(decl)
     }
 }
@@ -185,9 +185,11 @@ fn whole_steps(device: &Arc<Device>, quant: Quant) -> usize {
         b.op(Op::Linear(Linear { output: Output::Accumulate, ..Linear::new(inner, weight, x) }));
         let program = b.finish(outs[0]);
         let outputs: Vec<Act> = outs.into_iter().chain([normed, inner, x]).collect();
-        for has_bf16 in [false, true] {
+        // For bf16 activations are rounded otherwise; products in Q4_K and Q6_K are launched together.
+        let partner = [(Quant::Q4K, Quant::Q6K), (Quant::Q6K, Quant::Q4K)].into_iter().find(|(of, _)| *of == quant);
+        for other in [None, Some(Quant::Bf16)].into_iter().chain(partner.map(|(_, other)| Some(other))) {
             let random = RandomWeights { quant, seed: 6 };
-            let differs = steps_differ(device, (program.clone(), Mixed { random, has_bf16 }), x, &outputs);
+            let differs = steps_differ(device, (program.clone(), Mixed { random, other }), x, &outputs);
             if differs > 0 {
                 println!("{quant}: {differs} outputs of whole steps of {columns} columns differ");
             }

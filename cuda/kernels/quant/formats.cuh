@@ -143,20 +143,26 @@ template <u32 ZERO> struct Sixes {
     }
     DEVICE static void unpack(const Raw& raw, u32 chunk, Words& w) {
         const u32 upper = chunk ? raw.high.y : raw.high.x;
+        const u32 minus = 0xd400d400u + ZERO * 0x100010u; // -(64 + ZERO)
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
-            const u32 low = Nibbles<0>::word(raw.low, 2 * chunk + half);
 #pragma unroll
-            for (u32 p = 0; p < 4; ++p) {
-                const u32 at = 8 * half + 2 * p;
-                const u32 high = masked_or<0x00300030u>(at < 4 ? upper << (4 - at) : upper >> (at - 4), MAGIC);
-                word_of(w, half, p) = sub_f16x2(masked_or<0x000f000fu>(low >> 4 * p, high), centre<ZERO>());
+            for (u32 pair = 0; pair < 2; ++pair) {
+                const u32 low = Nibbles<0>::word(raw.low, 2 * chunk + half) >> 8 * pair, at = upper_at(half, 2 * pair);
+                const u32 high = at < 4 ? upper << (4 - at) : upper >> (at - 4);
+                const u32 even = masked_or<0x000f000fu>(low, masked_or<0x00300030u>(high, MAGIC));
+                const u32 odd = masked_or<0x00f000f0u>(low, masked_or<0x03000300u>(high, MAGIC));
+                word_of(w, half, 2 * pair) = sub_f16x2(even, centre<ZERO>());
+                word_of(w, half, 2 * pair + 1) = fma_f16x2(odd, 0x2c002c00u, minus);
             }
         }
     }
+    // Where the upper bits of word `p` are: those of two words that are unpacked with one shift are 4 apart, as their lower bits
+    // are.
+    DEVICE static u32 upper_at(u32 half, u32 p) { return 8 * half + 2 * (p / 2) + 4 * (p % 2); }
     DEVICE static u32 code(const u8* unit, const Place& at) {
         const u32 high = reinterpret_cast<const u32*>(unit + 512 + 8 * at.lane())[at.chunk()];
-        return Nibbles<0>::code(unit, at) | (high >> (8 * at.half() + 2 * at.word() + at.high()) & 3) << 4;
+        return Nibbles<0>::code(unit, at) | (high >> (upper_at(at.half(), at.word()) + at.high()) & 3) << 4;
     }
     DEVICE static float value(u32 code) { return float(i32(code) - i32(ZERO)); }
 };

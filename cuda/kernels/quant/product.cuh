@@ -309,6 +309,18 @@ template <class FORMAT, u32 WIDTH, bool GATED, bool SPLIT = false> DEVICE void m
     }                                                                                                                 \
     KERNEL __launch_bounds__(RING_THREADS, 1) gated_##kind##_##name(Jobs<1> jobs) { ring<FORMAT, true, 1, Rows::ROWS, EIGHTS>(jobs); }
 
+// Products of one row in two formats that are beside each other: the first `blocks` blocks have those of the first.
+#define MIXED(first, FIRST, second, SECOND)                                                                           \
+    KERNEL __launch_bounds__(RING_THREADS, 1)                                                                         \
+        mixed_ring_1_##first##_##second(const __grid_constant__ Jobs<BESIDE_AT_ONCE> of_first,                        \
+                                        const __grid_constant__ Jobs<BESIDE_AT_ONCE> of_second, u32 blocks) {         \
+        if (blockIdx.x < blocks) {                                                                                    \
+            ring<FIRST, false, BESIDE_AT_ONCE, Rows::ONE, 1>(of_first, blockIdx.x, blocks);                           \
+        } else {                                                                                                      \
+            ring<SECOND, false, BESIDE_AT_ONCE, Rows::ONE, 1>(of_second, blockIdx.x - blocks, gridDim.x - blocks);    \
+        }                                                                                                             \
+    }
+
 // The same of clusters, on GPUs that have them.
 #define STAYING KERNEL ROW_OF_SEGMENTS __launch_bounds__(RING_THREADS, 1)
 #define CLUSTERED(kind, name, FORMAT, EIGHTS)                                                                         \

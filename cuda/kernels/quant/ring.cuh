@@ -60,8 +60,10 @@ DEVICE void copy_rows(const Job& job, const Piece& piece, u8* to, u32 bytes, u32
     }
 }
 
-// Dynamic shared memory: activations unless they come by unit, and a ring for every warp.
-template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> DEVICE void ring(const Jobs<COUNT>& jobs) {
+// Block `block` of `blocks` that share the tiles. Dynamic shared memory: activations unless they come by unit, and a ring for
+// every warp.
+template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS>
+DEVICE void ring(const Jobs<COUNT>& jobs, u32 block = blockIdx.x, u32 blocks = gridDim.x) {
     typedef Slot<FORMAT, ROWS, EIGHTS> Of;
     constexpr bool IS_PAIRED = GATED && Of::PER == 2 && !Of::BY_UNIT;
     typedef Feed<FORMAT, GATED, COUNT, ROWS, EIGHTS, IS_PAIRED> Units;
@@ -75,7 +77,7 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> DEVICE voi
     Piece piece;
     job.piece<IS_ONE ? 1 : 8 * EIGHTS>(piece);
     const u32 group = warp_id() / SEGMENTS, segment = warp_id() % SEGMENTS;
-    const u32 first = group * gridDim.x + blockIdx.x, stride = blockDim.x / THREADS * gridDim.x;
+    const u32 first = group * blocks + block, stride = blockDim.x / THREADS * blocks;
     const u32 row_bytes = job.units * 128, of_rows = IS_ONE ? row_bytes : Of::BY_UNIT ? 0 : piece.count * (row_bytes + BETWEEN_ROWS);
     u8* ring = shared + of_rows + warp_id() * (Of::COUNT * Of::BYTES);
     Units units(jobs, piece, segment, ring, first, stride);
@@ -94,7 +96,7 @@ template <class FORMAT, bool GATED, u32 COUNT, Rows ROWS, u32 EIGHTS> DEVICE voi
         const float* x_row = reinterpret_cast<const float*>(job.x) + u64(job.input(job.entry(piece, 0))) * job.x_stride;
         u32* const staged = reinterpret_cast<u32*>(shared);
         if (job.norm != nullptr) {
-            factor = norm.stage<FORMAT::IS_BF16>(x_row, row_bytes / 2, staged, blockIdx.x == 0 ? job.normed : nullptr, bring_rest);
+            factor = norm.stage<FORMAT::IS_BF16>(x_row, row_bytes / 2, staged, block == 0 ? job.normed : nullptr, bring_rest);
         } else {
             factor = stage_row<FORMAT::IS_BF16>(x_row, job.columns, row_bytes / 2, staged, bring_rest);
         }

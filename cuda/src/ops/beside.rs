@@ -1,5 +1,6 @@
 //! Products that read the same and write apart, one after the other in a program: in a step of a few rows they run
-//! beside each other instead of waiting for one another, those of one format in one launch.
+//! beside each other instead of waiting for one another, those of one format in one launch, and of one row those of the two
+//! formats of Q4_K_M as well.
 
 use crate::{
     launch::Argument,
@@ -19,14 +20,29 @@ const BESIDE: u32 = 2;
 /// Most products of a launch (`BESIDE_AT_ONCE` there).
 const AT_ONCE: usize = 4;
 
-/// Products of a launch: `Jobs` there, for one of them or for [`AT_ONCE`], where those that are not there have no rows.
-pub(crate) struct Jobs<'a>(pub(crate) &'a [Job]);
+/// Products of a launch: `Jobs` there.
+pub(crate) struct Jobs<'a> {
+    jobs: &'a [Job],
+    /// Those that are not there have no rows.
+    room: usize,
+}
+
+impl<'a> Jobs<'a> {
+    /// For a kernel of one product, or of [`AT_ONCE`].
+    pub(crate) fn some(jobs: &'a [Job]) -> Self {
+        Self { jobs, room: if jobs.len() == 1 { 1 } else { AT_ONCE } }
+    }
+
+    /// For a kernel of [`AT_ONCE`], however few they are.
+    pub(crate) fn of_many(jobs: &'a [Job]) -> Self {
+        Self { jobs, room: AT_ONCE }
+    }
+}
 
 impl Argument for Jobs<'_> {
     fn push(self, words: &mut Vec<u64>) {
-        let count = if self.0.len() == 1 { 1 } else { AT_ONCE };
-        words.extend_from_slice(bytemuck::cast_slice(self.0));
-        words.resize(words.len() + (count - self.0.len()) * size_of::<Job>() / 8, 0);
+        words.extend_from_slice(bytemuck::cast_slice(self.jobs));
+        words.resize(words.len() + (self.room - self.jobs.len()) * size_of::<Job>() / 8, 0);
     }
 }
 
@@ -154,8 +170,12 @@ impl Machine {
 
     /// Launches a product of a few rows that has neighbours with those before it, or with what comes.
     pub(crate) fn join(&mut self, weight: Weight, job: Job) -> Result<(), DeviceError> {
-        let differs = |(other, _): &(Weight, Job)| self.matrix(*other).quant != self.matrix(weight).quant;
-        if self.joined.len() == AT_ONCE || self.joined.first().is_some_and(differs) {
+        let (matrix, is_one) = (self.matrix(weight), job.entries_of_block() == 1);
+        let joins = |(other, _): &(Weight, Job)| {
+            let other = self.matrix(*other);
+            other.quant == matrix.quant || is_one && self.is_mixed(other) && self.is_mixed(matrix)
+        };
+        if self.joined.len() == AT_ONCE || !self.joined.iter().all(joins) {
             self.launch_joined()?;
         }
         self.joined.push((weight, job));
@@ -164,10 +184,28 @@ impl Machine {
 
     /// Launches the products that have joined and wait for others.
     pub(crate) fn launch_joined(&mut self) -> Result<(), DeviceError> {
-        let (weights, mut jobs): (Vec<Weight>, Vec<Job>) = std::mem::take(&mut self.joined).into_iter().unzip();
-        let Some(last) = jobs.last().map(|job| job.neighbours) else { return Ok(()) };
-        jobs[0].neighbours = jobs[0].neighbours & BESIDE | last & LATE;
-        self.launch_staying(&Together { matrix: self.matrix(weights[0]), jobs: &jobs, is_gated: false, matrices: 1 })
+        let mut joined = std::mem::take(&mut self.joined);
+        let Some(last) = joined.last().map(|(_, job)| job.neighbours) else { return Ok(()) };
+        let neighbours = joined[0].1.neighbours & BESIDE | last & LATE;
+        let quant = |(weight, _): &(Weight, Job)| self.matrix(*weight).quant;
+        joined.sort_by_key(|of| ring::MIXED.iter().position(|one| *one == quant(of)));
+        let parts: Vec<(Weight, Vec<Job>)> = joined
+            .chunk_by(|one, other| quant(one) == quant(other))
+            .map(|part| {
+                let mut jobs: Vec<Job> = part.iter().map(|(_, job)| *job).collect();
+                jobs[0].neighbours = neighbours;
+                (part[0].0, jobs)
+            })
+            .collect();
+        match &parts[..] {
+            [one] => self.launch_staying(&self.beside_each_other(one)),
+            [one, other] => self.launch_mixed([one, other].map(|part| self.beside_each_other(part))),
+            _ => unreachable!("only two formats join"),
+        }
+    }
+
+    fn beside_each_other<'a>(&'a self, (weight, jobs): &'a (Weight, Vec<Job>)) -> Together<'a> {
+        Together { matrix: self.matrix(*weight), jobs, is_gated: false, matrices: 1 }
     }
 
     /// Launches products whose blocks stay.

@@ -51,7 +51,7 @@ impl Machine {
         let (groups, bytes) = best.expect("asked of what fits");
         let name = of.kernel(&format!("clustered_{MOST}"));
         let launch = self.kernel(product::unit(matrix.quant), &name)?.grid(1, matrices, 1).block(THREADS * groups);
-        launch.shared(bytes).clusters(SEGMENTS, of.tiles())?.early().arg(Jobs(jobs)).launch()
+        launch.shared(bytes).clusters(SEGMENTS, of.tiles())?.early().arg(Jobs::some(jobs)).launch()
     }
 }
 

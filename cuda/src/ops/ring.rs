@@ -8,7 +8,7 @@ use crate::{
         kernel::SEGMENTS,
         product::{self, THREADS},
     },
-    weights::{Matrix, UNIT, packed},
+    weights::{Matrix, UNIT, packed, suffix},
 };
 use kvas_backend::DeviceError;
 use kvas_gguf::Quant;
@@ -17,6 +17,8 @@ use kvas_gguf::Quant;
 pub(super) const MOST: usize = 16;
 /// Groups of a block at most (`RING_GROUPS` there).
 pub(super) const GROUPS: usize = 2;
+/// Formats whose products of one row are launched together (`MIXED` of `kernels/quant/product.cuh`), in the order of that kernel.
+pub(super) const MIXED: [Quant; 2] = [Quant::Q4K, Quant::Q6K];
 /// Bytes between rows of activations (`BETWEEN_ROWS` there).
 pub(super) const BETWEEN_ROWS: usize = 64;
 
@@ -118,8 +120,6 @@ impl Machine {
         let met = Met::new(matrix, of.entries(), is_gated);
         let best = met.best(tiles, (blocks, most), jobs[0].norm != 0);
         let (rows, groups) = best.expect("asked of what fits");
-        // A block is alone on its multiprocessor: two on one, while another has none, take twice as long.
-        let alone = most / 2 + 1024;
         let kind = match rows {
             Rows::One => "ring_1".to_string(),
             Rows::AtOnce => format!("ring_{}", 8 * met.eights()),
@@ -127,13 +127,60 @@ impl Machine {
         };
         let name = of.kernel(&kind);
         let launch = self.kernel(product::unit(matrix.quant), &name)?.grid(blocks, matrices, 1).block(THREADS * groups);
-        launch.shared(met.shared(rows, groups).max(alone)).early().arg(Jobs(jobs)).launch()
+        launch.shared(met.shared(rows, groups).max(alone(most))).early().arg(Jobs::some(jobs)).launch()
     }
+
+    /// Whether products of one row with this matrix are launched together with those of the other of [`MIXED`].
+    pub(super) fn is_mixed(&self, matrix: &Matrix) -> bool {
+        MIXED.contains(&matrix.quant) && self.has_ring_with_norm(matrix)
+    }
+
+    /// Launches products of one row that are beside each other, in both formats of [`MIXED`].
+    pub(super) fn launch_mixed(&self, of: [Together<'_>; 2]) -> Result<(), DeviceError> {
+        let most = self.device.shared_bytes();
+        let tiles = of.each_ref().map(Together::tiles);
+        let bytes =
+            of.each_ref().map(|of| of.matrix.columns * of.matrix.quant.block_bytes() / of.matrix.quant.block_len());
+        let blocks = tiles.iter().sum::<usize>().min(self.device.multiprocessors()).max(2);
+        let shared = of.each_ref().map(|of| Met::new(of.matrix, 1, false).shared(Rows::One, GROUPS));
+        let [first, second] = of.each_ref().map(|of| Jobs::of_many(of.jobs));
+        let name = format!("mixed_ring_1_{}_{}", suffix(MIXED[0]), suffix(MIXED[1]));
+        let launch = self.kernel(product::unit(MIXED[0]), &name)?.grid(blocks, 1, 1).block(THREADS * GROUPS);
+        let launch = launch.shared(shared[0].max(shared[1]).max(alone(most))).early().arg(first).arg(second);
+        launch.arg(blocks_of_first(blocks, tiles, bytes) as u32).launch()
+    }
+}
+
+/// Shared memory with which a block is alone on its multiprocessor: two on one, while another has none, take twice as long.
+fn alone(most: usize) -> usize {
+    most / 2 + 1024
+}
+
+/// Which of `blocks` go to the tiles of the first of two products with matrices of so many tiles, whose rows have so many bytes:
+/// the groups that have most to do should have little, then all others.
+fn blocks_of_first(blocks: usize, tiles: [usize; 2], bytes: [usize; 2]) -> usize {
+    let time = |first: usize| {
+        let of = [(0, first), (1, blocks - first)];
+        let longest = of.map(|(part, blocks)| tiles[part].div_ceil(GROUPS * blocks) * bytes[part]);
+        let mean = of.map(|(part, blocks)| tiles[part] * bytes[part] / blocks);
+        (longest[0].max(longest[1]), mean[0].max(mean[1]))
+    };
+    (1..blocks).min_by_key(|first| time(*first)).expect("there are two blocks at least")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_of_two_products_end_at_about_the_same_time() {
+        // Llama 3.1 8B: queries and keys in Q4_K, values in Q6_K.
+        let first = blocks_of_first(132, [320, 64], [2304, 3360]);
+        assert!((95..=100).contains(&first), "a tile for each group that has values: {first}");
+        assert_eq!(blocks_of_first(2, [1, 1000], [100, 100]), 1);
+        assert_eq!(blocks_of_first(132, [2, 1000], [100, 100]), 1, "one block has room for both tiles");
+        assert_eq!(blocks_of_first(10, [100, 100], [100, 100]), 5);
+    }
 
     /// Multiprocessors and bytes of shared memory of a block: an H200, an RTX 4090.
     const H200: (usize, usize) = (132, 227 << 10);
