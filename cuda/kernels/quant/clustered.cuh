@@ -26,8 +26,7 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
     typedef float Part[8 * EIGHTS][20];
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u64 came[RING_GROUPS];
-    // Who says how many bytes come, and the warp of this block, which copies its own.
-    if (threadIdx.x < RING_GROUPS) barrier_init(&came[threadIdx.x], 2), barriers_made();
+    if (threadIdx.x < RING_GROUPS) barrier_init(&came[threadIdx.x], 1), barriers_made();
     // That a block is there, before others write to it.
     cluster_arrive();
     if ((job.neighbours & LATE) == 0) let_next_begin();
@@ -77,7 +76,7 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
     const auto end = [&](u32 turn) {
         const u32 tile = tile_ended(turn);
         if (tile >= tiles) return;
-        if (threadIdx.x % THREADS == 0) barrier_expect(&came[group], (SEGMENTS - 1) * bytes);
+        if (threadIdx.x % THREADS == 0) barrier_expect(&came[group], SEGMENTS * bytes);
         const bool is_last = turn % MATRICES + 1 == MATRICES;
         Job::Ending endings[SHARES] = {};
         if (!GATED) {
@@ -130,12 +129,13 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
             const u32 to = warp_id() % SEGMENTS;
             if (to != segment) written_for_engines();
             __syncwarp();
-            if (to != segment && lane_id() == 0) copy_to_block(parts[segment], mine, bytes, &came[group], to);
-            if (to == segment) {
-                const uint4* from = reinterpret_cast<const uint4*>(mine);
-                for (u32 i = lane_id(); i < bytes / 16; i += 32) reinterpret_cast<uint4*>(parts[segment])[i] = from[i];
-                __syncwarp();
-                if (lane_id() == 0) barrier_arrive(&came[group]);
+            if (to != segment) {
+                if (lane_id() == 0) copy_to_block(parts[segment], mine, bytes, &came[group], to);
+            } else {
+                // The copy engine brings nothing to where it takes it from.
+                float* const own = &parts[segment][0][0];
+                const float* const from = &mine[0][0];
+                for (u32 i = 4 * lane_id(); i < bytes / 4; i += 4 * 32) store_four_at(own + i, from + i, &came[group], to);
             }
         }
     }
