@@ -176,6 +176,7 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
 
     // state = state faded + u k^T of a single row, with the `u` of a row of the state in lane `row` of its eight.
     DEVICE void step_state(float u, float decay) {
+        Base::begin_change();
         float written[LANE_ROWS];
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) written[i] = __shfl_sync(ALL_LANES, u, (lane_id() & 24) | i);
@@ -484,10 +485,12 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         copies_commit();
         copies_wait<0>();
         __syncthreads();
-        Base::open_state();
+        if (!stays_packed<KIND, State>()) Base::open_state();
         if (folds) {
+            Base::begin_change();
             Base::fold(base, held);
             if (span.flush()) store_state();
+            Base::end_change();
             is_zero = is_zero && held == 0;
         }
         return {base, folds ? 0 : held, sum, is_zero};
@@ -537,9 +540,14 @@ DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, 
     block.template run<SEVERAL>();
 }
 
+// Blocks that a multiprocessor has registers for: of many with packed states one more.
+template <u32 KIND, typename State, u32 LANE_ROWS> DEVICE constexpr u32 at_once() {
+    return stays_packed<KIND, State>() && LANE_ROWS == 4 ? 5 : 4;
+}
+
 // By most columns of a key: for many blocks, and for few or for spans of any length.
 #define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \
-    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
+    KERNEL __launch_bounds__(THREADS, at_once<KIND, State, LANE_ROWS>())                                              \
         name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
         recur<KIND, State, QUADS, LANE_ROWS, LONG, false>(step, op, fold, least, most);                               \
     }                                                                                                                 \

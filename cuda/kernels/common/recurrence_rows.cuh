@@ -10,9 +10,12 @@
 // Most rows of a short span.
 static constexpr u32 SHORT = 8;
 
+// What goes through the ring with decays per channel needs the registers itself: such a state is slower packed.
+template <u32 KIND, typename State> DEVICE constexpr bool stays_packed() { return KIND != DELTA_PER_CHANNEL && sizeof(State) == 2; }
+
 // `LONG`: spans may have more rows than are solved together. The other parameters: see `StateRows`.
 template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
-struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
+struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<KIND, State>()> {
     static constexpr u32 COLUMNS = 32 * QUADS, ROWS = 16 * LANE_ROWS; // of the state
     static constexpr u32 MOST = LONG ? CHUNK : SHORT; // rows that are solved together
     static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
@@ -34,7 +37,7 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
         float fades[MOST][CHUNK]; // of recurrence_few.cuh
     };
 
-    using Base = StateRows<State, QUADS, LANE_ROWS, IS_DELTA>;
+    using Base = StateRows<State, QUADS, LANE_ROWS, IS_DELTA, stays_packed<KIND, State>()>;
     using Base::op, Base::span, Base::head, Base::first_row, Base::state, Base::lane_row;
     using Base::add_entries, Base::scale_columns, Base::state_times, Base::round_state, Base::store_state;
     Shared& shared;
@@ -469,6 +472,7 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2> {
     // Rows of which some or all go into the state, and no entry is left.
     DEVICE void run_many(bool is_zero) {
         const bool is_final = span.is_final();
+        Base::begin_change();
 #pragma unroll 1
         for (u32 first = 0;; first += CHUNK) {
             const u32 rows = min(CHUNK, span.rows - first);

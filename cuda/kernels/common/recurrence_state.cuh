@@ -23,8 +23,9 @@ DEVICE float sum_8_over_8(const float (&x)[8]) {
 }
 
 // `State`: how checkpoints are stored. `QUADS`: a lane has `QUADS` times 4 of the columns of a row. `LANE_ROWS`: rows that a
-// lane has a part of. `MEETS_KEYS`: keys are looked up in the state.
-template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS> struct StateRows {
+// lane has a part of. `MEETS_KEYS`: keys are looked up in the state. `IS_PACKED`: a state in f16 stays as it is stored, in half of
+// the registers, and is opened where it is looked at or changes.
+template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PACKED> struct StateRows {
     static constexpr u32 COLUMNS = 32 * QUADS, ROWS = 16 * LANE_ROWS;
     static constexpr u32 RAW = sizeof(State) == 2 ? 2 : 4; // words of four elements
 
@@ -32,8 +33,9 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS> struct Stat
     const Span& span;
     const u32 head;
     u32 first_row;
+    static_assert(!IS_PACKED || RAW == 2, "f32 is as it is stored");
+    u32 raw[LANE_ROWS][QUADS][RAW]; // the state as it is stored
     float state[LANE_ROWS][QUADS][4];
-    u32 raw[LANE_ROWS][QUADS][RAW]; // the state on its way
 
     DEVICE StateRows(const Recurrence& op, const Span& span)
         : op(op), span(span), head(blockIdx.y), first_row(blockIdx.x * ROWS) {}
@@ -81,19 +83,39 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS> struct Stat
         }
     }
 
+    DEVICE float opened(u32 i, u32 n, u32 e) const {
+        if constexpr (RAW == 4) {
+            return __uint_as_float(raw[i][n][e]);
+        } else {
+            return e & 1 ? high_f16(raw[i][n][e / 2]) : low_f16(raw[i][n][e / 2]);
+        }
+    }
+
     DEVICE void open_state() {
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i)
 #pragma unroll
             for (u32 n = 0; n < QUADS; ++n)
 #pragma unroll
-                for (u32 e = 0; e < 4; ++e) {
-                    if constexpr (RAW == 4) {
-                        state[i][n][e] = __uint_as_float(raw[i][n][e]);
-                    } else {
-                        state[i][n][e] = e & 1 ? high_f16(raw[i][n][e / 2]) : low_f16(raw[i][n][e / 2]);
+                for (u32 e = 0; e < 4; ++e) state[i][n][e] = opened(i, n, e);
+    }
+
+    // Before and after it changes.
+    DEVICE void begin_change() {
+        if constexpr (IS_PACKED) open_state();
+    }
+    DEVICE void end_change() {
+        if constexpr (IS_PACKED) {
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < 4; e += 2) {
+                        const State* type = nullptr;
+                        raw[i][n][e / 2] = pack_f16(limited(state[i][n][e], type), limited(state[i][n][e + 1], type));
                     }
-                }
+        }
     }
 
     static DEVICE void set(u32 (&words)[RAW], u32 e, float x) { words[e % RAW] = __float_as_uint(x); }
@@ -191,7 +213,9 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS> struct Stat
             if constexpr (MEETS_KEYS) k = *reinterpret_cast<const float4*>(key + at);
 #pragma unroll
             for (u32 i = 0; i < LANE_ROWS; ++i) {
-                const float(&s)[4] = state[i][n];
+                float s[4];
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) s[e] = IS_PACKED ? opened(i, n, e) : state[i][n][e];
                 sums[4 + i] = fmaf(s[0], q.x, fmaf(s[1], q.y, fmaf(s[2], q.z, fmaf(s[3], q.w, sums[4 + i]))));
                 if constexpr (MEETS_KEYS)
                     sums[i] = fmaf(s[0], k.x, fmaf(s[1], k.y, fmaf(s[2], k.z, fmaf(s[3], k.w, sums[i]))));
