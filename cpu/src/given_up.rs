@@ -4,7 +4,7 @@
 use crate::{
     simd::{
         Simd,
-        dense::{self, F16, F32},
+        dense::{self, Element, F16, F32},
         math,
         strips::{self, Matrix, Start, Sums, Weights},
     },
@@ -264,19 +264,14 @@ impl Moments<'_> {
     #[inline(always)]
     pub(crate) fn part<S: Simd>(&self, simd: S, (queries, count): (&[f32], usize), part: PartOf<'_>) {
         let (key_dim, columns) = (self.key.len(), self.value.len());
-        let weights = Weights::in_rows(&queries[..count * key_dim], key_dim, key_dim);
-        let mut sums = Sums { data: &mut part.mix[..count * columns], stride: columns };
-        let what = (count, Start::Zero);
+        let queries = &queries[..count * key_dim];
+        let mix = &mut part.mix[..count * columns];
         match self.covariance {
-            ByType::F32(covariance) => {
-                let rows: &[u8] = bytemuck::cast_slice(covariance);
-                let matrix = Matrix { rows, next: rows, stride: columns, columns };
-                strips::add_matrix_apart::<F32, S>(simd, what, weights, matrix, &mut sums);
+            ByType::F32(rows) => {
+                mix_covariance::<F32, S>(simd, (queries, key_dim), bytemuck::cast_slice(rows), (mix, columns))
             }
-            ByType::F16(covariance) => {
-                let rows: &[u8] = bytemuck::cast_slice(covariance);
-                let matrix = Matrix { rows, next: rows, stride: columns, columns };
-                strips::add_matrix_apart::<F16, S>(simd, what, weights, matrix, &mut sums);
+            ByType::F16(rows) => {
+                mix_covariance::<F16, S>(simd, (queries, key_dim), bytemuck::cast_slice(rows), (mix, columns))
             }
         }
         for (i, mix) in part.mix[..count * columns].chunks_exact_mut(columns).enumerate() {
@@ -285,6 +280,28 @@ impl Moments<'_> {
             part.most[i] = self.score(simd, &queries[i * key_dim..][..key_dim]);
             part.sum[i] = self.count;
         }
+    }
+}
+
+/// `mix[i] = sum_j queries[i][j] rows[j]` of a covariance. Nobody has read it since the token before: some rows are fetched while
+/// those before them are added, those of the head behind it at last.
+#[inline(always)]
+fn mix_covariance<E: Element, S: Simd>(
+    simd: S,
+    (queries, key_dim): (&[f32], usize),
+    rows: &[u8],
+    (mix, columns): (&mut [f32], usize),
+) {
+    const SOME: usize = 16;
+    let (count, bytes) = (queries.len() / key_dim, columns * E::BYTES);
+    let mut sums = Sums { data: mix, stride: columns };
+    for first in (0..key_dim).step_by(SOME) {
+        let len = SOME.min(key_dim - first);
+        let start = if first == 0 { Start::Zero } else { Start::Kept };
+        let weights = Weights::in_rows(&queries[first..], key_dim, len);
+        let next = &rows[(first + SOME).min(key_dim - 1) * bytes..];
+        let matrix = Matrix { rows: &rows[first * bytes..], next, stride: columns, columns };
+        strips::add_matrix_apart::<E, S, true>(simd, (count, start), weights, matrix, &mut sums);
     }
 }
 

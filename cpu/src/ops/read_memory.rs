@@ -173,7 +173,7 @@ fn multiply<S: Simd>(
     let matrix = Matrix { rows, next: rows, stride: outputs, columns: outputs };
     let what = (x.len() / inputs, start);
     let mut sums = Sums { data: out, stride: outputs };
-    strips::add_matrix_apart::<F32, S>(simd, what, Weights::in_rows(x, inputs, inputs), matrix, &mut sums);
+    strips::add_matrix_apart::<F32, S, false>(simd, what, Weights::in_rows(x, inputs, inputs), matrix, &mut sums);
 }
 
 /// `out += share * (x - out)`

@@ -253,19 +253,19 @@ pub(crate) fn add_matrix<E: Element, S: Simd, const FETCH: bool>(
     }
 }
 
-/// [`add_matrix`] with nothing fetched, in a function of its own.
-pub(crate) fn add_matrix_apart<E: Element, S: Simd>(
+/// [`add_matrix`] in a function of its own.
+pub(crate) fn add_matrix_apart<E: Element, S: Simd, const FETCH: bool>(
     simd: S,
     what: (usize, Start<'_>),
     weights: Weights<'_>,
     matrix: Matrix<'_>,
     sums: &mut Sums<'_>,
 ) {
-    simd.apart(AddMatrix { what, weights, matrix, sums, of: PhantomData::<E> });
+    simd.apart(AddMatrix::<E, FETCH> { what, weights, matrix, sums, of: PhantomData });
 }
 
 /// What [`add_matrix_apart`] was given.
-struct AddMatrix<'a, 'b, E> {
+struct AddMatrix<'a, 'b, E, const FETCH: bool> {
     what: (usize, Start<'a>),
     weights: Weights<'a>,
     matrix: Matrix<'a>,
@@ -273,12 +273,12 @@ struct AddMatrix<'a, 'b, E> {
     of: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for AddMatrix<'_, '_, E> {
+impl<E: Element, const FETCH: bool> Kernel for AddMatrix<'_, '_, E, FETCH> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        add_matrix::<E, S, false>(simd, self.what, self.weights, self.matrix, self.sums);
+        add_matrix::<E, S, FETCH>(simd, self.what, self.weights, self.matrix, self.sums);
     }
 }
 

@@ -89,7 +89,7 @@ impl Kernel for Absorb<'_> {
             let rows: &[u8] = bytemuck::cast_slice(&values[..count * value_dim]);
             let values = Matrix { rows, next: rows, stride: value_dim, columns: value_dim };
             let mut sums = Sums { data: &mut *matrix, stride: value_dim };
-            strips::add_matrix_apart::<F32, S>(simd, (key_dim, Start::Kept), weights, values, &mut sums);
+            strips::add_matrix_apart::<F32, S, false>(simd, (key_dim, Start::Kept), weights, values, &mut sums);
         }
     }
 }

@@ -238,7 +238,7 @@ fn add<S: Simd>(
 ) {
     let matrix = strips::Matrix { rows: bytemuck::cast_slice(rows), next: &[], stride: strides[0], columns };
     let mut sums = Sums { data: sums, stride: strides[1] };
-    strips::add_matrix_apart::<F32, S>(simd, what, weights, matrix, &mut sums);
+    strips::add_matrix_apart::<F32, S, false>(simd, what, weights, matrix, &mut sums);
 }
 
 impl Head<'_> {

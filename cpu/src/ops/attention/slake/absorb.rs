@@ -75,7 +75,7 @@ impl<E: Stored> Kernel for AbsorbInto<'_, E> {
             let bytes: &[u8] = bytemuck::cast_slice(&values[..(rows + 1) * value_dim]);
             let matrix = Matrix { rows: bytes, next: bytes, stride: value_dim, columns: value_dim };
             let mut out = Sums { data: &mut *sums, stride: value_dim };
-            strips::add_matrix_apart::<F32, S>(simd, (key_dim, Start::Kept), weights, matrix, &mut out);
+            strips::add_matrix_apart::<F32, S, false>(simd, (key_dim, Start::Kept), weights, matrix, &mut out);
             for row in keys[..(rows + 1) * key_dim].chunks_exact(key_dim) {
                 variance.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
             }
