@@ -34,7 +34,7 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PAC
     const u32 head;
     u32 first_row;
     static_assert(!IS_PACKED || RAW == 2, "f32 is as it is stored");
-    u32 raw[LANE_ROWS][QUADS][RAW]; // the state as it is stored
+    u32 raw[LANE_ROWS][QUADS][RAW]; // the state as it came, and as it is if it stays packed
     float state[LANE_ROWS][QUADS][4];
 
     DEVICE StateRows(const Recurrence& op, const Span& span)
@@ -100,7 +100,7 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PAC
                 for (u32 e = 0; e < 4; ++e) state[i][n][e] = opened(i, n, e);
     }
 
-    // Before and after it changes.
+    // Before and after a packed state changes, and before `state` is looked at.
     DEVICE void begin_change() {
         if constexpr (IS_PACKED) open_state();
     }

@@ -132,7 +132,7 @@ template <class FORMAT, bool GATED, u32 COUNT, u32 EIGHTS> DEVICE void clustered
             if (to != segment) {
                 if (lane_id() == 0) copy_to_block(parts[segment], mine, bytes, &came[group], to);
             } else {
-                // The copy engine brings nothing to where it takes it from.
+                // Its own without the copy engine: memcheck takes a copy from a block to itself for an error.
                 float* const own = &parts[segment][0][0];
                 const float* const from = &mine[0][0];
                 for (u32 i = 4 * lane_id(); i < bytes / 4; i += 4 * 32) store_four_at(own + i, from + i, &came[group], to);

@@ -139,8 +139,7 @@ impl Machine {
     pub(super) fn launch_mixed(&self, of: [Together<'_>; 2]) -> Result<(), DeviceError> {
         let most = self.device.shared_bytes();
         let tiles = of.each_ref().map(Together::tiles);
-        let bytes =
-            of.each_ref().map(|of| of.matrix.columns * of.matrix.quant.block_bytes() / of.matrix.quant.block_len());
+        let bytes = of.each_ref().map(|of| of.matrix.quant.row_bytes(of.matrix.columns).unwrap_or(0));
         let blocks = tiles.iter().sum::<usize>().min(self.device.multiprocessors()).max(2);
         let shared = of.each_ref().map(|of| Met::new(of.matrix, 1, false).shared(Rows::One, GROUPS));
         let [first, second] = of.each_ref().map(|of| Jobs::of_many(of.jobs));
@@ -156,8 +155,8 @@ fn alone(most: usize) -> usize {
     most / 2 + 1024
 }
 
-/// Which of `blocks` go to the tiles of the first of two products with matrices of so many tiles, whose rows have so many bytes:
-/// the groups that have most to do should have little, then all others.
+/// How many of `blocks` have the tiles of the first of two products, whose matrices have so many tiles and rows of so many bytes:
+/// the group that has most to do should have as little as can be, then those of a product on average.
 fn blocks_of_first(blocks: usize, tiles: [usize; 2], bytes: [usize; 2]) -> usize {
     let time = |first: usize| {
         let of = [(0, first), (1, blocks - first)];
