@@ -8,6 +8,8 @@ RECURRENCE(delta_f16_128, DELTA, f16, 4, 4, false)
 RECURRENCE(delta_f16_128, DELTA, f16, 4, 1, true)
 RECURRENCE(delta_f16_256, DELTA, f16, 8, 1, true)
 
+SEVERAL(delta_f16, DELTA, f16)
+
 ROW(delta_f16_64, DELTA, f16, 2)
 ROW(delta_f16_128, DELTA, f16, 4)
 ROW(delta_f16_256, DELTA, f16, 8)

@@ -8,6 +8,8 @@ RECURRENCE(delta_f32_128, DELTA, float, 4, 4, false)
 RECURRENCE(delta_f32_128, DELTA, float, 4, 1, true)
 RECURRENCE(delta_f32_256, DELTA, float, 8, 1, true)
 
+SEVERAL(delta_f32, DELTA, float)
+
 ROW(delta_f32_64, DELTA, float, 2)
 ROW(delta_f32_128, DELTA, float, 4)
 ROW(delta_f32_256, DELTA, float, 8)

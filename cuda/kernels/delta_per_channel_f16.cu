@@ -8,6 +8,8 @@ RECURRENCE(delta_per_channel_f16_128, DELTA_PER_CHANNEL, f16, 4, 4, false)
 RECURRENCE(delta_per_channel_f16_128, DELTA_PER_CHANNEL, f16, 4, 1, true)
 RECURRENCE(delta_per_channel_f16_256, DELTA_PER_CHANNEL, f16, 8, 1, true)
 
+SEVERAL(delta_per_channel_f16, DELTA_PER_CHANNEL, f16)
+
 ROW(delta_per_channel_f16_64, DELTA_PER_CHANNEL, f16, 2)
 ROW(delta_per_channel_f16_128, DELTA_PER_CHANNEL, f16, 4)
 ROW(delta_per_channel_f16_256, DELTA_PER_CHANNEL, f16, 8)

@@ -8,6 +8,8 @@ RECURRENCE(delta_per_channel_f32_128, DELTA_PER_CHANNEL, float, 4, 4, false)
 RECURRENCE(delta_per_channel_f32_128, DELTA_PER_CHANNEL, float, 4, 1, true)
 RECURRENCE(delta_per_channel_f32_256, DELTA_PER_CHANNEL, float, 8, 1, true)
 
+SEVERAL(delta_per_channel_f32, DELTA_PER_CHANNEL, float)
+
 ROW(delta_per_channel_f32_64, DELTA_PER_CHANNEL, float, 2)
 ROW(delta_per_channel_f32_128, DELTA_PER_CHANNEL, float, 4)
 ROW(delta_per_channel_f32_256, DELTA_PER_CHANNEL, float, 8)

@@ -8,6 +8,8 @@ RECURRENCE(mamba2_f16_128, MAMBA2, f16, 4, 4, false)
 RECURRENCE(mamba2_f16_128, MAMBA2, f16, 4, 1, true)
 RECURRENCE(mamba2_f16_256, MAMBA2, f16, 8, 1, true)
 
+SEVERAL(mamba2_f16, MAMBA2, f16)
+
 ROW(mamba2_f16_64, MAMBA2, f16, 2)
 ROW(mamba2_f16_128, MAMBA2, f16, 4)
 ROW(mamba2_f16_256, MAMBA2, f16, 8)

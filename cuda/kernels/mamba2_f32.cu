@@ -8,6 +8,8 @@ RECURRENCE(mamba2_f32_128, MAMBA2, float, 4, 4, false)
 RECURRENCE(mamba2_f32_128, MAMBA2, float, 4, 1, true)
 RECURRENCE(mamba2_f32_256, MAMBA2, float, 8, 1, true)
 
+SEVERAL(mamba2_f32, MAMBA2, float)
+
 ROW(mamba2_f32_64, MAMBA2, float, 2)
 ROW(mamba2_f32_128, MAMBA2, float, 4)
 ROW(mamba2_f32_256, MAMBA2, float, 8)

@@ -58,11 +58,7 @@ fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Fai
         }
     }
     if wanted("lin_verify") {
-        println!("lin_verify: kind, batch, rows: us a layer");
-        for (kind, rows) in [(Kind::Delta, 2), (Kind::Delta, 4), (Kind::Delta, 8), (Kind::PerChannel, 4)] {
-            let seconds = verify(device, kind, 64, rows)?;
-            println!("{kind:?}   64 {rows}: {:>8.1} us", seconds * 1e6);
-        }
+        verify_table(device)?;
     }
     if wanted("lin_prompt") {
         println!("lin_prompt: kind, prompts and their rows: us a layer");
@@ -96,6 +92,21 @@ fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Fai
                     seconds * 1e6,
                     flops / seconds / 1e12,
                 );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn verify_table(device: &Arc<Device>) -> Result<(), Failed> {
+    println!("lin_verify: kind, batch, rows: us a layer");
+    for (kind, rows) in
+        [(Kind::Delta, &[2, 4, 6, 8, 12][..]), (Kind::Mamba2, &[4, 8][..]), (Kind::PerChannel, &[4][..])]
+    {
+        for batch in [1, 4, 64, 128] {
+            for rows in rows {
+                let seconds = verify(device, kind, batch, *rows)?;
+                println!("{kind:?} {batch:>4} {rows}: {:>8.1} us", seconds * 1e6);
             }
         }
     }

@@ -31,11 +31,13 @@ struct Recurrence {
     float norm_eps;
     u32 group;         // value heads of a key head
     float query_scale; // 1 / sqrt(key_dim)
-    u32 padding;
+    u32 reciprocal;    // 2^32 by `key_heads` if these are tiled, by `group` otherwise, rounded up; 0 by 1
 
-    DEVICE u32 key_head(u32 head) const { return tiled ? head % key_heads : head / group; }
+    // `head` by what `reciprocal` is of: a division proper is a long chain that all else waits for.
+    DEVICE u32 quotient(u32 head) const { return reciprocal == 0 ? head : __umulhi(head, reciprocal); }
+    DEVICE u32 key_head(u32 head) const { return tiled ? head - quotient(head) * key_heads : quotient(head); }
     // Whether a value head is the first that reads its key head: it appends keys to the ring.
-    DEVICE bool is_first_of_key_head(u32 head) const { return tiled ? head < key_heads : head % group == 0; }
+    DEVICE bool is_first_of_key_head(u32 head) const { return tiled ? head < key_heads : quotient(head) * group == head; }
 };
 
 static_assert(sizeof(Recurrence) == 144, "as in src/ops/recurrence.rs");

@@ -45,22 +45,25 @@ DEVICE Faded sum_before(Faded x) {
     return x;
 }
 
-template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
-struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
-    using Base = Block<KIND, State, QUADS, LANE_ROWS, LONG>;
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, bool LONG>
+struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, LONG> {
+    using Base = Block<KIND, State, QUADS, WARPS, LANE_ROWS, LONG>;
     using Base::op, Base::span, Base::head, Base::first_row, Base::state, Base::lane_row, Base::shared, Base::carry;
-    using Base::bias, Base::rate, Base::skip, Base::clear_carry, Base::dot, Base::ring_row, Base::ring_g, Base::ring_k;
-    using Base::ring_u, Base::request_entries, Base::fade_entries, Base::state_times, Base::store_state;
+    using Base::clear_carry, Base::dot, Base::ring_row, Base::ring_g, Base::ring_k, Base::ring_u, Base::request_entries;
+    using Base::fade_entries, Base::state_times, Base::store_state;
     static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, MOST = Base::MOST, OWN_COLUMNS = Base::OWN_COLUMNS;
     static constexpr bool IS_DELTA = Base::IS_DELTA, PER_CHANNEL = Base::PER_CHANNEL;
+    static constexpr u32 THREADS = Base::THREADS, GROUPS = THREADS / 8;
 
     // Eight lanes have some rows of the state: a lane has what one of them gives the key (`which` 0) or the query (1).
     const u32 which = (lane_id() & 7) >> 2, row = lane_row() + min(lane_id() & 3, LANE_ROWS - 1);
-    const bool is_mine = (lane_id() & 3) < LANE_ROWS && first_row + row < op.value_dim;
     const u32 group = threadIdx.x / 8; // that has an entry
-    const bool has_keys = !span.is_final() && blockIdx.x == 0 && op.is_first_of_key_head(head);
 
     using Base::Base;
+
+    // Found where they are asked for: registers are few.
+    DEVICE bool is_mine() const { return (lane_id() & 3) < LANE_ROWS && first_row + row < op.value_dim; }
+    DEVICE bool has_keys() const { return !span.is_final() && blockIdx.x == 0 && op.is_first_of_key_head(head); }
 
     // Row of the ring that row `t` of the span goes to.
     DEVICE u32 entry(u32 t) const { return ring_row(span.after_base + span.after_held, t); }
@@ -84,12 +87,12 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
     DEVICE Given finish(u32 t, bool is_there, float answered, float decay, float strength, float own) {
         const float other = __shfl_xor_sync(ALL_LANES, answered, 4);
         const float to_key = which ? other : answered, to_query = which ? answered : other;
-        const float value = is_mine ? shared.u[t][row] : 0.0f;
+        const float value = is_mine() ? shared.u[t][row] : 0.0f;
         const float u = strength * (IS_DELTA ? fmaf(-decay, to_key, value) : value);
-        const float y = fmaf(own, u, fmaf(decay, to_query, skip * value));
+        const float y = fmaf(own, u, fmaf(decay, to_query, shared.skip * value));
         const u64 at = (u64(span.first + t) * op.value_heads + head) * op.value_dim + first_row + row;
-        if (PUTS && is_there && is_mine && which == 1) op.out[at] = y;
-        if (is_there && is_mine && which == 0 && !span.is_final()) const_cast<float*>(ring_u(entry(t)))[row] = u;
+        if (PUTS && is_there && is_mine() && which == 1) op.out[at] = y;
+        if (is_there && is_mine() && which == 0 && !span.is_final()) const_cast<float*>(ring_u(entry(t)))[row] = u;
         return {u, y};
     }
 
@@ -103,29 +106,38 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         return sum;
     }
 
-    // Goes through more entries of the ring than there are groups, the oldest first: `multiply(faded, i, is_there)` with
-    // how much entry `i` of those that are there has faded until the newest of all, `add(count)` once all groups have. The
-    // first ones are there. `newer`: how much all fade.
+    // How much entry `i` fades, of those of which lanes of 16 have the `sum`s from the newest on; `newer` until there.
+    static DEVICE Faded later(Faded newer, Faded sum, u32 i) {
+        const Faded until = sum.template of<16>(i > 0 ? i - 1 : 0);
+        return newer + (i > 0 ? until : Faded());
+    }
+
+    // Goes through the entries of the ring, the oldest first, as many as are looked at together at a time: `multiply(newer,
+    // sum, count)` with what `later` takes, if that is `asked` for, and `add(count)` once all have been multiplied. The first
+    // ones are there. `newer`: how much all fade.
     template <typename Multiply, typename Add>
-    DEVICE void through_ring(u32 base, u32 held, Faded newer, Multiply multiply, Add add) {
-#pragma unroll 1
-        for (u32 from = 0; from < held; from += CHUNK) {
+    DEVICE void through_ring(u32 base, u32 held, Faded newer, bool asked, Multiply multiply, Add add) {
+        u32 from = 0;
+        do {
             const u32 count = min(held - from, CHUNK), lane = lane_id() & 15;
             if (from > 0) bring_entries(base, from, count);
-            const Faded sum = sum_before(lane < count ? Faded(shared.entry_g[0][lane]) : Faded());
-            const Faded total = sum.template of<16>(15), until = sum.template of<16>(group > 0 ? group - 1 : 0);
-            newer = newer - total;
-            multiply(newer + (group > 0 ? until : Faded()), group < count ? group : count - 1, group < count);
+            Faded sum;
+            if (asked) {
+                sum = sum_before(lane < count ? Faded(shared.entry_g[0][lane]) : Faded());
+                newer = newer - sum.template of<16>(15);
+            }
+            multiply(newer, sum, count);
             __syncthreads();
             add(count);
-        }
+            from += CHUNK;
+        } while (from < held);
     }
 
     // A single row: little but the state passes through registers. Its output.
     template <bool PUTS> DEVICE float run_one(u32 base, u32 held, Faded sum, bool is_zero) {
         const u32 c = lane_id() & 7;
         const float *key = shared.k[0], *query = shared.q[0];
-        const float size = softplus(shared.g[0][0] + bias[0]), g = rate * size, decay = expf(g);
+        const float size = softplus(shared.g[0][0] + shared.bias[0]), g = shared.rate * size, decay = expf(g);
         const float strength = IS_DELTA ? sigmoid(shared.strengths[0]) : size;
         if (!span.is_final() && blockIdx.x == 0 && threadIdx.x == 0) *const_cast<float*>(ring_g(entry(0))) = g;
         float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(query, key));
@@ -134,7 +146,7 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             scales[1] = rsqrtf(warp_sum<8>(dot(query, query)) + op.norm_eps) * op.query_scale;
             own *= scales[0] * scales[1];
         }
-        if (has_keys)
+        if (has_keys())
 #pragma unroll
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
                 const u32 column = threadIdx.x + n * THREADS;
@@ -153,8 +165,11 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
             for (u32 i = count; i-- > 0;) answered = fmaf(shared.ring_u[i][row], shared.products[i][which], answered);
         };
         if (held > CHUNK) {
-            const auto later = [&](Faded faded, u32 i, bool is_there) { multiply(faded.factor(), i, is_there); };
-            through_ring(base, held, sum, later, add);
+            const auto one = [&](Faded newer, Faded sum, u32 count) {
+                const u32 i = min(group, count - 1);
+                multiply(later(newer, sum, i).factor(), i, group < count);
+            };
+            through_ring(base, held, sum, true, one, add);
             passed = sum.factor();
         } else if (held > 0) {
             const u32 lane = lane_id() & 15;
@@ -176,10 +191,21 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
 
     // state = state faded + u k^T of a single row, with the `u` of a row of the state in lane `row` of its eight.
     DEVICE void step_state(float u, float decay) {
-        Base::begin_change();
         float written[LANE_ROWS];
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) written[i] = __shfl_sync(ALL_LANES, u, (lane_id() & 24) | i);
+        if constexpr (stays_packed<State>()) {
+            return Base::change_rows([&](u32 i, float (&row)[QUADS][4]) {
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < 4; ++e) {
+                        const u32 column = (n * 8 + (lane_id() & 7)) * 4 + e;
+                        const float fade = PER_CHANNEL ? shared.passed[0][column] : decay;
+                        row[n][e] = fmaf(fade, row[n][e], written[i] * shared.k[0][column]);
+                    }
+            });
+        }
 #pragma unroll
         for (u32 n = 0; n < QUADS; ++n)
 #pragma unroll
@@ -219,7 +245,7 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
     DEVICE void measure_rows(u32 rows) {
         const u32 pairs = (IS_DELTA ? 3 : 1) * rows;
 #pragma unroll 1
-        for (u32 first = 0; first < pairs; first += THREADS / 8) {
+        for (u32 first = 0; first < pairs; first += GROUPS) {
             const u32 i = min(first + group, pairs - 1), kind = i / rows, t = i % rows;
             const float* a = kind == 1 ? shared.k[t] : shared.q[t];
             const float sum = warp_sum<8>(dot(a, kind == 2 ? shared.q[t] : shared.k[t]));
@@ -230,17 +256,6 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         }
         if (!IS_DELTA && threadIdx.x < rows) shared.factors[threadIdx.x] = shared.advancing[threadIdx.x] = 1.0f;
         __syncthreads();
-    }
-
-    // The same with `WIDTH` rows, each by how much that has faded until it (`faded`), to `to` row by row.
-    template <u32 WIDTH, typename Fade> DEVICE void with_rows(const float4 (&x)[QUADS], Fade faded, float* to) const {
-#pragma unroll
-        for (u32 first = 0; first < WIDTH; first += 4) {
-            const u32 t = first + (lane_id() & 3);
-            const float product = times_rows(x, first), scale = which ? shared.advancing[t] : shared.factors[t];
-            const float by = scale * faded(t);
-            if (to != nullptr) to[t] = product * by;
-        }
     }
 
     // How much entries fade until each row, where they are no more than there are groups: `fades`, by how many others are
@@ -264,7 +279,7 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         const u32 lane = lane_id();
         // Lane `t` of every 16 has row `t`: how much it fades what is before it, and the rows before it do together.
         const bool has_row = (lane & 15) < rows;
-        const float size = has_row ? softplus(shared.g[0][lane & 15] + bias[0]) : 0.0f, g = rate * size;
+        const float size = has_row ? softplus(shared.g[0][lane & 15] + shared.bias[0]) : 0.0f, g = shared.rate * size;
         const bool has_many = held + rows - 1 > CHUNK; // before the last row
         Faded before, until;
         if (has_many) {
@@ -277,51 +292,48 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         const float decay = expf(g);
         if (blockIdx.x == 0 && threadIdx.x < rows) *const_cast<float*>(ring_g(entry(threadIdx.x))) = g;
         measure_rows(rows);
-        if (has_keys)
-#pragma unroll
-            for (u32 t = 0; t < WIDTH; ++t)
-#pragma unroll
-                for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-                    const u32 column = threadIdx.x + n * THREADS;
-                    if (t < rows && column < op.key_dim)
-                        const_cast<float*>(ring_k(entry(t)))[column] = shared.k[t][column] * shared.factors[t];
-                }
-        float4 x[QUADS];
-        const u32 j = min(group, rows - 1);
-#pragma unroll
-        for (u32 n = 0; n < QUADS; ++n) {
-            x[n] = *reinterpret_cast<const float4*>(&shared.k[j][(n * 8 + (lane & 7)) * 4]);
-            if constexpr (IS_DELTA) {
-                const float scale = shared.factors[j];
-                x[n].x = __fmul_rn(x[n].x, scale), x[n].y = __fmul_rn(x[n].y, scale);
-                x[n].z = __fmul_rn(x[n].z, scale), x[n].w = __fmul_rn(x[n].w, scale);
+        if (has_keys())
+#pragma unroll 1
+            for (u32 at = threadIdx.x; at < rows * COLUMNS; at += THREADS) {
+                const u32 t = at / COLUMNS, column = at % COLUMNS;
+                if (column < op.key_dim) const_cast<float*>(ring_k(entry(t)))[column] = shared.k[t][column] * shared.factors[t];
             }
-        }
-        // Of rows behind it alone it is asked.
-        float* to_pairs = group < rows ? &pair(group, which, 0) : nullptr;
-        const auto of_span = [&](u32 t) {
-            const float few = shared.fades[t][t > j ? t - 1 - j : 0];
-            if (!has_many) return few;
-            const float many = (before.of(t) - until.of(j)).factor();
-            return held + t > CHUNK ? many : few;
-        };
-        with_rows<WIDTH>(x, of_span, to_pairs);
-        float answered[WIDTH], given[WIDTH], u[WIDTH];
+        // Entries of the ring, and with them the rows of the span, times rows: a warp has four of these and of those at a time.
+        bool has_span = true;
+        const auto multiply = [&](Faded newer, Faded sum, u32 count) {
+            const u32 of_ring = (count + 3) / 4, fours = of_ring + (has_span ? (rows + 3) / 4 : 0);
+            has_span = false;
+#pragma unroll 1
+            for (u32 task = warp_id(); task < fours * (WIDTH / 4); task += WARPS) {
+                const u32 four = task / (WIDTH / 4), first = task % (WIDTH / 4) * 4, t = first + (lane & 3);
+                const bool is_own = four >= of_ring;
+                const u32 begin = 4 * (is_own ? four - of_ring : four), here = is_own ? rows : count;
+                if (is_own && first < begin) continue; // only rows behind it ask
+                const u32 group = begin + lane / 8, i = min(group, here - 1);
+                const float* key = is_own ? shared.k[i] : shared.faded[i];
+                const float length = is_own ? shared.factors[i] : 1.0f;
+                float4 x[QUADS];
 #pragma unroll
-        for (u32 t = 0; t < WIDTH; ++t) answered[t] = given[t] = 0.0f;
-        const auto multiply = [&](Faded faded, u32 i, bool is_there) {
-#pragma unroll
-            for (u32 n = 0; n < QUADS; ++n)
-                x[n] = *reinterpret_cast<const float4*>(&shared.faded[i][(n * 8 + (lane & 7)) * 4]);
-            float* to = is_there ? &shared.products[i][which * MOST] : nullptr;
-            const auto of_ring = [&](u32 t) {
-                const float few = shared.fades[t][min(i + t, CHUNK - 1)];
-                if (!has_many) return few;
-                const float many = (faded + before.of(t)).factor();
-                return held + t > CHUNK ? many : few;
-            };
-            with_rows<WIDTH>(x, of_ring, to);
+                for (u32 n = 0; n < QUADS; ++n) {
+                    x[n] = *reinterpret_cast<const float4*>(&key[(n * 8 + (lane & 7)) * 4]);
+                    if constexpr (IS_DELTA) {
+                        x[n].x = __fmul_rn(x[n].x, length), x[n].y = __fmul_rn(x[n].y, length);
+                        x[n].z = __fmul_rn(x[n].z, length), x[n].w = __fmul_rn(x[n].w, length);
+                    }
+                }
+                const float product = times_rows(x, first), scale = which ? shared.advancing[t] : shared.factors[t];
+                float faded = shared.fades[t][is_own ? (t > i ? t - 1 - i : 0) : min(i + t, CHUNK - 1)];
+                if (has_many) {
+                    const Faded from = is_own ? Faded() - until.of(i) : later(newer, sum, i);
+                    const float many = (from + before.of(t)).factor();
+                    faded = held + t > CHUNK ? many : faded;
+                }
+                if (group < here) (is_own ? &pair(i, which, 0) : &shared.products[i][which * MOST])[t] = product * (scale * faded);
+            }
         };
+        float answered[WIDTH], u[WIDTH];
+#pragma unroll
+        for (u32 t = 0; t < WIDTH; ++t) answered[t] = 0.0f;
         const auto add = [&](u32 count) {
 #pragma unroll 2
             for (u32 i = count; i-- > 0;) {
@@ -335,29 +347,24 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
                 }
             }
         };
-        if (held > CHUNK) {
-            through_ring(base, held, sum, multiply, add);
-        } else {
-            Faded newer;
-            if (has_many) {
-                const Faded all = sum_before((lane & 15) < held ? Faded(shared.entry_g[0][lane & 15]) : Faded());
-                sum = all.template of<16>(15);
-                newer = all.template of<16>(group > 0 ? group - 1 : 0);
-                if (group == 0) newer = Faded();
-            }
-            if (held > 0) multiply(newer, min(group, held - 1), group < held);
-            __syncthreads();
-            add(held);
+        if (has_many && held <= CHUNK) {
+            sum = sum_before((lane & 15) < held ? Faded(shared.entry_g[0][lane & 15]) : Faded()).template of<16>(15);
+        }
+        through_ring(base, held, sum, has_many, multiply, add);
+        float given[WIDTH];
+#pragma unroll
+        for (u32 t = 0; t < WIDTH; ++t) given[t] = 0.0f;
+#pragma unroll
+        for (u32 t = 0; t < WIDTH; ++t) {
+            if (t % 2 == 0 && t >= rows) break;
+            given[t] = state_times(shared.k[t], shared.q[t]);
         }
         // Of row `t` in lane `t`.
         float faded = shared.decays[lane & 15];
         if (has_many && held + (lane & 15) > CHUNK) faded = (sum + before).factor();
-        if (!is_zero) {
-#pragma unroll
-            for (u32 t = 0; t < WIDTH; ++t) given[t] = state_times(shared.k[t], shared.q[t]);
-        }
 #pragma unroll
         for (u32 t = 0; t < WIDTH; ++t) {
+            if (t % 2 == 0 && t >= rows) break;
 #pragma unroll
             for (u32 j = 0; j < t; ++j) answered[t] = fmaf(u[j], pair(j, which, t), answered[t]);
             const float scale = which ? shared.advancing[t] : shared.factors[t];
@@ -400,7 +407,7 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         for (u32 n = 0; n < OWN_COLUMNS; ++n) {
             const u32 column = threadIdx.x + n * THREADS;
             if (column >= COLUMNS) continue;
-            const float g = column < op.key_dim ? rate * softplus(shared.g[t][column] + bias[n]) : 0.0f;
+            const float g = column < op.key_dim ? shared.rate * softplus(shared.g[t][column] + shared.bias[column]) : 0.0f;
             const float passed = expf(g);
             shared.g[t][column] = g;
             shared.passed[0][column] = passed;
@@ -450,14 +457,14 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         }
         // It becomes an entry.
         __syncthreads();
-        if (is_mine && which == 0) shared.u[t][row] = given.u;
+        if (is_mine() && which == 0) shared.u[t][row] = given.u;
 #pragma unroll
         for (u32 n = 0; n < OWN_COLUMNS; ++n) {
             const u32 column = threadIdx.x + n * THREADS;
             if (column >= COLUMNS) continue;
             const float k = shared.k[t][column] * scales[0];
             shared.k[t][column] = k;
-            if (has_keys && column < op.key_dim) const_cast<float*>(ring_k(entry(t)))[column] = k;
+            if (has_keys() && column < op.key_dim) const_cast<float*>(ring_k(entry(t)))[column] = k;
         }
         return given.y;
     }
@@ -478,19 +485,17 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         bool is_zero = span.is_fresh();
         const u32 first_entries = min(held, CHUNK);
         request_entries(base, folds || !PER_CHANNEL ? 0 : held - first_entries, first_entries);
-        Base::load_constants();
+        Base::request_constants();
         Base::request_state(is_zero);
         const Faded sum = !PER_CHANNEL && !folds && held > CHUNK ? sum_of_ring(base, held) : Faded();
         request();
         copies_commit();
         copies_wait<0>();
         __syncthreads();
-        if (!stays_packed<KIND, State>()) Base::open_state();
+        if (!stays_packed<State>()) Base::open_state();
         if (folds) {
-            Base::begin_change();
             Base::fold(base, held);
             if (span.flush()) store_state();
-            Base::end_change();
             is_zero = is_zero && held == 0;
         }
         return {base, folds ? 0 : held, sum, is_zero};
@@ -504,22 +509,24 @@ struct Few : Block<KIND, State, QUADS, LANE_ROWS, LONG> {
         });
         if constexpr (PER_CHANNEL) {
             if (!SEVERAL && span.rows == 0) return;
-            if (!SEVERAL && span.rows > 1) return Base::run_many(is_zero);
+            if constexpr (LONG && !SEVERAL)
+                if (span.rows > 1) return Base::run_many(is_zero);
 #pragma unroll 1
             for (u32 t = 0; t < span.rows; ++t) run_channels<true>(t, base, left, is_zero);
         } else if constexpr (SEVERAL) {
+            if constexpr (LONG) return run_some<16>(span.rows, base, left, sum, is_zero);
             if (span.rows <= 4) return run_some<4>(span.rows, base, left, sum, is_zero);
-            if (!LONG || span.rows <= 8) return run_some<8>(span.rows, base, left, sum, is_zero);
-            if constexpr (LONG) run_some<16>(span.rows, base, left, sum, is_zero);
+            run_some<8>(span.rows, base, left, sum, is_zero);
         } else {
             if (span.rows == 0) return;
-            if (span.rows > 1) return Base::run_many(is_zero);
+            if constexpr (LONG)
+                if (span.rows > 1) return Base::run_many(is_zero);
             run_one<true>(base, left, sum, is_zero);
         }
     }
 };
 
-template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG, bool SEVERAL>
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, bool LONG, bool SEVERAL>
 DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
     extern __shared__ __align__(16) u8 bytes[];
     let_next_begin();
@@ -535,23 +542,44 @@ DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, 
         const bool several = !span.is_final() && span.rows > 1 && span.rows < CHUNK;
         if (span.rows < least || span.rows > most || several != SEVERAL) return wait_for_inputs();
     }
-    using Whole = Few<KIND, State, QUADS, LANE_ROWS, LONG>;
+    using Whole = Few<KIND, State, QUADS, WARPS, LANE_ROWS, LONG>;
     Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes));
     block.template run<SEVERAL>();
 }
 
-// Blocks that a multiprocessor has registers for: of many with packed states one more.
+// Blocks that a multiprocessor has registers for: one more of states in f16, unless their decays take that room.
 template <u32 KIND, typename State, u32 LANE_ROWS> DEVICE constexpr u32 at_once() {
-    return stays_packed<KIND, State>() && LANE_ROWS == 4 ? 5 : 4;
+    return sizeof(State) == 2 && LANE_ROWS == 4 && KIND != DELTA_PER_CHANNEL ? 5 : 4;
 }
 
 // By most columns of a key: for many blocks, and for few or for spans of any length.
-#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                         \
-    KERNEL __launch_bounds__(THREADS, at_once<KIND, State, LANE_ROWS>())                                              \
-        name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                           \
-        recur<KIND, State, QUADS, LANE_ROWS, LONG, false>(step, op, fold, least, most);                               \
-    }                                                                                                                 \
-    KERNEL __launch_bounds__(THREADS, 4)                                                                              \
-        name##_several_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                   \
-        recur<KIND, State, QUADS, LANE_ROWS, LONG, true>(step, op, fold, least, most);                                \
+#define RECURRENCE(name, KIND, State, QUADS, LANE_ROWS, LONG)                                                          \
+    KERNEL __launch_bounds__(32 * BLOCK_WARPS, at_once<KIND, State, LANE_ROWS>())                                      \
+        name##_x##LANE_ROWS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                            \
+        recur<KIND, State, QUADS, BLOCK_WARPS, LANE_ROWS, LONG, false>(step, op, fold, least, most);                   \
     }
+
+// Several rows that stay in the ring, by blocks of so many warps: all rows of most heads, so that what is found besides the
+// state is found once.
+#define SEVERAL_BY(name, KIND, State, QUADS, WARPS, LANE_ROWS)                                                         \
+    KERNEL __launch_bounds__(32 * WARPS, 16 / WARPS)                                                                   \
+        name##_several_##WARPS(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                         \
+        recur<KIND, State, QUADS, WARPS, LANE_ROWS, false, true>(step, op, fold, least, most);                         \
+    }
+
+// The same of long spans.
+#define SEVERAL_LONG(name, KIND, State, QUADS, LANE_ROWS)                                                              \
+    KERNEL __launch_bounds__(256, 2)                                                                                   \
+        name##_several_long(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                            \
+        recur<KIND, State, QUADS, 8, LANE_ROWS, true, true>(step, op, fold, least, most);                              \
+    }
+
+// All of these.
+#define SEVERAL(name, KIND, State)                                                                                     \
+    SEVERAL_BY(name##_64, KIND, State, 2, 4, 4)                                                                        \
+    SEVERAL_BY(name##_128, KIND, State, 4, 4, 4)                                                                       \
+    SEVERAL_BY(name##_128, KIND, State, 4, 8, 4)                                                                       \
+    SEVERAL_BY(name##_256, KIND, State, 8, 8, 2)                                                                       \
+    SEVERAL_LONG(name##_64, KIND, State, 2, 4)                                                                         \
+    SEVERAL_LONG(name##_128, KIND, State, 4, 4)                                                                        \
+    SEVERAL_LONG(name##_256, KIND, State, 8, 2)

@@ -51,7 +51,7 @@ struct Channel {
 // The norm of the outputs of a head, of which every block of a cluster has some: each tells all others its sums of four
 // squares, and adds up those of all.
 struct HeadNorm {
-    static constexpr u32 ROWS = 16, BLOCKS = NORMED / ROWS, WARPS = THREADS / 32;
+    static constexpr u32 ROWS = 16, BLOCKS = NORMED / ROWS, WARPS = BLOCK_WARPS;
 
     struct Shared {
         u64 barrier;
@@ -84,11 +84,11 @@ struct HeadNorm {
 };
 #endif
 
-template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUADS, 1, false> {
-    using Base = Few<KIND, State, QUADS, 1, false>;
+template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUADS, BLOCK_WARPS, 1, false> {
+    using Base = Few<KIND, State, QUADS, BLOCK_WARPS, 1, false>;
     using Base::op, Base::span, Base::head, Base::first_row, Base::shared, Base::key_head, Base::row, Base::is_mine;
     using Base::which;
-    static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, OWN_COLUMNS = Base::OWN_COLUMNS;
+    static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, THREADS = Base::THREADS, OWN_COLUMNS = Base::OWN_COLUMNS;
     const Around& around;
 
     DEVICE Row(const Recurrence& op, const Span& span, typename Base::Shared& shared, const Around& around)
@@ -158,7 +158,7 @@ template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUA
         float gate = 0.0f;
         const float y = run<false>([&] { gate = load_float(around.gate + place); });
         const float x = normed(y, norm.inverse(y, around.eps), weight);
-        if (is_mine && which == 0) op.out[place] = x * activate(around.activation, gate);
+        if (is_mine() && which == 0) op.out[place] = x * activate(around.activation, gate);
 #endif
     }
 };
@@ -179,14 +179,14 @@ DEVICE void recur_row(const StepView& step, const Recurrence& op, const Around& 
 
 // By most columns of a key.
 #define ROW(name, KIND, State, QUADS)                                                                                  \
-    KERNEL __launch_bounds__(THREADS, 4) name##_row(StepView step, Recurrence op, Around around) {                     \
+    KERNEL __launch_bounds__(32 * BLOCK_WARPS, 4) name##_row(StepView step, Recurrence op, Around around) {                     \
         recur_row<KIND, State, QUADS, false>(step, op, around);                                                        \
     }
 
 // The same with the norm, in a cluster of blocks that have all rows of a head.
 #ifdef HAS_CLUSTERS
 #define NORMED_ROW(name, KIND, State, QUADS)                                                                           \
-    KERNEL __cluster_dims__(HeadNorm::BLOCKS, 1, 1) __launch_bounds__(THREADS, 4)                                      \
+    KERNEL __cluster_dims__(HeadNorm::BLOCKS, 1, 1) __launch_bounds__(32 * BLOCK_WARPS, 4)                                      \
         name##_normed_row(StepView step, Recurrence op, Around around) {                                               \
         recur_row<KIND, State, QUADS, true>(step, op, around);                                                         \
     }

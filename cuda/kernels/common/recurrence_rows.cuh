@@ -10,13 +10,15 @@
 // Most rows of a short span.
 static constexpr u32 SHORT = 8;
 
-// Whether a state stays packed: with decays per channel that is slower (a layer of 128 sequences 115 instead of 99 us on an H100).
-template <u32 KIND, typename State> DEVICE constexpr bool stays_packed() { return KIND != DELTA_PER_CHANNEL && sizeof(State) == 2; }
+// Whether a state stays packed.
+template <typename State> DEVICE constexpr bool stays_packed() { return sizeof(State) == 2; }
 
-// `LONG`: spans may have more rows than are solved together. The other parameters: see `StateRows`.
-template <u32 KIND, typename State, u32 QUADS, u32 LANE_ROWS, bool LONG>
-struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<KIND, State>()> {
-    static constexpr u32 COLUMNS = 32 * QUADS, ROWS = 16 * LANE_ROWS; // of the state
+// `LONG`: spans may have more rows than are solved together, and rows in memory may begin anywhere, not only at multiples of 16
+// bytes. The other parameters: see `StateRows`.
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, bool LONG>
+struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_packed<State>(), LONG> {
+    using Base = StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_packed<State>(), LONG>;
+    static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, THREADS = Base::THREADS; // of the state, of a block
     static constexpr u32 MOST = LONG ? CHUNK : SHORT; // rows that are solved together
     static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
     static constexpr u32 OWN_COLUMNS = (COLUMNS + THREADS - 1) / THREADS; // of a thread, where each has some
@@ -35,9 +37,9 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
         float entry_g[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : CHUNK]; // of entries
         float strengths[CHUNK], decays[CHUNK], advancing[CHUNK], factors[CHUNK]; // the last one of entries
         float fades[MOST][CHUNK]; // of recurrence_few.cuh
+        float bias[PER_CHANNEL ? COLUMNS : 2], rate, skip; // that are the same for all rows
     };
 
-    using Base = StateRows<State, QUADS, LANE_ROWS, IS_DELTA, stays_packed<KIND, State>()>;
     using Base::op, Base::span, Base::head, Base::first_row, Base::state, Base::lane_row;
     using Base::add_entries, Base::scale_columns, Base::state_times, Base::round_state, Base::store_state;
     Shared& shared;
@@ -49,16 +51,21 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
 
     DEVICE u32 decay_count() const { return PER_CHANNEL ? op.key_dim : 1; }
 
+    // `exp(carry)` of all columns in `read`, which is not in use yet, and large enough.
+    DEVICE void share_fading() {
+        static_assert(!PER_CHANNEL || 2 * MOST * ROWS >= COLUMNS, "there is room for all columns");
+        __syncthreads();
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n)
+            if (threadIdx.x + n * THREADS < COLUMNS) (&shared.read[0][0][0])[threadIdx.x + n * THREADS] = expf(carry[n]);
+        __syncthreads();
+    }
+
     // Lets the state fade by `exp(carry)`. Decays per channel pass through shared memory.
     DEVICE void fade_state() {
         if constexpr (PER_CHANNEL) {
-            float* factors = shared.read[0][0]; // not in use yet, and large enough
-            __syncthreads();
-#pragma unroll
-            for (u32 n = 0; n < OWN_COLUMNS; ++n)
-                if (threadIdx.x + n * THREADS < COLUMNS) factors[threadIdx.x + n * THREADS] = expf(carry[n]);
-            __syncthreads();
-            scale_columns(factors);
+            share_fading();
+            scale_columns(shared.read[0][0]);
             __syncthreads();
         } else {
             const float factor = expf(carry[0]);
@@ -111,13 +118,13 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
 
     DEVICE u32 rows_left() const { return op.value_dim > first_row ? op.value_dim - first_row : 0; }
     DEVICE bool is_loose() const {
-        return ((op.columns | op.queries_at | op.keys_at | op.values_at | op.key_dim | op.value_dim) & 3) != 0;
+        return LONG && ((op.columns | op.queries_at | op.keys_at | op.values_at | op.key_dim | op.value_dim) & 3) != 0;
     }
 
     // Asks for entries `from..from + count`, newest first, behind `place` others.
     DEVICE void request_entries(u32 base, u32 from, u32 count, u32 place = 0) {
         const u32 newest = base + from + count - 1, mask = op.ring - 1;
-        const bool loose = ((op.key_dim | op.value_dim) & 3) != 0;
+        const bool loose = LONG && ((op.key_dim | op.value_dim) & 3) != 0;
         request<COLUMNS, CHUNK>(shared.faded[place], ring_k(0), count, op.key_dim, loose,
                                 [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
         request<ROWS, CHUNK>(shared.ring_u[place], ring_u(0), count, rows_left(), loose,
@@ -167,8 +174,41 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
         fade_entries(count);
     }
 
+    // Puts all entries into a packed state, as `fold` does: rows see them one after the other.
+    DEVICE void fold_packed(u32 base, u32 held) {
+        Base::change_rows([&](u32 i, float (&row)[QUADS][4]) {
+#pragma unroll 1
+            for (u32 from = 0; from < held; from += CHUNK) {
+                const u32 count = min(held - from, CHUNK);
+                if (i == 0 || held > CHUNK) {
+                    clear_carry();
+                    load_entries(base, from, count, i == 0 && from == 0);
+                    if constexpr (PER_CHANNEL) share_fading();
+                }
+                const float factor = PER_CHANNEL ? 1.0f : expf(carry[0]);
+#pragma unroll
+                for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < 4; ++e)
+                        row[n][e] *= PER_CHANNEL ? (&shared.read[0][0][0])[(n * 8 + (lane_id() & 7)) * 4 + e] : factor;
+#pragma unroll 1
+                for (u32 j = 0; j < count; ++j) {
+                    const float written = shared.ring_u[j][lane_row() + i];
+                    const float u = PER_CHANNEL ? written : __fmul_rn(written, shared.factors[j]);
+#pragma unroll
+                    for (u32 n = 0; n < QUADS; ++n) {
+                        const float4 k = *reinterpret_cast<const float4*>(&shared.faded[j][(n * 8 + (lane_id() & 7)) * 4]);
+                        row[n][0] = fmaf(u, k.x, row[n][0]), row[n][1] = fmaf(u, k.y, row[n][1]);
+                        row[n][2] = fmaf(u, k.z, row[n][2]), row[n][3] = fmaf(u, k.w, row[n][3]);
+                    }
+                }
+            }
+        });
+    }
+
     // Puts all entries into the state, the oldest first. The first ones are there.
     DEVICE void fold(u32 base, u32 held) {
+        if constexpr (stays_packed<State>()) return fold_packed(base, held);
 #pragma unroll 1
         for (u32 from = 0; from < held; from += CHUNK) {
             const u32 count = min(held - from, CHUNK);
@@ -215,7 +255,7 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
         const u32 decays = decay_count(), all_decays = op.value_heads * decays;
         const float* steps = op.steps + u64(span.first + first) * all_decays + head * decays;
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS, MOST>(shared.g[0], steps, rows, decays, (op.key_dim & 3) != 0,
+            request<COLUMNS, MOST>(shared.g[0], steps, rows, decays, LONG && (op.key_dim & 3) != 0,
                                    [&](u32 t) { return t * all_decays; });
         } else if (threadIdx.x < rows) {
             copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * all_decays);
@@ -226,18 +266,20 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
         }
     }
 
-    // Small numbers that are the same for all rows: asked for early.
-    float bias[OWN_COLUMNS], rate, skip;
-
-    DEVICE void load_constants() {
+    // Asks for what is the same for all rows.
+    DEVICE void request_constants() {
         const u32 decays = decay_count();
 #pragma unroll
-        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-            const u32 column = PER_CHANNEL ? threadIdx.x + n * THREADS : 0;
-            bias[n] = op.bias != nullptr && column < decays ? op.bias[head * decays + column] : 0.0f;
+        for (u32 n = 0; n < (PER_CHANNEL ? OWN_COLUMNS : 1); ++n) {
+            const u32 column = threadIdx.x + n * THREADS;
+            if (column < decays) request_one(&shared.bias[column], op.bias, head * decays + column);
         }
-        rate = op.a != nullptr ? op.a[head] : 0.0f;
-        skip = op.skip != nullptr ? op.skip[head] : 0.0f;
+        if (threadIdx.x < 2) request_one(threadIdx.x == 0 ? &shared.rate : &shared.skip, threadIdx.x == 0 ? op.a : op.skip, head);
+    }
+
+    // Number `at` of some, or 0 if there are none.
+    DEVICE void request_one(float* to, const float* from, u32 at) const {
+        copy_4_async(to, from != nullptr ? from + at : op.inputs, from != nullptr);
     }
 
     // Once they are there: normalises keys and queries, and makes gates of step sizes.
@@ -265,11 +307,11 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
                 const u32 column = threadIdx.x + n * THREADS;
 #pragma unroll 1
                 for (u32 t = 0; column < op.key_dim && t < rows; ++t)
-                    shared.g[t][column] = rate * softplus(shared.g[t][column] + bias[n]);
+                    shared.g[t][column] = shared.rate * softplus(shared.g[t][column] + shared.bias[column]);
             }
         } else if (threadIdx.x < rows) {
-            const float size = softplus(shared.g[0][threadIdx.x] + bias[0]);
-            shared.g[0][threadIdx.x] = rate * size;
+            const float size = softplus(shared.g[0][threadIdx.x] + shared.bias[0]);
+            shared.g[0][threadIdx.x] = shared.rate * size;
             if constexpr (!IS_DELTA) shared.strengths[threadIdx.x] = size;
         }
         if (IS_DELTA && threadIdx.x < rows) shared.strengths[threadIdx.x] = sigmoid(shared.strengths[threadIdx.x]);
@@ -419,7 +461,7 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
             const float value = shared.u[t][row];
             float mine = shared.strengths[t] * value;
             if constexpr (IS_DELTA) mine = shared.strengths[t] * (value - decay * shared.read[0][t][row]);
-            float y = fmaf(decay, shared.read[1][t][row], skip * value);
+            float y = fmaf(decay, shared.read[1][t][row], shared.skip * value);
 #pragma unroll 4
             for (u32 j = 0; j < t; ++j) {
                 const float before = shared.u[j][row];
@@ -472,7 +514,7 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
     // Rows of which some or all go into the state, and no entry is left.
     DEVICE void run_many(bool is_zero) {
         const bool is_final = span.is_final();
-        Base::begin_change();
+        if (stays_packed<State>()) Base::open_state();
 #pragma unroll 1
         for (u32 first = 0;; first += CHUNK) {
             const u32 rows = min(CHUNK, span.rows - first);
@@ -498,6 +540,6 @@ struct Block : StateRows<State, QUADS, LANE_ROWS, KIND != MAMBA2, stays_packed<K
             if (is_last) break;
             if (is_final) round_state();
         }
-        store_state();
+        store_state(true);
     }
 };

@@ -2,7 +2,8 @@
 #pragma once
 #include "common/recurrence.cuh"
 
-static constexpr u32 THREADS = 128;
+// Warps of most blocks.
+static constexpr u32 BLOCK_WARPS = 4;
 
 // Adds up 8 values over 8 neighbouring lanes: lane `c` gets the sum of value `c`.
 DEVICE float sum_8_over_8(const float (&x)[8]) {
@@ -22,11 +23,12 @@ DEVICE float sum_8_over_8(const float (&x)[8]) {
     return mine + __shfl_xor_sync(ALL_LANES, theirs, 1);
 }
 
-// `State`: how checkpoints are stored. `QUADS`: a lane has `QUADS` times 4 of the columns of a row. `LANE_ROWS`: rows that a
-// lane has a part of. `MEETS_KEYS`: keys are looked up in the state. `IS_PACKED`: a state in f16 stays as it is stored, in half of
-// the registers, and is opened where it is looked at or changes.
-template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PACKED> struct StateRows {
-    static constexpr u32 COLUMNS = 32 * QUADS, ROWS = 16 * LANE_ROWS;
+// `State`: how checkpoints are stored. `QUADS`: a lane has `QUADS` times 4 of the columns of a row. `WARPS`: those of a block.
+// `LANE_ROWS`: rows that a lane has a part of. `MEETS_KEYS`: keys are looked up in the state. `IS_PACKED`: a state in f16 stays as
+// it is stored, in half of the registers, and is opened where it is looked at or changes. `LOOSE`: rows may have any number of
+// columns, else a multiple of 4.
+template <typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PACKED, bool LOOSE> struct StateRows {
+    static constexpr u32 COLUMNS = 32 * QUADS, ROWS = 4 * WARPS * LANE_ROWS, THREADS = 32 * WARPS;
     static constexpr u32 RAW = sizeof(State) == 2 ? 2 : 4; // words of four elements
 
     const Recurrence& op;
@@ -34,7 +36,7 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PAC
     const u32 head;
     u32 first_row;
     static_assert(!IS_PACKED || RAW == 2, "f32 is as it is stored");
-    u32 raw[LANE_ROWS][QUADS][RAW]; // the state as it came, and as it is if it stays packed
+    u32 raw[LANE_ROWS][QUADS][2]; // a state in f16 as it came, and as it is if it stays packed
     float state[LANE_ROWS][QUADS][4];
 
     DEVICE StateRows(const Recurrence& op, const Span& span)
@@ -47,51 +49,64 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PAC
     }
 
     // Asks for the state, which is waited for where it is first used; zeros if it need not be read. Rows beyond the last
-    // one are that one: nobody asks what becomes of them.
+    // one are that one: nobody asks what becomes of them. Loads have conditions, not branches, behind which registers would be
+    // copied as soon as they are there.
     DEVICE void request_state(bool is_zero) {
         const State* from = state_at() + (lane_id() & 7) * 4;
-        if (is_zero || op.key_dim != COLUMNS) {
-#pragma unroll
-            for (u32 i = 0; i < LANE_ROWS; ++i)
-#pragma unroll
-                for (u32 n = 0; n < QUADS; ++n)
-#pragma unroll
-                    for (u32 e = 0; e < RAW; ++e) raw[i][n][e] = 0;
-        }
-        if (is_zero) return;
         const u32 last = op.value_dim - 1;
-        const bool is_whole = (op.key_dim & 3) == 0;
+        const bool is_whole = !LOOSE || (op.key_dim & 3) == 0;
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) {
             const State* row = from + i32(min(first_row + lane_row() + i, last) - first_row) * i32(op.key_dim);
-            if (op.key_dim == COLUMNS) {
 #pragma unroll
-                for (u32 n = 0; n < QUADS; ++n) read_four(row + n * 32, raw[i][n]);
-                continue;
+            for (u32 n = 0; n < QUADS; ++n) {
+                const bool is_asked = !is_zero && is_whole && (n * 8 + (lane_id() & 7)) * 4 < op.key_dim;
+                if constexpr (RAW == 4) {
+                    read_four(row + n * 32, is_asked, state[i][n]);
+                } else {
+                    read_four(row + n * 32, is_asked, raw[i][n]);
+                }
             }
+        }
+        if (!LOOSE || is_zero || is_whole) return;
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; ++i) {
+            const State* row = from + i32(min(first_row + lane_row() + i, last) - first_row) * i32(op.key_dim);
 #pragma unroll 1
             for (u32 n = 0; n < QUADS; ++n) {
                 u32 words[RAW] = {};
                 const u32 column = (n * 8 + (lane_id() & 7)) * 4;
-                if (is_whole && column < op.key_dim) read_four(row + n * 32, words);
-                for (u32 e = 0; !is_whole && e < 4 && column + e < op.key_dim; ++e) set(words, e, row[n * 32 + e]);
+#pragma unroll 1
+                for (u32 e = 0; e < 4 && column + e < op.key_dim; ++e) set(words, e, row[n * 32 + e]);
 #pragma unroll
                 for (u32 m = 0; m < QUADS; ++m)
 #pragma unroll
-                    for (u32 e = 0; e < RAW; ++e) raw[i][m][e] = m == n ? words[e] : raw[i][m][e];
+                    for (u32 e = 0; m == n && e < RAW; ++e) {
+                        if constexpr (RAW == 4) {
+                            state[i][m][e] = __uint_as_float(words[e]);
+                        } else {
+                            raw[i][m][e] = words[e];
+                        }
+                    }
             }
         }
     }
-
-    DEVICE float opened(u32 i, u32 n, u32 e) const {
-        if constexpr (RAW == 4) {
-            return __uint_as_float(raw[i][n][e]);
-        } else {
-            return e & 1 ? high_f16(raw[i][n][e / 2]) : low_f16(raw[i][n][e / 2]);
-        }
+    static DEVICE void set(u32 (&words)[RAW], u32 e, float x) {
+#pragma unroll
+        for (u32 i = 0; i < RAW; ++i) words[i] = i == e ? __float_as_uint(x) : words[i];
+    }
+    static DEVICE void set(u32 (&words)[RAW], u32 e, f16 x) {
+#pragma unroll
+        for (u32 i = 0; i < RAW; ++i) words[i] |= i == e / 2 ? u32(x.bits) << (16 * (e & 1)) : 0;
     }
 
+    DEVICE float opened(u32 i, u32 n, u32 e) const {
+        return e & 1 ? high_f16(raw[i][n][e / 2]) : low_f16(raw[i][n][e / 2]);
+    }
+
+    // Once a state in f16 has come. One in f32 is waited for where it is first looked at.
     DEVICE void open_state() {
+        if (RAW == 4) return;
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i)
 #pragma unroll
@@ -100,33 +115,38 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PAC
                 for (u32 e = 0; e < 4; ++e) state[i][n][e] = opened(i, n, e);
     }
 
-    // Before and after a packed state changes, and before `state` is looked at.
-    DEVICE void begin_change() {
-        if constexpr (IS_PACKED) open_state();
-    }
-    DEVICE void end_change() {
-        if constexpr (IS_PACKED) {
+    // Changes a packed state, a row at a time, so that no more than that is ever open: `change(i, row)`.
+    template <typename Change> DEVICE void change_rows(Change change) {
 #pragma unroll
-            for (u32 i = 0; i < LANE_ROWS; ++i)
+        for (u32 i = 0; i < LANE_ROWS; ++i) {
+            float row[QUADS][4];
 #pragma unroll
-                for (u32 n = 0; n < QUADS; ++n)
+            for (u32 n = 0; n < QUADS; ++n)
 #pragma unroll
-                    for (u32 e = 0; e < 4; e += 2) {
-                        const State* type = nullptr;
-                        raw[i][n][e / 2] = pack_f16(limited(state[i][n][e], type), limited(state[i][n][e + 1], type));
-                    }
+                for (u32 e = 0; e < 4; ++e) row[n][e] = opened(i, n, e);
+            change(i, row);
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n)
+#pragma unroll
+                for (u32 e = 0; e < 4; e += 2) {
+                    const State* type = nullptr;
+                    raw[i][n][e / 2] = pack_f16(limited(row[n][e], type), limited(row[n][e + 1], type));
+                }
         }
     }
 
-    static DEVICE void set(u32 (&words)[RAW], u32 e, float x) { words[e % RAW] = __float_as_uint(x); }
-    static DEVICE void set(u32 (&words)[RAW], u32 e, f16 x) { words[e / 2 % RAW] |= u32(x.bits) << (16 * (e & 1)); }
-    static DEVICE void read_four(const float* from, u32 (&x)[RAW]) {
-        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2 % RAW]), "=r"(x[3 % RAW])
-                     : "l"(from));
+    // Four elements if they are asked for, else zeros.
+    static DEVICE void read_four(const float* from, bool is_asked, float (&x)[4]) {
+        x[0] = x[1] = x[2] = x[3] = 0.0f;
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.f32 {%0, %1, %2, %3}, [%4]; }"
+                     : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+                     : "l"(from), "r"(u32(is_asked)));
     }
-    static DEVICE void read_four(const f16* from, u32 (&x)[RAW]) {
-        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
+    static DEVICE void read_four(const f16* from, bool is_asked, u32 (&x)[2]) {
+        x[0] = x[1] = 0;
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2]; }"
+                     : "+r"(x[0]), "+r"(x[1])
+                     : "l"(from), "r"(u32(is_asked)));
     }
     static DEVICE void write_four(float* to, float (&x)[4]) {
         *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
@@ -135,11 +155,11 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PAC
         *reinterpret_cast<uint2*>(to) = make_uint2(pack_f16(x[0], x[1]), pack_f16(x[2], x[3]));
     }
 
-    // What is stored is what is in the registers.
-    DEVICE void store_state() {
+    // What is stored is what is in the registers: a packed state as it is, unless it `is_open`.
+    DEVICE void store_state(bool is_open = !IS_PACKED) {
         State* to = state_at() + (lane_id() & 7) * 4;
-        const bool is_whole = (op.key_dim & 3) == 0;
-        round_state();
+        const bool is_whole = !LOOSE || (op.key_dim & 3) == 0;
+        if (is_open) round_state();
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS; ++i) {
             const u32 row = lane_row() + i;
@@ -148,13 +168,16 @@ template <typename State, u32 QUADS, u32 LANE_ROWS, bool MEETS_KEYS, bool IS_PAC
             for (u32 n = 0; n < QUADS; ++n) {
                 const u32 column = (n * 8 + (lane_id() & 7)) * 4;
                 State* at = to + row * op.key_dim + n * 32;
-                if (is_whole) {
-                    if (column < op.key_dim) write_four(at, state[i][n]);
-                    continue;
+                if (is_whole && column < op.key_dim) {
+                    if (is_open) {
+                        write_four(at, state[i][n]);
+                    } else {
+                        *reinterpret_cast<uint2*>(at) = make_uint2(raw[i][n][0], raw[i][n][1]);
+                    }
                 }
 #pragma unroll
-                for (u32 e = 0; e < 4; ++e)
-                    if (column + e < op.key_dim) store_rounded(at + e, state[i][n][e]);
+                for (u32 e = 0; LOOSE && e < 4; ++e)
+                    if (!is_whole && column + e < op.key_dim) store_rounded(at + e, is_open ? state[i][n][e] : opened(i, n, e));
             }
         }
     }

@@ -42,7 +42,8 @@ impl Around {
         let (inputs, out, decl) = recurrence(program, program.ops.get(at)?)?;
         let Op::CausalConv(conv) = program.ops.get(at.checked_sub(1)?)? else { return None };
         let StoreDecl::Conv(window) = program.store(conv.store) else { return None };
-        if conv.x != inputs || window.taps != TAPS || is_read_behind(program, at, inputs) {
+        let is_loose = (decl.key_dim | decl.value_dim) % 4 != 0;
+        if conv.x != inputs || window.taps != TAPS || is_loose || is_read_behind(program, at, inputs) {
             return None;
         }
         let behind = program.ops.get(at + 1).filter(|_| has_clusters && matches!(program.ops[at], Op::GatedDelta(_)));

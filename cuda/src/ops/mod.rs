@@ -18,6 +18,7 @@ pub(crate) mod ring;
 pub(crate) mod rope_store;
 pub(crate) mod route;
 pub(crate) mod rows;
+pub(crate) mod scan;
 pub(crate) mod segments;
 pub(crate) mod slake;
 pub(crate) mod wide;

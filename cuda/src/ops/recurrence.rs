@@ -1,7 +1,7 @@
 //! Delta rules and state-space recurrences.
 
 use crate::{
-    device::{Ptr, failed},
+    device::failed,
     machine::Machine,
     ops::around::Around,
     slots::{self, Kind, State},
@@ -14,7 +14,7 @@ use kvas_backend::{
 
 /// `CHUNK` of `kernels/common/recurrence.cuh`.
 const CHUNK: usize = kvas_backend::CHUNK;
-/// Threads of a block of `recurrence_rows.cuh`, of `recurrence_prepare.cuh` and of `mamba1.cu`.
+/// Threads of a block of `recurrence_rows.cuh` and of `recurrence_prepare.cuh`.
 const THREADS: usize = 128;
 /// Most rows of a span of the kernels for many blocks: `SHORT` of `recurrence_rows.cuh`.
 const SHORT: usize = 8;
@@ -56,28 +56,16 @@ pub(crate) struct RecurrenceView {
     norm_eps: f32,
     group: u32,
     query_scale: f32,
-    padding: u32,
+    reciprocal: u32,
 }
 
-/// `Scan` of `kernels/mamba1.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct ScanView {
-    x: u64,
-    dt: u64,
-    b: u64,
-    c: u64,
-    d: u64,
-    rates: u64,
-    out: u64,
-    state: u64,
-    ring_u: u64,
-    ring_k: u64,
-    ring_g: u64,
-    ring: u32,
-    channels: u32,
-    key_dim: u32,
-    padding: u32,
+impl RecurrenceView {
+    /// Whether rows do not all begin at multiples of 16 bytes: `is_loose` of `recurrence_rows.cuh`. Kernels for long spans only take
+    /// such ones.
+    fn is_loose(&self) -> bool {
+        let Self { columns, queries_at, keys_at, values_at, key_dim, value_dim, .. } = self;
+        (columns | queries_at | keys_at | values_at | key_dim | value_dim) % 4 != 0
+    }
 }
 
 /// What an op computes, see `RecurrenceView`.
@@ -187,13 +175,12 @@ fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
 }
 
 /// Bytes of `Shared` of `recurrence_rows.cuh`, with `most` rows that are solved together.
-fn shared_bytes(decl: &StateDecl, columns: usize, lane_rows: usize, most: usize) -> usize {
-    let rows = 16 * lane_rows;
+fn shared_bytes(decl: &StateDecl, columns: usize, rows: usize, most: usize) -> usize {
     let is_per_channel = decl.decay == Decay::PerChannel;
     let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
     let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
-    let own = if is_per_channel { (most + 1) * columns } else { 2 * 4 };
-    4 * (of_rows + own + CHUNK * (columns + rows) + of_g(CHUNK) + (4 + most) * CHUNK)
+    let own = if is_per_channel { (most + 2) * columns } else { 2 * 4 + 2 };
+    4 * (of_rows + own + 2 + CHUNK * (columns + rows) + of_g(CHUNK) + (4 + most) * CHUNK)
 }
 
 /// Bytes of shared memory of `recurrence_prepare.cuh`, or of `recurrence_channels.cuh`.
@@ -226,6 +213,11 @@ const fn row_stride(columns: usize) -> usize {
     columns + 8
 }
 
+/// 2^32 by `divisor`, rounded up: what a number below 2^16 is multiplied with instead of being divided. 0 by 1.
+fn reciprocal(divisor: usize) -> u32 {
+    (1u64 << 32).div_ceil(divisor as u64) as u32
+}
+
 impl State {
     fn unit(&self) -> &'static str {
         unit(self.kind, self.decl.decay, self.state_type)
@@ -233,6 +225,8 @@ impl State {
 
     fn view(&self) -> RecurrenceView {
         let [state, u, k, g] = self.places().map(|place| place.0);
+        let group = self.decl.value_heads / self.decl.key_heads;
+        let is_tiled = self.head_map == HeadMap::Tiled;
         RecurrenceView {
             state,
             ring_u: u,
@@ -243,38 +237,33 @@ impl State {
             value_heads: self.decl.value_heads as u32,
             key_dim: self.decl.key_dim as u32,
             value_dim: self.decl.value_dim as u32,
-            tiled: u32::from(self.head_map == HeadMap::Tiled),
-            group: (self.decl.value_heads / self.decl.key_heads) as u32,
+            tiled: u32::from(is_tiled),
+            group: group as u32,
+            reciprocal: reciprocal(if is_tiled { self.decl.key_heads } else { group }),
             query_scale: 1.0 / (self.decl.key_dim as f32).sqrt(),
             ..RecurrenceView::default()
         }
     }
+}
 
-    fn scan_view(&self, rates: Ptr) -> ScanView {
-        let [state, u, k, g] = self.places().map(|place| place.0);
-        ScanView {
-            rates: rates.0,
-            state,
-            ring_u: u,
-            ring_k: k,
-            ring_g: g,
-            ring: self.ring as u32,
-            channels: self.decl.value_heads as u32,
-            key_dim: self.decl.key_dim as u32,
-            ..ScanView::default()
-        }
-    }
+/// A kernel, the rows of the state and the threads of its blocks, and their shared memory.
+struct Blocks {
+    name: String,
+    rows: usize,
+    threads: usize,
+    shared: usize,
+}
 
-    /// The kernel of a scan, and the channels a block has.
-    fn scan_kernel(&self) -> Result<(String, usize), DeviceError> {
-        let (columns, lanes) = match self.decl.key_dim {
-            ..=16 => (16, 4),
-            17..=64 => (64, 8),
-            65..=256 => (256, 32),
-            more => return Err(failed(format!("a scan with {more} columns a channel, at most 256 can be"))),
-        };
-        Ok((format!("mamba1_{}_{columns}", self.state_type.name()), THREADS / lanes))
-    }
+/// The kernel for spans of several rows that stay in the ring. Its blocks have all rows of a head if these are no more than usual:
+/// what rows of a span have to do with each other and with the ring costs as much as what they ask the state.
+fn several_rows(state: &State, is_long: bool) -> Result<Blocks, DeviceError> {
+    let (decl, columns) = (&state.decl, columns(&state.decl)?);
+    let warps = if is_long || columns > 128 || columns == 128 && decl.value_dim > 64 { 8 } else { 4 };
+    let lane_rows = if columns > 128 { 2 } else { 4 };
+    let kind = if is_long { "long".into() } else { warps.to_string() };
+    let (name, rows) = (format!("{}_{columns}_several_{kind}", state.unit()), 4 * warps * lane_rows);
+    let shared = shared_bytes(decl, columns, rows, if is_long { CHUNK } else { SHORT });
+    Ok(Blocks { name, rows, threads: 32 * warps, shared })
 }
 
 impl Machine {
@@ -348,25 +337,28 @@ impl Machine {
         let is_several = |(rows, is_final): (usize, bool)| !is_final && (2..CHUNK).contains(&rows);
         let spans = self.step.spans();
         // Long spans take much longer, and are few.
-        let short = [(1, SHORT, false), (2, SHORT, true)];
-        let long = [(SHORT + 1, u32::MAX as usize, false), (SHORT + 1, CHUNK - 1, true)];
-        for (least, most, several) in short.into_iter().chain(long) {
+        let single = [(1, 1, false), (2, usize::MAX, false)];
+        let several = [(2, SHORT, true), (SHORT + 1, CHUNK - 1, true)];
+        for (least, most, several) in single.into_iter().chain(several) {
             let is_wanted = |of: &(usize, bool)| (least..=most).contains(&of.0) && is_several(*of) == several;
             let wanted = spans.iter().zip(&self.entries).map(left).filter(is_wanted).count();
             if wanted == 0 {
                 continue;
             }
-            let (name, rows, shared) = self.recurrence(state, (wanted, most > SHORT, several))?;
-            self.kernel(state.unit(), &name)?
-                .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, spans.len())
-                .block(THREADS)
+            let kernel = match several {
+                true => several_rows(state, most > SHORT || view.is_loose())?,
+                false => self.recurrence(state, (wanted, most > 1 || view.is_loose()))?,
+            };
+            self.kernel(state.unit(), &kernel.name)?
+                .grid(state.decl.value_dim.div_ceil(kernel.rows), state.decl.value_heads, spans.len())
+                .block(kernel.threads)
                 .early()
-                .shared(shared)
+                .shared(kernel.shared)
                 .arg(self.view())
                 .arg(view)
                 .arg(FoldView::default())
                 .arg(least as u32)
-                .arg(most as u32)
+                .arg(most.min(u32::MAX as usize) as u32)
                 .launch()?;
         }
         Ok(())
@@ -380,7 +372,7 @@ impl Machine {
             .grid(decl.value_dim.div_ceil(16), decl.value_heads, spans)
             .block(THREADS)
             .early()
-            .shared(shared_bytes(decl, columns, 1, SHORT))
+            .shared(shared_bytes(decl, columns, 16, SHORT))
             .arg(self.view())
             .arg(view)
             .arg(self.around_view(around))
@@ -439,19 +431,14 @@ impl Machine {
         [PROMPT_ROWS, PROMPT_ROWS / 2].into_iter().find(is_enough).unwrap_or(TILE)
     }
 
-    /// The kernel for some spans, that may be long or several rows that stay in the ring, the rows of the state its blocks
-    /// have, and its shared memory. Results do not depend on how many rows a block has.
-    fn recurrence(
-        &self,
-        state: &State,
-        (spans, long, several): (usize, bool, bool),
-    ) -> Result<(String, usize, usize), DeviceError> {
+    /// The kernel for some spans, that may be long, but are not several rows that stay in the ring. Results do not depend on how
+    /// many rows a block has.
+    fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<Blocks, DeviceError> {
         let columns = columns(&state.decl)?;
         let has_few = long || columns > 128 || self.has_few_blocks(&state.decl, spans);
-        let lane_rows = if has_few { 1 } else { MANY };
-        let name = format!("{}_{columns}{}_x{lane_rows}", state.unit(), if several { "_several" } else { "" });
-        let most = if lane_rows == MANY { SHORT } else { CHUNK };
-        Ok((name, 16 * lane_rows, shared_bytes(&state.decl, columns, lane_rows, most)))
+        let (lane_rows, most) = if has_few { (1, CHUNK) } else { (MANY, SHORT) };
+        let (name, rows) = (format!("{}_{columns}_x{lane_rows}", state.unit()), 16 * lane_rows);
+        Ok(Blocks { name, rows, threads: THREADS, shared: shared_bytes(&state.decl, columns, rows, most) })
     }
 
     /// Whether blocks of [`MANY`] rows of the state to a lane are too few to keep the GPU busy, of so many spans.
@@ -466,44 +453,22 @@ impl Machine {
         spans * decl.value_heads * decl.value_dim.div_ceil(16) <= AT_ONCE * self.device.multiprocessors()
     }
 
-    pub(crate) fn mamba1(&mut self, op: &op::Mamba1) -> Result<(), DeviceError> {
-        let state = self.slots.state(op.store);
-        let view = ScanView {
-            x: self.act(op.x).0,
-            dt: self.act(op.dt).0,
-            b: self.act(op.b).0,
-            c: self.act(op.c).0,
-            d: self.matrix(op.d).at().0,
-            out: self.act(op.out).0,
-            ..state.scan_view(self.optional(slots::rates(&state.decl)))
-        };
-        let (name, channels) = state.scan_kernel()?;
-        let blocks = state.decl.value_heads.div_ceil(channels);
-        let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, self.step.spans().len()).block(THREADS).early();
-        launch.arg(self.view()).arg(view).launch()
-    }
-
     /// Folds the committed entries of a slot's ring into its checkpoint.
     pub(crate) fn fold(&self, store: Store, slot: Slot, held: Cursor) -> Result<(), DeviceError> {
         let state = self.slots.state(store);
-        let (base, count) = (held.base as u32, held.held as u32);
         if state.kind == Kind::Mamba1 {
-            let (name, channels) = state.scan_kernel()?;
-            let name = format!("{name}_fold");
-            let blocks = state.decl.value_heads.div_ceil(channels);
-            let view = state.scan_view(self.optional(slots::rates(&state.decl)));
-            let launch = self.kernel("mamba1", &name)?.grid(blocks, 1, 1).block(THREADS);
-            return launch.arg(view).arg(slot.0).arg(base).arg(count).launch();
+            return self.fold_scan(state, slot, held);
         }
-        let (name, rows, shared) = self.recurrence(state, (1, false, false))?;
-        let fold = FoldView { slot: slot.0, base, held: count, padding: 0 };
-        self.kernel(state.unit(), &name)?
-            .grid(state.decl.value_dim.div_ceil(rows), state.decl.value_heads, 1)
-            .block(THREADS)
+        let view = state.view();
+        let kernel = self.recurrence(state, (1, view.is_loose()))?;
+        let fold = FoldView { slot: slot.0, base: held.base as u32, held: held.held as u32, padding: 0 };
+        self.kernel(state.unit(), &kernel.name)?
+            .grid(state.decl.value_dim.div_ceil(kernel.rows), state.decl.value_heads, 1)
+            .block(kernel.threads)
             .early()
-            .shared(shared)
+            .shared(kernel.shared)
             .arg(self.view())
-            .arg(state.view())
+            .arg(view)
             .arg(fold)
             .arg(0u32)
             .arg(0u32)
@@ -517,9 +482,17 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        let sizes =
-            [size_of::<RecurrenceView>(), size_of::<ScanView>(), size_of::<FoldView>(), size_of::<PromptView>()];
-        assert_eq!((sizes, HEAD_BYTES), ([144, 104, 16, 32], 2304));
+        let sizes = [size_of::<RecurrenceView>(), size_of::<FoldView>(), size_of::<PromptView>()];
+        assert_eq!((sizes, HEAD_BYTES), ([144, 16, 32], 2304));
+    }
+
+    #[test]
+    fn a_reciprocal_divides_every_head() {
+        for divisor in 1..300 {
+            let by = reciprocal(divisor);
+            let quotient = |head: u32| if by == 0 { head } else { ((u64::from(head) * u64::from(by)) >> 32) as u32 };
+            assert!((0..1 << 16).all(|head| quotient(head) == head / divisor as u32), "{divisor}");
+        }
     }
 
     #[test]
