@@ -204,6 +204,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
                 }
             }
         });
+        __syncthreads(); // factors are read until here
     }
 
     // Puts all entries into the state, the oldest first. The first ones are there.
