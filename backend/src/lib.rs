@@ -31,7 +31,7 @@ pub use split::{Placement, Split, arena_pages};
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
 
-use kvas_gguf::Quant;
+use kvas_gguf::{Quant, TensorBytes};
 use std::{
     ops::{Deref, Range},
     sync::Arc,
@@ -70,14 +70,52 @@ pub enum DeviceError {
     },
 }
 
+/// An owner of bytes: a mapping, a vector.
+pub trait Stored: Deref<Target = [u8]> + Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    /// Copies a part of them to `to`, which is as long, if there is a faster way than to look at them.
+    ///
+    /// # Errors
+    /// Those of a file that is read.
+    fn copy_to(&self, part: Range<usize>, to: &mut [u8]) -> std::io::Result<()> {
+        to.copy_from_slice(&self[part]);
+        Ok(())
+    }
+}
+
+impl Stored for Vec<u8> {}
+
+impl Stored for TensorBytes {
+    fn copy_to(&self, part: Range<usize>, to: &mut [u8]) -> std::io::Result<()> {
+        TensorBytes::copy_to(self, part, to)
+    }
+}
+
 /// Bytes that stay valid and unchanged as long as the value lives; cloning shares them.
 #[derive(Clone)]
-pub struct Bytes(Arc<dyn Deref<Target = [u8]> + Send + Sync>);
+pub struct Bytes(Arc<dyn Stored>);
 
 impl Bytes {
-    /// Shares bytes that live in any owner: a mapping, a vector.
-    pub fn new(owner: impl Deref<Target = [u8]> + Send + Sync + 'static) -> Self {
+    /// Shares bytes that live in any owner.
+    pub fn new(owner: impl Stored + 'static) -> Self {
         Self(Arc::new(owner))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.count()
+    }
+
+    /// Copies a part of them to `to`, which is as long, whether they lie together or not.
+    ///
+    /// # Errors
+    /// Those of a file that is read.
+    pub fn copy_to(&self, part: Range<usize>, to: &mut [u8]) -> std::io::Result<()> {
+        self.0.copy_to(part, to)
     }
 }
 
@@ -90,7 +128,7 @@ impl Deref for Bytes {
 
 impl std::fmt::Debug for Bytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Bytes({})", self.len())
+        write!(f, "Bytes({})", self.count())
     }
 }
 

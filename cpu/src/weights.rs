@@ -82,8 +82,8 @@ impl Matrix {
         let row_bytes = quant.row_bytes(columns);
         let row_bytes = row_bytes.ok_or_else(|| fail(format!("{columns} columns are not whole blocks of {quant}")))?;
         let bytes = row_bytes.checked_mul(rows);
-        if bytes != Some(loaded.bytes.len()) {
-            return Err(fail(format!("has {} bytes, expected {rows} rows of {row_bytes}", loaded.bytes.len())));
+        if bytes != Some(loaded.bytes.count()) {
+            return Err(fail(format!("has {} bytes, expected {rows} rows of {row_bytes}", loaded.bytes.count())));
         }
         if decl.format == WeightFormat::F32 {
             let mut values = vec![0.0; rows * columns];

@@ -89,7 +89,7 @@ impl Machine {
         limits: Limits,
     ) -> Result<Self, DeviceError> {
         device.load_units(&["pack"])?;
-        let mut uploader = Uploader::new(device)?;
+        let mut uploader = Uploader::new(device);
         let matrices = Loader::load((device, &mut uploader), weights, &program)?;
         drop(uploader);
         let mut units = vec!["tables", "likeliest"];

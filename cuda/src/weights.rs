@@ -8,9 +8,9 @@ use crate::{
     device::{Device, Memory, Ptr},
     upload::Uploader,
 };
-use kvas_backend::{DeviceError, Op, Program, WeightDecl, WeightFormat, WeightSource};
+use kvas_backend::{Bytes, DeviceError, Op, Program, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
-use std::sync::Arc;
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// Columns of a unit: products go through rows in whole ones.
 pub(crate) const UNIT: usize = 64;
@@ -134,6 +134,8 @@ pub(crate) struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     /// For what has to be packed.
     staging: Option<Memory>,
+    /// Weights that are asked for, and the pieces up to the last one of each.
+    asked: VecDeque<(&'a WeightDecl, usize)>,
 }
 
 impl<'a> Loader<'a> {
@@ -141,9 +143,9 @@ impl<'a> Loader<'a> {
     pub(crate) fn load(
         (device, uploader): (&'a Arc<Device>, &'a mut Uploader),
         source: &'a mut dyn WeightSource,
-        program: &Program,
+        program: &'a Program,
     ) -> Result<Vec<Matrix>, DeviceError> {
-        let mut loader = Self { device, uploader, source, staging: None };
+        let mut loader = Self { device, uploader, source, staging: None, asked: VecDeque::new() };
         let counts = counts(program);
         let mut matrices = Vec::new();
         for (decl, count) in program.weights.iter().zip(&counts) {
@@ -156,6 +158,8 @@ impl<'a> Loader<'a> {
             if quants[0] != quants[1] {
                 let has_floats = quants.iter().any(|quant| matches!(quant, Quant::F32 | Quant::Bf16));
                 let common = if has_floats { Quant::F32 } else { Quant::F16 };
+                // Nothing may be on its way to what goes.
+                loader.uploader.finish()?;
                 for weight in [gate, up].map(|weight| weight.0 as usize) {
                     matrices[weight] = loader.matrix(&program.weights[weight], counts[weight], Some(common))?;
                 }
@@ -164,22 +168,32 @@ impl<'a> Loader<'a> {
         let layers = program.ops.iter().filter_map(|op| if let Op::ReadMemory(op) = op { Some(op) } else { None });
         for weight in layers.flat_map(|op| [op.fc1[0], op.fc2[0]]) {
             let matrix = &matrices[weight.0 as usize];
+            loader.uploader.finish()?;
             device.upload(matrix.at(), &matrix.columns_in_order())?;
         }
+        loader.uploader.finish()?;
+        loader.settle();
         device.synchronize()?;
         Ok(matrices)
     }
 
-    /// Gets a weight, checks that it can be computed with, and uploads it.
-    fn matrix(&mut self, decl: &WeightDecl, count: usize, wanted: Option<Quant>) -> Result<Matrix, DeviceError> {
+    /// Says which weights have been read.
+    fn settle(&mut self) {
+        while let Some((decl, _)) = self.asked.pop_front_if(|(_, pieces)| *pieces <= self.uploader.read()) {
+            self.source.settled(decl, false);
+        }
+    }
+
+    /// Gets a weight, checks that it can be computed with, and has it uploaded.
+    fn matrix(&mut self, decl: &'a WeightDecl, count: usize, wanted: Option<Quant>) -> Result<Matrix, DeviceError> {
         let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
         let loaded = self.source.load(decl)?;
         let [rows, columns] = decl.shape;
         let row_bytes = loaded.quant.row_bytes(columns);
         let row_bytes =
             row_bytes.ok_or_else(|| fail(format!("{columns} columns are not whole blocks of {}", loaded.quant)))?;
-        if row_bytes.checked_mul(rows) != Some(loaded.bytes.len()) {
-            return Err(fail(format!("has {} bytes, expected {rows} rows of {row_bytes}", loaded.bytes.len())));
+        if row_bytes.checked_mul(rows) != Some(loaded.bytes.count()) {
+            return Err(fail(format!("has {} bytes, expected {rows} rows of {row_bytes}", loaded.bytes.count())));
         }
         let quant = wanted.unwrap_or(on_device(loaded.quant, decl.format));
         let memory = self.device.take(&format!("weight {}", decl.name), device_bytes(quant, decl.shape, count))?;
@@ -191,58 +205,56 @@ impl<'a> Loader<'a> {
         for (number, first) in (0..matrices[1]).flat_map(|at| (0..matrices[0]).step_by(some).map(move |row| (at, row)))
         {
             let part = number * matrices[0] + first..number * matrices[0] + matrices[0].min(first + some);
-            let stored = &loaded.bytes[part.start * row_bytes..part.end * row_bytes];
+            let stored = part.start * row_bytes..part.end * row_bytes;
             let place = (number, first, matrices[0]);
             if loaded.quant == quant && decl.format == WeightFormat::Stored {
-                self.send(&matrix, stored, place)?;
+                self.send(&matrix, (&loaded.bytes, stored), place)?;
                 continue;
             }
             let mut values = vec![0.0; part.len() * columns];
             let mut bytes = vec![0; part.len() * quant.block_bytes() * columns];
-            let converted =
-                loaded.quant.dequantize(stored, &mut values).and_then(|()| quant.quantize(&values, &mut bytes));
+            let converted = loaded
+                .quant
+                .dequantize(&loaded.bytes[stored], &mut values)
+                .and_then(|()| quant.quantize(&values, &mut bytes));
             converted.map_err(|error| fail(error.to_string()))?;
-            self.send(&matrix, &bytes, place)?;
+            let whole = 0..bytes.len();
+            self.send(&matrix, (&Bytes::new(bytes), whole), place)?;
             if decl.format == WeightFormat::F32 {
                 matrix.floats.extend(values);
             }
         }
-        self.source.settled(decl, false);
+        self.asked.push_back((decl, self.uploader.asked()));
+        self.settle();
         Ok(matrix)
     }
 
-    /// Uploads rows in the format of the device, and has them packed: those from row `first` of matrix number `number` on,
-    /// which has `rows` rows.
+    /// Has rows uploaded in the format of the device, and packed: those from row `first` of matrix number `number` on, which has
+    /// `rows` rows.
     fn send(
         &mut self,
         to: &Matrix,
-        bytes: &[u8],
+        (bytes, part): (&Bytes, Range<usize>),
         (number, first, rows): (usize, usize, usize),
     ) -> Result<(), DeviceError> {
         let (units, row_bytes) = (to.units(), to.quant.row_bytes(to.columns).unwrap_or(0));
         let Some(packed) = packed(to.quant) else {
-            return self.uploader.send(to.at().at(first * row_bytes), bytes);
+            return self.uploader.send(to.at().at(first * row_bytes), bytes, part, None);
         };
-        let staging = match self.staging.take() {
-            Some(staging) if staging.bytes() >= bytes.len() => staging,
-            _ => self.device.take("weights on their way", STAGING.max(bytes.len()))?,
-        };
-        self.uploader.send(staging.at(), bytes)?;
-        let part = bytes.len().checked_div(row_bytes).unwrap_or(0);
+        if self.staging.as_ref().is_none_or(|staging| staging.bytes() < part.len()) {
+            // What is on its way to the one there was has to arrive there.
+            self.uploader.finish()?;
+            self.staging = Some(self.device.take("weights on their way", STAGING.max(part.len()))?);
+        }
+        let Some(from) = self.staging.as_ref().map(Memory::at) else { return Ok(()) };
         let tiles = number * rows.div_ceil(TILE) + first / TILE;
-        self.device
-            .kernel("pack", &format!("pack_{}", suffix(to.quant)))?
-            .grid(part.div_ceil(TILE), units, 1)
-            .block(32)
-            .arg(staging.at())
-            .arg(to.at().at(tiles * tile_bytes(packed, units)))
-            .arg(part as u32)
-            .arg(row_bytes as u32)
-            .arg(to.columns as u32)
-            .arg(units as u32)
-            .launch()?;
-        self.staging = Some(staging);
-        Ok(())
+        let (at, columns) = (to.at().at(tiles * tile_bytes(packed, units)), to.columns as u32);
+        let (rows, name) = (part.len().checked_div(row_bytes).unwrap_or(0), format!("pack_{}", suffix(to.quant)));
+        let pack = move |device: &Device| {
+            let launch = device.kernel("pack", &name)?.grid(rows.div_ceil(TILE), units, 1).block(32).arg(from).arg(at);
+            launch.arg(rows as u32).arg(row_bytes as u32).arg(columns).arg(units as u32).launch()
+        };
+        self.uploader.send(from, bytes, part, Some(Box::new(pack)))
     }
 }
 

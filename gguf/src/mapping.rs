@@ -4,12 +4,17 @@ use crate::GgufError;
 use std::borrow::Cow;
 use std::fs::File;
 use std::ops::{Deref, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The bytes behind one shard; shared, so that a tensor can outlive the file object that found it.
 pub(crate) enum Mapping {
-    Mapped(memmap2::Mmap),
+    #[cfg_attr(not(unix), allow(dead_code))]
+    Mapped {
+        map: memmap2::Mmap,
+        file: File,
+        path: PathBuf,
+    },
     InMemory(Cow<'static, [u8]>),
 }
 
@@ -31,7 +36,7 @@ impl Mapping {
         // SAFETY: the mapping is private to this process, read-only, and only ever read as bytes, any value of which
         // is valid; that no other process shortens or rewrites the file while it is mapped is required of the user.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
-        Ok(Mapping::Mapped(map))
+        Ok(Mapping::Mapped { map, file, path: path.into() })
     }
 }
 
@@ -40,7 +45,7 @@ impl Deref for Mapping {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Mapping::Mapped(map) => map,
+            Mapping::Mapped { map, .. } => map,
             Mapping::InMemory(bytes) => bytes,
         }
     }
@@ -79,11 +84,34 @@ impl TensorBytes {
     }
 }
 
+impl TensorBytes {
+    /// Copies a part of these bytes. A mapped file is read instead of looked at through its mapping: that is faster where it is
+    /// done once, and a file that was shortened meanwhile is an error. Panics if `to` is not as long as the part.
+    ///
+    /// # Errors
+    /// Those of reading the file; `InvalidInput` if the part is not inside these bytes.
+    pub fn copy_to(&self, part: Range<usize>, to: &mut [u8]) -> std::io::Result<()> {
+        let bytes = self.get(part.clone()).ok_or(std::io::ErrorKind::InvalidInput)?;
+        assert_eq!(bytes.len(), to.len(), "a part has room for itself");
+        match &*self.source {
+            #[cfg(unix)]
+            Mapping::Mapped { file, path, .. } => {
+                let read = std::os::unix::fs::FileExt::read_exact_at(file, to, (self.range.start + part.start) as u64);
+                read.map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+            }
+            _ => {
+                to.copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Hints to the system, which change no byte. One that is not taken costs nothing but time, and is not reported.
 impl TensorBytes {
     /// These bytes will be read soon: the system may begin to fetch them.
     pub fn will_need(&self) {
-        if let Mapping::Mapped(map) = &*self.source {
+        if let Mapping::Mapped { map, .. } = &*self.source {
             let _ = map.advise_range(memmap2::Advice::WillNeed, self.range.start, self.range.len());
         }
     }
@@ -92,7 +120,7 @@ impl TensorBytes {
     pub fn read_in(&self) {
         const PAGE: usize = 4096;
         #[cfg(target_os = "linux")]
-        if let Mapping::Mapped(map) = &*self.source
+        if let Mapping::Mapped { map, .. } = &*self.source
             && map.advise_range(memmap2::Advice::PopulateRead, self.range.start, self.range.len()).is_ok()
         {
             return;
@@ -104,7 +132,7 @@ impl TensorBytes {
     /// file once more.
     pub fn release(&self) {
         #[cfg(unix)]
-        if let Mapping::Mapped(map) = &*self.source {
+        if let Mapping::Mapped { map, .. } = &*self.source {
             let (start, len) = (self.range.start, self.range.len());
             // SAFETY: of a mapping of a file that nobody writes through, what is dropped is read again from the file.
             let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
@@ -136,5 +164,33 @@ impl AsRef<[u8]> for TensorBytes {
 impl std::fmt::Debug for TensorBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "TensorBytes({} bytes)", self.range.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_file_are_copied_until_it_is_shortened() {
+        let path = std::env::temp_dir().join(format!("kvas-mapping-{}.bin", std::process::id()));
+        let all: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &all).unwrap();
+        let mapped = TensorBytes::map(&path).unwrap();
+        for bytes in [mapped.clone(), TensorBytes::from(all.clone())] {
+            let part = bytes.slice(1000..9000);
+            let mut to = vec![0; 500];
+            part.copy_to(7..507, &mut to).unwrap();
+            assert!(to == all[1007..1507]);
+            part.copy_to(8000..8000, &mut []).unwrap();
+            assert_eq!(part.copy_to(7800..8300, &mut to).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+        }
+        if cfg!(unix) {
+            File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+            let error = mapped.copy_to(4800..5300, &mut vec![0; 500]).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+            assert!(error.to_string().starts_with(&path.display().to_string()), "{error}");
+        }
+        std::fs::remove_file(path).unwrap();
     }
 }

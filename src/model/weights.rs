@@ -4,9 +4,14 @@ use super::{
     ModelError, ModelSpec,
     lower::{memory_weights, prediction_weights},
 };
-use kvas_backend::{Bytes, DeviceError, Program, RowBlock, WeightData, WeightDecl, WeightFormat, WeightSource};
+use kvas_backend::{Bytes, DeviceError, Program, RowBlock, Stored, WeightData, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::{GgufError, GgufFile, Quant, TensorBytes, TensorInfo};
-use std::collections::{HashSet, VecDeque};
+use rayon::prelude::*;
+use std::{
+    collections::{HashSet, VecDeque},
+    ops::{Deref, Range},
+    sync::OnceLock,
+};
 
 /// Checks that the file has every declared row with the declared width, and nothing the program does not use.
 pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), ModelError> {
@@ -71,11 +76,61 @@ pub fn copied_bytes(program: &Program, file: &GgufFile) -> u64 {
 /// Bytes that are fetched from disk before anybody reads them.
 const AHEAD: usize = 256 << 20;
 
+/// Rows that lie in several places: they are brought together if somebody looks at them, not if they are only copied.
+struct Gathered {
+    /// In their order.
+    parts: Vec<TensorBytes>,
+    together: OnceLock<Vec<u8>>,
+}
+
+impl Deref for Gathered {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.together.get_or_init(|| {
+            let mut bytes = vec![0; self.count()];
+            let (mut rest, mut copies) = (&mut bytes[..], Vec::new());
+            for part in &self.parts {
+                let (to, behind) = rest.split_at_mut(part.len());
+                copies.push((to, part));
+                rest = behind;
+            }
+            // Each one waits for the disk on its own.
+            copies.into_par_iter().for_each(|(to, part)| to.copy_from_slice(part));
+            bytes
+        })
+    }
+}
+
+impl Stored for Gathered {
+    fn count(&self) -> usize {
+        self.parts.iter().map(|part| part.len()).sum()
+    }
+
+    fn copy_to(&self, range: Range<usize>, mut to: &mut [u8]) -> std::io::Result<()> {
+        let mut begin = 0;
+        for part in &self.parts {
+            let end = begin + part.len();
+            let inside = range.start.clamp(begin, end) - begin..range.end.clamp(begin, end) - begin;
+            let (here, behind) = to.split_at_mut_checked(inside.len()).ok_or(std::io::ErrorKind::InvalidInput)?;
+            part.copy_to(inside, here)?;
+            (to, begin) = (behind, end);
+        }
+        if to.is_empty() { Ok(()) } else { Err(std::io::ErrorKind::InvalidInput.into()) }
+    }
+}
+
+/// What was handed over and is not settled.
+struct Waiting {
+    name: String,
+    /// Where it is in the file.
+    mapped: Vec<TensorBytes>,
+    bytes: usize,
+}
+
 /// The weights of a mapped file; what lies together there is not copied.
 pub struct FileWeights<'a> {
     file: &'a GgufFile,
-    /// What was handed over and is not settled: names, where it is in the file, and its bytes.
-    waiting: VecDeque<(String, Option<TensorBytes>, usize)>,
+    waiting: VecDeque<Waiting>,
     /// How many of them are being fetched, and their bytes.
     fetched: (usize, usize),
     settled: u64,
@@ -94,14 +149,9 @@ impl<'a> FileWeights<'a> {
         Self { file, waiting: VecDeque::new(), fetched: (0, 0), settled: 0, progress }
     }
 
-    /// Notes what was handed over, and has the disk work ahead of who reads it.
-    fn wait_for(&mut self, decl: &WeightDecl, mapped: Option<TensorBytes>, bytes: usize) {
-        self.waiting.push_back((decl.name.clone(), mapped, bytes));
-        self.fetch();
-    }
-
+    /// Has the disk work ahead of who reads what was handed over.
     fn fetch(&mut self) {
-        while let Some((_, mapped, bytes)) = self.waiting.get(self.fetched.0)
+        while let Some(Waiting { mapped, bytes, .. }) = self.waiting.get(self.fetched.0)
             && self.fetched.1 < AHEAD
         {
             mapped.iter().for_each(TensorBytes::will_need);
@@ -122,20 +172,17 @@ impl WeightSource for FileWeights<'_> {
         let (info, first) = self.part(&decl.parts[0])?;
         let quant = info.quant;
         let mapped = match &decl.parts[..] {
-            [_] if whole(decl, info) => Some(first),
-            // Rows that lie together are used where they are.
-            [part] => {
-                let row = row_bytes(decl, quant)?;
-                Some(first.slice(part.first * row..(part.first + part.rows) * row))
-            }
-            _ => None,
+            [_] if whole(decl, info) => vec![first],
+            parts => parts.iter().map(|part| self.rows(decl, quant, part)).collect::<Result<_, _>>()?,
         };
-        let bytes = match &mapped {
-            Some(mapped) => Bytes::new(mapped.clone()),
-            None => Bytes::new(self.gather(decl, quant)?),
+        let bytes = match &mapped[..] {
+            // Rows that lie together are used where they are.
+            [mapped] => Bytes::new(mapped.clone()),
+            parts => Bytes::new(Gathered { parts: parts.to_vec(), together: OnceLock::new() }),
         };
         let data = WeightData { quant, bytes };
-        self.wait_for(decl, mapped, data.bytes.len());
+        self.waiting.push_back(Waiting { name: decl.name.clone(), mapped, bytes: data.bytes.count() });
+        self.fetch();
         if decl.format == WeightFormat::Stored || quant == Quant::F32 {
             return Ok(data);
         }
@@ -145,16 +192,16 @@ impl WeightSource for FileWeights<'_> {
     }
 
     fn settled(&mut self, decl: &WeightDecl, kept: bool) {
-        let Some(at) = self.waiting.iter().position(|(name, ..)| *name == decl.name) else { return };
-        let Some((_, mapped, bytes)) = self.waiting.remove(at) else { return };
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.name == decl.name) else { return };
+        let Some(Waiting { mapped, bytes, .. }) = self.waiting.remove(at) else { return };
         if at < self.fetched.0 {
             self.fetched = (self.fetched.0 - 1, self.fetched.1 - bytes);
         }
         self.fetch();
-        match mapped {
-            Some(mapped) if kept => mapped.read_in(),
-            Some(mapped) => mapped.release(),
-            None => {}
+        match &mapped[..] {
+            [mapped] if kept => mapped.read_in(),
+            // What is kept of several parts is a copy.
+            parts => parts.iter().for_each(TensorBytes::release),
         }
         let all = self.file.file_bytes();
         self.settled = all.min(self.settled + bytes as u64);
@@ -174,20 +221,35 @@ fn row_bytes(decl: &WeightDecl, quant: Quant) -> Result<usize, DeviceError> {
 }
 
 impl FileWeights<'_> {
-    /// The rows of all parts, copied together.
-    fn gather(&self, decl: &WeightDecl, quant: Quant) -> Result<Vec<u8>, DeviceError> {
-        let fail = |what: String| DeviceError::Weight { name: decl.name.clone(), what };
+    /// The rows of a part of a weight, which is in one format.
+    fn rows(&self, decl: &WeightDecl, quant: Quant, part: &RowBlock) -> Result<TensorBytes, DeviceError> {
         let row = row_bytes(decl, quant)?;
-        let mut bytes = Vec::with_capacity(row * decl.shape[0]);
-        for part in &decl.parts {
-            let (info, data) = self.part(part)?;
-            if info.quant != quant {
-                return Err(fail(format!("is {} in one part and {quant} in another, expected one format", info.quant)));
-            }
-            let rows = data.slice(part.first * row..(part.first + part.rows) * row);
-            bytes.extend_from_slice(&rows);
-            rows.release();
+        let (info, data) = self.part(part)?;
+        if info.quant != quant {
+            let what = format!("is {} in one part and {quant} in another, expected one format", info.quant);
+            return Err(DeviceError::Weight { name: decl.name.clone(), what });
         }
-        Ok(bytes)
+        Ok(data.slice(part.first * row..(part.first + part.rows) * row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_copied_as_they_are_together() {
+        let all: Vec<u8> = (0..60).collect();
+        let part = |range: Range<usize>| TensorBytes::from(all.clone()).slice(range);
+        let gathered =
+            Gathered { parts: vec![part(0..7), part(7..7), part(7..31), part(31..60)], together: OnceLock::new() };
+        for (begin, end) in (0..=60).flat_map(|begin| (begin..=60).map(move |end| (begin, end))) {
+            let mut to = vec![0; end - begin];
+            gathered.copy_to(begin..end, &mut to).unwrap();
+            assert_eq!(to, all[begin..end]);
+        }
+        assert!(gathered.copy_to(50..61, &mut [0; 11]).is_err());
+        assert!(gathered.together.get().is_none(), "nobody has looked");
+        assert_eq!((&gathered[..], gathered.count()), (&all[..], 60));
     }
 }
