@@ -20,26 +20,34 @@ KERNEL __launch_bounds__(512) stage_f16(const float* x, u32 stride, u32 columns,
     if (threadIdx.x == 0) factors[blockIdx.x] = factor;
 }
 
-// The same of rows that are normed first, which go to `normed` as well: a thread has NORMED fours of them at most.
-template <bool IS_BF16>
+// The same of rows that are normed first, which go to `normed` as well: a thread has NORMED fours of them at most. IN_UNITS: as
+// quant/wide.cuh wants them.
+template <bool IS_BF16, bool IN_UNITS>
 DEVICE void stage_normed(const float* x, u32 columns, u32* out, u32 padded, float* factors, const float* weight, float eps, float* normed) {
     let_next_begin();
     const RowNorm norm(weight, blockDim.x, columns, eps);
     wait_for_inputs();
     const u64 row = blockIdx.x;
-    const float factor = norm.stage<IS_BF16>(x + row * columns, padded, out + row * (padded / 2), normed + row * columns);
+    float factor;
+    if constexpr (IN_UNITS) {
+        factor = norm.stage<IS_BF16>(x + row * columns, padded, RowOfUnits{out, gridDim.x, blockIdx.x}, normed + row * columns);
+    } else {
+        factor = norm.stage<IS_BF16>(x + row * columns, padded, out + row * (padded / 2), normed + row * columns);
+    }
     if (!IS_BF16 && threadIdx.x == 0) factors[row] = factor;
 }
 
-KERNEL __launch_bounds__(512)
-    stage_normed_bf16(const float* x, u32 columns, u32* out, u32 padded, const float* weight, float eps, float* normed) {
-    stage_normed<true>(x, columns, out, padded, nullptr, weight, eps, normed);
-}
-
-KERNEL __launch_bounds__(512) stage_normed_f16(const float* x, u32 columns, u32* out, u32 padded, float* factors,
-                                               const float* weight, float eps, float* normed) {
-    stage_normed<false>(x, columns, out, padded, factors, weight, eps, normed);
-}
+#define STAGE_NORMED(name, IN_UNITS)                                                                                        \
+    KERNEL __launch_bounds__(512)                                                                                           \
+        name##_bf16(const float* x, u32 columns, u32* out, u32 padded, const float* weight, float eps, float* normed) {     \
+        stage_normed<true, IN_UNITS>(x, columns, out, padded, nullptr, weight, eps, normed);                                \
+    }                                                                                                                       \
+    KERNEL __launch_bounds__(512) name##_f16(const float* x, u32 columns, u32* out, u32 padded, float* factors,             \
+                                             const float* weight, float eps, float* normed) {                               \
+        stage_normed<false, IN_UNITS>(x, columns, out, padded, factors, weight, eps, normed);                               \
+    }
+STAGE_NORMED(stage_normed, false)
+STAGE_NORMED(stage_normed_wide, true)
 
 // Inclusive sums over the threads of a block, of two numbers each.
 DEVICE uint2 sums_up_to_here(uint2 value) {

@@ -132,6 +132,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "quant/feed.cuh"
     "quant/formats.cuh"
     "quant/job.cuh"
+    "quant/narrow.cuh"
     "quant/ring.cuh"
     "quant/product.cuh"
     "quant/row.cuh"

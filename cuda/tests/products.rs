@@ -133,7 +133,7 @@ fn bits(device: &Arc<Device>, quant: Quant) -> usize {
     let whole = run(0, ROWS);
     let mut differs = vec![false; compared.len()];
     for (first, rows) in
-        [(0, 1), (77, 1), (3, 8), (9, 13), (40, 31), (61, 32), (100, 64), (5, 65), (130, 128), (20, 200)]
+        [(0, 1), (77, 1), (3, 8), (9, 13), (40, 31), (50, 24), (61, 32), (100, 64), (5, 65), (130, 128), (20, 200)]
     {
         for (op, found) in run(first, rows).iter().enumerate() {
             let columns = compared[op].1;
@@ -397,7 +397,9 @@ fn time_all(device: &Arc<Device>, parts: &[&str]) {
         for shape in [plain(4096, 4096), plain(14336, 4096), plain(4096, 14336), plain(2560, 4096), plain(2560, 9216)] {
             all.push((quant, shape, decode.clone()));
         }
-        all.push((quant, Shape { is_gated: true, ..plain(14336, 4096) }, decode.clone()));
+        for shape in [plain(14336, 4096), plain(9216, 2560)] {
+            all.push((quant, Shape { is_gated: true, ..shape }, decode.clone()));
+        }
         all.push((quant, plain(14336, 4096), vec![512, 4096]));
         all.push((quant, plain(4096, 4096), vec![512, 4096]));
         all.push((quant, Shape { is_gated: true, ..plain(14336, 4096) }, vec![4096]));

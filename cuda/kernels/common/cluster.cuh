@@ -51,6 +51,15 @@ DEVICE void store_four_at(float* to, const float* four, u64* barrier, u32 rank) 
                  : "memory");
 }
 
+// The same with two floats.
+DEVICE void store_two_at(float* to, const float* two, u64* barrier, u32 rank) {
+    asm volatile("{.reg .b32 there, told; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 told, %1, %2; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [told];}" ::"r"(
+                     shared_address(to)),
+                 "r"(shared_address(barrier)), "r"(rank), "f"(two[0]), "f"(two[1])
+                 : "memory");
+}
+
 // The same with one float.
 DEVICE void store_float_at(float* to, float x, u64* barrier, u32 rank) {
     asm volatile("{.reg .b32 there, told; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 told, %1, %2; "

@@ -15,7 +15,17 @@ DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
                  : "memory");
 }
 
-// The same to both blocks of a cluster of two, to the same place, each with its own barrier.
+// The same for bytes that are read once: they are the first to leave the second-level cache.
+DEVICE void copy_bulk_once(void* to, const void* from, u32 bytes, u64* barrier) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+                 : "memory");
+}
+
+// To both blocks of a cluster of two, to the same place, each with its own barrier.
 DEVICE void copy_bulk_to_both(void* to, const void* from, u32 bytes, u64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
                  "%4;" ::"r"(shared_address(to)),
@@ -51,6 +61,7 @@ template <u32 COUNT> DEVICE void hold(float (&x)[COUNT]) {
 
 #define TEN(n) "%" #n "0, %" #n "1, %" #n "2, %" #n "3, %" #n "4, %" #n "5, %" #n "6, %" #n "7, %" #n "8, %" #n "9, "
 #define FIRST_TEN "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
+#define UP_TO_16 FIRST_TEN "%10, %11, %12, %13, %14, %15"
 #define UP_TO_32 FIRST_TEN TEN(1) TEN(2) "%30, %31"
 #define UP_TO_64 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
 #define UP_TO_96 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, %93, %94, %95"
@@ -59,6 +70,7 @@ template <u32 COUNT> DEVICE void hold(float (&x)[COUNT]) {
     "%120, %121, %122, %123, %124, %125, %126, %127"
 #define IN_OUT_8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define IN_OUT_16(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8)
 #define IN_OUT_32(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8), IN_OUT_8(d, i + 16), IN_OUT_8(d, i + 24)
 #define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
 #define IN_OUT_96(d, i) IN_OUT_64(d, i), IN_OUT_32(d, i + 64)
@@ -75,6 +87,8 @@ template <u32 COUNT> DEVICE void hold(float (&x)[COUNT]) {
                      : IN_OUT_##COUNT(d, 0)                                                                            \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                \
     }
+PRODUCT_OF_REGISTERS(product_f16, "f16", 16, 32, 0, 16, 17, 18, 19, 20, 21)
+PRODUCT_OF_REGISTERS(product_bf16, "bf16", 16, 32, 0, 16, 17, 18, 19, 20, 21)
 PRODUCT_OF_REGISTERS(product_f16, "f16", 32, 64, 0, 32, 33, 34, 35, 36, 37)
 PRODUCT_OF_REGISTERS(product_f16, "f16", 64, 128, 0, 64, 65, 66, 67, 68, 69)
 PRODUCT_OF_REGISTERS(product_f16, "f16", 96, 192, 0, 96, 97, 98, 99, 100, 101)

@@ -44,8 +44,9 @@ template <u32 MASK> DEVICE u32 masked_or(u32 x, u32 with) {
 // Two halves of `1024 + z`.
 template <u32 Z> DEVICE u32 centre() { return MAGIC + Z * 0x10001u; }
 
-// Keeps the compiler from computing an address again and again.
+// Keeps the compiler from computing something again and again.
 DEVICE void keep(const u8*& at) { asm volatile("" : "+l"(at)); }
+DEVICE void keep(u32& x) { asm volatile("" : "+r"(x)); }
 
 // A place in a tile: what `value` is asked for.
 struct Place {

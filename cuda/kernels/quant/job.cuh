@@ -134,6 +134,17 @@ template <u32 COUNT> struct Jobs {
         return all;
     }
 
+    // The job that a tile is of, which becomes its place there; the last one if there is no such tile.
+    DEVICE const Job& of_tile(u32& tile) const {
+        u32 i = 0;
+        for (; i + 1 < COUNT; ++i) {
+            const u32 all = ceil_div(of[i].rows, 16u);
+            if (tile < all) break;
+            tile -= all;
+        }
+        return of[i];
+    }
+
     // `use(job, at)` with the job that a tile is of and its place there.
     template <typename Use> DEVICE void with(u32 tile, Use use) const {
 #pragma unroll

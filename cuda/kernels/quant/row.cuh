@@ -19,6 +19,21 @@ struct Nothing {
     DEVICE void operator()() const {}
 };
 
+// Where columns `at..at + 4` of a row go: a row on its own.
+DEVICE void put_four(u32* to, u32 at, uint2 words) { *reinterpret_cast<uint2*>(to + at / 2) = words; }
+
+// A row among `rows` as quant/wide.cuh wants them: unit after unit of 64 columns, in it row after row; of 32 columns, 8 of which
+// a lane multiplies, word `p` of all lanes comes before word `p + 1` (stage_wide.cu).
+struct RowOfUnits {
+    u32* to;
+    u32 rows, row;
+};
+DEVICE void put_four(const RowOfUnits& of, u32 at, uint2 words) {
+    u32* const unit = of.to + (u64(at / 64) * of.rows + of.row) * 32;
+    const u32 piece = at / 32 % 2 * 4 + at % 8 / 2, lane = at / 8 % 4, swapped = of.row & 7;
+    unit[(piece ^ swapped) * 4 + lane] = words.x, unit[((piece + 1) ^ swapped) * 4 + lane] = words.y;
+}
+
 // Brings a row of activations into 16 bits, with zeros up to `padded` columns, and returns what they are to be multiplied
 // with to be themselves again. All threads of a block come here.
 // `meanwhile` is called when the row, or its beginning, has been asked for.
@@ -66,7 +81,7 @@ DEVICE float stage_row(const float* x, u32 columns, u32 padded, u32* to, Meanwhi
         uint2 words;
         if constexpr (IS_BF16) words = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
         if constexpr (!IS_BF16) words = make_uint2(pack_f16(y.x * by, y.y * by), pack_f16(y.z * by, y.w * by));
-        *reinterpret_cast<uint2*>(to + at / 2) = words;
+        put_four(to, at, words);
     };
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) {
@@ -101,8 +116,8 @@ struct RowNorm {
     }
 
     // `stage_row` of the normed row, which goes to `out` as well if that is not null.
-    template <bool IS_BF16, typename Meanwhile = Nothing>
-    DEVICE float stage(const float* x, u32 padded, u32* to, float* out, Meanwhile meanwhile = {}) const {
+    template <bool IS_BF16, typename To, typename Meanwhile = Nothing>
+    DEVICE float stage(const float* x, u32 padded, To to, float* out, Meanwhile meanwhile = {}) const {
         float4 kept[NORMED];
 #pragma unroll
         for (u32 i = 0; i < NORMED; ++i) kept[i] = has(i) ? load_four_floats(x + at(i)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -127,7 +142,7 @@ struct RowNorm {
                 words.x = pack_f16(kept[i].x * scale, kept[i].y * scale);
                 words.y = pack_f16(kept[i].z * scale, kept[i].w * scale);
             }
-            *reinterpret_cast<uint2*>(to + at(i) / 2) = words;
+            put_four(to, at(i), words);
             if (out != nullptr && has(i)) *reinterpret_cast<float4*>(out + at(i)) = kept[i];
         }
         return factor;

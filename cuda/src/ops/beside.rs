@@ -141,7 +141,8 @@ impl Machine {
         let product = self.program.ops.get(at)?.product(&self.program)?;
         let (rows, is_gated) = (self.rows(product.x), product.weights().count() == 2);
         let matrix = self.matrix(product.weights().next()?);
-        let has_kernel = self.has_ring(matrix, rows, is_gated) || self.has_clustered(matrix, rows);
+        let has_kernel =
+            self.has_ring(matrix, rows, is_gated) || self.has_narrow(matrix, rows) || self.has_clustered(matrix, rows);
         (product.stacking == Stacking::One && has_kernel).then_some((rows, matrix))
     }
 
@@ -157,8 +158,10 @@ impl Machine {
         else {
             return false;
         };
-        let rounds_alike = (before.quant == Quant::Bf16) == (matrix.quant == Quant::Bf16);
-        self.beside.get(at) == Some(&true) && (rows == 1 || rounds_alike)
+        let is_alike = |of: &dyn Fn(&Matrix) -> bool| of(before) == of(matrix);
+        let stages_alike =
+            is_alike(&|matrix| matrix.quant == Quant::Bf16) && is_alike(&|matrix| self.has_narrow(matrix, rows));
+        self.beside.get(at) == Some(&true) && (rows == 1 || stages_alike)
     }
 
     /// How the product of a few rows that is being launched comes between the ops before and behind it.
@@ -210,7 +213,13 @@ impl Machine {
 
     /// Launches products whose blocks stay.
     pub(crate) fn launch_staying(&self, of: &Together<'_>) -> Result<(), DeviceError> {
-        if of.entries() <= ring::MOST { self.launch_ring(of) } else { self.launch_clustered(of) }
+        if of.matrices == 1 && self.has_narrow(of.matrix, of.entries()) {
+            self.launch_narrow(of)
+        } else if of.entries() <= ring::MOST {
+            self.launch_ring(of)
+        } else {
+            self.launch_clustered(of)
+        }
     }
 }
 

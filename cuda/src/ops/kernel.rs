@@ -15,6 +15,8 @@ pub(crate) enum Kernel {
     Few(usize),
     /// Up to so many entries, with clusters that stay and have a block for each segment: [`super::clustered`].
     Clustered(usize),
+    /// The same with the instructions of compute capability 9.0: [`super::narrow`].
+    Narrow(usize),
     /// Eight tiles and up to so many entries a cluster of blocks, one for each segment.
     Some(usize),
     /// Eight tiles, up to 64 entries and one segment a block.
@@ -78,7 +80,7 @@ impl Kernel {
 
     /// Whether its blocks stay until all is done, with products beside each other in one launch.
     pub(crate) fn stays(self) -> bool {
-        matches!(self, Self::Ring(_) | Self::Clustered(_))
+        matches!(self, Self::Ring(_) | Self::Clustered(_) | Self::Narrow(_))
     }
 
     /// Entries that a block takes at once.
@@ -90,6 +92,7 @@ impl Kernel {
             | Self::Float(most)
             | Self::Few(most)
             | Self::Clustered(most)
+            | Self::Narrow(most)
             | Self::Some(most)
             | Self::Many(most)
             | Self::Wide(most) => most,

@@ -82,16 +82,18 @@ impl Machine {
         job
     }
 
-    /// Norms rows and rounds them, to so many columns; where the rows and their factors go, which are not there for bf16.
+    /// Norms rows and rounds them, one after the other or as wide products want them, to so many columns; where the rows and
+    /// their factors go, which are not there for bf16.
     pub(super) fn stage_normed(
         &self,
         norm: &op::Norm,
-        rows: usize,
+        (rows, is_wide): (usize, bool),
         (padded, [to, factors]): (usize, [Ptr; 2]),
     ) -> Result<(), DeviceError> {
         let (columns, is_bf16) = (self.columns(norm.x), factors == Ptr::NULL);
-        let name = if is_bf16 { "stage_normed_bf16" } else { "stage_normed_f16" };
-        let launch = self.kernel("stage", name)?.grid(rows, 1, 1).block(norm::threads(columns)).early();
+        let name =
+            format!("stage_normed_{}{}", if is_wide { "wide_" } else { "" }, if is_bf16 { "bf16" } else { "f16" });
+        let launch = self.kernel("stage", &name)?.grid(rows, 1, 1).block(norm::threads(columns)).early();
         let launch = launch.arg(self.act(norm.x)).arg(columns as u32).arg(to).arg(padded as u32);
         let launch = if is_bf16 { launch } else { launch.arg(factors) };
         launch.arg(self.matrix(norm.weight).at()).arg(norm.eps).arg(self.act(norm.out)).launch()

@@ -9,7 +9,7 @@ use crate::{
         beside::Together,
         clustered, experts, flag,
         kernel::{Kernel, SEGMENTS, SPLIT, is_split},
-        wide,
+        narrow, wide,
     },
     weights::{Matrix, UNIT, suffix, unit_bytes},
 };
@@ -280,7 +280,11 @@ impl Machine {
             entries: rows as u32,
             matrices: count as u32,
             per_input: (per_row / inputs_of_row) as u32,
-            x_stride: if matches!(kernel, Kernel::Wide(_) | Kernel::Parts) { rows * per_row } else { x_stride } as u32,
+            x_stride: if wanted == Wanted::Wide || matches!(kernel, Kernel::Wide(_)) {
+                rows * per_row
+            } else {
+                x_stride
+            } as u32,
             out_stride: of.out_stride as u32,
             column: of.column as u32,
             activation: activation(of.activation),
@@ -306,7 +310,7 @@ impl Machine {
                 let list = list.map(|part| self.scratch().at(part).0);
                 Wanted::Pieces { list, per_input, most: [pieces, most] }
             }
-            (Kernel::Wide(_), None) | (Kernel::Parts, _) => Wanted::Wide,
+            (Kernel::Wide(_), None) | (Kernel::Parts | Kernel::Narrow(_), _) => Wanted::Wide,
             (Kernel::Ring(1), _) => Wanted::Floats,
             (
                 Kernel::Ring(_)
@@ -333,6 +337,9 @@ impl Machine {
                 Kernel::Wide(wide::width_of_experts(quant, usual))
             }
             Stacking::Experts(..) | Stacking::ExpertParts(..) => Kernel::of_experts(quant, rows, usual),
+            Stacking::One | Stacking::Heads(_) if count == 1 && self.has_narrow(self.matrix(of.weight), rows) => {
+                Kernel::Narrow(narrow::MOST)
+            }
             Stacking::One | Stacking::Heads(_) if self.has_clustered(self.matrix(of.weight), rows) => {
                 Kernel::Clustered(clustered::MOST)
             }
@@ -367,7 +374,7 @@ impl Machine {
         let stages = |most: usize| 3 * 128 * (128 + most);
         let z = if matches!(kernel, Kernel::Some(_) | Kernel::Split) { SEGMENTS } else { z };
         let (name, rows_of_block, shared) = match kernel {
-            Kernel::Ring(_) | Kernel::Clustered(_) => {
+            Kernel::Ring(_) | Kernel::Clustered(_) | Kernel::Narrow(_) => {
                 return self.launch_staying(&Together { matrix, jobs: &[job], is_gated, matrices: y });
             }
             Kernel::Float(most) => {
@@ -436,7 +443,7 @@ impl Machine {
         }
         let norm = self.running.and_then(|at| self.norm_staged(at)).filter(|norm| norm.out == act);
         if let Some(norm) = norm {
-            self.stage_normed(norm, rows, (padded, at))?;
+            self.stage_normed(norm, (rows, wanted == Wanted::Wide), (padded, at))?;
             self.staged = Some(staged);
             return Ok(at);
         }
