@@ -43,7 +43,7 @@ def written(text):
     if READS.match(text) or first is None:
         return []
     operation = text.split()[0]
-    count = 4 if ".128" in operation else 2 if ".64" in operation or "WIDE" in operation else 1
+    count = 4 if ".128" in operation or operation.endswith("M88.4") else 2 if ".64" in operation or "WIDE" in operation else 1
     return range(int(first.group(1)), int(first.group(1)) + count)
 
 

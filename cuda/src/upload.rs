@@ -139,7 +139,7 @@ impl<P: DerefMut<Target = [u8]> + Send + 'static> Readers<P> {
         let taken = Arc::new(Mutex::new(taken));
         let start = |_| {
             let (taken, finished) = (taken.clone(), finished.clone());
-            std::thread::spawn(move || {
+            let thread = std::thread::Builder::new().spawn(move || {
                 let next = || taken.lock().ok()?.recv().ok();
                 while let Some(Job { number, mut piece, bytes, part }) = next() {
                     let room = piece.get_mut(..part.len()).ok_or(std::io::ErrorKind::InvalidInput.into());
@@ -147,9 +147,11 @@ impl<P: DerefMut<Target = [u8]> + Send + 'static> Readers<P> {
                     // Nobody listens any more if something has failed.
                     let _ = finished.send((number, copied.map(|()| piece)));
                 }
-            })
+            });
+            // Fewer are slower; of none, who waits for a piece is told that they have stopped.
+            thread.ok()
         };
-        let threads = (0..threads).map(start).collect();
+        let threads = (0..threads).filter_map(start).collect();
         Self { jobs: Some(jobs), done, early: Vec::new(), threads }
     }
 

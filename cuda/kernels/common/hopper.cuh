@@ -15,17 +15,7 @@ DEVICE void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
                  : "memory");
 }
 
-// The same for bytes that are read once: they are the first to leave the second-level cache.
-DEVICE void copy_bulk_once(void* to, const void* from, u32 bytes, u64* barrier) {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-                 : "memory");
-}
-
-// To both blocks of a cluster of two, to the same place, each with its own barrier.
+// The same to both blocks of a cluster of two, to the same place, each with its own barrier.
 DEVICE void copy_bulk_to_both(void* to, const void* from, u32 bytes, u64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
                  "%4;" ::"r"(shared_address(to)),

@@ -158,10 +158,8 @@ impl Machine {
         else {
             return false;
         };
-        let is_alike = |of: &dyn Fn(&Matrix) -> bool| of(before) == of(matrix);
-        let stages_alike =
-            is_alike(&|matrix| matrix.quant == Quant::Bf16) && is_alike(&|matrix| self.has_narrow(matrix, rows));
-        self.beside.get(at) == Some(&true) && (rows == 1 || stages_alike)
+        let staged = |matrix: &Matrix| (matrix.quant == Quant::Bf16, self.has_narrow(matrix, rows));
+        self.beside.get(at) == Some(&true) && (rows == 1 || staged(before) == staged(matrix))
     }
 
     /// How the product of a few rows that is being launched comes between the ops before and behind it.

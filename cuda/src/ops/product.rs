@@ -280,11 +280,8 @@ impl Machine {
             entries: rows as u32,
             matrices: count as u32,
             per_input: (per_row / inputs_of_row) as u32,
-            x_stride: if wanted == Wanted::Wide || matches!(kernel, Kernel::Wide(_)) {
-                rows * per_row
-            } else {
-                x_stride
-            } as u32,
+            x_stride: if matches!(wanted, Wanted::Wide | Wanted::Pieces { .. }) { rows * per_row } else { x_stride }
+                as u32,
             out_stride: of.out_stride as u32,
             column: of.column as u32,
             activation: activation(of.activation),
