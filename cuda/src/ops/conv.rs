@@ -9,6 +9,8 @@ use kvas_backend::{Act, DeviceError, Limits, Program, Store, StoreDecl, Weight, 
 /// Rows of a block of a span, and most taps: `kernels/conv.cu`.
 const ROWS: usize = 32;
 const MOST_TAPS: usize = 8;
+/// Most taps of threads that have four channels.
+const TAPS_BY_4: usize = 4;
 
 /// `Conv` of `kernels/common/conv.cuh`.
 #[repr(C)]
@@ -77,7 +79,11 @@ impl Machine {
             let launch = self.kernel("conv", &keep)?.grid(blocks.0, blocks.1, blocks.2).block(BLOCK).early();
             launch.arg(self.view()).arg(view).arg(self.act(x)).arg(self.scratch()).launch()?;
         }
-        let launch = self.kernel("conv", name)?.grid(blocks.0, blocks.1, blocks.2).block(BLOCK).early();
+        // Four channels of a thread are vectors in every row.
+        let at_once = if conv.decl.taps <= TAPS_BY_4 && conv.decl.channels.is_multiple_of(4) { 4 } else { 1 };
+        let name = if at_once == 4 { format!("{name}_by_4") } else { name.to_owned() };
+        let launch =
+            self.kernel("conv", &name)?.grid(blocks.0.div_ceil(at_once), blocks.1, blocks.2).block(BLOCK).early();
         launch.arg(self.view()).arg(view).arg(self.act(x)).arg(with).arg(self.scratch()).launch()
     }
 }
