@@ -370,7 +370,9 @@ fn tables(request: &PlanRequest, pool_tokens: usize, snapshots: usize) -> usize 
 }
 
 /// The replay ring: as long as was asked for, or of the length that moves the fewest bytes a token, as a power of two
-/// (ALGORITHMS 2.10). A step can be taken back by less than its window where the history is shorter.
+/// (ALGORITHMS 2.10). With drafts it is at least twice as long, and fills its rows: a span ends where a ring is folded, which
+/// costs more tokens of a step than a longer ring costs bytes. A step can be taken back by less than its window where the
+/// history is shorter.
 fn replay(program: &Program, request: &PlanRequest) -> Replay {
     let elements = Elements { state: request.state_type.bytes(), ..Elements::F32 };
     let states = || {
@@ -379,14 +381,15 @@ fn replay(program: &Program, request: &PlanRequest) -> Replay {
             StoreDecl::Pages(_) | StoreDecl::Conv(_) => None,
         })
     };
-    let best = || match replay_traffic::optimum_history(states(), elements) {
-        Some(best) => 1 << best.ilog2(),
-        None => request.window,
+    let best = || match (replay_traffic::optimum_history(states(), elements), request.window) {
+        (None, window) => window,
+        (Some(best), window @ 0..=1) => (1 << best.ilog2()).max(window),
+        (Some(best), window) => (2 * ((1 << best.ilog2()) + window)).next_power_of_two() - 2 * window,
     };
     // Decays per channel take an exponential for every entry and column, which costs more than the bytes save: at 8
     // sequences a token took 1.15 to 1.4 times as long with a ring.
     let pays_off = states().all(|state| state.decay != Decay::PerChannel);
-    let automatic = || if pays_off { best().max(request.window) } else { 0 };
+    let automatic = || if pays_off { best() } else { 0 };
     let replay = Replay::new(request.history.unwrap_or_else(automatic), request.window);
     // A ring for that is about as large as the state. It pays where a step reads more state than weights: many
     // sequences, short prompts.
@@ -540,8 +543,11 @@ pub(super) mod tests {
         let ring =
             |history, state_type| plan(&program(), 8192, &PlanRequest { history, state_type, ..REQUEST }).limits.replay;
         // sqrt(2 * 65536 / (4 * (128 + 64) + 4)) = 13.0; with half the state 9.2.
-        assert_eq!(ring(None, StateType::F32), Replay::new(8, 4));
-        assert_eq!(ring(None, StateType::F16), Replay::new(8, 4));
+        let alone = plan(&program(), 8192, &PlanRequest { history: None, window: 1, ..REQUEST }).limits.replay;
+        assert_eq!(alone, Replay::new(8, 1));
+        // With drafts the rows of a ring of twice that, but for two windows.
+        assert_eq!(ring(None, StateType::F32), Replay::new(24, 4));
+        assert_eq!(ring(None, StateType::F16), Replay::new(24, 4));
         assert_eq!(ring(Some(0), StateType::F32), Replay::OFF);
         assert_eq!(ring(Some(2), StateType::F32), Replay::new(2, 2));
         assert_eq!(ring(Some(33), StateType::F32), Replay::new(33, 4));
