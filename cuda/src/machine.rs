@@ -37,6 +37,8 @@ pub(crate) struct Machine {
     pub(crate) matrices: Vec<Matrix>,
     /// For any op, while it runs.
     scratch: Memory,
+    /// By block of a launch of products: whether it has left sums to another. No, between launches.
+    pub(crate) left: Memory,
     image: StepImage,
     pub(crate) pages: Pages,
     pub(crate) slots: Slots,
@@ -106,10 +108,13 @@ impl Machine {
         };
         let acts = program.acts.iter().map(act).collect::<Result<Vec<_>, _>>()?;
         let pages = Pages::new(device, &program, &limits)?;
+        let left = device.take("who has left sums", 4 * device.multiprocessors())?;
+        device.fill(left.at(), 0, left.bytes())?;
         Ok(Self {
             device: device.clone(),
             acts,
             scratch: device.take("scratch", ops::scratch_bytes(&program, &limits, device) as usize)?,
+            left,
             image: StepImage::new(device, &program, &limits)?,
             given_up: AllGivenUp::new(device, &program, &limits, |decl| pages.view(decl))?,
             absorbed: AllAbsorbed::new(device, &program, &limits)?,

@@ -4,6 +4,15 @@ use crate::device::Device;
 use kvas_backend::DeviceError;
 use std::sync::Arc;
 
+/// A kernel that does nothing but products of matrices: blocks of a multiprocessor, shared memory of one, operations of one a
+/// turn.
+struct Peak {
+    name: &'static str,
+    blocks: usize,
+    shared: usize,
+    flops: usize,
+}
+
 impl Device {
     /// Seconds the GPU takes for what `work` asks it to do, from its first to its last instruction.
     ///
@@ -37,15 +46,21 @@ impl Device {
         // As in `kernels/peak.cu`.
         const THREADS: usize = 256;
         const TURNS: usize = 4096;
-        const PRODUCTS: usize = 8;
-        let blocks = 2 * self.multiprocessors();
+        let of_warps = Peak { name: "peak_mma_bf16", blocks: 2, shared: 0, flops: THREADS / 32 * 8 * 2 * 16 * 8 * 16 };
+        let of_groups = Peak {
+            name: "peak_warpgroups_bf16",
+            blocks: 1,
+            shared: 320 * 128,
+            flops: THREADS / 128 * 2 * 64 * 256 * 64,
+        };
+        let peak = if self.capability() == (9, 0) { of_groups } else { of_warps };
+        let blocks = peak.blocks * self.multiprocessors();
         let out = self.take("a measurement", 4 * blocks * THREADS)?;
         let run = || {
-            let kernel = self.kernel("peak", "peak_mma_bf16")?.grid(blocks, 1, 1).block(THREADS);
+            let kernel = self.kernel("peak", peak.name)?.grid(blocks, 1, 1).block(THREADS).shared(peak.shared);
             kernel.arg(out.at()).arg(TURNS as u32).launch()
         };
-        let flops = (blocks * THREADS / 32 * TURNS * PRODUCTS * 2 * 16 * 8 * 16) as f64;
-        Ok(flops / self.fastest(&run)?)
+        Ok((blocks * TURNS * peak.flops) as f64 / self.fastest(&run)?)
     }
 
     /// Seconds of the fastest of a few runs, after one that is not counted.

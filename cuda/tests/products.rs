@@ -390,7 +390,7 @@ fn time_all(device: &Arc<Device>, parts: &[&str]) {
     let (bandwidth, peak) = (device.copy_bandwidth().unwrap(), device.matrix_peak().unwrap());
     println!("{}: copies {:.0} GB/s, matrix instructions {:.0} TFLOP/s", device.name(), bandwidth / 1e9, peak / 1e12);
     println!("{:<34} {:>5} {:>9} {:>7} {:>6} {:>8} {:>6}", "", "rows", "us", "GB/s", "%copy", "TFLOP/s", "%mma");
-    let decode: Vec<usize> = vec![1, 2, 8, 16, 17, 24, 32, 64, 128];
+    let decode: Vec<usize> = vec![1, 2, 8, 16, 17, 24, 32, 48, 64, 128, 256, 512];
     let mut all = Vec::new();
     let main = [Quant::Bf16, Quant::Q8_0, Quant::Q4K];
     for quant in main {
@@ -400,8 +400,8 @@ fn time_all(device: &Arc<Device>, parts: &[&str]) {
         for shape in [plain(14336, 4096), plain(9216, 2560)] {
             all.push((quant, Shape { is_gated: true, ..shape }, decode.clone()));
         }
-        all.push((quant, plain(14336, 4096), vec![512, 4096]));
-        all.push((quant, plain(4096, 4096), vec![512, 4096]));
+        all.push((quant, plain(14336, 4096), vec![4096]));
+        all.push((quant, plain(4096, 4096), vec![4096]));
         all.push((quant, Shape { is_gated: true, ..plain(14336, 4096) }, vec![4096]));
         all.push((quant, Shape { is_gated: true, experts: Some((128, 8)), ..plain(768, 2048) }, vec![1, 8, 64, 2048]));
     }

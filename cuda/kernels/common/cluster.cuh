@@ -41,6 +41,22 @@ DEVICE void barrier_wait(u64* barrier, u32 parity) {
                  : "memory");
 }
 
+// The same where addresses are known: of a barrier of this block, and of one of any block of the cluster.
+DEVICE void barrier_wait(Shared barrier, u32 parity) {
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
+                 "@!done bra again;}" ::"r"(barrier.at),
+                 "r"(parity)
+                 : "memory");
+}
+DEVICE u32 address_at(Shared at, u32 rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at.at), "r"(rank));
+    return there;
+}
+DEVICE void barrier_arrive_there(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Stores four floats in the shared memory of block `rank` of the cluster, at the same place as here, and tells its barrier of
 // their 16 bytes.
 DEVICE void store_four_at(float* to, const float* four, u64* barrier, u32 rank) {

@@ -27,6 +27,7 @@ template <u32 COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc
 template <u32 COUNT> DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
 // Waits for `COUNT` threads that come to barrier `NUMBER`.
+DEVICE void sync_threads(u32 number, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory"); }
 template <u32 NUMBER, u32 COUNT> DEVICE void sync_some() { asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(COUNT) : "memory"); }
 
 // Products are under way while a warpgroup goes on: before the first one after registers were written ...
@@ -47,6 +48,12 @@ DEVICE u64 rows_of_128(const void* at, u32 next = 16) {
 template <u32 COUNT> DEVICE void hold(float (&x)[COUNT]) {
 #pragma unroll
     for (u32 i = 0; i < COUNT; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// Registers that products read may be written to from here on, and not before.
+DEVICE void hold(u32 (&w)[2][4]) {
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) asm volatile("" : "+r"(w[i / 4][i % 4])::"memory");
 }
 
 #define TEN(n) "%" #n "0, %" #n "1, %" #n "2, %" #n "3, %" #n "4, %" #n "5, %" #n "6, %" #n "7, %" #n "8, %" #n "9, "
@@ -99,5 +106,6 @@ PRODUCT_OF_REGISTERS(product_f16_transposed, "f16", 128, 256, 1, 128, 129, 130, 
     }
 PRODUCT_OF_SHARED(product_f16, "f16", 32, 64, 32, 33, 34)
 PRODUCT_OF_SHARED(product_f16, "f16", 64, 128, 64, 65, 66)
+PRODUCT_OF_SHARED(product_bf16, "bf16", 128, 256, 128, 129, 130)
 
 #endif

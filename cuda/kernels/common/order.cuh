@@ -17,3 +17,14 @@ DEVICE void let_next_begin() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// Says `value` to other blocks, after what this block wrote before a barrier.
+DEVICE void tell_blocks(u32* at, u32 value) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
+
+// Waits until another block has said `value`: one that has begun, if blocks begin in their order and this is not the first.
+DEVICE void wait_until_told(const u32* at, u32 value) {
+    u32 told;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(told) : "l"(at) : "memory");
+    } while (told != value);
+}

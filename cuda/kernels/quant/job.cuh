@@ -33,7 +33,7 @@ struct Job {
     float* out;       // entry `e` begins at `e * out_stride + column`
     const float* bias;
     const float* row_gate;
-    float* parts; // of entries of which every segment is left alone: [segments][entries][rows]
+    float* parts; // of entries of which every segment is left alone: [segments][entries][rows]; or what is left (quant/wide.cuh)
     u32 rows;    // of a matrix
     u32 units;   // of 64 columns; for f32 columns
     u32 entries; // of every matrix, if there are no pieces
@@ -53,6 +53,7 @@ struct Job {
     float* normed; // where it goes, or null
     float norm_eps;
     u32 padding;
+    u32* left; // by block of quant/wide.cuh: whether it has left sums
 
     // Whether blocks know their pieces before anything has run.
     DEVICE bool is_regular() const { return pieces == nullptr && chosen == nullptr; }

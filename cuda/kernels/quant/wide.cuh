@@ -20,6 +20,12 @@ struct Block {
     u32 first, count; // rows of activations
 };
 
+// What the end of a block knows of an entry: its number, and what its activations are to be multiplied by.
+struct Entry {
+    u32 number;
+    float factor;
+};
+
 // A place in shared memory. Unlike loads of `Shared`, what nobody wants of a load is not loaded.
 struct Stage {
     const u8* at;
@@ -43,23 +49,64 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     static constexpr u32 ROWS = GATED ? ROWS_OF_BLOCK / 2 : ROWS_OF_BLOCK; // of a matrix
     static constexpr u32 SUMS = WIDTH / 2;                                 // of a thread
 
-    // Of a block. Behind the stages: sums on their way from one warpgroup, or from one block, to the other, barriers.
-    static constexpr u32 PASSED = PARTS > 1 ? ROWS_OF_BLOCK * WIDTH * 4 : GATED ? SUMS / 2 * 128 * 2 * 4 : 0;
+    // Whether weights of a unit are asked for while the one ahead is multiplied: what shared memory takes to answer is as long as
+    // a product with few entries. More entries have no registers left for it, and hide it themselves; values of 16 bits are
+    // multiplied where they were loaded to, which has to end before the next ones are.
+    static constexpr bool IS_AHEAD = PARTS == 1 && WIDTH <= 128 && !FORMAT::IS_PLAIN;
+
+    // Of a block. Behind the stages: sums on their way to their end, barriers.
+    static constexpr u32 LOT = 32, ROW_OF_LOT = 20; // entries; floats from one to the next
+    static constexpr u32 PASSED = PARTS > 1 ? ROWS_OF_BLOCK * WIDTH * 4 : MULTIPLIERS * (4 * LOT * ROW_OF_LOT * 4 + WIDTH * 8);
     static constexpr u32 MOST = (SHARED - PASSED - 16) / (STAGE + 16), STAGES = MOST < 8 ? MOST : 8;
     static_assert(STAGES >= 3);
 
     const Job& job;
     u8* shared;
-    u32 rank, begin, end, across, down, count; // units of this block; blocks of weights (in clusters) and of entries
+    u32 at; // the same, as an address of shared memory
+    u32 rank, across, down, count; // of this block; blocks of weights (in clusters), of entries, and of both
+    u32 cluster, clusters;
+    u32 turns, share_begin, share_end; // whole blocks; segments of those that are left
+
+    // What a block multiplies at once: segments of the columns.
+    struct Work {
+        u32 at, from, to;
+    };
 
     // Rows of activations are entries, or what is in the order of the pieces.
-    DEVICE Wide(const Job& job, u8* shared) : job(job), shared(shared) {
-        rank = rank_in_cluster();
-        begin = PARTS == 1 ? 0 : segment_begin(job.units, rank);
-        end = PARTS == 1 ? job.units : segment_begin(job.units, rank + 1);
+    //
+    // Clusters take turns. What less than two turns are left for is cut by segments into equal shares, so that all clusters end
+    // at once. A share begins and ends within a block. The beginning of the last one is multiplied first of all, and its sums are
+    // left to the next cluster, which goes on with them at the end of all: nobody waits.
+    DEVICE Wide(const Job& job, u8* shared) : job(job), shared(shared), at(shared_address(shared)) {
+        keep(at);
+        rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
         across = ceil_div(ceil_div(job.rows, ROWS), SHARING);
         down = job.pieces == nullptr ? ceil_div(job.entries, WIDTH) : *job.piece_count;
         count = across * down;
+        share_begin = 0, share_end = 0;
+        if (PARTS > 1 || job.pieces != nullptr || count % clusters == 0) {
+            turns = cluster < count ? ceil_div(count - cluster, clusters) : 0;
+        } else {
+            turns = count / clusters - 1;
+            const u32 left = (count - turns * clusters) * SEGMENTS;
+            share_begin = left * cluster / clusters, share_end = left * (cluster + 1) / clusters;
+        }
+    }
+
+    DEVICE u32 first_whole() const { return ceil_div(share_begin, SEGMENTS); }
+    DEVICE u32 works() const {
+        const bool has_first = share_end % SEGMENTS > 0, has_last = share_begin % SEGMENTS > 0;
+        return has_first + turns + (share_end / SEGMENTS - first_whole()) + has_last;
+    }
+    DEVICE Work work(u32 i) const {
+        if constexpr (PARTS > 1) return Work{cluster + i * clusters, rank, rank + 1};
+        const u32 left = turns * clusters; // the first of those that are cut
+        const u32 first = share_end % SEGMENTS > 0;
+        if (i < first) return Work{left + share_end / SEGMENTS, 0, share_end % SEGMENTS};
+        if (i < first + turns) return Work{cluster + (i - first) * clusters, 0, SEGMENTS};
+        const u32 whole = first_whole() + i - first - turns;
+        if (whole < share_end / SEGMENTS) return Work{left + whole, 0, SEGMENTS};
+        return Work{left + share_begin / SEGMENTS, share_begin % SEGMENTS, SEGMENTS};
     }
 
     DEVICE u64* full(u32 stage) const { return reinterpret_cast<u64*>(shared + STAGES * STAGE + PASSED) + stage; }
@@ -83,12 +130,13 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         return Block{0, in_band / rows * SHARING + rank, first, min(WIDTH, job.entries - first)};
     }
 
-    // Stages are gone through in turn; `parity` is that of this turn.
+    // Stages are gone through in turn; `parity` is that of this turn, `at` the bytes to the stage.
     struct Turn {
-        u32 stage = 0, parity = 0;
+        u32 stage = 0, parity = 0, at = 0;
 
         DEVICE void next() {
-            if (++stage == STAGES) stage = 0, parity ^= 1;
+            ++stage, at += STAGE;
+            if (stage == STAGES) stage = 0, at = 0, parity ^= 1;
         }
     };
 
@@ -98,8 +146,10 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         const u32 lane = lane_id(), warp = warp_id() % 4, tile = 2 * warp + lane % 2;
         const u32 tiles = ceil_div(job.rows, 16u);
         Turn turn;
-        for (u32 at = blockIdx.x / CLUSTER; at < count; at += gridDim.x / CLUSTER) {
-            const Block here = place(at);
+        for (u32 i = 0; i < works(); ++i) {
+            const Work work = this->work(i);
+            const u32 begin = segment_begin(job.units, work.from), end = segment_begin(job.units, work.to);
+            const Block here = place(work.at);
             const u32 rows = here.count, mine = PARTS > 1 ? 0 : min(rows, rank * (WIDTH / SHARING));
             const u32 my_rows = min(rows - mine, WIDTH / SHARING);
             const u32 number = min(GATED ? here.rows * 4 + tile % 4 : here.rows * TILES + tile, tiles - 1);
@@ -135,67 +185,125 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         }
     }
 
-    // Words of a chunk of this warp's tile.
-    DEVICE void weights(u32 stage, u32 chunk, Words& w) const {
-        typename FORMAT::Raw raw;
-        const Stage at{weights_at(stage)};
-        FORMAT::load_copied(raw, at + warp_id() * FORMAT::UNIT, at + (TILES * FORMAT::UNIT + warp_id() * FORMAT::SUPER));
-        FORMAT::unpack(raw, chunk, w);
+    // What a warp that multiplies goes by: descriptions of the entries and what is copied of its tile in the first stage, the first
+    // barriers. Nothing of them is worked out again for every unit.
+    struct Places {
+        u32 x;
+        Shared weights, super, full;
+        u32 empty; // of the block that this lane tells
+    };
+    DEVICE Places places() const {
+        const Shared shared{at}, full = shared + (STAGES * STAGE + PASSED);
+        const Shared weights = shared + (X + warp_id() * FORMAT::UNIT);
+        const Shared super = shared + (X + TILES * FORMAT::UNIT + warp_id() * FORMAT::SUPER);
+        Places places{u32(rows_of_128(this->shared)), weights, super, full, full.at + STAGES * 8};
+        if (SHARING > 1 && lane_id() < SHARING) places.empty = address_at(full + STAGES * 8, lane_id());
+        keep(places.x), keep(places.weights.at), keep(places.super.at), keep(places.full.at), keep(places.empty);
+        return places;
     }
 
-    DEVICE void release(u32 stage) const {
-        if constexpr (SHARING == 1) {
-            if (lane_id() == 0) barrier_arrive(empty(stage));
+    DEVICE static void load(const Places& places, const Turn& turn, typename FORMAT::Raw& raw) {
+        FORMAT::load_copied(raw, places.weights + turn.at, places.super + turn.at);
+    }
+
+    // Words of a chunk of what is copied: of `raw`, if it was loaded ahead.
+    DEVICE void weights(const Turn& turn, const typename FORMAT::Raw& raw, u32 chunk, Words& w) const {
+        if constexpr (IS_AHEAD) {
+            FORMAT::unpack(raw, chunk, w);
         } else {
-            if (lane_id() < SHARING) barrier_arrive_at(empty(stage), lane_id());
+            typename FORMAT::Raw here;
+            const Stage at{shared + turn.at + X};
+            const u32 super = TILES * FORMAT::UNIT + warp_id() * FORMAT::SUPER;
+            FORMAT::load_copied(here, at + warp_id() * FORMAT::UNIT, at + super);
+            FORMAT::unpack(here, chunk, w);
         }
     }
 
-    DEVICE static void multiply(float (&sums)[SUMS], const Words& w, u64 x, u32 adds) {
+    DEVICE static void release(const Places& places, u32 stage) {
+        if (lane_id() < SHARING) barrier_arrive_there(places.empty + 8 * stage);
+    }
+
+    DEVICE static void multiply(float (&sums)[SUMS], const Words& w, u32 x, u32 adds) {
+        // Only the lower half of a description depends on the place.
+        const u64 upper = rows_of_128(nullptr) >> 32 << 32;
         products_begin();
 #pragma unroll
         for (u32 step = 0; step < 2; ++step) {
-            if constexpr (FORMAT::IS_BF16) product_bf16(sums, w[step], x + 2 * step, step == 0 ? adds : 1);
-            if constexpr (!FORMAT::IS_BF16) product_f16(sums, w[step], x + 2 * step, step == 0 ? adds : 1);
+            const u64 b = upper | (x + 2 * step);
+            if constexpr (FORMAT::IS_BF16) product_bf16(sums, w[step], b, step == 0 ? adds : 1);
+            if constexpr (!FORMAT::IS_BF16) product_f16(sums, w[step], b, step == 0 ? adds : 1);
         }
         products_commit();
     }
 
-    // A warpgroup: the sums of the segments of this block.
-    DEVICE void sum_up(float (&totals)[SUMS], Turn& turn) const {
-        constexpr u32 HERE = PARTS > 1 ? 1 : SEGMENTS;
-        float sums[SUMS];
-        Words first, second;
-#pragma unroll
-        for (u32 i = 0; i < SUMS; ++i) totals[i] = 0.0f, sums[i] = 0.0f;
-        if (PARTS > 1 && begin == end) return;
-        barrier_wait(full(turn.stage), turn.parity);
-        weights(turn.stage, 0, first);
+    // A warpgroup: the sums of some segments, added to those ahead of them.
+    DEVICE void sum_up(float (&totals)[SUMS], Turn& turn, const Work& work, const Places& places) const {
+        float sums[SUMS] = {};
+        Words first, second = {};
+        typename FORMAT::Raw raw, next;
+        const u32 begin = segment_begin(job.units, work.from), end = segment_begin(job.units, work.to);
+        if (begin == end) return;
+        barrier_wait(places.full + 8 * turn.stage, turn.parity);
+        if constexpr (IS_AHEAD) load(places, turn, raw);
+        weights(turn, raw, 0, first);
         u32 unit = begin, last = 0;
-        for (u32 segment = 0; segment < HERE; ++segment) {
-            const u32 to = PARTS > 1 ? end : segment_begin(end, segment + 1);
+        for (u32 segment = work.from; segment < work.to; ++segment) {
+            const u32 to = segment_begin(job.units, segment + 1);
             if (unit == to) continue;
             for (u32 adds = 0; unit < to; adds = 1, ++unit) {
-                const u32 stage = turn.stage;
-                const u64 x = rows_of_128(x_at(stage));
+                const Turn here = turn;
+                const u32 x = places.x + here.at / 16;
                 multiply(sums, first, x, adds);
+                turn.next();
+                const bool is_last = unit + 1 == end;
+                if (IS_AHEAD && !is_last) {
+                    barrier_wait(places.full + 8 * turn.stage, turn.parity);
+                    load(places, turn, next);
+                }
                 products_wait<1>();
-                if (unit > begin) release(last);
-                last = stage;
-                weights(stage, 1, second);
+                hold(second);
+                if (unit > begin) release(places, last);
+                last = here.stage;
+                weights(here, raw, 1, second);
                 multiply(sums, second, x + 4, 1);
                 products_wait<1>();
-                turn.next();
-                if (unit + 1 == end) continue;
-                barrier_wait(full(turn.stage), turn.parity);
-                weights(turn.stage, 0, first);
+                hold(first);
+                if (is_last) continue;
+                if constexpr (IS_AHEAD) raw = next;
+                if constexpr (!IS_AHEAD) barrier_wait(places.full + 8 * turn.stage, turn.parity);
+                weights(turn, raw, 0, first);
             }
             products_wait<0>();
             hold(sums);
 #pragma unroll
             for (u32 i = 0; i < SUMS; ++i) totals[i] += sums[i];
         }
-        release(last);
+        release(places, last);
+    }
+
+    // Where sums of a block are left, and whether they are there. Who takes them says so no more.
+    DEVICE float* left_at(u32 cluster) const {
+        return job.parts + u64(cluster * CLUSTER + rank) * SUMS * 128 * MULTIPLIERS + threadIdx.x;
+    }
+    DEVICE u32* is_left(u32 cluster) const { return job.left + cluster * CLUSTER + rank; }
+
+    DEVICE void leave(const float (&totals)[SUMS]) const {
+        float* to = left_at(cluster);
+#pragma unroll
+        for (u32 i = 0; i < SUMS; ++i) to[i * 128 * MULTIPLIERS] = totals[i];
+        sync_some<1, 128 * MULTIPLIERS>();
+        if (threadIdx.x == 0) tell_blocks(is_left(cluster), 1);
+    }
+
+    DEVICE void go_on(float (&totals)[SUMS]) const {
+        const float* from = left_at(cluster - 1);
+        if (threadIdx.x == 0) {
+            wait_until_told(is_left(cluster - 1), 1);
+            tell_blocks(is_left(cluster - 1), 0);
+        }
+        sync_some<1, 128 * MULTIPLIERS>();
+#pragma unroll
+        for (u32 i = 0; i < SUMS; ++i) totals[i] = load_float(from + i * 128 * MULTIPLIERS);
     }
 
     DEVICE float factor_of(u32 row) const { return job.factor == nullptr ? 1.0f : job.factor[row]; }
@@ -205,116 +313,137 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
 
     // Entry of sum `i` of this thread in its block, and its row.
     DEVICE static u32 column(u32 i) { return i / 4 * 8 + 2 * pair_of_lane() + i % 2; }
-    DEVICE static u32 row(u32 i) { return warp_id() % 4 * 16 + group_of_lane() + i % 4 / 2 * 8; }
+    DEVICE static u32 row_of_warp(u32 i) { return group_of_lane() + i % 4 / 2 * 8; }
+    DEVICE static u32 row(u32 i) { return warp_id() % 4 * 16 + row_of_warp(i); }
 
-    // The entry of sum `i`, or of the last one.
-    DEVICE u32 entry(const Block& here, u32 i) const { return entry_of(here.first + min(column(i), here.count - 1)); }
+    // Where a warp has a lot of its sums for its end, `[entry][ROW_OF_LOT]`, and a warpgroup what it knows of the entries.
+    DEVICE float* lot_of(u32 warp) const { return reinterpret_cast<float*>(shared + STAGES * STAGE) + warp * LOT * ROW_OF_LOT; }
+    DEVICE Entry* entries() const { return reinterpret_cast<Entry*>(lot_of(4 * MULTIPLIERS)) + threadIdx.x / 128 * WIDTH; }
 
-    // The factors of the entries of sums `i..i + 4`; `entry` is that of the first of all.
-    DEVICE float2 two_factors(u32 entry, u32 i) const {
-        if (job.factor == nullptr) return make_float2(1.0f, 1.0f);
-        return *reinterpret_cast<const float2*>(job.factor + entry + i / 4 * 8);
+    // The entries of a block, some for each thread: asked for ahead of the sums.
+    struct Entries {
+        Entry of[(WIDTH + 127) / 128];
+    };
+    DEVICE Entries entries_of(const Block& here) const {
+        Entries entries;
+#pragma unroll
+        for (u32 i = 0; i < (WIDTH + 127) / 128; ++i) {
+            const u32 row = here.first + min(threadIdx.x % 128 + 128 * i, here.count - 1);
+            entries.of[i] = Entry{entry_of(row), factor_of(row)};
+        }
+        return entries;
+    }
+    DEVICE void put(const Entries& entries) const {
+        const u32 thread = threadIdx.x % 128, barrier = 6 + threadIdx.x / 128;
+        // What is there may still be read.
+        sync_threads(barrier, 128);
+#pragma unroll
+        for (u32 i = 0; i < (WIDTH + 127) / 128; ++i) {
+            if (thread + 128 * i < WIDTH) this->entries()[thread + 128 * i] = entries.of[i];
+        }
+        sync_threads(barrier, 128);
     }
 
-    // What `finish` mostly does, for a whole block: its entries are neighbours.
-    DEVICE void finish_plain(const float (&totals)[SUMS], u32 entry, u32 row) const {
-        constexpr u32 SOME = 32;
-        float* const to = job.out_at(entry, row);
-        const auto at = [&](u32 i) { return to + (u64(job.out_stride) * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8); };
+    // Only numbers that are known when this is compiled name registers.
+    DEVICE void put(const float (&totals)[SUMS], u32 lot) const {
+        float* const to = lot_of(warp_id()) + 2 * pair_of_lane() * ROW_OF_LOT + group_of_lane();
 #pragma unroll
-        for (u32 begin = 0; begin < SUMS; begin += SOME) {
-            float2 factors[SOME / 4];
-            float before[SOME];
+        for (u32 which = 0; which < WIDTH / LOT; ++which) {
+            if (which != lot) continue;
 #pragma unroll
-            for (u32 i = 0; i < SOME; i += 4) factors[i / 4] = two_factors(entry, begin + i);
-            if (job.accumulate) {
-#pragma unroll
-                for (u32 i = 0; i < SOME; ++i) before[i] = *at(begin + i);
-            }
-#pragma unroll
-            for (u32 i = 0; i < SOME; ++i) {
-                const float factor = i % 2 == 0 ? factors[i / 4].x : factors[i / 4].y;
-                const float y = __fmul_rn(__fmul_rn(totals[begin + i], factor), job.scale);
-                *at(begin + i) = job.accumulate ? __fadd_rn(before[i], y) : y;
+            for (u32 i = 0; i < LOT / 2; ++i) {
+                to[(i / 4 * 8 + i % 2) * ROW_OF_LOT + i % 4 / 2 * 8] = totals[which * LOT / 2 + i];
             }
         }
     }
 
-    // Some at a time: all that is read of them comes before anything is written, so that nothing waits for it.
-    DEVICE void finish(const float (&totals)[SUMS], const Block& here) const {
-        constexpr u32 SOME = 32;
-        const u32 first_row = here.rows * ROWS + warp_id() / 4 * 64;
-        const u32 rows[2] = {first_row + row(0), first_row + row(2)};
-        const u32 inside[2] = {min(rows[0], job.rows - 1), min(rows[1], job.rows - 1)};
-        const bool is_whole = here.count == WIDTH && first_row + 64 <= job.rows && job.order == nullptr;
-        const bool is_plain = job.bias == nullptr && job.row_gate == nullptr && job.activation == IDENTITY;
-        if (is_whole && is_plain) return finish_plain(totals, here.first + 2 * pair_of_lane(), rows[0]);
-#pragma unroll
-        for (u32 begin = 0; begin < SUMS; begin += SOME) {
-            float y[SOME], before[SOME];
-#pragma unroll
-            for (u32 i = 0; i < SOME; ++i) before[i] = 0.0f;
+    // Four rows are a vector, wherever it is that entries begin.
+    DEVICE bool is_even() const { return (u64(job.out + job.column) / 4 | job.out_stride | job.rows) % 4 == 0; }
+
+    // Most ends are all alike: a product with a factor, which may be added to what is there, or a gate of the usual kind.
+    DEVICE bool is_usual() const {
+        if constexpr (GATED) return is_even() && job.activation == SILU;
+        return is_even() && job.bias == nullptr && job.row_gate == nullptr && job.activation == IDENTITY;
+    }
+    DEVICE float4 end_usual(const float4& sums, const float4& with, float factor) const {
+        float4 y;
+        if constexpr (GATED) {
+            const auto one = [&](float gate, float up) {
+                return activate(SILU, __fmul_rn(gate, factor)) * __fmul_rn(up, factor);
+            };
+            y = make_float4(one(sums.x, with.x), one(sums.y, with.y), one(sums.z, with.z), one(sums.w, with.w));
+        } else {
+            const auto one = [&](float sum) { return __fmul_rn(__fmul_rn(sum, factor), job.scale); };
+            y = make_float4(one(sums.x), one(sums.y), one(sums.z), one(sums.w));
             if (job.accumulate) {
-#pragma unroll
-                for (u32 i = 0; i < SOME; ++i) before[i] = *job.out_at(entry(here, begin + i), inside[i / 2 % 2]);
+                y.x = __fadd_rn(with.x, y.x), y.y = __fadd_rn(with.y, y.y);
+                y.z = __fadd_rn(with.z, y.z), y.w = __fadd_rn(with.w, y.w);
             }
+        }
+        return y;
+    }
+
+    // Any other end of a row of an entry.
+    DEVICE void end(const Entry& entry, u32 row, float sum, float up) const {
+        if constexpr (GATED) job.finish_gated(entry.number, row, sum, up, entry.factor);
+        if constexpr (!GATED) job.finish(entry.number, row, sum, job.ending(entry.number, row, entry.factor));
+    }
+
+    // The end of a block goes lot by lot, in few instructions: they are seldom gone through, and have to be brought. A lane ends four
+    // rows of some entries; warps that have a gate those of half of a lot, warps that have what it gates those of the other half.
+    // What is there before of one lot is asked for while the one ahead ends.
+    DEVICE void finish(const float (&totals)[SUMS], const Block& here, const Entries& mine) const {
+        constexpr u32 AT_ONCE = LOT / 8 / (GATED ? 2 : 1), OF_OTHERS = 4 * LOT * ROW_OF_LOT;
+        const u32 lots = ceil_div(here.count, LOT), warp = GATED ? warp_id() % 4 : warp_id();
+        const u32 begin = (GATED ? warp_id() / 4 * LOT / 2 : 0) + lane_id() / 4;
+        const u32 of_tile = lane_id() % 4 * 4, row = here.rows * ROWS + warp * 16 + of_tile;
+        const bool is_usual = this->is_usual(), has_before = !GATED && is_usual && job.accumulate;
+        const float* const sums = lot_of(warp) + begin * ROW_OF_LOT + of_tile;
+        const u32 count = row < job.rows ? here.count : 0;
+        // Other warps read what a warp has: both of a gate and what it gates have to come.
+        const auto sync = [&] {
+            if constexpr (GATED) sync_threads(2 + warp, 64);
+            if constexpr (!GATED) __syncwarp();
+        };
+        put(mine);
+        const Entry* entry = entries() + begin;
+        float4 before[AT_ONCE];
+        const auto ask = [&](u32 place) {
 #pragma unroll
-            for (u32 i = 0; i < SOME; ++i) {
-                y[i] = __fmul_rn(totals[begin + i], factor_of(here.first + min(column(begin + i), here.count - 1)));
+            for (u32 i = 0; i < AT_ONCE; ++i) {
+                if (place + 8 * i >= count) continue;
+                before[i] = *reinterpret_cast<const float4*>(job.out_at(entries()[place + 8 * i].number, row));
             }
-            if (job.bias != nullptr) {
+        };
+        if (has_before) ask(begin);
+#pragma unroll 1
+        for (u32 lot = 0, place = begin; lot < lots; ++lot, place += LOT, entry += LOT) {
+            put(totals, lot);
+            sync();
+            if (is_usual) {
+                float4 y[AT_ONCE];
 #pragma unroll
-                for (u32 i = 0; i < SOME; ++i) y[i] = __fadd_rn(y[i], job.bias[inside[i / 2 % 2]]);
-            }
-            activate_all(job.activation, y);
-            if (job.row_gate == nullptr) {
+                for (u32 i = 0; i < AT_ONCE; ++i) {
+                    const float* const at = sums + 8 * i * ROW_OF_LOT;
+                    const float4 with = GATED ? *reinterpret_cast<const float4*>(at + OF_OTHERS) : before[i];
+                    y[i] = end_usual(*reinterpret_cast<const float4*>(at), with, entry[8 * i].factor);
+                }
+                if (has_before) ask(place + LOT);
 #pragma unroll
-                for (u32 i = 0; i < SOME; ++i) y[i] = __fmul_rn(y[i], job.scale);
+                for (u32 i = 0; i < AT_ONCE; ++i) {
+                    if (place + 8 * i >= count) continue;
+                    *reinterpret_cast<float4*>(job.out_at(entry[8 * i].number, row)) = y[i];
+                }
             } else {
-#pragma unroll
-                for (u32 i = 0; i < SOME; ++i) y[i] = __fmul_rn(y[i], job.weight_of(entry(here, begin + i)));
+#pragma unroll 1
+                for (u32 i = 0; i < 4 * AT_ONCE; ++i) {
+                    const u32 of = i / 4 * 8, in_row = i % 4;
+                    if (place + of >= count || row + in_row >= job.rows) continue;
+                    const float* const at = sums + of * ROW_OF_LOT + in_row;
+                    end(entry[of], row + in_row, at[0], GATED ? at[OF_OTHERS] : 0.0f);
+                }
             }
-            if (job.accumulate) {
-#pragma unroll
-                for (u32 i = 0; i < SOME; ++i) y[i] = __fadd_rn(before[i], y[i]);
-            }
-#pragma unroll
-            for (u32 i = 0; i < SOME; ++i) {
-                const bool is_there = column(begin + i) < here.count && rows[i / 2 % 2] < job.rows;
-                if (is_there) *job.out_at(entry(here, begin + i), rows[i / 2 % 2]) = y[i];
-            }
-        }
-    }
-
-    // The first warpgroup has sums of the gate, the second those of what it gates: each ends half of the entries. Both in the same
-    // instructions: this is gone through once in a while, and takes as long as instructions come.
-    DEVICE void finish_gated(const float (&totals)[SUMS], const Block& here) const {
-        constexpr u32 SOME = 16, HALF = SUMS / 2;
-        float* passed = reinterpret_cast<float*>(shared + STAGES * STAGE) + threadIdx.x % 128;
-        const bool has_gate = threadIdx.x < 128;
-        sync_some<1, 128 * MULTIPLIERS>();
-#pragma unroll
-        for (u32 i = 0; i < HALF; ++i) passed[(has_gate ? i : HALF + i) * 128] = has_gate ? totals[HALF + i] : totals[i];
-        sync_some<1, 128 * MULTIPLIERS>();
-        const u32 first_row = here.rows * ROWS;
-#pragma unroll
-        for (u32 begin = 0; begin < HALF; begin += SOME) {
-            float gates[SOME], ups[SOME];
-            float* to[SOME];
-#pragma unroll
-            for (u32 i = 0; i < SOME; ++i) {
-                const u32 x = here.first + min(column(has_gate ? begin + i : HALF + begin + i), here.count - 1);
-                const float other = passed[(has_gate ? HALF + begin + i : begin + i) * 128], by = factor_of(x);
-                gates[i] = __fmul_rn(has_gate ? totals[begin + i] : other, by);
-                ups[i] = __fmul_rn(has_gate ? other : totals[HALF + begin + i], by);
-                to[i] = job.out_at(entry_of(x), first_row + row(i));
-            }
-            activate_all(job.activation, gates);
-#pragma unroll
-            for (u32 i = 0; i < SOME; ++i) {
-                const u32 at = column(has_gate ? begin + i : HALF + begin + i);
-                if (at < here.count && first_row + row(i) < job.rows) *to[i] = gates[i] * ups[i];
-            }
+            sync();
         }
     }
 
@@ -396,16 +525,21 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
             bring();
         } else {
             take_registers<AT_ONCE == 2 ? 104 : 240>();
+            const Places places = this->places();
             Turn turn;
-            u32 ended = 0;
-            for (u32 at = blockIdx.x / CLUSTER; at < count; at += gridDim.x / CLUSTER, ++ended) {
-                float totals[SUMS];
-                sum_up(totals, turn);
+            for (u32 i = 0; i < works(); ++i) {
+                const Work work = this->work(i);
+                const Block here = place(work.at);
+                float totals[SUMS] = {};
                 if constexpr (PARTS > 1) {
-                    finish_parts(totals, place(at), ended);
+                    sum_up(totals, turn, work, places);
+                    finish_parts(totals, here, i);
                 } else {
-                    if constexpr (GATED) finish_gated(totals, place(at));
-                    if constexpr (!GATED) finish(totals, place(at));
+                    const Entries entries = entries_of(here);
+                    if (work.from > 0) go_on(totals);
+                    sum_up(totals, turn, work, places);
+                    if (work.to < SEGMENTS) leave(totals);
+                    if (work.to == SEGMENTS) finish(totals, here, entries);
                 }
             }
         }

@@ -81,6 +81,7 @@ pub(crate) struct Job {
     pub(super) normed: u64,
     pub(super) norm_eps: f32,
     padding: u32,
+    left: u64,
 }
 
 impl Job {
@@ -169,19 +170,19 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// For so many rows that meet matrices `[rows, columns]`, or two of them at once. `in_order`: entries of experts may
-    /// have an input each.
+    /// have an input each. `left`: sums that blocks may leave to others.
     fn new(
         most_rows: usize,
         (per_row, stacking, in_order): (usize, Stacking, bool),
         [rows, columns]: [usize; 2],
-        gated: usize,
+        (gated, left): (usize, usize),
     ) -> Self {
         let entries = most_rows * per_row;
         let (inputs, listed, summed) = match stacking {
             Stacking::One | Stacking::Heads(_) if is_split(rows, gated == 2, per_row) => {
-                (entries, 0, gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows)
+                (entries, 0, left.max(gated * SEGMENTS * SPLIT.min(most_rows) * per_row * rows))
             }
-            Stacking::One | Stacking::Heads(_) => (entries, 0, 0),
+            Stacking::One | Stacking::Heads(_) => (entries, 0, left),
             Stacking::Experts(..) => (if in_order { entries } else { most_rows }, entries, 0),
             Stacking::ExpertParts(..) => (entries, entries, entries * rows),
         };
@@ -203,11 +204,12 @@ impl Parts {
             Rows::Step => limits.rows,
             Rows::Outputs => limits.outputs,
         };
+        let left = wide::sums_left(device, most_rows);
         let parts = product.weights().map(|weight| {
             let [rows, columns] = program.weight(weight).shape;
             let in_order = wide::takes_experts(device, (most_rows * per_row).div_ceil(count));
             let stacking = (per_row, product.stacking, in_order);
-            Self::new(most_rows, stacking, [rows / count, columns], product.weights().count())
+            Self::new(most_rows, stacking, [rows / count, columns], (product.weights().count(), left))
         });
         parts.max_by_key(|parts| parts.bytes).expect("a product has a weight")
     }
@@ -289,6 +291,7 @@ impl Machine {
             scale: of.scale,
             columns: matrix.columns as u32,
             neighbours: if kernel.stays() { self.neighbours() } else { 0 },
+            left: self.left.at().0,
             ..bytemuck::Zeroable::zeroed()
         };
         let job = if kernel == Kernel::Ring(1) { self.with_norm(job) } else { job };

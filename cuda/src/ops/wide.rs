@@ -33,8 +33,11 @@ fn besides(quant: Quant) -> usize {
 
 /// The same of clusters with a block for each segment: those of 16 bits wait for memory.
 fn besides_in_parts(quant: Quant) -> usize {
-    if is_plain(quant) { 220 } else { 130 }
+    if is_plain(quant) { 220 } else { 170 }
 }
+
+/// How long leaving sums to others and going on with theirs takes.
+const LEAVING: usize = 4000;
 
 /// How long a unit of eight tiles takes in the kernels of [`Kernel::new`], which are for up to 64 rows.
 fn of_others(quant: Quant, rows: usize) -> f64 {
@@ -84,6 +87,11 @@ pub(crate) fn takes_experts(device: &Device, usual: usize) -> bool {
     device.capability() == (9, 0) && usual >= LEAST_OF_EXPERT
 }
 
+/// Sums of the blocks of a launch that may be left to others, of which every thread that multiplies has half a width.
+pub(crate) fn sums_left(device: &Device, rows: usize) -> usize {
+    if takes(device, rows) { device.multiprocessors() * 128 * WIDTHS[0] } else { 0 }
+}
+
 /// Rows of a matrix, or of each of two, that a cluster has.
 fn rows_of_cluster(is_gated: bool) -> usize {
     CLUSTER * if is_gated { 64 } else { 128 }
@@ -100,8 +108,13 @@ pub(crate) fn best(
 ) -> Option<Kernel> {
     let blocks = rows_of_matrix.div_ceil(rows_of_cluster(is_gated) / CLUSTER);
     let wide = |width: usize| {
-        let turns = (blocks.div_ceil(CLUSTER) * rows.div_ceil(width)).div_ceil(multiprocessors / CLUSTER);
-        turns * units * (width + besides(quant))
+        let (clusters, at_once) = (blocks.div_ceil(CLUSTER) * rows.div_ceil(width), multiprocessors / CLUSTER);
+        let turn = units * (width + besides(quant));
+        // What is left for less than two turns is shared by all, who leave sums to each other.
+        match clusters {
+            count if count.is_multiple_of(at_once) || count < at_once => count.div_ceil(at_once) * turn,
+            count => count * turn / at_once + LEAVING,
+        }
     };
     // Clusters of eight blocks, two of them on a multiprocessor, leave a tenth of a GPU alone. Where one is alone in the last turn,
     // it is twice as fast. A turn ends with sums that go from block to block.
@@ -173,12 +186,17 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_the_blocks_ends_early() {
-        let of = |quant, rows_of_matrix| best(quant, [4096, rows_of_matrix, 64], false, 132);
-        let wide = [192, 128, 128].map(|width| Some(Kernel::Wide(width)));
-        assert_eq!([of(Quant::Bf16, 14336), of(Quant::Bf16, 4096), of(Quant::Bf16, 1024)], wide);
-        let wide = [192, 192, 128].map(|width| Some(Kernel::Wide(width)));
-        assert_eq!([of(Quant::Q4K, 14336), of(Quant::Q4K, 4096), of(Quant::Q4K, 1024)], wide);
+    fn what_is_left_is_shared() {
+        let of = |quant, rows: usize, [rows_of_matrix, columns]: [usize; 2], is_gated: bool| {
+            let units = columns / 64;
+            best(quant, [rows, rows_of_matrix, units], is_gated, 132)
+        };
+        let (square, up, gated) = ([4096, 4096], [14336, 4096], [9216, 2560]);
+        let wide = |width| Some(Kernel::Wide(width));
+        // As many blocks as there is room for, or a few more than that.
+        assert_eq!([512, 4096].map(|rows| of(Quant::Bf16, rows, square, false)), [wide(128), wide(192)]);
+        assert_eq!([128, 192, 512].map(|rows| of(Quant::Q8_0, rows, gated, true)), [wide(128), wide(192), wide(192)]);
+        assert_eq!([128, 192, 4096].map(|rows| of(Quant::Q4K, rows, up, false)), [wide(128), wide(192), wide(192)]);
     }
 
     #[test]
