@@ -23,7 +23,8 @@ const STAGING: usize = 64 << 20;
 pub(crate) struct Matrix {
     /// Format of the values on the device: kernels are chosen by it.
     pub(crate) quant: Quant,
-    /// Values of a row.
+    /// Rows, of all matrices that are stacked in it, and values of a row.
+    pub(crate) rows: usize,
     pub(crate) columns: usize,
     memory: Memory,
     /// The values of what is declared as F32: small, and wanted on the host as well, by what depends on them there.
@@ -197,7 +198,7 @@ impl<'a> Loader<'a> {
         }
         let quant = wanted.unwrap_or(on_device(loaded.quant, decl.format));
         let memory = self.device.take(&format!("weight {}", decl.name), device_bytes(quant, decl.shape, count))?;
-        let mut matrix = Matrix { quant, columns, memory, floats: Vec::new() };
+        let mut matrix = Matrix { quant, rows, columns, memory, floats: Vec::new() };
         // Matrices of whole tiles follow each other without gaps.
         let of_one = rows / count;
         let matrices = if packed(quant).is_none() || of_one.is_multiple_of(TILE) { [rows, 1] } else { [of_one, count] };

@@ -84,6 +84,10 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let tall = b.act("tall", tall_rows);
     let weight = b.matrix("w_tall", [tall_rows, inputs]);
     b.op(Op::Linear(Linear::new(x, weight, tall)));
+    // So few rows that many clusters share the entries.
+    let (small_rows, small) = (40, b.act("small", 40));
+    let weight = b.matrix("w_small", [small_rows, inputs]);
+    b.op(Op::Linear(Linear::new(x, weight, small)));
     let (heads, of_heads) = (5, b.act("heads", 5 * 70));
     let weight = b.matrix("of_heads", [heads * 70, inputs / heads]);
     b.op(Op::HeadLinear(HeadLinear { x, weight, heads, out: of_heads }));
@@ -98,7 +102,7 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let weight = b.matrix("downs", [experts_total * outputs, hidden]);
     let output = Output::Write;
     b.op(Op::ExpertLinear(ExpertLinear { x: inner, experts, weights: scores, weight, out: sum, output }));
-    let compared = [(plain, outputs), (gated, outputs), (tall, tall_rows), (of_heads, 350)];
+    let compared = [(plain, outputs), (gated, outputs), (tall, tall_rows), (small, small_rows), (of_heads, 350)];
     let compared = compared.into_iter().chain([(inner, active * hidden), (sum, outputs)]);
     (b.finish(plain), vec![(x, inputs), (logits, experts_total)], compared.collect())
 }

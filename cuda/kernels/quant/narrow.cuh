@@ -4,6 +4,8 @@
 // A block of a cluster has a segment of all activations, and stays until all tiles of its cluster are done. Four warps multiply 64
 // rows of weights at once, a tile each, which comes through a ring of its own and is unpacked into registers. What they have
 // summed up goes to the blocks that end it, each a few entries, while the next tiles are under way. Sums are those of `many`.
+//
+// Of matrices of very few rows many entries are multiplied so, some by each of many clusters (the grid's second dimension).
 #pragma once
 #include "common/hopper.cuh"
 #include "common/order.cuh"
@@ -121,7 +123,7 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
     bool is_up;
     u32 rank, begin, end;  // of the cluster; units
     u32 first, stride;     // tiles
-    u32 count, unit_bytes; // entries, and what a unit of their activations takes
+    u32 first_entry, count, unit_bytes; // entries, and what a unit of their activations takes
     u32 unit_step;         // the same for descriptions of it
     u8* x;
     u8* ring;
@@ -134,7 +136,7 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         tile_of_group = warp_id() % TILES, is_up = GATED && warp_id() % 4 >= TILES;
         rank = rank_in_cluster(), begin = segment_begin(job.units, rank), end = segment_begin(job.units, rank + 1);
         first = (group * clusters + cluster) * TILES + tile_of_group, stride = groups * clusters * TILES;
-        count = job.entries, unit_bytes = ceil_div(count, 8u) * 1024, unit_step = unit_bytes / 16;
+        first_entry = blockIdx.y * NARROW, count = min(NARROW, job.entries - first_entry), unit_bytes = ceil_div(count, 8u) * 1024, unit_step = unit_bytes / 16;
         keep(unit_step);
         // All blocks have the same places.
         u8* const rings = x + ceil_div(job.units, SEGMENTS) * unit_bytes;
@@ -145,7 +147,7 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
 
     // Of a warp: activations.
     DEVICE void bring_inputs() const {
-        const u8* const from = job.x + u64(begin) * job.x_stride * 128;
+        const u8* const from = job.x + (u64(begin) * job.x_stride + first_entry) * 128;
         if (lane_id() == 0) barrier_expect(&barriers.inputs, (end - begin) * count * 128);
         __syncwarp();
         for (u32 unit = lane_id(); unit < end - begin; unit += 32) {
@@ -245,7 +247,7 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
             const u32 of = min(entry() + i, count - 1);
-            endings[i] = job.ending(of, min(out_row, job.rows - 1), barriers.factors[of]);
+            endings[i] = job.ending(first_entry + of, min(out_row, job.rows - 1), barriers.factors[of]);
         }
         barrier_wait(told(turn), turn / 2 & 1);
         const float* const from = passed + turn % 2 * OF_TURN + thread * 2;
@@ -257,7 +259,7 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         }
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
-            if (entry() + i < count && out_row < job.rows) job.finish(entry() + i, out_row, sums[i], endings[i]);
+            if (entry() + i < count && out_row < job.rows) job.finish(first_entry + entry() + i, out_row, sums[i], endings[i]);
         }
     }
 
@@ -269,7 +271,7 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
 #pragma unroll
         for (u32 part = 0; part < SEGMENTS; ++part) gate += from[part * OF_SEGMENT], up += from[part * OF_SEGMENT + 128];
         const u32 of = entry() + is_up, out_row = tile * 16 + row();
-        if (of < count && out_row < job.rows) job.finish_gated(of, out_row, gate, up, barriers.factors[of]);
+        if (of < count && out_row < job.rows) job.finish_gated(first_entry + of, out_row, gate, up, barriers.factors[of]);
     }
 
     DEVICE void run() const {
@@ -291,7 +293,9 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         if ((job.neighbours & BESIDE) == 0) wait_for_inputs();
         if ((job.neighbours & LATE) != 0) let_next_begin();
         if (warp_id() == 0) bring_inputs();
-        if (threadIdx.x >= 32 && threadIdx.x < 32 + count) barriers.factors[threadIdx.x - 32] = job.factor_of(threadIdx.x - 32);
+        if (threadIdx.x >= 32 && threadIdx.x < 32 + count) {
+            barriers.factors[threadIdx.x - 32] = job.factor_of(first_entry + threadIdx.x - 32);
+        }
 #pragma unroll 1
         for (u32 i = BEFORE; i < Units::SLOTS; ++i) units.bring();
         __syncthreads();

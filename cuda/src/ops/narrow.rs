@@ -13,8 +13,11 @@ use crate::{
 use kvas_backend::DeviceError;
 use kvas_gguf::Quant;
 
-/// Most entries of these kernels (`NARROW` there).
+/// Most entries of a cluster (`NARROW` there).
 pub(super) const MOST: usize = 32;
+/// Rows of a matrix that are so few that more entries go through many clusters, and the most of them.
+const FEW_ROWS: usize = 64;
+const MOST_OF_FEW_ROWS: usize = 512;
 /// Warpgroups of a block at least, and at most (`NARROW_GROUPS` there).
 const GROUPS: [usize; 2] = [2, 5];
 /// Threads of one.
@@ -44,28 +47,35 @@ fn least(quant: Quant) -> usize {
     if quant == Quant::Q8_0 { 9 } else { ring::MOST + 1 }
 }
 
+/// Most entries of a matrix of so many rows: products of larger ones are faster elsewhere.
+fn most(rows: usize) -> usize {
+    if rows <= FEW_ROWS { MOST_OF_FEW_ROWS } else { MOST }
+}
+
 /// Warpgroups of a block that may have so much of shared memory, whatever the format.
 fn groups(sizes: [usize; 2], most: usize) -> Option<usize> {
     (GROUPS[0]..=GROUPS[1]).rev().find(|groups| shared(RING, sizes, *groups) + FIXED <= most)
 }
 
 impl Machine {
-    /// Whether so many entries fit into the blocks of a cluster for this matrix.
+    /// Whether so many entries fit into the blocks of a cluster for this matrix, or of some clusters if that is small.
     pub(super) fn has_narrow(&self, matrix: &Matrix, entries: usize) -> bool {
         self.device.capability() == (9, 0)
             && matrix.quant != Quant::F32
-            && (least(matrix.quant)..=MOST).contains(&entries)
-            && groups([matrix.units(), entries], self.device.shared_bytes()).is_some()
+            && (least(matrix.quant)..=most(matrix.rows)).contains(&entries)
+            && groups([matrix.units(), entries.min(MOST)], self.device.shared_bytes()).is_some()
     }
 
-    /// Launches products of up to [`MOST`] entries: as many clusters as run at once, at most one for each 64 rows.
+    /// Launches products of up to [`MOST`] entries, or so many for each row of clusters: as many clusters as run at once, at
+    /// most one for each 64 rows.
     pub(super) fn launch_narrow(&self, of: &Together<'_>) -> Result<(), DeviceError> {
         let Together { matrix, jobs, is_gated, .. } = *of;
-        let sizes = [matrix.units(), of.entries()];
+        let sizes = [matrix.units(), of.entries().min(MOST)];
         let groups = groups(sizes, self.device.shared_bytes()).expect("asked of what fits");
         let name = of.kernel(&format!("narrow_{MOST}"));
         let launch = self.kernel(product::unit(matrix.quant), &name)?.block(groups * THREADS);
         let launch = launch.shared(shared(bytes_of_ring(matrix.quant), sizes, groups));
+        let launch = launch.grid(1, of.entries().div_ceil(MOST), 1);
         let wanted = of.tiles().div_ceil(if is_gated { 2 } else { 64 / TILE });
         launch.clusters(SEGMENTS, wanted)?.early().arg(Jobs::some(jobs)).launch()
     }

@@ -1,4 +1,4 @@
-//! Norms that products of a few rows follow: a row is normed where it is rounded, by the product itself if there is one only
+//! Norms that products follow: a row is normed where it is rounded, by the product itself if there is one only
 //! (`kernels/quant/ring.cuh`), otherwise before it (`kernels/stage.cu`), and a launch less has to be waited for. The results
 //! are those of the norm, to the bit.
 
@@ -7,7 +7,8 @@ use crate::{
     machine::Machine,
     ops::{norm, product::Job},
 };
-use kvas_backend::{DeviceError, Op, op};
+use kvas_backend::{DeviceError, Op, Stacking, op};
+use kvas_gguf::Quant;
 
 /// Fours of columns that a thread keeps (`NORMED` of `kernels/quant/row.cuh`).
 const FOURS: usize = 4;
@@ -38,8 +39,9 @@ impl Machine {
         let ops = &self.program.ops;
         let Op::Norm(norm) = ops.get(at.checked_sub(1)?)? else { return None };
         let product = ops.get(at)?.product(&self.program)?;
-        let reads_rows = product.x == norm.out && self.rows(product.x) > 1 && self.is_staying(at);
-        (reads_rows && self.is_of_rows(norm) && !self.norm_is_of_heads(at - 1)).then_some(norm)
+        let is_rounded = product.weights().all(|weight| self.matrix(weight).quant != Quant::F32);
+        let reads_rows = product.x == norm.out && self.rows(product.x) > 1 && product.stacking == Stacking::One;
+        (is_rounded && reads_rows && self.is_of_rows(norm) && !self.norm_is_of_heads(at - 1)).then_some(norm)
     }
 
     /// Whether the norm that is running is made by what reads it.
