@@ -74,8 +74,8 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
 
     // Rows of activations are entries, or what is in the order of the pieces.
     //
-    // Clusters take turns. What less than two turns are left for is cut by segments into equal shares, so that all clusters end
-    // at once. A share begins and ends within a block. The beginning of the last one is multiplied first of all, and its sums are
+    // Clusters take turns. The blocks of what would be the last two are cut by segments into equal shares, so that all clusters end
+    // at once. A share may begin and end within a block. The beginning of its last block is multiplied first of all, and the sums are
     // left to the next cluster, which goes on with them at the end of all: nobody waits.
     DEVICE Wide(const Job& job, u8* shared) : job(job), shared(shared), at(shared_address(shared)) {
         keep(at);
