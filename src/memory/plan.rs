@@ -34,7 +34,7 @@ pub struct PlanRequest {
     pub outputs: usize,
     /// Tokens of a page.
     pub page_size: usize,
-    /// Tokens that replay rings hold before they are folded; `None`: what moves the fewest bytes.
+    /// Tokens that replay rings hold before they are folded; `None`: what moves the fewest bytes, more with drafts.
     pub history: Option<usize>,
     /// Rows a step may be taken back by, as far as the history allows.
     pub window: usize,
@@ -384,7 +384,7 @@ fn replay(program: &Program, request: &PlanRequest) -> Replay {
     let best = || match (replay_traffic::optimum_history(states(), elements), request.window) {
         (None, window) => window,
         (Some(best), window @ 0..=1) => (1 << best.ilog2()).max(window),
-        (Some(best), window) => (2 * ((1 << best.ilog2()) + window)).next_power_of_two() - 2 * window,
+        (Some(best), window) => Replay::new(2 << best.ilog2(), window).ring_rows() - 2 * window,
     };
     // Decays per channel take an exponential for every entry and column, which costs more than the bytes save: at 8
     // sequences a token took 1.15 to 1.4 times as long with a ring.

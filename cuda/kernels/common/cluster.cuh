@@ -18,14 +18,19 @@ DEVICE void barrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// The same barrier of block `rank` of the cluster. Nothing that was written before is made visible there: it says that something
-// was read.
-DEVICE void barrier_arrive_at(u64* barrier, u32 rank) {
-    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(shared_address(barrier)),
-                 "r"(rank)
-                 : "memory");
+// Where a place is in block `rank` of the cluster, for those that take it from any block.
+DEVICE u32 address_at(Shared at, u32 rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at.at), "r"(rank));
+    return there;
 }
+
+// The same to a barrier of any block of the cluster. Nothing that was written before is made visible there: it says that something
+// was read.
+DEVICE void barrier_arrive_there(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void barrier_arrive_at(u64* barrier, u32 rank) { barrier_arrive_there(address_at(Shared{shared_address(barrier)}, rank)); }
 
 // Arrives, and announces bytes of copies.
 DEVICE void barrier_expect(u64* barrier, u32 bytes) {
@@ -34,28 +39,13 @@ DEVICE void barrier_expect(u64* barrier, u32 bytes) {
 }
 
 // Waits for the end of a phase of this parity.
-DEVICE void barrier_wait(u64* barrier, u32 parity) {
-    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
-                 "@!done bra again;}" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
-
-// The same where addresses are known: of a barrier of this block, and of one of any block of the cluster.
 DEVICE void barrier_wait(Shared barrier, u32 parity) {
     asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
                  "@!done bra again;}" ::"r"(barrier.at),
                  "r"(parity)
                  : "memory");
 }
-DEVICE u32 address_at(Shared at, u32 rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at.at), "r"(rank));
-    return there;
-}
-DEVICE void barrier_arrive_there(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
+DEVICE void barrier_wait(u64* barrier, u32 parity) { barrier_wait(Shared{shared_address(barrier)}, parity); }
 
 // Stores four floats in the shared memory of block `rank` of the cluster, at the same place as here, and tells its barrier of
 // their 16 bytes.

@@ -1,4 +1,5 @@
-// Launches that begin before the one ahead of them has ended (`Launch::early` of src/launch.rs), on GPUs that can.
+// Launches that begin before the one ahead of them has ended (`Launch::early` of src/launch.rs), on GPUs that can; and blocks of
+// a launch that wait for others.
 #pragma once
 #include "common/types.cuh"
 

@@ -156,19 +156,6 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
         __syncwarp();
     }
 
-    DEVICE static void multiply(float (&sums)[SUMS], const Words& w, u32 x, u32 adds) {
-        // Only the lower half of a description depends on the place.
-        const u64 upper = rows_of_128(nullptr) >> 32 << 32;
-        products_begin();
-#pragma unroll
-        for (u32 step = 0; step < 2; ++step) {
-            const u64 b = upper | (x + 2 * step);
-            if constexpr (FORMAT::IS_BF16) product_bf16(sums, w[step], b, step == 0 ? adds : 1);
-            if constexpr (!FORMAT::IS_BF16) product_f16(sums, w[step], b, step == 0 ? adds : 1);
-        }
-        products_commit();
-    }
-
     // A warpgroup: sums of its next 64 rows. A warp without a tile multiplies what is there.
     DEVICE void sum_up(float (&sums)[SUMS], Units& units) const {
 #pragma unroll
@@ -185,7 +172,7 @@ template <class FORMAT, bool GATED, u32 COUNT> struct Narrow {
                     // What the last but one was multiplied with is free.
                     products_wait<1>();
                     FORMAT::unpack(raw[of], chunk, w[chunk]);
-                    multiply(sums, w[chunk], inputs + 4 * chunk, adds);
+                    multiply<FORMAT>(sums, w[chunk], inputs + 4 * chunk, adds);
                     adds = 1;
                 }
                 inputs += unit_step;

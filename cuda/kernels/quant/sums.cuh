@@ -1,5 +1,6 @@
 // What all products with matrices of 16 bits and less do alike, so that they give the same bits.
 #pragma once
+#include "common/hopper.cuh"
 #include "common/order.cuh"
 #include "common/warp.cuh"
 #include "quant/formats.cuh"
@@ -16,3 +17,21 @@ template <class FORMAT> DEVICE void multiply(float (&sum)[4], u32 step, const u3
     if constexpr (FORMAT::IS_BF16) mma_bf16(sum, w, b);
     if constexpr (!FORMAT::IS_BF16) mma_f16(sum, w, b);
 }
+
+#ifdef HAS_WARPGROUPS
+
+// Both for a chunk, of four warps at once: `x` is the lower half of the description of the entries, the only one that depends on
+// the place.
+template <class FORMAT, u32 SUMS> DEVICE void multiply(float (&sums)[SUMS], const Words& w, u32 x, u32 adds) {
+    const u64 upper = rows_of_128(nullptr) >> 32 << 32;
+    products_begin();
+#pragma unroll
+    for (u32 step = 0; step < 2; ++step) {
+        const u64 b = upper | (x + 2 * step);
+        if constexpr (FORMAT::IS_BF16) product_bf16(sums, w[step], b, step == 0 ? adds : 1);
+        if constexpr (!FORMAT::IS_BF16) product_f16(sums, w[step], b, step == 0 ? adds : 1);
+    }
+    products_commit();
+}
+
+#endif

@@ -7,6 +7,7 @@
 #include "common/warp.cuh"
 #include "quant/formats.cuh"
 #include "quant/job.cuh"
+#include "quant/sums.cuh"
 
 #ifdef HAS_WARPGROUPS
 
@@ -47,7 +48,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     static constexpr u32 STAGE = X + (TILES * TILE + 1023) / 1024 * 1024;
     static constexpr u32 ROWS_OF_BLOCK = 64 * MULTIPLIERS;
     static constexpr u32 ROWS = GATED ? ROWS_OF_BLOCK / 2 : ROWS_OF_BLOCK; // of a matrix
-    static constexpr u32 SUMS = WIDTH / 2;                                 // of a thread
+    static constexpr u32 SUMS = WIDTH / 2, ENTRIES = (WIDTH + 127) / 128;  // of a thread
 
     // Whether weights of a unit are asked for while the one ahead is multiplied: what shared memory takes to answer is as long as
     // a product with few entries. More entries have no registers left for it, and hide it themselves; values of 16 bits are
@@ -223,19 +224,6 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         if (lane_id() < SHARING) barrier_arrive_there(places.empty + 8 * stage);
     }
 
-    DEVICE static void multiply(float (&sums)[SUMS], const Words& w, u32 x, u32 adds) {
-        // Only the lower half of a description depends on the place.
-        const u64 upper = rows_of_128(nullptr) >> 32 << 32;
-        products_begin();
-#pragma unroll
-        for (u32 step = 0; step < 2; ++step) {
-            const u64 b = upper | (x + 2 * step);
-            if constexpr (FORMAT::IS_BF16) product_bf16(sums, w[step], b, step == 0 ? adds : 1);
-            if constexpr (!FORMAT::IS_BF16) product_f16(sums, w[step], b, step == 0 ? adds : 1);
-        }
-        products_commit();
-    }
-
     // A warpgroup: the sums of some segments, added to those ahead of them.
     DEVICE void sum_up(float (&totals)[SUMS], Turn& turn, const Work& work, const Places& places) const {
         float sums[SUMS] = {};
@@ -253,7 +241,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
             for (u32 adds = 0; unit < to; adds = 1, ++unit) {
                 const Turn here = turn;
                 const u32 x = places.x + here.at / 16;
-                multiply(sums, first, x, adds);
+                multiply<FORMAT>(sums, first, x, adds);
                 turn.next();
                 const bool is_last = unit + 1 == end;
                 if (IS_AHEAD && !is_last) {
@@ -265,7 +253,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
                 if (unit > begin) release(places, last);
                 last = here.stage;
                 weights(here, raw, 1, second);
-                multiply(sums, second, x + 4, 1);
+                multiply<FORMAT>(sums, second, x + 4, 1);
                 products_wait<1>();
                 hold(first);
                 if (is_last) continue;
@@ -281,7 +269,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         release(places, last);
     }
 
-    // Where sums of a block are left, and whether they are there. Who takes them says so no more.
+    // Where sums of a block are left, and whether they are there. Who takes them takes that back.
     DEVICE float* left_at(u32 cluster) const {
         return job.parts + u64(cluster * CLUSTER + rank) * SUMS * 128 * MULTIPLIERS + threadIdx.x;
     }
@@ -322,12 +310,12 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
 
     // The entries of a block, some for each thread: asked for ahead of the sums.
     struct Entries {
-        Entry of[(WIDTH + 127) / 128];
+        Entry of[ENTRIES];
     };
     DEVICE Entries entries_of(const Block& here) const {
         Entries entries;
 #pragma unroll
-        for (u32 i = 0; i < (WIDTH + 127) / 128; ++i) {
+        for (u32 i = 0; i < ENTRIES; ++i) {
             const u32 row = here.first + min(threadIdx.x % 128 + 128 * i, here.count - 1);
             entries.of[i] = Entry{entry_of(row), factor_of(row)};
         }
@@ -338,7 +326,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         // What is there may still be read.
         sync_threads(barrier, 128);
 #pragma unroll
-        for (u32 i = 0; i < (WIDTH + 127) / 128; ++i) {
+        for (u32 i = 0; i < ENTRIES; ++i) {
             if (thread + 128 * i < WIDTH) this->entries()[thread + 128 * i] = entries.of[i];
         }
         sync_threads(barrier, 128);

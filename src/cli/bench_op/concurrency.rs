@@ -33,7 +33,7 @@ pub(super) struct Concurrency {
     /// Tokens of context of every sequence
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     ctx: u32,
-    /// Tokens that replay keeps as inputs, at least as many as are verified at once [default: what moves the fewest bytes]
+    /// Tokens that replay keeps as inputs, at least as many as are verified at once [default: what a plan chooses]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     replay: Option<u16>,
     /// Element type of keys and values
