@@ -1,12 +1,10 @@
 // The gated delta rule with a decay per head, checkpoints in f16.
 #include "common/recurrence_prompt.cuh"
 #include "common/recurrence_row.cuh"
+#include "common/recurrence_several.cuh"
 
-RECURRENCE(delta_f16_64, DELTA, f16, 2, 4, false)
-RECURRENCE(delta_f16_64, DELTA, f16, 2, 1, true)
-RECURRENCE(delta_f16_128, DELTA, f16, 4, 4, false)
-RECURRENCE(delta_f16_128, DELTA, f16, 4, 1, true)
-RECURRENCE(delta_f16_256, DELTA, f16, 8, 1, true)
+RECURRENCES(delta_f16, DELTA, f16)
+RECURRENCE_OF_EIGHT(delta_f16, DELTA, f16)
 
 SEVERAL(delta_f16, DELTA, f16)
 

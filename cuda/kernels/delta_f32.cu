@@ -1,12 +1,9 @@
 // The gated delta rule with a decay per head, checkpoints in f32.
 #include "common/recurrence_prompt.cuh"
 #include "common/recurrence_row.cuh"
+#include "common/recurrence_several.cuh"
 
-RECURRENCE(delta_f32_64, DELTA, float, 2, 4, false)
-RECURRENCE(delta_f32_64, DELTA, float, 2, 1, true)
-RECURRENCE(delta_f32_128, DELTA, float, 4, 4, false)
-RECURRENCE(delta_f32_128, DELTA, float, 4, 1, true)
-RECURRENCE(delta_f32_256, DELTA, float, 8, 1, true)
+RECURRENCES(delta_f32, DELTA, float)
 
 SEVERAL(delta_f32, DELTA, float)
 

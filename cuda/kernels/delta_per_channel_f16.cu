@@ -1,12 +1,10 @@
 // The gated delta rule with a decay per head and channel of the key, checkpoints in f16.
 #include "common/recurrence_prompt.cuh"
 #include "common/recurrence_row.cuh"
+#include "common/recurrence_several.cuh"
 
-RECURRENCE(delta_per_channel_f16_64, DELTA_PER_CHANNEL, f16, 2, 4, false)
-RECURRENCE(delta_per_channel_f16_64, DELTA_PER_CHANNEL, f16, 2, 1, true)
-RECURRENCE(delta_per_channel_f16_128, DELTA_PER_CHANNEL, f16, 4, 4, false)
-RECURRENCE(delta_per_channel_f16_128, DELTA_PER_CHANNEL, f16, 4, 1, true)
-RECURRENCE(delta_per_channel_f16_256, DELTA_PER_CHANNEL, f16, 8, 1, true)
+RECURRENCES(delta_per_channel_f16, DELTA_PER_CHANNEL, f16)
+RECURRENCE_OF_EIGHT(delta_per_channel_f16, DELTA_PER_CHANNEL, f16)
 
 SEVERAL(delta_per_channel_f16, DELTA_PER_CHANNEL, f16)
 

@@ -1,12 +1,9 @@
 // The gated delta rule with a decay per head and channel of the key, checkpoints in f32.
 #include "common/recurrence_prompt.cuh"
 #include "common/recurrence_row.cuh"
+#include "common/recurrence_several.cuh"
 
-RECURRENCE(delta_per_channel_f32_64, DELTA_PER_CHANNEL, float, 2, 4, false)
-RECURRENCE(delta_per_channel_f32_64, DELTA_PER_CHANNEL, float, 2, 1, true)
-RECURRENCE(delta_per_channel_f32_128, DELTA_PER_CHANNEL, float, 4, 4, false)
-RECURRENCE(delta_per_channel_f32_128, DELTA_PER_CHANNEL, float, 4, 1, true)
-RECURRENCE(delta_per_channel_f32_256, DELTA_PER_CHANNEL, float, 8, 1, true)
+RECURRENCES(delta_per_channel_f32, DELTA_PER_CHANNEL, float)
 
 SEVERAL(delta_per_channel_f32, DELTA_PER_CHANNEL, float)
 

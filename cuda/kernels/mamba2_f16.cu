@@ -1,12 +1,9 @@
 // The Mamba-2 recurrence, checkpoints in f16.
 #include "common/recurrence_prompt.cuh"
 #include "common/recurrence_row.cuh"
+#include "common/recurrence_several.cuh"
 
-RECURRENCE(mamba2_f16_64, MAMBA2, f16, 2, 4, false)
-RECURRENCE(mamba2_f16_64, MAMBA2, f16, 2, 1, true)
-RECURRENCE(mamba2_f16_128, MAMBA2, f16, 4, 4, false)
-RECURRENCE(mamba2_f16_128, MAMBA2, f16, 4, 1, true)
-RECURRENCE(mamba2_f16_256, MAMBA2, f16, 8, 1, true)
+RECURRENCES(mamba2_f16, MAMBA2, f16)
 
 SEVERAL(mamba2_f16, MAMBA2, f16)
 

@@ -119,6 +119,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/recurrence_prompt.cuh"
     "common/recurrence_row.cuh"
     "common/recurrence_rows.cuh"
+    "common/recurrence_several.cuh"
     "common/recurrence_state.cuh"
     "common/recurrence_tile.cuh"
     "common/rotation.cuh"

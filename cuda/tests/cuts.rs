@@ -32,22 +32,23 @@ fn attention(kv_type: KvType) -> Subject {
     (b.finish(out), vec![q, k, v], out)
 }
 
-fn gated_delta() -> Subject {
+fn gated_delta(key_dim: usize, value_dim: usize, decay: Decay) -> Subject {
     let mut b = Build::default();
-    let decl = StateDecl { key_heads: 2, value_heads: 4, key_dim: 64, value_dim: 40, decay: Decay::PerHead };
-    let (qkv, out) = (b.act("qkv", 2 * 2 * 64 + 4 * 40), b.act("out", 4 * 40));
-    let (alpha, beta) = (b.act("alpha", 4), b.act("beta", 4));
-    let (a, dt) = (b.small("ssm_a", [1, 4]), b.small("dt", [1, 4]));
+    let decl = StateDecl { key_heads: 2, value_heads: 4, key_dim, value_dim, decay };
+    let decays = 4 * decl.decays();
+    let (qkv, out) = (b.act("qkv", 2 * 2 * key_dim + 4 * value_dim), b.act("out", 4 * value_dim));
+    let (alpha, beta) = (b.act("alpha", decays), b.act("beta", 4));
+    let (a, dt) = (b.small("ssm_a", [1, 4]), b.small("dt", [1, decays]));
     let (store, norm_eps) = (b.store(StoreDecl::State(decl)), 1e-6);
     let head_map = HeadMap::Grouped;
     b.op(Op::GatedDelta(op::GatedDelta { qkv, alpha, beta, a, dt, head_map, norm_eps, store, out }));
     (b.finish(out), vec![qkv, alpha, beta], out)
 }
 
-fn mamba2() -> Subject {
+fn mamba2(value_dim: usize) -> Subject {
     let mut b = Build::default();
-    let decl = StateDecl { key_heads: 1, value_heads: 4, key_dim: 128, value_dim: 24, decay: Decay::PerHead };
-    let (xbc, dt, out) = (b.act("xbc", 4 * 24 + 2 * 128), b.act("dt", 4), b.act("out", 4 * 24));
+    let decl = StateDecl { key_heads: 1, value_heads: 4, key_dim: 128, value_dim, decay: Decay::PerHead };
+    let (xbc, dt, out) = (b.act("xbc", 4 * value_dim + 2 * 128), b.act("dt", 4), b.act("out", 4 * value_dim));
     let [dt_bias, a, d] = ["dt_bias", "ssm_a", "d"].map(|name| b.small(name, [1, 4]));
     let store = b.store(StoreDecl::State(decl));
     b.op(Op::Mamba2(op::Mamba2 { xbc, dt, dt_bias, a, d, store, out }));
@@ -132,9 +133,9 @@ fn prompts_may_be_cut_at_chunks() {
         ("attention q8_0", attention(KvType::Q8_0), KvType::Q8_0, StateType::F32),
         ("attention fp8", attention(KvType::F8), KvType::F8, StateType::F32),
         ("attention f32", attention(KvType::F32), KvType::F32, StateType::F32),
-        ("gated delta", gated_delta(), KvType::F16, StateType::F32),
-        ("gated delta f16", gated_delta(), KvType::F16, StateType::F16),
-        ("mamba2", mamba2(), KvType::F16, StateType::F32),
+        ("gated delta", gated_delta(64, 40, Decay::PerHead), KvType::F16, StateType::F32),
+        ("gated delta f16", gated_delta(64, 40, Decay::PerHead), KvType::F16, StateType::F16),
+        ("mamba2", mamba2(24), KvType::F16, StateType::F32),
         ("conv", conv(), KvType::F16, StateType::F32),
     ];
     let mut different = Vec::new();
@@ -160,4 +161,108 @@ fn prompts_may_be_cut_at_chunks() {
         }
     }
     assert!(different.is_empty(), "{different:#?}");
+}
+
+/// Sequences of a crowd, for which kernels are others than for a few.
+const CROWD: usize = 280;
+
+/// Outputs of all sequences in a few steps of so many rows each, some of which are kept; of so many sequences in a step.
+fn crowd(
+    device: &Arc<Device>,
+    (program, inputs, out): &Subject,
+    state_type: StateType,
+    (rows, ring): (usize, usize),
+    together: usize,
+) -> Result<Vec<u32>, DeviceError> {
+    const STEPS: usize = 14;
+    let limits = Limits {
+        context: 0,
+        rows: rows * CROWD,
+        outputs: 1,
+        pages: 1,
+        page_size: PAGE_SIZE,
+        slots: CROWD + 1,
+        snapshots: 0,
+        replay: Replay::new(ring, rows),
+        kv_type: KvType::F16,
+        state_type,
+    };
+    let mut backend = Cuda::new(device.clone());
+    let program = Arc::new(program.clone());
+    backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 4 }, limits)?;
+    let columns = |act: &Act| program.act(*act).columns;
+    let (mut found, mut context) = (Vec::new(), vec![0; CROWD]);
+    let mut random = Random::new(7);
+    for number in 0..STEPS {
+        let values = inputs.iter().map(|act| (0..CROWD * rows * columns(act)).map(|_| random.normal()).collect());
+        let values: Vec<Vec<f32>> = values.collect();
+        for first in (0..CROWD).step_by(together) {
+            let sequences = first..CROWD.min(first + together);
+            let mut step = Step::default();
+            for sequence in sequences.clone() {
+                let slot = Slot(sequence as u32 + 1);
+                step.push(slot, context[sequence] as u32, &vec![0; rows], Outputs::None, []);
+            }
+            for (act, values) in inputs.iter().zip(&values) {
+                let of_sequence = rows * columns(act);
+                backend.write(*act, &values[sequences.start * of_sequence..sequences.end * of_sequence])?;
+            }
+            backend.run(&program, &step)?;
+            let mut all = vec![0.0; sequences.len() * rows * columns(out)];
+            backend.read(*out, &mut all)?;
+            found.extend(all.iter().map(|x| x.to_bits()));
+            let kept = |sequence: usize| 1 + (number + sequence) % rows;
+            let accepted: Vec<(Slot, u32)> =
+                sequences.clone().map(|sequence| (Slot(sequence as u32 + 1), kept(sequence) as u32)).collect();
+            backend.commit(&accepted)?;
+            sequences.for_each(|sequence| context[sequence] += kept(sequence));
+        }
+    }
+    Ok(found)
+}
+
+/// Sequences of a crowd get the bits that they get in steps of four.
+fn same_in_a_crowd(subjects: &[(&str, Subject, StateType)]) {
+    if !kvas_cuda::has_device() {
+        return println!("skipped: no CUDA device");
+    }
+    let device = Device::open(0).expect("the driver works");
+    let mut different = Vec::new();
+    for (name, subject, state_type) in subjects {
+        for (rows, ring) in [(1, 0), (1, 8), (1, 40), (2, 16), (4, 24), (5, 8), (8, 32)] {
+            let run =
+                |together| crowd(&device, subject, *state_type, (rows, ring), together).expect("the device works");
+            let (alone, together) = (run(4), run(CROWD));
+            assert!(alone.iter().any(|bits| *bits != 0), "{name}");
+            let count = alone.iter().zip(&together).filter(|(alone, together)| alone != together).count();
+            if count > 0 {
+                different.push(format!("{name}, {rows} rows, a ring of {ring}: {count} of {} values", alone.len()));
+            }
+        }
+    }
+    assert!(different.is_empty(), "{different:#?}");
+}
+
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_a_delta_rule() {
+    same_in_a_crowd(&[
+        ("f32", gated_delta(128, 128, Decay::PerHead), StateType::F32),
+        ("f16", gated_delta(128, 128, Decay::PerHead), StateType::F16),
+        ("other rows", gated_delta(128, 72, Decay::PerHead), StateType::F32),
+    ]);
+}
+
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_decays_per_channel() {
+    let subject = || gated_delta(128, 128, Decay::PerChannel);
+    same_in_a_crowd(&[("f32", subject(), StateType::F32), ("f16", subject(), StateType::F16)]);
+}
+
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_mamba2() {
+    same_in_a_crowd(&[
+        ("f32", mamba2(64), StateType::F32),
+        ("f16", mamba2(64), StateType::F16),
+        ("other rows, f16", mamba2(80), StateType::F16),
+    ]);
 }

@@ -62,6 +62,12 @@ struct Shared {
     DEVICE Shared operator+(u32 bytes) const { return Shared{at + bytes}; }
 };
 
+// The same, which is not found again where it is used.
+DEVICE Shared once(Shared at) {
+    asm("" : "+r"(at.at));
+    return at;
+}
+
 DEVICE uint4 load_16(Shared from) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from.at));
@@ -118,6 +124,10 @@ DEVICE void copy_4_async(void* to, const void* from, bool valid = true) {
 
 DEVICE void copy_4_async(Shared to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to.at), "l"(from) : "memory");
+}
+
+DEVICE void copy_4_async(Shared to, const void* from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to.at), "l"(from), "r"(valid ? 4 : 0) : "memory");
 }
 
 // Ends a group of copies of this thread.

@@ -84,8 +84,8 @@ struct HeadNorm {
 };
 #endif
 
-template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUADS, BLOCK_WARPS, 1, false> {
-    using Base = Few<KIND, State, QUADS, BLOCK_WARPS, 1, false>;
+template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUADS, BLOCK_WARPS, 1, ROWS_OF_FOUR> {
+    using Base = Few<KIND, State, QUADS, BLOCK_WARPS, 1, ROWS_OF_FOUR>;
     using Base::op, Base::span, Base::head, Base::first_row, Base::shared, Base::key_head, Base::row, Base::is_mine;
     using Base::which;
     static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, THREADS = Base::THREADS, OWN_COLUMNS = Base::OWN_COLUMNS;
@@ -103,7 +103,7 @@ template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUA
         const u32 first_of[2] = {op.keys_at + key_head * op.key_dim, op.queries_at + key_head * op.key_dim};
         const u32 value = op.values_at + head * op.value_dim + first_row + threadIdx.x;
         const bool has_value = threadIdx.x < min(ROWS, Base::rows_left());
-        const bool keeps = blockIdx.x == 0 && op.is_first_of_key_head(head);
+        const bool keeps = first_row == 0 && op.is_first_of_key_head(head);
         Channel channels[2][OWN_COLUMNS] = {}, of_value = {};
         if (has_value) of_value.request(around, ring, span.context, value);
 #pragma unroll
@@ -141,7 +141,7 @@ template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUA
             });
         });
         if constexpr (Base::PER_CHANNEL) {
-            return Base::template run_channels<PUTS>(0, base, held, is_zero);
+            return Base::run_channels(Base::template places<PUTS>(), 0, base, held, is_zero);
         } else {
             return Base::template run_one<PUTS>(base, held, sum, is_zero);
         }

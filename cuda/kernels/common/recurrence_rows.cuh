@@ -13,12 +13,12 @@ static constexpr u32 SHORT = 8;
 // Whether a state stays packed.
 template <typename State> DEVICE constexpr bool stays_packed() { return sizeof(State) == 2; }
 
-// `LONG`: spans may have more rows than are solved together, and rows in memory may begin anywhere, not only at multiples of 16
-// bytes. The other parameters: see `StateRows`.
-template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, bool LONG>
-struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_packed<State>(), LONG> {
-    using Base = StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_packed<State>(), LONG>;
+// Parameters: see `StateRows`. Where nothing is known of rows, spans may also have more of them than are solved together.
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, Fit FIT>
+struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_packed<State>(), FIT> {
+    using Base = StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_packed<State>(), FIT>;
     static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, THREADS = Base::THREADS; // of the state, of a block
+    static constexpr bool LONG = Base::LOOSE, WHOLE = Base::WHOLE;
     static constexpr u32 MOST = LONG ? CHUNK : SHORT; // rows that are solved together
     static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
     static constexpr u32 OWN_COLUMNS = (COLUMNS + THREADS - 1) / THREADS; // of a thread, where each has some
@@ -30,7 +30,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         float passed[1][PER_CHANNEL ? COLUMNS : 4]; // how much the state fades by a row
         float u[MOST][ROWS];                        // values, then what is written
         float ring_u[CHUNK][ROWS];
-        float read[2][MOST][ROWS]; // what the state gives the keys and the queries
+        float read[2][MOST][LONG ? ROWS : 16]; // what the state gives the keys and the queries, of long spans
         float kk[MOST][MOST], qk[MOST][MOST];
         float products[CHUNK][2 * MOST]; // of entries with keys and queries
         float g[PER_CHANNEL ? MOST : 1][PER_CHANNEL ? COLUMNS : CHUNK];       // of rows
@@ -41,19 +41,20 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
     };
 
     using Base::op, Base::span, Base::head, Base::first_row, Base::state, Base::lane_row;
-    using Base::add_entries, Base::scale_columns, Base::state_times, Base::round_state, Base::store_state;
+    using Base::key_dim, Base::add_entries, Base::scale_columns, Base::state_times, Base::round_state, Base::store_state;
     Shared& shared;
+    const ::Shared shared_at;
     const u32 key_head;
     float carry[OWN_COLUMNS]; // logarithm of how much the entries that were looked at fade what is before them
 
     DEVICE Block(const Recurrence& op, const Span& span, Shared& shared)
-        : Base(op, span), shared(shared), key_head(op.key_head(head)) {}
+        : Base(op, span), shared(shared), shared_at(once(::Shared{shared_address(&shared)})), key_head(op.key_head(head)) {}
 
-    DEVICE u32 decay_count() const { return PER_CHANNEL ? op.key_dim : 1; }
+    DEVICE u32 decay_count() const { return PER_CHANNEL ? key_dim() : 1; }
 
     // `exp(carry)` of all columns in `read`, which is not in use yet, and large enough.
     DEVICE void share_fading() {
-        static_assert(!PER_CHANNEL || 2 * MOST * ROWS >= COLUMNS, "there is room for all columns");
+        static_assert(!PER_CHANNEL || sizeof(shared.read) >= 4 * COLUMNS, "there is room for all columns");
         __syncthreads();
 #pragma unroll
         for (u32 n = 0; n < OWN_COLUMNS; ++n)
@@ -85,7 +86,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         return op.ring_g + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * decay_count();
     }
     DEVICE const float* ring_k(u32 row) const {
-        return op.ring_k + ((u64(span.slot) * op.key_heads + key_head) * op.ring + row) * op.key_dim;
+        return op.ring_k + ((u64(span.slot) * op.key_heads + key_head) * op.ring + row) * key_dim();
     }
     DEVICE const float* ring_u(u32 row) const {
         return op.ring_u + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * op.value_dim + first_row;
@@ -96,10 +97,15 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         for (u32 n = 0; n < OWN_COLUMNS; ++n) carry[n] = 0.0f;
     }
 
+    // Where something of `shared` is. The address of that is found once: every use of a pointer would find it again.
+    DEVICE ::Shared shared_place(const void* at) const {
+        return shared_at + u32(static_cast<const u8*>(at) - reinterpret_cast<const u8*>(&shared));
+    }
+
     // Copies `rows` rows of `len` numbers, at most `LIMIT`, to rows of `WIDTH`, the rest zeros, without waiting for them.
     // Row `i` begins at number `offset(i)` of `from`: at multiples of 16 bytes, unless `loose`.
     template <u32 WIDTH, u32 LIMIT, typename Offset>
-    static DEVICE void request(float* to, const float* from, u32 rows, u32 len, bool loose, Offset offset) {
+    DEVICE void request(float* to, const float* from, u32 rows, u32 len, bool loose, Offset offset) const {
         if (loose) {
 #pragma unroll 1
             for (u32 at = threadIdx.x; at < rows * WIDTH; at += THREADS) {
@@ -109,31 +115,34 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             return;
         }
         constexpr u32 PIECES = WIDTH / 4;
+        const ::Shared first = shared_place(to);
+        const u8* bytes = reinterpret_cast<const u8*>(from);
 #pragma unroll
         for (u32 n = 0; n < (LIMIT * PIECES + THREADS - 1) / THREADS; ++n) {
             const u32 at = n * THREADS + threadIdx.x, row = at / PIECES, column = at % PIECES * 4;
-            if (row < rows) copy_16_async(to + 4 * at, from + offset(row) + (column < len ? column : 0), column < len);
+            const bool is_there = column < len;
+            if (row < rows) copy_16_async(first + 16 * at, bytes + 4 * (offset(row) + (is_there ? column : 0)), is_there);
         }
     }
 
-    DEVICE u32 rows_left() const { return op.value_dim > first_row ? op.value_dim - first_row : 0; }
+    DEVICE u32 rows_left() const { return WHOLE ? ROWS : op.value_dim > first_row ? op.value_dim - first_row : 0; }
     DEVICE bool is_loose() const {
-        return LONG && ((op.columns | op.queries_at | op.keys_at | op.values_at | op.key_dim | op.value_dim) & 3) != 0;
+        return LONG && ((op.columns | op.queries_at | op.keys_at | op.values_at | key_dim() | op.value_dim) & 3) != 0;
     }
 
     // Asks for entries `from..from + count`, newest first, behind `place` others.
     DEVICE void request_entries(u32 base, u32 from, u32 count, u32 place = 0) {
         const u32 newest = base + from + count - 1, mask = op.ring - 1;
-        const bool loose = LONG && ((op.key_dim | op.value_dim) & 3) != 0;
-        request<COLUMNS, CHUNK>(shared.faded[place], ring_k(0), count, op.key_dim, loose,
-                                [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
+        const bool loose = LONG && ((key_dim() | op.value_dim) & 3) != 0;
+        request<COLUMNS, CHUNK>(shared.faded[place], ring_k(0), count, key_dim(), loose,
+                                [&](u32 i) { return ((newest - i) & mask) * key_dim(); });
         request<ROWS, CHUNK>(shared.ring_u[place], ring_u(0), count, rows_left(), loose,
                              [&](u32 i) { return ((newest - i) & mask) * op.value_dim; });
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS, CHUNK>(shared.entry_g[place], ring_g(0), count, op.key_dim, loose,
-                                    [&](u32 i) { return ((newest - i) & mask) * op.key_dim; });
+            request<COLUMNS, CHUNK>(shared.entry_g[place], ring_g(0), count, key_dim(), loose,
+                                    [&](u32 i) { return ((newest - i) & mask) * key_dim(); });
         } else if (threadIdx.x < count) {
-            copy_4_async(&shared.entry_g[0][threadIdx.x], ring_g(0) + ((newest - threadIdx.x) & mask));
+            copy_4_async(shared_place(&shared.entry_g[0][threadIdx.x]), ring_g(0) + ((newest - threadIdx.x) & mask));
         }
     }
 
@@ -238,16 +247,16 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         return sum;
     }
 
-    // Asks for rows `first..first + rows` of the span: keys, queries, values, step sizes.
-    DEVICE void request_rows(u32 first, u32 rows) {
+    // Asks for rows `first..first + rows` of the span: keys, queries, values, step sizes; at most `LIMIT`.
+    template <u32 LIMIT = MOST> DEVICE void request_rows(u32 first, u32 rows) {
         const float* inputs = op.inputs + u64(span.first + first) * op.columns;
         const bool loose = is_loose();
-        const u32 of_key = key_head * op.key_dim, stride = op.columns;
-        request<COLUMNS, MOST>(shared.k[0], inputs + op.keys_at + of_key, rows, op.key_dim, loose,
+        const u32 of_key = key_head * key_dim(), stride = op.columns;
+        request<COLUMNS, LIMIT>(shared.k[0], inputs + op.keys_at + of_key, rows, key_dim(), loose,
                                [&](u32 t) { return t * stride; });
-        request<COLUMNS, MOST>(shared.q[0], inputs + op.queries_at + of_key, rows, op.key_dim, loose,
+        request<COLUMNS, LIMIT>(shared.q[0], inputs + op.queries_at + of_key, rows, key_dim(), loose,
                                [&](u32 t) { return t * stride; });
-        request<ROWS, MOST>(shared.u[0], inputs + op.values_at + head * op.value_dim + first_row, rows, rows_left(),
+        request<ROWS, LIMIT>(shared.u[0], inputs + op.values_at + head * op.value_dim + first_row, rows, rows_left(),
                             loose, [&](u32 t) { return t * stride; });
         request_steps(first, rows);
     }
@@ -256,14 +265,14 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         const u32 decays = decay_count(), all_decays = op.value_heads * decays;
         const float* steps = op.steps + u64(span.first + first) * all_decays + head * decays;
         if constexpr (PER_CHANNEL) {
-            request<COLUMNS, MOST>(shared.g[0], steps, rows, decays, LONG && (op.key_dim & 3) != 0,
+            request<COLUMNS, MOST>(shared.g[0], steps, rows, decays, LONG && (key_dim() & 3) != 0,
                                    [&](u32 t) { return t * all_decays; });
         } else if (threadIdx.x < rows) {
-            copy_4_async(&shared.g[0][threadIdx.x], steps + threadIdx.x * all_decays);
+            copy_4_async(shared_place(&shared.g[0][threadIdx.x]), steps + threadIdx.x * all_decays);
         }
         if (IS_DELTA && threadIdx.x < rows) {
             const float* beta = op.beta + u64(span.first + first + threadIdx.x) * op.value_heads + head;
-            copy_4_async(&shared.strengths[threadIdx.x], beta);
+            copy_4_async(shared_place(&shared.strengths[threadIdx.x]), beta);
         }
     }
 
@@ -273,13 +282,14 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
 #pragma unroll
         for (u32 n = 0; n < (PER_CHANNEL ? OWN_COLUMNS : 1); ++n) {
             const u32 column = threadIdx.x + n * THREADS;
-            if (column < decays) request_one(&shared.bias[column], op.bias, head * decays + column);
+            if (column < decays) request_one(shared_place(&shared.bias[column]), op.bias, head * decays + column);
         }
-        if (threadIdx.x < 2) request_one(threadIdx.x == 0 ? &shared.rate : &shared.skip, threadIdx.x == 0 ? op.a : op.skip, head);
+        // `rate` and `skip` are neighbours.
+        if (threadIdx.x < 2) request_one(shared_place(&shared.rate) + 4 * threadIdx.x, threadIdx.x == 0 ? op.a : op.skip, head);
     }
 
     // Number `at` of some, or 0 if there are none.
-    DEVICE void request_one(float* to, const float* from, u32 at) const {
+    DEVICE void request_one(::Shared to, const float* from, u32 at) const {
         copy_4_async(to, from != nullptr ? from + at : op.inputs, from != nullptr);
     }
 
@@ -307,7 +317,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
                 const u32 column = threadIdx.x + n * THREADS;
 #pragma unroll 1
-                for (u32 t = 0; column < op.key_dim && t < rows; ++t)
+                for (u32 t = 0; column < key_dim() && t < rows; ++t)
                     shared.g[t][column] = shared.rate * softplus(shared.g[t][column] + shared.bias[column]);
             }
         } else if (threadIdx.x < rows) {
@@ -328,7 +338,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
     // each row, which for decays per channel go into keys and queries. Rows go to the ring if they are to stay there.
     DEVICE void relate(u32 first, u32 rows, bool in_ring) {
         const u32 at = span.after_base + span.after_held + first;
-        const bool has_keys = in_ring && blockIdx.x == 0 && op.is_first_of_key_head(head);
+        const bool has_keys = in_ring && first_row == 0 && op.is_first_of_key_head(head);
         if constexpr (PER_CHANNEL) {
             relate_channels(rows);
         } else {
@@ -337,14 +347,14 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         if (in_ring) {
             const u32 decays = decay_count();
 #pragma unroll 1
-            for (u32 i = threadIdx.x; blockIdx.x == 0 && i < rows * decays; i += THREADS)
+            for (u32 i = threadIdx.x; first_row == 0 && i < rows * decays; i += THREADS)
                 const_cast<float*>(ring_g(ring_row(at, i / decays)))[i % decays] =
                     PER_CHANNEL ? shared.g[i / decays][i % decays] : shared.g[0][i];
             if (has_keys && !PER_CHANNEL)
 #pragma unroll 1
-                for (u32 i = threadIdx.x; i < rows * op.key_dim; i += THREADS)
-                    const_cast<float*>(ring_k(ring_row(at, i / op.key_dim)))[i % op.key_dim] =
-                        shared.k[i / op.key_dim][i % op.key_dim];
+                for (u32 i = threadIdx.x; i < rows * key_dim(); i += THREADS)
+                    const_cast<float*>(ring_k(ring_row(at, i / key_dim())))[i % key_dim()] =
+                        shared.k[i / key_dim()][i % key_dim()];
         }
     }
 
@@ -390,7 +400,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
                 const u32 column = threadIdx.x + n * THREADS;
                 if (column >= COLUMNS) continue;
-                const float factor = column < op.key_dim ? expf(shared.g[t][column]) : 0.0f;
+                const float factor = column < key_dim() ? expf(shared.g[t][column]) : 0.0f;
 #pragma unroll 1
                 for (u32 j = 0; j < t; ++j) shared.own[j][column] *= factor;
                 shared.own[t][column] = shared.k[t][column];
@@ -484,7 +494,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
                 const u32 column = threadIdx.x + n * THREADS;
 #pragma unroll 1
-                for (u32 t = rows; column < op.key_dim && t-- > 0;) carry[n] += shared.g[t][column];
+                for (u32 t = rows; column < key_dim() && t-- > 0;) carry[n] += shared.g[t][column];
             }
         } else {
             carry[0] = sum_g(0, rows);
@@ -503,12 +513,12 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
 
     // Keys of decays per channel go to the ring before they are decayed.
     DEVICE void append_keys(u32 first, u32 rows) {
-        if (!PER_CHANNEL || blockIdx.x != 0 || !op.is_first_of_key_head(head)) return;
+        if (!PER_CHANNEL || first_row != 0 || !op.is_first_of_key_head(head)) return;
         const u32 at = span.after_base + span.after_held + first;
 #pragma unroll 1
-        for (u32 i = threadIdx.x; i < rows * op.key_dim; i += THREADS)
-            const_cast<float*>(ring_k(ring_row(at, i / op.key_dim)))[i % op.key_dim] =
-                shared.k[i / op.key_dim][i % op.key_dim];
+        for (u32 i = threadIdx.x; i < rows * key_dim(); i += THREADS)
+            const_cast<float*>(ring_k(ring_row(at, i / key_dim())))[i % key_dim()] =
+                shared.k[i / key_dim()][i % key_dim()];
         __syncthreads();
     }
 

@@ -18,9 +18,10 @@ const CHUNK: usize = kvas_backend::CHUNK;
 const THREADS: usize = 128;
 /// Most rows of a span of the kernels for many blocks: `SHORT` of `recurrence_rows.cuh`.
 const SHORT: usize = 8;
-/// Rows of the state that a lane has a part of in them.
+/// Rows of the state that a lane has a part of in them, and of states in f16.
 const MANY: usize = 4;
-/// Blocks that a multiprocessor has registers for: `__launch_bounds__` of `recurrence_row.cuh`.
+const EIGHT: usize = 8;
+/// Blocks that a multiprocessor has registers for: `__launch_bounds__` of `recurrence_row.cuh`, and with [`EIGHT`] rows to a lane.
 const AT_ONCE: usize = 4;
 /// Rows of the state that matrix instructions have in one warp.
 const TILE: usize = 16;
@@ -178,9 +179,10 @@ fn columns(decl: &StateDecl) -> Result<usize, DeviceError> {
 fn shared_bytes(decl: &StateDecl, columns: usize, rows: usize, most: usize) -> usize {
     let is_per_channel = decl.decay == Decay::PerChannel;
     let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
-    let of_rows = 2 * most * columns + 3 * most * rows + 2 * most * most + 2 * CHUNK * most + of_g(most);
+    let read = if most > SHORT { rows } else { 16 };
+    let of_rows = most * (2 * columns + rows + 2 * read + 2 * most + 2 * CHUNK + CHUNK) + of_g(most);
     let own = if is_per_channel { (most + 2) * columns } else { 2 * 4 + 2 };
-    4 * (of_rows + own + 2 + CHUNK * (columns + rows) + of_g(CHUNK) + (4 + most) * CHUNK)
+    4 * (of_rows + own + 2 + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
 }
 
 /// Bytes of shared memory of `recurrence_prepare.cuh`, or of `recurrence_channels.cuh`.
@@ -260,10 +262,16 @@ fn several_rows(state: &State, is_long: bool) -> Result<Blocks, DeviceError> {
     let (decl, columns) = (&state.decl, columns(&state.decl)?);
     let warps = if is_long || columns > 128 || columns == 128 && decl.value_dim > 64 { 8 } else { 4 };
     let lane_rows = if columns > 128 { 2 } else { 4 };
-    let kind = if is_long { "long".into() } else { warps.to_string() };
-    let (name, rows) = (format!("{}_{columns}_several_{kind}", state.unit()), 4 * warps * lane_rows);
+    let rows = 4 * warps * lane_rows;
+    let kind = if is_long { "long".into() } else { format!("{warps}{}", whole(decl, rows)) };
+    let name = format!("{}_{columns}_several_{kind}", state.unit());
     let shared = shared_bytes(decl, columns, rows, if is_long { CHUNK } else { SHORT });
     Ok(Blocks { name, rows, threads: 32 * warps, shared })
+}
+
+/// What is at the end of names of kernels that have all rows of a state in blocks of so many, and all columns.
+fn whole(decl: &StateDecl, rows: usize) -> &'static str {
+    if decl.key_dim == 128 && decl.value_dim.is_multiple_of(rows) { "_whole" } else { "" }
 }
 
 impl Machine {
@@ -345,9 +353,10 @@ impl Machine {
             if wanted == 0 {
                 continue;
             }
+            let is_long = most > SHORT || view.is_loose();
             let kernel = match several {
-                true => several_rows(state, most > SHORT || view.is_loose())?,
-                false => self.recurrence(state, (wanted, most > 1 || view.is_loose()))?,
+                true => several_rows(state, is_long)?,
+                false => self.recurrence(state, (wanted, most > 1 || is_long))?,
             };
             self.kernel(state.unit(), &kernel.name)?
                 .grid(state.decl.value_dim.div_ceil(kernel.rows), state.decl.value_heads, spans.len())
@@ -435,10 +444,22 @@ impl Machine {
     /// many rows a block has.
     fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<Blocks, DeviceError> {
         let columns = columns(&state.decl)?;
-        let has_few = long || columns > 128 || self.has_few_blocks(&state.decl, spans);
-        let (lane_rows, most) = if has_few { (1, CHUNK) } else { (MANY, SHORT) };
-        let (name, rows) = (format!("{}_{columns}_x{lane_rows}", state.unit()), 16 * lane_rows);
+        let (lane_rows, most) = match long || columns > 128 || self.has_few_blocks(&state.decl, spans) {
+            true => (1, CHUNK),
+            false => (if self.has_eight(state, spans) { EIGHT } else { MANY }, SHORT),
+        };
+        let rows = 16 * lane_rows;
+        let end = if lane_rows > 1 { whole(&state.decl, rows) } else { "" };
+        let name = format!("{}_{columns}_x{lane_rows}{end}", state.unit());
         Ok(Blocks { name, rows, threads: THREADS, shared: shared_bytes(&state.decl, columns, rows, most) })
+    }
+
+    /// Whether blocks have [`EIGHT`] rows to a lane: of states in f16, which have registers for them, if the blocks are as many as run
+    /// at once.
+    fn has_eight(&self, state: &State, spans: usize) -> bool {
+        let (decl, rows) = (&state.decl, 16 * EIGHT);
+        let is_made = state.kind == Kind::Delta && state.state_type == StateType::F16 && !whole(decl, rows).is_empty();
+        is_made && spans * decl.value_heads * decl.value_dim / rows >= AT_ONCE * self.device.multiprocessors()
     }
 
     /// Whether blocks of [`MANY`] rows of the state to a lane are too few to keep the GPU busy, of so many spans.

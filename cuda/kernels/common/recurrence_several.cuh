@@ -1,0 +1,284 @@
+// Several rows that stay in the ring, up to as many as are solved together: see recurrence_few.cuh; and the kernels of recurrences but
+// those of whole chunks of prompts.
+#pragma once
+#include "common/recurrence_few.cuh"
+
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, Fit FIT>
+struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
+    using Base = Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT>;
+    using Base::op, Base::span, Base::head, Base::first_row, Base::shared, Base::which, Base::row, Base::entry, Base::has_keys;
+    using Base::ring_g, Base::ring_k, Base::dot, Base::key_dim, Base::later, Base::finish, Base::group;
+    static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, MOST = Base::MOST;
+    static constexpr u32 THREADS = Base::THREADS, GROUPS = Base::GROUPS;
+    static constexpr bool IS_DELTA = Base::IS_DELTA, LONG = Base::LONG;
+    using typename Base::Places;
+
+    using Base::Base;
+
+    // The products of an entry, four of whose columns a lane has of every 32, with the keys and queries of two rows of the
+    // span from `first` on: one to every two of eight lanes, those of keys first.
+    DEVICE float times_rows(const float4 (&x)[QUADS], u32 first) const {
+        float sums[4] = {};
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+#pragma unroll
+            for (u32 n = 0; n < QUADS; ++n) {
+                const u32 at = (n * 8 + (lane_id() & 7)) * 4;
+                const float4 q = *reinterpret_cast<const float4*>(&shared.q[first + i][at]);
+                sums[2 + i] = fmaf(x[n].x, q.x, fmaf(x[n].y, q.y, fmaf(x[n].z, q.z, fmaf(x[n].w, q.w, sums[2 + i]))));
+                if constexpr (!IS_DELTA) continue;
+                const float4 k = *reinterpret_cast<const float4*>(&shared.k[first + i][at]);
+                sums[i] = fmaf(x[n].x, k.x, fmaf(x[n].y, k.y, fmaf(x[n].z, k.z, fmaf(x[n].w, k.w, sums[i]))));
+            }
+        }
+        return sum_4_over_8(sums);
+    }
+
+    // Where the product of entry `j` of the span with the key or query of row `t` is.
+    DEVICE float& pair(u32 j, u32 of, u32 t) const { return (&shared.read[0][0][0])[(2 * j + of) * MOST + t]; }
+
+    // How long keys (`factors`) and queries (`advancing`) are, and their products (`kk`): a pair of rows to eight lanes.
+    DEVICE void measure_rows(u32 rows) {
+        const u32 pairs = (IS_DELTA ? 3 : 1) * rows;
+#pragma unroll 1
+        for (u32 first = 0; first < pairs; first += GROUPS) {
+            const u32 i = min(first + group, pairs - 1), kind = i / rows, t = i % rows;
+            const float* a = kind == 1 ? shared.k[t] : shared.q[t];
+            const float sum = warp_sum<8>(dot(a, kind == 2 ? shared.q[t] : shared.k[t]));
+            if ((lane_id() & 7) != 0 || first + group >= pairs) continue;
+            if (kind == 0) shared.kk[0][t] = sum;
+            if (kind == 1) shared.factors[t] = rsqrtf(sum + op.norm_eps);
+            if (kind == 2) shared.advancing[t] = rsqrtf(sum + op.norm_eps) * op.query_scale;
+        }
+        if (!IS_DELTA && threadIdx.x < rows) shared.factors[threadIdx.x] = shared.advancing[threadIdx.x] = 1.0f;
+        __syncthreads();
+    }
+
+    // How much entries fade until each row, where they are no more than there are groups: `fades`, by how many others are
+    // between, and `decays` for all. Lanes `t` of every 16 have the decay `g` of row `t`. Half a warp finds it for a row.
+    template <u32 WIDTH> DEVICE void fade_rows(u32 held, float g) {
+        const u32 p = lane_id() & 15;
+#pragma unroll
+        for (u32 t = threadIdx.x / 16; t < WIDTH; t += THREADS / 16) {
+            const float of_span = __shfl_sync(ALL_LANES, g, t - 1 - p, 16);
+            const float fade = sum_of_16(p < t ? of_span : p < t + held ? shared.entry_g[0][p - t] : 0.0f);
+            const float newer = __shfl_up_sync(ALL_LANES, fade, 1, 16);
+            shared.fades[t][p] = p > 0 ? expf(newer) : 1.0f;
+            if (p == 15) shared.decays[t] = expf(fade);
+        }
+    }
+
+    // Up to `WIDTH` rows, with a decay per head. What does not depend on what other rows of the span write is found for
+    // all of them at once; what is found for rows that are not there is anything, and nobody reads it.
+    template <u32 WIDTH> DEVICE void run_some(u32 rows, u32 base, u32 held, Faded sum, bool is_zero) {
+        static_assert(2 * MOST * MOST <= sizeof(shared.read) / 4 && WIDTH <= MOST, "pairs are where `read` is");
+        constexpr u32 KEYS = LONG ? 1 : 4; // columns that are stored together
+        const u32 lane = lane_id();
+        // Lane `t` of every 16 has row `t`: how much it fades what is before it, and the rows before it do together.
+        const bool has_row = (lane & 15) < rows;
+        const float size = has_row ? softplus(shared.g[0][lane & 15] + shared.bias[0]) : 0.0f, g = shared.rate * size;
+        const bool has_many = held + rows - 1 > CHUNK; // before the last row
+        Faded before, until;
+        if (has_many) {
+            const Faded mine = has_row ? Faded(g) : Faded();
+            until = sum_before(mine), before = until - mine;
+        }
+        fade_rows<WIDTH>(held, g);
+        float strength = size;
+        if constexpr (IS_DELTA) strength = has_row ? sigmoid(shared.strengths[lane & 15]) : 0.0f;
+        const float decay = expf(g);
+        if (first_row == 0 && threadIdx.x < rows) *const_cast<float*>(ring_g(entry(threadIdx.x))) = g;
+        measure_rows(rows);
+        if (has_keys())
+#pragma unroll 1
+            for (u32 at = threadIdx.x * KEYS; at < rows * COLUMNS; at += THREADS * KEYS) {
+                const u32 t = at / COLUMNS, column = at % COLUMNS;
+                if (column >= key_dim()) continue;
+                float* to = const_cast<float*>(ring_k(entry(t))) + column;
+                const float *key = &shared.k[t][column], length = shared.factors[t];
+                if constexpr (KEYS == 4) {
+                    *reinterpret_cast<float4*>(to) = make_float4(key[0] * length, key[1] * length, key[2] * length, key[3] * length);
+                } else {
+                    *to = *key * length;
+                }
+            }
+        // Entries of the ring, and with them the rows of the span, times rows: a warp has four of these and two of those at a time.
+        bool has_span = true;
+        const auto multiply = [&](Faded newer, Faded sum, u32 count) {
+            const u32 of_ring = (count + 3) / 4;
+            u32 four = warp_id();
+#pragma unroll 1
+            for (u32 first = 0; first < rows; first += 2) {
+                const u32 t = first + ((lane & 2) >> 1), fours = of_ring + (has_span ? first / 4 + 1 : 0); // only rows behind ask
+#pragma unroll 1
+                for (; four < fours; four += WARPS) {
+                    const bool is_own = four >= of_ring;
+                    const u32 here = is_own ? rows : count, group = 4 * (is_own ? four - of_ring : four) + lane / 8;
+                    const u32 i = min(group, here - 1);
+                    const float* key = is_own ? shared.k[i] : shared.faded[i];
+                    const float length = is_own ? shared.factors[i] : 1.0f;
+                    float4 x[QUADS];
+#pragma unroll
+                    for (u32 n = 0; n < QUADS; ++n) {
+                        x[n] = *reinterpret_cast<const float4*>(&key[(n * 8 + (lane & 7)) * 4]);
+                        if constexpr (IS_DELTA) {
+                            x[n].x = __fmul_rn(x[n].x, length), x[n].y = __fmul_rn(x[n].y, length);
+                            x[n].z = __fmul_rn(x[n].z, length), x[n].w = __fmul_rn(x[n].w, length);
+                        }
+                    }
+                    const float product = times_rows(x, first), scale = which ? shared.advancing[t] : shared.factors[t];
+                    float faded = shared.fades[t][is_own ? (t > i ? t - 1 - i : 0) : min(i + t, CHUNK - 1)];
+                    if (has_many) {
+                        const Faded from = is_own ? Faded() - until.of(i) : later(newer, sum, i);
+                        const float many = (from + before.of(t)).factor();
+                        faded = held + t > CHUNK ? many : faded;
+                    }
+                    float* to = is_own ? &pair(i, which, 0) : &shared.products[i][which * MOST];
+                    if (group < here && (lane & 1) == 0) to[t] = product * (scale * faded);
+                }
+                four -= fours;
+            }
+            has_span = false;
+        };
+        float answered[WIDTH], u[WIDTH];
+#pragma unroll
+        for (u32 t = 0; t < WIDTH; ++t) answered[t] = 0.0f;
+        const auto add = [&](u32 count) {
+#pragma unroll 2
+            for (u32 i = count; i-- > 0;) {
+                const float of_row = shared.ring_u[i][row];
+#pragma unroll
+                for (u32 t = 0; t < WIDTH; t += 4) {
+                    const float4 of = *reinterpret_cast<const float4*>(&shared.products[i][which * MOST + t]);
+                    answered[t] = fmaf(of_row, of.x, answered[t]), answered[t + 1] = fmaf(of_row, of.y, answered[t + 1]);
+                    answered[t + 2] = fmaf(of_row, of.z, answered[t + 2]);
+                    answered[t + 3] = fmaf(of_row, of.w, answered[t + 3]);
+                }
+            }
+        };
+        if (has_many && held <= CHUNK) {
+            sum = sum_before((lane & 15) < held ? Faded(shared.entry_g[0][lane & 15]) : Faded()).template of<16>(15);
+        }
+        Base::through_ring(base, held, sum, has_many, multiply, add);
+        // What the state gives: two rows at a time, the last ones first, that move on by two. Code that is repeated is where instructions
+        // come from.
+        float given[WIDTH] = {};
+#pragma unroll 1
+        for (u32 t = (rows + 1) & ~1u; t > 0;) {
+            t -= 2;
+            float two[2];
+            Base::state_times_rows(shared.k[t], shared.q[t], two);
+#pragma unroll
+            for (u32 i = WIDTH - 1; i > 1; --i) given[i] = given[i - 2];
+            given[0] = two[0], given[1] = two[1];
+        }
+        const Places to = Base::template places<true>();
+        // Of row `t` in lane `t`.
+        float faded = shared.decays[lane & 15];
+        if (has_many && held + (lane & 15) > CHUNK) faded = (sum + before).factor();
+#pragma unroll
+        for (u32 t = 0; t < WIDTH; ++t) {
+            if (t % 2 == 0 && t >= rows) break;
+#pragma unroll
+            for (u32 j = 0; j < t; ++j) answered[t] = fmaf(u[j], pair(j, which, t), answered[t]);
+            const float scale = which ? shared.advancing[t] : shared.factors[t];
+            const float by = scale * __shfl_sync(ALL_LANES, faded, t);
+            if (!is_zero) answered[t] = fmaf(by, given[t], answered[t]);
+            float own = shared.kk[0][t];
+            if constexpr (IS_DELTA) own *= shared.factors[t] * shared.advancing[t];
+            const float of_row[2] = {__shfl_sync(ALL_LANES, decay, t), __shfl_sync(ALL_LANES, strength, t)};
+            u[t] = finish(to, t, t < rows, answered[t], of_row[0], of_row[1], own).u;
+        }
+    }
+
+    DEVICE void run() {
+        const auto [base, held, sum, is_zero] = Base::start(span.flush(), [&] {
+            wait_for_inputs();
+            Base::request_rows(0, span.rows);
+        });
+        if constexpr (Base::PER_CHANNEL) {
+            const Places to = Base::template places<true>();
+#pragma unroll 1
+            for (u32 t = 0; t < span.rows; ++t) Base::run_channels(to, t, base, held, is_zero);
+        } else {
+            if constexpr (LONG) return run_some<16>(span.rows, base, held, sum, is_zero);
+            if (span.rows <= 4) return run_some<4>(span.rows, base, held, sum, is_zero);
+            run_some<8>(span.rows, base, held, sum, is_zero);
+        }
+    }
+};
+
+// What goes through rows, `SEVERAL` that stay in the ring or others.
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, Fit FIT, bool SEVERAL> struct Rows {
+    using Of = Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT>;
+};
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, Fit FIT>
+struct Rows<KIND, State, QUADS, WARPS, LANE_ROWS, FIT, true> {
+    using Of = Several<KIND, State, QUADS, WARPS, LANE_ROWS, FIT>;
+};
+
+// Whether rows of a span are left here, from `least` to `most`, `several` of which stay in the ring or not.
+DEVICE bool is_taken(Span& span, u32 kind, u32 columns, u32 least, u32 most, bool several) {
+    // Whole chunks have gone into the state in this step. Else nothing in it writes the memory of a layer but this.
+    if (span.is_final()) wait_for_inputs();
+    if (has_prompts(kind, columns) && span.is_final()) skip_chunks(span);
+    const bool stays = !span.is_final() && span.rows > 1 && span.rows < CHUNK;
+    return span.rows >= least && span.rows <= most && stays == several;
+}
+
+template <u32 KIND, typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, Fit FIT, bool SEVERAL>
+DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, u32 least, u32 most) {
+    extern __shared__ __align__(16) u8 bytes[];
+    let_next_begin();
+    Span span = {};
+    if (fold.held > 0) {
+        wait_for_inputs();
+        span = fold.span();
+    } else {
+        span = step.spans[blockIdx.z];
+        if (!is_taken(span, KIND, 32 * QUADS, least, most, SEVERAL)) return wait_for_inputs();
+    }
+    using Whole = typename Rows<KIND, State, QUADS, WARPS, LANE_ROWS, FIT, SEVERAL>::Of;
+    Whole(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes)).run();
+}
+
+// Blocks that a multiprocessor has registers for: one more of states in f16, unless their decays take that room.
+template <u32 KIND, typename State, u32 LANE_ROWS> DEVICE constexpr u32 at_once() {
+    return sizeof(State) == 2 && LANE_ROWS == 4 && KIND != DELTA_PER_CHANNEL ? 5 : 4;
+}
+
+// By most columns of a key, and warps: for many blocks, and for few or for spans of any length; all rows of which are whole.
+#define RECURRENCE_BY(name, KIND, State, QUADS, WARPS, LANE_ROWS, FIT, AT_ONCE)                                        \
+    KERNEL __launch_bounds__(32 * WARPS, AT_ONCE) name(StepView step, Recurrence op, Fold fold, u32 least, u32 most) { \
+        recur<KIND, State, QUADS, WARPS, LANE_ROWS, FIT, false>(step, op, fold, least, most);                          \
+    }
+#define RECURRENCES(name, KIND, State)                                                                                 \
+    RECURRENCE_BY(name##_64_x4, KIND, State, 2, 4, 4, ROWS_OF_FOUR, (at_once<KIND, State, 4>()))                       \
+    RECURRENCE_BY(name##_64_x1, KIND, State, 2, 4, 1, LOOSE_ROWS, 4)                                                   \
+    RECURRENCE_BY(name##_128_x4, KIND, State, 4, 4, 4, ROWS_OF_FOUR, (at_once<KIND, State, 4>()))                      \
+    RECURRENCE_BY(name##_128_x4_whole, KIND, State, 4, 4, 4, WHOLE_ROWS, (at_once<KIND, State, 4>()))                  \
+    RECURRENCE_BY(name##_128_x1, KIND, State, 4, 4, 1, LOOSE_ROWS, 4)                                                  \
+    RECURRENCE_BY(name##_256_x1, KIND, State, 8, 4, 1, LOOSE_ROWS, 4)
+
+// Of states that take half of the registers: eight rows to a lane.
+#define RECURRENCE_OF_EIGHT(name, KIND, State) RECURRENCE_BY(name##_128_x8_whole, KIND, State, 4, 4, 8, WHOLE_ROWS, 4)
+
+// Several rows that stay in the ring, by blocks of so many warps: all rows of most heads, so that what is found besides the
+// state is found once.
+#define SEVERAL_BY(name, KIND, State, QUADS, WARPS, LANE_ROWS, FIT)                                                    \
+    KERNEL __launch_bounds__(32 * WARPS, 16 / WARPS)                                                                   \
+        name(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                                           \
+        recur<KIND, State, QUADS, WARPS, LANE_ROWS, FIT, true>(step, op, fold, least, most);                           \
+    }
+
+// All of these; for spans of any length those that are long.
+#define SEVERAL(name, KIND, State)                                                                                     \
+    SEVERAL_BY(name##_64_several_4, KIND, State, 2, 4, 4, ROWS_OF_FOUR)                                                \
+    SEVERAL_BY(name##_128_several_4, KIND, State, 4, 4, 4, ROWS_OF_FOUR)                                               \
+    SEVERAL_BY(name##_128_several_8, KIND, State, 4, 8, 4, ROWS_OF_FOUR)                                               \
+    SEVERAL_BY(name##_128_several_4_whole, KIND, State, 4, 4, 4, WHOLE_ROWS)                                           \
+    SEVERAL_BY(name##_128_several_8_whole, KIND, State, 4, 8, 4, WHOLE_ROWS)                                           \
+    SEVERAL_BY(name##_256_several_8, KIND, State, 8, 8, 2, ROWS_OF_FOUR)                                               \
+    SEVERAL_BY(name##_64_several_long, KIND, State, 2, 8, 4, LOOSE_ROWS)                                               \
+    SEVERAL_BY(name##_128_several_long, KIND, State, 4, 8, 4, LOOSE_ROWS)                                              \
+    SEVERAL_BY(name##_256_several_long, KIND, State, 8, 8, 2, LOOSE_ROWS)
