@@ -47,6 +47,17 @@ DEVICE void barrier_wait(Shared barrier, u32 parity) {
 }
 DEVICE void barrier_wait(u64* barrier, u32 parity) { barrier_wait(Shared{shared_address(barrier)}, parity); }
 
+// Has bytes, a multiple of 16, brought to the second-level cache.
+DEVICE void fetch(const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
+
+DEVICE u32 multiprocessors() {
+    u32 count;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
+    return count;
+}
+
 // Stores four floats in the shared memory of block `rank` of the cluster, at the same place as here, and tells its barrier of
 // their 16 bytes.
 DEVICE void store_four_at(float* to, const float* four, u64* barrier, u32 rank) {

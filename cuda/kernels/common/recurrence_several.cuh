@@ -191,10 +191,11 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         }
     }
 
-    DEVICE void run() {
+    DEVICE void run(const Span* spans) {
         const auto [base, held, sum, is_zero] = Base::start(span.flush(), [&] {
             wait_for_inputs();
             Base::request_rows(0, span.rows);
+            Base::fetch_ahead(spans);
         });
         if constexpr (Base::PER_CHANNEL) {
             const Places to = Base::template places<true>();
@@ -239,7 +240,7 @@ DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, 
         if (!is_taken(span, KIND, 32 * QUADS, least, most, SEVERAL)) return wait_for_inputs();
     }
     using Whole = typename Rows<KIND, State, QUADS, WARPS, LANE_ROWS, FIT, SEVERAL>::Of;
-    Whole(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes)).run();
+    Whole(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes)).run(step.spans);
 }
 
 // Blocks that a multiprocessor has registers for: one more of states in f16, unless their decays take that room.
