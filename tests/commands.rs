@@ -388,5 +388,20 @@ fn drafts_are_counted_and_change_nothing() {
         let each = line["tokens_per_step"].as_f64().unwrap();
         assert!((1.4..2.3).contains(&each) && line["ratio"].as_f64() > Some(0.0), "{line}");
     }
+    // Of two prompts, at two temperatures.
+    let bench = ["bench-op", "spec_ngram", "-m", &path, "--prompts", "2", "-n", "60", "-r", "1", "--json"];
+    let lines: Vec<Value> = succeeds(&bench).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 4);
+    for line in &lines {
+        let [drafted, right] = ["drafted", "accepted"].map(|key| line[key].as_u64().unwrap());
+        assert!(right <= drafted && drafted < 60 * 3 && line["ratio"].as_f64() > Some(0.0), "{line}");
+    }
+    let empty = std::env::temp_dir().join(format!("kvas-nothing-{}.txt", std::process::id()));
+    std::fs::write(&empty, "\n \n").unwrap();
+    let error = fails(&["bench-op", "spec_ngram", "-m", &path, "--text", &empty.display().to_string()]);
+    assert_eq!(error, format!("error: {}: no text, expected one a line", empty.display()));
+    std::fs::remove_file(empty).unwrap();
+    let error = fails(&["bench-op", "spec_ngram", "-m", &path, "--temp=-1"]);
+    assert_eq!(error, "error: --temp -1, expected 0 or more");
     std::fs::remove_file(file).unwrap();
 }

@@ -1,5 +1,6 @@
 //! `kvas bench-op`: one mechanism at a time, against what it is supposed to save.
 
+mod answers;
 mod bed;
 mod concurrency;
 mod edge_quality;
@@ -20,6 +21,7 @@ mod slake_quality;
 mod small_model;
 mod snapshot;
 mod spec_e2e;
+mod spec_ngram;
 mod vectors;
 
 use clap::{Args, Subcommand};
@@ -59,6 +61,8 @@ enum Op {
     SlakeQuality(Box<slake_quality::SlakeQuality>),
     #[command(name = "spec_e2e")]
     SpecE2e(spec_e2e::SpecE2e),
+    #[command(name = "spec_ngram")]
+    SpecNgram(spec_ngram::SpecNgram),
     Headlines(headlines::Headlines),
 }
 
@@ -84,6 +88,7 @@ impl BenchOp {
             Op::SlakePeak(command) => command.run(),
             Op::SlakeQuality(command) => command.run(),
             Op::SpecE2e(command) => command.run(),
+            Op::SpecNgram(command) => command.run(),
             Op::Headlines(command) => command.run(),
         }
     }

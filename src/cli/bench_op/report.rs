@@ -66,7 +66,8 @@ impl Times {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The one in the middle, of at least one.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }

@@ -1,10 +1,14 @@
 //! `kvas bench-op spec_e2e`: answers with drafts of which a given number is right, against answers without.
 
+use super::{
+    answers::{Answers, answers, same},
+    report::median,
+};
 use crate::cli::{device, flags::ModelFlags};
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use clap::Args;
 use kvas::{
-    engine::{Engine, EngineConfig, EngineHandle, Event, Request, Stream},
+    engine::{Engine, EngineConfig, EngineHandle, Request},
     memory::{SequenceId, plan::SnapshotBudget},
     sampling::{Sampler, SamplerParams},
     speculation::{Asked, Drafter, Effort, Kind, MOST_DRAFTS, Sureness, Which, Wish},
@@ -90,29 +94,6 @@ impl Drafter for Known {
     }
 }
 
-/// Answers have to be the same, whatever was drafted and whatever else was in their steps.
-fn same(expected: &[Vec<u32>], texts: &[Vec<u32>]) -> anyhow::Result<()> {
-    let differs = |(one, other): (&Vec<u32>, &Vec<u32>)| one.iter().zip(other).position(|(one, other)| one != other);
-    let places: Vec<(usize, usize)> =
-        (0..).zip(expected.iter().zip(texts).map(differs)).filter_map(|(number, at)| Some((number, at?))).collect();
-    match places.first() {
-        None => Ok(()),
-        Some((number, at)) => Err(anyhow!(
-            "{} of {} differ, sequence {number} from token {at} on; expected all as without drafts",
-            places.len(),
-            texts.len()
-        )),
-    }
-}
-
-/// Answers of one round.
-struct Round {
-    texts: Vec<Vec<u32>>,
-    /// Tokens after the first one of each, and steps, a second.
-    tokens: f64,
-    steps: f64,
-}
-
 impl SpecE2e {
     pub(super) fn run(self) -> anyhow::Result<u8> {
         let (window, most) = (usize::from(self.window), usize::from(self.window) - 1);
@@ -162,7 +143,7 @@ impl SpecE2e {
         (batch, vocab): (usize, usize),
         texts: &Mutex<Vec<Vec<u32>>>,
     ) -> anyhow::Result<()> {
-        let (mut plain, mut drafted): (Vec<Round>, Vec<Round>) = (Vec::new(), Vec::new());
+        let (mut plain, mut drafted): (Vec<Answers>, Vec<Answers>) = (Vec::new(), Vec::new());
         let mut plain_texts = Vec::new();
         // The first round is to warm up, and to know what will be said.
         for round in 0..=self.repetitions {
@@ -179,10 +160,8 @@ impl SpecE2e {
                 drafted.push(other);
             }
         }
-        let mut ratios: Vec<f64> = plain.iter().zip(&drafted).map(|(one, other)| other.tokens / one.tokens).collect();
-        ratios.sort_by(f64::total_cmp);
-        let ratio = ratios[ratios.len() / 2];
-        let best = |rounds: &[Round], of: fn(&Round) -> f64| rounds.iter().map(of).fold(0.0, f64::max);
+        let ratio = median(plain.iter().zip(&drafted).map(|(one, other)| other.tokens / one.tokens).collect());
+        let best = |rounds: &[Answers], of: fn(&Answers) -> f64| rounds.iter().map(of).fold(0.0, f64::max);
         let [plain_tokens, drafted_tokens] = [&plain, &drafted].map(|rounds| best(rounds, |round| round.tokens));
         let [plain_steps, drafted_steps] = [&plain, &drafted].map(|rounds| best(rounds, |round| round.steps));
         let each = drafted_tokens / drafted_steps / batch as f64;
@@ -203,40 +182,19 @@ impl SpecE2e {
     }
 
     /// Everybody's answer at once.
-    fn ask(&self, engine: &EngineHandle, (batch, vocab): (usize, usize), which: Which) -> anyhow::Result<Round> {
+    fn ask(&self, engine: &EngineHandle, (batch, vocab): (usize, usize), which: Which) -> anyhow::Result<Answers> {
         let prompt = |number: usize| -> Vec<u32> {
             let mut random = Random::new(number as u64 + 1);
             std::iter::once((number % vocab) as u32)
                 .chain((1..self.prompt).map(|_| random.below(vocab) as u32))
                 .collect()
         };
-        let submit = |number: usize| -> anyhow::Result<Stream> {
+        let request = |number: usize| -> anyhow::Result<Request> {
             let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[])?;
             let speculation = Wish { which, most: None };
             let max_tokens = self.predict as usize;
-            Ok(engine.submit(Request { max_tokens, speculation, ..Request::new(prompt(number), sampler) }))
+            Ok(Request { max_tokens, speculation, ..Request::new(prompt(number), sampler) })
         };
-        let before = engine.stats().map_err(|what| anyhow!(what))?.steps.count;
-        let streams = (0..batch).map(submit).collect::<anyhow::Result<Vec<_>>>()?;
-        let (mut texts, mut seconds, mut tokens) = (Vec::new(), 0.0f64, 0);
-        for (number, stream) in streams.iter().enumerate() {
-            let mut text = prompt(number);
-            loop {
-                match stream.next_event() {
-                    Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
-                    Event::Token(token) => text.push(token),
-                    Event::Failed(what) => return Err(anyhow!(what)),
-                    Event::Done(_, timings) => {
-                        seconds = seconds.max(timings.generate_seconds);
-                        tokens += timings.generated_tokens - 1;
-                        break;
-                    }
-                }
-            }
-            texts.push(text);
-        }
-        // The first step reads the prompts.
-        let steps = engine.stats().map_err(|what| anyhow!(what))?.steps.count - before - 1;
-        Ok(Round { texts, tokens: tokens as f64 / seconds, steps: steps as f64 / seconds })
+        answers(engine, (0..batch).map(request).collect::<anyhow::Result<Vec<_>>>()?)
     }
 }
