@@ -55,6 +55,7 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
     static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, MOST = Base::MOST, OWN_COLUMNS = Base::OWN_COLUMNS;
     static constexpr bool IS_DELTA = Base::IS_DELTA, PER_CHANNEL = Base::PER_CHANNEL;
     static constexpr u32 THREADS = Base::THREADS, GROUPS = THREADS / 8;
+    static_assert(GROUPS >= CHUNK, "a group for each entry that is looked at");
 
     // Eight lanes have some rows of the state: a lane has what one of them gives the key (`which` 0) or the query (1), or both where
     // there are eight.
@@ -80,8 +81,8 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         __syncthreads();
     }
 
-    // Number `of` of two, or that of this lane.
-    DEVICE float one_of(const float (&two)[2], u32 of) const { return two[ANSWERS == 2 ? of : which]; }
+    // Which of two answer number `of` of this lane is: to the key (0) or the query (1).
+    DEVICE u32 answer(u32 of) const { return ANSWERS == 2 ? of : which; }
 
     // Where a lane puts what it finds for each row of the span: what goes to the ring (0), or outputs (1), which are stored if `PUTS`.
     struct Places {
@@ -93,7 +94,7 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             if (is_any) first[u64((begin + t) & mask) * stride] = x;
         }
     };
-    template <bool PUTS> DEVICE Places places() const { return places<PUTS>(ANSWERS == 2 ? 1 : which); }
+    template <bool PUTS> DEVICE Places places() const { return places<PUTS>(answer(ANSWERS - 1)); }
     template <bool PUTS> DEVICE Places places(u32 of) const {
         const u32 width = op.value_heads * op.value_dim;
         if (of) return {op.out + u64(span.first) * width + head * op.value_dim + first_row + row, 0, ~0u, width, PUTS && is_mine()};
@@ -135,14 +136,14 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         float given[ANSWERS];
         Base::state_times(key, query, given);
 #pragma unroll
-        for (u32 of = 0; of < ANSWERS; ++of) answered[of] = fmaf(one_of(scales, of), given[of], answered[of]);
+        for (u32 of = 0; of < ANSWERS; ++of) answered[of] = fmaf(scales[answer(of)], given[of], answered[of]);
     }
 
     // What entry `i` gives is added.
     DEVICE void add_entry(float (&answered)[ANSWERS], u32 i) const {
 #pragma unroll
         for (u32 of = 0; of < ANSWERS; ++of)
-            answered[of] = fmaf(shared.ring_u[i][row], shared.products[i][ANSWERS == 2 ? of : which], answered[of]);
+            answered[of] = fmaf(shared.ring_u[i][row], shared.products[i][answer(of)], answered[of]);
     }
 
     // How much all entries have faded, where they are more than are looked at together.
@@ -215,11 +216,8 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         };
         if (held > CHUNK) {
             const auto one = [&](Faded newer, Faded sum, u32 count) {
-#pragma unroll
-                for (u32 first = 0; first < CHUNK; first += GROUPS) {
-                    const u32 i = min(first + group, count - 1);
-                    multiply(later(newer, sum, i).factor(), i, first + group < count);
-                }
+                const u32 i = min(group, count - 1);
+                multiply(later(newer, sum, i).factor(), i, group < count);
             };
             through_ring(base, held, sum, true, one, add);
             passed = sum.factor();
@@ -227,12 +225,8 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             const u32 lane = lane_id() & 15;
             const float fade = sum_of_16(lane < held ? shared.entry_g[0][lane] : 0.0f);
             passed = expf(__shfl_sync(ALL_LANES, fade, 15, 16));
-#pragma unroll
-            for (u32 first = 0; first < CHUNK; first += GROUPS) {
-                const u32 i = first + group;
-                const float newer = __shfl_sync(ALL_LANES, fade, i > 0 ? i - 1 : 0, 16);
-                multiply(i > 0 ? expf(newer) : 1.0f, min(i, held - 1), i < held);
-            }
+            const float newer = __shfl_sync(ALL_LANES, fade, group > 0 ? group - 1 : 0, 16);
+            multiply(group > 0 ? expf(newer) : 1.0f, min(group, held - 1), group < held);
             __syncthreads();
             add(held);
         }
@@ -398,12 +392,15 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         return {base, 0, Faded(), is_zero && held == 0};
     }
 
+    // Threads that a multiprocessor has registers for.
+    static constexpr u32 THREADS_AT_WORK = 512;
+
     // Has the state of a block that is to come brought to the second-level cache: of the one that comes when all have gone that are at
     // work. One row with a state in f32 has so little to compute that memory is at work anyway, and takes 5 % longer with it.
     DEVICE void fetch_ahead(const Span* spans) const {
 #ifdef HAS_CLUSTERS
         if (!WHOLE || threadIdx.x != THREADS - 32) return;
-        const u32 parts = gridDim.x * gridDim.y, at_work = 512 / THREADS * multiprocessors();
+        const u32 parts = gridDim.x * gridDim.y, at_work = THREADS_AT_WORK / THREADS * multiprocessors();
         const u32 next = blockIdx.x + gridDim.x * blockIdx.y + parts * blockIdx.z + at_work;
         const u32 number = next / parts, part = next - number * parts;
         if (number >= gridDim.z) return;

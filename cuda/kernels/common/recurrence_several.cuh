@@ -248,21 +248,22 @@ template <u32 KIND, typename State, u32 LANE_ROWS> DEVICE constexpr u32 at_once(
     return sizeof(State) == 2 && LANE_ROWS == 4 && KIND != DELTA_PER_CHANNEL ? 5 : 4;
 }
 
-// By most columns of a key, and warps: for many blocks, and for few or for spans of any length; all rows of which are whole.
-#define RECURRENCE_BY(name, KIND, State, QUADS, WARPS, LANE_ROWS, FIT, AT_ONCE)                                        \
-    KERNEL __launch_bounds__(32 * WARPS, AT_ONCE) name(StepView step, Recurrence op, Fold fold, u32 least, u32 most) { \
-        recur<KIND, State, QUADS, WARPS, LANE_ROWS, FIT, false>(step, op, fold, least, most);                          \
+// By most columns of a key: for many blocks, and for few or for spans of any length; all rows of which are whole.
+#define RECURRENCE_BY(name, KIND, State, QUADS, LANE_ROWS, FIT)                                                        \
+    KERNEL __launch_bounds__(32 * BLOCK_WARPS, at_once<KIND, State, LANE_ROWS>())                                      \
+        name(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                                           \
+        recur<KIND, State, QUADS, BLOCK_WARPS, LANE_ROWS, FIT, false>(step, op, fold, least, most);                    \
     }
 #define RECURRENCES(name, KIND, State)                                                                                 \
-    RECURRENCE_BY(name##_64_x4, KIND, State, 2, 4, 4, ROWS_OF_FOUR, (at_once<KIND, State, 4>()))                       \
-    RECURRENCE_BY(name##_64_x1, KIND, State, 2, 4, 1, LOOSE_ROWS, 4)                                                   \
-    RECURRENCE_BY(name##_128_x4, KIND, State, 4, 4, 4, ROWS_OF_FOUR, (at_once<KIND, State, 4>()))                      \
-    RECURRENCE_BY(name##_128_x4_whole, KIND, State, 4, 4, 4, WHOLE_ROWS, (at_once<KIND, State, 4>()))                  \
-    RECURRENCE_BY(name##_128_x1, KIND, State, 4, 4, 1, LOOSE_ROWS, 4)                                                  \
-    RECURRENCE_BY(name##_256_x1, KIND, State, 8, 4, 1, LOOSE_ROWS, 4)
+    RECURRENCE_BY(name##_64_x4, KIND, State, 2, 4, ROWS_OF_FOUR)                                                       \
+    RECURRENCE_BY(name##_64_x1, KIND, State, 2, 1, LOOSE_ROWS)                                                         \
+    RECURRENCE_BY(name##_128_x4, KIND, State, 4, 4, ROWS_OF_FOUR)                                                      \
+    RECURRENCE_BY(name##_128_x4_whole, KIND, State, 4, 4, WHOLE_ROWS)                                                  \
+    RECURRENCE_BY(name##_128_x1, KIND, State, 4, 1, LOOSE_ROWS)                                                        \
+    RECURRENCE_BY(name##_256_x1, KIND, State, 8, 1, LOOSE_ROWS)
 
 // Of states that take half of the registers: eight rows to a lane.
-#define RECURRENCE_OF_EIGHT(name, KIND, State) RECURRENCE_BY(name##_128_x8_whole, KIND, State, 4, 4, 8, WHOLE_ROWS, 4)
+#define RECURRENCE_OF_EIGHT(name, KIND, State) RECURRENCE_BY(name##_128_x8_whole, KIND, State, 4, 8, WHOLE_ROWS)
 
 // Several rows that stay in the ring, by blocks of so many warps: all rows of most heads, so that what is found besides the
 // state is found once.

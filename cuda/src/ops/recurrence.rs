@@ -18,8 +18,9 @@ const CHUNK: usize = kvas_backend::CHUNK;
 const THREADS: usize = 128;
 /// Most rows of a span of the kernels for many blocks: `SHORT` of `recurrence_rows.cuh`.
 const SHORT: usize = 8;
-/// Rows of the state that a lane has a part of in them, and of states in f16.
+/// Rows of the state that a lane has a part of in them.
 const MANY: usize = 4;
+/// The same of states in f16, which take half of the registers.
 const EIGHT: usize = 8;
 /// Blocks that a multiprocessor has registers for: `__launch_bounds__` of `recurrence_row.cuh`, and with [`EIGHT`] rows to a lane.
 const AT_ONCE: usize = 4;
@@ -263,15 +264,20 @@ fn several_rows(state: &State, is_long: bool) -> Result<Blocks, DeviceError> {
     let warps = if is_long || columns > 128 || columns == 128 && decl.value_dim > 64 { 8 } else { 4 };
     let lane_rows = if columns > 128 { 2 } else { 4 };
     let rows = 4 * warps * lane_rows;
-    let kind = if is_long { "long".into() } else { format!("{warps}{}", whole(decl, rows)) };
+    let kind = if is_long { "long".into() } else { format!("{warps}{}", end(is_whole(decl, rows))) };
     let name = format!("{}_{columns}_several_{kind}", state.unit());
     let shared = shared_bytes(decl, columns, rows, if is_long { CHUNK } else { SHORT });
     Ok(Blocks { name, rows, threads: 32 * warps, shared })
 }
 
-/// What is at the end of names of kernels that have all rows of a state in blocks of so many, and all columns.
-fn whole(decl: &StateDecl, rows: usize) -> &'static str {
-    if decl.key_dim == 128 && decl.value_dim.is_multiple_of(rows) { "_whole" } else { "" }
+/// Whether keys have all columns of their kernels, and blocks of so many rows all of theirs: `WHOLE_ROWS` of `recurrence_state.cuh`.
+fn is_whole(decl: &StateDecl, rows: usize) -> bool {
+    decl.key_dim == 128 && decl.value_dim.is_multiple_of(rows)
+}
+
+/// The end of the names of kernels for that.
+fn end(is_whole: bool) -> &'static str {
+    if is_whole { "_whole" } else { "" }
 }
 
 impl Machine {
@@ -449,7 +455,7 @@ impl Machine {
             false => (if self.has_eight(state, spans) { EIGHT } else { MANY }, SHORT),
         };
         let rows = 16 * lane_rows;
-        let end = if lane_rows > 1 { whole(&state.decl, rows) } else { "" };
+        let end = end(lane_rows > 1 && is_whole(&state.decl, rows));
         let name = format!("{}_{columns}_x{lane_rows}{end}", state.unit());
         Ok(Blocks { name, rows, threads: THREADS, shared: shared_bytes(&state.decl, columns, rows, most) })
     }
@@ -458,7 +464,7 @@ impl Machine {
     /// at once.
     fn has_eight(&self, state: &State, spans: usize) -> bool {
         let (decl, rows) = (&state.decl, 16 * EIGHT);
-        let is_made = state.kind == Kind::Delta && state.state_type == StateType::F16 && !whole(decl, rows).is_empty();
+        let is_made = state.kind == Kind::Delta && state.state_type == StateType::F16 && is_whole(decl, rows);
         is_made && spans * decl.value_heads * decl.value_dim / rows >= AT_ONCE * self.device.multiprocessors()
     }
 

@@ -102,19 +102,19 @@ impl SpecNgram {
         Ok(0)
     }
 
-    /// Fails where there are none.
+    /// At least one; fails where the file has no text.
     fn prompts(&self, model: &Model) -> anyhow::Result<Vec<Vec<u32>>> {
         let text = match &self.text {
-            Some(file) => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
+            Some(file) => {
+                let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+                ensure!(!text.trim().is_empty(), "{}: no text, expected one a line", file.display());
+                text
+            }
             None => OPENINGS.join("\n"),
         };
         let encode = |line: &str| model.tokenizer.encode(line, Special::Parse, Bos::Add);
         let lines = text.lines().filter(|line| !line.trim().is_empty()).take(self.prompts as usize);
-        let prompts: Vec<Vec<u32>> =
-            lines.map(|line| encode(line).into_iter().take(self.prompt as usize).collect()).collect();
-        let named = || self.text.as_ref().map_or_else(String::new, |file| file.display().to_string());
-        ensure!(!prompts.is_empty(), "{}: no text, expected one a line", named());
-        Ok(prompts)
+        Ok(lines.map(|line| encode(line).into_iter().take(self.prompt as usize).collect()).collect())
     }
 
     /// How many times as many tokens a second drafts give: the median of all turns.
