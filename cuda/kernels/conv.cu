@@ -77,10 +77,11 @@ KERNEL short_conv_keep(StepView step, Conv conv, const float* bcx, float* halo) 
 }
 
 // `input(row)` is what is convolved, `output(row, sum)` what is done with a sum; rows are those of the step. `halo` is
-// that of the block of a long span. There are no more taps than MOST.
+// that of the block of a long span. There are no more taps than MOST. AHEAD: rows that a
+// thread asks for before it has computed the first of them.
 //
 // What earlier steps and layers have left is read before the wait: nothing else in a step writes the ring of a layer.
-template <u32 MOST, u32 COUNT, typename Input, typename Output>
+template <u32 MOST, u32 COUNT, u32 AHEAD, typename Input, typename Output>
 DEVICE void convolve(const Conv& conv, const Span& span, u32 first, u32 channel, const float* halo, Input input,
                      Output output) {
     typedef Channels<COUNT> Of;
@@ -121,26 +122,35 @@ DEVICE void convolve(const Conv& conv, const Span& span, u32 first, u32 channel,
     }
     if (span.rows <= ROWS) wait_for_inputs();
     const u32 end = min(first + ROWS, span.rows);
-    Of next = input(span.first + first);
-    for (u32 row = first; row < end; ++row) {
-        const Of x = next;
-        if (row + 1 < end) next = input(span.first + row + 1);
+    Of next[AHEAD];
 #pragma unroll
-        for (u32 i = 0; i + 1 < MOST; ++i) window[i] = window[i + 1];
-        window[MOST - 1] = x;
-        // Nobody else reads it in this launch.
-        if (row + conv.ring >= span.rows) x.store(ring + u64((span.context + row) & (conv.ring - 1)) * conv.channels);
-        Of sum = {};
+    for (u32 i = 0; i < AHEAD; ++i) {
+        if (first + i < end) next[i] = input(span.first + first + i);
+    }
+    for (u32 begin = first; begin < end; begin += AHEAD) {
 #pragma unroll
-        for (u32 i = 0; i < MOST; ++i) {
+        for (u32 turn = 0; turn < AHEAD; ++turn) {
+            const u32 row = begin + turn;
+            if (row >= end) break;
+            const Of x = next[turn];
+            if (row + AHEAD < end) next[turn] = input(span.first + row + AHEAD);
 #pragma unroll
-            for (u32 c = 0; c < COUNT; ++c) sum.of[c] = fmaf(weights[i].of[c], window[i].of[c], sum.of[c]);
+            for (u32 i = 0; i + 1 < MOST; ++i) window[i] = window[i + 1];
+            window[MOST - 1] = x;
+            // Nobody else reads it in this launch.
+            if (row + conv.ring >= span.rows) x.store(ring + u64((span.context + row) & (conv.ring - 1)) * conv.channels);
+            Of sum = {};
+#pragma unroll
+            for (u32 i = 0; i < MOST; ++i) {
+#pragma unroll
+                for (u32 c = 0; c < COUNT; ++c) sum.of[c] = fmaf(weights[i].of[c], window[i].of[c], sum.of[c]);
+            }
+            output(span.first + row, sum);
         }
-        output(span.first + row, sum);
     }
 }
 
-template <u32 MOST, u32 COUNT>
+template <u32 MOST, u32 COUNT, u32 AHEAD>
 DEVICE void causal(const StepView& step, const Conv& conv, float* x, const float* bias, float* halo) {
     typedef Channels<COUNT> Of;
     let_next_begin();
@@ -149,25 +159,30 @@ DEVICE void causal(const StepView& step, const Conv& conv, float* x, const float
     if (first >= span.rows || channel >= conv.channels) return wait_for_inputs();
     const Of add = bias ? Of::from(bias + channel) : Of{};
     x += channel;
-    convolve<MOST, COUNT>(
+    convolve<MOST, COUNT, AHEAD>(
         conv, span, first, channel, halo_at(conv, span, first, channel, halo),
         [&](u32 row) { return Of::from(x + u64(row) * conv.channels); },
         [&](u32 row, Of sum) {
 #pragma unroll
-            for (u32 c = 0; c < COUNT; ++c) sum.of[c] = activate(SILU, sum.of[c] + add.of[c]);
+            for (u32 c = 0; c < COUNT; ++c) sum.of[c] += add.of[c];
+            silu_all(sum.of);
             sum.store(x + u64(row) * conv.channels);
         });
 }
 
 KERNEL causal_conv(StepView step, Conv conv, float* x, const float* bias, float* halo) {
-    causal<MOST_TAPS, 1>(step, conv, x, bias, halo);
+    causal<MOST_TAPS, 1, 1>(step, conv, x, bias, halo);
 }
 KERNEL causal_conv_by_4(StepView step, Conv conv, float* x, const float* bias, float* halo) {
-    causal<4, 4>(step, conv, x, bias, halo);
+    causal<4, 4, 1>(step, conv, x, bias, halo);
+}
+// The same for spans of several rows.
+KERNEL causal_conv_rows_by_4(StepView step, Conv conv, float* x, const float* bias, float* halo) {
+    causal<4, 4, 8>(step, conv, x, bias, halo);
 }
 
 // out = c * conv(b * x) of rows `b | c | x`.
-template <u32 MOST, u32 COUNT>
+template <u32 MOST, u32 COUNT, u32 AHEAD>
 DEVICE void gated(const StepView& step, const Conv& conv, const float* bcx, float* out, float* halo) {
     typedef Channels<COUNT> Of;
     let_next_begin();
@@ -176,14 +191,17 @@ DEVICE void gated(const StepView& step, const Conv& conv, const float* bcx, floa
     if (first >= span.rows || channel >= conv.channels) return wait_for_inputs();
     bcx += channel, out += channel;
     const auto at = [&](u32 row, u32 part) { return Of::from(bcx + (3 * u64(row) + part) * conv.channels); };
-    convolve<MOST, COUNT>(
+    convolve<MOST, COUNT, AHEAD>(
         conv, span, first, channel, halo_at(conv, span, first, channel, halo), [&](u32 row) { return at(row, 0) * at(row, 2); },
         [&](u32 row, const Of& sum) { (at(row, 1) * sum).store(out + u64(row) * conv.channels); });
 }
 
 KERNEL short_conv(StepView step, Conv conv, const float* bcx, float* out, float* halo) {
-    gated<MOST_TAPS, 1>(step, conv, bcx, out, halo);
+    gated<MOST_TAPS, 1, 1>(step, conv, bcx, out, halo);
 }
 KERNEL short_conv_by_4(StepView step, Conv conv, const float* bcx, float* out, float* halo) {
-    gated<4, 4>(step, conv, bcx, out, halo);
+    gated<4, 4, 1>(step, conv, bcx, out, halo);
+}
+KERNEL short_conv_rows_by_4(StepView step, Conv conv, const float* bcx, float* out, float* halo) {
+    gated<4, 4, 8>(step, conv, bcx, out, halo);
 }

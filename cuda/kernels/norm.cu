@@ -64,30 +64,39 @@ KERNEL __launch_bounds__(512) norm_rows_by_4(const float* x, const float* weight
 }
 
 // x = norm(x) * weight * activation(gate), or, with `before`, norm(x * activation(gate)) * weight. The weights of
-// group `g` are row `g % weight_rows`; without a weight there is no norm either.
+// group `g` are row `g % weight_rows`; without a weight there is no norm either. Groups of one warp each share a block: there would
+// not be enough blocks on a multiprocessor for its warps otherwise.
 template <bool WHOLE>
-DEVICE void gated_norm(float* x, const float* gate, const float* weight, u32 group, u32 weight_rows, float eps,
+DEVICE void gated_norm(float* x, const float* gate, const float* weight, u32 groups, u32 group, u32 weight_rows, float eps,
                        u32 activation, u32 before) {
     let_next_begin();
-    x += u64(blockIdx.x) * group, gate += u64(blockIdx.x) * group;
+    const u32 number = blockIdx.x * blockDim.y + threadIdx.y;
+    if (number >= groups) return wait_for_inputs();
+    x += u64(number) * group, gate += u64(number) * group;
     const bool is_plain = weight == nullptr;
-    weight = is_plain ? nullptr : weight + u64(blockIdx.x % weight_rows) * group;
+    weight = is_plain ? nullptr : weight + u64(number % weight_rows) * group;
     const auto at = [&](u32 i) { return 4 * (i * blockDim.x + threadIdx.x); };
     const auto weights = [&](u32 i) {
         return is_plain ? make_float4(1.0f, 1.0f, 1.0f, 1.0f) : four<WHOLE>(weight, at(i), group);
     };
-    const auto gates = [&](u32 i) {
-        const float4 of = four<WHOLE>(gate, at(i), group);
-        return make_float4(activate(activation, of.x), activate(activation, of.y), activate(activation, of.z),
-                           activate(activation, of.w));
+    const auto activated = [&](const float4& of) {
+        float x[4];
+        set_four(x, of);
+        activate_all(activation, x);
+        return make_float4(x[0], x[1], x[2], x[3]);
     };
+    const auto gates = [&](u32 i) { return activated(four<WHOLE>(gate, at(i), group)); };
     const auto product = [](float a, float b) { return a * b; };
     float4 by[KEPT], kept[KEPT], gated[KEPT];
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) by[i] = weights(i);
     wait_for_inputs();
 #pragma unroll
-    for (u32 i = 0; i < KEPT; ++i) kept[i] = four<WHOLE>(x, at(i), group), gated[i] = gates(i);
+    for (u32 i = 0; i < KEPT; ++i) kept[i] = four<WHOLE>(x, at(i), group), gated[i] = four<WHOLE>(gate, at(i), group);
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) {
+        if (at(i) < group) gated[i] = activated(gated[i]);
+    }
     if (is_plain) {
 #pragma unroll
         for (u32 i = 0; i < KEPT; ++i) put_four<WHOLE>(x, at(i), group, each(kept[i], gated[i], product));
@@ -112,13 +121,13 @@ DEVICE void gated_norm(float* x, const float* gate, const float* weight, u32 gro
     for (u32 i = KEPT; at(i) < group; ++i) finish(i, four<WHOLE>(x, at(i), group), gates(i), weights(i));
 }
 
-KERNEL __launch_bounds__(512) gated_norm_rows(float* x, const float* gate, const float* weight, u32 group,
+KERNEL __launch_bounds__(512) gated_norm_rows(float* x, const float* gate, const float* weight, u32 groups, u32 group,
                                               u32 weight_rows, float eps, u32 activation, u32 before) {
-    gated_norm<false>(x, gate, weight, group, weight_rows, eps, activation, before);
+    gated_norm<false>(x, gate, weight, groups, group, weight_rows, eps, activation, before);
 }
 
 // The same for groups of whole fours.
-KERNEL __launch_bounds__(512) gated_norm_rows_by_4(float* x, const float* gate, const float* weight, u32 group,
+KERNEL __launch_bounds__(512) gated_norm_rows_by_4(float* x, const float* gate, const float* weight, u32 groups, u32 group,
                                                    u32 weight_rows, float eps, u32 activation, u32 before) {
-    gated_norm<true>(x, gate, weight, group, weight_rows, eps, activation, before);
+    gated_norm<true>(x, gate, weight, groups, group, weight_rows, eps, activation, before);
 }

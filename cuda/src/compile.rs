@@ -141,6 +141,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "quant/stored.cuh"
     "quant/sums.cuh"
     "quant/wide.cuh"
+    "quant/wide_end.cuh"
 );
 
 /// A unit by its name.

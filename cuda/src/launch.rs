@@ -265,14 +265,18 @@ impl Launch<'_> {
         self
     }
 
+    /// How many clusters of so many blocks are at work at once: all that is ahead ends, and what comes behind begins only when all
+    /// blocks have.
+    pub(crate) fn clusters_at_once(&self, blocks: usize) -> Result<usize, DeviceError> {
+        let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
+        kernels.allow(self.name, self.shared)?;
+        kernels.clusters_at_once(self.name, [blocks, self.block[0]])
+    }
+
     /// One dimension of clusters of so many blocks, `wanted` of them or as many as run at once with those of the grid's second
     /// dimension: for kernels that stay until all is done. The grid, threads and shared memory are known.
     pub(crate) fn clusters(self, blocks: usize, wanted: usize) -> Result<Self, DeviceError> {
-        let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
-        kernels.allow(self.name, self.shared)?;
-        let at_once = kernels.clusters_at_once(self.name, [blocks, self.block[0]])?;
-        drop(kernels);
-        let rows = self.grid[1];
+        let (at_once, rows) = (self.clusters_at_once(blocks)?, self.grid[1]);
         Ok(self.grid(blocks * wanted.min((at_once / rows.max(1)).max(1)), rows, 1))
     }
 

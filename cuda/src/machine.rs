@@ -108,7 +108,7 @@ impl Machine {
         };
         let acts = program.acts.iter().map(act).collect::<Result<Vec<_>, _>>()?;
         let pages = Pages::new(device, &program, &limits)?;
-        let left = device.take("flags of blocks", 4 * device.multiprocessors())?;
+        let left = device.take("flags of blocks", 4 * ops::wide::flags(device))?;
         device.fill(left.at(), 0, left.bytes())?;
         Ok(Self {
             device: device.clone(),

@@ -55,12 +55,25 @@ fn mamba2(value_dim: usize) -> Subject {
     (b.finish(out), vec![xbc, dt], out)
 }
 
-fn conv() -> Subject {
+fn conv(channels: usize) -> Subject {
     let mut b = Build::default();
-    let x = b.act("x", 130);
-    let (weight, store) = (b.small("conv", [130, 4]), b.store(StoreDecl::Conv(ConvDecl { channels: 130, taps: 4 })));
+    let x = b.act("x", channels);
+    let (weight, store) = (b.small("conv", [channels, 4]), b.store(StoreDecl::Conv(ConvDecl { channels, taps: 4 })));
     b.op(Op::CausalConv(op::CausalConv { x, weight, bias: None, store }));
     (b.finish(x), vec![x], x)
+}
+
+/// A convolution, and a gated norm of four heads.
+fn conv_and_norm(activation: op::Activation) -> Subject {
+    let (heads, dim) = (4, 128);
+    let mut b = Build::default();
+    let (x, gate) = (b.act("x", heads * dim), b.act("gate", heads * dim));
+    let conv = b.small("conv", [heads * dim, 4]);
+    let store = b.store(StoreDecl::Conv(ConvDecl { channels: heads * dim, taps: 4 }));
+    b.op(Op::CausalConv(op::CausalConv { x, weight: conv, bias: None, store }));
+    let (weight, order) = (Some(b.small("norm", [1, dim])), op::GateOrder::AfterNorm);
+    b.op(Op::GatedNorm(op::GatedNorm { x, gate, weight, eps: 1e-6, order, activation }));
+    (b.finish(x), vec![x, gate], x)
 }
 
 /// The output of the prompt, cut into steps of so many rows, with so many rows of another sequence in front of each.
@@ -136,7 +149,8 @@ fn prompts_may_be_cut_at_chunks() {
         ("gated delta", gated_delta(64, 40, Decay::PerHead), KvType::F16, StateType::F32),
         ("gated delta f16", gated_delta(64, 40, Decay::PerHead), KvType::F16, StateType::F16),
         ("mamba2", mamba2(24), KvType::F16, StateType::F32),
-        ("conv", conv(), KvType::F16, StateType::F32),
+        ("conv", conv(130), KvType::F16, StateType::F32),
+        ("conv by 4", conv(132), KvType::F16, StateType::F32),
     ];
     let mut different = Vec::new();
     for (name, subject, kv_type, state_type) in &subjects {
@@ -264,5 +278,13 @@ fn sequences_get_the_same_bits_in_a_crowd_with_mamba2() {
         ("f32", mamba2(64), StateType::F32),
         ("f16", mamba2(64), StateType::F16),
         ("other rows, f16", mamba2(80), StateType::F16),
+    ]);
+}
+
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_convolutions_and_norms_of_heads() {
+    same_in_a_crowd(&[
+        ("silu", conv_and_norm(op::Activation::Silu), StateType::F32),
+        ("sigmoid", conv_and_norm(op::Activation::Sigmoid), StateType::F32),
     ]);
 }

@@ -78,6 +78,8 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let weights = ["w", "gate", "up"].map(|name| b.matrix(name, [outputs, inputs]));
     b.op(Op::Linear(Linear::new(x, weights[0], plain)));
     let [_, gate, up] = weights;
+    let more = b.matrix("more", [outputs, inputs]);
+    b.op(Op::Linear(Linear { output: Output::Accumulate, ..Linear::new(x, more, plain) }));
     b.op(Op::GatedLinear(GatedLinear { x, gate, up, activation: Activation::Silu, out: gated }));
     // So many rows that clusters which stay take several turns.
     let tall_rows = 5000;

@@ -47,6 +47,16 @@ DEVICE void barrier_wait(Shared barrier, u32 parity) {
 }
 DEVICE void barrier_wait(u64* barrier, u32 parity) { barrier_wait(Shared{shared_address(barrier)}, parity); }
 
+// Whether there is nothing to wait for. What comes of it can be asked for long before it is needed.
+DEVICE bool barrier_test(Shared barrier, u32 parity) {
+    u32 done;
+    asm volatile("{.reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
+                 : "=r"(done)
+                 : "r"(barrier.at), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
 // Has bytes, a multiple of 16, brought to the second-level cache.
 DEVICE void fetch(const void* from, u32 bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));

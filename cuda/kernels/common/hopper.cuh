@@ -61,6 +61,8 @@ DEVICE void hold(u32 (&w)[2][4]) {
 #define UP_TO_16 FIRST_TEN "%10, %11, %12, %13, %14, %15"
 #define UP_TO_32 FIRST_TEN TEN(1) TEN(2) "%30, %31"
 #define UP_TO_64 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
+#define UP_TO_48 FIRST_TEN TEN(1) TEN(2) TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
+#define UP_TO_88 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) "%80, %81, %82, %83, %84, %85, %86, %87"
 #define UP_TO_96 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, %93, %94, %95"
 #define UP_TO_128                                                                                                      \
     FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11)                           \
@@ -70,6 +72,8 @@ DEVICE void hold(u32 (&w)[2][4]) {
 #define IN_OUT_16(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8)
 #define IN_OUT_32(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8), IN_OUT_8(d, i + 16), IN_OUT_8(d, i + 24)
 #define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
+#define IN_OUT_48(d, i) IN_OUT_32(d, i), IN_OUT_16(d, i + 32)
+#define IN_OUT_88(d, i) IN_OUT_64(d, i), IN_OUT_16(d, i + 64), IN_OUT_8(d, i + 80)
 #define IN_OUT_96(d, i) IN_OUT_64(d, i), IN_OUT_32(d, i + 64)
 #define IN_OUT_128(d, i) IN_OUT_64(d, i), IN_OUT_64(d, i + 64)
 
@@ -87,10 +91,14 @@ DEVICE void hold(u32 (&w)[2][4]) {
 PRODUCT_OF_REGISTERS(product_f16, "f16", 16, 32, 0, 16, 17, 18, 19, 20, 21)
 PRODUCT_OF_REGISTERS(product_bf16, "bf16", 16, 32, 0, 16, 17, 18, 19, 20, 21)
 PRODUCT_OF_REGISTERS(product_f16, "f16", 32, 64, 0, 32, 33, 34, 35, 36, 37)
+PRODUCT_OF_REGISTERS(product_f16, "f16", 48, 96, 0, 48, 49, 50, 51, 52, 53)
 PRODUCT_OF_REGISTERS(product_f16, "f16", 64, 128, 0, 64, 65, 66, 67, 68, 69)
+PRODUCT_OF_REGISTERS(product_f16, "f16", 88, 176, 0, 88, 89, 90, 91, 92, 93)
 PRODUCT_OF_REGISTERS(product_f16, "f16", 96, 192, 0, 96, 97, 98, 99, 100, 101)
 PRODUCT_OF_REGISTERS(product_bf16, "bf16", 32, 64, 0, 32, 33, 34, 35, 36, 37)
+PRODUCT_OF_REGISTERS(product_bf16, "bf16", 48, 96, 0, 48, 49, 50, 51, 52, 53)
 PRODUCT_OF_REGISTERS(product_bf16, "bf16", 64, 128, 0, 64, 65, 66, 67, 68, 69)
+PRODUCT_OF_REGISTERS(product_bf16, "bf16", 88, 176, 0, 88, 89, 90, 91, 92, 93)
 PRODUCT_OF_REGISTERS(product_bf16, "bf16", 96, 192, 0, 96, 97, 98, 99, 100, 101)
 PRODUCT_OF_REGISTERS(product_f16_transposed, "f16", 32, 64, 1, 32, 33, 34, 35, 36, 37)
 PRODUCT_OF_REGISTERS(product_f16_transposed, "f16", 64, 128, 1, 64, 65, 66, 67, 68, 69)

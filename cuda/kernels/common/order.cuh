@@ -22,6 +22,9 @@ DEVICE void let_next_begin() {
 // Says `value` to other blocks, after what this block wrote before a barrier.
 DEVICE void tell_blocks(u32* at, u32 value) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
 
+// The same where nothing was written that others are to see.
+DEVICE void set_for_blocks(u32* at, u32 value) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
+
 // Waits until another block has said `value`: one that has begun, if blocks begin in their order and this is not the first.
 DEVICE void wait_until_told(const u32* at, u32 value) {
     u32 told;

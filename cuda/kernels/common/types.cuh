@@ -125,14 +125,41 @@ DEVICE float activate(u32 activation, float x) {
     }
 }
 
-// The same of several numbers.
+// 1 / x of several numbers, none of which waits for another: a division has a way of its own for what is nearly too large, or
+// too small, and a branch to it. The results are those of divisions.
+template <u32 COUNT> DEVICE void invert(float (&x)[COUNT]) {
+    float inverse[COUNT];
+    bool is_usual = true;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        float guess;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(x[i]));
+        inverse[i] = __fmaf_rn(guess, -__fmaf_rn(x[i], guess, -1.0f), guess);
+        is_usual &= fabsf(x[i]) >= 0x1p-126f && fabsf(x[i]) < 0x1p126f;
+    }
+    if (is_usual) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) x[i] = inverse[i];
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) x[i] = 1.0f / x[i];
+    }
+}
+
+// x * sigmoid(x) of several numbers, with the bits of `activate`.
+template <u32 COUNT> DEVICE void silu_all(float (&x)[COUNT]) {
+    float inverse[COUNT];
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) inverse[i] = 1.0f + expf(-x[i]);
+    invert(inverse);
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) x[i] *= inverse[i];
+}
+
+// Any activation of several numbers.
 template <u32 COUNT> DEVICE void activate_all(u32 activation, float (&x)[COUNT]) {
     if (activation == IDENTITY) return;
-    if (activation == SILU) {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) x[i] = activate(SILU, x[i]);
-        return;
-    }
+    if (activation == SILU) return silu_all(x);
 #pragma unroll 1
     for (u32 turn = 0; turn < COUNT; ++turn) {
         // The first number is worked on, and all move up.
@@ -142,5 +169,7 @@ template <u32 COUNT> DEVICE void activate_all(u32 activation, float (&x)[COUNT])
         x[COUNT - 1] = first;
     }
 }
+
+DEVICE void set_four(float* to, const float4& four) { to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w; }
 
 template <typename T> DEVICE T ceil_div(T a, T b) { return (a + b - 1) / b; }

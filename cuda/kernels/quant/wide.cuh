@@ -50,10 +50,10 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     static constexpr u32 ROWS = GATED ? ROWS_OF_BLOCK / 2 : ROWS_OF_BLOCK; // of a matrix
     static constexpr u32 SUMS = WIDTH / 2, ENTRIES = (WIDTH + 127) / 128;  // of a thread
 
-    // Whether weights of a unit are asked for while the one ahead is multiplied: what shared memory takes to answer is as long as
-    // a product with few entries. More entries have no registers left for it, and hide it themselves; values of 16 bits are
-    // multiplied where they were loaded to, which has to end before the next ones are.
-    static constexpr bool IS_AHEAD = PARTS == 1 && WIDTH <= 128 && !FORMAT::IS_PLAIN;
+    // Whether weights of a unit are asked for while the one ahead is multiplied, once those of that are unpacked: what shared memory
+    // takes to answer is as long as a product with few entries. Values of 16 bits are multiplied where they were loaded to, which
+    // has to end before the next ones are.
+    static constexpr bool IS_AHEAD = !FORMAT::IS_PLAIN;
 
     // Of a block. Behind the stages: sums on their way to their end, barriers.
     static constexpr u32 LOT = 32, ROW_OF_LOT = 20; // entries; floats from one to the next
@@ -67,6 +67,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     u32 rank, across, down, count; // of this block; blocks of weights (in clusters), of entries, and of both
     u32 cluster, clusters;
     u32 turns, share_begin, share_end; // whole blocks; segments of those that are left
+    u32 shared_by;                     // clusters that share the segments of a block, or 1
 
     // What a block multiplies at once: segments of the columns.
     struct Work {
@@ -78,6 +79,9 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     // Clusters take turns. The blocks of what would be the last two are cut by segments into equal shares, so that all clusters end
     // at once. A share may begin and end within a block. The beginning of its last block is multiplied first of all, and the sums are
     // left to the next cluster, which goes on with them at the end of all: nobody waits.
+    //
+    // Of fewer blocks than that each is shared by several clusters, all of which are at work at once. What each has summed up is
+    // left in memory, segments behind the first ones each alone, and all end some of the entries.
     DEVICE Wide(const Job& job, u8* shared) : job(job), shared(shared), at(shared_address(shared)) {
         keep(at);
         rank = rank_in_cluster(), cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
@@ -85,6 +89,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         down = job.pieces == nullptr ? ceil_div(job.entries, WIDTH) : *job.piece_count;
         count = across * down;
         share_begin = 0, share_end = 0;
+        shared_by = PARTS > 1 || job.pieces != nullptr || count == 0 ? 1 : max(clusters / count, 1u);
         if (PARTS > 1 || job.pieces != nullptr || count % clusters == 0) {
             turns = cluster < count ? ceil_div(count - cluster, clusters) : 0;
         } else {
@@ -94,13 +99,20 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         }
     }
 
+    // Which share of its block a cluster has.
+    DEVICE u32 share() const { return cluster / count; }
+
     DEVICE u32 first_whole() const { return ceil_div(share_begin, SEGMENTS); }
     DEVICE u32 works() const {
+        if (shared_by > 1) return 1;
         const bool has_first = share_end % SEGMENTS > 0, has_last = share_begin % SEGMENTS > 0;
         return has_first + turns + (share_end / SEGMENTS - first_whole()) + has_last;
     }
     DEVICE Work work(u32 i) const {
         if constexpr (PARTS > 1) return Work{cluster + i * clusters, rank, rank + 1};
+        if (shared_by > 1) {
+            return Work{cluster % count, SEGMENTS * share() / shared_by, SEGMENTS * (share() + 1) / shared_by};
+        }
         const u32 left = turns * clusters; // the first of those that are cut
         const u32 first = share_end % SEGMENTS > 0;
         if (i < first) return Work{left + share_end / SEGMENTS, 0, share_end % SEGMENTS};
@@ -191,7 +203,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     struct Places {
         u32 x;
         Shared weights, super, full;
-        u32 empty; // of the block that this lane tells
+        u32 empty; // from a barrier of the first ones to the second one of that stage, of the block that this lane tells
     };
     DEVICE Places places() const {
         const Shared shared{at}, full = shared + (STAGES * STAGE + PASSED);
@@ -199,16 +211,30 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         const Shared super = shared + (X + TILES * FORMAT::UNIT + warp_id() * FORMAT::SUPER);
         Places places{u32(rows_of_128(this->shared)), weights, super, full, full.at + STAGES * 8};
         if (SHARING > 1 && lane_id() < SHARING) places.empty = address_at(full + STAGES * 8, lane_id());
+        places.empty -= full.at;
         keep(places.x), keep(places.weights.at), keep(places.super.at), keep(places.full.at), keep(places.empty);
         return places;
     }
 
-    DEVICE static void load(const Places& places, const Turn& turn, typename FORMAT::Raw& raw) {
+    // The turn of a warp that multiplies: the barrier of a stage, the bytes to it and what describes its entries. None of them is
+    // worked out from a number: what that takes would be waited for in every unit.
+    struct Reading {
+        Shared full;
+        u32 at, parity, x;
+
+        DEVICE Reading(const Places& places, u32 parity = 0) : full(places.full), at(0), parity(parity), x(places.x) {}
+        DEVICE void next(const Places& places) {
+            full = full + 8, at += STAGE, x += STAGE / 16;
+            if (at == STAGES * STAGE) *this = Reading(places, parity ^ 1);
+        }
+    };
+
+    DEVICE static void load(const Places& places, const Reading& turn, typename FORMAT::Raw& raw) {
         FORMAT::load_copied(raw, places.weights + turn.at, places.super + turn.at);
     }
 
     // Words of a chunk of what is copied: of `raw`, if it was loaded ahead.
-    DEVICE void weights(const Turn& turn, const typename FORMAT::Raw& raw, u32 chunk, Words& w) const {
+    DEVICE void weights(const Reading& turn, const typename FORMAT::Raw& raw, u32 chunk, Words& w) const {
         if constexpr (IS_AHEAD) {
             FORMAT::unpack(raw, chunk, w);
         } else {
@@ -220,53 +246,107 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         }
     }
 
-    DEVICE static void release(const Places& places, u32 stage) {
-        if (lane_id() < SHARING) barrier_arrive_there(places.empty + 8 * stage);
+    // What is full, if anything is.
+    static constexpr u32 NOTHING = 0;
+    DEVICE static void release(const Places& places, u32 full) {
+        if (lane_id() < SHARING && full != NOTHING) barrier_arrive_there(places.empty + full);
     }
 
     // A warpgroup: the sums of some segments, added to those ahead of them.
-    DEVICE void sum_up(float (&totals)[SUMS], Turn& turn, const Work& work, const Places& places) const {
+    DEVICE void sum_up(float (&totals)[SUMS], Reading& turn, const Work& work, const Places& places) const {
         float sums[SUMS] = {};
         Words first, second = {};
-        typename FORMAT::Raw raw, next;
+        typename FORMAT::Raw raw;
         const u32 begin = segment_begin(job.units, work.from), end = segment_begin(job.units, work.to);
         if (begin == end) return;
-        barrier_wait(places.full + 8 * turn.stage, turn.parity);
+        barrier_wait(turn.full, turn.parity);
         if constexpr (IS_AHEAD) load(places, turn, raw);
         weights(turn, raw, 0, first);
-        u32 unit = begin, last = 0;
+        const bool leaves = shared_by > 1 && work.from > 0;
+        u32 last = NOTHING, untold = SEGMENTS, rest = end - begin;
         for (u32 segment = work.from; segment < work.to; ++segment) {
-            const u32 to = segment_begin(job.units, segment + 1);
-            if (unit == to) continue;
-            for (u32 adds = 0; unit < to; adds = 1, ++unit) {
-                const Turn here = turn;
-                const u32 x = places.x + here.at / 16;
-                multiply<FORMAT>(sums, first, x, adds);
-                turn.next();
-                const bool is_last = unit + 1 == end;
-                if (IS_AHEAD && !is_last) {
-                    barrier_wait(places.full + 8 * turn.stage, turn.parity);
-                    load(places, turn, next);
-                }
+            u32 units = segment_begin(job.units, segment + 1) - segment_begin(job.units, segment);
+            if (units == 0) continue;
+            u32 adds = 0;
+            do {
+                // Counters of their own: comparing what others are worked out from takes longer.
+                keep(units), keep(rest);
+                const Reading here = turn;
+                multiply<FORMAT>(sums, first, here.x, adds);
+                turn.next(places);
+                const bool is_last = rest == 1, is_there = barrier_test(turn.full, turn.parity);
+                adds = 1, --units, --rest;
                 products_wait<1>();
                 hold(second);
-                if (unit > begin) release(places, last);
-                last = here.stage;
+                release(places, last);
+                last = here.full.at;
                 weights(here, raw, 1, second);
-                multiply<FORMAT>(sums, second, x + 4, 1);
+                if (IS_AHEAD && !is_last) {
+                    if (!is_there) barrier_wait(turn.full, turn.parity);
+                    load(places, turn, raw);
+                }
+                multiply<FORMAT>(sums, second, here.x + 4, 1);
                 products_wait<1>();
                 hold(first);
-                if (is_last) continue;
-                if constexpr (IS_AHEAD) raw = next;
-                if constexpr (!IS_AHEAD) barrier_wait(places.full + 8 * turn.stage, turn.parity);
+                if (is_last) break;
+                if (!IS_AHEAD && !is_there) barrier_wait(turn.full, turn.parity);
                 weights(turn, raw, 0, first);
-            }
+            } while (units > 0);
             products_wait<0>();
             hold(sums);
+            if (leaves) {
+                if (untold < SEGMENTS) tell(work.at, untold);
+                leave(sums, work.at, segment);
+                untold = segment;
+            } else {
 #pragma unroll
-            for (u32 i = 0; i < SUMS; ++i) totals[i] += sums[i];
+                for (u32 i = 0; i < SUMS; ++i) totals[i] += sums[i];
+            }
         }
         release(places, last);
+        if (untold < SEGMENTS) tell(work.at, untold);
+    }
+
+    // What is left of a block that is shared: the sums of all segments of the first share, then those of each other one.
+    DEVICE u32 first_alone() const { return SEGMENTS / shared_by; }
+    DEVICE u32 number_left(u32 at, u32 segment) const {
+        const u32 first = first_alone();
+        return (at * CLUSTER + rank) * (SEGMENTS - first + 1) + (segment < first ? 0 : segment - first + 1);
+    }
+    DEVICE float* segment_left(u32 at, u32 segment) const {
+        return job.parts + u64(number_left(at, segment)) * SUMS * 128 * MULTIPLIERS + 4 * threadIdx.x;
+    }
+    DEVICE void leave(const float (&sums)[SUMS], u32 at, u32 segment) const {
+        float* to = segment_left(at, segment);
+#pragma unroll
+        for (u32 i = 0; i < SUMS; i += 4) {
+            *reinterpret_cast<float4*>(to + i * 128 * MULTIPLIERS) = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+        }
+        __syncwarp();
+    }
+
+    // A warp needs what warps of its number have left, and has a flag of its own for each of them.
+    DEVICE u32* flag(u32 at, u32 segment, u32 share) const {
+        return job.left + (number_left(at, segment) * 4 * MULTIPLIERS + warp_id()) * shared_by + share;
+    }
+    // Says that sums are there: only after those of the next segment have been made, as nobody waits for what has been written
+    // long ago.
+    DEVICE void tell(u32 at, u32 segment) const {
+        if (lane_id() < shared_by) tell_blocks(flag(at, segment, lane_id()), 1);
+        __syncwarp();
+    }
+    // Waits for all. Returns which there are, by bit: segments without columns are not left.
+    DEVICE u32 wait_for_left(u32 at) const {
+        const u32 first = first_alone(), number = lane_id(), segment = number + first - 1;
+        const bool is_empty = segment_begin(job.units, segment) == segment_begin(job.units, segment + 1);
+        const bool is_left = number == 0 || (segment < SEGMENTS && !is_empty);
+        if (is_left) {
+            u32* const told = flag(at, segment, share());
+            wait_until_told(told, 1);
+            set_for_blocks(told, 0);
+        }
+        __syncwarp();
+        return __ballot_sync(ALL_LANES, is_left);
     }
 
     // Where sums of a block are left, and whether they are there. Who takes them takes that back.
@@ -287,7 +367,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         const float* from = left_at(cluster - 1);
         if (threadIdx.x == 0) {
             wait_until_told(is_left(cluster - 1), 1);
-            tell_blocks(is_left(cluster - 1), 0);
+            set_for_blocks(is_left(cluster - 1), 0);
         }
         sync_some<1, 128 * MULTIPLIERS>();
 #pragma unroll
@@ -305,8 +385,10 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
     DEVICE static u32 row(u32 i) { return warp_id() % 4 * 16 + row_of_warp(i); }
 
     // Where a warp has a lot of its sums for its end, `[entry][ROW_OF_LOT]`, and a warpgroup what it knows of the entries.
-    DEVICE float* lot_of(u32 warp) const { return reinterpret_cast<float*>(shared + STAGES * STAGE) + warp * LOT * ROW_OF_LOT; }
-    DEVICE Entry* entries() const { return reinterpret_cast<Entry*>(lot_of(4 * MULTIPLIERS)) + threadIdx.x / 128 * WIDTH; }
+    DEVICE float* lots() const { return reinterpret_cast<float*>(shared + STAGES * STAGE); }
+    DEVICE Entry* entries() const {
+        return reinterpret_cast<Entry*>(lots() + 4 * MULTIPLIERS * LOT * ROW_OF_LOT) + threadIdx.x / 128 * WIDTH;
+    }
 
     // The entries of a block, some for each thread: asked for ahead of the sums.
     struct Entries {
@@ -332,15 +414,17 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         sync_threads(barrier, 128);
     }
 
+    // Where sum `i` of a lot goes, from where this lane begins.
+    DEVICE static float* place_of(float* to, u32 i) { return to + (i / 4 * 8 + i % 2) * ROW_OF_LOT + i % 4 / 2 * 8; }
+
     // Only numbers that are known when this is compiled name registers.
-    DEVICE void put(const float (&totals)[SUMS], u32 lot) const {
-        float* const to = lot_of(warp_id()) + 2 * pair_of_lane() * ROW_OF_LOT + group_of_lane();
+    DEVICE static void put(const float (&totals)[SUMS], u32 lot, float* to) {
 #pragma unroll
-        for (u32 which = 0; which < WIDTH / LOT; ++which) {
+        for (u32 which = 0; which < ceil_div(WIDTH, LOT); ++which) {
             if (which != lot) continue;
 #pragma unroll
-            for (u32 i = 0; i < LOT / 2; ++i) {
-                to[(i / 4 * 8 + i % 2) * ROW_OF_LOT + i % 4 / 2 * 8] = totals[which * LOT / 2 + i];
+            for (u32 i = 0; i < LOT / 2 && which * LOT / 2 + i < SUMS; ++i) {
+                *place_of(to, i) = totals[which * LOT / 2 + i];
             }
         }
     }
@@ -353,23 +437,6 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         if constexpr (GATED) return is_even() && job.activation == SILU;
         return is_even() && job.bias == nullptr && job.row_gate == nullptr && job.activation == IDENTITY;
     }
-    DEVICE float4 end_usual(const float4& sums, const float4& with, float factor) const {
-        float4 y;
-        if constexpr (GATED) {
-            const auto one = [&](float gate, float up) {
-                return activate(SILU, __fmul_rn(gate, factor)) * __fmul_rn(up, factor);
-            };
-            y = make_float4(one(sums.x, with.x), one(sums.y, with.y), one(sums.z, with.z), one(sums.w, with.w));
-        } else {
-            const auto one = [&](float sum) { return __fmul_rn(__fmul_rn(sum, factor), job.scale); };
-            y = make_float4(one(sums.x), one(sums.y), one(sums.z), one(sums.w));
-            if (job.accumulate) {
-                y.x = __fadd_rn(with.x, y.x), y.y = __fadd_rn(with.y, y.y);
-                y.z = __fadd_rn(with.z, y.z), y.w = __fadd_rn(with.w, y.w);
-            }
-        }
-        return y;
-    }
 
     // Any other end of a row of an entry.
     DEVICE void end(const Entry& entry, u32 row, float sum, float up) const {
@@ -377,121 +444,15 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         if constexpr (!GATED) job.finish(entry.number, row, sum, job.ending(entry.number, row, entry.factor));
     }
 
-    // The end of a block goes lot by lot, in few instructions: they are seldom gone through, and have to be brought. A lane ends four
-    // rows of some entries; warps that have a gate those of half of a lot, warps that have what it gates those of the other half.
-    // What is there before of one lot is asked for while the one ahead ends.
-    DEVICE void finish(const float (&totals)[SUMS], const Block& here, const Entries& mine) const {
-        constexpr u32 AT_ONCE = LOT / 8 / (GATED ? 2 : 1), OF_OTHERS = 4 * LOT * ROW_OF_LOT;
-        const u32 lots = ceil_div(here.count, LOT), warp = GATED ? warp_id() % 4 : warp_id();
-        const u32 begin = (GATED ? warp_id() / 4 * LOT / 2 : 0) + lane_id() / 4;
-        const u32 of_tile = lane_id() % 4 * 4, row = here.rows * ROWS + warp * 16 + of_tile;
-        const bool is_usual = this->is_usual(), has_before = !GATED && is_usual && job.accumulate;
-        const float* const sums = lot_of(warp) + begin * ROW_OF_LOT + of_tile;
-        const u32 count = row < job.rows ? here.count : 0;
-        // Other warps read what a warp has: both of a gate and what it gates have to come.
-        const auto sync = [&] {
-            if constexpr (GATED) sync_threads(2 + warp, 64);
-            if constexpr (!GATED) __syncwarp();
-        };
-        put(mine);
-        const Entry* entry = entries() + begin;
-        float4 before[AT_ONCE];
-        const auto ask = [&](u32 place) {
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; ++i) {
-                if (place + 8 * i >= count) continue;
-                before[i] = *reinterpret_cast<const float4*>(job.out_at(entries()[place + 8 * i].number, row));
-            }
-        };
-        if (has_before) ask(begin);
-#pragma unroll 1
-        for (u32 lot = 0, place = begin; lot < lots; ++lot, place += LOT, entry += LOT) {
-            put(totals, lot);
-            sync();
-            if (is_usual) {
-                float4 y[AT_ONCE];
-#pragma unroll
-                for (u32 i = 0; i < AT_ONCE; ++i) {
-                    const float* const at = sums + 8 * i * ROW_OF_LOT;
-                    const float4 with = GATED ? *reinterpret_cast<const float4*>(at + OF_OTHERS) : before[i];
-                    y[i] = end_usual(*reinterpret_cast<const float4*>(at), with, entry[8 * i].factor);
-                }
-                if (has_before) ask(place + LOT);
-#pragma unroll
-                for (u32 i = 0; i < AT_ONCE; ++i) {
-                    if (place + 8 * i >= count) continue;
-                    *reinterpret_cast<float4*>(job.out_at(entry[8 * i].number, row)) = y[i];
-                }
-            } else {
-#pragma unroll 1
-                for (u32 i = 0; i < 4 * AT_ONCE; ++i) {
-                    const u32 of = i / 4 * 8, in_row = i % 4;
-                    if (place + of >= count || row + in_row >= job.rows) continue;
-                    const float* const at = sums + of * ROW_OF_LOT + in_row;
-                    end(entry[of], row + in_row, at[0], GATED ? at[OF_OTHERS] : 0.0f);
-                }
-            }
-            sync();
-        }
-    }
-
-    // Every block sends its sums of eight entries to the block that ends them, and ends those of its own number. `turn`: how often
-    // that has been done.
-    DEVICE void finish_parts(const float (&totals)[SUMS], const Block& here, u32 turn) const {
-        // By segment and thread.
-        float* sent = reinterpret_cast<float*>(shared + STAGES * STAGE);
-        constexpr u32 OF_SEGMENT = 128 * MULTIPLIERS * 4;
-        const u32 eights = ceil_div(here.count, 8u);
-        // At first nobody has read anything.
-        barrier_wait(heard(), (turn & 1) ^ 1);
-#pragma unroll
-        for (u32 to = 0; to < PARTS; ++to) {
-            if (to < eights) store_four_at(sent + rank * OF_SEGMENT + threadIdx.x * 4, totals + 4 * to, told(), to);
-        }
-        if (rank < eights) {
-            if (threadIdx.x == 0) barrier_expect(told(), PARTS * OF_SEGMENT * 4);
-            barrier_wait(told(), turn & 1);
-            if constexpr (GATED) end_gated(sent, here);
-            if constexpr (!GATED) end_plain(sent, here);
-        } else if (threadIdx.x == 0) {
-            barrier_arrive(told());
-        }
-        __syncwarp();
-        if (lane_id() < PARTS) barrier_arrive_at(heard(), lane_id());
-    }
-
-    // Sum `i` of four, of the entry of this block that is `column(i)`th.
-    DEVICE void end_plain(const float* sent, const Block& here) const {
-        float sums[4] = {};
-#pragma unroll
-        for (u32 part = 0; part < PARTS; ++part) {
-            const float4 four = *reinterpret_cast<const float4*>(sent + (part * 128 * MULTIPLIERS + threadIdx.x) * 4);
-            sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
-        }
-        const u32 first_row = here.rows * ROWS + warp_id() / 4 * 64;
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            const u32 at = 8 * rank + column(i), out_row = first_row + row(i);
-            if (at < here.count && out_row < job.rows) job.finish(here.first + at, out_row, sums[i]);
-        }
-    }
-
-    // The first warpgroup ends the upper rows of both, the second the lower ones.
-    DEVICE void end_gated(const float* sent, const Block& here) const {
-        const u32 half = threadIdx.x / 128 * 2;
-        float gates[2] = {}, ups[2] = {};
-#pragma unroll
-        for (u32 part = 0; part < PARTS; ++part) {
-            const float* from = sent + (part * 128 * MULTIPLIERS + threadIdx.x % 128) * 4 + half;
-            const float2 gate = *reinterpret_cast<const float2*>(from), up = *reinterpret_cast<const float2*>(from + 4 * 128);
-            gates[0] += gate.x, gates[1] += gate.y, ups[0] += up.x, ups[1] += up.y;
-        }
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            const u32 at = 8 * rank + column(i), out_row = here.rows * ROWS + row(half + i);
-            if (at < here.count && out_row < job.rows) job.finish_gated(here.first + at, out_row, gates[i], ups[i]);
-        }
-    }
+    // quant/wide_end.cuh: adds up what is left of a lot; ends four rows of every eighth entry; ends a block, of which `left` tells
+    // what is there if it is shared; and one of a cluster that has a block for each segment.
+    DEVICE void put_left(u32 at, u32 left, u32 lot, float* to) const;
+    template <u32 COUNT>
+    DEVICE void end_usual(float (&x)[4 * COUNT], const float (&with)[4 * COUNT], const Entry* entry) const;
+    DEVICE void finish(const float (&totals)[SUMS], u32 at, u32 left, const Entries& mine) const;
+    DEVICE void finish_parts(const float (&totals)[SUMS], const Block& here, u32 turn) const;
+    DEVICE void end_plain(const float* sent, const Block& here) const;
+    DEVICE void end_gated(const float* sent, const Block& here) const;
 
     DEVICE void run() const {
         if (threadIdx.x == 0) {
@@ -514,7 +475,7 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         } else {
             take_registers<AT_ONCE == 2 ? 104 : 240>();
             const Places places = this->places();
-            Turn turn;
+            Reading turn(places);
             for (u32 i = 0; i < works(); ++i) {
                 const Work work = this->work(i);
                 const Block here = place(work.at);
@@ -524,10 +485,17 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
                     finish_parts(totals, here, i);
                 } else {
                     const Entries entries = entries_of(here);
-                    if (work.from > 0) go_on(totals);
+                    if (work.from > 0 && shared_by == 1) go_on(totals);
                     sum_up(totals, turn, work, places);
-                    if (work.to < SEGMENTS) leave(totals);
-                    if (work.to == SEGMENTS) finish(totals, here, entries);
+                    u32 left = 0;
+                    if (shared_by > 1) {
+                        if (work.from == 0) leave(totals, work.at, 0), tell(work.at, 0);
+                        left = wait_for_left(work.at);
+                    } else if (work.to < SEGMENTS) {
+                        leave(totals);
+                        continue;
+                    }
+                    finish(totals, work.at, left, entries);
                 }
             }
         }
@@ -536,6 +504,8 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> struct Wide {
         cluster_sync();
     }
 };
+
+#include "quant/wide_end.cuh"
 
 template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> DEVICE void wide(const Job& job) {
     extern __shared__ __align__(1024) u8 shared[];
@@ -549,10 +519,13 @@ template <class FORMAT, u32 WIDTH, bool GATED, u32 PARTS> DEVICE void wide(const
         __launch_bounds__(WIDE_THREADS, Wide<__VA_ARGS__>::AT_ONCE) name(Job job) { wide<__VA_ARGS__>(job); }
 #define WIDE(name, FORMAT)                                            \
     WIDE_KERNEL(wide_64_##name, FORMAT, 64, false, 1)                 \
+    WIDE_KERNEL(wide_96_##name, FORMAT, 96, false, 1)                 \
     WIDE_KERNEL(wide_128_##name, FORMAT, 128, false, 1)               \
+    WIDE_KERNEL(wide_176_##name, FORMAT, 176, false, 1)               \
     WIDE_KERNEL(wide_192_##name, FORMAT, 192, false, 1)               \
     WIDE_KERNEL(gated_wide_64_##name, FORMAT, 64, true, 1)            \
     WIDE_KERNEL(gated_wide_128_##name, FORMAT, 128, true, 1)          \
+    WIDE_KERNEL(gated_wide_176_##name, FORMAT, 176, true, 1)          \
     WIDE_KERNEL(gated_wide_192_##name, FORMAT, 192, true, 1)          \
     WIDE_KERNEL(parts_64_##name, FORMAT, 64, false, SEGMENTS)         \
     WIDE_KERNEL(gated_parts_64_##name, FORMAT, 64, true, SEGMENTS)

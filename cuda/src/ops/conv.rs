@@ -81,7 +81,11 @@ impl Machine {
         }
         // Four channels of a thread are vectors in every row.
         let at_once = if conv.decl.taps <= TAPS_BY_4 && conv.decl.channels.is_multiple_of(4) { 4 } else { 1 };
-        let name = if at_once == 4 { format!("{name}_by_4") } else { name.to_owned() };
+        let name = match (at_once, most) {
+            (1, _) => name.to_owned(),
+            (_, 0..=1) => format!("{name}_by_4"),
+            (_, 2..) => format!("{name}_rows_by_4"),
+        };
         let launch =
             self.kernel("conv", &name)?.grid(blocks.0.div_ceil(at_once), blocks.1, blocks.2).block(BLOCK).early();
         launch.arg(self.view()).arg(view).arg(self.act(x)).arg(with).arg(self.scratch()).launch()

@@ -90,6 +90,11 @@ impl Job {
         self.rows as usize
     }
 
+    /// Whether entries of experts are cut into pieces.
+    pub(super) fn has_pieces(&self) -> bool {
+        self.pieces != 0
+    }
+
     /// Entries that a block of one of [`Kernel::Ring`] has: of a matrix that a row chose, that row.
     pub(super) fn entries_of_block(&self) -> usize {
         if self.chosen == 0 { self.entries as usize } else { 1 }

@@ -20,15 +20,22 @@ const THREADS: usize = 384;
 /// Shared memory of a block, and of one of which a multiprocessor has two: `SHARED` there.
 const SHARED: usize = 227 << 10;
 const SHARED_OF_TWO: usize = 113 << 10;
-/// Entries of a cluster that there are kernels for, and of those the ones for experts.
-const WIDTHS: [usize; 3] = [192, 128, 64];
+/// Entries of a cluster that there are kernels for, of those the ones of gated products, and the ones for experts.
+const WIDTHS: [usize; 5] = [192, 176, 128, 96, 64];
+const WIDTHS_OF_GATED: [usize; 4] = [192, 176, 128, 64];
 const WIDTHS_OF_EXPERTS: [usize; 2] = [192, 128];
 /// Entries of a cluster with a block for each of [`SEGMENTS`] segments.
 pub(crate) const PARTS: usize = 64;
 
 /// What a block does besides multiplying takes as long as so many entries: most of it is that weights are unpacked.
 fn besides(quant: Quant) -> usize {
-    if is_plain(quant) { 40 } else { 130 }
+    if is_plain(quant) {
+        50
+    } else if quant == Quant::Q8_0 {
+        100
+    } else {
+        130
+    }
 }
 
 /// The same of clusters with a block for each segment: those of 16 bits wait for memory.
@@ -38,6 +45,11 @@ fn besides_in_parts(quant: Quant) -> usize {
 
 /// How long leaving sums to others and going on with theirs takes.
 const LEAVING: usize = 4000;
+
+/// The same for blocks of so many entries that are shared.
+fn sharing(width: usize) -> usize {
+    2500 + 15 * width
+}
 
 /// How long a unit of eight tiles takes in the kernels of [`Kernel::new`], which are for up to 64 rows.
 fn of_others(quant: Quant, rows: usize) -> f64 {
@@ -87,9 +99,24 @@ pub(crate) fn takes_experts(device: &Device, usual: usize) -> bool {
     device.capability() == (9, 0) && usual >= LEAST_OF_EXPERT
 }
 
-/// Sums of the blocks of a launch that may be left to others, of which every thread that multiplies has half a width.
+/// Blocks of a launch that may leave sums to others, or segments that blocks leave alone where they are shared, for each
+/// multiprocessor; and flags of warps that say that they are there.
+const MOST_LEFT: usize = 3;
+const FLAGS: usize = 8 * (SEGMENTS + 1);
+
+/// Sums that may be left, of which every thread that multiplies has half a width.
 pub(crate) fn sums_left(device: &Device, rows: usize) -> usize {
-    if takes(device, rows) { device.multiprocessors() * 128 * WIDTHS[0] } else { 0 }
+    if takes(device, rows) { MOST_LEFT * device.multiprocessors() * 128 * WIDTHS[0] } else { 0 }
+}
+
+/// Flags of all of them.
+pub(crate) fn flags(device: &Device) -> usize {
+    FLAGS * device.multiprocessors()
+}
+
+/// How many clusters share a block of so many.
+fn shared_by(clusters: usize, multiprocessors: usize) -> usize {
+    (multiprocessors / CLUSTER / clusters).clamp(1, SEGMENTS)
 }
 
 /// Rows of a matrix, or of each of two, that a cluster has.
@@ -110,10 +137,11 @@ pub(crate) fn best(
     let wide = |width: usize| {
         let (clusters, at_once) = (blocks.div_ceil(CLUSTER) * rows.div_ceil(width), multiprocessors / CLUSTER);
         let turn = units * (width + besides(quant));
-        // What is left for less than two turns is shared by all, who leave sums to each other.
-        match clusters {
-            count if count.is_multiple_of(at_once) || count < at_once => count.div_ceil(at_once) * turn,
-            count => count * turn / at_once + LEAVING,
+        // What is left for less than two turns is shared by all, who leave sums to each other; so are blocks of which there are few.
+        match (clusters, shared_by(clusters, multiprocessors)) {
+            (_, 2..) => SEGMENTS.div_ceil(shared_by(clusters, multiprocessors)) * turn / SEGMENTS + sharing(width),
+            (count, _) if count.is_multiple_of(at_once) || count < at_once => count.div_ceil(at_once) * turn,
+            (count, _) => count * turn / at_once + LEAVING,
         }
     };
     // Clusters of eight blocks, two of them on a multiprocessor, leave a tenth of a GPU alone. Where one is alone in the last turn,
@@ -125,8 +153,9 @@ pub(crate) fn best(
         halves * (units.div_ceil(SEGMENTS) * (PARTS + besides_in_parts(quant)) + 320)
     };
     let other = (blocks * units) as f64 * of_others(quant, rows);
-    let (width, wide) =
-        WIDTHS.map(|width| (width, wide(width))).into_iter().min_by_key(|(_, time)| *time).expect("there are some");
+    let widths: &[usize] = if is_gated { &WIDTHS_OF_GATED } else { &WIDTHS };
+    let times = widths.iter().map(|&width| (width, wide(width)));
+    let (width, wide) = times.min_by_key(|(_, time)| *time).expect("there are some");
     if wide <= parts && (wide as f64) < other {
         Some(Kernel::Wide(width))
     } else if (parts as f64) < other {
@@ -152,10 +181,12 @@ impl Machine {
         (job, pieces): (Job, usize),
     ) -> Result<(), DeviceError> {
         let clusters = job.rows().div_ceil(rows_of_cluster(is_gated)) * pieces;
-        self.kernel(unit, name)?
-            .grid(CLUSTER * clusters.min(self.device.multiprocessors() / CLUSTER), 1, 1)
-            .block(THREADS)
-            .shared(SHARED)
+        let launch = self.kernel(unit, name)?.block(THREADS).shared(SHARED);
+        // Clusters that share a block wait for each other.
+        let at_once = self.device.multiprocessors().min(CLUSTER * launch.clusters_at_once(CLUSTER)?);
+        let shared_by = if job.has_pieces() { 1 } else { shared_by(clusters, at_once) };
+        launch
+            .grid(CLUSTER * (clusters * shared_by).min(self.device.multiprocessors() / CLUSTER), 1, 1)
             .early()
             .arg(job)
             .launch()
@@ -180,6 +211,8 @@ impl Machine {
 mod tests {
     use super::*;
 
+    const UP: [usize; 2] = [14336, 4096];
+
     #[test]
     fn kernels_are_given_what_they_expect() {
         assert_eq!(size_of::<Wanted>(), 32);
@@ -191,22 +224,35 @@ mod tests {
             let units = columns / 64;
             best(quant, [rows, rows_of_matrix, units], is_gated, 132)
         };
-        let (square, up, gated) = ([4096, 4096], [14336, 4096], [9216, 2560]);
+        let (square, up, gated) = ([4096, 4096], UP, [9216, 2560]);
         let wide = |width| Some(Kernel::Wide(width));
-        // As many blocks as there is room for, or a few more than that.
+        // As many blocks as there is room for, or a few more than that; the last of 512 rows make three blocks of 176 nearly full.
         assert_eq!([512, 4096].map(|rows| of(Quant::Bf16, rows, square, false)), [wide(128), wide(192)]);
-        assert_eq!([128, 192, 512].map(|rows| of(Quant::Q8_0, rows, gated, true)), [wide(128), wide(192), wide(192)]);
+        assert_eq!([128, 192, 512].map(|rows| of(Quant::Q8_0, rows, gated, true)), [wide(128), wide(192), wide(176)]);
         assert_eq!([128, 192, 4096].map(|rows| of(Quant::Q4K, rows, up, false)), [wide(128), wide(192), wide(192)]);
     }
 
     #[test]
     fn matrices_of_few_rows_are_cut_by_columns() {
         let of = |rows, shape: [usize; 2], is_gated| best(Quant::Q4K, [rows, shape[0], shape[1] / 64], is_gated, 132);
-        let (square, up, down) = ([4096, 4096], [14336, 4096], [4096, 14336]);
-        assert_eq!([64, 128].map(|rows| of(rows, square, false)), [Some(Kernel::Parts); 2]);
-        assert_eq!([64, 128].map(|rows| of(rows, down, false)), [Some(Kernel::Parts); 2]);
-        assert_eq!([64, 128].map(|rows| of(rows, up, false)), [64, 128].map(|width| Some(Kernel::Wide(width))));
-        assert_eq!([64, 128].map(|rows| of(rows, up, true)), [64, 128].map(|width| Some(Kernel::Wide(width))));
+        let (square, narrow, down) = ([4096, 4096], [2560, 4096], [4096, 14336]);
+        assert_eq!([64, 128].map(|rows| of(rows, narrow, false)), [None, Some(Kernel::Parts)]);
+        // Clusters that share blocks, if there are columns enough.
+        assert_eq!([64, 128].map(|rows| of(rows, square, false)), [64, 128].map(|width| Some(Kernel::Wide(width))));
+        assert_eq!([128, 256].map(|rows| of(rows, down, false)), [Some(Kernel::Wide(128)); 2]);
+        assert_eq!([64, 128].map(|rows| of(rows, UP, false)), [64, 128].map(|width| Some(Kernel::Wide(width))));
+        assert_eq!([64, 128].map(|rows| of(rows, UP, true)), [64, 128].map(|width| Some(Kernel::Wide(width))));
+    }
+
+    #[test]
+    fn blocks_of_which_there_are_few_are_shared() {
+        assert_eq!([1, 8, 10, 22, 33, 34, 66, 100].map(|clusters| shared_by(clusters, 132)), [8, 8, 6, 3, 2, 1, 1, 1]);
+        // What is left finds room: a place for the first segments, and one for each of the others.
+        for clusters in 1..=66 {
+            let by = shared_by(clusters, 132);
+            let left = if by > 1 { CLUSTER * clusters * (SEGMENTS - SEGMENTS / by + 1) } else { 132 };
+            assert!(left <= MOST_LEFT * 132 && 8 * left * by <= FLAGS * 132, "{clusters}");
+        }
     }
 
     #[test]
