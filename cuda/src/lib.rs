@@ -64,6 +64,7 @@ use std::{ops::Range, sync::Arc};
 pub struct Cuda {
     device: Arc<Device>,
     is_eager: bool,
+    width: Option<usize>,
     machine: Option<Machine>,
 }
 
@@ -76,12 +77,18 @@ impl std::fmt::Debug for Machine {
 impl Cuda {
     /// A backend on a GPU with nothing on it.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, is_eager: false, machine: None }
+        Self { device, is_eager: false, width: None, machine: None }
     }
 
     /// The same, but every kernel is launched on its own and no graphs are made: slower, the same results.
     pub fn eager(self) -> Self {
         Self { is_eager: true, ..self }
+    }
+
+    /// The same, but products that can go through clusters of so many entries (`kernels/quant/wide.cuh`) do, whichever kernel is
+    /// the fastest: to compare kernels, and to measure what each of them takes. The results are the same.
+    pub fn with_width(self, width: Option<usize>) -> Self {
+        Self { width, ..self }
     }
 
     /// The GPU; after `prepare` with the stream that the program runs in.
@@ -111,7 +118,9 @@ impl Backend for Cuda {
     ) -> Result<(), DeviceError> {
         self.machine = None;
         let device = self.device.with_own_stream()?;
-        self.machine = Some(Machine::new((&device, self.is_eager), program, weights, limits)?);
+        let mut machine = Machine::new((&device, self.is_eager), program, weights, limits)?;
+        machine.width = self.width;
+        self.machine = Some(machine);
         Ok(())
     }
 

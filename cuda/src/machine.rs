@@ -68,6 +68,8 @@ pub(crate) struct Machine {
     pub(crate) joined: Vec<(Weight, Job)>,
     /// The op of the program that is being launched, in a whole step.
     pub(crate) running: Option<usize>,
+    /// Entries of clusters that products are to go through ([`crate::Cuda::with_width`]).
+    pub(crate) width: Option<usize>,
     staging: Pinned,
     /// What goes from band to band.
     carried: Carried,
@@ -133,6 +135,7 @@ impl Machine {
             around: ops::around::around(&program, device.capability() >= (9, 0)),
             joined: Vec::new(),
             running: None,
+            width: None,
             staging: Pinned::new(device, STAGING)?,
             carried: Carried::Paged(Vec::new()),
             graphs: Graphs::new(is_eager),

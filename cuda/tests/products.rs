@@ -1,7 +1,7 @@
 //! Products on the GPU of this machine. Without arguments: whether the bits of a row depend on what else is in the step,
 //! for all formats or those that are named, and whether heads are normed alike on their own and where they are rotated.
-//! With `--time` and parts of names: how long products take, against what the GPU can do at most. Both go through the
-//! backend.
+//! With `--time` and parts of names: how long products take, against what the GPU can do at most; of `--rows 64,512`, and by
+//! kernels of one width with `--width 128`, where there are some. Both go through the backend.
 
 #![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test")]
 
@@ -29,23 +29,69 @@ fn main() -> ExitCode {
         println!("skipped: no CUDA device");
         return ExitCode::SUCCESS;
     }
+    let Some(asked) = Asked::from(&arguments) else {
+        eprintln!(
+            "{}: expected formats that can be quantised to, or --time [--rows N,N] [--width N] and parts of names",
+            arguments.join(" ")
+        );
+        return ExitCode::FAILURE;
+    };
     let device = Device::open(0).unwrap();
-    let parts: Vec<&str> = arguments.iter().filter(|part| !part.starts_with("--")).map(String::as_str).collect();
-    if arguments.iter().any(|argument| argument == "--time") {
-        time_all(&device, &parts);
+    if asked.is_timed {
+        time_all(&device, &asked);
         return ExitCode::SUCCESS;
     }
-    let is_wanted =
-        |quant: &Quant| quant.can_quantize() && (arguments.is_empty() || arguments.contains(&quant.to_string()));
-    let wanted: Vec<_> = Quant::ALL.iter().filter(|quant| is_wanted(quant)).collect();
-    if wanted.len() < arguments.len().max(1) {
-        eprintln!("{}: expected formats that can be quantised to, or --time", arguments.join(" "));
-        return ExitCode::FAILURE;
+    let mut differing = norms_of_heads(&device);
+    for quant in Quant::ALL.iter().copied().filter(|quant| asked.has(*quant)) {
+        // Every width by every way to unpack: those of 16 bits, of few instructions, and of many.
+        let is_main = [Quant::Bf16, Quant::Q8_0, Quant::Q4K].contains(&quant);
+        let widths = WIDTHS.iter().copied().filter(|_| is_main).map(Some);
+        differing += widths.chain([None]).map(|width| bits(&device, quant, width)).sum::<usize>();
+        differing += whole_steps(&device, quant);
     }
-    let differing: usize = wanted.into_iter().map(|quant| bits(&device, *quant) + whole_steps(&device, *quant)).sum();
-    let differing = differing + norms_of_heads(&device);
     println!("{differing} formats and ops whose bits depend on the step");
     if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Widths of kernels for many rows (`cuda/src/ops/wide.rs`).
+const WIDTHS: [usize; 5] = [64, 96, 128, 176, 192];
+
+/// What the arguments ask for.
+#[derive(Default)]
+struct Asked {
+    is_timed: bool,
+    rows: Option<Vec<usize>>,
+    width: Option<usize>,
+    /// Formats, or parts of names of what is timed.
+    names: Vec<String>,
+}
+
+impl Asked {
+    /// None if they are not as expected.
+    fn from(arguments: &[String]) -> Option<Self> {
+        let mut asked = Self::default();
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--time" => asked.is_timed = true,
+                "--rows" => {
+                    asked.rows = Some(arguments.next()?.split(',').map(str::parse).collect::<Result<_, _>>().ok()?)
+                }
+                "--width" => asked.width = Some(arguments.next()?.parse().ok().filter(|width| WIDTHS.contains(width))?),
+                option if option.starts_with("--") => return None,
+                name => asked.names.push(name.to_owned()),
+            }
+        }
+        let is_format =
+            |name: &String| Quant::ALL.iter().any(|quant| quant.can_quantize() && quant.to_string() == *name);
+        let is_right =
+            asked.is_timed || asked.rows.is_none() && asked.width.is_none() && asked.names.iter().all(is_format);
+        is_right.then_some(asked)
+    }
+
+    fn has(&self, quant: Quant) -> bool {
+        quant.can_quantize() && (self.names.is_empty() || self.names.contains(&quant.to_string()))
+    }
 }
 
 fn limits(rows: usize) -> Limits {
@@ -90,6 +136,11 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let (small_rows, small) = (40, b.act("small", 40));
     let weight = b.matrix("w_small", [small_rows, inputs]);
     b.op(Op::Linear(Linear::new(x, weight, small)));
+    // So few columns that half of the segments of a row have none.
+    let (short_columns, short_rows) = (256, 800);
+    let [few, short] = [("few", short_columns), ("short", short_rows)].map(|(name, columns)| b.act(name, columns));
+    let weight = b.matrix("w_short", [short_rows, short_columns]);
+    b.op(Op::Linear(Linear::new(few, weight, short)));
     let (heads, of_heads) = (5, b.act("heads", 5 * 70));
     let weight = b.matrix("of_heads", [heads * 70, inputs / heads]);
     b.op(Op::HeadLinear(HeadLinear { x, weight, heads, out: of_heads }));
@@ -104,17 +155,18 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let weight = b.matrix("downs", [experts_total * outputs, hidden]);
     let output = Output::Write;
     b.op(Op::ExpertLinear(ExpertLinear { x: inner, experts, weights: scores, weight, out: sum, output }));
-    let compared = [(plain, outputs), (gated, outputs), (tall, tall_rows), (small, small_rows), (of_heads, 350)];
-    let compared = compared.into_iter().chain([(inner, active * hidden), (sum, outputs)]);
-    (b.finish(plain), vec![(x, inputs), (logits, experts_total)], compared.collect())
+    let compared = [(plain, outputs), (gated, outputs), (tall, tall_rows), (small, small_rows), (short, short_rows)];
+    let compared = compared.into_iter().chain([(of_heads, 350), (inner, active * hidden), (sum, outputs)]);
+    (b.finish(plain), vec![(x, inputs), (few, short_columns), (logits, experts_total)], compared.collect())
 }
 
-/// Products of many rows at once and of a few of them give the same bits. Returns for how many ops they do not.
-fn bits(device: &Arc<Device>, quant: Quant) -> usize {
+/// Products of many rows at once, by kernels of one width where there are some, and of a few of them give the same bits. Returns
+/// for how many ops they do not.
+fn bits(device: &Arc<Device>, quant: Quant, width: Option<usize>) -> usize {
     const ROWS: usize = 300;
     let (program, inputs, compared) = all_products();
     let program = Arc::new(program);
-    let mut backend = Cuda::new(device.clone());
+    let mut backend = Cuda::new(device.clone()).with_width(width);
     if let Err(error) = backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 5 }, limits(ROWS)) {
         println!("{quant}: {error}");
         return 1;
@@ -146,7 +198,8 @@ fn bits(device: &Arc<Device>, quant: Quant) -> usize {
             let expected = &whole[op][first * columns..][..rows * columns];
             let same = expected.iter().zip(found).all(|(e, f)| e.to_bits() == f.to_bits());
             if !same && !differs[op] {
-                println!("{quant}: {} differs in {rows} rows", program.act(compared[op].0).name);
+                let by = width.map_or_else(String::new, |width| format!(" by kernels of width {width}"));
+                println!("{quant}: {} differs in {rows} rows{by}", program.act(compared[op].0).name);
             }
             differs[op] |= !same;
         }
@@ -392,7 +445,7 @@ fn copies(shape: Shape, copies: usize) -> (Program, Vec<(Act, usize)>) {
     (b.finish(out), filled)
 }
 
-fn time_all(device: &Arc<Device>, parts: &[&str]) {
+fn time_all(device: &Arc<Device>, asked: &Asked) {
     let (bandwidth, peak) = (device.copy_bandwidth().unwrap(), device.matrix_peak().unwrap());
     println!("{}: copies {:.0} GB/s, matrix instructions {:.0} TFLOP/s", device.name(), bandwidth / 1e9, peak / 1e12);
     println!("{:<34} {:>5} {:>9} {:>7} {:>6} {:>8} {:>6}", "", "rows", "us", "GB/s", "%copy", "TFLOP/s", "%mma");
@@ -421,19 +474,25 @@ fn time_all(device: &Arc<Device>, parts: &[&str]) {
     all.push((Quant::Q6K, plain(128256, 4096), vec![1]));
     for (quant, shape, rows) in all {
         let name = format!("{quant} {}", shape.name());
-        if parts.is_empty() || parts.iter().any(|part| name.contains(part)) {
-            time(device, (quant, shape), &rows, (bandwidth, peak));
+        if asked.names.is_empty() || asked.names.iter().any(|part| name.contains(part)) {
+            let rows = asked.rows.as_ref().unwrap_or(&rows);
+            time((device, asked.width), (quant, shape), rows, (bandwidth, peak));
         }
     }
 }
 
-fn time(device: &Arc<Device>, (quant, shape): (Quant, Shape), all_rows: &[usize], (bandwidth, peak): (f64, f64)) {
+fn time(
+    (device, width): (&Arc<Device>, Option<usize>),
+    (quant, shape): (Quant, Shape),
+    all_rows: &[usize],
+    (bandwidth, peak): (f64, f64),
+) {
     let bytes = quant.row_bytes(shape.values()).unwrap();
     let count = (300_000_000 / bytes).clamp(2, 32).max(4);
     let (program, filled) = copies(shape, count);
     let program = Arc::new(program);
     let most = all_rows.iter().copied().max().unwrap_or(1);
-    let mut backend = Cuda::new(device.clone());
+    let mut backend = Cuda::new(device.clone()).with_width(width);
     if let Err(error) = backend.prepare(program.clone(), &mut Tiled(quant), limits(most)) {
         return println!("{quant} {}: {error}", shape.name());
     }

@@ -350,8 +350,11 @@ impl Machine {
             }
             Stacking::One if quant != Quant::F32 && wide::takes(device, rows) => {
                 let units = self.matrix(of.weight).units();
-                let best = wide::best(quant, [rows, rows_of_matrix, units], is_gated, device.multiprocessors());
-                best.unwrap_or_else(|| Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device))
+                let wanted = self.width.filter(|width| wide::widths(is_gated).contains(width)).map(Kernel::Wide);
+                let best = || wide::best(quant, [rows, rows_of_matrix, units], is_gated, device.multiprocessors());
+                wanted
+                    .or_else(best)
+                    .unwrap_or_else(|| Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device))
             }
             Stacking::One | Stacking::Heads(_) => Kernel::new(quant, [rows, rows_of_matrix, count], is_gated, device),
         };

@@ -124,9 +124,14 @@ fn rows_of_cluster(is_gated: bool) -> usize {
     CLUSTER * if is_gated { 64 } else { 128 }
 }
 
+/// Entries of a cluster that there are kernels for.
+pub(crate) fn widths(is_gated: bool) -> &'static [usize] {
+    if is_gated { &WIDTHS_OF_GATED } else { &WIDTHS }
+}
+
 /// The fastest of these kernels for `rows` with a matrix of so many rows and units of 64 columns, or none if others are
 /// faster. One of time is what a block takes longer for a unit with one more entry, 2.2 ns on an H200; all factors come from
-/// products that were measured there (`cuda/tests/products.rs`).
+/// products that were measured there (`cuda/tests/products.rs --time --width`).
 pub(crate) fn best(
     quant: Quant,
     [rows, rows_of_matrix, units]: [usize; 3],
@@ -153,8 +158,7 @@ pub(crate) fn best(
         halves * (units.div_ceil(SEGMENTS) * (PARTS + besides_in_parts(quant)) + 320)
     };
     let other = (blocks * units) as f64 * of_others(quant, rows);
-    let widths: &[usize] = if is_gated { &WIDTHS_OF_GATED } else { &WIDTHS };
-    let times = widths.iter().map(|&width| (width, wide(width)));
+    let times = widths(is_gated).iter().map(|&width| (width, wide(width)));
     let (width, wide) = times.min_by_key(|(_, time)| *time).expect("there are some");
     if wide <= parts && (wide as f64) < other {
         Some(Kernel::Wide(width))
