@@ -77,8 +77,8 @@ KERNEL short_conv_keep(StepView step, Conv conv, const float* bcx, float* halo) 
 }
 
 // `input(row)` is what is convolved, `output(row, sum)` what is done with a sum; rows are those of the step. `halo` is
-// that of the block of a long span. There are no more taps than MOST. AHEAD: rows that a
-// thread asks for before it has computed the first of them.
+// that of the block of a long span. There are no more taps than MOST. AHEAD: rows that a thread asks for before it has computed
+// the first of them.
 //
 // What earlier steps and layers have left is read before the wait: nothing else in a step writes the ring of a layer.
 template <u32 MOST, u32 COUNT, u32 AHEAD, typename Input, typename Output>

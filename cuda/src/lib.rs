@@ -48,6 +48,7 @@ mod weights;
 pub use compile::{ARCHITECTURES, build_image, check_kernels, compiler_version};
 pub use device::{Device, has_device, has_driver};
 pub use image::embedded_architectures;
+pub use ops::wide::WIDTHS;
 pub use weights::weight_bytes;
 
 use kvas_backend::{

@@ -37,7 +37,7 @@ pub(crate) struct Machine {
     pub(crate) matrices: Vec<Matrix>,
     /// For any op, while it runs.
     scratch: Memory,
-    /// By block of a launch of products: whether it has left sums to another. No, between launches.
+    /// By block of a launch of products, or by warp for each that waits: whether it has left sums to another. No, between launches.
     pub(crate) left: Memory,
     image: StepImage,
     pub(crate) pages: Pages,

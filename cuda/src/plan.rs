@@ -14,7 +14,7 @@ pub(crate) struct Plan {
     pages: u64,
     /// Checkpoints, replay rings and windows of convolutions.
     states: u64,
-    /// What ops share, and the step itself.
+    /// What ops share, flags of theirs, and the step itself.
     pub(crate) scratch: u64,
 }
 
@@ -31,7 +31,9 @@ impl Plan {
             activations: program.acts.iter().map(|act| bytes(act.columns * rows(act.rows))).sum(),
             pages: program.page_bytes(limits.page_size, limits.kv_type) as u64 * limits.pages as u64,
             states: states.sum(),
-            scratch: ops::scratch_bytes(program, limits, device) + StepImage::bytes(program, limits),
+            scratch: ops::scratch_bytes(program, limits, device)
+                + bytes(ops::wide::flags(device))
+                + StepImage::bytes(program, limits),
         }
     }
 

@@ -16,9 +16,9 @@ use kvas_backend::{
     rope::{Pairing, Scaling},
     store::{PageLayout, PagesDecl, Policy},
 };
-use kvas_cuda::{Cuda, Device};
+use kvas_cuda::{Cuda, Device, WIDTHS};
 use kvas_gguf::Quant;
-use std::{process::ExitCode, sync::Arc, time::Instant};
+use std::{num::NonZeroUsize, process::ExitCode, sync::Arc, time::Instant};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -53,9 +53,6 @@ fn main() -> ExitCode {
     if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Widths of kernels for many rows (`cuda/src/ops/wide.rs`).
-const WIDTHS: [usize; 5] = [64, 96, 128, 176, 192];
-
 /// What the arguments ask for.
 #[derive(Default)]
 struct Asked {
@@ -75,7 +72,8 @@ impl Asked {
             match argument.as_str() {
                 "--time" => asked.is_timed = true,
                 "--rows" => {
-                    asked.rows = Some(arguments.next()?.split(',').map(str::parse).collect::<Result<_, _>>().ok()?)
+                    let number = |text: &str| text.parse().ok().map(NonZeroUsize::get);
+                    asked.rows = Some(arguments.next()?.split(',').map(number).collect::<Option<_>>()?);
                 }
                 "--width" => asked.width = Some(arguments.next()?.parse().ok().filter(|width| WIDTHS.contains(width))?),
                 option if option.starts_with("--") => return None,

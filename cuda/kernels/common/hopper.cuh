@@ -60,8 +60,8 @@ DEVICE void hold(u32 (&w)[2][4]) {
 #define FIRST_TEN "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
 #define UP_TO_16 FIRST_TEN "%10, %11, %12, %13, %14, %15"
 #define UP_TO_32 FIRST_TEN TEN(1) TEN(2) "%30, %31"
-#define UP_TO_64 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
 #define UP_TO_48 FIRST_TEN TEN(1) TEN(2) TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
+#define UP_TO_64 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
 #define UP_TO_88 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) "%80, %81, %82, %83, %84, %85, %86, %87"
 #define UP_TO_96 FIRST_TEN TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90, %91, %92, %93, %94, %95"
 #define UP_TO_128                                                                                                      \
@@ -71,8 +71,8 @@ DEVICE void hold(u32 (&w)[2][4]) {
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define IN_OUT_16(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8)
 #define IN_OUT_32(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8), IN_OUT_8(d, i + 16), IN_OUT_8(d, i + 24)
-#define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
 #define IN_OUT_48(d, i) IN_OUT_32(d, i), IN_OUT_16(d, i + 32)
+#define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
 #define IN_OUT_88(d, i) IN_OUT_64(d, i), IN_OUT_16(d, i + 64), IN_OUT_8(d, i + 80)
 #define IN_OUT_96(d, i) IN_OUT_64(d, i), IN_OUT_32(d, i + 64)
 #define IN_OUT_128(d, i) IN_OUT_64(d, i), IN_OUT_64(d, i + 64)

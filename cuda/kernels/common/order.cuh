@@ -25,7 +25,8 @@ DEVICE void tell_blocks(u32* at, u32 value) { asm volatile("st.release.gpu.globa
 // The same where nothing was written that others are to see.
 DEVICE void set_for_blocks(u32* at, u32 value) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
 
-// Waits until another block has said `value`: one that has begun, if blocks begin in their order and this is not the first.
+// Waits until another block has said `value`: one that has begun, if blocks begin in their order and it is ahead of this one, or
+// one of a launch whose blocks are all at work at once.
 DEVICE void wait_until_told(const u32* at, u32 value) {
     u32 told;
     do {

@@ -53,7 +53,7 @@ struct Job {
     float* normed; // where it goes, or null
     float norm_eps;
     u32 padding;
-    u32* left; // by block of quant/wide.cuh: whether it has left sums
+    u32* left; // by block of quant/wide.cuh, or by warp for each that waits: whether it has left sums
 
     // Whether blocks know their pieces before anything has run.
     DEVICE bool is_regular() const { return pieces == nullptr && chosen == nullptr; }

@@ -20,8 +20,9 @@ const THREADS: usize = 384;
 /// Shared memory of a block, and of one of which a multiprocessor has two: `SHARED` there.
 const SHARED: usize = 227 << 10;
 const SHARED_OF_TWO: usize = 113 << 10;
-/// Entries of a cluster that there are kernels for, of those the ones of gated products, and the ones for experts.
-const WIDTHS: [usize; 5] = [192, 176, 128, 96, 64];
+/// Entries of a cluster that there are kernels for ([`crate::Cuda::with_width`]).
+pub const WIDTHS: [usize; 5] = [192, 176, 128, 96, 64];
+/// Of those the ones of gated products, and the ones for experts.
 const WIDTHS_OF_GATED: [usize; 4] = [192, 176, 128, 64];
 const WIDTHS_OF_EXPERTS: [usize; 2] = [192, 128];
 /// Entries of a cluster with a block for each of [`SEGMENTS`] segments.
@@ -116,7 +117,7 @@ pub(crate) fn flags(device: &Device) -> usize {
 
 /// How many clusters share a block of so many.
 fn shared_by(clusters: usize, multiprocessors: usize) -> usize {
-    (multiprocessors / CLUSTER / clusters).clamp(1, SEGMENTS)
+    (multiprocessors / CLUSTER / clusters.max(1)).clamp(1, SEGMENTS)
 }
 
 /// Rows of a matrix, or of each of two, that a cluster has.
@@ -144,7 +145,7 @@ pub(crate) fn best(
         let turn = units * (width + besides(quant));
         // What is left for less than two turns is shared by all, who leave sums to each other; so are blocks of which there are few.
         match (clusters, shared_by(clusters, multiprocessors)) {
-            (_, 2..) => SEGMENTS.div_ceil(shared_by(clusters, multiprocessors)) * turn / SEGMENTS + sharing(width),
+            (_, by @ 2..) => SEGMENTS.div_ceil(by) * turn / SEGMENTS + sharing(width),
             (count, _) if count.is_multiple_of(at_once) || count < at_once => count.div_ceil(at_once) * turn,
             (count, _) => count * turn / at_once + LEAVING,
         }
@@ -186,14 +187,13 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let clusters = job.rows().div_ceil(rows_of_cluster(is_gated)) * pieces;
         let launch = self.kernel(unit, name)?.block(THREADS).shared(SHARED);
-        // Clusters that share a block wait for each other.
-        let at_once = self.device.multiprocessors().min(CLUSTER * launch.clusters_at_once(CLUSTER)?);
-        let shared_by = if job.has_pieces() { 1 } else { shared_by(clusters, at_once) };
-        launch
-            .grid(CLUSTER * (clusters * shared_by).min(self.device.multiprocessors() / CLUSTER), 1, 1)
-            .early()
-            .arg(job)
-            .launch()
+        let multiprocessors = self.device.multiprocessors();
+        let mut by = if job.has_pieces() { 1 } else { shared_by(clusters, multiprocessors) };
+        if by > 1 {
+            // They wait for each other.
+            by = shared_by(clusters, multiprocessors.min(CLUSTER * launch.clusters_at_once(CLUSTER)?));
+        }
+        launch.grid(CLUSTER * (clusters * by).min(multiprocessors / CLUSTER), 1, 1).early().arg(job).launch()
     }
 
     /// Multiplies with the kernel `name` of `unit` that has clusters with a block for each segment, in so many columns of them.
