@@ -14,7 +14,7 @@ template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, c
     const u32 row = parts.first_row + blockIdx.z, head = blockIdx.y;
     const Span span = step.span_in(step.row_span[row], op.ordinal);
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 part = part_tokens(tokens, pages.kv_heads, span.has_sums()), begin = blockIdx.x * part, end = min(begin + part, tokens);
+    const u32 part = parts.cut(tokens, pages.kv_heads, span.has_sums()).length, begin = blockIdx.x * part, end = min(begin + part, tokens);
     if (begin >= end) return;
     const u32 kv_head = head / (op.heads / pages.kv_heads);
     const float* q = op.q + (u64(row) * op.heads + head) * pages.key_dim;
@@ -64,9 +64,9 @@ template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, c
     for (u32 column = threadIdx.x; column < pages.value_dim; column += THREADS) {
         float y = 0.0f;
         for (u32 w = 0; w < THREADS / 32; ++w) y = fmaf(factors[w], values[w][column], y);
-        parts.mixed_at(query, pages.value_dim)[column] = y;
+        parts.mixed_at(query, blockIdx.x, pages.value_dim)[column] = y;
     }
-    if (threadIdx.x == 0) *parts.tops_at(query) = make_float2(top, sum);
+    if (threadIdx.x == 0) *parts.tops_at(query, blockIdx.x) = make_float2(top, sum);
 }
 
 #define OF_TYPE(name, KV)                                                                                             \
@@ -82,7 +82,7 @@ OF_TYPE(fp8, KV_F8)
 
 // Puts the parts of rows together, and applies the gate. A block per row and head: its threads have four columns of every
 // few parts each.
-static constexpr u32 MERGE_THREADS = 256, MERGE_PARTS = 1024;
+static constexpr u32 MERGE_PARTS = 1024;
 
 KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pages, Attention op, Parts parts) {
     __shared__ float weights[MERGE_PARTS];
@@ -92,7 +92,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
     const Span span = step.span_in(step.row_span[row], op.ordinal);
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 parts_held = ceil_div(tokens, part_tokens(tokens, pages.kv_heads, span.has_sums())) + span.has_sums();
+    const u32 parts_held = ceil_div(tokens, parts.cut(tokens, pages.kv_heads, span.has_sums()).length) + span.has_sums();
     const u32 count = min(parts_held, MERGE_PARTS);
     // Sums are the last part of all rows, however many tokens those see.
     const u32 last = span.has_sums() ? parts.count - 1 : count - 1;

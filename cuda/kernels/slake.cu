@@ -23,7 +23,13 @@ KERNEL __launch_bounds__(PART_THREADS) slake_part(StepView step, GivenUp layer, 
     const Span span = step.span_in(number, layer.ordinal);
     const u32 group = op.heads / layer.pages.kv_heads;
     const Sums sums = {step, layer, op, parts, span, bound, kv_head};
-    sums.add(blockIdx.z * SUMS_COLUMNS, group, [&](u32 i) { return RowHead{row, kv_head * group + i}; }, room, [] {});
+    const auto query = [&](u32 i) { return RowHead{row, kv_head * group + i}; };
+    sums.add(
+        blockIdx.z * SUMS_COLUMNS, group, query, room, [] {},
+        [&](u32 i, u32 c, float y) { parts.mixed[sums.place_of(query(i)) * layer.pages.value_dim + c] = y; },
+        [&](u32 i, float top) {
+            if (lane_id() == 0) parts.tops[sums.place_of(query(i))] = make_float2(top, bound.count);
+        });
 }
 
 // Adds the weights of the committed rows of a span to the scores of what they have read, which fade before. A block per

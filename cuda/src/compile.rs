@@ -101,6 +101,7 @@ const HEADERS: &[(&str, &str)] = headers!(
     "common/attention_decode.cuh"
     "common/attention_part.cuh"
     "common/attention_prefill.cuh"
+    "common/attention_together.cuh"
     "common/attention_wide.cuh"
     "common/cluster.cuh"
     "common/conv.cuh"

@@ -40,6 +40,9 @@ pub(crate) struct Kernels {
 
 struct Module(sys::CUmodule);
 
+/// Blocks of a cluster that every GPU with clusters has.
+const USUAL_CLUSTER: usize = 8;
+
 /// A function, the dynamic shared memory it may ask for so far, and how many of its clusters run at once with that, once
 /// somebody has asked.
 #[derive(Clone, Copy)]
@@ -101,6 +104,15 @@ impl Kernels {
             function.clusters = None;
         }
         Ok(())
+    }
+
+    /// Lets a function have clusters of more blocks than every GPU with clusters has.
+    fn allow_large_clusters(&self, name: &str) -> Result<(), DeviceError> {
+        let Some(function) = self.functions.get(name) else { return Ok(()) };
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function is of a loaded module.
+        unsafe { result::function::set_function_attribute(function.handle, attribute, 1) }
+            .map_err(driver(&format!("{name}: asking for clusters of more than {USUAL_CLUSTER} blocks")))
     }
 
     /// Clusters of a function that run at once, of so many blocks and threads of a block, with all the shared memory that it was
@@ -167,6 +179,7 @@ impl Device {
             function,
             grid,
             block,
+            cluster: None,
             shared: 0,
             is_early: false,
             arguments: Arguments::new(),
@@ -236,6 +249,8 @@ pub(crate) struct Launch<'a> {
     function: Function,
     grid: [usize; 3],
     block: [usize; 3],
+    /// Blocks of a cluster in the first dimension of the grid, or what the kernel itself says.
+    cluster: Option<usize>,
     shared: usize,
     is_early: bool,
     arguments: Arguments,
@@ -256,6 +271,12 @@ impl Launch<'_> {
     /// Threads of a block.
     pub(crate) fn blocks(mut self, x: usize, y: usize, z: usize) -> Self {
         self.block = [x, y, z];
+        self
+    }
+
+    /// Clusters of so many blocks, in the first dimension of the grid.
+    pub(crate) fn clusters_of(mut self, blocks: usize) -> Self {
+        self.cluster = Some(blocks);
         self
     }
 
@@ -302,12 +323,16 @@ impl Launch<'_> {
         if self.grid.contains(&0) {
             return Ok(());
         }
-        if self.shared > self.function.shared {
+        let has_large_cluster = self.cluster.is_some_and(|blocks| blocks > USUAL_CLUSTER);
+        if self.shared > self.function.shared || has_large_cluster {
             let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
             kernels.allow(self.name, self.shared)?;
+            if has_large_cluster {
+                kernels.allow_large_clusters(self.name)?;
+            }
         }
-        let Self { device, name, function, grid, block, shared, is_early, arguments } = self;
-        let launched = Launched { function: function.handle, grid, block, shared, is_early, arguments };
+        let Self { device, name, function, grid, block, cluster, shared, is_early, arguments } = self;
+        let launched = Launched { function: function.handle, grid, block, cluster, shared, is_early, arguments };
         device.call(Call::Kernel(launched)).map_err(|error| {
             failed(format!("launching {name} (grid {grid:?} block {block:?} shared {shared}): {error}"))
         })
@@ -320,6 +345,7 @@ pub(crate) struct Launched {
     function: sys::CUfunction,
     grid: [usize; 3],
     block: [usize; 3],
+    cluster: Option<usize>,
     shared: usize,
     is_early: bool,
     arguments: Arguments,
@@ -335,9 +361,17 @@ impl Launched {
         let pointers = self.arguments.starts.iter().map(|start| (&raw const words[*start]).cast_mut().cast());
         let mut pointers: Vec<*mut c_void> = pointers.collect();
         let [grid, block] = [self.grid, self.block].map(|sizes| sizes.map(|size| size as u32));
-        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
-        let mut early = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let early = self.is_early.then(|| {
+            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute(id, sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 })
+        });
+        let cluster = self.cluster.map(|blocks| {
+            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            let dimensions = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks as u32, y: 1, z: 1 };
+            attribute(id, sys::CUlaunchAttributeValue { clusterDim: dimensions })
+        });
+        let mut attributes: Vec<sys::CUlaunchAttribute> = early.into_iter().chain(cluster).collect();
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -347,8 +381,8 @@ impl Launched {
             blockDimZ: block[2],
             sharedMemBytes: self.shared as u32,
             hStream: device.stream(),
-            attrs: &raw mut early,
-            numAttrs: u32::from(self.is_early),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         // SAFETY: the driver copies the arguments before it returns, and writes none. That a kernel is given what it
         // takes, and that it stays within the memory it is given, is up to the op that launches it; the conformance

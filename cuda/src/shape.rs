@@ -3,7 +3,7 @@
 
 use crate::{
     given_up::DeviceBound,
-    ops::attention::{BOUNDED_PART, LEAST_PART, MOST_PARTS},
+    ops::attention::{BOUNDED_PART, LEAST_PART},
 };
 use kvas_backend::{CHUNK, Cursor, Entry, Outputs, Slot, Span, Step};
 
@@ -35,14 +35,15 @@ struct Part {
 }
 
 /// The last position from which contexts of `rows` new rows have as many parts, at the first of the rows that are left over
-/// of whole chunks and at the last of them; of all rows where there are sums of what was given up. Where parts may become larger between these, each position for itself.
+/// of whole chunks and at the last of them; of all rows where there are sums of what was given up. Where contexts may be cut in
+/// other ways between these, each position for itself.
 fn stands_for(context: u32, rows: u32, has_sums: bool) -> u32 {
     let part = if has_sums { BOUNDED_PART } else { LEAST_PART } as u32;
-    let larger = part * MOST_PARTS as u32;
     let to_next = |tokens: u32| tokens.next_multiple_of(part) - tokens;
     let whole = if has_sums { 0 } else { rows / CHUNK as u32 * CHUNK as u32 };
     let (first, last) = (context + whole + 1, context + rows);
-    if first <= last && first.div_ceil(larger) != last.div_ceil(larger) {
+    // How contexts are cut changes behind multiples of that only.
+    if first <= last && first.div_ceil(part) != last.div_ceil(part) {
         return context;
     }
     context + to_next(first).min(to_next(last))
@@ -109,7 +110,7 @@ mod tests {
 
     /// Parts of the contexts of the first and of the last row that is left over, as attention counts them.
     fn parts(context: u32, rows: u32) -> [u32; 2] {
-        [context + rows / 16 * 16 + 1, context + rows].map(|tokens| tokens.div_ceil(256))
+        [context + rows / 16 * 16 + 1, context + rows].map(|tokens| tokens.div_ceil(128))
     }
 
     #[test]
@@ -117,9 +118,11 @@ mod tests {
         for rows in [1, 2, 15, 16, 17, 40] {
             for context in 0..1100 {
                 let of = stands_for(context, rows, false);
-                assert!(of >= context && of < context + 256, "{context} {rows}");
+                assert!(of >= context && of < context + 128, "{context} {rows}");
                 assert_eq!(parts(of, rows), parts(context, rows), "{context} {rows}");
-                let next = parts(context + 1, rows) == parts(context, rows);
+                // Where rows are cut apart each position stands for itself.
+                let [first, last] = parts(context, rows);
+                let next = parts(context + 1, rows) == [first, last] && (first == last || rows % 16 == 0);
                 assert_eq!(of == stands_for(context + 1, rows, false), next, "{context} {rows}");
             }
         }

@@ -1,7 +1,7 @@
 //! A prompt that is cut at multiples of a chunk gives the same bits however it is cut, and whatever else is in the steps.
 
 use kvas_backend::{
-    Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Slot, StateType, Step,
+    Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Slot, Span, StateType, Step,
     StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op::{self, HeadMap},
@@ -20,7 +20,10 @@ const PROMPT: usize = 3 * CHUNK + 5;
 type Subject = (Program, Vec<Act>, Act);
 
 fn attention(kv_type: KvType) -> Subject {
-    let (heads, kv_heads, dim) = (6, 2, if kv_type == KvType::F32 { 40 } else { 64 });
+    attention_of((6, 2, if kv_type == KvType::F32 { 40 } else { 64 }))
+}
+
+fn attention_of((heads, kv_heads, dim): (usize, usize, usize)) -> Subject {
     let mut b = Build::default();
     let (q, out) = (b.act("q", heads * dim), b.act("out", heads * dim));
     let (k, v) = (b.act("k", kv_heads * dim), b.act("v", kv_heads * dim));
@@ -287,4 +290,110 @@ fn sequences_get_the_same_bits_in_a_crowd_with_convolutions_and_norms_of_heads()
         ("silu", conv_and_norm(op::Activation::Silu), StateType::F32),
         ("sigmoid", conv_and_norm(op::Activation::Sigmoid), StateType::F32),
     ]);
+}
+
+/// Outputs of so many new rows of sequences with contexts of `contexts` tokens, of so many sequences in a step.
+fn contexts_together(
+    device: &Arc<Device>,
+    (program, inputs, out): &Subject,
+    (kv_type, rows): (KvType, usize),
+    contexts: &[usize],
+    together: usize,
+) -> Result<Vec<u32>, DeviceError> {
+    const MOST: usize = 512;
+    let pages = |tokens: usize| (tokens + rows).div_ceil(PAGE_SIZE);
+    let limits = Limits {
+        context: 0,
+        rows: MOST.max(rows * contexts.len()),
+        outputs: 1,
+        pages: 1 + contexts.iter().map(|tokens| pages(*tokens)).sum::<usize>(),
+        page_size: PAGE_SIZE,
+        slots: contexts.len() + 1,
+        snapshots: 0,
+        replay: Replay::OFF,
+        kv_type,
+        state_type: StateType::F32,
+    };
+    let mut backend = Cuda::new(device.clone());
+    let program = Arc::new(program.clone());
+    backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 4 }, limits)?;
+    let mut next = 1;
+    let run = |backend: &mut Cuda, step: &Step| -> Result<(), DeviceError> {
+        for act in inputs {
+            // What a sequence is given does not depend on who else is in the step.
+            let of_span = |span: &Span| {
+                let seed = (u64::from(span.slot.0) << 32 | u64::from(span.context)) * 8 + u64::from(act.0);
+                let (mut random, count) = (Random::new(seed), span.rows as usize * program.act(*act).columns);
+                (0..count).map(|_| random.normal()).collect::<Vec<f32>>()
+            };
+            backend.write(*act, &step.spans().iter().flat_map(of_span).collect::<Vec<f32>>())?;
+        }
+        backend.run(&program, step)?;
+        let accepted: Vec<(Slot, u32)> = step.spans().iter().map(|span| (span.slot, span.rows)).collect();
+        backend.commit(&accepted)
+    };
+    let mut tables: Vec<Vec<Page>> = Vec::new();
+    for (sequence, tokens) in contexts.iter().copied().enumerate() {
+        tables.push((next..next + pages(tokens) as u32).map(Page).collect());
+        next += pages(tokens) as u32;
+        for first in (0..tokens).step_by(MOST) {
+            let (mut step, rows) = (Step::default(), MOST.min(tokens - first));
+            let table = &tables[sequence][..(first + rows).div_ceil(PAGE_SIZE)];
+            step.push(Slot(sequence as u32 + 1), first as u32, &vec![0; rows], Outputs::None, [table]);
+            run(&mut backend, &step)?;
+        }
+    }
+    let mut found = Vec::new();
+    for (first, some) in contexts.chunks(together).enumerate() {
+        let mut step = Step::default();
+        for (at, tokens) in some.iter().enumerate() {
+            let sequence = first * together + at;
+            let table = &tables[sequence][..pages(*tokens)];
+            step.push(Slot(sequence as u32 + 1), *tokens as u32, &vec![0; rows], Outputs::None, [table]);
+        }
+        run(&mut backend, &step)?;
+        let mut all = vec![0.0; some.len() * rows * program.act(*out).columns];
+        backend.read(*out, &mut all)?;
+        found.extend(all.iter().map(|x| x.to_bits()));
+    }
+    Ok(found)
+}
+
+/// Contexts are looked at by a cluster with a leaf for each warp, or by blocks that have a part each: the bits are the same.
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
+    if !kvas_cuda::has_device() {
+        return println!("skipped: no CUDA device");
+    }
+    let device = Device::open(0).expect("the driver works");
+    // Around the lengths from which they are cut in other ways.
+    let short = [1, 127, 130, 300, 500, 777, 1023, 1500, 2043, 2047, 2300, 3000, 4090, 4095];
+    // One of more leaves than a cluster has warps.
+    let long = [40, 500, 1500, 9000];
+    let mut different = Vec::new();
+    for (shape, kv_type) in [
+        ((8, 2, 128), KvType::F16),
+        ((8, 8, 64), KvType::F16),
+        ((6, 2, 256), KvType::F16),
+        ((14, 2, 64), KvType::Bf16),
+        ((8, 2, 128), KvType::Q8_0),
+        ((6, 2, 64), KvType::F8),
+    ] {
+        let subject = attention_of(shape);
+        for rows in [1, 4] {
+            let run = |contexts: &[usize], together| {
+                contexts_together(&device, &subject, (kv_type, rows), contexts, together).expect("the device works")
+            };
+            for contexts in [&short[..], &long[..]] {
+                let (alone, together) = (run(contexts, 1), run(contexts, contexts.len()));
+                assert!(alone.iter().any(|bits| *bits != 0), "{shape:?}");
+                let count = alone.iter().zip(&together).filter(|(alone, together)| alone != together).count();
+                if count > 0 {
+                    let (of, name) = (alone.len(), kv_type.name());
+                    different.push(format!("{shape:?} {name}, {rows} rows of {}: {count} of {of}", contexts.len()));
+                }
+            }
+        }
+    }
+    assert!(different.is_empty(), "{different:#?}");
 }

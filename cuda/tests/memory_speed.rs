@@ -168,7 +168,7 @@ fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
 
 fn turns_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
     println!("decode_turns: heads, columns, batch x context: us a layer of many, GB/s, share of the copy");
-    for context in [2000, 8192] {
+    for context in [500, 2000, 8192] {
         for batch in [1, 8, 32, 64, 128] {
             let (seconds, bytes) = attention_in_turns(device, batch, context)?;
             println!(

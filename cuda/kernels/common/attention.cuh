@@ -7,6 +7,9 @@
 static constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
+// Threads that put parts together (attention.cu): they say in which order these are added up.
+static constexpr u32 MERGE_THREADS = 256;
+
 struct Attention {
     const float* q;    // [rows][heads * key_dim]
     const float* gate; // [rows][heads * value_dim], before its sigmoid
@@ -25,6 +28,17 @@ static_assert(sizeof(Attention) == 40, "as in src/ops/attention.rs");
 static constexpr u32 CHUNK = 16;
 DEVICE u32 prompt_rows(const Span& span) { return span.has_sums() ? 0 : span.rows & ~(CHUNK - 1); }
 
+// How the context of a row is cut: into parts, those of some kernels into strands, a fourth each, and these into leaves. What is
+// found in a leaf is added to what its strand has, strands make a part, and all parts the result.
+static constexpr u32 STRANDS = 4;
+
+struct Cut {
+    u32 length, leaf; // tokens of a part and of a leaf
+
+    DEVICE u32 strand() const { return length / STRANDS; }
+    DEVICE u32 in_strand() const { return strand() / leaf; }
+};
+
 // Results of parts of the contexts of some rows, in scratch. The rows of a span that are meant are cut alike.
 struct Parts {
     float2* tops; // [rows][heads][count]: the largest score (to base 2), and the sum of weights relative to it
@@ -32,6 +46,8 @@ struct Parts {
     u32 count;
     u32 first_span;
     u32 first_row, end_row; // of the step: those that are meant
+    u32 has_leaves;
+    u32 padding;
 
     // Rows of a span that are meant.
     DEVICE u32 begin_in(const Span& span) const {
@@ -39,20 +55,26 @@ struct Parts {
     }
     DEVICE u32 end_in(const Span& span) const { return min(span.rows, end_row - span.first); }
 
-    // Of the part that the block has.
-    DEVICE float2* tops_at(u64 query) const { return tops + query * count + blockIdx.x; }
-    DEVICE float* mixed_at(u64 query, u32 value_dim) const { return mixed + (query * count + blockIdx.x) * value_dim; }
+    DEVICE float2* tops_at(u64 query, u32 part) const { return tops + query * count + part; }
+    DEVICE float* mixed_at(u64 query, u32 part, u32 value_dim) const { return mixed + (query * count + part) * value_dim; }
+
+    // For a row that sees so many tokens.
+    DEVICE Cut cut(u32 context, u32 kv_heads, bool has_sums) const;
 };
 
-static_assert(sizeof(Parts) == 32, "as in src/ops/attention.rs");
+static_assert(sizeof(Parts) == 40, "as in src/ops/attention.rs");
 
-// Tokens of a part of the context of a row: they depend on where it ends and on the shape of the layer alone, so that
-// results do not depend on what else is in a step. Where tokens were given up few are held. `part_tokens` of
-// src/ops/attention.rs.
-static constexpr u32 LEAST_PART = 256, MOST_PARTS = 128, MANY_HEADS = 8, BOUNDED_PART = 64;
+// How contexts are cut depends on where they end and on the shape of the layer alone, so that results do not depend on what
+// else is in a step. Leaves are so few that a cluster can have one for each of its warps, as long as strands have more tokens.
+// Where tokens were given up few are held. `Cutting` of src/ops/attention.rs.
+static constexpr u32 USUAL_PART = 512, MOST_PARTS = 128, MANY_HEADS = 8, BOUNDED_PART = 64;
+static constexpr u32 LEAST_PART = 128, LEAST_LEAF = 32, MOST_LEAVES = 64;
 
-DEVICE u32 part_tokens(u32 context, u32 kv_heads, bool has_sums) {
-    u32 part = has_sums ? BOUNDED_PART : kv_heads < MANY_HEADS ? LEAST_PART : 2 * LEAST_PART;
-    while (part * MOST_PARTS < context) part *= 2;
-    return part;
+DEVICE Cut Parts::cut(u32 context, u32 kv_heads, bool has_sums) const {
+    const u32 usual = kv_heads < MANY_HEADS ? USUAL_PART / 2 : USUAL_PART;
+    Cut cut = {has_leaves ? LEAST_PART : has_sums ? BOUNDED_PART : usual, LEAST_LEAF};
+    while (has_leaves && cut.length < usual && cut.length < context) cut.length *= 2;
+    while (cut.length * MOST_PARTS < context) cut.length *= 2;
+    while (cut.leaf < cut.strand() && cut.leaf * MOST_LEAVES < context) cut.leaf *= 2;
+    return cut;
 }

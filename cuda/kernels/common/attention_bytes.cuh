@@ -136,14 +136,17 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
 
     template <bool SMALL>
     static DEVICE void run(const StepView& step, const Pages& pages, const GivenUp* given_up, const Attention& op,
-                           const Parts& parts, Room& room) {
-        __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
+                           const Parts& parts, Room& room, u64* barrier) {
+        extern __shared__ __align__(16) u8 bytes[];
+        __shared__ float factors[QUERIES];
+        __shared__ Top tops[WARPS][QUERIES]; // of what a warp has found
         // The product behind this has its weights on the way by the time it is done.
         let_next_begin();
         const Part<QUERIES> part(step, pages, op, parts);
         if (!part.has_queries()) return wait_for_inputs();
+        const Together<QUERIES, DIM> together(parts, part.context(), barrier, bytes);
         if constexpr (BOUNDED) {
-            if (part.has_sums()) return part.template add_sums<DIM>(*given_up, room.sums);
+            if (part.template has_sums<DIM>()) return part.add_sums(*given_up, room.sums, together);
         }
         const u32 end = part.end();
         u32 token = part.begin();
@@ -305,10 +308,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
             float total = sum[n];
             total += __shfl_xor_sync(ALL_LANES, total, 1);
             total += __shfl_xor_sync(ALL_LANES, total, 2);
-            if (pair == 0) {
-                tops[warp_id()][8 * n + group_lane] = top[n];
-                sums[warp_id()][8 * n + group_lane] = total;
-            }
+            if (pair == 0) tops[warp_id()][8 * n + group_lane] = {top[n], total};
 #pragma unroll
             for (u32 i = 0; i < 2; ++i)
 #pragma unroll
@@ -318,6 +318,6 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
                         make_float2(mixed[n][m][i], mixed[n][m][i + 2]);
                 }
         }
-        part.template finish<DIM>(tops, sums, room.mixed);
+        part.template finish<DIM>(tops, room.mixed);
     }
 };

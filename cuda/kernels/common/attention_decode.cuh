@@ -5,39 +5,60 @@
 #include "common/attention_part.cuh"
 
 static constexpr u32 TOKENS = 16;
-#define DECODE_BOUNDS(DIM, TILES) __launch_bounds__(WARPS * 32)
+#define DECODE_BOUNDS(DIM, TILES) __launch_bounds__(WARPS * 32, DIM == 64 ? 4 : DIM == 256 || TILES == 2 ? 2 : 3)
 #define DECODE_ROOM(Room) __shared__ __align__(16) Room room
 
 // `BOUNDED`: tokens may have been given up and summed up. Kernels for all others are spared the code.
 template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
     static constexpr u32 QUERIES = 8 * TILES, TERMS = terms<KV>(), PADDED = DIM + 32;
 
-    union Room {
+    struct Room {
         u16 queries[TERMS][QUERIES][PADDED];
-        float mixed[WARPS][QUERIES][DIM + 4];
-        RoomOfSums<BOUNDED, DIM> sums;
+        union {
+            float mixed[WARPS][QUERIES][DIM + 4];
+            RoomOfSums<BOUNDED, DIM> sums;
+        };
     };
 
     template <bool SMALL>
     static DEVICE void run(const StepView& step, const Pages& pages, const GivenUp* given_up, const Attention& op,
-                           const Parts& parts, Room& room) {
-        __shared__ float factors[QUERIES], tops[WARPS][QUERIES], sums[WARPS][QUERIES];
+                           const Parts& parts, Room& room, u64* barrier) {
+        extern __shared__ __align__(16) u8 bytes[];
+        __shared__ float factors[QUERIES];
+        __shared__ Top tops[WARPS][QUERIES]; // of what a warp has found
         // The product behind this has its weights on the way by the time it is done.
         let_next_begin();
         const Part<QUERIES> part(step, pages, op, parts);
         if (!part.has_queries()) return wait_for_inputs();
+        const Together<QUERIES, DIM> together(parts, part.context(), barrier, bytes);
         if constexpr (BOUNDED) {
-            if (part.has_sums()) return part.template add_sums<DIM>(*given_up, room.sums);
+            if (part.template has_sums<DIM>()) return part.add_sums(*given_up, room.sums, together);
         }
         const Span& span = part.span;
-        const u32 begin = part.begin(), end = part.end();
-        if (begin >= end) return wait_for_inputs();
+        const Cut cut = part.cut;
+        // The warp has a leaf, or a strand of the part of the block.
+        u32 token, end;
+        if (together.is_together()) {
+            token = (blockIdx.x * WARPS + warp_id()) * cut.leaf, end = min(token + cut.leaf, part.tokens());
+        } else {
+            if (part.begin() >= part.end()) return wait_for_inputs();
+            token = part.begin() + warp_id() * cut.strand(), end = min(token + cut.strand(), part.end());
+        }
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
         const Rows<KV, SMALL> rows = {pages, step.table(span.slot, op.ordinal), part.kv_head, part.tokens() - 1};
         Eight<KV> keys[DIM / 32][2], values[DIM / 64][4];
 
-        auto load_keys = [&](u32 token) {
-            HeadPage page = rows.page(token);
+        // Pages of the turns to come, 32 at a time: a lane has one, so that no turn waits for a table.
+        u32 turn = 0, ids = 0;
+        HeadPage page;
+        const auto look_up = [&](u32 token) {
+            if constexpr (!SMALL) {
+                if (turn % 32 == 0) ids = rows.id(token + lane_id() * TOKENS);
+                page = head_page<KV>(pages, __shfl_sync(ALL_LANES, ids, turn % 32), part.kv_head);
+                turn += 1;
+            }
+        };
+        const auto load_keys = [&](u32 token) {
 #pragma unroll
             for (u32 r = 0; r < 2; ++r) {
                 const u32 mine = token + group_lane + 8 * r;
@@ -47,8 +68,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
                 for (u32 n = 0; n < DIM / 32; ++n) keys[n][r].load(key + 2 * (n * 32 + pair * 8));
             }
         };
-        auto load_values = [&](u32 token) {
-            HeadPage page = rows.page(token);
+        const auto load_values = [&](u32 token) {
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
                 const u32 mine = token + 2 * pair + (r & 1) + 8 * (r >> 1);
@@ -58,14 +78,18 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
                 for (u32 n = 0; n < DIM / 64; ++n) values[n][r].load(value + 2 * (n * 64 + group_lane * 8));
             }
         };
+        const auto load_first = [&] {
+            look_up(token);
+            load_keys(token);
+            load_values(token);
+        };
 
-        u32 token = begin + warp_id() * TOKENS;
-        // Nothing in a step writes keys of earlier ones.
+        // Nothing in a step writes keys and values of earlier ones.
         const bool is_old = token + TOKENS <= min(span.context, end);
-        if (is_old) load_keys(token);
+        if (is_old) load_first();
         wait_for_inputs();
-        if (!is_old && token < end) load_keys(token);
-        part.template load_queries<DIM, 1>(factors, [&](u32 i, u32 n, float low, float high) {
+        if (!is_old && token < end) load_first();
+        part.template load_queries<DIM, QUERIES / WARPS>(factors, [&](u32 i, u32 n, float low, float high) {
 #pragma unroll
             for (u32 t = 0; t < TERMS; ++t)
                 *reinterpret_cast<u32*>(&room.queries[t][i][2 * (n * 32 + lane_id())]) = take_pair<KV>(low, high);
@@ -80,119 +104,156 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const u32 query = 8 * n + 2 * pair + i;
-                top[n][i] = MINUS_INFINITY, sum[n][i] = 0.0f;
                 factor[n][i] = factors[query];
-                visible[n][i] = min(part.visible(query), end);
+                visible[n][i] = part.visible(query);
             }
-#pragma unroll
-            for (u32 m = 0; m < DIM / 16; ++m) mixed[n][m][0] = mixed[n][m][1] = mixed[n][m][2] = mixed[n][m][3] = 0.0f;
         }
+        bool is_first = true;
+        Top of_strand[TILES][2];
 #pragma unroll 1
-        for (; token < end; token += WARPS * TOKENS) {
-            load_values(token);
-            // Terms are summed apart: so much less waits for what is ahead of it.
-            float scores[TILES][4], sums_of[TERMS][TILES][4];
+        do {
+            const u32 leaf_end = min(token + cut.leaf, end);
 #pragma unroll
-            for (u32 n = 0; n < TILES; ++n)
+            for (u32 n = 0; n < TILES; ++n) {
 #pragma unroll
-                for (u32 t = 0; t < TERMS; ++t)
-                    sums_of[t][n][0] = sums_of[t][n][1] = sums_of[t][n][2] = sums_of[t][n][3] = 0.0f;
+                for (u32 i = 0; i < 2; ++i) top[n][i] = MINUS_INFINITY, sum[n][i] = 0.0f;
 #pragma unroll
-            for (u32 c = 0; c < DIM / 32; ++c) {
-                u32 low[4], high[4];
-                keys[c][0].words(low);
-                keys[c][1].words(high);
-                const u32 a[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
+                for (u32 m = 0; m < DIM / 16; ++m) mixed[n][m][0] = mixed[n][m][1] = mixed[n][m][2] = mixed[n][m][3] = 0.0f;
+            }
+#pragma unroll 1
+            for (; token < leaf_end; token += TOKENS) {
+                // Terms are summed apart: so much less waits for what is ahead of it.
+                float scores[TILES][4], sums_of[TERMS][TILES][4];
 #pragma unroll
                 for (u32 n = 0; n < TILES; ++n)
 #pragma unroll
-                    for (u32 t = 0; t < TERMS; ++t) {
-                        const uint4 q = *reinterpret_cast<const uint4*>(
-                            &room.queries[t][8 * n + group_lane][c * 32 + pair * 8]);
-                        const u32 b[2][2] = {{q.x, q.y}, {q.z, q.w}};
-                        multiply<KV>(sums_of[t][n], a[0], b[0]);
-                        multiply<KV>(sums_of[t][n], a[1], b[1]);
+                    for (u32 t = 0; t < TERMS; ++t)
+                        sums_of[t][n][0] = sums_of[t][n][1] = sums_of[t][n][2] = sums_of[t][n][3] = 0.0f;
+#pragma unroll
+                for (u32 c = 0; c < DIM / 32; ++c) {
+                    u32 low[4], high[4];
+                    keys[c][0].words(low);
+                    keys[c][1].words(high);
+                    const u32 a[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
+#pragma unroll
+                    for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+                        for (u32 t = 0; t < TERMS; ++t) {
+                            const uint4 q = *reinterpret_cast<const uint4*>(
+                                &room.queries[t][8 * n + group_lane][c * 32 + pair * 8]);
+                            const u32 b[2][2] = {{q.x, q.y}, {q.z, q.w}};
+                            multiply<KV>(sums_of[t][n], a[0], b[0]);
+                            multiply<KV>(sums_of[t][n], a[1], b[1]);
+                        }
+                }
+#pragma unroll
+                for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+                    for (u32 e = 0; e < 4; ++e) {
+                        scores[n][e] = sums_of[TERMS - 1][n][e];
+#pragma unroll
+                        for (u32 t = TERMS - 1; t-- > 0;) scores[n][e] += sums_of[t][n][e];
                     }
+                const u32 next_token = token + TOKENS;
+                if (next_token < end) {
+                    look_up(next_token);
+                    load_keys(next_token);
+                }
+                u32 weights[TILES][TERMS][2];
+#pragma unroll
+                for (u32 n = 0; n < TILES; ++n) {
+                    float fade[2], p[4];
+#pragma unroll
+                    for (u32 i = 0; i < 2; ++i) {
+                        float &low = scores[n][i], &high = scores[n][i + 2];
+                        const bool sees[2] = {token + group_lane < visible[n][i], token + group_lane + 8 < visible[n][i]};
+                        low = sees[0] ? low * factor[n][i] : MINUS_INFINITY;
+                        high = sees[1] ? high * factor[n][i] : MINUS_INFINITY;
+                        float most = fmaxf(low, high);
+                        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 4));
+                        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 8));
+                        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 16));
+                        most = fmaxf(most, top[n][i]);
+                        const float by = most == MINUS_INFINITY ? 0.0f : most;
+                        fade[i] = exp2f(top[n][i] - by);
+                        top[n][i] = most;
+                        p[i] = exp2f(low - by), p[i + 2] = exp2f(high - by);
+                        sum[n][i] = fmaf(sum[n][i], fade[i], p[i] + p[i + 2]);
+                    }
+#pragma unroll
+                    for (u32 m = 0; m < DIM / 16; ++m)
+#pragma unroll
+                        for (u32 e = 0; e < 4; ++e) mixed[n][m][e] *= fade[e & 1];
+#pragma unroll
+                    for (u32 t = 0; t < TERMS; ++t) {
+                        weights[n][t][0] = transposed(take_pair<KV>(p[0], p[1]));
+                        weights[n][t][1] = transposed(take_pair<KV>(p[2], p[3]));
+                    }
+                }
+#pragma unroll
+                for (u32 c = 0; c < DIM / 64; ++c) {
+                    u32 r[4][4];
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i) values[c][i].words(r[i]);
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        const u32 a[4] = {permute(r[0][j], r[1][j], 0x5410), permute(r[0][j], r[1][j], 0x7632),
+                                          permute(r[2][j], r[3][j], 0x5410), permute(r[2][j], r[3][j], 0x7632)};
+#pragma unroll
+                        for (u32 n = 0; n < TILES; ++n)
+#pragma unroll
+                            for (u32 t = 0; t < TERMS; ++t) multiply<KV>(mixed[n][4 * c + j], a, weights[n][t]);
+                    }
+                }
+                if (next_token < end) load_values(next_token);
             }
 #pragma unroll
             for (u32 n = 0; n < TILES; ++n)
 #pragma unroll
-                for (u32 e = 0; e < 4; ++e) {
-                    scores[n][e] = sums_of[TERMS - 1][n][e];
-#pragma unroll
-                    for (u32 t = TERMS - 1; t-- > 0;) scores[n][e] += sums_of[t][n][e];
-                }
-            const u32 next_token = token + WARPS * TOKENS;
-            if (next_token < end) load_keys(next_token);
-            u32 weights[TILES][TERMS][2];
-#pragma unroll
-            for (u32 n = 0; n < TILES; ++n) {
-                float fade[2], p[4];
-#pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
-                    float &low = scores[n][i], &high = scores[n][i + 2];
-                    const bool sees[2] = {token + group_lane < visible[n][i], token + group_lane + 8 < visible[n][i]};
-                    low = sees[0] ? low * factor[n][i] : MINUS_INFINITY;
-                    high = sees[1] ? high * factor[n][i] : MINUS_INFINITY;
-                    float most = fmaxf(low, high);
-                    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 4));
-                    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 8));
-                    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 16));
-                    most = fmaxf(most, top[n][i]);
-                    const float by = most == MINUS_INFINITY ? 0.0f : most;
-                    fade[i] = exp2f(top[n][i] - by);
-                    top[n][i] = most;
-                    p[i] = exp2f(low - by), p[i + 2] = exp2f(high - by);
-                    sum[n][i] = fmaf(sum[n][i], fade[i], p[i] + p[i + 2]);
+                    sum[n][i] += __shfl_xor_sync(ALL_LANES, sum[n][i], 4);
+                    sum[n][i] += __shfl_xor_sync(ALL_LANES, sum[n][i], 8);
+                    sum[n][i] += __shfl_xor_sync(ALL_LANES, sum[n][i], 16);
                 }
+            add_leaf(is_first, top, sum, mixed, of_strand, room.mixed[warp_id()]);
+            is_first = false;
+        } while (token < end);
+        if (group_lane == 0) {
 #pragma unroll
-                for (u32 m = 0; m < DIM / 16; ++m)
+            for (u32 n = 0; n < TILES; ++n)
 #pragma unroll
-                    for (u32 e = 0; e < 4; ++e) mixed[n][m][e] *= fade[e & 1];
-#pragma unroll
-                for (u32 t = 0; t < TERMS; ++t) {
-                    weights[n][t][0] = transposed(take_pair<KV>(p[0], p[1]));
-                    weights[n][t][1] = transposed(take_pair<KV>(p[2], p[3]));
-                }
-            }
-#pragma unroll
-            for (u32 c = 0; c < DIM / 64; ++c) {
-                u32 r[4][4];
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) values[c][i].words(r[i]);
-#pragma unroll
-                for (u32 j = 0; j < 4; ++j) {
-                    const u32 a[4] = {permute(r[0][j], r[1][j], 0x5410), permute(r[0][j], r[1][j], 0x7632),
-                                      permute(r[2][j], r[3][j], 0x5410), permute(r[2][j], r[3][j], 0x7632)};
-#pragma unroll
-                    for (u32 n = 0; n < TILES; ++n)
-#pragma unroll
-                        for (u32 t = 0; t < TERMS; ++t) multiply<KV>(mixed[n][4 * c + j], a, weights[n][t]);
-                }
-            }
+                for (u32 i = 0; i < 2; ++i) tops[warp_id()][8 * n + 2 * pair + i] = of_strand[n][i];
         }
-        __syncthreads(); // queries are read no more
+        if (!together.is_together()) return part.template finish<DIM>(tops, room.mixed);
+        together.begin();
+        __syncthreads();
+        if (blockIdx.x * WARPS * cut.leaf < part.tokens()) together.tell(tops, room.mixed);
+        part.end_together(together);
+    }
+
+    // Adds a leaf to what its strand has, of which the warp alone has the values.
+    static DEVICE void add_leaf(bool is_first, const float (&top)[TILES][2], const float (&sum)[TILES][2],
+                                const float (&mixed)[TILES][DIM / 16][4], Top (&of_strand)[TILES][2], float (&all)[QUERIES][DIM + 4]) {
+        const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
 #pragma unroll
-        for (u32 n = 0; n < TILES; ++n) {
+        for (u32 n = 0; n < TILES; ++n)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
-                const u32 query = 8 * n + 2 * pair + i;
-                float total = sum[n][i];
-                total += __shfl_xor_sync(ALL_LANES, total, 4);
-                total += __shfl_xor_sync(ALL_LANES, total, 8);
-                total += __shfl_xor_sync(ALL_LANES, total, 16);
-                if (group_lane == 0) {
-                    tops[warp_id()][query] = top[n][i];
-                    sums[warp_id()][query] = total;
-                }
+                float* at = &all[8 * n + 2 * pair + i][group_lane * 8];
+                const Top of_leaf = {top[n][i], sum[n][i]};
+                if (is_first) {
+                    of_strand[n][i] = of_leaf;
 #pragma unroll
-                for (u32 m = 0; m < DIM / 16; ++m) {
-                    const u32 column = m / 4 * 64 + group_lane * 8 + m % 4 * 2;
-                    *reinterpret_cast<float2*>(&room.mixed[warp_id()][query][column]) =
-                        make_float2(mixed[n][m][i], mixed[n][m][i + 2]);
+                    for (u32 m = 0; m < DIM / 16; ++m)
+                        *reinterpret_cast<float2*>(at + m / 4 * 64 + m % 4 * 2) = make_float2(mixed[n][m][i], mixed[n][m][i + 2]);
+                } else {
+                    const Fold fold(of_strand[n][i], of_leaf);
+#pragma unroll
+                    for (u32 m = 0; m < DIM / 16; ++m) {
+                        float2* two = reinterpret_cast<float2*>(at + m / 4 * 64 + m % 4 * 2);
+                        *two = make_float2(fold.of(two->x, mixed[n][m][i]), fold.of(two->y, mixed[n][m][i + 2]));
+                    }
                 }
             }
-        }
-        part.template finish<DIM>(tops, sums, room.mixed);
     }
 };

@@ -1,6 +1,7 @@
 // A part of the contexts of the few rows of a sequence, for a block: what the kernels of all types of pages have in common.
 // A block has a KV head and 8 or 16 queries of the heads that share it, and its warps some tokens at a time.
 #pragma once
+#include "common/attention_together.cuh"
 #include "common/slake.cuh"
 #include "common/tiles.cuh"
 
@@ -31,7 +32,7 @@ template <u32 QUERIES> struct Part {
     u32 kv_head, first, group; // the first query, and queries of a row
     u32 skipped, rows_end;     // of the span
     u32 queries;               // of the KV head
-    u32 length;                // tokens of a part
+    Cut cut;
     float inverse_group;
 
     // The step is there before its first kernel begins.
@@ -41,15 +42,19 @@ template <u32 QUERIES> struct Part {
         group = op.heads / pages.kv_heads, inverse_group = 1.0f / float(group);
         skipped = parts.begin_in(span), rows_end = parts.end_in(span);
         queries = skipped < rows_end ? (rows_end - skipped) * group : 0;
-        length = part_tokens(span.context + skipped + 1, pages.kv_heads, span.has_sums());
+        cut = parts.cut(span.context + skipped + 1, pages.kv_heads, span.has_sums());
     }
 
     DEVICE u32 tokens() const { return span.context + rows_end; }
     DEVICE bool has_queries() const { return first < queries; }
-    DEVICE u32 begin() const { return blockIdx.x * length; }
-    DEVICE u32 end() const { return min(begin() + length, tokens()); }
-    // Behind the tokens that are held come the sums of those that are not: a block for each of some columns.
-    DEVICE bool has_sums() const { return span.has_sums() && blockIdx.x + 1 >= parts.count; }
+    DEVICE u32 begin() const { return blockIdx.x * cut.length; }
+    DEVICE u32 end() const { return min(begin() + cut.length, tokens()); }
+    // The last blocks have the sums of tokens that are not held, some columns each.
+    template <u32 DIM> DEVICE u32 sums_begin() const { return gridDim.x - DIM / SUMS_COLUMNS; }
+    template <u32 DIM> DEVICE bool has_sums() const { return span.has_sums() && blockIdx.x >= sums_begin<DIM>(); }
+    // Queries of the block.
+    DEVICE u32 count() const { return min(queries - first, QUERIES); }
+    DEVICE Context context() const { return {tokens(), cut, count(), span.has_sums()}; }
 
     // A half is far more than what is rounded: exact for fewer than 2^20.
     DEVICE u32 row_behind(u32 query) const { return u32((float(first + query) + 0.5f) * inverse_group); }
@@ -59,12 +64,33 @@ template <u32 QUERIES> struct Part {
     // Tokens that a query sees; it may be none of the span.
     DEVICE u32 visible(u32 query) const { return row(query) < rows_end ? span.context + row(query) + 1 : 0; }
 
-    template <u32 DIM> DEVICE void add_sums(const GivenUp& given_up, SumsRoom<WARPS, DIM>& room) const {
+    template <u32 DIM>
+    DEVICE void add_sums(const GivenUp& given_up, SumsRoom<WARPS, DIM>& room, const Together<QUERIES, DIM>& together) const {
         const Sums sums = {step, given_up, op, parts, span, step.bound(parts.first_span + blockIdx.z, op.ordinal), kv_head};
         const auto query = [&](u32 i) { return RowHead{span.first + row(i), head(i)}; };
-        const auto wait = [] { wait_for_inputs(); };
-        const u32 column = (blockIdx.x + 1 - parts.count) * SUMS_COLUMNS;
-        sums.add(column, min(queries - first, QUERIES), query, room, wait);
+        const auto wait = [&] {
+            wait_for_inputs();
+            together.begin();
+        };
+        const u32 column = (blockIdx.x - sums_begin<DIM>()) * SUMS_COLUMNS;
+        const auto put = [&](u32 i, u32 c, float y) {
+            if (together.is_together())
+                together.put_one(parts.count - 1, i, c, y);
+            else
+                parts.mixed[sums.place_of(query(i)) * DIM + c] = y;
+        };
+        const auto put_top = [&](u32 i, float top) {
+            if (together.is_together())
+                together.put_top(parts.count - 1, i, lane_id(), {top, sums.bound.count});
+            else if (lane_id() == 0)
+                parts.tops[sums.place_of(query(i))] = make_float2(top, sums.bound.count);
+        };
+        sums.add(column, count(), query, room, wait, put, put_top);
+        end_together(together);
+    }
+
+    template <u32 DIM> DEVICE void end_together(const Together<QUERIES, DIM>& together) const {
+        together.end(op, [&](u32 i) { return visible(i); }, [&](u32 i) { return place(i, DIM); });
     }
 
     // The queries, each divided by a power of two, for `put(query, n, low, high)`: two columns of each lane, of every 64.
@@ -98,7 +124,7 @@ template <u32 QUERIES> struct Part {
     // Puts together what the warps have of the part: the largest scores, the sums of weights relative to them, and values mixed
     // with these.
     template <u32 DIM>
-    DEVICE void finish(const float (&tops)[WARPS][QUERIES], const float (&sums)[WARPS][QUERIES],
+    DEVICE void finish(const Top (&strands)[WARPS][QUERIES],
                        const float (&mixed)[WARPS][QUERIES][DIM + 4]) const {
         // A context of one part needs no merging: the same operations, here. What gates it is asked for before the last wait.
         const bool is_whole = parts.count == 1, is_gated = is_whole && op.gate != nullptr;
@@ -115,17 +141,11 @@ template <u32 QUERIES> struct Part {
         ask_for_gates(warp_id());
         __syncthreads();
         for (u32 query = warp_id(); query < QUERIES && first + query < queries; query += WARPS) {
-            float most = MINUS_INFINITY, total = 0.0f, by[WARPS];
-#pragma unroll
-            for (u32 w = 0; w < WARPS; ++w) most = fmaxf(most, tops[w][query]);
-#pragma unroll
-            for (u32 w = 0; w < WARPS; ++w) {
-                by[w] = tops[w][query] == MINUS_INFINITY ? 0.0f : exp2f(tops[w][query] - most);
-                total = fmaf(by[w], sums[w][query], total);
-            }
+            float by[WARPS];
+            const Top all = part_of_strands([&](u32 w) { return strands[w][query]; }, by);
             const u64 at = u64(span.first + row(query) - parts.first_row) * op.heads + head(query);
-            float* out = is_whole ? op.out + place(query, DIM) : parts.mixed_at(at, DIM);
-            const float inverse = 1.0f / total;
+            float* out = is_whole ? op.out + place(query, DIM) : parts.mixed_at(at, blockIdx.x, DIM);
+            const float inverse = 1.0f / all.sum;
 #pragma unroll
             for (u32 i = 0; i < FOURS; ++i) {
                 const u32 column = lane_id() * 4 + 128 * i;
@@ -147,7 +167,7 @@ template <u32 QUERIES> struct Part {
             }
             ask_for_gates(query + WARPS);
             if (is_whole) continue;
-            if (lane_id() == 0) *parts.tops_at(at) = make_float2(most, total);
+            if (lane_id() == 0) *parts.tops_at(at, blockIdx.x) = make_float2(all.top, all.sum);
         }
     }
 };
@@ -158,10 +178,11 @@ template <u32 QUERIES> struct Part {
     KERNEL DECODE_BOUNDS(DIM, TILES) function(StepView step, Pages pages, __VA_ARGS__ Attention op, Parts parts) {    \
         using Kernel = Decode<KV, DIM, TILES, BOUNDED>;                                                               \
         DECODE_ROOM(typename Kernel::Room);                                                                           \
+        __shared__ u64 barrier;                                                                                       \
         if (pages.shift < 4) {                                                                                        \
-            Kernel::template run<true>(step, pages, given_up, op, parts, room);                                       \
+            Kernel::template run<true>(step, pages, given_up, op, parts, room, &barrier);                             \
         } else {                                                                                                      \
-            Kernel::template run<false>(step, pages, given_up, op, parts, room);                                      \
+            Kernel::template run<false>(step, pages, given_up, op, parts, room, &barrier);                            \
         }                                                                                                             \
     }
 

@@ -64,8 +64,9 @@ struct HeadNorm {
         if (threadIdx.x == 0) {
             barrier_init(&shared.barrier, 1);
             barriers_made();
-            barrier_expect(&shared.barrier, sizeof(shared.sums));
         }
+        __syncwarp(); // the race checker knows the barrier as one that the whole warp has made
+        if (threadIdx.x == 0) barrier_expect(&shared.barrier, sizeof(shared.sums));
         cluster_arrive();
     }
 

@@ -1,6 +1,22 @@
 // What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5).
 #pragma once
 #include "common/attention.cuh"
+#include "common/copy.cuh"
+
+// What a lane has of the score of a mean key.
+struct MeanScore {
+    float mean = 0.0f, squares = 0.0f;
+
+    DEVICE void add(float query, float key, float variance) {
+        mean = fmaf(query, key, mean);
+        squares = fmaf(query * query, variance, squares);
+    }
+    DEVICE float all(const Bound& bound) const {
+        // Half the variance of scores in nats, in powers of 2.
+        const float excess = 0.5f * LN2 * warp_sum(squares);
+        return warp_sum(mean) + (bound.mass_cap == 0.0f ? 0.0f : fminf(excess, bound.mass_cap * LOG2E));
+    }
+};
 
 struct GivenUp {
     float* scores;     // [slots][kv_heads][capacity]
@@ -23,14 +39,9 @@ struct GivenUp {
     // The score of what was given up, for a query that was multiplied with `scale`: to a whole warp.
     DEVICE float mean_score(const Bound& bound, u32 slot, u32 head, const float* query) const {
         const float *key = vectors_of(slot, head), *variance = key + pages.key_dim;
-        float mean = 0.0f, squares = 0.0f;
-        for (u32 i = lane_id(); i < pages.key_dim; i += 32) {
-            mean = fmaf(query[i], key[i], mean);
-            squares = fmaf(query[i] * query[i], variance[i], squares);
-        }
-        // Half the variance of scores in nats, in powers of 2.
-        const float excess = 0.5f * LN2 * warp_sum(squares);
-        return warp_sum(mean) + (bound.mass_cap == 0.0f ? 0.0f : fminf(excess, bound.mass_cap * LOG2E));
+        MeanScore sum;
+        for (u32 i = lane_id(); i < pages.key_dim; i += 32) sum.add(query[i], key[i], variance[i]);
+        return sum.all(bound);
     }
 };
 
@@ -38,22 +49,27 @@ static_assert(sizeof(GivenUp) == 104, "as in src/given_up.rs");
 
 // Two columns of a row that are neighbours, 0 where there are none. Past the first-level cache, which may remember them as
 // they were in an earlier step.
-DEVICE float2 two(const float* at, bool is_aligned, u32 columns) {
-    if (is_aligned) {
-        float2 x;
-        asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(at) : "memory");
-        return x;
+template <typename Stored> struct Two;
+template <> struct Two<float> {
+    float2 x;
+    DEVICE void load(const float* at, bool is_aligned, u32 columns) {
+        if (is_aligned)
+            asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(at) : "memory");
+        else
+            x = make_float2(columns > 0 ? at[0] : 0.0f, columns > 1 ? at[1] : 0.0f);
     }
-    return make_float2(columns > 0 ? at[0] : 0.0f, columns > 1 ? at[1] : 0.0f);
-}
-DEVICE float2 two(const f16* at, bool is_aligned, u32 columns) {
-    if (is_aligned) {
-        u32 bits;
-        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(bits) : "l"(at) : "memory");
-        return make_float2(to_float(f16{u16(bits)}), to_float(f16{u16(bits >> 16)}));
+    DEVICE float2 both() const { return x; }
+};
+template <> struct Two<f16> {
+    u32 bits;
+    DEVICE void load(const f16* at, bool is_aligned, u32 columns) {
+        if (is_aligned)
+            asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(bits) : "l"(at) : "memory");
+        else
+            bits = (columns > 0 ? at[0].bits : 0) | u32(columns > 1 ? at[1].bits : 0) << 16;
     }
-    return make_float2(columns > 0 ? to_float(at[0]) : 0.0f, columns > 1 ? to_float(at[1]) : 0.0f);
-}
+    DEVICE float2 both() const { return make_float2(low_f16(bits), high_f16(bits)); }
+};
 
 // Keeps `count` columns of the query of a row, if that is one of the last of its span. All threads of a block.
 DEVICE void remember_query(const StepView& step, const GivenUp& layer, const float* q, u32 row, u32 first, u32 count) {
@@ -70,7 +86,8 @@ static constexpr u32 SUMS_COLUMNS = 64, SUMS_HEADS = 8;
 
 // Shared memory of so many warps, for queries of so many columns.
 template <u32 WARPS, u32 COLUMNS> struct SumsRoom {
-    float queries[SUMS_HEADS][COLUMNS], sums[WARPS][SUMS_HEADS][SUMS_COLUMNS];
+    // Those of four heads come at once; rows are so long that what is written there lies in few banks twice.
+    float queries[COLUMNS][SUMS_HEADS + 4], sums[WARPS][SUMS_HEADS][SUMS_COLUMNS];
 };
 
 // A query: a row of the step and a head.
@@ -88,35 +105,53 @@ struct Sums {
     u32 kv_head;
 
     // For `SUMS_COLUMNS` columns of values from the first, and `count` queries, which `query` numbers. Those that have the
-    // first columns also remember the queries, if that is asked for. `wait`: for the queries; no step changes sums. All
-    // threads of a block.
-    template <u32 WARPS, u32 COLUMNS, typename Query, typename Wait>
-    DEVICE void add(u32 first_column, u32 count, const Query& query, SumsRoom<WARPS, COLUMNS>& room, const Wait& wait) const {
+    // first columns also remember the queries, if that is asked for. `wait`: for the queries; no step changes sums.
+    // `put(i, column, y)`: takes what a query has in a column; `put_top(i, top)`: its score, of a whole warp. All threads of a
+    // block.
+    template <u32 WARPS, u32 COLUMNS, typename Query, typename Wait, typename Put, typename PutTop>
+    DEVICE void add(u32 first_column, u32 count, const Query& query, SumsRoom<WARPS, COLUMNS>& room, const Wait& wait,
+                    const Put& put, const PutTop& put_top) const {
         if (layer.is_f16)
-            add_stored<f16>(first_column, count, query, room, wait);
+            add_stored<f16>(first_column, count, query, room, wait, put, put_top);
         else
-            add_stored<float>(first_column, count, query, room, wait);
+            add_stored<float>(first_column, count, query, room, wait, put, put_top);
     }
 
-    template <typename Stored, u32 WARPS, u32 COLUMNS, typename Query, typename Wait>
+    template <typename Stored, u32 WARPS, u32 COLUMNS, typename Query, typename Wait, typename Put, typename PutTop>
     DEVICE void add_stored(u32 first_column, u32 count, const Query& query, SumsRoom<WARPS, COLUMNS>& room,
-                           const Wait& wait) const {
+                           const Wait& wait, const Put& put, const PutTop& put_top) const {
         const u32 key_dim = layer.pages.key_dim, value_dim = layer.pages.value_dim;
         const u64 of_head = u64(span.slot) * layer.pages.kv_heads + kv_head;
         const Stored* covariance = static_cast<const Stored*>(layer.covariances) + of_head * key_dim * value_dim;
-        const float* mean_value = layer.vectors_of(span.slot, kv_head) + 2 * key_dim;
+        const float *mean_key = layer.vectors_of(span.slot, kv_head), *variance = mean_key + key_dim;
+        const float* mean_value = variance + key_dim;
         const u32 column = first_column + 2 * lane_id(), columns = column < value_dim ? value_dim - column : 0;
-        const bool is_aligned = value_dim % 2 == 0 && columns > 0;
-        // Rows of the covariance that a warp asks for at once.
-        constexpr u32 ROWS = COLUMNS < 128 ? COLUMNS / 8 : 16;
-        float2 x[ROWS];
+        const bool is_aligned = value_dim % 2 == 0 && columns > 0, is_first = first_column == 0;
+        // Rows of the covariance that a warp asks for at once: all, if they are few.
+        constexpr u32 ALL = COLUMNS / WARPS, ROWS = ALL <= 32 ? ALL : 16;
+        Two<Stored> x[ROWS];
         const auto load = [&](u32 begin) {
 #pragma unroll
             for (u32 i = 0; i < ROWS; ++i) {
                 const u32 c = begin + i * WARPS;
-                x[i] = c < key_dim ? two(covariance + u64(c) * value_dim + column, is_aligned, columns) : make_float2(0.0f, 0.0f);
+                x[i] = {};
+                if (c < key_dim) x[i].load(covariance + u64(c) * value_dim + column, is_aligned, columns);
             }
         };
+        // Everything that is of no query comes before the wait for these.
+        constexpr u32 EACH = (COLUMNS + 31) / 32;
+        float of_key[EACH] = {}, of_variance[EACH] = {};
+        if (is_first) {
+#pragma unroll
+            for (u32 i = 0; i < EACH; ++i) {
+                const u32 c = lane_id() + 32 * i;
+                if (c < key_dim) of_key[i] = load_float(mean_key + c), of_variance[i] = load_float(variance + c);
+            }
+        }
+        // A thread puts together the same column of every query it has.
+        static_assert(32 * WARPS % SUMS_COLUMNS == 0, "");
+        const u32 own = first_column + threadIdx.x % SUMS_COLUMNS;
+        const float mean_of_own = own < value_dim ? load_float(mean_value + own) : 0.0f;
         load(warp_id());
         wait();
         for (u32 first = 0; first < count; first += SUMS_HEADS) {
@@ -124,49 +159,60 @@ struct Sums {
             __syncthreads();
             for (u32 i = threadIdx.x; i < SUMS_HEADS * key_dim; i += 32 * WARPS) {
                 const u32 g = i / key_dim, c = i % key_dim;
-                const RowHead of = query(first + min(g, some - 1));
-                const float q = op.q[(u64(of.row) * op.heads + of.head) * key_dim + c];
-                room.queries[g][c] = g < some ? q * layer.scale : 0.0f;
-            }
-            if (op.asks != 0 && first_column == 0) {
-                for (u32 g = 0; g < some; ++g) {
-                    const RowHead of = query(first + g);
-                    remember_query(step, layer, op.q, of.row, of.head * key_dim, key_dim);
-                }
+                if (g >= some) continue;
+                const RowHead of = query(first + g);
+                room.queries[c][g] = load_float(op.q + (u64(of.row) * op.heads + of.head) * key_dim + c) * layer.scale;
             }
             __syncthreads();
+            if (is_first) {
+                for (u32 g = warp_id(); g < some; g += WARPS) {
+                    MeanScore sum;
+#pragma unroll
+                    for (u32 i = 0; i < EACH; ++i) {
+                        const u32 c = lane_id() + 32 * i;
+                        if (c < key_dim) sum.add(room.queries[c][g], of_key[i], of_variance[i]);
+                    }
+                    put_top(first + g, sum.all(bound));
+                }
+            }
             float low[SUMS_HEADS] = {}, high[SUMS_HEADS] = {};
             for (u32 begin = warp_id(); begin < key_dim; begin += ROWS * WARPS) {
                 if (first > 0 || begin >= WARPS) load(begin);
+                // Four heads at a time.
 #pragma unroll
-                for (u32 i = 0; i < ROWS; ++i) {
-                    // Behind the last row are zeros.
-                    const u32 c = min(begin + i * WARPS, key_dim - 1);
+                for (u32 half = 0; half < SUMS_HEADS; half += 4) {
+                    if (half >= some) break;
 #pragma unroll
-                    for (u32 g = 0; g < SUMS_HEADS; ++g) {
-                        low[g] = fmaf(room.queries[g][c], x[i].x, low[g]);
-                        high[g] = fmaf(room.queries[g][c], x[i].y, high[g]);
+                    for (u32 i = 0; i < ROWS; ++i) {
+                        // Behind the last row are zeros.
+                        const float4 q = *reinterpret_cast<const float4*>(&room.queries[min(begin + i * WARPS, key_dim - 1)][half]);
+                        const float2 two = x[i].both();
+                        low[half] = fmaf(q.x, two.x, low[half]), high[half] = fmaf(q.x, two.y, high[half]);
+                        low[half + 1] = fmaf(q.y, two.x, low[half + 1]), high[half + 1] = fmaf(q.y, two.y, high[half + 1]);
+                        low[half + 2] = fmaf(q.z, two.x, low[half + 2]), high[half + 2] = fmaf(q.z, two.y, high[half + 2]);
+                        low[half + 3] = fmaf(q.w, two.x, low[half + 3]), high[half + 3] = fmaf(q.w, two.y, high[half + 3]);
                     }
                 }
             }
 #pragma unroll
             for (u32 g = 0; g < SUMS_HEADS; ++g) {
-                room.sums[warp_id()][g][2 * lane_id()] = low[g];
-                room.sums[warp_id()][g][2 * lane_id() + 1] = high[g];
+                if (g >= some) break;
+                *reinterpret_cast<float2*>(&room.sums[warp_id()][g][2 * lane_id()]) = make_float2(low[g], high[g]);
             }
             __syncthreads();
             for (u32 i = threadIdx.x; i < some * SUMS_COLUMNS; i += 32 * WARPS) {
-                const u32 g = i / SUMS_COLUMNS, c = first_column + i % SUMS_COLUMNS;
-                if (c >= value_dim) continue;
+                const u32 g = i / SUMS_COLUMNS;
+                if (own >= value_dim) continue;
                 float sum = 0.0f;
 #pragma unroll
                 for (u32 w = 0; w < WARPS; ++w) sum += room.sums[w][g][i % SUMS_COLUMNS];
-                parts.mixed[place_of(query(first + g)) * value_dim + c] = bound.count * fmaf(LN2, sum, mean_value[c]);
+                put(first + g, own, bound.count * fmaf(LN2, sum, mean_of_own));
             }
-            if (first_column != 0) continue;
-            for (u32 g = warp_id(); g < some; g += WARPS) {
-                const float top = layer.mean_score(bound, span.slot, kv_head, room.queries[g]);
-                if (lane_id() == 0) parts.tops[place_of(query(first + g))] = make_float2(top, bound.count);
+            if (op.asks != 0 && is_first) {
+                for (u32 g = 0; g < some; ++g) {
+                    const RowHead of = query(first + g);
+                    remember_query(step, layer, op.q, of.row, of.head * key_dim, key_dim);
+                }
             }
         }
     }

@@ -12,15 +12,27 @@ use kvas_backend::{
 };
 use std::ops::Range;
 
-/// `LEAST_PART` and `MOST_PARTS` of `kernels/common/attention.cuh`.
-pub(crate) const LEAST_PART: usize = 256;
-pub(crate) const MOST_PARTS: usize = 128;
-pub(crate) const BOUNDED_PART: usize = 64;
+/// `USUAL_PART`, `MOST_PARTS`, `MANY_HEADS`, `BOUNDED_PART`, `LEAST_PART`, `LEAST_LEAF` and `MOST_LEAVES` of
+/// `kernels/common/attention.cuh`.
+const USUAL_PART: usize = 512;
+const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
+pub(crate) const BOUNDED_PART: usize = 64;
+pub(crate) const LEAST_PART: usize = 128;
+const LEAST_LEAF: usize = 32;
+const MOST_LEAVES: usize = 64;
 /// `SUMS_COLUMNS` of `kernels/common/slake.cuh`.
 pub(super) const SUMS_COLUMNS: usize = 64;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
+/// Most blocks of a cluster that puts a context together (every GPU with clusters has those of eight), its warps, and the least that a block of it puts together of the
+/// columns of queries, in fours: `WARPS` and `LEAST_LOTS` of `kernels/common/attention_together.cuh`.
+const MOST_TOGETHER: usize = 16;
+const USUAL_TOGETHER: usize = 8;
+const WARPS: usize = 4;
+const LEAST_LOTS: usize = 8;
+/// Most blocks of a multiprocessor in a launch that has such clusters.
+const AT_ONCE: usize = 2;
 /// Shared memory of a block that prompts are not restricted by: `HAS_LITTLE` of `kernels/common/attention_prefill.cuh`.
 const ENOUGH_SHARED: usize = 128 << 10;
 /// Most columns of a key or of a value.
@@ -49,6 +61,8 @@ pub(crate) struct PartsView {
     first_span: u32,
     first_row: u32,
     end_row: u32,
+    has_leaves: u32,
+    padding: u32,
 }
 
 /// Files of kernels.
@@ -77,19 +91,60 @@ fn tile_units(kv_type: KvType) -> Option<[&'static str; 3]> {
     }
 }
 
-/// Tokens of a part of a context: they depend on where it ends and on the shape of the layer alone, so that results do not
-/// depend on what else is in a step. Where tokens were given up few are held. `part_tokens` of
-/// `kernels/common/attention.cuh`.
-fn part_tokens(context: usize, kv_heads: usize, has_sums: bool) -> usize {
-    let mut part = match has_sums {
-        true => BOUNDED_PART,
-        false if kv_heads < MANY_HEADS => LEAST_PART,
-        false => 2 * LEAST_PART,
-    };
-    while part * MOST_PARTS < context {
-        part *= 2;
+/// How the contexts of a layer are cut: this depends on where they end and on the shape of the layer alone, so that results do
+/// not depend on what else is in a step. `Parts::cut` of `kernels/common/attention.cuh`.
+#[derive(Debug, Clone, Copy)]
+struct Cutting {
+    /// Tokens of a part of a context that is not short.
+    usual: usize,
+    /// Whether parts are cut into strands, and these into leaves.
+    has_leaves: bool,
+}
+
+/// Tokens of a part of a context, and of a leaf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cut {
+    part: usize,
+    leaf: usize,
+}
+
+impl Cutting {
+    fn of(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Self {
+        let usual = if decl.kv_heads < MANY_HEADS { USUAL_PART / 2 } else { USUAL_PART };
+        let has_leaves = kv_type.scale_bytes() == 0 && tiles(decl, kv_type, page_size).is_some();
+        Self { usual, has_leaves }
     }
-    part
+
+    /// For a context of so many tokens.
+    fn cut(self, context: usize, has_sums: bool) -> Cut {
+        let part = match has_sums {
+            _ if self.has_leaves => self.usual.min(context.next_power_of_two().max(LEAST_PART)),
+            true => BOUNDED_PART,
+            false => self.usual,
+        };
+        let mut cut = Cut { part, leaf: LEAST_LEAF };
+        while cut.part * MOST_PARTS < context {
+            cut.part *= 2;
+        }
+        while cut.leaf < cut.part / WARPS && cut.leaf * MOST_LEAVES < context {
+            cut.leaf *= 2;
+        }
+        cut
+    }
+
+    /// What blocks of a cluster tell each other of a context: its strands, or its parts if strands are no more than leaves.
+    fn told(cut: Cut, context: usize) -> usize {
+        context.div_ceil(if cut.leaf < cut.part / WARPS { cut.part / WARPS } else { cut.part })
+    }
+
+    /// The longest context that is cut like this.
+    fn longest(self, cut: Cut) -> usize {
+        match self.has_leaves {
+            true if cut.part < self.usual => cut.part,
+            true if cut.leaf < cut.part / WARPS => cut.leaf * MOST_LEAVES,
+            _ => cut.part * MOST_PARTS,
+        }
+    }
 }
 
 /// Bytes of the results of the parts of one row.
@@ -125,6 +180,9 @@ struct Few {
     rows: Range<usize>,
     /// Most parts of a row.
     parts: usize,
+    /// Most leaves of a row, and most of what is told of them.
+    leaves: usize,
+    told: usize,
     /// Most rows of a span.
     most: usize,
     /// Whether there are sums of what some of the sequences gave up.
@@ -136,7 +194,7 @@ struct Few {
 /// parts of other sizes are in other groups. The contexts of spans are what is held.
 fn few_rows(
     spans: impl Iterator<Item = (usize, Span, bool)>,
-    kv_heads: usize,
+    cutting: Cutting,
     room: impl Fn(usize) -> usize,
 ) -> Vec<Few> {
     let mut groups: Vec<Few> = Vec::new();
@@ -144,12 +202,14 @@ fn few_rows(
         let (all, context) = (span.rows as usize, span.context as usize);
         let mut begin = if has_sums { 0 } else { all / CHUNK * CHUNK };
         while begin < all {
-            let part = part_tokens(context + begin + 1, kv_heads, has_sums);
-            let of = |end: usize| (context + end).div_ceil(part) + usize::from(has_sums);
-            let end = all.min(part * MOST_PARTS - context);
+            let cut = cutting.cut(context + begin + 1, has_sums);
+            let of = |end: usize| (context + end).div_ceil(cut.part) + usize::from(has_sums);
+            let end = all.min(cutting.longest(cut) - context);
             let end = end.min(begin + room(of(end)).max(1));
             let (parts, rows) = (of(end), first + begin..first + end);
-            let few = Few { spans: number..number + 1, most: end - begin, parts, rows, has_sums };
+            let leaves = (context + end).div_ceil(cut.leaf);
+            let told = Cutting::told(cut, context + end);
+            let few = Few { spans: number..number + 1, most: end - begin, leaves, told, parts, rows, has_sums };
             begin = end;
             if let Some(last) = groups.last_mut() {
                 let most_parts = last.parts.max(parts);
@@ -157,6 +217,7 @@ fn few_rows(
                 if are_neighbours && few.rows.end - last.rows.start <= room(most_parts) {
                     (last.rows.end, last.spans.end) = (few.rows.end, number + 1);
                     (last.parts, last.most) = (most_parts, last.most.max(few.most));
+                    (last.leaves, last.told) = (last.leaves.max(leaves), last.told.max(told));
                     last.has_sums |= has_sums;
                     continue;
                 }
@@ -165,6 +226,15 @@ fn few_rows(
         }
     }
     groups
+}
+
+/// A cluster for every KV head, or for some queries of one, of a few rows.
+struct Together {
+    /// What blocks tell of a row, sums of what was given up included.
+    told: usize,
+    blocks: usize,
+    /// Shared memory of a block.
+    shared: usize,
 }
 
 impl Machine {
@@ -182,7 +252,8 @@ impl Machine {
             let (view, all) = (self.attention_view(op), self.all_rows(op.store, available, bytes));
             return all.iter().try_for_each(|few| self.attend(op, (few, view), None));
         };
-        let few = few_rows(self.held_spans(op.store), decl.kv_heads, |parts| available / bytes(parts));
+        let cutting = Cutting::of(&decl, pages, self.limits.page_size);
+        let few = few_rows(self.held_spans(op.store), cutting, |parts| available / bytes(parts));
         // What makes a part of what was given up remembers the queries as well, if it meets all of them.
         let all_have_sums = self.held_spans(op.store).all(|(_, _, has_sums)| has_sums);
         let mut view = self.attention_view(op);
@@ -202,8 +273,15 @@ impl Machine {
         let least = if has_sums { BOUNDED_PART } else { LEAST_PART };
         let parts = tokens.div_ceil(least).min(MOST_PARTS) + usize::from(has_sums);
         let (rows, at_once) = (self.step.tokens().len(), (available / bytes(parts)).max(1));
-        let group =
-            |first: usize| Few { spans: 0..0, rows: first..(first + at_once).min(rows), parts, most: 1, has_sums };
+        let group = |first: usize| Few {
+            spans: 0..0,
+            rows: first..(first + at_once).min(rows),
+            parts,
+            leaves: 0,
+            told: 0,
+            most: 1,
+            has_sums,
+        };
         (0..rows).step_by(at_once).map(group).collect()
     }
 
@@ -289,31 +367,41 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let decl = self.program.pages(op.store);
         let (pages, rows) = (self.pages.view(decl), few.rows.len());
+        let queries = few.most * (op.heads / decl.kv_heads);
+        let tiles = if queries > 8 && decl.key_dim <= 128 { 2 } else { 1 };
+        let cutting = Cutting::of(decl, self.pages.kv_type(), self.limits.page_size);
+        let together = unit.and_then(|_| self.together(op, few, 8 * tiles).filter(|_| cutting.has_leaves));
         let scratch = self.scratch();
         let parts = PartsView {
-            tops: scratch.0,
+            tops: if together.is_some() { 0 } else { scratch.0 },
             mixed: scratch.at((8 * rows * op.heads * few.parts).next_multiple_of(16)).0,
-            count: few.parts as u32,
+            count: together.as_ref().map_or(few.parts, |together| together.told) as u32,
             first_span: few.spans.start as u32,
             first_row: few.rows.start as u32,
             end_row: few.rows.end as u32,
+            has_leaves: flag(cutting.has_leaves),
+            padding: 0,
         };
         if let Some(unit) = unit {
-            let queries = few.most * (op.heads / decl.kv_heads);
-            let tiles = if queries > 8 && decl.key_dim <= 128 { 2 } else { 1 };
-            // Sums of what was given up are one part, of which blocks have some columns each.
-            let blocks = few.parts + if few.has_sums { decl.value_dim / SUMS_COLUMNS - 1 } else { 0 };
             let name = format!("{unit}_{}_{tiles}", decl.key_dim);
-            let tiles = decl.kv_heads * queries.div_ceil(8 * tiles);
-            let launch = self.kernel(unit, &name)?.grid(blocks, tiles, few.spans.len()).block(128).early();
+            let of_heads = decl.kv_heads * queries.div_ceil(8 * tiles);
+            // Sums of what was given up are one part, of which blocks have some columns each.
+            let of_sums = if few.has_sums { decl.value_dim / SUMS_COLUMNS } else { 0 };
+            let blocks =
+                together.as_ref().map_or(few.parts - usize::from(few.has_sums) + of_sums, |together| together.blocks);
+            let launch = self.kernel(unit, &name)?.grid(blocks, of_heads, few.spans.len()).block(32 * WARPS).early();
+            let launch = match &together {
+                Some(together) => launch.clusters_of(blocks).shared(together.shared),
+                None => launch,
+            };
             let launch = launch.arg(self.view()).arg(pages);
             let launch = match self.given_up_view(op.store).filter(|_| few.has_sums) {
                 Some(layer) => launch.arg(layer),
                 None => launch,
             };
             launch.arg(view).arg(parts).launch()?;
-            if few.parts == 1 {
-                return Ok(()); // put together by the kernel that looked at the only part
+            if few.parts == 1 || together.is_some() {
+                return Ok(()); // put together by the kernel that looked at the parts
             }
         } else {
             let name = format!("attention_any_{}", self.pages.kv_type().name());
@@ -326,6 +414,27 @@ impl Machine {
         let launch = self.kernel("attention", "attention_merge")?.grid(rows, op.heads, 1).block(256).early();
         launch.arg(self.view()).arg(pages).arg(view).arg(parts).launch()
     }
+
+    /// The clusters of some rows, `at_once` queries of a KV head each, if their contexts are so short and they are so few that
+    /// every leaf can have a warp.
+    fn together(&self, op: &op::Attention, few: &Few, at_once: usize) -> Option<Together> {
+        let decl = self.program.pages(op.store);
+        let queries = few.most * (op.heads / decl.kv_heads);
+        let of_sums = if few.has_sums { decl.value_dim / SUMS_COLUMNS } else { 0 };
+        let blocks = few.leaves.div_ceil(WARPS) + of_sums;
+        let all = blocks * decl.kv_heads * queries.div_ceil(at_once) * few.spans.len();
+        let told = few.told + usize::from(few.has_sums);
+        let lots = (queries.min(at_once) * decl.value_dim / 4).div_ceil(blocks).max(LEAST_LOTS).next_power_of_two();
+        let shared = told * (16 * lots + 8 * at_once);
+        let most = match self.device.capability() {
+            (..9, _) => 0,
+            (9 | 10, _) => MOST_TOGETHER,
+            _ => USUAL_TOGETHER,
+        };
+        let is_together =
+            (2..=most).contains(&blocks) && few.leaves <= MOST_LEAVES && all <= AT_ONCE * self.device.multiprocessors();
+        is_together.then_some(Together { told, blocks, shared })
+    }
 }
 
 #[cfg(test)]
@@ -334,17 +443,29 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!((size_of::<AttentionView>(), size_of::<PartsView>()), (40, 32));
+        assert_eq!((size_of::<AttentionView>(), size_of::<PartsView>()), (40, 40));
     }
 
     #[test]
     fn contexts_are_cut_into_few_parts_of_no_few_tokens() {
-        for kv_heads in [1, 8] {
-            let mut before = 0;
-            for context in (0..2_000_000).step_by(997) {
-                let part = part_tokens(context, kv_heads, false);
-                assert!(part >= before.max(LEAST_PART) && context.div_ceil(part) <= MOST_PARTS, "{context}: {part}");
-                before = part;
+        for usual in [256, 512] {
+            for (has_leaves, has_sums) in [(false, false), (false, true), (true, false), (true, true)] {
+                let cutting = Cutting { usual, has_leaves };
+                let mut before = Cut { part: 0, leaf: 0 };
+                for context in (1..2_000_000).step_by(997) {
+                    let cut = cutting.cut(context, has_sums);
+                    assert!(cut.part >= before.part && cut.leaf >= before.leaf, "{context}: {cut:?}");
+                    assert!(context.div_ceil(cut.part) <= MOST_PARTS, "{context}: {cut:?}");
+                    let strand = cut.part / WARPS;
+                    assert!(!has_leaves || strand.is_multiple_of(cut.leaf), "{context}: {cut:?}");
+                    assert!(cut.leaf >= strand || context.div_ceil(cut.leaf) <= MOST_LEAVES, "{context}: {cut:?}");
+                    let longest = cutting.longest(cut);
+                    // Without them nobody looks at leaves.
+                    let is_alike = |other: Cut| other.part == cut.part && (other.leaf == cut.leaf || !has_leaves);
+                    assert!(longest >= context && is_alike(cutting.cut(longest, has_sums)), "{context}: {cut:?}");
+                    assert!(!is_alike(cutting.cut(longest + 1, has_sums)), "{context}: {cut:?}");
+                    before = cut;
+                }
             }
         }
     }
@@ -352,7 +473,8 @@ mod tests {
     /// Every row is in one group, beside others whose contexts are cut into as large parts.
     #[test]
     fn rows_are_cut_as_they_are_alone() {
-        let spans = [(7, 1), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
+        let spans = [(7, 1), (2045, 6), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
+        let cutting = Cutting { usual: 256, has_leaves: true };
         let mut first = 0;
         let spans: Vec<(usize, Span)> = spans
             .into_iter()
@@ -363,20 +485,21 @@ mod tests {
             })
             .collect();
         let all = spans.iter().map(|(first, span)| (*first, *span, false));
-        let groups = few_rows(all, 2, |parts| 4000 / parts);
+        let groups = few_rows(all, cutting, |parts| 4000 / parts);
         let mut seen = Vec::new();
         for few in &groups {
             for (first, span) in &spans[few.spans.clone()] {
                 let rows = few.rows.start.max(first + span.rows as usize / CHUNK * CHUNK)
                     ..few.rows.end.min(first + span.rows as usize);
                 let tokens = |row: usize| span.context as usize + row - first + 1;
-                let parts: Vec<usize> = rows.clone().map(|row| part_tokens(tokens(row), 2, false)).collect();
-                assert!(parts.iter().all(|part| *part == parts[0]), "{few:?}");
-                assert!(tokens(rows.end - 1).div_ceil(parts[0]) <= few.parts && rows.len() <= few.most, "{few:?}");
+                let cuts: Vec<Cut> = rows.clone().map(|row| cutting.cut(tokens(row), false)).collect();
+                assert!(cuts.iter().all(|cut| *cut == cuts[0]), "{few:?}");
+                assert!(tokens(rows.end - 1).div_ceil(cuts[0].part) <= few.parts && rows.len() <= few.most, "{few:?}");
+                assert!(tokens(rows.end - 1).div_ceil(cuts[0].leaf) <= few.leaves, "{few:?}");
                 seen.extend(rows);
             }
         }
-        assert_eq!(seen, [&[0][..], &(1..10).collect::<Vec<_>>(), &(26..52).collect::<Vec<_>>()].concat());
+        assert_eq!(seen, [&[0][..], &(1..16).collect::<Vec<_>>(), &(32..58).collect::<Vec<_>>()].concat());
         assert!(groups.len() > 4 && groups.len() < seen.len(), "{groups:?}");
     }
 
