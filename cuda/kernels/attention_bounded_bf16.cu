@@ -2,3 +2,6 @@
 #include "common/attention_decode.cuh"
 
 EACH(BOUNDED, bf16, KV_BF16)
+#ifdef HAS_CLUSTERS
+EACH(BOUNDED_SPREAD, bf16, KV_BF16)
+#endif

@@ -2,3 +2,6 @@
 #include "common/attention_decode.cuh"
 
 EACH(BOUNDED, f16, KV_F16)
+#ifdef HAS_CLUSTERS
+EACH(BOUNDED_SPREAD, f16, KV_F16)
+#endif

@@ -137,14 +137,13 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
     template <bool SMALL>
     static DEVICE void run(const StepView& step, const Pages& pages, const GivenUp* given_up, const Attention& op,
                            const Parts& parts, Room& room, u64* barrier) {
-        extern __shared__ __align__(16) u8 bytes[];
         __shared__ float factors[QUERIES];
         __shared__ Top tops[WARPS][QUERIES]; // of what a warp has found
         // The product behind this has its weights on the way by the time it is done.
         let_next_begin();
         const Part<QUERIES> part(step, pages, op, parts);
         if (!part.has_queries()) return wait_for_inputs();
-        const Together<QUERIES, DIM> together(parts, part.context(), barrier, bytes);
+        const Together<QUERIES, DIM, false> together(parts, part.context(), barrier, nullptr);
         if constexpr (BOUNDED) {
             if (part.template has_sums<DIM>()) return part.add_sums(*given_up, room.sums, together);
         }

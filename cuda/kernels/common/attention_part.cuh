@@ -64,8 +64,8 @@ template <u32 QUERIES> struct Part {
     // Tokens that a query sees; it may be none of the span.
     DEVICE u32 visible(u32 query) const { return row(query) < rows_end ? span.context + row(query) + 1 : 0; }
 
-    template <u32 DIM>
-    DEVICE void add_sums(const GivenUp& given_up, SumsRoom<WARPS, DIM>& room, const Together<QUERIES, DIM>& together) const {
+    template <u32 DIM, bool IS>
+    DEVICE void add_sums(const GivenUp& given_up, SumsRoom<WARPS, DIM>& room, const Together<QUERIES, DIM, IS>& together) const {
         const Sums sums = {step, given_up, op, parts, span, step.bound(parts.first_span + blockIdx.z, op.ordinal), kv_head};
         const auto query = [&](u32 i) { return RowHead{span.first + row(i), head(i)}; };
         const auto wait = [&] {
@@ -74,13 +74,13 @@ template <u32 QUERIES> struct Part {
         };
         const u32 column = (blockIdx.x - sums_begin<DIM>()) * SUMS_COLUMNS;
         const auto put = [&](u32 i, u32 c, float y) {
-            if (together.is_together())
+            if constexpr (IS)
                 together.put_one(parts.count - 1, i, c, y);
             else
                 parts.mixed[sums.place_of(query(i)) * DIM + c] = y;
         };
         const auto put_top = [&](u32 i, float top) {
-            if (together.is_together())
+            if constexpr (IS)
                 together.put_top(parts.count - 1, i, lane_id(), {top, sums.bound.count});
             else if (lane_id() == 0)
                 parts.tops[sums.place_of(query(i))] = make_float2(top, sums.bound.count);
@@ -89,7 +89,7 @@ template <u32 QUERIES> struct Part {
         end_together(together);
     }
 
-    template <u32 DIM> DEVICE void end_together(const Together<QUERIES, DIM>& together) const {
+    template <u32 DIM, bool IS> DEVICE void end_together(const Together<QUERIES, DIM, IS>& together) const {
         together.end(op, [&](u32 i) { return visible(i); }, [&](u32 i) { return place(i, DIM); });
     }
 
@@ -123,9 +123,8 @@ template <u32 QUERIES> struct Part {
 
     // Puts together what the warps have of the part: the largest scores, the sums of weights relative to them, and values mixed
     // with these.
-    template <u32 DIM>
-    DEVICE void finish(const Top (&strands)[WARPS][QUERIES],
-                       const float (&mixed)[WARPS][QUERIES][DIM + 4]) const {
+    template <u32 DIM, u32 ROW>
+    DEVICE void finish(const Top (&strands)[WARPS][QUERIES], const float (&mixed)[WARPS][QUERIES][ROW]) const {
         // A context of one part needs no merging: the same operations, here. What gates it is asked for before the last wait.
         const bool is_whole = parts.count == 1, is_gated = is_whole && op.gate != nullptr;
         constexpr u32 FOURS = (DIM + 127) / 128;
@@ -172,11 +171,10 @@ template <u32 QUERIES> struct Part {
     }
 };
 
-// By type and columns of a head, and tiles of 8 queries of a block, of what `Decode` is for these types of pages and
-// `DECODE_BOUNDS` and `DECODE_ROOM` for it.
-#define DECODE_AS(function, KV, DIM, TILES, BOUNDED, given_up, ...)                                                   \
-    KERNEL DECODE_BOUNDS(DIM, TILES) function(StepView step, Pages pages, __VA_ARGS__ Attention op, Parts parts) {    \
-        using Kernel = Decode<KV, DIM, TILES, BOUNDED>;                                                               \
+// A kernel that runs what is last, for which there are `DECODE_BOUNDS` and `DECODE_ROOM`. `given`: parameters before the op.
+#define DECODE_AS(function, bounds, given_up, given, ...)                                                             \
+    KERNEL bounds function(StepView step, Pages pages, given Attention op, Parts parts) {                             \
+        using Kernel = __VA_ARGS__;                                                                                   \
         DECODE_ROOM(typename Kernel::Room);                                                                           \
         __shared__ u64 barrier;                                                                                       \
         if (pages.shift < 4) {                                                                                        \
@@ -186,10 +184,16 @@ template <u32 QUERIES> struct Part {
         }                                                                                                             \
     }
 
+#define NONE_GIVEN_UP
+#define SOME_GIVEN_UP GivenUp layer,
+
+// By type and columns of a head, and tiles of 8 queries of a block.
 #define DECODE(name, KV, DIM, TILES)                                                                                  \
-    DECODE_AS(attention_decode_##name##_##DIM##_##TILES, KV, DIM, TILES, false, nullptr, )
+    DECODE_AS(attention_decode_##name##_##DIM##_##TILES, DECODE_BOUNDS(DIM, TILES), nullptr, NONE_GIVEN_UP,           \
+              Decode<KV, DIM, TILES, false>)
 #define BOUNDED(name, KV, DIM, TILES)                                                                                 \
-    DECODE_AS(attention_bounded_##name##_##DIM##_##TILES, KV, DIM, TILES, true, &layer, GivenUp layer, )
+    DECODE_AS(attention_bounded_##name##_##DIM##_##TILES, DECODE_BOUNDS(DIM, TILES), &layer, SOME_GIVEN_UP,           \
+              Decode<KV, DIM, TILES, true>)
 
 #define EACH(SHAPE, name, KV)                                                                                         \
     SHAPE(name, KV, 64, 1)                                                                                            \

@@ -48,10 +48,10 @@ DEVICE void add_four(float4& sum, float by, const float4& x) {
     sum.x = fmaf(by, x.x, sum.x), sum.y = fmaf(by, x.y, sum.y), sum.z = fmaf(by, x.z, sum.z), sum.w = fmaf(by, x.w, sum.w);
 }
 
-// Shared memory beyond that of the block itself, if `Parts::tops` is null: for every strand, or for every part if strands are
+// Shared memory beyond that of the block itself, if blocks are clusters (`IS`): for every strand, or for every part if strands are
 // no more than leaves, some of the columns of queries, in fours, and the `Top` of every query. Of `parts.count` of them, the last
 // for sums of what was given up.
-template <u32 QUERIES, u32 DIM> struct Together {
+template <u32 QUERIES, u32 DIM, bool IS> struct Together {
     static constexpr u32 GROUPS = MERGE_THREADS / (DIM / 4);
     // Columns that a warp puts together at once, in fours: fewer are left to no block.
     static constexpr u32 LEAST_LOTS = 8;
@@ -63,7 +63,7 @@ template <u32 QUERIES, u32 DIM> struct Together {
     u64* barrier;
     u8* shared;
 
-    DEVICE bool is_together() const { return parts.tops == nullptr; }
+    static DEVICE constexpr bool is_together() { return IS; }
 
     DEVICE u32 lots() const { return context.queries * (DIM / 4); }
     // A block puts `1 << shift()` lots together, or fewer.
@@ -117,7 +117,8 @@ template <u32 QUERIES, u32 DIM> struct Together {
     }
 
     // Tells what the leaves of the block, one of a warp, make of all queries. All threads, once everything is in shared memory.
-    DEVICE void tell(const Top (&of_leaves)[STRANDS][QUERIES], const float (&values)[STRANDS][QUERIES][DIM + 4]) const {
+    template <u32 ROW>
+    DEVICE void tell(const Top (&of_leaves)[STRANDS][QUERIES], const float (&values)[STRANDS][QUERIES][ROW]) const {
         const u32 first = blockIdx.x * STRANDS, in_strand = context.cut.in_strand(), here = min(leaves() - first, STRANDS);
         static_assert(DIM / 4 >= 16, "a thread for each owner");
 #pragma unroll 1
@@ -222,11 +223,11 @@ template <u32 QUERIES, u32 DIM> struct Together {
     }
 #else
     DEVICE Together(const Parts& parts, const Context& context, u64*, u8*) : parts(parts), context(context) {}
-    DEVICE bool is_together() const { return false; }
+    static DEVICE constexpr bool is_together() { return false; }
     DEVICE void begin() const {}
     DEVICE void put_one(u32, u32, u32, float) const {}
     DEVICE void put_top(u32, u32, u32, Top) const {}
-    DEVICE void tell(const Top (&)[STRANDS][QUERIES], const float (&)[STRANDS][QUERIES][DIM + 4]) const {}
+    template <u32 ROW> DEVICE void tell(const Top (&)[STRANDS][QUERIES], const float (&)[STRANDS][QUERIES][ROW]) const {}
     template <typename Visible, typename Place> DEVICE void end(const Attention&, const Visible&, const Place&) const {}
 #endif
 };

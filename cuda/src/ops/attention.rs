@@ -25,14 +25,14 @@ const MOST_LEAVES: usize = 64;
 pub(super) const SUMS_COLUMNS: usize = 64;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
-/// Most blocks of a cluster that puts a context together (every GPU with clusters has those of eight), its warps, and the least that a block of it puts together of the
-/// columns of queries, in fours: `WARPS` and `LEAST_LOTS` of `kernels/common/attention_together.cuh`.
+/// Most blocks of a cluster that puts a context together (every GPU with clusters has those of eight), warps of a block, and the
+/// least that a block puts together of the columns of queries, in fours: `LEAST_LOTS` of `kernels/common/attention_together.cuh`.
 const MOST_TOGETHER: usize = 16;
 const USUAL_TOGETHER: usize = 8;
 const WARPS: usize = 4;
 const LEAST_LOTS: usize = 8;
 /// Most blocks of a multiprocessor in a launch that has such clusters.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 3;
 /// Shared memory of a block that prompts are not restricted by: `HAS_LITTLE` of `kernels/common/attention_prefill.cuh`.
 const ENOUGH_SHARED: usize = 128 << 10;
 /// Most columns of a key or of a value.
@@ -373,7 +373,7 @@ impl Machine {
         let together = unit.and_then(|_| self.together(op, few, 8 * tiles).filter(|_| cutting.has_leaves));
         let scratch = self.scratch();
         let parts = PartsView {
-            tops: if together.is_some() { 0 } else { scratch.0 },
+            tops: scratch.0,
             mixed: scratch.at((8 * rows * op.heads * few.parts).next_multiple_of(16)).0,
             count: together.as_ref().map_or(few.parts, |together| together.told) as u32,
             first_span: few.spans.start as u32,
@@ -383,7 +383,13 @@ impl Machine {
             padding: 0,
         };
         if let Some(unit) = unit {
-            let name = format!("{unit}_{}_{tiles}", decl.key_dim);
+            // Those of clusters are in the same files.
+            let spread = |unit: &str| match unit.strip_prefix("attention_bounded_") {
+                Some(kv_type) => format!("attention_bounded_spread_{kv_type}"),
+                None => unit.replace("decode", "spread"),
+            };
+            let kernel = if together.is_some() { spread(unit) } else { unit.to_string() };
+            let name = format!("{kernel}_{}_{tiles}", decl.key_dim);
             let of_heads = decl.kv_heads * queries.div_ceil(8 * tiles);
             // Sums of what was given up are one part, of which blocks have some columns each.
             let of_sums = if few.has_sums { decl.value_dim / SUMS_COLUMNS } else { 0 };
