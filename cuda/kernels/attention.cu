@@ -64,9 +64,9 @@ template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, c
     for (u32 column = threadIdx.x; column < pages.value_dim; column += THREADS) {
         float y = 0.0f;
         for (u32 w = 0; w < THREADS / 32; ++w) y = fmaf(factors[w], values[w][column], y);
-        parts.mixed_at(query, blockIdx.x, pages.value_dim)[column] = y;
+        parts.mixed_at(query, pages.value_dim)[column] = y;
     }
-    if (threadIdx.x == 0) *parts.tops_at(query, blockIdx.x) = make_float2(top, sum);
+    if (threadIdx.x == 0) *parts.tops_at(query) = make_float2(top, sum);
 }
 
 #define OF_TYPE(name, KV)                                                                                             \

@@ -41,15 +41,16 @@ pub(crate) struct Kernels {
 struct Module(sys::CUmodule);
 
 /// Blocks of a cluster that every GPU with clusters has.
-const USUAL_CLUSTER: usize = 8;
+pub(crate) const USUAL_CLUSTER: usize = 8;
 
-/// A function, the dynamic shared memory it may ask for so far, and how many of its clusters run at once with that, once
-/// somebody has asked.
+/// A function, the dynamic shared memory it may ask for so far, how many of its clusters run at once with that, once
+/// somebody has asked, and whether it may have clusters of more blocks than [`USUAL_CLUSTER`].
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
     shared: usize,
     clusters: Option<usize>,
+    has_large_clusters: bool,
 }
 
 // SAFETY: handles of the driver, used with the context bound and behind a mutex.
@@ -87,7 +88,7 @@ impl Kernels {
         let found = unsafe { result::module::get_function(self.modules[in_unit].0, text) };
         let handle = found.map_err(driver(&format!("looking for the kernel {name} in {in_unit}.cu")))?;
         // What a kernel has statically counts as well, so that even little has to be allowed.
-        let function = Function { handle, shared: 0, clusters: None };
+        let function = Function { handle, shared: 0, clusters: None, has_large_clusters: false };
         self.functions.insert(name.to_string(), function);
         Ok(function)
     }
@@ -107,12 +108,14 @@ impl Kernels {
     }
 
     /// Lets a function have clusters of more blocks than every GPU with clusters has.
-    fn allow_large_clusters(&self, name: &str) -> Result<(), DeviceError> {
-        let Some(function) = self.functions.get(name) else { return Ok(()) };
+    fn allow_large_clusters(&mut self, name: &str) -> Result<(), DeviceError> {
+        let Some(function) = self.functions.get_mut(name) else { return Ok(()) };
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: the function is of a loaded module.
         unsafe { result::function::set_function_attribute(function.handle, attribute, 1) }
-            .map_err(driver(&format!("{name}: asking for clusters of more than {USUAL_CLUSTER} blocks")))
+            .map_err(driver(&format!("{name}: asking for clusters of more than {USUAL_CLUSTER} blocks")))?;
+        function.has_large_clusters = true;
+        Ok(())
     }
 
     /// Clusters of a function that run at once, of so many blocks and threads of a block, with all the shared memory that it was
@@ -323,11 +326,12 @@ impl Launch<'_> {
         if self.grid.contains(&0) {
             return Ok(());
         }
-        let has_large_cluster = self.cluster.is_some_and(|blocks| blocks > USUAL_CLUSTER);
-        if self.shared > self.function.shared || has_large_cluster {
+        let is_large = self.cluster.is_some_and(|blocks| blocks > USUAL_CLUSTER);
+        let wants_large = is_large && !self.function.has_large_clusters;
+        if self.shared > self.function.shared || wants_large {
             let mut kernels = self.device.gpu().kernels.lock().map_err(|_| failed("a thread panicked in a launch"))?;
             kernels.allow(self.name, self.shared)?;
-            if has_large_cluster {
+            if wants_large {
                 kernels.allow_large_clusters(self.name)?;
             }
         }
@@ -362,16 +366,18 @@ impl Launched {
         let mut pointers: Vec<*mut c_void> = pointers.collect();
         let [grid, block] = [self.grid, self.block].map(|sizes| sizes.map(|size| size as u32));
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
-        let early = self.is_early.then(|| {
-            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-            attribute(id, sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 })
-        });
-        let cluster = self.cluster.map(|blocks| {
-            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            let dimensions = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks as u32, y: 1, z: 1 };
-            attribute(id, sys::CUlaunchAttributeValue { clusterDim: dimensions })
-        });
-        let mut attributes: Vec<sys::CUlaunchAttribute> = early.into_iter().chain(cluster).collect();
+        let early = attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        );
+        let dimensions =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster.unwrap_or(1) as u32, y: 1, z: 1 };
+        let cluster = attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            sys::CUlaunchAttributeValue { clusterDim: dimensions },
+        );
+        let mut all = [early, cluster];
+        let attributes = &mut all[usize::from(!self.is_early)..1 + usize::from(self.cluster.is_some())];
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],

@@ -1,4 +1,5 @@
-//! A prompt that is cut at multiples of a chunk gives the same bits however it is cut, and whatever else is in the steps.
+//! A prompt that is cut at multiples of a chunk gives the same bits however it is cut, and whatever else is in the steps; so do
+//! rows of sequences, alone and in a crowd.
 
 use kvas_backend::{
     Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Slot, Span, StateType, Step,
@@ -366,10 +367,10 @@ fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
         return println!("skipped: no CUDA device");
     }
     let device = Device::open(0).expect("the driver works");
-    // Around the lengths from which they are cut in other ways.
-    let short = [1, 127, 130, 300, 500, 777, 1023, 1500, 2043, 2047, 2300, 3000, 4090, 4095];
-    // One of more leaves than a cluster has warps.
-    let long = [40, 500, 1500, 9000];
+    // Around the lengths from which they are cut in other ways. The first and the last have more leaves than a cluster has warps:
+    // who is in a step with one is looked at by blocks, all others by clusters, alone and three at a time. Four rows behind
+    // 2046 tokens are cut in two ways, and those before them and behind them looked at in launches of their own.
+    let contexts = [8300, 1, 124, 128, 256, 300, 512, 777, 1023, 1500, 2044, 2048, 3000, 4092, 2046, 8300];
     let mut different = Vec::new();
     for (shape, kv_type) in [
         ((8, 2, 128), KvType::F16),
@@ -381,16 +382,16 @@ fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
     ] {
         let subject = attention_of(shape);
         for rows in [1, 4] {
-            let run = |contexts: &[usize], together| {
-                contexts_together(&device, &subject, (kv_type, rows), contexts, together).expect("the device works")
+            let run = |count| {
+                contexts_together(&device, &subject, (kv_type, rows), &contexts, count).expect("the device works")
             };
-            for contexts in [&short[..], &long[..]] {
-                let (alone, together) = (run(contexts, 1), run(contexts, contexts.len()));
-                assert!(alone.iter().any(|bits| *bits != 0), "{shape:?}");
-                let count = alone.iter().zip(&together).filter(|(alone, together)| alone != together).count();
-                if count > 0 {
+            let alone = run(1);
+            assert!(alone.iter().any(|bits| *bits != 0), "{shape:?}");
+            for count in [3, contexts.len()] {
+                let differ = alone.iter().zip(&run(count)).filter(|(alone, together)| alone != together).count();
+                if differ > 0 {
                     let (of, name) = (alone.len(), kv_type.name());
-                    different.push(format!("{shape:?} {name}, {rows} rows of {}: {count} of {of}", contexts.len()));
+                    different.push(format!("{shape:?} {name}, {rows} rows of {count}: {differ} of {of}"));
                 }
             }
         }

@@ -46,7 +46,7 @@ struct Parts {
     u32 count;
     u32 first_span;
     u32 first_row, end_row; // of the step: those that are meant
-    u32 has_leaves;
+    u32 has_leaves;         // parts are cut into strands
     u32 padding;
 
     // Rows of a span that are meant.
@@ -55,8 +55,9 @@ struct Parts {
     }
     DEVICE u32 end_in(const Span& span) const { return min(span.rows, end_row - span.first); }
 
-    DEVICE float2* tops_at(u64 query, u32 part) const { return tops + query * count + part; }
-    DEVICE float* mixed_at(u64 query, u32 part, u32 value_dim) const { return mixed + (query * count + part) * value_dim; }
+    // Of the part that the block has.
+    DEVICE float2* tops_at(u64 query) const { return tops + query * count + blockIdx.x; }
+    DEVICE float* mixed_at(u64 query, u32 value_dim) const { return mixed + (query * count + blockIdx.x) * value_dim; }
 
     // For a row that sees so many tokens.
     DEVICE Cut cut(u32 context, u32 kv_heads, bool has_sums) const;

@@ -65,42 +65,42 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
                 turn += 1;
             }
         };
-        const auto load_keys = [&](u32 token, u32 b) {
+        const auto load_keys = [&](u32 token, u32 behind) {
 #pragma unroll
             for (u32 r = 0; r < 2; ++r) {
                 const u32 mine = token + group_lane + 8 * r;
                 if constexpr (SMALL) page = rows.page(mine);
                 const u8* key = page.keys + rows.row(mine) * (2 * DIM);
 #pragma unroll
-                for (u32 n = 0; n < DIM / 32; ++n) keys[b][n][r].load(key + 2 * (n * 32 + pair * 8));
+                for (u32 n = 0; n < DIM / 32; ++n) keys[behind][n][r].load(key + 2 * (n * 32 + pair * 8));
             }
         };
-        const auto load_values = [&](u32 token, u32 b) {
+        const auto load_values = [&](u32 token, u32 behind) {
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
                 const u32 mine = token + 2 * pair + (r & 1) + 8 * (r >> 1);
                 if constexpr (SMALL) page = rows.page(mine);
                 const u8* value = page.values + rows.row(mine) * (2 * DIM);
 #pragma unroll
-                for (u32 n = 0; n < DIM / 64; ++n) values[b][n][r].load(value + 2 * (n * 64 + group_lane * 8));
+                for (u32 n = 0; n < DIM / 64; ++n) values[behind][n][r].load(value + 2 * (n * 64 + group_lane * 8));
             }
         };
-        const auto load_first = [&](u32 b) {
-            const u32 first = token + b * TOKENS;
+        const auto load_first = [&](u32 behind) {
+            const u32 first = token + behind * TOKENS;
             look_up(first);
-            load_keys(first, b);
-            load_values(first, b);
+            load_keys(first, behind);
+            load_values(first, behind);
         };
 
         // Nothing in a step writes keys and values of earlier ones.
-        const auto is_old = [&](u32 b) { return token + (b + 1) * TOKENS <= min(span.context, end); };
+        const auto is_old = [&](u32 behind) { return token + (behind + 1) * TOKENS <= min(span.context, end); };
 #pragma unroll
-        for (u32 b = 0; b < AHEAD; ++b)
-            if (is_old(b)) load_first(b);
+        for (u32 behind = 0; behind < AHEAD; ++behind)
+            if (is_old(behind)) load_first(behind);
         wait_for_inputs();
 #pragma unroll
-        for (u32 b = 0; b < AHEAD; ++b)
-            if (!is_old(b) && token + b * TOKENS < end) load_first(b);
+        for (u32 behind = 0; behind < AHEAD; ++behind)
+            if (!is_old(behind) && token + behind * TOKENS < end) load_first(behind);
         part.template load_queries<DIM, QUERIES / WARPS>(room.factors, [&](u32 i, u32 n, float low, float high) {
 #pragma unroll
             for (u32 t = 0; t < TERMS; ++t)
@@ -135,8 +135,8 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
 #pragma unroll 1
             while (token < leaf_end) {
 #pragma unroll
-                for (u32 b = 0; b < AHEAD; ++b) {
-                    if (b > 0 && token >= leaf_end) break;
+                for (u32 behind = 0; behind < AHEAD; ++behind) {
+                    if (behind > 0 && token >= leaf_end) break;
                     // Terms are summed apart: so much less waits for what is ahead of it.
                     float scores[TILES][4], sums_of[TERMS][TILES][4];
 #pragma unroll
@@ -147,8 +147,8 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
 #pragma unroll
                     for (u32 c = 0; c < DIM / 32; ++c) {
                         u32 low[4], high[4];
-                        keys[b][c][0].words(low);
-                        keys[b][c][1].words(high);
+                        keys[behind][c][0].words(low);
+                        keys[behind][c][1].words(high);
                         const u32 a[2][4] = {{low[0], high[0], low[1], high[1]}, {low[2], high[2], low[3], high[3]}};
 #pragma unroll
                         for (u32 n = 0; n < TILES; ++n)
@@ -172,7 +172,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
                     const u32 next_token = token + AHEAD * TOKENS;
                     if (next_token < end) {
                         look_up(next_token);
-                        load_keys(next_token, b);
+                        load_keys(next_token, behind);
                     }
                     u32 weights[TILES][TERMS][2];
 #pragma unroll
@@ -209,7 +209,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
                     for (u32 c = 0; c < DIM / 64; ++c) {
                         u32 r[4][4];
 #pragma unroll
-                        for (u32 i = 0; i < 4; ++i) values[b][c][i].words(r[i]);
+                        for (u32 i = 0; i < 4; ++i) values[behind][c][i].words(r[i]);
 #pragma unroll
                         for (u32 j = 0; j < 4; ++j) {
                             const u32 a[4] = {permute(r[0][j], r[1][j], 0x5410), permute(r[0][j], r[1][j], 0x7632),
@@ -220,7 +220,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
                                 for (u32 t = 0; t < TERMS; ++t) multiply<KV>(mixed[n][4 * c + j], a, weights[n][t]);
                         }
                     }
-                    if (next_token < end) load_values(next_token, b);
+                    if (next_token < end) load_values(next_token, behind);
                     token += TOKENS;
                 }
             }
@@ -279,8 +279,8 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
 };
 
 #define SPREAD(name, KV, DIM, TILES)                                                                                  \
-    DECODE_AS(attention_spread_##name##_##DIM##_##TILES, __launch_bounds__(WARPS * 32), nullptr, NONE_GIVEN_UP,       \
+    DECODE_AS(attention_decode_##name##_spread_##DIM##_##TILES, __launch_bounds__(WARPS * 32), nullptr, NONE_GIVEN_UP,       \
               Decode<KV, DIM, TILES, false, true>)
 #define BOUNDED_SPREAD(name, KV, DIM, TILES)                                                                          \
-    DECODE_AS(attention_bounded_spread_##name##_##DIM##_##TILES, __launch_bounds__(WARPS * 32), &layer, SOME_GIVEN_UP, \
+    DECODE_AS(attention_bounded_##name##_spread_##DIM##_##TILES, __launch_bounds__(WARPS * 32), &layer, SOME_GIVEN_UP, \
               Decode<KV, DIM, TILES, true, true>)

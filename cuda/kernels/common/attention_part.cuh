@@ -6,6 +6,7 @@
 #include "common/tiles.cuh"
 
 static constexpr u32 WARPS = 4;
+static_assert(WARPS == STRANDS, "a warp has a strand of the part of a block");
 
 // Where the tokens of a lane are. Pages of 16 tokens and more are looked up once for 16 tokens.
 template <u32 KV, bool SMALL> struct Rows {
@@ -143,7 +144,7 @@ template <u32 QUERIES> struct Part {
             float by[WARPS];
             const Top all = part_of_strands([&](u32 w) { return strands[w][query]; }, by);
             const u64 at = u64(span.first + row(query) - parts.first_row) * op.heads + head(query);
-            float* out = is_whole ? op.out + place(query, DIM) : parts.mixed_at(at, blockIdx.x, DIM);
+            float* out = is_whole ? op.out + place(query, DIM) : parts.mixed_at(at, DIM);
             const float inverse = 1.0f / all.sum;
 #pragma unroll
             for (u32 i = 0; i < FOURS; ++i) {
@@ -166,7 +167,7 @@ template <u32 QUERIES> struct Part {
             }
             ask_for_gates(query + WARPS);
             if (is_whole) continue;
-            if (lane_id() == 0) *parts.tops_at(at, blockIdx.x) = make_float2(all.top, all.sum);
+            if (lane_id() == 0) *parts.tops_at(at) = make_float2(all.top, all.sum);
         }
     }
 };

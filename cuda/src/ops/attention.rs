@@ -2,6 +2,7 @@
 
 use crate::{
     device::{Device, Ptr, failed},
+    launch::USUAL_CLUSTER,
     machine::Machine,
     ops::{flag, segments, slake},
     shape::Held,
@@ -25,10 +26,9 @@ const MOST_LEAVES: usize = 64;
 pub(super) const SUMS_COLUMNS: usize = 64;
 /// Scratch that is enough for everything to run at once.
 const ENOUGH: usize = 64 << 20;
-/// Most blocks of a cluster that puts a context together (every GPU with clusters has those of eight), warps of a block, and the
+/// Most blocks of a cluster that puts a context together, where the GPU has more than [`USUAL_CLUSTER`], warps of a block, and the
 /// least that a block puts together of the columns of queries, in fours: `LEAST_LOTS` of `kernels/common/attention_together.cuh`.
 const MOST_TOGETHER: usize = 16;
-const USUAL_TOGETHER: usize = 8;
 const WARPS: usize = 4;
 const LEAST_LOTS: usize = 8;
 /// Most blocks of a multiprocessor in a launch that has such clusters.
@@ -370,7 +370,7 @@ impl Machine {
         let queries = few.most * (op.heads / decl.kv_heads);
         let tiles = if queries > 8 && decl.key_dim <= 128 { 2 } else { 1 };
         let cutting = Cutting::of(decl, self.pages.kv_type(), self.limits.page_size);
-        let together = unit.and_then(|_| self.together(op, few, 8 * tiles).filter(|_| cutting.has_leaves));
+        let together = if cutting.has_leaves { self.together(op, few, 8 * tiles) } else { None };
         let scratch = self.scratch();
         let parts = PartsView {
             tops: scratch.0,
@@ -383,13 +383,8 @@ impl Machine {
             padding: 0,
         };
         if let Some(unit) = unit {
-            // Those of clusters are in the same files.
-            let spread = |unit: &str| match unit.strip_prefix("attention_bounded_") {
-                Some(kv_type) => format!("attention_bounded_spread_{kv_type}"),
-                None => unit.replace("decode", "spread"),
-            };
-            let kernel = if together.is_some() { spread(unit) } else { unit.to_string() };
-            let name = format!("{kernel}_{}_{tiles}", decl.key_dim);
+            let spread = if together.is_some() { "_spread" } else { "" };
+            let name = format!("{unit}{spread}_{}_{tiles}", decl.key_dim);
             let of_heads = decl.kv_heads * queries.div_ceil(8 * tiles);
             // Sums of what was given up are one part, of which blocks have some columns each.
             let of_sums = if few.has_sums { decl.value_dim / SUMS_COLUMNS } else { 0 };
@@ -435,7 +430,7 @@ impl Machine {
         let most = match self.device.capability() {
             (..9, _) => 0,
             (9 | 10, _) => MOST_TOGETHER,
-            _ => USUAL_TOGETHER,
+            _ => USUAL_CLUSTER,
         };
         let is_together =
             (2..=most).contains(&blocks) && few.leaves <= MOST_LEAVES && all <= AT_ONCE * self.device.multiprocessors();
