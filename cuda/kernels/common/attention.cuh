@@ -66,16 +66,18 @@ struct Parts {
 static_assert(sizeof(Parts) == 40, "as in src/ops/attention.rs");
 
 // How contexts are cut depends on where they end and on the shape of the layer alone, so that results do not depend on what
-// else is in a step. Leaves are so few that a cluster can have one for each of its warps, as long as strands have more tokens.
+// else is in a step. Leaves are so few that a cluster can have one for each of its warps, as long as strands have more tokens,
+// and blocks for sums of what was given up besides, if there are any.
 // Where tokens were given up few are held. `Cutting` of src/ops/attention.rs.
 static constexpr u32 USUAL_PART = 512, MOST_PARTS = 128, MANY_HEADS = 8, BOUNDED_PART = 64;
-static constexpr u32 LEAST_PART = 128, LEAST_LEAF = 32, MOST_LEAVES = 64;
+static constexpr u32 LEAST_PART = 128, LEAST_LEAF = 32, MOST_LEAVES = 64, MOST_BESIDE_SUMS = 48;
 
 DEVICE Cut Parts::cut(u32 context, u32 kv_heads, bool has_sums) const {
     const u32 usual = kv_heads < MANY_HEADS ? USUAL_PART / 2 : USUAL_PART;
     Cut cut = {has_leaves ? LEAST_PART : has_sums ? BOUNDED_PART : usual, LEAST_LEAF};
     while (has_leaves && cut.length < usual && cut.length < context) cut.length *= 2;
     while (cut.length * MOST_PARTS < context) cut.length *= 2;
-    while (cut.leaf < cut.strand() && cut.leaf * MOST_LEAVES < context) cut.leaf *= 2;
+    const u32 most = has_sums ? MOST_BESIDE_SUMS : MOST_LEAVES;
+    while (cut.leaf < cut.strand() && cut.leaf * most < context) cut.leaf *= 2;
     return cut;
 }

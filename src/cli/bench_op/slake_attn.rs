@@ -39,6 +39,9 @@ const PAGE: usize = 16;
 /// All layers together are at least this large, so that no cache holds them.
 const WORKING_SET: usize = 72 << 20;
 const MOST_LAYERS: usize = 24;
+/// The fewest on a GPU, of whole contexts and of what is held, so that what a step takes besides its layers, tens of
+/// microseconds there, is a small part of a layer's time; as many as a model of that size has, where memory allows.
+const LAYERS_OF_GPU: (usize, usize) = (8, 32);
 /// Tokens that a sequence has behind it when it holds what a budget leaves.
 const BEFORE: u32 = 1 << 17;
 
@@ -101,8 +104,9 @@ impl SlakeAttn {
         };
         let token = program(1, Policy::Full).1.row_bytes(kv_type);
         // As many layers for all, so that a time is that of a layer wherever its keys come from.
-        let few = (WORKING_SET.div_ceil(token * context)).min(MOST_LAYERS);
-        let many = (WORKING_SET.div_ceil(token * budget)).min(MOST_LAYERS);
+        let least = if self.is_gpu()? { LAYERS_OF_GPU } else { (1, 1) };
+        let few = (WORKING_SET.div_ceil(token * context)).min(MOST_LAYERS).max(least.0);
+        let many = (WORKING_SET.div_ceil(token * budget)).min(MOST_LAYERS).max(least.1);
         let mut subjects: Vec<(String, usize, usize, Box<dyn Subject>)> = Vec::new();
         let full = self.held(program(few, Policy::Full), (context, context), None)?;
         subjects.push((format!("n={context} all"), few, context, Box::new(full)));
@@ -139,10 +143,14 @@ impl SlakeAttn {
         }
         if context >= 131_072 && budget == 1024 {
             let ratio = per_layer(0) / per_layer(2);
-            let least = if matches!(Place::of(&self.timing.compute)?, Place::Cuda { .. }) { 30.0 } else { 80.0 };
+            let least = if self.is_gpu()? { 30.0 } else { 80.0 };
             report.gate(&format!("times less time of attention for n={context}"), ratio, Gate::AtLeast(least));
         }
         Ok(())
+    }
+
+    fn is_gpu(&self) -> anyhow::Result<bool> {
+        Ok(matches!(Place::of(&self.timing.compute)?, Place::Cuda { .. }))
     }
 
     /// Layers that hold `tokens` tokens each; with moments, of a sequence that has given up others.
