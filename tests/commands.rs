@@ -160,6 +160,8 @@ fn a_model_of_random_weights_can_be_made_and_measured() {
     std::fs::create_dir_all(&folder).unwrap();
     let path = text(&folder.join("random.gguf"));
     succeeds(&["make-model", "--preset", "qwen3-0.6b", "--type", "q4_0", "-o", &path]);
+    let error = fails(&["bench", "-m", &path, "-p", "8", "-n", "2", "-d", "30", "-c", "38"]);
+    assert!(error.contains("--ctx-size 38, expected at least 39 tokens"), "{error}");
     let line = succeeds(&["bench", "-m", &path, "-p", "8", "-n", "2", "-r", "1", "--json"]);
     for line in line.lines() {
         let object: Value = serde_json::from_str(line).unwrap();

@@ -95,6 +95,12 @@ impl Bench {
         // What is given up is given up of a copy: the prompt before is gone back to.
         let copied = bound.as_ref().and_then(Keeping::budget).map_or(0, |bound| bound.budget + bound.window);
         let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1 + copied;
+        if let Some(given) = self.model.run.context() {
+            ensure!(
+                given >= context,
+                "--ctx-size {given}, expected at least {context} tokens for the longest of these tests"
+            );
+        }
         let sequences = longest(&self.parallel).max(1);
         // Every round goes back to the depth: one snapshot each.
         let snapshots = SnapshotBudget::Exactly(sequences);
