@@ -2,11 +2,11 @@
 //! rows of sequences, alone and in a crowd.
 
 use kvas_backend::{
-    Act, Backend, CHUNK, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Slot, Span, StateType, Step,
-    StoreDecl,
+    Act, Backend, CHUNK, DeviceError, Eviction, Holding, KvType, Limits, Op, Order, Outputs, Page, Program, Replay,
+    Slot, Span, StateType, Step, Store, StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op::{self, HeadMap},
-    store::{ConvDecl, Decay, PageLayout, PagesDecl, Policy, StateDecl},
+    store::{ConvDecl, Decay, MomentType, PageLayout, PagesDecl, Policy, Slake, StateDecl},
 };
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 const ROWS: usize = 64;
 const PAGE_SIZE: usize = 16;
+/// The last tokens of a sequence, which are not given up.
+const WINDOW: u32 = 32;
 /// Rows of the prompt: whole chunks, and some.
 const PROMPT: usize = 3 * CHUNK + 5;
 
@@ -21,16 +23,15 @@ const PROMPT: usize = 3 * CHUNK + 5;
 type Subject = (Program, Vec<Act>, Act);
 
 fn attention(kv_type: KvType) -> Subject {
-    attention_of((6, 2, if kv_type == KvType::F32 { 40 } else { 64 }))
+    attention_of((6, 2, if kv_type == KvType::F32 { 40 } else { 64 }), Policy::Full)
 }
 
-fn attention_of((heads, kv_heads, dim): (usize, usize, usize)) -> Subject {
+fn attention_of((heads, kv_heads, dim): (usize, usize, usize), policy: Policy) -> Subject {
     let mut b = Build::default();
     let (q, out) = (b.act("q", heads * dim), b.act("out", heads * dim));
     let (k, v) = (b.act("k", kv_heads * dim), b.act("v", kv_heads * dim));
     let layout = PageLayout::Separate;
-    let store =
-        b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy: Policy::Full }));
+    let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy }));
     b.op(Op::RopeStore(op::RopeStore { q, k, v, key_dim: dim, rope: None, store }));
     b.op(Op::Attention(op::Attention { q, gate: None, heads, scale: 0.125, store, out }));
     (b.finish(out), vec![q, k, v], out)
@@ -293,16 +294,32 @@ fn sequences_get_the_same_bits_in_a_crowd_with_convolutions_and_norms_of_heads()
     ]);
 }
 
-/// Outputs of so many new rows of sequences with contexts of `contexts` tokens, of so many sequences in a step.
+/// Gives up all but `keep` of the tokens of a sequence, which are summed up.
+fn give_up(backend: &mut Cuda, slot: Slot, (tokens, keep): (usize, usize), table: &[Page]) -> Result<(), DeviceError> {
+    let holdings = [Holding { store: Store(0), table, held: tokens as u32, keep: keep as u32 }];
+    backend.evict(&Eviction {
+        slot,
+        context: tokens as u32,
+        window: WINDOW,
+        sinks: 4,
+        order: Order::Recency,
+        absorb: true,
+        mass_cap: 0.0,
+        holdings: &holdings,
+    })
+}
+
+/// Outputs of so many new rows of sequences that hold `contexts` tokens, of so many sequences in a step. Each has given up so many
+/// others.
 fn contexts_together(
     device: &Arc<Device>,
     (program, inputs, out): &Subject,
-    (kv_type, rows): (KvType, usize),
+    (kv_type, rows, given_up): (KvType, usize, usize),
     contexts: &[usize],
     together: usize,
 ) -> Result<Vec<u32>, DeviceError> {
     const MOST: usize = 512;
-    let pages = |tokens: usize| (tokens + rows).div_ceil(PAGE_SIZE);
+    let pages = |held: usize| (held + given_up + rows).div_ceil(PAGE_SIZE);
     let limits = Limits {
         context: 0,
         rows: MOST.max(rows * contexts.len()),
@@ -334,23 +351,28 @@ fn contexts_together(
         backend.commit(&accepted)
     };
     let mut tables: Vec<Vec<Page>> = Vec::new();
-    for (sequence, tokens) in contexts.iter().copied().enumerate() {
-        tables.push((next..next + pages(tokens) as u32).map(Page).collect());
-        next += pages(tokens) as u32;
+    for (sequence, held) in contexts.iter().copied().enumerate() {
+        tables.push((next..next + pages(held) as u32).map(Page).collect());
+        next += pages(held) as u32;
+        let (slot, tokens) = (Slot(sequence as u32 + 1), held + given_up);
         for first in (0..tokens).step_by(MOST) {
             let (mut step, rows) = (Step::default(), MOST.min(tokens - first));
             let table = &tables[sequence][..(first + rows).div_ceil(PAGE_SIZE)];
-            step.push(Slot(sequence as u32 + 1), first as u32, &vec![0; rows], Outputs::None, [table]);
+            step.push(slot, first as u32, &vec![0; rows], Outputs::None, [table]);
             run(&mut backend, &step)?;
+        }
+        if given_up > 0 {
+            give_up(&mut backend, slot, (tokens, held), &tables[sequence])?;
         }
     }
     let mut found = Vec::new();
     for (first, some) in contexts.chunks(together).enumerate() {
         let mut step = Step::default();
-        for (at, tokens) in some.iter().enumerate() {
+        for (at, held) in some.iter().enumerate() {
             let sequence = first * together + at;
-            let table = &tables[sequence][..pages(*tokens)];
-            step.push(Slot(sequence as u32 + 1), *tokens as u32, &vec![0; rows], Outputs::None, [table]);
+            let table = &tables[sequence][..(held + rows).div_ceil(PAGE_SIZE)];
+            let (slot, context) = (Slot(sequence as u32 + 1), (held + given_up) as u32);
+            step.push_held(slot, context, &vec![0; rows], Outputs::None, [(table, *held as u32)]);
         }
         run(&mut backend, &step)?;
         let mut all = vec![0.0; some.len() * rows * program.act(*out).columns];
@@ -360,18 +382,40 @@ fn contexts_together(
     Ok(found)
 }
 
-/// Contexts are looked at by a cluster with a leaf for each warp, or by blocks that have a part each: the bits are the same.
-#[test]
-fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
+/// The bits of new rows alone are those of three sequences in a step and of all.
+fn same_contexts_in_a_crowd(subject: &Subject, of: (&str, KvType, usize), contexts: &[usize]) {
     if !kvas_cuda::has_device() {
         return println!("skipped: no CUDA device");
     }
-    let device = Device::open(0).expect("the driver works");
+    let ((name, kv_type, given_up), device) = (of, Device::open(0).expect("the driver works"));
+    let mut different = Vec::new();
+    for rows in [1, 4] {
+        let run = |count| {
+            contexts_together(&device, subject, (kv_type, rows, given_up), contexts, count).expect("the device works")
+        };
+        let alone = run(1);
+        assert!(alone.iter().any(|bits| *bits != 0), "{name}");
+        for count in [3, contexts.len()] {
+            let differ = alone.iter().zip(&run(count)).filter(|(alone, together)| alone != together).count();
+            if differ > 0 {
+                different.push(format!(
+                    "{name} {}, {rows} rows of {count}: {differ} of {}",
+                    kv_type.name(),
+                    alone.len()
+                ));
+            }
+        }
+    }
+    assert!(different.is_empty(), "{different:#?}");
+}
+
+/// Contexts are looked at by a cluster with a leaf for each warp, or by blocks that have a part each: the bits are the same.
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
     // Around the lengths from which they are cut in other ways. The first and the last have more leaves than a cluster has warps:
     // who is in a step with one is looked at by blocks, all others by clusters, alone and three at a time. Four rows behind
     // 2046 tokens are cut in two ways, and those before them and behind them looked at in launches of their own.
     let contexts = [8300, 1, 124, 128, 256, 300, 512, 777, 1023, 1500, 2044, 2048, 3000, 4092, 2046, 8300];
-    let mut different = Vec::new();
     for (shape, kv_type) in [
         ((8, 2, 128), KvType::F16),
         ((8, 8, 64), KvType::F16),
@@ -380,21 +424,24 @@ fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
         ((8, 2, 128), KvType::Q8_0),
         ((6, 2, 64), KvType::F8),
     ] {
-        let subject = attention_of(shape);
-        for rows in [1, 4] {
-            let run = |count| {
-                contexts_together(&device, &subject, (kv_type, rows), &contexts, count).expect("the device works")
-            };
-            let alone = run(1);
-            assert!(alone.iter().any(|bits| *bits != 0), "{shape:?}");
-            for count in [3, contexts.len()] {
-                let differ = alone.iter().zip(&run(count)).filter(|(alone, together)| alone != together).count();
-                if differ > 0 {
-                    let (of, name) = (alone.len(), kv_type.name());
-                    different.push(format!("{shape:?} {name}, {rows} rows of {count}: {differ} of {of}"));
-                }
-            }
-        }
+        let name = format!("{shape:?}");
+        same_contexts_in_a_crowd(&attention_of(shape, Policy::Full), (&name, kv_type, 0), &contexts);
     }
-    assert!(different.is_empty(), "{different:#?}");
+}
+
+/// The same where tokens were given up: fewer leaves, beside blocks for their sums.
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_sums_of_what_was_given_up() {
+    let contexts = [7000, 100, 256, 500, 880, 1532, 1536, 1700, 1904, 2048, 3072, 3100, 4000, 1534, 7000];
+    for (shape, kv_type, moments) in [
+        ((8, 2, 128), KvType::F16, MomentType::F32),
+        ((32, 8, 128), KvType::F16, MomentType::F16),
+        ((6, 2, 256), KvType::F16, MomentType::F32),
+        ((14, 2, 64), KvType::Bf16, MomentType::F32),
+    ] {
+        let (name, window) = (format!("{shape:?} {moments:?}"), WINDOW as usize);
+        let slake = Slake { heads: shape.0, window, capacity: 7000 + 200, moments };
+        let subject = attention_of(shape, Policy::Slake(slake));
+        same_contexts_in_a_crowd(&subject, (&name, kv_type, 160), &contexts);
+    }
 }

@@ -40,7 +40,8 @@ const PAGE: usize = 16;
 const WORKING_SET: usize = 72 << 20;
 const MOST_LAYERS: usize = 24;
 /// The fewest on a GPU, of whole contexts and of what is held, so that what a step takes besides its layers, tens of
-/// microseconds there, is a small part of a layer's time; as many as a model of that size has, where memory allows.
+/// microseconds there, is a small part of a layer's time: of whole contexts what several gigabytes have room for, of what is
+/// held as many as a model of that size has.
 const LAYERS_OF_GPU: (usize, usize) = (8, 32);
 /// Tokens that a sequence has behind it when it holds what a budget leaves.
 const BEFORE: u32 = 1 << 17;
@@ -103,7 +104,7 @@ impl SlakeAttn {
             bound.rows(&layout)
         };
         let token = program(1, Policy::Full).1.row_bytes(kv_type);
-        // As many layers for all, so that a time is that of a layer wherever its keys come from.
+        // So many layers for all that a time is that of a layer whose keys no cache holds.
         let least = if self.is_gpu()? { LAYERS_OF_GPU } else { (1, 1) };
         let few = (WORKING_SET.div_ceil(token * context)).min(MOST_LAYERS).max(least.0);
         let many = (WORKING_SET.div_ceil(token * budget)).min(MOST_LAYERS).max(least.1);
