@@ -115,42 +115,49 @@ fn a_model_that_is_shared_with_the_processor_says_the_same() {
 const HISTORY: f32 = 5e-5;
 
 /// The same where whole chunks of a prompt go through a recurrence, whose factors are sums of two bf16 there. Floor on an
-/// H200: 7.9e-4 (qwen35), 5.2e-4 (kimi-linear), 1.1e-4 and less for the others; with kernels in f32 these were 7.1e-5.
-const HISTORY_IN_PARTS: f32 = 1.6e-3;
+/// H200: 3.6e-4 (qwen35), 2.8e-4 (kimi-linear), 1.1e-4 and less for the others.
+const HISTORY_IN_PARTS: f32 = 8e-4;
 
-fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str, bound: f32) {
+/// The same where delta rules find what they wrote in a replay ring of f16. Floor on an H200, and of the reference with such rings:
+/// 2.0e-2 (qwen35), 1.8e-2 (kimi-linear). That the GPU rounds as the reference does is what the conformance suite sees.
+const DELTA_WITH_RING: f32 = 4e-2;
+
+/// The same of sums of inputs. Floor: 2.0e-3 (mamba2), 1.5e-3 (nemotron_h).
+const SUMS_WITH_RING: f32 = 4e-3;
+
+fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str, [bound, with_ring]: [f32; 2]) {
     let Some(device) = device() else { return };
-    go_through(name, &Subject { make: &|| backend(&device), bound }, (34, 60));
+    go_through(name, &Subject { make: &|| backend(&device), bound, with_ring }, (34, 60));
 }
 
 #[test]
 fn histories_of_delta_rules() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("qwen35", HISTORY_IN_PARTS);
+    any_history_is_that_of_a_fresh_run_on_the_processor("qwen35", [HISTORY_IN_PARTS, DELTA_WITH_RING]);
 }
 
 #[test]
 fn histories_of_decays_by_channel() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("kimi-linear", HISTORY_IN_PARTS);
+    any_history_is_that_of_a_fresh_run_on_the_processor("kimi-linear", [HISTORY_IN_PARTS, DELTA_WITH_RING]);
 }
 
 #[test]
 fn histories_of_state_spaces() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("mamba2", HISTORY_IN_PARTS);
+    any_history_is_that_of_a_fresh_run_on_the_processor("mamba2", [HISTORY_IN_PARTS, SUMS_WITH_RING]);
 }
 
 #[test]
 fn histories_of_state_spaces_and_attention() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("nemotron_h", HISTORY_IN_PARTS);
+    any_history_is_that_of_a_fresh_run_on_the_processor("nemotron_h", [HISTORY_IN_PARTS, SUMS_WITH_RING]);
 }
 
 #[test]
 fn histories_of_state_spaces_beside_attention() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("falcon-h1", HISTORY_IN_PARTS);
+    any_history_is_that_of_a_fresh_run_on_the_processor("falcon-h1", [HISTORY_IN_PARTS, SUMS_WITH_RING]);
 }
 
 #[test]
 fn histories_of_short_convolutions() {
-    any_history_is_that_of_a_fresh_run_on_the_processor("lfm2", HISTORY);
+    any_history_is_that_of_a_fresh_run_on_the_processor("lfm2", [HISTORY, HISTORY]);
 }
 
 /// Largest difference from the oracle over its largest number where segments are given up. Floor on an H200: 2.2e-7.

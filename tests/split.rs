@@ -107,6 +107,6 @@ fn histories_on_two_devices() {
         let model = converted(&fixture(name), Quant::F32);
         let placement = alternating(&model.program);
         // The bound of histories on one processor.
-        go_through(name, &Subject { make: &|| split(&placement), bound: 7e-5 }, (12, 60));
+        go_through(name, &Subject { make: &|| split(&placement), bound: 7e-5, with_ring: 7e-5 }, (12, 60));
     }
 }

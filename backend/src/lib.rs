@@ -174,6 +174,12 @@ pub trait Backend: Send {
     /// formats.
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64;
 
+    /// How u and k of a row are kept in replay rings: later rows find them rounded to this type, the row itself as they are
+    /// (ALGORITHMS 2.9).
+    fn ring_type(&self) -> StateType {
+        StateType::F32
+    }
+
     /// Takes over what changes from step to step, and decides which replay rings are folded in it.
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError>;
 

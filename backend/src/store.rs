@@ -47,11 +47,12 @@ impl StoreDecl {
         }
     }
 
-    /// Bytes that a slot takes besides if steps may name it: the replay ring.
-    pub const fn ring_bytes(&self, replay: Replay) -> usize {
+    /// Bytes that a slot takes besides if steps may name it: the replay ring, of a device that keeps it so
+    /// ([`crate::Backend::ring_type`]).
+    pub const fn ring_bytes(&self, replay: Replay, ring_type: StateType) -> usize {
         match self {
             StoreDecl::Pages(_) | StoreDecl::Conv(_) => 0,
-            StoreDecl::State(state) => replay.ring_rows().saturating_mul(state.ring_row_elements()).saturating_mul(4),
+            StoreDecl::State(state) => replay.ring_rows().saturating_mul(state.ring_row_bytes(ring_type)),
         }
     }
 }
@@ -67,8 +68,8 @@ pub enum Decay {
     Rates(Weight),
 }
 
-/// A checkpoint `S[value_heads][value_dim][key_dim]` f32, and a replay ring of what was written since:
-/// `u[value_heads][ring][value_dim]`, `k[key_heads][ring][key_dim]`, `g[value_heads][ring][decays]`.
+/// A checkpoint `S[value_heads][value_dim][key_dim]`, and a replay ring of what was written since:
+/// `u[value_heads][ring][value_dim]`, `k[key_heads][ring][key_dim]`, and in f32 `g[value_heads][ring][decays]`.
 /// The state is `S` decayed by all committed `g`, plus `u_j k_j^T` of every committed entry `j`, decayed by the `g`
 /// after it (ALGORITHMS 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +87,7 @@ pub struct StateDecl {
 }
 
 impl StateDecl {
-    /// f32 elements of the checkpoint.
+    /// Elements of the checkpoint.
     pub const fn state_elements(&self) -> usize {
         self.value_heads * self.value_dim * self.key_dim
     }
@@ -99,9 +100,10 @@ impl StateDecl {
         }
     }
 
-    /// Elements of one ring row over all heads: u, k and g.
-    pub const fn ring_row_elements(&self) -> usize {
-        self.value_heads * self.value_dim + self.key_heads * self.key_dim + self.value_heads * self.decays()
+    /// Bytes of one ring row over all heads: u and k of this type, and g.
+    pub const fn ring_row_bytes(&self, ring_type: StateType) -> usize {
+        let written = self.value_heads * self.value_dim + self.key_heads * self.key_dim;
+        written * ring_type.bytes() + 4 * self.value_heads * self.decays()
     }
 }
 
@@ -122,13 +124,13 @@ impl ConvDecl {
     }
 }
 
-/// Element type of checkpoints of recurrent states.
+/// Element type of checkpoints of recurrent states, and of u and k in replay rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StateType {
     /// 4 bytes.
     #[default]
     F32,
-    /// 2 bytes, 11 bits of mantissa: rounded whenever a checkpoint is written (ALGORITHMS 2.9).
+    /// 2 bytes, 11 bits of mantissa: rounded whenever a checkpoint or an entry is written (ALGORITHMS 2.9).
     F16,
 }
 

@@ -11,7 +11,7 @@ use crate::{
     weights::Path,
 };
 use kvas_backend::{
-    Act, DeviceError, Limits, Op, Program, Rows, StoreDecl, Weight,
+    Act, DeviceError, Limits, Op, Program, Rows, StateType, StoreDecl, Weight,
     store::{Decay, PagesDecl},
 };
 use kvas_gguf::Quant;
@@ -188,7 +188,7 @@ impl Plan {
     fn count(&self, program: &Program, limits: &Limits, threads: usize) -> (u64, u64) {
         let slots = program.stores.iter().map(|store| {
             let each = store.slot_bytes(limits.replay, limits.state_type).saturating_mul(limits.all_slots());
-            each.saturating_add(store.ring_bytes(limits.replay).saturating_mul(limits.slots))
+            each.saturating_add(store.ring_bytes(limits.replay, StateType::F32).saturating_mul(limits.slots))
         });
         let slots = slots.fold(0usize, usize::saturating_add);
         let acts = self.acts.iter().copied();

@@ -4,7 +4,7 @@
 #include "common/recurrence_several.cuh"
 
 RECURRENCES(delta_f16, DELTA, f16)
-RECURRENCE_OF_EIGHT(delta_f16, DELTA, f16)
+RECURRENCE_OF_EIGHT(delta_f16, DELTA, f16, BLOCK_WARPS)
 
 SEVERAL(delta_f16, DELTA, f16)
 

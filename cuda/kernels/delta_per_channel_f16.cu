@@ -4,7 +4,7 @@
 #include "common/recurrence_several.cuh"
 
 RECURRENCES(delta_per_channel_f16, DELTA_PER_CHANNEL, f16)
-RECURRENCE_OF_EIGHT(delta_per_channel_f16, DELTA_PER_CHANNEL, f16)
+RECURRENCE_OF_EIGHT(delta_per_channel_f16, DELTA_PER_CHANNEL, f16, BLOCK_WARPS)
 
 SEVERAL(delta_per_channel_f16, DELTA_PER_CHANNEL, f16)
 

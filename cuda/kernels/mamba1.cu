@@ -17,8 +17,8 @@ struct Scan {
     const float* rates; // [channels][key_dim]
     float* out;         // [rows][channels]
     void* state;        // [slots][channels][key_dim]
-    float* ring_u;      // [slots][channels][ring]
-    float* ring_k;      // [slots][ring][key_dim]
+    f16* ring_u;        // [slots][channels][ring]
+    f16* ring_k;        // [slots][ring][key_dim]
     float* ring_g;      // [slots][channels][ring]
     u32 ring;
     u32 channels, key_dim;
@@ -32,6 +32,8 @@ DEVICE float rounded(float x, const float*) { return x; }
 DEVICE float rounded(float x, const f16*) { return to_float(to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f))); }
 DEVICE void store(float* at, float x) { *at = x; }
 DEVICE void store(f16* at, float x) { *at = to_f16(x); }
+// What later rows find of what a row writes that stays in the ring.
+DEVICE float as_entry(float x) { return rounded(x, static_cast<const f16*>(nullptr)); }
 
 // `LANES` neighbouring lanes have a channel, each `EACH` of its columns, one from every `LANES`.
 template <typename State, u32 LANES, u32 EACH> DEVICE void scan(const Scan& op, const Span& span) {
@@ -48,11 +50,14 @@ template <typename State, u32 LANES, u32 EACH> DEVICE void scan(const Scan& op, 
         rates[e] = inside(e) ? op.rates[u64(channel) * op.key_dim + column] : 0.0f;
         state[e] = inside(e) && !span.is_fresh() ? to_float(stored[column]) : 0.0f;
     }
-    auto advance = [&](float size, float written, const float* key) {
+    float key[EACH], read[EACH];
+    // The state behind a row that writes with `key`: with that as it is, which the row itself reads, and as the ring has it.
+    auto advance = [&](float size, float written, bool is_entry) {
 #pragma unroll
         for (u32 e = 0; e < EACH; ++e) {
-            const float k = inside(e) ? key[e * LANES + lane] : 0.0f;
-            state[e] = fmaf(expf(rates[e] * size), state[e], written * k);
+            const float fade = expf(rates[e] * size);
+            read[e] = fmaf(fade, state[e], written * key[e]);
+            state[e] = is_entry ? fmaf(fade, state[e], as_entry(written) * as_entry(key[e])) : read[e];
         }
     };
     auto round_state = [&] {
@@ -66,26 +71,30 @@ template <typename State, u32 LANES, u32 EACH> DEVICE void scan(const Scan& op, 
             if (is_there && inside(e)) store(stored + e * LANES + lane, state[e]);
     };
     const u64 of_slot = (u64(span.slot) * op.channels + channel) * op.ring;
-    float* ring_u = op.ring_u + of_slot;
+    f16* ring_u = op.ring_u + of_slot;
     float* ring_g = op.ring_g + of_slot;
-    float* ring_k = op.ring_k + u64(span.slot) * op.ring * op.key_dim;
+    f16* ring_k = op.ring_k + u64(span.slot) * op.ring * op.key_dim;
     const u32 base = span.flush() ? span.before_base : span.after_base;
     const u32 held = span.flush() ? span.before_held : span.after_held;
     for (u32 j = 0; j < held; ++j) {
         const u32 row = (base + j) & (op.ring - 1);
-        advance(ring_g[row], ring_u[row], ring_k + u64(row) * op.key_dim);
+#pragma unroll
+        for (u32 e = 0; e < EACH; ++e) key[e] = inside(e) ? to_float(ring_k[u64(row) * op.key_dim + e * LANES + lane]) : 0.0f;
+        advance(ring_g[row], to_float(ring_u[row]), false);
     }
     if (span.flush()) keep_state();
     const float skip = op.d != nullptr ? op.d[channel] : 0.0f;
     for (u32 t = 0; t < span.rows; ++t) {
         const u64 row = span.first + t, at = row * op.channels + channel;
         const float x = op.x[at], size = softplus(op.dt[at]), written = size * x;
-        const float *key = op.b + row * op.key_dim, *query = op.c + row * op.key_dim;
-        advance(size, written, key);
+        const float *keys = op.b + row * op.key_dim, *query = op.c + row * op.key_dim;
+#pragma unroll
+        for (u32 e = 0; e < EACH; ++e) key[e] = inside(e) ? keys[e * LANES + lane] : 0.0f;
+        advance(size, written, !span.is_final());
         float sum = 0.0f;
 #pragma unroll
         for (u32 e = 0; e < EACH; ++e)
-            if (inside(e)) sum = fmaf(state[e], query[e * LANES + lane], sum);
+            if (inside(e)) sum = fmaf(read[e], query[e * LANES + lane], sum);
         sum = warp_sum<LANES>(sum);
         if (lane == 0 && is_there) op.out[at] = fmaf(skip, x, sum);
         if (span.is_final()) {
@@ -94,11 +103,11 @@ template <typename State, u32 LANES, u32 EACH> DEVICE void scan(const Scan& op, 
         }
         const u32 entry = (span.after_base + span.after_held + t) & (op.ring - 1);
         if (lane == 0 && is_there) {
-            ring_u[entry] = written;
+            ring_u[entry] = to_f16(as_entry(written));
             ring_g[entry] = size;
         }
         if (blockIdx.x == 0)
-            for (u32 i = threadIdx.x; i < op.key_dim; i += THREADS) ring_k[u64(entry) * op.key_dim + i] = key[i];
+            for (u32 i = threadIdx.x; i < op.key_dim; i += THREADS) ring_k[u64(entry) * op.key_dim + i] = to_f16(as_entry(keys[i]));
     }
     if (span.is_final() && span.rows > 0) keep_state();
 }

@@ -4,6 +4,7 @@
 #include "common/recurrence_several.cuh"
 
 RECURRENCES(mamba2_f16, MAMBA2, f16)
+RECURRENCE_OF_EIGHT(mamba2_f16, MAMBA2, f16, 2)
 
 SEVERAL(mamba2_f16, MAMBA2, f16)
 

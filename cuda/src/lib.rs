@@ -52,8 +52,8 @@ pub use ops::wide::WIDTHS;
 pub use weights::weight_bytes;
 
 use kvas_backend::{
-    Act, Backend, DeviceError, Eviction, Limits, Page, Position, Preference, Program, Slot, Step, Store, WeightSource,
-    op,
+    Act, Backend, DeviceError, Eviction, Limits, Page, Position, Preference, Program, Slot, StateType, Step, Store,
+    WeightSource, op,
 };
 use kvas_gguf::Quant;
 use machine::Machine;
@@ -123,6 +123,10 @@ impl Backend for Cuda {
         machine.width = self.width;
         self.machine = Some(machine);
         Ok(())
+    }
+
+    fn ring_type(&self) -> StateType {
+        slots::RING_TYPE
     }
 
     fn scratch_bytes(&self, program: &Program, _quants: &[Quant], limits: &Limits) -> u64 {

@@ -3,6 +3,7 @@
 use crate::{
     device::{Device, NAME},
     ops,
+    slots::RING_TYPE,
     step::StepImage,
 };
 use kvas_backend::{DeviceError, Limits, Program, Rows};
@@ -25,7 +26,7 @@ impl Plan {
         let bytes = |values: usize| 4 * values as u64;
         let states = program.stores.iter().map(|store| {
             let each = store.slot_bytes(limits.replay, limits.state_type) as u64 * limits.all_slots() as u64;
-            each + store.ring_bytes(limits.replay) as u64 * limits.slots as u64
+            each + store.ring_bytes(limits.replay, RING_TYPE) as u64 * limits.slots as u64
         });
         Self {
             activations: program.acts.iter().map(|act| bytes(act.columns * rows(act.rows))).sum(),

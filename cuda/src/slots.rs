@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// Values of an f16 checkpoint that are converted at once on their way in or out.
 const EXCHANGE: usize = 1 << 18;
 
+/// How replay rings hold u and k: `ring_u` and `ring_k` of `kernels/common/recurrence.cuh`.
+pub(crate) const RING_TYPE: StateType = StateType::F16;
+
 /// What slots hold for one layer.
 pub(crate) enum SlotMemory {
     /// Nothing: pages are in the arena.
@@ -56,12 +59,13 @@ impl State {
         limits: &Limits,
     ) -> Result<Self, DeviceError> {
         let ring = limits.replay.ring_rows();
-        let rows = |elements: usize| device.take("replay rings", 4 * limits.slots * ring * elements);
+        let rows = |bytes: usize| device.take("replay rings", limits.slots * ring * bytes);
         let bytes = limits.all_slots() * decl.state_elements() * limits.state_type.bytes();
         let state = device.take("recurrent states", bytes)?;
         device.fill(state.at(), 0, bytes)?;
-        let u = rows(decl.value_heads * decl.value_dim)?;
-        let (k, g) = (rows(decl.key_heads * decl.key_dim)?, rows(decl.value_heads * decl.decays())?);
+        let u = rows(decl.value_heads * decl.value_dim * RING_TYPE.bytes())?;
+        let k = rows(decl.key_heads * decl.key_dim * RING_TYPE.bytes())?;
+        let g = rows(4 * decl.value_heads * decl.decays())?;
         Ok(Self { decl, kind, head_map, state_type: limits.state_type, ring, state, u, k, g })
     }
 

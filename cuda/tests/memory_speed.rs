@@ -225,14 +225,15 @@ impl Kind {
         (b.finish(out), vec![inputs, alpha, beta])
     }
 
-    /// Bytes one token must move, averaged over a ring's cycle (ALGORITHMS 2.10), in f32 but for the checkpoint.
+    /// Bytes one token must move, averaged over a ring's cycle (ALGORITHMS 2.10), in f32 but for the checkpoint and the keys and
+    /// written values of the ring.
     fn bytes(self, history: usize, state_type: StateType) -> f64 {
         let decl = self.decl();
         let (heads, shared) = (decl.value_heads as f64, decl.key_heads as f64 / decl.value_heads as f64);
         let (keys, values, decays) = (decl.key_dim as f64, decl.value_dim as f64, decl.decays() as f64);
         let state = keys * values * state_type.bytes() as f64;
         let act = 4.0 * (2.0 * keys * shared + 2.0 * values + decays + 1.0);
-        let entry = 4.0 * (values + keys * shared + decays);
+        let entry = 2.0 * (values + keys * shared) + 4.0 * decays;
         let m = history as f64;
         let moved = if history == 0 { 2.0 * state } else { state + state / m + entry * (m - 1.0) / 2.0 + entry };
         heads * (moved + act)

@@ -10,7 +10,7 @@ use kvas::{
     memory::plan::{Between, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
     model::{Model, placement::placement, weights},
 };
-use kvas_backend::{Backend, Placement, Program, Reference, Split, WeightDecl};
+use kvas_backend::{Backend, Placement, Program, Reference, Split, StateType, WeightDecl};
 use kvas_cuda::Cuda;
 use kvas_gguf::Quant;
 use std::{
@@ -209,6 +209,7 @@ impl Place {
             kv_only: self.kv_only(flags),
             kv_type: flags.run.kv_type(model)?,
             state_type: flags.run.state_type(),
+            ring_type: self.backend().ring_type(),
             weights_bytes,
             process_bytes,
             scratch_bytes: 0,
@@ -246,8 +247,10 @@ pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) 
     let sum = |of: fn(&PlanRequest) -> u64| requests.iter().map(of).sum();
     // Devices that share a model run whole programs.
     let between = None;
+    let ring_types = requests.iter().map(|request| request.ring_type);
     let whole = PlanRequest {
         between,
+        ring_type: ring_types.max_by_key(|ring_type| ring_type.bytes()).expect("there are two"),
         weights_bytes: sum(|request| request.weights_bytes),
         process_bytes: sum(|request| request.process_bytes),
         scratch_bytes: sum(|request| request.scratch_bytes),
@@ -288,6 +291,11 @@ pub(crate) fn spare_host_bytes(flags: &ComputeFlags) -> anyhow::Result<u64> {
 /// A device with nothing on it.
 pub(crate) fn backend(flags: &ComputeFlags) -> anyhow::Result<Box<dyn Backend>> {
     Ok(Place::of(flags)?.backend())
+}
+
+/// How replay rings are kept on a device.
+pub(crate) fn ring_type(flags: &ComputeFlags) -> anyhow::Result<StateType> {
+    Ok(backend(flags)?.ring_type())
 }
 
 /// The device or the devices that a model is to run on, with nothing on them.

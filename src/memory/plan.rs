@@ -45,6 +45,8 @@ pub struct PlanRequest {
     pub kv_type: KvType,
     /// Element type of recurrent states.
     pub state_type: StateType,
+    /// Element type of replay rings: that of the device.
+    pub ring_type: StateType,
     /// Bytes of the weights.
     pub weights_bytes: u64,
     /// Bytes the process holds already: vocabulary, templates, code.
@@ -277,7 +279,7 @@ impl Sizes {
                 sizes.page_stores += 1;
             }
             sizes.snapshot_bytes += store.slot_bytes(replay, request.state_type) as u64;
-            sizes.ring_bytes += store.ring_bytes(replay) as u64;
+            sizes.ring_bytes += store.ring_bytes(replay, request.ring_type) as u64;
         }
         sizes
     }
@@ -369,12 +371,17 @@ fn tables(request: &PlanRequest, pool_tokens: usize, snapshots: usize) -> usize 
     pool_tokens.div_ceil(request.page_size) + 2 * request.sequences - 1 + snapshots
 }
 
+/// Rows of a ring beyond which a longer one does not pay on account of drafts: a token looks at all of its entries (qwen3.5-4b on
+/// an H200, 128 sequences with 3 drafts each: 20007 tokens a second with 32 rows, 18730 with 64).
+const MOST_ROWS: usize = 32;
+
 /// The replay ring: as long as was asked for, or of the length that moves the fewest bytes a token, as a power of two
-/// (ALGORITHMS 2.10). With drafts it is at least twice as long, and fills its rows: a span ends where a ring is folded, which
-/// costs more tokens of a step than a longer ring costs bytes. A step can be taken back by less than its window where the
-/// history is shorter.
+/// (ALGORITHMS 2.10), or an eighth less where the ring then has half the rows. With drafts it is at least twice as long up to
+/// [`MOST_ROWS`], and fills its rows: a span ends where a ring is folded, which costs more tokens of a step than a longer ring costs
+/// bytes. A step can be taken back by less than its window where the history is shorter.
 fn replay(program: &Program, request: &PlanRequest) -> Replay {
-    let elements = Elements { state: request.state_type.bytes(), ..Elements::F32 };
+    let (state, ring) = (request.state_type.bytes(), request.ring_type.bytes());
+    let elements = Elements { state, ring, ..Elements::F32 };
     let states = || {
         program.stores.iter().filter_map(|store| match store {
             StoreDecl::State(state) => Some(state),
@@ -383,8 +390,16 @@ fn replay(program: &Program, request: &PlanRequest) -> Replay {
     };
     let best = || match (replay_traffic::optimum_history(states(), elements), request.window) {
         (None, window) => window,
-        (Some(best), window @ 0..=1) => (1 << best.ilog2()).max(window),
-        (Some(best), window) => Replay::new(2 << best.ilog2(), window).ring_rows() - 2 * window,
+        (Some(best), window @ 0..=1) => {
+            let history = 1usize << best.ilog2();
+            let shorter = history.saturating_sub(2 * window);
+            if 8 * shorter >= 7 * history { shorter } else { history.max(window) }
+        }
+        (Some(best), window) => {
+            let rows = |history| Replay::new(history, window).ring_rows();
+            let (least, twice) = (rows(1 << best.ilog2()), rows(2 << best.ilog2()));
+            twice.min(least.max(MOST_ROWS)) - 2 * window
+        }
     };
     // Decays per channel take an exponential for every entry and column, which costs more than the bytes save: at 8
     // sequences a token took 1.15 to 1.4 times as long with a ring.
@@ -448,6 +463,7 @@ pub(super) mod tests {
         kv_only: Some(0),
         kv_type: KvType::F16,
         state_type: StateType::F32,
+        ring_type: StateType::F32,
         weights_bytes: 1000,
         process_bytes: 100,
         scratch_bytes: 10,
@@ -548,6 +564,12 @@ pub(super) mod tests {
         // With drafts the rows of a ring of twice that, but for two windows.
         assert_eq!(ring(None, StateType::F32), Replay::new(24, 4));
         assert_eq!(ring(None, StateType::F16), Replay::new(24, 4));
+        // With u and k in f16 sqrt(2 * 65536 / (2 * (128 + 64) + 4)) = 18.4: with drafts no more than 32 rows.
+        let half = PlanRequest { history: None, ring_type: StateType::F16, ..REQUEST };
+        let of = |window| plan(&program(), 8192, &PlanRequest { window, ..half }).limits.replay;
+        assert_eq!([1, 4, 9].map(of), [Replay::new(14, 1), Replay::new(24, 4), Replay::new(46, 9)]);
+        let bytes = |request: PlanRequest| plan(&program(), 8192, &request).ring_bytes;
+        assert_eq!(bytes(PlanRequest { history: Some(8), ..half }), 16 * (2 * (4 * 128 + 2 * 128) + 4 * 4));
         assert_eq!(ring(Some(0), StateType::F32), Replay::OFF);
         assert_eq!(ring(Some(2), StateType::F32), Replay::new(2, 2));
         assert_eq!(ring(Some(33), StateType::F32), Replay::new(33, 4));

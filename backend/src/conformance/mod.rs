@@ -116,8 +116,8 @@ impl Case {
     }
 
     /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
-    /// bits, and over pages of f16 the queries of prompts and the weights of their values, and take the factors of prompts
-    /// through recurrences as sums of two bf16.
+    /// bits, and over pages of f16 the queries of prompts and the weights of their values, take the factors of prompts
+    /// through recurrences as sums of two bf16, and keep replay rings in f16.
     pub fn with_half_activations(mut self) -> Self {
         let attends = self.program.ops.iter().any(|op| matches!(op, Op::Attention(_)));
         let reads_prompts = self.script.iter().flatten().any(|m| m.rows >= CHUNK);
@@ -130,6 +130,9 @@ impl Case {
         let recurs = |op: &Op| matches!(op, Op::GatedDelta(_) | Op::Mamba2(_));
         if reads_prompts && self.program.ops.iter().any(recurs) {
             self.bound = self.bound.max(tolerance::RECURRENT_IN_PARTS);
+        }
+        if self.limits.replay.ring_rows() > 0 && self.program.ops.iter().any(|op| matches!(op, Op::GatedDelta(_))) {
+            self.bound = self.bound.max(tolerance::ROUNDED_ENTRIES);
         }
         self
     }
@@ -262,10 +265,13 @@ fn take_back(backends: &mut [Box<dyn Backend>], slot: Slot, rows: u32) -> Result
 }
 
 /// The reference and the subjects, ready for the first step. The reference keeps its states in f32: it is the truth,
-/// whatever the subjects round.
+/// whatever the subjects round. Only what replay rings hold it rounds as they do: that is rounded once, so that there is one
+/// right result.
 fn prepared(case: &Case, subjects: &[Make]) -> Result<Vec<Box<dyn Backend>>, DeviceError> {
-    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::default())];
-    backends.extend(subjects.iter().map(|make| make()));
+    let subjects: Vec<Box<dyn Backend>> = subjects.iter().map(|make| make()).collect();
+    let ring_type = subjects.first().map_or(StateType::F32, |subject| subject.ring_type());
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference::with_rings_of(ring_type))];
+    backends.extend(subjects);
     for (number, backend) in backends.iter_mut().enumerate() {
         let state_type = if number == 0 { StateType::F32 } else { case.limits.state_type };
         backend.prepare(case.program.clone(), &mut case.weights.clone(), Limits { state_type, ..case.limits })?;

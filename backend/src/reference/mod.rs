@@ -1,4 +1,4 @@
-//! The naive truth: one row after the other, no cleverness, no replay ring. Read this before any kernel. Weights are
+//! The naive truth: one row after the other, no cleverness, no replay ring but for what one rounds. Read this before any kernel. Weights are
 //! held in f32, sums are taken in f64; a slot is its committed state plus the inputs of the step in progress.
 
 mod attention;
@@ -14,8 +14,8 @@ mod slake;
 mod state;
 
 use crate::{
-    Act, Backend, Cursors, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, Step, Store, StoreDecl,
-    Weight, WeightDecl, WeightSource, op,
+    Act, Backend, Cursors, DeviceError, Eviction, Limits, Page, Preference, Program, Slot, StateType, Step, Store,
+    StoreDecl, Weight, WeightDecl, WeightSource, op,
     program::Rows,
     store::{PagesDecl, Policy},
 };
@@ -41,6 +41,9 @@ pub struct Reference {
     rope_frequencies: Vec<(Store, Vec<f32>)>,
     step: Step,
     cursors: Option<Cursors>,
+    ring_type: StateType,
+    /// By span of the step: how later rows find what its rows write.
+    kept: Vec<StateType>,
 }
 
 #[derive(Debug)]
@@ -52,6 +55,11 @@ enum Data {
 }
 
 impl Reference {
+    /// Rounds what a replay ring would hold as a device does that keeps it so.
+    pub fn with_rings_of(ring_type: StateType) -> Self {
+        Self { ring_type, ..Self::default() }
+    }
+
     fn program(&self) -> &Program {
         self.program.as_ref().expect("prepare comes before anything else")
     }
@@ -194,10 +202,16 @@ impl Backend for Reference {
 
     fn begin(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.step.clone_from(step);
+        self.kept.clear();
         for span in step.spans() {
-            self.cursors().begin(span.slot, span.rows);
+            let is_final = self.cursors().begin(span.slot, span.rows).is_final;
+            self.kept.push(if is_final { StateType::F32 } else { self.ring_type });
         }
         Ok(())
+    }
+
+    fn ring_type(&self) -> StateType {
+        self.ring_type
     }
 
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError> {

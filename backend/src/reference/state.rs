@@ -12,8 +12,15 @@ pub(super) struct StateSlot {
     pub(super) state: Vec<f32>,
     /// The states before the last rows, oldest first.
     past: Vec<Vec<f32>>,
-    /// One per row: the inputs of every head.
-    pending: Vec<Vec<Input>>,
+    /// One per row.
+    pending: Vec<Row>,
+}
+
+/// The inputs of every head, and how later rows find what it writes.
+#[derive(Debug, Clone)]
+struct Row {
+    heads: Vec<Input>,
+    kept: StateType,
 }
 
 /// What one token does to the state of one head.
@@ -35,9 +42,9 @@ impl StateSlot {
 
     /// Without a ring the state is stored, and rounded, after every row. The states before the last `keep` rows stay.
     pub(super) fn commit(&mut self, accepted: usize, keep: usize, state_type: StateType) {
-        for heads in self.pending.drain(..).take(accepted) {
+        for row in self.pending.drain(..).take(accepted) {
             self.past.push(self.state.clone());
-            advance(&mut self.state, &heads, state_type);
+            row.advance(&mut self.state, state_type);
         }
         self.past.drain(..self.past.len().saturating_sub(keep));
     }
@@ -50,23 +57,29 @@ impl StateSlot {
     }
 }
 
-/// Leads a state through one row. Returns what it is before it is rounded: that is what the row reads.
-fn advance(state: &mut [f32], heads: &[Input], state_type: StateType) -> Vec<f32> {
-    let size = state.len() / heads.len();
-    state.chunks_mut(size).zip(heads).for_each(|(state, input)| input.apply(state));
-    let exact = state.to_vec();
-    state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
-    exact
+impl Row {
+    /// Leads a state through the row. Returns what it is before anything is rounded: that is what the row reads.
+    fn advance(&self, state: &mut [f32], state_type: StateType) -> Vec<f32> {
+        let size = state.len() / self.heads.len();
+        let heads = state.chunks_mut(size).zip(&self.heads);
+        let exact = heads.flat_map(|(state, input)| input.apply(state, self.kept)).collect();
+        state.iter_mut().for_each(|x| *x = state_type.rounded(*x));
+        exact
+    }
 }
 
 impl Input {
-    /// `S = S diag(decay); u = beta (v - S k)` or `u = v`; `S += u k^T` with `S[value_dim][key_dim]`.
-    fn apply(&self, state: &mut [f32]) {
+    /// `S = S diag(decay); u = beta (v - S k)` or `u = v`; `S += u k^T` with `S[value_dim][key_dim]`. Returns that; in `state`
+    /// it is with u and k as they are `kept`.
+    fn apply(&self, state: &mut [f32], kept: StateType) -> Vec<f32> {
+        let mut exact = Vec::with_capacity(state.len());
         for (row, v) in state.chunks_mut(self.k.len()).zip(&self.v) {
             row.iter_mut().enumerate().for_each(|(i, s)| *s *= self.decay[i % self.decay.len()]);
             let u = self.beta.map_or(*v, |beta| beta * (v - dot(row, &self.k)));
-            row.iter_mut().zip(&self.k).for_each(|(s, k)| *s += u * k);
+            exact.extend(row.iter().zip(&self.k).map(|(s, k)| s + u * k));
+            row.iter_mut().zip(&self.k).for_each(|(s, k)| *s += kept.rounded(u) * kept.rounded(*k));
         }
+        exact
     }
 }
 
@@ -101,17 +114,17 @@ pub(super) fn recur(
     output: impl Fn(&Reference, usize, usize, &[f32]) -> Vec<f32>,
 ) {
     let (step, state_type) = (reference.step.clone(), reference.limits().state_type);
-    for (first, span) in step.spans_with_rows() {
+    for (number, (first, span)) in step.spans_with_rows().enumerate() {
         let mut state = slot(reference, store, span.slot).state.clone();
-        for row in first..first + span.rows as usize {
-            let heads = inputs(reference, row);
-            let exact = advance(&mut state, &heads, state_type);
+        for at in first..first + span.rows as usize {
+            let row = Row { heads: inputs(reference, at), kept: reference.kept[number] };
+            let exact = row.advance(&mut state, state_type);
             let mut y = Vec::new();
-            for (head, state) in exact.chunks(exact.len() / heads.len()).enumerate() {
-                y.extend(output(reference, row, head, state));
+            for (head, state) in exact.chunks(exact.len() / row.heads.len()).enumerate() {
+                y.extend(output(reference, at, head, state));
             }
-            reference.row_mut(out, row).copy_from_slice(&y);
-            slot(reference, store, span.slot).pending.push(heads);
+            reference.row_mut(out, at).copy_from_slice(&y);
+            slot(reference, store, span.slot).pending.push(row);
         }
     }
 }
@@ -119,4 +132,25 @@ pub(super) fn recur(
 fn slot(reference: &mut Reference, store: Store, slot: crate::Slot) -> &mut StateSlot {
     let Data::State(slots) = &mut reference.stores[store.0 as usize] else { panic!("validated: a state store") };
     &mut slots[slot.0 as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_reads_what_it_writes_as_it_is_and_later_ones_as_it_is_kept() {
+        let [k, v] = [0.1f32, 0.3];
+        let input = Input { k: vec![k], v: vec![v], decay: vec![1.0], beta: Some(0.7) };
+        let of = |kept| {
+            let mut state = vec![0.0];
+            let exact = input.apply(&mut state, kept);
+            (exact, state)
+        };
+        let (exact, state) = of(StateType::F32);
+        assert_eq!(exact, state);
+        let (same, rounded) = of(StateType::F16);
+        assert_eq!((&same, rounded[0]), (&exact, StateType::F16.rounded(0.7 * v) * StateType::F16.rounded(k)));
+        assert_ne!(rounded, exact);
+    }
 }

@@ -22,8 +22,8 @@ struct Recurrence {
     const float* skip;  // [value_heads]
     float* out;         // [rows][value_heads * value_dim]
     void* state;        // [slots][value_heads][value_dim][key_dim]
-    float* ring_u;      // [slots][value_heads][ring][value_dim]
-    float* ring_k;      // [slots][key_heads][ring][key_dim]
+    f16* ring_u;        // [slots][value_heads][ring][value_dim]
+    f16* ring_k;        // [slots][key_heads][ring][key_dim]
     float* ring_g;      // [slots][value_heads][ring][decays]
     u32 ring;
     u32 key_heads, value_heads, key_dim, value_dim;
@@ -54,6 +54,20 @@ DEVICE float rounded(float x, const float*) { return x; }
 DEVICE float rounded(float x, const f16* type) { return to_float(to_f16(limited(x, type))); }
 DEVICE void store_rounded(float* at, float x) { *at = x; }
 DEVICE void store_rounded(f16* at, float x) { *at = to_f16(limited(x, at)); }
+DEVICE void store_four_rounded(f16* at, float4 x) {
+    *reinterpret_cast<uint2*>(at) = make_uint2(pack_f16(limited(x.x, at), limited(x.y, at)), pack_f16(limited(x.z, at), limited(x.w, at)));
+}
+
+// Four neighbours.
+DEVICE float4 load_four(const float* at) { return *reinterpret_cast<const float4*>(at); }
+DEVICE float4 load_four(const f16* at) {
+    const uint2 x = *reinterpret_cast<const uint2*>(at);
+    return make_float4(low_f16(x.x), high_f16(x.x), low_f16(x.y), high_f16(x.y));
+}
+
+// What rows find of a key, or of what was written, once it is an entry: as the ring has it. A row itself takes both as they are.
+DEVICE float as_entry(float x) { return rounded(x, static_cast<const f16*>(nullptr)); }
+DEVICE float4 as_entry(float4 x) { return make_float4(as_entry(x.x), as_entry(x.y), as_entry(x.z), as_entry(x.w)); }
 
 // Whether whole chunks of prompts have kernels of their own; keys with decays per channel have none beyond 128 columns.
 DEVICE constexpr bool has_prompts(u32 kind, u32 columns) { return kind != DELTA_PER_CHANNEL || columns <= 128; }

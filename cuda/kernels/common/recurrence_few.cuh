@@ -55,7 +55,7 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
     static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, MOST = Base::MOST, OWN_COLUMNS = Base::OWN_COLUMNS;
     static constexpr bool IS_DELTA = Base::IS_DELTA, PER_CHANNEL = Base::PER_CHANNEL;
     static constexpr u32 THREADS = Base::THREADS, GROUPS = THREADS / 8;
-    static_assert(GROUPS >= CHUNK, "a group for each entry that is looked at");
+    static_assert(GROUPS >= CHUNK || !PER_CHANNEL, "a group for each entry that is looked at");
 
     // Eight lanes have some rows of the state: a lane has what one of them gives the key (`which` 0) or the query (1), or both where
     // there are eight.
@@ -86,20 +86,25 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
 
     // Where a lane puts what it finds for each row of the span: what goes to the ring (0), or outputs (1), which are stored if `PUTS`.
     struct Places {
-        float* first;
+        u8* first;
         u32 begin, mask, stride;
-        bool is_any;
+        bool is_any, is_output;
 
         DEVICE void put(u32 t, float x) const {
-            if (is_any) first[u64((begin + t) & mask) * stride] = x;
+            u8* at = first + u64((begin + t) & mask) * stride;
+            if (is_any && is_output) *reinterpret_cast<float*>(at) = x;
+            if (is_any && !is_output) store_rounded(reinterpret_cast<f16*>(at), x);
         }
     };
     template <bool PUTS> DEVICE Places places() const { return places<PUTS>(answer(ANSWERS - 1)); }
     template <bool PUTS> DEVICE Places places(u32 of) const {
         const u32 width = op.value_heads * op.value_dim;
-        if (of) return {op.out + u64(span.first) * width + head * op.value_dim + first_row + row, 0, ~0u, width, PUTS && is_mine()};
-        return {const_cast<float*>(ring_u(0)) + row, span.after_base + span.after_held, op.ring - 1, op.value_dim,
-                is_mine() && !span.is_final()};
+        if (of) {
+            float* out = op.out + u64(span.first) * width + head * op.value_dim + first_row + row;
+            return {reinterpret_cast<u8*>(out), 0, ~0u, 4 * width, PUTS && is_mine(), true};
+        }
+        return {reinterpret_cast<u8*>(ring_u(0) + row), span.after_base + span.after_held, op.ring - 1, 2 * op.value_dim,
+                is_mine() && !span.is_final(), false};
     }
 
     // What a row of the span writes to a row of the state, and its output.
@@ -143,7 +148,7 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
     DEVICE void add_entry(float (&answered)[ANSWERS], u32 i) const {
 #pragma unroll
         for (u32 of = 0; of < ANSWERS; ++of)
-            answered[of] = fmaf(shared.ring_u[i][row], shared.products[i][answer(of)], answered[of]);
+            answered[of] = fmaf(to_float(shared.entry_u[i][row]), shared.products[i][answer(of)], answered[of]);
     }
 
     // How much all entries have faded, where they are more than are looked at together.
@@ -185,11 +190,10 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
 
     // A single row: little but the state passes through registers. Its output.
     template <bool PUTS> DEVICE float run_one(u32 base, u32 held, Faded sum, bool is_zero) {
-        const u32 c = lane_id() & 7;
         const float *key = shared.k[0], *query = shared.q[0];
         const float size = softplus(shared.g[0][0] + shared.bias[0]), g = shared.rate * size, decay = expf(g);
         const float strength = IS_DELTA ? sigmoid(shared.strengths[0]) : size;
-        if (!span.is_final() && first_row == 0 && threadIdx.x == 0) *const_cast<float*>(ring_g(entry(0))) = g;
+        if (!span.is_final() && first_row == 0 && threadIdx.x == 0) *ring_g(entry(0)) = g;
         float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(query, key));
         if constexpr (IS_DELTA) {
             scales[0] = rsqrtf(warp_sum<8>(dot(key, key)) + op.norm_eps);
@@ -200,15 +204,13 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
 #pragma unroll
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
                 const u32 column = threadIdx.x + n * THREADS;
-                if (column < key_dim()) const_cast<float*>(ring_k(entry(0)))[column] = key[column] * scales[0];
+                if (column < key_dim()) store_rounded(ring_k(entry(0)) + column, key[column] * scales[0]);
             }
         float answered[ANSWERS] = {}, passed = 1.0f;
         const auto multiply = [&](float factor, u32 i, bool is_there) {
-            const float to_key = warp_sum<8>(dot(shared.faded[i], key)), to_query = warp_sum<8>(dot(shared.faded[i], query));
-            if (c == 0 && is_there) {
-                shared.products[i][0] = to_key * (scales[0] * factor);
-                shared.products[i][1] = to_query * (scales[1] * factor);
-            }
+            const float to_query = dot(shared.entry_k[i], query);
+            const float product = IS_DELTA ? sum_2_over_8(dot(shared.entry_k[i], key), to_query) : warp_sum<8>(to_query);
+            if ((lane_id() & 3) == 0 && is_there) shared.products[i][which] = product * ((which ? scales[1] : scales[0]) * factor);
         };
         const auto add = [&](u32 count) {
 #pragma unroll 4
@@ -216,8 +218,11 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         };
         if (held > CHUNK) {
             const auto one = [&](Faded newer, Faded sum, u32 count) {
-                const u32 i = min(group, count - 1);
-                multiply(later(newer, sum, i).factor(), i, group < count);
+#pragma unroll
+                for (u32 first = 0; first < CHUNK; first += GROUPS) {
+                    const u32 i = min(first + group, count - 1);
+                    multiply(later(newer, sum, i).factor(), i, first + group < count);
+                }
             };
             through_ring(base, held, sum, true, one, add);
             passed = sum.factor();
@@ -225,8 +230,12 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             const u32 lane = lane_id() & 15;
             const float fade = sum_of_16(lane < held ? shared.entry_g[0][lane] : 0.0f);
             passed = expf(__shfl_sync(ALL_LANES, fade, 15, 16));
-            const float newer = __shfl_sync(ALL_LANES, fade, group > 0 ? group - 1 : 0, 16);
-            multiply(group > 0 ? expf(newer) : 1.0f, min(group, held - 1), group < held);
+#pragma unroll
+            for (u32 first = 0; first < CHUNK; first += GROUPS) {
+                const u32 i = first + group;
+                const float newer = __shfl_sync(ALL_LANES, fade, i > 0 ? i - 1 : 0, 16);
+                multiply(i > 0 ? expf(newer) : 1.0f, min(i, held - 1), i < held);
+            }
             __syncthreads();
             add(held);
         }
@@ -278,12 +287,12 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
 #pragma unroll 1
         for (u32 at = threadIdx.x; at < in_span * COLUMNS; at += THREADS) {
             const u32 i = at / COLUMNS, column = at % COLUMNS, t = from + count - 1 - i - held;
-            shared.faded[i][column] = shared.k[t][column];
+            shared.entry_k[i][column] = to_f16(shared.k[t][column]);
             shared.entry_g[i][column] = shared.g[t][column];
         }
 #pragma unroll 1
         for (u32 at = threadIdx.x; at < in_span * ROWS; at += THREADS)
-            shared.ring_u[at / ROWS][at % ROWS] = shared.u[from + count - 1 - at / ROWS - held][at % ROWS];
+            shared.entry_u[at / ROWS][at % ROWS] = to_f16(shared.u[from + count - 1 - at / ROWS - held][at % ROWS]);
         copies_commit();
         copies_wait<0>();
         __syncthreads();
@@ -304,7 +313,7 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             shared.passed[0][column] = passed;
             shared.own[0][column] = shared.k[t][column] * passed;
             shared.own[1][column] = shared.q[t][column] * passed;
-            if (!span.is_final() && first_row == 0 && column < key_dim()) const_cast<float*>(ring_g(entry(t)))[column] = g;
+            if (!span.is_final() && first_row == 0 && column < key_dim()) ring_g(entry(t))[column] = g;
         }
         __syncthreads();
         const float strength = sigmoid(shared.strengths[t]);
@@ -349,14 +358,14 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         }
         // It becomes an entry.
         __syncthreads();
-        if (is_mine() && (ANSWERS == 2 || which == 0)) shared.u[t][row] = given.u;
+        if (is_mine() && (ANSWERS == 2 || which == 0)) shared.u[t][row] = as_entry(given.u);
 #pragma unroll
         for (u32 n = 0; n < OWN_COLUMNS; ++n) {
             const u32 column = threadIdx.x + n * THREADS;
             if (column >= COLUMNS) continue;
-            const float k = shared.k[t][column] * scales[0];
+            const float k = as_entry(shared.k[t][column] * scales[0]);
             shared.k[t][column] = k;
-            if (has_keys() && column < key_dim()) const_cast<float*>(ring_k(entry(t)))[column] = k;
+            if (has_keys() && column < key_dim()) store_rounded(ring_k(entry(t)) + column, k);
         }
         return given.y;
     }

@@ -119,8 +119,8 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
         constexpr u32 DECAYS = PER_CHANNEL ? Part::TILES : 1, EACH = PER_CHANNEL ? 2 : 1; // of a lane
         const u32 mask = op.ring - 1, decays = PER_CHANNEL ? op.key_dim : 1;
         const u64 of_head = (u64(span.slot) * op.value_heads + head) * op.ring;
-        const float* keys = op.ring_k + (u64(span.slot) * op.key_heads + op.key_head(head)) * op.ring * op.key_dim + share * WIDTH;
-        const float* us = op.ring_u + of_head * op.value_dim + first_row + 16 * number;
+        const f16* keys = op.ring_k + (u64(span.slot) * op.key_heads + op.key_head(head)) * op.ring * op.key_dim + share * WIDTH;
+        const f16* us = op.ring_u + of_head * op.value_dim + first_row + 16 * number;
         const float* gs = op.ring_g + of_head * decays + (PER_CHANNEL ? share * WIDTH : 0);
         const auto g = [&](u32 entry, u32 n, u32 e) {
             const u32 column = PER_CHANNEL ? column_at(n, e) : 0;
@@ -151,14 +151,14 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
 #pragma unroll
                 for (u32 half = 0; half < 2; ++half) {
                     const u32 row = Part::row_of(2 * half);
-                    u[half] = row < rows_left() ? us[entry * op.value_dim + row] : 0.0f;
+                    u[half] = row < rows_left() ? to_float(us[entry * op.value_dim + row]) : 0.0f;
                 }
 #pragma unroll
                 for (u32 n = 0; n < Part::TILES; ++n)
 #pragma unroll
                     for (u32 e = 0; e < 2; ++e) {
                         const u32 column = column_at(n, e);
-                        const float key = column < columns_left() ? keys[entry * op.key_dim + column] : 0.0f;
+                        const float key = column < columns_left() ? to_float(keys[entry * op.key_dim + column]) : 0.0f;
                         const float faded = key * expf(newer[n % DECAYS][e % EACH]);
                         part.state[n][e] = fmaf(u[0], faded, part.state[n][e]);
                         part.state[n][2 + e] = fmaf(u[1], faded, part.state[n][2 + e]);

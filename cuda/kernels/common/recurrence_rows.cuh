@@ -22,14 +22,15 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
     static constexpr u32 MOST = LONG ? CHUNK : SHORT; // rows that are solved together
     static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
     static constexpr u32 OWN_COLUMNS = (COLUMNS + THREADS - 1) / THREADS; // of a thread, where each has some
+    static constexpr u32 ENTRY_COLUMNS = COLUMNS + 32; // of neighbours, whose first ones are in different banks
 
     struct Shared {
         float k[MOST][COLUMNS], q[MOST][COLUMNS]; // decayed from the state on for decays per channel
-        float faded[CHUNK][COLUMNS];              // keys of entries, decayed to the end of them
+        f16 entry_k[CHUNK + MOST][ENTRY_COLUMNS], entry_u[CHUNK][ROWS]; // behind those of entries keys of rows that become some
+        float faded[PER_CHANNEL ? CHUNK : 1][PER_CHANNEL ? COLUMNS : 4]; // keys of entries, decayed to the end of them
         float own[PER_CHANNEL ? MOST : 1][PER_CHANNEL ? COLUMNS : 4]; // the same of rows
         float passed[1][PER_CHANNEL ? COLUMNS : 4]; // how much the state fades by a row
         float u[MOST][ROWS];                        // values, then what is written
-        float ring_u[CHUNK][ROWS];
         float read[2][MOST][LONG ? ROWS : 16]; // what the state gives the keys and the queries, of long spans
         float kk[MOST][MOST], qk[MOST][MOST];
         float products[CHUNK][2 * MOST]; // of entries with keys and queries
@@ -82,13 +83,13 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
     // Entries of the ring: `held` committed ones from row `base` on.
 
     DEVICE u32 ring_row(u32 base, u32 entry) const { return (base + entry) & (op.ring - 1); }
-    DEVICE const float* ring_g(u32 row) const {
+    DEVICE float* ring_g(u32 row) const {
         return op.ring_g + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * decay_count();
     }
-    DEVICE const float* ring_k(u32 row) const {
+    DEVICE f16* ring_k(u32 row) const {
         return op.ring_k + ((u64(span.slot) * op.key_heads + key_head) * op.ring + row) * key_dim();
     }
-    DEVICE const float* ring_u(u32 row) const {
+    DEVICE f16* ring_u(u32 row) const {
         return op.ring_u + ((u64(span.slot) * op.value_heads + head) * op.ring + row) * op.value_dim + first_row;
     }
 
@@ -125,6 +126,35 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         }
     }
 
+    // The same of entries, in rows of `STRIDE` of which `WIDTH` are made.
+    template <u32 WIDTH, u32 STRIDE, typename Offset>
+    DEVICE void request_halves(f16* to, const f16* from, u32 rows, u32 len, bool loose, Offset offset) const {
+        if (loose) {
+#pragma unroll 1
+            for (u32 at = threadIdx.x; at < rows * WIDTH; at += THREADS) {
+                const u32 row = at / WIDTH, column = at % WIDTH;
+                to[row * STRIDE + column] = column < len ? from[offset(row) + column] : f16{0};
+            }
+            return;
+        }
+        constexpr u32 EACH = WHOLE ? 8 : 4, PIECES = WIDTH / EACH;
+        const ::Shared first = shared_place(to);
+        const u8* bytes = reinterpret_cast<const u8*>(from);
+#pragma unroll
+        for (u32 n = 0; n < (CHUNK * PIECES + THREADS - 1) / THREADS; ++n) {
+            const u32 at = n * THREADS + threadIdx.x, row = at / PIECES, column = at % PIECES * EACH;
+            const bool is_there = column < len;
+            if (row >= rows) continue;
+            const ::Shared place = first + 2 * (row * STRIDE + column);
+            const u8* here = bytes + 2 * (offset(row) + (is_there ? column : 0));
+            if constexpr (WHOLE) {
+                copy_16_async(place, here, is_there);
+            } else {
+                copy_8_async(place, here, is_there);
+            }
+        }
+    }
+
     DEVICE u32 rows_left() const { return WHOLE ? ROWS : op.value_dim > first_row ? op.value_dim - first_row : 0; }
     DEVICE bool is_loose() const {
         return LONG && ((op.columns | op.queries_at | op.keys_at | op.values_at | key_dim() | op.value_dim) & 3) != 0;
@@ -134,10 +164,10 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
     DEVICE void request_entries(u32 base, u32 from, u32 count, u32 place = 0) {
         const u32 newest = base + from + count - 1, mask = op.ring - 1;
         const bool loose = LONG && ((key_dim() | op.value_dim) & 3) != 0;
-        request<COLUMNS, CHUNK>(shared.faded[place], ring_k(0), count, key_dim(), loose,
-                                [&](u32 i) { return ((newest - i) & mask) * key_dim(); });
-        request<ROWS, CHUNK>(shared.ring_u[place], ring_u(0), count, rows_left(), loose,
-                             [&](u32 i) { return ((newest - i) & mask) * op.value_dim; });
+        request_halves<COLUMNS, ENTRY_COLUMNS>(shared.entry_k[place], ring_k(0), count, key_dim(), loose,
+                                               [&](u32 i) { return ((newest - i) & mask) * key_dim(); });
+        request_halves<ROWS, ROWS>(shared.entry_u[place], ring_u(0), count, rows_left(), loose,
+                                   [&](u32 i) { return ((newest - i) & mask) * op.value_dim; });
         if constexpr (PER_CHANNEL) {
             request<COLUMNS, CHUNK>(shared.entry_g[place], ring_g(0), count, key_dim(), loose,
                                     [&](u32 i) { return ((newest - i) & mask) * key_dim(); });
@@ -156,7 +186,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
                 if (column >= COLUMNS) continue;
 #pragma unroll 4
                 for (u32 i = 0; i < count; ++i) {
-                    shared.faded[i][column] *= expf(carry[n]);
+                    shared.faded[i][column] = to_float(shared.entry_k[i][column]) * expf(carry[n]);
                     carry[n] += shared.entry_g[i][column];
                 }
             }
@@ -170,6 +200,16 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             if (threadIdx.x < count) shared.factors[threadIdx.x] = expf(before);
         }
         __syncthreads();
+    }
+
+    // Of a faded entry what a row of the state gets, and four columns.
+    DEVICE float entry_written(u32 entry, u32 row) const {
+        const float written = to_float(shared.entry_u[entry][row]);
+        return PER_CHANNEL ? written : __fmul_rn(written, shared.factors[entry]);
+    }
+    DEVICE float4 entry_key(u32 entry, u32 column) const {
+        if constexpr (PER_CHANNEL) return load_four(&shared.faded[entry][column]);
+        return load_four(&shared.entry_k[entry][column]);
     }
 
     DEVICE void load_entries(u32 base, u32 from, u32 count, bool are_here) {
@@ -202,11 +242,10 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
                         row[n][e] *= PER_CHANNEL ? (&shared.read[0][0][0])[(n * 8 + (lane_id() & 7)) * 4 + e] : factor;
 #pragma unroll 1
                 for (u32 j = 0; j < count; ++j) {
-                    const float written = shared.ring_u[j][lane_row() + i];
-                    const float u = PER_CHANNEL ? written : __fmul_rn(written, shared.factors[j]);
+                    const float u = entry_written(j, lane_row() + i);
 #pragma unroll
                     for (u32 n = 0; n < QUADS; ++n) {
-                        const float4 k = *reinterpret_cast<const float4*>(&shared.faded[j][(n * 8 + (lane_id() & 7)) * 4]);
+                        const float4 k = entry_key(j, (n * 8 + (lane_id() & 7)) * 4);
                         row[n][0] = fmaf(u, k.x, row[n][0]), row[n][1] = fmaf(u, k.y, row[n][1]);
                         row[n][2] = fmaf(u, k.z, row[n][2]), row[n][3] = fmaf(u, k.w, row[n][3]);
                     }
@@ -224,24 +263,19 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             const u32 count = min(held - from, CHUNK);
             clear_carry();
             load_entries(base, from, count, from == 0);
-            if constexpr (!PER_CHANNEL) {
-#pragma unroll 4
-                for (u32 at = threadIdx.x; at < count * ROWS; at += THREADS)
-                    shared.ring_u[at / ROWS][at % ROWS] *= shared.factors[at / ROWS];
-                __syncthreads();
-            }
             fade_state();
-            add_entries(shared.ring_u, shared.faded, count);
+            add_entries(count, [&](u32 j, u32 row) { return entry_written(j, row); }, [&](u32 j, u32 column) { return entry_key(j, column); });
         }
+        __syncthreads(); // factors are read until here
     }
 
-    // A part of the product of two rows in shared memory: 8 neighbouring lanes have all of it.
-    static DEVICE float dot(const float* a, const float* b) {
+    // A part of the product of two rows in shared memory, the second one as an entry if it is: 8 neighbouring lanes have all of it.
+    template <typename Element> static DEVICE float dot(const Element* a, const float* b, bool is_entry = false) {
         float sum = 0.0f;
 #pragma unroll
         for (u32 n = 0; n < QUADS; ++n) {
             const u32 at = (n * 8 + (lane_id() & 7)) * 4;
-            const float4 x = *reinterpret_cast<const float4*>(a + at), y = *reinterpret_cast<const float4*>(b + at);
+            const float4 x = load_four(a + at), y = is_entry ? as_entry(load_four(b + at)) : load_four(b + at);
             sum = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sum))));
         }
         return sum;
@@ -340,21 +374,19 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         const u32 at = span.after_base + span.after_held + first;
         const bool has_keys = in_ring && first_row == 0 && op.is_first_of_key_head(head);
         if constexpr (PER_CHANNEL) {
-            relate_channels(rows);
+            relate_channels(rows, in_ring);
         } else {
-            relate_heads(rows);
+            relate_heads(rows, in_ring);
         }
         if (in_ring) {
             const u32 decays = decay_count();
 #pragma unroll 1
             for (u32 i = threadIdx.x; first_row == 0 && i < rows * decays; i += THREADS)
-                const_cast<float*>(ring_g(ring_row(at, i / decays)))[i % decays] =
-                    PER_CHANNEL ? shared.g[i / decays][i % decays] : shared.g[0][i];
+                ring_g(ring_row(at, i / decays))[i % decays] = PER_CHANNEL ? shared.g[i / decays][i % decays] : shared.g[0][i];
             if (has_keys && !PER_CHANNEL)
 #pragma unroll 1
                 for (u32 i = threadIdx.x; i < rows * key_dim(); i += THREADS)
-                    const_cast<float*>(ring_k(ring_row(at, i / key_dim())))[i % key_dim()] =
-                        shared.k[i / key_dim()][i % key_dim()];
+                    store_rounded(ring_k(ring_row(at, i / key_dim())) + i % key_dim(), shared.k[i / key_dim()][i % key_dim()]);
         }
     }
 
@@ -365,7 +397,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         return sum;
     }
 
-    DEVICE void relate_heads(u32 rows) {
+    DEVICE void relate_heads(u32 rows, bool in_ring) {
 #pragma unroll 1
         for (u32 pair = threadIdx.x; pair < rows * rows; pair += THREADS) {
             const u32 t = pair / rows, j = pair % rows;
@@ -379,8 +411,9 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
 #pragma unroll 2
         for (u32 first_pair = 0; first_pair < rows * rows; first_pair += THREADS / 8) {
             const u32 pair = first_pair + threadIdx.x / 8, t = min(pair / rows, rows - 1), j = pair % rows;
-            const float kk = IS_DELTA ? warp_sum<8>(dot(shared.k[t], shared.k[j])) : 0.0f;
-            const float qk = warp_sum<8>(dot(shared.q[t], shared.k[j]));
+            const bool is_entry = in_ring && j < t;
+            const float kk = IS_DELTA ? warp_sum<8>(dot(shared.k[t], shared.k[j], is_entry)) : 0.0f;
+            const float qk = warp_sum<8>(dot(shared.q[t], shared.k[j], is_entry));
             if ((threadIdx.x & 7) == 0 && pair < rows * rows && j <= t) {
                 const float factor = shared.qk[t][j];
                 shared.kk[t][j] = shared.strengths[t] * kk * factor;
@@ -389,7 +422,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         }
     }
 
-    DEVICE void relate_channels(u32 rows) {
+    DEVICE void relate_channels(u32 rows, bool in_ring) {
         // A column of all rows at a time, one row after the other: factors are products of those of single rows.
         float passed[OWN_COLUMNS];
 #pragma unroll
@@ -422,6 +455,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
                 const u32 column = threadIdx.x + n * THREADS;
                 if (column >= COLUMNS) continue;
+                if (in_ring) shared.own[t][column] = as_entry(shared.own[t][column]);
                 shared.k[t][column] *= passed[n];
                 shared.q[t][column] *= passed[n];
             }
@@ -480,14 +514,14 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
                 y = fmaf(shared.qk[t][j], before, y);
             }
             y = fmaf(shared.qk[t][t], mine, y);
-            shared.u[t][row] = mine;
+            shared.u[t][row] = in_ring ? as_entry(mine) : mine;
             out[t * stride] = y;
-            if (in_ring) const_cast<float*>(ring_u(ring_row(at, t)))[row] = mine;
+            if (in_ring) store_rounded(ring_u(ring_row(at, t)) + row, mine);
         }
     }
 
     // Puts the rows of a chunk into the state.
-    DEVICE void advance(u32 rows) {
+    DEVICE void advance(u32 rows, bool in_ring) {
         clear_carry();
         if constexpr (PER_CHANNEL) {
 #pragma unroll
@@ -499,16 +533,15 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         } else {
             carry[0] = sum_g(0, rows);
 #pragma unroll 4
-            for (u32 at = threadIdx.x; at < rows * COLUMNS; at += THREADS)
-                shared.faded[0][at] = shared.k[0][at] * shared.advancing[at / COLUMNS];
+            for (u32 at = threadIdx.x; at < rows * COLUMNS; at += THREADS) {
+                const float k = shared.k[0][at];
+                shared.k[0][at] = (in_ring ? as_entry(k) : k) * shared.advancing[at / COLUMNS];
+            }
         }
         __syncthreads();
         fade_state();
-        if constexpr (PER_CHANNEL) {
-            add_entries(shared.u, shared.own, rows);
-        } else {
-            add_entries(shared.u, shared.faded, rows);
-        }
+        add_entries(rows, [&](u32 j, u32 row) { return shared.u[j][row]; },
+                    [&](u32 j, u32 column) { return load_four(PER_CHANNEL ? &shared.own[j][column] : &shared.k[j][column]); });
     }
 
     // Keys of decays per channel go to the ring before they are decayed.
@@ -517,8 +550,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         const u32 at = span.after_base + span.after_held + first;
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < rows * key_dim(); i += THREADS)
-            const_cast<float*>(ring_k(ring_row(at, i / key_dim())))[i % key_dim()] =
-                shared.k[i / key_dim()][i % key_dim()];
+            store_rounded(ring_k(ring_row(at, i / key_dim())) + i % key_dim(), shared.k[i / key_dim()][i % key_dim()]);
         __syncthreads();
     }
 
@@ -546,7 +578,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
             const bool is_last = !LONG || first + CHUNK >= span.rows;
             if (!is_final && is_last) return;
             __syncthreads();
-            advance(rows);
+            advance(rows, !is_final);
             is_zero = false;
             if (is_last) break;
             if (is_final) round_state();

@@ -87,21 +87,24 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         float strength = size;
         if constexpr (IS_DELTA) strength = has_row ? sigmoid(shared.strengths[lane & 15]) : 0.0f;
         const float decay = expf(g);
-        if (first_row == 0 && threadIdx.x < rows) *const_cast<float*>(ring_g(entry(threadIdx.x))) = g;
+        if (first_row == 0 && threadIdx.x < rows) *ring_g(entry(threadIdx.x)) = g;
         measure_rows(rows);
-        if (has_keys())
+        // Rows behind find its keys as those of entries.
+        const bool keeps = has_keys();
 #pragma unroll 1
-            for (u32 at = threadIdx.x * KEYS; at < rows * COLUMNS; at += THREADS * KEYS) {
-                const u32 t = at / COLUMNS, column = at % COLUMNS;
-                if (column >= key_dim()) continue;
-                float* to = const_cast<float*>(ring_k(entry(t))) + column;
-                const float *key = &shared.k[t][column], length = shared.factors[t];
-                if constexpr (KEYS == 4) {
-                    *reinterpret_cast<float4*>(to) = make_float4(key[0] * length, key[1] * length, key[2] * length, key[3] * length);
-                } else {
-                    *to = *key * length;
-                }
+        for (u32 at = threadIdx.x * KEYS; at < rows * COLUMNS; at += THREADS * KEYS) {
+            const u32 t = at / COLUMNS, column = at % COLUMNS;
+            f16 *here = &shared.entry_k[CHUNK + t][column], *to = ring_k(entry(t)) + column;
+            const float *key = &shared.k[t][column], length = shared.factors[t];
+            if constexpr (KEYS == 4) {
+                store_four_rounded(here, make_float4(key[0] * length, key[1] * length, key[2] * length, key[3] * length));
+                if (keeps && column < key_dim()) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(here);
+            } else {
+                store_rounded(here, *key * length);
+                if (keeps && column < key_dim()) *to = *here;
             }
+        }
+        __syncthreads();
         // Entries of the ring, and with them the rows of the span, times rows: a warp has four of these and two of those at a time.
         bool has_span = true;
         const auto multiply = [&](Faded newer, Faded sum, u32 count) {
@@ -115,17 +118,10 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
                     const bool is_own = four >= of_ring;
                     const u32 here = is_own ? rows : count, group = 4 * (is_own ? four - of_ring : four) + lane / 8;
                     const u32 i = min(group, here - 1);
-                    const float* key = is_own ? shared.k[i] : shared.faded[i];
-                    const float length = is_own ? shared.factors[i] : 1.0f;
+                    const f16* key = shared.entry_k[is_own ? CHUNK + i : i];
                     float4 x[QUADS];
 #pragma unroll
-                    for (u32 n = 0; n < QUADS; ++n) {
-                        x[n] = *reinterpret_cast<const float4*>(&key[(n * 8 + (lane & 7)) * 4]);
-                        if constexpr (IS_DELTA) {
-                            x[n].x = __fmul_rn(x[n].x, length), x[n].y = __fmul_rn(x[n].y, length);
-                            x[n].z = __fmul_rn(x[n].z, length), x[n].w = __fmul_rn(x[n].w, length);
-                        }
-                    }
+                    for (u32 n = 0; n < QUADS; ++n) x[n] = load_four(&key[(n * 8 + (lane & 7)) * 4]);
                     const float product = times_rows(x, first), scale = which ? shared.advancing[t] : shared.factors[t];
                     float faded = shared.fades[t][is_own ? (t > i ? t - 1 - i : 0) : min(i + t, CHUNK - 1)];
                     if (has_many) {
@@ -146,7 +142,7 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         const auto add = [&](u32 count) {
 #pragma unroll 2
             for (u32 i = count; i-- > 0;) {
-                const float of_row = shared.ring_u[i][row];
+                const float of_row = to_float(shared.entry_u[i][row]);
 #pragma unroll
                 for (u32 t = 0; t < WIDTH; t += 4) {
                     const float4 of = *reinterpret_cast<const float4*>(&shared.products[i][which * MOST + t]);
@@ -187,7 +183,7 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             float own = shared.kk[0][t];
             if constexpr (IS_DELTA) own *= shared.factors[t] * shared.advancing[t];
             const float of_row[2] = {__shfl_sync(ALL_LANES, decay, t), __shfl_sync(ALL_LANES, strength, t)};
-            u[t] = finish(to, t, t < rows, answered[t], of_row[0], of_row[1], own).u;
+            u[t] = as_entry(finish(to, t, t < rows, answered[t], of_row[0], of_row[1], own).u);
         }
     }
 
@@ -243,17 +239,18 @@ DEVICE void recur(const StepView& step, const Recurrence& op, const Fold& fold, 
     Whole(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes)).run(step.spans);
 }
 
-// Blocks that a multiprocessor has registers for: one more of states in f16, unless their decays take that room.
-template <u32 KIND, typename State, u32 LANE_ROWS> DEVICE constexpr u32 at_once() {
-    return sizeof(State) == 2 && LANE_ROWS == 4 && KIND != DELTA_PER_CHANNEL ? 5 : 4;
+// Blocks of so many warps that a multiprocessor has registers for: more of states in f16, unless their decays take that room.
+template <u32 KIND, typename State, u32 WARPS, u32 LANE_ROWS> DEVICE constexpr u32 at_once() {
+    return sizeof(State) == 2 && LANE_ROWS == 4 && KIND != DELTA_PER_CHANNEL ? 5 : 16 / WARPS;
 }
 
 // By most columns of a key: for many blocks, and for few or for spans of any length; all rows of which are whole.
-#define RECURRENCE_BY(name, KIND, State, QUADS, LANE_ROWS, FIT)                                                        \
-    KERNEL __launch_bounds__(32 * BLOCK_WARPS, at_once<KIND, State, LANE_ROWS>())                                      \
+#define RECURRENCE_OF(name, KIND, State, QUADS, WARPS, LANE_ROWS, FIT)                                                 \
+    KERNEL __launch_bounds__(32 * WARPS, at_once<KIND, State, WARPS, LANE_ROWS>())                                     \
         name(StepView step, Recurrence op, Fold fold, u32 least, u32 most) {                                           \
-        recur<KIND, State, QUADS, BLOCK_WARPS, LANE_ROWS, FIT, false>(step, op, fold, least, most);                    \
+        recur<KIND, State, QUADS, WARPS, LANE_ROWS, FIT, false>(step, op, fold, least, most);                          \
     }
+#define RECURRENCE_BY(name, KIND, State, QUADS, LANE_ROWS, FIT) RECURRENCE_OF(name, KIND, State, QUADS, BLOCK_WARPS, LANE_ROWS, FIT)
 #define RECURRENCES(name, KIND, State)                                                                                 \
     RECURRENCE_BY(name##_64_x4, KIND, State, 2, 4, ROWS_OF_FOUR)                                                       \
     RECURRENCE_BY(name##_64_x1, KIND, State, 2, 1, LOOSE_ROWS)                                                         \
@@ -262,8 +259,8 @@ template <u32 KIND, typename State, u32 LANE_ROWS> DEVICE constexpr u32 at_once(
     RECURRENCE_BY(name##_128_x1, KIND, State, 4, 1, LOOSE_ROWS)                                                        \
     RECURRENCE_BY(name##_256_x1, KIND, State, 8, 1, LOOSE_ROWS)
 
-// Of states that take half of the registers: eight rows to a lane.
-#define RECURRENCE_OF_EIGHT(name, KIND, State) RECURRENCE_BY(name##_128_x8_whole, KIND, State, 4, 8, WHOLE_ROWS)
+// Of states that take half of the registers: eight rows to a lane, in blocks of so many warps.
+#define RECURRENCE_OF_EIGHT(name, KIND, State, WARPS) RECURRENCE_OF(name##_128_x8_whole, KIND, State, 4, WARPS, 8, WHOLE_ROWS)
 
 // Several rows that stay in the ring, by blocks of so many warps: all rows of most heads, so that what is found besides the
 // state is found once.

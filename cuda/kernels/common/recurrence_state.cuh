@@ -37,6 +37,14 @@ DEVICE float sum_4_over_8(const float (&x)[4]) {
     return one + __shfl_xor_sync(ALL_LANES, one, 1);
 }
 
+// The same with 2 values: the first four lanes get the sum of the first one, the others that of the other.
+DEVICE float sum_2_over_8(float x, float y) {
+    const bool is_upper = lane_id() & 4;
+    float sum = (is_upper ? y : x) + __shfl_xor_sync(ALL_LANES, is_upper ? x : y, 4);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    return sum + __shfl_xor_sync(ALL_LANES, sum, 1);
+}
+
 // What is known of the rows of states and keys: nothing; that they are multiples of four columns; that keys have all columns and
 // all rows of blocks are there.
 enum Fit : u32 { LOOSE_ROWS, ROWS_OF_FOUR, WHOLE_ROWS };
@@ -251,16 +259,16 @@ template <typename State, u32 QUADS, u32 WARPS, u32 LANE_ROWS, bool MEETS_KEYS, 
                 for (u32 e = 0; e < 4; ++e) state[i][n][e] = rounded(state[i][n][e], static_cast<State*>(nullptr));
     }
 
-    // state += sum_j u_j keys_j^T of `count` entries.
-    DEVICE void add_entries(const float (*u)[ROWS], const float (*keys)[COLUMNS], u32 count) {
+    // state += sum_j u_j k_j^T of `count` entries: `written(j, row)`, and four columns of `key(j, column)`.
+    template <typename Written, typename Key> DEVICE void add_entries(u32 count, Written written, Key key) {
 #pragma unroll 2
         for (u32 j = 0; j < count; ++j) {
             float rows[LANE_ROWS];
 #pragma unroll
-            for (u32 i = 0; i < LANE_ROWS; ++i) rows[i] = u[j][lane_row() + i];
+            for (u32 i = 0; i < LANE_ROWS; ++i) rows[i] = written(j, lane_row() + i);
 #pragma unroll
             for (u32 n = 0; n < QUADS; ++n) {
-                const float4 k = *reinterpret_cast<const float4*>(&keys[j][(n * 8 + (lane_id() & 7)) * 4]);
+                const float4 k = key(j, (n * 8 + (lane_id() & 7)) * 4);
 #pragma unroll
                 for (u32 i = 0; i < LANE_ROWS; ++i) {
                     state[i][n][0] = fmaf(rows[i], k.x, state[i][n][0]);

@@ -4,7 +4,7 @@ use crate::{
     device::failed,
     machine::Machine,
     ops::around::Around,
-    slots::{self, Kind, State},
+    slots::{self, Kind, RING_TYPE, State},
 };
 use kvas_backend::{
     Act, Cursor, DeviceError, Entry, Limits, Program, Slot, Span, StateType, Store, StoreDecl, Weight,
@@ -24,6 +24,8 @@ const MANY: usize = 4;
 const EIGHT: usize = 8;
 /// Blocks that a multiprocessor has registers for: `__launch_bounds__` of `recurrence_row.cuh`, and with [`EIGHT`] rows to a lane.
 const AT_ONCE: usize = 4;
+/// Elements between keys of entries in shared memory: `ENTRY_COLUMNS` of `recurrence_rows.cuh`.
+const BETWEEN_KEYS: usize = 32;
 /// Rows of the state that matrix instructions have in one warp.
 const TILE: usize = 16;
 /// Warps that share rows in `recurrence_prompt.cuh`, and most rows of a block there.
@@ -182,8 +184,9 @@ fn shared_bytes(decl: &StateDecl, columns: usize, rows: usize, most: usize) -> u
     let of_g = |rows: usize| if is_per_channel { rows * columns } else { CHUNK };
     let read = if most > SHORT { rows } else { 16 };
     let of_rows = most * (2 * columns + rows + 2 * read + 2 * most + 2 * CHUNK + CHUNK) + of_g(most);
-    let own = if is_per_channel { (most + 2) * columns } else { 2 * 4 + 2 };
-    4 * (of_rows + own + 2 + CHUNK * (columns + rows) + of_g(CHUNK) + 4 * CHUNK)
+    let (own, faded) = if is_per_channel { ((most + 2) * columns, CHUNK * columns) } else { (2 * 4 + 2, 4) };
+    let entries = RING_TYPE.bytes() * ((CHUNK + most) * (columns + BETWEEN_KEYS) + CHUNK * rows);
+    4 * (of_rows + own + 2 + faded + of_g(CHUNK) + 4 * CHUNK) + entries
 }
 
 /// Bytes of shared memory of `recurrence_prepare.cuh`, or of `recurrence_channels.cuh`.
@@ -278,6 +281,11 @@ fn is_whole(decl: &StateDecl, rows: usize) -> bool {
 /// The end of the names of kernels for that.
 fn end(is_whole: bool) -> &'static str {
     if is_whole { "_whole" } else { "" }
+}
+
+/// Threads of blocks with [`EIGHT`] rows to a lane, which have all rows of most heads.
+fn threads_of_eight(kind: Kind) -> usize {
+    if kind == Kind::Mamba2 { THREADS / 2 } else { THREADS }
 }
 
 impl Machine {
@@ -450,22 +458,25 @@ impl Machine {
     /// many rows a block has.
     fn recurrence(&self, state: &State, (spans, long): (usize, bool)) -> Result<Blocks, DeviceError> {
         let columns = columns(&state.decl)?;
-        let (lane_rows, most) = match long || columns > 128 || self.has_few_blocks(&state.decl, spans) {
-            true => (1, CHUNK),
-            false => (if self.has_eight(state, spans) { EIGHT } else { MANY }, SHORT),
+        let (lane_rows, threads, most) = match long || columns > 128 || self.has_few_blocks(&state.decl, spans) {
+            true => (1, THREADS, CHUNK),
+            false if self.has_eight(state, spans) => (EIGHT, threads_of_eight(state.kind), SHORT),
+            false => (MANY, THREADS, SHORT),
         };
-        let rows = 16 * lane_rows;
+        let rows = threads / 8 * lane_rows;
         let end = end(lane_rows > 1 && is_whole(&state.decl, rows));
         let name = format!("{}_{columns}_x{lane_rows}{end}", state.unit());
-        Ok(Blocks { name, rows, threads: THREADS, shared: shared_bytes(&state.decl, columns, rows, most) })
+        Ok(Blocks { name, rows, threads, shared: shared_bytes(&state.decl, columns, rows, most) })
     }
 
     /// Whether blocks have [`EIGHT`] rows to a lane: of states in f16, which have registers for them, if the blocks are as many as run
     /// at once.
     fn has_eight(&self, state: &State, spans: usize) -> bool {
-        let (decl, rows) = (&state.decl, 16 * EIGHT);
-        let is_made = state.kind == Kind::Delta && state.state_type == StateType::F16 && is_whole(decl, rows);
-        is_made && spans * decl.value_heads * decl.value_dim / rows >= AT_ONCE * self.device.multiprocessors()
+        let (decl, threads) = (&state.decl, threads_of_eight(state.kind));
+        let rows = threads / 8 * EIGHT;
+        let is_made = state.kind != Kind::Mamba1 && state.state_type == StateType::F16 && is_whole(decl, rows);
+        let at_once = AT_ONCE * THREADS / threads * self.device.multiprocessors();
+        is_made && spans * decl.value_heads * decl.value_dim / rows >= at_once
     }
 
     /// Whether blocks of [`MANY`] rows of the state to a lane are too few to keep the GPU busy, of so many spans.

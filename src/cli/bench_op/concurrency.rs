@@ -2,7 +2,7 @@
 
 use super::report::{Form, Report};
 use crate::cli::{
-    flags::{CacheType, bytes},
+    flags::{CacheType, StoredState, bytes},
     make_model,
 };
 use anyhow::ensure;
@@ -39,6 +39,9 @@ pub(super) struct Concurrency {
     /// Element type of keys and values
     #[arg(long = "kv", value_enum, default_value_t = CacheType::F16)]
     kv: CacheType,
+    /// Element type of replay rings: f32 on a processor, f16 on a GPU
+    #[arg(long = "ring", value_name = "TYPE", value_enum, default_value_t = StoredState::F32)]
+    ring: StoredState,
     #[command(flatten)]
     form: Form,
 }
@@ -116,8 +119,8 @@ impl Concurrency {
     fn bytes_of(&self, program: &Program, history: Option<usize>, window: usize) -> Bytes {
         let context = self.ctx as usize;
         let of = |sequences| {
-            let kv_type = self.kv.kv_type();
-            plan(program, context, &PlanRequest { kv_type, ..request(context, sequences, history, window) })
+            let (kv_type, ring_type) = (self.kv.kv_type(), self.ring.state_type());
+            plan(program, context, &PlanRequest { kv_type, ring_type, ..request(context, sequences, history, window) })
         };
         let (one, two) = (of(1), of(2));
         Bytes { pages: two.pages_bytes() - one.pages_bytes(), slot: one.slot_bytes, snapshot: one.snapshot_bytes }
@@ -139,6 +142,7 @@ pub(super) fn request(context: usize, sequences: usize, history: Option<usize>, 
         kv_only: Some(0),
         kv_type: KvType::F16,
         state_type: StateType::F32,
+        ring_type: StateType::F32,
         weights_bytes: 0,
         process_bytes: 0,
         scratch_bytes: 0,

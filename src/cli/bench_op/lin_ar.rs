@@ -42,7 +42,7 @@ const NOISE: f64 = 0.95;
 impl LinAr {
     pub(super) fn run(self) -> anyhow::Result<u8> {
         let mut report = Report::with_bandwidth(&self.timing, "lin_ar", "an f32 state written every step")?;
-        for layers in self.layers.all() {
+        for layers in self.layers.all(&self.timing.compute)? {
             for batch in &self.layers.batch {
                 self.compare(&mut report, &layers, usize::from(*batch))?;
             }
@@ -52,7 +52,8 @@ impl LinAr {
 
     fn compare(&self, report: &mut Report, layers: &Layers, batch: usize) -> anyhow::Result<()> {
         let automatic = |state: StateType| {
-            let request = PlanRequest { state_type: state, ..request(0, 1, None, 1) };
+            let ring_type = layers.ring_type;
+            let request = PlanRequest { state_type: state, ring_type, ..request(0, 1, None, 1) };
             plan(&layers.program, 0, &request).limits.replay.history
         };
         let mut variants = vec![(StateType::F32, 0)];

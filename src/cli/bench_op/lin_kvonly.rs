@@ -2,7 +2,7 @@
 
 use super::{
     bed::{Bed, Sequence, Subject},
-    linear::{LayerFlags, Layers, Steps, elements},
+    linear::{LayerFlags, Layers, Steps},
     report::{Cycle, Line, Report, Times, Timing},
     vectors::check_recurrence,
 };
@@ -73,7 +73,7 @@ fn crossing(points: &[(f64, f64)], level: f64) -> Option<f64> {
 impl LinKvonly {
     pub(super) fn run(self) -> anyhow::Result<u8> {
         let mut report = Report::with_bandwidth(&self.timing, "lin_kvonly", "the state written every step")?;
-        for layers in self.layers.all() {
+        for layers in self.layers.all(&self.timing.compute)? {
             for batch in &self.layers.batch {
                 self.compare(&mut report, &layers, usize::from(*batch))?;
             }
@@ -121,7 +121,7 @@ impl LinKvonly {
         let points: Vec<(f64, f64)> =
             contexts.iter().zip(&times).map(|(context, times)| (*context as f64, times.median())).collect();
         let found = crossing(&points, times_written.median().min(times_replayed.median()));
-        let expected = crossover([&layers.decl].into_iter(), elements(state)).unwrap_or(0);
+        let expected = crossover([&layers.decl].into_iter(), layers.elements(state)).unwrap_or(0);
         let text = found.map_or("not among these".into(), |tokens| format!("at {tokens:.0} tokens"));
         report.say(
             &format!("inputs only stop being faster {text}, {expected} by the bytes"),

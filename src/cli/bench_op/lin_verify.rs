@@ -137,7 +137,7 @@ impl LinVerify {
             ensure!(capacity >= 2 * usize::from(*window), "--L {capacity}, expected at least two windows of {window}");
         }
         let mut report = Report::with_bandwidth(&self.timing, "lin_verify", "a snapshot after every row")?;
-        for layers in self.layers.all() {
+        for layers in self.layers.all(&self.timing.compute)? {
             for batch in &self.layers.batch {
                 for window in &self.windows {
                     self.compare(&mut report, &layers, usize::from(*batch), usize::from(*window))?;

@@ -5,7 +5,7 @@ use super::{
     report::Cycle,
     vectors::NO_PAGES,
 };
-use crate::cli::flags::ComputeFlags;
+use crate::cli::{device, flags::ComputeFlags};
 use clap::{Args, ValueEnum};
 use kvas::model::replay_traffic::{Elements, StateTraffic, Write};
 use kvas_backend::{
@@ -114,15 +114,16 @@ pub(super) struct LayerFlags {
 }
 
 impl LayerFlags {
-    /// Every kind in every shape.
-    pub(super) fn all(&self) -> Vec<Layers> {
-        let mut all = Vec::new();
+    /// Every kind in every shape, on a device.
+    pub(super) fn all(&self, compute: &ComputeFlags) -> anyhow::Result<Vec<Layers>> {
+        let (mut all, ring_type) = (Vec::new(), device::ring_type(compute)?);
         for &kind in &self.kind {
             let own = [kind.geometry()];
             let geometries = if self.geom.is_empty() { &own } else { &self.geom[..] };
-            all.extend(geometries.iter().map(|geometry| Layers::new(kind, *geometry, self.layers.into())));
+            let layers = |geometry: &Geometry| Layers::new(kind, *geometry, self.layers.into());
+            all.extend(geometries.iter().map(|geometry| Layers { ring_type, ..layers(geometry) }));
         }
-        all
+        Ok(all)
     }
 }
 
@@ -132,15 +133,12 @@ pub(super) struct Layers {
     pub(super) kind: Kind,
     geometry: Geometry,
     pub(super) decl: StateDecl,
+    /// How the device keeps u and k.
+    pub(super) ring_type: StateType,
     pub(super) program: Arc<Program>,
     /// Queries, keys and values; steps; the strength of delta writes.
     pub(super) inputs: Vec<Act>,
     pub(super) out: Act,
-}
-
-/// Element types of every device: rings and activations are f32.
-pub(super) const fn elements(state_type: StateType) -> Elements {
-    Elements { state: state_type.bytes(), ..Elements::F32 }
 }
 
 impl Layers {
@@ -176,7 +174,7 @@ impl Layers {
             let op = make(&mut b);
             b.op(op);
         }
-        Self { kind, geometry, decl, program: Arc::new(b.finish(out)), inputs, out }
+        Self { kind, geometry, decl, ring_type: StateType::F32, program: Arc::new(b.finish(out)), inputs, out }
     }
 
     /// For people.
@@ -186,7 +184,12 @@ impl Layers {
 
     /// What a layer moves per sequence.
     pub(super) fn traffic(&self, state_type: StateType) -> StateTraffic {
-        StateTraffic::new(&self.decl, elements(state_type), self.kind.write())
+        StateTraffic::new(&self.decl, self.elements(state_type), self.kind.write())
+    }
+
+    /// Element types, of which activations are f32 on every device.
+    pub(super) const fn elements(&self, state_type: StateType) -> Elements {
+        Elements { state: state_type.bytes(), ring: self.ring_type.bytes(), ..Elements::F32 }
     }
 
     /// Layers times sequences: what traffic is multiplied with.

@@ -82,6 +82,11 @@ pub(super) const RUNS: &[Run] = &[
         "bench-op concurrency --model qwen3-next-80b-a3b --T 1,4,5 --ctx 4096",
     ),
     run(
+        "concurrency on a GPU",
+        "bench-op concurrency --model qwen3-next-80b-a3b --T 4,5 --ctx 4096 --ring f16",
+        "bench-op concurrency --model qwen3-next-80b-a3b --T 4,5 --ctx 4096 --ring f16",
+    ),
+    run(
         "drafts",
         "bench-op spec_e2e {model} --batch 1,4 --T 5 --accept 2.5 -n 48 -r 3",
         "bench-op spec_e2e {model} --batch 1 --T 5 --accept 2.5 -n 8 -r 1",
