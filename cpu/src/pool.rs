@@ -1,4 +1,6 @@
-//! Persistent threads with a static partition of tasks, and the disjoint parts of mutable data their tasks work on.
+//! Persistent threads, and the disjoint parts of mutable data their tasks work on. A thread has its share of the tasks of a job, and
+//! those of others that nobody has begun when it is done: on a machine that has other work, too, nobody waits for a thread that is not
+//! running, or for all that one has to do which runs half of the time.
 
 use crate::states::ByType;
 use std::{
@@ -18,27 +20,56 @@ use std::{
 /// ops, shorter than anyone would notice as heat.
 const SPINS: usize = 4000;
 
-/// A job of the pool: called once on every thread with the thread's number.
+/// A job of the pool: called on every thread that comes in time, with its number.
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
+/// What others see of a thread, in a cache line of its own.
+#[repr(align(64))]
+struct Seat {
+    /// The job that the thread may still take part in; [`NONE`] if it does, or is too late.
+    open: AtomicUsize,
+    /// Tasks of its share that somebody has begun, or more.
+    begun: AtomicUsize,
+    /// Whether it sleeps or is about to.
+    parked: AtomicBool,
+}
+
+/// No job has this number.
+const NONE: usize = 0;
+
 struct Shared {
-    /// Moves by one per job.
+    /// The number of the current job, from 1 on.
     epoch: AtomicUsize,
-    /// Valid while `running > 0`.
+    /// Valid while `left > 0`.
     job: UnsafeCell<Option<*const Job<'static>>>,
-    /// Workers that have not finished the current job.
-    running: AtomicUsize,
-    /// By worker: whether it sleeps or is about to.
-    parked: Box<[AtomicBool]>,
+    /// Workers that may still take part in the current job, or do.
+    left: AtomicUsize,
+    /// By thread.
+    seats: Box<[Seat]>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 // SAFETY: `job` is the only field that is not Sync by itself; it is written by the owner of the pool alone, before
-// the epoch moves, and read by workers after they saw the epoch move and before they lower `running`.
+// seats are open, and read by who has taken one and not yet lowered `left`.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` points at a `Sync` closure, which may be called from any thread.
 unsafe impl Send for Shared {}
+
+impl Shared {
+    /// Whether the seat of a thread was open for job `epoch`; nobody else gets it.
+    fn takes_seat(&self, epoch: usize, thread: usize) -> bool {
+        self.seats[thread].open.compare_exchange(epoch, NONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Which one of the `count` tasks in the share of a thread is the first that nobody has begun.
+    fn begin(&self, share: usize, count: usize) -> Option<usize> {
+        let begun = &self.seats[share].begun;
+        // Who only looks takes the line from nobody.
+        let is_any = begun.load(Ordering::Relaxed) < count;
+        is_any.then(|| begun.fetch_add(1, Ordering::Relaxed)).filter(|turn| *turn < count)
+    }
+}
 
 /// Where tasks run: a dispatch costs about a microsecond, which small work does not pay back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,10 +98,16 @@ impl Pool {
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let workers = threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
+            epoch: AtomicUsize::new(NONE),
             job: UnsafeCell::new(None),
-            running: AtomicUsize::new(0),
-            parked: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+            left: AtomicUsize::new(0),
+            seats: (0..=workers)
+                .map(|_| Seat {
+                    open: AtomicUsize::new(NONE),
+                    begun: AtomicUsize::new(0),
+                    parked: AtomicBool::new(false),
+                })
+                .collect(),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
@@ -78,7 +115,7 @@ impl Pool {
         for worker in 0..workers {
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("kvas-cpu-{}", worker + 1));
-            pool.workers.push(thread.spawn(move || work(&shared, worker))?);
+            pool.workers.push(thread.spawn(move || work(&shared, worker + 1))?);
         }
         Ok(pool)
     }
@@ -88,8 +125,9 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `f(task, part, scratch)` for every task of `0..tasks`; task `i` runs on thread `i % threads`. Each call
-    /// gets its own part of `parts` and its thread's element of `scratch`. Panics of tasks reach the caller.
+    /// Calls `f(task, part, scratch)` for every task of `0..tasks`; task `i` is in the share of thread `i % threads`, which
+    /// begins with the first of them. Each call gets its own part of `parts` and its thread's element of `scratch`. Panics of tasks
+    /// reach the caller.
     pub(crate) fn each<P: Parts, T: Send>(
         &mut self,
         (place, tasks): (Place, usize),
@@ -97,22 +135,33 @@ impl Pool {
         scratch: &mut [T],
         f: impl Fn(usize, P::Part, &mut T) + Sync,
     ) {
-        let here = place == Place::Here || tasks <= 1;
-        let threads = if here { 1 } else { self.threads() };
+        let threads = if place == Place::Here || tasks <= 1 { 1 } else { self.threads() };
         assert!(scratch.len() >= threads, "a scratch element per thread");
         assert!(tasks <= parts.count(), "{tasks} tasks over {} parts", parts.count());
+        if threads == 1 {
+            for task in 0..tasks {
+                // SAFETY: `task < parts.count()`, and there is no other one of that number.
+                f(task, unsafe { parts.part(task) }, &mut scratch[0]);
+            }
+            return;
+        }
         let scratch = Scattered { data: scratch.as_mut_ptr() };
         let (scratch, parts) = (&scratch, &parts);
+        let shared = &*self.shared;
         let job = |thread: usize| {
             // SAFETY: `thread < scratch.len()`, and no two calls of a job have the same thread number.
             let scratch = unsafe { &mut *scratch.data.add(thread) };
-            for task in (thread..tasks).step_by(threads) {
-                // SAFETY: `task < parts.count()`, and the strided ranges of the threads give out each task once.
-                let part = unsafe { parts.part(task) };
-                f(task, part, scratch);
+            for share in (thread..threads).chain(0..thread) {
+                let count = (tasks + threads - 1 - share) / threads;
+                while let Some(turn) = shared.begin(share, count) {
+                    let task = share + turn * threads;
+                    // SAFETY: `task < parts.count()`, and every task is begun once.
+                    let part = unsafe { parts.part(task) };
+                    f(task, part, scratch);
+                }
             }
         };
-        if here { job(0) } else { self.broadcast(&job) }
+        self.broadcast(&job);
     }
 
     /// As [`Pool::each`] for tasks that need no scratch.
@@ -121,26 +170,33 @@ impl Pool {
         self.each(tasks, parts, &mut nothing, |task, part, ()| f(task, part));
     }
 
-    /// Calls `job` once on every thread, and returns when all calls have.
-    fn broadcast(&mut self, job: &Job<'_>) {
+    /// Calls `job` here and on every worker that comes before that is over, and returns when all calls have.
+    fn broadcast(&self, job: &Job<'_>) {
         let shared = &*self.shared;
         let job_for_workers = std::ptr::from_ref(job);
-        // SAFETY: only the lifetime is erased; this function does not return, nor unwind, before `running` is 0,
-        // and a worker uses the job only before it lowers `running`.
+        // SAFETY: only the lifetime is erased; this function does not return, nor unwind, before `left` is 0,
+        // and a worker uses the job only before it lowers `left`.
         let erased = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job_for_workers) };
-        // SAFETY: `running` is 0, so no worker reads `job`; `&mut self` excludes another caller.
+        // SAFETY: `left` is 0 and no seat is open, so no worker reads `job`; the caller has the pool to itself.
         unsafe { *shared.job.get() = Some(erased) };
-        shared.running.store(self.workers.len(), Ordering::Relaxed);
+        shared.left.store(self.workers.len(), Ordering::Relaxed);
+        let epoch = shared.epoch.load(Ordering::Relaxed) + 1;
+        shared.seats.iter().for_each(|seat| seat.begun.store(0, Ordering::Relaxed));
+        let seats = &shared.seats[1..];
+        seats.iter().for_each(|seat| seat.open.store(epoch, Ordering::Release));
         // Sequentially consistent with `parked`: either the worker sees the new epoch or we see it parked.
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        for (worker, parked) in self.workers.iter().zip(&shared.parked) {
-            if parked.load(Ordering::SeqCst) {
+        shared.epoch.store(epoch, Ordering::SeqCst);
+        for (worker, seat) in self.workers.iter().zip(seats) {
+            if seat.parked.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        // Whoever comes now comes too late.
+        let late = (1..=seats.len()).filter(|thread| shared.takes_seat(epoch, *thread)).count();
+        shared.left.fetch_sub(late, Ordering::Relaxed);
         let mut spins = 0;
-        while shared.running.load(Ordering::Acquire) > 0 {
+        while shared.left.load(Ordering::Acquire) > 0 {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -162,25 +218,27 @@ impl Drop for Pool {
     }
 }
 
-fn work(shared: &Shared, worker: usize) {
-    let mut seen = 0;
+fn work(shared: &Shared, thread: usize) {
+    let mut seen = NONE;
     loop {
-        seen = next_epoch(shared, worker, seen);
+        seen = next_epoch(shared, thread, seen);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the epoch moved and this worker has not lowered `running` since, so the owner waits and `job` is
-        // set, unchanging, and alive.
-        let job = unsafe { &*(*shared.job.get()).expect("a job comes with an epoch") };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker + 1))) {
+        if !shared.takes_seat(seen, thread) {
+            continue;
+        }
+        // SAFETY: the seat was open, so the owner has set `job` before, and keeps it as it is, and alive, until `left` is 0.
+        let job = unsafe { &*(*shared.job.get()).expect("a job comes before its seats") };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(thread))) {
             shared.panic.lock().expect("nobody panics with this lock").get_or_insert(panic);
         }
-        shared.running.fetch_sub(1, Ordering::Release);
+        shared.left.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// Spins, then sleeps, until the epoch is not `seen`.
-fn next_epoch(shared: &Shared, worker: usize, seen: usize) -> usize {
+fn next_epoch(shared: &Shared, thread: usize, seen: usize) -> usize {
     for _ in 0..SPINS {
         let epoch = shared.epoch.load(Ordering::Acquire);
         if epoch != seen {
@@ -188,11 +246,12 @@ fn next_epoch(shared: &Shared, worker: usize, seen: usize) -> usize {
         }
         std::hint::spin_loop();
     }
-    shared.parked[worker].store(true, Ordering::SeqCst);
+    let parked = &shared.seats[thread].parked;
+    parked.store(true, Ordering::SeqCst);
     loop {
         let epoch = shared.epoch.load(Ordering::SeqCst);
         if epoch != seen {
-            shared.parked[worker].store(false, Ordering::SeqCst);
+            parked.store(false, Ordering::SeqCst);
             return epoch;
         }
         std::thread::park();
@@ -206,6 +265,28 @@ struct Scattered<T> {
 
 // SAFETY: used for one element per thread at a time, and the elements are Send.
 unsafe impl<T: Send> Sync for Scattered<T> {}
+
+/// Parts of which each share has neighbouring ones: of `threads` shares, `each` or less.
+pub(crate) struct Neighbours<P> {
+    pub(crate) parts: P,
+    pub(crate) threads: usize,
+    pub(crate) each: usize,
+}
+
+// SAFETY: each task has another part of the one inside, or none.
+unsafe impl<P: Parts> Parts for Neighbours<P> {
+    type Part = Option<P::Part>;
+
+    fn count(&self) -> usize {
+        self.threads * self.each
+    }
+
+    unsafe fn part(&self, task: usize) -> Self::Part {
+        let part = task % self.threads * self.each + task / self.threads;
+        // SAFETY: `part < parts.count()`, and another task has another one.
+        (part < self.parts.count()).then(|| unsafe { self.parts.part(part) })
+    }
+}
 
 /// Mutable data that falls into disjoint parts, one per task.
 ///
@@ -455,16 +536,39 @@ mod tests {
     }
 
     #[test]
-    fn many_short_jobs_run_on_every_thread() {
+    fn every_task_of_many_short_jobs_is_done_once() {
         let mut pool = Pool::new(4).unwrap();
-        let mut counts = vec![0usize; 4];
+        let (mut counts, mut scratch) = (vec![0usize; 9], vec![0usize; 4]);
         for round in 0..2000 {
-            pool.each((Place::Everywhere, 4), (), &mut counts, |_, (), count| *count += 1);
+            let parts = Neighbours { parts: Tiles::chunks(&mut counts, 1), threads: 4, each: 3 };
+            pool.each((Place::Everywhere, 12), parts, &mut scratch, |_, part, done| {
+                *done += 1;
+                part.into_iter().for_each(|mut part| part.row_mut(0)[0] += 1);
+            });
             if round % 500 == 0 {
                 std::thread::sleep(std::time::Duration::from_millis(5)); // long enough to park
             }
         }
-        assert_eq!(counts, [2000; 4]);
+        assert_eq!((counts, scratch.iter().sum::<usize>()), (vec![2000; 9], 12 * 2000));
+    }
+
+    /// Workers sleep before every job: the caller is through with its share before they wake.
+    #[test]
+    fn what_a_thread_has_not_begun_is_done_by_another() {
+        let mut pool = Pool::new(3).unwrap();
+        let (caller, here) = (std::thread::current().id(), AtomicUsize::new(0));
+        let mut done = [false; 3];
+        for _ in 0..200 {
+            pool.each((Place::Everywhere, 3), Tiles::chunks(&mut done, 1), &mut [(); 3], |task, mut part, ()| {
+                part.row_mut(0)[0] = true;
+                if task > 0 && std::thread::current().id() == caller {
+                    here.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            assert_eq!(std::mem::take(&mut done), [true; 3]);
+            std::thread::sleep(std::time::Duration::from_millis(1)); // long enough to park
+        }
+        assert!(here.load(Ordering::Relaxed) > 0);
     }
 
     #[test]

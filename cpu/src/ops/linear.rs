@@ -7,7 +7,7 @@ use super::{
 use crate::{
     arena::Arena,
     machine::Machine,
-    pool::{Place, Pool, Tiles as Parts},
+    pool::{Neighbours, Place, Pool, Tiles as Parts},
     simd::{Proof, panels::ROWS, tiles::Tiles},
     weights::Matrix,
 };
@@ -18,6 +18,10 @@ use kvas_backend::{
 
 /// Columns of an output tile are a multiple of this: weight rows that are read together.
 const COLUMNS: usize = ROWS;
+/// Pieces of a thread's share of a product of few rows, and columns that one has at least: more and smaller ones take longer where no
+/// other program runs.
+const PIECES: usize = 4;
+const LEAST: usize = 128;
 
 /// The matrix unit, if it is there and can multiply with these weights.
 pub(crate) fn tiles_for(proof: Proof, matrix: &Matrix, other: Option<&Matrix>) -> Option<Tiles> {
@@ -50,10 +54,18 @@ pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Arena<f32>], product: P
     }
     let place = Place::of(meetings * outputs * product.matrix.columns);
     let threads = if place == Place::Here { 1 } else { pool.threads() };
-    let columns = outputs.div_ceil(threads).next_multiple_of(COLUMNS);
+    // Who has a core to itself does pieces of who shares one. Prompts are not cut: their activations would be brought for each.
+    let pieces = if threads > 1 && meetings < 16 { PIECES } else { 1 };
+    let each = (outputs / threads / LEAST).clamp(1, pieces);
+    let columns = outputs.div_ceil(threads * each).next_multiple_of(COLUMNS);
     let part = target.column..target.column + outputs;
     let parts = Parts::within((target.values, target.width), part, [usize::MAX, columns]);
-    pool.each((place, outputs.div_ceil(columns)), parts, scratch, |_, out, scratch| product.run(out, scratch));
+    let parts = Neighbours { parts, threads, each };
+    pool.each((place, threads * each), parts, scratch, |_, out, scratch| {
+        if let Some(out) = out {
+            product.run(out, scratch);
+        }
+    });
 }
 
 impl Machine {
