@@ -175,7 +175,7 @@ pub trait Backend: Send {
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64;
 
     /// How u and k of a row are kept in replay rings: later rows find them rounded to this type, the row itself as they are
-    /// (ALGORITHMS 2.9).
+    /// (ALGORITHMS 2.9). Of several devices each has its own.
     fn ring_type(&self) -> StateType {
         StateType::F32
     }

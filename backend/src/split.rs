@@ -2,8 +2,8 @@
 //! activations go from one to the other where ops need them. The same results as on one device that computes alike.
 
 use crate::{
-    Act, Backend, Bytes, DeviceError, Eviction, Holding, Limits, Op, Page, Preference, Program, Rows, Slot, StateType,
-    Step, Store, StoreDecl, Weight, WeightData, WeightDecl, WeightSource, op,
+    Act, Backend, Bytes, DeviceError, Eviction, Holding, Limits, Op, Page, Preference, Program, Rows, Slot, Step,
+    Store, StoreDecl, Weight, WeightData, WeightDecl, WeightSource, op,
     store::{ConvDecl, Decay, StateDecl},
 };
 use kvas_gguf::Quant;
@@ -299,12 +299,6 @@ impl Backend for Split {
 
     fn arenas(&self) -> Vec<usize> {
         self.program.as_ref().map_or_else(Vec::new, |program| self.placement.arenas(program))
-    }
-
-    /// The wider one: each device has its own.
-    fn ring_type(&self) -> StateType {
-        let [first, second] = self.devices.each_ref().map(|device| device.ring_type());
-        if first.bytes() >= second.bytes() { first } else { second }
     }
 
     fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {

@@ -87,7 +87,7 @@ impl Place {
     }
 }
 
-/// Threads that run the same closure at the same time. The caller is thread 0.
+/// Threads that do the tasks of a job at the same time. The caller is thread 0.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -140,7 +140,7 @@ impl Pool {
         assert!(tasks <= parts.count(), "{tasks} tasks over {} parts", parts.count());
         if threads == 1 {
             for task in 0..tasks {
-                // SAFETY: `task < parts.count()`, and there is no other one of that number.
+                // SAFETY: `task < tasks <= parts.count()`, and this thread alone counts through them, once.
                 f(task, unsafe { parts.part(task) }, &mut scratch[0]);
             }
             return;
@@ -155,7 +155,8 @@ impl Pool {
                 let count = (tasks + threads - 1 - share) / threads;
                 while let Some(turn) = shared.begin(share, count) {
                     let task = share + turn * threads;
-                    // SAFETY: `task < parts.count()`, and every task is begun once.
+                    // SAFETY: `task < tasks <= parts.count()`, and no turn of a share is given out twice: turns begin anew only while
+                    // nobody takes part in a job.
                     let part = unsafe { parts.part(task) };
                     f(task, part, scratch);
                 }
@@ -273,7 +274,7 @@ pub(crate) struct Neighbours<P> {
     pub(crate) each: usize,
 }
 
-// SAFETY: each task has another part of the one inside, or none.
+// SAFETY: tasks below `threads * each` have different numbers of parts of the one inside; what has none gets nothing.
 unsafe impl<P: Parts> Parts for Neighbours<P> {
     type Part = Option<P::Part>;
 
@@ -283,7 +284,7 @@ unsafe impl<P: Parts> Parts for Neighbours<P> {
 
     unsafe fn part(&self, task: usize) -> Self::Part {
         let part = task % self.threads * self.each + task / self.threads;
-        // SAFETY: `part < parts.count()`, and another task has another one.
+        // SAFETY: it is below the count, and no other task has this number.
         (part < self.parts.count()).then(|| unsafe { self.parts.part(part) })
     }
 }

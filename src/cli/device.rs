@@ -197,6 +197,7 @@ impl Place {
         wanted: Wanted,
     ) -> anyhow::Result<PlanRequest> {
         let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), wanted.promised)?;
+        let backend = self.backend();
         let request = PlanRequest {
             context: flags.run.context().or(wanted.context),
             sequences: wanted.sequences,
@@ -209,7 +210,7 @@ impl Place {
             kv_only: self.kv_only(flags),
             kv_type: flags.run.kv_type(model)?,
             state_type: flags.run.state_type(),
-            ring_type: self.backend().ring_type(),
+            ring_type: backend.ring_type(),
             weights_bytes,
             process_bytes,
             scratch_bytes: 0,
@@ -219,7 +220,7 @@ impl Place {
         };
         let limits = plan(program, model.spec.context_length, &request).limits;
         let quants = weights::quants(program, &model.file);
-        Ok(PlanRequest { scratch_bytes: self.backend().scratch_bytes(program, &quants, &limits), ..request })
+        Ok(PlanRequest { scratch_bytes: backend.scratch_bytes(program, &quants, &limits), ..request })
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct RunFlags {
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) page_size: u32,
     /// Tokens a recurrent layer keeps as inputs before it folds them into its state; 0 writes the state every step
-    /// [default: what moves the fewest bytes, with drafts at least twice as many, 0 for states that fade by channel;
+    /// [default: what moves the fewest bytes, with drafts more, 0 for states that fade by channel;
     /// `kvas plan` shows it]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) replay: Option<u32>,

@@ -1,5 +1,6 @@
-//! The naive truth: one row after the other, no cleverness, no replay ring but for what one rounds. Read this before any kernel. Weights are
-//! held in f32, sums are taken in f64; a slot is its committed state plus the inputs of the step in progress.
+//! The naive truth: one row after the other, no cleverness, no replay ring but for what one rounds. Read this before any
+//! kernel. Weights are held in f32, sums are taken in f64; a slot is its committed state plus the inputs of the step in
+//! progress.
 
 mod attention;
 mod conv;

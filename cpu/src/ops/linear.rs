@@ -8,7 +8,11 @@ use crate::{
     arena::Arena,
     machine::Machine,
     pool::{Neighbours, Place, Pool, Tiles as Parts},
-    simd::{Proof, panels::ROWS, tiles::Tiles},
+    simd::{
+        Proof,
+        panels::ROWS,
+        tiles::{SIDE, Tiles},
+    },
     weights::Matrix,
 };
 use kvas_backend::{
@@ -44,7 +48,7 @@ pub(crate) struct Target<'a> {
     pub(crate) column: usize,
 }
 
-/// Runs a product on all threads, each with its own columns of the target.
+/// Runs a product on all threads: each has columns of the target that lie beside each other, of few rows in pieces.
 pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Arena<f32>], product: Product<'_>, target: Target<'_>) {
     let outputs = product.outputs;
     let tiled = product.tiled.and_then(|tiled| tiled.ends.last().copied());
@@ -54,8 +58,9 @@ pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Arena<f32>], product: P
     }
     let place = Place::of(meetings * outputs * product.matrix.columns);
     let threads = if place == Place::Here { 1 } else { pool.threads() };
-    // Who has a core to itself does pieces of who shares one. Prompts are not cut: their activations would be brought for each.
-    let pieces = if threads > 1 && meetings < 16 { PIECES } else { 1 };
+    // Who has a core to itself does pieces of who shares one. What goes through the matrix unit is not cut: activations would be
+    // brought for each.
+    let pieces = if threads > 1 && meetings < SIDE { PIECES } else { 1 };
     let each = (outputs / threads / LEAST).clamp(1, pieces);
     let columns = outputs.div_ceil(threads * each).next_multiple_of(COLUMNS);
     let part = target.column..target.column + outputs;
