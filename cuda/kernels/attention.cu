@@ -14,7 +14,7 @@ template <u32 KV> DEVICE void attend(const StepView& step, const Pages& pages, c
     const u32 row = parts.first_row + blockIdx.z, head = blockIdx.y;
     const Span span = step.span_in(step.row_span[row], op.ordinal);
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 part = parts.cut(tokens, pages.kv_heads, span.has_sums()).length, begin = blockIdx.x * part, end = min(begin + part, tokens);
+    const u32 part = parts.cut(tokens, pages, span.has_sums()).length, begin = blockIdx.x * part, end = min(begin + part, tokens);
     if (begin >= end) return;
     const u32 kv_head = head / (op.heads / pages.kv_heads);
     const float* q = op.q + (u64(row) * op.heads + head) * pages.key_dim;
@@ -92,7 +92,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) attention_merge(StepView step, Pages pag
     const u32 row = parts.first_row + blockIdx.x, head = blockIdx.y;
     const Span span = step.span_in(step.row_span[row], op.ordinal);
     const u32 tokens = span.context + row - span.first + 1;
-    const u32 parts_held = ceil_div(tokens, parts.cut(tokens, pages.kv_heads, span.has_sums()).length) + span.has_sums();
+    const u32 parts_held = ceil_div(tokens, parts.cut(tokens, pages, span.has_sums()).length) + span.has_sums();
     const u32 count = min(parts_held, MERGE_PARTS);
     // Sums are the last part of all rows, however many tokens those see.
     const u32 last = span.has_sums() ? parts.count - 1 : count - 1;

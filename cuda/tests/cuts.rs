@@ -429,6 +429,20 @@ fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
     }
 }
 
+/// Long contexts have parts that grow, so that no more of them are at work than there is room for. Four rows behind the first and the last but
+/// one are cut in two ways.
+#[test]
+fn sequences_get_the_same_bits_in_a_crowd_with_long_contexts() {
+    for (shape, kv_type, most) in [
+        ((8, 8, 64), KvType::F16, 48 * 512),
+        ((8, 2, 128), KvType::Q8_0, 128 * 256),
+        ((8, 4, 256), KvType::Bf16, 64 * 256),
+    ] {
+        let contexts = [most - 2, 1, 9000, most, 2048, 3 * most / 2, most + most / 8 - 2, 12_345];
+        same_contexts_in_a_crowd(&attention_of(shape, Policy::Full), (&format!("{shape:?}"), kv_type, 0), &contexts);
+    }
+}
+
 /// The same where tokens were given up: fewer leaves, beside blocks for their sums.
 #[test]
 fn sequences_get_the_same_bits_in_a_crowd_with_sums_of_what_was_given_up() {

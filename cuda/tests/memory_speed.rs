@@ -1,5 +1,6 @@
 //! How fast the GPU of this machine goes through what layers remember: recurrences with and without a replay ring, and
-//! attention over pages, beside the bandwidth of a copy in the same run. Arguments are parts of names of the tables.
+//! attention over pages, beside the bandwidth of a copy in the same run. Arguments are parts of names of the tables
+//! (`turns`, `"lin_ar PerChannel"`).
 
 use kvas_backend::{
     Act, Backend, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Slot, StateType, Step, StoreDecl,
@@ -12,6 +13,7 @@ use kvas_gguf::Quant;
 use std::{process::ExitCode, sync::Arc};
 
 type Failed = Box<dyn std::error::Error>;
+type Table<'a> = &'a dyn Fn(&Arc<Device>, Kind) -> Result<(), Failed>;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
@@ -35,41 +37,10 @@ fn main() -> ExitCode {
 fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Failed> {
     let copy = device.copy_bandwidth()?;
     println!("{}: copy {:.0} GB/s", device.name(), copy / 1e9);
-    if wanted("lin_ar") {
-        println!("lin_ar: kind, batch, history, state: us a layer, GB/s of the bytes needed, share of the copy");
-        for kind in [Kind::Delta, Kind::Mamba2, Kind::PerChannel] {
-            for (batch, replays) in [(1, &[0, 16][..]), (64, &[0, 8, 16, 32][..]), (128, &[0, 16][..])] {
-                let mut recurrent = 0.0;
-                for (history, state_type) in
-                    replays.iter().map(|history| (*history, StateType::F32)).chain([(16, StateType::F16)])
-                {
-                    let (seconds, bytes) = recurrence(device, kind, batch, history, state_type)?;
-                    recurrent = if history == 0 { seconds } else { recurrent };
-                    println!(
-                        "{kind:?} {batch:>4} {history:>3} {}: {:>8.1} us {:>6.0} GB/s {:>5.1} % {:.2} x",
-                        state_type.name(),
-                        seconds * 1e6,
-                        bytes / seconds / 1e9,
-                        100.0 * bytes / seconds / copy,
-                        recurrent / seconds,
-                    );
-                }
-            }
-        }
-    }
-    if wanted("lin_verify") {
-        verify_table(device)?;
-    }
-    if wanted("lin_prompt") {
-        println!("lin_prompt: kind, prompts and their rows: us a layer");
-        for kind in [Kind::Delta, Kind::Mamba2, Kind::PerChannel] {
-            for (prompts, rows) in [(1, 2048), (1, 8192), (4, 2048)] {
-                let seconds = prompt(device, kind, prompts, rows)?;
-                let name = if prompts == 1 { format!("{rows}") } else { format!("{prompts} x {rows}") };
-                println!("{kind:?} {name}: {:>8.1} us", seconds * 1e6);
-            }
-        }
-    }
+    let run = |name: &str, table: Table<'_>| kinds(name, wanted).into_iter().try_for_each(|kind| table(device, kind));
+    run("lin_ar", &|device, kind| decoding_table(device, copy, kind))?;
+    run("lin_verify", &verify_table)?;
+    run("lin_prompt", &prompt_table)?;
     if wanted("decode") {
         decode_table(device, copy)?;
     }
@@ -98,17 +69,49 @@ fn tables(device: &Arc<Device>, wanted: &dyn Fn(&str) -> bool) -> Result<(), Fai
     Ok(())
 }
 
-fn verify_table(device: &Arc<Device>) -> Result<(), Failed> {
-    println!("lin_verify: kind, batch, rows: us a layer");
-    for (kind, rows) in
-        [(Kind::Delta, &[2, 4, 6, 8, 12][..]), (Kind::Mamba2, &[4, 8][..]), (Kind::PerChannel, &[4][..])]
-    {
-        for batch in [1, 4, 64, 128] {
-            for rows in rows {
-                let seconds = verify(device, kind, batch, *rows)?;
-                println!("{kind:?} {batch:>4} {rows}: {:>8.1} us", seconds * 1e6);
-            }
+fn decoding_table(device: &Arc<Device>, copy: f64, kind: Kind) -> Result<(), Failed> {
+    println!("lin_ar: kind, batch, history, state: us a layer, GB/s of the bytes needed, share of the copy");
+    for (batch, replays) in [(1, &[0, 16][..]), (64, &[0, 8, 16, 32][..]), (128, &[0, 16][..])] {
+        let mut recurrent = 0.0;
+        for (history, state_type) in
+            replays.iter().map(|history| (*history, StateType::F32)).chain([(16, StateType::F16)])
+        {
+            let (seconds, bytes) = recurrence(device, kind, batch, history, state_type)?;
+            recurrent = if history == 0 { seconds } else { recurrent };
+            println!(
+                "{kind:?} {batch:>4} {history:>3} {}: {:>8.1} us {:>6.0} GB/s {:>5.1} % {:.2} x",
+                state_type.name(),
+                seconds * 1e6,
+                bytes / seconds / 1e9,
+                100.0 * bytes / seconds / copy,
+                recurrent / seconds,
+            );
         }
+    }
+    Ok(())
+}
+
+fn verify_table(device: &Arc<Device>, kind: Kind) -> Result<(), Failed> {
+    println!("lin_verify: kind, batch, rows: us a layer");
+    let rows = match kind {
+        Kind::Delta => &[2, 4, 6, 8, 12][..],
+        Kind::Mamba2 | Kind::PerChannel => &[4, 8],
+    };
+    for batch in [1, 4, 64, 128] {
+        for rows in rows {
+            let seconds = verify(device, kind, batch, *rows)?;
+            println!("{kind:?} {batch:>4} {rows}: {:>8.1} us", seconds * 1e6);
+        }
+    }
+    Ok(())
+}
+
+fn prompt_table(device: &Arc<Device>, kind: Kind) -> Result<(), Failed> {
+    println!("lin_prompt: kind, prompts and their rows: us a layer");
+    for (prompts, rows) in [(1, 2048), (1, 8192), (4, 2048)] {
+        let seconds = prompt(device, kind, prompts, rows)?;
+        let name = if prompts == 1 { format!("{rows}") } else { format!("{prompts} x {rows}") };
+        println!("{kind:?} {name}: {:>8.1} us", seconds * 1e6);
     }
     Ok(())
 }
@@ -124,6 +127,7 @@ fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
         (llama(16, KvType::F16), 16, 500, 1),
         (of(16, 4, 256, 16, KvType::F16), 1, 128, 1),
         (of(16, 4, 256, 16, KvType::F16), 1, 2000, 1),
+        (of(16, 2, 256, 16, KvType::F16), 1, 500, 1),
         (llama(16, KvType::F16), 16, 8192, 1),
         (llama(1, KvType::F16), 16, 8192, 1),
         (llama(64, KvType::F16), 16, 8192, 1),
@@ -168,18 +172,29 @@ fn decode_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
 
 fn turns_table(device: &Arc<Device>, copy: f64) -> Result<(), Failed> {
     println!("decode_turns: heads, columns, batch x context: us a layer of many, GB/s, share of the copy");
-    for context in [500, 2000, 8192] {
-        for batch in [1, 8, 32, 64, 128] {
-            let (seconds, bytes) = attention_in_turns(device, batch, context)?;
-            println!(
-                "turns 32/8 128 f16 {batch:>3} x {context:>5}: {:>8.1} us {:>6.0} GB/s {:>5.1} %",
-                seconds * 1e6,
-                bytes / seconds / 1e9,
-                100.0 * bytes / seconds / copy,
-            );
-        }
+    let many = [500, 2000, 8192].into_iter().flat_map(|context| [1, 8, 32, 64, 128].map(|batch| (batch, context)));
+    let long = [(1, 8300), (8, 8300), (1, 12_000), (1, 16_000), (4, 16_000), (1, 32_000), (1, 65_536), (1, 131_072)];
+    let of_llama = many.chain(long).map(|(batch, context)| ((32, 8, 128), batch, context));
+    let wide =
+        [(1, 500), (1, 2000), (1, 8000), (1, 8300), (8, 8300), (32, 8300), (1, 16_000), (1, 32_000), (1, 131_072)];
+    let of_wide = |heads| wide.map(|(batch, context)| (heads, batch, context));
+    for (heads, batch, context) in of_llama.chain(of_wide((16, 4, 256))).chain(of_wide((16, 2, 256))) {
+        let (seconds, bytes) = attention_in_turns(device, heads, batch, context)?;
+        let (heads, kv_heads, dim) = heads;
+        println!(
+            "turns {heads}/{kv_heads} {dim} f16 {batch:>3} x {context:>6}: {:>8.1} us {:>6.0} GB/s {:>5.1} %",
+            seconds * 1e6,
+            bytes / seconds / 1e9,
+            100.0 * bytes / seconds / copy,
+        );
     }
     Ok(())
+}
+
+/// The kinds of layers that a table is wanted of.
+fn kinds(table: &str, wanted: &dyn Fn(&str) -> bool) -> Vec<Kind> {
+    let all = [Kind::Delta, Kind::Mamba2, Kind::PerChannel];
+    all.into_iter().filter(|kind| wanted(&format!("{table} {kind:?}"))).collect()
 }
 
 /// Layers that take turns, so that nothing stays in a cache.
@@ -402,11 +417,16 @@ fn attention(
 }
 
 /// Seconds of attention of one layer, of layers enough that no cache holds what they read, as a graph that is run again
-/// and again; and bytes of keys and values a layer must read.
-fn attention_in_turns(device: &Arc<Device>, batch: usize, context: usize) -> Result<(f64, f64), DeviceError> {
+/// and again; and bytes of keys and values a layer must read. `heads`: of queries, of keys, and columns of each.
+fn attention_in_turns(
+    device: &Arc<Device>,
+    (heads, kv_heads, dim): (usize, usize, usize),
+    batch: usize,
+    context: usize,
+) -> Result<(f64, f64), DeviceError> {
     const WORKING_SET: usize = 512 << 20;
     const RUNS: usize = 8;
-    let (heads, kv_heads, dim, page_size, kv_type) = (32, 8, 128, 16, KvType::F16);
+    let (page_size, kv_type) = (16, KvType::F16);
     let layout = PageLayout::Separate;
     let decl = PagesDecl { kv_heads, key_dim: dim, value_dim: dim, layout, policy: Policy::Full };
     let bytes = batch * context * decl.row_bytes(kv_type);

@@ -60,24 +60,32 @@ struct Parts {
     DEVICE float* mixed_at(u64 query, u32 value_dim) const { return mixed + (query * count + blockIdx.x) * value_dim; }
 
     // For a row that sees so many tokens.
-    DEVICE Cut cut(u32 context, u32 kv_heads, bool has_sums) const;
+    DEVICE Cut cut(u32 context, const Pages& pages, bool has_sums) const;
 };
 
 static_assert(sizeof(Parts) == 40, "as in src/ops/attention.rs");
 
 // How contexts are cut depends on where they end and on the shape of the layer alone, so that results do not depend on what
 // else is in a step. Leaves are so few that a cluster can have one for each of its warps, as long as strands have more tokens,
-// and blocks for sums of what was given up besides, if there are any.
+// and blocks for sums of what was given up besides, if there are any. Longer contexts have so many parts, in all KV heads, that all blocks
+// of one are at work at once, and none is left over.
 // Where tokens were given up few are held. `Cutting` of src/ops/attention.rs.
 static constexpr u32 USUAL_PART = 512, MOST_PARTS = 128, MANY_HEADS = 8, BOUNDED_PART = 64;
-static constexpr u32 LEAST_PART = 128, LEAST_LEAF = 32, MOST_LEAVES = 64, MOST_BESIDE_SUMS = 48;
+static constexpr u32 LEAST_PART = 128, LEAST_LEAF = 32, MOST_LEAVES = 64, MOST_BESIDE_SUMS = 48, PART_UNIT = 64;
+static constexpr u32 BLOCKS_AT_WORK = 384, WIDE_AT_WORK = 256, NARROW = 128;
 
-DEVICE Cut Parts::cut(u32 context, u32 kv_heads, bool has_sums) const {
-    const u32 usual = kv_heads < MANY_HEADS ? USUAL_PART / 2 : USUAL_PART;
-    Cut cut = {has_leaves ? LEAST_PART : has_sums ? BOUNDED_PART : usual, LEAST_LEAF};
+DEVICE Cut Parts::cut(u32 context, const Pages& pages, bool has_sums) const {
+    const u32 usual = pages.kv_heads < MANY_HEADS ? USUAL_PART / 2 : USUAL_PART;
+    const bool is_bounded = has_sums && !has_leaves;
+    const u32 leaves = has_sums ? MOST_BESIDE_SUMS : MOST_LEAVES;
+    if (context > (is_bounded ? BOUNDED_PART * MOST_PARTS : usual / STRANDS * leaves)) {
+        const u32 at_work = pages.key_dim > NARROW ? WIDE_AT_WORK : BLOCKS_AT_WORK;
+        const u32 parts = is_bounded ? MOST_PARTS : max(min(at_work / pages.kv_heads, MOST_PARTS), 1);
+        const u32 length = max(ceil_div(context, parts * PART_UNIT) * PART_UNIT, is_bounded ? BOUNDED_PART : usual);
+        return {length, length / STRANDS};
+    }
+    Cut cut = {has_leaves ? LEAST_PART : is_bounded ? BOUNDED_PART : usual, LEAST_LEAF};
     while (has_leaves && cut.length < usual && cut.length < context) cut.length *= 2;
-    while (cut.length * MOST_PARTS < context) cut.length *= 2;
-    const u32 most = has_sums ? MOST_BESIDE_SUMS : MOST_LEAVES;
-    while (cut.leaf < cut.strand() && cut.leaf * most < context) cut.leaf *= 2;
+    while (cut.leaf < cut.strand() && cut.leaf * leaves < context) cut.leaf *= 2;
     return cut;
 }

@@ -43,7 +43,7 @@ template <u32 QUERIES> struct Part {
         group = op.heads / pages.kv_heads, inverse_group = 1.0f / float(group);
         skipped = parts.begin_in(span), rows_end = parts.end_in(span);
         queries = skipped < rows_end ? (rows_end - skipped) * group : 0;
-        cut = parts.cut(span.context + skipped + 1, pages.kv_heads, span.has_sums());
+        cut = parts.cut(span.context + skipped + 1, pages, span.has_sums());
     }
 
     DEVICE u32 tokens() const { return span.context + rows_end; }

@@ -81,8 +81,10 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         __syncthreads();
     }
 
-    // Which of two answer number `of` of this lane is: to the key (0) or the query (1).
+    // Which of two answer number `of` of this lane is: to the key (0) or the query (1); and what of two belongs to it. Not an index: what
+    // is looked up by one is in memory, and everything else that comes from there drives it out of the first cache.
     DEVICE u32 answer(u32 of) const { return ANSWERS == 2 ? of : which; }
+    DEVICE float chosen(const float (&two)[2], u32 of) const { return answer(of) ? two[1] : two[0]; }
 
     // Where a lane puts what it finds for each row of the span: what goes to the ring (0), or outputs (1), which are stored if `PUTS`.
     struct Places {
@@ -141,14 +143,13 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         float given[ANSWERS];
         Base::state_times(key, query, given);
 #pragma unroll
-        for (u32 of = 0; of < ANSWERS; ++of) answered[of] = fmaf(scales[answer(of)], given[of], answered[of]);
+        for (u32 of = 0; of < ANSWERS; ++of) answered[of] = fmaf(chosen(scales, of), given[of], answered[of]);
     }
 
-    // What entry `i` gives is added.
-    DEVICE void add_entry(float (&answered)[ANSWERS], u32 i) const {
+    // What was `written` gives is added: its products are number `i`.
+    DEVICE void add_written(float (&answered)[ANSWERS], float written, u32 i) const {
 #pragma unroll
-        for (u32 of = 0; of < ANSWERS; ++of)
-            answered[of] = fmaf(to_float(shared.entry_u[i][row]), shared.products[i][answer(of)], answered[of]);
+        for (u32 of = 0; of < ANSWERS; ++of) answered[of] = fmaf(written, shared.products[i][answer(of)], answered[of]);
     }
 
     // How much all entries have faded, where they are more than are looked at together.
@@ -188,18 +189,30 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         } while (from < held);
     }
 
+    // What keys and queries of row `t` are multiplied with, and the product of both, so multiplied.
+    struct Lengths {
+        float scales[2], own;
+    };
+
+    // Every eight lanes of a warp find one of the products.
+    DEVICE Lengths measure(u32 t) const {
+        const float *key = shared.k[t], *query = shared.q[t];
+        if constexpr (!IS_DELTA) return {{1.0f, 1.0f}, warp_sum<8>(dot(query, key))};
+        const u32 of = lane_id() / 8;
+        const float sum = warp_sum<8>(dot(of == 0 ? key : query, of == 1 ? query : key));
+        const float key_scale = rsqrtf(__shfl_sync(ALL_LANES, sum, 0) + op.norm_eps);
+        const float query_scale = rsqrtf(__shfl_sync(ALL_LANES, sum, 8) + op.norm_eps) * op.query_scale;
+        return {{key_scale, query_scale}, __shfl_sync(ALL_LANES, sum, 16) * (key_scale * query_scale)};
+    }
+
     // A single row: little but the state passes through registers. Its output.
-    template <bool PUTS> DEVICE float run_one(u32 base, u32 held, Faded sum, bool is_zero) {
+    template <bool PUTS> DEVICE float run_one(u32 base, u32 held, Faded sum) {
         const float *key = shared.k[0], *query = shared.q[0];
         const float size = softplus(shared.g[0][0] + shared.bias[0]), g = shared.rate * size, decay = expf(g);
         const float strength = IS_DELTA ? sigmoid(shared.strengths[0]) : size;
         if (!span.is_final() && first_row == 0 && threadIdx.x == 0) *ring_g(entry(0)) = g;
-        float scales[2] = {1.0f, 1.0f}, own = warp_sum<8>(dot(query, key));
-        if constexpr (IS_DELTA) {
-            scales[0] = rsqrtf(warp_sum<8>(dot(key, key)) + op.norm_eps);
-            scales[1] = rsqrtf(warp_sum<8>(dot(query, query)) + op.norm_eps) * op.query_scale;
-            own *= scales[0] * scales[1];
-        }
+        const Lengths lengths = measure(0);
+        const float(&scales)[2] = lengths.scales;
         if (has_keys())
 #pragma unroll
             for (u32 n = 0; n < OWN_COLUMNS; ++n) {
@@ -214,8 +227,9 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         };
         const auto add = [&](u32 count) {
 #pragma unroll 4
-            for (u32 i = count; i-- > 0;) add_entry(answered, i);
+            for (u32 i = count; i-- > 0;) add_written(answered, to_float(shared.entry_u[i][row]), i);
         };
+        if (WHOLE && held > 0) wait_for_entries();
         if (held > CHUNK) {
             const auto one = [&](Faded newer, Faded sum, u32 count) {
 #pragma unroll
@@ -239,10 +253,10 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             __syncthreads();
             add(held);
         }
-        if (!is_zero) ask_state(answered, key, query, {scales[0] * passed, scales[1] * passed});
-        const Given given = finish(places<PUTS>(), 0, answered, decay, strength, own);
+        if (!shared.is_zero) ask_state(answered, key, query, {scales[0] * passed, scales[1] * passed});
+        const Given given = finish(places<PUTS>(), 0, answered, decay, strength, lengths.own);
         if (span.is_final()) {
-            if (WHOLE && is_zero) Base::clear_state();
+            if (WHOLE && shared.is_zero) Base::clear_state();
             step_state(given.u * scales[0], decay);
             store_state();
         }
@@ -298,10 +312,40 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
         __syncthreads();
     }
 
+    // Some of what was written before a row, with decays per channel, newest first: `of_span` of them rows of the span from `newest`
+    // back, the others entries in shared memory from `first` on.
+    struct Written {
+        u32 count, of_span, newest, first;
+    };
+
+    // Keys of these, faded until row `t`. Once there are no more of them (`all`), how much the state gives its key and query is known as well.
+    DEVICE void fade_written(const Written& some, bool all) {
+#pragma unroll
+        for (u32 n = 0; n < OWN_COLUMNS; ++n) {
+            const u32 column = threadIdx.x + n * THREADS;
+            if (column >= COLUMNS) continue;
+            const auto fade = [&](u32 i, float key, float g) {
+                shared.faded[i][column] = key * expf(carry[n]);
+                carry[n] += g;
+            };
+#pragma unroll 1
+            for (u32 i = 0; i < some.of_span; ++i) fade(i, shared.k[some.newest - i][column], shared.g[some.newest - i][column]);
+#pragma unroll 4
+            for (u32 i = some.of_span; i < some.count; ++i)
+                fade(i, to_float(shared.entry_k[some.first + i][column]), shared.entry_g[some.first + i][column]);
+            if (!all) continue;
+            const float passed = expf(carry[n]);
+            shared.own[2][column] = shared.own[0][column] * passed;
+            shared.own[3][column] = shared.own[1][column] * passed;
+        }
+        __syncthreads();
+    }
+
     // Row `t` of a few, with decays per channel: keys of entries fade column by column, so each row goes through all of
-    // them. Here the newest come first. Its output. `to`: the places of a lane.
-    DEVICE float run_channels(const Places& to, u32 t, u32 base, u32 held, bool is_zero) {
-        const u32 c = lane_id() & 7;
+    // them. Here the newest come first. Its output. `places()`: those of a lane. A thread makes what is needed of a column, from the row's
+    // own step size to the last key: nobody waits in between. `IS_ONE`: it is the only row.
+    template <bool IS_ONE, typename Where> DEVICE float run_channels(Where places, u32 t, u32 base, u32 held) {
+        static_assert(MOST >= 4, "keys and queries of a row, and what meets the state");
         clear_carry();
 #pragma unroll
         for (u32 n = 0; n < OWN_COLUMNS; ++n) {
@@ -315,43 +359,41 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             shared.own[1][column] = shared.q[t][column] * passed;
             if (!span.is_final() && first_row == 0 && column < key_dim()) ring_g(entry(t))[column] = g;
         }
-        __syncthreads();
-        const float strength = sigmoid(shared.strengths[t]);
-        const float scales[2] = {rsqrtf(warp_sum<8>(dot(shared.k[t], shared.k[t])) + op.norm_eps),
-                                 rsqrtf(warp_sum<8>(dot(shared.q[t], shared.q[t])) + op.norm_eps) * op.query_scale};
-        const float own = warp_sum<8>(dot(shared.q[t], shared.k[t])) * (scales[0] * scales[1]);
+        const Lengths lengths = measure(t);
+        const float(&scales)[2] = lengths.scales;
         float answered[ANSWERS] = {};
+        const u32 all = held + t;
+        const auto look = [&](const Written& some, bool are_all) {
+            fade_written(some, are_all);
+            const u32 count = some.count;
+            const u32 j = min(group, count - 1);
+            const float product = sum_2_over_8(dot(shared.faded[j], shared.own[0]), dot(shared.faded[j], shared.own[1]));
+            if ((lane_id() & 3) == 0 && group < count) shared.products[j][which] = product * (which ? scales[1] : scales[0]);
+            __syncthreads();
 #pragma unroll 1
-        for (u32 end = held + t; end > 0;) {
-            const u32 count = min(end, CHUNK), j = min(group, count - 1);
-            if (t > 0 || end < held) bring_any(base, held, end - count, count);
-            fade_entries(count);
-            const float to_key = warp_sum<8>(dot(shared.faded[j], shared.own[0]));
-            const float to_query = warp_sum<8>(dot(shared.faded[j], shared.own[1]));
-            if (c == 0 && group < count) {
-                shared.products[j][0] = to_key * scales[0];
-                shared.products[j][1] = to_query * scales[1];
-            }
-            __syncthreads();
+            for (u32 i = 0; i < some.of_span; ++i) add_written(answered, shared.u[some.newest - i][row], i);
 #pragma unroll 4
-            for (u32 i = 0; i < count; ++i) add_entry(answered, i);
-            end -= count;
-        }
-        if (held + t > 0) {
-#pragma unroll
-            for (u32 n = 0; n < OWN_COLUMNS; ++n) {
-                const u32 column = threadIdx.x + n * THREADS;
-                if (column >= COLUMNS) continue;
-                const float passed = expf(carry[n]);
-                shared.own[0][column] *= passed;
-                shared.own[1][column] *= passed;
+            for (u32 i = some.of_span; i < count; ++i) add_written(answered, to_float(shared.entry_u[some.first + i][row]), i);
+        };
+        const bool is_here = held <= CHUNK; // the whole ring: nothing has to be brought
+        if (IS_ONE && WHOLE && held > 0) wait_for_entries();
+        if (IS_ONE && is_here) {
+            if (held > 0) look({held, 0, 0, 0}, true);
+        } else {
+#pragma unroll 1
+            for (u32 age = 0; age < all; age += CHUNK) {
+                const u32 count = min(all - age, CHUNK);
+                if (!is_here && t + age > 0) bring_any(base, held, all - age - count, count);
+                const u32 of_span = is_here && age < t ? min(t - age, count) : 0;
+                look({count, of_span, t - 1 - age, is_here ? age - t : 0}, age + count == all);
             }
-            __syncthreads();
         }
-        if (!is_zero) ask_state(answered, shared.own[0], shared.own[1], scales);
-        const Given given = finish(to, t, answered, 1.0f, strength, own);
+        if (all == 0) __syncthreads();
+        const float strength = sigmoid(shared.strengths[t]);
+        if (!shared.is_zero) ask_state(answered, shared.own[all > 0 ? 2 : 0], shared.own[all > 0 ? 3 : 1], scales);
+        const Given given = finish(places(), t, answered, 1.0f, strength, lengths.own);
         if (span.is_final()) {
-            if (WHOLE && is_zero) Base::clear_state();
+            if (WHOLE && shared.is_zero) Base::clear_state();
             step_state(given.u * scales[0], 1.0f);
             store_state();
             return given.y;
@@ -371,34 +413,52 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
     }
 
     // What rows of a span begin with: entries that answer for themselves, from row `base` of the ring on; how much all of these
-    // have faded, where they are more than are looked at together; whether the checkpoint is zero.
+    // have faded, where they are more than are looked at together. In shared memory, whether the checkpoint is zero.
     struct Start {
         u32 base, held;
         Faded sum;
-        bool is_zero;
     };
 
     // Everything is asked for before anything is waited for: what earlier steps have left, then, with `request`, what this one
-    // has made. `folds`: the entries go into the state.
-    template <typename Request> DEVICE Start start(bool folds, Request request) {
+    // has made. `folds`: the entries go into the state. `behind`: what is done before anything is there. `ROWS_FIRST`: there are so many
+    // blocks that nothing is won by what can be asked for early, and the rows are asked for before the entries and waited for without them, see
+    // `wait_for_entries`.
+    template <bool ROWS_FIRST, typename Request, typename Behind> DEVICE Start start(bool folds, Request request, Behind behind) {
         const u32 base = span.flush() ? span.before_base : span.after_base;
         const u32 held = span.flush() ? span.before_held : span.after_held;
         const bool is_zero = span.is_fresh();
-        Base::request_state(is_zero);
         const u32 first_entries = min(held, CHUNK);
-        request_entries(base, folds || !PER_CHANNEL ? 0 : held - first_entries, first_entries);
+        const auto request_ring = [&] { request_entries(base, folds || !PER_CHANNEL ? 0 : held - first_entries, first_entries); };
+        Base::request_state(is_zero);
+        if (!ROWS_FIRST) request_ring();
         Base::request_constants();
         const Faded sum = !PER_CHANNEL && !folds && held > CHUNK ? sum_of_ring(base, held) : Faded();
         request();
         copies_commit();
-        copies_wait<0>();
+        if (ROWS_FIRST) {
+            request_ring();
+            copies_commit();
+        }
+        behind();
+        if (threadIdx.x == 0) shared.is_zero = is_zero && !(folds && held > 0);
+        if (ROWS_FIRST && !folds) {
+            copies_wait<1>();
+        } else {
+            copies_wait<0>();
+        }
         __syncthreads();
         if (!stays_packed<State>()) Base::open_state();
-        if (!folds) return {base, held, sum, is_zero};
+        if (!folds) return {base, held, sum};
         if (WHOLE && is_zero) Base::clear_state();
         Base::fold(base, held);
         if (span.flush()) store_state();
-        return {base, 0, Faded(), is_zero && held == 0};
+        return {base, 0, Faded()};
+    }
+
+    // Before the first entries are looked at.
+    static DEVICE void wait_for_entries() {
+        copies_wait<0>();
+        __syncthreads();
     }
 
     // Threads that a multiprocessor has registers for.
@@ -423,18 +483,19 @@ struct Few : Block<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
 
     // Rows of a span that are not several that stay in the ring; `spans` of the step.
     DEVICE void run(const Span* spans) {
-        const auto [base, held, sum, is_zero] = start(span.flush() || (LONG && span.rows >= CHUNK), [&] {
+        const auto [base, held, sum] = start<WHOLE>(span.flush() || (LONG && span.rows >= CHUNK), [&] {
             wait_for_inputs();
             Base::template request_rows<LONG ? MOST : 1>(0, min(span.rows, CHUNK));
+        }, [&] {
             if (stays_packed<State>()) fetch_ahead(spans);
         });
         if (span.rows == 0) return;
         if constexpr (LONG)
-            if (span.rows > 1) return Base::run_many(is_zero);
+            if (span.rows > 1) return Base::run_many(shared.is_zero);
         if constexpr (PER_CHANNEL) {
-            run_channels(places<true>(), 0, base, held, is_zero);
+            run_channels<true>([&] { return places<true>(); }, 0, base, held);
         } else {
-            run_one<true>(base, held, sum, is_zero);
+            run_one<true>(base, held, sum);
         }
     }
 };

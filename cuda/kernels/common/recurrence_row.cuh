@@ -134,17 +134,17 @@ template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUA
 
     // The row; its output is stored if `PUTS`, and given. `ask` once what earlier launches have made may be read.
     template <bool PUTS, typename Ask> DEVICE float run(Ask ask) {
-        const auto [base, held, sum, is_zero] = Base::start(span.flush(), [&] {
+        const auto [base, held, sum] = Base::template start<false>(span.flush(), [&] {
             convolve([&] {
                 wait_for_inputs();
                 Base::request_steps(0, 1);
                 ask();
             });
-        });
+        }, [] {});
         if constexpr (Base::PER_CHANNEL) {
-            return Base::run_channels(Base::template places<PUTS>(), 0, base, held, is_zero);
+            return Base::template run_channels<true>([&] { return Base::template places<PUTS>(); }, 0, base, held);
         } else {
-            return Base::template run_one<PUTS>(base, held, sum, is_zero);
+            return Base::template run_one<PUTS>(base, held, sum);
         }
     }
 

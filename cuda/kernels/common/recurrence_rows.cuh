@@ -39,6 +39,7 @@ struct Block : StateRows<State, QUADS, WARPS, LANE_ROWS, KIND != MAMBA2, stays_p
         float strengths[CHUNK], decays[CHUNK], advancing[CHUNK], factors[CHUNK]; // the last one of entries
         float fades[MOST][CHUNK]; // of recurrence_few.cuh
         float bias[PER_CHANNEL ? COLUMNS : 2], rate, skip; // that are the same for all rows
+        u32 is_zero;                                       // the checkpoint, which is not looked at, then
     };
 
     using Base::op, Base::span, Base::head, Base::first_row, Base::state, Base::lane_row;

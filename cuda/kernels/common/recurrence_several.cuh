@@ -70,7 +70,7 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
 
     // Up to `WIDTH` rows, with a decay per head. What does not depend on what other rows of the span write is found for
     // all of them at once; what is found for rows that are not there is anything, and nobody reads it.
-    template <u32 WIDTH> DEVICE void run_some(u32 rows, u32 base, u32 held, Faded sum, bool is_zero) {
+    template <u32 WIDTH> DEVICE void run_some(u32 rows, u32 base, u32 held, Faded sum) {
         static_assert(2 * MOST * MOST <= sizeof(shared.read) / 4 && WIDTH <= MOST, "pairs are where `read` is");
         constexpr u32 KEYS = LONG ? 1 : 4; // columns that are stored together
         const u32 lane = lane_id();
@@ -179,7 +179,7 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
             for (u32 j = 0; j < t; ++j) answered[t] = fmaf(u[j], pair(j, which, t), answered[t]);
             const float scale = which ? shared.advancing[t] : shared.factors[t];
             const float by = scale * __shfl_sync(ALL_LANES, faded, t);
-            if (!is_zero) answered[t] = fmaf(by, given[t], answered[t]);
+            if (!shared.is_zero) answered[t] = fmaf(by, given[t], answered[t]);
             float own = shared.kk[0][t];
             if constexpr (IS_DELTA) own *= shared.factors[t] * shared.advancing[t];
             const float of_row[2] = {__shfl_sync(ALL_LANES, decay, t), __shfl_sync(ALL_LANES, strength, t)};
@@ -188,19 +188,18 @@ struct Several : Few<KIND, State, QUADS, WARPS, LANE_ROWS, FIT> {
     }
 
     DEVICE void run(const Span* spans) {
-        const auto [base, held, sum, is_zero] = Base::start(span.flush(), [&] {
+        const auto [base, held, sum] = Base::template start<false>(span.flush(), [&] {
             wait_for_inputs();
             Base::request_rows(0, span.rows);
-            Base::fetch_ahead(spans);
-        });
+        }, [&] { Base::fetch_ahead(spans); });
         if constexpr (Base::PER_CHANNEL) {
             const Places to = Base::template places<true>();
 #pragma unroll 1
-            for (u32 t = 0; t < span.rows; ++t) Base::run_channels(to, t, base, held, is_zero);
+            for (u32 t = 0; t < span.rows; ++t) Base::template run_channels<false>([&] { return to; }, t, base, held);
         } else {
-            if constexpr (LONG) return run_some<16>(span.rows, base, held, sum, is_zero);
-            if (span.rows <= 4) return run_some<4>(span.rows, base, held, sum, is_zero);
-            run_some<8>(span.rows, base, held, sum, is_zero);
+            if constexpr (LONG) return run_some<16>(span.rows, base, held, sum);
+            if (span.rows <= 4) return run_some<4>(span.rows, base, held, sum);
+            run_some<8>(span.rows, base, held, sum);
         }
     }
 };

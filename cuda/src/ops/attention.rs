@@ -13,8 +13,8 @@ use kvas_backend::{
 };
 use std::ops::Range;
 
-/// `USUAL_PART`, `MOST_PARTS`, `MANY_HEADS`, `BOUNDED_PART`, `LEAST_PART`, `LEAST_LEAF`, `MOST_LEAVES` and `MOST_BESIDE_SUMS` of
-/// `kernels/common/attention.cuh`.
+/// `USUAL_PART`, `MOST_PARTS`, `MANY_HEADS`, `BOUNDED_PART`, `LEAST_PART`, `LEAST_LEAF`, `MOST_LEAVES`, `MOST_BESIDE_SUMS`, `PART_UNIT`,
+/// `BLOCKS_AT_WORK`, `WIDE_AT_WORK` and `NARROW` of `kernels/common/attention.cuh`.
 const USUAL_PART: usize = 512;
 const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
@@ -23,6 +23,10 @@ pub(crate) const LEAST_PART: usize = 128;
 const LEAST_LEAF: usize = 32;
 const MOST_LEAVES: usize = 64;
 const MOST_BESIDE_SUMS: usize = 48;
+const PART_UNIT: usize = 64;
+const BLOCKS_AT_WORK: usize = 384;
+const WIDE_AT_WORK: usize = 256;
+const NARROW: usize = 128;
 /// `SUMS_COLUMNS` of `kernels/common/slake.cuh`.
 pub(super) const SUMS_COLUMNS: usize = 64;
 /// Scratch that is enough for everything to run at once.
@@ -100,6 +104,8 @@ struct Cutting {
     usual: usize,
     /// Whether parts are cut into strands, and these into leaves.
     has_leaves: bool,
+    /// Most parts of a context that is long.
+    most_parts: usize,
 }
 
 /// Tokens of a part of a context, and of a leaf.
@@ -113,24 +119,37 @@ impl Cutting {
     fn of(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Self {
         let usual = if decl.kv_heads < MANY_HEADS { USUAL_PART / 2 } else { USUAL_PART };
         let has_leaves = kv_type.scale_bytes() == 0 && tiles(decl, kv_type, page_size).is_some();
-        Self { usual, has_leaves }
+        let at_work = if decl.key_dim > NARROW { WIDE_AT_WORK } else { BLOCKS_AT_WORK };
+        let most_parts = (at_work / decl.kv_heads).clamp(1, MOST_PARTS);
+        Self { usual, has_leaves, most_parts }
+    }
+
+    /// Tokens from which on a context is long, and most parts of such a one.
+    fn long(self, has_sums: bool) -> (usize, usize) {
+        match has_sums && !self.has_leaves {
+            true => (BOUNDED_PART * MOST_PARTS, MOST_PARTS),
+            false => (self.usual / WARPS * most_leaves(has_sums), self.most_parts),
+        }
     }
 
     /// For a context of so many tokens.
     fn cut(self, context: usize, has_sums: bool) -> Cut {
+        let (longest_short, most_parts) = self.long(has_sums);
+        if context > longest_short {
+            let least = if has_sums && !self.has_leaves { BOUNDED_PART } else { self.usual };
+            let part = context.div_ceil(most_parts).next_multiple_of(PART_UNIT).max(least);
+            return Cut { part, leaf: part / WARPS };
+        }
         let part = match has_sums {
             _ if self.has_leaves => self.usual.min(context.next_power_of_two().max(LEAST_PART)),
             true => BOUNDED_PART,
             false => self.usual,
         };
-        let mut cut = Cut { part, leaf: LEAST_LEAF };
-        while cut.part * MOST_PARTS < context {
-            cut.part *= 2;
+        let mut leaf = LEAST_LEAF;
+        while leaf < part / WARPS && leaf * most_leaves(has_sums) < context {
+            leaf *= 2;
         }
-        while cut.leaf < cut.part / WARPS && cut.leaf * most_leaves(has_sums) < context {
-            cut.leaf *= 2;
-        }
-        cut
+        Cut { part, leaf }
     }
 
     /// What blocks of a cluster tell each other of a context: its strands, or its parts if strands are no more than leaves.
@@ -138,12 +157,15 @@ impl Cutting {
         context.div_ceil(if cut.leaf < cut.part / WARPS { cut.part / WARPS } else { cut.part })
     }
 
-    /// The longest context that is cut like this.
-    fn longest(self, cut: Cut, has_sums: bool) -> usize {
+    /// The longest context that is cut like one of so many tokens.
+    fn longest(self, context: usize, has_sums: bool) -> usize {
+        let (longest_short, most_parts) = self.long(has_sums);
+        let cut = self.cut(context, has_sums);
         match self.has_leaves {
+            _ if context > longest_short => cut.part * most_parts,
             true if cut.part < self.usual => cut.part,
             true if cut.leaf < cut.part / WARPS => cut.leaf * most_leaves(has_sums),
-            _ => cut.part * MOST_PARTS,
+            _ => longest_short,
         }
     }
 }
@@ -210,7 +232,7 @@ fn few_rows(
         while begin < all {
             let cut = cutting.cut(context + begin + 1, has_sums);
             let of = |end: usize| (context + end).div_ceil(cut.part) + usize::from(has_sums);
-            let end = all.min(cutting.longest(cut, has_sums) - context);
+            let end = all.min(cutting.longest(context + begin + 1, has_sums) - context);
             let end = end.min(begin + room(of(end)).max(1));
             let (parts, rows) = (of(end), first + begin..first + end);
             let leaves = (context + end).div_ceil(cut.leaf);
@@ -458,27 +480,30 @@ mod tests {
 
     #[test]
     fn contexts_are_cut_into_few_parts_of_no_few_tokens() {
-        for usual in [256, 512] {
-            for (has_leaves, has_sums) in [(false, false), (false, true), (true, false), (true, true)] {
-                let cutting = Cutting { usual, has_leaves };
-                let mut before = Cut { part: 0, leaf: 0 };
-                for context in (1..2_000_000).step_by(997) {
-                    let cut = cutting.cut(context, has_sums);
-                    assert!(cut.part >= before.part && cut.leaf >= before.leaf, "{context}: {cut:?}");
-                    assert!(context.div_ceil(cut.part) <= MOST_PARTS, "{context}: {cut:?}");
-                    let strand = cut.part / WARPS;
-                    assert!(!has_leaves || strand.is_multiple_of(cut.leaf), "{context}: {cut:?}");
-                    assert!(
-                        cut.leaf >= strand || context.div_ceil(cut.leaf) <= most_leaves(has_sums),
-                        "{context}: {cut:?}"
-                    );
-                    let longest = cutting.longest(cut, has_sums);
-                    // Without them nobody looks at leaves.
-                    let is_alike = |other: Cut| other.part == cut.part && (other.leaf == cut.leaf || !has_leaves);
-                    assert!(longest >= context && is_alike(cutting.cut(longest, has_sums)), "{context}: {cut:?}");
-                    assert!(!is_alike(cutting.cut(longest + 1, has_sums)), "{context}: {cut:?}");
-                    before = cut;
-                }
+        for (kv_heads, has_leaves, has_sums) in [1, 4, 8, 32].into_iter().flat_map(|heads| {
+            [false, true].into_iter().flat_map(move |leaves| [(heads, leaves, false), (heads, leaves, true)])
+        }) {
+            let usual = if kv_heads < MANY_HEADS { 256 } else { 512 };
+            let cutting = Cutting { usual, has_leaves, most_parts: (BLOCKS_AT_WORK / kv_heads).clamp(1, MOST_PARTS) };
+            let mut longest = 0;
+            for context in (1..2_000_000).step_by(997) {
+                let cut = cutting.cut(context, has_sums);
+                assert!(context.div_ceil(cut.part) <= MOST_PARTS, "{context}: {cut:?}");
+                let strand = cut.part / WARPS;
+                assert!(strand.is_multiple_of(16), "{context}: {cut:?}");
+                assert!(!has_leaves || strand.is_multiple_of(cut.leaf), "{context}: {cut:?}");
+                assert!(
+                    cut.leaf >= strand || context.div_ceil(cut.leaf) <= most_leaves(has_sums),
+                    "{context}: {cut:?}"
+                );
+                let before = longest;
+                longest = cutting.longest(context, has_sums);
+                assert!(longest >= context && longest >= before, "{context}: {cut:?}");
+                // Without them nobody looks at leaves.
+                let is_alike = |other: Cut| other.part == cut.part && (other.leaf == cut.leaf || !has_leaves);
+                assert!(is_alike(cutting.cut(longest, has_sums)), "{context}: {cut:?}");
+                assert_eq!(cutting.longest(longest, has_sums), longest, "{context}: {cut:?}");
+                assert!(cutting.longest(longest + 1, has_sums) > longest, "{context}: {cut:?}");
             }
         }
     }
@@ -487,7 +512,7 @@ mod tests {
     #[test]
     fn rows_are_cut_as_they_are_alone() {
         let spans = [(7, 1), (2045, 6), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
-        let cutting = Cutting { usual: 256, has_leaves: true };
+        let cutting = Cutting { usual: 256, has_leaves: true, most_parts: 128 };
         let mut first = 0;
         let spans: Vec<(usize, Span)> = spans
             .into_iter()

@@ -186,7 +186,7 @@ fn shared_bytes(decl: &StateDecl, columns: usize, rows: usize, most: usize) -> u
     let of_rows = most * (2 * columns + rows + 2 * read + 2 * most + 2 * CHUNK + CHUNK) + of_g(most);
     let (own, faded) = if is_per_channel { ((most + 2) * columns, CHUNK * columns) } else { (2 * 4 + 2, 4) };
     let entries = RING_TYPE.bytes() * ((CHUNK + most) * (columns + BETWEEN_KEYS) + CHUNK * rows);
-    4 * (of_rows + own + 2 + faded + of_g(CHUNK) + 4 * CHUNK) + entries
+    4 * (of_rows + own + 3 + faded + of_g(CHUNK) + 4 * CHUNK) + entries
 }
 
 /// Bytes of shared memory of `recurrence_prepare.cuh`, or of `recurrence_channels.cuh`.
