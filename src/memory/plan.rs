@@ -398,7 +398,8 @@ fn replay(program: &Program, request: &PlanRequest) -> Replay {
         (Some(best), window) => {
             let rows = |history| Replay::new(history, window).ring_rows();
             let (least, twice) = (rows(1 << best.ilog2()), rows(2 << best.ilog2()));
-            twice.min(least.max(MOST_ROWS)) - 2 * window
+            // With many drafts more: what cannot be taken back cannot be drafted.
+            twice.min(least.max(MOST_ROWS)).max(rows(window)) - 2 * window
         }
     };
     // Decays per channel take an exponential for every entry and column, which costs more than the bytes save: at 8
@@ -578,6 +579,11 @@ pub(super) mod tests {
         per_channel.stores.push(StoreDecl::State(state));
         let of = |history| plan(&per_channel, 8192, &PlanRequest { history, ..REQUEST }).limits.replay;
         assert_eq!((of(None), of(Some(8))), (Replay::OFF, Replay::new(8, 4)));
+        // A small state has a short history, which a window of many drafts still fits into.
+        let mut small = program();
+        let decl = StateDecl { key_heads: 4, value_heads: 4, key_dim: 8, value_dim: 8, decay: Decay::PerHead };
+        small.stores = vec![StoreDecl::State(decl)];
+        assert_eq!(plan(&small, 8192, &PlanRequest { window: 15, ..half }).limits.replay, Replay::new(34, 15));
     }
 
     #[test]

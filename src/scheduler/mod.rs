@@ -116,10 +116,12 @@ impl Scheduler {
             Cache::Use => memory.attach(id, &sequence.tokens[..committed], &prompt, revocable),
             Cache::Ignore => Reuse { cached: 0, branch: None, miss: Miss::Unwanted, work: memory.clear(id) },
         };
-        running.seals.extend(reuse.branch);
         running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
         // A snapshot would write the state that a short sequence does without, and save next to nothing.
         running.seals.retain(|at| *at > fresh);
+        running
+            .seals
+            .extend(reuse.branch.and_then(|at| parting(at, reuse.cached, &running.seals)).filter(|at| *at > fresh));
         running.seals.sort_unstable();
         sequence.begin(prompt, running);
         // Oldest request first: this one is now the youngest.
@@ -324,6 +326,14 @@ impl Scheduler {
         let committed = memory.committed(id);
         if committed <= fresh { None } else { memory.seal(id, &sequence.tokens[..committed as usize]) }
     }
+}
+
+/// Where a prompt is remembered that others leave at `at`, of which `cached` tokens need not be read and which is cut at `seals` anyway: whole
+/// chunks behind the cut before, so that how it is read, and thereby every bit of its answer, does not depend on what others ask.
+fn parting(at: u32, cached: u32, seals: &[u32]) -> Option<u32> {
+    let cut = seals.iter().copied().filter(|seal| (cached..=at).contains(seal)).max().unwrap_or(cached);
+    let whole = (at - cut) / CHUNK as u32 * CHUNK as u32;
+    (whole > 0).then_some(cut + whole)
 }
 
 /// Multiples of `step` between two positions, none if `step` is 0.

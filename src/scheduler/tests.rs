@@ -100,6 +100,36 @@ fn long_prompts_are_remembered_on_the_way() {
     assert_eq!(memory.kept(&prompt), [8, 16, 24, 29]);
 }
 
+/// Where others part from a prompt is remembered, and decides nothing about how the prompt is read: it is cut at whole chunks all the same.
+#[test]
+fn what_others_have_read_does_not_decide_how_a_prompt_is_cut() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(64, 400)), memory(400));
+    let prompt: Vec<u32> = (0..100).collect();
+    for (parted, cuts) in [
+        (10, [20, 84, 99, 100]),
+        (35, [20, 84, 99, 100]),
+        (37, [20, 36, 99, 100]),
+        (60, [20, 52, 99, 100]),
+        (98, [20, 84, 99, 100]),
+    ] {
+        let [other, asked] = [(); 2].map(|()| open(&mut scheduler, &mut memory));
+        let others: Vec<u32> = prompt[..parted].iter().copied().chain([200, 201]).collect();
+        scheduler.begin(&mut memory, (other, 0), others, running(0));
+        while scheduler.get(other).running.is_some() {
+            step(&mut scheduler, &mut memory, 99);
+        }
+        let seals = vec![20, 99];
+        let reuse = scheduler.begin(&mut memory, (asked, 0), prompt.clone(), Running { seals, ..running(0) });
+        assert_eq!(reuse.cached, 0, "no snapshot before where they part");
+        let found = [(); 4].map(|()| {
+            step(&mut scheduler, &mut memory, 99);
+            memory.committed(asked)
+        });
+        assert_eq!(found, cuts, "others part at {parted}");
+        (scheduler, memory) = (Scheduler::new(&limits(64, 400)), self::memory(400));
+    }
+}
+
 /// A prompt that is kept as inputs is read whole; how one that is not begins does not depend on who else is read.
 #[test]
 fn what_a_step_has_left_does_not_decide_what_is_kept_as_inputs() {
