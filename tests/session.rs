@@ -232,6 +232,50 @@ fn a_run_goes_on_from_its_session() {
     assert_eq!(second["timings"]["prompt_n"], 1, "the last token was never read");
 }
 
+/// Without an answer the prompt is read all the same, and only what was read is counted.
+#[test]
+fn a_prompt_without_an_answer_is_read_and_kept() {
+    let folder = Folder::new("nothing");
+    let (model, session) = (bundled(), folder.text("story"));
+    let run = |more: &[&str]| -> serde_json::Value {
+        let arguments = [&["run", "-m", &model, "--temp", "0", "--json", "-c", "512", "--ignore-eos"], more].concat();
+        let output = kvas(&arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let text = "Once upon a time there was a little fox. It lived in a wood near a river.";
+    let whole = run(&["-p", text, "-n", "8"]);
+    let first = run(&["-p", text, "-n", "0", "--session", &session]);
+    let count = whole["prompt_ids"].as_array().unwrap().len();
+    assert_eq!((&first["ids"], &first["finish_reason"]), (&serde_json::json!([]), &"length".into()));
+    assert_eq!((&first["timings"]["prompt_n"], &first["timings"]["predicted_n"]), (&count.into(), &0.into()));
+    assert_eq!(Session::open(Path::new(&session)).unwrap().positions(u32::MAX).last(), Some(&(count as u32)));
+    let second = run(&["-p", "", "-n", "8", "--session", &session]);
+    assert_eq!((&second["ids"], &second["timings"]["prompt_n"]), (&whole["ids"], &1.into()));
+}
+
+/// A request that is called off while it reads its prompt says how much it has read, and that is what is kept.
+#[test]
+fn what_was_not_read_is_not_counted() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let engine = engine(&model, Box::new(Cpu::new(1)), limits(16, Replay::new(8, 4)));
+    let conversation = engine.open().unwrap();
+    let prompt: Vec<u32> = (0..390).map(|i| 3 + i * 7 % (model.spec.vocab as u32 - 3)).collect();
+    let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+    let stream = engine.submit(Request { conversation: Some(conversation), ..Request::new(prompt, sampler) });
+    let patience = Instant::now();
+    while engine.stats().unwrap().tokens_read == 0 && patience.elapsed() < Duration::from_secs(20) {}
+    stream.cancel();
+    let timings = loop {
+        if let Event::Done(_, timings) = stream.next_event() {
+            break timings;
+        }
+    };
+    let read = engine.stats().unwrap().tokens_read as usize;
+    let expected = if timings.generated_tokens == 0 { read } else { 390 };
+    assert!(read > 0 && timings.prompt_tokens == expected, "{timings:?}, {read} read");
+}
+
 #[test]
 fn a_chat_goes_on_after_a_restart() {
     let (folder, model) = (Folder::new("restart"), bundled());
