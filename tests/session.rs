@@ -254,6 +254,50 @@ fn a_prompt_without_an_answer_is_read_and_kept() {
     assert_eq!((&second["ids"], &second["timings"]["prompt_n"]), (&whole["ids"], &1.into()));
 }
 
+/// A session whose tokens are all held is opened where there is no room for that, and read again; one that gave tokens
+/// up is where all are held.
+#[test]
+fn a_session_is_opened_with_another_policy() {
+    let folder = Folder::new("policies");
+    let model = bundled();
+    let text = "The fox went on through the wood to the river, and there it met a bear. ".repeat(20);
+    let run = |prompt: &str, session: &str, more: &[&str]| -> (serde_json::Value, String) {
+        let flags = ["run", "-m", &model, "--temp", "0", "--json", "-n", "5", "-p", prompt, "--session", session];
+        let output = kvas(&[&flags[..], more].concat()).output().unwrap();
+        let noted = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{noted}");
+        (serde_json::from_slice(&output.stdout).unwrap(), noted)
+    };
+    let lengths = ["--edge-ungated", "--edge-sink", "4", "--edge-window", "16", "--edge-segment", "32"];
+    let edge = [&["--kv-policy", "edgeinfinite"], &lengths[..]].concat();
+    let slake = ["--kv-policy", "slake", "--kv-budget", "140"];
+    for (name, flags) in [("edgeinfinite", &edge[..]), ("slake", &slake)] {
+        let file = folder.text(name);
+        let (first, noted) = run(&text, &file, &["-c", "2048"]);
+        assert!(noted.is_empty(), "{noted}");
+        let (second, noted) = run(" and", &file, flags);
+        let expected = format!("{file}: tokens were held with policy full, expected {name}");
+        assert!(noted.starts_with(&expected) && noted.ends_with(" are read again\n"), "{noted}");
+        assert_eq!(noted.lines().count(), 1, "{noted}");
+        let known = first["prompt_ids"].as_array().unwrap().len() + 5;
+        let timings = &second["timings"];
+        let read = timings["prompt_n"].as_u64().unwrap() + timings["cache_n"].as_u64().unwrap();
+        assert!(read > known as u64 && timings["prompt_n"].as_u64() > Some(1), "{timings}");
+        // As if all had been asked at once, where all is read again.
+        if timings["cache_n"] == 0 {
+            let ids: Vec<_> = second["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
+            let [ids, fresh] = [ids.join(","), folder.text("fresh")];
+            let anew = ["run", "-m", &model, "--temp", "0", "--json", "-n", "5", "--ids", &ids, "--session", &fresh];
+            let anew = kvas(&[&anew[..], flags].concat()).output().unwrap();
+            let anew: serde_json::Value = serde_json::from_slice(&anew.stdout).unwrap();
+            assert_eq!(second["ids"], anew["ids"]);
+        }
+        let (_, noted) = run(" then", &file, &["-c", "2048"]);
+        let expected = format!("{file}: tokens were given up with policy {name}, expected full: they are read again\n");
+        assert_eq!(noted, expected);
+    }
+}
+
 /// A request that is called off while it reads its prompt says how much it has read, and that is what is kept.
 #[test]
 fn what_was_not_read_is_not_counted() {
