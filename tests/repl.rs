@@ -10,6 +10,10 @@ use std::{
 
 /// What comes of it when these lines are typed in a folder.
 fn type_lines(args: &[&str], folder: &Path, lines: &str) -> Output {
+    type_bytes(args, folder, lines.as_bytes())
+}
+
+fn type_bytes(args: &[&str], folder: &Path, lines: &[u8]) -> Output {
     let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
         .args(args)
         .env("HOME", folder)
@@ -19,8 +23,33 @@ fn type_lines(args: &[&str], folder: &Path, lines: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    chat.stdin.take().unwrap().write_all((lines.to_string() + "\n").as_bytes()).unwrap();
+    chat.stdin.take().unwrap().write_all(&[lines, b"\n"].concat()).unwrap();
     chat.wait_with_output().unwrap()
+}
+
+/// A byte that is no text costs its line, and not the conversation.
+#[test]
+fn what_is_not_utf8_is_left_out() {
+    let lines = b"/system be brief\nwhat is caf\xe9?\n/show messages";
+    let output = type_bytes(&["chat", "--temp", "0", "-c", "512"], &std::env::temp_dir(), lines);
+    let [said, noted] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success(), "{noted}");
+    assert_eq!(said, "the system message is set\nsystem: be brief\n");
+    assert_eq!(noted, "this input is not UTF-8 and was left out, expected UTF-8 text\n");
+}
+
+/// What a chat says whose context is full, of the answer that ends there and of what is asked then.
+#[test]
+fn a_full_context_is_said_with_what_can_be_done() {
+    let lines = ["Tell me a long story about a fox.", "And then?", "/set max_tokens 2", "/clear", "Hello."];
+    let args = ["chat", "--temp", "0", "-c", "64"];
+    let output = type_lines(&args, &std::env::temp_dir(), &lines.join("\n"));
+    let noted = String::from_utf8(output.stderr).unwrap();
+    let notes: Vec<&str> = noted.lines().collect();
+    let [cut, full, asked] = &notes[..] else { panic!("{noted}") };
+    assert!(cut.starts_with("[cut off at the end of the context; prompt "), "{cut}");
+    assert!(full.contains("expected fewer than the context of 64; /undo takes the last question back, "), "{full}");
+    assert!(asked.starts_with("[prompt "), "as many tokens as were asked for: {asked}");
 }
 
 /// What is said when these lines are typed: standard output, and standard error.

@@ -13,9 +13,10 @@ use crate::{
     chat::{Answer, Chat, ChatSettings, Talk},
     engine::Timings,
     memory::{Held, Usage},
+    scheduler::Finish,
     session::ModelId,
 };
-use command::{COMMANDS, Command, Input, parse};
+use command::{COMMANDS, Command, Input, numbered, parse};
 use draw::Canvas;
 use editor::{Prompt, Typed};
 use policy::Switched;
@@ -136,8 +137,10 @@ impl Repl {
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
         let mut interrupts = 0;
         loop {
+            let typed = prompt.read().map_err(fail)?;
+            // As it is now: people change it while they type.
             self.width = prompt.width();
-            match prompt.read().map_err(fail)? {
+            match typed {
                 Typed::End => return Ok(Left::Quit),
                 Typed::Interrupt if interrupts > 0 => return Ok(Left::Interrupted),
                 Typed::Interrupt => {
@@ -145,6 +148,7 @@ impl Repl {
                     self.note("Ctrl-C again leaves, as do Ctrl-D and /quit");
                     continue;
                 }
+                Typed::Garbled => self.note("this input is not UTF-8 and was left out, expected UTF-8 text"),
                 Typed::Input(input) => {
                     if let Next::Leave(left) = self.input(&input) {
                         return Ok(left);
@@ -171,7 +175,7 @@ impl Repl {
             Input::Command(Command::Regen, _) => self.answer(Chat::regenerate),
             Input::Command(Command::Edit, argument) => match numbered(&argument) {
                 Some((number, text)) => {
-                    self.answer(|chat, interrupted, sink| chat.edit(number, text, interrupted, sink));
+                    self.answer(|chat, interrupted, sink| chat.edit(number, &text, interrupted, sink));
                 }
                 None => self.note("/edit wants the number of a question and its new text; /show messages has both"),
             },
@@ -195,14 +199,31 @@ impl Repl {
             Ok(answer) => {
                 println!();
                 let line = self.statistics(&answer.timings);
-                let stopped = if answer.finish.name() == "cancelled" { "stopped; " } else { "" };
-                self.note(&format!("[{stopped}{line}]"));
+                self.note(&format!("[{}{line}]", self.cut_off(&answer)));
                 self.last = Some(answer.timings);
                 self.keep();
             }
-            Err(error) => self.note(&error),
+            Err(error) => self.note(&self.with_advice(error)),
         }
         self.interrupted.store(false, Ordering::Relaxed);
+    }
+
+    /// Why an answer is not whole, unless it is, or as long as was asked for.
+    fn cut_off(&self, answer: &Answer) -> &'static str {
+        match answer.finish {
+            Finish::Cancelled => "stopped; ",
+            Finish::Length if answer.timings.generated_tokens < self.chat.settings.max_tokens => {
+                "cut off at the end of the context; "
+            }
+            Finish::Length | Finish::Stop => "",
+        }
+    }
+
+    /// With what can be done here about a conversation that is too long.
+    fn with_advice(&self, error: String) -> String {
+        let is_full = error.ends_with(&format!("expected fewer than the context of {}", self.settings.sizes.context));
+        let advice = "; /undo takes the last question back, /clear forgets all, a larger -c has room for more";
+        if is_full { error + advice } else { error }
     }
 
     fn statistics(&self, timings: &Timings) -> String {
@@ -353,12 +374,6 @@ impl Repl {
         lines.extend(self.last.map(|timings| format!("reuse     {}", timings.miss)));
         Ok(lines.join("\n"))
     }
-}
-
-/// The number and the text of `/edit N TEXT`.
-fn numbered(argument: &str) -> Option<(usize, &str)> {
-    let (number, text) = argument.split_once(char::is_whitespace)?;
-    Some((number.parse().ok()?, text.trim())).filter(|(_, text)| !text.is_empty())
 }
 
 /// One line about a request: tokens and speed of both halves, and what was reused.
