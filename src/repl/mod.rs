@@ -14,7 +14,7 @@ use crate::{
     engine::Timings,
     memory::{Held, Usage},
     scheduler::Finish,
-    session::ModelId,
+    session::{Claim, ModelId},
 };
 use command::{COMMANDS, Command, Input, numbered, parse};
 use draw::Canvas;
@@ -69,7 +69,7 @@ pub struct ReplSettings {
     /// The model, to tell whose session a file is.
     pub model: ModelId,
     /// Where the conversation is written after every answer and at the end.
-    pub session: Option<PathBuf>,
+    pub session: Option<Claim>,
     /// What can become of keys and values.
     pub policies: Policies,
 }
@@ -324,7 +324,15 @@ impl Repl {
         if path.is_empty() {
             return Err("/save wants a file name".into());
         }
-        let bytes = self.chat.save(Path::new(path), &self.settings.model)?;
+        let (file, model) = (Path::new(path), &self.settings.model);
+        let bytes = match self.own(file) {
+            // Whoever names it means it.
+            Some(claim) => {
+                claim.look();
+                self.chat.keep(claim, model)?
+            }
+            None => self.chat.save(file, model)?,
+        };
         Ok(format!("{} messages written to {path}, {}", self.chat.messages().len(), mebibytes(bytes)))
     }
 
@@ -332,17 +340,25 @@ impl Repl {
         if path.is_empty() {
             return Err("/load wants a file name".into());
         }
+        let own = self.own(Path::new(path)).cloned();
+        let before = own.as_ref().map(Claim::now);
         let note = self.chat.load(Path::new(path), &self.settings.model)?;
+        own.zip(before).into_iter().for_each(|(claim, before)| claim.set(before));
         note.into_iter().for_each(|note| self.note(&note));
         Ok(format!("{} messages read from {path}", self.chat.messages().len()))
     }
 
+    /// The session that the terminal was started with, if a path is its own.
+    fn own(&self, path: &Path) -> Option<&Claim> {
+        self.settings.session.as_ref().filter(|claim| claim.is_of(path))
+    }
+
     /// Writes the session that the terminal was started with.
     fn keep(&self) {
-        if let Some(path) = &self.settings.session
-            && let Err(error) = self.chat.save(path, &self.settings.model)
+        if let Some(claim) = &self.settings.session
+            && let Err(error) = self.chat.keep(claim, &self.settings.model)
         {
-            self.note(&error);
+            self.note(&format!("{error}; /save FILE keeps this conversation in another file"));
         }
     }
 
