@@ -3,13 +3,17 @@
 use crate::golden::{converted_file, fixture};
 use kvas_gguf::Quant;
 use std::{
-    io::Write,
+    io::{BufRead, Write},
     path::Path,
     process::{Command, Output, Stdio},
 };
 
 /// What comes of it when these lines are typed in a folder.
 fn type_lines(args: &[&str], folder: &Path, lines: &str) -> Output {
+    type_bytes(args, folder, lines.as_bytes())
+}
+
+fn type_bytes(args: &[&str], folder: &Path, lines: &[u8]) -> Output {
     let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
         .args(args)
         .env("HOME", folder)
@@ -19,8 +23,64 @@ fn type_lines(args: &[&str], folder: &Path, lines: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    chat.stdin.take().unwrap().write_all((lines.to_string() + "\n").as_bytes()).unwrap();
+    chat.stdin.take().unwrap().write_all(&[lines, b"\n"].concat()).unwrap();
     chat.wait_with_output().unwrap()
+}
+
+/// A byte that is no text costs its line, and not the conversation.
+#[test]
+fn what_is_not_utf8_is_left_out() {
+    let lines = b"/system be brief\nwhat is caf\xe9?\n/show messages";
+    let output = type_bytes(&["chat", "--temp", "0", "-c", "512"], &std::env::temp_dir(), lines);
+    let [said, noted] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success(), "{noted}");
+    assert_eq!(said, "the system message is set\nsystem: be brief\n");
+    assert_eq!(noted, "this input is not UTF-8 and was left out, expected UTF-8 text\n");
+}
+
+/// What a chat says whose context is full, of the answer that ends there and of what is asked then.
+#[test]
+fn a_full_context_is_said_with_what_can_be_done() {
+    let lines = ["Tell me a long story about a fox.", "And then?", "/set max_tokens 2", "/clear", "Hello."];
+    let args = ["chat", "--temp", "0", "-c", "64"];
+    let output = type_lines(&args, &std::env::temp_dir(), &lines.join("\n"));
+    let noted = String::from_utf8(output.stderr).unwrap();
+    let notes: Vec<&str> = noted.lines().collect();
+    let [cut, full, asked] = &notes[..] else { panic!("{noted}") };
+    assert!(cut.starts_with("[cut off at the end of the context; prompt "), "{cut}");
+    assert!(full.contains("expected fewer than the context of 64; /undo takes the last question back, "), "{full}");
+    assert!(asked.starts_with("[prompt "), "as many tokens as were asked for: {asked}");
+}
+
+/// Two chats with one file: the second one does not overwrite what the first one has kept in it, unless it is told to.
+#[test]
+fn a_session_that_another_chat_has_changed_is_not_replaced() {
+    let folder = std::env::temp_dir().join(format!("kvas-two-chats-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let args = ["chat", "--temp", "0", "-n", "3", "-c", "512", "--session", "talk"];
+    let begun = type_lines(&args, &folder, "One.");
+    assert!(begun.status.success() && begun.stderr.starts_with(b"[prompt "));
+    let mut first = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    first.args(args).env("HOME", &folder).current_dir(&folder);
+    let mut first = first.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufReader::new(first.stdout.take().unwrap()).lines();
+    let mut input = first.stdin.take().unwrap();
+    input.write_all(b"/show messages\n").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "user 1: One.");
+    // It has read the file by now.
+    assert!(type_lines(&args, &folder, "Two.").status.success());
+    let kept = std::fs::read(folder.join("talk")).unwrap();
+    input.write_all(b"Three.\n/save other\n").unwrap();
+    assert!(lines.any(|line| line.unwrap().starts_with("4 messages written to other, ")));
+    assert_eq!(std::fs::read(folder.join("talk")).unwrap(), kept);
+    input.write_all(b"/save talk\nFour.\n").unwrap();
+    drop(input);
+    let noted = String::from_utf8(first.wait_with_output().unwrap().stderr).unwrap();
+    let refused = "talk: another program has changed it, expected what was read or written here last; /save FILE keeps";
+    assert_eq!(noted.lines().filter(|line| line.starts_with(refused)).count(), 1, "{noted}");
+    let (said, _) = typed(&["--session", folder.join("talk").to_str().unwrap()], &["/show messages"]);
+    assert!(said.contains("user 3: Four.") && !said.contains("Two."), "{said}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// What is said when these lines are typed: standard output, and standard error.

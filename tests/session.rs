@@ -232,6 +232,94 @@ fn a_run_goes_on_from_its_session() {
     assert_eq!(second["timings"]["prompt_n"], 1, "the last token was never read");
 }
 
+/// Without an answer the prompt is read all the same, and only what was read is counted.
+#[test]
+fn a_prompt_without_an_answer_is_read_and_kept() {
+    let folder = Folder::new("nothing");
+    let (model, session) = (bundled(), folder.text("story"));
+    let run = |more: &[&str]| -> serde_json::Value {
+        let arguments = [&["run", "-m", &model, "--temp", "0", "--json", "-c", "512", "--ignore-eos"], more].concat();
+        let output = kvas(&arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let text = "Once upon a time there was a little fox. It lived in a wood near a river.";
+    let whole = run(&["-p", text, "-n", "8"]);
+    let first = run(&["-p", text, "-n", "0", "--session", &session]);
+    let count = whole["prompt_ids"].as_array().unwrap().len();
+    assert_eq!((&first["ids"], &first["finish_reason"]), (&serde_json::json!([]), &"length".into()));
+    assert_eq!((&first["timings"]["prompt_n"], &first["timings"]["predicted_n"]), (&count.into(), &0.into()));
+    assert_eq!(Session::open(Path::new(&session)).unwrap().positions(u32::MAX).last(), Some(&(count as u32)));
+    let second = run(&["-p", "", "-n", "8", "--session", &session]);
+    assert_eq!((&second["ids"], &second["timings"]["prompt_n"]), (&whole["ids"], &1.into()));
+}
+
+/// A session whose tokens are all held is opened where there is no room for that, and read again; one that gave tokens
+/// up is where all are held.
+#[test]
+fn a_session_is_opened_with_another_policy() {
+    let folder = Folder::new("policies");
+    let model = bundled();
+    let text = "The fox went on through the wood to the river, and there it met a bear. ".repeat(20);
+    let run = |prompt: &str, session: &str, more: &[&str]| -> (serde_json::Value, String) {
+        let flags = ["run", "-m", &model, "--temp", "0", "--json", "-n", "5", "-p", prompt, "--session", session];
+        let output = kvas(&[&flags[..], more].concat()).output().unwrap();
+        let noted = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{noted}");
+        (serde_json::from_slice(&output.stdout).unwrap(), noted)
+    };
+    let lengths = ["--edge-ungated", "--edge-sink", "4", "--edge-window", "16", "--edge-segment", "32"];
+    let edge = [&["--kv-policy", "edgeinfinite"], &lengths[..]].concat();
+    let slake = ["--kv-policy", "slake", "--kv-budget", "140"];
+    for (name, flags) in [("edgeinfinite", &edge[..]), ("slake", &slake)] {
+        let file = folder.text(name);
+        let (first, noted) = run(&text, &file, &["-c", "2048"]);
+        assert!(noted.is_empty(), "{noted}");
+        let (second, noted) = run(" and", &file, flags);
+        let expected = format!("{file}: tokens were held with policy full, expected {name}");
+        assert!(noted.starts_with(&expected) && noted.ends_with(" are read again\n"), "{noted}");
+        assert_eq!(noted.lines().count(), 1, "{noted}");
+        let known = first["prompt_ids"].as_array().unwrap().len() + 5;
+        let timings = &second["timings"];
+        let read = timings["prompt_n"].as_u64().unwrap() + timings["cache_n"].as_u64().unwrap();
+        assert!(read > known as u64 && timings["prompt_n"].as_u64() > Some(1), "{timings}");
+        // As if all had been asked at once, where all is read again.
+        if timings["cache_n"] == 0 {
+            let ids: Vec<_> = second["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
+            let [ids, fresh] = [ids.join(","), folder.text("fresh")];
+            let anew = ["run", "-m", &model, "--temp", "0", "--json", "-n", "5", "--ids", &ids, "--session", &fresh];
+            let anew = kvas(&[&anew[..], flags].concat()).output().unwrap();
+            let anew: serde_json::Value = serde_json::from_slice(&anew.stdout).unwrap();
+            assert_eq!(second["ids"], anew["ids"]);
+        }
+        let (_, noted) = run(" then", &file, &["-c", "2048"]);
+        let expected = format!("{file}: tokens were given up with policy {name}, expected full: they are read again\n");
+        assert_eq!(noted, expected);
+    }
+}
+
+/// A request that is called off while it reads its prompt says how much it has read, and that is what is kept.
+#[test]
+fn what_was_not_read_is_not_counted() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let engine = engine(&model, Box::new(Cpu::new(1)), limits(16, Replay::new(8, 4)));
+    let conversation = engine.open().unwrap();
+    let prompt: Vec<u32> = (0..390).map(|i| 3 + i * 7 % (model.spec.vocab as u32 - 3)).collect();
+    let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
+    let stream = engine.submit(Request { conversation: Some(conversation), ..Request::new(prompt, sampler) });
+    let patience = Instant::now();
+    while engine.stats().unwrap().tokens_read == 0 && patience.elapsed() < Duration::from_secs(20) {}
+    stream.cancel();
+    let timings = loop {
+        if let Event::Done(_, timings) = stream.next_event() {
+            break timings;
+        }
+    };
+    let read = engine.stats().unwrap().tokens_read as usize;
+    let expected = if timings.generated_tokens == 0 { read } else { 390 };
+    assert!(read > 0 && timings.prompt_tokens == expected, "{timings:?}, {read} read");
+}
+
 #[test]
 fn a_chat_goes_on_after_a_restart() {
     let (folder, model) = (Folder::new("restart"), bundled());

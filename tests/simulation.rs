@@ -228,7 +228,10 @@ impl<'a> World<'a> {
         let asked = self.talks[at].asked.take().expect("the conversation is busy");
         let (tokens, finish, timings) = hear(&asked.stream).unwrap();
         assert!(tokens.len() == asked.max_tokens || finish == Finish::Cancelled, "{finish:?}");
-        assert_eq!(timings.prompt_tokens + timings.cached_tokens, asked.prompt.len());
+        let read = timings.prompt_tokens + timings.cached_tokens;
+        // Who is called off before the first token may not have read all.
+        let is_partial = finish == Finish::Cancelled && tokens.is_empty();
+        assert!(read == asked.prompt.len() || (is_partial && read < asked.prompt.len()), "{read} {finish:?}");
         self.read[0] += timings.prompt_tokens;
         self.read[1] += timings.cached_tokens;
         self.check(&asked, &tokens);

@@ -4,7 +4,7 @@ use super::{Chat, ChatSettings, Known};
 use crate::{
     memory::Scope,
     sampling::SamplerParams,
-    session::{ModelId, Session, Writer},
+    session::{Claim, ModelId, Session, Writer},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -50,10 +50,23 @@ impl Chat {
     /// Writes the conversation, and what the engine keeps of it, to a session file of `model`; the bytes of the file.
     /// Fails in one line.
     pub fn save(&self, path: &Path, model: &ModelId) -> Result<u64, String> {
+        self.write(Writer::new(path, model, self.known.ids.clone(), self.saved()?))
+    }
+
+    /// The same to a file that is claimed. Refused if another program has changed it.
+    pub fn keep(&self, claim: &Claim, model: &ModelId) -> Result<u64, String> {
+        self.write(Writer::claimed(claim, model, self.known.ids.clone(), self.saved()?))
+    }
+
+    fn write(&self, writer: Writer) -> Result<u64, String> {
+        self.engine.save(self.conversation, writer)
+    }
+
+    /// What its file says of it.
+    fn saved(&self) -> Result<String, String> {
         let (messages, settings) = (self.messages.clone(), self.settings.to_json());
         let saved = Saved { messages, settings, text: self.known.text.clone(), marks: self.known.marks.clone() };
-        let saved = serde_json::to_string(&saved).map_err(|error| error.to_string())?;
-        self.engine.save(self.conversation, Writer::new(path, model, self.known.ids.clone(), saved))
+        serde_json::to_string(&saved).map_err(|error| error.to_string())
     }
 
     /// Goes on with the conversation of a session file of `model`: the next question reads its own tokens only, unless the

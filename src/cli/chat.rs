@@ -15,7 +15,7 @@ use kvas::{
     model::Model,
     policy::{Keeping, Layout},
     repl::{Colour, Known, Left, Policies, Repl, ReplSettings, Sizes},
-    session::ModelId,
+    session::{Claim, ModelId},
     text::ChatTemplate,
 };
 use kvas_backend::Program;
@@ -137,7 +137,8 @@ impl Chat {
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
         let (id, interrupted) = (ModelId::of(&model.file), listen()?);
         let known = self.policy.known(model, &self.model);
-        Ok(Table { flags: self, plain, layers, known, template, settings, id, interrupted })
+        let claim = self.session.as_deref().map(Claim::new);
+        Ok(Table { flags: self, plain, layers, known, template, settings, id, claim, interrupted })
     }
 
     fn template_variables(&self) -> anyhow::Result<Map<String, Value>> {
@@ -159,6 +160,8 @@ struct Table<'a> {
     template: ChatTemplate,
     settings: ChatSettings,
     id: ModelId,
+    /// Where the conversation is kept.
+    claim: Option<Claim>,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -197,13 +200,15 @@ impl Table<'_> {
         let colour = if is_terminal() { Colour::On } else { Colour::Off };
         let layout = Layout::prepared(&model.program, &limits);
         let policies = Policies { known: self.known.clone(), prepared: policy.flags.kind(), bound, layout };
-        let (history, model, session) = (history(), self.id.clone(), flags.session.clone());
+        let (history, model, session) = (history(), self.id.clone(), self.claim.clone());
         Ok((chat, ReplSettings { history, colour, sizes, model, session, policies }))
     }
 
     /// Goes on with the session there may be, and greets.
     fn begin(&self, mut chat: Conversation, settings: &ReplSettings) -> anyhow::Result<Conversation> {
         let flags = self.flags;
+        // From here on: loading the model takes a while.
+        self.claim.iter().for_each(Claim::look);
         if let Some(session) = flags.session.as_deref().filter(|session| session.exists()) {
             let note = chat.load(session, &self.id).map_err(fail)?;
             note.into_iter().for_each(|note| eprintln!("{note}"));

@@ -46,6 +46,7 @@ impl Engine {
             let outputs = rows.saturating_sub(span.drafts as usize);
             let is_over = self.score(span.id, (row, outputs), end - outputs)?;
             let whole = end == self.scheduler.get(span.id).tokens.len();
+            let is_over = is_over || (whole && self.scheduler.get(span.id).wants_nothing());
             let outcome = if outputs > 0 && is_over {
                 Outcome { kept: known as u32, whole, ending: Some(Ending::Finish(Finish::Length)) }
             } else if outputs > 0 && whole {

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     memory::{DeviceWork, Full, Memory, Miss, SequenceId},
     policy::{Bound, Holdings, Layout, Planned, Wanted},
-    scheduler::PlannedSpan,
+    scheduler::{Finish, PlannedSpan},
 };
 use kvas_backend::{Band, CHUNK, DeviceError, Order, Outputs, Position, Preference, Step};
 use std::time::{Duration, Instant};
@@ -247,6 +247,10 @@ impl Engine {
         self.steps.count += 1;
         self.steps.prompts += u64::from(climb.tokens);
         self.tokens_read += u64::from(climb.tokens);
+        if self.scheduler.get(climb.id).wants_nothing() {
+            self.finish(climb.id, Finish::Length);
+            return Ok(());
+        }
         let span = PlannedSpan { id: climb.id, rows: 1, drafts: 0, outputs: Outputs::Last };
         let outcome = self.choose(&span, 0);
         self.handed_out = Some(Instant::now());

@@ -238,7 +238,6 @@ impl Engine {
         };
         let Request {
             prompt,
-            max_tokens,
             stop_tokens,
             min_tokens,
             mut sampler,
@@ -254,9 +253,6 @@ impl Engine {
         let (started, first_token, scoring) = (Instant::now(), None, score.map(Scoring::new));
         let job = Job { choice, rule, audience, timings, started, first_token, scoring, bound, ephemeral, speculation };
         self.jobs.insert(id, job);
-        if max_tokens == 0 && score.is_none() {
-            self.finish(id, Finish::Length);
-        }
         Ok(())
     }
 
@@ -433,6 +429,11 @@ impl Engine {
     }
 
     fn finish(&mut self, id: SequenceId, finish: Finish) {
+        // Who is called off before the first token may not have read all of the prompt.
+        if let Some(job) = self.jobs.get_mut(&id).filter(|job| job.first_token.is_none()) {
+            let read = (self.memory.committed(id) as usize).saturating_sub(job.timings.cached_tokens);
+            job.timings.prompt_tokens = job.timings.prompt_tokens.min(read);
+        }
         if let Some(job) = self.end(id) {
             job.tell_done(finish);
         }

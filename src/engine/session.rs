@@ -2,7 +2,7 @@
 
 use super::{ConversationId, Engine, Runner};
 use crate::{
-    memory::{Kept, Restored, Scope, Shortened},
+    memory::{Full, Kept, Restored, Scope, Shortened},
     policy::{Keeping, difference},
     session::{Layout, OpenWriter, Session, Writer, Written},
 };
@@ -65,17 +65,32 @@ impl Engine {
             let path = session.path();
             return Err(format!("{path}: {} tokens, expected fewer than the context of {context}", tokens.len()));
         }
-        let restored = self.memory.restore(scope, tokens, &session.positions(length));
-        let restored = restored.map_err(|full| format!("{}: {full}", session.path()))?;
+        let positions = session.positions(length);
+        let restored = self.memory.restore(scope, tokens, &positions);
         // What gave way to it goes first.
         self.apply(&[]).map_err(|error| error.to_string())?;
+        let (restored, note) = match (restored, self.here(keeping)) {
+            (Ok(restored), here) => {
+                (restored, here.and_then(|here| held_in_vain((session, &positions), length, &here)))
+            }
+            // Nobody is to hold so much here.
+            (Err(full), Some((_, here))) => (Restored::default(), Some(does_not_fit(session.path(), full, &here))),
+            (Err(full), None) => return Err(format!("{}: {full}", session.path())),
+        };
         let loaded = self.runner.load(session, &restored);
         if loaded.is_err() {
             // What the prefixes name was not written.
             self.memory.forget();
         }
         loaded.map_err(|error| error.to_string())?;
-        self.load_shortened(session, (scope, keeping))
+        let shortened = self.load_shortened(session, (scope, keeping))?;
+        // What was given up of a file is what is gone on from, if it has that.
+        Ok(if session.policy().is_some() { shortened } else { note })
+    }
+
+    /// How tokens are given up here, and [`Keeping::identity`] of it.
+    fn here(&self, keeping: Option<Keeping>) -> Option<(Keeping, String)> {
+        keeping.and_then(|keeping| Some((keeping, keeping.identity(self.runner.program(), self.runner.limits())?)))
     }
 
     /// Keeps the prefixes of which a session has given up tokens, if they are given up here in the same way: if not, a
@@ -86,8 +101,7 @@ impl Engine {
         (scope, keeping): (Scope, Option<Keeping>),
     ) -> Result<Option<String>, String> {
         let (path, Some(policy)) = (session.path(), session.policy()) else { return Ok(None) };
-        let identity = |keeping: Keeping| keeping.identity(self.runner.program(), self.runner.limits());
-        let here = keeping.and_then(|keeping| Some((keeping, identity(keeping)?)));
+        let here = self.here(keeping);
         let expected = here.as_ref().map_or(HELD, |(_, policy)| policy);
         let Some((keeping, _)) = here.as_ref().filter(|(_, here)| here == policy) else {
             let unlike = difference(policy, expected);
@@ -109,6 +123,31 @@ impl Engine {
         }
         Ok(None)
     }
+}
+
+/// What is said of tokens that are all held in a file, and are too many for who is to give some up.
+fn does_not_fit(path: &str, full: Full, here: &str) -> String {
+    let unlike = difference(HELD, here);
+    format!("{path}: tokens were held with {unlike}, and do not fit here ({full}): they are read again")
+}
+
+/// The same where they fit, but not all of them can be gone on from, since more are held than would be.
+fn held_in_vain(
+    (session, positions): (&Session, &[u32]),
+    length: u32,
+    (keeping, here): &(Keeping, String),
+) -> Option<String> {
+    let (next, last) = (length + 1, *positions.last()?);
+    let gives_up = match keeping {
+        Keeping::Budget(bound) => last as usize > bound.budget,
+        Keeping::Segments(schedule) => schedule.given_up(next) > 0,
+    };
+    let reach = next.saturating_sub(keeping.read_anew(next));
+    let from = positions.iter().copied().filter(|at| *at <= reach).max().unwrap_or(0);
+    let is_said = session.policy().is_none() && gives_up && from < last;
+    let which = if from == 0 { "they".into() } else { format!("those after the first {from}") };
+    let (path, unlike) = (session.path(), difference(HELD, here));
+    is_said.then(|| format!("{path}: tokens were held with {unlike}: {which} are read again"))
 }
 
 impl Runner {

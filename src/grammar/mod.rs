@@ -98,7 +98,7 @@ fn compile_here(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, 
         Some(error) => Err(said(named, &error)),
         None if matcher.compute_mask_or_eos().is_err() => {
             let why = matcher.get_error().unwrap_or_default();
-            Err(said(named, if why.is_empty() { "nothing that this model can write fits it" } else { &why }))
+            Err(said(named, &why))
         }
         None => Ok(Compiled(Arc::new(Mutex::new(matcher)))),
     }
@@ -120,9 +120,15 @@ fn unanchored(regex: &str) -> &str {
 /// Most characters of what a compiler says that are passed on.
 const LONGEST_MESSAGE: usize = 200;
 
+/// Of a grammar that allows no token, as a schema that is nothing but itself.
+const NOTHING_FITS: &str = "nothing that this model can write fits it, expected a first token";
+
 /// An error of the compiler in one line: what it says first, with the place in words; of a regular expression, what is
 /// wrong in it.
 fn said(named: &str, error: &str) -> String {
+    // Nothing, or this name, is what the compiler says if no token may come.
+    let is_stuck = matches!(error.lines().next().map(str::trim), None | Some("" | "NoExtensionBias"));
+    let error = if is_stuck { NOTHING_FITS } else { error };
     let lines = || error.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines().next().unwrap_or("it cannot be compiled");
     let first = first.strip_prefix("at ").unwrap_or(first);

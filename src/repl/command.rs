@@ -64,18 +64,28 @@ pub(super) fn parse(input: &str) -> Input {
     }
     if let Some(rest) = trimmed.strip_prefix('/') {
         // A path or a comment is not a command: names are letters only.
+        let rest = rest.trim_start();
         let name = rest.split_whitespace().next().unwrap_or("");
         if name.chars().all(|c| c.is_ascii_alphabetic()) {
-            let argument = unquoted(rest[name.len()..].trim());
+            let argument = rest[name.len()..].trim();
             let known = COMMANDS.iter().find(|(_, known, ..)| known[1..] == *name);
             let alias = matches!(name, "exit" | "bye").then_some(Command::Quit);
             return match known.map(|(command, ..)| *command).or(alias) {
-                Some(command) => Input::Command(command, argument),
+                // Of its argument only the end is a text, see `numbered`.
+                Some(Command::Edit) => Input::Command(Command::Edit, argument.to_string()),
+                Some(command) => Input::Command(command, unquoted(argument)),
                 None => Input::Unknown(format!("/{name}")),
             };
         }
     }
-    Input::Message(unquoted(trimmed))
+    let text = unquoted(trimmed);
+    if text.trim().is_empty() { Input::Empty } else { Input::Message(text) }
+}
+
+/// The number and the text of `/edit N TEXT`, if there are both.
+pub(super) fn numbered(argument: &str) -> Option<(usize, String)> {
+    let (number, text) = argument.split_once(char::is_whitespace)?;
+    Some((number.parse().ok()?, unquoted(text.trim()))).filter(|(_, text)| !text.trim().is_empty())
 }
 
 /// Takes off `"""` around a text, or joins lines that end in a backslash.
@@ -107,6 +117,27 @@ mod tests {
         assert_eq!(parse("/nope x"), Input::Unknown("/nope".into()));
         assert_eq!(parse("/usr/bin is a path"), Input::Message("/usr/bin is a path".into()));
         assert_eq!(parse("  \n "), Input::Empty);
+    }
+
+    #[test]
+    fn white_space_after_the_slash_is_no_part_of_a_command() {
+        assert_eq!(parse("/\u{3000}\u{3000}help"), Input::Command(Command::Help, String::new()));
+        assert_eq!(parse("/  save talk"), Input::Command(Command::Save, "talk".into()));
+        assert_eq!(parse("/ "), Input::Unknown("/".into()));
+    }
+
+    #[test]
+    fn the_text_of_an_edit_is_what_is_between_its_quotes() {
+        let edit = |input: &str| {
+            let Input::Command(Command::Edit, argument) = parse(input) else { panic!("{input} is another input") };
+            numbered(&argument)
+        };
+        assert_eq!(edit("/edit 2 in other words"), Some((2, "in other words".into())));
+        assert_eq!(edit("/edit 2 \"\"\"one\ntwo\"\"\""), Some((2, "one\ntwo".into())));
+        assert_eq!(edit("/edit 2 \"\"\"one \\\ntwo\"\"\""), Some((2, "one \\\ntwo".into())));
+        assert_eq!([edit("/edit 2 \"\"\"\"\"\""), edit("/edit 2"), edit("/edit two words")], [None, None, None]);
+        assert_eq!(parse("\"\"\"\"\"\""), Input::Empty);
+        assert_eq!(parse("\"\"\"\n \n\"\"\""), Input::Empty);
     }
 
     #[test]

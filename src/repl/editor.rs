@@ -19,6 +19,8 @@ pub(super) enum Typed {
     Input(String),
     /// Ctrl-C.
     Interrupt,
+    /// Bytes that are no text.
+    Garbled,
     /// Ctrl-D, or the end of a pipe.
     End,
 }
@@ -120,6 +122,8 @@ impl Prompt {
             }
             Err(ReadlineError::Interrupted) => Ok(Typed::Interrupt),
             Err(ReadlineError::Eof) => Ok(Typed::End),
+            // Of a terminal and of a pipe alike. What was read of the input is gone, what follows it is not.
+            Err(ReadlineError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData => Ok(Typed::Garbled),
             Err(error) => Err(error),
         }
     }

@@ -13,9 +13,10 @@ use crate::{
     chat::{Answer, Chat, ChatSettings, Talk},
     engine::Timings,
     memory::{Held, Usage},
-    session::ModelId,
+    scheduler::Finish,
+    session::{Claim, ModelId},
 };
-use command::{COMMANDS, Command, Input, parse};
+use command::{COMMANDS, Command, Input, numbered, parse};
 use draw::Canvas;
 use editor::{Prompt, Typed};
 use policy::Switched;
@@ -68,7 +69,7 @@ pub struct ReplSettings {
     /// The model, to tell whose session a file is.
     pub model: ModelId,
     /// Where the conversation is written after every answer and at the end.
-    pub session: Option<PathBuf>,
+    pub session: Option<Claim>,
     /// What can become of keys and values.
     pub policies: Policies,
 }
@@ -136,8 +137,10 @@ impl Repl {
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
         let mut interrupts = 0;
         loop {
+            let typed = prompt.read().map_err(fail)?;
+            // As it is now: people change it while they type.
             self.width = prompt.width();
-            match prompt.read().map_err(fail)? {
+            match typed {
                 Typed::End => return Ok(Left::Quit),
                 Typed::Interrupt if interrupts > 0 => return Ok(Left::Interrupted),
                 Typed::Interrupt => {
@@ -145,6 +148,7 @@ impl Repl {
                     self.note("Ctrl-C again leaves, as do Ctrl-D and /quit");
                     continue;
                 }
+                Typed::Garbled => self.note("this input is not UTF-8 and was left out, expected UTF-8 text"),
                 Typed::Input(input) => {
                     if let Next::Leave(left) = self.input(&input) {
                         return Ok(left);
@@ -171,7 +175,7 @@ impl Repl {
             Input::Command(Command::Regen, _) => self.answer(Chat::regenerate),
             Input::Command(Command::Edit, argument) => match numbered(&argument) {
                 Some((number, text)) => {
-                    self.answer(|chat, interrupted, sink| chat.edit(number, text, interrupted, sink));
+                    self.answer(|chat, interrupted, sink| chat.edit(number, &text, interrupted, sink));
                 }
                 None => self.note("/edit wants the number of a question and its new text; /show messages has both"),
             },
@@ -195,14 +199,31 @@ impl Repl {
             Ok(answer) => {
                 println!();
                 let line = self.statistics(&answer.timings);
-                let stopped = if answer.finish.name() == "cancelled" { "stopped; " } else { "" };
-                self.note(&format!("[{stopped}{line}]"));
+                self.note(&format!("[{}{line}]", self.cut_off(&answer)));
                 self.last = Some(answer.timings);
                 self.keep();
             }
-            Err(error) => self.note(&error),
+            Err(error) => self.note(&self.with_advice(error)),
         }
         self.interrupted.store(false, Ordering::Relaxed);
+    }
+
+    /// Why an answer is not whole, unless it is, or as long as was asked for.
+    fn cut_off(&self, answer: &Answer) -> &'static str {
+        match answer.finish {
+            Finish::Cancelled => "stopped; ",
+            Finish::Length if answer.timings.generated_tokens < self.chat.settings.max_tokens => {
+                "cut off at the end of the context; "
+            }
+            Finish::Length | Finish::Stop => "",
+        }
+    }
+
+    /// With what can be done here about a conversation that is too long.
+    fn with_advice(&self, error: String) -> String {
+        let is_full = error.ends_with(&format!("expected fewer than the context of {}", self.settings.sizes.context));
+        let advice = "; /undo takes the last question back, /clear forgets all, a larger -c has room for more";
+        if is_full { error + advice } else { error }
     }
 
     fn statistics(&self, timings: &Timings) -> String {
@@ -303,7 +324,15 @@ impl Repl {
         if path.is_empty() {
             return Err("/save wants a file name".into());
         }
-        let bytes = self.chat.save(Path::new(path), &self.settings.model)?;
+        let (file, model) = (Path::new(path), &self.settings.model);
+        let bytes = match self.own(file) {
+            // Whoever names it means it.
+            Some(claim) => {
+                claim.look();
+                self.chat.keep(claim, model)?
+            }
+            None => self.chat.save(file, model)?,
+        };
         Ok(format!("{} messages written to {path}, {}", self.chat.messages().len(), mebibytes(bytes)))
     }
 
@@ -311,17 +340,25 @@ impl Repl {
         if path.is_empty() {
             return Err("/load wants a file name".into());
         }
+        let own = self.own(Path::new(path)).cloned();
+        let before = own.as_ref().map(Claim::now);
         let note = self.chat.load(Path::new(path), &self.settings.model)?;
+        own.zip(before).into_iter().for_each(|(claim, before)| claim.set(before));
         note.into_iter().for_each(|note| self.note(&note));
         Ok(format!("{} messages read from {path}", self.chat.messages().len()))
     }
 
+    /// The session that the terminal was started with, if a path is its own.
+    fn own(&self, path: &Path) -> Option<&Claim> {
+        self.settings.session.as_ref().filter(|claim| claim.is_of(path))
+    }
+
     /// Writes the session that the terminal was started with.
     fn keep(&self) {
-        if let Some(path) = &self.settings.session
-            && let Err(error) = self.chat.save(path, &self.settings.model)
+        if let Some(claim) = &self.settings.session
+            && let Err(error) = self.chat.keep(claim, &self.settings.model)
         {
-            self.note(&error);
+            self.note(&format!("{error}; /save FILE keeps this conversation in another file"));
         }
     }
 
@@ -353,12 +390,6 @@ impl Repl {
         lines.extend(self.last.map(|timings| format!("reuse     {}", timings.miss)));
         Ok(lines.join("\n"))
     }
-}
-
-/// The number and the text of `/edit N TEXT`.
-fn numbered(argument: &str) -> Option<(usize, &str)> {
-    let (number, text) = argument.split_once(char::is_whitespace)?;
-    Some((number.parse().ok()?, text.trim())).filter(|(_, text)| !text.is_empty())
 }
 
 /// One line about a request: tokens and speed of both halves, and what was reused.

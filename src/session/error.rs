@@ -14,6 +14,12 @@ pub enum SessionError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// It is not what it was when it was claimed.
+    #[error("{path}: another program has changed it, expected what was read or written here last")]
+    Changed {
+        /// Which file.
+        path: String,
+    },
     /// Not a session, or not a whole one.
     #[error("{path}: section {section}: {what}")]
     Format {

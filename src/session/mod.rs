@@ -2,6 +2,7 @@
 //! container is that of safetensors, with a checksum for every section and one for the header. Knows sizes and bytes;
 //! which pages and slots they come from is the engine's business, what a conversation is the caller's.
 
+mod claim;
 mod error;
 mod header;
 mod model;
@@ -11,6 +12,7 @@ mod shortened;
 mod tests;
 mod write;
 
+pub use claim::Claim;
 pub use error::SessionError;
 pub use header::Layout;
 pub use model::ModelId;

@@ -176,13 +176,65 @@ fn an_unfinished_file_harms_nobody() {
     remove(&path);
 }
 
+/// The layout of a session that remembers nothing.
+fn bare() -> Layout {
+    Layout { rows: 0, positions: vec![], shortened: None, ..layout() }
+}
+
 #[test]
 fn a_session_without_memory_is_a_session() {
     let path = place("empty");
-    let layout = Layout { rows: 0, positions: vec![], shortened: None, ..layout() };
-    let open = Writer::new(&path, &model("1234"), vec![], String::new()).begin(&layout).unwrap();
+    let open = Writer::new(&path, &model("1234"), vec![], String::new()).begin(&bare()).unwrap();
     open.finish().unwrap();
     let session = Session::open(&path).unwrap();
     assert!(session.positions(9).is_empty() && session.tokens().is_empty() && session.conversation().is_empty());
     remove(&path);
+}
+
+/// Two programs with one file: who comes second does not replace what it has never seen.
+#[test]
+fn what_another_program_wrote_is_not_replaced() {
+    let path = place("claimed");
+    let begin = |claim: &Claim| Writer::claimed(claim, &model("1234"), vec![], String::new()).begin(&bare());
+    let [one, two] = [Claim::new(&path), Claim::new(&path)];
+    // As often as it likes, as long as nobody else does.
+    for _ in 0..3 {
+        begin(&one).unwrap().finish().unwrap();
+    }
+    let whole = std::fs::read(&path).unwrap();
+    let error = begin(&two).unwrap_err().to_string();
+    let expected = "another program has changed it, expected what was read or written here last";
+    assert_eq!(error, format!("{}: {expected}", path.display()));
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    assert!(!path.with_file_name("a.session.partial").exists());
+    // Who has read it since may go on, and then the first one may not.
+    two.look();
+    begin(&two).unwrap().finish().unwrap();
+    assert!(begin(&one).is_err());
+    // A file that is gone is nobody's.
+    std::fs::remove_file(&path).unwrap();
+    begin(&one).unwrap().finish().unwrap();
+    remove(&path);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_stays_a_link() {
+    let path = place("linked");
+    let (link, folder) = (path.with_file_name("link"), path.parent().unwrap().join("elsewhere"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let claim = Claim::new(&link);
+    // Of a relative target that is not there yet, then of one that is.
+    std::os::unix::fs::symlink("elsewhere/real", &link).unwrap();
+    for _ in 0..2 {
+        Writer::claimed(&claim, &model("1234"), vec![], String::new()).begin(&bare()).unwrap().finish().unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert!(std::fs::symlink_metadata(folder.join("real")).unwrap().is_file());
+        assert!(claim.is_of(&folder.join("real")));
+    }
+    let around = path.with_file_name("around");
+    std::os::unix::fs::symlink("around", &around).unwrap();
+    let error = Writer::new(&around, &model("1234"), vec![], String::new()).begin(&bare()).unwrap_err().to_string();
+    assert!(error.ends_with("more than 40 links lead on from it, expected fewer"), "{error}");
+    std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
 }

@@ -1,7 +1,8 @@
 //! Writing a session: beside its target, then renamed over it, so that there is always one whole file; or into memory.
 
 use super::{
-    ModelId, Session, SessionError,
+    Claim, ModelId, Session, SessionError,
+    claim::place,
     header::{self, Layout, Section, ShortenedLayout},
 };
 use std::{
@@ -18,6 +19,7 @@ pub struct Writer {
     tokens: Vec<u32>,
     conversation: String,
     durability: Durability,
+    claim: Option<Claim>,
 }
 
 /// What a session must survive.
@@ -44,7 +46,12 @@ impl Writer {
     /// Will write the session of `tokens` to `path`. `conversation` is the caller's own, read back as it is.
     pub fn new(path: &Path, model: &ModelId, tokens: Vec<u32>, conversation: String) -> Self {
         let (path, model) = (path.to_path_buf(), model.clone());
-        Self { path, model, tokens, conversation, durability: Durability::Safe }
+        Self { path, model, tokens, conversation, durability: Durability::Safe, claim: None }
+    }
+
+    /// Will write it to a file that is claimed, if it is still what it was.
+    pub fn claimed(claim: &Claim, model: &ModelId, tokens: Vec<u32>, conversation: String) -> Self {
+        Self { claim: Some(claim.clone()), ..Self::new(claim.path(), model, tokens, conversation) }
     }
 
     /// Will write what can be had again: nobody waits for the disk.
@@ -64,7 +71,7 @@ impl Writer {
 
     /// Begins the file.
     pub fn begin(self, layout: &Layout) -> Result<OpenWriter, SessionError> {
-        let Self { path, model, tokens, conversation, durability } = self;
+        let Self { path, model, tokens, conversation, durability, claim } = self;
         let sections = header::sections(layout, tokens.len(), conversation.len());
         let out = match durability {
             Durability::Memory => {
@@ -75,7 +82,7 @@ impl Writer {
                 ))
             }
             Durability::Safe | Durability::Cache => {
-                let partial = Partial::create(&path, durability)?;
+                let partial = Partial::create(&path, durability, claim)?;
                 let file = partial.file.try_clone().map_err(|error| fail(&path, error))?;
                 Out::File(BufWriter::with_capacity(1 << 20, file), partial)
             }
@@ -183,7 +190,7 @@ impl OpenWriter {
                     .and_then(|()| out.seek(SeekFrom::Start(0)))
                     .and_then(|_| out.write_all(&whole))
                     .and_then(|()| out.flush());
-                let written = replaced.and_then(|()| partial.replace(&path));
+                let written = replaced.and_then(|()| partial.replace());
                 written.map(Written::File).map_err(|error| fail(&path, error))
             }
         }
@@ -192,8 +199,8 @@ impl OpenWriter {
 
 /// Writes a session that was in memory to `path`, as [`Writer::cache`] would have; the bytes of the file.
 pub(super) fn write_out(session: &Session, path: &Path) -> Result<u64, SessionError> {
-    let partial = Partial::create(path, Durability::Cache)?;
-    let written = (&partial.file).write_all(&session.bytes).and_then(|()| partial.replace(path));
+    let partial = Partial::create(path, Durability::Cache, None)?;
+    let written = (&partial.file).write_all(&session.bytes).and_then(|()| partial.replace());
     written.map_err(|error| fail(path, error))
 }
 
@@ -201,33 +208,36 @@ pub(super) fn write_out(session: &Session, path: &Path) -> Result<u64, SessionEr
 #[derive(Debug)]
 struct Partial {
     path: PathBuf,
+    target: PathBuf,
     file: File,
     durability: Durability,
+    claim: Option<Claim>,
 }
 
 impl Partial {
     /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
-    fn create(target: &Path, durability: Durability) -> Result<Self, SessionError> {
+    fn create(target: &Path, durability: Durability, claim: Option<Claim>) -> Result<Self, SessionError> {
+        let named = target;
+        let target = &followed(target).map_err(|error| fail(target, error))?;
         if std::fs::metadata(target).is_ok_and(|target| !target.is_file()) {
             return Err(fail(target, std::io::Error::other("not a regular file, expected one or none")));
         }
         let mut path = target.as_os_str().to_owned();
         path.push(".partial");
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(|error| fail(target, error))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(fail(target, std::io::Error::other("another program is writing it")));
-            }
-            Err(TryLockError::Error(error)) => return Err(fail(target, error)),
+        let path = PathBuf::from(path);
+        let file = locked(&path, &mut || {}).map_err(|error| fail(target, error))?;
+        let partial = Self { path, target: target.clone(), file, durability, claim };
+        // Nobody else writes the target now who does it as we do.
+        if partial.claim.as_ref().is_some_and(|claim| !claim.holds()) {
+            return Err(SessionError::Changed { path: named.display().to_string() });
         }
-        file.set_len(0).map_err(|error| fail(target, error))?;
-        Ok(Self { path: path.into(), file, durability })
+        partial.file.set_len(0).map_err(|error| fail(target, error))?;
+        Ok(partial)
     }
 
     /// Makes the file safe, then known by the name of the target; its bytes.
-    fn replace(mut self, target: &Path) -> std::io::Result<u64> {
+    fn replace(mut self) -> std::io::Result<u64> {
+        let target = &self.target;
         let is_safe = self.durability == Durability::Safe;
         if is_safe {
             self.file.sync_all()?;
@@ -235,6 +245,9 @@ impl Partial {
         let bytes = self.file.metadata()?.len();
         std::fs::rename(&self.path, target)?;
         self.path.clear();
+        if let Some(claim) = &self.claim {
+            claim.wrote(&self.file)?;
+        }
         // Only there can a folder be opened, and only there need its names be made safe.
         if is_safe && cfg!(unix) {
             let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -244,10 +257,75 @@ impl Partial {
     }
 }
 
+/// The file that a name stands for, through links, as [`File::open`] would follow them; there need be none.
+fn followed(path: &Path) -> std::io::Result<PathBuf> {
+    let mut path = path.to_path_buf();
+    for _ in 0..LINKS {
+        // What is no link has no target.
+        let Ok(target) = std::fs::read_link(&path) else { return Ok(path) };
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    Err(std::io::Error::other(format!("more than {LINKS} links lead on from it, expected fewer")))
+}
+
+/// Most links from a name to a file.
+const LINKS: usize = 40;
+
+/// Opens a file at a path that nobody else has locked. `opened` is called before it is locked: until then whoever had it
+/// may have renamed it, and it is the target of others.
+fn locked(path: &Path, opened: &mut dyn FnMut()) -> std::io::Result<File> {
+    loop {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        opened();
+        match file.try_lock() {
+            Ok(()) if is_at(&file, path)? => return Ok(file),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(std::io::Error::other("another program is writing it")),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+}
+
+/// Whether an open file is still the one at a path.
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let own = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(there) => Ok(place(&own) == place(&there)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// Who opens the file of another writer and locks it only after that has renamed it has the target of that one.
+    #[test]
+    fn a_target_is_not_taken_for_the_file_beside_it() {
+        let folder = std::env::temp_dir().join(format!("kvas-locked-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [target, partial] = ["talk", "talk.partial"].map(|name| folder.join(name));
+        std::fs::write(&partial, "whole").unwrap();
+        let mut times = 0;
+        let mut rename = || {
+            times += 1;
+            if times == 1 {
+                std::fs::rename(&partial, &target).unwrap();
+            }
+        };
+        let file = locked(&partial, &mut rename).unwrap();
+        assert!(is_at(&file, &partial).unwrap() && !is_at(&file, &target).unwrap());
+        file.set_len(0).unwrap();
+        assert_eq!((times, std::fs::read_to_string(&target).unwrap().as_str()), (2, "whole"));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

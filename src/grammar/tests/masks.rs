@@ -101,6 +101,8 @@ fn json_fits_its_schema() {
     check(&vocabulary, &object, &["{}", r#"{"a": [1, null, {"b": -1.5e3}]}"#], &["[]", "1", "{", r#"{"a":  1}"#]);
     check(&vocabulary, &Grammar::JsonSchema(json!(true)), &["[]", "1", "{\"a\":true}"], &["", "a"]);
     let error = |schema| compile(&vocabulary, &Grammar::JsonSchema(schema)).unwrap_err();
+    let nothing = "JSON schema: nothing that this model can write fits it, expected a first token";
+    assert_eq!(error(json!({"$ref": "#"})), nothing);
     assert!(error(json!({"type": "whatever"})).starts_with("JSON schema: "), "{}", error(json!({"type": "whatever"})));
     let never = error(json!({"type": "string", "minLength": 3, "maxLength": 2}));
     assert_eq!(never.lines().count(), 1, "{never}");
