@@ -167,6 +167,46 @@ fn formats_are_chosen_that_are_for_weights_and_patterns_that_fit() {
     assert_eq!(trial.names(), ["model.gguf"]);
 }
 
+#[test]
+fn a_bias_of_what_attention_gives_is_added() {
+    let trial = Trial::new("bias");
+    let names = ["blk.0.attn_output.bias", "blk.1.attn_output.bias"];
+    trial.changed("none.gguf", None, |_, _| {}, &names.map(|name| (name, 0.0)));
+    trial.changed("some.gguf", None, |_, _| {}, &names.map(|name| (name, 0.25)));
+    let plain = trial.logits("model.gguf", "cpu");
+    assert_eq!(trial.logits("none.gguf", "cpu"), plain);
+    let (found, expected) = (trial.logits("some.gguf", "cpu"), trial.logits("some.gguf", "reference"));
+    let apart = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    // As logits of other models are from those of the reference.
+    assert!(apart(&found, &expected) < 2e-4, "{}", apart(&found, &expected));
+    assert!(apart(&found, &plain) > 0.05, "{}", apart(&found, &plain));
+}
+
+#[test]
+fn a_context_ends_with_the_window() {
+    let trial = Trial::new("window");
+    trial.changed("window.gguf", Some(("llama.attention.sliding_window", Value::U32(24))), |_, _| {}, &[]);
+    trial.changed("wide.gguf", Some(("llama.attention.sliding_window", Value::U32(1 << 20))), |_, _| {}, &[]);
+    let run = |model: &str, more: &[&str]| {
+        let model = trial.named(model);
+        kvas(&[&["run", "-m", &model, "--ids", "1,2,3", "-n", "2", "--temp", "0", "--ignore-eos"], more].concat())
+    };
+    let said = |model: &str, more: &[&str]| {
+        let output = run(model, more);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, noted) = said("window.gguf", &[]);
+    assert!(code == Some(0) && noted.contains("context of at most 24 tokens, its sliding window"), "{noted}");
+    let (code, noted) = said("window.gguf", &["-c", "20"]);
+    assert!(code == Some(0) && !noted.contains("window"), "{noted}");
+    let (code, noted) = said("window.gguf", &["-c", "25"]);
+    assert_eq!(code, Some(1));
+    assert!(noted.contains("context of 25 tokens, expected at most the 24 of its sliding window"), "{noted}");
+    assert!(!said("wide.gguf", &[]).1.contains("window"));
+    let error = fails(&["perplexity", "-m", &trial.named("window.gguf"), "-f", STORY, "-c", "32"]);
+    assert!(error.contains("expected at most the 24 of its sliding window"), "{error}");
+}
+
 /// Nobody listens on stderr, or there is no room: a command does what it was asked for all the same, or says what is wrong
 /// with its exit code.
 #[cfg(target_os = "linux")]
