@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `println!` panics where nobody reads our output any more, as in `kvas doctor | head -1`: then there is nothing left to do.
+/// `println!` panics where nobody reads our output any more, as in `kvas bench | head -1`: then there is nothing left to do.
 fn end_with_the_reader() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -31,6 +31,10 @@ fn end_with_the_reader() {
 
 /// Nobody reads our output any more, as in `kvas inspect FILE | head`.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let cause = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
-    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+    let kind = |cause: &(dyn std::error::Error + 'static)| {
+        let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        // Who writes JSON hands on the kind, and not the error.
+        io.or_else(|| cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind))
+    };
+    error.chain().find_map(kind) == Some(std::io::ErrorKind::BrokenPipe)
 }

@@ -36,7 +36,17 @@ pub(crate) fn fails(arguments: &[&str]) -> String {
 #[test]
 fn a_command_whose_output_nobody_reads_ends_without_a_word() {
     let model = "assets/kvas-10m.q8_0.gguf";
-    for arguments in [&["doctor"][..], &["inspect", model], &["plan", "-m", model], &["bench", "--help"]] {
+    let story = "tests/data/story.txt";
+    for arguments in [
+        &["doctor"][..],
+        &["inspect", model],
+        &["inspect", model, "--json"],
+        &["tokenize", "-m", model, "a"],
+        &["detokenize", "-m", model, "--ids", "5"],
+        &["perplexity", "-f", story, "--chunks", "1", "-c", "8", "--json"],
+        &["plan", "-m", model],
+        &["bench", "--help"],
+    ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).stdout(writer).output().unwrap();

@@ -17,6 +17,7 @@ mod faulty;
 mod golden;
 mod history;
 mod layers;
+mod outputs;
 mod plan;
 mod quantize;
 mod repl;

@@ -7,6 +7,7 @@ pub mod error;
 mod header;
 mod mapping;
 pub mod metadata;
+mod output;
 pub mod quant;
 mod shards;
 mod tensors;
@@ -16,6 +17,7 @@ pub use error::GgufError;
 pub use header::Endian;
 pub use mapping::TensorBytes;
 pub use metadata::{Metadata, Value};
+pub use output::{OutputFile, abandon_outputs, check_output, is_same_file};
 pub use quant::Quant;
 pub use tensors::TensorInfo;
 pub use writer::{GgufWriter, OpenWriter};
@@ -125,6 +127,18 @@ impl GgufFile {
     /// The path or name the file was opened by.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Refuses to have a file written over one of those that this one is read from.
+    ///
+    /// # Errors
+    /// `Format` if `out` is one of them.
+    pub fn check_apart(&self, out: &Path) -> Result<(), GgufError> {
+        if self.shards.iter().filter_map(|shard| shard.path()).any(|path| is_same_file(path, out)) {
+            let what = "is a file that is read for it, expected another one".into();
+            return Err(GgufError::Format { path: out.display().to_string(), what });
+        }
+        Ok(())
     }
 
     /// The version of the container format: 2 or 3.

@@ -38,6 +38,14 @@ impl Mapping {
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
         Ok(Mapping::Mapped { map, file, path: path.into() })
     }
+
+    /// Where the file is, of what is mapped.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Mapping::Mapped { path, .. } => Some(path),
+            Mapping::InMemory(_) => None,
+        }
+    }
 }
 
 impl Deref for Mapping {

@@ -1,14 +1,13 @@
 //! Writes GGUF files: the exact inverse of the reader. Streams tensor data, and never leaves half a file behind.
 
 use crate::header::{self, Endian, KEY_BYTES_MAX, MAGIC, kind};
+use crate::output::{OutputFile, io_error};
 use crate::tensors::{check_name, tensor_bytes};
 use crate::{GgufError, Metadata, Quant, Value};
 use byteorder::{BigEndian, ByteOrder, LittleEndian};
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The version of the container format that is written.
 const VERSION: u32 = 3;
@@ -64,15 +63,13 @@ impl GgufWriter {
     /// Writes the header to a temporary file beside `path`; the data follows through the [`OpenWriter`].
     ///
     /// # Errors
-    /// `BadValue` or `WrongType` for an alignment or a key that cannot be written, `Tensor` if the sizes overflow, `Io`
-    /// if the temporary file cannot be created or written.
+    /// `BadValue` or `WrongType` for an alignment or a key that cannot be written, `Tensor` if the sizes overflow,
+    /// `Format` if `path` is neither new nor a regular file, `Io` if the temporary file cannot be created or written.
     pub fn create(self, path: &Path) -> Result<OpenWriter, GgufError> {
         let header = self.header()?;
-        let (temporary, file) = create_beside(path).map_err(|source| io_error(path, source))?;
         let mut writer = OpenWriter {
             target: path.to_path_buf(),
-            temporary: Some(temporary),
-            file: BufWriter::with_capacity(1 << 20, file),
+            file: BufWriter::with_capacity(1 << 20, OutputFile::create(path)?),
             state: State::new(self)?,
             failed: false,
         };
@@ -147,9 +144,7 @@ impl GgufWriter {
 #[derive(Debug)]
 pub struct OpenWriter {
     target: PathBuf,
-    /// The file that holds the data until `finish` gives it its name; `None` once it has.
-    temporary: Option<PathBuf>,
-    file: BufWriter<File>,
+    file: BufWriter<OutputFile>,
     state: State,
     /// A write failed, and nobody knows how much of it arrived.
     failed: bool,
@@ -188,9 +183,8 @@ impl OpenWriter {
     pub fn sync(&mut self) -> Result<(), GgufError> {
         self.check_sound()?;
         self.state.check_complete()?;
-        let fail = |source| io_error(&self.target, source);
-        self.file.flush().map_err(fail)?;
-        self.file.get_ref().sync_all().map_err(fail)
+        self.file.flush().map_err(|source| io_error(&self.target, source))?;
+        self.file.get_mut().sync()
     }
 
     /// Waits until all data is on the disk and gives the file its final name, replacing a file of that name.
@@ -199,16 +193,9 @@ impl OpenWriter {
     /// As [`OpenWriter::sync`].
     pub fn finish(mut self) -> Result<(), GgufError> {
         self.sync()?;
-        let fail = |source| io_error(&self.target, source);
-        if let Some(temporary) = &self.temporary {
-            std::fs::rename(temporary, &self.target).map_err(fail)?;
-        }
-        self.temporary = None;
-        // The new name is on the disk once its folder is; where folders cannot be synced, the rename must do.
-        if let Ok(folder) = File::open(folder_of(&self.target)) {
-            let _ = folder.sync_all();
-        }
-        Ok(())
+        // Whoever wrote no more than was synced has nothing in the buffer.
+        let (file, _) = self.file.into_parts();
+        file.finish()
     }
 
     fn check_sound(&self) -> Result<(), GgufError> {
@@ -220,15 +207,6 @@ impl OpenWriter {
 
     fn raw(&mut self, bytes: &[u8]) -> Result<(), GgufError> {
         self.file.write_all(bytes).map_err(|source| io_error(&self.target, source))
-    }
-}
-
-impl Drop for OpenWriter {
-    fn drop(&mut self) {
-        if let Some(temporary) = self.temporary.take() {
-            // Nobody is left to tell if the removal fails.
-            let _ = std::fs::remove_file(temporary);
-        }
     }
 }
 
@@ -318,35 +296,6 @@ impl State {
                 let what = format!("has {} of {} bytes, expected all of them", self.done, tensor.bytes);
                 Err(GgufError::Tensor { name: tensor.name.clone(), what })
             }
-        }
-    }
-}
-
-fn io_error(path: &Path, error: std::io::Error) -> GgufError {
-    GgufError::Io { path: path.display().to_string(), error }
-}
-
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// Creates a file of a new name in the folder of `path`, where a rename to `path` is one step.
-fn create_beside(path: &Path) -> std::io::Result<(PathBuf, File)> {
-    static CREATED: AtomicU64 = AtomicU64::new(0);
-    let Some(name) = path.file_name() else {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "expected a path that ends in a file name"));
-    };
-    loop {
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}-{}.part", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed)));
-        let temporary = folder_of(path).join(hidden);
-        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            opened => return opened.map(|file| (temporary, file)),
         }
     }
 }

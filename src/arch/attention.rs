@@ -29,6 +29,7 @@ pub(super) fn attention(header: &Header, index: usize, pairing: Pairing) -> Resu
     let key_dim = header.head_dim("attention.key_length", heads)?;
     let value_dim = header.head_dim("attention.value_length", heads)?;
     let has = |stem: &str| header.has_block_tensor(index, stem);
+    let bias = |is_there: bool| if is_there { Bias::Present } else { Bias::None };
     Ok(Attention {
         heads,
         kv_heads: header.kv_heads(index, heads)?,
@@ -37,7 +38,8 @@ pub(super) fn attention(header: &Header, index: usize, pairing: Pairing) -> Resu
         scale: header.positive_opt("attention.scale")?.unwrap_or(1.0 / (key_dim as f32).sqrt()),
         rope: Some(rope(header, key_dim, pairing)?),
         qk_norm: if has("attn_q_norm.weight") { QkNorm::PerHead } else { QkNorm::None },
-        bias: if has("attn_q.bias") || has("attn_qkv.bias") { Bias::Present } else { Bias::None },
+        bias: bias(has("attn_q.bias") || has("attn_qkv.bias")),
+        output_bias: bias(has("attn_output.bias")),
         projection: if has("attn_qkv.weight") { AttentionProjection::Fused } else { AttentionProjection::Separate },
         memory: edgeinfinite::gates(header, index, heads, value_dim)?,
     })

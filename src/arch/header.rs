@@ -194,11 +194,17 @@ impl<'a> Header<'a> {
     /// Everything that is not a layer, with the layers `layer` reads.
     pub fn model(&self, layer: impl Fn(usize) -> Result<LayerSpec, ModelError>) -> Result<ModelSpec, ModelError> {
         let (width, (trunk, heads)) = (self.width()?, self.blocks()?);
+        let trained = self.count("context_length", CONTEXT)?;
+        let window = self.metadata.uint_opt(&self.key("attention.sliding_window"))?;
+        let window = window.map_or(0, |window| usize::try_from(window).unwrap_or(usize::MAX));
+        // 0 says that there is none.
+        let window = (1..trained).contains(&window).then_some(window);
         Ok(ModelSpec {
             architecture: self.prefix.clone(),
             width,
             vocab: self.vocab()?,
-            context_length: self.count("context_length", CONTEXT)?,
+            context_length: window.unwrap_or(trained),
+            window,
             norm_eps: match self.positive_opt("attention.layer_norm_epsilon")? {
                 Some(eps) => eps,
                 None => self.positive("attention.layer_norm_rms_epsilon")?,

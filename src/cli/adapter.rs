@@ -1,6 +1,6 @@
 //! `kvas adapter`: gates of EdgeInfinite into a GGUF file.
 
-use super::progress;
+use super::{note, output, progress};
 use clap::Args;
 use kvas_gguf::GgufFile;
 use kvas_tools::adapter::{Added, add_gates};
@@ -26,15 +26,16 @@ pub(crate) struct AddAdapter {
 impl AddAdapter {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let source = GgufFile::open(&self.source)?;
+        output::begin(&self.output)?;
         let (bar, progress) = progress::tensors();
         let added = add_gates(&source, &self.adapter, &self.output, Some(&progress));
         bar.finish_and_clear();
         let Added { layers, parameters, model_parameters } = added?;
         let share = 100.0 * parameters as f64 / model_parameters as f64;
-        eprintln!(
+        note(format_args!(
             "{}: gates of {layers} layers, {parameters} parameters, {share:.2} % of the model's",
             self.output.display()
-        );
+        ));
         Ok(0)
     }
 }

@@ -1,6 +1,6 @@
 //! `kvas convert`: a Hugging Face checkpoint to GGUF.
 
-use super::progress;
+use super::{note, output, progress};
 use clap::Args;
 use kvas_gguf::Quant;
 use kvas_tools::{
@@ -68,6 +68,7 @@ impl Convert {
             list(&plan(&self.source, &options)?)?;
             return Ok(0);
         }
+        output::begin(&self.output)?;
         let report = convert(&self.source, &self.output, &options);
         bar.finish_and_clear();
         summarise(&report?);
@@ -79,14 +80,14 @@ impl Convert {
     /// The type of all matrices, or the mix that chooses one for each. Names that are both are mixes, as they are to
     /// `kvas quantize`, but for those that leave nothing to choose.
     fn storage(&self) -> anyhow::Result<(Quant, Option<&'static Mix>)> {
-        let plain = Quant::from_name(&self.quant).filter(|quant| quant.can_quantize());
+        let plain = Quant::from_name(&self.quant).filter(|quant| quant.is_for_weights());
         let chosen = Mix::from_name(&self.quant);
         match (plain, chosen) {
             (Some(quant @ (Quant::F32 | Quant::F16 | Quant::Bf16 | Quant::Q8_0)), _) => Ok((quant, None)),
             (_, Some(mix)) => Ok((Quant::Bf16, Some(mix))),
             (Some(quant), None) => Ok((quant, None)),
             (None, None) => {
-                let known = Quant::ALL.iter().filter(|quant| quant.can_quantize()).map(|quant| quant.name());
+                let known = Quant::ALL.iter().filter(|quant| quant.is_for_weights()).map(|quant| quant.name());
                 let names: BTreeSet<String> =
                     known.chain(MIXES.iter().map(|mix| mix.name)).map(str::to_lowercase).collect();
                 let names = names.into_iter().collect::<Vec<_>>().join(", ");
@@ -108,14 +109,15 @@ fn summarise(report: &ConvertReport) {
     let ConvertReport { plan, parameters, files, .. } = report;
     if let [first, others @ ..] = plan.ignored.as_slice() {
         let more = if others.is_empty() { String::new() } else { format!(" and {} other tensors", others.len()) };
-        eprintln!("left out, since the language model does not need it: {first}{more}");
+        note(format_args!("left out, since the language model does not need it: {first}{more}"));
     }
     let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     let names = match names.as_slice() {
         [first, .., last] => format!("{first} to {last}"),
         names => names.concat(),
     };
-    eprintln!("{names}: {}, {} tensors, {parameters} parameters", plan.architecture, plan.tensors.len());
+    let (architecture, tensors) = (plan.architecture, plan.tensors.len());
+    note(format_args!("{names}: {architecture}, {tensors} tensors, {parameters} parameters"));
 }
 
 fn list(plan: &ConvertPlan) -> anyhow::Result<()> {

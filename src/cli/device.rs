@@ -196,10 +196,12 @@ impl Place {
         (model, program): (&Model, &Program),
         wanted: Wanted,
     ) -> anyhow::Result<PlanRequest> {
+        let context = flags.run.context().or(wanted.context);
+        check_window(flags, model, context)?;
         let [weights_bytes, process_bytes, available_bytes] = self.memory((model, program), wanted.promised)?;
         let backend = self.backend();
         let request = PlanRequest {
-            context: flags.run.context().or(wanted.context),
+            context,
             sequences: wanted.sequences,
             snapshots: wanted.snapshots,
             rows: flags.run.batch_size as usize,
@@ -222,6 +224,15 @@ impl Place {
         let quants = weights::quants(program, &model.file);
         Ok(PlanRequest { scratch_bytes: backend.scratch_bytes(program, &quants, &limits), ..request })
     }
+}
+
+/// Refuses contexts that the model would have to forget a part of.
+fn check_window(flags: &ModelFlags, model: &Model, context: Option<usize>) -> anyhow::Result<()> {
+    let Some((window, asked)) = model.spec.window.zip(context).filter(|(window, asked)| asked > window) else {
+        return Ok(());
+    };
+    let file = flags.name();
+    Err(anyhow!("{file}: context of {asked} tokens, expected at most the {window} of its sliding window"))
 }
 
 /// Where the ops of a model run, if a GPU and the processor share them, and the places of the two.
@@ -328,6 +339,11 @@ pub(super) fn prepare_planned(
 ) -> anyhow::Result<(Runner, MemoryPlan)> {
     let file = flags.name();
     plan.check().map_err(|large| anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less"))?;
+    if let (Some(window), None) = (model.spec.window, flags.run.context()) {
+        note(format_args!(
+            "{file}: context of at most {window} tokens, its sliding window: more would not be as it was trained"
+        ));
+    }
     for clamp in &plan.clamps {
         match clamp {
             Clamp::Context { .. } | Clamp::Pool { .. } | Clamp::AtOnce { .. } => note(format_args!("{file}: {clamp}")),

@@ -4,6 +4,7 @@ use super::device::Place;
 use clap::Args;
 use indicatif::HumanBytes;
 use kvas_cpu::Isa;
+use std::io::Write;
 
 /// Say what this machine has to compute with, and what is missing
 #[derive(Debug, Args)]
@@ -25,12 +26,18 @@ impl Doctor {
         report.processor();
         report.memory();
         report.gpu()?;
-        report.found.iter().for_each(|(what, found)| println!("{what:17} {found}"));
-        println!();
-        if report.missing.is_empty() {
-            println!("nothing is missing");
+        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        for (what, found) in &report.found {
+            writeln!(out, "{what:17} {found}")?;
         }
-        report.missing.iter().for_each(|what| println!("missing: {what}"));
+        writeln!(out)?;
+        if report.missing.is_empty() {
+            writeln!(out, "nothing is missing")?;
+        }
+        for what in &report.missing {
+            writeln!(out, "missing: {what}")?;
+        }
+        out.flush()?;
         Ok(0)
     }
 }

@@ -1,9 +1,10 @@
 //! `kvas imatrix`: which columns of a model's matrices matter, measured on a text.
 
-use super::{device, flags::ModelFlags, score::text_windows};
-use anyhow::anyhow;
+use super::{device, flags::ModelFlags, note, output, score::text_windows};
+use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::engine::{InputRow, matrix_inputs};
+use kvas_gguf::is_same_file;
 use kvas_tools::quantize::ImportanceMatrix;
 use std::path::PathBuf;
 
@@ -28,22 +29,33 @@ pub(crate) struct Imatrix {
 
 impl Imatrix {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        output::begin(&self.output)?;
         let model = device::open(&self.model)?;
+        model.file.check_apart(&self.output)?;
+        if is_same_file(&self.file, &self.output) {
+            bail!("{}: is the text that is read, expected another file", self.output.display());
+        }
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
         let wanted = device::Wanted::once(1, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let dataset = self.file.display().to_string();
         let mut importance = ImportanceMatrix::new(dataset, windows.len(), windows[0].len());
         let bar = indicatif::ProgressBar::new(windows.len() as u64);
-        for window in &windows {
+        for (number, window) in windows.iter().enumerate() {
             let mut add = |row: InputRow<'_>| importance.add(row.tensor, row.matrix, row.matrices, row.values);
             matrix_inputs(&mut runner, window, &mut add).map_err(|what| anyhow!(what))?;
+            if let Some(tensor) = importance.beyond_numbers() {
+                let window = number + 1;
+                bail!(
+                    "window {window}: what tensor {tensor} is multiplied with is not finite, expected numbers that are"
+                );
+            }
             bar.inc(1);
         }
         bar.finish_and_clear();
         importance.write(&self.output)?;
         let (out, tensors, tokens) = (self.output.display(), importance.len(), windows.len() * windows[0].len());
-        eprintln!("{out}: {tensors} tensors, {tokens} tokens");
+        note(format_args!("{out}: {tensors} tensors, {tokens} tokens"));
         Ok(0)
     }
 }

@@ -1,6 +1,6 @@
 //! `kvas make-model`: random weights in real layer shapes.
 
-use super::flags;
+use super::{flags, note, output};
 use anyhow::Context;
 use clap::Args;
 use kvas::presets::{self, PRESETS, Preset};
@@ -36,6 +36,7 @@ impl MakeModel {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let preset = preset("--preset", &self.preset)?;
         let mix = flags::mix("--type", &self.mix)?;
+        output::begin(&self.output)?;
         let bar = indicatif::ProgressBar::new(0);
         let mut progress = |done, total| {
             bar.set_length(total);
@@ -44,7 +45,7 @@ impl MakeModel {
         presets::write(preset, mix, &self.output, &mut progress)?;
         bar.finish_and_clear();
         let bytes = std::fs::metadata(&self.output).with_context(|| self.output.display().to_string())?.len();
-        eprintln!("{}: {} shapes, {}, {bytes} bytes", self.output.display(), preset.name, mix.name);
+        note(format_args!("{}: {} shapes, {}, {bytes} bytes", self.output.display(), preset.name, mix.name));
         Ok(0)
     }
 }

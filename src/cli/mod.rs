@@ -17,6 +17,7 @@ mod inspect;
 mod kernels;
 mod make_model;
 mod manual;
+mod output;
 mod perplexity;
 mod plan;
 mod policy;
@@ -89,8 +90,16 @@ pub(crate) fn note(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// Prints a line on stdout. Unlike `println!` it is an error if nobody reads it, or if there is no room.
+pub(crate) fn print(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{text}")
+}
+
 /// The exit code of a command that was interrupted.
 pub(crate) const INTERRUPTED: u8 = 130;
+
+/// The exit code of a command that was asked to end.
+pub(crate) const TERMINATED: u8 = 143;
 
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {

@@ -3,7 +3,9 @@
 use super::{
     device,
     flags::ModelFlags,
+    note,
     policy::PolicyFlags,
+    print,
     score::{SCORED_ROWS, text_windows},
 };
 use anyhow::{anyhow, bail};
@@ -68,16 +70,20 @@ impl Perplexity {
                 Some(Keeping::Segments(schedule)) => score_segments(&mut runner, ids, schedule, &mut sum),
             }
             .map_err(|what| anyhow!(what))?;
+            let (window, all) = (number + 1, windows.len());
+            if !f64::is_finite(total) {
+                bail!("window {window} of {all}: the nll of its tokens is {total}, expected a finite number");
+            }
             if !self.json {
                 let mean = total / scored as f64;
-                eprintln!("[{}/{}] nll per token {mean:.4}, perplexity {:.4}", number + 1, windows.len(), mean.exp());
+                note(format_args!("[{window}/{all}] nll per token {mean:.4}, perplexity {:.4}", mean.exp()));
             }
         }
         let mean = total / scored as f64;
         if self.json {
-            println!("{}", json!({"tokens": scored, "nll_per_token": mean, "ppl": mean.exp()}));
+            print(format_args!("{}", json!({"tokens": scored, "nll_per_token": mean, "ppl": mean.exp()})))?;
         } else {
-            println!("{scored} tokens, nll per token {mean:.6}, perplexity {:.4}", mean.exp());
+            print(format_args!("{scored} tokens, nll per token {mean:.6}, perplexity {:.4}", mean.exp()))?;
         }
         Ok(0)
     }

@@ -1,11 +1,11 @@
 //! `kvas quantize`: a GGUF file with its matrices in other formats.
 
-use super::{flags, progress};
+use super::{flags, note, output, progress};
 use anyhow::{Context, bail};
 use clap::Args;
 use kvas_gguf::{GgufFile, Quant};
 use kvas_tools::quantize::{
-    ImportanceMatrix, QuantizeOptions, QuantizePlan, Recipe, Regex, Requantize, plan, quantize,
+    ImportanceMatrix, QuantizeOptions, QuantizePlan, Recipe, Regex, Requantize, plan, quantize, tensors, unused_pattern,
 };
 use std::{io::Write, path::PathBuf};
 
@@ -41,7 +41,7 @@ pub(crate) struct Quantize {
     #[arg(long)]
     pure: bool,
     /// Leave the output matrix as it is
-    #[arg(long)]
+    #[arg(long, conflicts_with = "output_tensor_type")]
     leave_output_tensor: bool,
     /// Take matrices that are quantised already
     #[arg(long)]
@@ -58,6 +58,12 @@ impl Quantize {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let mut options = self.options()?;
         let source = GgufFile::open(&self.source)?;
+        if let Some(unused) = unused_pattern(&options.recipe, &tensors(&source)) {
+            let (given, file) = (&self.tensor_type[unused], self.source.display());
+            bail!(
+                "--tensor-type {given} fits no matrix of {file} whose format can be chosen, expected a part of a name"
+            );
+        }
         if self.dry_run {
             list(&plan(&source, &options)?)?;
             return Ok(0);
@@ -65,17 +71,14 @@ impl Quantize {
         if let Some(threads) = self.threads {
             rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
         }
+        output::begin(&self.output)?;
         let (bar, progress) = progress::tensors();
         options.progress = Some(progress);
         let plan = quantize(&source, &self.output, &options)?;
         bar.finish_and_clear();
         let (out, mix) = (self.output.display(), options.recipe.mix.name);
-        eprintln!(
-            "{out}: {mix}, {} tensors, {} bytes, {:.2} bits a parameter",
-            plan.tensors.len(),
-            plan.bytes(),
-            bits(&plan)
-        );
+        let (tensors, bytes, bits) = (plan.tensors.len(), plan.bytes(), bits(&plan));
+        note(format_args!("{out}: {mix}, {tensors} tensors, {bytes} bytes, {bits:.2} bits a parameter"));
         Ok(0)
     }
 
@@ -98,8 +101,8 @@ impl Quantize {
 
 /// The format of a name, one that can be made.
 fn quant(flag: &str, name: &str) -> anyhow::Result<Quant> {
-    Quant::from_name(name).filter(|quant| quant.can_quantize()).with_context(|| {
-        let known = Quant::ALL.iter().filter(|quant| quant.can_quantize());
+    Quant::from_name(name).filter(|quant| quant.is_for_weights()).with_context(|| {
+        let known = Quant::ALL.iter().filter(|quant| quant.is_for_weights());
         let names: Vec<_> = known.map(|quant| quant.name().to_lowercase()).collect();
         format!("{flag} {name}, expected one of {}", names.join(", "))
     })

@@ -1,6 +1,6 @@
 //! `kvas logits`: teacher-forced logits of a token sequence.
 
-use super::{device, flags::ModelFlags};
+use super::{device, flags::ModelFlags, output};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use kvas::{
@@ -8,9 +8,10 @@ use kvas::{
     model::Model,
     text::{Bos, Special},
 };
-use safetensors::tensor::{Dtype, TensorView};
+use kvas_gguf::OutputFile;
+use serde_json::json;
 use std::{
-    collections::HashMap,
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -71,7 +72,9 @@ pub(crate) fn text_windows(
 
 impl Logits {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        output::begin(&self.output)?;
         let model = device::open(&self.model)?;
+        model.file.check_apart(&self.output)?;
         check_ids(&model, &self.ids)?;
         let context = Some(self.ids.len());
         let wanted = device::Wanted::once(SCORED_ROWS, context);
@@ -81,10 +84,22 @@ impl Logits {
         }
         let mut logits: Vec<f32> = Vec::with_capacity(self.ids.len() * model.spec.vocab);
         score(&mut runner, &self.ids, |_, row| logits.extend_from_slice(row)).map_err(|what| anyhow!(what))?;
-        let bytes: &[u8] = bytemuck::cast_slice(&logits);
-        let view = TensorView::new(Dtype::F32, vec![self.ids.len(), model.spec.vocab], bytes)?;
-        safetensors::serialize_to_file(HashMap::from([("logits", view)]), None, &self.output)
-            .with_context(|| self.output.display().to_string())?;
+        write(&self.output, [self.ids.len(), model.spec.vocab], &logits)?;
         Ok(0)
     }
+}
+
+/// Writes a safetensors file of one tensor: the length of its header, the header, the numbers. The library would write it
+/// in place of whatever is there, for nobody but its owner to read.
+fn write(path: &Path, shape: [usize; 2], logits: &[f32]) -> anyhow::Result<()> {
+    const ALIGNMENT: usize = 8;
+    let tensor = json!({"dtype": "F32", "shape": shape, "data_offsets": [0, size_of_val(logits)]});
+    let mut header = json!({"logits": tensor}).to_string();
+    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(ALIGNMENT) - header.len()));
+    let mut file = OutputFile::create(path)?;
+    let mut write = |bytes: &[u8]| file.write_all(bytes).with_context(|| path.display().to_string());
+    write(&(header.len() as u64).to_le_bytes())?;
+    write(header.as_bytes())?;
+    write(bytemuck::cast_slice(logits))?;
+    Ok(file.finish()?)
 }

@@ -100,7 +100,7 @@ impl Tokenize {
 impl Detokenize {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let tokenizer = self.vocabulary.open()?;
-        println!("{}", tokenizer.decode(&self.ids, Control::Show)?);
+        super::print(format_args!("{}", tokenizer.decode(&self.ids, Control::Show)?))?;
         Ok(0)
     }
 }

@@ -17,8 +17,11 @@ pub struct ModelSpec {
     pub width: usize,
     /// Rows of the embedding table.
     pub vocab: usize,
-    /// Tokens the model was trained for.
+    /// Tokens the model was trained for, no more than its window.
     pub context_length: usize,
+    /// The sliding window of its attention, where that is shorter than what it was trained for. No layer forgets what leaves
+    /// the window, so that a longer sequence would not be computed as the model was trained.
+    pub window: Option<usize>,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
     /// Trunk layers in order.
@@ -136,6 +139,8 @@ pub struct Attention {
     pub qk_norm: QkNorm,
     /// Biases on q, k and v.
     pub bias: Bias,
+    /// A bias on what is added to the residual stream.
+    pub output_bias: Bias,
     /// Where q, k and v come from.
     pub projection: AttentionProjection,
     /// What mixes in what a compressive memory says, if that was trained.

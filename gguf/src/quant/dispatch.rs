@@ -89,6 +89,12 @@ impl Quant {
         for_each_block!(self, B => B::QUANTIZE.is_some())
     }
 
+    /// Whether weights are stored in this format where somebody chooses it: one that can be made, but not Q8_K, which holds
+    /// what weights are multiplied with and which no reader takes for a weight.
+    pub fn is_for_weights(self) -> bool {
+        self != Quant::Q8K && self.can_quantize()
+    }
+
     /// Turns whole blocks into numbers; bit for bit what the reference implementation of the format gives.
     ///
     /// # Errors

@@ -46,7 +46,8 @@ impl Lowering<'_> {
             let heads = a.heads;
             self.op(Op::ReadMemory(op::ReadMemory { q, gate, heads, store, fc1, fc2, share, scope, out }));
         }
-        self.add_to_residual(out, of(index, "attn_output.weight"), residual);
+        let bias = (a.output_bias == Bias::Present).then(|| of(index, "attn_output.bias"));
+        self.add_biased_to_residual(out, of(index, "attn_output.weight"), bias, residual);
     }
 
     /// The matrices beside a memory, each with its bias, and the gating vector, all in f32.

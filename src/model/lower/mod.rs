@@ -199,10 +199,16 @@ impl<'a> Lowering<'a> {
 
     /// `residual += scale * x weight^T`, with a matrix `[width, columns of x]`.
     fn add_to_residual(&mut self, x: Act, name: String, residual: Act) {
+        self.add_biased_to_residual(x, name, None, residual);
+    }
+
+    /// `residual += scale * (x weight^T + bias)`, with a bias of the width.
+    fn add_biased_to_residual(&mut self, x: Act, name: String, bias: Option<String>, residual: Act) {
         let columns = self.program.act(x).columns;
         let weight = self.matrix(name, [self.spec.width, columns]);
+        let bias = bias.map(|name| self.small(name, [1, self.spec.width]));
         let (scale, output) = (self.spec.scales.residual, Output::Accumulate);
-        self.op(Op::Linear(op::Linear { scale, output, ..op::Linear::new(x, weight, residual) }));
+        self.op(Op::Linear(op::Linear { bias, scale, output, ..op::Linear::new(x, weight, residual) }));
     }
 
     /// The logits of the output rows, by the matrix of a tensor.

@@ -197,7 +197,7 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
     if !folder.is_dir() {
         bail!("{}: expected the folder of a checkpoint", folder.display());
     }
-    if !options.quant.can_quantize() {
+    if !options.quant.is_for_weights() {
         bail!("type {}: tensors cannot be converted to it", options.quant);
     }
     let mut checkpoint = Checkpoint::open(folder)?;

@@ -37,8 +37,9 @@ pub(super) fn parts(jobs: &[Job], limit: Option<SplitLimit>, out: &Path) -> Resu
     let (Ok(count), Ok(tensors)) = (u16::try_from(ranges.len()), i32::try_from(jobs.len())) else {
         bail!("{} files, expected at most {}; the limit is too small", ranges.len(), u16::MAX);
     };
-    let stem = out.with_extension("");
-    let stem = stem.file_name().unwrap_or_default().to_string_lossy();
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    // Not the extension: names of models have dots, too.
+    let stem = name.strip_suffix(".gguf").unwrap_or(&name);
     let part = |(number, jobs): (u16, Range<usize>)| {
         let path = out.with_file_name(format!("{stem}-{:05}-of-{count:05}.gguf", number + 1));
         Part { path, jobs, split: Some((number, count, tensors)) }

@@ -94,6 +94,12 @@ impl ImportanceMatrix {
         entry.counts[index] += 1.0;
     }
 
+    /// A tensor whose sums are no finite numbers, if there is one.
+    pub fn beyond_numbers(&self) -> Option<&str> {
+        let sound = |entry: &Entry| entry.sums.iter().fold(true, |all, sum| all & sum.is_finite());
+        self.entries.iter().find(|(_, entry)| !sound(entry)).map(|(name, _)| name.as_str())
+    }
+
     /// Tensors it knows.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -271,6 +271,13 @@ fn role_of(name: &str, tied: bool) -> Role {
     }
 }
 
+/// The first pattern of a recipe that fits no tensor whose format can be chosen, by its place.
+pub fn unused_pattern(recipe: &Recipe, tensors: &[Tensor<'_>]) -> Option<usize> {
+    let free: Vec<_> = tensors.iter().filter(|tensor| !is_kept(tensor, recipe)).collect();
+    let fits = |pattern: &Regex| free.iter().any(|tensor| pattern.is_match(tensor.name));
+    recipe.by_name.iter().position(|(pattern, _)| !fits(pattern))
+}
+
 /// The formats of the tensors of a model, in the order given.
 pub fn choose(recipe: &Recipe, facts: &Facts, tensors: &[Tensor<'_>]) -> Vec<Quant> {
     let tied = tensors.iter().all(|tensor| tensor.name != "output.weight");

@@ -8,7 +8,7 @@ mod write;
 mod tests;
 
 pub use importance::ImportanceMatrix;
-pub use mix::{Facts, MIXES, Mix, Recipe, Tensor, choose, fitting};
+pub use mix::{Facts, MIXES, Mix, Recipe, Tensor, choose, fitting, unused_pattern};
 pub use regex_automata::meta::Regex;
 
 use crate::convert::ProgressFn;
@@ -96,9 +96,7 @@ impl QuantizePlan {
 pub fn plan(source: &GgufFile, options: &QuantizeOptions) -> Result<QuantizePlan> {
     let recipe = Recipe { weighted: options.importance.is_some(), ..options.recipe.clone() };
     let facts = Facts::of(source.metadata())?;
-    let infos = source.tensors();
-    let tensors: Vec<Tensor<'_>> =
-        infos.iter().map(|info| Tensor { name: &info.name, shape: &info.shape, stored: info.quant }).collect();
+    let (infos, tensors) = (source.tensors(), tensors(source));
     let chosen = choose(&recipe, &facts, &tensors);
     let tensors = infos.iter().zip(chosen).map(|(info, quant)| planned(info, quant, options));
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
@@ -112,6 +110,12 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions) -> Result<QuantizePlan
         importance.describe(&mut metadata);
     }
     Ok(QuantizePlan { metadata, tensors })
+}
+
+/// The tensors of a file, as recipes look at them.
+pub fn tensors(source: &GgufFile) -> Vec<Tensor<'_>> {
+    let tensors = source.tensors().iter();
+    tensors.map(|info| Tensor { name: &info.name, shape: &info.shape, stored: info.quant }).collect()
 }
 
 fn planned(info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result<QuantizedTensor> {
@@ -141,8 +145,9 @@ fn planned(info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result
 /// little memory, whatever the size of the tensors.
 ///
 /// # Errors
-/// As [`plan`], and whatever the system says about writing the file.
+/// As [`plan`], if `out` is a file of `source`, and whatever the system says about writing the file.
 pub fn quantize(source: &GgufFile, out: &Path, options: &QuantizeOptions) -> Result<QuantizePlan> {
+    source.check_apart(out)?;
     let plan = plan(source, options)?;
     write::write(source, &plan, out, options.progress.as_ref())?;
     Ok(plan)

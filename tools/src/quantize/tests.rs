@@ -112,6 +112,18 @@ fn numbers_that_a_format_cannot_hold_are_named() {
         (f32::NAN, "q4_0", "tensor blk.0.ffn_up.weight: row 2: number 3 is NaN, expected a finite one"),
         (7e4, "f16", "row 2: number 3 is 70000, which F16 cannot hold"),
         (7e4, "bf16", ""),
+        (f32::NAN, "f32", "tensor blk.0.ffn_up.weight: row 2: number 3 is NaN, expected a finite one"),
+        (
+            1e30,
+            "q8_0",
+            "tensor blk.0.ffn_up.weight: row 2: number 3 is 1e30, which a block of Q8_0 cannot hold; expected",
+        ),
+        (-1e30, "q4_0", "row 2: number 3 is -1e30, which a block of Q4_0 cannot hold"),
+        (1e30, "q5_1", "row 2: number 3 is 1e30, which a block of Q5_1 cannot hold"),
+        (1e30, "iq4_nl", "row 2: number 3 is 1e30, which a block of IQ4_NL cannot hold"),
+        (f32::MAX, "bf16", "row 2: number 3 is 3.4028235e38, which a block of BF16 cannot hold"),
+        (7e4, "q8_0", ""),
+        (1e30, "f32", ""),
     ] {
         let mut x = wave(32 * 4, 0.3);
         x[2 * 32 + 3] = bad;
@@ -119,9 +131,57 @@ fn numbers_that_a_format_cannot_hold_are_named() {
         let done = quantize(&source, &out, &of(mix)).map_err(|error| format!("{error:#}"));
         match done {
             Err(error) => assert!(!expected.is_empty() && error.contains(expected) && !out.exists(), "{error}"),
-            Ok(_) => assert!(expected.is_empty(), "{expected}"),
+            Ok(_) => {
+                assert!(expected.is_empty(), "{expected}");
+                std::fs::remove_file(&out).unwrap();
+            }
         }
     }
+}
+
+#[test]
+fn no_block_holds_other_than_numbers() {
+    for &quant in Quant::ALL.iter().filter(|quant| quant.is_for_weights()) {
+        for large in [1e3, 1e4, 1e5, 1e6, 1e8, 1e12, 1e20, 1e30, 3e38] {
+            let mut x = wave(256, 0.3);
+            x[77] = -large;
+            let mut bytes = vec![0; quant.row_bytes(256).unwrap()];
+            if crate::encode::encode_row(quant, &x, None, &mut bytes).is_ok() {
+                quant.dequantize(&bytes, &mut x).unwrap();
+                assert!(x.iter().all(|x| x.is_finite()), "{quant} {large:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_file_is_written_over_itself() {
+    let folder = Folder::new();
+    let x = wave(32 * 4, 0.3);
+    let part = |number: u16| metadata(&[("split.no", Value::U16(number)), ("split.count", Value::U16(2))]);
+    let shards = ["model-00001-of-00002.gguf", "model-00002-of-00002.gguf"].map(|name| folder.file(name));
+    write(&shards[0], part(0), &[("blk.0.ffn_up.weight", &[32, 4], &x)]);
+    write(&shards[1], part(1), &[("blk.1.ffn_up.weight", &[32, 4], &x)]);
+    let before = shards.each_ref().map(|shard| std::fs::read(shard).unwrap());
+    let source = GgufFile::open(&shards[0]).unwrap();
+    for shard in &shards {
+        let error = quantize(&source, shard, &of("q8_0")).unwrap_err().to_string();
+        assert_eq!(error, format!("{}: is a file that is read for it, expected another one", shard.display()));
+    }
+    assert_eq!(shards.each_ref().map(|shard| std::fs::read(shard).unwrap()), before);
+}
+
+#[test]
+fn patterns_that_choose_nothing_are_found() {
+    let folder = Folder::new();
+    let source = one(&folder, "blk.0.ffn_up.weight", &[32, 4], &wave(32 * 4, 0.3));
+    let recipe = |patterns: &[&str]| Recipe {
+        by_name: patterns.iter().map(|pattern| (Regex::new(pattern).unwrap(), Quant::Q8_0)).collect(),
+        ..of("q4_0").recipe
+    };
+    let unused = |patterns: &[&str]| unused_pattern(&recipe(patterns), &tensors(&source));
+    assert_eq!(unused(&["ffn_up", "blk"]), None);
+    assert_eq!(unused(&["blk", "nothere"]), Some(1));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{QuantizePlan, QuantizedTensor};
 use crate::convert::{Progress, ProgressFn};
-use crate::encode::encode_row;
+use crate::encode::{check_row, encode_row};
 use anyhow::{Context, Result};
 use kvas_gguf::{GgufFile, GgufWriter, OpenWriter, TensorBytes};
 use rayon::prelude::*;
@@ -66,7 +66,12 @@ impl<'a> Encoded<'a> {
         let stored = &data[rows.start * from..rows.end * from];
         if source.quant == *quant {
             self.bytes.copy_from_slice(stored);
-            return Ok(());
+            return stored.par_chunks(from).enumerate().try_for_each_init(
+                || vec![0.0; columns],
+                |numbers, (index, stored)| {
+                    check_row(*quant, stored, numbers).with_context(|| format!("row {}", rows.start + index))
+                },
+            );
         }
         let matrix_rows = source.shape.get(1).map_or(1, |&rows| rows as usize);
         self.bytes.par_chunks_mut(to).zip(stored.par_chunks(from)).enumerate().try_for_each_init(

@@ -11,20 +11,13 @@ const ATTENTION: &[TensorRow] = &[
     row("attn_k.bias", tensor("self_attn.k_proj.bias", "kv_heads*head_dim", PAIR_KV_HEADS)).when("attention_bias"),
     renamed("attn_v.bias", "self_attn.v_proj.bias", "kv_heads*head_dim").when("attention_bias"),
     renamed("attn_output.bias", "self_attn.o_proj.bias", "width").when("attention_bias"),
-    renamed("ffn_gate.bias", "mlp.gate_proj.bias", "ffn").when("mlp_bias"),
-    renamed("ffn_up.bias", "mlp.up_proj.bias", "ffn").when("mlp_bias"),
-    renamed("ffn_down.bias", "mlp.down_proj.bias", "width").when("mlp_bias"),
 ];
 
 pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     classes: &["LlamaForCausalLM", "MistralForCausalLM"],
-    values: &[
-        TRANSFORMER_VALUES,
-        FFN_VALUES,
-        &[or("mlp_bias", &["mlp_bias"], "0"), or("sliding_window", &["sliding_window"], "0")],
-    ],
-    refusals: &[TRANSFORMER_REFUSALS],
+    values: &[TRANSFORMER_VALUES, FFN_VALUES, &[or("sliding_window", &["sliding_window"], "0")]],
+    refusals: &[TRANSFORMER_REFUSALS, NO_FFN_BIAS],
     keys: &[
         SIZE_KEYS,
         FFN_KEYS,

@@ -88,6 +88,8 @@ pub(super) const ALL: &[&Architecture] = &[
 ];
 
 const TRUNKS: &[Trunk] = &[
+    // A model without a head, as those of embeddings are saved.
+    Trunk { trunk: "", head: "" },
     Trunk { trunk: "model.language_model.", head: "" },
     Trunk { trunk: "language_model.model.", head: "language_model." },
     Trunk { trunk: "model.", head: "" },
@@ -235,4 +237,5 @@ const TIME_STEP_REFUSALS: &[Refusal] = &[
 ];
 
 const SILU: &[Refusal] = &[Refusal { path: "hidden_act", accepted: &["\"silu\"", "\"swish\""] }];
+const NO_FFN_BIAS: &[Refusal] = &[Refusal { path: "mlp_bias", accepted: &["false"] }];
 const NO_ATTENTION_BIAS: &[Refusal] = &[Refusal { path: "attention_bias", accepted: &["false"] }];

@@ -95,6 +95,7 @@ fn settings_that_cannot_be_carried_are_refused() {
             "rope_parameters of llama3, expected positive numbers",
         ),
         ("max_position_embeddings", json!(1e10), "context"),
+        ("mlp_bias", json!(true), "mlp_bias = true, expected false"),
     ] {
         let error = set(key, value);
         assert!(error.starts_with("config.json: ") && error.contains(expected), "{error}");

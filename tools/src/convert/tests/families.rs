@@ -69,6 +69,19 @@ fn biases_and_the_window_of_mistral_are_kept() {
 }
 
 #[test]
+fn names_may_do_without_a_trunk() {
+    let plain = llama();
+    let mut bare = llama();
+    bare.tensors = bare.tensors.iter().map(|(name, made)| (name.replacen("model.", "", 1), made.clone())).collect();
+    let (plain, bare_file) = (plain.f32(), bare.f32());
+    assert_eq!(plain.tensors().len(), bare_file.tensors().len());
+    let name = |file: &GgufFile| file.tensors().iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>();
+    assert_eq!(name(&plain), name(&bare_file));
+    bare.tensors.remove("embed_tokens.weight");
+    assert_eq!(bare.error(&of(Quant::F32)), "tensor model.embed_tokens.weight is missing from the checkpoint");
+}
+
+#[test]
 fn rope_scaling_is_read_in_both_generations() {
     let mut old = llama();
     old.config["rope_scaling"] = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});

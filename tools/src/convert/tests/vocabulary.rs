@@ -197,6 +197,13 @@ fn a_sentencepiece_model_keeps_scores_and_kinds() {
     assert_eq!((flag(&file, "add_bos_token"), flag(&file, "add_space_prefix")), (Some(true), Some(true)));
     std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, 0)).unwrap();
     assert_eq!(flag(&fixture.f32(), "add_space_prefix"), Some(false));
+    for says in [true, false] {
+        fixture.write("tokenizer_config.json", &json!({"add_prefix_space": says}).to_string());
+        for prefix in [0, 1] {
+            std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, prefix)).unwrap();
+            assert_eq!(flag(&fixture.f32(), "add_space_prefix"), Some(says));
+        }
+    }
     std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(1, 1)).unwrap();
     let error = fixture.error(&of(Quant::F32));
     assert_eq!(error, "tokenizer.model: trainer_spec.model_type = 1, expected 2 (BPE)");

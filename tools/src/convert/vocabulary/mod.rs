@@ -103,7 +103,12 @@ pub(super) fn write(metadata: &mut Metadata, folder: &Path, vocab: usize, pre: O
         (Some(tokenizer), _) if bpe::is_byte_level(tokenizer) => bpe::write(metadata, tokenizer, vocab, pre)?,
         (tokenizer, Some(pieces)) => {
             let added = tokenizer.as_ref().or(settings.as_ref());
-            sentencepiece::write(metadata, folder, pieces, added, vocab)?
+            let name = sentencepiece::write(metadata, folder, pieces, added, vocab)?;
+            // What the library does with the model is what the model was trained with.
+            if let Some(adds) = settings.as_ref().and_then(|settings| settings.flag("add_prefix_space")) {
+                metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(adds));
+            }
+            name
         }
         (Some(tokenizer), None) => sentencepiece::write_from_merges(metadata, tokenizer, vocab)?,
         (None, None) => match read_file(folder, tiktoken::FILE)? {

@@ -1,0 +1,178 @@
+//! Files being written: hidden beside their targets until they are complete, and gone if they never are.
+
+use crate::GgufError;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Symbolic links that are followed one after the other.
+const MOST_LINKS: usize = 40;
+
+/// The hidden files there are.
+static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A file being written under another name. Dropping it before [`OutputFile::finish`] removes what was written so far.
+#[derive(Debug)]
+pub struct OutputFile {
+    /// As the user wrote it, for messages.
+    name: PathBuf,
+    /// The file that it will be, behind all links.
+    target: PathBuf,
+    /// The file that holds the data until `finish` gives it its name; `None` once it has.
+    temporary: Option<PathBuf>,
+    file: File,
+}
+
+impl OutputFile {
+    /// Creates a hidden file in the folder of `path`, where a rename to `path` is one step. A symbolic link is followed.
+    ///
+    /// # Errors
+    /// As [`check_output`], and `Io` if the hidden file cannot be created.
+    pub fn create(path: &Path) -> Result<OutputFile, GgufError> {
+        static CREATED: AtomicU64 = AtomicU64::new(0);
+        let target = resolved(path)?;
+        let name = target.file_name().unwrap_or_default().to_os_string();
+        loop {
+            let mut hidden = std::ffi::OsString::from(".");
+            hidden.push(&name);
+            hidden.push(format!(".{}-{}.part", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed)));
+            let temporary = folder_of(&target).join(hidden);
+            let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(io_error(path, error)),
+                Ok(file) => {
+                    open.push(temporary.clone());
+                    return Ok(OutputFile { name: path.to_path_buf(), target, temporary: Some(temporary), file });
+                }
+            }
+        }
+    }
+
+    /// Waits until all data is on the disk.
+    ///
+    /// # Errors
+    /// `Io` if the system refuses.
+    pub fn sync(&mut self) -> Result<(), GgufError> {
+        self.file.sync_all().map_err(|error| io_error(&self.name, error))
+    }
+
+    /// Waits until all data is on the disk and gives the file its final name, replacing a file of that name.
+    ///
+    /// # Errors
+    /// As [`OutputFile::sync`].
+    pub fn finish(mut self) -> Result<(), GgufError> {
+        self.sync()?;
+        if let Some(temporary) = &self.temporary {
+            std::fs::rename(temporary, &self.target).map_err(|error| io_error(&self.name, error))?;
+            forget(temporary);
+        }
+        self.temporary = None;
+        // The new name is on the disk once its folder is; where folders cannot be synced, the rename must do.
+        if let Ok(folder) = File::open(folder_of(&self.target)) {
+            let _ = folder.sync_all();
+        }
+        Ok(())
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for OutputFile {
+    fn drop(&mut self) {
+        if let Some(temporary) = self.temporary.take() {
+            // Nobody is left to tell if the removal fails.
+            let _ = std::fs::remove_file(&temporary);
+            forget(&temporary);
+        }
+    }
+}
+
+fn forget(temporary: &Path) {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner).retain(|open| open != temporary);
+}
+
+/// Removes every file that is not complete and runs `end`, before which none is created: for who is to end at once.
+pub fn abandon_outputs(end: impl FnOnce()) {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    for temporary in open.drain(..) {
+        // Nobody is left to tell if the removal fails.
+        let _ = std::fs::remove_file(temporary);
+    }
+    end();
+}
+
+/// Whether a file could be written at `path`, said before the work that goes into it: it must be new or a regular file, in
+/// a folder that is there.
+///
+/// # Errors
+/// `Format` if it is something else, `Io` if the system says why it cannot be.
+pub fn check_output(path: &Path) -> Result<(), GgufError> {
+    resolved(path).map(|_| ())
+}
+
+/// Whether two paths lead to one file that is there.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let id = |path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+        id(a).is_some_and(|id_of_a| id(b) == Some(id_of_a))
+    }
+    #[cfg(not(unix))]
+    {
+        let real = |path: &Path| path.canonicalize().ok();
+        real(a).is_some_and(|real_a| real(b) == Some(real_a))
+    }
+}
+
+/// The file behind the links of a path, if one can be written there.
+fn resolved(path: &Path) -> Result<PathBuf, GgufError> {
+    let unfit = |what: &str| {
+        let what = format!("{what}, expected a regular file or a new one");
+        Err(GgufError::Format { path: path.display().to_string(), what })
+    };
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => return unfit("is a folder"),
+        Ok(found) if !found.is_file() => return unfit("is no regular file but a device, a pipe or the like"),
+        Ok(_) | Err(_) => {}
+    }
+    let mut target = path.to_path_buf();
+    let mut links = 0;
+    while let Ok(link) = std::fs::read_link(&target) {
+        target = folder_of(&target).join(link);
+        links += 1;
+        if links > MOST_LINKS {
+            return unfit("is a link that never ends");
+        }
+    }
+    if target.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return unfit("ends in no file name");
+    }
+    match std::fs::metadata(folder_of(&target)) {
+        Ok(folder) if folder.is_dir() => Ok(target),
+        Ok(_) => Err(io_error(path, std::io::ErrorKind::NotADirectory.into())),
+        Err(error) => Err(io_error(path, error)),
+    }
+}
+
+pub(crate) fn io_error(path: &Path, error: std::io::Error) -> GgufError {
+    GgufError::Io { path: path.display().to_string(), error }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}

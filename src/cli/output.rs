@@ -1,0 +1,39 @@
+//! Files that commands write: what cannot be one is refused before the work, and what is not complete is gone after a signal.
+
+use super::{INTERRUPTED, TERMINATED};
+use anyhow::Context;
+use kvas_gguf::{abandon_outputs, check_output};
+use std::{path::Path, sync::Once};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// To be called before the work that goes into the file `out`: says whether it can be written, and has signals remove
+/// what is not complete.
+pub(crate) fn begin(out: &Path) -> anyhow::Result<()> {
+    static LISTENING: Once = Once::new();
+    check_output(out)?;
+    let mut listened = Ok(());
+    LISTENING.call_once(|| listened = end_on_signal());
+    listened.context("cannot listen for signals")
+}
+
+/// Waits for a signal on a thread of its own, and ends the program when one comes.
+fn end_on_signal() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let entered = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    drop(entered);
+    let wait = move || {
+        runtime.block_on(async {
+            let code = tokio::select! {
+                _ = interrupt.recv() => INTERRUPTED,
+                _ = terminate.recv() => TERMINATED,
+            };
+            abandon_outputs(|| {
+                std::process::exit(i32::from(code));
+            });
+        });
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(wait)?;
+    Ok(())
+}

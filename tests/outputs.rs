@@ -1,0 +1,258 @@
+//! Files that commands write, as a user meets them: what is not to be written over, what numbers a file must not hold, and
+//! what is left when a command is ended.
+
+use crate::{
+    commands::{fails, kvas, succeeds, text},
+    golden::{converted_file, fixture},
+};
+use kvas_gguf::{GgufFile, GgufWriter, Quant, Value};
+use safetensors::SafeTensors;
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+const STORY: &str = "tests/data/story.txt";
+const IDS: &str = "1,2,3,4,5,6,7,8";
+
+/// A folder with a small model in it; removed at the end.
+struct Trial {
+    folder: PathBuf,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.folder).unwrap();
+    }
+}
+
+impl Trial {
+    fn new(subject: &str) -> Trial {
+        let folder = std::env::temp_dir().join(format!("kvas-outputs-{}-{subject}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let trial = Trial { folder };
+        let made = converted_file(&fixture("llama"), Quant::F32);
+        std::fs::rename(made, trial.path("model.gguf")).unwrap();
+        trial
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn named(&self, name: &str) -> String {
+        text(&self.path(name))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.folder).unwrap();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// The model under another name, with a key or tensors of its own, or a tensor that was changed.
+    fn changed(&self, name: &str, key: Option<(&str, Value)>, change: impl Fn(&str, &mut [f32]), more: &[(&str, f32)]) {
+        let source = GgufFile::open(&self.path("model.gguf")).unwrap();
+        let mut metadata = source.metadata().clone();
+        key.into_iter().for_each(|(key, value)| metadata.set(key, value));
+        let width = metadata.uint("llama.embedding_length").unwrap();
+        let mut writer = GgufWriter::new(metadata);
+        source.tensors().iter().for_each(|info| writer.declare(&info.name, info.quant, &info.shape).unwrap());
+        more.iter().for_each(|(name, _)| writer.declare(name, Quant::F32, &[width]).unwrap());
+        let mut file = writer.create(&self.path(name)).unwrap();
+        let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        for info in source.tensors() {
+            let mut numbers = vec![0.0; info.elements()];
+            info.quant.dequantize(&source.data(info), &mut numbers).unwrap();
+            change(&info.name, &mut numbers);
+            file.write(&info.name, &bytes(&numbers)).unwrap();
+        }
+        for (name, number) in more {
+            file.write(name, &bytes(&vec![*number; width as usize])).unwrap();
+        }
+        file.finish().unwrap();
+    }
+
+    fn logits(&self, model: &str, device: &str) -> Vec<f32> {
+        let out = self.named("logits");
+        succeeds(&["logits", "-m", &self.named(model), "--ids", IDS, "-o", &out, "--device", device]);
+        let bytes = std::fs::read(&out).unwrap();
+        let read = SafeTensors::deserialize(&bytes).unwrap();
+        let view = read.tensor("logits").unwrap();
+        assert_eq!(view.shape()[0], 8);
+        view.data().chunks_exact(4).map(|raw| f32::from_le_bytes(raw.try_into().unwrap())).collect()
+    }
+}
+
+#[test]
+fn a_command_writes_over_nothing_that_it_reads() {
+    let trial = Trial::new("same");
+    let (model, before) = (trial.named("model.gguf"), std::fs::read(trial.path("model.gguf")).unwrap());
+    let story = trial.named("story");
+    std::fs::copy(STORY, &story).unwrap();
+    let same = format!("error: {model}: is a file that is read for it, expected another one");
+    assert_eq!(fails(&["quantize", &model, &model, "q8_0"]), same);
+    assert_eq!(fails(&["logits", "-m", &model, "--ids", IDS, "-o", &model]), same);
+    assert_eq!(fails(&["imatrix", "-m", &model, "-f", STORY, "-o", &model]), same);
+    assert_eq!(fails(&["adapter", &model, "assets/dense-16m.edgeinfinite", "-o", &model]), same);
+    let error = fails(&["imatrix", "-m", &model, "-f", &story, "-o", &story]);
+    assert_eq!(error, format!("error: {story}: is the text that is read, expected another file"));
+    assert!(std::fs::read(&model).unwrap() == before && trial.names() == ["model.gguf", "story"]);
+}
+
+/// Said at once: the models are none.
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_written_is_said_before_the_work() {
+    let trial = Trial::new("early");
+    let folder = text(&trial.folder);
+    for out in [folder.as_str(), "/dev/null"] {
+        for arguments in [
+            &["logits", "-m", "none", "--ids", "1", "-o", out][..],
+            &["imatrix", "-m", "none", "-f", STORY, "-o", out],
+            &["make-model", "--preset", "qwen3.5-0.8b", "-o", out],
+            &["convert", "tests/data/goldens/llama", "-o", out],
+        ] {
+            let error = fails(arguments);
+            assert!(error.starts_with(&format!("error: {out}: is ")), "{error}");
+            assert!(error.ends_with("expected a regular file or a new one"), "{error}");
+        }
+        let error = fails(&["quantize", &trial.named("model.gguf"), out, "q8_0"]);
+        assert!(error.ends_with("expected a regular file or a new one"), "{error}");
+    }
+    std::os::unix::fs::symlink("behind", trial.path("logits")).unwrap();
+    trial.logits("model.gguf", "cpu");
+    assert_eq!(trial.names(), ["behind", "logits", "model.gguf"]);
+    assert!(trial.path("logits").is_symlink() && !trial.path("behind").is_symlink());
+}
+
+#[test]
+fn what_is_no_number_ends_a_measurement() {
+    let trial = Trial::new("nan");
+    let spoil = |name: &str, numbers: &mut [f32]| {
+        if name == "blk.1.ffn_down.weight" {
+            numbers[5] = f32::NAN;
+        }
+    };
+    trial.changed("bad.gguf", None, spoil, &[]);
+    let (bad, out) = (trial.named("bad.gguf"), trial.named("out"));
+    for more in [&[][..], &["--json"]] {
+        let error = fails(&[&["perplexity", "-m", &bad, "-f", STORY, "-c", "16"], more].concat());
+        assert!(error.contains("window 1 of ") && error.contains("NaN, expected a finite number"), "{error}");
+    }
+    // What a matrix with NaN gives meets the next ones.
+    trial.changed("early.gguf", None, |name, numbers| spoil(&name.replace("blk.0", "blk.1"), numbers), &[]);
+    let error = fails(&["imatrix", "-m", &trial.named("early.gguf"), "-f", STORY, "-o", &out, "-c", "16"]);
+    assert!(error.contains("window 1: what tensor ") && error.contains("is not finite, expected"), "{error}");
+    let error = fails(&["quantize", &bad, &out, "f32"]);
+    assert!(error.contains("tensor blk.1.ffn_down.weight: row 0: number 5 is NaN, expected a finite one"), "{error}");
+    assert_eq!(trial.names(), ["bad.gguf", "early.gguf", "model.gguf"]);
+}
+
+#[test]
+fn formats_are_chosen_that_are_for_weights_and_patterns_that_fit() {
+    let trial = Trial::new("choice");
+    let (model, out) = (trial.named("model.gguf"), trial.named("out"));
+    let quantize = |more: &[&str]| fails(&[&["quantize", &model, &out, "q8_0"], more].concat());
+    let error = quantize(&["--tensor-type", "ffn=q8_k"]);
+    assert!(error.contains("--tensor-type q8_k, expected one of f32") && !error.contains(", q8_k"), "{error}");
+    let error = fails(&["convert", "tests/data/goldens/llama", "-o", &out, "--type", "q8_k"]);
+    assert!(error.contains("--type q8_k, expected one of ") && !error.contains(", q8_k"), "{error}");
+    let error = quantize(&["--tensor-type", "ffn=q4_0", "--tensor-type", "nothere=q4_0"]);
+    assert!(error.starts_with("error: --tensor-type nothere=q4_0 fits no matrix of "), "{error}");
+    let both = ["quantize", &model, &out, "q8_0", "--leave-output-tensor", "--output-tensor-type", "f16"];
+    assert_eq!(kvas(&both).status.code(), Some(2));
+    assert_eq!(trial.names(), ["model.gguf"]);
+}
+
+#[test]
+fn a_bias_of_what_attention_gives_is_added() {
+    let trial = Trial::new("bias");
+    let names = ["blk.0.attn_output.bias", "blk.1.attn_output.bias"];
+    trial.changed("none.gguf", None, |_, _| {}, &names.map(|name| (name, 0.0)));
+    trial.changed("some.gguf", None, |_, _| {}, &names.map(|name| (name, 0.25)));
+    let plain = trial.logits("model.gguf", "cpu");
+    assert_eq!(trial.logits("none.gguf", "cpu"), plain);
+    let (found, expected) = (trial.logits("some.gguf", "cpu"), trial.logits("some.gguf", "reference"));
+    let apart = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    // As logits of other models are from those of the reference.
+    assert!(apart(&found, &expected) < 2e-4, "{}", apart(&found, &expected));
+    assert!(apart(&found, &plain) > 0.05, "{}", apart(&found, &plain));
+}
+
+#[test]
+fn a_context_ends_with_the_window() {
+    let trial = Trial::new("window");
+    trial.changed("window.gguf", Some(("llama.attention.sliding_window", Value::U32(24))), |_, _| {}, &[]);
+    trial.changed("wide.gguf", Some(("llama.attention.sliding_window", Value::U32(1 << 20))), |_, _| {}, &[]);
+    let run = |model: &str, more: &[&str]| {
+        let model = trial.named(model);
+        kvas(&[&["run", "-m", &model, "--ids", "1,2,3", "-n", "2", "--temp", "0", "--ignore-eos"], more].concat())
+    };
+    let said = |model: &str, more: &[&str]| {
+        let output = run(model, more);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, noted) = said("window.gguf", &[]);
+    assert!(code == Some(0) && noted.contains("context of at most 24 tokens, its sliding window"), "{noted}");
+    let (code, noted) = said("window.gguf", &["-c", "20"]);
+    assert!(code == Some(0) && !noted.contains("window"), "{noted}");
+    let (code, noted) = said("window.gguf", &["-c", "25"]);
+    assert_eq!(code, Some(1));
+    assert!(noted.contains("context of 25 tokens, expected at most the 24 of its sliding window"), "{noted}");
+    assert!(!said("wide.gguf", &[]).1.contains("window"));
+    let error = fails(&["perplexity", "-m", &trial.named("window.gguf"), "-f", STORY, "-c", "32"]);
+    assert!(error.contains("expected at most the 24 of its sliding window"), "{error}");
+}
+
+/// Nobody listens on stderr, or there is no room: a command does what it was asked for all the same, or says what is wrong
+/// with its exit code.
+#[cfg(target_os = "linux")]
+#[test]
+fn nobody_has_to_listen() {
+    let trial = Trial::new("deaf");
+    let (model, out) = (trial.named("model.gguf"), trial.named("out"));
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for arguments in [
+        &["quantize", &model, &out, "q8_0"][..],
+        &["convert", "tests/data/goldens/llama", "-o", &out],
+        &["imatrix", "-m", &model, "-f", STORY, "-o", &out, "-c", "16", "--chunks", "1"],
+        &["perplexity", "-m", &model, "-f", STORY, "-c", "16", "--chunks", "1"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+        let status = command.args(arguments).stdout(Stdio::null()).stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{arguments:?}");
+    }
+    for arguments in [
+        &["perplexity", "-m", &model, "-f", STORY, "-c", "16", "--chunks", "1"][..],
+        &["detokenize", "-m", &model, "--ids", "5"],
+        &["doctor"],
+        &["inspect", &model, "--json"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).stdout(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_leaves_nothing_half_written() {
+    let trial = Trial::new("signal");
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let out = trial.named("large.gguf");
+        let arguments = ["make-model", "--preset", "qwen3.5-4b", "--type", "f32", "-o", &out];
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).stderr(Stdio::null()).spawn().unwrap();
+        let begun = |folder: &Path| std::fs::read_dir(folder).unwrap().count() == 2;
+        let start = Instant::now();
+        while !begun(&trial.folder) {
+            assert!(start.elapsed() < Duration::from_secs(20) && child.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let sent = Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert_eq!(trial.names(), ["model.gguf"]);
+    }
+}
