@@ -433,7 +433,15 @@ impl Engine {
     }
 
     fn finish(&mut self, id: SequenceId, finish: Finish) {
-        if let Some(job) = self.end(id) {
+        let in_prompt = |job: &Job| finish == Finish::Cancelled && job.timings.generated_tokens == 0;
+        let committed = self.jobs.get(&id).filter(|job| in_prompt(job)).map(|_| self.memory.committed(id) as usize);
+        if let Some(mut job) = self.end(id) {
+            if let Some(committed) = committed {
+                // What was not read is not there.
+                let Timings { prompt_tokens, cached_tokens, .. } = job.timings;
+                job.timings.cached_tokens = cached_tokens.min(committed);
+                job.timings.prompt_tokens = prompt_tokens.min(committed.saturating_sub(cached_tokens));
+            }
             job.tell_done(finish);
         }
     }
