@@ -307,6 +307,7 @@ const MAKERS: &[&str] = &[
     "ApiError::busy(",
     "ApiError::late(",
     "ApiError::not_found(",
+    "ApiError::no_model(",
     "ApiError::internal(",
     "ApiError::unauthorized(",
     "ApiError::not_supported(",

@@ -223,6 +223,11 @@ impl ShelfFlags {
         }
     }
 
+    /// Whether there is a folder for them.
+    pub(crate) const fn has_folder(&self) -> bool {
+        self.snapshot_dir.is_some()
+    }
+
     /// Opens what there is to be of them.
     pub(crate) fn open(&self, model: &ModelId, host_bytes: u64) -> anyhow::Result<Option<Shelf>> {
         let shelf = Shelf::in_memory(model, host_bytes);

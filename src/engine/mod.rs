@@ -430,9 +430,10 @@ impl Engine {
 
     fn finish(&mut self, id: SequenceId, finish: Finish) {
         // Who is called off before the first token may not have read all of the prompt.
-        if let Some(job) = self.jobs.get_mut(&id).filter(|job| job.first_token.is_none()) {
-            let read = (self.memory.committed(id) as usize).saturating_sub(job.timings.cached_tokens);
-            job.timings.prompt_tokens = job.timings.prompt_tokens.min(read);
+        let committed = self.memory.committed(id) as usize;
+        if let Some(Job { timings, .. }) = self.jobs.get_mut(&id).filter(|job| job.first_token.is_none()) {
+            timings.prompt_tokens = timings.prompt_tokens.min(committed.saturating_sub(timings.cached_tokens));
+            timings.cached_tokens = timings.cached_tokens.min(committed);
         }
         if let Some(job) = self.end(id) {
             job.tell_done(finish);

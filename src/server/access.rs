@@ -13,7 +13,7 @@ use axum::{
 };
 use std::{net::IpAddr, sync::Arc};
 use subtle::{Choice, ConstantTimeEq};
-use tower_http::cors::{Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 /// API keys. Compared in a time that does not depend on how much of a key is right.
 #[derive(Clone, Default)]
@@ -46,6 +46,9 @@ impl Keys {
     }
 }
 
+/// What makes the name of a key's folder from its hash, so that the folder does not tell the hash of the key.
+const FOLDER: &str = "kvas 2026 folder of an API key";
+
 /// Who may ask, and what of others' they may begin with.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
@@ -57,6 +60,21 @@ pub struct Access {
     pub origins: Vec<String>,
     /// Who can reach the server.
     pub reach: Reach,
+}
+
+impl Access {
+    /// Whether there are callers who may not begin with what was read for others.
+    pub fn keeps_apart(&self) -> bool {
+        self.sharing == Sharing::PerKey && !self.keys.0.is_empty()
+    }
+
+    /// The folder that holds the files of a caller and of nobody else; none where all share everything. It is named after
+    /// the key, not after its place among the keys, which may change with the next start.
+    pub fn folder(&self, caller: Caller) -> Option<String> {
+        let number = usize::try_from(caller.scope.checked_sub(1)?).ok()?;
+        let hash = blake3::derive_key(FOLDER, self.keys.0.get(number)?.as_bytes());
+        Some(hash[..16].iter().map(|byte| format!("{byte:02x}")).collect())
+    }
 }
 
 /// Who can reach the server.
@@ -83,10 +101,13 @@ pub enum Sharing {
 /// Endpoints that need no key: whether the server lives, what it speaks, and the page that asks for one.
 const OPEN: &[&str] = &["/", "/health", "/v1/health", "/openapi.json", "/app.js", "/style.css", "/favicon.ico"];
 
-fn key(headers: &HeaderMap) -> Option<&str> {
-    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
-    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok())
+/// The keys of a request. Clients of one API send something in the header of another, too: any of them may be right.
+fn keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    // Names of schemes have no case.
+    let bearer = text(AUTHORIZATION.as_str()).and_then(|value| value.split_once(' '));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
+    bearer.into_iter().chain(text("x-api-key"))
 }
 
 /// Whether a request asks for a name that a server of this machine alone can have, or a listed one.
@@ -131,7 +152,9 @@ pub async fn check_origin(State(server): State<Arc<Server>>, request: Request, n
 
 /// The headers that let pages of the listed sites read replies.
 pub fn cross_origin(origins: &[String]) -> CorsLayer {
-    let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any).expose_headers(Any);
+    // Not `*`: browsers do not let that stand for `Authorization`.
+    let headers = AllowHeaders::mirror_request();
+    let layer = CorsLayer::new().allow_methods(Any).allow_headers(headers).expose_headers(Any);
     if origins.iter().any(|origin| origin == "*") {
         return layer.allow_origin(Any);
     }
@@ -144,7 +167,7 @@ pub async fn check(State(server): State<Arc<Server>>, mut request: Request, next
     let access = &server.access;
     let is_open = request.method() == Method::OPTIONS || OPEN.contains(&request.uri().path());
     if !access.keys.0.is_empty() && !is_open {
-        let Some(number) = key(request.headers()).and_then(|key| access.keys.find(key)) else {
+        let Some(number) = keys(request.headers()).find_map(|key| access.keys.find(key)) else {
             return ApiError::unauthorized("Invalid API key: expected one in Authorization: Bearer or x-api-key")
                 .into_response();
         };

@@ -2,13 +2,15 @@
 
 use super::{
     ApiError, Settings,
+    fields::wrong,
     generate::Ask,
     options::stage,
     served::{Generation, Served},
 };
 use crate::{
+    engine::Cache,
     grammar::{Grammar, Stage},
-    text::ReasoningMode,
+    text::{Bos, ReasoningMode, Special},
 };
 use serde_json::{Map, Value};
 
@@ -94,13 +96,13 @@ fn function(tool: &Value) -> (&str, bool) {
 
 /// The text of the prompt for a turn.
 pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
-    let mut messages = turn.messages.as_slice();
-    let mut begun = "";
-    if let (LastMessage::Continued, Some((last, before))) = (turn.last, messages.split_last())
-        && last["role"] == "assistant"
-    {
+    let (mut messages, mut generation) = (turn.messages.as_slice(), turn.generation);
+    let mut begun = String::new();
+    if let (LastMessage::Continued, Some((last, before))) = (turn.last, messages.split_last()) {
+        begun = to_go_on_with(last, before.len())?;
         messages = before;
-        begun = last["content"].as_str().unwrap_or_default();
+        // What is gone on with has begun as an answer does, whether a new one may begin or not.
+        generation = Generation::Begin;
     }
     if messages.is_empty() {
         return Err(ApiError::field("messages", "[], expected at least one message"));
@@ -110,8 +112,27 @@ pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
             return Err(ApiError::field(&format!("messages[{number}].role"), "missing, expected a text"));
         }
     }
-    let text = served.render(messages, &turn.tools, turn.variables.clone(), turn.generation)?;
-    Ok(text + begun)
+    let text = served.render(messages, &turn.tools, turn.variables.clone(), generation)?;
+    Ok(text + &begun)
+}
+
+/// The text of the last message, which the answer goes on with.
+fn to_go_on_with(message: &Value, number: usize) -> Result<String, ApiError> {
+    let field = |name: &str| format!("messages[{number}].{name}");
+    if message["role"] != "assistant" {
+        return Err(wrong(&field("role"), &message["role"], "assistant, to go on with the last message"));
+    }
+    if message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()) {
+        let what = "a message with calls cannot be gone on with, expected text only";
+        return Err(ApiError::field(&field("tool_calls"), what));
+    }
+    let part = |part: &Value| part["text"].as_str().filter(|_| part["type"] == "text").map(str::to_string);
+    let text = match &message["content"] {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => parts.iter().map(part).collect(),
+        _ => None,
+    };
+    text.ok_or_else(|| wrong(&field("content"), &message["content"], "a text or text parts, to go on with"))
 }
 
 /// Completes an ask with the prompt, the reader and the constraints of a turn.
@@ -121,7 +142,11 @@ pub fn complete(served: &Served, turn: &Turn, mut ask: Ask) -> Result<Ask, ApiEr
     let tools: &[Value] = if turn.choice == ToolChoice::Never { &[] } else { &turn.tools };
     ask.reader = Some(dialect.reader(&text, tools, turn.reasoning));
     ask.stages = stages(served, turn, tools, &text)?;
-    ask.prompt = served.encode(ask.wish.scope, &text);
+    ask.prompt = match ask.cache {
+        Cache::Use => served.encode(ask.wish.scope, &text),
+        // Nor does it depend on how others' text was cut into tokens.
+        Cache::Ignore => served.tokenizer.encode(&text, Special::Parse, Bos::Add),
+    };
     ask.text = Some(text);
     Ok(ask)
 }

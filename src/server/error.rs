@@ -7,6 +7,11 @@ use axum::{
 };
 use serde_json::{Value, json};
 
+/// The kind of a prompt that does not fit, as llama.cpp names it.
+const TOO_LONG: &str = "exceed_context_size_error";
+/// The kind of a model that is not there.
+const NO_MODEL: &str = "model_not_found";
+
 /// A request that cannot be carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
@@ -20,11 +25,13 @@ pub struct ApiError {
     pub param: Option<String>,
     /// Seconds after which it may work.
     pub retry_after: Option<u64>,
+    /// Tokens of a prompt that does not fit, and of the context.
+    pub sizes: Option<(usize, usize)>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: one_line(message.into()), param: None, retry_after: None }
+        Self { status, kind, message: one_line(message.into()), param: None, retry_after: None, sizes: None }
     }
 
     /// Something in the request is wrong.
@@ -40,12 +47,17 @@ impl ApiError {
     /// The prompt does not fit.
     pub fn too_long(tokens: usize, context: usize) -> Self {
         let message = format!("the prompt has {tokens} tokens, expected fewer than the context of {context}");
-        Self { kind: "exceed_context_size_error", ..Self::bad(message) }
+        Self { kind: TOO_LONG, sizes: Some((tokens, context)), ..Self::bad(message) }
     }
 
     /// There is no such thing.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+
+    /// There is no such model.
+    pub fn no_model(message: impl Into<String>) -> Self {
+        Self { kind: NO_MODEL, ..Self::not_found(message) }
     }
 
     /// The API key is missing or wrong.
@@ -74,10 +86,26 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// The object in a reply or an event, as OpenAI and llama.cpp have it.
+    /// The object in a reply or an event, as OpenAI has it: its code is a word that programs know, or null.
     pub fn body(&self) -> Value {
-        let (code, kind) = (self.status.as_u16(), self.kind);
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": code}})
+        let code = match (self.status, self.kind) {
+            (_, TOO_LONG) => Some("context_length_exceeded"),
+            (_, NO_MODEL) => Some("model_not_found"),
+            (StatusCode::UNAUTHORIZED, _) => Some("invalid_api_key"),
+            (_, _) => None,
+        };
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": code}})
+    }
+
+    /// The same as llama.cpp has it: its code is the status, and how much a prompt is too long is said in numbers.
+    pub fn native_body(&self) -> Value {
+        let mut body = self.body();
+        body["error"]["code"] = json!(self.status.as_u16());
+        if let Some((tokens, context)) = self.sizes {
+            body["error"]["n_prompt_tokens"] = json!(tokens);
+            body["error"]["n_ctx"] = json!(context);
+        }
+        body
     }
 }
 

@@ -15,7 +15,11 @@ enum Family {
     OpenAi,
     Anthropic,
     Ollama,
+    LlamaCpp,
 }
+
+/// OpenAI's endpoints without their prefix.
+const OPEN_AI: &[&str] = &["/chat/completions", "/embeddings", "/models"];
 
 impl Family {
     fn of(request: &Request) -> Self {
@@ -27,8 +31,10 @@ impl Family {
             || request.headers().contains_key("anthropic-version")
         {
             Self::Anthropic
-        } else {
+        } else if path.starts_with("/v1/") || OPEN_AI.contains(&path) {
             Self::OpenAi
+        } else {
+            Self::LlamaCpp
         }
     }
 }
@@ -41,6 +47,7 @@ pub async fn errors(request: Request, next: Next) -> Response {
         (Family::OpenAi, _) | (_, None) => return response,
         (Family::Anthropic, Some(error)) => anthropic::error_body(error),
         (Family::Ollama, Some(error)) => ollama::error_body(error),
+        (Family::LlamaCpp, Some(error)) => error.native_body(),
     };
     let (mut parts, _) = response.into_parts();
     // That of the other body.

@@ -3,6 +3,9 @@
 use super::ApiError;
 use serde_json::{Map, Value};
 
+/// Most tokens that are asked for; no context is as long.
+const MOST_TOKENS: usize = 1 << 30;
+
 /// The fields of an object of a request. Unknown fields are ignored, as clients of other servers send many.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
@@ -88,6 +91,19 @@ impl<'a> Fields<'a> {
             let count = usize::try_from(number).ok().filter(|count| (least..=most).contains(count));
             count.ok_or_else(|| ApiError::field(name, format!("{number}, expected {least} to {most}")))
         })
+    }
+
+    /// A number of tokens of at least `least`, under this name. More than there can be is as good as the most there can be.
+    pub fn tokens(&self, field: &str, least: usize) -> Result<Option<usize>, ApiError> {
+        let name = self.name(field);
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let number = match value.as_u64() {
+            Some(number) => i64::try_from(number).unwrap_or(i64::MAX),
+            None => whole(&name, value)?,
+        };
+        let count = usize::try_from(number).ok().filter(|count| *count >= least);
+        let refuse = || ApiError::field(&name, format!("{number}, expected at least {least}"));
+        count.map(|count| Some(count.min(MOST_TOKENS))).ok_or_else(refuse)
     }
 
     /// A list.

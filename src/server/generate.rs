@@ -17,7 +17,10 @@ use crate::{
     text::{AnswerReader, Control, Part},
 };
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, watch};
@@ -152,6 +155,59 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
     Ok(receiver)
 }
 
+/// The constraint of a request. If it cannot say what may come next, what was asked for is at fault, not the server.
+#[derive(Debug)]
+struct Asked {
+    constraint: AnswerConstraint,
+    gave_up: Arc<AtomicBool>,
+}
+
+impl Constraint for Asked {
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
+        let masked = self.constraint.mask(logits);
+        self.gave_up.fetch_or(masked.is_err(), Ordering::Relaxed);
+        masked
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        self.constraint.accept(token)
+    }
+}
+
+/// The constraint of these stages, if there are any.
+fn constraint(
+    served: &Served,
+    (stages, stop_tokens): (Vec<Stage>, &[u32]),
+    gave_up: &Arc<AtomicBool>,
+) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+    if stages.is_empty() {
+        return Ok(None);
+    }
+    let constraint = AnswerConstraint::new(served.vocabulary()?, stages, stop_tokens);
+    Ok(Some(Box::new(Asked { constraint, gave_up: gave_up.clone() })))
+}
+
+/// Waits for a slot, as long as the request has patience.
+async fn slot(
+    server: &Server,
+    served: &Arc<Served>,
+    wish: Wish,
+    (prompt, patience): (Arc<[u32]>, Option<Duration>),
+) -> Result<SlotGuard, ApiError> {
+    let waiting = served.slots.acquire(wish, prompt);
+    let slot = match patience {
+        None => waiting.await,
+        Some(patience) => match tokio::time::timeout(patience, waiting).await {
+            Ok(slot) => slot,
+            Err(_) => Err(ApiError::late("no slot became free in the time the request was given")),
+        },
+    };
+    if slot.as_ref().is_err_and(|error| error.status.is_server_error()) {
+        server.metrics.refused(&served.name);
+    }
+    slot
+}
+
 /// An answer on its way.
 struct Answering {
     server: Arc<Server>,
@@ -161,6 +217,8 @@ struct Answering {
     index: usize,
     events: mpsc::UnboundedReceiver<Event>,
     cancel: Cancel,
+    /// Whether the constraint could not be followed.
+    gave_up: Arc<AtomicBool>,
     text: AnswerText,
     reader: Option<AnswerReader>,
     /// The prompt, and its text if the next turn will repeat it.
@@ -197,18 +255,10 @@ impl Answering {
             EndOfAnswer::Never => Vec::new(),
         };
         let sampler = sampler(&ask.params, &served.tokenizer).map_err(ApiError::bad)?;
-        let constraint: Option<Box<dyn Constraint>> = match ask.stages {
-            stages if stages.is_empty() => None,
-            stages => Some(Box::new(AnswerConstraint::new(served.vocabulary()?, stages, &stop_tokens))),
-        };
+        let gave_up = Arc::new(AtomicBool::new(false));
+        let constraint = constraint(served, (ask.stages, &stop_tokens), &gave_up)?;
         let (wish, scope) = (ask.wish.clone(), ask.wish.scope);
-        let waiting = served.slots.acquire(wish, ask.prompt.as_slice().into());
-        let slot = match patience {
-            None => waiting.await?,
-            Some(patience) => tokio::time::timeout(patience, waiting)
-                .await
-                .map_err(|_| ApiError::late("no slot became free in the time the request was given"))??,
-        };
+        let slot = slot(server, served, wish, (ask.prompt.as_slice().into(), patience)).await?;
         let queued = began.elapsed();
         let ends = Ends {
             stop_tokens: stop_tokens.clone(),
@@ -242,6 +292,7 @@ impl Answering {
             index,
             events,
             cancel,
+            gave_up,
             text,
             reader: ask.reader,
             prompt: (ask.text, ask.prompt),
@@ -303,7 +354,10 @@ impl Answering {
                     self.token(id)
                 }
                 Some(Event::Done(finish, timings)) => return self.done(finish, timings, late),
-                Some(Event::Failed(what)) => return self.failed(ApiError::internal(what)),
+                Some(Event::Failed(what)) => {
+                    let error = self.fault(what);
+                    return self.failed(error);
+                }
                 None => return self.failed(ApiError::internal("the engine has stopped")),
             };
             if over {
@@ -369,7 +423,8 @@ impl Answering {
         }
         let rest = self.reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
         rest.into_iter().for_each(|part| self.send(Piece::Part(part)));
-        self.remember();
+        let read = timings.cached_tokens + timings.prompt_tokens;
+        self.remember(read);
         let reason = if late { "timeout" } else { finish.name() };
         self.server.metrics.finished(&self.served.name, reason, &timings, (self.began, self.queued));
         let stop_string = self.stopped.map(|at| self.stop_strings[at].clone());
@@ -381,19 +436,28 @@ impl Answering {
         let _ = pieces.send((index, Piece::Done(Box::new(end))));
     }
 
-    /// The next turn repeats what was read and written to the token.
-    fn remember(&mut self) {
+    /// The next turn repeats what was read and written to the token. Of a prompt, `read` tokens were.
+    fn remember(&mut self, read: usize) {
         let kept = match self.stopped {
             Some(_) => self.text.before_stop().1,
             None => self.tokens.len(),
         };
         let answer = generated(&self.tokens[..kept], &self.served.tokenizer);
         let (text, prompt) = std::mem::take(&mut self.prompt);
-        self.slot.holds([&prompt[..], answer].concat());
+        self.slot.holds([&prompt[..read.min(prompt.len())], answer].concat());
         if let Some(text) = text {
             let covered = if self.stopped.is_some() { self.text.before_stop().0 } else { self.written.len() };
             let reply = Replied { text: &self.written[..covered], tokens: answer };
             self.served.remember(self.scope, (text, prompt), &reply);
+        }
+    }
+
+    /// Whose fault it is that the engine could not go on.
+    fn fault(&self, what: String) -> ApiError {
+        if self.gave_up.load(Ordering::Relaxed) {
+            ApiError::bad(format!("{what}, expected a schema or grammar that can be followed to its end"))
+        } else {
+            ApiError::internal(what)
         }
     }
 

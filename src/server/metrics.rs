@@ -195,6 +195,11 @@ impl Metrics {
         self.requests.get_or_create(&Self::with_reason(model, "error")).inc();
     }
 
+    /// A request got no slot.
+    pub fn refused(&self, model: &str) {
+        self.requests.get_or_create(&Self::with_reason(model, "refused")).inc();
+    }
+
     /// Everything, in the text format.
     pub async fn text(&self, server: &Arc<Server>) -> String {
         for (name, served) in server.models.all() {

@@ -86,7 +86,7 @@ impl Models {
             (Some(name), _) => by_name(name).ok_or_else(|| {
                 let names: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
                 let message = format!("model: {name:?}, expected one of {}", names.join(", "));
-                ApiError { kind: "model_not_found", param: Some("model".into()), ..ApiError::not_found(message) }
+                ApiError { param: Some("model".into()), ..ApiError::no_model(message) }
             }),
             (None, []) => Err(ApiError::internal("there is no model")),
         }

@@ -5,7 +5,7 @@ use super::{
     fields::wrong,
     generate::{Ask, EndOfAnswer},
     served::Served,
-    slots::Wish,
+    slots::{Arrival, Wish},
 };
 use crate::{
     engine::Cache,
@@ -76,8 +76,13 @@ pub fn sampling(fields: &Fields<'_>, served: &Served) -> Result<SamplerParams, A
             set(ours, json!(fits.ok_or_else(|| ApiError::field(&fields.name(theirs), what()))?));
         }
     }
-    if let Some(seed) = fields.whole(&["seed"])? {
-        set("seed", json!(seed));
+    match fields.get("seed").and_then(Value::as_u64) {
+        Some(seed) => set("seed", json!(seed)),
+        None => {
+            if let Some(seed) = fields.whole(&["seed"])? {
+                set("seed", json!(seed));
+            }
+        }
     }
     if fields.get("dry_sequence_breakers").is_some() {
         set("dry_sequence_breakers", json!(fields.texts("dry_sequence_breakers")?));
@@ -105,7 +110,11 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
     let expected = "an object of token ids and numbers, or a list of pairs";
     let refuse = || wrong("logit_bias", value, expected);
     let pairs: Vec<(Value, Value)> = match value {
-        Value::Object(map) => map.iter().map(|(id, bias)| (json!(id), bias.clone())).collect(),
+        Value::Object(map) => {
+            // Names in JSON are texts; those of digits are ids here, where in a pair they would be text.
+            let token = |name: &str| name.parse::<u64>().map_or_else(|_| json!(name), |id| json!(id));
+            map.iter().map(|(name, bias)| (token(name), bias.clone())).collect()
+        }
         Value::Array(list) => {
             let pair = |item: &Value| match item.as_array().map(Vec::as_slice) {
                 Some([token, bias]) => Ok((token.clone(), bias.clone())),
@@ -122,10 +131,7 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
             bias => bias.as_f64().ok_or_else(refuse)? as f32,
         };
         let tokens: Vec<u32> = match &token {
-            Value::String(text) => match text.parse() {
-                Ok(id) => vec![id],
-                Err(_) => served.tokenizer.encode(text, Special::Parse, Bos::Omit),
-            },
+            Value::String(text) => served.tokenizer.encode(text, Special::Parse, Bos::Omit),
             id => vec![id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(refuse)?],
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= served.facts.vocab) {
@@ -170,14 +176,14 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         text: None,
         params: sampling(fields, served)?,
         max_tokens: length(fields)?,
-        min_tokens: fields.count(&["min_tokens"], (0, MOST_TOKENS))?.unwrap_or(0),
+        min_tokens: fields.tokens("min_tokens", 0)?.unwrap_or(0),
         stop_strings,
         end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
         likeliest: None,
         score: None,
         stages: Vec::new(),
         cache,
-        wish: Wish { slot, session: session.map(str::to_string), scope },
+        wish: Wish { slot, session: session.map(str::to_string), scope, arrival: Arrival::New },
         patience,
         reader: None,
         bound: bound(fields)?,
@@ -234,11 +240,11 @@ fn speculation(fields: &Fields<'_>, served: &Served) -> Result<speculation::Wish
 fn length(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     let mut lengths = Vec::new();
     for name in ["max_completion_tokens", "max_tokens", "n_predict"] {
-        match fields.whole(&[name])? {
+        match fields.get(name).map(Value::as_i64) {
             None => {}
-            // llama.cpp's way to say: to the end.
-            Some(-1) => lengths.push(None),
-            Some(_) => lengths.push(fields.count(&[name], (0, MOST_TOKENS))?),
+            // llama.cpp's ways to say: to the end of the answer, and of the context.
+            Some(Some(-2 | -1)) => lengths.push(None),
+            Some(_) => lengths.push(fields.tokens(name, 0)?),
         }
     }
     Ok(lengths.into_iter().next().flatten())
@@ -261,6 +267,9 @@ pub fn several(ask: Ask, count: usize) -> Vec<Ask> {
         let mut ask = ask.clone();
         ask.params.seed = ask.params.seed.map(|seed| seed.wrapping_add(index));
         ask.wish.slot = ask.wish.slot.filter(|_| index == 0);
+        if index > 0 {
+            ask.wish.arrival = Arrival::Admitted;
+        }
         ask
     };
     (0..count as u64).map(with_seed).collect()

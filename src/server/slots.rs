@@ -18,6 +18,18 @@ pub struct Wish {
     pub session: Option<String>,
     /// Whose data may be in the slot: only one with what this scope has left there is taken for its prefix.
     pub scope: u64,
+    /// Whether it may be refused.
+    pub arrival: Arrival,
+}
+
+/// Whether a wish for a slot begins a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Arrival {
+    /// It does, and is refused if too many wait or the server stops.
+    #[default]
+    New,
+    /// It is a further answer of a request that was let in, which has begun to be answered.
+    Admitted,
 }
 
 /// What a slot is doing.
@@ -153,7 +165,7 @@ impl Slots {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a slot, or waits for one, in the order of arrival. Refused if too many wait already.
+    /// Takes a slot, or waits for one, in the order of arrival. A new request is refused if too many wait already.
     pub async fn acquire(&self, wish: Wish, prompt: Arc<[u32]>) -> Result<SlotGuard, ApiError> {
         let waiting = {
             let mut state = self.state();
@@ -167,7 +179,8 @@ impl Slots {
                 return Ok(SlotGuard { slots: self.clone(), id, conversation });
             }
             state.waiting.retain(|waiter| !waiter.slot.is_closed());
-            if state.waiting.len() >= self.queue {
+            let is_new = |waiter: &&Waiter| waiter.wish.arrival == Arrival::New;
+            if wish.arrival == Arrival::New && state.waiting.iter().filter(is_new).count() >= self.queue {
                 let message = format!("all {count} slots are busy and {} requests wait already", self.queue);
                 return Err(ApiError::busy(message, 1));
             }
@@ -203,9 +216,9 @@ impl Slots {
         self.len() == 0
     }
 
-    /// Gives up who waits: the server stops.
+    /// Gives up requests that wait: the server stops. Further answers of those that do not wait go on waiting.
     pub fn close(&self) {
-        self.state().waiting.clear();
+        self.state().waiting.retain(|waiter| waiter.wish.arrival == Arrival::Admitted);
     }
 
     fn release(&self, id: usize) {

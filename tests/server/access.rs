@@ -4,7 +4,7 @@ use super::{
     host::Host,
     process::{MODEL, Process},
 };
-use kvas::server::{Keys, Reach};
+use kvas::server::{Keys, Reach, Sharing};
 use serde_json::{Value, json};
 use std::{
     io::{Read, Write},
@@ -40,6 +40,8 @@ fn a_key_is_needed_and_keeps_its_own() {
     assert_eq!(cached(&[("x-api-key", "one")]), 0);
     assert_eq!(cached(&[("x-api-key", "two")]), 0, "what was read for another key is not begun with");
     assert!(cached(&[("Authorization", &bearer("one"))]) > 10);
+    assert!(cached(&[("Authorization", "bearer one")]) > 10, "a scheme has no case");
+    assert!(cached(&[("Authorization", &bearer("three")), ("x-api-key", "one")]) > 10, "one of them is right");
 }
 
 #[test]
@@ -121,4 +123,56 @@ fn keys_come_from_a_file() {
             .map(ask);
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(statuses, [200, 200, 401, 401, 401, 401, 401]);
+}
+
+/// What is saved for one key is neither read nor overwritten with another, whatever the order of the keys.
+#[test]
+fn files_of_slots_belong_to_their_key() {
+    let folder = std::env::temp_dir().join(format!("kvas-test-slots-keys-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let start = |keys: [&str; 2], sharing| {
+        let folder = folder.clone();
+        Host::start(2, move |settings, access| {
+            settings.slot_save_path = Some(folder);
+            (access.keys, access.sharing) = (Keys::new(&keys.map(String::from)), sharing);
+        })
+    };
+    let host = start(["one", "two"], Sharing::PerKey);
+    let ask = |host: &Host, key: &str, path: &str, body: Value| {
+        host.send("POST", path, &[("x-api-key", key)], &body.to_string())
+    };
+    let file = json!({"filename": "story.kv"});
+    let story = json!({"prompt": "The secret of the fox is a hen.", "n_predict": 1, "id_slot": 0});
+    ask(&host, "one", "/completion", story).ok();
+    let saved = ask(&host, "one", "/slots/0?action=save", file.clone()).ok();
+    assert_eq!(ask(&host, "two", "/slots/1?action=restore", file.clone()).status, 404);
+    ask(&host, "two", "/completion", json!({"prompt": "Hi", "n_predict": 1, "id_slot": 1})).ok();
+    ask(&host, "two", "/slots/1?action=save", file.clone()).ok();
+    drop(host);
+    let host = start(["two", "one"], Sharing::PerKey);
+    let restored = ask(&host, "one", "/slots/1?action=restore", file.clone()).ok();
+    assert_eq!(restored["n_restored"], saved["n_saved"]);
+    drop(host);
+    // Who shares everything shares the folder, too.
+    let host = start(["one", "two"], Sharing::All);
+    assert_eq!(ask(&host, "one", "/slots/0?action=restore", file.clone()).status, 404);
+    ask(&host, "one", "/completion", json!({"prompt": "Hi", "n_predict": 1, "id_slot": 0})).ok();
+    ask(&host, "one", "/slots/0?action=save", file.clone()).ok();
+    ask(&host, "two", "/slots/0?action=restore", file).ok();
+    assert!(folder.join("story.kv").is_file());
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Browsers ask before they send a key, and do not take `*` for the name of its header.
+#[test]
+fn a_page_of_a_listed_site_may_send_its_key() {
+    let host = Host::start(1, |_, access| access.origins = vec!["https://kvas.example".into()]);
+    let headers = [
+        ("Origin", "https://kvas.example"),
+        ("Access-Control-Request-Method", "POST"),
+        ("Access-Control-Request-Headers", "authorization,content-type"),
+    ];
+    let reply = host.send("OPTIONS", "/v1/chat/completions", &headers, "");
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.header("access-control-allow-headers"), Some("authorization,content-type"));
 }

@@ -77,6 +77,11 @@ impl Opened {
 }
 
 impl Reply {
+    /// What a header says.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        header(&self.headers, name)
+    }
+
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.body.clone()).unwrap()
     }

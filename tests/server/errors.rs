@@ -1,7 +1,8 @@
 //! What is wrong with a request is named, in the form of its API; nothing of it is the server's fault.
 
 use super::host::Host;
-use serde_json::{Value, json};
+use kvas::server::Keys;
+use serde_json::{Map, Value, json};
 
 /// The message of an error, in whatever form.
 fn message(path: &str, body: &Value) -> String {
@@ -9,6 +10,11 @@ fn message(path: &str, body: &Value) -> String {
         path if path.starts_with("/api/") => &body["error"],
         path if path.starts_with("/v1/messages") => {
             assert_eq!(body["type"], "error", "{path}: {body}");
+            &body["error"]["message"]
+        }
+        path if path.starts_with("/v1/") => {
+            let code = &body["error"]["code"];
+            assert!(code.is_null() || code.is_string(), "{path}: {body}");
             &body["error"]["message"]
         }
         path => {
@@ -237,7 +243,47 @@ fn a_prompt_that_is_too_long_is_refused() {
         let reply = host.post(path, &body);
         assert_eq!(reply.status, 400, "{path}: {}", reply.text());
         assert!(message(path, &reply.json()).contains("context of 1024"), "{path}: {}", reply.text());
+        if path == "/v1/messages" {
+            assert!(message(path, &reply.json()).starts_with("prompt is too long: "), "{}", reply.text());
+        } else if path.starts_with("/v1/") {
+            assert_eq!(reply.json()["error"]["code"], "context_length_exceeded", "{path}");
+        }
     }
+    // llama.cpp's own endpoint has the numbers.
+    let error = host.post("/completion", &json!({"prompt": long})).json()["error"].clone();
+    assert_eq!((&error["code"], &error["n_ctx"]), (&json!(400), &json!(1024)), "{error}");
+    assert!(error["n_prompt_tokens"].as_u64().unwrap() > 2000, "{error}");
+}
+
+/// A schema that cannot be followed to its end is the request's fault.
+#[test]
+fn a_schema_that_is_too_large_is_refused() {
+    let properties: Map<String, Value> = (0..700).map(|n| (format!("p{n}"), json!({"type": "integer"}))).collect();
+    let body = json!({"prompt": "Hi", "json_schema": {"type": "object", "properties": properties}, "n_predict": 40});
+    let reply = Host::shared().post("/completion", &body);
+    assert_eq!(reply.status, 400, "{}", reply.text());
+}
+
+/// What says something to readers only does not keep a schema from being used.
+#[test]
+fn remarks_in_a_schema_are_ignored() {
+    let items = json!({"type": "integer", "format": "int32", "minimum": 0, "maximum": 9});
+    let list = json!({"type": "array", "items": items, "maxItems": 2, "uniqueItems": true});
+    let properties = json!({"format": {"type": "string", "format": "colour", "maxLength": 3}, "list": list});
+    let schema = json!({"type": "object", "properties": properties, "required": ["format", "list"]});
+    let body = json!({"prompt": "Hi", "json_schema": schema, "n_predict": 200, "temperature": 0});
+    let reply = Host::shared().post("/completion", &body).ok();
+    let said: Value = serde_json::from_str(reply["content"].as_str().unwrap()).unwrap();
+    assert!(said["format"].is_string() && said["list"].is_array(), "{said}");
+}
+
+#[test]
+fn the_code_of_an_error_is_a_word() {
+    let host = Host::shared();
+    assert_eq!(host.get("/v1/models/none").json()["error"]["code"], "model_not_found");
+    let keyed = Host::start(1, |_, access| access.keys = Keys::new(&["one".into()]));
+    assert_eq!(keyed.get("/v1/models").json()["error"]["code"], "invalid_api_key");
+    assert_eq!(keyed.get("/props").json()["error"]["code"], 401);
 }
 
 #[test]

@@ -179,3 +179,127 @@ fn a_request_may_hold_fewer_tokens_where_the_server_can() {
         assert!(reply.status == 400 && reply.text().contains(named), "{wrong}: {}", reply.text());
     }
 }
+
+/// The streamed reply has the tokens of each answer at the places where they are in its text.
+#[test]
+fn streamed_probabilities_belong_to_their_answer() {
+    let host = Host::shared();
+    for prompt in ["The fox and the hen", "\n"] {
+        let body = json!({
+            "prompt": prompt, "max_tokens": 6, "temperature": 1.5, "seed": 3, "n": 3, "echo": true, "logprobs": 1,
+            "stream": true,
+        });
+        let events = host.post("/v1/completions", &body).events();
+        for index in 0..3 {
+            let choices = events.iter().map(|(_, data)| &data["choices"][0]).filter(|one| one["index"] == index);
+            let (mut text, mut tokens) = (String::new(), String::new());
+            for choice in choices {
+                text += choice["text"].as_str().unwrap();
+                let logprobs = &choice["logprobs"];
+                for (number, token) in logprobs["tokens"].as_array().unwrap().iter().enumerate() {
+                    assert_eq!(logprobs["text_offset"][number], tokens.chars().count(), "{index}: {logprobs}");
+                    let (top, own) = (&logprobs["top_logprobs"][number], &logprobs["token_logprobs"][number]);
+                    assert_eq!(top.get(token.as_str().unwrap()).unwrap_or(&Value::Null), own, "{index}: {logprobs}");
+                    tokens += token.as_str().unwrap();
+                }
+            }
+            assert!(text.starts_with(prompt) && tokens == text, "{index}: {tokens:?} {text:?}");
+        }
+    }
+}
+
+/// More answers than slots and places in the queue: a request that was let in gets all of them.
+#[test]
+fn answers_of_one_request_are_not_refused() {
+    let host = Host::start(2, |settings, _| settings.queue = 1);
+    let body = json!({"prompt": "The fox", "max_tokens": 4, "n": 7});
+    let reply = host.post("/v1/completions", &body).ok();
+    assert_eq!(reply["choices"].as_array().unwrap().len(), 7);
+    let reply = host.post("/v1/embeddings", &json!({"input": ["a", "b", "c", "d", "e", "f"]})).ok();
+    assert_eq!(reply["data"].as_array().unwrap().len(), 6);
+}
+
+/// A last message is gone on with, whatever else is asked for, or refused.
+#[test]
+fn a_last_message_is_gone_on_with() {
+    let host = Host::shared();
+    let ask = |last: Value, begin: bool| {
+        let messages = json!([{"role": "user", "content": "Tell me of a fox."}, last]);
+        host.post(
+            "/apply-template",
+            &json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": begin}),
+        )
+    };
+    let said = |last: Value, begin: bool| ask(last, begin).ok()["prompt"].as_str().unwrap().to_string();
+    let text = said(json!({"role": "assistant", "content": "Once upon"}), true);
+    assert!(text.ends_with("Once upon"), "{text}");
+    assert_eq!(said(json!({"role": "assistant", "content": "Once upon"}), false), text);
+    let parts = json!([{"type": "text", "text": "Once"}, {"type": "text", "text": " upon"}]);
+    assert_eq!(said(json!({"role": "assistant", "content": parts}), true), text);
+    let call = json!([{"type": "function", "function": {"name": "x", "arguments": "{}"}}]);
+    for (last, name) in [
+        (json!({"role": "user", "content": "Hi"}), "messages[1].role"),
+        (json!({"role": "assistant", "content": "Hi", "tool_calls": call}), "messages[1].tool_calls"),
+        (json!({"role": "assistant", "content": null}), "messages[1].content"),
+        (json!({"role": "assistant", "content": [{"type": "image_url"}]}), "messages[1].content"),
+    ] {
+        let reply = ask(last, true);
+        assert!(reply.status == 400 && reply.text().contains(name), "{name}: {}", reply.text());
+    }
+}
+
+/// Without the cache neither the reply nor the tokens of its prompt depend on what was asked before.
+#[test]
+fn a_prompt_that_ignores_the_cache_is_cut_as_its_text() {
+    let host = Host::start(1, |_, _| {});
+    let mut messages = json!([{"role": "user", "content": "Tell me of a fox."}]);
+    let options = json!({"max_tokens": 40, "temperature": 2, "seed": 5, "top_k": 0, "top_p": 1, "min_p": 0});
+    let ask = |host: &Host, messages: &Value, cache: bool| {
+        let mut body = options.clone();
+        (body["messages"], body["cache_prompt"]) = (messages.clone(), json!(cache));
+        host.post("/v1/chat/completions", &body).ok()
+    };
+    let said = ask(&host, &messages, true)["choices"][0]["message"].clone();
+    messages.as_array_mut().unwrap().extend([said, json!({"role": "user", "content": "And of a hen?"})]);
+    let count = |reply: &Value| reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    let (cached, plain) = (ask(&host, &messages, true), ask(&host, &messages, false));
+    let fresh = ask(&Host::start(1, |_, _| {}), &messages, false);
+    assert_ne!(count(&cached), count(&fresh), "the text has one way to be cut only: this shows nothing");
+    assert_eq!(count(&plain), count(&fresh));
+    assert_eq!(plain["choices"][0]["message"], fresh["choices"][0]["message"]);
+}
+
+/// Lengths beyond any context, every seed, and texts in pairs of biases.
+#[test]
+fn large_numbers_and_texts_are_taken_as_they_are_meant() {
+    let host = Host::shared();
+    let large = json!(i32::MAX);
+    let ask = json!([{"role": "user", "content": "Hi."}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": ask, "max_tokens": large, "stop": ["e", "a", " "]})),
+        ("/completion", json!({"prompt": "Hi", "n_predict": -2, "stop": ["e", "a", " "]})),
+        ("/completion", json!({"prompt": "Hi", "n_predict": u64::MAX, "stop": ["e", "a", " "]})),
+        ("/completion", json!({"prompt": "Hi", "n_predict": 1, "seed": u64::MAX})),
+        ("/v1/messages", json!({"messages": ask, "max_tokens": large, "stop_sequences": ["e", "a", " "]})),
+        ("/v1/responses", json!({"input": "Hi", "max_output_tokens": large, "stop": ["e", "a", " "]})),
+        (
+            "/api/generate",
+            json!({"prompt": "Hi", "stream": false, "options": {"num_predict": large, "stop": ["e", "a", " "]}}),
+        ),
+    ] {
+        host.post(path, &body).ok();
+    }
+    let body = json!({"prompt": "Hi", "n_predict": 4, "temperature": 0, "logit_bias": [["7", 100]]});
+    assert_eq!(host.post("/completion", &body).ok()["content"], "7777");
+}
+
+/// Who got no slot is counted.
+#[test]
+fn a_refused_request_is_counted() {
+    let host = Host::start(1, |settings, _| settings.queue = 0);
+    let mut first = host.open("/completion", &json!({"prompt": "The fox", "n_predict": 900, "stream": true}));
+    assert!(first.piece().is_some());
+    assert_eq!(host.post("/completion", &json!({"prompt": "Hi"})).status, 503);
+    let text = host.get("/metrics").text();
+    assert!(text.contains("kvas_requests_total{model_name=\"tiny\",reason=\"refused\"} 1"), "{text}");
+}

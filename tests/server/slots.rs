@@ -146,3 +146,28 @@ fn who_leaves_frees_the_slot() {
         assert!(slot["next_token"]["n_decoded"].as_u64().unwrap() < 900, "{path}: {slot}");
     }
 }
+
+/// A request that is cancelled while its prompt is read leaves what was read of it, and no more.
+#[test]
+fn a_slot_holds_what_was_read() {
+    let folder = std::env::temp_dir().join(format!("kvas-test-slots-read-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let host = Host::start(1, |settings, _| settings.slot_save_path = Some(folder.clone()));
+    let prompt = format!("{STORY} ").repeat(30);
+    let tokens = host.post("/tokenize", &json!({"content": prompt})).ok()["tokens"].as_array().unwrap().len();
+    let mut body = json!({"prompt": prompt, "n_predict": 4, "temperature": 0, "timeout_ms": 5, "id_slot": 0});
+    let reply = host.post("/completion", &body).ok();
+    assert_eq!(reply["tokens_predicted"], 0, "it is cancelled before its first token: {reply}");
+    let held = host.get("/slots").ok()[0]["n_tokens"].as_u64().unwrap();
+    assert!((held as usize) < tokens, "{held} of {tokens}");
+    if held > 0 {
+        let file = json!({"filename": "begun.kv"});
+        assert_eq!(host.post("/slots/0?action=save", &file).ok()["n_saved"], held);
+        assert_eq!(host.post("/slots/0?action=restore", &file).ok()["n_restored"], held);
+    }
+    body["timeout_ms"] = Value::Null;
+    let again = host.post("/completion", &body).ok();
+    body["cache_prompt"] = json!(false);
+    assert_eq!(host.post("/completion", &body).ok()["content"], again["content"]);
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -139,6 +139,12 @@ impl Serve {
         let listener = self.listen()?;
         let reach = if listener.local_addr()?.ip().is_loopback() { Reach::Local } else { Reach::Network };
         let access = Access { keys: Keys::new(&self.keys()?), sharing, origins: self.cors_origin.clone(), reach };
+        if access.keeps_apart() && self.shelf.has_folder() {
+            // Files of one key would have to be told from those of another, also at the next start.
+            tracing::warn!(
+                "--snapshot-dir keeps nothing while API keys share nothing, expected --share-prefixes with it"
+            );
+        }
         let models = Models::new(&names, Arc::new(loader), params);
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });

@@ -20,9 +20,6 @@ use reply::MessageForm;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Most tokens that `max_tokens` may ask for.
-const MOST_TOKENS: usize = 1 << 30;
-
 /// `/v1/messages`: answers a conversation.
 pub async fn messages(
     State(server): State<Arc<Server>>,
@@ -31,7 +28,7 @@ pub async fn messages(
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let max_tokens = fields.count(&["max_tokens"], (1, MOST_TOKENS))?;
+    let max_tokens = fields.tokens("max_tokens", 1)?;
     let max_tokens = max_tokens.ok_or_else(|| ApiError::field("max_tokens", "missing, expected a number of tokens"))?;
     let turn = turn(&fields, &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
@@ -76,5 +73,15 @@ pub fn error_body(error: &ApiError) -> Value {
         500.. => "api_error",
         _ => "invalid_request_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.message}})
+    let message = match error.sizes {
+        // What its clients look for, to shorten the conversation and ask again.
+        Some((tokens, context)) => {
+            let most = context.saturating_sub(1);
+            format!(
+                "prompt is too long: {tokens} tokens > {most} maximum, expected fewer than the context of {context}"
+            )
+        }
+        None => error.message.clone(),
+    };
+    json!({"type": "error", "error": {"type": kind, "message": message}})
 }

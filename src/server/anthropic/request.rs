@@ -41,7 +41,7 @@ fn thinking(fields: &Fields<'_>, prefilled: bool, turn: &mut Turn) -> Result<(),
             Some("disabled") => Some(false),
             Some("adaptive") => Some(true),
             Some("enabled") => {
-                turn.budget = thinking.count(&["budget_tokens"], (1, super::MOST_TOKENS))?.or(turn.budget);
+                turn.budget = thinking.tokens("budget_tokens", 1)?.or(turn.budget);
                 Some(true)
             }
             _ => return Err(wrong("thinking.type", &thinking.map()["type"], expected)),

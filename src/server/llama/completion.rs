@@ -9,6 +9,7 @@ use crate::{
         openai::{completions::prompts, timings},
         options,
         served::Served,
+        slots::Arrival,
         stream::{self, Form, Message, Wire},
         whole::{Whole, collect},
     },
@@ -52,7 +53,10 @@ pub async fn completion(
         return Ok(stream::respond(generate::begin(&server, &served, asks).await?, 1, form, Wire::Events));
     }
     let mut replies = Vec::new();
-    for (index, ask) in asks.into_iter().enumerate() {
+    for (index, mut ask) in asks.into_iter().enumerate() {
+        if index > 0 {
+            ask.wish.arrival = Arrival::Admitted;
+        }
         let answers = collect(generate::begin(&server, &served, vec![ask]).await?, 1).await?;
         replies.extend(answers.iter().map(|answer| form.whole(index, answer)));
     }
@@ -189,6 +193,6 @@ impl Form for NativeForm {
     }
 
     fn error(&mut self, error: &ApiError) -> Message {
-        Message::plain(error.body())
+        Message::plain(error.native_body())
     }
 }

@@ -90,7 +90,7 @@ pub async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
 pub async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
     let all = server.models.all();
     let found = all.iter().find(|(known, _)| *known == name);
-    let (name, served) = found.ok_or_else(|| ApiError::not_found(format!("there is no model {name:?}")))?;
+    let (name, served) = found.ok_or_else(|| ApiError::no_model(format!("there is no model {name:?}")))?;
     Ok(Json(describe(name, served.as_deref())))
 }
 

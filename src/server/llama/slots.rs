@@ -6,7 +6,7 @@ use crate::{
     server::{
         ApiError, Body, Caller, Fields, Path, Query, Server,
         served::Served,
-        slots::{Doing, SlotGuard, SlotView, Wish},
+        slots::{Arrival, Doing, SlotGuard, SlotView, Wish},
     },
     session::{Session, Writer},
 };
@@ -69,8 +69,8 @@ pub async fn act(
         return Err(ApiError::not_found(format!("slot {id} holds nothing of this API key")));
     }
     match value("action").as_deref() {
-        Some("save") => save(&server, &served, &slot, &fields).await,
-        Some("restore") => restore(&server, &served, (id, caller), &fields).await,
+        Some("save") => save(&served, &slot, file(&server, caller, &fields)?).await,
+        Some("restore") => restore(&served, (id, caller), file(&server, caller, &fields)?).await,
         Some("erase") => erase(&served, (id, caller)).await,
         Some("fork") => fork(&served, &slot, caller, &fields).await,
         other => {
@@ -80,8 +80,9 @@ pub async fn act(
     }
 }
 
-/// The file a request names: a plain name in the folder the server was started with.
-fn file(server: &Server, fields: &Fields<'_>) -> Result<(String, PathBuf), ApiError> {
+/// The file a request names: a plain name in the folder the server was started with, or, where API keys share nothing, in
+/// the caller's own below it.
+fn file(server: &Server, caller: Caller, fields: &Fields<'_>) -> Result<(String, PathBuf), ApiError> {
     let folder = server.settings.slot_save_path.as_ref();
     let folder = folder.ok_or_else(|| ApiError::not_supported("the server was started without --slot-save-path"))?;
     let name = fields.need("filename", "a name")?;
@@ -90,7 +91,10 @@ fn file(server: &Server, fields: &Fields<'_>) -> Result<(String, PathBuf), ApiEr
         !name.is_empty() && name.len() <= 128 && !name.starts_with('.') && name.chars().all(allowed)
     };
     match name.as_str().filter(|name| plain(name)) {
-        Some(name) => Ok((name.to_string(), folder.join(name))),
+        Some(name) => match server.access.folder(caller) {
+            Some(own) => Ok((name.to_string(), folder.join(own).join(name))),
+            None => Ok((name.to_string(), folder.join(name))),
+        },
         None => Err(ApiError::field("filename", "expected letters, digits, - _ and . only, no leading dot")),
     }
 }
@@ -98,17 +102,11 @@ fn file(server: &Server, fields: &Fields<'_>) -> Result<(String, PathBuf), ApiEr
 /// Takes an idle slot, so that nothing changes in it meanwhile.
 async fn take(served: &Served, (id, caller): (usize, Caller)) -> Result<SlotGuard, ApiError> {
     let before = served.slot(id)?;
-    let wish = Wish { slot: Some(id), session: before.session, scope: caller.scope };
+    let wish = Wish { slot: Some(id), session: before.session, scope: caller.scope, arrival: Arrival::New };
     served.slots.acquire(wish, Arc::from([])).await
 }
 
-async fn save(
-    server: &Arc<Server>,
-    served: &Arc<Served>,
-    slot: &SlotView,
-    fields: &Fields<'_>,
-) -> Result<Json<Value>, ApiError> {
-    let (name, path) = file(server, fields)?;
+async fn save(served: &Arc<Served>, slot: &SlotView, (name, path): (String, PathBuf)) -> Result<Json<Value>, ApiError> {
     if slot.doing != Doing::Idle {
         return Err(ApiError::busy(format!("slot {} serves a request, expected it to be idle", slot.id), 1));
     }
@@ -119,6 +117,9 @@ async fn save(
     }
     let (count, id, conversation) = (tokens.len(), served.id.clone(), slot.conversation);
     let write = move |engine: &crate::engine::EngineHandle| {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(|error| format!("--slot-save-path: {error}"))?;
+        }
         engine.save(conversation, Writer::new(&path, &id, tokens, String::new()))
     };
     let bytes = served.ask_engine(write).await?;
@@ -129,12 +130,10 @@ async fn save(
 }
 
 async fn restore(
-    server: &Arc<Server>,
     served: &Arc<Served>,
     (id, caller): (usize, Caller),
-    fields: &Fields<'_>,
+    (name, path): (String, PathBuf),
 ) -> Result<Json<Value>, ApiError> {
-    let (name, path) = file(server, fields)?;
     if !path.exists() {
         return Err(ApiError::not_found(format!("filename: there is no file {name}")));
     }

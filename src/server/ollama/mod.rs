@@ -97,10 +97,10 @@ fn ask(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Ask, ApiE
         None => Fields::within(&none, "options")?,
     };
     let mut ask = options::ask(&of, served, caller.scope)?;
-    ask.max_tokens = match of.whole(&["num_predict"])? {
+    ask.max_tokens = match of.get("num_predict").and_then(Value::as_i64) {
         // To the end of the answer, and to the end of the context.
         Some(-2 | -1) => None,
-        _ => of.count(&["num_predict"], (0, 1 << 30))?,
+        _ => of.tokens("num_predict", 0)?,
     };
     Ok(ask)
 }

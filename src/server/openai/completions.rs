@@ -9,6 +9,7 @@ use crate::{
         generate::{self, Ask, End, Piece, TokenPiece},
         options,
         served::{Served, now},
+        slots::Arrival,
         stream::{self, Form, Message, Wire},
         whole::{Whole, collect},
     },
@@ -49,8 +50,9 @@ pub async fn completions(
         return wanted.stream(&server, &served, head).await;
     }
     let (mut choices, mut ends) = (Vec::new(), Vec::new());
-    for prompt in &wanted.prompts {
-        for answer in wanted.answer(&server, &served, prompt).await? {
+    for (number, prompt) in wanted.prompts.iter().enumerate() {
+        let arrival = if number == 0 { Arrival::New } else { Arrival::Admitted };
+        for answer in wanted.answer(&server, &served, (prompt, arrival)).await? {
             choices.push(wanted.choice(&served, choices.len(), prompt, &answer));
             ends.push(answer.end);
         }
@@ -160,9 +162,11 @@ impl Wanted {
         &self,
         server: &Arc<Server>,
         served: &Arc<Served>,
-        prompt: &Prompt,
+        (prompt, arrival): (&Prompt, Arrival),
     ) -> Result<Vec<Whole>, ApiError> {
-        let asks = options::several(self.ask(prompt), self.best_of);
+        let mut ask = self.ask(prompt);
+        ask.wish.arrival = arrival;
+        let asks = options::several(ask, self.best_of);
         let mut answers = collect(generate::begin(server, served, asks).await?, self.best_of).await?;
         if self.best_of > self.answers {
             let mean = |answer: &Whole| {
@@ -178,7 +182,8 @@ impl Wanted {
     fn choice(&self, served: &Served, index: usize, prompt: &Prompt, answer: &Whole) -> Value {
         let before = self.echo.map_or("", |()| &prompt.text);
         let first = prompt.tokens.first().copied().filter(|_| self.echo.is_some());
-        let logprobs = self.ask.likeliest.map(|_| Legacy::new(served).of(first, &answer.prompt, &answer.tokens));
+        let legacy = |_| Legacy::new(served).of(first, (&answer.prompt, &answer.tokens), &mut 0);
+        let logprobs = self.ask.likeliest.map(legacy);
         json!({
             "index": index,
             "text": format!("{before}{}", answer.content),
@@ -207,8 +212,8 @@ impl Wanted {
         let pieces = generate::begin(server, served, asks).await?;
         let before = self.echo.map(|()| prompt.text.clone());
         let answers = self.answers;
-        let form =
-            TextForm { head, served: served.clone(), wanted: self, before, prompt: vec![], said: vec![], ends: vec![] };
+        let untold = (0..answers).map(|_| Untold::default()).collect();
+        let form = TextForm { head, served: served.clone(), wanted: self, before, untold, ends: vec![] };
         Ok(stream::respond(pieces, answers, form, Wire::EventsUntilDone))
     }
 }
@@ -223,18 +228,18 @@ impl<'a> Legacy<'a> {
         Self { served }
     }
 
-    /// Of the first token of an echoed prompt, which has no probability, of its others, and of the answer.
-    fn of(&self, first: Option<u32>, prompt: &[TokenPiece], answer: &[TokenPiece]) -> Value {
+    /// Of the first token of an echoed prompt, which has no probability, of its others, and of the answer. `offset` is how
+    /// many characters came before, and then how many are there.
+    fn of(&self, first: Option<u32>, (prompt, answer): (&[TokenPiece], &[TokenPiece]), offset: &mut usize) -> Value {
         let (mut texts, mut chosen, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
-        let mut offset = 0;
         let mut push = |bytes: &[u8], probabilities: Option<&Probabilities>| {
             let text = String::from_utf8_lossy(bytes).into_owned();
-            offsets.push(offset);
-            offset += text.chars().count();
-            texts.push(text);
+            offsets.push(*offset);
+            *offset += text.chars().count();
             let log_probability = |one: &Probabilities| one.chosen.log_probability.max(-9999.0);
             chosen.push(probabilities.map_or(Value::Null, |one| json!(log_probability(one))));
-            top.push(probabilities.map_or(Value::Null, |one| self.likeliest(one)));
+            top.push(probabilities.map_or(Value::Null, |one| self.likeliest(one, &text)));
+            texts.push(text);
         };
         if let Some(first) = first {
             push(self.served.tokenizer.piece_after(None, first, Control::Show).unwrap_or_default(), None);
@@ -245,11 +250,14 @@ impl<'a> Legacy<'a> {
         json!({"tokens": texts, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
     }
 
-    fn likeliest(&self, probabilities: &Probabilities) -> Value {
+    /// The likeliest tokens, and the one that was taken, whose text is `taken`.
+    fn likeliest(&self, probabilities: &Probabilities, taken: &str) -> Value {
         let mut map = Map::new();
-        for other in &probabilities.likeliest {
+        let chosen = &probabilities.chosen;
+        map.insert(taken.into(), json!(chosen.log_probability.max(-9999.0)));
+        for other in probabilities.likeliest.iter().filter(|other| other.token != chosen.token) {
             let bytes = self.served.tokenizer.piece(other.token, Control::Show).unwrap_or_default();
-            // Two tokens may have one text: the likelier one counts.
+            // Two tokens may have one text: the one that was taken counts, and the likelier one of others.
             let text = String::from_utf8_lossy(bytes).into_owned();
             map.entry(text).or_insert(json!(other.log_probability.max(-9999.0)));
         }
@@ -263,20 +271,30 @@ struct TextForm {
     served: Arc<Served>,
     wanted: Wanted,
     before: Option<String>,
-    prompt: Vec<TokenPiece>,
-    said: Vec<(usize, TokenPiece)>,
+    /// Of each answer.
+    untold: Vec<Untold>,
     ends: Vec<End>,
+}
+
+/// Tokens of an answer whose probabilities have not been sent yet.
+#[derive(Default)]
+struct Untold {
+    /// The first token of an echoed prompt.
+    first: Option<u32>,
+    /// Its others.
+    prompt: Vec<TokenPiece>,
+    answer: Vec<TokenPiece>,
+    /// How many characters were sent with their tokens.
+    offset: usize,
 }
 
 impl TextForm {
     fn chunk(&mut self, index: usize, text: &str, finish: Option<&End>) -> Message {
-        let tokens: Vec<TokenPiece> =
-            self.said.extract_if(.., |(of, _)| *of == index).map(|(_, token)| token).collect();
-        // An echoed prompt's probabilities are known when its text has been sent already: they come with the first token.
-        let prompt = std::mem::take(&mut self.prompt);
-        let first = self.wanted.prompts.first().and_then(|prompt| prompt.tokens.first().copied());
-        let first = first.filter(|_| !prompt.is_empty());
-        let logprobs = self.wanted.ask.likeliest.map(|_| Legacy::new(&self.served).of(first, &prompt, &tokens));
+        let untold = &mut self.untold[index];
+        let (first, prompt) = (untold.first.take(), std::mem::take(&mut untold.prompt));
+        let parts = (&prompt[..], &std::mem::take(&mut untold.answer)[..]);
+        let legacy = |_| Legacy::new(&self.served).of(first, parts, &mut untold.offset);
+        let logprobs = self.wanted.ask.likeliest.map(legacy);
         let mut chunk = self.head.clone();
         chunk["choices"] = json!([{
             "index": index,
@@ -291,18 +309,22 @@ impl TextForm {
 impl Form for TextForm {
     fn begin(&mut self) -> Vec<Message> {
         let Some(before) = self.before.take() else { return Vec::new() };
-        (0..self.wanted.answers).map(|index| self.chunk(index, &before, None)).collect()
+        let messages = (0..self.wanted.answers).map(|index| self.chunk(index, &before, None)).collect();
+        // An echoed prompt's probabilities are known when its text has been sent already: they come with the first token.
+        let first = self.wanted.prompts.first().and_then(|prompt| prompt.tokens.first().copied());
+        self.untold.iter_mut().for_each(|untold| untold.first = first);
+        messages
     }
 
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
         match piece {
             Piece::Token(token) => {
-                self.said.push((index, token));
+                self.untold[index].answer.push(token);
                 Vec::new()
             }
             Piece::Part(Part::Content(text)) => vec![self.chunk(index, &text, None)],
             Piece::OfPrompt(token) => {
-                self.prompt.push(token);
+                self.untold[index].prompt.push(token);
                 Vec::new()
             }
             Piece::Hidden(_) | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => {

@@ -9,6 +9,7 @@ use crate::{
         openai::completions::prompts,
         options,
         served::Served,
+        slots::Arrival,
         whole::collect,
     },
 };
@@ -78,9 +79,13 @@ pub async fn embed(
     let tokens = all.iter().map(Vec::len).sum();
     let ask =
         Ask { max_tokens: Some(0), score: Some(Score::Hidden(pooling)), ..options::ask(fields, served, caller.scope)? };
-    let one = |prompt| hidden(server, served, Ask { prompt, ..ask.clone() });
+    let one = |(number, prompt)| {
+        let mut ask = Ask { prompt, ..ask.clone() };
+        ask.wish.arrival = if number == 0 { Arrival::New } else { Arrival::Admitted };
+        hidden(server, served, ask)
+    };
     // As many at once as there are slots: more would only wait.
-    let vectors = stream::iter(all.into_iter().map(one)).buffered(served.slots.len());
+    let vectors = stream::iter(all.into_iter().enumerate().map(one)).buffered(served.slots.len());
     Ok((vectors.try_collect().await.map_err(of_input)?, tokens))
 }
 

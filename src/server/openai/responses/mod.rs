@@ -54,7 +54,7 @@ pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body
     messages.extend(input);
     let turn = turn(&fields, messages.clone(), &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
-    ask.max_tokens = fields.count(&["max_output_tokens"], (1, 1 << 30))?;
+    ask.max_tokens = fields.tokens("max_output_tokens", 1)?;
     ask.likeliest = likeliest(&fields)?;
     let ask = conversation::complete(&served, &turn, ask)?;
     let keep = fields.flag("store")?.unwrap_or(true);
