@@ -42,11 +42,10 @@ fn without_remarks(schema: &mut Value) {
             }
             fields.remove("uniqueItems");
             for (name, value) in fields.iter_mut().filter(|(name, _)| !VALUES.contains(&name.as_str())) {
-                match value {
-                    Value::Object(schemas) if BY_NAME.contains(&name.as_str()) => {
-                        schemas.values_mut().for_each(without_remarks);
-                    }
-                    value => without_remarks(value),
+                if let (true, Value::Object(schemas)) = (BY_NAME.contains(&name.as_str()), &mut *value) {
+                    schemas.values_mut().for_each(without_remarks);
+                } else {
+                    without_remarks(value);
                 }
             }
         }
