@@ -29,10 +29,10 @@ impl OutputFile {
     /// Creates a hidden file in the folder of `path`, where a rename to `path` is one step. A symbolic link is followed.
     ///
     /// # Errors
-    /// As [`check_output`], and `Io` if the hidden file cannot be created.
+    /// `Io` as [`output_target`], and if the hidden file cannot be created.
     pub fn create(path: &Path) -> Result<OutputFile, GgufError> {
         static CREATED: AtomicU64 = AtomicU64::new(0);
-        let target = resolved(path)?;
+        let target = output_target(path).map_err(|error| io_error(path, error))?;
         let name = target.file_name().unwrap_or_default().to_os_string();
         loop {
             let mut hidden = std::ffi::OsString::from(".");
@@ -112,13 +112,12 @@ pub fn abandon_outputs(end: impl FnOnce()) {
     end();
 }
 
-/// Whether a file could be written at `path`, said before the work that goes into it: it must be new or a regular file, in
-/// a folder that is there.
+/// Whether a file could be written at `path`, said before the work that goes into it.
 ///
 /// # Errors
-/// `Format` if it is something else, `Io` if the system says why it cannot be.
+/// `Io` as [`output_target`].
 pub fn check_output(path: &Path) -> Result<(), GgufError> {
-    resolved(path).map(|_| ())
+    output_target(path).map(|_| ()).map_err(|error| io_error(path, error))
 }
 
 /// Whether two paths lead to one file that is there.
@@ -136,12 +135,13 @@ pub fn is_same_file(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// The file behind the links of a path, if one can be written there.
-fn resolved(path: &Path) -> Result<PathBuf, GgufError> {
-    let unfit = |what: &str| {
-        let what = format!("{what}, expected a regular file or a new one");
-        Err(GgufError::Format { path: path.display().to_string(), what })
-    };
+/// The file behind the links of a path, if one can be written there: it must be new or a regular file, in a folder that is
+/// there.
+///
+/// # Errors
+/// What it is instead, or why the system refuses.
+pub fn output_target(path: &Path) -> std::io::Result<PathBuf> {
+    let unfit = |what: &str| Err(std::io::Error::other(format!("{what}, expected a regular file or a new one")));
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => return unfit("is a folder"),
         Ok(found) if !found.is_file() => return unfit("is no regular file but a device, a pipe or the like"),
@@ -161,8 +161,8 @@ fn resolved(path: &Path) -> Result<PathBuf, GgufError> {
     }
     match std::fs::metadata(folder_of(&target)) {
         Ok(folder) if folder.is_dir() => Ok(target),
-        Ok(_) => Err(io_error(path, std::io::ErrorKind::NotADirectory.into())),
-        Err(error) => Err(io_error(path, error)),
+        Ok(_) => Err(std::io::ErrorKind::NotADirectory.into()),
+        Err(error) => Err(error),
     }
 }
 

@@ -64,7 +64,7 @@ impl GgufWriter {
     ///
     /// # Errors
     /// `BadValue` or `WrongType` for an alignment or a key that cannot be written, `Tensor` if the sizes overflow,
-    /// `Format` if `path` is neither new nor a regular file, `Io` if the temporary file cannot be created or written.
+    /// `Io` if `path` is neither new nor a regular file, or the temporary file cannot be created or written.
     pub fn create(self, path: &Path) -> Result<OpenWriter, GgufError> {
         let header = self.header()?;
         let mut writer = OpenWriter {

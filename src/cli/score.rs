@@ -9,7 +9,7 @@ use kvas::{
     text::{Bos, Special},
 };
 use kvas_gguf::OutputFile;
-use serde_json::json;
+use safetensors::tensor::{Dtype, TensorView};
 use std::{
     io::Write,
     path::{Path, PathBuf},
@@ -84,22 +84,13 @@ impl Logits {
         }
         let mut logits: Vec<f32> = Vec::with_capacity(self.ids.len() * model.spec.vocab);
         score(&mut runner, &self.ids, |_, row| logits.extend_from_slice(row)).map_err(|what| anyhow!(what))?;
-        write(&self.output, [self.ids.len(), model.spec.vocab], &logits)?;
+        let shape = vec![self.ids.len(), model.spec.vocab];
+        let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&logits))?;
+        // The library would write it in place of whatever is there, for nobody but its owner to read.
+        let bytes = safetensors::serialize([("logits", view)], None)?;
+        let mut file = OutputFile::create(&self.output)?;
+        file.write_all(&bytes).with_context(|| self.output.display().to_string())?;
+        file.finish()?;
         Ok(0)
     }
-}
-
-/// Writes a safetensors file of one tensor: the length of its header, the header, the numbers. The library would write it
-/// in place of whatever is there, for nobody but its owner to read.
-fn write(path: &Path, shape: [usize; 2], logits: &[f32]) -> anyhow::Result<()> {
-    const ALIGNMENT: usize = 8;
-    let tensor = json!({"dtype": "F32", "shape": shape, "data_offsets": [0, size_of_val(logits)]});
-    let mut header = json!({"logits": tensor}).to_string();
-    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(ALIGNMENT) - header.len()));
-    let mut file = OutputFile::create(path)?;
-    let mut write = |bytes: &[u8]| file.write_all(bytes).with_context(|| path.display().to_string());
-    write(&(header.len() as u64).to_le_bytes())?;
-    write(header.as_bytes())?;
-    write(bytemuck::cast_slice(logits))?;
-    Ok(file.finish()?)
 }

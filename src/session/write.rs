@@ -5,6 +5,7 @@ use super::{
     claim::place,
     header::{self, Layout, Section, ShortenedLayout},
 };
+use kvas_gguf::output_target;
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{BufWriter, Seek, SeekFrom, Write},
@@ -218,10 +219,7 @@ impl Partial {
     /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
     fn create(target: &Path, durability: Durability, claim: Option<Claim>) -> Result<Self, SessionError> {
         let named = target;
-        let target = &followed(target).map_err(|error| fail(target, error))?;
-        if std::fs::metadata(target).is_ok_and(|target| !target.is_file()) {
-            return Err(fail(target, std::io::Error::other("not a regular file, expected one or none")));
-        }
+        let target = &output_target(target).map_err(|error| fail(target, error))?;
         let mut path = target.as_os_str().to_owned();
         path.push(".partial");
         let path = PathBuf::from(path);
@@ -256,20 +254,6 @@ impl Partial {
         Ok(bytes)
     }
 }
-
-/// The file that a name stands for, through links, as [`File::open`] would follow them; there need be none.
-fn followed(path: &Path) -> std::io::Result<PathBuf> {
-    let mut path = path.to_path_buf();
-    for _ in 0..LINKS {
-        // What is no link has no target.
-        let Ok(target) = std::fs::read_link(&path) else { return Ok(path) };
-        path = path.parent().unwrap_or(Path::new("")).join(target);
-    }
-    Err(std::io::Error::other(format!("more than {LINKS} links lead on from it, expected fewer")))
-}
-
-/// Most links from a name to a file.
-const LINKS: usize = 40;
 
 /// Opens a file at a path that nobody else has locked. `opened` is called before it is locked: until then whoever had it
 /// may have renamed it, and it is the target of others.
