@@ -1,6 +1,7 @@
 //! kvas: a local runtime for hybrid language models. A file becomes a spec, the spec a program, and a backend runs the
 //! program for the engine; see docs/ARCHITECTURE.md.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod arch;
 pub mod chat;
@@ -16,4 +17,5 @@ pub mod scheduler;
 pub mod server;
 pub mod session;
 pub mod speculation;
+pub mod stdio;
 pub mod text;

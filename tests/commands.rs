@@ -45,6 +45,9 @@ fn a_command_whose_output_nobody_reads_ends_without_a_word() {
         &["detokenize", "-m", model, "--ids", "5"],
         &["perplexity", "-f", story, "--chunks", "1", "-c", "8", "--json"],
         &["plan", "-m", model],
+        &["run", "-p", "a", "-n", "2"],
+        &["diff", "--ids", "1,2"],
+        &["selftest", "embed"],
         &["bench", "--help"],
     ] {
         let (reader, writer) = std::io::pipe().unwrap();

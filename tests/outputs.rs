@@ -215,24 +215,45 @@ fn nobody_has_to_listen() {
     let trial = Trial::new("deaf");
     let (model, out) = (trial.named("model.gguf"), trial.named("out"));
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    std::fs::write(trial.path("question"), "a\n/stats\n").unwrap();
+    let question = || std::fs::File::open(trial.path("question")).unwrap();
     for arguments in [
         &["quantize", &model, &out, "q8_0"][..],
         &["convert", "tests/data/goldens/llama", "-o", &out],
         &["imatrix", "-m", &model, "-f", STORY, "-o", &out, "-c", "16", "--chunks", "1"],
         &["perplexity", "-m", &model, "-f", STORY, "-c", "16", "--chunks", "1"],
+        &["run", "-p", "a", "-n", "2"],
+        &["chat", "-n", "2"],
+        &["chat", "--oops"],
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
-        let status = command.args(arguments).stdout(Stdio::null()).stderr(full()).status().unwrap();
-        assert_eq!(status.code(), Some(0), "{arguments:?}");
+        let status = command.args(arguments).stdin(question()).stdout(Stdio::null()).stderr(full()).status().unwrap();
+        let is_usage = arguments.contains(&"--oops");
+        assert_eq!(status.code(), Some(if is_usage { 2 } else { 0 }), "{arguments:?}");
     }
     for arguments in [
         &["perplexity", "-m", &model, "-f", STORY, "-c", "16", "--chunks", "1"][..],
         &["detokenize", "-m", &model, "--ids", "5"],
         &["doctor"],
         &["inspect", &model, "--json"],
+        &["plan", "-m", &model],
+        &["bench", "-p", "8", "-n", "2", "-r", "1"],
+        &["bench", "-p", "8", "-n", "0", "-r", "1", "--profile", "--json"],
+        &["bench-op", "pool_capacity", "--steps", "10"],
+        &["bench-op", "snapshot", "--turns", "1", "--tokens", "8", "-n", "2"],
+        &["selftest", "embed"],
+        &["diff", "--ids", "1,2"],
+        &["run", "-p", "a", "-n", "2"],
+        &["run", "-p", "a", "-n", "2", "--json"],
+        &["chat", "-n", "2"],
+        &["completions", "bash"],
+        &["--help"],
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).stdout(full()).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+        let output = command.args(arguments).stdin(question()).stdout(full()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.ends_with("error: stdout: No space left on device (os error 28)\n"), "{arguments:?}: {said}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The contract between the engine and a device: a closed set of ops, programs made of them, and the trait that
 //! runs programs. The engine plans; a backend computes. Knows no device, no architecture, no token text.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bands;
 pub mod conformance;

@@ -3,6 +3,7 @@
 
 #![cfg_attr(fuzzing, allow(dead_code, unused_imports, reason = "there is no kernel for a matrix unit then"))]
 #![allow(clippy::needless_range_loop, reason = "kernels index several arrays of registers by one number")]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod absorbed;
 mod arena;

@@ -25,6 +25,7 @@
 //! (headers into `HEADERS`), name the file in `units` of its op so that it is loaded at `prepare`, and launch it with
 //! `self.kernel("NAME", "op_algorithm_type")?.grid(..).block(..).arg(..).launch()`. What it needs besides its inputs
 //! and outputs is scratch, which all ops share and which is counted in `scratch_bytes` of its file.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod absorbed;
 mod compile;

@@ -2,6 +2,7 @@
 //!
 //! Knows no model and no device. Every number that comes from a file is checked before it is used, and every
 //! error names the file, key or tensor at fault and what was expected.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod error;
 mod header;

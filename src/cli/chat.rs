@@ -4,7 +4,9 @@ use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
     flags::{ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags},
+    note,
     policy::PolicyFlags,
+    print,
 };
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -92,7 +94,7 @@ impl Chat {
         let (chat, settings) = table.open(&mut model, &policy)?;
         let mut repl = Repl::new(table.begin(chat, &settings)?, settings, table.interrupted.clone());
         loop {
-            let asked = match repl.run().map_err(fail)? {
+            let asked = match repl.run()? {
                 Left::Quit => return Ok(0),
                 Left::Interrupted => return Ok(INTERRUPTED),
                 Left::Switching(asked) => asked,
@@ -101,7 +103,7 @@ impl Chat {
             let next = match next {
                 Ok(next) => next,
                 Err(error) => {
-                    repl.tell_policy(Err(format!("{error:#}")));
+                    repl.tell_policy(Err(format!("{error:#}")))?;
                     continue;
                 }
             };
@@ -116,7 +118,7 @@ impl Chat {
             };
             chat.resume(talk);
             repl = Repl::new(chat, settings, table.interrupted.clone());
-            repl.tell_policy(done);
+            repl.tell_policy(done)?;
         }
     }
 
@@ -210,8 +212,8 @@ impl Table<'_> {
         // From here on: loading the model takes a while.
         self.claim.iter().for_each(Claim::look);
         if let Some(session) = flags.session.as_deref().filter(|session| session.exists()) {
-            let note = chat.load(session, &self.id).map_err(fail)?;
-            note.into_iter().for_each(|note| eprintln!("{note}"));
+            let noted = chat.load(session, &self.id).map_err(fail)?;
+            noted.into_iter().for_each(|said| note(format_args!("{said}")));
             chat.settings = given(self.settings.clone(), std::mem::take(&mut chat.settings));
         }
         if let Some(system) = &flags.system {
@@ -221,9 +223,9 @@ impl Table<'_> {
             let named = flags.model.name();
             let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default();
             let (layers, context) = (self.layers, settings.sizes.context);
-            println!("{name}: {layers} layers, context {context} tokens; /help lists commands");
+            print(format_args!("{name}: {layers} layers, context {context} tokens; /help lists commands"))?;
             if let (Some(session), count @ 1..) = (&flags.session, chat.messages().len()) {
-                println!("{count} messages read from {}", session.display());
+                print(format_args!("{count} messages read from {}", session.display()))?;
             }
         }
         Ok(chat)

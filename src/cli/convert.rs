@@ -1,6 +1,6 @@
 //! `kvas convert`: a Hugging Face checkpoint to GGUF.
 
-use super::{note, output, progress};
+use super::{Stdout, note, output, progress};
 use clap::Args;
 use kvas_gguf::Quant;
 use kvas_tools::{
@@ -121,7 +121,7 @@ fn summarise(report: &ConvertReport) {
 }
 
 fn list(plan: &ConvertPlan) -> anyhow::Result<()> {
-    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut out = std::io::BufWriter::new(Stdout);
     writeln!(out, "architecture {}, {} keys", plan.architecture, plan.metadata.len())?;
     for tensor in &plan.tensors {
         let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();

@@ -3,6 +3,7 @@
 use super::{
     device::{self, Place, Wanted},
     flags::{Device, ModelFlags},
+    print,
     score::check_ids,
 };
 use anyhow::ensure;
@@ -55,19 +56,19 @@ impl Diff {
         for (flags, place) in [&self.model, &flags].into_iter().zip(&names) {
             backends.push(prepared(flags, &model, place, &ids)?);
         }
-        println!("{} against {}, {} tokens", names[0].name(), names[1].name(), ids.len());
+        print(format_args!("{} against {}, {} tokens", names[0].name(), names[1].name(), ids.len()))?;
         let mut parted = 0;
         for (number, op) in model.program.ops.iter().enumerate() {
             for (act, error) in one_op(&model, &mut backends, op, ids.len())? {
                 let parts = error.is_nan() || error > self.bound;
                 if self.all || (parts && parted == 0) {
                     let (name, act) = (op.name(), &model.program.act(act).name);
-                    println!("{number:>5} {name:<19} {act:<16} {error:.2e}");
+                    print(format_args!("{number:>5} {name:<19} {act:<16} {error:.2e}"))?;
                 }
                 parted += usize::from(parts);
             }
         }
-        println!("{parted} of {} ops part by more than {:.0e}", model.program.ops.len(), self.bound);
+        print(format_args!("{parted} of {} ops part by more than {:.0e}", model.program.ops.len(), self.bound))?;
         Ok(u8::from(parted > 0))
     }
 }

@@ -1,6 +1,6 @@
 //! `kvas doctor`: what this machine can do, and what is missing.
 
-use super::device::Place;
+use super::{Stdout, device::Place};
 use clap::Args;
 use indicatif::HumanBytes;
 use kvas_cpu::Isa;
@@ -26,7 +26,7 @@ impl Doctor {
         report.processor();
         report.memory();
         report.gpu()?;
-        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        let mut out = std::io::BufWriter::new(Stdout);
         for (what, found) in &report.found {
             writeln!(out, "{what:17} {found}")?;
         }

@@ -1,5 +1,6 @@
 //! `kvas inspect`: what is in a file.
 
+use super::Stdout;
 use clap::Args;
 use indicatif::HumanBytes;
 use kvas::{
@@ -38,7 +39,7 @@ impl Inspect {
         let file = GgufFile::open(&self.file)?;
         // A file need not be one that runs to be looked at.
         let spec = Header::of_file(&file).map_err(ModelError::from).and_then(|header| arch::read(&header));
-        let mut out = BufWriter::new(std::io::stdout().lock());
+        let mut out = BufWriter::new(Stdout);
         if self.json {
             serde_json::to_writer_pretty(&mut out, &as_json(&file, spec.as_ref().ok()))?;
             writeln!(out)?;

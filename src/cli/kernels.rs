@@ -1,5 +1,6 @@
 //! `kvas kernels`: machine code for GPUs, compiled ahead of time.
 
+use super::note;
 use anyhow::{Context, anyhow, ensure};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -49,18 +50,18 @@ impl Kernels {
         ensure!(!build.arch.is_empty(), "--arch names no architecture, expected one or more");
         let mut said = |line: &str| {
             if build.verbose {
-                eprintln!("{line}");
+                note(format_args!("{line}"));
             }
         };
         let archs = build.arch.join(", ");
         let Some(output) = build.output else {
             kvas_cuda::check_kernels(&build.arch, &mut said).map_err(|error| anyhow!(error))?;
-            eprintln!("all kernels compile for {archs}");
+            note(format_args!("all kernels compile for {archs}"));
             return Ok(0);
         };
         let image = kvas_cuda::build_image(&build.arch, &mut said).map_err(|error| anyhow!(error))?;
         std::fs::write(&output, &image).with_context(|| output.display().to_string())?;
-        eprintln!("{}: {archs}, {} bytes", output.display(), image.len());
+        note(format_args!("{}: {archs}, {} bytes", output.display(), image.len()));
         Ok(0)
     }
 }

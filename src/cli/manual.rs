@@ -1,6 +1,6 @@
 //! `kvas completions` and `kvas man`: what shells and `man` want to know of the commands, from the same text as `--help`.
 
-use super::Cli;
+use super::{Cli, Stdout};
 use anyhow::Context;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
@@ -20,7 +20,8 @@ impl Completions {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "kvas", &mut script);
-        std::io::stdout().write_all(&script)?;
+        Stdout.write_all(&script)?;
+        Stdout.flush()?;
         Ok(0)
     }
 }

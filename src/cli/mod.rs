@@ -30,7 +30,11 @@ mod serve;
 mod tokenize;
 
 use clap::{Parser, Subcommand};
-use std::{ffi::OsString, io::Write};
+pub(crate) use kvas::stdio::{Stdout, note, print};
+use std::{
+    ffi::OsString,
+    io::{IsTerminal, Write},
+};
 
 /// A local runtime for hybrid language models.
 #[derive(Debug, Parser)]
@@ -85,21 +89,24 @@ fn spelled_out(argument: OsString) -> OsString {
     }
 }
 
-/// Says something on stderr. Who started a server may have stopped listening; that must not end what it does.
-pub(crate) fn note(text: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-/// Prints a line on stdout. Unlike `println!` it is an error if nobody reads it, or if there is no room.
-pub(crate) fn print(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
-    writeln!(std::io::stdout(), "{text}")
-}
-
 /// The exit code of a command that was interrupted.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// The exit code of a command that was asked to end.
 pub(crate) const TERMINATED: u8 = 143;
+
+/// What is said in place of a command: help or the version, or on stderr why there is none. The exit code.
+fn tell(instead: &clap::Error) -> anyhow::Result<u8> {
+    let text = instead.render();
+    if instead.use_stderr() {
+        let _ = instead.print();
+    } else if std::io::stdout().is_terminal() {
+        write!(Stdout, "{}", text.ansi())?;
+    } else {
+        write!(Stdout, "{text}")?;
+    }
+    Ok(instead.exit_code() as u8)
+}
 
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {
@@ -108,7 +115,11 @@ pub(crate) fn main() -> anyhow::Result<u8> {
         arguments.push("chat".into());
     }
     let arguments = config::expand(arguments)?;
-    match Cli::parse_from(arguments).command {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(instead) => return tell(&instead),
+    };
+    match cli.command {
         Command::Run(command) => command.run(),
         Command::Chat(command) => command.run(),
         Command::Serve(command) => command.run(),

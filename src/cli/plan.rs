@@ -1,6 +1,7 @@
 //! `kvas plan`: the program that will run, what a model is made of, and the memory it will take.
 
 use super::{
+    Stdout,
     device::{self, Wanted},
     drafts::{DraftFlags, Planned},
     flags::ModelFlags,
@@ -55,7 +56,7 @@ impl Plan {
         let wanted = Wanted { outputs: rows, window: rows, ..WANTED };
         let planned = self.drafts.plan(&self.model, &model, wanted)?;
         let report = Report::new((&self.model, &model), (&planned, wanted), bound)?;
-        let mut out = std::io::stdout().lock();
+        let mut out = Stdout;
         if self.json {
             let mut object = report.as_json();
             if !self.memory {

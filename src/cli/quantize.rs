@@ -1,6 +1,6 @@
 //! `kvas quantize`: a GGUF file with its matrices in other formats.
 
-use super::{flags, note, output, progress};
+use super::{Stdout, flags, note, output, progress};
 use anyhow::{Context, bail};
 use clap::Args;
 use kvas_gguf::{GgufFile, Quant};
@@ -125,7 +125,7 @@ fn bits(plan: &QuantizePlan) -> f64 {
 }
 
 fn list(plan: &QuantizePlan) -> anyhow::Result<()> {
-    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut out = std::io::BufWriter::new(Stdout);
     for tensor in &plan.tensors {
         let shape: Vec<String> = tensor.source.shape.iter().map(u64::to_string).collect();
         let (name, stored, quant) = (&tensor.source.name, tensor.source.quant.name(), tensor.quant.name());

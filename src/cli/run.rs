@@ -1,11 +1,13 @@
 //! `kvas run`: one completion to stdout, statistics to stderr.
 
 use super::{
-    INTERRUPTED, device,
+    INTERRUPTED, Stdout, device,
     drafts::{DraftFlags, Prepared},
     flags::{ModelFlags, SamplingFlags},
     grammar::GrammarFlags,
+    note,
     policy::PolicyFlags,
+    print,
     score::check_ids,
 };
 use anyhow::{Context, anyhow, bail};
@@ -111,7 +113,7 @@ impl Run {
         let fail = |what: String| anyhow!(what);
         let conversation = engine.open().map_err(fail)?;
         let noted = known.map(|session| engine.load(Arc::new(session), Scope::default())).transpose().map_err(fail)?;
-        noted.flatten().into_iter().for_each(|note| eprintln!("{note}"));
+        noted.flatten().into_iter().for_each(|said| note(format_args!("{said}")));
         let request = Request {
             conversation: Some(conversation),
             max_tokens: asked.unwrap_or(usize::MAX),
@@ -125,8 +127,7 @@ impl Run {
         let mut written = Ok(());
         let mut sink = |text: &str| {
             if !self.json && written.is_ok() {
-                let mut out = std::io::stdout().lock();
-                written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+                written = Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush());
                 // Nobody reads any more: there is no point in going on.
                 interrupted.store(written.is_err() || interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }
@@ -140,7 +141,7 @@ impl Run {
             let writer = Writer::new(path, &id, [&prompt, generated].concat(), String::new());
             engine.save(conversation, writer).map_err(fail)?;
         }
-        self.report(&prompt, &done);
+        self.report(&prompt, &done)?;
         Ok(if done.finish == Finish::Cancelled { INTERRUPTED } else { 0 })
     }
 
@@ -183,7 +184,7 @@ impl Run {
         Ok(model.tokenizer.encode(&text, Special::Parse, Bos::Add))
     }
 
-    fn report(&self, prompt: &[u32], done: &Answer) {
+    fn report(&self, prompt: &[u32], done: &Answer) -> std::io::Result<()> {
         let timings = &done.timings;
         if self.json {
             let object = json!({
@@ -201,10 +202,10 @@ impl Run {
                     "draft_n_accepted": timings.accepted_tokens,
                 },
             });
-            println!("{object}");
-            return;
+            return print(format_args!("{object}"));
         }
-        println!();
-        eprintln!("{}", super::chat::statistics(timings));
+        print(format_args!(""))?;
+        note(format_args!("{}", super::chat::statistics(timings)));
+        Ok(())
     }
 }

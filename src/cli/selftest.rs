@@ -3,6 +3,7 @@
 use super::{
     device::Place,
     flags::{ComputeFlags, Device},
+    print,
 };
 use clap::Args;
 use kvas_backend::conformance::{self, Case, Table};
@@ -33,7 +34,7 @@ impl Selftest {
                     table.run(&place.bounded(case), &|| place.backend(), &mut |_| {});
                 }
             }
-            println!("{} ({})\n{table}\n", place.name(), place.describe());
+            print(format_args!("{} ({})\n{table}\n", place.name(), place.describe()))?;
             let (passed, all) = table.counts();
             all_passed &= passed == all;
         }

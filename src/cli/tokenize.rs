@@ -1,5 +1,6 @@
 //! `kvas tokenize` and `kvas detokenize`: text to ids and back. Vocabulary-only files will do.
 
+use super::Stdout;
 use anyhow::Context;
 use clap::Args;
 use kvas::text::{Bos, Control, Special, Tokenizer};
@@ -71,7 +72,7 @@ impl Tokenize {
         let piece =
             |id: &u32| tokenizer.piece(*id, Control::Show).map(|bytes| String::from_utf8_lossy(bytes).to_string());
         let pieces = ids.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
-        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        let mut out = std::io::BufWriter::new(Stdout);
         if self.json {
             writeln!(out, "{}", json!({"ids": ids, "pieces": pieces}))?;
         } else {

@@ -15,14 +15,16 @@ use crate::{
     memory::{Held, Usage},
     scheduler::Finish,
     session::{Claim, ModelId},
+    stdio::{Stdout, note, print},
 };
 use command::{COMMANDS, Command, Input, numbered, parse};
 use draw::Canvas;
 use editor::{Prompt, Typed};
 use policy::Switched;
+use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 use std::{
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -109,8 +111,8 @@ impl Repl {
         Self { chat, settings, interrupted, last: None, width: None }
     }
 
-    /// Runs until the user leaves, or wants the model prepared anew. Fails if the terminal does.
-    pub fn run(&mut self) -> Result<Left, String> {
+    /// Runs until the user leaves, or wants the model prepared anew. Fails if the terminal does, or nobody reads.
+    pub fn run(&mut self) -> io::Result<Left> {
         let left = self.listen();
         self.keep();
         left
@@ -122,18 +124,21 @@ impl Repl {
     }
 
     /// Says that `/policy` came to something: what, or in one line why it did not.
-    pub fn tell_policy(&self, done: Result<(), String>) {
+    pub fn tell_policy(&self, done: Result<(), String>) -> io::Result<()> {
         match done {
-            Ok(()) => println!(
+            Ok(()) => print(format_args!(
                 "{}\nthe model was prepared for it; the next question reads the conversation again",
                 self.settings.policies.describe(&self.chat)
-            ),
-            Err(error) => self.note(&error),
+            )),
+            Err(error) => {
+                self.note(&error);
+                Ok(())
+            }
         }
     }
 
-    fn listen(&mut self) -> Result<Left, String> {
-        let fail = |error: rustyline::error::ReadlineError| format!("terminal: {error}");
+    fn listen(&mut self) -> io::Result<Left> {
+        let fail = |error: ReadlineError| io::Error::new(kind(&error), format!("terminal: {error}"));
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
         let mut interrupts = 0;
         loop {
@@ -150,7 +155,7 @@ impl Repl {
                 }
                 Typed::Garbled => self.note("this input is not UTF-8 and was left out, expected UTF-8 text"),
                 Typed::Input(input) => {
-                    if let Next::Leave(left) = self.input(&input) {
+                    if let Next::Leave(left) = self.input(&input)? {
                         return Ok(left);
                     }
                 }
@@ -159,45 +164,54 @@ impl Repl {
         }
     }
 
-    fn input(&mut self, input: &str) -> Next {
+    fn input(&mut self, input: &str) -> io::Result<Next> {
         match parse(input) {
             Input::Empty => {}
             Input::Unknown(name) => self.note(&format!("{name} is no command, /help lists them")),
-            Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink)),
-            Input::Command(Command::Quit, _) => return Next::Leave(Left::Quit),
+            Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink))?,
+            Input::Command(Command::Quit, _) => return Ok(Next::Leave(Left::Quit)),
             Input::Command(Command::Policy, argument) => {
                 match self.settings.policies.switch(&mut self.chat, &argument) {
-                    Ok(Switched::Said(said)) => println!("{said}"),
-                    Ok(Switched::Prepare(asked)) => return Next::Leave(Left::Switching(asked)),
+                    Ok(Switched::Said(said)) => print(format_args!("{said}"))?,
+                    Ok(Switched::Prepare(asked)) => return Ok(Next::Leave(Left::Switching(asked))),
                     Err(error) => self.note(&error),
                 }
             }
-            Input::Command(Command::Regen, _) => self.answer(Chat::regenerate),
+            Input::Command(Command::Regen, _) => self.answer(Chat::regenerate)?,
             Input::Command(Command::Edit, argument) => match numbered(&argument) {
                 Some((number, text)) => {
-                    self.answer(|chat, interrupted, sink| chat.edit(number, &text, interrupted, sink));
+                    self.answer(|chat, interrupted, sink| chat.edit(number, &text, interrupted, sink))?;
                 }
                 None => self.note("/edit wants the number of a question and its new text; /show messages has both"),
             },
             Input::Command(command, argument) => match self.command(command, &argument) {
                 Ok(said) if said.is_empty() => {}
-                Ok(said) => println!("{said}"),
+                Ok(said) => print(format_args!("{said}"))?,
                 Err(error) => self.note(&error),
             },
         }
-        Next::Go
+        Ok(Next::Go)
     }
 
     /// Streams an answer, then says what it cost.
-    fn answer(&mut self, ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(&str)) -> Result<Answer, String>) {
+    fn answer(
+        &mut self,
+        ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(&str)) -> Result<Answer, String>,
+    ) -> io::Result<()> {
         self.interrupted.store(false, Ordering::Relaxed);
+        let mut written = Ok(());
         let mut sink = |text: &str| {
-            let mut out = std::io::stdout().lock();
-            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            if written.is_ok() {
+                written = Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush());
+                // Nobody reads any more: there is no point in going on.
+                self.interrupted.store(written.is_err() || self.interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
         };
-        match ask(&mut self.chat, &self.interrupted, &mut sink) {
+        let answer = ask(&mut self.chat, &self.interrupted, &mut sink);
+        written?;
+        match answer {
             Ok(answer) => {
-                println!();
+                print(format_args!(""))?;
                 let line = self.statistics(&answer.timings);
                 self.note(&format!("[{}{line}]", self.cut_off(&answer)));
                 self.last = Some(answer.timings);
@@ -206,6 +220,7 @@ impl Repl {
             Err(error) => self.note(&self.with_advice(error)),
         }
         self.interrupted.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Why an answer is not whole, unless it is, or as long as was asked for.
@@ -240,8 +255,8 @@ impl Repl {
     /// Something that is neither question nor answer.
     fn note(&self, text: &str) {
         match self.settings.colour {
-            Colour::On => eprintln!("\x1b[2m{text}\x1b[0m"),
-            Colour::Off => eprintln!("{text}"),
+            Colour::On => note(format_args!("\x1b[2m{text}\x1b[0m")),
+            Colour::Off => note(format_args!("{text}")),
         }
     }
 
@@ -390,6 +405,11 @@ impl Repl {
         lines.extend(self.last.map(|timings| format!("reuse     {}", timings.miss)));
         Ok(lines.join("\n"))
     }
+}
+
+/// The kind of a failure of the terminal, by which it is told whether there is nobody at it any more.
+fn kind(error: &ReadlineError) -> io::ErrorKind {
+    if let ReadlineError::Io(error) = error { error.kind() } else { io::ErrorKind::Other }
 }
 
 /// One line about a request: tokens and speed of both halves, and what was reused.

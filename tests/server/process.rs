@@ -121,15 +121,17 @@ fn an_answer_in_progress_ends_when_the_server_is_asked_to_stop() {
 
 /// Who started the server has gone, and with him the other end of its stderr.
 #[test]
-fn a_server_that_nobody_listens_to_stops_when_it_is_asked() {
+fn a_server_that_nobody_listens_to_answers_and_stops_when_it_is_asked() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
-    command.args(["serve", "--device", "cpu", "--port", "0", "-m", MODEL, "-c", "128"]);
+    command.args(["serve", "--device", "cpu", "--port", "0", "-m", MODEL, "-c", "128", "--verbose"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.contains("listening on http://")));
+    let listens = |line: String| Some(line.split_once("listening on http://")?.1.parse().unwrap());
+    let address = lines.by_ref().map_while(Result::ok).find_map(listens).unwrap();
     drop(lines);
-    let address = "127.0.0.1:9".parse().unwrap();
     let mut server = Process { child, address, said: Arc::default() };
+    // It would be in the log.
+    assert_eq!(server.get("/v1/models").status, 200);
     server.signal("TERM");
     assert_eq!(server.ended(), Some(0));
 }

@@ -1,4 +1,5 @@
 //! Tools that make and change model files.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod adapter;
 pub mod convert;

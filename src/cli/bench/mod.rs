@@ -6,6 +6,7 @@ use super::{
     device::{self, Place},
     flags::ModelFlags,
     policy::PolicyFlags,
+    print,
 };
 use anyhow::{anyhow, ensure};
 use clap::Args;
@@ -112,17 +113,20 @@ impl Bench {
         let limits = Limits { bytes_per_second: place.bandwidth()?, flops_per_second: place.compute_peak()? };
         if !self.json {
             let (gbs, gflops) = (limits.bytes_per_second / 1e9, limits.flops_per_second / 1e9);
-            println!("{}", capabilities(&place, gbs, gflops));
-            println!("loaded {gigabytes:.2} GB in {loaded:.2} s");
+            print(format_args!("{}", capabilities(&place, gbs, gflops)))?;
+            print(format_args!("loaded {gigabytes:.2} GB in {loaded:.2} s"))?;
             let (t, d, r) = ("test", "depth", "tokens/s");
-            println!("{t:>12} {d:>7} {r:>10} {:>7} {:>9} {:>7} {:>9} {:>7}", "±", "GB/s", "%", "GFLOP/s", "%");
+            print(format_args!(
+                "{t:>12} {d:>7} {r:>10} {:>7} {:>9} {:>7} {:>9} {:>7}",
+                "±", "GB/s", "%", "GFLOP/s", "%"
+            ))?;
         }
         for test in self.tests() {
             let rates = self.measure((&model, bound.as_ref()), &mut runner, test)?;
-            self.report((&model, &place), test, &rates, (limits, loaded));
+            self.report((&model, &place), test, &rates, (limits, loaded))?;
             if self.profile {
                 let kinds = self.profile((&model, bound.as_ref()), &mut runner, test)?;
-                profile::report(&kinds, self.json.then(|| test.name()), limits);
+                profile::report(&kinds, self.json.then(|| test.name()), limits)?;
             }
         }
         Ok(0)
@@ -211,7 +215,13 @@ impl Bench {
         Ok(rates)
     }
 
-    fn report(&self, (model, place): (&Model, &Place), test: Test, rates: &[f64], (limits, loaded): (Limits, f64)) {
+    fn report(
+        &self,
+        (model, place): (&Model, &Place),
+        test: Test,
+        rates: &[f64],
+        (limits, loaded): (Limits, f64),
+    ) -> std::io::Result<()> {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
         let deviation = (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
         let kv_type = self.model.run.kv_type(model).unwrap_or_default();
@@ -221,7 +231,7 @@ impl Bench {
         let shares = (bytes_rate / limits.bytes_per_second, flops_rate / limits.flops_per_second);
         let format = model.file.tensor("token_embd.weight").map_or("?", |info| info.quant.name());
         if self.json {
-            println!(
+            return print(format_args!(
                 "{}",
                 json!({
                     "test": test.name(), "n_prompt": test.prompt, "n_gen": test.generate, "depth": test.depth,
@@ -231,15 +241,14 @@ impl Bench {
                     "model": self.model.name(), "type": format, "device": place.name(),
                     "threads": self.model.run.compute.threads(), "load_seconds": loaded,
                 })
-            );
-            return;
+            ));
         }
         let (name, depth) = (test.name(), test.depth);
         let (gbs, gflops) = (bytes_rate / 1e9, flops_rate / 1e9);
         let (bandwidth, compute) = (shares.0 * 100.0, shares.1 * 100.0);
-        println!(
+        print(format_args!(
             "{name:>12} {depth:>7} {mean:>10.2} {deviation:>7.2} {gbs:>9.2} {bandwidth:>6.1}% {gflops:>9.1} {compute:>6.1}%"
-        );
+        ))
     }
 }
 

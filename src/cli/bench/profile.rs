@@ -1,6 +1,7 @@
 //! Where the time of a step goes: ops one after the other, by kind, each against what it must move and compute.
 
 use super::Limits;
+use crate::cli::print;
 use kvas::{
     engine::Runner,
     model::traffic::{op_traffic, stored_as},
@@ -126,11 +127,11 @@ fn wait_for_nothing(runner: &mut Runner) -> Result<Duration, DeviceError> {
 }
 
 /// Prints the kinds, or one JSON object for each with the name of the test.
-pub(super) fn report(kinds: &[Kind], json_for: Option<String>, limits: Limits) {
+pub(super) fn report(kinds: &[Kind], json_for: Option<String>, limits: Limits) -> std::io::Result<()> {
     let all: f64 = kinds.iter().map(|kind| kind.seconds).sum();
     if json_for.is_none() {
         let (op, n, t) = ("op", "calls", "us each");
-        println!("{op:>28} {n:>6} {:>6} {t:>9} {:>9} {:>6} {:>9} {:>6}", "time", "GB/s", "", "GFLOP/s", "");
+        print(format_args!("{op:>28} {n:>6} {:>6} {t:>9} {:>9} {:>6} {:>9} {:>6}", "time", "GB/s", "", "GFLOP/s", ""))?;
     }
     for kind in kinds {
         let [bytes_rate, flops_rate] = [kind.bytes, kind.flops].map(|work| work / kind.seconds.max(1e-9));
@@ -138,17 +139,17 @@ pub(super) fn report(kinds: &[Kind], json_for: Option<String>, limits: Limits) {
         let shares = [bytes_rate / limits.bytes_per_second, flops_rate / limits.flops_per_second];
         let each = kind.seconds / kind.calls as f64;
         if let Some(test) = &json_for {
-            println!(
+            print(format_args!(
                 "{}",
                 json!({
                     "test": test, "op": kind.name, "calls": kind.calls, "seconds": kind.seconds, "time_share": share,
                     "bytes": kind.bytes, "bandwidth_gbs": bytes_rate / 1e9, "bandwidth_share": shares[0],
                     "gflops": flops_rate / 1e9, "compute_share": shares[1],
                 })
-            );
+            ))?;
             continue;
         }
-        println!(
+        print(format_args!(
             "{:>28} {:>6} {:>5.1}% {:>9.1} {:>9.2} {:>5.1}% {:>9.1} {:>5.1}%",
             kind.name,
             kind.calls,
@@ -158,6 +159,7 @@ pub(super) fn report(kinds: &[Kind], json_for: Option<String>, limits: Limits) {
             100.0 * shares[0],
             flops_rate / 1e9,
             100.0 * shares[1]
-        );
+        ))?;
     }
+    Ok(())
 }

@@ -63,7 +63,7 @@ impl Concurrency {
             "{} bytes, {} tokens of context; MiB per sequence and sequences that fit\n{:>22} {:>3} {:>9} {:>9} {:>6} {:>9} {:>6} {:>7}",
             self.budget, self.ctx, "", "T", "pages", "copies", "fit", "replay", "fit", "ratio"
         );
-        report.say(&heading, &json!({ "op": "concurrency", "budget": self.budget, "ctx": self.ctx }));
+        report.say(&heading, &json!({ "op": "concurrency", "budget": self.budget, "ctx": self.ctx }))?;
         for preset in self.presets()? {
             let program = preset.program()?;
             for &window in &self.windows {
@@ -111,7 +111,7 @@ impl Concurrency {
                 "sequences_with_copies": with_copies, "replay_bytes": replayed.slot,
                 "sequences_with_replay": with_replay, "ratio": ratio,
             }),
-        );
+        )?;
         Ok(())
     }
 

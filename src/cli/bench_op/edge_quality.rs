@@ -5,6 +5,7 @@ use super::questions::{Question, questions};
 use crate::cli::{
     device,
     flags::ModelFlags,
+    print,
     score::{SCORED_ROWS, check_ids},
 };
 use anyhow::{Context, anyhow, bail, ensure};
@@ -142,7 +143,7 @@ impl EdgeQuality {
         let plain = model.program.clone();
         for (number, method) in all.iter().enumerate() {
             let found = self.measure((&mut model, &plain), (*method, &trained), (&text, &asked))?;
-            self.say(number == 0, *method, &found);
+            self.say(number == 0, *method, &found)?;
         }
         Ok(0)
     }
@@ -221,7 +222,7 @@ impl EdgeQuality {
         Ok(losses)
     }
 
-    fn say(&self, is_first: bool, method: Method, found: &Found) {
+    fn say(&self, is_first: bool, method: Method, found: &Found) -> std::io::Result<()> {
         // A part that the text does not reach has no tokens.
         let parts = self.from.iter().zip(&found.losses).filter(|(_, (_, count))| *count > 0);
         let parts: Vec<(u32, f64)> = parts.map(|(from, (sum, count))| (*from, (sum / *count as f64).exp())).collect();
@@ -235,16 +236,15 @@ impl EdgeQuality {
             let line = json!({
                 "method": method.title(), "perplexity": perplexity, "perplexity_of_all": whole, "answers": answers,
             });
-            println!("{line}");
-            return;
+            return print(format_args!("{line}"));
         }
         let heads = parts.iter().map(|(from, _)| format!("from {from}")).chain(whole.map(|_| "all".into()));
         let heads: Vec<String> = heads.chain(found.answers.keys().map(|group| format!("answers {group}"))).collect();
         if is_first {
-            println!("| method | {} |\n|---|{}", heads.join(" | "), "---|".repeat(heads.len()));
+            print(format_args!("| method | {} |\n|---|{}", heads.join(" | "), "---|".repeat(heads.len())))?;
         }
         let numbers = parts.iter().map(|(_, ppl)| *ppl).chain(whole).chain(found.answers.values().map(share));
         let numbers: Vec<String> = numbers.map(|number| format!("{number:.2}")).collect();
-        println!("| {} | {} |", method.title(), numbers.join(" | "));
+        print(format_args!("| {} | {} |", method.title(), numbers.join(" | ")))
     }
 }

@@ -163,11 +163,11 @@ impl EdgeTtft {
         let mut report = Report::new(self.form);
         let heads = ["n", "ms to first", "us/token", "us absorb", "tokens/s", "longest ms", "held", "MB"];
         let heads: String = heads.iter().map(|head| format!(" {head:>11}")).collect();
-        report.say(&format!("{:<10}{heads}", ""), &json!({"op": "edge_ttft", "segments": segment}));
+        report.say(&format!("{:<10}{heads}", ""), &json!({"op": "edge_ttft", "segments": segment}))?;
         for prompt in self.prompts.iter().filter(|prompt| **prompt <= self.full) {
             let all = prompt + self.predict;
             let reader = Reader::new(&self.compute, MODEL.program(Policy::Full), all, None)?;
-            self.say(&report, "full", *prompt, reader.course(*prompt, self.predict)?);
+            self.say(&report, "full", *prompt, reader.course(*prompt, self.predict)?)?;
         }
         for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
             let mut courses = Vec::new();
@@ -175,15 +175,15 @@ impl EdgeTtft {
                 let schedule = Schedule::of(&segments, absorbing);
                 let (all, most) = (MODEL.program(Policy::Segments(segments)), schedule.most() + 1);
                 let course = Reader::new(&self.compute, all, most, Some(schedule))?.course(*prompt, self.predict)?;
-                self.say(&report, absorbing.name(), *prompt, course);
+                self.say(&report, absorbing.name(), *prompt, course)?;
                 courses.push((*prompt, course));
             }
-            self.gates(&mut report, absorbing.name(), &courses);
+            self.gates(&mut report, absorbing.name(), &courses)?;
         }
         Ok(report.code())
     }
 
-    fn say(&self, report: &Report, name: &str, prompt: u32, course: Course) {
+    fn say(&self, report: &Report, name: &str, prompt: u32, course: Course) -> std::io::Result<()> {
         let Course { first, attention, absorbing, answer, longest, resident, held, .. } = course;
         let (each, absorb) = (attention / f64::from(prompt) * 1e6, absorbing / f64::from(prompt) * 1e6);
         let (rate, megabytes) = (f64::from(self.predict) / answer, resident as f64 / 1e6);
@@ -197,18 +197,18 @@ impl EdgeTtft {
                 "us_absorbing_per_token": absorb, "tokens_per_second": rate, "ms_longest": longest_ms, "held": held,
                 "resident_bytes": resident,
             }),
-        );
+        )
     }
 
     /// What the longest prompt costs more than the shortest that gives up many segments.
-    fn gates(&self, report: &mut Report, name: &str, courses: &[(u32, Course)]) {
+    fn gates(&self, report: &mut Report, name: &str, courses: &[(u32, Course)]) -> std::io::Result<()> {
         // What comes before the first segment is absorbed costs less, and counts for little then.
         let least = 8 * self.segment + self.sink + self.window;
         let mut long = courses.iter().filter(|(prompt, _)| *prompt >= least);
-        let (Some((n, first)), Some((m, last))) = (long.next(), long.next_back()) else { return };
+        let (Some((n, first)), Some((m, last))) = (long.next(), long.next_back()) else { return Ok(()) };
         let each = |course: &Course, prompt: u32| (course.attention + course.absorbing) / f64::from(prompt);
         let (cost, bytes) = (each(last, *m) / each(first, *n), last.resident as f64 / last.settled as f64);
-        report.gate(&format!("{name}: attention per token, n={m} to n={n}"), cost, Bound::AtMost(1.15));
-        report.gate(&format!("{name}: resident memory, n={m} to its first segments"), bytes, Bound::AtMost(1.01));
+        report.gate(&format!("{name}: attention per token, n={m} to n={n}"), cost, Bound::AtMost(1.15))?;
+        report.gate(&format!("{name}: resident memory, n={m} to its first segments"), bytes, Bound::AtMost(1.01))
     }
 }

@@ -82,10 +82,10 @@ impl LinAr {
             let mark = if is_automatic && history > 0 { " auto" } else { "" };
             let test = format!("{} {} m={history}{mark}", layers.name(batch), state.name());
             let (predicted, measured) = (written / moved, of_variant.times_faster_than(&times[0]));
-            report.line(&Line { test: &test, bytes: moved * states, times: of_variant, predicted, measured });
+            report.line(&Line { test: &test, bytes: moved * states, times: of_variant, predicted, measured })?;
             if let (true, Some(recurrent)) = (is_automatic, at((state, 0))) {
                 let measured = of_variant.times_faster_than(&times[recurrent]);
-                report.gate(&format!("{test} is no slower than m=0"), measured, Bound::AtLeast(NOISE));
+                report.gate(&format!("{test} is no slower than m=0"), measured, Bound::AtLeast(NOISE))?;
             }
             if let (true, StateType::F16, Some(f32)) =
                 (is_automatic, state, at((StateType::F32, automatic(StateType::F32))))
@@ -94,7 +94,7 @@ impl LinAr {
                     &format!("{test} against f32"),
                     of_variant.times_faster_than(&times[f32]),
                     Bound::AtLeast(1.5),
-                );
+                )?;
             }
         }
         Ok(())

@@ -111,12 +111,12 @@ impl LinKvonly {
         let line = |name: String, bytes: f64, times: &Times| {
             let (predicted, measured) = (traffic.recurrent() / bytes, times.times_faster_than(&times_written));
             let test = format!("{} {name}", layers.name(batch));
-            report.line(&Line { test: &test, bytes: bytes * states, times, predicted, measured });
+            report.line(&Line { test: &test, bytes: bytes * states, times, predicted, measured })
         };
-        line("written".into(), traffic.recurrent(), &times_written);
-        line(format!("replay m={history}"), traffic.replay(history as f64, Flush::Fused), &times_replayed);
+        line("written".into(), traffic.recurrent(), &times_written)?;
+        line(format!("replay m={history}"), traffic.replay(history as f64, Flush::Fused), &times_replayed)?;
         for (context, times) in contexts.iter().zip(&times) {
-            line(format!("inputs only n={context}"), traffic.inputs_only(*context as f64), times);
+            line(format!("inputs only n={context}"), traffic.inputs_only(*context as f64), times)?;
         }
         let points: Vec<(f64, f64)> =
             contexts.iter().zip(&times).map(|(context, times)| (*context as f64, times.median())).collect();
@@ -126,7 +126,7 @@ impl LinKvonly {
         report.say(
             &format!("inputs only stop being faster {text}, {expected} by the bytes"),
             &json!({ "test": layers.name(batch), "crossover": found, "predicted": expected }),
-        );
+        )?;
         Ok(())
     }
 }

@@ -160,7 +160,13 @@ impl LinVerify {
             let bytes = method.bytes * layers.states(batch);
             let faster = |than: usize| of_method.times_faster_than(&times[than]);
             let (test, measured) = (format!("{} {}", layers.name(batch), method.name), faster(0));
-            report.line(&Line { test: &test, bytes, times: of_method, predicted: predicted / method.bytes, measured });
+            report.line(&Line {
+                test: &test,
+                bytes,
+                times: of_method,
+                predicted: predicted / method.bytes,
+                measured,
+            })?;
             if method.gate {
                 least = least.min(measured);
                 least_serial = least_serial.min(faster(1));
@@ -168,8 +174,8 @@ impl LinVerify {
         }
         if window == 4 {
             let test = format!("{} T=4 replay", layers.name(batch));
-            report.gate(&format!("{test} against snapshots"), least, Bound::AtLeast(5.0));
-            report.gate(&format!("{test} against row by row"), least_serial, Bound::AtLeast(1.6));
+            report.gate(&format!("{test} against snapshots"), least, Bound::AtLeast(5.0))?;
+            report.gate(&format!("{test} against row by row"), least_serial, Bound::AtLeast(1.6))?;
         }
         Ok(())
     }

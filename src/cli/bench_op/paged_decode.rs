@@ -231,9 +231,9 @@ impl PagedDecode {
             let (kv, (q, k)) = (kv_type.name(), self.heads);
             let test = format!("{q}/{k}x{head_dim} {kv} L{counted} n={tokens} B{batch} {pages}");
             let measured = of_size.times_faster_than(&times[0]);
-            report.line(&Line { test: &test, bytes, times: of_size, predicted: 1.0, measured });
+            report.line(&Line { test: &test, bytes, times: of_size, predicted: 1.0, measured })?;
             if *size == 32 && *size != whole {
-                report.gate(&format!("{test} time against one piece"), 1.0 / measured, Bound::AtMost(1.05));
+                report.gate(&format!("{test} time against one piece"), 1.0 / measured, Bound::AtMost(1.05))?;
             }
         }
         Ok(())

@@ -72,19 +72,19 @@ impl PoolCapacity {
                 self.budget, "", "sequences", "unused", "paged"
             ),
             &json!({ "op": "pool_capacity", "budget": self.budget, "len": len, "layers": layers }),
-        );
+        )?;
         let name = format!("pages of {}", self.page_size);
-        say(&report, &name, paged, page_waste, 1.0);
+        say(&report, &name, paged, page_waste, 1.0)?;
         let mut gates = Vec::new();
         for max in self.max.iter().map(|max| *max as usize).filter(|max| *max >= len) {
             let reserved = self.admitted(&program, max)?;
             let ratio = paged as f64 / reserved as f64;
             let name = format!("{max} reserved");
-            say(&report, &name, reserved, 1.0 - len as f64 / max as f64, ratio);
+            say(&report, &name, reserved, 1.0 - len as f64 / max as f64, ratio)?;
             gates.extend([4, 8].iter().filter(|times| max == **times * len).map(|times| (name.clone(), ratio, *times)));
         }
         for (name, ratio, times) in gates {
-            report.gate(&format!("sequences in pages against {name}"), ratio, Bound::AtLeast(times as f64));
+            report.gate(&format!("sequences in pages against {name}"), ratio, Bound::AtLeast(times as f64))?;
         }
         self.soak(&report, &program)?;
         Ok(report.code())
@@ -163,16 +163,15 @@ impl PoolCapacity {
         memory.check_integrity();
         let left = memory.usage().pages.held;
         ensure!(left == 0, "{left} pages are held by nobody");
-        soak.tell(report, self.steps, pages);
-        Ok(())
+        Ok(soak.tell(report, self.steps, pages)?)
     }
 }
 
-fn say(report: &Report, name: &str, sequences: usize, unused: f64, ratio: f64) {
+fn say(report: &Report, name: &str, sequences: usize, unused: f64, ratio: f64) -> std::io::Result<()> {
     report.say(
         &format!("{name:>16} {sequences:>10} {:>8.1}% {ratio:>7.2}x", unused * 100.0),
         &json!({ "test": name, "sequences": sequences, "unused": unused, "paged": ratio }),
-    );
+    )
 }
 
 /// A sequence of `tokens` tokens.
@@ -235,7 +234,7 @@ impl Soak {
         Ok(())
     }
 
-    fn tell(&self, report: &Report, steps: u32, pages: usize) {
+    fn tell(&self, report: &Report, steps: u32, pages: usize) -> std::io::Result<()> {
         let Self { admitted, grown, forked, freed, refused, waste, unused, held } = self;
         let mean = *unused as f64 / (unused + held).max(1) as f64;
         let total = waste.iter().sum::<usize>().max(1) as f64;
@@ -252,6 +251,6 @@ impl Soak {
                 "test": "soak", "steps": steps, "pages": pages, "admitted": admitted, "grown": grown, "forked": forked,
                 "freed": freed, "refused": refused, "unused": mean, "histogram": shares,
             }),
-        );
+        )
     }
 }

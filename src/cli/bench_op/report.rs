@@ -1,8 +1,9 @@
 //! What the benchmarks of single ops share: their flags, the lines they print, and the gates they must pass.
 
-use crate::cli::{device::Place, flags::ComputeFlags};
+use crate::cli::{device::Place, flags::ComputeFlags, print};
 use clap::Args;
 use serde_json::json;
+use std::io::Result;
 
 /// Flags of every benchmark that times a device.
 #[derive(Debug, Args)]
@@ -113,27 +114,30 @@ impl Report {
         let bandwidth = place.bandwidth()?;
         let (threads, gbs, device) = (timing.compute.threads(), bandwidth / 1e9, place.name());
         if timing.form.json {
-            println!(
+            print(format_args!(
                 "{}",
                 json!({ "op": op, "device": device, "threads": threads, "bandwidth_gbs": gbs, "baseline": baseline })
-            );
+            ))?;
         } else {
-            println!("{op}: {} moves {gbs:.1} GB/s; ratios of neighbouring times to {baseline}", place.describe());
+            print(format_args!(
+                "{op}: {} moves {gbs:.1} GB/s; ratios of neighbouring times to {baseline}",
+                place.describe()
+            ))?;
             let (median, least) = ("ms median", "min");
-            println!(
+            print(format_args!(
                 "{:<44} {:>9} {median:>10} {least:>8} {:>7} {:>6} {:>9} {:>8}",
                 "test", "MB", "GB/s", "%", "predicted", "measured"
-            );
+            ))?;
         }
         Ok(Self { form: timing.form, bandwidth, failed: false })
     }
 
     /// Prints a line: `text`, or the same for programs.
-    pub(super) fn say(&self, text: &str, json: &serde_json::Value) {
-        if self.form.json { println!("{json}") } else { println!("{text}") }
+    pub(super) fn say(&self, text: &str, json: &serde_json::Value) -> Result<()> {
+        if self.form.json { print(format_args!("{json}")) } else { print(format_args!("{text}")) }
     }
 
-    pub(super) fn line(&self, line: &Line<'_>) {
+    pub(super) fn line(&self, line: &Line<'_>) -> Result<()> {
         let Line { test, bytes, times, predicted, measured } = line;
         let (median, least) = (times.median() * 1e3, times.least() * 1e3);
         let rate = bytes / times.least();
@@ -143,29 +147,32 @@ impl Report {
                 "test": test, "bytes": bytes, "ms_median": median, "ms_min": least, "samples": times.samples(),
                 "gbs": rate / 1e9, "bandwidth_share": share, "predicted": predicted, "measured": measured,
             });
-            println!("{line}");
+            print(format_args!("{line}"))
         } else {
-            println!(
+            print(format_args!(
                 "{test:<44} {:>9.2} {median:>10.3} {least:>8.3} {:>7.2} {:>5.1}% {predicted:>8.2}x {measured:>7.2}x",
                 bytes / 1e6,
                 rate / 1e9,
                 share * 100.0
-            );
+            ))
         }
     }
 
     /// Prints whether `found` is as good as it must be.
-    pub(super) fn gate(&mut self, what: &str, found: f64, bound: Bound) {
+    pub(super) fn gate(&mut self, what: &str, found: f64, bound: Bound) -> Result<()> {
         let (passed, sign, limit) = match bound {
             Bound::AtLeast(limit) => (found >= limit, "at least", limit),
             Bound::AtMost(limit) => (found <= limit, "at most", limit),
         };
         self.failed |= !passed;
         if self.form.json {
-            println!("{}", json!({ "gate": what, "found": found, "bound": sign, "limit": limit, "passed": passed }));
+            print(format_args!(
+                "{}",
+                json!({ "gate": what, "found": found, "bound": sign, "limit": limit, "passed": passed })
+            ))
         } else {
             let word = if passed { "pass" } else { "FAIL" };
-            println!("{word}: {what}: {found:.3}, expected {sign} {limit}");
+            print(format_args!("{word}: {what}: {found:.3}, expected {sign} {limit}"))
         }
     }
 
@@ -195,10 +202,10 @@ mod tests {
     fn a_gate_that_fails_is_an_exit_code_only_where_asked_for() {
         for gate in [false, true] {
             let mut report = Report::new(Form { json: true, gate });
-            report.gate("passes", 1.05, Bound::AtMost(1.05));
-            report.gate("passes", 4.0, Bound::AtLeast(4.0));
+            report.gate("passes", 1.05, Bound::AtMost(1.05)).unwrap();
+            report.gate("passes", 4.0, Bound::AtLeast(4.0)).unwrap();
             assert_eq!(report.code(), 0);
-            report.gate("fails", 3.9, Bound::AtLeast(4.0));
+            report.gate("fails", 3.9, Bound::AtLeast(4.0)).unwrap();
             assert_eq!(report.code(), u8::from(gate));
         }
     }

@@ -136,16 +136,16 @@ impl SlakeAttn {
                 times: of_name,
                 predicted,
                 measured,
-            });
+            })?;
         }
         let share = 1.0 - per_layer(1) / per_layer(2);
         if budget >= 1024 {
-            report.gate(&format!("share of the moments at budget {budget}"), share, Gate::AtMost(0.15));
+            report.gate(&format!("share of the moments at budget {budget}"), share, Gate::AtMost(0.15))?;
         }
         if context >= 131_072 && budget == 1024 {
             let ratio = per_layer(0) / per_layer(2);
             let least = if self.is_gpu()? { 30.0 } else { 80.0 };
-            report.gate(&format!("times less time of attention for n={context}"), ratio, Gate::AtLeast(least));
+            report.gate(&format!("times less time of attention for n={context}"), ratio, Gate::AtLeast(least))?;
         }
         Ok(())
     }

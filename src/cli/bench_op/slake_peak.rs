@@ -128,7 +128,7 @@ impl SlakePeak {
         report.say(
             &format!("{:<22}{columns}   MiB", "slake_peak"),
             &json!({"op": "slake_peak", "layers": self.layers, "budget": self.budget}),
-        );
+        )?;
         for prompt in &self.prompts {
             self.compare(&mut report, (&program, &bound), *prompt as usize)?;
         }
@@ -138,8 +138,8 @@ impl SlakePeak {
     fn compare(&self, report: &mut Report, of: (&Arc<Program>, &Bound), prompt: usize) -> anyhow::Result<()> {
         let [by_layers, at_once] = [Way::ByLayers, Way::AtOnce].map(|way| self.read(of, prompt, way));
         let (by_layers, at_once) = (by_layers?, at_once?);
-        say(report, &format!("n={prompt} at once"), &at_once);
-        say(report, &format!("n={prompt} by layers"), &by_layers);
+        say(report, &format!("n={prompt} at once"), &at_once)?;
+        say(report, &format!("n={prompt} by layers"), &by_layers)?;
         ensure!(
             by_layers.logits == at_once.logits,
             "a prompt of {prompt} tokens gives other logits layer by layer, expected the same to the bit"
@@ -150,7 +150,7 @@ impl SlakePeak {
         report.say(
             &format!("n={prompt} by layers: {less:.2} x less than at once, {predicted:.2} planned"),
             &json!({"test": format!("n={prompt} less"), "measured": less, "predicted": predicted}),
-        );
+        )?;
         // The process tells nothing of the memory of a GPU.
         if let (Place::Cpu { .. }, Some(all), Some(some)) =
             (Place::of(&self.compute)?, at_once.resident, by_layers.resident)
@@ -160,7 +160,7 @@ impl SlakePeak {
                 &format!("n={prompt}: memory the process saves, to that"),
                 saved / expected,
                 Gate::AtLeast(0.9),
-            );
+            )?;
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl SlakePeak {
     }
 }
 
-fn say(report: &Report, test: &str, course: &Course) {
+fn say(report: &Report, test: &str, course: &Course) -> std::io::Result<()> {
     let Course { seconds, held, planned, carried, resident, .. } = course;
     let mebibytes = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let [pages, room, between] = [*held, *planned, *carried].map(mebibytes);
@@ -218,5 +218,5 @@ fn say(report: &Report, test: &str, course: &Course) {
             "test": test, "seconds": seconds, "held_bytes": held, "planned_bytes": planned, "carried_bytes": carried,
             "resident_bytes": resident,
         }),
-    );
+    )
 }

@@ -5,7 +5,7 @@ use super::{
     plot::{Curve, Panel, svg},
     questions::{Question, questions},
 };
-use crate::cli::{device, flags::ModelFlags};
+use crate::cli::{device, flags::ModelFlags, print};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use kvas::{
@@ -234,17 +234,17 @@ impl SlakeQuality {
 
     fn report(&self, budgets: &[Budget], layout: &Layout, found: &[Found]) -> anyhow::Result<u8> {
         let full = &found[0];
-        let line = |budget: &str, method: &str, found: &Found| {
+        let line = |budget: &str, method: &str, found: &Found| -> std::io::Result<()> {
             let (perplexity, recall) = (found.perplexity(), found.recall());
             let (more, fewer) = (100.0 * (perplexity / full.perplexity() - 1.0), full.recall() - recall);
             if self.json {
-                println!(
+                print(format_args!(
                     "{}",
                     json!({
                         "budget": budget, "method": method, "perplexity": perplexity, "recall": recall,
                         "perplexity_percent": more, "recall_lost": fewer, "moment_tokens": layout.moment_rows,
                     })
-                );
+                ))
             } else {
                 let predicted = match found.predicted {
                     0 => "| ".into(),
@@ -252,15 +252,15 @@ impl SlakeQuality {
                 };
                 let answered =
                     if found.asked == 0 { "| ".into() } else { format!("{recall:.1} | {:+.1}", 0.0 - fewer) };
-                println!("| {budget} | {method} | {predicted} | {answered} |");
+                print(format_args!("| {budget} | {method} | {predicted} | {answered} |"))
             }
         };
         if !self.json {
-            println!("| budget | method | perplexity | | recall | |\n|---|---|---|---|---|---|");
+            print(format_args!("| budget | method | perplexity | | recall | |\n|---|---|---|---|---|---|"))?;
         }
-        line("all", "full", full);
+        line("all", "full", full)?;
         for (budget, found) in budgets.iter().zip(found[1..].chunks(METHODS.len())) {
-            METHODS.iter().zip(found).for_each(|((name, ..), found)| line(&budget.to_string(), name, found));
+            METHODS.iter().zip(found).try_for_each(|((name, ..), found)| line(&budget.to_string(), name, found))?;
         }
         if let Some(path) = &self.svg {
             std::fs::write(path, curves(budgets, found)).with_context(|| path.display().to_string())?;

@@ -1,6 +1,6 @@
 //! `kvas bench-op snapshot`: what going back in a long chat costs.
 
-use crate::cli::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags};
+use crate::cli::{chat::SNAPSHOT_EVERY, device, flags::ModelFlags, print};
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use kvas::{
@@ -77,7 +77,7 @@ impl Snapshot {
         let config = EngineConfig { snapshot_every: SNAPSHOT_EVERY, ..EngineConfig::new(plan.context) };
         let engine = Engine::start(runner, config);
         let chat = Chat { id: engine.open().map_err(|what| anyhow!(what))?, engine, vocab };
-        self.say_what(&model.spec.architecture, plan.snapshot_bytes, snapshots);
+        self.say_what(&model.spec.architecture, plan.snapshot_bytes, snapshots)?;
         let mut random = Random::new(1);
         let (mut turns, mut history, mut cost) = (Vec::new(), Vec::new(), Cost::default());
         for _ in 0..self.turns {
@@ -91,19 +91,19 @@ impl Snapshot {
             history.extend(answer);
             turns.push(Turn { begins, prompt });
         }
-        self.report("chat", cost, None);
+        self.report("chat", cost, None)?;
         let mut again = Cost::default();
         for turn in turns.iter().rev() {
             again.add(1, &chat.ask(&turn.prompt, 1)?.1);
         }
-        self.report("regenerate", again, Some(SNAPSHOT_EVERY as usize));
+        self.report("regenerate", again, Some(SNAPSHOT_EVERY as usize))?;
         let mut edit = Cost::default();
         for turn in &turns {
             let mut prompt = history[..turn.begins].to_vec();
             prompt.extend(chat.type_in(&mut random, 20));
             edit.add(20, &chat.ask(&prompt, 1)?.1);
         }
-        self.report("edit", edit, Some(SNAPSHOT_EVERY as usize));
+        self.report("edit", edit, Some(SNAPSHOT_EVERY as usize))?;
         self.go_back(&chat, &turns, &mut random)?;
         for (what, cost) in [("an answer again", again), ("a question in other words", edit)] {
             let most = cost.most_again;
@@ -126,27 +126,31 @@ impl Snapshot {
                 prompt.extend(chat.type_in(random, 1));
                 cost.add(1, &chat.ask(&prompt, 1)?.1);
             }
-            self.report(&format!("back by {distance}"), cost, Some(SNAPSHOT_EVERY as usize));
+            self.report(&format!("back by {distance}"), cost, Some(SNAPSHOT_EVERY as usize))?;
         }
         Ok(())
     }
 
-    fn say_what(&self, architecture: &str, slot_bytes: u64, snapshots: usize) {
+    fn say_what(&self, architecture: &str, slot_bytes: u64, snapshots: usize) -> std::io::Result<()> {
         if !self.json {
             let mebibytes = slot_bytes as f64 / f64::from(1 << 20);
-            println!("{architecture}: {} turns of {} tokens, {} generated", self.turns, self.tokens, self.predict);
-            println!(
+            print(format_args!(
+                "{architecture}: {} turns of {} tokens, {} generated",
+                self.turns, self.tokens, self.predict
+            ))?;
+            print(format_args!(
                 "{snapshots} snapshots of {mebibytes:.1} MiB, one every {SNAPSHOT_EVERY} tokens of a prompt at least"
-            );
-            println!(
+            ))?;
+            print(format_args!(
                 "{:>12} {:>9} {:>9} {:>9} {:>7} {:>12} {:>12}",
                 "", "requests", "typed", "read", "ratio", "most again", "ms each"
-            );
+            ))?;
         }
+        Ok(())
     }
 
     /// `limit`: the most known tokens a request may read again.
-    fn report(&self, what: &str, cost: Cost, limit: Option<usize>) {
+    fn report(&self, what: &str, cost: Cost, limit: Option<usize>) -> std::io::Result<()> {
         let Cost { requests, typed, read, most_again, seconds } = cost;
         let (ratio, each) = (read as f64 / typed as f64, seconds * 1e3 / requests as f64);
         if self.json {
@@ -154,9 +158,11 @@ impl Snapshot {
                 "test": format!("snapshot {what}"), "requests": requests, "typed": typed, "read": read,
                 "ratio": ratio, "most_read_again": most_again, "limit": limit, "ms_to_first_token": each,
             });
-            println!("{line}");
+            print(format_args!("{line}"))
         } else {
-            println!("{what:>12} {requests:>9} {typed:>9} {read:>9} {ratio:>7.3} {most_again:>12} {each:>12.1}");
+            print(format_args!(
+                "{what:>12} {requests:>9} {typed:>9} {read:>9} {ratio:>7.3} {most_again:>12} {each:>12.1}"
+            ))
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{
     answers::{Answers, answers, same},
     report::median,
 };
-use crate::cli::{device, flags::ModelFlags};
+use crate::cli::{device, flags::ModelFlags, print};
 use anyhow::{Context, ensure};
 use clap::Args;
 use kvas::{
@@ -122,14 +122,14 @@ impl SpecE2e {
         let config = EngineConfig { drafters, most_drafts: most, effort, ..EngineConfig::new(plan.context) };
         let engine = Engine::start(runner, config);
         if !self.json {
-            println!(
+            print(format_args!(
                 "{}: {window} rows a step, of which {} are kept; replay {replay}",
                 model.spec.architecture, self.accept
-            );
-            println!(
+            ))?;
+            print(format_args!(
                 "{:>6} {:>11} {:>11} {:>11} {:>11} {:>11} {:>7}",
                 "batch", "plain tok/s", "spec tok/s", "plain st/s", "spec st/s", "tok/step", "ratio"
-            );
+            ))?;
         }
         for batch in &self.batch {
             self.compare(&engine, (usize::from(*batch), vocab), &texts)?;
@@ -172,11 +172,11 @@ impl SpecE2e {
                 "plain_steps_per_second": plain_steps, "steps_per_second": drafted_steps,
                 "tokens_per_step": each, "ratio": ratio,
             });
-            println!("{line}");
+            print(format_args!("{line}"))?;
         } else {
-            println!(
+            print(format_args!(
                 "{batch:>6} {plain_tokens:>11.1} {drafted_tokens:>11.1} {plain_steps:>11.1} {drafted_steps:>11.1} {each:>11.2} {ratio:>6.2}x"
-            );
+            ))?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::{
     answers::{Answers, answers, same},
     report::median,
 };
-use crate::cli::{device, flags::ModelFlags};
+use crate::cli::{device, flags::ModelFlags, print};
 use anyhow::{Context, ensure};
 use clap::Args;
 use kvas::{
@@ -79,14 +79,14 @@ impl SpecNgram {
         let drafters: Vec<Box<dyn Drafter>> = vec![Box::new(Lookup::default())];
         let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, ..EngineConfig::new(plan.context) });
         if !self.json {
-            println!(
+            print(format_args!(
                 "{}: answers of {} tokens, up to {most_drafts} drafted at once; replay {}",
                 model.spec.architecture, self.predict, plan.limits.replay
-            );
-            println!(
+            ))?;
+            print(format_args!(
                 "{:>6} {:>6} {:>11} {:>11} {:>8} {:>8} {:>7}",
                 "temp", "prompt", "plain tok/s", "spec tok/s", "drafted", "right", "ratio"
-            );
+            ))?;
         }
         for temperature in &self.temp {
             let compare = |number: usize| {
@@ -96,7 +96,7 @@ impl SpecNgram {
             let ratios: Vec<f64> = (0..prompts.len()).map(compare).collect::<anyhow::Result<_>>()?;
             let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
             if !self.json {
-                println!("{temperature:>6} {:>6} {:>48.3}x, {least:.3}x at least", "all", median(ratios));
+                print(format_args!("{temperature:>6} {:>6} {:>48.3}x, {least:.3}x at least", "all", median(ratios)))?;
             }
         }
         Ok(0)
@@ -146,12 +146,12 @@ impl SpecNgram {
                 "plain_tokens_per_second": plain_tokens, "tokens_per_second": drafted_tokens,
                 "drafted": all, "accepted": right, "ratio": ratio,
             });
-            println!("{line}");
+            print(format_args!("{line}"))?;
         } else {
-            println!(
+            print(format_args!(
                 "{:>6} {number:>6} {plain_tokens:>11.1} {drafted_tokens:>11.1} {all:>8} {right:>8} {ratio:>6.3}x",
                 asked.temperature
-            );
+            ))?;
         }
         Ok(ratio)
     }

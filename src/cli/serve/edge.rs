@@ -108,6 +108,8 @@ pub(super) fn log(json: bool, verbose: bool) -> anyhow::Result<()> {
     };
     let colour = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    // It would say that it cannot say something, and panic.
+    let log = log.log_internal_errors(false);
     let set = if json { log.json().try_init() } else { log.compact().try_init() };
     set.map_err(|error| anyhow!("the log cannot be written: {error}"))
 }

@@ -5,6 +5,7 @@ mod figures;
 mod runs;
 mod write;
 
+use crate::cli::print;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use figures::{Figures, Records};
@@ -57,7 +58,11 @@ impl Headlines {
             std::fs::write(&path, svg).with_context(|| path.display().to_string())?;
         }
         let [met, missed] = write::counts(&figures);
-        println!("{}: {met} of {} claims measured here came out as predicted", self.output.display(), met + missed);
+        print(format_args!(
+            "{}: {met} of {} claims measured here came out as predicted",
+            self.output.display(),
+            met + missed
+        ))?;
         match &failures[..] {
             [] => Ok(0),
             [first, ..] => bail!("{} of {} benchmarks failed: {first}", failures.len(), RUNS.len()),
