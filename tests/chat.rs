@@ -3,7 +3,7 @@
 use crate::golden::{converted, fixture};
 use kvas::{
     chat::{Chat, ChatSettings},
-    engine::{Engine, EngineConfig, EngineHandle, Event, Pooling, Request, Score, Stream},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Pooling, Request, Score, Stream},
     memory::{Miss, Scope},
     model::Model,
     sampling::{Sampler, SamplerParams},
@@ -219,7 +219,7 @@ fn who_made_room_in_vain_begins_anew() {
         let refused = engine.submit(request(None, 400, 20));
         let event = loop {
             match refused.next_event() {
-                Event::Failed(what) => break what,
+                Event::Failed(failure) => break failure.to_string(),
                 event => assert!(!matches!(event, Event::Done(..)), "{name}: {event:?}"),
             }
         };
@@ -297,13 +297,15 @@ fn bad_requests_are_refused_in_one_line() {
         let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
         let request = Request { max_tokens: 1, ..Request::new(prompt, sampler) };
         match engine.submit(request).next_event() {
-            Event::Failed(what) => what,
+            Event::Failed(failure) => failure,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(refused(vec![]), "the prompt has no tokens, expected at least one");
-    assert_eq!(refused(vec![512]), "token 512 of the prompt, expected less than the vocabulary of 512");
-    assert_eq!(refused(vec![1; 2000]), "the prompt has 2000 tokens, expected fewer than the context of 2000");
+    assert_eq!(refused(vec![]).to_string(), "the prompt has no tokens, expected at least one");
+    assert_eq!(refused(vec![512]).to_string(), "token 512 of the prompt, expected less than the vocabulary of 512");
+    let long = refused(vec![1; 2000]);
+    assert_eq!(long, Failure::TooLong { tokens: 2000, context: 2000 });
+    assert_eq!(long.to_string(), "the prompt has 2000 tokens, expected fewer than the context of 2000");
 }
 
 #[test]

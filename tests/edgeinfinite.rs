@@ -6,7 +6,7 @@ use crate::{
     golden::{converted_file, fixture},
 };
 use kvas::{
-    engine::{Engine, EngineConfig, EngineHandle, Event, Request, Runner, score, score_segments},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Request, Runner, score, score_segments},
     model::{Model, lower::lower_segments},
     policy::{Absorbing, BoundWish, Keeping, PolicyKind, Progress, Schedule},
     sampling::{Sampler, SamplerParams},
@@ -343,7 +343,9 @@ fn a_conversation_goes_back_and_never_mixes_what_it_holds_with_what_it_does_not(
     for policy in [PolicyKind::Slake, PolicyKind::EdgeInfinite] {
         let wish = BoundWish { policy: Some(policy), ..BoundWish::default() };
         let refused = all.submit(Request { bound: wish, ..greedy(&prompt, 1) }).next_event();
-        assert!(matches!(refused, Event::Failed(what) if what.contains(policy.name()) && !what.contains('\n')));
+        assert!(
+            matches!(refused, Event::Failed(Failure::Other(what)) if what.contains(policy.name()) && !what.contains('\n'))
+        );
     }
 }
 

@@ -136,7 +136,7 @@ fn answer(stream: &Stream) -> Result<(Vec<u32>, usize), String> {
         match stream.next_event() {
             Event::Token(token) => tokens.push(token),
             Event::Done(_, timings) => return Ok((tokens, timings.cached_tokens)),
-            Event::Failed(what) => return Err(what),
+            Event::Failed(failure) => return Err(failure.to_string()),
             other => panic!("{other:?}"),
         }
     }

@@ -50,7 +50,7 @@ pub(crate) fn hear(stream: &Stream) -> Result<(Vec<u32>, Finish, Timings), Strin
             Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
             Event::Token(token) => tokens.push(token),
             Event::Done(finish, timings) => return Ok((tokens, finish, timings)),
-            Event::Failed(what) => return Err(what),
+            Event::Failed(failure) => return Err(failure.to_string()),
         }
     }
 }

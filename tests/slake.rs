@@ -6,7 +6,7 @@ use crate::{
     golden::{converted, fixture},
 };
 use kvas::{
-    engine::{Engine, EngineConfig, EngineHandle, Event, Reading, Request, Runner},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Reading, Request, Runner},
     model::Model,
     policy::{Bound, BoundWish, PolicyKind, Score, bounded},
     sampling::{Sampler, SamplerParams},
@@ -287,7 +287,7 @@ fn what_is_given_up_is_free_for_others_and_wrong_wishes_are_refused() {
     ] {
         let stream = engine.submit(Request { bound: wish, ..greedy(model.spec.vocab, &[1, 2, 3]) });
         assert!(
-            matches!(stream.next_event(), Event::Failed(what) if what.contains("expected") && !what.contains('\n'))
+            matches!(stream.next_event(), Event::Failed(Failure::Other(what)) if what.contains("expected") && !what.contains('\n'))
         );
     }
 }

@@ -1,7 +1,7 @@
 //! One request from tokens to text: streaming, stop strings, interruption.
 
 use crate::{
-    engine::{EngineHandle, Event, Request, StopRule, Timings},
+    engine::{EngineHandle, Event, Failure, Request, StopRule, Timings},
     scheduler::Finish,
     text::{Control, Detokenizer, StopMatcher, TextError, Tokenizer, stream::Matched},
 };
@@ -128,7 +128,7 @@ pub fn answer(
     stop_strings: &[String],
     interrupted: &AtomicBool,
     sink: &mut dyn FnMut(&str),
-) -> Result<Answer, String> {
+) -> Result<Answer, Failure> {
     let (stop_tokens, stop_strings) = (request.stop_tokens.clone(), stop_strings.to_vec());
     let ends = Ends { stop_tokens, stop_strings, shown: Vec::new() };
     let mut shown = AnswerText::new(tokenizer, request.prompt.last().copied(), ends);

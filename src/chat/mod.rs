@@ -9,7 +9,7 @@ pub use answer::{Answer, AnswerText, Ends, answer};
 pub use known::{Known, Replied};
 
 use crate::{
-    engine::{ConversationId, EngineHandle, Request},
+    engine::{ConversationId, EngineHandle, Failure, Request},
     policy::BoundWish,
     sampling::{Sampler, SamplerParams},
     text::{Bos, ChatTemplate, Conversation, Special, Tokenizer},
@@ -127,7 +127,7 @@ impl Chat {
     }
 
     /// Asks, and keeps question and answer. If nothing could be answered, the question is not kept either.
-    pub fn ask(&mut self, text: &str, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, String> {
+    pub fn ask(&mut self, text: &str, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, Failure> {
         self.messages.push(json!({"role": "user", "content": text}));
         let answer = self.answer(interrupted, sink);
         if answer.is_err() {
@@ -144,7 +144,7 @@ impl Chat {
         text: &str,
         interrupted: &AtomicBool,
         sink: &mut dyn FnMut(&str),
-    ) -> Result<Answer, String> {
+    ) -> Result<Answer, Failure> {
         let is_question = |(at, message): (usize, &Value)| (message["role"] == "user").then_some(at);
         let mut questions = self.messages.iter().enumerate().filter_map(is_question);
         let count = questions.clone().count();
@@ -159,7 +159,7 @@ impl Chat {
     }
 
     /// Answers the last question again.
-    pub fn regenerate(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, String> {
+    pub fn regenerate(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, Failure> {
         let last = self.messages.iter().rposition(|message| message["role"] == "user");
         let last = last.ok_or("there is no question to answer again")?;
         let old = self.messages.split_off(last + 1);
@@ -170,7 +170,7 @@ impl Chat {
         answer
     }
 
-    fn answer(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, String> {
+    fn answer(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, Failure> {
         let (text, prompt) = self.prompt()?;
         let sampler = sampler(&self.settings.params, &self.tokenizer)?;
         let request = Request {

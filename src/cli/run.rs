@@ -135,7 +135,7 @@ impl Run {
         let stops = &self.reverse_prompt;
         let done = answer(&engine, &model.tokenizer, request, stops, &interrupted, &mut sink);
         written?;
-        let done = done.map_err(fail)?;
+        let done = done?;
         if let Some(path) = &self.session {
             let generated = generated(&done.ids, &model.tokenizer);
             let writer = Writer::new(path, &id, [&prompt, generated].concat(), String::new());

@@ -28,7 +28,7 @@ pub use inputs::{InputRow, matrix_inputs};
 pub use look::{Picture, SequencePicture};
 pub use prediction::PredictionHead;
 pub use reading::Reading;
-pub use request::{Constraint, Event, EventSink, Pooling, Probabilities, Request, Score, StopRule, Timings};
+pub use request::{Constraint, Event, EventSink, Failure, Pooling, Probabilities, Request, Score, StopRule, Timings};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 pub use segments::score_segments;
@@ -222,12 +222,12 @@ impl Engine {
         self.speculation.forget(id);
     }
 
-    fn submit(&mut self, submission: Submission) -> Result<(), (EventSink, String)> {
+    fn submit(&mut self, submission: Submission) -> Result<(), (EventSink, Failure)> {
         // Who has stopped listening may ask something else at once.
         self.drop_cancelled();
         let Submission { request, audience } = submission;
         let bound = request.bound.within(self.bound, self.runner.bounded_layers());
-        let started = bound.and_then(|bound| {
+        let started = bound.map_err(Failure::from).and_then(|bound| {
             let (id, ephemeral) = self.sequence_for(&request)?;
             let timings = self.begin((id, bound), &request)?;
             Ok((id, ephemeral, bound, timings))
@@ -257,20 +257,20 @@ impl Engine {
     }
 
     /// The sequence a request is to go on with, and whether it is opened for it, if nothing is wrong with the request.
-    fn sequence_for(&mut self, request: &Request) -> Result<(SequenceId, bool), String> {
+    fn sequence_for(&mut self, request: &Request) -> Result<(SequenceId, bool), Failure> {
         let (tokens, context, vocab) = (request.prompt.len(), self.context, self.runner.vocab());
         if tokens == 0 {
             return Err("the prompt has no tokens, expected at least one".into());
         }
         if tokens >= context {
-            return Err(format!("the prompt has {tokens} tokens, expected fewer than the context of {context}"));
+            return Err(Failure::TooLong { tokens, context });
         }
         if let Some(token) = request.prompt.iter().find(|token| **token as usize >= vocab) {
-            return Err(format!("token {token} of the prompt, expected less than the vocabulary of {vocab}"));
+            return Err(format!("token {token} of the prompt, expected less than the vocabulary of {vocab}").into());
         }
         let (outputs, least) = (self.runner.limits().outputs, CHUNK);
         if request.score.is_some_and(Score::needs_all) && outputs < least {
-            return Err(format!("every token is to be scored in steps of {outputs}, expected at least {least}"));
+            return Err(format!("every token is to be scored in steps of {outputs}, expected at least {least}").into());
         }
         let (id, ephemeral) = match request.conversation {
             Some(id) => (*self.conversations.get(&id).ok_or("the conversation is closed")?, false),

@@ -129,8 +129,36 @@ pub enum Event {
     Token(u32),
     /// The request is over.
     Done(Finish, Timings),
-    /// The request could not be carried out; one line for the user.
-    Failed(String),
+    /// The request could not be carried out.
+    Failed(Failure),
+}
+
+/// Why a request could not be carried out; one line for the user.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The prompt leaves no room for an answer.
+    #[error("the prompt has {tokens} tokens, expected fewer than the context of {context}")]
+    TooLong {
+        /// Those of the prompt.
+        tokens: usize,
+        /// As many as there is room for.
+        context: usize,
+    },
+    /// Anything that nobody needs to tell apart.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Failure {
+    fn from(what: String) -> Self {
+        Self::Other(what)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(what: &str) -> Self {
+        Self::Other(what.into())
+    }
 }
 
 /// Probabilities at one place of an answer, before any sampler.

@@ -11,7 +11,7 @@ pub use policy::{Asked, Known, Policies};
 
 use crate::{
     chat::{Answer, Chat, ChatSettings, Talk},
-    engine::Timings,
+    engine::{Failure, Timings},
     memory::{Held, Usage},
     scheduler::Finish,
     session::{Claim, ModelId},
@@ -196,7 +196,7 @@ impl Repl {
     /// Streams an answer, then says what it cost.
     fn answer(
         &mut self,
-        ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(&str)) -> Result<Answer, String>,
+        ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(&str)) -> Result<Answer, Failure>,
     ) -> io::Result<()> {
         self.interrupted.store(false, Ordering::Relaxed);
         let mut written = Ok(());
@@ -217,7 +217,7 @@ impl Repl {
                 self.last = Some(answer.timings);
                 self.keep();
             }
-            Err(error) => self.note(&self.with_advice(error)),
+            Err(failure) => self.note(&with_advice(&failure)),
         }
         self.interrupted.store(false, Ordering::Relaxed);
         Ok(())
@@ -232,13 +232,6 @@ impl Repl {
             }
             Finish::Length | Finish::Stop => "",
         }
-    }
-
-    /// With what can be done here about a conversation that is too long.
-    fn with_advice(&self, error: String) -> String {
-        let is_full = error.ends_with(&format!("expected fewer than the context of {}", self.settings.sizes.context));
-        let advice = "; /undo takes the last question back, /clear forgets all, a larger -c has room for more";
-        if is_full { error + advice } else { error }
     }
 
     fn statistics(&self, timings: &Timings) -> String {
@@ -404,6 +397,16 @@ impl Repl {
         lines.extend(self.last.map(|timings| format!("last      {}", statistics(&timings))));
         lines.extend(self.last.map(|timings| format!("reuse     {}", timings.miss)));
         Ok(lines.join("\n"))
+    }
+}
+
+/// With what can be done here about a conversation that is too long.
+fn with_advice(failure: &Failure) -> String {
+    match failure {
+        Failure::TooLong { .. } => {
+            format!("{failure}; /undo takes the last question back, /clear forgets all, a larger -c has room for more")
+        }
+        Failure::Other(what) => what.clone(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a client is told when a request cannot be carried out: a status, a kind, and one line.
 
+use crate::engine::Failure;
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
@@ -46,7 +47,7 @@ impl ApiError {
 
     /// The prompt does not fit.
     pub fn too_long(tokens: usize, context: usize) -> Self {
-        let message = format!("the prompt has {tokens} tokens, expected fewer than the context of {context}");
+        let message = Failure::TooLong { tokens, context }.to_string();
         Self { kind: TOO_LONG, sizes: Some((tokens, context)), ..Self::bad(message) }
     }
 

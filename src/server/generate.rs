@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
-    engine::{Cache, Cancel, Constraint, Event, Probabilities, Request, Score, Timings},
+    engine::{Cache, Cancel, Constraint, Event, Failure, Probabilities, Request, Score, Timings},
     grammar::{AnswerConstraint, Stage},
     memory::Scope,
     policy::BoundWish,
@@ -354,8 +354,8 @@ impl Answering {
                     self.token(id)
                 }
                 Some(Event::Done(finish, timings)) => return self.done(finish, timings, late),
-                Some(Event::Failed(what)) => {
-                    let error = self.fault(what);
+                Some(Event::Failed(failure)) => {
+                    let error = self.fault(failure);
                     return self.failed(error);
                 }
                 None => return self.failed(ApiError::internal("the engine has stopped")),
@@ -453,11 +453,13 @@ impl Answering {
     }
 
     /// Whose fault it is that the engine could not go on.
-    fn fault(&self, what: String) -> ApiError {
-        if self.gave_up.load(Ordering::Relaxed) {
-            ApiError::bad(format!("{what}, expected a schema or grammar that can be followed to its end"))
-        } else {
-            ApiError::internal(what)
+    fn fault(&self, failure: Failure) -> ApiError {
+        match failure {
+            Failure::TooLong { tokens, context } => ApiError::too_long(tokens, context),
+            Failure::Other(what) if self.gave_up.load(Ordering::Relaxed) => {
+                ApiError::bad(format!("{what}, expected a schema or grammar that can be followed to its end"))
+            }
+            Failure::Other(what) => ApiError::internal(what),
         }
     }
 

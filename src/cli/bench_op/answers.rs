@@ -29,7 +29,7 @@ pub(super) fn answers(engine: &EngineHandle, requests: Vec<Request>) -> anyhow::
             match stream.next_event() {
                 Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
                 Event::Token(token) => text.push(token),
-                Event::Failed(what) => return Err(anyhow!(what)),
+                Event::Failed(failure) => return Err(failure.into()),
                 Event::Done(_, timings) => {
                     seconds = seconds.max(timings.generate_seconds);
                     tokens += timings.generated_tokens - 1;

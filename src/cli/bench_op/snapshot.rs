@@ -190,7 +190,7 @@ impl Chat {
                 Event::Probabilities(_) | Event::OfPrompt(_) | Event::Hidden(_) => {}
                 Event::Token(token) => answer.push(token),
                 Event::Done(_, timings) => return Ok((answer, timings)),
-                Event::Failed(what) => return Err(anyhow!(what)),
+                Event::Failed(failure) => return Err(failure.into()),
             }
         }
     }
