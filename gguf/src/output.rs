@@ -1,7 +1,7 @@
 //! Files being written: hidden beside their targets until they are complete, and gone if they never are.
 
 use crate::GgufError;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -122,17 +122,26 @@ pub fn check_output(path: &Path) -> Result<(), GgufError> {
 
 /// Whether two paths lead to one file that is there.
 pub fn is_same_file(a: &Path, b: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let id = |path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-        id(a).is_some_and(|id_of_a| id(b) == Some(id_of_a))
+    let id = |path| std::fs::metadata(path).ok().as_ref().and_then(file_id);
+    let real = |path: &Path| path.canonicalize().ok();
+    match (id(a), id(b)) {
+        (Some(id_of_a), id_of_b) => id_of_b == Some(id_of_a),
+        // There is none of that name, or nothing says which one it is.
+        (None, _) => real(a).is_some_and(|real_a| real(b) == Some(real_a)),
     }
-    #[cfg(not(unix))]
-    {
-        let real = |path: &Path| path.canonicalize().ok();
-        real(a).is_some_and(|real_a| real(b) == Some(real_a))
-    }
+}
+
+/// Which file it is, whatever its name. Elsewhere than on Unix nothing says so.
+#[cfg(unix)]
+pub fn file_id(found: &Metadata) -> Option<[u64; 2]> {
+    use std::os::unix::fs::MetadataExt;
+    Some([found.dev(), found.ino()])
+}
+
+/// Which file it is: nothing says so here.
+#[cfg(not(unix))]
+pub fn file_id(_: &Metadata) -> Option<[u64; 2]> {
+    None
 }
 
 /// The file behind the links of a path, if one can be written there: it must be new or a regular file, in a folder that is

@@ -1,5 +1,6 @@
 //! A session file that one program writes again and again: what another one has put there since is not lost.
 
+use kvas_gguf::file_id;
 use std::{
     fs::{File, Metadata},
     io,
@@ -22,14 +23,15 @@ pub struct Seen(Option<Identity>);
 /// What tells one version of a file from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
-    place: [u64; 2],
+    /// Which file it is, if that can be told.
+    id: Option<[u64; 2]>,
     bytes: u64,
     changed: Option<SystemTime>,
 }
 
 impl Identity {
     fn of(metadata: &Metadata) -> Self {
-        Self { place: place(metadata), bytes: metadata.len(), changed: metadata.modified().ok() }
+        Self { id: file_id(metadata), bytes: metadata.len(), changed: metadata.modified().ok() }
     }
 
     fn at(path: &Path) -> Option<Self> {
@@ -83,17 +85,4 @@ impl Claim {
         self.set(Seen(Some(Identity::of(&file.metadata()?))));
         Ok(())
     }
-}
-
-/// Which file it is, whatever its name. Elsewhere than on Unix nothing says so.
-#[cfg(unix)]
-pub(super) fn place(metadata: &Metadata) -> [u64; 2] {
-    use std::os::unix::fs::MetadataExt;
-    [metadata.dev(), metadata.ino()]
-}
-
-/// Which file it is: nothing says so here.
-#[cfg(not(unix))]
-pub(super) fn place(_: &Metadata) -> [u64; 2] {
-    [0; 2]
 }

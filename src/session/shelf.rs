@@ -9,6 +9,7 @@ use super::{
     write::{Written, write_out},
 };
 use crate::memory::{Scope, prefix_hashes};
+use kvas_gguf::file_id;
 use std::{
     collections::HashMap,
     fs,
@@ -341,12 +342,12 @@ impl Folder {
         // Of several names of a file the longest prefix comes first.
         found.sort_by_key(|((key, _), data)| (modified(data), std::cmp::Reverse(key.length)));
         let mut folder = Self { path: path.to_path_buf(), files: Level::new(budget) };
-        let mut holders: HashMap<u64, Key> = HashMap::new();
+        let mut holders: HashMap<[u64; 2], Key> = HashMap::new();
         for ((key, given_up), data) in found {
-            match identity(&data).and_then(|file| holders.get(&file)) {
+            match file_id(&data).and_then(|file| holders.get(&file)) {
                 Some(holder) => folder.files.holds(*holder, &[key]),
                 None => {
-                    holders.extend(identity(&data).map(|file| (file, key)));
+                    holders.extend(file_id(&data).map(|file| (file, key)));
                     folder.files.insert(key, (), [data.len(), given_up.into()]);
                 }
             }
@@ -400,14 +401,6 @@ impl Folder {
         let how = if policy == 0 { String::new() } else { format!("-{policy:016x}-{given_up}") };
         self.path.join(format!("{fingerprint}-{length}-{hash:016x}{how}.{ENDING}"))
     }
-}
-
-/// What tells that two names are of one file.
-fn identity(data: &fs::Metadata) -> Option<u64> {
-    #[cfg(unix)]
-    return Some(std::os::unix::fs::MetadataExt::ino(data));
-    #[cfg(not(unix))]
-    return None;
 }
 
 /// What the name of a prefix of a model tells it by, and the tokens of every layer that were given up.

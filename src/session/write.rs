@@ -2,10 +2,9 @@
 
 use super::{
     Claim, ModelId, Session, SessionError,
-    claim::place,
     header::{self, Layout, Section, ShortenedLayout},
 };
-use kvas_gguf::output_target;
+use kvas_gguf::{file_id, output_target};
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{BufWriter, Seek, SeekFrom, Write},
@@ -274,7 +273,7 @@ fn locked(path: &Path, opened: &mut dyn FnMut()) -> std::io::Result<File> {
 fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
     let own = file.metadata()?;
     match std::fs::metadata(path) {
-        Ok(there) => Ok(place(&own) == place(&there)),
+        Ok(there) => Ok(file_id(&own) == file_id(&there)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
