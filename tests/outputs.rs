@@ -114,6 +114,9 @@ fn what_cannot_be_written_is_said_before_the_work() {
             &["imatrix", "-m", "none", "-f", STORY, "-o", out],
             &["make-model", "--preset", "qwen3.5-0.8b", "-o", out],
             &["convert", "tests/data/goldens/llama", "-o", out],
+            &["kernels", "build", "-o", out],
+            &["bench-op", "headlines", "--quick", "-o", out],
+            &["bench-op", "slake_quality", "-m", "none", "--text", STORY, "--svg", out],
         ] {
             let error = fails(arguments);
             assert!(error.starts_with(&format!("error: {out}: is ")), "{error}");

@@ -1,7 +1,7 @@
 //! `kvas kernels`: machine code for GPUs, compiled ahead of time.
 
-use super::note;
-use anyhow::{Context, anyhow, ensure};
+use super::{note, output};
+use anyhow::{anyhow, ensure};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -59,8 +59,9 @@ impl Kernels {
             note(format_args!("all kernels compile for {archs}"));
             return Ok(0);
         };
+        output::begin(&output)?;
         let image = kvas_cuda::build_image(&build.arch, &mut said).map_err(|error| anyhow!(error))?;
-        std::fs::write(&output, &image).with_context(|| output.display().to_string())?;
+        output::write(&output, &image)?;
         note(format_args!("{}: {archs}, {} bytes", output.display(), image.len()));
         Ok(0)
     }

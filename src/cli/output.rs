@@ -2,8 +2,8 @@
 
 use super::{INTERRUPTED, TERMINATED};
 use anyhow::Context;
-use kvas_gguf::{abandon_outputs, check_output};
-use std::{path::Path, sync::Once};
+use kvas_gguf::{OutputFile, abandon_outputs, check_output};
+use std::{io::Write, path::Path, sync::Once};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// To be called before the work that goes into the file `out`: says whether it can be written, and has signals remove
@@ -14,6 +14,13 @@ pub(crate) fn begin(out: &Path) -> anyhow::Result<()> {
     let mut listened = Ok(());
     LISTENING.call_once(|| listened = end_on_signal());
     listened.context("cannot listen for signals")
+}
+
+/// Writes a file at once: another of this name stays until this one is complete.
+pub(crate) fn write(out: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut file = OutputFile::create(out)?;
+    file.write_all(bytes).with_context(|| out.display().to_string())?;
+    Ok(file.finish()?)
 }
 
 /// Waits for a signal on a thread of its own, and ends the program when one comes.

@@ -8,12 +8,8 @@ use kvas::{
     model::Model,
     text::{Bos, Special},
 };
-use kvas_gguf::OutputFile;
 use safetensors::tensor::{Dtype, TensorView};
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// Write the logits of every position of a token sequence
 #[derive(Debug, Args)]
@@ -88,9 +84,7 @@ impl Logits {
         let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&logits))?;
         // The library would write it in place of whatever is there, for nobody but its owner to read.
         let bytes = safetensors::serialize([("logits", view)], None)?;
-        let mut file = OutputFile::create(&self.output)?;
-        file.write_all(&bytes).with_context(|| self.output.display().to_string())?;
-        file.finish()?;
+        output::write(&self.output, &bytes)?;
         Ok(0)
     }
 }

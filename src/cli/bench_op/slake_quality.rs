@@ -5,7 +5,7 @@ use super::{
     plot::{Curve, Panel, svg},
     questions::{Question, questions},
 };
-use crate::cli::{device, flags::ModelFlags, print};
+use crate::cli::{device, flags::ModelFlags, output, print};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use kvas::{
@@ -129,6 +129,7 @@ impl Found {
 impl SlakeQuality {
     pub(super) fn run(self) -> anyhow::Result<u8> {
         let budgets = self.budgets.iter().map(|text| Budget::of(text)).collect::<anyhow::Result<Vec<_>>>()?;
+        self.svg.as_deref().map_or(Ok(()), output::begin)?;
         let mut model = device::open(&self.model)?;
         let (texts, questions) = (self.texts(&model)?, self.questions(&model)?);
         let items = || texts.iter().chain(&questions);
@@ -263,7 +264,7 @@ impl SlakeQuality {
             METHODS.iter().zip(found).try_for_each(|((name, ..), found)| line(&budget.to_string(), name, found))?;
         }
         if let Some(path) = &self.svg {
-            std::fs::write(path, curves(budgets, found)).with_context(|| path.display().to_string())?;
+            output::write(path, curves(budgets, found).as_bytes())?;
         }
         Ok(0)
     }

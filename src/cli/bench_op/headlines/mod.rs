@@ -5,8 +5,8 @@ mod figures;
 mod runs;
 mod write;
 
-use crate::cli::print;
-use anyhow::{Context, bail, ensure};
+use crate::cli::{output, print};
+use anyhow::{bail, ensure};
 use clap::Args;
 use figures::{Figures, Records};
 use runs::{RUNS, Size};
@@ -38,6 +38,7 @@ impl Headlines {
             "-o {}, expected a file in a folder that exists",
             self.output.display()
         );
+        output::begin(&self.output)?;
         let records = Records::of(&self.record)?;
         let size = if self.quick { Size::Quick } else { Size::Full };
         let work = runs::Work::new(size)?;
@@ -52,10 +53,10 @@ impl Headlines {
             }
         }
         let document = write::document(&figures, size);
-        std::fs::write(&self.output, document).with_context(|| self.output.display().to_string())?;
+        output::write(&self.output, document.as_bytes())?;
         for (name, svg) in write::plots(&figures) {
             let path = folder.join(name);
-            std::fs::write(&path, svg).with_context(|| path.display().to_string())?;
+            output::write(&path, svg.as_bytes())?;
         }
         let [met, missed] = write::counts(&figures);
         print(format_args!(
