@@ -131,6 +131,21 @@ fn every_fault_of_a_checkpoint_is_one_line_and_leaves_nothing() {
     }
 }
 
+/// A name that nobody can read the file by is refused before there is one.
+#[test]
+fn a_pre_tokenizer_that_nobody_knows_is_refused() {
+    let trial = Trial::new("qwen2", "unknown-pre");
+    let arguments = trial.arguments();
+    let arguments = arguments.each_ref().map(String::as_str);
+    for more in [&["--pre", "gpt-3"][..], &["--pre", "gpt-3", "--dry-run"]] {
+        let error = fails(&[&arguments[..], more].concat());
+        assert!(error.starts_with("error: --pre gpt-3, expected one of llama3, "), "{error}");
+        assert!(error.contains(", gpt-2, ") && trial.left().is_empty(), "{error}");
+    }
+    succeeds(&[&arguments[..], &["--pre", "gpt-2"]].concat());
+    succeeds(&["tokenize", "-m", &text(&trial.out()), "a"]);
+}
+
 /// A limit on the size of files stands for a full disk: writes fail in the middle.
 #[cfg(unix)]
 #[test]

@@ -2,6 +2,7 @@
 
 use super::{Stdout, note, output, progress};
 use clap::Args;
+use kvas::text::Tokenizer;
 use kvas_gguf::Quant;
 use kvas_tools::{
     convert::{ConvertOptions, ConvertPlan, ConvertReport, MtpBlocks, SplitLimit, convert, plan},
@@ -50,6 +51,7 @@ pub(crate) struct Convert {
 impl Convert {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let (quant, mix) = self.storage()?;
+        self.check_pre()?;
         let mtp = if self.no_mtp { MtpBlocks::Omit } else { MtpBlocks::WhenPresent };
         let (bar, progress) = progress::tensors();
         let tensors = self.split_max_tensors.map(|count| SplitLimit::Tensors(count as usize));
@@ -77,6 +79,15 @@ impl Convert {
 }
 
 impl Convert {
+    /// A file that names a pre-tokenizer which nobody knows could not be read.
+    fn check_pre(&self) -> anyhow::Result<()> {
+        let unknown = self.pre.as_ref().filter(|pre| !Tokenizer::pre_tokenizers().any(|known| known == *pre));
+        unknown.map_or(Ok(()), |pre| {
+            let known = Tokenizer::pre_tokenizers().collect::<Vec<_>>().join(", ");
+            Err(anyhow::anyhow!("--pre {pre}, expected one of {known}"))
+        })
+    }
+
     /// The type of all matrices, or the mix that chooses one for each. Names that are both are mixes, as they are to
     /// `kvas quantize`, but for those that leave nothing to choose.
     fn storage(&self) -> anyhow::Result<(Quant, Option<&'static Mix>)> {

@@ -85,6 +85,11 @@ impl Tokenizer {
         }
     }
 
+    /// The names by which a file says how a text is split before it becomes tokens.
+    pub fn pre_tokenizers() -> impl Iterator<Item = &'static str> {
+        pre_rules::names()
+    }
+
     fn byte_level_bpe(metadata: &Metadata, override_pre: Option<&str>) -> Result<Tokenizer, TextError> {
         let name = match override_pre {
             Some(name) => name,

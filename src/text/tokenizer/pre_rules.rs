@@ -165,103 +165,83 @@ const fn whole_tokens_and_bos(rules: &'static [Rule]) -> PreTokenizer {
     PreTokenizer { rules, ignore_merges: true, adds_bos: true }
 }
 
+/// Names, and what they all stand for.
+const TABLE: &[(&[&str], PreTokenizer)] = &[
+    (
+        &["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"],
+        whole_tokens_and_bos(&[Regex(LLAMA3, LeaveOne)]),
+    ),
+    (&["tekken"], whole_tokens_and_bos(&[Regex(TEKKEN, LeaveOne)])),
+    (&["minicpm5"], whole_tokens(&[UP_TO_THREE_NUMBERS, Regex(MINICPM5, LeaveOne)])),
+    (&["youtu"], whole_tokens(&[Regex(YOUTU_SCRIPTS, Gaps), Regex(YOUTU, LeaveOne)])),
+    (&["granite-embed-multi-97m"], whole_tokens(&[Regex(GPT_4O, LeaveOne)])),
+    (&["default"], plain(DEFAULT)),
+    (&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], plain(&[Regex(LLAMA3, LeaveOne)])),
+    (&["jais-2"], plain(&[Regex(LLAMA3, PowersOfTwo)])),
+    (
+        &[
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "jina-v1-en",
+            "jina-v2-es",
+            "jina-v2-de",
+            "jina-v2-code",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "roberta-bpe",
+            "exaone4",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ],
+        plain(&[Regex(GPT2, LeaveOne)]),
+    ),
+    (
+        &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        plain(&[Regex(r"\p{N}", Gaps), Regex(GPT2, LeaveOne)]),
+    ),
+    (
+        &["falcon"],
+        plain(&[Regex(FALCON_PUNCTUATION_RUN, Gaps), Regex(GPT2, LeaveOne), Regex(r"[0-9][0-9][0-9]", Gaps)]),
+    ),
+    (
+        &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"],
+        plain(&[Regex(QWEN2, LeaveOne)]),
+    ),
+    (&["qwen35"], plain(&[Regex(QWEN35, LeaveOne)])),
+    (&["ufakzeka"], plain(&[Regex(UFAKZEKA, LeaveOne)])),
+    (&["laguna"], plain(&[Regex(r"[^\n]+|[\n]+", Gaps), Regex(QWEN2, LeaveOne)])),
+    (&["deepseek-llm"], plain(DEEPSEEK_LLM)),
+    (&["deepseek-coder"], plain(DEEPSEEK_CODER)),
+    (
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        plain(&[UP_TO_THREE_NUMBERS, CJK, Regex(DEEPSEEK_V3, LeaveOne)]),
+    ),
+    (&["spark2_5"], plain(&[UP_TO_THREE_NUMBERS, CJK, Regex(SPARK2_5, LeaveOne), Regex(r"\p{N}", Gaps)])),
+    (&["afmoe"], plain(&[Groups(r"\p{N}+"), Regex(AFMOE_SCRIPTS, Gaps), Regex(DEEPSEEK_V3, LeaveOne)])),
+    (&["poro-chat", "bloom", "gpt3-finnish"], plain(&[Regex(BLOOM, Gaps)])),
+    (&["viking"], plain(&[Regex(BLOOM, Gaps), Regex(r"\p{N}", Gaps)])),
+    (&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], plain(&[Regex(GPT_4O, LeaveOne)])),
+    (&["tiny_aya", "cohere2moe"], plain(&[Groups(r"\d+\b"), Regex(GPT_4O, LeaveOne)])),
+    (&["kimi-k2"], plain(&[Regex(KIMI_K2, LeaveOne)])),
+    (&["superbpe"], plain(&[Groups(r"\p{N}+")])),
+    (&["bailingmoe", "bailingmoe2", "llada-moe"], plain(&[Regex(BAILING, LeaveOne)])),
+    (&["seed-coder"], plain(&[Regex(SEED_CODER, LeaveOne)])),
+    (&["exaone-moe"], plain(&[Regex(EXAONE_MOE, LeaveOne)])),
+];
+
 /// The pre-tokenizer of a name. A file that names none gets `default`, as llama.cpp does.
 pub(super) fn find(name: &str) -> Option<PreTokenizer> {
-    let rules: &'static [Rule] = match name {
-        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2"
-        | "jina-v5-nano" => return Some(whole_tokens_and_bos(&[Regex(LLAMA3, LeaveOne)])),
-        "tekken" => return Some(whole_tokens_and_bos(&[Regex(TEKKEN, LeaveOne)])),
-        "minicpm5" => return Some(whole_tokens(&[UP_TO_THREE_NUMBERS, Regex(MINICPM5, LeaveOne)])),
-        "youtu" => return Some(whole_tokens(&[Regex(YOUTU_SCRIPTS, Gaps), Regex(YOUTU, LeaveOne)])),
-        "granite-embed-multi-97m" => return Some(whole_tokens(&[Regex(GPT_4O, LeaveOne)])),
-        "default" => DEFAULT,
-        "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => &[Regex(LLAMA3, LeaveOne)],
-        "jais-2" => &[Regex(LLAMA3, PowersOfTwo)],
-        "gpt-2" | "phi-2" | "jina-es" | "jina-de" | "jina-v1-en" | "jina-v2-es" | "jina-v2-de" | "jina-v2-code"
-        | "gigachat" | "a.x-4.0" | "mellum" | "modern-bert" | "roberta-bpe" | "exaone4" | "mpt" | "olmo" | "jais"
-        | "trillion" | "granite-docling" => &[Regex(GPT2, LeaveOne)],
-        "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
-            &[Regex(r"\p{N}", Gaps), Regex(GPT2, LeaveOne)]
-        }
-        "falcon" => &[Regex(FALCON_PUNCTUATION_RUN, Gaps), Regex(GPT2, LeaveOne), Regex(r"[0-9][0-9][0-9]", Gaps)],
-        "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "megrez" | "stablelm2" | "hunyuan" | "solar-open"
-        | "grok-2" => &[Regex(QWEN2, LeaveOne)],
-        "qwen35" => &[Regex(QWEN35, LeaveOne)],
-        "ufakzeka" => &[Regex(UFAKZEKA, LeaveOne)],
-        "laguna" => &[Regex(r"[^\n]+|[\n]+", Gaps), Regex(QWEN2, LeaveOne)],
-        "deepseek-llm" => DEEPSEEK_LLM,
-        "deepseek-coder" => DEEPSEEK_CODER,
-        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => {
-            &[UP_TO_THREE_NUMBERS, CJK, Regex(DEEPSEEK_V3, LeaveOne)]
-        }
-        "spark2_5" => &[UP_TO_THREE_NUMBERS, CJK, Regex(SPARK2_5, LeaveOne), Regex(r"\p{N}", Gaps)],
-        "afmoe" => &[Groups(r"\p{N}+"), Regex(AFMOE_SCRIPTS, Gaps), Regex(DEEPSEEK_V3, LeaveOne)],
-        "poro-chat" | "bloom" | "gpt3-finnish" => &[Regex(BLOOM, Gaps)],
-        "viking" => &[Regex(BLOOM, Gaps), Regex(r"\p{N}", Gaps)],
-        "gpt-4o" | "llama4" | "kanana2" | "talkie" | "minimax-m2" => &[Regex(GPT_4O, LeaveOne)],
-        "tiny_aya" | "cohere2moe" => &[Groups(r"\d+\b"), Regex(GPT_4O, LeaveOne)],
-        "kimi-k2" => &[Regex(KIMI_K2, LeaveOne)],
-        "superbpe" => &[Groups(r"\p{N}+")],
-        "bailingmoe" | "bailingmoe2" | "llada-moe" => &[Regex(BAILING, LeaveOne)],
-        "seed-coder" => &[Regex(SEED_CODER, LeaveOne)],
-        "exaone-moe" => &[Regex(EXAONE_MOE, LeaveOne)],
-        _ => return None,
-    };
-    Some(plain(rules))
+    TABLE.iter().find(|(names, _)| names.contains(&name)).map(|(_, of)| *of)
 }
 
-/// Every name [`find`] knows, for tests.
-#[cfg(test)]
-pub(super) const NAMES: &[&str] = &[
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
-    "jina-v5-nano",
-    "tekken",
-    "minicpm5",
-    "youtu",
-    "granite-embed-multi-97m",
-    "default",
-    "dbrx",
-    "smaug-bpe",
-    "glm4",
-    "chatglm-bpe",
-    "jais-2",
-    "gpt-2",
-    "phi-2",
-    "starcoder",
-    "refact",
-    "command-r",
-    "smollm",
-    "codeshell",
-    "exaone",
-    "minerva-7b",
-    "mellum2",
-    "falcon",
-    "qwen2",
-    "deepseek-r1-qwen",
-    "stablelm2",
-    "hunyuan",
-    "qwen35",
-    "ufakzeka",
-    "laguna",
-    "deepseek-llm",
-    "deepseek-coder",
-    "deepseek-v3",
-    "spark2_5",
-    "afmoe",
-    "bloom",
-    "viking",
-    "gpt-4o",
-    "tiny_aya",
-    "kimi-k2",
-    "superbpe",
-    "bailingmoe",
-    "seed-coder",
-    "exaone-moe",
-];
+/// Every name there is.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().flat_map(|(names, _)| names.iter().copied())
+}
