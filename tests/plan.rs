@@ -4,9 +4,14 @@ use crate::golden;
 use expect_test::expect_file;
 use kvas::{
     arch::{self, ARCHITECTURES, Header},
-    model::{Model, ModelError, lower::lower},
+    model::{
+        Model, ModelError,
+        lower::lower,
+        spec::{Attention, Mixer, RopeSpec},
+    },
     presets::PRESETS,
 };
+use kvas_backend::Rope;
 use kvas_gguf::{GgufWriter, Metadata, Quant, Value};
 use std::{
     path::Path,
@@ -112,6 +117,30 @@ fn missing_and_wrong_keys_are_named() {
     );
     let found = with("general.architecture", Value::String("gpt-j".into()));
     assert!(found.starts_with("general.architecture is \"gpt-j\", expected one of llama, "), "{found}");
+}
+
+/// What YaRN multiplies by may be said beside what it does by itself or, as by llama.cpp's converter, together with that.
+#[test]
+fn the_magnitude_of_yarn_is_read_in_both_forms() {
+    let magnitude = |keys: &[(&str, f32)]| {
+        let (mut metadata, _) = header_parts("qwen3");
+        metadata.set("qwen3.rope.scaling.type", Value::String("yarn".into()));
+        metadata.set("qwen3.rope.scaling.original_context_length", Value::U32(32));
+        for (key, value) in keys.iter().chain(&[("factor", 4.0)]) {
+            metadata.set(format!("qwen3.rope.scaling.{key}"), Value::F32(*value));
+        }
+        let table = [16, 32];
+        let header = Header::new(&metadata, [("token_embd.weight", &table[..])]).unwrap();
+        let spec = arch::read(&header).unwrap();
+        let Mixer::Attention(Attention { rope: Some(rope), .. }) = &spec.layers[0].mixers[0] else { panic!("no rope") };
+        let RopeSpec { dims, pairing, base, scaling, .. } = *rope;
+        Rope { dims, pairing, base, scaling, factors: None }.magnitude()
+    };
+    let near = |found: f32, expected: f32| assert!((found - expected).abs() < 1e-6, "{found}, expected {expected}");
+    near(magnitude(&[]), 1.138_629_4);
+    near(magnitude(&[("attn_factor", 2.0)]), 2.277_258_9);
+    near(magnitude(&[("yarn_attn_factor", 1.5)]), 1.5);
+    near(magnitude(&[("yarn_attn_factor", 1.5), ("attn_factor", 2.0)]), 2.277_258_9);
 }
 
 #[test]

@@ -31,9 +31,14 @@ pub enum Scaling {
         beta_fast: f32,
         /// Rotations below which a dimension is interpolated.
         beta_slow: f32,
-        /// Multiplies the magnitude on top of YaRN's own `0.1 ln(factor) + 1`.
+        /// Multiplies the magnitude on top of YaRN's own ([`yarn_magnitude`]).
         attention_factor: f32,
     },
+}
+
+/// What YaRN multiplies rotated columns by where nothing is said of it, for a context that is extended by a factor.
+pub fn yarn_magnitude(factor: f32) -> f32 {
+    0.1 * factor.ln() + 1.0
 }
 
 /// The rotation of the first `dims` columns of every head; the rest passes through.
@@ -87,7 +92,7 @@ impl Rope {
     pub fn magnitude(&self) -> f32 {
         match self.scaling {
             Scaling::None | Scaling::Linear { .. } => 1.0,
-            Scaling::Yarn { factor, attention_factor, .. } => attention_factor * (0.1 * factor.ln() + 1.0),
+            Scaling::Yarn { factor, attention_factor, .. } => attention_factor * yarn_magnitude(factor),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::model::{
     ModelError,
     spec::{Attention, AttentionProjection, Bias, Ffn, LayerSpec, Mixer, QkNorm, RopeFactors, RopeSpec},
 };
-use kvas_backend::rope::{Pairing, Scaling};
+use kvas_backend::rope::{Pairing, Scaling, yarn_magnitude};
 
 /// A layer of one mixer and one feed-forward half.
 pub(super) fn layer(header: &Header, index: usize, mixer: Mixer, ffn: Ffn) -> LayerSpec {
@@ -74,8 +74,18 @@ fn scaling(header: &Header) -> Result<Scaling, ModelError> {
             original_context: header.count("rope.scaling.original_context_length", 1..=1 << 31)? as f32,
             beta_fast: header.positive_opt("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             beta_slow: header.positive_opt("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            attention_factor: header.positive_opt("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            attention_factor: attention_factor(header, factor)?,
         }),
         (Some(other), _) => Err(bad(&key, other, "none, linear or yarn")),
     }
+}
+
+/// What magnitudes are multiplied by beside what YaRN multiplies them by. Files of llama.cpp's converter say what both are
+/// together, as checkpoints do.
+fn attention_factor(header: &Header, factor: f32) -> Result<f32, ModelError> {
+    if let Some(beside) = header.positive_opt("rope.scaling.attn_factor")? {
+        return Ok(beside);
+    }
+    let together = header.positive_opt("rope.scaling.yarn_attn_factor")?;
+    Ok(together.map_or(1.0, |together| together / yarn_magnitude(factor)))
 }

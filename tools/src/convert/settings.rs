@@ -55,6 +55,7 @@ impl Settings {
         let mut values = Values::default();
         read_values(&config, architecture, &mut values)?;
         set_rope_type(&config, architecture, &mut values)?;
+        set_attention_factor(&config, &mut values)?;
         let head = format!("{}lm_head.weight", trunk.head);
         if config.get("tie_word_embeddings").is_none() {
             values.set("tied", f64::from(u8::from(checkpoint.get(&head).is_none())));
@@ -172,6 +173,22 @@ fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values
         let llama3 = if scaled { " or llama3" } else { "" };
         bail!("config.json: {path} = {found:?}, expected default, linear, yarn{llama3}");
     }
+    Ok(())
+}
+
+/// Sets `attn_factor`, where YaRN is told how much to multiply rotated columns by: as a multiple of what it does by itself,
+/// which is how readers of the file take it; 0 elsewhere.
+fn set_attention_factor(config: &Json, values: &mut Values) -> Result<()> {
+    values.set("attn_factor", 0.0);
+    let told = config.first(&["rope_parameters.attention_factor", "rope_scaling.attention_factor"]);
+    // Other kinds of scaling know no such factor.
+    let Some((path, value)) = told.filter(|_| values.holds("rope_yarn").unwrap_or(false)) else { return Ok(()) };
+    let (told, factor) = (config.number(path, value)?, values.evaluate("rope_factor").context("config.json")?);
+    let attn_factor = told / (0.1 * factor.ln() + 1.0);
+    if !(attn_factor.is_finite() && attn_factor > 0.0) {
+        bail!("config.json: {path} = {told} with a factor of {factor}, expected positive numbers");
+    }
+    values.set("attn_factor", attn_factor);
     Ok(())
 }
 

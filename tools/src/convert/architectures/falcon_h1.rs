@@ -119,7 +119,7 @@ pub(super) const FALCON_H1: Architecture = Architecture {
     name: "falcon-h1",
     classes: &["FalconH1ForCausalLM"],
     values: &[TRANSFORMER_VALUES, FFN_VALUES, VALUES],
-    refusals: &[TRANSFORMER_REFUSALS, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
+    refusals: &[SILU, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
     keys: &[SIZE_KEYS, FFN_KEYS, &[count("vocab_size", "vocab")], TRANSFORMER_KEYS, KV_HEADS, MAMBA2_KEYS],
     // The attention is everywhere and needs no tag.
     mixers: &[TagRule::All("mamba")],

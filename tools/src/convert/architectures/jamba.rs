@@ -67,7 +67,7 @@ pub(super) const JAMBA: Architecture = Architecture {
     name: "jamba",
     classes: &["JambaForCausalLM"],
     values: &[TRANSFORMER_VALUES, VALUES],
-    refusals: &[TRANSFORMER_REFUSALS, REFUSALS],
+    refusals: &[SILU, REFUSALS],
     keys: &[SIZE_KEYS, FFN_KEYS, KEYS, KV_HEADS_PER_BLOCK],
     mixers: &[
         TagRule::Every { period: "attention_period", offset: "attention_offset", tag: "attention", when: "" },

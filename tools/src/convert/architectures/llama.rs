@@ -17,7 +17,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     classes: &["LlamaForCausalLM", "MistralForCausalLM"],
     values: &[TRANSFORMER_VALUES, FFN_VALUES, &[or("sliding_window", &["sliding_window"], "0")]],
-    refusals: &[TRANSFORMER_REFUSALS, NO_FFN_BIAS],
+    refusals: &[SILU, NO_FFN_BIAS],
     keys: &[
         SIZE_KEYS,
         FFN_KEYS,

@@ -147,12 +147,7 @@ const TRANSFORMER_KEYS: &[KeyRow] = &[
     count("rope.scaling.original_context_length", "rope_original").when("rope_yarn"),
     number("rope.scaling.yarn_beta_fast", "beta_fast").when("rope_yarn"),
     number("rope.scaling.yarn_beta_slow", "beta_slow").when("rope_yarn"),
-];
-
-const TRANSFORMER_REFUSALS: &[Refusal] = &[
-    Refusal { path: "hidden_act", accepted: &["\"silu\"", "\"swish\""] },
-    Refusal { path: "rope_parameters.attention_factor", accepted: &[] },
-    Refusal { path: "rope_scaling.attention_factor", accepted: &[] },
+    number("rope.scaling.attn_factor", "attn_factor").when("attn_factor"),
 ];
 
 const MODEL: &[TensorRow] = &[

@@ -97,8 +97,20 @@ fn rope_scaling_is_read_in_both_generations() {
     assert_eq!(keys(&old), keys(&new));
     assert!(keys(&old).contains(&("llama.rope.scaling.factor".into(), Value::F32(4.0))));
     assert!(keys(&old).contains(&("llama.rope.scaling.original_context_length".into(), Value::U32(32))));
-    old.config["rope_scaling"] = json!({"rope_type": "linear", "factor": 2});
+    // What a checkpoint multiplies by in all, a file says beside what YaRN does by itself.
+    let told = |fixture: &Fixture| keys(fixture).into_iter().find(|(key, _)| key == "llama.rope.scaling.attn_factor");
+    assert_eq!(told(&old), None);
+    old.config["rope_scaling"]["attention_factor"] = json!(1.5);
+    new.config["rope_parameters"]["attention_factor"] = json!(1.5);
+    let Some((_, Value::F32(factor))) = told(&old) else { panic!("{:?}", keys(&old)) };
+    assert!((factor * 1.138_629_4 - 1.5).abs() < 1e-6, "{factor}");
+    assert_eq!(keys(&old), keys(&new));
+    old.config["rope_scaling"]["attention_factor"] = json!(-1);
+    let error = old.error(&of(Quant::F32));
+    assert_eq!(error, "config.json: rope_scaling.attention_factor = -1 with a factor of 4, expected positive numbers");
+    old.config["rope_scaling"] = json!({"rope_type": "linear", "factor": 2, "attention_factor": 1.5});
     let linear = keys(&old);
+    assert_eq!(told(&old), None);
     assert!(linear.contains(&("llama.rope.scaling.type".into(), Value::String("linear".into()))));
     assert!(linear.iter().all(|(key, _)| !key.contains("yarn")));
 }
@@ -341,7 +353,7 @@ fn layers_without_experts_are_dense() {
 fn tables_only_use_values_they_define() {
     for architecture in architectures::ALL {
         let mut values = expression::Values::default();
-        for name in ["blocks", "listed", "mtp", "rope_linear", "rope_yarn", "rope_llama3"] {
+        for name in ["blocks", "listed", "mtp", "rope_linear", "rope_yarn", "rope_llama3", "attn_factor"] {
             values.set(name, 2.0);
         }
         for tag in table::TAGS {
