@@ -185,6 +185,15 @@ fn a_bias_of_what_attention_gives_is_added() {
     assert!(apart(&found, &plain) > 0.05, "{}", apart(&found, &plain));
 }
 
+/// Its gate has no place for it, so that answers would be wrong.
+#[test]
+fn a_bias_of_a_feed_forward_is_refused() {
+    let trial = Trial::new("ffn-bias");
+    trial.changed("bias.gguf", None, |_, _| {}, &[("blk.0.ffn_down.bias", 0.25)]);
+    let error = fails(&["run", "-m", &trial.named("bias.gguf"), "--ids", "1,2", "-n", "1"]);
+    assert!(error.contains("blk.0.ffn_down.bias"), "{error}");
+}
+
 #[test]
 fn a_context_ends_with_the_window() {
     let trial = Trial::new("window");
