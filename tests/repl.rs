@@ -3,7 +3,7 @@
 use crate::golden::{converted_file, fixture};
 use kvas_gguf::Quant;
 use std::{
-    io::{BufRead, Write},
+    io::{BufRead, Read, Write},
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -115,6 +115,52 @@ fn memory_is_drawn_as_the_engine_counts_it() {
     let snapshots: Vec<usize> = of(&said, "snapshots ").iter().map(|line| count_before(line, " of 256")).collect();
     assert!(snapshots.len() == 3 && snapshots[0] == 0 && snapshots[1] > 0 && snapshots[1] == snapshots[2], "{said}");
     assert!(said.lines().all(|line| line.len() < 80 || !line.contains("# ")), "{said}");
+}
+
+/// What a terminal of so many columns shows while these lines are typed, each at a prompt. Without escapes.
+#[cfg(target_os = "linux")]
+fn type_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
+    let shell = format!("stty cols {columns} rows 20; exec '{}' chat -c 512", env!("CARGO_BIN_EXE_kvas"));
+    let mut command = Command::new("script");
+    command.args(["-qec", &shell, "/dev/null"]).env("HOME", std::env::temp_dir()).env("NO_COLOR", "1");
+    let Ok(mut terminal) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        eprintln!("skipped: no script(1), which makes terminals");
+        return None;
+    };
+    let (mut keys, screen) = (terminal.stdin.take().unwrap(), terminal.stdout.take().unwrap());
+    let (mut screen, mut shown) = (std::io::BufReader::new(screen), Vec::new());
+    for line in lines.iter().chain(&["/quit"]) {
+        // What is typed before the prompt has set the terminal up is lost; this is the last of it.
+        while !shown.ends_with(b"\x1b[?2004h") {
+            assert!(screen.read_until(b'h', &mut shown).unwrap() > 0, "{}", String::from_utf8_lossy(&shown));
+        }
+        keys.write_all(format!("{line}\r").as_bytes()).unwrap();
+        screen.read_until(b'\n', &mut shown).unwrap();
+    }
+    screen.read_to_end(&mut shown).unwrap();
+    assert!(terminal.wait().unwrap().success());
+    let shown = String::from_utf8(shown).unwrap();
+    let escapes = regex_automata::meta::Regex::new(r"\x1b\[[0-9;?]*[A-Za-z]|\r").unwrap();
+    let mut plain = String::new();
+    let end = escapes.find_iter(&shown).fold(0, |from, found| {
+        plain += &shown[from..found.start()];
+        found.end()
+    });
+    Some(plain + &shown[end..])
+}
+
+/// As wide as the terminal is, and no wider.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_drawn_as_wide_as_the_terminal() {
+    for columns in [44, 60] {
+        let Some(shown) = type_in_terminal(columns, &["/memory"]) else { return };
+        let lines: Vec<&str> = shown.lines().skip_while(|line| !line.starts_with("pages ")).collect();
+        let (last, _) = lines.iter().enumerate().find(|(_, line)| line.starts_with("bytes ")).expect(&shown);
+        let widths = || lines[..=last].iter().map(|line| line.chars().count());
+        assert!(widths().all(|width| width < columns), "{columns}: {shown}");
+        assert_eq!(widths().max(), Some(columns - 1), "{shown}");
+    }
 }
 
 /// The number before some text.
