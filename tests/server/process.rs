@@ -170,14 +170,22 @@ fn models_are_loaded_and_unloaded_as_memory_allows() {
         let loaded = listed["data"].as_array().unwrap().iter().filter(|model| model["loaded"] == true);
         loaded.map(|model| model["id"].as_str().unwrap().to_string()).collect::<Vec<_>>()
     };
-    let pages_of = |model: &str| server.get("/metrics").text().contains(&format!("kvas_pages{{model_name=\"{model}\""));
+    // What a model has in memory and does now; what it did is counted on.
+    let gauges_of = |model: &str| {
+        let text = server.get("/metrics").text();
+        let gauges = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge"));
+        let of = |gauge: &&str| text.contains(&format!("\n{gauge}{{model_name=\"{model}\""));
+        gauges.filter(of).map(str::to_string).collect::<Vec<_>>()
+    };
+    let every_gauge = gauges_of("first");
     assert_eq!(loaded(), ["first"], "the second is loaded when it is asked for");
     let text = ask("first").ok()["choices"][0]["text"].clone();
-    assert!(pages_of("first") && !pages_of("second"));
+    assert_eq!((gauges_of("first"), gauges_of("second")), (every_gauge.clone(), Vec::new()));
+    assert!(every_gauge.iter().any(|gauge| gauge == "kvas_pages"), "{every_gauge:?}");
     // There is no room for both: memory that was promised and not touched yet is not promised again.
     assert_eq!(ask("second").ok()["choices"][0]["text"], text);
     assert_eq!(loaded(), ["second"]);
-    assert!(pages_of("second") && !pages_of("first"), "{}", server.get("/metrics").text());
+    assert_eq!((gauges_of("first"), gauges_of("second")), (Vec::new(), every_gauge));
     // Who is in use is not unloaded for another.
     let mut body = endless(100_000);
     body["model"] = json!("second");
