@@ -173,7 +173,7 @@ fn wrong() -> Vec<Case> {
         (
             "/api/embed",
             json!({"input": "Hi"}),
-            vec![("input", json!(null)), ("input", json!([])), ("dimensions", json!(0))],
+            vec![("input", json!(null)), ("input", json!([])), ("dimensions", json!(0)), ("truncate", json!("end"))],
         ),
         (
             "/v1/embeddings",
@@ -238,6 +238,8 @@ fn a_prompt_that_is_too_long_is_refused() {
         ("/api/chat", json!({"messages": ask})),
         ("/v1/completions", json!({"prompt": long})),
         ("/v1/embeddings", json!({"input": long})),
+        ("/api/embed", json!({"input": long, "truncate": false})),
+        ("/api/embeddings", json!({"prompt": long})),
     ];
     for (path, body) in cases {
         let reply = host.post(path, &body);
