@@ -309,9 +309,10 @@ impl Answering {
         })
     }
 
-    /// Passes on what the engine tells, until the answer is over, its time is, or nobody listens.
+    /// Passes on what the engine tells, until the answer is over, its time is, the server's is, or nobody listens.
     async fn run(mut self, mut read: Option<watch::Sender<()>>) {
         let deadline = self.deadline.map(tokio::time::Instant::from_std);
+        let mut called_off = self.slot.called_off();
         let mut late = false;
         loop {
             let too_late = async {
@@ -327,8 +328,12 @@ impl Answering {
                     self.cancel.now();
                     continue;
                 }
+                // `Done` still comes, and the slot is free only then.
                 () = self.pieces.closed(), if !self.cancel.is_called() => {
-                    // `Done` still comes, and the slot is free only then.
+                    self.cancel.now();
+                    continue;
+                }
+                _ = called_off.wait_for(|called_off| *called_off), if !self.cancel.is_called() => {
                     self.cancel.now();
                     continue;
                 }

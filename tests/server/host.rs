@@ -36,6 +36,7 @@ const PARALLEL: usize = 4;
 /// A server that runs until it is dropped.
 pub(crate) struct Host {
     pub(crate) address: SocketAddr,
+    pub(crate) server: Arc<Server>,
     /// Its threads.
     threads: Option<Runtime>,
 }
@@ -182,9 +183,9 @@ impl Host {
         let address = listener.local_addr().unwrap();
         let files = (tls::file("server.pem"), tls::file("server.key"));
         let tls = (behind == Behind::Tls).then(|| threads.block_on(listen::tls(&files.0, &files.1)).unwrap());
-        let serving = listen::serve(listener, tls, (Handle::new(), patience), router(server));
+        let serving = listen::serve(listener, tls, (Handle::new(), patience), router(server.clone()));
         threads.spawn(async move { serving.await.unwrap() });
-        Self { address, threads: Some(threads) }
+        Self { address, server, threads: Some(threads) }
     }
 
     /// The server of all tests that need nothing special.

@@ -119,6 +119,39 @@ fn an_answer_in_progress_ends_when_the_server_is_asked_to_stop() {
     assert!(TcpStream::connect(server.address).is_err());
 }
 
+/// Further answers of a request that was let in wait for a slot, and are generated all the same.
+#[test]
+fn all_answers_of_a_request_end_when_the_server_is_asked_to_stop() {
+    for streamed in [true, false] {
+        let mut server = Process::start(&["-m", MODEL, "-c", "4096", "--parallel", "2"]);
+        let (address, messages) = (server.address, json!([{"role": "user", "content": "Tell me of a fox."}]));
+        let body = json!({"messages": messages, "n": 4, "max_tokens": 1000, "ignore_eos": true, "stream": streamed});
+        let reply = std::thread::spawn(move || {
+            open(address, ("POST", "/v1/chat/completions"), &[], body.to_string().as_bytes()).rest()
+        });
+        let began = Instant::now();
+        while server.get("/memory").json()["queue"] == 0 {
+            assert!(began.elapsed() < SOON, "nobody waits");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        server.signal("TERM");
+        let reply = reply.join().unwrap();
+        let choices: Vec<Value> = if streamed {
+            assert!(reply.text().ends_with("data: [DONE]\n\n"), "{}", reply.text());
+            reply.events().into_iter().map(|(_, data)| data["choices"][0].clone()).collect()
+        } else {
+            let reply = reply.ok();
+            assert_eq!(reply["usage"]["completion_tokens"], 4000);
+            reply["choices"].as_array().unwrap().clone()
+        };
+        let ended = choices.iter().filter(|choice| choice["finish_reason"] == "length");
+        let mut ended: Vec<u64> = ended.map(|choice| choice["index"].as_u64().unwrap()).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, [0, 1, 2, 3], "{choices:?}");
+        assert_eq!(server.ended(), Some(0), "{}", server.said());
+    }
+}
+
 /// Who started the server has gone, and with him the other end of its stderr.
 #[test]
 fn a_server_that_nobody_listens_to_stops_when_it_is_asked() {
