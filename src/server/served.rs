@@ -222,6 +222,11 @@ impl Served {
         .map_err(ApiError::bad)
     }
 
+    /// The tokens of a text, which may be a long one.
+    pub fn tokens(&self, text: &str, special: Special, bos: Bos) -> Vec<u32> {
+        unhurried(|| self.tokenizer.encode(text, special, bos))
+    }
+
     /// The tokens of a rendered prompt: those read and generated before, as far as the text is the same.
     pub fn encode(&self, scope: u64, text: &str) -> Vec<u32> {
         let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);

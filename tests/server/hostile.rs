@@ -252,3 +252,28 @@ fn many_connections_that_do_nothing_disturb_nobody() {
     all.iter_mut().for_each(|stream| drop(rest(stream)));
     is_well(&host);
 }
+
+/// As many as the server has threads: whatever it takes them to be cut into tokens, others are answered.
+#[test]
+fn long_texts_hold_up_nobody() {
+    let host = Host::start(2, |settings, _| settings.body_limit = 16 << 20);
+    let long = "fox hen dog river's ".repeat(400_000);
+    for (path, body) in [
+        ("/tokenize", json!({"content": long})),
+        ("/v1/completions", json!({"prompt": long})),
+        ("/completion", json!({"prompt": [long, 5]})),
+        ("/api/generate", json!({"prompt": long, "raw": true})),
+        ("/completion", json!({"prompt": "Hi", "n_predict": 1, "logit_bias": [[long, 1]]})),
+    ] {
+        let (began, mut waited) = (Instant::now(), Duration::ZERO);
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..2).map(|_| scope.spawn(|| host.post(path, &body))).collect();
+            while asked.iter().any(|asked| !asked.is_finished()) {
+                let asked = Instant::now();
+                host.get("/health").ok();
+                waited = waited.max(asked.elapsed());
+            }
+        });
+        assert!(waited < began.elapsed() / 3, "{path}: {waited:?} of {:?}", began.elapsed());
+    }
+}
