@@ -145,7 +145,7 @@ pub fn complete(served: &Served, turn: &Turn, mut ask: Ask) -> Result<Ask, ApiEr
     ask.prompt = match ask.cache {
         Cache::Use => served.encode(ask.wish.scope, &text),
         // Nor does it depend on how others' text was cut into tokens.
-        Cache::Ignore => served.tokenizer.encode(&text, Special::Parse, Bos::Add),
+        Cache::Ignore => served.tokens(&text, Special::Parse, Bos::Add),
     };
     ask.text = Some(text);
     Ok(ask)

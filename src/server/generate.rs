@@ -2,6 +2,7 @@
 
 use super::{
     ApiError, Server,
+    options::unhurried,
     served::Served,
     slots::{Doing, SlotGuard, Wish},
 };
@@ -254,7 +255,7 @@ impl Answering {
             EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
             EndOfAnswer::Never => Vec::new(),
         };
-        let sampler = sampler(&ask.params, &served.tokenizer).map_err(ApiError::bad)?;
+        let sampler = unhurried(|| sampler(&ask.params, &served.tokenizer)).map_err(ApiError::bad)?;
         let gave_up = Arc::new(AtomicBool::new(false));
         let constraint = constraint(served, (ask.stages, &stop_tokens), &gave_up)?;
         let (wish, scope) = (ask.wish.clone(), ask.wish.scope);
@@ -265,7 +266,7 @@ impl Answering {
             stop_strings: ask.stop_strings.clone(),
             shown: if ask.reader.is_some() { served.markers.clone() } else { Vec::new() },
         };
-        let text = AnswerText::new(&served.tokenizer, ask.prompt.last().copied(), ends);
+        let text = unhurried(|| AnswerText::new(&served.tokenizer, ask.prompt.last().copied(), ends));
         let request = Request {
             conversation: Some(slot.conversation),
             max_tokens: ask.max_tokens.unwrap_or(usize::MAX),
@@ -309,9 +310,10 @@ impl Answering {
         })
     }
 
-    /// Passes on what the engine tells, until the answer is over, its time is, or nobody listens.
+    /// Passes on what the engine tells, until the answer is over, its time is, the server's is, or nobody listens.
     async fn run(mut self, mut read: Option<watch::Sender<()>>) {
         let deadline = self.deadline.map(tokio::time::Instant::from_std);
+        let mut called_off = self.slot.called_off();
         let mut late = false;
         loop {
             let too_late = async {
@@ -327,8 +329,12 @@ impl Answering {
                     self.cancel.now();
                     continue;
                 }
+                // `Done` still comes, and the slot is free only then.
                 () = self.pieces.closed(), if !self.cancel.is_called() => {
-                    // `Done` still comes, and the slot is free only then.
+                    self.cancel.now();
+                    continue;
+                }
+                _ = called_off.wait_for(|called_off| *called_off), if !self.cancel.is_called() => {
                     self.cancel.now();
                     continue;
                 }

@@ -33,8 +33,9 @@ struct WithReason {
     reason: String,
 }
 
-/// States of pages, tiers of snapshots, and what steps are made of: every `state` that a gauge may have.
-const STATES: &[&str] = &["free", "kept", "live", "memory", "host", "disk", "answer", "prompt"];
+/// States of pages, tiers of snapshots, what steps are made of, and what becomes of drafts: every `state` that a gauge
+/// may have.
+const STATES: &[&str] = &["free", "kept", "live", "memory", "host", "disk", "answer", "prompt", "accepted", "rejected"];
 
 /// Memory in some state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -97,7 +98,7 @@ impl Gauges {
         self.kv_used.remove(&of);
         for state in STATES {
             let of = InState { model_name: model.into(), state: (*state).into() };
-            for family in [&self.pages, &self.snapshots, &self.snapshot_bytes, &self.step_tokens] {
+            for family in [&self.pages, &self.snapshots, &self.snapshot_bytes, &self.step_tokens, &self.drafts] {
                 family.remove(&of);
             }
         }

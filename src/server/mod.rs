@@ -81,6 +81,13 @@ impl Server {
     /// The model a request names; loads it if it is not loaded. No name is the first model's, and where there is one
     /// model only, every name is its.
     pub async fn model(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
-        self.models.get(name, &self.settings).await
+        if let Some(served) = self.models.find(name)? {
+            return Ok(served);
+        }
+        let turn = self.models.turn().await;
+        let (server, name) = (self.clone(), name.map(str::to_string));
+        // Who asked may leave: the model is there for the next one then, and is not loaded once more beside it.
+        let loading = tokio::spawn(async move { server.models.get(name.as_deref(), turn, &server.settings).await });
+        loading.await.map_err(|error| ApiError::internal(error.to_string()))?
     }
 }

@@ -44,8 +44,11 @@ pub struct Models {
     loader: Arc<dyn Loader>,
     defaults: SamplerParams,
     /// One model is loaded at a time.
-    loading: tokio::sync::Mutex<()>,
+    loading: Arc<tokio::sync::Mutex<()>>,
 }
+
+/// The right to load a model.
+pub type Turn = tokio::sync::OwnedMutexGuard<()>;
 
 impl Entry {
     fn served(&self) -> Option<Arc<Served>> {
@@ -66,7 +69,7 @@ impl Models {
     pub fn new(names: &[String], loader: Arc<dyn Loader>, defaults: SamplerParams) -> Self {
         let entry = |name: &String| Entry { name: name.clone(), served: Mutex::new(None) };
         let entries = names.iter().map(entry).collect();
-        Self { entries, loader, defaults, loading: tokio::sync::Mutex::new(()) }
+        Self { entries, loader, defaults, loading: Arc::default() }
     }
 
     /// All names, and the models behind those that are loaded.
@@ -92,13 +95,19 @@ impl Models {
         }
     }
 
-    /// The model of a name, loaded.
-    pub async fn get(self: &Models, name: Option<&str>, settings: &Settings) -> Result<Arc<Served>, ApiError> {
+    /// The model of a name, if it is loaded.
+    pub fn find(&self, name: Option<&str>) -> Result<Option<Arc<Served>>, ApiError> {
+        Ok(self.entry(name)?.served())
+    }
+
+    /// Waits until nobody else loads a model.
+    pub async fn turn(&self) -> Turn {
+        self.loading.clone().lock_owned().await
+    }
+
+    /// The model of a name, which is loaded unless somebody has done so meanwhile.
+    pub async fn get(&self, name: Option<&str>, _turn: Turn, settings: &Settings) -> Result<Arc<Served>, ApiError> {
         let entry = self.entry(name)?;
-        if let Some(served) = entry.served() {
-            return Ok(served);
-        }
-        let _one_at_a_time = self.loading.lock().await;
         if let Some(served) = entry.served() {
             return Ok(served);
         }

@@ -131,7 +131,7 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
             bias => bias.as_f64().ok_or_else(refuse)? as f32,
         };
         let tokens: Vec<u32> = match &token {
-            Value::String(text) => served.tokenizer.encode(text, Special::Parse, Bos::Omit),
+            Value::String(text) => served.tokens(text, Special::Parse, Bos::Omit),
             id => vec![id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(refuse)?],
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= served.facts.vocab) {

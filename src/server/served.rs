@@ -203,16 +203,28 @@ impl Served {
         variables: Map<String, Value>,
         generation: Generation,
     ) -> Result<String, ApiError> {
-        let messages = self.dialect.messages(messages).map_err(ApiError::bad)?;
-        let (messages, tools) = (Value::Array(messages), Value::Array(tools.to_vec()));
-        let offered = tools.as_array().is_some_and(|tools| !tools.is_empty());
-        let conversation = Conversation {
-            tools: offered.then_some(&tools),
-            add_generation_prompt: generation == Generation::Begin,
-            variables,
-            ..Conversation::new(&messages)
+        let messages = Value::Array(self.dialect.messages(messages).map_err(ApiError::bad)?);
+        let with = |tools: Vec<Value>| {
+            let (offered, tools) = (!tools.is_empty(), Value::Array(tools));
+            let conversation = Conversation {
+                tools: offered.then_some(&tools),
+                add_generation_prompt: generation == Generation::Begin,
+                variables: variables.clone(),
+                ..Conversation::new(&messages)
+            };
+            render(&self.template, &self.tokenizer, conversation)
         };
-        unhurried(|| render(&self.template, &self.tokenizer, conversation).map_err(ApiError::bad))
+        unhurried(|| {
+            let whole = Dialect::whole_tools(tools);
+            // Some templates cannot do without what a tool may leave out.
+            with(tools.to_vec()).or_else(|error| if whole == tools { Err(error) } else { with(whole) })
+        })
+        .map_err(ApiError::bad)
+    }
+
+    /// The tokens of a text, which may be a long one.
+    pub fn tokens(&self, text: &str, special: Special, bos: Bos) -> Vec<u32> {
+        unhurried(|| self.tokenizer.encode(text, special, bos))
     }
 
     /// The tokens of a rendered prompt: those read and generated before, as far as the text is the same.

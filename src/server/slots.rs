@@ -7,7 +7,7 @@ use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Which slot a request would like.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -79,6 +79,8 @@ struct State {
     slots: Vec<SlotView>,
     waiting: VecDeque<Waiter>,
     tasks: u64,
+    /// The server stops.
+    closed: bool,
 }
 
 /// The slots of one model.
@@ -86,6 +88,8 @@ struct State {
 pub struct Slots {
     state: Arc<Mutex<State>>,
     queue: usize,
+    /// Whether answers in progress are called off.
+    called_off: Arc<watch::Sender<bool>>,
 }
 
 /// A slot that is taken; dropping it gives it to who waits longest.
@@ -103,6 +107,10 @@ impl SlotView {
     pub fn session_for(&self, scope: u64) -> Option<&str> {
         self.session.as_deref().filter(|_| self.scope == scope)
     }
+}
+
+fn stops() -> ApiError {
+    ApiError::busy("the server stops", 5)
 }
 
 /// How many of the first tokens are the same.
@@ -157,7 +165,8 @@ impl Slots {
             used: 0,
         };
         let slots = conversations.into_iter().enumerate().map(view).collect();
-        Self { state: Arc::new(Mutex::new(State { slots, ..State::default() })), queue }
+        let state = Arc::new(Mutex::new(State { slots, ..State::default() }));
+        Self { state, queue, called_off: Arc::new(watch::Sender::new(false)) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -178,6 +187,9 @@ impl Slots {
                 let conversation = state.take(id, &wish);
                 return Ok(SlotGuard { slots: self.clone(), id, conversation });
             }
+            if state.closed && wish.arrival == Arrival::New {
+                return Err(stops());
+            }
             state.waiting.retain(|waiter| !waiter.slot.is_closed());
             let is_new = |waiter: &&Waiter| waiter.wish.arrival == Arrival::New;
             if wish.arrival == Arrival::New && state.waiting.iter().filter(is_new).count() >= self.queue {
@@ -188,7 +200,7 @@ impl Slots {
             state.waiting.push_back(Waiter { wish, prompt, slot });
             waiting
         };
-        waiting.await.map_err(|_| ApiError::busy("the server stops", 5))
+        waiting.await.map_err(|_| stops())
     }
 
     /// All slots as they are now.
@@ -216,9 +228,17 @@ impl Slots {
         self.len() == 0
     }
 
-    /// Gives up requests that wait: the server stops. Further answers of those that do not wait go on waiting.
+    /// Gives up requests that wait, and those that would: the server stops. Further answers of those that do not wait go
+    /// on waiting.
     pub fn close(&self) {
-        self.state().waiting.retain(|waiter| waiter.wish.arrival == Arrival::Admitted);
+        let mut state = self.state();
+        state.closed = true;
+        state.waiting.retain(|waiter| waiter.wish.arrival == Arrival::Admitted);
+    }
+
+    /// Ends the answers in progress, and further ones as soon as they begin: the server cannot wait for them.
+    pub fn call_off(&self) {
+        self.called_off.send_replace(true);
     }
 
     fn release(&self, id: usize) {
@@ -258,6 +278,11 @@ impl SlotGuard {
     /// The slot has another conversation of the engine now.
     pub fn replace(&self, conversation: ConversationId) {
         self.slots.state().slots[self.id].conversation = conversation;
+    }
+
+    /// Tells whether the answer is to end: see [`Slots::call_off`].
+    pub fn called_off(&self) -> watch::Receiver<bool> {
+        self.slots.called_off.subscribe()
     }
 
     /// Number of the request.

@@ -7,8 +7,9 @@ use super::{
 use kvas::server::{Keys, Reach, Sharing};
 use serde_json::{Value, json};
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
+    process::{Command, Stdio},
 };
 
 fn bearer(key: &str) -> String {
@@ -123,6 +124,34 @@ fn keys_come_from_a_file() {
             .map(ask);
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(statuses, [200, 200, 401, 401, 401, 401, 401]);
+}
+
+/// What is on disk would serve whoever has any key.
+#[test]
+fn snapshots_on_disk_are_refused_where_keys_share_nothing() {
+    let folder = std::env::temp_dir().join(format!("kvas-test-snapshots-keys-{}", std::process::id()));
+    let path = folder.to_str().unwrap();
+    let flags = ["--snapshot-dir", path, "--api-key", "one"];
+    let common = ["-m", MODEL, "-c", "128", "--parallel", "1"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    command.args(["serve", "--device", "cpu", "--port", "0"]).args(common).args(flags);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    // A server that starts all the same would say no more.
+    let said: Vec<String> = lines.take_while(|line| !line.contains("listening on")).collect();
+    let _ = child.kill();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said:?}");
+    let error = said.join("\n");
+    assert!(
+        error.contains("--snapshot-dir") && error.contains("--api-key") && error.contains("expected --share-prefixes"),
+        "{error}"
+    );
+    assert!(!folder.exists());
+    // Nobody is told from others here.
+    for flags in [&["--snapshot-dir", path, "--api-key", "one", "--share-prefixes"][..], &flags[..2]] {
+        Process::start(&[&common[..], flags].concat());
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// What is saved for one key is neither read nor overwritten with another, whatever the order of the keys.

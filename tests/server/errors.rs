@@ -173,7 +173,7 @@ fn wrong() -> Vec<Case> {
         (
             "/api/embed",
             json!({"input": "Hi"}),
-            vec![("input", json!(null)), ("input", json!([])), ("dimensions", json!(0))],
+            vec![("input", json!(null)), ("input", json!([])), ("dimensions", json!(0)), ("truncate", json!("end"))],
         ),
         (
             "/v1/embeddings",
@@ -226,6 +226,52 @@ fn a_wrong_body_is_refused() {
     }
 }
 
+/// Content that is empty or not there is taken or refused as by the API whose form it is.
+#[test]
+fn a_message_without_content_is_taken_or_refused_as_by_the_original() {
+    let host = Host::shared();
+    let (openai, anthropic, ollama) = ("/v1/chat/completions", "/v1/messages", "/api/chat");
+    let (user, assistant) = (json!({"role": "user"}), json!({"role": "assistant"}));
+    let arguments = |path: &str| if path == ollama { json!({}) } else { json!("{}") };
+    let calling = |path: &str| {
+        let function = json!({"name": "clock", "arguments": arguments(path)});
+        json!({"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]})
+    };
+    let tool = json!({"role": "tool", "tool_call_id": "a"});
+    let (none, null, text, list) = (None, Some(json!(null)), Some(json!("")), Some(json!([])));
+    // The message between two of the user, and which contents it may have: none, null, an empty text, an empty list.
+    let cases = [
+        (openai, user.clone(), [false, false, true, false]),
+        (openai, assistant.clone(), [false, false, true, false]),
+        (openai, calling(openai), [true, true, true, false]),
+        (openai, tool.clone(), [false, false, true, false]),
+        ("/apply-template", user.clone(), [false, false, true, false]),
+        (anthropic, user.clone(), [false; 4]),
+        (anthropic, assistant.clone(), [false; 4]),
+        (ollama, user, [true, true, true, false]),
+        (ollama, assistant, [true, true, true, false]),
+        (ollama, calling(ollama), [true, true, true, false]),
+        (ollama, tool, [true, true, true, false]),
+    ];
+    for (path, message_of, taken) in cases {
+        for (content, is_taken) in [&none, &null, &text, &list].into_iter().zip(taken) {
+            let mut between = message_of.clone();
+            if let Some(content) = content {
+                between["content"] = content.clone();
+            }
+            let said = json!({"role": "user", "content": "Hi"});
+            let messages = json!([said, between, said]);
+            let body = json!({"messages": messages, "max_tokens": 1, "options": {"num_predict": 1}, "stream": false});
+            let reply = host.post(path, &body);
+            assert_eq!(reply.status, if is_taken { 200 } else { 400 }, "{path} {between}: {}", reply.text());
+            if !is_taken {
+                let what = message(path, &reply.json());
+                assert!(what.starts_with("messages[1].content: ") && what.contains("expected"), "{between}: {what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_prompt_that_is_too_long_is_refused() {
     let host = Host::shared();
@@ -238,6 +284,8 @@ fn a_prompt_that_is_too_long_is_refused() {
         ("/api/chat", json!({"messages": ask})),
         ("/v1/completions", json!({"prompt": long})),
         ("/v1/embeddings", json!({"input": long})),
+        ("/api/embed", json!({"input": long, "truncate": false})),
+        ("/api/embeddings", json!({"prompt": long})),
     ];
     for (path, body) in cases {
         let reply = host.post(path, &body);

@@ -25,7 +25,10 @@ use serde_json::{Map, Value};
 use std::{
     net::{SocketAddr, TcpListener},
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 use tokio::runtime::Runtime;
@@ -36,6 +39,7 @@ const PARALLEL: usize = 4;
 /// A server that runs until it is dropped.
 pub(crate) struct Host {
     pub(crate) address: SocketAddr,
+    pub(crate) server: Arc<Server>,
     /// Its threads.
     threads: Option<Runtime>,
 }
@@ -54,10 +58,16 @@ struct Bundled {
     template: Option<ChatTemplate>,
     /// How many tokens sequences hold.
     bound: Option<Keeping>,
+    /// Counts how often it is loaded, which takes a while.
+    slow: Option<Arc<AtomicUsize>>,
 }
 
 impl Loader for Bundled {
     fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+        if let Some(loads) = &self.slow {
+            loads.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(500));
+        }
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
         let mut model = Model::open(&path, None).map_err(|error| error.to_string())?;
         let (kv_type, state_type, page_size) = (KvType::F16, StateType::F32, 16);
@@ -117,22 +127,39 @@ impl Host {
     /// A server with these slots, changed as the test likes.
     pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
         Self::start_with(
-            Bundled { parallel, template: None, bound: None },
+            Bundled { parallel, template: None, bound: None, slow: None },
             (Patience::default(), Behind::Nothing),
             change,
+        )
+    }
+
+    /// A server whose model takes a while to be loaded, which is counted.
+    pub(crate) fn that_loads_slowly(loads: Arc<AtomicUsize>) -> Self {
+        Self::start_with(
+            Bundled { parallel: 1, template: None, bound: None, slow: Some(loads) },
+            (Patience::default(), Behind::Nothing),
+            |_, _| {},
         )
     }
 
     /// A server that waits this long for a head or the next part of a body.
     pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
         let patience = Patience { head: patience, body: patience };
-        Self::start_with(Bundled { parallel, template: None, bound: None }, (patience, Behind::Nothing), |_, _| {})
+        Self::start_with(
+            Bundled { parallel, template: None, bound: None, slow: None },
+            (patience, Behind::Nothing),
+            |_, _| {},
+        )
     }
 
     /// A server behind TLS, that waits this long for a greeting.
     pub(crate) fn with_tls(patience: Duration) -> Self {
         let patience = Patience { head: patience, ..Patience::default() };
-        Self::start_with(Bundled { parallel: 1, template: None, bound: None }, (patience, Behind::Tls), |_, _| {})
+        Self::start_with(
+            Bundled { parallel: 1, template: None, bound: None, slow: None },
+            (patience, Behind::Tls),
+            |_, _| {},
+        )
     }
 
     /// A server whose template offers tools.
@@ -140,7 +167,7 @@ impl Host {
         static SHARED: OnceLock<Host> = OnceLock::new();
         let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
         SHARED.get_or_init(|| {
-            let bundled = Bundled { parallel: 2, template: Some(template), bound: None };
+            let bundled = Bundled { parallel: 2, template: Some(template), bound: None, slow: None };
             Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
         })
     }
@@ -152,14 +179,14 @@ impl Host {
 
     /// The same with other settings.
     pub(crate) fn with_bound_changed(bound: impl Into<Keeping>, change: impl FnOnce(&mut Settings)) -> Self {
-        let bundled = Bundled { parallel: 2, template: None, bound: Some(bound.into()) };
+        let bundled = Bundled { parallel: 2, template: None, bound: Some(bound.into()), slow: None };
         Self::start_with(bundled, (Patience::default(), Behind::Nothing), |settings, _| change(settings))
     }
 
     /// A server of one slot with this template.
     pub(crate) fn with_template(template: ChatTemplate) -> Self {
         Self::start_with(
-            Bundled { parallel: 1, template: Some(template), bound: None },
+            Bundled { parallel: 1, template: Some(template), bound: None, slow: None },
             (Patience::default(), Behind::Nothing),
             |_, _| {},
         )
@@ -182,9 +209,9 @@ impl Host {
         let address = listener.local_addr().unwrap();
         let files = (tls::file("server.pem"), tls::file("server.key"));
         let tls = (behind == Behind::Tls).then(|| threads.block_on(listen::tls(&files.0, &files.1)).unwrap());
-        let serving = listen::serve(listener, tls, (Handle::new(), patience), router(server));
+        let serving = listen::serve(listener, tls, (Handle::new(), patience), router(server.clone()));
         threads.spawn(async move { serving.await.unwrap() });
-        Self { address, threads: Some(threads) }
+        Self { address, server, threads: Some(threads) }
     }
 
     /// The server of all tests that need nothing special.

@@ -5,6 +5,10 @@ use serde_json::{Value, json};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -251,4 +255,44 @@ fn many_connections_that_do_nothing_disturb_nobody() {
     is_well(&host);
     all.iter_mut().for_each(|stream| drop(rest(stream)));
     is_well(&host);
+}
+
+/// As many as the server has threads: whatever it takes them to be cut into tokens, others are answered.
+#[test]
+fn long_texts_hold_up_nobody() {
+    let host = Host::start(2, |settings, _| settings.body_limit = 16 << 20);
+    let long = "fox hen dog river's ".repeat(400_000);
+    for (path, body) in [
+        ("/tokenize", json!({"content": long})),
+        ("/v1/completions", json!({"prompt": long})),
+        ("/completion", json!({"prompt": [long, 5]})),
+        ("/api/generate", json!({"prompt": long, "raw": true})),
+        ("/completion", json!({"prompt": "Hi", "n_predict": 1, "logit_bias": [[long, 1]]})),
+    ] {
+        let (began, mut waited) = (Instant::now(), Duration::ZERO);
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..2).map(|_| scope.spawn(|| host.post(path, &body))).collect();
+            while asked.iter().any(|asked| !asked.is_finished()) {
+                let asked = Instant::now();
+                host.get("/health").ok();
+                waited = waited.max(asked.elapsed());
+            }
+        });
+        assert!(waited < began.elapsed() / 2, "{path}: {waited:?} of {:?}", began.elapsed());
+    }
+}
+
+/// Their clients have less patience than the model takes to be loaded, and ask again and again.
+#[test]
+fn a_model_is_loaded_once_whoever_leaves_meanwhile() {
+    let loads = Arc::new(AtomicUsize::new(0));
+    let host = Host::that_loads_slowly(loads.clone());
+    let body = json!({"prompt": "Hi", "n_predict": 1}).to_string();
+    for _ in 0..3 {
+        let mut stream = connect(host.address);
+        stream.write_all((post("/completion", body.len()) + &body).as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    host.post("/completion", &json!({"prompt": "Hi", "n_predict": 1})).ok();
+    assert_eq!(loads.load(Ordering::Relaxed), 1);
 }

@@ -83,6 +83,35 @@ fn embeddings_have_length_one_and_know_their_text() {
     assert_eq!(embed(json!({"input": "x", "dimensions": 8}))[0].len(), 8);
 }
 
+/// Ollama's clients get what the beginning of a text means, and its other users an error: `errors.rs`.
+#[test]
+fn a_text_that_is_too_long_is_cut_before_it_is_embedded() {
+    let host = Host::shared();
+    let embed = |text: &str, truncate: Value| {
+        let reply = host.post("/api/embed", &json!({"input": [text, "A fox."], "truncate": truncate})).ok();
+        (reply["embeddings"][0].clone(), reply["prompt_eval_count"].as_u64().unwrap())
+    };
+    let count = |text: &str| {
+        let reply = host.post("/tokenize", &json!({"content": text, "add_special": true})).ok();
+        reply["tokens"].as_array().unwrap().len() as u64
+    };
+    let long = "fox ".repeat(3000);
+    let (cut, tokens) = embed(&long, json!(null));
+    assert_eq!(tokens, 1023 + count("A fox."));
+    assert_eq!(embed(&format!("{long} hens"), json!(true)), (cut, tokens));
+    assert_eq!(embed("A hen.", json!(null)), embed("A hen.", json!(false)));
+}
+
+/// There is no vector of a text that was read in part.
+#[test]
+fn a_text_that_is_not_read_in_time_is_not_embedded() {
+    let host = Host::shared();
+    for path in ["/v1/embeddings", "/api/embed"] {
+        let reply = host.post(path, &json!({"input": "fox ".repeat(500), "cache_prompt": false, "timeout_ms": 1}));
+        assert_eq!(reply.status, 504, "{path}: {}", reply.text());
+    }
+}
+
 /// A template that lets its model reason, as Qwen 3's does.
 const REASONS: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {{ message.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\

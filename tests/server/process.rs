@@ -119,6 +119,39 @@ fn an_answer_in_progress_ends_when_the_server_is_asked_to_stop() {
     assert!(TcpStream::connect(server.address).is_err());
 }
 
+/// Further answers of a request that was let in wait for a slot, and are generated all the same.
+#[test]
+fn all_answers_of_a_request_end_when_the_server_is_asked_to_stop() {
+    for streamed in [true, false] {
+        let mut server = Process::start(&["-m", MODEL, "-c", "4096", "--parallel", "2"]);
+        let (address, messages) = (server.address, json!([{"role": "user", "content": "Tell me of a fox."}]));
+        let body = json!({"messages": messages, "n": 4, "max_tokens": 1000, "ignore_eos": true, "stream": streamed});
+        let reply = std::thread::spawn(move || {
+            open(address, ("POST", "/v1/chat/completions"), &[], body.to_string().as_bytes()).rest()
+        });
+        let began = Instant::now();
+        while server.get("/memory").json()["queue"] == 0 {
+            assert!(began.elapsed() < SOON, "nobody waits");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        server.signal("TERM");
+        let reply = reply.join().unwrap();
+        let choices: Vec<Value> = if streamed {
+            assert!(reply.text().ends_with("data: [DONE]\n\n"), "{}", reply.text());
+            reply.events().into_iter().map(|(_, data)| data["choices"][0].clone()).collect()
+        } else {
+            let reply = reply.ok();
+            assert_eq!(reply["usage"]["completion_tokens"], 4000);
+            reply["choices"].as_array().unwrap().clone()
+        };
+        let ended = choices.iter().filter(|choice| choice["finish_reason"] == "length");
+        let mut ended: Vec<u64> = ended.map(|choice| choice["index"].as_u64().unwrap()).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, [0, 1, 2, 3], "{choices:?}");
+        assert_eq!(server.ended(), Some(0), "{}", server.said());
+    }
+}
+
 /// Who started the server has gone, and with him the other end of its stderr.
 #[test]
 fn a_server_that_nobody_listens_to_answers_and_stops_when_it_is_asked() {
@@ -172,14 +205,22 @@ fn models_are_loaded_and_unloaded_as_memory_allows() {
         let loaded = listed["data"].as_array().unwrap().iter().filter(|model| model["loaded"] == true);
         loaded.map(|model| model["id"].as_str().unwrap().to_string()).collect::<Vec<_>>()
     };
-    let pages_of = |model: &str| server.get("/metrics").text().contains(&format!("kvas_pages{{model_name=\"{model}\""));
+    // What a model has in memory and does now; what it did is counted on.
+    let gauges_of = |model: &str| {
+        let text = server.get("/metrics").text();
+        let gauges = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge"));
+        let of = |gauge: &&str| text.contains(&format!("\n{gauge}{{model_name=\"{model}\""));
+        gauges.filter(of).map(str::to_string).collect::<Vec<_>>()
+    };
+    let every_gauge = gauges_of("first");
     assert_eq!(loaded(), ["first"], "the second is loaded when it is asked for");
     let text = ask("first").ok()["choices"][0]["text"].clone();
-    assert!(pages_of("first") && !pages_of("second"));
+    assert_eq!((gauges_of("first"), gauges_of("second")), (every_gauge.clone(), Vec::new()));
+    assert!(every_gauge.iter().any(|gauge| gauge == "kvas_pages"), "{every_gauge:?}");
     // There is no room for both: memory that was promised and not touched yet is not promised again.
     assert_eq!(ask("second").ok()["choices"][0]["text"], text);
     assert_eq!(loaded(), ["second"]);
-    assert!(pages_of("second") && !pages_of("first"), "{}", server.get("/metrics").text());
+    assert_eq!((gauges_of("first"), gauges_of("second")), (Vec::new(), every_gauge));
     // Who is in use is not unloaded for another.
     let mut body = endless(100_000);
     body["model"] = json!("second");

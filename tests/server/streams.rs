@@ -200,3 +200,23 @@ fn named_events_lead_to_the_whole() {
     let said = |response: &Value| response["output"][0]["content"].clone();
     assert_eq!((said(last), &last["status"]), (said(&whole), &whole["status"]));
 }
+
+/// The server cannot wait for them: they end as they are, the further answers of a request, too.
+#[test]
+fn answers_that_are_called_off_end_in_the_form_of_their_api() {
+    let host = Host::start(2, |_, _| {});
+    let messages = json!([{"role": "user", "content": "Tell me of a fox."}]);
+    let body = |streamed: bool| json!({"messages": messages, "n": 6, "max_tokens": 900, "ignore_eos": true, "cache_prompt": false, "stream": streamed});
+    let mut stream = host.open("/v1/chat/completions", &body(true));
+    assert!(stream.piece().is_some());
+    host.server.models.loaded().iter().for_each(|served| served.slots.call_off());
+    let reply = stream.rest();
+    assert!(reply.text().ends_with("data: [DONE]\n\n"), "{}", reply.text());
+    let events = reply.events();
+    let finished = events.iter().filter(|(_, data)| data["choices"][0]["finish_reason"] == "length");
+    assert_eq!(finished.count(), 6, "{}", reply.text());
+    let whole = host.post("/v1/chat/completions", &body(false)).ok();
+    let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+    assert!(tokens < 6 * 900, "{whole}");
+    assert!(whole["choices"].as_array().unwrap().iter().all(|choice| choice["finish_reason"] == "length"), "{whole}");
+}

@@ -103,3 +103,29 @@ fn templates_render_as_in_python() {
     assert_eq!(others, OTHERWISE);
     assert_eq!(compared, 13 * 16);
 }
+
+/// As some published templates do.
+const TAKES_TOOLS_FOR_WHOLE: &str = "{% for tool in tools %}{{ tool.function.name + ': ' + tool.function.description }}\
+    {% for name, value in tool.function.parameters.properties|items %}{{ ' ' + name }}{% endfor %}{% endfor %}";
+
+#[test]
+fn what_a_tool_leaves_out_is_filled_in_where_a_template_needs_it() {
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let render = |host: &Host, function: &Value| {
+        let tools = json!([{"type": "function", "function": function}]);
+        host.post("/apply-template", &json!({"messages": messages, "tools": tools})).ok()["prompt"].clone()
+    };
+    let host = Host::with_template(ChatTemplate::new(TAKES_TOOLS_FOR_WHOLE).unwrap());
+    let parameters = json!({"type": "object", "properties": {"zone": {"type": "string"}}});
+    for (function, expected) in [
+        (json!({"name": "clock"}), "clock: "),
+        (json!({"name": "clock", "description": null, "parameters": null}), "clock: "),
+        (json!({"name": "clock", "description": "Tells.", "parameters": {}}), "clock: Tells."),
+        (json!({"name": "clock", "parameters": parameters}), "clock:  zone"),
+    ] {
+        assert_eq!(render(&host, &function), expected, "{function}");
+    }
+    // Where nothing is needed, nothing is.
+    let host = Host::with_template(ChatTemplate::new("{{ tools[0].function|tojson }}").unwrap());
+    assert_eq!(render(&host, &json!({"name": "clock"})), "{\"name\": \"clock\"}");
+}

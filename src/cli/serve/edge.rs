@@ -14,8 +14,9 @@ use std::{
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// How long requests in progress may take when the server is asked to stop.
-const GRACE: Duration = Duration::from_secs(30);
+/// How long answers in progress may go on when the server is asked to stop, and how long replies may then take to arrive.
+const GRACE: Duration = Duration::from_secs(25);
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Files for HTTPS, in PEM.
 #[derive(Debug)]
@@ -69,13 +70,19 @@ impl Tls {
     }
 }
 
-/// The first signal lets requests in progress finish, the second ends the program.
+/// The first signal lets requests in progress finish, or end as they are after a while; the second ends the program.
 async fn stop_on_signal(mut signals: Signals, server: Arc<Server>, handle: Handle<SocketAddr>) {
     signals.next().await;
     note(format_args!("stopping: requests in progress may finish; once more to stop now"));
-    server.models.loaded().iter().for_each(|served| served.slots.close());
-    handle.graceful_shutdown(Some(GRACE));
-    signals.next().await;
+    let all = || server.models.loaded().into_iter();
+    all().for_each(|served| served.slots.close());
+    handle.graceful_shutdown(Some(GRACE + FAREWELL));
+    if tokio::time::timeout(GRACE, signals.next()).await.is_err() {
+        // A stream that breaks off says nothing, and a reply in one piece would be lost.
+        note(format_args!("stopping: answers in progress end as they are"));
+        all().for_each(|served| served.slots.call_off());
+        signals.next().await;
+    }
     std::process::exit(i32::from(INTERRUPTED));
 }
 

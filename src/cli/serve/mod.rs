@@ -141,9 +141,7 @@ impl Serve {
         let access = Access { keys: Keys::new(&self.keys()?), sharing, origins: self.cors_origin.clone(), reach };
         if access.keeps_apart() && self.shelf.has_folder() {
             // Files of one key would have to be told from those of another, also at the next start.
-            tracing::warn!(
-                "--snapshot-dir keeps nothing while API keys share nothing, expected --share-prefixes with it"
-            );
+            bail!("--snapshot-dir with --api-key: what is on disk serves every key, expected --share-prefixes as well");
         }
         let models = Models::new(&names, Arc::new(loader), params);
         let (metrics, responses) = (Metrics::default(), Responses::default());

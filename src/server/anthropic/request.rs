@@ -108,7 +108,13 @@ pub(super) fn messages(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     for (number, message) in list.iter().enumerate() {
         let message = Fields::within(message, &format!("messages[{number}]"))?;
         let role = message.need("role", "user or assistant")?;
+        // With an empty one the answer begins at its beginning.
+        let may_be_empty = number + 1 == list.len() && role == "assistant";
         let blocks = blocks(&message)?;
+        if blocks.is_empty() && !may_be_empty {
+            let what = "empty, expected a text or blocks but in a last message of the assistant";
+            return Err(ApiError::field(&message.name("content"), what));
+        }
         match role.as_str() {
             Some("user") => user(blocks, &mut all)?,
             Some("assistant") => all.push(assistant(blocks)?),
@@ -160,9 +166,11 @@ fn plain(fields: &Fields<'_>, field: &str) -> Result<String, ApiError> {
     }
 }
 
+/// The blocks of a message; a text is one unless it is empty.
 fn blocks(message: &Fields<'_>) -> Result<Vec<Block>, ApiError> {
     let path = message.name("content");
     match message.need("content", "a text or a list of blocks")? {
+        Value::String(text) if text.is_empty() => Ok(Vec::new()),
         Value::String(text) => Ok(vec![Block { path, holds: Holds::Text(text.clone()) }]),
         Value::Array(list) => {
             let one = |(number, value): (usize, &Value)| block(value, format!("{path}[{number}]"));
@@ -177,7 +185,10 @@ fn block(value: &Value, path: String) -> Result<Block, ApiError> {
     let text = |name: &str| fields.need_text(name).map(str::to_string);
     let kind = fields.need("type", IN_CONTENT)?;
     let holds = match kind.as_str() {
-        Some("text") => Holds::Text(text("text")?),
+        Some("text") => match text("text")? {
+            text if text.is_empty() => return Err(ApiError::field(&fields.name("text"), "empty, expected a text")),
+            text => Holds::Text(text),
+        },
         Some("thinking") => Holds::Thinking(text("thinking")?),
         Some("redacted_thinking") => Holds::Nothing,
         Some("tool_use") => {

@@ -83,6 +83,10 @@ fn what_is_wrong_is_named() {
         (json!({"messages": [{"role": "tool", "content": "Hi"}]}), "messages[0].role: "),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content: "),
         (with(json!(3)), "messages[0].content: "),
+        (with(json!("")), "messages[0].content: "),
+        (with(json!([])), "messages[0].content: "),
+        (with(json!(null)), "messages[0].content: "),
+        (with(json!([{"type": "text", "text": ""}])), "messages[0].content[0].text: "),
         (with(json!([{"type": "image", "source": {}}])), "messages[0].content[0].type: "),
         (with(json!([{"type": "text"}])), "messages[0].content[0].text: "),
         (with(json!([{"type": "tool_result", "content": "x"}])), "messages[0].content[0].tool_use_id: "),
@@ -98,6 +102,30 @@ fn what_is_wrong_is_named() {
     for (body, expected) in cases {
         let message = turn(&body).unwrap_err();
         assert!(message.starts_with(expected) && message.contains("expected"), "{body}: {message}");
+    }
+}
+
+/// Only with a last message of the assistant there may be nothing in it; what a tool replied may be nothing, too.
+#[test]
+fn a_message_says_something() {
+    let user = |content: Value| json!({"role": "user", "content": content});
+    let assistant = |content: Value| json!({"role": "assistant", "content": content});
+    let of = |messages: &[Value]| turn(&json!({"messages": messages}));
+    for empty in [json!(""), json!([])] {
+        let begun = of(&[user(json!("Hi")), assistant(empty.clone())]).unwrap();
+        assert_eq!((begun.last, &begun.messages[1]["content"]), (LastMessage::Continued, &json!("")));
+        let error = of(&[user(json!("Hi")), assistant(empty), user(json!("Well?"))]).unwrap_err();
+        assert!(error.starts_with("messages[1].content: ") && error.contains("expected"), "{error}");
+    }
+    let call = json!({"type": "tool_use", "id": "t1", "name": "clock", "input": {}});
+    for result in [
+        json!({"type": "tool_result", "tool_use_id": "t1"}),
+        json!({"type": "tool_result", "tool_use_id": "t1", "content": ""}),
+        json!({"type": "tool_result", "tool_use_id": "t1", "content": []}),
+    ] {
+        let replied = of(&[user(json!("Hi")), assistant(json!([call])), user(json!([result]))]).unwrap();
+        let expected = json!({"role": "tool", "tool_call_id": "t1", "content": "", "name": "clock"});
+        assert_eq!(replied.messages[2], expected);
     }
 }
 

@@ -81,7 +81,7 @@ fn mixed(list: &[Value], served: &Served) -> Result<Vec<u32>, ApiError> {
     for (number, item) in list.iter().enumerate() {
         let bos = if number == 0 { Bos::Add } else { Bos::Omit };
         match item {
-            Value::String(text) => tokens.extend(served.tokenizer.encode(text, Special::Parse, bos)),
+            Value::String(text) => tokens.extend(served.tokens(text, Special::Parse, bos)),
             id => {
                 let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
                 tokens.push(id.ok_or_else(|| wrong(&format!("prompt[{number}]"), item, "a text or a token"))?);

@@ -1,7 +1,9 @@
 //! Text to tokens, tokens to text, messages to text.
 
 use crate::{
-    server::{ApiError, Body, Fields, Server, conversation::prompt, fields::wrong, openai::chat::turn},
+    server::{
+        ApiError, Body, Fields, Server, conversation::prompt, fields::wrong, openai::chat::turn, options::unhurried,
+    },
     text::{Bos, Control, Special},
 };
 use axum::{Json, extract::State};
@@ -18,14 +20,14 @@ pub async fn tokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Re
     };
     let bos = if fields.flag("add_special")?.unwrap_or(false) { Bos::Add } else { Bos::Omit };
     let special = if fields.flag("parse_special")?.unwrap_or(true) { Special::Parse } else { Special::Literal };
-    let ids = served.tokenizer.encode(text, special, bos);
+    let ids = served.tokens(text, special, bos);
     let pieces = fields.flag("with_pieces")?.unwrap_or(false);
     let one = |id: &u32| {
         let bytes = served.tokenizer.piece(*id, Control::Show).unwrap_or_default();
         let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text));
         if pieces { json!({"id": id, "piece": piece}) } else { json!(id) }
     };
-    let tokens: Vec<Value> = ids.iter().map(one).collect();
+    let tokens: Vec<Value> = unhurried(|| ids.iter().map(one).collect());
     Ok(Json(json!({"tokens": tokens, "count": ids.len(), "max_model_len": served.facts.context})))
 }
 
@@ -39,7 +41,7 @@ pub async fn detokenize(State(server): State<Arc<Server>>, Body(body): Body) -> 
         id.ok_or_else(|| wrong("tokens", value, "a token id"))
     };
     let ids = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
-    let text = served.tokenizer.decode(&ids, Control::Show);
+    let text = unhurried(|| served.tokenizer.decode(&ids, Control::Show));
     let text = text.map_err(|error| ApiError::field("tokens", error))?;
     Ok(Json(json!({"content": text, "prompt": text})))
 }

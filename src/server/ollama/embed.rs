@@ -2,13 +2,14 @@
 
 use crate::server::{
     ApiError, Body, Caller, Fields, Server,
-    openai::embeddings::{embed as states, unit},
+    openai::embeddings::{TooLong, embed as states, unit},
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Instant};
 
-/// `/api/embed`: vectors of length one, for a text or several.
+/// `/api/embed`: vectors of length one, for a text or several. Of those that are too long the beginnings, unless `truncate`
+/// says otherwise.
 pub async fn embed(
     State(server): State<Arc<Server>>,
     caller: Caller,
@@ -21,7 +22,11 @@ pub async fn embed(
     let width = served.facts.width;
     let dimensions = fields.count(&["dimensions"], (1, width))?.unwrap_or(width);
     let input = fields.need("input", "a text or a list of texts")?;
-    let (vectors, tokens) = states(&server, &served, (&fields, caller), input).await?;
+    let too_long = match fields.flag("truncate")? {
+        Some(true) | None => TooLong::Cut,
+        Some(false) => TooLong::Refuse,
+    };
+    let (vectors, tokens) = states(&server, &served, (&fields, caller), (input, too_long)).await?;
     let vectors: Vec<Vec<f32>> = vectors.iter().map(|vector| unit(&vector[..dimensions.min(vector.len())])).collect();
     Ok(Json(json!({
         "model": served.name,
@@ -41,6 +46,6 @@ pub async fn embeddings(
     let fields = Fields::of(&body)?;
     let served = super::model(&server, &fields).await?;
     let prompt = Value::from(fields.need_text("prompt")?);
-    let (vectors, _) = states(&server, &served, (&fields, caller), &prompt).await?;
+    let (vectors, _) = states(&server, &served, (&fields, caller), (&prompt, TooLong::Refuse)).await?;
     Ok(Json(json!({"embedding": vectors.first().map(|vector| unit(vector))})))
 }

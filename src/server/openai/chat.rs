@@ -56,6 +56,9 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
             return Err(ApiError::field("reasoning_format", format!("{other}, expected auto, deepseek or none")));
         }
     };
+    for (number, message) in messages.iter().enumerate() {
+        says_something(&Fields::within(message, &fields.name(&format!("messages[{number}]")))?)?;
+    }
     let continued = fields.flag("continue_final_message")?.unwrap_or(false);
     let mut turn = Turn::new(messages.clone(), settings);
     turn.variables.extend(options::variables(fields)?);
@@ -75,6 +78,20 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
         },
         ..turn
     })
+}
+
+/// A message has content, which may be an empty text; only the assistant may have called something instead.
+fn says_something(message: &Fields<'_>) -> Result<(), ApiError> {
+    let expected = "a text or a list of at least one part";
+    let called = message.text("role")? == Some("assistant")
+        && message.list("tool_calls")?.is_some_and(|calls| !calls.is_empty());
+    match message.get("content") {
+        None if called => Ok(()),
+        Some(content) if content.as_array().is_some_and(Vec::is_empty) => {
+            Err(wrong(&message.name("content"), content, expected))
+        }
+        _ => message.need("content", expected).map(drop),
+    }
 }
 
 /// `parallel_tool_calls`.

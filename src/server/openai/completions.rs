@@ -88,7 +88,7 @@ pub fn prompts(value: &Value, served: &Served) -> Result<Vec<Vec<u32>>, ApiError
         list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
     };
     let one = |value: &Value| match value {
-        Value::String(text) => Ok(served.tokenizer.encode(text, Special::Parse, Bos::Add)),
+        Value::String(text) => Ok(served.tokens(text, Special::Parse, Bos::Add)),
         Value::Array(list) => tokens(list).ok_or_else(|| refuse(value)),
         _ => Err(refuse(value)),
     };
@@ -106,7 +106,7 @@ pub fn fill_in(served: &Served, before: &[u32], suffix: &str) -> Result<Vec<u32>
     };
     let bos = roles.bos.filter(|bos| before.first() == Some(bos));
     let before = &before[usize::from(bos.is_some())..];
-    let after = served.tokenizer.encode(suffix, Special::Literal, Bos::Omit);
+    let after = served.tokens(suffix, Special::Literal, Bos::Omit);
     Ok(bos
         .into_iter()
         .chain([first])
@@ -129,7 +129,7 @@ impl Wanted {
             return Err(ApiError::field("prompt", what));
         }
         let with_text = |tokens: Vec<u32>| {
-            let text = served.tokenizer.decode(&tokens, Control::Show).unwrap_or_default();
+            let text = options::unhurried(|| served.tokenizer.decode(&tokens, Control::Show)).unwrap_or_default();
             Prompt { text, tokens }
         };
         let mut ask = options::ask(fields, served, caller.scope)?;

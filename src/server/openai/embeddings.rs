@@ -40,7 +40,7 @@ pub async fn embeddings(
         Some(input) => input,
         None => fields.need("content", "input: a text or a list of texts")?,
     };
-    let (vectors, tokens) = embed(&server, &served, (&fields, caller), given).await?;
+    let (vectors, tokens) = embed(&server, &served, (&fields, caller), (given, TooLong::Refuse)).await?;
     let object = |(index, vector): (usize, Vec<f32>)| {
         let shown = match format {
             Format::Numbers => json!(vector),
@@ -60,19 +60,31 @@ enum Format {
     Base64,
 }
 
+/// What becomes of a text that is longer than the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TooLong {
+    /// It is refused.
+    Refuse,
+    /// Its end is cut off.
+    Cut,
+}
+
 /// The pooled hidden states of texts, and how many tokens these are.
 pub async fn embed(
     server: &Arc<Server>,
     served: &Arc<Served>,
     (fields, caller): (&Fields<'_>, Caller),
-    input: &Value,
+    (input, too_long): (&Value, TooLong),
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let pooling = match fields.text("pooling")? {
         None | Some("last") => Pooling::Last,
         Some("mean") => Pooling::Mean,
         Some(other) => return Err(ApiError::field("pooling", format!("{other}, expected last or mean"))),
     };
-    let all = prompts(input, served).map_err(of_input)?;
+    let mut all = prompts(input, served).map_err(of_input)?;
+    if too_long == TooLong::Cut {
+        all.iter_mut().for_each(|prompt| cut(prompt, served));
+    }
     if all.is_empty() || all.len() > MOST_TEXTS || all.iter().any(Vec::is_empty) {
         return Err(ApiError::field("input", format!("expected 1 to {MOST_TEXTS} texts, none of them empty")));
     }
@@ -89,6 +101,17 @@ pub async fn embed(
     Ok((vectors.try_collect().await.map_err(of_input)?, tokens))
 }
 
+/// Cuts a prompt to what the context has room for: its first tokens, and the token that ends a text if it had one.
+fn cut(prompt: &mut Vec<u32>, served: &Served) {
+    let most = served.facts.context.saturating_sub(1);
+    if prompt.len() <= most {
+        return;
+    }
+    let end = prompt.last().copied().filter(|last| served.tokenizer.roles().eos == Some(*last));
+    prompt.truncate(most - usize::from(end.is_some()).min(most));
+    prompt.extend(end);
+}
+
 /// An error about a prompt, which is the input here.
 fn of_input(error: ApiError) -> ApiError {
     match error.message.strip_prefix("prompt: ") {
@@ -99,8 +122,9 @@ fn of_input(error: ApiError) -> ApiError {
 
 /// The pooled hidden state of one prompt.
 async fn hidden(server: &Arc<Server>, served: &Arc<Served>, ask: Ask) -> Result<Vec<f32>, ApiError> {
-    let mut answers = collect(generate::begin(server, served, vec![ask]).await?, 1).await?;
-    Ok(answers.pop().map(|answer| answer.hidden).unwrap_or_default())
+    let answers = collect(generate::begin(server, served, vec![ask]).await?, 1).await?;
+    let state = answers.into_iter().map(|answer| answer.hidden).find(|state| !state.is_empty());
+    state.ok_or_else(|| ApiError::late("the text was not read in the time the request was given"))
 }
 
 /// The vector of this direction and of length one.

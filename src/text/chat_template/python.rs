@@ -19,6 +19,11 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
             .map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
     });
     let own = meter.clone();
+    // To Python, what is not there has no pairs.
+    environment.add_filter("items", |value: &Value| match value.is_undefined() {
+        true => Ok(Value::from(Vec::<Value>::new())),
+        false => filters::items(value),
+    });
     environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json::tojson(&own, value, &kwargs));
     // These print or copy values without end to what they make from little, and none of them is Python's.
     for name in ["pprint", "lines", "chain", "zip"] {

@@ -40,6 +40,15 @@ fn check_golden(template: &ChatTemplate, case: &Json, golden: &Json, name: &str)
 }
 
 #[test]
+fn what_is_not_there_has_no_pairs() {
+    let template = ChatTemplate::new("{% for key, value in messages[0].x|items %}{{ key }}{% endfor %}.").unwrap();
+    let of = |message: Json| template.render(&Conversation::new(&json!([message])));
+    assert_eq!(of(json!({})).unwrap(), ".");
+    assert_eq!(of(json!({"x": {"a": 1, "b": 2}})).unwrap(), "ab.");
+    assert!(of(json!({"x": null})).is_err());
+}
+
+#[test]
 fn goldens() {
     let Some(folder) = shared("templates") else { return };
     let read = |path: std::path::PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("{path:?}"));

@@ -78,6 +78,26 @@ pub(super) fn prepare(messages: &[Value], wants: &Wants) -> Result<Vec<Value>, S
     Ok(prepared)
 }
 
+/// Tools with all that a template may take for granted: a description, and parameters with properties.
+pub(super) fn whole_tools(tools: &[Value]) -> Vec<Value> {
+    let mut tools = tools.to_vec();
+    for tool in &mut tools {
+        let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) else { continue };
+        fill_in(function, "description", "".into());
+        fill_in(function, "parameters", json!({"type": "object"}));
+        if let Some(Value::Object(parameters)) = function.get_mut("parameters") {
+            fill_in(parameters, "properties", json!({}));
+        }
+    }
+    tools
+}
+
+fn fill_in(object: &mut Map<String, Value>, name: &str, value: Value) {
+    if object.get(name).is_none_or(Value::is_null) {
+        object.insert(name.into(), value);
+    }
+}
+
 fn prepare_one(message: &Value, place: &str, wants: &Wants) -> Result<Value, String> {
     let Value::Object(message) = message else { return Err(format!("{place}: expected an object")) };
     let mut message = message.clone();

@@ -107,6 +107,12 @@ impl Dialect {
         messages::prepare(messages, &self.wants)
     }
 
+    /// Tools with all that a template may take for granted and a request may leave out: a description, and parameters with
+    /// properties.
+    pub fn whole_tools(tools: &[Value]) -> Vec<Value> {
+        messages::whole_tools(tools)
+    }
+
     /// How calls are written, one per tool with a name; each begins with `call_start` if that is not `None`. `None` if
     /// the model's calls hold no JSON, or it makes no calls.
     pub fn call_forms(&self, tools: &[Value]) -> Option<Vec<CallForm>> {

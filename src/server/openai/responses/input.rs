@@ -4,6 +4,7 @@ use crate::server::{ApiError, Fields, fields::wrong};
 use serde_json::{Value, json};
 
 const ITEMS: &str = "message, function_call, function_call_output or reasoning";
+const PARTS: &str = "a text or a list of parts";
 
 /// `input` as messages: what the assistant thought, said and called in a row is one of them.
 pub fn messages(input: &Value) -> Result<Vec<Value>, ApiError> {
@@ -30,6 +31,7 @@ pub fn messages(input: &Value) -> Result<Vec<Value>, ApiError> {
                 }
             }
             "function_call_output" => {
+                item.need("output", PARTS)?;
                 let text = text(&item, "output", &["input_text", "output_text", "text"])?;
                 let mut reply = json!({"role": "tool", "tool_call_id": item.need_text("call_id")?, "content": text});
                 let calls = all.iter().rev().filter_map(|message| message["tool_calls"].as_array()).flatten();
@@ -56,6 +58,7 @@ fn assistant(all: &mut Vec<Value>) -> &mut Value {
 
 fn message(item: &Fields<'_>, all: &mut Vec<Value>) -> Result<(), ApiError> {
     let role = item.need_text("role")?;
+    item.need("content", PARTS)?;
     let content = text(item, "content", &["input_text", "output_text", "text", "refusal"])?;
     match role {
         "assistant" => {
@@ -105,7 +108,7 @@ fn text(item: &Fields<'_>, field: &str, types: &[&str]) -> Result<String, ApiErr
             };
             parts.iter().enumerate().map(one).collect()
         }
-        Some(other) => Err(wrong(&item.name(field), other, "a text or a list of parts")),
+        Some(other) => Err(wrong(&item.name(field), other, PARTS)),
     }
 }
 
