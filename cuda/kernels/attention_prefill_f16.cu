@@ -3,6 +3,4 @@
 #include "common/attention_wide.cuh"
 
 PREFILLS(f16, KV_F16)
-WIDE_PREFILL(64)
-WIDE_PREFILL(128)
-WIDE_PREFILL(256)
+WIDE_PREFILLS(f16, KV_F16)

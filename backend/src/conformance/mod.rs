@@ -116,12 +116,13 @@ impl Case {
     }
 
     /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
-    /// bits, and over pages of f16 the queries of prompts and the weights of their values, take the factors of prompts
+    /// bits, and over pages of f16 and of 8 bits the queries of prompts and the weights of their values, take the factors of prompts
     /// through recurrences as sums of two bf16, and keep replay rings in f16.
     pub fn with_half_activations(mut self) -> Self {
         let attends = self.program.ops.iter().any(|op| matches!(op, Op::Attention(_)));
         let reads_prompts = self.script.iter().flatten().any(|m| m.rows >= CHUNK);
-        if attends && reads_prompts && self.limits.kv_type == KvType::F16 {
+        let is_rounded = matches!(self.limits.kv_type, KvType::F16 | KvType::Q8_0 | KvType::F8);
+        if attends && reads_prompts && is_rounded {
             self.bound = self.bound.max(tolerance::HALF_ATTENTION);
         }
         if self.program.ops.iter().any(|op| op.product(&self.program).is_some()) {

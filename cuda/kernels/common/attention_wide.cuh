@@ -1,10 +1,12 @@
-// Attention of prompts over pages of f16 on GPUs of compute capability 9.0: the rows of a span in whole chunks, as in
-// attention_prefill.cuh. A block has a KV head and 128 queries of the heads that share it, row after row. Four warps bring keys
-// and values into shared memory, twice four multiply, and work out the weights of the next tokens while the values of the last
-// ones are mixed. Queries and weights are f16, 11 bits: what products of their results would keep anyway.
+// Attention of prompts over pages of f16 and of 8 bits on GPUs of compute capability 9.0: the rows of a span in whole chunks, as
+// in attention_prefill.cuh. A block has a KV head and 128 queries of the heads that share it, row after row. Some warps bring
+// keys and values into shared memory, twice four multiply, and work out the weights of the next tokens while the values of the
+// last ones are mixed, in turns: four warps work out weights while the other four have the matrix unit. Queries and weights are
+// f16, 11 bits: what products of their results would keep anyway. Elements of 8 bits are given their scale and rounded to f16 on
+// the way: to the same 11 bits, and with the range that pages of f16 have.
 #pragma once
-#include "common/attention.cuh"
 #include "common/hopper.cuh"
+#include "common/tiles.cuh"
 
 #ifdef HAS_WARPGROUPS
 
@@ -14,66 +16,225 @@ DEVICE float power_of_two(float x) {
     return y;
 }
 
-template <u32 DIM> struct WidePrefill {
-    static constexpr u32 GROUPS = 2, THREADS = 128 * (GROUPS + 1), QUERIES = 64 * GROUPS;
-    static constexpr u32 TOKENS = DIM <= 128 ? 128 : 64, STAGES = 2, HALVES = DIM / 64;
+// Eight elements of 8 bits over a power of two that none is larger than, and that power: exact.
+template <u32 KV> struct Fractions;
+
+template <> struct Fractions<KV_Q8_0> {
+    static constexpr float UNIT = 128.0f;
+
+    DEVICE static void of(const uint2& x, u32 (&pairs)[4]) {
+        // 1024 + 128 + x in each half: over 128, less 9.
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 shifted = (i < 2 ? x.x : x.y) ^ 0x80808080u;
+            pairs[i] = fma_f16x2(permute(shifted, 0x64646464u, i % 2 == 0 ? 0x4140 : 0x4342), 0x20002000u, 0xc880c880u);
+        }
+    }
+};
+
+template <> struct Fractions<KV_F8> {
+    // Exponents of f16 count from 8 further down.
+    static constexpr float UNIT = 256.0f;
+
+    DEVICE static void of(const uint2& x, u32 (&pairs)[4]) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 apart = permute(i < 2 ? x.x : x.y, 0, i % 2 == 0 ? 0x1404 : 0x3424);
+            pairs[i] = (apart & 0x80008000u) | (apart >> 1 & 0x3f803f80u);
+        }
+    }
+};
+
+template <u32 KV, u32 DIM> struct WidePrefill {
+    static constexpr u32 GROUPS = 2, QUERIES = 64 * GROUPS;
+    static constexpr u32 TOKENS = DIM <= 128 ? 128 : 64, HALVES = DIM / 64;
+    // Of keys, and of values, which are read for as long as it takes to work out the next weights.
+    static constexpr u32 STAGES = 2, VALUE_STAGES = has_scales<KV>() && DIM > 128 ? 2 : 3;
+    // Warps that bring keys, and as many that bring values: more where they work out what is multiplied, unless those that
+    // multiply need the registers.
+    static constexpr u32 BRINGING = has_scales<KV>() && DIM <= 128 ? 4 : 2;
+    static constexpr u32 THREADS = 128 * GROUPS + 64 * BRINGING;
+    // Of a thread that brings rows, and of one that multiplies: together no more than a block begins with.
+    static constexpr u32 FEW_REGISTERS = BRINGING == 2 && DIM <= 128 ? 72 : 40;
+    static constexpr u32 MANY_REGISTERS = DIM <= 128 ? 216 : 232;
+    static constexpr u32 REGISTERS = 65536 / THREADS / 8 * 8 * THREADS;
+    static_assert(64 * BRINGING * FEW_REGISTERS + 128 * GROUPS * MANY_REGISTERS <= REGISTERS, "those of a block");
+
+    typedef uint4 Tile[HALVES][TOKENS][8];
 
     // Rows of 64 columns in eight pieces of 16 bytes, piece `i` of row `r` at `i ^ (r % 8)`.
-    struct Shared {
+    struct Room {
         uint4 queries[HALVES][QUERIES][8];
-        uint4 keys[STAGES][HALVES][TOKENS][8];
-        uint4 values[STAGES][HALVES][TOKENS][8];
-        u64 has_keys[STAGES], has_values[STAGES], keys_read[STAGES], values_read[STAGES];
+        Tile keys[STAGES];
+        Tile values[VALUE_STAGES];
+        u64 has_keys[STAGES], has_values[VALUE_STAGES], keys_read[STAGES], values_read[VALUE_STAGES];
     };
+
+    // Behind it, rows of 8 bits on the way, keys and values: each piece where the thread wants it that asked for it.
+    typedef uint4 Arriving[2][TOKENS * DIM / 16];
 
     const StepView& step;
     const Pages& pages;
     const Attention& op;
     const Span& span;
-    Shared& shared;
+    Room& shared;
     u32 kv_head, group, first, queries, end; // `end`: tokens that any query sees
 
     DEVICE u32 rounds() const { return ceil_div(end, TOKENS); }
 
-    // Four warps: the thread has a piece of a row of every `AT_ONCE` tokens. What it asked for is handed over when it asked for
-    // what comes next.
-    DEVICE void bring() const {
-        constexpr u32 PIECES = DIM / 8, AT_ONCE = 128 / PIECES;
-        const u32 thread = threadIdx.x % 128, row = thread / PIECES, piece = thread % PIECES;
+    // A warp has `OF_WARP` of every `AT_ONCE` rows, `EACH` times, a thread a piece of 16 bytes of one of them. Where rows are is
+    // looked up once for each: a lane does so for `LOOKUPS` of its warp, and tells the others.
+    static constexpr u32 PIECES = DIM * element_bytes<KV>() / 16, OF_WARP = 32 / PIECES, AT_ONCE = BRINGING * OF_WARP;
+    static constexpr u32 EACH = TOKENS / AT_ONCE, LOOKUPS = (EACH * OF_WARP + 31) / 32, PER_LOOKUP = EACH / LOOKUPS;
+
+    struct Places {
+        u32 pages[LOOKUPS];      // looked up for a round that is to come
+        const u8* rows[LOOKUPS]; // in them
+        bf16 scales[LOOKUPS];    // of these rows, if they have any
+    };
+
+    // A token of a round, of which this lane knows where it is; those behind the last one are the last one.
+    DEVICE u32 token_of(u32 round, u32 i) const {
+        const u32 n = i * PER_LOOKUP + lane_id() / OF_WARP;
+        return min(round * TOKENS + n * AT_ONCE + warp_id() % BRINGING * OF_WARP + lane_id() % OF_WARP, end - 1);
+    }
+
+    // Asks for the pages of a round.
+    DEVICE void look_up(Places& places, u32 round) const {
         const u32* table = step.table(span.slot, op.ordinal);
-        const u32 in_head = pages.page_size() * DIM * 2; // bytes of its keys in a page
-        const u8* base = pages.base + u64(kv_head) * in_head * 2 + piece * 16;
-        const auto ask = [&](uint4(&to)[HALVES][TOKENS][8], u32 from, u32 offset) {
-#pragma unroll 4
-            for (u32 n = 0; n < TOKENS / AT_ONCE; ++n) {
-                const u32 at = n * AT_ONCE + row, token = min(from + at, end - 1);
-                const u8* page = base + table[token >> pages.shift] * pages.stride;
-                copy_16_async(&to[piece / 8][at][piece % 8 ^ (at & 7)],
-                              page + offset + (token & (pages.page_size() - 1)) * (DIM * 2));
+#pragma unroll
+        for (u32 i = 0; i < LOOKUPS; ++i) places.pages[i] = table[token_of(round, i) >> pages.shift];
+    }
+
+    // Where the rows of that round are; asks for their scales.
+    DEVICE void find(Places& places, u32 round, bool of_values) const {
+#pragma unroll
+        for (u32 i = 0; i < LOOKUPS; ++i) {
+            const HeadPage page = head_page<KV>(pages, places.pages[i], kv_head);
+            const u32 row = token_of(round, i) & (pages.page_size() - 1);
+            places.rows[i] = (of_values ? page.values : page.keys) + row * (DIM * element_bytes<KV>());
+            if constexpr (has_scales<KV>()) places.scales[i] = (of_values ? page.value_scales : page.key_scales)[row];
+        }
+    }
+
+    // What the lane that looked up row `n` of this thread knows of it. Written so that nothing is worked out ahead of where it is
+    // used: there are no registers for it.
+    DEVICE static u32 of_row(u32 of_lane, u32 n) {
+        u32 x;
+        asm volatile("{.reg .u32 lane; add.u32 lane, %2, %3; shfl.sync.idx.b32 %0, %1, lane, 0x1f, 0xffffffff;}"
+                     : "=r"(x)
+                     : "r"(of_lane), "r"(lane_id() / PIECES), "r"(n % PER_LOOKUP * OF_WARP));
+        return x;
+    }
+    DEVICE static const u8* piece_of_row(const u8* of_lane, u32 n) {
+        const u64 at = reinterpret_cast<u64>(of_lane);
+        const u32 low = of_row(u32(at), n), high = of_row(u32(at >> 32), n), piece = lane_id() % PIECES * 16;
+        // Memory begins at a multiple of 256 bytes, and so do rows of as many: none of them goes across a multiple of 4 GiB.
+        if constexpr (!has_scales<KV>() && DIM <= 128) return reinterpret_cast<const u8*>(u64(high) << 32 | (low + piece));
+        return reinterpret_cast<const u8*>(u64(high) << 32 | low) + piece;
+    }
+
+    // Where a piece of the first row of this thread goes, and from there where that of row `n` does.
+    DEVICE static Shared first_place(const Tile& to, u32 piece) {
+        const u32 row = threadIdx.x % (32 * BRINGING) / PIECES;
+        return {shared_address(&to[piece / 8][row][piece % 8 ^ (row & 7)])};
+    }
+    DEVICE static Shared place_of_row(Shared first, u32 n) {
+        u32 at;
+        asm volatile("{xor.b32 %0, %1, %2; add.u32 %0, %0, %3;}"
+                     : "=r"(at)
+                     : "r"(first.at), "r"(n * AT_ONCE % 8 * 16), "r"(n * AT_ONCE * 128));
+        return {at};
+    }
+
+    // Where rows of a round go, once what was there is read no more.
+    DEVICE Tile& free_tile(u32 round, bool of_values) const {
+        if (of_values) {
+            barrier_wait(&shared.values_read[round % VALUE_STAGES], (round / VALUE_STAGES & 1) ^ 1);
+            return shared.values[round % VALUE_STAGES];
+        }
+        barrier_wait(&shared.keys_read[round % STAGES], (round / STAGES & 1) ^ 1);
+        return shared.keys[round % STAGES];
+    }
+    DEVICE void hand_over(u32 round, bool of_values) const {
+        written_for_engines();
+        barrier_arrive(of_values ? &shared.has_values[round % VALUE_STAGES] : &shared.has_keys[round % STAGES]);
+    }
+
+    // 16-bit rows go where they are multiplied from.
+    DEVICE void bring(bool of_values) const {
+        Places places;
+        look_up(places, 0);
+        for (u32 round = 0; round < rounds(); ++round) {
+            find(places, round, of_values);
+            if (round + 1 < rounds()) look_up(places, round + 1);
+            const Shared to = first_place(free_tile(round, of_values), threadIdx.x % PIECES);
+#pragma unroll
+            for (u32 i = 0; i < LOOKUPS; ++i) {
+#pragma unroll
+                for (u32 n = i * PER_LOOKUP; n < (i + 1) * PER_LOOKUP; ++n) {
+                    copy_16_async(place_of_row(to, n), piece_of_row(places.rows[i], n));
+                }
             }
             copies_commit();
-        };
-        u64* last = nullptr;
-        const auto hand_over = [&](u64* next) {
-            if (last != nullptr) {
-                copies_wait<1>();
-                written_for_engines();
-                barrier_arrive(last);
-            }
-            last = next;
-        };
-        for (u32 round = 0; round < rounds(); ++round) {
-            const u32 stage = round % STAGES, parity = (round / STAGES & 1) ^ 1;
-            barrier_wait(&shared.keys_read[stage], parity);
-            ask(shared.keys[stage], round * TOKENS, 0);
-            hand_over(&shared.has_keys[stage]);
-            barrier_wait(&shared.values_read[stage], parity);
-            ask(shared.values[stage], round * TOKENS, in_head);
-            hand_over(&shared.has_values[stage]);
+            copies_wait<0>();
+            hand_over(round, of_values);
         }
-        copies_wait<0>();
-        written_for_engines();
-        barrier_arrive(last);
+    }
+
+    // 8-bit rows come to a place of their own first. As soon as a thread has made f16 of a piece, it asks for that of the next
+    // round.
+    DEVICE void bring_bytes(bool of_values) const {
+        Arriving& rooms = *reinterpret_cast<Arriving*>(&shared + 1);
+        const Shared arriving = {shared_address(&rooms[of_values][threadIdx.x % (32 * BRINGING)])};
+        // Lanes of neighbouring columns write to different banks.
+        const u32 piece = threadIdx.x % PIECES, second = piece / 4 % 2;
+        Places places;
+        look_up(places, 0);
+        find(places, 0, of_values);
+#pragma unroll
+        for (u32 i = 0; i < LOOKUPS; ++i) {
+#pragma unroll 1
+            for (u32 n = i * PER_LOOKUP; n < (i + 1) * PER_LOOKUP; ++n) {
+                copy_16_async(arriving + n * (512 * BRINGING), piece_of_row(places.rows[i], n));
+            }
+        }
+        copies_commit();
+        if (1 < rounds()) look_up(places, 1);
+        for (u32 round = 0; round < rounds(); ++round) {
+            u32 factors[LOOKUPS]; // the scales, twice as f16
+#pragma unroll
+            for (u32 i = 0; i < LOOKUPS; ++i) {
+                const float scale = to_float(places.scales[i]) * Fractions<KV>::UNIT;
+                factors[i] = pack_f16(scale, scale);
+            }
+            const bool has_next = round + 1 < rounds();
+            if (has_next) find(places, round + 1, of_values);
+            if (round + 2 < rounds()) look_up(places, round + 2);
+            copies_wait<0>();
+            const Shared to = first_place(free_tile(round, of_values), 2 * piece + second);
+#pragma unroll
+            for (u32 i = 0; i < LOOKUPS; ++i) {
+#pragma unroll DIM <= 128 ? 4 : 2
+                for (u32 n = i * PER_LOOKUP; n < (i + 1) * PER_LOOKUP; ++n) {
+                    const uint4 x = load_16(arriving + n * (512 * BRINGING));
+                    const u32 by = of_row(factors[i], n);
+                    const Shared place = place_of_row(to, n);
+                    store_16(place, scaled(second ? make_uint2(x.z, x.w) : make_uint2(x.x, x.y), by));
+                    store_16({place.at ^ 16}, scaled(second ? make_uint2(x.x, x.y) : make_uint2(x.z, x.w), by));
+                    const u8* next = piece_of_row(places.rows[i], n);
+                    if (has_next) copy_16_async(arriving + n * (512 * BRINGING), next);
+                }
+            }
+            copies_commit();
+            hand_over(round, of_values);
+        }
+    }
+
+    DEVICE static uint4 scaled(uint2 x, u32 by) {
+        u32 y[4];
+        Fractions<KV>::of(x, y);
+        return make_uint4(mul_f16x2(y[0], by), mul_f16x2(y[1], by), mul_f16x2(y[2], by), mul_f16x2(y[3], by));
     }
 
     // A warpgroup. Of the queries of this lane, in its warp: `lane / 4` and the one 8 further on.
@@ -204,26 +365,33 @@ template <u32 DIM> struct WidePrefill {
         release(&shared.keys_read[0]);
         weigh(scores, of, 0);
         pack_weights(scores, weights);
-        const u32 last = rounds() - 1;
+        // Four warps ask for products when the other four have asked for theirs.
+        const u32 last = rounds() - 1, mine = 3 + warp_id() / 4, theirs = 7 - mine;
+        if (warp_id() >= 4 && last > 0) arrive_threads(theirs, 256);
+        if (last > 0) barrier_wait(&shared.has_keys[1], 0);
         for (u32 round = 0; round < last; ++round) {
-            const u32 stage = round % STAGES, next = (round + 1) % STAGES;
-            barrier_wait(&shared.has_keys[next], (round + 1) / STAGES & 1);
-            multiply_keys(scores, next);
-            barrier_wait(&shared.has_values[stage], round / STAGES & 1);
-            mix_values(mixed, weights, stage);
+            const u32 next = round + 1, value_stage = round % VALUE_STAGES;
+            sync_threads(mine, 256);
+            multiply_keys(scores, next % STAGES);
+            barrier_wait(&shared.has_values[value_stage], round / VALUE_STAGES & 1);
+            mix_values(mixed, weights, value_stage);
+            if (warp_id() < 4 || next < last) arrive_threads(theirs, 256);
             products_wait<1>();
             hold(scores);
-            release(&shared.keys_read[next]);
-            weigh(scores, of, (round + 1) * TOKENS);
+            release(&shared.keys_read[next % STAGES]);
+            weigh(scores, of, next * TOKENS);
+            // A branch between the weights and the end of the products: the compiler would let the former wait for the latter.
+            hold(scores);
+            if (next < last) barrier_wait(&shared.has_keys[(next + 1) % STAGES], (next + 1) / STAGES & 1);
             products_wait<0>();
             hold(mixed);
-            release(&shared.values_read[stage]);
+            release(&shared.values_read[value_stage]);
 #pragma unroll
             for (u32 i = 0; i < DIM / 2; ++i) mixed[i] *= of.fade[i / 2 % 2];
             pack_weights(scores, weights);
         }
-        barrier_wait(&shared.has_values[last % STAGES], last / STAGES & 1);
-        mix_values(mixed, weights, last % STAGES);
+        barrier_wait(&shared.has_values[last % VALUE_STAGES], last / VALUE_STAGES & 1);
+        mix_values(mixed, weights, last % VALUE_STAGES);
         products_wait<0>();
         hold(mixed);
         finish(mixed, of.sum);
@@ -255,28 +423,32 @@ template <u32 DIM> struct WidePrefill {
     DEVICE void run() {
         if (threadIdx.x == 0) {
             for (u32 stage = 0; stage < STAGES; ++stage) {
-                barrier_init(&shared.has_keys[stage], 128);
-                barrier_init(&shared.has_values[stage], 128);
+                barrier_init(&shared.has_keys[stage], 32 * BRINGING);
                 barrier_init(&shared.keys_read[stage], 4 * GROUPS);
+            }
+            for (u32 stage = 0; stage < VALUE_STAGES; ++stage) {
+                barrier_init(&shared.has_values[stage], 32 * BRINGING);
                 barrier_init(&shared.values_read[stage], 4 * GROUPS);
             }
             barriers_made();
         }
         __syncthreads();
         if (threadIdx.x >= 128 * GROUPS) {
-            give_registers<40>();
-            bring();
+            give_registers<FEW_REGISTERS>();
+            const bool of_values = threadIdx.x >= 128 * GROUPS + 32 * BRINGING;
+            if constexpr (has_scales<KV>()) bring_bytes(of_values);
+            else bring(of_values);
         } else {
-            take_registers<232>();
+            take_registers<MANY_REGISTERS>();
             attend();
         }
     }
 };
 
 // Block (KV head, queries, span).
-template <u32 DIM> DEVICE void wide_prefill(const StepView& step, const Pages& pages, const Attention& op) {
+template <u32 KV, u32 DIM> DEVICE void wide_prefill(const StepView& step, const Pages& pages, const Attention& op) {
     extern __shared__ __align__(1024) u8 bytes[];
-    using Whole = WidePrefill<DIM>;
+    using Whole = WidePrefill<KV, DIM>;
     let_next_begin();
     wait_for_inputs();
     const Span span = step.span_in(blockIdx.z, op.ordinal);
@@ -285,17 +457,22 @@ template <u32 DIM> DEVICE void wide_prefill(const StepView& step, const Pages& p
     const u32 first = (gridDim.y - 1 - blockIdx.y) * Whole::QUERIES;
     if (first >= queries) return;
     const u32 end = span.context + (min(first + Whole::QUERIES, queries) - 1) / group + 1;
-    Whole whole = {step, pages, op, span, *reinterpret_cast<typename Whole::Shared*>(bytes), blockIdx.x, group, first,
+    Whole whole = {step, pages, op, span, *reinterpret_cast<typename Whole::Room*>(bytes), blockIdx.x, group, first,
                    queries, end};
     whole.run();
 }
 
-#define WIDE_PREFILL(DIM)                                                                                             \
-    KERNEL __launch_bounds__(384, 1)                                                                                  \
-        attention_wide_f16_##DIM(const StepView step, const Pages pages, const Attention op) {                        \
-        wide_prefill<DIM>(step, pages, op);                                                                           \
+#define WIDE_PREFILL(name, KV, DIM)                                                                                   \
+    KERNEL __launch_bounds__((WidePrefill<KV, DIM>::THREADS), 1)                                                      \
+        attention_wide_##name##_##DIM(const StepView step, const Pages pages, const Attention op) {                   \
+        wide_prefill<KV, DIM>(step, pages, op);                                                                       \
     }
 
 #else
-#define WIDE_PREFILL(DIM)
+#define WIDE_PREFILL(name, KV, DIM)
 #endif
+
+#define WIDE_PREFILLS(name, KV)                                                                                       \
+    WIDE_PREFILL(name, KV, 64)                                                                                        \
+    WIDE_PREFILL(name, KV, 128)                                                                                       \
+    WIDE_PREFILL(name, KV, 256)

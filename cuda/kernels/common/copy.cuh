@@ -76,6 +76,10 @@ DEVICE uint4 load_16(Shared from) {
 
 DEVICE uint4 load_16_once(Shared from) { return load_16(from); }
 
+DEVICE void store_16(Shared to, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to.at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 DEVICE uint2 load_8(Shared from) {
     uint2 x;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from.at));

@@ -28,6 +28,8 @@ template <u32 COUNT> DEVICE void give_registers() { asm volatile("setmaxnreg.dec
 
 // Waits for `COUNT` threads that come to barrier `NUMBER`.
 DEVICE void sync_threads(u32 number, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory"); }
+// Comes to such a barrier, and goes on.
+DEVICE void arrive_threads(u32 number, u32 count) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(count) : "memory"); }
 template <u32 NUMBER, u32 COUNT> DEVICE void sync_some() { asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(COUNT) : "memory"); }
 
 // Products are under way while a warpgroup goes on: before the first one after registers were written ...

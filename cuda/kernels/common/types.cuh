@@ -69,6 +69,12 @@ DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
     return d;
 }
 
+DEVICE u32 mul_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
 DEVICE u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));

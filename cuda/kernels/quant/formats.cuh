@@ -14,12 +14,6 @@
 
 static constexpr u32 MAGIC = 0x64006400u; // two halves of 1024, whose last bits count ones
 
-DEVICE u32 mul_f16x2(u32 a, u32 b) {
-    u32 d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
 DEVICE u32 neg_f16x2(u32 a) {
     u32 d;
     asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));

@@ -343,7 +343,9 @@ impl Machine {
         let (spans, group) = (self.step.spans(), op.heads / decl.kv_heads);
         let most = spans.iter().map(|span| span.rows as usize / CHUNK * CHUNK).max().unwrap_or(0);
         let kv_type = self.pages.kv_type();
-        if kv_type == KvType::F16 && self.device.capability() == (9, 0) {
+        // Rows of 8 bits come 16 bytes at a time there, and begin at a multiple of that from pages of four on.
+        let is_wide = kv_type == KvType::F16 || kv_type.scale_bytes() > 0 && self.limits.page_size >= 4;
+        if is_wide && self.device.capability() == (9, 0) {
             return self.attend_wide(op, unit, most * group);
         }
         let has_little = self.device.shared_bytes() < ENOUGH_SHARED;
@@ -368,17 +370,20 @@ impl Machine {
 
     /// The same with the instructions of compute capability 9.0: `queries` is the most a KV head has in a span.
     fn attend_wide(&self, op: &op::Attention, unit: &'static str, queries: usize) -> Result<(), DeviceError> {
-        /// `QUERIES`, `GROUPS` and `STAGES` of `kernels/common/attention_wide.cuh`.
+        /// `QUERIES` of `kernels/common/attention_wide.cuh`.
         const QUERIES: usize = 128;
-        const THREADS: usize = 384;
-        const STAGES: usize = 2;
         let decl = self.program.pages(op.store);
+        let kv_type = self.pages.kv_type();
+        let has_scales = kv_type.scale_bytes() > 0;
+        // Its `TOKENS`, and `STAGES` and `VALUE_STAGES` together.
         let tokens = if decl.key_dim <= 128 { 128 } else { 64 };
-        self.kernel(unit, &format!("attention_wide_f16_{}", decl.key_dim))?
+        let stages = if has_scales && decl.key_dim > 128 { 4 } else { 5 };
+        let arriving = if has_scales { 2 * tokens * decl.key_dim } else { 0 };
+        self.kernel(unit, &format!("attention_wide_{}_{}", kv_type.name(), decl.key_dim))?
             .grid(decl.kv_heads, queries.div_ceil(QUERIES), self.step.spans().len())
-            .block(THREADS)
+            .block(if has_scales && decl.key_dim <= 128 { 512 } else { 384 })
             .early()
-            .shared(2 * decl.key_dim * (QUERIES + 2 * STAGES * tokens) + 4 * STAGES * 8)
+            .shared(2 * decl.key_dim * (QUERIES + stages * tokens) + (2 * stages * 8).next_multiple_of(16) + arriving)
             .arg(self.view())
             .arg(self.pages.view(decl))
             .arg(self.attention_view(op))
