@@ -168,25 +168,52 @@ fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values
     for (name, value) in [("linear", "rope_linear"), ("yarn", "rope_yarn"), ("llama3", "rope_llama3")] {
         values.set(value, f64::from(u8::from(found == name)));
     }
-    let known = matches!(found, "default" | "mrope" | "linear" | "yarn") || (found == "llama3" && scaled);
+    let mut keys = architecture.keys.iter().copied().flatten();
+    let told = keys.any(|row| row.key == "rope.scaling.type");
+    let known = match found {
+        "default" | "mrope" => true,
+        "linear" | "yarn" => told,
+        "llama3" => scaled,
+        _ => false,
+    };
     if !known {
+        let others = if told { ", linear, yarn" } else { "" };
         let llama3 = if scaled { " or llama3" } else { "" };
-        bail!("config.json: {path} = {found:?}, expected default, linear, yarn{llama3}");
+        bail!("config.json: {path} = {found:?}, expected default{others}{llama3}");
+    }
+    let truncate = ["rope_parameters.truncate", "rope_scaling.truncate"];
+    if let Some(path) = truncate.into_iter().find(|path| found == "yarn" && config.flag(path) == Some(false)) {
+        bail!("config.json: {path} = false, expected true: the range of columns that YaRN blends is whole numbers");
     }
     Ok(())
 }
 
 /// Sets `attn_factor`, where YaRN is told how much to multiply rotated columns by: as a multiple of what it does by itself,
-/// which is how readers of the file take it; 0 elsewhere.
+/// which is how readers of the file take it; 0 elsewhere. Told it is by `attention_factor`, or as the ratio of `mscale` and
+/// `mscale_all_dim` if both are there.
 fn set_attention_factor(config: &Json, values: &mut Values) -> Result<()> {
     values.set("attn_factor", 0.0);
-    let told = config.first(&["rope_parameters.attention_factor", "rope_scaling.attention_factor"]);
     // Other kinds of scaling know no such factor.
-    let Some((path, value)) = told.filter(|_| values.holds("rope_yarn").unwrap_or(false)) else { return Ok(()) };
-    let (told, factor) = (config.number(path, value)?, values.evaluate("rope_factor").context("config.json")?);
+    if !values.holds("rope_yarn").unwrap_or(false) {
+        return Ok(());
+    }
+    let number = |name: &str| {
+        let paths = [format!("rope_parameters.{name}"), format!("rope_scaling.{name}")];
+        let Some((path, value)) = config.first(&paths.each_ref().map(String::as_str)) else { return Ok(None) };
+        config.number(path, value).map(|number| Some((path.to_string(), number)))
+    };
+    let factor = values.evaluate("rope_factor").context("config.json")?;
+    let by_itself = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
+    let (path, said, told) = match (number("attention_factor")?, number("mscale")?, number("mscale_all_dim")?) {
+        (Some((path, told)), ..) => (path, told, told),
+        (None, Some((path, scale)), Some((_, all))) if scale != 0.0 && all != 0.0 => {
+            (path, scale, by_itself(scale) / by_itself(all))
+        }
+        (None, ..) => return Ok(()),
+    };
     let attn_factor = told / (0.1 * factor.ln() + 1.0);
     if !(attn_factor.is_finite() && attn_factor > 0.0) {
-        bail!("config.json: {path} = {told} with a factor of {factor}, expected positive numbers");
+        bail!("config.json: {path} = {said} with a factor of {factor}, expected positive numbers");
     }
     values.set("attn_factor", attn_factor);
     Ok(())

@@ -108,6 +108,13 @@ fn rope_scaling_is_read_in_both_generations() {
     old.config["rope_scaling"]["attention_factor"] = json!(-1);
     let error = old.error(&of(Quant::F32));
     assert_eq!(error, "config.json: rope_scaling.attention_factor = -1 with a factor of 4, expected positive numbers");
+    // Two scales whose ratio it is: 0.1 * 0.5 * ln 4 + 1 over 0.1 * 2 * ln 4 + 1, over what YaRN does by itself.
+    old.config["rope_scaling"] = json!({"type": "yarn", "factor": 4.0, "mscale": 0.5, "mscale_all_dim": 2});
+    let Some((_, Value::F32(factor))) = told(&old) else { panic!("{:?}", keys(&old)) };
+    assert!((factor - 1.069_314_7 / 1.277_258_9 / 1.138_629_4).abs() < 1e-6, "{factor}");
+    old.config["rope_scaling"]["truncate"] = json!(false);
+    let error = old.error(&of(Quant::F32));
+    assert!(error.starts_with("config.json: rope_scaling.truncate = false, expected true"), "{error}");
     old.config["rope_scaling"] = json!({"rope_type": "linear", "factor": 2, "attention_factor": 1.5});
     let linear = keys(&old);
     assert_eq!(told(&old), None);

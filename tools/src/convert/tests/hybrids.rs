@@ -103,6 +103,10 @@ fn lfm2_has_convolutions_between_its_attention() {
         assert_eq!(numbers(&file, &format!("blk.0.{target}.weight")), source);
     }
     // The older way to say where attention is.
+    // Files of this architecture say nothing of a scaling of positions.
+    let mut scaled = Fixture::golden("lfm2");
+    scaled.config["rope_parameters"] = json!({"rope_theta": 1e6, "rope_type": "yarn", "factor": 2});
+    assert_eq!(scaled.error(&of(Quant::F32)), "config.json: rope_parameters.rope_type = \"yarn\", expected default");
     let mut older = Fixture::golden("lfm2");
     older.config["layer_types"] = Json::Null;
     older.config["full_attn_idxs"] = json!([2, 4]);
