@@ -444,7 +444,7 @@ impl Answering {
         };
         let answer = generated(&self.tokens[..kept], &self.served.tokenizer);
         let (text, prompt) = std::mem::take(&mut self.prompt);
-        self.slot.holds([&prompt[..read.min(prompt.len())], answer].concat());
+        self.slot.holds(self.scope, [&prompt[..read.min(prompt.len())], answer].concat());
         if let Some(text) = text {
             let covered = if self.stopped.is_some() { self.text.before_stop().0 } else { self.written.len() };
             let reply = Replied { text: &self.written[..covered], tokens: answer };
@@ -463,8 +463,8 @@ impl Answering {
 
     fn failed(self, error: ApiError) {
         self.server.metrics.failed(&self.served.name);
-        let Self { pieces, index, slot, .. } = self;
-        slot.holds(Vec::new());
+        let Self { pieces, index, slot, scope, .. } = self;
+        slot.holds(scope, Vec::new());
         drop(slot);
         let _ = pieces.send((index, Piece::Failed(error)));
     }

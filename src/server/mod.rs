@@ -81,6 +81,12 @@ impl Server {
     /// The model a request names; loads it if it is not loaded. No name is the first model's, and where there is one
     /// model only, every name is its.
     pub async fn model(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
-        self.models.get(name, &self.settings).await
+        if let Some(served) = self.models.known(name)? {
+            return Ok(served);
+        }
+        let (server, name) = (self.clone(), name.map(str::to_string));
+        // In a task of its own: a client that leaves does not let another load begin beside one that goes on.
+        let load = async move { server.models.get(name.as_deref(), &server.settings).await };
+        tokio::spawn(load).await.map_err(|error| ApiError::internal(error.to_string()))?
     }
 }

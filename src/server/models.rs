@@ -92,12 +92,14 @@ impl Models {
         }
     }
 
-    /// The model of a name, loaded.
+    /// The model of a name, if it is loaded.
+    pub fn known(&self, name: Option<&str>) -> Result<Option<Arc<Served>>, ApiError> {
+        Ok(self.entry(name)?.served())
+    }
+
+    /// The model of a name, loaded. Has to be run to its end: what it has begun to load goes on without it.
     pub async fn get(self: &Models, name: Option<&str>, settings: &Settings) -> Result<Arc<Served>, ApiError> {
         let entry = self.entry(name)?;
-        if let Some(served) = entry.served() {
-            return Ok(served);
-        }
         let _one_at_a_time = self.loading.lock().await;
         if let Some(served) = entry.served() {
             return Ok(served);

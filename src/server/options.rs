@@ -183,7 +183,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         score: None,
         stages: Vec::new(),
         cache,
-        wish: Wish { slot, session: session.map(str::to_string), scope, arrival: Arrival::New },
+        wish: Wish { slot, session: session.map(str::to_string), scope, ..Wish::default() },
         patience,
         reader: None,
         bound: bound(fields)?,

@@ -254,7 +254,7 @@ impl Served {
 
     /// A slot by its number.
     pub fn slot(&self, id: usize) -> Result<SlotView, ApiError> {
-        let (views, count) = (self.slots.views(), self.slots.len());
+        let (views, count) = (self.slots.views(), self.slots.count());
         let found = views.into_iter().nth(id);
         found.ok_or_else(|| ApiError::not_found(format!("slot {id}, expected less than {count}")))
     }

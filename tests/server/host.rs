@@ -17,7 +17,7 @@ use kvas::{
     text::ChatTemplate,
 };
 use kvas_backend::{
-    KvType, Limits, Replay, StateType,
+    Backend, KvType, Limits, Replay, StateType,
     store::{MomentType, Positions, SegmentMemory, Segments},
 };
 use kvas_cpu::Cpu;
@@ -47,8 +47,9 @@ enum Behind {
     Tls,
 }
 
+/// The bundled model, on the processor.
 #[derive(Debug)]
-struct Bundled {
+pub(crate) struct Bundled {
     parallel: usize,
     /// Instead of the model's own.
     template: Option<ChatTemplate>,
@@ -56,8 +57,14 @@ struct Bundled {
     bound: Option<Keeping>,
 }
 
-impl Loader for Bundled {
-    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+impl Bundled {
+    /// As it is, with one slot.
+    pub(crate) fn plain() -> Self {
+        Self { parallel: 1, template: None, bound: None }
+    }
+
+    /// Loads it onto this device.
+    pub(crate) fn on(&self, device: Box<dyn Backend>) -> Result<Loaded, String> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
         let mut model = Model::open(&path, None).map_err(|error| error.to_string())?;
         let (kv_type, state_type, page_size) = (KvType::F16, StateType::F32, 16);
@@ -86,7 +93,7 @@ impl Loader for Bundled {
                 model.program = Arc::new(lower_segments(&model.spec, segments));
             }
         }
-        let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
+        let runner = model.prepare(device, limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
         let layout = runner.bounded_layers();
         Ok(Loaded {
             engine: Engine::start(runner, EngineConfig { bound: self.bound, ..EngineConfig::new(CONTEXT) }),
@@ -98,6 +105,12 @@ impl Loader for Bundled {
             facts: Facts { context: CONTEXT, bound: self.bound, layout, ..Facts::of(&model) },
             tokenizer: model.tokenizer,
         })
+    }
+}
+
+impl Loader for Bundled {
+    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+        self.on(Box::new(Cpu::new(2)))
     }
 }
 
@@ -170,10 +183,22 @@ impl Host {
         (patience, behind): (Patience, Behind),
         change: impl FnOnce(&mut Settings, &mut Access),
     ) -> Self {
-        let parallel = bundled.parallel;
-        let (mut settings, mut access) = (settings(parallel), Access::default());
+        let (mut settings, mut access) = (settings(bundled.parallel), Access::default());
         change(&mut settings, &mut access);
-        let models = Models::new(&["tiny".into()], Arc::new(bundled), SamplerParams::default());
+        Self::start_as((patience, behind), (settings, access), Arc::new(bundled))
+    }
+
+    /// A server of one slot for a model that is loaded in a way of its own.
+    pub(crate) fn with_loader(loader: Arc<dyn Loader>) -> Self {
+        Self::start_as((Patience::default(), Behind::Nothing), (settings(1), Access::default()), loader)
+    }
+
+    fn start_as(
+        (patience, behind): (Patience, Behind),
+        (settings, access): (Settings, Access),
+        loader: Arc<dyn Loader>,
+    ) -> Self {
+        let models = Models::new(&["tiny".into()], loader, SamplerParams::default());
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -1,10 +1,15 @@
 //! Clients that break the rules, over sockets: they get an error or lose their connection, and nobody else notices.
 
-use super::host::Host;
+use super::host::{Bundled, Host};
+use kvas::server::{Loaded, Loader, Room};
 use serde_json::{Value, json};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -251,4 +256,34 @@ fn many_connections_that_do_nothing_disturb_nobody() {
     is_well(&host);
     all.iter_mut().for_each(|stream| drop(rest(stream)));
     is_well(&host);
+}
+
+/// Takes its time, and counts.
+#[derive(Debug)]
+struct Slow(Arc<AtomicUsize>);
+
+impl Loader for Slow {
+    fn load(&self, name: &str, room: Room) -> Result<Loaded, String> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(300));
+        Bundled::plain().load(name, room)
+    }
+}
+
+/// A client that leaves while its model is loaded does not let another one load it a second time beside that.
+#[test]
+fn who_leaves_while_a_model_is_loaded_has_it_loaded_once() {
+    let loads = Arc::new(AtomicUsize::new(0));
+    let host = Host::with_loader(Arc::new(Slow(loads.clone())));
+    let mut leaving = connect(host.address);
+    leaving.write_all((post("/tokenize", 15) + "{\"content\":\"a\"}").as_bytes()).unwrap();
+    let began = Instant::now();
+    while loads.load(Ordering::SeqCst) == 0 {
+        assert!(began.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(leaving);
+    std::thread::sleep(Duration::from_millis(50));
+    is_well(&host);
+    assert_eq!(loads.load(Ordering::SeqCst), 1);
 }
