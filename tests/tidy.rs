@@ -111,6 +111,15 @@ fn architecture_names_are_in_arch_only() {
     }
 }
 
+/// A text of a request may take long to be cut into tokens: `Served` does so beside other requests.
+#[test]
+fn the_server_tokenizes_in_one_place() {
+    for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| path.starts_with("src/server/")) {
+        let is_allowed = path == "src/server/served.rs" || path.ends_with("tests.rs");
+        assert!(is_allowed || !text.contains("tokenizer.encode("), "{path} tokenizes, expected Served::tokens");
+    }
+}
+
 #[test]
 fn nothing_is_left_for_later() {
     for (path, text) in sources(&[".rs", ".md", ".py", ".toml"]).into_iter().filter(|(path, _)| path != "tests/tidy.rs")

@@ -117,6 +117,7 @@ pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
 }
 
 /// The text of the last message, which the answer goes on with.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
 fn to_go_on_with(message: &Value, number: usize) -> Result<String, ApiError> {
     let field = |name: &str| format!("messages[{number}].{name}");
     if message["role"] != "assistant" {
@@ -145,7 +146,7 @@ pub fn complete(served: &Served, turn: &Turn, mut ask: Ask) -> Result<Ask, ApiEr
     ask.prompt = match ask.cache {
         Cache::Use => served.encode(ask.wish.scope, &text),
         // Nor does it depend on how others' text was cut into tokens.
-        Cache::Ignore => served.tokenizer.encode(&text, Special::Parse, Bos::Add),
+        Cache::Ignore => served.tokens(&text, Special::Parse, Bos::Add),
     };
     ask.text = Some(text);
     Ok(ask)

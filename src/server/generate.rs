@@ -2,6 +2,7 @@
 
 use super::{
     ApiError, Server,
+    options::unhurried,
     served::Served,
     slots::{Doing, SlotGuard, Wish},
 };
@@ -80,6 +81,8 @@ pub enum Piece {
     OfPrompt(TokenPiece),
     /// The hidden state of the prompt.
     Hidden(Vec<f32>),
+    /// A token of the answer, before what it completes.
+    Id(u32),
     /// A part of the answer.
     Part(Part),
     /// The answer is over.
@@ -249,12 +252,13 @@ impl Answering {
     ) -> Result<Self, ApiError> {
         let began = Instant::now();
         let patience = ask.patience.or(server.settings.timeout);
-        let deadline = patience.map(|patience| began + patience);
+        // One that no clock reaches is none.
+        let deadline = patience.and_then(|patience| began.checked_add(patience));
         let stop_tokens = match ask.end {
             EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
             EndOfAnswer::Never => Vec::new(),
         };
-        let sampler = sampler(&ask.params, &served.tokenizer).map_err(ApiError::bad)?;
+        let sampler = unhurried(|| sampler(&ask.params, &served.tokenizer)).map_err(ApiError::bad)?;
         let gave_up = Arc::new(AtomicBool::new(false));
         let constraint = constraint(served, (ask.stages, &stop_tokens), &gave_up)?;
         let (wish, scope) = (ask.wish.clone(), ask.wish.scope);
@@ -387,6 +391,7 @@ impl Answering {
     /// True if the answer cannot go on.
     fn token(&mut self, id: u32) -> bool {
         self.tokens.push(id);
+        self.send(Piece::Id(id));
         self.slot.set(Doing::Generating, self.tokens.len());
         let (is_first, now) = (self.tokens.len() == 1, Instant::now());
         let gap = now - std::mem::replace(&mut self.last_token, now);

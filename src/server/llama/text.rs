@@ -18,7 +18,7 @@ pub async fn tokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Re
     };
     let bos = if fields.flag("add_special")?.unwrap_or(false) { Bos::Add } else { Bos::Omit };
     let special = if fields.flag("parse_special")?.unwrap_or(true) { Special::Parse } else { Special::Literal };
-    let ids = served.tokenizer.encode(text, special, bos);
+    let ids = served.tokens(text, special, bos);
     let pieces = fields.flag("with_pieces")?.unwrap_or(false);
     let one = |id: &u32| {
         let bytes = served.tokenizer.piece(*id, Control::Show).unwrap_or_default();
@@ -39,8 +39,7 @@ pub async fn detokenize(State(server): State<Arc<Server>>, Body(body): Body) -> 
         id.ok_or_else(|| wrong("tokens", value, "a token id"))
     };
     let ids = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
-    let text = served.tokenizer.decode(&ids, Control::Show);
-    let text = text.map_err(|error| ApiError::field("tokens", error))?;
+    let text = served.text(&ids)?;
     Ok(Json(json!({"content": text, "prompt": text})))
 }
 

@@ -64,7 +64,7 @@ pub async fn generate(
         let turn = generate_turn(&fields, prompt, &server.settings)?;
         return respond(&server, &served, conversation::complete(&served, &turn, ask)?, (form, &fields)).await;
     }
-    ask.prompt = served.tokenizer.encode(prompt, Special::Parse, Bos::Add);
+    ask.prompt = served.tokens(prompt, Special::Parse, Bos::Add);
     if let Some(suffix) = suffix {
         ask.prompt = fill_in(&served, &ask.prompt, suffix)?;
     }
