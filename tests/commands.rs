@@ -368,6 +368,15 @@ fn flags_of_the_server_come_from_a_file_and_the_environment() {
         let said = serve(text, &[], &[]);
         assert!(said.contains(expected) && said.lines().count() == 1, "{text}: {said}");
     }
+    // With no key every caller is let in, and with an empty one so is every caller that sends none.
+    let empty = "error: --api-key: an empty key, expected at least one character, or no flag for no keys\n";
+    for (text, environment, arguments) in [
+        ("", &[("KVAS_API_KEY", "")][..], &[][..]),
+        ("api-key = [\"one\", \" \"]", &[], &[]),
+        ("", &[], &["--api-key", ""]),
+    ] {
+        assert_eq!(serve(text, environment, arguments), empty);
+    }
     std::fs::remove_file(&file).unwrap();
 }
 

@@ -3,12 +3,14 @@
 
 use crate::{
     golden::{converted, fixture},
+    server::host::{Bundled, Host},
     simulation::{hear, request},
 };
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle},
     memory::Scope,
     model::Model,
+    server::{Loaded, Loader, Room},
     session::{ModelId, Session, Writer},
 };
 use kvas_backend::{
@@ -17,14 +19,20 @@ use kvas_backend::{
 };
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
+use serde_json::json;
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// How many calls go well before one fails.
-#[derive(Clone)]
+/// How many calls go well before one fails, or all do.
+#[derive(Debug, Clone)]
 struct Countdown(Arc<AtomicUsize>);
+
+/// In place of a number of calls: the device is dead.
+const DEAD: usize = usize::MAX;
+/// As many as no test makes.
+const LIVES: usize = usize::MAX - 1;
 
 impl Countdown {
     fn set(&self, calls: usize) {
@@ -32,9 +40,10 @@ impl Countdown {
     }
 
     fn call(&self) -> Result<(), DeviceError> {
-        let left = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(left.wrapping_sub(1)));
+        let next = |left: usize| if left == DEAD { DEAD } else { left.checked_sub(1).unwrap_or(LIVES) };
+        let left = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(next(left)));
         let failed = DeviceError::Failed { device: "toaster".into(), what: "it burns".into() };
-        if left == Ok(0) { Err(failed) } else { Ok(()) }
+        if matches!(left, Ok(0 | DEAD)) { Err(failed) } else { Ok(()) }
     }
 }
 
@@ -110,7 +119,7 @@ impl Backend for Faulty {
 const CONTEXT: usize = 200;
 
 fn engine(model: &Model) -> (EngineHandle, Countdown) {
-    let countdown = Countdown(Arc::new(AtomicUsize::new(usize::MAX)));
+    let countdown = Countdown(Arc::new(AtomicUsize::new(LIVES)));
     let (pages, replay) = (1 + 4 * (CONTEXT / 4 + 2), Replay::new(8, 4));
     let (page_size, slots, snapshots, kv_type, state_type) = (4, 4, 4, KvType::F32, StateType::F32);
     let limits =
@@ -139,7 +148,7 @@ fn a_partially_restored_session_is_not_gone_on_from() {
         let talk = engine.open().unwrap();
         countdown.set(refused);
         let loaded = engine.load(session.clone(), Scope::default());
-        countdown.set(usize::MAX);
+        countdown.set(LIVES);
         let (found, _, timings) = hear(&engine.submit(request(Some(talk), &tokens, 8, vocab))).unwrap();
         assert_eq!(found, expected, "after {refused} calls");
         if loaded.is_ok() {
@@ -173,7 +182,7 @@ fn what_a_failed_device_held_is_not_gone_on_from() {
             prompt.extend((0..random.below(20)).map(|_| random.below(vocab) as u32));
             countdown.set(random.below(60));
             let answer = hear(&engine.submit(request(talks.get(at).copied(), &prompt, 4, vocab)));
-            countdown.set(usize::MAX);
+            countdown.set(LIVES);
             match answer {
                 Err(what) => {
                     assert_eq!(what, "toaster: it burns", "{name}, request {number}");
@@ -192,4 +201,58 @@ fn what_a_failed_device_held_is_not_gone_on_from() {
         let stats = engine.stats().unwrap();
         assert_eq!(stats.usage.sequences.held, 0, "{name}: only prefixes are left");
     }
+}
+
+/// A conversation is there again when the device is, whatever was asked of it meanwhile, and keeps its id.
+#[test]
+fn a_conversation_outlives_a_dead_device() {
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let (vocab, prompt) = (model.spec.vocab, (3..40).collect::<Vec<u32>>());
+    let (engine, countdown) = engine(&model);
+    let talk = engine.open().unwrap();
+    let ask = || hear(&engine.submit(request(Some(talk), &prompt, 4, vocab)));
+    let (expected, ..) = ask().unwrap();
+    assert_eq!(engine.fault(), None);
+    countdown.set(DEAD);
+    for _ in 0..3 {
+        assert_eq!(ask().unwrap_err(), "toaster: it burns");
+        engine.reset(talk).unwrap();
+    }
+    assert_eq!(engine.fault().as_deref(), Some("toaster: it burns"));
+    countdown.set(LIVES);
+    let (found, _, timings) = ask().unwrap();
+    assert_eq!((found, timings.cached_tokens), (expected, 0));
+    assert_eq!(engine.fault(), None);
+    // Without a failure what was read is kept for whoever begins with it.
+    engine.reset(talk).unwrap();
+    let (_, _, timings) = ask().unwrap();
+    assert!(timings.cached_tokens > 0, "{timings:?}");
+    engine.close(talk);
+    assert_eq!(engine.stats().unwrap().usage.sequences.held, 0);
+}
+
+/// The bundled model on a device that can fail.
+#[derive(Debug)]
+struct OnFaulty(Countdown);
+
+impl Loader for OnFaulty {
+    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+        Bundled::plain().on(Box::new(Faulty(Cpu::new(1), self.0.clone())))
+    }
+}
+
+/// Who watches a server learns that its device is dead, and that it no longer is.
+#[test]
+fn health_tells_of_a_dead_device() {
+    let countdown = Countdown(Arc::new(AtomicUsize::new(LIVES)));
+    let host = Host::with_loader(Arc::new(OnFaulty(countdown.clone())));
+    let ask = || host.post("/completion", &json!({"prompt": "A fox", "n_predict": 2})).status;
+    assert_eq!((ask(), host.get("/health").status), (200, 200));
+    countdown.set(DEAD);
+    assert_eq!(ask(), 500);
+    let health = host.get("/health");
+    let said = "the device of tiny failed: toaster: it burns";
+    assert_eq!((health.status, &health.json()["status"]), (503, &json!(said)));
+    countdown.set(LIVES);
+    assert_eq!((ask(), host.get("/health").status), (200, 200));
 }

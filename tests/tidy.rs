@@ -70,6 +70,21 @@ fn unsafe_is_where_it_is_allowed() {
     }
 }
 
+/// How names of architectures begin, where text does.
+const NAMES: &[&str] = &[
+    "\"qwen",
+    "\"llama",
+    "\"mistral",
+    "\"falcon",
+    "\"granite",
+    "\"nemotron",
+    "\"kimi",
+    "\"lfm",
+    "\"jamba",
+    // With a number it is an operation, too.
+    "\"mamba\"",
+];
+
 #[test]
 fn architecture_names_are_in_arch_only() {
     let allowed = |path: &str| {
@@ -89,10 +104,19 @@ fn architecture_names_are_in_arch_only() {
         .any(|folder| path.starts_with(folder))
     };
     for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| !allowed(path)) {
-        for name in ["\"qwen", "\"llama", "\"mistral", "\"falcon", "\"granite", "\"nemotron", "\"kimi", "\"lfm"] {
+        for name in NAMES {
             let found = text.lines().find(|line| line.contains(name) && !line.contains("Examples"));
             assert_eq!(found, None, "{path} names an architecture");
         }
+    }
+}
+
+/// A text of a request may take long to be cut into tokens: `Served` does so beside other requests.
+#[test]
+fn the_server_tokenizes_in_one_place() {
+    for (path, text) in sources(&[".rs"]).into_iter().filter(|(path, _)| path.starts_with("src/server/")) {
+        let is_allowed = path == "src/server/served.rs" || path.ends_with("tests.rs");
+        assert!(is_allowed || !text.contains("tokenizer.encode("), "{path} tokenizes, expected Served::tokens");
     }
 }
 
@@ -107,7 +131,7 @@ fn nothing_is_left_for_later() {
 }
 
 #[test]
-fn every_op_has_its_files() {
+fn every_op_has_a_conformance_case() {
     let op = fs::read_to_string(root().join("backend/src/op.rs")).unwrap();
     let variants = op.split("pub enum Op {").nth(1).unwrap().split('}').next().unwrap();
     let cases: String = sources(&[".rs"])

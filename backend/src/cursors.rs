@@ -120,7 +120,8 @@ impl Cursors {
     }
 
     /// How many more rows the ring of a slot takes before it is folded, at least 1: a span of no more rows gives each
-    /// of them the entries and the checkpoint that it would meet alone. Any number where no layer has a state.
+    /// of them the entries and the checkpoint that it would meet alone. Any number where no layer has a state; 0 for the slot
+    /// of a snapshot, which has no ring.
     pub fn until_fold(&self, slot: Slot) -> usize {
         if !self.has_state {
             return usize::MAX;

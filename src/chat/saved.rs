@@ -83,8 +83,7 @@ impl Chat {
         let settings = ChatSettings::of_json(saved.settings).map_err(fail)?;
         let known = Known::new(saved.text, session.tokens().to_vec(), saved.marks).map_err(fail)?;
         // A live sequence would take the room of the one to come; what it has read is kept where there is room for it.
-        self.engine.close(self.conversation);
-        self.conversation = self.engine.open()?;
+        self.engine.reset(self.conversation)?;
         let note = self.engine.load(Arc::new(session), Scope::default())?;
         (self.messages, self.settings, self.known) = (saved.messages, settings, known);
         Ok(note)

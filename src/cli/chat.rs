@@ -3,7 +3,7 @@
 use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
-    flags::{ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags},
+    flags::{ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags, TemplateFlags},
     note,
     policy::PolicyFlags,
     print,
@@ -21,7 +21,6 @@ use kvas::{
     text::ChatTemplate,
 };
 use kvas_backend::Program;
-use serde_json::{Map, Value};
 use std::{
     io::IsTerminal,
     path::PathBuf,
@@ -49,12 +48,8 @@ pub(crate) struct Chat {
     /// A text that ends an answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]
     reverse_prompt: Vec<String>,
-    /// A file with a chat template to use instead of the model's
-    #[arg(long, value_name = "FILE")]
-    chat_template_file: Option<PathBuf>,
-    /// Variables for the template, as a JSON object: {"enable_thinking": false}
-    #[arg(long, value_name = "JSON")]
-    chat_template_kwargs: Option<String>,
+    #[command(flatten)]
+    template: TemplateFlags,
     /// A file to go on from, if it is there, and to keep the conversation in after every answer
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
@@ -125,12 +120,9 @@ impl Chat {
     /// What all engines of this chat have in common.
     fn table(&self, model: &mut Model) -> anyhow::Result<Table<'_>> {
         let params = self.sampling.params()?;
-        let template_variables = self.template_variables()?;
-        let template = match &self.chat_template_file {
-            Some(path) => {
-                let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-                ChatTemplate::new(&source).with_context(|| path.display().to_string())?
-            }
+        let template_variables = self.template.variables()?;
+        let template = match self.template.template()? {
+            Some(template) => template,
             None => model.template()?,
         };
         let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
@@ -141,14 +133,6 @@ impl Chat {
         let known = self.policy.known(model, &self.model);
         let claim = self.session.as_deref().map(Claim::new);
         Ok(Table { flags: self, plain, layers, known, template, settings, id, claim, interrupted })
-    }
-
-    fn template_variables(&self) -> anyhow::Result<Map<String, Value>> {
-        let Some(text) = &self.chat_template_kwargs else { return Ok(Map::new()) };
-        match serde_json::from_str(text) {
-            Ok(Value::Object(variables)) => Ok(variables),
-            _ => Err(anyhow!("--chat-template-kwargs {text}, expected a JSON object")),
-        }
     }
 }
 

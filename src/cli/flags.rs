@@ -7,10 +7,12 @@ use kvas::{
     sampling::{SamplerParams, parse_samplers},
     session::{ModelId, Shelf},
     speculation::DEFAULT_DRAFTS,
+    text::ChatTemplate,
 };
 use kvas_backend::{KvType, StateType};
 use kvas_gguf::Quant;
 use kvas_tools::quantize::{MIXES, Mix};
+use serde_json::{Map, Value};
 use std::{borrow::Cow, path::PathBuf};
 
 /// Which model, and how it is run.
@@ -212,6 +214,35 @@ pub(crate) struct ShelfFlags {
     /// Most GiB of that folder; the ones not used for the longest time give way
     #[arg(long, value_name = "GIB", default_value_t = 8, requires = "snapshot_dir", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     snapshot_disk: u32,
+}
+
+/// The template of conversations.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TemplateFlags {
+    /// A file with a chat template to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
+    /// Variables for the template, as a JSON object: {"enable_thinking": false}
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<String>,
+}
+
+impl TemplateFlags {
+    /// The template to use instead of the model's.
+    pub(crate) fn template(&self) -> anyhow::Result<Option<ChatTemplate>> {
+        let Some(path) = &self.chat_template_file else { return Ok(None) };
+        let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        ChatTemplate::new(&source).with_context(|| path.display().to_string()).map(Some)
+    }
+
+    /// Its variables.
+    pub(crate) fn variables(&self) -> anyhow::Result<Map<String, Value>> {
+        let Some(text) = &self.chat_template_kwargs else { return Ok(Map::new()) };
+        match serde_json::from_str(text) {
+            Ok(Value::Object(variables)) => Ok(variables),
+            _ => bail!("--chat-template-kwargs {text}, expected a JSON object"),
+        }
+    }
 }
 
 impl ShelfFlags {

@@ -13,7 +13,7 @@ use crate::{
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use std::{
     sync::{
-        Arc, Weak,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
@@ -71,6 +71,7 @@ pub(super) struct Submission {
 pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
+    Reset(ConversationId),
     Forget { scope: Scope, tokens: Vec<u32> },
     Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
@@ -85,6 +86,7 @@ pub struct EngineHandle {
     inbox: Sender<Command>,
     thread: Arc<JoinHandle<()>>,
     memory: Weak<()>,
+    fault: Arc<Mutex<Option<String>>>,
 }
 
 /// The events of one request. Dropping it cancels the request.
@@ -124,14 +126,14 @@ impl EngineHandle {
         let (inbox, commands) = unbounded();
         let thread = std::thread::Builder::new().name("kvas-engine".into());
         let held = Arc::new(());
-        let memory = Arc::downgrade(&held);
+        let (memory, fault) = (Arc::downgrade(&held), engine.fault.clone());
         let run = move || {
             // Given up after the engine, and after a panic in it.
             let _held = held;
             engine.run(&commands);
         };
         let thread = thread.spawn(run).expect("the system can start a thread");
-        Self { inbox, thread: Arc::new(thread), memory }
+        Self { inbox, thread: Arc::new(thread), memory, fault }
     }
 
     /// Lives as long as the memory of the engine, which is given back a little after the last handle is gone.
@@ -144,6 +146,11 @@ impl EngineHandle {
         !self.thread.is_finished()
     }
 
+    /// What the device said if it failed and no step went well since; requests are tried all the same.
+    pub fn fault(&self) -> Option<String> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Opens a conversation.
     pub fn open(&self) -> Result<ConversationId, String> {
         let (reply, answer) = bounded(1);
@@ -154,6 +161,11 @@ impl EngineHandle {
     /// Closes a conversation and frees what it holds.
     pub fn close(&self, id: ConversationId) {
         let _ = self.inbox.send(Command::Close(id));
+    }
+
+    /// Empties a conversation, which keeps its id: what its request has read is let go of, and its request ends.
+    pub fn reset(&self, id: ConversationId) -> Result<(), String> {
+        Ok(self.inbox.send(Command::Reset(id)).map_err(|_| GONE)?)
     }
 
     /// Gives up what is kept of some tokens: who begins with them reads them.

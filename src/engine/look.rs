@@ -33,7 +33,7 @@ pub struct SequencePicture {
 
 impl Engine {
     pub(super) fn look(&self) -> Picture {
-        let of = |id| self.conversations.iter().find(|(_, sequence)| **sequence == id).map(|(known, _)| *known);
+        let of = |id| self.conversations.iter().find(|(_, sequence)| **sequence == Some(id)).map(|(known, _)| *known);
         let sequence = |sequence: &crate::scheduler::Sequence| SequencePicture {
             id: sequence.id.0,
             conversation: of(sequence.id),

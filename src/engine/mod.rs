@@ -52,6 +52,7 @@ use shelf::Tier;
 use speculate::Speculation;
 use std::{
     collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -96,7 +97,8 @@ pub struct Engine {
     tier: Option<Tier>,
     scheduler: Scheduler,
     jobs: HashMap<SequenceId, Job>,
-    conversations: HashMap<ConversationId, SequenceId>,
+    /// None: the device failed when its sequence was to begin anew. The next request tries it again.
+    conversations: HashMap<ConversationId, Option<SequenceId>>,
     next_conversation: u64,
     tokens_read: u64,
     steps: Steps,
@@ -106,6 +108,8 @@ pub struct Engine {
     speculation: Speculation,
     /// The prompt that is read layer by layer.
     climb: Option<Climb>,
+    /// What the device said when it failed, until a step goes well.
+    fault: Arc<Mutex<Option<String>>>,
 }
 
 impl Engine {
@@ -135,6 +139,7 @@ impl Engine {
             handed_out: None,
             speculation: Speculation::new(drafters, most_drafts, effort),
             climb: None,
+            fault: Arc::default(),
         })
     }
 
@@ -166,18 +171,20 @@ impl Engine {
                 let opened = self.open().map(|sequence| {
                     let id = ConversationId(self.next_conversation);
                     self.next_conversation += 1;
-                    self.conversations.insert(id, sequence);
+                    self.conversations.insert(id, Some(sequence));
                     id
                 });
                 let _ = reply.send(opened);
             }
             Command::Close(id) => {
-                if let Some(sequence) = self.conversations.get(&id) {
-                    self.finish(*sequence, Finish::Cancelled);
-                }
-                // If the device failed at that, it is another sequence now.
-                if let Some(sequence) = self.conversations.remove(&id) {
+                if let Some(sequence) = self.call_off(id) {
                     self.close(sequence);
+                }
+                self.conversations.remove(&id);
+            }
+            Command::Reset(id) => {
+                if let Some(sequence) = self.call_off(id) {
+                    self.reopen(sequence);
                 }
             }
             Command::Forget { scope, tokens } => self.memory.forget_prefixes(scope, &tokens),
@@ -214,6 +221,21 @@ impl Engine {
             return Err(error.to_string());
         }
         Ok(id)
+    }
+
+    /// The sequence of a conversation.
+    fn sequence_of(&mut self, id: ConversationId) -> Result<SequenceId, String> {
+        let known = *self.conversations.get(&id).ok_or("the conversation is closed")?;
+        let sequence = known.map_or_else(|| self.open(), Ok)?;
+        self.conversations.insert(id, Some(sequence));
+        Ok(sequence)
+    }
+
+    /// Ends the request of a conversation, and returns its sequence. If the device failed at that, it is a new one.
+    fn call_off(&mut self, id: ConversationId) -> Option<SequenceId> {
+        let sequence = |known: &HashMap<ConversationId, Option<SequenceId>>| known.get(&id).copied().flatten();
+        self.finish(sequence(&self.conversations)?, Finish::Cancelled);
+        sequence(&self.conversations)
     }
 
     fn close(&mut self, id: SequenceId) {
@@ -273,7 +295,7 @@ impl Engine {
             return Err(format!("every token is to be scored in steps of {outputs}, expected at least {least}").into());
         }
         let (id, ephemeral) = match request.conversation {
-            Some(id) => (*self.conversations.get(&id).ok_or("the conversation is closed")?, false),
+            Some(id) => (self.sequence_of(id)?, false),
             None => (self.open()?, true),
         };
         if self.jobs.contains_key(&id) {
@@ -321,8 +343,14 @@ impl Engine {
     }
 
     fn begun_in_vain(&mut self, id: SequenceId, error: &DeviceError) -> String {
+        self.note_fault(Some(error));
         self.begin_anew(id);
         error.to_string()
+    }
+
+    /// Notes for who watches that the device failed, or no longer does.
+    fn note_fault(&self, error: Option<&DeviceError>) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = error.map(ToString::to_string);
     }
 
     fn drop_cancelled(&mut self) {
@@ -379,6 +407,7 @@ impl Engine {
         self.handed_out = Some(Instant::now());
         self.show_drafters(&plan.spans, &outcomes)?;
         self.commit(&plan.spans, &outcomes)?;
+        self.note_fault(None);
         for (span, outcome) in plan.spans.iter().zip(outcomes) {
             outcome.ending.into_iter().for_each(|ending| self.conclude(span.id, ending));
         }
@@ -420,8 +449,8 @@ impl Engine {
         let job = self.jobs.remove(&id)?;
         let abandoned = self.abandon_climb(id);
         let work = abandoned.into_iter().chain(self.scheduler.end(&mut self.memory, id)).collect::<Vec<_>>();
-        if self.apply(&work).is_err() {
-            self.begin_anew(id);
+        if let Err(error) = self.apply(&work) {
+            self.begun_in_vain(id, &error);
         } else if job.ephemeral {
             self.close(id);
         }
@@ -448,12 +477,13 @@ impl Engine {
 
     /// The device failed: the sequences of the step are in an unknown state and begin anew.
     fn fail_all(&mut self, error: &DeviceError) {
+        self.note_fault(Some(error));
         let ids: Vec<_> = self.jobs.keys().copied().collect();
         for id in ids {
             self.fail(id, &error.to_string());
         }
         self.memory.forget();
-        let ids: Vec<_> = self.conversations.values().copied().collect();
+        let ids: Vec<_> = self.conversations.values().copied().flatten().collect();
         ids.into_iter().for_each(|id| self.begin_anew(id));
     }
 
@@ -461,13 +491,16 @@ impl Engine {
     /// gone on from, and its conversation, if it has one, goes on in an empty sequence.
     fn begin_anew(&mut self, id: SequenceId) {
         self.memory.forget();
+        self.reopen(id);
+    }
+
+    /// Closes a sequence. Its conversation, if it has one, goes on in an empty one.
+    fn reopen(&mut self, id: SequenceId) {
         self.close(id);
-        let of = self.conversations.iter().find(|(_, sequence)| **sequence == id);
+        let of = self.conversations.iter().find(|(_, sequence)| **sequence == Some(id));
         if let Some(conversation) = of.map(|(conversation, _)| *conversation) {
-            self.conversations.remove(&conversation);
-            if let Ok(fresh) = self.open() {
-                self.conversations.insert(conversation, fresh);
-            }
+            let fresh = self.open().ok();
+            self.conversations.insert(conversation, fresh);
         }
     }
 }

@@ -21,7 +21,7 @@ type Rows<'a> = dyn Fn((usize, usize), usize, &mut Vec<f32>) + 'a;
 impl Engine {
     /// Writes what is kept of the writer's tokens; the bytes of the file.
     pub(super) fn save(&mut self, id: ConversationId, writer: Writer) -> Result<u64, String> {
-        let sequence = *self.conversations.get(&id).ok_or("the conversation is closed")?;
+        let sequence = self.sequence_of(id)?;
         let committed = self.memory.committed(sequence) as usize;
         let own = &self.scheduler.get(sequence).tokens[..committed];
         let mut kept = self.memory.kept_of(sequence, own, writer.tokens());
@@ -67,7 +67,7 @@ impl Engine {
         }
         let positions = session.positions(length);
         let restored = self.memory.restore(scope, tokens, &positions);
-        // What gave way to it goes first.
+        // The bytes of the prefixes that were evicted to make room are saved before these overwrite them.
         self.apply(&[]).map_err(|error| error.to_string())?;
         let (restored, note) = match (restored, self.here(keeping)) {
             (Ok(restored), here) => {
@@ -113,7 +113,7 @@ impl Engine {
             let (tokens, given_up) = (&session.tokens()[..length as usize], (*keeping, given_up.clone()));
             let restored = self.memory.restore_shortened(scope, tokens, given_up);
             let restored = restored.map_err(|full| format!("{path}: {full}"))?;
-            // What gave way to it goes first.
+            // The bytes of the prefixes that were evicted to make room are saved before these overwrite them.
             self.apply(&[]).map_err(|error| error.to_string())?;
             let loaded = restored.map_or(Ok(()), |restored| self.runner.load_shortened(session, &restored));
             if let Err(error) = loaded {

@@ -36,10 +36,9 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), String> {
     match grammar {
         Grammar::JsonObject => Ok(()),
         Grammar::JsonSchema(schema) => check_schemas("JSON schema", [schema].into_iter()),
-        // The parsers of regular expressions and of Lark bound how deep a text is nested.
+        // The parsers of regular expressions and of GBNF bound how deep a text is nested.
         Grammar::Regex(text) => check_length("regular expression", text.len()),
         Grammar::Gbnf(text) => check_length("grammar", text.len()),
-        Grammar::Lark(text) => check_length("Lark grammar", text.len()),
         Grammar::Calls { forms, between, .. } => {
             let texts = forms.iter().flat_map(|form| [&form.begin, &form.end]).chain(between);
             check_length("tool calls", texts.map(|text| text.len()).sum())?;

@@ -34,8 +34,6 @@ pub enum Grammar {
     Regex(String),
     /// llama.cpp's grammars, whose start is the rule `root`.
     Gbnf(String),
-    /// A Lark grammar, whose start is the rule `start`.
-    Lark(String),
     /// One tool call, or several if they may be `parallel`, with `between` between them.
     Calls {
         /// How each tool is called.
@@ -86,7 +84,6 @@ fn compile_here(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, 
         Grammar::JsonSchema(schema) => (json_schema(schema), "JSON schema"),
         Grammar::Regex(regex) => (TopLevelGrammar::from_regex(unanchored(regex)), "regular expression"),
         Grammar::Gbnf(text) => (TopLevelGrammar::from_lark(gbnf::to_lark(vocabulary, text)?), "grammar"),
-        Grammar::Lark(text) => (TopLevelGrammar::from_lark(text.clone()), LARK),
         Grammar::Calls { forms, between, parallel } => {
             let lark = calls::to_lark(vocabulary, forms, between.as_deref(), *parallel)?;
             (TopLevelGrammar::from_lark(lark), "tool call")
@@ -123,8 +120,8 @@ const LONGEST_MESSAGE: usize = 200;
 /// Of a grammar that allows no token, as a schema that is nothing but itself.
 const NOTHING_FITS: &str = "nothing that this model can write fits it, expected a first token";
 
-/// An error of the compiler in one line: what it says first, with the place in words; of a regular expression, what is
-/// wrong in it.
+/// An error of the compiler in one line: what it says first, without its place, which is none of the user's text; of a
+/// regular expression, what is wrong in it.
 fn said(named: &str, error: &str) -> String {
     // Nothing, or this name, is what the compiler says if no token may come.
     let is_stuck = matches!(error.lines().next().map(str::trim), None | Some("" | "NoExtensionBias"));
@@ -134,17 +131,11 @@ fn said(named: &str, error: &str) -> String {
     let first = first.strip_prefix("at ").unwrap_or(first);
     let placed = first.split_once("): ").and_then(|(place, what)| {
         let (line, column) = place.split_once('(')?;
-        Some(((line.parse::<u32>().ok()?, column.parse::<u32>().ok()?), what))
+        line.parse::<u32>().and(column.parse::<u32>()).ok().map(|_| what)
     });
     let regex = lines().find_map(|line| line.strip_prefix("error: "));
-    let what = regex.or(placed.map(|(_, what)| what)).unwrap_or(first);
+    let what = regex.or(placed).unwrap_or(first);
     let what: String = what.chars().take(LONGEST_MESSAGE).collect();
     let context = lines().find(|line| line.starts_with("while processing")).map(|line| format!(" ({line})"));
-    let place = match placed {
-        Some(((line, column), _)) if named == LARK => format!("line {line}, column {column}: "),
-        Some(_) | None => String::new(),
-    };
-    format!("{named}: {place}{what}{}", context.unwrap_or_default())
+    format!("{named}: {what}{}", context.unwrap_or_default())
 }
-
-const LARK: &str = "Lark grammar";

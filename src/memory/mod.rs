@@ -549,7 +549,8 @@ impl Memory {
     }
 
     /// Positions of `tokens` that can be gone back to, ascending.
-    pub fn kept(&self, tokens: &[u32]) -> Vec<u32> {
+    #[cfg(test)]
+    pub(crate) fn kept(&self, tokens: &[u32]) -> Vec<u32> {
         self.prefixes.kept(Scope::default(), tokens).map(|(length, _)| length).collect()
     }
 

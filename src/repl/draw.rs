@@ -66,7 +66,7 @@ impl Kind {
     }
 }
 
-/// How memory looks for a conversation. No line is longer than the terminal is wide.
+/// How memory looks for a conversation. No line is longer than the terminal is wide, if that is at least [`LEAST_WIDTH`].
 pub(super) fn memory(picture: &Picture, own: ConversationId, sizes: Sizes, canvas: Canvas) -> String {
     let width = canvas.width.unwrap_or(USUAL_WIDTH).max(LEAST_WIDTH) - 1;
     let mut drawing = Drawing { canvas, width, lines: Vec::new() };

@@ -4,7 +4,7 @@ use super::SamplerParams;
 use super::candidates::Candidates;
 use std::collections::HashMap;
 
-/// How often each token is among the last `size` of the history, kept up to date as the history grows and shrinks.
+/// How often each token is among the last `size` of the history, kept up to date as the history grows.
 #[derive(Debug, Clone)]
 pub(super) struct Window {
     /// Tokens looked at; `None` for the whole history.
@@ -26,16 +26,6 @@ impl Window {
         }
         if let Some(left) = self.leaving(history) {
             self.drop_one(left);
-        }
-    }
-
-    /// The last token of `history` is about to be removed.
-    pub(super) fn shrink(&mut self, history: &[u32]) {
-        if let Some(&token) = history.last() {
-            self.drop_one(token);
-        }
-        if let Some(back) = self.leaving(history) {
-            *self.counts.entry(back).or_insert(0) += 1;
         }
     }
 

@@ -3,37 +3,26 @@
 use super::candidates::{Candidate, Candidates};
 use super::dry::Dry;
 use super::repetition::Window;
-use super::{Distribution, SamplerKind, SamplerParams, SamplingError, TokenProbability, truncate};
+use super::{SamplerKind, SamplerParams, SamplingError, truncate};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{OsRng, RngCore, SeedableRng, TryRngCore};
 use std::sync::Arc;
 
 /// Chooses the tokens of one sequence.
 ///
-/// Equal parameters, seed, history and logits give equal tokens. `clone` forks: both go on from the same state, with
-/// the same random numbers until one of them is given another seed.
+/// Equal parameters, seed, history and logits give equal tokens.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: Arc<SamplerParams>,
     vocab: usize,
-    seed: u64,
     random: ChaCha8Rng,
     /// Mirostat's running limit of surprise, in bits.
     surprise_limit: f32,
     history: Vec<u32>,
-    marks: Vec<Mark>,
     window: Option<Window>,
     dry: Option<Dry>,
     candidates: Candidates,
     typical_order: Vec<(f64, Candidate)>,
-}
-
-/// What choices had changed before the first choice made at a length of the history.
-#[derive(Debug, Clone, Copy)]
-struct Mark {
-    length: usize,
-    random_position: u128,
-    surprise_limit: f32,
 }
 
 impl Sampler {
@@ -53,11 +42,9 @@ impl Sampler {
         let seed = params.seed.unwrap_or_else(system_seed);
         Ok(Sampler {
             vocab,
-            seed,
             random: ChaCha8Rng::seed_from_u64(seed),
             surprise_limit: 2.0 * params.mirostat_tau,
             history: Vec::new(),
-            marks: Vec::new(),
             window: Window::new(&params),
             dry: Dry::new(&params, breakers),
             candidates: Candidates::default(),
@@ -66,55 +53,11 @@ impl Sampler {
         })
     }
 
-    /// The parameters in use.
-    pub fn params(&self) -> &SamplerParams {
-        &self.params
-    }
-
-    /// The seed in use, also when the system chose it.
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// The tokens accepted so far, prompt included.
-    pub fn history(&self) -> &[u32] {
-        &self.history
-    }
-
     /// Adds a token of the sequence, of the prompt or chosen, to the history.
     pub fn accept(&mut self, token: u32) {
         self.history.push(token);
         if let Some(window) = &mut self.window {
             window.grow(&self.history);
-        }
-    }
-
-    /// Keeps the first `tokens` of the history. Random numbers and mirostat go back too, so the same logits give the
-    /// same tokens again; [`Sampler::reseed`] makes them differ. Keeping more than there is changes nothing.
-    pub fn rewind(&mut self, tokens: usize) {
-        while self.history.len() > tokens {
-            if let Some(window) = &mut self.window {
-                window.shrink(&self.history);
-            }
-            self.history.pop();
-        }
-        while let Some(mark) = self.marks.pop_if(|mark| mark.length >= tokens) {
-            self.random.set_word_pos(mark.random_position);
-            self.surprise_limit = mark.surprise_limit;
-        }
-    }
-
-    /// The same state and history in a second sampler, for a sequence that branches off.
-    pub fn fork(&self) -> Sampler {
-        self.clone()
-    }
-
-    /// Draws from another seed from here on; `None` takes one from the system.
-    pub fn reseed(&mut self, seed: Option<u64>) {
-        self.seed = seed.unwrap_or_else(system_seed);
-        self.random = ChaCha8Rng::seed_from_u64(self.seed);
-        for mark in &mut self.marks {
-            mark.random_position = 0;
         }
     }
 
@@ -138,7 +81,6 @@ impl Sampler {
         if params.is_greedy() {
             return self.likeliest(&params, logits);
         }
-        self.mark();
         if params.mirostat == 2 {
             return self.mirostat(&params, logits);
         }
@@ -196,38 +138,10 @@ impl Sampler {
             self.candidates.truncate(1);
             return Ok(self.candidates.items()[0].id);
         }
-        self.mark();
         for &kind in &params.samplers {
             self.apply(kind, &params, &mut [])?;
         }
         Ok(self.draw())
-    }
-
-    /// The tokens that were left at the last [`Sampler::sample`] with the probabilities they were drawn by, likeliest
-    /// first; the one chosen token if it was greedy.
-    pub fn kept(&self) -> Vec<TokenProbability> {
-        let softmax = self.candidates.normaliser();
-        let of = |item: &Candidate| {
-            let log_probability = softmax.log_probability(item.logit) as f32;
-            TokenProbability { token: item.id, probability: log_probability.exp(), log_probability }
-        };
-        let mut kept: Vec<TokenProbability> = self.candidates.items().iter().map(of).collect();
-        kept.sort_by(|a, b| b.log_probability.total_cmp(&a.log_probability).then(a.token.cmp(&b.token)));
-        kept
-    }
-
-    /// The `top` likeliest tokens of the model's own distribution, no sampler applied. Ask before
-    /// [`Sampler::sample`], which changes the logits; [`Distribution`] gives single tokens too.
-    pub fn probabilities(logits: &[f32], top: usize) -> Vec<TokenProbability> {
-        Distribution::new(logits).top(top)
-    }
-
-    fn mark(&mut self) {
-        let length = self.history.len();
-        if self.marks.last().is_none_or(|mark| mark.length < length) {
-            let random_position = self.random.get_word_pos();
-            self.marks.push(Mark { length, random_position, surprise_limit: self.surprise_limit });
-        }
     }
 
     fn apply(&mut self, kind: SamplerKind, params: &SamplerParams, logits: &mut [f32]) -> Result<(), SamplingError> {
@@ -350,6 +264,31 @@ impl Sampler {
     /// A number of 53 random bits in `0..1`.
     fn uniform(&mut self) -> f64 {
         (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+impl Sampler {
+    pub(super) fn params(&self) -> &SamplerParams {
+        &self.params
+    }
+
+    /// The tokens accepted so far, prompt included.
+    pub(super) fn history(&self) -> &[u32] {
+        &self.history
+    }
+
+    /// The tokens that were left at the last choice with the probabilities they were drawn by, likeliest first; the one
+    /// chosen token if it was greedy.
+    pub(super) fn kept(&self) -> Vec<super::TokenProbability> {
+        let softmax = self.candidates.normaliser();
+        let of = |item: &Candidate| {
+            let log_probability = softmax.log_probability(item.logit) as f32;
+            super::TokenProbability { token: item.id, probability: log_probability.exp(), log_probability }
+        };
+        let mut kept: Vec<_> = self.candidates.items().iter().map(of).collect();
+        kept.sort_by(|a, b| b.log_probability.total_cmp(&a.log_probability).then(a.token.cmp(&b.token)));
+        kept
     }
 }
 

@@ -149,7 +149,8 @@ impl Scheduler {
             ready.map(|sequence| (sequence.id, pending(sequence, memory))).partition(|(_, rows)| *rows == 1);
         // Nobody waits for the drafts of others, no prompt either.
         let others = decodes.len() as u32;
-        // Fewer would not do for a prompt that is kept as inputs.
+        // With fewer rows `cut` gives none to a prompt whose inputs are kept instead of a state: its part of a step has to end
+        // beyond them.
         let least = self.fresh.next_multiple_of(CHUNK as u32) + CHUNK as u32;
         let of_prompts = if prompts.is_empty() { 0 } else { least };
         let spare = |left: u32| left.saturating_sub(others);

@@ -99,7 +99,7 @@ pub enum Sharing {
 }
 
 /// Endpoints that need no key: whether the server lives, what it speaks, and the page that asks for one.
-const OPEN: &[&str] = &["/", "/health", "/v1/health", "/openapi.json", "/app.js", "/style.css", "/favicon.ico"];
+const OPEN: &[&str] = &["/", "/health", "/v1/health", "/openapi.json", "/app.js", "/style.css"];
 
 /// The keys of a request. Clients of one API send something in the header of another, too: any of them may be right.
 fn keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {

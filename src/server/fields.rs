@@ -4,7 +4,7 @@ use super::ApiError;
 use serde_json::{Map, Value};
 
 /// Most tokens that are asked for; no context is as long.
-const MOST_TOKENS: usize = 1 << 30;
+pub const MOST_TOKENS: usize = 1 << 30;
 
 /// The fields of an object of a request. Unknown fields are ignored, as clients of other servers send many.
 #[derive(Debug, Clone)]

@@ -81,6 +81,8 @@ pub enum Piece {
     OfPrompt(TokenPiece),
     /// The hidden state of the prompt.
     Hidden(Vec<f32>),
+    /// A token of the answer, before what it completes.
+    Id(u32),
     /// A part of the answer.
     Part(Part),
     /// The answer is over.
@@ -250,7 +252,8 @@ impl Answering {
     ) -> Result<Self, ApiError> {
         let began = Instant::now();
         let patience = ask.patience.or(server.settings.timeout);
-        let deadline = patience.map(|patience| began + patience);
+        // One that no clock reaches is none.
+        let deadline = patience.and_then(|patience| began.checked_add(patience));
         let stop_tokens = match ask.end {
             EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
             EndOfAnswer::Never => Vec::new(),
@@ -393,6 +396,7 @@ impl Answering {
     /// True if the answer cannot go on.
     fn token(&mut self, id: u32) -> bool {
         self.tokens.push(id);
+        self.send(Piece::Id(id));
         self.slot.set(Doing::Generating, self.tokens.len());
         let (is_first, now) = (self.tokens.len() == 1, Instant::now());
         let gap = now - std::mem::replace(&mut self.last_token, now);
@@ -450,7 +454,7 @@ impl Answering {
         };
         let answer = generated(&self.tokens[..kept], &self.served.tokenizer);
         let (text, prompt) = std::mem::take(&mut self.prompt);
-        self.slot.holds([&prompt[..read.min(prompt.len())], answer].concat());
+        self.slot.holds(self.scope, [&prompt[..read.min(prompt.len())], answer].concat());
         if let Some(text) = text {
             let covered = if self.stopped.is_some() { self.text.before_stop().0 } else { self.written.len() };
             let reply = Replied { text: &self.written[..covered], tokens: answer };
@@ -471,8 +475,8 @@ impl Answering {
 
     fn failed(self, error: ApiError) {
         self.server.metrics.failed(&self.served.name);
-        let Self { pieces, index, slot, .. } = self;
-        slot.holds(Vec::new());
+        let Self { pieces, index, slot, scope, .. } = self;
+        slot.holds(scope, Vec::new());
         drop(slot);
         let _ = pieces.send((index, Piece::Failed(error)));
     }

@@ -1,10 +1,6 @@
 //! `/memory`: how memory looks now, for the page.
 
-use super::{
-    ApiError, Caller, Query, Server,
-    llama::Which,
-    slots::{Doing, SlotView},
-};
+use super::{ApiError, Caller, Query, Server, llama::Which, slots::SlotView};
 use crate::{
     engine::{Picture, SequencePicture},
     memory::PageOwner,
@@ -54,12 +50,8 @@ fn sequence<'a>(picture: &'a Picture, view: &SlotView) -> Option<&'a SequencePic
 
 fn slot((view, caller): (&SlotView, Caller), picture: &Picture, (context, ring): (usize, usize)) -> Value {
     let sequence = sequence(picture, view);
-    let state = match view.doing {
-        _ if sequence.is_some_and(|sequence| sequence.paused) => "waiting",
-        Doing::Idle => "idle",
-        Doing::Prompt => "prompt",
-        Doing::Generating => "generating",
-    };
+    let is_paused = sequence.is_some_and(|sequence| sequence.paused);
+    let state = if is_paused { "waiting" } else { view.doing.name() };
     json!({
         "id": view.id,
         "state": state,

@@ -2,7 +2,7 @@
 
 use super::{
     ApiError, Fields,
-    fields::wrong,
+    fields::{MOST_TOKENS, wrong},
     generate::{Ask, EndOfAnswer},
     served::Served,
     slots::{Arrival, Wish},
@@ -22,10 +22,8 @@ use std::time::Duration;
 pub const MOST_LIKELIEST: usize = 100;
 /// Most stop strings of a request.
 const MOST_STOPS: usize = 64;
-/// Most tokens of an answer that may be asked for.
-const MOST_TOKENS: usize = 1 << 30;
 /// Most answers to one prompt.
-const MOST_ANSWERS: usize = 128;
+pub const MOST_ANSWERS: usize = 128;
 
 /// Numbers of the sampler that a request may set, under the names of llama.cpp and OpenAI.
 const NUMBERS: &[&str] = &[
@@ -106,6 +104,7 @@ fn refused(error: crate::sampling::SamplingError) -> ApiError {
 }
 
 /// `{"15043": -100}` as OpenAI has it, or `[[15043, 1.5], ["text", false]]` as llama.cpp does.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
 fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiError> {
     let expected = "an object of token ids and numbers, or a list of pairs";
     let refuse = || wrong("logit_bias", value, expected);
@@ -126,13 +125,10 @@ fn logit_bias(value: &Value, served: &Served) -> Result<Vec<(u32, f32)>, ApiErro
     };
     let mut all = Vec::new();
     for (token, bias) in pairs {
-        let bias = match bias {
-            Value::Bool(false) => f32::NEG_INFINITY,
-            bias => bias.as_f64().ok_or_else(refuse)? as f32,
-        };
-        let tokens: Vec<u32> = match &token {
-            Value::String(text) => served.tokens(text, Special::Parse, Bos::Omit),
-            id => vec![id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(refuse)?],
+        let bias = if bias == false { f32::NEG_INFINITY } else { bias.as_f64().ok_or_else(refuse)? as f32 };
+        let tokens: Vec<u32> = match token.as_str() {
+            Some(text) => served.tokens(text, Special::Parse, Bos::Omit),
+            None => vec![token.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(refuse)?],
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= served.facts.vocab) {
             return Err(ApiError::field(
@@ -183,7 +179,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         score: None,
         stages: Vec::new(),
         cache,
-        wish: Wish { slot, session: session.map(str::to_string), scope, arrival: Arrival::New },
+        wish: Wish { slot, session: session.map(str::to_string), scope, ..Wish::default() },
         patience,
         reader: None,
         bound: bound(fields)?,

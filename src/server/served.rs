@@ -14,7 +14,7 @@ use crate::{
     sampling::SamplerParams,
     session::ModelId,
     speculation::Kind,
-    text::{Bos, ChatTemplate, Conversation, Dialect, Special, Tokenizer},
+    text::{Bos, ChatTemplate, Control, Conversation, Dialect, Special, Tokenizer},
 };
 use serde_json::{Map, Value};
 use std::{
@@ -191,7 +191,8 @@ impl Served {
 
     /// The vocabulary for grammars, made at the first use.
     pub fn vocabulary(&self) -> Result<&Vocabulary, ApiError> {
-        let made = self.vocabulary.get_or_init(|| Vocabulary::new(self.tokenizer.clone()));
+        let make = || self.vocabulary.get_or_init(|| Vocabulary::new(self.tokenizer.clone()));
+        let made = self.vocabulary.get().unwrap_or_else(|| unhurried(make));
         made.as_ref().map_err(|what| ApiError::internal(what.clone()))
     }
 
@@ -222,9 +223,14 @@ impl Served {
         .map_err(ApiError::bad)
     }
 
-    /// The tokens of a text, which may be a long one.
+    /// The tokens of a text, which may be as long as a request.
     pub fn tokens(&self, text: &str, special: Special, bos: Bos) -> Vec<u32> {
         unhurried(|| self.tokenizer.encode(text, special, bos))
+    }
+
+    /// The text of tokens, which may be as many. Fails if there are others than the model's.
+    pub fn text(&self, tokens: &[u32]) -> Result<String, ApiError> {
+        unhurried(|| self.tokenizer.decode(tokens, Control::Show)).map_err(|error| ApiError::field("tokens", error))
     }
 
     /// The tokens of a rendered prompt: those read and generated before, as far as the text is the same.
@@ -236,7 +242,7 @@ impl Served {
         drop(all);
         unhurried(|| match nearest {
             Some(known) => known.encode(&self.tokenizer, text),
-            None => self.tokenizer.encode(text, Special::Parse, Bos::Add),
+            None => self.tokens(text, Special::Parse, Bos::Add),
         })
     }
 
@@ -266,7 +272,7 @@ impl Served {
 
     /// A slot by its number.
     pub fn slot(&self, id: usize) -> Result<SlotView, ApiError> {
-        let (views, count) = (self.slots.views(), self.slots.len());
+        let (views, count) = (self.slots.views(), self.slots.count());
         let found = views.into_iter().nth(id);
         found.ok_or_else(|| ApiError::not_found(format!("slot {id}, expected less than {count}")))
     }

@@ -20,6 +20,8 @@ pub struct Wish {
     pub scope: u64,
     /// Whether it may be refused.
     pub arrival: Arrival,
+    /// What the slot is taken for.
+    pub purpose: Purpose,
 }
 
 /// Whether a wish for a slot begins a request.
@@ -30,6 +32,16 @@ pub enum Arrival {
     New,
     /// It is a further answer of a request that was let in, which has begun to be answered.
     Admitted,
+}
+
+/// What a slot is taken for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// To read and generate: it is the caller's from then on, and says nothing of what was another's.
+    #[default]
+    Answer,
+    /// To do something with what it holds: it stays what it is, and whose.
+    Upkeep,
 }
 
 /// What a slot is doing.
@@ -102,10 +114,28 @@ pub struct SlotGuard {
     pub conversation: ConversationId,
 }
 
+impl Doing {
+    /// As replies have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Prompt => "prompt",
+            Self::Generating => "generating",
+        }
+    }
+}
+
 impl SlotView {
     /// The session, for who asked for it: its name may say who somebody is.
     pub fn session_for(&self, scope: u64) -> Option<&str> {
         self.session.as_deref().filter(|_| self.scope == scope)
+    }
+
+    /// From now on it is of this scope, and tells nothing of what it was in another one.
+    fn enter(&mut self, scope: u64) {
+        if std::mem::replace(&mut self.scope, scope) != scope {
+            (self.session, self.tokens) = (None, Vec::new());
+        }
     }
 }
 
@@ -144,8 +174,10 @@ impl State {
         let task = self.tasks;
         let slot = &mut self.slots[id];
         (slot.doing, slot.used, slot.task, slot.generated) = (Doing::Prompt, task, task, 0);
-        slot.session.clone_from(&wish.session);
-        slot.scope = wish.scope;
+        if wish.purpose == Purpose::Answer {
+            slot.enter(wish.scope);
+            slot.session.clone_from(&wish.session);
+        }
         slot.conversation
     }
 }
@@ -182,7 +214,7 @@ impl Slots {
             if let Some(id) = wish.slot.filter(|id| *id >= count) {
                 return Err(ApiError::field("id_slot", format!("{id}, expected less than {count} slots")));
             }
-            // Who came before and can be served has been.
+            // A request that waits waits for a slot that is busy: an idle one can be had at once.
             if let Some(id) = state.choose(&wish, &prompt) {
                 let conversation = state.take(id, &wish);
                 return Ok(SlotGuard { slots: self.clone(), id, conversation });
@@ -219,13 +251,8 @@ impl Slots {
     }
 
     /// How many slots there are.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.state().slots.len()
-    }
-
-    /// False: there is at least one.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Gives up requests that wait, and those that would: the server stops. Further answers of those that do not wait go
@@ -270,14 +297,11 @@ impl SlotGuard {
         (state.slots[self.id].doing, state.slots[self.id].generated) = (doing, generated);
     }
 
-    /// Says which tokens the slot holds.
-    pub fn holds(&self, tokens: Vec<u32>) {
-        self.slots.state().slots[self.id].tokens = tokens;
-    }
-
-    /// The slot has another conversation of the engine now.
-    pub fn replace(&self, conversation: ConversationId) {
-        self.slots.state().slots[self.id].conversation = conversation;
+    /// Says which tokens the slot holds, and whose they are.
+    pub fn holds(&self, scope: u64, tokens: Vec<u32>) {
+        let slot = &mut self.slots.state().slots[self.id];
+        slot.enter(scope);
+        slot.tokens = tokens;
     }
 
     /// Tells whether the answer is to end: see [`Slots::call_off`].
@@ -294,5 +318,33 @@ impl SlotGuard {
 impl Drop for SlotGuard {
     fn drop(&mut self) {
         self.slots.release(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is done with what a slot holds leaves it as it is, also to whom it belongs; only who answers in it takes it over.
+    #[tokio::test]
+    async fn upkeep_changes_nothing_of_a_slot() {
+        let slots = Slots::new(vec![ConversationId::for_tests(0)], 4);
+        let wish = |scope, purpose| Wish { slot: Some(0), scope, purpose, ..Wish::default() };
+        let first = Wish { session: Some("mine".into()), ..wish(1, Purpose::Answer) };
+        let guard = slots.acquire(first, Arc::from([])).await.unwrap();
+        guard.holds(1, vec![1, 2, 3]);
+        drop(guard);
+        let guard = slots.acquire(wish(2, Purpose::Upkeep), Arc::from([])).await.unwrap();
+        let held = slots.views().remove(0);
+        assert_eq!((held.scope, held.tokens, held.session), (1, vec![1, 2, 3], Some("mine".into())));
+        assert_eq!(slots.busy(), 1);
+        // What another one is to hold is not called by the name it had.
+        guard.holds(2, vec![7]);
+        let held = slots.views().remove(0);
+        assert_eq!((held.scope, held.tokens, held.session), (2, vec![7], None));
+        drop(guard);
+        let _guard = slots.acquire(wish(3, Purpose::Answer), Arc::from([])).await.unwrap();
+        let held = slots.views().remove(0);
+        assert_eq!((held.scope, held.tokens, held.session), (3, vec![], None));
     }
 }

@@ -96,7 +96,7 @@ impl<F: Form> State<F> {
                     self.over = true;
                 }
             }
-            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(_) => {
+            Piece::Id(_) | Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(_) => {
                 self.ready.extend(self.form.piece(index, piece))
             }
         }
@@ -134,9 +134,7 @@ pub async fn drain<F: Form>(mut pieces: Pieces, mut form: F) -> Result<F, ApiErr
                 return Ok(form);
             }
             Some((_, Piece::Failed(error))) => return Err(error),
-            Some((index, piece @ (Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(_)))) => {
-                drop(form.piece(index, piece));
-            }
+            Some((index, piece)) => drop(form.piece(index, piece)),
             None => return Err(ApiError::internal("the answer was lost")),
         }
     }

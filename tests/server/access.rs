@@ -1,6 +1,7 @@
 //! API keys: who has none is refused in the form of the API, and nobody sees what is another's.
 
 use super::{
+    client::open,
     host::Host,
     process::{MODEL, Process},
 };
@@ -189,6 +190,46 @@ fn files_of_slots_belong_to_their_key() {
     ask(&host, "one", "/slots/0?action=save", file.clone()).ok();
     ask(&host, "two", "/slots/0?action=restore", file).ok();
     assert!(folder.join("story.kv").is_file());
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// While a key has the slot of another one, it finds nothing of what was there, and nothing of what was there is saved,
+/// forked or named.
+#[test]
+fn a_slot_that_changes_hands_tells_nothing() {
+    let folder = std::env::temp_dir().join(format!("kvas-test-slots-hands-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let host = Host::start(2, |settings, access| {
+        settings.slot_save_path = Some(folder.clone());
+        access.keys = Keys::new(&["one".into(), "two".into()]);
+    });
+    let ask = |key: &str, path: &str, body: &Value| host.send("POST", path, &[("x-api-key", key)], &body.to_string());
+    let secret = json!({"prompt": "The secret of the fox is a hen.", "n_predict": 1, "id_slot": 0, "user": "somebody"});
+    ask("one", "/completion", &secret).ok();
+    let mut long = json!({"prompt": "Hi", "n_predict": 900, "ignore_eos": true, "id_slot": 0, "stream": true});
+    let headers = [("x-api-key", "two")];
+    let mut opened = open(host.address, ("POST", "/completion"), &headers, long.to_string().as_bytes());
+    opened.piece().unwrap();
+    let seen = host.send("GET", "/slots", &headers, "").ok();
+    assert_eq!((&seen[0]["n_tokens"], &seen[0]["session"]), (&json!(0), &Value::Null));
+    assert_eq!(ask("two", "/slots/0?action=fork", &json!({"to": 1})).ok()["n_forked"], 0);
+    assert_eq!(ask("two", "/slots/0?action=save", &json!({"filename": "a"})).status, 503, "it is busy");
+    drop(opened);
+    // Waits for it, and is nobody's who held it before.
+    assert_eq!(ask("one", "/slots/0?action=erase", &json!({})).status, 404);
+    // Nor does a slot that is taken over say the name of who was there.
+    ask("one", "/completion", &json!({"prompt": "A hen", "n_predict": 1, "id_slot": 1, "user": "somebody"})).ok();
+    long["n_predict"] = json!(1);
+    (long["stream"], long["ignore_eos"]) = (json!(false), json!(false));
+    ask("two", "/completion", &long).ok();
+    ask("two", "/slots/0?action=fork", &json!({"to": 1})).ok();
+    for key in ["one", "two"] {
+        let slots = host.send("GET", "/slots", &[("x-api-key", key)], "").ok();
+        assert_eq!(slots[1]["session"], Value::Null, "{key}: {slots}");
+    }
+    let forked = ask("two", "/slots/1?action=save", &json!({"filename": "b"})).ok();
+    assert_eq!(forked["n_saved"], ask("two", "/slots/1?action=erase", &json!({})).ok()["n_erased"]);
+    assert_eq!(ask("two", "/slots/1?action=restore", &json!({"filename": "b"})).ok()["n_restored"], forked["n_saved"]);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -65,6 +65,7 @@ fn wrong() -> Vec<Case> {
         all.extend(more.iter().cloned());
         all
     };
+    let native = [("prompt", json!([])), ("prompt", json!(vec!["Hi"; 129])), ("n_probs", json!(-1))];
     vec![
         (
             "/v1/chat/completions",
@@ -98,6 +99,7 @@ fn wrong() -> Vec<Case> {
                     ("prompt", json!("")),
                     ("prompt", json!([])),
                     ("prompt", json!(["Hi", ""])),
+                    ("prompt", json!(vec!["Hi"; 129])),
                     ("model", json!({})),
                     ("user", json!(3)),
                     ("logprobs", json!(1000)),
@@ -106,7 +108,7 @@ fn wrong() -> Vec<Case> {
                 ],
             ),
         ),
-        ("/completion", json!({"prompt": "Hi"}), with(sampling(), &[("prompt", json!([])), ("n_probs", json!(-1))])),
+        ("/completion", json!({"prompt": "Hi"}), with(sampling(), &native)),
         (
             "/v1/messages",
             json!({"messages": ask, "max_tokens": 2}),

@@ -17,7 +17,7 @@ use kvas::{
     text::ChatTemplate,
 };
 use kvas_backend::{
-    KvType, Limits, Replay, StateType,
+    Backend, KvType, Limits, Replay, StateType,
     store::{MomentType, Positions, SegmentMemory, Segments},
 };
 use kvas_cpu::Cpu;
@@ -25,10 +25,7 @@ use serde_json::{Map, Value};
 use std::{
     net::{SocketAddr, TcpListener},
     path::Path,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 use tokio::runtime::Runtime;
@@ -51,23 +48,24 @@ enum Behind {
     Tls,
 }
 
+/// The bundled model, on the processor.
 #[derive(Debug)]
-struct Bundled {
+pub(crate) struct Bundled {
     parallel: usize,
     /// Instead of the model's own.
     template: Option<ChatTemplate>,
     /// How many tokens sequences hold.
     bound: Option<Keeping>,
-    /// Counts how often it is loaded, which takes a while.
-    slow: Option<Arc<AtomicUsize>>,
 }
 
-impl Loader for Bundled {
-    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
-        if let Some(loads) = &self.slow {
-            loads.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(500));
-        }
+impl Bundled {
+    /// As it is, with one slot.
+    pub(crate) fn plain() -> Self {
+        Self { parallel: 1, template: None, bound: None }
+    }
+
+    /// Loads it onto this device.
+    pub(crate) fn on(&self, device: Box<dyn Backend>) -> Result<Loaded, String> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/hybrid-14m.q4_0.gguf");
         let mut model = Model::open(&path, None).map_err(|error| error.to_string())?;
         let (kv_type, state_type, page_size) = (KvType::F16, StateType::F32, 16);
@@ -96,7 +94,7 @@ impl Loader for Bundled {
                 model.program = Arc::new(lower_segments(&model.spec, segments));
             }
         }
-        let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
+        let runner = model.prepare(device, limits, &mut |_, _| {}).map_err(|error| error.to_string())?;
         let layout = runner.bounded_layers();
         Ok(Loaded {
             engine: Engine::start(runner, EngineConfig { bound: self.bound, ..EngineConfig::new(CONTEXT) }),
@@ -108,6 +106,12 @@ impl Loader for Bundled {
             facts: Facts { context: CONTEXT, bound: self.bound, layout, ..Facts::of(&model) },
             tokenizer: model.tokenizer,
         })
+    }
+}
+
+impl Loader for Bundled {
+    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+        self.on(Box::new(Cpu::new(2)))
     }
 }
 
@@ -127,39 +131,22 @@ impl Host {
     /// A server with these slots, changed as the test likes.
     pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
         Self::start_with(
-            Bundled { parallel, template: None, bound: None, slow: None },
+            Bundled { parallel, template: None, bound: None },
             (Patience::default(), Behind::Nothing),
             change,
-        )
-    }
-
-    /// A server whose model takes a while to be loaded, which is counted.
-    pub(crate) fn that_loads_slowly(loads: Arc<AtomicUsize>) -> Self {
-        Self::start_with(
-            Bundled { parallel: 1, template: None, bound: None, slow: Some(loads) },
-            (Patience::default(), Behind::Nothing),
-            |_, _| {},
         )
     }
 
     /// A server that waits this long for a head or the next part of a body.
     pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
         let patience = Patience { head: patience, body: patience };
-        Self::start_with(
-            Bundled { parallel, template: None, bound: None, slow: None },
-            (patience, Behind::Nothing),
-            |_, _| {},
-        )
+        Self::start_with(Bundled { parallel, template: None, bound: None }, (patience, Behind::Nothing), |_, _| {})
     }
 
     /// A server behind TLS, that waits this long for a greeting.
     pub(crate) fn with_tls(patience: Duration) -> Self {
         let patience = Patience { head: patience, ..Patience::default() };
-        Self::start_with(
-            Bundled { parallel: 1, template: None, bound: None, slow: None },
-            (patience, Behind::Tls),
-            |_, _| {},
-        )
+        Self::start_with(Bundled { parallel: 1, template: None, bound: None }, (patience, Behind::Tls), |_, _| {})
     }
 
     /// A server whose template offers tools.
@@ -167,7 +154,7 @@ impl Host {
         static SHARED: OnceLock<Host> = OnceLock::new();
         let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
         SHARED.get_or_init(|| {
-            let bundled = Bundled { parallel: 2, template: Some(template), bound: None, slow: None };
+            let bundled = Bundled { parallel: 2, template: Some(template), bound: None };
             Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
         })
     }
@@ -179,14 +166,14 @@ impl Host {
 
     /// The same with other settings.
     pub(crate) fn with_bound_changed(bound: impl Into<Keeping>, change: impl FnOnce(&mut Settings)) -> Self {
-        let bundled = Bundled { parallel: 2, template: None, bound: Some(bound.into()), slow: None };
+        let bundled = Bundled { parallel: 2, template: None, bound: Some(bound.into()) };
         Self::start_with(bundled, (Patience::default(), Behind::Nothing), |settings, _| change(settings))
     }
 
     /// A server of one slot with this template.
     pub(crate) fn with_template(template: ChatTemplate) -> Self {
         Self::start_with(
-            Bundled { parallel: 1, template: Some(template), bound: None, slow: None },
+            Bundled { parallel: 1, template: Some(template), bound: None },
             (Patience::default(), Behind::Nothing),
             |_, _| {},
         )
@@ -197,10 +184,22 @@ impl Host {
         (patience, behind): (Patience, Behind),
         change: impl FnOnce(&mut Settings, &mut Access),
     ) -> Self {
-        let parallel = bundled.parallel;
-        let (mut settings, mut access) = (settings(parallel), Access::default());
+        let (mut settings, mut access) = (settings(bundled.parallel), Access::default());
         change(&mut settings, &mut access);
-        let models = Models::new(&["tiny".into()], Arc::new(bundled), SamplerParams::default());
+        Self::start_as((patience, behind), (settings, access), Arc::new(bundled))
+    }
+
+    /// A server of one slot for a model that is loaded in a way of its own.
+    pub(crate) fn with_loader(loader: Arc<dyn Loader>) -> Self {
+        Self::start_as((Patience::default(), Behind::Nothing), (settings(1), Access::default()), loader)
+    }
+
+    fn start_as(
+        (patience, behind): (Patience, Behind),
+        (settings, access): (Settings, Access),
+        loader: Arc<dyn Loader>,
+    ) -> Self {
+        let models = Models::new(&["tiny".into()], loader, SamplerParams::default());
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -1,6 +1,7 @@
 //! Clients that break the rules, over sockets: they get an error or lose their connection, and nobody else notices.
 
-use super::host::Host;
+use super::host::{Bundled, Host};
+use kvas::server::{Loaded, Loader, Room};
 use serde_json::{Value, json};
 use std::{
     io::{ErrorKind, Read, Write},
@@ -282,17 +283,32 @@ fn long_texts_hold_up_nobody() {
     }
 }
 
-/// Their clients have less patience than the model takes to be loaded, and ask again and again.
-#[test]
-fn a_model_is_loaded_once_whoever_leaves_meanwhile() {
-    let loads = Arc::new(AtomicUsize::new(0));
-    let host = Host::that_loads_slowly(loads.clone());
-    let body = json!({"prompt": "Hi", "n_predict": 1}).to_string();
-    for _ in 0..3 {
-        let mut stream = connect(host.address);
-        stream.write_all((post("/completion", body.len()) + &body).as_bytes()).unwrap();
-        std::thread::sleep(Duration::from_millis(50));
+/// Takes its time, and counts.
+#[derive(Debug)]
+struct Slow(Arc<AtomicUsize>);
+
+impl Loader for Slow {
+    fn load(&self, name: &str, room: Room) -> Result<Loaded, String> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(300));
+        Bundled::plain().load(name, room)
     }
-    host.post("/completion", &json!({"prompt": "Hi", "n_predict": 1})).ok();
-    assert_eq!(loads.load(Ordering::Relaxed), 1);
+}
+
+/// A client that leaves while its model is loaded does not let another one load it a second time beside that.
+#[test]
+fn who_leaves_while_a_model_is_loaded_has_it_loaded_once() {
+    let loads = Arc::new(AtomicUsize::new(0));
+    let host = Host::with_loader(Arc::new(Slow(loads.clone())));
+    let mut leaving = connect(host.address);
+    leaving.write_all((post("/tokenize", 15) + "{\"content\":\"a\"}").as_bytes()).unwrap();
+    let began = Instant::now();
+    while loads.load(Ordering::SeqCst) == 0 {
+        assert!(began.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(leaving);
+    std::thread::sleep(Duration::from_millis(50));
+    is_well(&host);
+    assert_eq!(loads.load(Ordering::SeqCst), 1);
 }

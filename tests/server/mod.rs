@@ -6,7 +6,7 @@ mod deploy;
 mod endpoints;
 mod errors;
 mod forms;
-mod host;
+pub(crate) mod host;
 mod hostile;
 mod openapi;
 mod options;

@@ -336,3 +336,23 @@ fn a_refused_request_is_counted() {
     let text = host.get("/metrics").text();
     assert!(text.contains("kvas_requests_total{model_name=\"tiny\",reason=\"refused\"} 1"), "{text}");
 }
+
+/// What is paid for is counted: answers that are not among the best, too.
+#[test]
+fn discarded_answers_are_counted() {
+    let host = Host::shared();
+    let body = json!({"prompt": "The fox", "n": 2, "best_of": 5, "max_tokens": 3, "ignore_eos": true, "seed": 1});
+    let reply = host.post("/v1/completions", &body).ok();
+    assert_eq!(reply["choices"].as_array().unwrap().len(), 2);
+    let usage = &reply["usage"];
+    let number = |name: &str| usage[name].as_u64().unwrap();
+    assert_eq!(number("completion_tokens"), 15, "{usage}");
+    assert_eq!(number("total_tokens"), number("prompt_tokens") + 15, "{usage}");
+}
+
+/// No clock reaches the end of such a time.
+#[test]
+fn a_timeout_may_be_longer_than_any_clock() {
+    let host = Host::start(1, |settings, _| settings.timeout = Some(std::time::Duration::from_secs(u64::MAX)));
+    host.post("/completion", &json!({"prompt": "Hi", "n_predict": 1})).ok();
+}

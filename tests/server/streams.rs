@@ -220,3 +220,29 @@ fn answers_that_are_called_off_end_in_the_form_of_their_api() {
     assert!(tokens < 6 * 900, "{whole}");
     assert!(whole["choices"].as_array().unwrap().iter().all(|choice| choice["finish_reason"] == "length"), "{whole}");
 }
+
+/// Messages of a streamed answer say which tokens came since the last one and how many there are, also where several are held
+/// back together.
+#[test]
+fn streamed_tokens_are_those_of_the_whole() {
+    let host = Host::shared();
+    let mut body = json!({
+        "prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore_eos": true, "return_tokens": true,
+    });
+    let whole = host.post("/completion", &body).ok();
+    // What could be the beginning of a stop string is held back until it is not.
+    let begins: String = whole["content"].as_str().unwrap().chars().skip(10).take(20).collect();
+    body["stop"] = json!([begins + "\u{1}"]);
+    body["stream"] = json!(true);
+    let events = host.post("/completion", &body).events();
+    let mut told = Vec::new();
+    for (_, data) in &events {
+        told.extend(data["tokens"].as_array().unwrap().clone());
+        assert_eq!(data["tokens_predicted"], told.len(), "{data}");
+    }
+    assert_eq!((json!(told), told.len()), (whole["tokens"].clone(), 24));
+    assert!(events.len() < 24, "some messages have several tokens: {}", events.len());
+    body["return_tokens"] = json!(false);
+    let events = host.post("/completion", &body).events();
+    assert!(events.iter().all(|(_, data)| data["tokens"] == json!([])), "{events:?}");
+}

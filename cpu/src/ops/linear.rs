@@ -58,7 +58,8 @@ pub(crate) fn distribute(pool: &mut Pool, scratch: &mut [Arena<f32>], product: P
     }
     let place = Place::of(meetings * outputs * product.matrix.columns);
     let threads = if place == Place::Here { 1 } else { pool.threads() };
-    // Who has a core to itself does pieces of who shares one. What goes through the matrix unit is not cut: activations would be
+    // The share of each thread is cut into pieces, so that a thread with a core of its own takes pieces from one whose core
+    // other programs use, too. What goes through the matrix unit is not cut: activations would be
     // brought for each.
     let pieces = if threads > 1 && meetings < SIDE { PIECES } else { 1 };
     let each = (outputs / threads / LEAST).clamp(1, pieces);

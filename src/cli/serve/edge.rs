@@ -51,7 +51,7 @@ impl Edge {
         note(format_args!(
             "{}: {} slots, context {} tokens; listening on {}://{address}",
             served.name,
-            served.slots.len(),
+            served.slots.count(),
             served.facts.context,
             if tls.is_some() { "https" } else { "http" }
         ));

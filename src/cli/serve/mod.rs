@@ -5,7 +5,7 @@ mod load;
 
 use super::{
     drafts::DraftFlags,
-    flags::{RunFlags, SamplingFlags, ShelfFlags, bytes},
+    flags::{RunFlags, SamplingFlags, ShelfFlags, TemplateFlags, bytes},
     policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
@@ -14,10 +14,8 @@ use edge::{Edge, Tls};
 use kvas::{
     model::bundled,
     server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
-    text::ChatTemplate,
 };
 use load::{FromFlags, Promises};
-use serde_json::{Map, Value};
 use std::{
     net::{SocketAddr, TcpListener, ToSocketAddrs},
     path::PathBuf,
@@ -82,12 +80,8 @@ pub(crate) struct Serve {
     /// Folder for files of saved slots [default: slots cannot be saved]
     #[arg(long, value_name = "DIR")]
     slot_save_path: Option<PathBuf>,
-    /// A file with a chat template to use instead of the model's
-    #[arg(long, value_name = "FILE")]
-    chat_template_file: Option<PathBuf>,
-    /// Variables for the template, as a JSON object: {"enable_thinking": false}
-    #[arg(long, value_name = "JSON")]
-    chat_template_kwargs: Option<String>,
+    #[command(flatten)]
+    template: TemplateFlags,
     /// Most tokens of reasoning; -1 is any number
     #[arg(long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
     reasoning_budget: i64,
@@ -121,7 +115,7 @@ impl Serve {
         let params = self.sampling.params()?;
         let files = self.files()?;
         let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
-        let template = self.chat_template_file.as_deref().map(template_of).transpose()?;
+        let template = self.template.template()?;
         let settings = self.settings()?;
         edge::log(self.log_format == LogFormat::Json, self.run.verbose)?;
         let loader = FromFlags {
@@ -191,25 +185,22 @@ impl Serve {
         if let Some(folder) = self.slot_save_path.as_ref().filter(|folder| !folder.is_dir()) {
             bail!("--slot-save-path {}, expected a folder", folder.display());
         }
-        let template_variables = match &self.chat_template_kwargs {
-            None => Map::new(),
-            Some(text) => match serde_json::from_str(text) {
-                Ok(Value::Object(variables)) => variables,
-                _ => bail!("--chat-template-kwargs {text}, expected a JSON object"),
-            },
-        };
         Ok(Settings {
             parallel: usize::from(self.parallel),
             queue: self.queue,
             slot_save_path: self.slot_save_path.clone(),
             reasoning_budget: Some(self.reasoning_budget).filter(|budget| *budget >= 0),
-            template_variables,
+            template_variables: self.template.variables()?,
             body_limit: usize::try_from(self.body_limit).unwrap_or(usize::MAX),
             timeout: self.timeout.map(Duration::from_secs),
         })
     }
 
     fn keys(&self) -> anyhow::Result<Vec<String>> {
+        if self.api_key.iter().any(|key| key.trim().is_empty()) {
+            // As from a variable of the environment that has no value. Whoever sends an empty key would be let in.
+            bail!("--api-key: an empty key, expected at least one character, or no flag for no keys");
+        }
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -229,9 +220,4 @@ impl Serve {
         listener.set_nonblocking(true).with_context(what)?;
         Ok(listener)
     }
-}
-
-fn template_of(path: &std::path::Path) -> anyhow::Result<ChatTemplate> {
-    let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    ChatTemplate::new(&source).with_context(|| path.display().to_string())
 }

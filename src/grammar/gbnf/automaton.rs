@@ -1,6 +1,6 @@
 //! Regular parts of a grammar as automata over characters: whether one can be mistaken for the beginning of another.
 
-use super::{Chars, Node, Rules, parser::union};
+use super::{Chars, Node, Rules, lexemes::PAIR, parser::union};
 use std::collections::HashSet;
 
 /// Most positions of an automaton.
@@ -9,8 +9,8 @@ const POSITIONS: usize = 1000;
 /// Most steps from a position to a position.
 const STEPS: usize = 20_000;
 
-/// The positions of a regular part, each of which reads a character. Repetitions are as if they had no number: what
-/// fits, fits, and what does not may fit too.
+/// The positions of a regular part, each of which reads a character. A repetition counts as one of any number: the
+/// automaton fits every text that the part fits, and some that it does not.
 #[derive(Debug)]
 pub(super) struct Automaton {
     chars: Vec<Chars>,
@@ -52,28 +52,35 @@ impl Automaton {
         union(self.first.iter().flat_map(|first| &self.chars[*first]).copied().collect())
     }
 
+    /// Ranges of characters of all positions.
+    pub(super) fn ranges(&self) -> usize {
+        self.chars.iter().map(Vec::len).sum()
+    }
+
     /// How the texts of this automaton are related to those of `longer`; None if that takes more than `work`, from
     /// which it is taken.
     pub(super) fn within(&self, longer: &Automaton, work: &mut usize) -> Option<Within> {
         let mut seen = HashSet::new();
         let (mut found, mut same) = (Vec::new(), false);
         let mut left: Vec<(usize, usize)> = Vec::new();
-        let mut add = |left: &mut Vec<_>, these: &[usize], those: &[usize]| {
+        let mut add = |(left, work): (&mut Vec<_>, &mut usize), these: &[usize], those: &[usize]| {
             for (this, that) in these.iter().flat_map(|this| those.iter().map(move |that| (*this, *that))) {
-                *work = work.checked_sub(1)?;
-                if overlap(&self.chars[this], &longer.chars[that]) && seen.insert((this, that)) {
+                *work = work.checked_sub(PAIR)?;
+                if overlap(&self.chars[this], &longer.chars[that], work)? && seen.insert((this, that)) {
                     left.push((this, that));
                 }
             }
             Some(())
         };
-        add(&mut left, &self.first, &longer.first)?;
+        add((&mut left, work), &self.first, &longer.first)?;
         while let Some((this, that)) = left.pop() {
             if self.is_last[this] {
                 same |= longer.is_last[that];
+                let before = found.len();
                 found.extend(longer.after[that].iter().flat_map(|after| &longer.chars[*after]).copied());
+                *work = work.checked_sub(found.len() - before)?;
             }
-            add(&mut left, &self.after[this], &longer.after[that])?;
+            add((&mut left, work), &self.after[this], &longer.after[that])?;
         }
         Some(Within { goes_on: union(found), same })
     }
@@ -134,17 +141,18 @@ impl Automaton {
     }
 }
 
-/// Whether two sets have a character in common.
-pub(super) fn overlap(these: &[(u32, u32)], those: &[(u32, u32)]) -> bool {
+/// Whether two sets have a character in common; None if that takes more than `work`, from which it is taken.
+pub(super) fn overlap(these: &[(u32, u32)], those: &[(u32, u32)], work: &mut usize) -> Option<bool> {
     let (mut this, mut that) = (0, 0);
     while this < these.len() && that < those.len() {
+        *work = work.checked_sub(1)?;
         if these[this].1 < those[that].0 {
             this += 1;
         } else if those[that].1 < these[this].0 {
             that += 1;
         } else {
-            return true;
+            return Some(true);
         }
     }
-    false
+    Some(false)
 }

@@ -8,8 +8,11 @@ use super::{
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Steps of comparing lexemes before all are taken apart.
-const WORK: usize = 400_000;
+/// Steps of comparing lexemes before all are taken apart: ranges of characters that are copied, sorted or compared.
+const WORK: usize = 3_200_000;
+
+/// Steps that looking up a pair of lexemes or positions counts for.
+pub(super) const PAIR: usize = 8;
 
 /// Symbols put into sets before all are taken apart.
 const SET_WORK: usize = 1_500_000;
@@ -93,7 +96,10 @@ impl<'a> Lexer<'a> {
         if let Some(symbol) = self.symbols.get(node) {
             return *symbol;
         }
-        self.automata.push(Automaton::new(node, self.rules));
+        let automaton = Automaton::new(node, self.rules);
+        self.work = self.work.saturating_sub(automaton.as_ref().map_or(0, Automaton::ranges));
+        // They take memory, too.
+        self.automata.push(automaton.filter(|_| self.work > 0));
         self.symbols.insert(node.clone(), self.automata.len() - 1);
         self.automata.len() - 1
     }
@@ -151,14 +157,14 @@ impl<'a> Lexer<'a> {
     /// is too much to find out.
     fn mistaken(&mut self, lexed: &Lexed<'_>) -> Option<BTreeSet<usize>> {
         let (first, follow) = Follow::of(lexed)?;
-        let next = self.next_chars(&follow);
+        let next = self.next_chars(&follow)?;
         let mut mistaken = BTreeSet::new();
         // Lexemes that may be read at the same place.
         let mut together = HashSet::new();
         let mut left = vec![(first.clone(), first)];
         while let Some((these, those)) = left.pop() {
             for (this, that) in these.iter().flat_map(|this| those.iter().map(move |that| (*this, *that))) {
-                self.work = self.work.checked_sub(1)?;
+                self.work = self.work.checked_sub(PAIR)?;
                 if !together.insert((this, that)) {
                     continue;
                 }
@@ -174,7 +180,7 @@ impl<'a> Lexer<'a> {
                 let within = self.within(this, that)?;
                 // After a text that fits both, whatever follows either may be read.
                 left.extend(within.same.then(|| (follow[this].clone(), follow[that].clone())));
-                if overlap(&within.goes_on, &next[this]) {
+                if overlap(&within.goes_on, &next[this], &mut self.work)? {
                     mistaken.insert(that);
                 }
             }
@@ -182,11 +188,16 @@ impl<'a> Lexer<'a> {
         Some(mistaken)
     }
 
-    /// By symbol, the characters that the symbols after it can begin with.
-    fn next_chars(&self, follow: &[BTreeSet<usize>]) -> Vec<Chars> {
+    /// By symbol, the characters that the symbols after it can begin with; None if that is too much to find out.
+    fn next_chars(&mut self, follow: &[BTreeSet<usize>]) -> Option<Vec<Chars>> {
         let first = |automaton: &Option<Automaton>| automaton.as_ref().map(Automaton::first_chars).unwrap_or_default();
         let first: Vec<Chars> = self.automata.iter().map(first).collect();
-        follow.iter().map(|after| union(after.iter().flat_map(|symbol| &first[*symbol]).copied().collect())).collect()
+        let next = |after: &BTreeSet<usize>| {
+            let ranges = after.iter().map(|symbol| first[*symbol].len()).sum();
+            self.work = self.work.checked_sub(ranges)?;
+            Some(union(after.iter().flat_map(|symbol| &first[*symbol]).copied().collect()))
+        };
+        follow.iter().map(next).collect()
     }
 
     fn within(&mut self, this: usize, that: usize) -> Option<Within> {

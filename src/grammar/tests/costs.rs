@@ -25,7 +25,7 @@ fn survives(vocabulary: &Vocabulary, named: &str, grammar: Grammar) -> Result<()
     });
     let took = started.elapsed();
     eprintln!("{named}: {took:?} {outcome:?}");
-    assert!(took < Duration::from_secs(30), "{named}: {took:?}");
+    assert!(took < Duration::from_secs(10), "{named}: {took:?}");
     if let Err(error) = &outcome {
         assert!(error.lines().count() == 1 && error.len() < 400, "{named}: {error}");
     }
@@ -37,10 +37,15 @@ fn grammars_are_bounded() {
     let vocabulary = vocabulary();
     let gbnf = |text: String| Grammar::Gbnf(text);
     let deep = |open: &str, close: &str, count: usize| open.repeat(count) + "\"a\"" + &close.repeat(count);
-    let chain = |from: &str, is: &str, count: usize| {
-        let rules: Vec<String> = (0..count).map(|at| format!("r{at} {is} r{} \"a\"", at + 1)).collect();
-        format!("{from} {is} r0\n{}\nr{count} {is} \"b\" | \"c\" r0\n", rules.join("\n"))
+    let chain = |count: usize| {
+        let rules: Vec<String> = (0..count).map(|at| format!("r{at} ::= r{} \"a\"", at + 1)).collect();
+        format!("root ::= r0\n{}\nr{count} ::= \"b\" | \"c\" r0\n", rules.join("\n"))
     };
+    // Every other character, so that no two are one range, in one class and many rules.
+    let class: String = (0..3900).map(|at| char::from_u32(0x4e00 + 2 * at).unwrap()).collect();
+    let uses: Vec<String> = (0..700).map(|at| format!("a{at} ::= big \"{at}\" root?")).collect();
+    let choices: Vec<String> = (0..700).map(|at| format!("a{at}")).collect();
+    let classes = format!("root ::= {}\n{}\nbig ::= [{class}]\n", choices.join(" | "), uses.join("\n"));
     let wide: Vec<String> = (0..2000).map(|at| format!("\"w{at}\" root")).collect();
     let doubling: Vec<String> = (0..30).map(|at| format!("r{at} ::= r{} r{}", at + 1, at + 1)).collect();
     let mut schema = json!({"type": "string"});
@@ -50,13 +55,11 @@ fn grammars_are_bounded() {
     let cases = [
         ("brackets", gbnf(format!("root ::= {}", deep("(", ")", 90))), true),
         ("too many brackets", gbnf(format!("root ::= {}", deep("(", ")", 50_000))), false),
-        ("Lark brackets", Grammar::Lark(format!("start: {}", deep("(", ")", 90))), true),
-        ("too many Lark brackets", Grammar::Lark(format!("start: {}", deep("\")\" (", ")", 20_000))), false),
         ("too many regex brackets", Grammar::Regex("(".repeat(100_000) + &")".repeat(100_000)), false),
-        ("a long chain", gbnf(chain("root", "::=", 4000)), true),
-        ("a long Lark chain", Grammar::Lark(chain("start", ":", 12_000)), true),
-        ("too many rules", gbnf(chain("root", "::=", 6000)), false),
-        ("many choices", gbnf(format!("root ::= \"x\" | {}", wide.join(" | "))), true),
+        ("a long chain", gbnf(chain(4000)), true),
+        ("too many rules", gbnf(chain(6000)), false),
+        ("a large class in many rules", gbnf(classes), true),
+        ("many choices", gbnf(format!("root ::= \"x\" | {}", wide.join(" | "))), false),
         ("repeated repetition", gbnf("root ::= (((\"a\" root?){2000}){2000}){2000}".into()), true),
         ("a long text", Grammar::Regex("abc".repeat(50_000)), true),
         ("repeated expression", Grammar::Regex("((a{1000}){1000}){1000}".into()), true),
@@ -67,9 +70,9 @@ fn grammars_are_bounded() {
         ("too large a schema", Grammar::JsonSchema(json!({"enum": vec!["text"; 100_000]})), false),
         ("a long minimum", Grammar::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})), true),
     ];
-    for (named, grammar, may_pass) in cases {
+    for (named, grammar, passes) in cases {
         let outcome = survives(&vocabulary, named, grammar);
-        assert!(may_pass || outcome.is_err(), "{named}");
+        assert_eq!(outcome.is_ok(), passes, "{named}: {outcome:?}");
     }
 }
 
@@ -77,7 +80,7 @@ fn grammars_are_bounded() {
 fn an_ambiguous_grammar_takes_bounded_time() {
     let vocabulary = vocabulary();
     let ambiguous = "root ::= root root | [a-z ] | [a-z ] [a-z ]\n";
-    let _ = survives(&vocabulary, "ambiguous", Grammar::Gbnf(ambiguous.into()));
+    survives(&vocabulary, "ambiguous", Grammar::Gbnf(ambiguous.into())).unwrap();
 }
 
 /// Times masks on the largest vocabulary there is. Run with `--ignored --nocapture`.

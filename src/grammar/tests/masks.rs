@@ -107,13 +107,3 @@ fn json_fits_its_schema() {
     let never = error(json!({"type": "string", "minLength": 3, "maxLength": 2}));
     assert_eq!(never.lines().count(), 1, "{never}");
 }
-
-#[test]
-fn lark_errors_name_their_place() {
-    let vocabulary = vocabulary();
-    check(&vocabulary, &Grammar::Lark("start: \"a\" b*\nb: /[0-9]/".into()), &["a", "a12"], &["", "1"]);
-    let error = compile(&vocabulary, &Grammar::Lark("start: \"a\"\n  b\n".into())).unwrap_err();
-    assert!(error.starts_with("Lark grammar: ") && error.lines().count() == 1, "{error}");
-    let error = compile(&vocabulary, &Grammar::Lark("start: nothing\n".into())).unwrap_err();
-    assert!(error.contains("line 1") && error.contains("nothing"), "{error}");
-}

@@ -1,7 +1,7 @@
 //! Each truncation, and chains of them, against the naive definitions; order; odd logits.
 
 use super::*;
-use crate::sampling::{SamplingError, parse_samplers};
+use crate::sampling::{Distribution, SamplingError, parse_samplers};
 
 /// Samples once and compares what was left with the naive chain.
 fn check(params: SamplerParams, logits: &[f32]) {
@@ -202,18 +202,18 @@ fn excluded_tokens_are_never_drawn_and_none_left_is_an_error() {
 #[test]
 fn probabilities_are_of_the_unmodified_distribution() {
     let logits = [1.0f32, 3.0, f32::NEG_INFINITY, 3.0, f32::NAN, -2.0];
-    let top = Sampler::probabilities(&logits, 3);
+    let top = Distribution::new(&logits).top(3);
     assert_eq!(top.iter().map(|top| top.token).collect::<Vec<_>>(), [1, 3, 0]);
     let sum = 2.0 * 3.0f64.exp() + 1.0f64.exp() + (-2.0f64).exp();
     assert!((f64::from(top[0].log_probability) - (3.0 - sum.ln())).abs() < 1e-6);
     assert!((f64::from(top[2].probability) - 1.0f64.exp() / sum).abs() < 1e-7);
-    assert_eq!(Sampler::probabilities(&logits, 100).len(), 4);
-    let distribution = crate::sampling::Distribution::new(&logits);
+    assert_eq!(Distribution::new(&logits).top(100).len(), 4);
+    let distribution = Distribution::new(&logits);
     assert_eq!(distribution.log_probability(2), f32::NEG_INFINITY);
     assert_eq!(distribution.log_probability(4), f32::NEG_INFINITY);
     assert_eq!(distribution.log_probability(6), f32::NEG_INFINITY);
     assert!((distribution.of(5).log_probability - (-2.0 - sum.ln() as f32)).abs() < 1e-5);
-    assert!(Sampler::probabilities(&[f32::NAN; 3], 2).is_empty());
+    assert!(Distribution::new(&[f32::NAN; 3]).top(2).is_empty());
 }
 
 /// The likeliest tokens alone give the same choices with the same random numbers, whenever the sampler says so.

@@ -147,6 +147,7 @@ enum Holds {
 }
 
 /// A text, or a list of blocks of text, as one text.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
 fn plain(fields: &Fields<'_>, field: &str) -> Result<String, ApiError> {
     match fields.get(field) {
         None => Ok(String::new()),
@@ -167,6 +168,7 @@ fn plain(fields: &Fields<'_>, field: &str) -> Result<String, ApiError> {
 }
 
 /// The blocks of a message; a text is one unless it is empty.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
 fn blocks(message: &Fields<'_>) -> Result<Vec<Block>, ApiError> {
     let path = message.name("content");
     match message.need("content", "a text or a list of blocks")? {

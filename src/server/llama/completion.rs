@@ -43,7 +43,8 @@ pub async fn completion(
         prompts: asks.iter().map(|ask| ask.prompt.clone()).collect(),
         return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
         said: vec![],
-        sent: 0,
+        ids: vec![],
+        told: 0,
     };
     if fields.flag("stream")?.unwrap_or(false) {
         let [_] = &asks[..] else {
@@ -68,9 +69,9 @@ pub async fn completion(
 fn asks(fields: &Fields<'_>, served: &Served, ask: &Ask) -> Result<Vec<Ask>, ApiError> {
     let given = fields.need("prompt", "a text or a list of tokens")?;
     let is_mixed = |list: &[Value]| list.iter().any(Value::is_number) && list.iter().any(Value::is_string);
-    let all = match given {
-        Value::Array(list) if is_mixed(list) => vec![mixed(list, served)?],
-        given => prompts(given, served)?,
+    let all = match given.as_array().filter(|list| is_mixed(list)) {
+        Some(list) => vec![mixed(list, served)?],
+        None => prompts(given, served)?,
     };
     Ok(all.into_iter().map(|prompt| Ask { prompt, ..ask.clone() }).collect())
 }
@@ -80,10 +81,10 @@ fn mixed(list: &[Value], served: &Served) -> Result<Vec<u32>, ApiError> {
     let mut tokens = Vec::new();
     for (number, item) in list.iter().enumerate() {
         let bos = if number == 0 { Bos::Add } else { Bos::Omit };
-        match item {
-            Value::String(text) => tokens.extend(served.tokens(text, Special::Parse, bos)),
-            id => {
-                let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        match item.as_str() {
+            Some(text) => tokens.extend(served.tokens(text, Special::Parse, bos)),
+            None => {
+                let id = item.as_u64().and_then(|id| u32::try_from(id).ok());
                 tokens.push(id.ok_or_else(|| wrong(&format!("prompt[{number}]"), item, "a text or a token"))?);
             }
         }
@@ -97,7 +98,10 @@ struct NativeForm {
     prompts: Vec<Vec<u32>>,
     return_tokens: bool,
     said: Vec<TokenPiece>,
-    sent: usize,
+    /// Tokens of a streamed answer.
+    ids: Vec<u32>,
+    /// How many of them were sent.
+    told: usize,
 }
 
 impl NativeForm {
@@ -116,6 +120,12 @@ impl NativeForm {
             value
         };
         json!(tokens.iter().map(one).collect::<Vec<_>>())
+    }
+
+    /// The tokens since the last message, if they are wanted.
+    fn untold(&mut self) -> &[u32] {
+        let told = std::mem::replace(&mut self.told, self.ids.len());
+        if self.return_tokens { &self.ids[told..] } else { &[] }
     }
 
     fn last(&self, index: usize, end: &End) -> Value {
@@ -161,16 +171,19 @@ impl Form for NativeForm {
                 self.said.push(token);
                 Vec::new()
             }
+            Piece::Id(id) => {
+                self.ids.push(id);
+                Vec::new()
+            }
             Piece::Part(Part::Content(text)) => {
-                self.sent += 1;
                 let tokens = std::mem::take(&mut self.said);
                 let mut chunk = json!({
                     "index": index,
                     "content": text,
-                    "tokens": [],
+                    "tokens": self.untold(),
                     "stop": false,
                     "id_slot": -1,
-                    "tokens_predicted": self.sent,
+                    "tokens_predicted": self.ids.len(),
                     "tokens_evaluated": self.prompts[index].len(),
                 });
                 if !tokens.is_empty() {
@@ -185,7 +198,7 @@ impl Form for NativeForm {
                 let mut last = self.last(index, &end);
                 last["index"] = json!(index);
                 last["content"] = json!("");
-                last["tokens"] = if self.return_tokens { json!(end.tokens) } else { json!([]) };
+                last["tokens"] = json!(self.untold());
                 vec![Message::plain(last)]
             }
             Piece::Failed(error) => vec![self.error(&error)],

@@ -29,15 +29,26 @@ pub struct Which {
 pub async fn health(State(server): State<Arc<Server>>, Query(query): Query<Vec<(String, String)>>) -> Response {
     if let Some(served) = server.models.loaded().iter().find(|served| !served.engine.is_running()) {
         // Nothing but a new start helps; who watches the server learns it here.
-        let status = format!("the engine of {} has stopped", served.name);
-        return (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": status}))).into_response();
+        return unavailable(format!("the engine of {} has stopped", served.name));
     }
-    let wants_slot = query.iter().any(|(name, value)| name == "fail_on_no_slot" && value != "0");
-    let free = server.models.loaded().iter().any(|served| served.slots.busy() < served.slots.len());
-    if wants_slot && !free {
-        return (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": "no slot available"}))).into_response();
+    let loaded = server.models.loaded();
+    if let Some((served, what)) = loaded.iter().find_map(|served| Some((served, served.engine.fault()?))) {
+        return unavailable(format!("the device of {} failed: {what}", served.name));
+    }
+    let free = loaded.iter().any(|served| served.slots.busy() < served.slots.count());
+    if wants_slot(&query) && !free {
+        return unavailable("no slot available".into());
     }
     Json(json!({"status": "ok"})).into_response()
+}
+
+fn unavailable(status: String) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": status}))).into_response()
+}
+
+/// Whether a query has `fail_on_no_slot=1`: a server that is busy is then to say so by its status.
+fn wants_slot(query: &[(String, String)]) -> bool {
+    query.iter().any(|(name, value)| name == "fail_on_no_slot" && value != "0")
 }
 
 /// What is counted, for Prometheus.
@@ -102,7 +113,7 @@ pub async fn props(State(server): State<Arc<Server>>, Query(which): Query<Which>
     let params = serde_json::to_value(&served.defaults).map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(Json(json!({
         "default_generation_settings": {"n_ctx": served.facts.context, "params": params},
-        "total_slots": served.slots.len(),
+        "total_slots": served.slots.count(),
         "model_path": served.facts.path,
         "model_alias": served.name,
         "n_ctx": served.facts.context,

@@ -1,12 +1,12 @@
 //! `/slots`: what each slot does, and to save, restore, erase and fork them.
 
-use super::Which;
+use super::{Which, wants_slot};
 use crate::{
     memory::Scope,
     server::{
         ApiError, Body, Caller, Fields, Path, Query, Server,
         served::Served,
-        slots::{Arrival, Doing, SlotGuard, SlotView, Wish},
+        slots::{Doing, Purpose, SlotGuard, SlotView, Wish},
     },
     session::{Session, Writer},
 };
@@ -25,7 +25,7 @@ fn describe(served: &Served, slot: &SlotView, caller: Caller) -> Value {
         "id_task": slot.task,
         "n_ctx": served.facts.context,
         "is_processing": slot.doing != Doing::Idle,
-        "state": match slot.doing { Doing::Idle => "idle", Doing::Prompt => "prompt", Doing::Generating => "generating" },
+        "state": slot.doing.name(),
         "n_tokens": slot.tokens.len(),
         "session": slot.session_for(caller.scope),
         "next_token": {"n_decoded": slot.generated},
@@ -41,9 +41,8 @@ pub async fn list(
 ) -> Result<Response, ApiError> {
     let served = server.model(which.model.as_deref()).await?;
     let slots: Vec<Value> = served.slots.views().iter().map(|slot| describe(&served, slot, caller)).collect();
-    let wants_slot = query.iter().any(|(name, value)| name == "fail_on_no_slot" && value != "0");
-    let full = served.slots.busy() == served.slots.len();
-    let status = if wants_slot && full { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let full = served.slots.busy() == served.slots.count();
+    let status = if wants_slot(&query) && full { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     Ok((status, Json(json!(slots))).into_response())
 }
 
@@ -64,12 +63,9 @@ pub async fn act(
         None => fields.text("model")?.map(str::to_string),
     };
     let served = server.model(model.as_deref()).await?;
-    let slot = served.slot(id)?;
-    if slot.scope != caller.scope && !slot.tokens.is_empty() {
-        return Err(ApiError::not_found(format!("slot {id} holds nothing of this API key")));
-    }
+    let slot = own((&served, id), caller)?;
     match value("action").as_deref() {
-        Some("save") => save(&served, &slot, file(&server, caller, &fields)?).await,
+        Some("save") => save(&served, (id, caller), file(&server, caller, &fields)?).await,
         Some("restore") => restore(&served, (id, caller), file(&server, caller, &fields)?).await,
         Some("erase") => erase(&served, (id, caller)).await,
         Some("fork") => fork(&served, &slot, caller, &fields).await,
@@ -99,33 +95,53 @@ fn file(server: &Server, caller: Caller, fields: &Fields<'_>) -> Result<(String,
     }
 }
 
-/// Takes an idle slot, so that nothing changes in it meanwhile.
+/// A slot that holds nothing of others.
+fn own((served, id): (&Served, usize), caller: Caller) -> Result<SlotView, ApiError> {
+    let slot = served.slot(id)?;
+    if slot.scope != caller.scope && !slot.tokens.is_empty() {
+        return Err(ApiError::not_found(format!("slot {id} holds nothing of this API key")));
+    }
+    Ok(slot)
+}
+
+/// Takes a slot as soon as it is idle, so that nothing changes in it meanwhile.
 async fn take(served: &Served, (id, caller): (usize, Caller)) -> Result<SlotGuard, ApiError> {
-    let before = served.slot(id)?;
-    let wish = Wish { slot: Some(id), session: before.session, scope: caller.scope, arrival: Arrival::New };
+    let wish = Wish { slot: Some(id), scope: caller.scope, purpose: Purpose::Upkeep, ..Wish::default() };
     served.slots.acquire(wish, Arc::from([])).await
 }
 
-async fn save(served: &Arc<Served>, slot: &SlotView, (name, path): (String, PathBuf)) -> Result<Json<Value>, ApiError> {
-    if slot.doing != Doing::Idle {
-        return Err(ApiError::busy(format!("slot {} serves a request, expected it to be idle", slot.id), 1));
+/// The same, and what it holds, unless that is another's.
+async fn take_own(served: &Served, (id, caller): (usize, Caller)) -> Result<(SlotGuard, SlotView), ApiError> {
+    let guard = take(served, (id, caller)).await?;
+    // Only now: it may have been given to somebody else while this waited.
+    let slot = own((served, id), caller)?;
+    Ok((guard, slot))
+}
+
+async fn save(
+    served: &Arc<Served>,
+    (id, caller): (usize, Caller),
+    (name, path): (String, PathBuf),
+) -> Result<Json<Value>, ApiError> {
+    if served.slot(id)?.doing != Doing::Idle {
+        return Err(ApiError::busy(format!("slot {id} serves a request, expected it to be idle"), 1));
     }
     let began = Instant::now();
-    let tokens = slot.tokens.clone();
+    let (guard, SlotView { tokens, .. }) = take_own(served, (id, caller)).await?;
     if tokens.is_empty() {
-        return Err(ApiError::bad(format!("slot {} is empty, expected one that has served a request", slot.id)));
+        return Err(ApiError::bad(format!("slot {id} is empty, expected one that has served a request")));
     }
-    let (count, id, conversation) = (tokens.len(), served.id.clone(), slot.conversation);
+    let (count, model, conversation) = (tokens.len(), served.id.clone(), guard.conversation);
     let write = move |engine: &crate::engine::EngineHandle| {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(|error| format!("--slot-save-path: {error}"))?;
         }
-        engine.save(conversation, Writer::new(&path, &id, tokens, String::new()))
+        engine.save(conversation, Writer::new(&path, &model, tokens, String::new()))
     };
     let bytes = served.ask_engine(write).await?;
     let ms = began.elapsed().as_secs_f64() * 1e3;
     Ok(Json(json!({
-        "id_slot": slot.id, "filename": name, "n_saved": count, "n_written": bytes, "timings": {"save_ms": ms},
+        "id_slot": id, "filename": name, "n_saved": count, "n_written": bytes, "timings": {"save_ms": ms},
     })))
 }
 
@@ -138,7 +154,7 @@ async fn restore(
         return Err(ApiError::not_found(format!("filename: there is no file {name}")));
     }
     let began = Instant::now();
-    let slot = take(served, (id, caller)).await?;
+    let (slot, _) = take_own(served, (id, caller)).await?;
     let model = served.id.clone();
     let (shown, scope) = (name.clone(), Scope(caller.scope));
     let read = move |engine: &crate::engine::EngineHandle| {
@@ -159,7 +175,7 @@ async fn restore(
     };
     let (tokens, note) = served.ask_engine(read).await.map_err(|error| ApiError::bad(error.message))?;
     let count = tokens.len();
-    slot.holds(tokens);
+    slot.holds(caller.scope, tokens);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let mut reply = json!({"id_slot": id, "filename": name, "n_restored": count, "timings": {"restore_ms": ms}});
     if let Some(note) = note {
@@ -169,16 +185,12 @@ async fn restore(
 }
 
 async fn erase(served: &Arc<Served>, (id, caller): (usize, Caller)) -> Result<Json<Value>, ApiError> {
-    let slot = take(served, (id, caller)).await?;
-    let tokens = served.slot(id)?.tokens;
-    let (count, conversation, scope) = (tokens.len(), slot.conversation, Scope(caller.scope));
-    let reopen = move |engine: &crate::engine::EngineHandle| {
-        engine.close(conversation);
-        engine.forget(scope, tokens);
-        engine.open()
-    };
-    slot.replace(served.ask_engine(reopen).await?);
-    slot.holds(Vec::new());
+    let (guard, SlotView { tokens, .. }) = take_own(served, (id, caller)).await?;
+    let count = tokens.len();
+    // Both are only told to the engine: a client that leaves cannot leave one of them out.
+    served.engine.reset(guard.conversation).map_err(ApiError::internal)?;
+    served.engine.forget(Scope(caller.scope), tokens);
+    guard.holds(caller.scope, Vec::new());
     Ok(Json(json!({"id_slot": id, "n_erased": count})))
 }
 
@@ -189,13 +201,13 @@ async fn fork(
     caller: Caller,
     fields: &Fields<'_>,
 ) -> Result<Json<Value>, ApiError> {
-    let count = served.slots.len();
+    let count = served.slots.count();
     let to = fields.count(&["to", "id_slot"], (0, count.saturating_sub(1)))?;
     let to = to.ok_or_else(|| ApiError::field("to", "missing, expected the number of a slot"))?;
     if to == slot.id {
         return Err(ApiError::field("to", format!("{to}, expected another slot")));
     }
     let target = take(served, (to, caller)).await?;
-    target.holds(slot.tokens.clone());
+    target.holds(caller.scope, slot.tokens.clone());
     Ok(Json(json!({"id_slot": slot.id, "to": to, "n_forked": slot.tokens.len()})))
 }

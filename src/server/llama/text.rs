@@ -41,8 +41,7 @@ pub async fn detokenize(State(server): State<Arc<Server>>, Body(body): Body) -> 
         id.ok_or_else(|| wrong("tokens", value, "a token id"))
     };
     let ids = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
-    let text = unhurried(|| served.tokenizer.decode(&ids, Control::Show));
-    let text = text.map_err(|error| ApiError::field("tokens", error))?;
+    let text = served.text(&ids)?;
     Ok(Json(json!({"content": text, "prompt": text})))
 }
 

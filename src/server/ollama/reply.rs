@@ -118,7 +118,7 @@ impl LineForm {
 impl Form for LineForm {
     fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
         match piece {
-            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Id(_) | Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
             Piece::Part(Part::Arguments { text, .. }) => {
                 if let Some(call) = &mut self.call {
                     call.arguments.push_str(&text);

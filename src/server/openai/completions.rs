@@ -52,10 +52,11 @@ pub async fn completions(
     let (mut choices, mut ends) = (Vec::new(), Vec::new());
     for (number, prompt) in wanted.prompts.iter().enumerate() {
         let arrival = if number == 0 { Arrival::New } else { Arrival::Admitted };
-        for answer in wanted.answer(&server, &served, (prompt, arrival)).await? {
-            choices.push(wanted.choice(&served, choices.len(), prompt, &answer));
-            ends.push(answer.end);
+        let generated = wanted.answer(&server, &served, (prompt, arrival)).await?;
+        for answer in &generated[..wanted.answers] {
+            choices.push(wanted.choice(&served, choices.len(), prompt, answer));
         }
+        ends.extend(generated.into_iter().map(|answer| answer.end));
     }
     let mut reply = head;
     reply["choices"] = json!(choices);
@@ -77,11 +78,19 @@ struct Wanted {
     ask: Ask,
     answers: usize,
     best_of: usize,
-    echo: Option<()>,
+    echo: Echo,
     with_usage: bool,
 }
 
+/// Whether a reply begins with its prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Echo {
+    Prompt,
+    Nothing,
+}
+
 /// The prompts of a request: a text, tokens, or a list of either.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
 pub fn prompts(value: &Value, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
     let refuse = |found: &Value| wrong("prompt", found, "a text, a list of tokens, or a list of these");
     let tokens = |list: &[Value]| -> Option<Vec<u32>> {
@@ -92,9 +101,15 @@ pub fn prompts(value: &Value, served: &Served) -> Result<Vec<Vec<u32>>, ApiError
         Value::Array(list) => tokens(list).ok_or_else(|| refuse(value)),
         _ => Err(refuse(value)),
     };
-    match value {
-        Value::Array(list) if list.first().is_some_and(|first| !first.is_number()) => list.iter().map(one).collect(),
-        value => Ok(vec![one(value)?]),
+    match value.as_array().filter(|list| list.first().is_some_and(|first| !first.is_number())) {
+        Some(list) => {
+            if list.len() > MOST_PROMPTS {
+                let what = format!("{} prompts, expected 1 to {MOST_PROMPTS}", list.len());
+                return Err(ApiError::field("prompt", what));
+            }
+            list.iter().map(one).collect()
+        }
+        None => Ok(vec![one(value)?]),
     }
 }
 
@@ -124,25 +139,18 @@ impl Wanted {
         if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
             all = all.iter().map(|before| fill_in(served, before, suffix)).collect::<Result<_, _>>()?;
         }
-        if all.is_empty() || all.len() > MOST_PROMPTS {
-            let what = format!("{} prompts, expected 1 to {MOST_PROMPTS}", all.len());
-            return Err(ApiError::field("prompt", what));
-        }
-        let with_text = |tokens: Vec<u32>| {
-            let text = options::unhurried(|| served.tokenizer.decode(&tokens, Control::Show)).unwrap_or_default();
-            Prompt { text, tokens }
-        };
+        let with_text = |tokens: Vec<u32>| Prompt { text: served.text(&tokens).unwrap_or_default(), tokens };
         let mut ask = options::ask(fields, served, caller.scope)?;
         ask.max_tokens = ask.max_tokens.or_else(|| fields.get("n_predict").is_none().then_some(DEFAULT_TOKENS));
         ask.likeliest = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
-        let echo = fields.flag("echo")?.unwrap_or(false).then_some(());
+        let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Nothing };
         // Scoring harnesses echo a text with its probabilities and want no token more than one.
-        ask.score = echo.and(ask.likeliest).map(Score::Probabilities);
+        ask.score = ask.likeliest.filter(|_| echo == Echo::Prompt).map(Score::Probabilities);
         if let Some(grammar) = options::grammar(fields)? {
             ask.stages = vec![options::stage(served, &grammar)?];
         }
         let (answers, with_usage) = (options::answers(fields)?, options::with_usage(fields)?);
-        let best_of = fields.count(&["best_of"], (1, 128))?.unwrap_or(answers);
+        let best_of = fields.count(&["best_of"], (1, options::MOST_ANSWERS))?.unwrap_or(answers);
         if best_of < answers {
             return Err(ApiError::field("best_of", format!("{best_of}, expected at least n, {answers}")));
         }
@@ -157,7 +165,7 @@ impl Wanted {
         ask
     }
 
-    /// The answers to one prompt, the likeliest of those generated.
+    /// What was generated for one prompt, the likeliest first: as many as are wanted are its answers, all are paid for.
     async fn answer(
         &self,
         server: &Arc<Server>,
@@ -174,14 +182,13 @@ impl Wanted {
                 sum / answer.tokens.len().max(1) as f32
             };
             answers.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
-            answers.truncate(self.answers);
         }
         Ok(answers)
     }
 
     fn choice(&self, served: &Served, index: usize, prompt: &Prompt, answer: &Whole) -> Value {
-        let before = self.echo.map_or("", |()| &prompt.text);
-        let first = prompt.tokens.first().copied().filter(|_| self.echo.is_some());
+        let before = if self.echo == Echo::Prompt { &prompt.text } else { "" };
+        let first = prompt.tokens.first().copied().filter(|_| self.echo == Echo::Prompt);
         let legacy = |_| Legacy::new(served).of(first, (&answer.prompt, &answer.tokens), &mut 0);
         let logprobs = self.ask.likeliest.map(legacy);
         json!({
@@ -210,7 +217,7 @@ impl Wanted {
         };
         let asks = options::several(self.ask(prompt), self.answers);
         let pieces = generate::begin(server, served, asks).await?;
-        let before = self.echo.map(|()| prompt.text.clone());
+        let before = (self.echo == Echo::Prompt).then(|| prompt.text.clone());
         let answers = self.answers;
         let untold = (0..answers).map(|_| Untold::default()).collect();
         let form = TextForm { head, served: served.clone(), wanted: self, before, untold, ends: vec![] };
@@ -327,9 +334,9 @@ impl Form for TextForm {
                 self.untold[index].prompt.push(token);
                 Vec::new()
             }
-            Piece::Hidden(_) | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => {
-                Vec::new()
-            }
+            Piece::Id(_)
+            | Piece::Hidden(_)
+            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
             Piece::Done(end) => {
                 let mut last = self.chunk(index, "", Some(&end));
                 last.data["timings"] = timings(&end);

@@ -97,7 +97,7 @@ pub async fn embed(
         hidden(server, served, ask)
     };
     // As many at once as there are slots: more would only wait.
-    let vectors = stream::iter(all.into_iter().enumerate().map(one)).buffered(served.slots.len());
+    let vectors = stream::iter(all.into_iter().enumerate().map(one)).buffered(served.slots.count());
     Ok((vectors.try_collect().await.map_err(of_input)?, tokens))
 }
 

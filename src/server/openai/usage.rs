@@ -41,7 +41,7 @@ pub fn timings(end: &End) -> Value {
         rates(t.generated_tokens.saturating_sub(1), t.generate_seconds);
     json!({
         "cache_n": t.cached_tokens,
-        "cache_miss_reason": match t.miss { Miss::None => Value::Null, miss => json!(miss.to_string()) },
+        "cache_miss_reason": (!matches!(t.miss, Miss::None)).then(|| t.miss.to_string()),
         "prompt_n": t.prompt_tokens,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": prompt_per_token_ms,

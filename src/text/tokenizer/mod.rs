@@ -104,7 +104,7 @@ impl Tokenizer {
         };
         let bpe = ByteLevelBpe::new(&vocab, merges, &pre)?;
         let adds_bos = pre.adds_bos && vocab.roles.bos.is_some();
-        let mut tokenizer = Tokenizer::new(vocab, Algorithm::ByteLevelBpe(Box::new(bpe)), adds_bos);
+        let mut tokenizer = Tokenizer::new(vocab, Algorithm::ByteLevelBpe(Box::new(bpe)), adds_bos)?;
         tokenizer.read_flags(metadata)?;
         Ok(tokenizer)
     }
@@ -114,13 +114,13 @@ impl Tokenizer {
         let vocab = Vocab::from_metadata(metadata, defaults)?;
         let spm = Spm::new(&vocab, vocab::read_scores(metadata, vocab.len())?);
         let adds_bos = vocab.roles.bos.is_some();
-        let mut tokenizer = Tokenizer::new(vocab, Algorithm::Spm(Box::new(spm)), adds_bos);
+        let mut tokenizer = Tokenizer::new(vocab, Algorithm::Spm(Box::new(spm)), adds_bos)?;
         tokenizer.adds_space = true;
         tokenizer.read_flags(metadata)?;
         Ok(tokenizer)
     }
 
-    fn new(vocab: Vocab, algorithm: Algorithm, adds_bos: bool) -> Tokenizer {
+    fn new(vocab: Vocab, algorithm: Algorithm, adds_bos: bool) -> Result<Tokenizer, TextError> {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(vocab.len()));
         for (id, text) in vocab.iter() {
             match (vocab.kinds[id as usize], &algorithm) {
@@ -131,8 +131,8 @@ impl Tokenizer {
             }
             ends.push(bytes.len());
         }
-        let special = SpecialTexts::new(&vocab);
-        Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos: false, adds_space: false }
+        let special = SpecialTexts::new(&vocab)?;
+        Ok(Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos: false, adds_space: false })
     }
 
     fn read_flags(&mut self, metadata: &Metadata) -> Result<(), TextError> {
@@ -294,10 +294,5 @@ impl Tokenizer {
     /// Whether [`Bos::Add`] puts BOS before a sequence.
     pub fn adds_bos(&self) -> bool {
         self.adds_bos
-    }
-
-    /// Whether [`Bos::Add`] puts EOS after a sequence.
-    pub fn adds_eos(&self) -> bool {
-        self.adds_eos
     }
 }

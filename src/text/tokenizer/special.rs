@@ -2,6 +2,7 @@
 
 use super::Special;
 use super::vocab::{Kind, Vocab};
+use crate::text::TextError;
 use aho_corasick::{AhoCorasick, MatchKind};
 
 /// A part of a text.
@@ -28,21 +29,26 @@ struct Matcher {
 }
 
 impl Matcher {
-    fn new(vocab: &Vocab, kinds: &[Kind]) -> Matcher {
+    fn new(vocab: &Vocab, kinds: &[Kind]) -> Result<Matcher, TextError> {
         let (ids, texts): (Vec<u32>, Vec<&str>) =
             vocab.iter().filter(|&(id, _)| kinds.contains(&vocab.kinds[id as usize])).unzip();
         let matcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&texts);
-        // Only more states than a u32 counts make it fail; a vocabulary of that size has no special tokens to speak of.
-        Matcher { texts: matcher.ok().filter(|_| !ids.is_empty()), ids }
+        // More states than a u32 counts.
+        let refused = |error| {
+            let what = format!("{} special tokens, {error}, expected fewer or shorter ones", ids.len());
+            TextError::tokenizer("tokenizer.ggml.tokens", what)
+        };
+        let matcher = matcher.map_err(refused)?;
+        Ok(Matcher { texts: Some(matcher).filter(|_| !ids.is_empty()), ids })
     }
 }
 
 impl SpecialTexts {
-    pub(super) fn new(vocab: &Vocab) -> SpecialTexts {
-        SpecialTexts {
-            user_defined: Matcher::new(vocab, &[Kind::UserDefined]),
-            all: Matcher::new(vocab, &[Kind::UserDefined, Kind::Control, Kind::Unknown]),
-        }
+    pub(super) fn new(vocab: &Vocab) -> Result<SpecialTexts, TextError> {
+        Ok(SpecialTexts {
+            user_defined: Matcher::new(vocab, &[Kind::UserDefined])?,
+            all: Matcher::new(vocab, &[Kind::UserDefined, Kind::Control, Kind::Unknown])?,
+        })
     }
 
     /// Tokens and the texts between them, in order; no text is empty. Of several tokens at one place the longest counts.

@@ -191,7 +191,7 @@ impl ResponseForm {
     fn reasoning_tokens(&self) -> usize {
         let texts = self.output.iter().filter(|item| item["type"] == "reasoning");
         let texts = texts.filter_map(|item| item["content"][0]["text"].as_str());
-        texts.map(|text| self.served.tokenizer.encode(text, Special::Literal, Bos::Omit).len()).sum()
+        texts.map(|text| self.served.tokens(text, Special::Literal, Bos::Omit).len()).sum()
     }
 
     fn done(&mut self, end: &End) -> Vec<Message> {
@@ -249,7 +249,7 @@ impl Form for ResponseForm {
                 self.said.push(token);
                 Vec::new()
             }
-            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Id(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
             Piece::Part(part) => self.part(part),
             Piece::Done(end) => self.done(&end),
             Piece::Failed(error) => vec![self.error(&error)],

@@ -7,6 +7,7 @@ const ITEMS: &str = "message, function_call, function_call_output or reasoning";
 const PARTS: &str = "a text or a list of parts";
 
 /// `input` as messages: what the assistant thought, said and called in a row is one of them.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
 pub fn messages(input: &Value) -> Result<Vec<Value>, ApiError> {
     let items = match input {
         Value::String(text) => return Ok(vec![json!({"role": "user", "content": text})]),
@@ -25,9 +26,9 @@ pub fn messages(input: &Value) -> Result<Vec<Value>, ApiError> {
                 let function = json!({"name": name, "arguments": item.need_text("arguments")?});
                 let call = json!({"id": id, "type": "function", "function": function});
                 let message = assistant(&mut all);
-                match &mut message["tool_calls"] {
-                    Value::Array(calls) => calls.push(call),
-                    none => *none = json!([call]),
+                match message["tool_calls"].as_array_mut() {
+                    Some(calls) => calls.push(call),
+                    None => message["tool_calls"] = json!([call]),
                 }
             }
             "function_call_output" => {
