@@ -49,6 +49,7 @@ const SEQUENCES: [usize; 4] = [1, 2, 4, 8];
 
 impl Plan {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let rows = self.drafts.rows();

@@ -89,6 +89,7 @@ struct Prompt {
 impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
+        self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };

@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use edge::{Edge, Tls};
 use kvas::{
     model::bundled,
+    policy::PolicyKind,
     server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
     text::ChatTemplate,
 };
@@ -119,6 +120,8 @@ enum LogFormat {
 impl Serve {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
+        // Requests that hold all tokens are drafted for, whatever the policy of the others.
+        self.drafts.check(PolicyKind::Full)?;
         let files = self.files()?;
         let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
         let template = self.chat_template_file.as_deref().map(template_of).transpose()?;
