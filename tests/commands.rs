@@ -172,6 +172,14 @@ fn a_model_of_random_weights_can_be_made_and_measured() {
     succeeds(&["make-model", "--preset", "qwen3-0.6b", "--type", "q4_0", "-o", &path]);
     let error = fails(&["bench", "-m", &path, "-p", "8", "-n", "2", "-d", "30", "-c", "38"]);
     assert!(error.contains("--ctx-size 38, expected at least 39 tokens"), "{error}");
+    for (flags, expected) in [
+        (&["--parallel", "1,0"][..], "--parallel 0, expected 1 to 512"),
+        (&["--parallel", "9", "-b", "8"], "--parallel 9, expected 1 to 8"),
+        (&["-p", "0", "-n", "0"], "-p 0 -n 0: nothing is measured"),
+    ] {
+        let error = fails(&[&["bench", "-m", &path], flags].concat());
+        assert!(error.starts_with(&format!("error: {expected}")), "{error}");
+    }
     let line = succeeds(&["bench", "-m", &path, "-p", "8", "-n", "2", "-r", "1", "--json"]);
     for line in line.lines() {
         let object: Value = serde_json::from_str(line).unwrap();
