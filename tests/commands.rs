@@ -89,6 +89,10 @@ fn going_back_is_cheap_in_a_long_chat() {
         let costs: Vec<_> = back.map(|line| (distance(line), line["most_read_again"].as_u64().unwrap())).collect();
         assert_eq!(costs.len(), 3);
         assert!(costs.iter().all(|(distance, again)| again <= &(distance + 1)), "{name}: {costs:?}");
+        // A limit is named where one is checked.
+        let limits: Vec<_> = lines.iter().map(|line| line["limit"].as_u64()).collect();
+        assert_eq!(limits[..3], [None, Some(512), Some(512)]);
+        assert!(limits[3..].iter().all(Option::is_none), "{name}: {out}");
         std::fs::remove_file(file).unwrap();
     }
 }
@@ -408,6 +412,11 @@ fn drafts_are_counted_and_change_nothing() {
         let each = line["tokens_per_step"].as_f64().unwrap();
         assert!((1.4..2.3).contains(&each) && line["ratio"].as_f64() > Some(0.0), "{line}");
     }
+    // What reads prompts that do not fit into one step is no part of it.
+    let bench =
+        [&bench[..4], &["--batch", "3", "--T", "3", "--accept", "2", "-n", "25", "--json", "-p", "300", "-b", "32"]];
+    let line: Value = serde_json::from_str(&succeeds(&bench.concat())).unwrap();
+    assert!((1.4..2.3).contains(&line["tokens_per_step"].as_f64().unwrap()), "{line}");
     // Of two prompts, at two temperatures.
     let bench = ["bench-op", "spec_ngram", "-m", &path, "--prompts", "2", "-n", "60", "-r", "1", "--json"];
     let lines: Vec<Value> = succeeds(&bench).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
