@@ -143,7 +143,20 @@ fn a_hybrid_is_understood_at_a_glance() {
     let head = metadata("qwen35moe.attention.key_length") + metadata("qwen35moe.attention.value_length");
     let kv = 2 * head * metadata("qwen35moe.attention.head_count_kv");
     assert_eq!(plan["memory"]["kv_bytes_per_token"], kv);
-    assert_eq!(plan["fits"].as_array().unwrap().len(), 4, "4096 tokens are the only context up to what was trained");
+    assert_eq!(plan["fits"].as_array().unwrap().len(), 8, "4096 tokens are the only context up to what was trained");
+    assert_eq!((&plan["fits"][0]["context"], &plan["misfit"]), (&json!(512), &Value::Null));
+    // A context that does not fit is in the table as well, and a line says what would fit.
+    let far = (1 << 30).to_string();
+    let tight: Value = serde_json::from_str(&succeeds(&["plan", "-m", &path, "--json", "-c", &far])).unwrap();
+    let fits = tight["misfit"]["fits"].as_u64().unwrap();
+    assert!(tight["misfit"]["missing_bytes"].as_u64() > Some(0) && (4096..1 << 30).contains(&fits), "{tight}");
+    let shown = succeeds(&["plan", "-m", &path, "--memory", "-c", &far]);
+    assert!(shown.contains(&format!("\n{far} ")), "{shown}");
+    let last = shown.lines().last().unwrap();
+    assert!(
+        last.starts_with(&format!("context of {far} tokens does not fit: ")) && last.ends_with(" tokens fit"),
+        "{last}"
+    );
     let listed = succeeds(&["inspect", &path, "--tensors"]);
     let tensors = &listed[listed.find("  token_embd.weight").unwrap()..];
     expect_file!["data/inspect.txt"].assert_eq(tensors);

@@ -3,7 +3,7 @@
 use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
-    flags::{ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags},
+    flags::{MOST_PREDICTED, ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags},
     policy::PolicyFlags,
 };
 use anyhow::{Context, anyhow};
@@ -42,7 +42,7 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// Most tokens of an answer; -1 goes on to its end
-    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
     predict: i64,
     /// A text that ends an answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]

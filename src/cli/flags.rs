@@ -162,6 +162,9 @@ impl CacheType {
     }
 }
 
+/// Most tokens of an answer that can be asked for: as many as of a context.
+pub(crate) const MOST_PREDICTED: i64 = 1 << 30;
+
 /// Rows a step may be taken back by where nothing is drafted: as many as with the drafts that are made where nobody says
 /// how many.
 pub(crate) const REPLAY_WINDOW: usize = DEFAULT_DRAFTS + 1;

@@ -3,7 +3,7 @@
 use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
-    flags::{ModelFlags, SamplingFlags},
+    flags::{MOST_PREDICTED, ModelFlags, SamplingFlags},
     grammar::GrammarFlags,
     policy::PolicyFlags,
     score::check_ids,
@@ -43,7 +43,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     prompt: Prompt,
     /// Most tokens to generate; -1 goes on to the end of the answer or the context
-    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
     predict: i64,
     /// Do not stop at the end of the answer
     #[arg(long)]

@@ -3,6 +3,7 @@
 
 mod absorbed;
 mod by_layers;
+mod clamp;
 mod elsewhere;
 mod giving;
 mod layers;
