@@ -7,6 +7,7 @@
 mod absorbed;
 mod arena;
 mod given_up;
+mod groups;
 mod limits;
 mod machine;
 mod ops;
