@@ -380,9 +380,31 @@ fn flags_of_the_server_come_from_a_file_and_the_environment() {
     let environment = [("KVAS_MODEL", "of-environment")];
     assert_eq!(serve("model = \"of-file\"", &environment, &["-m", "of-line"]), missing("of-line"));
     assert_eq!(serve("model = [\"a=x\", \"b=y\"]\nctx_size = 64\nshare-prefixes = false", &[], &[]), missing("x"));
+    // Where a value stood is said with what is wrong with it.
+    let said = serve("model = \"x\"\nctx-size = \"many\"", &[], &[]);
+    assert!(
+        said.starts_with(&format!("error: {}: ctx-size: invalid value 'many' for '--ctx-size", file.display())),
+        "{said}"
+    );
+    let said = serve("model = \"x\"", &[("KVAS_DEVICE", "abacus")], &[]);
+    assert!(
+        said.starts_with("error: KVAS_DEVICE: invalid value 'abacus' for '--device") && said.contains("cuda"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    // The file itself may be named by the environment.
+    let of_environment = |path: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+        String::from_utf8(command.arg("serve").env("KVAS_CONFIG", path).output().unwrap().stderr).unwrap()
+    };
+    std::fs::write(&file, "model = \"of-file\"").unwrap();
+    assert_eq!(of_environment(&text(&file)), missing("of-file"));
+    assert_eq!(of_environment("nowhere.toml"), missing("nowhere.toml"));
     for (text, expected) in [
         ("nonsense = 3", "nonsense: there is no such flag"),
         ("model = [", "line 1: unclosed array"),
+        ("port = 1\n= 2", "line 2: "),
+        ("model = \"x\"\nctx-size = 1\nctx_size = 2", "is there in another spelling, expected one of them"),
         ("model = \"x\"\nport = {}", "port: expected a text, a number, true, false, or a list of these"),
         ("model = \"x\"\nshare-prefixes = 3", "share-prefixes: 3, expected true or false"),
         ("model = [\"a=x\", \"a=y\"]\nalias = \"b\"", "--alias with several models"),

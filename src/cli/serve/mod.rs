@@ -38,7 +38,8 @@ pub(crate) struct Serve {
     model: Vec<String>,
     #[command(flatten)]
     run: RunFlags,
-    /// A TOML file with these flags: `ctx-size = 8192`; the environment (KVAS_CTX_SIZE) and the command line win over it
+    /// A TOML file with these flags: `ctx-size = 8192`; the environment (KVAS_CTX_SIZE) and the command line win over it.
+    /// KVAS_CONFIG names it as well
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Requests served at once; all share one pool of memory
