@@ -172,7 +172,44 @@ fn wrong_input_is_one_line_and_exit_code_1() {
         fails(&["run", "-m", &path, "--ids", "1,512", "-n", "1"]),
         "error: token 512, expected less than the vocabulary of 512"
     );
-    assert_eq!(fails(&["run", "-m", &path, "-p", "x", "--top-p", "2"]), "error: top_p: 2, expected 0 to 1");
+    for (flag, value, expected) in [
+        ("--top-p", "2", "0 to 1"),
+        ("--temp", "NaN", "a finite number of at least 0"),
+        ("--repeat-last-n", "-5", "-1 (all), 0 (none) or a number of tokens"),
+        ("--mirostat-ent", "-1", "a finite number of at least 0"),
+    ] {
+        let error = fails(&["run", "-m", &path, "-p", "x", &format!("{flag}={value}")]);
+        assert_eq!(error, format!("error: {flag} {value}, expected {expected}"));
+    }
+    for (flags, expected) in [
+        (&["--spec", "off", "-md", "nope"][..], "--model-draft nope with --spec off, expected --spec auto or draft"),
+        (&["--spec", "ngram", "--kv-policy", "slake"], "--spec ngram with --kv-policy slake, expected auto or off"),
+        (&["--spec", "mtp", "--kv-policy", "edgeinfinite"], "--spec mtp with --kv-policy edgeinfinite, expected"),
+        (&["-md", "nope", "--kv-policy", "slake"], "--model-draft with --kv-policy slake, expected one of them"),
+        (&["--device", "cpu", "-ngl", "3"], "--n-gpu-layers without a GPU, expected --device auto or cuda"),
+        (&["--device", "cpu", "--cpu-moe"], "--cpu-moe without a GPU, expected --device auto or cuda"),
+    ] {
+        for command in [&["run", "-p", "x"][..], &["chat"], &["plan"]] {
+            let error = fails(&[command, &["-m", &path], flags].concat());
+            assert!(error.starts_with(&format!("error: {expected}")), "{error}");
+        }
+    }
+    for count in ["-2", "9223372036854775807"] {
+        for command in [&["run", "-p", "x"][..], &["chat"]] {
+            let output = kvas(&[command, &["-m", &path, "-n", count]].concat());
+            assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    let error = String::from_utf8(kvas(&["tokenize", "-m", &path]).stderr).unwrap();
+    assert!(error.contains("<--file <FILE>|TEXT>"), "{error}");
+    assert_eq!(fails(&["man", &path]), format!("error: {path}: is a file, expected a folder"));
+    // A file with nothing in it but its head.
+    let empty = file.with_extension("empty.gguf");
+    let head = [&b"GGUF"[..], &3u32.to_le_bytes(), &[0; 16]].concat();
+    std::fs::write(&empty, head).unwrap();
+    let error = fails(&["run", "-m", &text(&empty), "-p", "x"]);
+    assert!(error.starts_with(&format!("error: {}: missing key general.architecture", empty.display())), "{error}");
+    std::fs::remove_file(empty).unwrap();
     assert!(fails(&["run", "-m", &path, "-p", "x", "--override-pre", "nope"]).contains("\"nope\""));
     assert!(fails(&["convert", "no-such-folder", "-o", "x.gguf"]).contains("no-such-folder"));
     assert!(fails(&["make-model", "--preset", "gpt-9", "-o", "x.gguf"]).contains("expected one of llama-3.2-1b"));
@@ -314,6 +351,15 @@ fn a_real_model_tells_its_story() {
         let path = text(&folder.join(format!("stories260K.v3.{kind}.gguf")));
         let told = succeeds(&["run", "-m", &path, "-p", "", "-n", "200", "--temp", "0"]);
         assert_eq!(told.trim_end_matches('\n'), expected.trim_end_matches('\n'), "{kind}");
+    }
+}
+
+#[test]
+fn windows_of_texts_are_of_as_many_tokens_as_is_said() {
+    for command in ["perplexity", "imatrix"] {
+        let help = succeeds(&[command, "--help"]);
+        assert!(help.contains("Tokens of a window [default: 512, fewer if the model was trained for fewer]"), "{help}");
+        assert!(!help.contains("as the model was trained, as far"), "{help}");
     }
 }
 
