@@ -139,6 +139,11 @@ fn replay_admits_more_sequences_than_a_state_per_draft() {
     assert_eq!((of(1, "copies_bytes"), of(5, "copies_bytes")), (state, 5 * state));
     assert!((4096 * (24 << 10)..4200 * (24 << 10)).contains(&of(5, "pages_bytes")));
     assert!(of(5, "sequences_with_replay") > 2 * of(5, "sequences_with_copies"));
+    // A plan chooses no ring for states that fade by channel, but nothing could be verified without one.
+    let lines = self::lines("concurrency --model kimi-linear-48b --T 1,5");
+    let bytes = |at: usize| (&lines[at]["window"], lines[at]["replay_bytes"].as_u64().unwrap());
+    let ((_, one), (window, five)) = (bytes(lines.len() - 2), bytes(lines.len() - 1));
+    assert!(*window == 5 && five > one + one / 100, "{lines:?}");
     let error = fails(&["bench-op", "concurrency", "--model", "gpt-9"]);
     assert!(error.starts_with("error: --model gpt-9, expected one of "), "{error}");
     assert!(succeeds(&["bench-op", "concurrency"]).lines().count() > 12, "every model with states, twice");
@@ -234,5 +239,7 @@ fn methods_are_compared_by_what_perplexity_says_of_each() {
     assert_eq!(table.lines().count(), 4, "{table}");
     std::fs::write(&questions, "{\"prompt\": \"the fox\"}\n").unwrap();
     assert!(fails(&op).contains("questions:1: expected an object with prompt and answer"));
+    std::fs::write(&questions, "").unwrap();
+    assert!(fails(&op).ends_with("questions: no questions, expected one a line"));
     std::fs::remove_dir_all(folder).unwrap();
 }

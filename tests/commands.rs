@@ -92,6 +92,10 @@ fn going_back_is_cheap_in_a_long_chat() {
         let costs: Vec<_> = back.map(|line| (distance(line), line["most_read_again"].as_u64().unwrap())).collect();
         assert_eq!(costs.len(), 3);
         assert!(costs.iter().all(|(distance, again)| again <= &(distance + 1)), "{name}: {costs:?}");
+        // A limit is named where one is checked.
+        let limits: Vec<_> = lines.iter().map(|line| line["limit"].as_u64()).collect();
+        assert_eq!(limits[..3], [None, Some(512), Some(512)]);
+        assert!(limits[3..].iter().all(Option::is_none), "{name}: {out}");
         std::fs::remove_file(file).unwrap();
     }
 }
@@ -142,7 +146,20 @@ fn a_hybrid_is_understood_at_a_glance() {
     let head = metadata("qwen35moe.attention.key_length") + metadata("qwen35moe.attention.value_length");
     let kv = 2 * head * metadata("qwen35moe.attention.head_count_kv");
     assert_eq!(plan["memory"]["kv_bytes_per_token"], kv);
-    assert_eq!(plan["fits"].as_array().unwrap().len(), 4, "4096 tokens are the only context up to what was trained");
+    assert_eq!(plan["fits"].as_array().unwrap().len(), 8, "4096 tokens are the only context up to what was trained");
+    assert_eq!((&plan["fits"][0]["context"], &plan["misfit"]), (&json!(512), &Value::Null));
+    // A context that does not fit is in the table as well, and a line says what would fit.
+    let far = (1 << 30).to_string();
+    let tight: Value = serde_json::from_str(&succeeds(&["plan", "-m", &path, "--json", "-c", &far])).unwrap();
+    let fits = tight["misfit"]["fits"].as_u64().unwrap();
+    assert!(tight["misfit"]["missing_bytes"].as_u64() > Some(0) && (4096..1 << 30).contains(&fits), "{tight}");
+    let shown = succeeds(&["plan", "-m", &path, "--memory", "-c", &far]);
+    assert!(shown.contains(&format!("\n{far} ")), "{shown}");
+    let last = shown.lines().last().unwrap();
+    assert!(
+        last.starts_with(&format!("context of {far} tokens does not fit: ")) && last.ends_with(" tokens fit"),
+        "{last}"
+    );
     let listed = succeeds(&["inspect", &path, "--tensors"]);
     let tensors = &listed[listed.find("  token_embd.weight").unwrap()..];
     expect_file!["data/inspect.txt"].assert_eq(tensors);
@@ -158,7 +175,44 @@ fn wrong_input_is_one_line_and_exit_code_1() {
         fails(&["run", "-m", &path, "--ids", "1,512", "-n", "1"]),
         "error: token 512, expected less than the vocabulary of 512"
     );
-    assert_eq!(fails(&["run", "-m", &path, "-p", "x", "--top-p", "2"]), "error: top_p: 2, expected 0 to 1");
+    for (flag, value, expected) in [
+        ("--top-p", "2", "0 to 1"),
+        ("--temp", "NaN", "a finite number of at least 0"),
+        ("--repeat-last-n", "-5", "-1 (all), 0 (none) or a number of tokens"),
+        ("--mirostat-ent", "-1", "a finite number of at least 0"),
+    ] {
+        let error = fails(&["run", "-m", &path, "-p", "x", &format!("{flag}={value}")]);
+        assert_eq!(error, format!("error: {flag} {value}, expected {expected}"));
+    }
+    for (flags, expected) in [
+        (&["--spec", "off", "-md", "nope"][..], "--model-draft nope with --spec off, expected --spec auto or draft"),
+        (&["--spec", "ngram", "--kv-policy", "slake"], "--spec ngram with --kv-policy slake, expected auto or off"),
+        (&["--spec", "mtp", "--kv-policy", "edgeinfinite"], "--spec mtp with --kv-policy edgeinfinite, expected"),
+        (&["-md", "nope", "--kv-policy", "slake"], "--model-draft with --kv-policy slake, expected one of them"),
+        (&["--device", "cpu", "-ngl", "3"], "--n-gpu-layers without a GPU, expected --device auto or cuda"),
+        (&["--device", "cpu", "--cpu-moe"], "--cpu-moe without a GPU, expected --device auto or cuda"),
+    ] {
+        for command in [&["run", "-p", "x"][..], &["chat"], &["plan"]] {
+            let error = fails(&[command, &["-m", &path], flags].concat());
+            assert!(error.starts_with(&format!("error: {expected}")), "{error}");
+        }
+    }
+    for count in ["-2", "9223372036854775807"] {
+        for command in [&["run", "-p", "x"][..], &["chat"]] {
+            let output = kvas(&[command, &["-m", &path, "-n", count]].concat());
+            assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    let error = String::from_utf8(kvas(&["tokenize", "-m", &path]).stderr).unwrap();
+    assert!(error.contains("<--file <FILE>|TEXT>"), "{error}");
+    assert_eq!(fails(&["man", &path]), format!("error: {path}: is a file, expected a folder"));
+    // A file with nothing in it but its head.
+    let empty = file.with_extension("empty.gguf");
+    let head = [&b"GGUF"[..], &3u32.to_le_bytes(), &[0; 16]].concat();
+    std::fs::write(&empty, head).unwrap();
+    let error = fails(&["run", "-m", &text(&empty), "-p", "x"]);
+    assert!(error.starts_with(&format!("error: {}: missing key general.architecture", empty.display())), "{error}");
+    std::fs::remove_file(empty).unwrap();
     assert!(fails(&["run", "-m", &path, "-p", "x", "--override-pre", "nope"]).contains("\"nope\""));
     assert!(fails(&["convert", "no-such-folder", "-o", "x.gguf"]).contains("no-such-folder"));
     assert!(fails(&["make-model", "--preset", "gpt-9", "-o", "x.gguf"]).contains("expected one of llama-3.2-1b"));
@@ -175,6 +229,14 @@ fn a_model_of_random_weights_can_be_made_and_measured() {
     succeeds(&["make-model", "--preset", "qwen3-0.6b", "--type", "q4_0", "-o", &path]);
     let error = fails(&["bench", "-m", &path, "-p", "8", "-n", "2", "-d", "30", "-c", "38"]);
     assert!(error.contains("--ctx-size 38, expected at least 39 tokens"), "{error}");
+    for (flags, expected) in [
+        (&["--parallel", "1,0"][..], "--parallel 0, expected 1 to 512"),
+        (&["--parallel", "9", "-b", "8"], "--parallel 9, expected 1 to 8"),
+        (&["-p", "0", "-n", "0"], "-p 0 -n 0: nothing is measured"),
+    ] {
+        let error = fails(&[&["bench", "-m", &path], flags].concat());
+        assert!(error.starts_with(&format!("error: {expected}")), "{error}");
+    }
     let line = succeeds(&["bench", "-m", &path, "-p", "8", "-n", "2", "-r", "1", "--json"]);
     for line in line.lines() {
         let object: Value = serde_json::from_str(line).unwrap();
@@ -296,6 +358,15 @@ fn a_real_model_tells_its_story() {
 }
 
 #[test]
+fn windows_of_texts_are_of_as_many_tokens_as_is_said() {
+    for command in ["perplexity", "imatrix"] {
+        let help = succeeds(&[command, "--help"]);
+        assert!(help.contains("Tokens of a window [default: 512, fewer if the model was trained for fewer]"), "{help}");
+        assert!(!help.contains("as the model was trained, as far"), "{help}");
+    }
+}
+
+#[test]
 fn perplexity_is_that_of_the_reference_implementation() {
     let Some(data) = shared() else { return };
     let story = text(&data.join("text/stories.valid.txt"));
@@ -358,9 +429,31 @@ fn flags_of_the_server_come_from_a_file_and_the_environment() {
     let environment = [("KVAS_MODEL", "of-environment")];
     assert_eq!(serve("model = \"of-file\"", &environment, &["-m", "of-line"]), missing("of-line"));
     assert_eq!(serve("model = [\"a=x\", \"b=y\"]\nctx_size = 64\nshare-prefixes = false", &[], &[]), missing("x"));
+    // Where a value stood is said with what is wrong with it.
+    let said = serve("model = \"x\"\nctx-size = \"many\"", &[], &[]);
+    assert!(
+        said.starts_with(&format!("error: {}: ctx-size: invalid value 'many' for '--ctx-size", file.display())),
+        "{said}"
+    );
+    let said = serve("model = \"x\"", &[("KVAS_DEVICE", "abacus")], &[]);
+    assert!(
+        said.starts_with("error: KVAS_DEVICE: invalid value 'abacus' for '--device") && said.contains("cuda"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    // The file itself may be named by the environment.
+    let of_environment = |path: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+        String::from_utf8(command.arg("serve").env("KVAS_CONFIG", path).output().unwrap().stderr).unwrap()
+    };
+    std::fs::write(&file, "model = \"of-file\"").unwrap();
+    assert_eq!(of_environment(&text(&file)), missing("of-file"));
+    assert_eq!(of_environment("nowhere.toml"), missing("nowhere.toml"));
     for (text, expected) in [
         ("nonsense = 3", "nonsense: there is no such flag"),
         ("model = [", "line 1: unclosed array"),
+        ("port = 1\n= 2", "line 2: "),
+        ("model = \"x\"\nctx-size = 1\nctx_size = 2", "is there in another spelling, expected one of them"),
         ("model = \"x\"\nport = {}", "port: expected a text, a number, true, false, or a list of these"),
         ("model = \"x\"\nshare-prefixes = 3", "share-prefixes: 3, expected true or false"),
         ("model = [\"a=x\", \"a=y\"]\nalias = \"b\"", "--alias with several models"),
@@ -412,6 +505,11 @@ fn drafts_are_counted_and_change_nothing() {
         let each = line["tokens_per_step"].as_f64().unwrap();
         assert!((1.4..2.3).contains(&each) && line["ratio"].as_f64() > Some(0.0), "{line}");
     }
+    // What reads prompts that do not fit into one step is no part of it.
+    let bench =
+        [&bench[..4], &["--batch", "3", "--T", "3", "--accept", "2", "-n", "25", "--json", "-p", "300", "-b", "32"]];
+    let line: Value = serde_json::from_str(&succeeds(&bench.concat())).unwrap();
+    assert!((1.4..2.3).contains(&line["tokens_per_step"].as_f64().unwrap()), "{line}");
     // Of two prompts, at two temperatures.
     let bench = ["bench-op", "spec_ngram", "-m", &path, "--prompts", "2", "-n", "60", "-r", "1", "--json"];
     let lines: Vec<Value> = succeeds(&bench).lines().map(|line| serde_json::from_str(line).unwrap()).collect();

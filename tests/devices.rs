@@ -67,11 +67,21 @@ fn devices_are_compared_op_by_op() {
     let out = kvas(&["diff", "-m", &path, "--device", "cpu", "--bound", "0"]);
     let text = String::from_utf8(out.stdout).unwrap();
     assert_eq!((out.status.code(), text.lines().count()), (Some(1), 3), "{text}");
+    for (flags, expected) in [
+        (&["--bound", "nan"][..], "--bound NaN, expected 0 or more"),
+        (&["--ids", "1,2,3", "-c", "2"], "--ids: 3 tokens, expected at most the context of 2"),
+        (&["-b", "1"], "without --ids: 16 tokens, expected at most the 1 of --batch-size"),
+    ] {
+        let error = fails(&[&["diff", "-m", &path, "--device", "cpu"], flags].concat());
+        assert_eq!(error, format!("error: {expected}"));
+    }
     std::fs::remove_file(file).unwrap();
 }
 
 #[test]
 fn a_device_tests_itself() {
+    let error = fails(&["selftest", "--device", "cpu", "norm 3x33", "nosuchthing"]);
+    assert!(error.starts_with("error: nosuchthing: no case has it in its name"), "{error}");
     let out = succeeds(&["selftest", "--device", "cpu", "norm 3x33", "route 4 of 12"]);
     assert!(out.starts_with("cpu (") && out.contains("norm 3x33"), "{out}");
     assert!(out.contains("26 of 26 passed"), "{out}");

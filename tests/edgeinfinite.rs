@@ -423,6 +423,15 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
     assert_eq!(succeeds(&[&bench[..], &edge].concat()).lines().count(), 4);
 }
 
+/// The prediction head of the model takes no memory, least of all for a sequence without end.
+#[test]
+fn nobody_drafts_for_a_sequence_without_end() {
+    let ptaa = ["--kv-policy", "edgeinfinite", "--edge-memory", "ptaa"];
+    let plan = succeeds(&[&["plan", "--device", "cpu", "--memory", "--json"][..], &ptaa].concat());
+    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    assert_eq!((&plan["memory"]["drafts_bytes"], &plan["misfit"]), (&0.into(), &serde_json::Value::Null), "{plan}");
+}
+
 #[test]
 fn gates_that_were_trained_for_keys_before_rotation_are_given_such_keys() {
     let words = std::env::temp_dir().join(format!("kvas-edge-before-{}.txt", std::process::id()));

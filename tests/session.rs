@@ -355,6 +355,28 @@ fn a_chat_goes_on_after_a_restart() {
     assert!(output.status.code() == Some(1) && error.contains(": a session of "), "{error}");
 }
 
+/// A conversation that has filled its context is opened again: there is no room for more, but it can be gone back in.
+#[test]
+fn a_full_conversation_can_be_opened_again() {
+    let (folder, model) = (Folder::new("full"), bundled());
+    let session = folder.text("talk");
+    let chat = |input: &str| {
+        let arguments = ["chat", "-m", &model, "--temp", "0", "-c", "64", "--session", &session];
+        typed(kvas(&arguments).spawn().unwrap(), input)
+    };
+    assert!(chat("Tell me a story about a dog.\n").status.success());
+    assert_eq!((Session::open(Path::new(&session)).unwrap().tokens().len(), messages(Path::new(&session))), (64, 2));
+    let output = chat("/undo\n");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(messages(Path::new(&session)), 0);
+    // More than the context is refused still.
+    let few = ["chat", "-m", &model, "-c", "32", "--session", &session];
+    chat("Tell me a story about a dog.\n");
+    let output = typed(kvas(&few).spawn().unwrap(), "/undo\n");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.ends_with("64 tokens, expected at most the context of 32\n"), "{error}");
+}
+
 /// Messages in a session file, which is whole.
 fn messages(session: &Path) -> usize {
     let session = Session::open(session).unwrap();

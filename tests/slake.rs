@@ -303,6 +303,16 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
         (&["--kv-budget", "512"][..], "--kv-budget without --kv-policy slake"),
         (&["--kv-policy", "slake", "--kv-budget", "16"], "--kv-budget 16, expected at least"),
         (&["--kv-policy", "slake", "--mass-cap", "9"], "--mass-cap 9, expected 0 to 2"),
+        (&["--kv-policy", "slake", "--slake-alpha", "0.3"], "--slake-alpha without --slake-score vabs, expected both"),
+        (
+            &["--kv-policy", "slake", "--slake-score", "cake", "--slake-beta", "0.3"],
+            "--slake-beta without --slake-score vabs",
+        ),
+        (
+            &["--kv-policy", "slake", "--slake-score", "window", "--slake-gamma", "9"],
+            "--slake-gamma with --slake-score window",
+        ),
+        (&["--kv-policy", "slake", "--slake-moments", "off", "--mass-cap", "1"], "--mass-cap with --slake-moments off"),
     ] {
         let flags = with(flags);
         let error = fails(&flags.iter().map(String::as_str).collect::<Vec<_>>());
@@ -319,6 +329,39 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
     };
     let (few, ppl) = of(&["--kv-policy", "slake", "--kv-budget", "256", "--slake-score", "vabs"]);
     assert!(few == 200 && ppl > 1.0 && ppl.is_finite(), "{few} {ppl}");
+    // Nothing is predicted of the first half.
+    let slake = ["--kv-policy", "slake", "--kv-budget", "256"];
+    let all = ["perplexity", "-m", asset, "--device", "cpu", "-f", &path, "-c", "400", "--chunks", "1", "--to", "10"];
+    let error = fails(&[&all[..], &slake].concat());
+    assert_eq!(error, "error: --from 0 --to 10, expected positions of 199 to 399, where a window is predicted");
+    // What was given up is not counted as read.
+    let bench =
+        ["bench", "-m", asset, "--device", "cpu", "-p", "0", "-n", "2", "-d", "900", "-r", "1", "--json", "--profile"];
+    let read = |flags: &[&str]| {
+        let out = succeeds(&[&bench[..], flags].concat());
+        let lines: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let attention = lines.iter().find(|line| line["op"] == "attention").unwrap()["bytes"].as_f64().unwrap();
+        (lines[0]["bytes_per_token"].as_f64().unwrap(), attention)
+    };
+    let ((all, of_all), (some, of_some)) = (read(&[]), read(&slake));
+    assert!(some < all && of_some < 0.4 * of_all, "{some} of {all}, {of_some} of {of_all}");
+    // Budgets that are too small are raised, and results say so.
+    let quality = ["bench-op", "slake_quality", "-m", asset, "--device", "cpu", "--text", &path, "--windows", "1"];
+    let quality = [&quality[..], &["--lengths", "200,8"]].concat();
+    let out = succeeds(&[&quality[..], &["--budgets", "1,200", "--json"]].concat());
+    let lines: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let raised = |at: usize| lines[at]["raised_to"].as_u64();
+    assert_eq!((lines.len(), raised(0), raised(1), raised(6)), (11, None, Some(64), None), "{out}");
+    assert!(raised(3) > Some(64), "moments take room: {out}");
+    assert!(succeeds(&[&quality[..], &["--budgets", "1"]].concat()).contains("| 1 (64) | CAKE |"));
+    assert!(fails(&[&quality[..], &["--budgets", "0"]].concat()).contains("--budgets 0, expected numbers"));
+    let error = fails(&[&quality[..8], &["--lengths", "9000,8"]].concat());
+    assert!(
+        error.starts_with(&format!("error: {path}: ")) && error.ends_with("at least one window of 9008"),
+        "{error}"
+    );
+    let error = fails(&["bench-op", "slake_peak", "--n", "4096", "--layers", "4", "--budget", "64", "--device", "cpu"]);
+    assert!(error.starts_with("error: --budget 64, expected at least "), "{error}");
     let plan = succeeds(&["plan", "-m", asset, "--device", "cpu", "--memory", "--kv-policy", "slake"]);
     assert!(plan.contains("held tokens"), "{plan}");
     std::fs::remove_file(text).unwrap();

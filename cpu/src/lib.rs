@@ -8,6 +8,7 @@
 mod absorbed;
 mod arena;
 mod given_up;
+mod groups;
 mod limits;
 mod machine;
 mod ops;

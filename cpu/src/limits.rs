@@ -2,6 +2,7 @@
 
 use crate::{
     arena::Arena,
+    groups,
     pool::{Place, Pool, Tiles as Parts},
     simd::{
         Isa, Kernel, Proof, Simd, math,
@@ -11,16 +12,10 @@ use crate::{
 use std::{hint::black_box, time::Instant};
 
 /// Bytes that can be allocated before the system starts to swap or kill; `None` where it does not say. The smaller of
-/// what the machine has and what the control group of this process may still take.
+/// what the machine has and what the control groups of this process may still take.
 pub fn available_memory() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_of_meminfo(&text));
-    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
-    // Memory in use includes file pages, which the kernel gives back; so does what is left.
-    let group = read("memory.max").zip(read("memory.current")).map(|(most, used)| {
-        let files = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").ok();
-        most.saturating_sub(used.saturating_sub(files.and_then(|text| field(&text, "file")).unwrap_or(0)))
-    });
-    match (machine, group) {
+    match (machine, groups::available()) {
         (Some(machine), Some(group)) => Some(machine.min(group)),
         (machine, group) => machine.or(group),
     }
@@ -33,7 +28,7 @@ pub fn resident_memory() -> Option<u64> {
 }
 
 /// The first number on the line that starts with the word `name`.
-fn field(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
     let mut words =
         text.lines().map(str::split_whitespace).find_map(|mut words| (words.next()? == name).then_some(words))?;
     words.next()?.parse().ok()

@@ -3,7 +3,7 @@
 use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
-    flags::{ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags, TemplateFlags},
+    flags::{MOST_PREDICTED, ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags, TemplateFlags},
     note,
     policy::PolicyFlags,
     print,
@@ -43,7 +43,7 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// Most tokens of an answer; -1 goes on to its end
-    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
     predict: i64,
     /// A text that ends an answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]
@@ -83,6 +83,7 @@ pub(crate) fn statistics(timings: &Timings) -> String {
 
 impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let table = self.table(&mut model)?;
         let mut policy = table.policy(&mut model, self.policy.clone())?;
@@ -170,15 +171,16 @@ impl Table<'_> {
     fn open(&self, model: &mut Model, policy: &Policy) -> anyhow::Result<(Conversation, ReplSettings)> {
         let (flags, bound) = (self.flags, policy.bound);
         model.program = policy.program.clone();
-        let rows = flags.drafts.rows();
+        let drafts = flags.drafts.under(policy.flags.kind());
+        let rows = drafts.rows();
         let host_bytes = flags.shelf.host_bytes(&flags.model.run.compute)?;
         let wanted = device::Wanted { outputs: rows, window: rows, promised: host_bytes, ..WANTED };
-        let Prepared { runner, plan, drafters, .. } = flags.drafts.prepare(&flags.model, model, wanted)?;
+        let Prepared { runner, plan, drafters, .. } = drafts.prepare(&flags.model, model, wanted)?;
         let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, limits, .. } = plan;
         let ring = limits.replay.history;
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context, ring };
         let shelf = flags.shelf.open(&self.id, host_bytes)?;
-        let (snapshot_every, most_drafts) = (SNAPSHOT_EVERY, flags.drafts.most());
+        let (snapshot_every, most_drafts) = (SNAPSHOT_EVERY, drafts.most());
         let config = EngineConfig { snapshot_every, shelf, bound, drafters, most_drafts, ..EngineConfig::new(context) };
         let engine = Engine::start(runner, config);
         let (tokenizer, template) = (model.tokenizer.clone(), self.template.clone());

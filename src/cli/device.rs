@@ -4,7 +4,7 @@ use super::{
     flags::{ComputeFlags, Device, ModelFlags, REPLAY_WINDOW},
     note,
 };
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use kvas::{
     engine::Runner,
     memory::plan::{Between, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
@@ -39,7 +39,10 @@ pub(crate) struct Wanted {
 pub(crate) fn open(flags: &ModelFlags) -> anyhow::Result<Model> {
     let pre = flags.run.override_pre.as_deref();
     Ok(match &flags.model {
-        Some(file) => Model::open(file, pre)?,
+        Some(file) => match Model::open(file, pre) {
+            Err(error) if !error.names_file() => return Err(error).with_context(|| file.display().to_string()),
+            opened => opened?,
+        },
         None => Model::bundled(pre)?,
     })
 }
@@ -77,13 +80,26 @@ impl Place {
 
     /// What the flags ask for.
     pub(crate) fn of(flags: &ComputeFlags) -> anyhow::Result<Self> {
+        Self::asked(flags, "--device")
+    }
+
+    /// The same, of a device that this flag has named.
+    pub(crate) fn asked(flags: &ComputeFlags, flag: &str) -> anyhow::Result<Self> {
         let cpu = Self::processor(flags);
+        let shares = match flags {
+            ComputeFlags { n_gpu_layers: Some(1..), .. } => Some("--n-gpu-layers"),
+            ComputeFlags { cpu_moe: true, .. } => Some("--cpu-moe"),
+            _ => None,
+        };
+        if let (Some(given), Device::Cpu | Device::Reference) = (shares, flags.device) {
+            return Err(anyhow!("{given} without a GPU, expected {flag} auto or cuda"));
+        }
         match flags.device {
             Device::Cpu => Ok(cpu),
             // All layers on the processor.
             Device::Auto | Device::Cuda if flags.n_gpu_layers == Some(0) => Ok(cpu),
             Device::Cuda => {
-                let device = Self::gpu().map_err(|error| anyhow!("--device {error}"))?;
+                let device = Self::gpu().map_err(|error| anyhow!("{flag} {error}"))?;
                 Ok(Place::Cuda { device, eager: flags.eager })
             }
             Device::Reference => Ok(Place::Reference),

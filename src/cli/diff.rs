@@ -36,20 +36,22 @@ pub(crate) struct Diff {
 impl Diff {
     /// Exits with 1 if an op parts.
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        ensure!(self.bound >= 0.0, "--bound {}, expected 0 or more", self.bound);
         let model = device::open(&self.model)?;
         let vocab = model.spec.vocab as u32;
         let ids = if self.ids.is_empty() { (1..=16).map(|i| i * 7919 % vocab).collect() } else { self.ids.clone() };
         check_ids(&model, &ids)?;
-        let most = self.model.run.batch_size;
-        ensure!(
-            ids.len() <= most as usize,
-            "--ids names {} tokens, expected at most the {most} of --batch-size",
-            ids.len()
-        );
+        let (count, most) = (ids.len(), self.model.run.batch_size);
+        let named = if self.ids.is_empty() { "without --ids" } else { "--ids" };
+        ensure!(count <= most as usize, "{named}: {count} tokens, expected at most the {most} of --batch-size");
+        if let Some(context) = self.model.run.context() {
+            ensure!(count <= context, "{named}: {count} tokens, expected at most the context of {context}");
+        }
         let mut flags = self.model.clone();
         let names = [Place::of(&flags.run.compute)?, {
-            flags.run.compute.device = self.against;
-            Place::of(&flags.run.compute)?
+            let compute = &mut flags.run.compute;
+            (compute.device, compute.n_gpu_layers, compute.cpu_moe) = (self.against, None, false);
+            Place::asked(&flags.run.compute, "--against")?
         }];
         // Every op runs on both with the same inputs: what is told is the error of this op, not of those before it.
         let mut backends = Vec::new();

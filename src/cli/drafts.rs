@@ -10,6 +10,7 @@ use kvas::{
     engine::{DraftModel, PredictionHead, Runner},
     memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, plan},
     model::Model,
+    policy::PolicyKind,
     speculation::{DEFAULT_DRAFTS, Drafter, Kind, Lookup, MOST_DRAFTS},
 };
 use kvas_backend::{Program, StoreDecl};
@@ -19,7 +20,8 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Drafts")]
 pub(crate) struct DraftFlags {
-    /// Who drafts the next tokens, which the model then checks in one step; answers are the same either way
+    /// Who drafts the next tokens, which the model then checks in one step; answers are the same either way. Nobody does
+    /// with --kv-policy slake or edgeinfinite
     #[arg(long, value_enum, default_value_t = Spec::Auto)]
     spec: Spec,
     /// Most tokens drafted at once
@@ -74,6 +76,39 @@ enum Second {
 }
 
 impl DraftFlags {
+    /// Refuses who cannot draft, before a model is opened: a model that nobody asks, and anybody where sequences give up
+    /// tokens by this policy.
+    pub(crate) fn check(&self, policy: PolicyKind) -> anyhow::Result<()> {
+        let value = self.spec.to_possible_value();
+        let name = value.as_ref().map_or("", |value| value.get_name());
+        match (self.spec, &self.model_draft, policy) {
+            (Spec::Off | Spec::Ngram | Spec::Mtp, Some(file), _) => {
+                bail!("--model-draft {} with --spec {name}, expected --spec auto or draft", file.display())
+            }
+            (Spec::Off, None, _) | (Spec::Auto, None, _) | (_, _, PolicyKind::Full) => Ok(()),
+            (Spec::Auto, Some(_), PolicyKind::Slake | PolicyKind::EdgeInfinite) => {
+                bail!(
+                    "--model-draft with --kv-policy {}, expected one of them: nothing is drafted with it",
+                    policy.name()
+                )
+            }
+            (Spec::Ngram | Spec::Mtp | Spec::Draft, _, PolicyKind::Slake | PolicyKind::EdgeInfinite) => {
+                bail!(
+                    "--spec {name} with --kv-policy {}, expected auto or off: nothing is drafted with it",
+                    policy.name()
+                )
+            }
+        }
+    }
+
+    /// The same where all sequences go by this policy: nobody drafts for those that give up tokens.
+    pub(crate) fn under(&self, policy: PolicyKind) -> Self {
+        match policy {
+            PolicyKind::Full => self.clone(),
+            PolicyKind::Slake | PolicyKind::EdgeInfinite => Self { spec: Spec::Off, model_draft: None, ..self.clone() },
+        }
+    }
+
     /// Most tokens drafted at once.
     pub(crate) fn most(&self) -> usize {
         usize::from(self.spec_max)
@@ -94,7 +129,7 @@ impl DraftFlags {
         let Some(second) = second else { return Ok(Planned { request, available_bytes, own, second: None }) };
         let mut planned = second.plan(flags, model, &own, wanted)?;
         let needed = planned.needed_bytes();
-        if own.needed_bytes() + needed > own.available_bytes {
+        if own.needed_bytes().saturating_add(needed) > own.available_bytes {
             request.available_bytes = request.available_bytes.saturating_sub(needed);
             own = of(&request);
             planned = second.plan(flags, model, &own, wanted)?;
@@ -134,6 +169,8 @@ impl DraftFlags {
                 let missing = || format!("--spec mtp: {} has no prediction head", flags.name());
                 head().with_context(missing).map(Some)
             }
+            // Most sequences are not drafted for then.
+            (Spec::Auto, None) if gives_up(&model.program) => Ok(None),
             (Spec::Auto, None) => Ok(head()),
         }
     }
@@ -164,6 +201,11 @@ impl Planned {
     }
 }
 
+/// Whether a program is one whose sequences may give up tokens.
+fn gives_up(program: &Program) -> bool {
+    program.segments().is_some() || program.bounded_stores().next().is_some()
+}
+
 /// Fails if a token is another text in the other model.
 fn same_vocabulary(draft: &Model, model: &Model) -> anyhow::Result<()> {
     if draft.spec.vocab != model.spec.vocab {
@@ -182,7 +224,8 @@ impl Second {
     /// What it takes beside a model that is planned like this.
     fn plan(&self, flags: &ModelFlags, model: &Model, own: &MemoryPlan, wanted: Wanted) -> anyhow::Result<MemoryPlan> {
         let place = Place::of(&flags.run.compute)?;
-        let context = Some(own.context);
+        // Longer ones hold fewer tokens than they have, and are not drafted for.
+        let context = Some(own.context.min(own.pool_tokens));
         let beside = |request: PlanRequest| PlanRequest { context, history: None, kv_only: Some(0), ..request };
         Ok(match self {
             Second::Model(draft, flags) => {

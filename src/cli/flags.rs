@@ -1,10 +1,10 @@
 //! Flags that several commands share, named as llama.cpp names them.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
     model::{Model, bundled},
-    sampling::{SamplerParams, parse_samplers},
+    sampling::{SamplerParams, SamplingError, parse_samplers},
     session::{ModelId, Shelf},
     speculation::DEFAULT_DRAFTS,
     text::ChatTemplate,
@@ -163,6 +163,9 @@ impl CacheType {
         }
     }
 }
+
+/// Most tokens of an answer that can be asked for: as many as of a context.
+pub(crate) const MOST_PREDICTED: i64 = 1 << 30;
 
 /// Rows a step may be taken back by where nothing is drafted: as many as with the drafts that are made where nobody says
 /// how many.
@@ -387,9 +390,26 @@ impl SamplingFlags {
         if let Some(samplers) = &self.samplers {
             params.samplers = parse_samplers(samplers).context("--samplers")?;
         }
-        params.validate()?;
+        params.validate().map_err(by_flag)?;
         Ok(params)
     }
+}
+
+/// What is wrong with a parameter, by the name it has on the command line.
+fn by_flag(error: SamplingError) -> anyhow::Error {
+    let SamplingError::Range { field, found, expected } = &error else { return error.into() };
+    let flag = match *field {
+        "temperature" => "temp",
+        "dynatemp_exponent" => "dynatemp-exp",
+        "typical_p" => "typical",
+        "top_n_sigma" => "top-nsigma",
+        "repeat_last" => "repeat-last-n",
+        "dry_penalty_last" => "dry-penalty-last-n",
+        "mirostat_tau" => "mirostat-ent",
+        "mirostat_eta" => "mirostat-lr",
+        field => &field.replace('_', "-"),
+    };
+    anyhow!("--{flag} {found}, expected {expected}")
 }
 
 fn bias(text: &str) -> anyhow::Result<(u32, f32)> {

@@ -1,6 +1,11 @@
 //! `kvas imatrix`: which columns of a model's matrices matter, measured on a text.
 
-use super::{device, flags::ModelFlags, note, output, score::text_windows};
+use super::{
+    device,
+    flags::ModelFlags,
+    note, output,
+    score::{self, text_windows},
+};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::engine::{InputRow, matrix_inputs};
@@ -11,7 +16,8 @@ use std::path::PathBuf;
 /// Measure which columns of a model's matrices matter for a text, for `kvas quantize --imatrix`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  kvas imatrix -m model.bf16.gguf -f text.txt -o model.imatrix.gguf\n  kvas imatrix -m model.bf16.gguf -f text.txt -o model.imatrix.gguf -c 512 --chunks 100"
+    after_help = "Examples:\n  kvas imatrix -m model.bf16.gguf -f text.txt -o model.imatrix.gguf\n  kvas imatrix -m model.bf16.gguf -f text.txt -o model.imatrix.gguf -c 512 --chunks 100",
+    mut_arg("ctx_size", score::window_help)
 )]
 pub(crate) struct Imatrix {
     #[command(flatten)]

@@ -1,7 +1,7 @@
 //! `kvas completions` and `kvas man`: what shells and `man` want to know of the commands, from the same text as `--help`.
 
 use super::{Cli, Stdout};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 use std::{io::Write, path::PathBuf};
@@ -37,6 +37,11 @@ pub(crate) struct Man {
 
 impl Man {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        ensure!(
+            !self.folder.exists() || self.folder.is_dir(),
+            "{}: is a file, expected a folder",
+            self.folder.display()
+        );
         std::fs::create_dir_all(&self.folder).with_context(|| self.folder.display().to_string())?;
         clap_mangen::generate_to(Cli::command(), &self.folder).with_context(|| self.folder.display().to_string())?;
         Ok(0)

@@ -6,7 +6,7 @@ use super::{
     note,
     policy::PolicyFlags,
     print,
-    score::{SCORED_ROWS, text_windows},
+    score::{self, SCORED_ROWS, text_windows},
 };
 use anyhow::{anyhow, bail};
 use clap::Args;
@@ -20,7 +20,8 @@ use std::path::PathBuf;
 /// Measure how well a model predicts a text, in consecutive windows
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With --kv-policy slake the first half of every window is read as a prompt, and the other half predicted token by token. With --kv-policy edgeinfinite every token is read as if it came alone, with what is held at that time; --from and --to count positions of a window.\n\nExamples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json"
+    after_help = "With --kv-policy slake the first half of every window is read as a prompt, and the other half predicted token by token. With --kv-policy edgeinfinite every token is read as if it came alone, with what is held at that time; --from and --to count positions of a window.\n\nExamples:\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 1024\n  kvas perplexity -m model.gguf -f wiki.test.txt -c 512 --chunks 20 --json",
+    mut_arg("ctx_size", score::window_help)
 )]
 pub(crate) struct Perplexity {
     #[command(flatten)]
@@ -52,9 +53,14 @@ impl Perplexity {
         let wanted = device::Wanted::once(SCORED_ROWS, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let counts = self.from as usize..self.to.map_or(usize::MAX, |to| to as usize);
-        let last = windows[0].len() - 1;
-        if counts.start >= counts.end.min(last) {
-            bail!("--from {} --to {}, expected positions of a window of {last}", self.from, counts.end.min(last));
+        // With a budget nothing is predicted before the end of the first half.
+        let first = bound.as_ref().and_then(Keeping::budget).map_or(0, |_| windows[0].len() / 2 - 1);
+        let (last, end) = (windows[0].len() - 1, counts.end.min(windows[0].len() - 1));
+        if counts.start.max(first) >= end {
+            bail!(
+                "--from {} --to {end}, expected positions of {first} to {last}, where a window is predicted",
+                self.from
+            );
         }
         let (mut total, mut scored) = (0.0, 0usize);
         for (number, ids) in windows.iter().enumerate() {

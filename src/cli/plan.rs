@@ -19,7 +19,10 @@ use kvas::{
 };
 use kvas_backend::{Replay, store::SegmentMemory};
 use serde_json::json;
-use std::{collections::BTreeMap, io::Write};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+};
 
 /// Show the program that will run, what the model is made of, and the memory it will take
 #[derive(Debug, Args)]
@@ -50,6 +53,7 @@ const SEQUENCES: [usize; 4] = [1, 2, 4, 8];
 
 impl Plan {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let rows = self.drafts.rows();
@@ -87,6 +91,28 @@ struct Report<'a> {
     layout: Option<Layout>,
     /// By context, then by sequences.
     fits: Vec<(usize, [u64; SEQUENCES.len()])>,
+    /// Of one sequence of the context that was asked for, if that does not fit.
+    misfit: Option<Misfit>,
+}
+
+/// A context that does not fit, and one that does.
+#[derive(Debug, Clone, Copy)]
+struct Misfit {
+    context: usize,
+    missing_bytes: u64,
+    /// Tokens that one sequence has room for; 0 if it has room for none.
+    fits: usize,
+}
+
+impl std::fmt::Display for Misfit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (context, missing, fits) = (self.context, HumanBytes(self.missing_bytes), self.fits);
+        write!(f, "context of {context} tokens does not fit: {missing} are missing, ")?;
+        match fits {
+            0 => write!(f, "and none fits"),
+            _ => write!(f, "{fits} tokens fit"),
+        }
+    }
 }
 
 impl<'a> Report<'a> {
@@ -109,8 +135,9 @@ impl<'a> Report<'a> {
             Ok(plan.needed_bytes() + beside(&plan, sequences)?)
         };
         let drafts_bytes = beside(&chosen, wanted.sequences)?;
-        // A context longer than the model was trained for helps nobody.
+        // A context longer than the model was trained for helps nobody, but who asks for one.
         let contexts = CONTEXTS.into_iter().filter(|context| *context <= trained.max(CONTEXTS[0]));
+        let contexts: BTreeSet<usize> = contexts.chain(flags.run.context()).collect();
         let mut fits = Vec::new();
         for context in contexts {
             let mut row = [0; SEQUENCES.len()];
@@ -119,15 +146,29 @@ impl<'a> Report<'a> {
             }
             fits.push((context, row));
         }
+        let available = drafts.available_bytes;
+        let misfit = match chosen.needed_bytes().saturating_add(drafts_bytes).checked_sub(available) {
+            None | Some(0) => None,
+            Some(missing_bytes) => {
+                let fits = longest(chosen.context, |context| {
+                    let request =
+                        PlanRequest { context: Some(context), snapshots, available_bytes: available, ..*request };
+                    let plan = planned(&request);
+                    Ok(plan.needed_bytes().saturating_add(beside(&plan, wanted.sequences)?) <= available)
+                })?;
+                Some(Misfit { context: chosen.context, missing_bytes, fits })
+            }
+        };
         Ok(Self {
             model,
             kinds: kinds::tally(model.file.tensors(), &model.spec),
-            available_bytes: drafts.available_bytes,
+            available_bytes: available,
             drafts_bytes,
             bound,
             layout: Layout::prepared(&model.program, &chosen.limits),
             plan: chosen,
             fits,
+            misfit,
         })
     }
 
@@ -244,6 +285,9 @@ impl<'a> Report<'a> {
             let cells: String = needed.iter().map(|needed| format!(" {:>12}", self.cell(*needed))).collect();
             writeln!(out, "{context:>7}{cells}")?;
         }
+        if let Some(misfit) = &self.misfit {
+            writeln!(out, "{misfit}")?;
+        }
         Ok(())
     }
 
@@ -307,9 +351,22 @@ impl<'a> Report<'a> {
                 "total_bytes": plan.total_bytes() + self.drafts_bytes,
                 "available_bytes": self.available_bytes,
             },
+            "misfit": self.misfit.map(|misfit| json!({
+                "context": misfit.context, "missing_bytes": misfit.missing_bytes, "fits": misfit.fits,
+            })),
             "fits": self.fits.iter().flat_map(row).collect::<Vec<_>>(),
         })
     }
+}
+
+/// The most tokens up to `most` that fit, where fewer fit as well.
+fn longest(most: usize, fits: impl Fn(usize) -> anyhow::Result<bool>) -> anyhow::Result<usize> {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        (low, high) = if fits(middle)? { (middle, high) } else { (low, middle - 1) };
+    }
+    Ok(low)
 }
 
 /// A number of parameters: `752.39 M`.

@@ -3,7 +3,7 @@
 use super::{
     INTERRUPTED, Stdout, device,
     drafts::{DraftFlags, Prepared},
-    flags::{ModelFlags, SamplingFlags},
+    flags::{MOST_PREDICTED, ModelFlags, SamplingFlags},
     grammar::GrammarFlags,
     note,
     policy::PolicyFlags,
@@ -45,7 +45,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     prompt: Prompt,
     /// Most tokens to generate; -1 goes on to the end of the answer or the context
-    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
     predict: i64,
     /// Do not stop at the end of the answer
     #[arg(long)]
@@ -91,6 +91,7 @@ struct Prompt {
 impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
+        self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };

@@ -36,6 +36,11 @@ pub(crate) fn check_ids(model: &Model, ids: &[u32]) -> anyhow::Result<()> {
     }
 }
 
+/// What `-c` is for a command that reads a text in windows.
+pub(crate) fn window_help(ctx_size: clap::Arg) -> clap::Arg {
+    ctx_size.help("Tokens of a window [default: 512, fewer if the model was trained for fewer]")
+}
+
 /// A text as consecutive windows of tokens, at least one, all of one length: what `-c` says, else 512 or what the model
 /// was trained for. What is left over at the end is dropped.
 pub(crate) fn text_windows(

@@ -5,6 +5,7 @@ use super::{
     flags::{ComputeFlags, Device},
     print,
 };
+use anyhow::bail;
 use clap::Args;
 use kvas_backend::conformance::{self, Case, Table};
 
@@ -22,6 +23,10 @@ pub(crate) struct Selftest {
 impl Selftest {
     /// Exits with 1 if something is wrong.
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        if let Some(name) = self.names.iter().find(|name| !conformance::cases().iter().any(|case| is_named(case, name)))
+        {
+            bail!("{name}: no case has it in its name, expected a part of one, as in attention");
+        }
         let mut places = vec![Place::of(&self.compute)?];
         if self.compute.device == Device::Auto && matches!(places[0], Place::Cuda { .. }) {
             places.push(Place::processor(&self.compute));
@@ -30,7 +35,7 @@ impl Selftest {
         for place in places {
             let mut table = Table::default();
             for case in conformance::cases() {
-                if self.names.is_empty() || self.names.iter().any(|name| case.name.contains(name)) {
+                if self.names.is_empty() || self.names.iter().any(|name| is_named(&case, name)) {
                     table.run(&place.bounded(case), &|| place.backend(), &mut |_| {});
                 }
             }
@@ -40,6 +45,10 @@ impl Selftest {
         }
         Ok(u8::from(!all_passed))
     }
+}
+
+fn is_named(case: &Case, name: &str) -> bool {
+    case.name.contains(name)
 }
 
 impl Place {

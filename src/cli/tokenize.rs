@@ -19,18 +19,26 @@ use std::{
 pub(crate) struct Tokenize {
     #[command(flatten)]
     vocabulary: Vocabulary,
-    /// A file with the text
-    #[arg(short, long, value_name = "FILE", conflicts_with = "text", required_unless_present = "text")]
-    file: Option<PathBuf>,
-    /// The text; `-` reads it from stdin
-    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
-    text: Option<String>,
+    #[command(flatten)]
+    source: Source,
     /// Add no special token and parse none
     #[arg(long)]
     no_special: bool,
     /// Print one JSON object: ids, pieces
     #[arg(long)]
     json: bool,
+}
+
+/// Where the text comes from.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Source {
+    /// A file with the text
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The text; `-` reads it from stdin
+    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
+    text: Option<String>,
 }
 
 /// Show the text of tokens
@@ -85,7 +93,7 @@ impl Tokenize {
     }
 
     fn read_text(&self) -> anyhow::Result<String> {
-        let (name, bytes) = match (&self.file, self.text.as_deref()) {
+        let (name, bytes) = match (&self.source.file, self.source.text.as_deref()) {
             (Some(path), _) => (path.display().to_string(), std::fs::read(path)),
             (None, Some("-") | None) => {
                 let mut bytes = Vec::new();

@@ -52,6 +52,8 @@ pub struct Steps {
     pub count: u64,
     /// Tokens of answers in them.
     pub decoded: u64,
+    /// Answers in them: each as often as it had a part in one.
+    pub answers: u64,
     /// Tokens of prompts in them.
     pub prompts: u64,
     /// Times a request had to make room for another one.

@@ -432,6 +432,7 @@ impl Engine {
         self.runner.commit(&accepted)?;
         for (span, outcome) in spans.iter().zip(outcomes) {
             let is_answer = span.rows == 1 + span.drafts;
+            self.steps.answers += u64::from(is_answer);
             let of = if is_answer { &mut self.steps.decoded } else { &mut self.steps.prompts };
             *of += u64::from(outcome.kept);
             self.tokens_read += u64::from(outcome.kept);

@@ -61,9 +61,10 @@ impl Engine {
     ) -> Result<Option<String>, String> {
         let (tokens, context) = (&session.tokens()[..length as usize], self.context);
         session.check_program(self.runner.program()).map_err(|error| error.to_string())?;
-        if tokens.len() >= context {
+        // One that fills the context has no room for another token, but may be gone back in.
+        if tokens.len() > context {
             let path = session.path();
-            return Err(format!("{path}: {} tokens, expected fewer than the context of {context}", tokens.len()));
+            return Err(format!("{path}: {} tokens, expected at most the context of {context}", tokens.len()));
         }
         let positions = session.positions(length);
         let restored = self.memory.restore(scope, tokens, &positions);

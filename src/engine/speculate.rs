@@ -1,6 +1,6 @@
 //! Drafts for the answers in progress: who is asked for how many, and what became of them.
 
-use super::{Engine, choose::Outcome};
+use super::{Engine, choose::Outcome, job::Job};
 use crate::{
     memory::SequenceId,
     scheduler::PlannedSpan,
@@ -182,8 +182,10 @@ impl Engine {
         for number in (0..self.speculation.drafters.len()).rev() {
             let (drafter, _) = &self.speculation.drafters[number];
             let (kind, watches) = (drafter.kind(), drafter.watches());
-            let wants =
-                |span: &&PlannedSpan| self.jobs.get(&span.id).is_some_and(|job| job.speculation.which.allows(kind));
+            let wants = |span: &&PlannedSpan| {
+                let allows = |job: &Job| job.bound.is_none() && job.speculation.which.allows(kind);
+                self.jobs.get(&span.id).is_some_and(allows)
+            };
             let wanted: Vec<SequenceId> = spans.iter().filter(wants).map(|span| span.id).collect();
             if !watches || wanted.is_empty() {
                 continue;

@@ -248,7 +248,7 @@ mod tests {
     use crate::policy::{Absorbing, Schedule};
     use kvas_backend::{
         Act, KvType, Limits, Program, Replay, Slot, StateType, StoreDecl,
-        store::{MemoryKeys, PageLayout, PagesDecl, Policy, SegmentMemory},
+        store::{MemoryKeys, PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
     };
 
     const SCHEDULE: Schedule = Schedule {
@@ -261,7 +261,9 @@ mod tests {
 
     fn memory(pages: usize, snapshots: usize) -> Memory {
         let layout = PageLayout::Separate;
-        let decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout, policy: Policy::Full };
+        let (positions, memory) = (Positions::Held, SCHEDULE.memory);
+        let policy = Policy::Segments(Segments { sink: 4, window: 4, segment: 8, positions, memory });
+        let decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout, policy };
         let stores = vec![StoreDecl::Pages(decl); 2];
         let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
         let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);

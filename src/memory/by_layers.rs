@@ -54,7 +54,7 @@ impl ByLayers {
 
     /// Bytes between layers of a prompt.
     pub(super) fn carried(&self, tokens: usize) -> Carried {
-        let bytes = self.carried * tokens as u64;
+        let bytes = self.carried.saturating_mul(tokens as u64);
         match self.between {
             Between::Here => Carried { here_bytes: bytes, host_bytes: 0 },
             Between::Host(_) => Carried { here_bytes: 0, host_bytes: bytes },

@@ -2,8 +2,26 @@
 
 use super::{DeviceWork, Full, Memory, SequenceId, prefix::Need};
 use crate::policy::{Absorbing, Progress, Schedule, Shares};
+use kvas_backend::{Program, StoreDecl, store::Policy};
+
+/// The page stores of a program that give up tokens, counted among page stores.
+pub(super) fn giving(program: &Program) -> Vec<usize> {
+    let paged = program.stores.iter().filter_map(|store| match store {
+        StoreDecl::Pages(pages) => Some(pages),
+        StoreDecl::State(_) | StoreDecl::Conv(_) => None,
+    });
+    paged.enumerate().filter(|(_, pages)| pages.policy != Policy::Full).map(|(ordinal, _)| ordinal).collect()
+}
 
 impl Memory {
+    /// Tokens that can be cut off the end of a sequence, as those that were given up cannot be had back.
+    pub(super) fn loose(&self, id: SequenceId) -> u32 {
+        let sequence = self.get(id);
+        let Some(shares) = &sequence.shares else { return sequence.committed };
+        let rows = self.giving.iter().zip(&shares.stayed).map(|(store, stayed)| sequence.held[*store] - stayed);
+        rows.min().unwrap_or(0)
+    }
+
     /// What was given up of a sequence, if anything was.
     pub fn shares(&self, id: SequenceId) -> Option<&Shares> {
         self.get(id).shares.as_ref()
@@ -88,16 +106,22 @@ impl Memory {
 mod tests {
     use super::*;
     use kvas_backend::{
-        Act, KvType, Limits, Program, Replay, StateType, StoreDecl,
-        store::{PageLayout, PagesDecl, Policy},
+        Act, KvType, Limits, Replay, StateType,
+        store::{MomentType, PageLayout, PagesDecl, Slake},
     };
 
     const PAGE: usize = 4;
 
+    /// Both of whose page stores give up tokens.
     fn memory(pages: usize) -> Memory {
+        let slake = Policy::Slake(Slake { heads: 1, window: 6, capacity: 64, moments: MomentType::Off });
+        memory_of(pages, [slake; 2])
+    }
+
+    fn memory_of(pages: usize, policies: [Policy; 2]) -> Memory {
         let layout = PageLayout::Separate;
-        let decl = PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout, policy: Policy::Full };
-        let stores = vec![StoreDecl::Pages(decl); 2];
+        let decl = |policy| StoreDecl::Pages(PagesDecl { kv_heads: 1, key_dim: 1, value_dim: 1, layout, policy });
+        let stores = policies.map(decl).to_vec();
         let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: Act(0) };
         let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
         let (rows, outputs, slots, snapshots, page_size) = (64, 64, 4, 4, PAGE);
@@ -148,6 +172,22 @@ mod tests {
         let reuse = memory.attach(id, &own, &(0..39).collect::<Vec<u32>>(), 0);
         assert_eq!((reuse.cached, reuse.work.clear_slots.len()), (33, 1));
         assert!(memory.shares(id).is_none());
+        memory.check_integrity();
+    }
+
+    /// What stayed is told of the stores that give up tokens only: another one may come before them.
+    #[test]
+    fn what_can_be_taken_back_is_a_matter_of_the_stores_that_give_up_tokens() {
+        let slake = Policy::Slake(Slake { heads: 1, window: 6, capacity: 64, moments: MomentType::Off });
+        let mut memory = memory_of(100, [Policy::Full, slake]);
+        let (id, _) = memory.open().unwrap();
+        memory.bind(id, 6);
+        read(&mut memory, id, 40);
+        memory.gave_up(id, &[40, 8], Shares::new(vec![8], vec![8], 8));
+        read(&mut memory, id, 3);
+        assert!(memory.can_take_back(id, 3, 0) && !memory.can_take_back(id, 4, 0));
+        memory.take_back(id, 3);
+        assert_eq!(memory.held_tables(id).map(|(_, held)| held).collect::<Vec<_>>(), [40, 8]);
         memory.check_integrity();
     }
 

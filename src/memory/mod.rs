@@ -3,6 +3,7 @@
 
 mod absorbed;
 mod by_layers;
+mod clamp;
 mod elsewhere;
 mod giving;
 mod layers;
@@ -24,6 +25,7 @@ pub use slots::SlotPool;
 pub use usage::{Held, PageOwner, Usage};
 
 use crate::policy::{Keeping, Shares};
+use giving::giving;
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Need, Prefixes};
@@ -91,19 +93,6 @@ struct Sequence {
     tables: Vec<Vec<Page>>,
 }
 
-impl Sequence {
-    /// Tokens that can be cut off the end, as those that were given up cannot be had back.
-    fn loose(&self) -> u32 {
-        match &self.shares {
-            None => self.committed,
-            Some(shares) => {
-                let rows = self.held.iter().zip(&shares.stayed).map(|(held, stayed)| held - stayed);
-                rows.min().unwrap_or(0)
-            }
-        }
-    }
-}
-
 /// Tokens that both begin with.
 fn common(own: &[u32], prompt: &[u32]) -> u32 {
     own.iter().zip(prompt).take_while(|(own, token)| own == token).count() as u32
@@ -147,6 +136,8 @@ pub struct Memory {
     page_size: usize,
     /// By page store, the arena its pages are in.
     stores: Vec<usize>,
+    /// The page stores that give up tokens, which [`Shares`] are of.
+    giving: Vec<usize>,
     state: State,
     /// What any sequence has read and any may go back to.
     prefixes: Prefixes,
@@ -175,6 +166,7 @@ impl Memory {
             slots: SlotPool::new(1..limits.slots as u32),
             spare: SlotPool::new(limits.slots as u32..limits.all_slots() as u32),
             page_size: limits.page_size,
+            giving: giving(program),
             stores: if arenas.is_empty() { vec![0; program.page_stores()] } else { arenas.to_vec() },
             state: if all_paged { State::PagesOnly } else { State::Slots },
             prefixes: Prefixes::new(),
@@ -330,7 +322,7 @@ impl Memory {
     /// True if a sequence's last `rows` tokens can be taken back, of whose slot the last `revocable` can. Pages alone can
     /// be cut anywhere, but not before what was given up of them.
     pub fn can_take_back(&self, id: SequenceId, rows: u32, revocable: u32) -> bool {
-        rows <= self.get(id).loose()
+        rows <= self.loose(id)
             && match self.state {
                 State::PagesOnly => true,
                 State::Slots => rows <= revocable,
@@ -346,14 +338,14 @@ impl Memory {
 
     /// Shortens a sequence to `length` tokens.
     fn cut(&mut self, id: SequenceId, length: u32) {
-        let page_size = self.page_size;
+        let (page_size, loose) = (self.page_size, self.loose(id));
         let sequence = self.get_mut(id);
         if length == 0 {
             sequence.held.fill(0);
             sequence.shares = None;
         } else {
             let rows = sequence.committed - length;
-            assert!(rows <= sequence.loose(), "what was given up cannot be had back");
+            assert!(rows <= loose, "what was given up cannot be had back");
             sequence.held.iter_mut().for_each(|held| *held -= rows);
         }
         sequence.committed = length;

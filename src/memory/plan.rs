@@ -3,6 +3,7 @@
 //! such decision is written down.
 
 use super::by_layers::ByLayers;
+pub use super::clamp::Clamp;
 use crate::model::replay_traffic::{self, Elements};
 use kvas_backend::{
     CHUNK, KvType, Limits, Program, Replay, StateType, StoreDecl,
@@ -80,62 +81,6 @@ pub struct Carried {
     pub host_bytes: u64,
 }
 
-/// Something that is less than it would be with more memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Clamp {
-    /// Tokens per sequence.
-    Context {
-        /// Tokens the model was trained for.
-        wanted: usize,
-        /// Tokens there is room for.
-        given: usize,
-    },
-    /// Tokens of all sequences together.
-    Pool {
-        /// Sequences, each of `context` tokens at most.
-        sequences: usize,
-        /// Tokens per sequence.
-        context: usize,
-        /// Tokens there is room for.
-        given: usize,
-    },
-    /// Prompts that all layers hold at once.
-    AtOnce {
-        /// Their tokens; longer ones are read layer by layer.
-        given: usize,
-    },
-    /// Snapshots.
-    Snapshots {
-        /// What an eighth of the memory is too small for.
-        wanted: usize,
-        /// How many are kept.
-        given: usize,
-    },
-}
-
-impl std::fmt::Display for Clamp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Clamp::Context { wanted, given } => {
-                write!(f, "context of {given} tokens instead of the {wanted} trained: memory has room for no more")
-            }
-            Clamp::Pool { sequences, context, given } => write!(
-                f,
-                "{given} tokens for {sequences} sequences of up to {context} together: memory has room for no more"
-            ),
-            Clamp::AtOnce { given } => {
-                write!(
-                    f,
-                    "prompts of more than {given} tokens are read layer by layer: memory has room for no more at once"
-                )
-            }
-            Clamp::Snapshots { wanted, given } => {
-                write!(f, "{given} snapshots instead of {wanted}: an eighth of the memory has room for no more")
-            }
-        }
-    }
-}
-
 /// The least that was asked for does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -201,33 +146,37 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// All pages.
     pub fn pages_bytes(&self) -> u64 {
-        self.limits.pages as u64 * self.page_bytes
+        (self.limits.pages as u64).saturating_mul(self.page_bytes)
     }
 
     /// State of all live sequences, and of the padding slot.
     pub fn slots_bytes(&self) -> u64 {
-        self.limits.slots as u64 * self.slot_bytes
+        (self.limits.slots as u64).saturating_mul(self.slot_bytes)
     }
 
     /// State of all snapshots.
     pub fn snapshots_bytes(&self) -> u64 {
-        self.limits.snapshots as u64 * self.snapshot_bytes
+        (self.limits.snapshots as u64).saturating_mul(self.snapshot_bytes)
     }
 
     /// What will be taken beyond what the process holds already.
     pub fn needed_bytes(&self) -> u64 {
-        self.weights_bytes
-            + self.pages_bytes()
-            + self.slots_bytes()
-            + self.snapshots_bytes()
-            + self.activations_bytes
-            + self.carried.here_bytes
-            + self.scratch_bytes
+        let parts = [
+            self.weights_bytes,
+            self.pages_bytes(),
+            self.slots_bytes(),
+            self.snapshots_bytes(),
+            self.activations_bytes,
+            self.carried.here_bytes,
+            self.scratch_bytes,
+        ];
+        // More than can be counted is too much as well.
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 
     /// What the process will hold at most.
     pub fn total_bytes(&self) -> u64 {
-        self.needed_bytes() + self.process_bytes
+        self.needed_bytes().saturating_add(self.process_bytes)
     }
 
     /// Refuses a plan that does not fit.
@@ -241,7 +190,7 @@ impl MemoryPlan {
             pages: self.pages_bytes(),
             states: self.slots_bytes(),
             snapshots: self.snapshots_bytes(),
-            activations: self.activations_bytes + self.carried.here_bytes,
+            activations: self.activations_bytes.saturating_add(self.carried.here_bytes),
             scratch: self.scratch_bytes,
             available: self.available_bytes,
         })
@@ -293,7 +242,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let mut clamps = Vec::new();
     let snapshots = snapshots(&sizes, request, &mut clamps);
     let with_pages = |context: usize, pool_tokens: usize, clamps: Vec<Clamp>| {
-        let pages = 1 + sizes.page_stores * tables(request, pool_tokens, snapshots);
+        let pages = sizes.page_stores.saturating_mul(tables(request, pool_tokens, snapshots)).saturating_add(1);
         let limits = Limits {
             context: 0,
             rows: request.rows,
@@ -368,7 +317,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
 /// Pages of one store. More than the tokens need: every sequence ends in a page of its own, and a tail that a snapshot
 /// shares is copied before it is written.
 fn tables(request: &PlanRequest, pool_tokens: usize, snapshots: usize) -> usize {
-    pool_tokens.div_ceil(request.page_size) + 2 * request.sequences - 1 + snapshots
+    pool_tokens.div_ceil(request.page_size).saturating_add(2 * request.sequences - 1 + snapshots)
 }
 
 /// Rows of a ring beyond which a longer one does not pay on account of drafts: a token looks at all of its entries (qwen3.5-4b on
@@ -540,6 +489,9 @@ pub(super) mod tests {
         let short = of(Some(8192), 6 << 20);
         assert_eq!(short.pool_tokens, 8192);
         assert!(short.check().is_err());
+        // More than there are numbers for does not wrap.
+        let endless = of(Some(usize::MAX), 6 << 20);
+        assert_eq!((endless.needed_bytes(), endless.check().is_err()), (u64::MAX, true));
     }
 
     #[test]

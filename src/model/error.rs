@@ -4,7 +4,8 @@ use crate::text::TextError;
 use kvas_backend::{DeviceError, validate::Invalid};
 use kvas_gguf::GgufError;
 
-/// A model that cannot be loaded. Every message names the key, tensor or file.
+/// A model that cannot be loaded. Every message names the key, tensor or file: see
+/// [`ModelError::names_file`].
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The container, a key or a tensor.
@@ -27,4 +28,11 @@ pub enum ModelError {
     /// Readers and lowering disagree: our mistake, reported rather than run.
     #[error("internal: the lowered program is not valid: {0}")]
     Program(#[from] Invalid),
+}
+
+impl ModelError {
+    /// Whether the message begins with the name of the file.
+    pub const fn names_file(&self) -> bool {
+        matches!(self, ModelError::Gguf(GgufError::Io { .. } | GgufError::Format { .. }))
+    }
 }

@@ -1,6 +1,6 @@
 //! What a step must move and compute at least: the yardstick of `kvas bench`.
 
-use kvas_backend::{KvType, Op, Program, Store, StoreDecl, Weight};
+use kvas_backend::{KvType, Op, Program, Step, Store, StoreDecl, Weight, op::Attention};
 use kvas_gguf::{GgufFile, Quant};
 use std::ops::Add;
 
@@ -44,6 +44,22 @@ impl Add for Traffic {
 pub fn traffic(program: &Program, file: &GgufFile, kv_type: KvType) -> Traffic {
     let ops = program.ops.iter().map(|op| op_traffic(program, file, kv_type, op));
     ops.fold(Traffic::default(), Traffic::add)
+}
+
+/// Committed tokens that a span of a step, by its number, finds in the store of an attention: those that are held.
+pub fn held(program: &Program, attention: &Attention, (step, span): (&Step, usize)) -> u64 {
+    u64::from(step.held(span, program.page_ordinal(attention.store)))
+}
+
+/// Bytes of keys and values that the attention of a step reads: of all its spans what is held, and the new ones.
+pub fn kv_bytes(program: &Program, kv_type: KvType, step: &Step) -> u64 {
+    let of = |op: &Op| {
+        let Op::Attention(op) = op else { return 0 };
+        let spans = step.spans().iter().enumerate();
+        let tokens: u64 = spans.map(|(span, of)| held(program, op, (step, span)) + u64::from(of.rows)).sum();
+        tokens * program.pages(op.store).row_bytes(kv_type) as u64
+    };
+    program.ops.iter().map(of).sum()
 }
 
 /// The format that a weight is stored in.

@@ -71,9 +71,15 @@ impl Bound {
         }
         let least = self.least_budget(layout);
         if self.budget < least {
-            let (own, besides) = (self.window + self.sinks, if self.moments { layout.moment_rows } else { 0 });
+            let (own, page) = (self.window + self.sinks, layout.page_size);
+            let rows = self.least_pages(page) * page;
+            let moments = match self.moments {
+                true => format!(", and moments take the room of {}", layout.moment_rows),
+                false => String::new(),
+            };
             return Err(format!(
-                "{budget} {}, expected at least {least}: {own} tokens stay in any case, and moments take the room of {besides}",
+                "{budget} {}, expected at least {least}: {own} tokens stay in any case, which with a page for what comes \
+                 next are {rows} in whole pages of {page}{moments}",
                 self.budget
             ));
         }
@@ -92,6 +98,21 @@ mod tests {
 
     const LAYOUT: Layout =
         Layout { layers: 2, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
+
+    /// What is said of the smallest budget adds up to it.
+    #[test]
+    fn the_smallest_budget_is_explained() {
+        let said = |bound: Bound| bound.check(&LAYOUT, ["--kv-budget", "--slake-window"]).unwrap_err();
+        assert_eq!(
+            said(Bound::new(100)),
+            "--kv-budget 100, expected at least 124: 36 tokens stay in any case, which with a page for what comes next \
+             are 64 in whole pages of 16, and moments take the room of 60"
+        );
+        assert!(said(Bound { moments: false, ..Bound::new(10) }).ends_with(
+            "expected at least 64: 36 tokens stay in any \
+             case, which with a page for what comes next are 64 in whole pages of 16"
+        ));
+    }
 
     #[test]
     fn a_request_changes_what_is_usual_or_nothing() {

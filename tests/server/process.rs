@@ -240,6 +240,24 @@ fn models_are_loaded_and_unloaded_as_memory_allows() {
     assert_eq!(loaded(), ["first"]);
 }
 
+/// Sequences without end are not drafted for, and need no drafter that has room for their ends; those that hold all tokens
+/// are.
+#[test]
+fn drafts_are_for_requests_that_hold_all_tokens() {
+    let edge = ["--kv-policy", "edgeinfinite", "--edge-memory", "ptaa", "--spec", "mtp", "--parallel", "1"];
+    // The head alone would take 8 GiB for a sequence without end.
+    let mut command = Command::new("bash");
+    command.args(["-c", "ulimit -v 6291456; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kvas")]);
+    command.args(["serve", "--device", "cpu", "--port", "0"]).args(edge);
+    let server = Process::of(command);
+    let drafted = |policy: &str| {
+        let body = json!({"prompt": "Once upon a time", "n_predict": 40, "temperature": 0, "kv_policy": policy});
+        server.post("/completion", &body).rest().ok()["timings"]["draft_n"].as_u64()
+    };
+    assert_eq!(drafted("edgeinfinite"), Some(0));
+    assert!(drafted("full") > Some(0));
+}
+
 /// With room for both, both stay.
 #[test]
 fn small_models_are_loaded_side_by_side() {

@@ -8,14 +8,14 @@ use super::{
     policy::PolicyFlags,
     print,
 };
-use anyhow::{anyhow, ensure};
+use anyhow::{anyhow, bail, ensure};
 use clap::Args;
 use kvas::{
     engine::Runner,
     memory::{Memory, SequenceId, plan::SnapshotBudget},
     model::{
         Model,
-        traffic::{Traffic, traffic},
+        traffic::{Traffic, kv_bytes, traffic},
     },
     policy::{Keeping, Progress, Schedule},
 };
@@ -73,6 +73,14 @@ struct Test {
     parallel: usize,
 }
 
+/// What a test took.
+struct Measured {
+    /// Tokens per second of every repetition.
+    rates: Vec<f64>,
+    /// Bytes of keys and values that are read for a token, of those that are held.
+    kv_bytes: f64,
+}
+
 impl Test {
     fn name(&self) -> String {
         match (self.generate, self.parallel) {
@@ -90,6 +98,7 @@ impl Test {
 
 impl Bench {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
+        self.check()?;
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
@@ -122,8 +131,8 @@ impl Bench {
             ))?;
         }
         for test in self.tests() {
-            let rates = self.measure((&model, bound.as_ref()), &mut runner, test)?;
-            self.report((&model, &place), test, &rates, (limits, loaded))?;
+            let measured = self.measure((&model, bound.as_ref()), &mut runner, test)?;
+            self.report((&model, &place), test, &measured, (limits, loaded))?;
             if self.profile {
                 let kinds = self.profile((&model, bound.as_ref()), &mut runner, test)?;
                 profile::report(&kinds, self.json.then(|| test.name()), limits)?;
@@ -132,14 +141,23 @@ impl Bench {
         Ok(0)
     }
 
+    /// Refuses tests that measure nothing, or that no step has room for.
+    fn check(&self) -> anyhow::Result<()> {
+        let most = self.model.run.batch_size as usize;
+        if let Some(given) = self.parallel.iter().find(|given| !(1..=most).contains(*given)) {
+            bail!("--parallel {given}, expected 1 to {most}, the tokens of a step (--batch-size)");
+        }
+        ensure!(!self.tests().is_empty(), "-p 0 -n 0: nothing is measured, expected one of them to be above 0");
+        Ok(())
+    }
+
     fn tests(&self) -> Vec<Test> {
         let mut tests = Vec::new();
         for &depth in &self.depth {
             let prompts = self.prompt.iter().filter(|prompt| **prompt > 0);
             tests.extend(prompts.map(|&prompt| Test { prompt, generate: 0, depth, parallel: 1 }));
             for &generate in self.generate.iter().filter(|generate| **generate > 0) {
-                let parallel = self.parallel.iter().filter(|parallel| **parallel > 0);
-                tests.extend(parallel.map(|&parallel| Test { prompt: 0, generate, depth, parallel }));
+                tests.extend(self.parallel.iter().map(|&parallel| Test { prompt: 0, generate, depth, parallel }));
             }
         }
         tests
@@ -188,45 +206,51 @@ impl Bench {
         Ok(watch.kinds())
     }
 
-    /// Tokens per second of every repetition.
+    /// Tokens per second of every repetition, and what is read of keys and values for each.
     fn measure(
         &self,
         (model, bound): (&Model, Option<&Keeping>),
         runner: &mut Runner,
         test: Test,
-    ) -> anyhow::Result<Vec<f64>> {
+    ) -> anyhow::Result<Measured> {
         let (mut memory, sequences) = self.sequences((model, bound), runner, test)?;
-        let batch = self.model.run.batch_size as usize;
-        let mut rates = Vec::new();
+        let (batch, kv_type) = (self.model.run.batch_size as usize, self.model.run.kv_type(model)?);
+        let (mut rates, mut all_bytes) = (Vec::new(), 0);
         // The first round warms caches and is not counted.
         for round in 0..=self.repetitions {
             go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
+            let mut run = |runner: &mut Runner, step: &Step| {
+                if round == 0 {
+                    all_bytes += kv_bytes(&model.program, kv_type, step);
+                }
+                likeliest(runner, step)
+            };
             let started = Instant::now();
-            advance(runner, &mut memory, (&sequences, bound), (test.prompt, batch), &mut likeliest)?;
+            advance(runner, &mut memory, (&sequences, bound), (test.prompt, batch), &mut run)?;
             keep_within((runner, &mut memory), &sequences, bound.filter(|_| test.prompt > 0))?;
             for _ in 0..test.generate {
-                advance(runner, &mut memory, (&sequences, bound), (1, 1), &mut likeliest)?;
+                advance(runner, &mut memory, (&sequences, bound), (1, 1), &mut run)?;
                 keep_within((runner, &mut memory), &sequences, bound)?;
             }
             if round > 0 {
                 rates.push(test.tokens() as f64 / started.elapsed().as_secs_f64());
             }
         }
-        Ok(rates)
+        Ok(Measured { rates, kv_bytes: all_bytes as f64 / test.tokens() as f64 })
     }
 
     fn report(
         &self,
         (model, place): (&Model, &Place),
         test: Test,
-        rates: &[f64],
+        Measured { rates, kv_bytes }: &Measured,
         (limits, loaded): (Limits, f64),
     ) -> std::io::Result<()> {
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
         let deviation = (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
         let kv_type = self.model.run.kv_type(model).unwrap_or_default();
         let traffic = traffic(&model.program, &model.file, kv_type);
-        let bytes = bytes_per_token(&traffic, test, self.model.run.batch_size as usize);
+        let bytes = bytes_per_token(&traffic, test, self.model.run.batch_size as usize) + kv_bytes;
         let (bytes_rate, flops_rate) = (bytes * mean, 2.0 * traffic.multiply_adds as f64 * mean);
         let shares = (bytes_rate / limits.bytes_per_second, flops_rate / limits.flops_per_second);
         let format = model.file.tensor("token_embd.weight").map_or("?", |info| info.quant.name());
@@ -266,17 +290,13 @@ fn capabilities(place: &Place, gbs: f64, gflops: f64) -> String {
     }
 }
 
-/// Weights are read once a step; keys and values as far as the context reaches on average; state once a step.
+/// But for keys and values: weights are read once a step, and so is the state of a sequence.
 fn bytes_per_token(traffic: &Traffic, test: Test, batch: usize) -> f64 {
-    let (rows, context) = match test.generate {
-        0 => (test.prompt.min(batch), test.depth + test.prompt / 2),
-        generate => (test.parallel, test.depth + generate / 2),
+    let (rows, rows_of_each) = match test.generate {
+        0 => (test.prompt.min(batch), test.prompt.min(batch)),
+        _ => (test.parallel, 1),
     };
-    let weights = traffic.weights_bytes as f64 / rows as f64;
-    let kv = traffic.kv_bytes as f64 * context as f64;
-    // A prompt's rows share one pass over keys, values and state.
-    let per_row = if test.generate == 0 { rows as f64 } else { 1.0 };
-    weights + (kv + traffic.state_bytes as f64) / per_row
+    traffic.weights_bytes as f64 / rows as f64 + traffic.state_bytes as f64 / rows_of_each as f64
 }
 
 /// Arbitrary tokens at these positions of sequence number `number`.

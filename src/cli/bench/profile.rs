@@ -4,7 +4,7 @@ use super::Limits;
 use crate::cli::print;
 use kvas::{
     engine::Runner,
-    model::traffic::{op_traffic, stored_as},
+    model::traffic::{held, op_traffic, stored_as},
 };
 use kvas_backend::{Act, DeviceError, KvType, Op, Program, Rows, Step};
 use kvas_gguf::GgufFile;
@@ -105,8 +105,10 @@ impl<'a> Stopwatch<'a> {
         let multiplied = op.product(self.program).map_or(0, |product| rows(product.x)) as u64;
         let mut bytes = traffic.all_weights_bytes.min(traffic.weights_bytes * multiplied) + acts as u64;
         let mut operations = traffic.multiply_adds * multiplied;
-        for span in step.spans() {
-            let (context, rows) = (u64::from(span.context), u64::from(span.rows));
+        for (number, span) in step.spans().iter().enumerate() {
+            // What was given up is not read.
+            let context = if let Op::Attention(op) = op { held(self.program, op, (step, number)) } else { 0 };
+            let rows = u64::from(span.rows);
             bytes += traffic.kv_bytes * (context + rows) + traffic.state_bytes;
             operations += traffic.kv_multiply_adds * (rows * context + rows * (rows + 1) / 2);
             operations += traffic.state_multiply_adds * rows;

@@ -11,6 +11,8 @@ pub(super) struct Answers {
     /// Tokens after the first one of each, and steps, a second.
     pub(super) tokens: f64,
     pub(super) steps: f64,
+    /// Tokens that an answer got of a step it had a part in, whatever else was read there.
+    pub(super) each: f64,
     /// Tokens that were drafted, and those of them that were right.
     pub(super) drafted: usize,
     pub(super) accepted: usize,
@@ -18,7 +20,7 @@ pub(super) struct Answers {
 
 /// Waits for the answers to all of these.
 pub(super) fn answers(engine: &EngineHandle, requests: Vec<Request>) -> anyhow::Result<Answers> {
-    let steps_so_far = || engine.stats().map(|stats| stats.steps.count).map_err(|what| anyhow!(what));
+    let steps_so_far = || engine.stats().map(|stats| stats.steps).map_err(|what| anyhow!(what));
     let before = steps_so_far()?;
     let begin = |request: Request| (request.prompt.clone(), engine.submit(request));
     let streams: Vec<(Vec<u32>, Stream)> = requests.into_iter().map(begin).collect();
@@ -42,9 +44,11 @@ pub(super) fn answers(engine: &EngineHandle, requests: Vec<Request>) -> anyhow::
         texts.push(text);
     }
     // The first step reads the prompts.
-    let steps = steps_so_far()? - before - 1;
+    let after = steps_so_far()?;
+    let steps = after.count - before.count - 1;
+    let each = (after.decoded - before.decoded) as f64 / (after.answers - before.answers).max(1) as f64;
     let (tokens, steps) = (tokens as f64 / seconds, steps as f64 / seconds);
-    Ok(Answers { texts, tokens, steps, drafted, accepted })
+    Ok(Answers { texts, tokens, steps, each, drafted, accepted })
 }
 
 /// Answers have to be the same, whatever was drafted and whatever else was in their steps.

@@ -8,7 +8,7 @@ use crate::cli::{
 use anyhow::ensure;
 use clap::Args;
 use kvas::{
-    memory::plan::{PlanRequest, SnapshotBudget, plan},
+    memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, plan},
     presets::{PRESETS, Preset},
 };
 use kvas_backend::{KvType, Program, StateType};
@@ -33,7 +33,7 @@ pub(super) struct Concurrency {
     /// Tokens of context of every sequence
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     ctx: u32,
-    /// Tokens that replay keeps as inputs, at least as many as are verified at once [default: what a plan chooses]
+    /// Tokens that replay keeps as inputs, at least as many as are verified at once [default: what a plan chooses, if that is enough]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     replay: Option<u16>,
     /// Element type of keys and values
@@ -91,6 +91,9 @@ impl Concurrency {
         if let Some(history) = history {
             ensure!(history >= window, "--replay {history}, expected at least the {window} rows of --T");
         }
+        // Where a plan chooses a shorter one, or none, nothing could be verified.
+        let chosen = || self.planned(program, 1, None, window).limits.replay.window;
+        let history = history.or_else(|| (window > 1 && chosen() < window).then_some(window));
         let (written, replayed) = (self.bytes_of(program, Some(0), 0), self.bytes_of(program, history, window));
         // One row is the token itself; every draft after it has a state to go back to.
         let copies = written.slot + (window as u64 - 1) * written.snapshot;
@@ -115,14 +118,14 @@ impl Concurrency {
         Ok(())
     }
 
+    fn planned(&self, program: &Program, sequences: usize, history: Option<usize>, window: usize) -> MemoryPlan {
+        let (context, kv_type, ring_type) = (self.ctx as usize, self.kv.kv_type(), self.ring.state_type());
+        plan(program, context, &PlanRequest { kv_type, ring_type, ..request(context, sequences, history, window) })
+    }
+
     /// What one more sequence adds to the memory plan.
     fn bytes_of(&self, program: &Program, history: Option<usize>, window: usize) -> Bytes {
-        let context = self.ctx as usize;
-        let of = |sequences| {
-            let (kv_type, ring_type) = (self.kv.kv_type(), self.ring.state_type());
-            plan(program, context, &PlanRequest { kv_type, ring_type, ..request(context, sequences, history, window) })
-        };
-        let (one, two) = (of(1), of(2));
+        let [one, two] = [1, 2].map(|sequences| self.planned(program, sequences, history, window));
         Bytes { pages: two.pages_bytes() - one.pages_bytes(), slot: one.slot_bytes, snapshot: one.snapshot_bytes }
     }
 }

@@ -30,6 +30,7 @@ pub(super) struct Question {
 /// The first `most` questions of a file, a JSON object a line. Fails in one line that names the file and the line.
 pub(super) fn questions(path: &Path, model: &Model, most: Option<usize>) -> anyhow::Result<Vec<Question>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    ensure!(!text.is_empty(), "{}: no questions, expected one a line", path.display());
     let encode = |text: &str| model.tokenizer.encode(text, Special::Parse, Bos::Add);
     let question = |(number, line): (usize, &str)| {
         let what = || format!("{}:{}: expected an object with prompt and answer", path.display(), number + 1);

@@ -64,6 +64,7 @@ pub(super) struct SlakePeak {
 
 const PAGE: usize = 16;
 const BATCH: usize = 512;
+const KV_TYPE: KvType = KvType::F16;
 
 /// How a prompt is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +122,8 @@ impl SlakePeak {
         let model = SmallModel { layers: self.layers.into(), heads: self.heads, head_dim: self.head_dim.into() };
         let bound = Bound::new(self.budget as usize);
         let program = Arc::new(bounded(&model.program(Policy::Full), &bound, MomentType::F32, PAGE));
+        let layout = Layout::of(&program, PAGE, KV_TYPE).expect("all layers give up tokens");
+        bound.check(&layout, ["--budget", "window"]).map_err(|what| anyhow!(what))?;
         program.validate()?;
         let mut report = Report::new(self.form);
         let columns = ["seconds", "pages", "planned", "between", "resident"];
@@ -172,7 +175,7 @@ impl SlakePeak {
     }
 
     fn course(&self, (program, bound): (&Arc<Program>, &Bound), prompt: usize, way: Way) -> anyhow::Result<Course> {
-        let kv_type = KvType::F16;
+        let kv_type = KV_TYPE;
         let layout = Layout::of(program, PAGE, kv_type).expect("all layers give up tokens");
         let (whole, layers) = (prompt.div_ceil(PAGE) + 1, usize::from(self.layers));
         let pages = match way {

@@ -33,12 +33,13 @@ pub(super) struct SlakeQuality {
     /// Questions: a JSON object a line with `prompt` and `answer`
     #[arg(long, value_name = "FILE")]
     recall: Option<PathBuf>,
-    /// Budgets: tokens of a layer, or a percentage of the prompt
+    /// Budgets: tokens of a layer, or a percentage of the prompt. One that is too small for what stays in any case is
+    /// raised to the smallest that is not, which results name
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "128,256,512,1024,50%")]
     budgets: Vec<String>,
     /// Windows of the text
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    windows: usize,
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    windows: u32,
     /// Tokens of the prompt of a window, and tokens predicted after it
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "3072,512")]
     lengths: Vec<usize>,
@@ -68,7 +69,7 @@ impl Budget {
     fn of(text: &str) -> anyhow::Result<Self> {
         let budget = match text.strip_suffix('%') {
             Some(percent) => percent.parse().ok().filter(|percent| (1..=100).contains(percent)).map(Budget::Percent),
-            None => text.parse().ok().map(Budget::Tokens),
+            None => text.parse().ok().filter(|tokens| *tokens > 0).map(Budget::Tokens),
         };
         budget.with_context(|| format!("--budgets {text}, expected numbers of tokens or percentages, as in 256,50%"))
     }
@@ -114,9 +115,18 @@ struct Found {
     predicted: usize,
     right: usize,
     asked: usize,
+    /// Budgets of all items: as they were asked for, and as they were used.
+    budgets: [usize; 2],
+    items: usize,
 }
 
 impl Found {
+    /// The mean budget that was used, if it is another one than was asked for.
+    fn raised(&self) -> Option<usize> {
+        let [asked, used] = self.budgets;
+        (used > asked).then(|| used.div_ceil(self.items))
+    }
+
     fn perplexity(&self) -> f64 {
         (self.loss / self.predicted as f64).exp()
     }
@@ -135,9 +145,13 @@ impl SlakeQuality {
         let items = || texts.iter().chain(&questions);
         let longest = items().map(|item| item.prompt.len() + item.rest.len()).max();
         let Some(longest) = longest else { bail!("expected --text or --recall") };
-        let most = budgets.iter().map(|budget| budget.tokens(longest)).max().unwrap_or(0);
-        let page_size = self.model.run.page_size()?;
-        model.program = Arc::new(bounded(&model.program, &Bound::new(most), MomentType::F32, page_size));
+        let (page_size, kv_type) = (self.model.run.page_size()?, self.model.run.kv_type(&model)?);
+        let with = |model: &Model, most| bounded(&model.program, &Bound::new(most), MomentType::F32, page_size);
+        let layout = Layout::of(&with(&model, longest), page_size, kv_type);
+        let layout = layout.context("expected a model with layers of attention")?;
+        let least = Bound::new(0).least_budget(&layout);
+        let most = budgets.iter().map(|budget| budget.tokens(longest)).fold(least, usize::max);
+        model.program = Arc::new(with(&model, most));
         // The prompt of an item stays beside what a budget leaves of it.
         let snapshots = SnapshotBudget::Exactly(2);
         let wanted = device::Wanted { snapshots, ..device::Wanted::once(1, Some(2 * longest)) };
@@ -169,7 +183,14 @@ impl SlakeQuality {
         ensure!(prompt >= 64 && rest > 0, "--lengths {prompt},{rest}, expected a prompt of at least 64 tokens");
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Omit);
-        let windows = ids.chunks_exact(prompt + rest).take(self.windows);
+        let window = prompt + rest;
+        ensure!(
+            ids.len() >= window,
+            "{}: {} tokens, expected at least one window of {window}",
+            path.display(),
+            ids.len()
+        );
+        let windows = ids.chunks_exact(window).take(self.windows as usize);
         let item = |ids: &[u32]| Item { prompt: ids[..prompt].to_vec(), rest: ids[prompt..].to_vec(), wanted: rest };
         Ok(windows.map(item).collect())
     }
@@ -208,7 +229,12 @@ impl SlakeQuality {
                 Bound { score, moments, mass_cap, alpha, beta, ..Bound::new(budget) }
             });
             // Too small for what stays in any case: what is closest to it.
-            let bound = bound.map(|bound| Bound { budget: bound.budget.max(bound.least_budget(layout)), ..bound });
+            let bound = bound.map(|bound| {
+                let used = bound.budget.max(bound.least_budget(layout));
+                found.budgets = [found.budgets[0] + bound.budget, found.budgets[1] + used];
+                Bound { budget: used, ..bound }
+            });
+            found.items += 1;
             let cached = reading.begin(runner, &item.prompt, asked as u32)?;
             reading.push(runner, &item.prompt[cached..], bound.as_ref())?;
             let mut is_right = true;
@@ -242,7 +268,7 @@ impl SlakeQuality {
                 print(format_args!(
                     "{}",
                     json!({
-                        "budget": budget, "method": method, "perplexity": perplexity, "recall": recall,
+                        "budget": budget, "raised_to": found.raised(), "method": method, "perplexity": perplexity, "recall": recall,
                         "perplexity_percent": more, "recall_lost": fewer, "moment_tokens": layout.moment_rows,
                     })
                 ))
@@ -253,6 +279,7 @@ impl SlakeQuality {
                 };
                 let answered =
                     if found.asked == 0 { "| ".into() } else { format!("{recall:.1} | {:+.1}", 0.0 - fewer) };
+                let budget = found.raised().map_or(budget.into(), |used| format!("{budget} ({used})"));
                 print(format_args!("| {budget} | {method} | {predicted} | {answered} |"))
             }
         };
@@ -275,7 +302,10 @@ fn curves(budgets: &[Budget], found: &[Found]) -> String {
     let panel = |title: &str, of: fn(&Found) -> f64| {
         let curve = |(number, (name, ..)): (usize, &(&str, Score, bool, f32))| {
             let point = |(budget, found): (&Budget, &[Found])| match budget {
-                Budget::Tokens(tokens) => Some((*tokens as f64, of(&found[number]))),
+                Budget::Tokens(tokens) => {
+                    let used = found[number].raised().unwrap_or(*tokens);
+                    Some((used as f64, of(&found[number])))
+                }
                 Budget::Percent(_) => None,
             };
             let points = budgets.iter().zip(found[1..].chunks(METHODS.len())).filter_map(point).collect();

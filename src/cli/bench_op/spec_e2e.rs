@@ -164,7 +164,7 @@ impl SpecE2e {
         let best = |rounds: &[Answers], of: fn(&Answers) -> f64| rounds.iter().map(of).fold(0.0, f64::max);
         let [plain_tokens, drafted_tokens] = [&plain, &drafted].map(|rounds| best(rounds, |round| round.tokens));
         let [plain_steps, drafted_steps] = [&plain, &drafted].map(|rounds| best(rounds, |round| round.steps));
-        let each = drafted_tokens / drafted_steps / batch as f64;
+        let each = median(drafted.iter().map(|round| round.each).collect());
         if self.json {
             let line = json!({
                 "test": format!("spec_e2e {batch}"), "batch": batch, "window": self.window, "accept": self.accept,

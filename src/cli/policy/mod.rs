@@ -157,6 +157,7 @@ impl PolicyFlags {
     }
 
     fn apply_bound(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Bound> {
+        self.check()?;
         let (bound, moments) = self.bound(model.spec.exponents)?;
         let page_size = flags.run.page_size()?;
         let program = bounded(&model.program, &bound, moments, page_size);
@@ -184,6 +185,25 @@ impl PolicyFlags {
             ("--slake-gamma", self.slake_gamma.is_some()),
             ("--mass-cap", self.mass_cap.is_some()),
         ])
+    }
+
+    /// Refuses flags that others leave nothing to say.
+    fn check(&self) -> anyhow::Result<()> {
+        let exponents = [("--slake-alpha", self.slake_alpha), ("--slake-beta", self.slake_beta)];
+        if let Some((flag, _)) = exponents.iter().find(|(_, value)| value.is_some())
+            && self.slake_score != Some(SlakeScore::Vabs)
+        {
+            bail!("{flag} without --slake-score vabs, expected both");
+        }
+        if self.slake_gamma.is_some() && self.slake_score == Some(SlakeScore::Window) {
+            bail!("--slake-gamma with --slake-score window, expected cake or vabs: nobody is asked");
+        }
+        if self.mass_cap.is_some() && self.slake_moments == Some(Moments::Off) {
+            bail!(
+                "--mass-cap with --slake-moments off, expected f32 or f16: there is nothing that could count for more"
+            );
+        }
+        Ok(())
     }
 
     fn bound(&self, exponents: Exponents) -> anyhow::Result<(Bound, MomentType)> {

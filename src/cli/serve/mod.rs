@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use edge::{Edge, Tls};
 use kvas::{
     model::bundled,
+    policy::PolicyKind,
     server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
 };
 use load::{FromFlags, Promises};
@@ -35,7 +36,8 @@ pub(crate) struct Serve {
     model: Vec<String>,
     #[command(flatten)]
     run: RunFlags,
-    /// A TOML file with these flags: `ctx-size = 8192`; the environment (KVAS_CTX_SIZE) and the command line win over it
+    /// A TOML file with these flags: `ctx-size = 8192`; the environment (KVAS_CTX_SIZE) and the command line win over it.
+    /// KVAS_CONFIG names it as well
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Requests served at once; all share one pool of memory
@@ -113,6 +115,8 @@ enum LogFormat {
 impl Serve {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
+        // Requests that hold all tokens are drafted for, whatever the policy of the others.
+        self.drafts.check(PolicyKind::Full)?;
         let files = self.files()?;
         let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
         let template = self.template.template()?;

@@ -11,8 +11,17 @@ pub(super) struct Records {
 }
 
 impl Records {
+    /// Those of a folder that was named, else of the usual one, which nobody has outside the repository.
+    pub(super) fn given(named: Option<&Path>, usual: &Path) -> anyhow::Result<Self> {
+        match named {
+            Some(folder) => Self::of(folder),
+            None if usual.is_dir() => Self::of(usual),
+            None => Ok(Self::default()),
+        }
+    }
+
     /// All text files of a folder, in the order of their names.
-    pub(super) fn of(folder: &Path) -> anyhow::Result<Self> {
+    fn of(folder: &Path) -> anyhow::Result<Self> {
         let what = || format!("--record {}", folder.display());
         let entries = std::fs::read_dir(folder).with_context(what)?;
         let mut files =
@@ -102,6 +111,14 @@ impl Figures {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn only_a_folder_that_was_named_has_to_be_there() {
+        let (nowhere, root) = (Path::new("/nowhere"), Path::new(env!("CARGO_MANIFEST_DIR")));
+        assert!(Records::given(Some(nowhere), root).is_err());
+        assert!(Records::given(None, nowhere).unwrap().lines.is_empty());
+        assert!(!Records::given(None, &root.join("benches/record/h200")).unwrap().lines.is_empty());
+    }
 
     #[test]
     fn figures_are_found_by_words_and_the_last_record_counts() {

@@ -10,7 +10,10 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use figures::{Figures, Records};
 use runs::{RUNS, Size};
-use std::{path::PathBuf, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 /// Run every benchmark that this machine can, and write a document with plots: claim by claim what was published, what
 /// was predicted, what was measured, and what that says. Figures of GPUs come from records
@@ -25,10 +28,14 @@ pub(super) struct Headlines {
     /// Sizes that take seconds and mean nothing, to try the command
     #[arg(long)]
     quick: bool,
-    /// A folder with records of a GPU, as benches/gpu/run prints them; the last of several figures counts
-    #[arg(long, value_name = "FOLDER", default_value = "benches/record/h200")]
-    record: PathBuf,
+    /// A folder with records of a GPU, as benches/gpu/run prints them; the last of several figures counts [default:
+    /// benches/record/h200, if it is there]
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<PathBuf>,
 }
+
+/// Records that come with the sources.
+const RECORDS: &str = "benches/record/h200";
 
 impl Headlines {
     pub(super) fn run(self) -> anyhow::Result<u8> {
@@ -39,7 +46,7 @@ impl Headlines {
             self.output.display()
         );
         output::begin(&self.output)?;
-        let records = Records::of(&self.record)?;
+        let records = Records::given(self.record.as_deref(), Path::new(RECORDS))?;
         let size = if self.quick { Size::Quick } else { Size::Full };
         let work = runs::Work::new(size)?;
         let mut figures = Figures::new(records);

@@ -106,7 +106,7 @@ pub(super) const RUNS: &[Run] = &[
         "bench-op slake_attn --n 8192,32768,131072 --budget 1024 -r 12",
         "bench-op slake_attn --n 4096 --budget 256 -r 2",
     ),
-    run("peak", "bench-op slake_peak --n 16384", "bench-op slake_peak --n 600 --budget 128 --layers 4"),
+    run("peak", "bench-op slake_peak --n 16384", "bench-op slake_peak --n 600 --budget 160 --layers 4"),
     run(
         "segments",
         "bench-op edge_ttft --n 32768,65536 --full 32768",
