@@ -121,7 +121,9 @@ impl Case {
     pub fn with_half_activations(mut self) -> Self {
         let attends = self.program.ops.iter().any(|op| matches!(op, Op::Attention(_)));
         let reads_prompts = self.script.iter().flatten().any(|m| m.rows >= CHUNK);
-        let is_rounded = matches!(self.limits.kv_type, KvType::F16 | KvType::Q8_0 | KvType::F8);
+        // Smaller pages of 8 bits are read as they are stored everywhere.
+        let of_bytes = self.limits.kv_type.scale_bytes() > 0 && self.limits.page_size >= 4;
+        let is_rounded = self.limits.kv_type == KvType::F16 || of_bytes;
         if attends && reads_prompts && is_rounded {
             self.bound = self.bound.max(tolerance::HALF_ATTENTION);
         }

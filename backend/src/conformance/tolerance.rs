@@ -24,8 +24,8 @@ pub const ROUNDED_STATE: f64 = 1e-6;
 /// Attention over pages of every type: inputs are rounded alike on both sides. Floor on CPU: 7e-13, latent pages 2e-13.
 pub const ATTENTION: f64 = 1e-10;
 
-/// Attention of prompts over pages of f16 with queries and weights of values rounded to f16, and over pages of 8 bits with what
-/// they hold rounded as well. Floor on an H200: 1.4e-7 for 2048 rows after 8192 others, 1.7e-7 over q8_0.
+/// Attention of prompts over pages of f16 with queries and weights of values rounded to f16, and over pages of 8 bits, of
+/// four tokens or more, with what they hold rounded as well. Floor on an H200: 1.4e-7 for 2048 rows after 8192 others, 1.7e-7 over q8_0.
 pub const HALF_ATTENTION: f64 = 4e-7;
 
 /// Products whose activations are rounded to 16 bits: to bf16 with weights in bf16, to f16 with all others but f32, where

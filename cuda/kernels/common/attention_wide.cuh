@@ -16,7 +16,8 @@ DEVICE float power_of_two(float x) {
     return y;
 }
 
-// Eight elements of 8 bits over a power of two that none is larger than, and that power: exact.
+// Eight elements of 8 bits over a power of two that none is larger than, and that power: exact. A scale times the power is about
+// the largest number of its row: in the range of f16 where the row is, which the scale alone need not be.
 template <u32 KV> struct Fractions;
 
 template <> struct Fractions<KV_Q8_0> {
