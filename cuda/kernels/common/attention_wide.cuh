@@ -56,9 +56,11 @@ template <u32 KV, u32 DIM> struct WidePrefill {
     static constexpr u32 BRINGING = has_scales<KV>() && DIM <= 128 ? 4 : 2;
     static constexpr u32 THREADS = 128 * GROUPS + 64 * BRINGING;
     // Of a thread that brings rows, and of one that multiplies: together no more than a block begins with.
-    static constexpr u32 FEW_REGISTERS = BRINGING == 2 && DIM <= 128 ? 72 : 40;
-    static constexpr u32 MANY_REGISTERS = DIM <= 128 ? 216 : 232;
+    static constexpr u32 FEW_REGISTERS = BRINGING == 4 || (DIM > 128 && !has_scales<KV>()) ? 40 : 72;
+    static constexpr u32 MANY_REGISTERS = DIM > 128 && !has_scales<KV>() ? 232 : 216;
     static constexpr u32 REGISTERS = 65536 / THREADS / 8 * 8 * THREADS;
+    // Of 8-bit pieces, that are waited for together, and that a thread has in its registers.
+    static constexpr u32 IN_PART = DIM == 64 ? 4 : 8, AT_HAND = DIM == 64 ? 4 : DIM == 128 ? 2 : 8;
     static_assert(64 * BRINGING * FEW_REGISTERS + 128 * GROUPS * MANY_REGISTERS <= REGISTERS, "those of a block");
 
     typedef uint4 Tile[HALVES][TOKENS][8];
@@ -87,6 +89,7 @@ template <u32 KV, u32 DIM> struct WidePrefill {
     // looked up once for each: a lane does so for `LOOKUPS` of its warp, and tells the others.
     static constexpr u32 PIECES = DIM * element_bytes<KV>() / 16, OF_WARP = 32 / PIECES, AT_ONCE = BRINGING * OF_WARP;
     static constexpr u32 EACH = TOKENS / AT_ONCE, LOOKUPS = (EACH * OF_WARP + 31) / 32, PER_LOOKUP = EACH / LOOKUPS;
+    static constexpr u32 PARTS = EACH / IN_PART;
 
     struct Places {
         u32 pages[LOOKUPS];      // looked up for a round that is to come
@@ -184,51 +187,64 @@ template <u32 KV, u32 DIM> struct WidePrefill {
     }
 
     // 8-bit rows come to a place of their own first. As soon as a thread has made f16 of a piece, it asks for that of the next
-    // round.
+    // round, and waits for a few at a time: the last ones would not be there yet when the first are needed.
     DEVICE void bring_bytes(bool of_values) const {
+        static_assert(LOOKUPS == 1, "a lane looks up one row of a round");
         Arriving& rooms = *reinterpret_cast<Arriving*>(&shared + 1);
         const Shared arriving = {shared_address(&rooms[of_values][threadIdx.x % (32 * BRINGING)])};
-        // Lanes of neighbouring columns write to different banks.
         const u32 piece = threadIdx.x % PIECES, second = piece / 4 % 2;
         Places places;
         look_up(places, 0);
         find(places, 0, of_values);
 #pragma unroll
-        for (u32 i = 0; i < LOOKUPS; ++i) {
+        for (u32 part = 0; part < PARTS; ++part) {
 #pragma unroll 1
-            for (u32 n = i * PER_LOOKUP; n < (i + 1) * PER_LOOKUP; ++n) {
-                copy_16_async(arriving + n * (512 * BRINGING), piece_of_row(places.rows[i], n));
+            for (u32 n = part * IN_PART; n < (part + 1) * IN_PART; ++n) {
+                copy_16_async(arriving + n * (512 * BRINGING), piece_of_row(places.rows[0], n));
             }
+            copies_commit();
         }
-        copies_commit();
         if (1 < rounds()) look_up(places, 1);
         for (u32 round = 0; round < rounds(); ++round) {
-            u32 factors[LOOKUPS]; // the scales, twice as f16
-#pragma unroll
-            for (u32 i = 0; i < LOOKUPS; ++i) {
-                const float scale = to_float(places.scales[i]) * Fractions<KV>::UNIT;
-                factors[i] = pack_f16(scale, scale);
-            }
+            const float scale = to_float(places.scales[0]) * Fractions<KV>::UNIT;
+            const u32 factor = pack_f16(scale, scale);
             const bool has_next = round + 1 < rounds();
             if (has_next) find(places, round + 1, of_values);
             if (round + 2 < rounds()) look_up(places, round + 2);
-            copies_wait<0>();
             const Shared to = first_place(free_tile(round, of_values), 2 * piece + second);
+#pragma unroll 1
+            for (u32 part = 0; part < PARTS; ++part) {
+                copies_wait<PARTS - 1>();
 #pragma unroll
-            for (u32 i = 0; i < LOOKUPS; ++i) {
-#pragma unroll DIM <= 128 ? 4 : 2
-                for (u32 n = i * PER_LOOKUP; n < (i + 1) * PER_LOOKUP; ++n) {
-                    const uint4 x = load_16(arriving + n * (512 * BRINGING));
-                    const u32 by = of_row(factors[i], n);
-                    const Shared place = place_of_row(to, n);
-                    store_16(place, scaled(second ? make_uint2(x.z, x.w) : make_uint2(x.x, x.y), by));
-                    store_16({place.at ^ 16}, scaled(second ? make_uint2(x.x, x.y) : make_uint2(x.z, x.w), by));
-                    const u8* next = piece_of_row(places.rows[i], n);
-                    if (has_next) copy_16_async(arriving + n * (512 * BRINGING), next);
+                for (u32 i = 0; i < IN_PART; i += AT_HAND) {
+                    const u32 n = part * IN_PART + i;
+                    convert(to, arriving, n, factor, second);
+                    if (!has_next) continue;
+#pragma unroll
+                    for (u32 m = n; m < n + AT_HAND; ++m)
+                        copy_16_async(arriving + m * (512 * BRINGING), piece_of_row(places.rows[0], m));
                 }
+                copies_commit();
             }
-            copies_commit();
             hand_over(round, of_values);
+        }
+    }
+
+    // Of `AT_HAND` pieces from the `n`th on. Lanes of neighbouring columns write to different banks.
+    DEVICE static void convert(Shared to, Shared arriving, u32 n, u32 factor, u32 second) {
+        uint4 x[AT_HAND];
+        u32 by[AT_HAND];
+#pragma unroll
+        for (u32 i = 0; i < AT_HAND; ++i) x[i] = load_16(arriving + (n + i) * (512 * BRINGING));
+#pragma unroll
+        for (u32 i = 0; i < AT_HAND; ++i) by[i] = of_row(factor, n + i);
+#pragma unroll
+        for (u32 i = 0; i < AT_HAND; ++i) {
+            const Shared place = place_of_row(to, n + i);
+            const uint2 ahead = second ? make_uint2(x[i].z, x[i].w) : make_uint2(x[i].x, x[i].y);
+            const uint2 behind = second ? make_uint2(x[i].x, x[i].y) : make_uint2(x[i].z, x[i].w);
+            store_16(place, scaled(ahead, by[i]));
+            store_16({place.at ^ 16}, scaled(behind, by[i]));
         }
     }
 

@@ -28,6 +28,8 @@ struct ChunkHead {
     u16 qk[2][CHUNK][CHUNK];
     u16 inverse[2][CHUNK][CHUNK];
 };
+// The bytes of it that a recurrence has: one without a delta rule no inverse.
+template <bool IS_DELTA> constexpr u32 HEAD_BYTES = IS_DELTA ? sizeof(ChunkHead) : 1280;
 // What a row takes from those before it, and its strength.
 struct Taken {
     float by[CHUNK][CHUNK + 4];

@@ -98,13 +98,21 @@ template <u32 KIND, u32 QUADS> struct Prepare {
                 sums[0][e] + (sums[1][e] + sums[2][e]);
     }
 
-    // Step size, decay and strength of a row and value head.
-    DEVICE void open_head(ChunkHead& head_here, Taken& taken, u32 head, u32 t) {
+    // What step size, decay and strength of a row and value head are made of: asked for long before.
+    struct Asked {
+        float step, bias, rate, beta;
+    };
+    DEVICE Asked ask(u32 number, u32 t) const {
+        if (number >= op.group) return {};
+        const u32 head = head_of(number);
         const u64 row = u64(span.first + first + t) * op.value_heads + head;
-        const float size = softplus(op.steps[row] + (op.bias != nullptr ? op.bias[head] : 0.0f));
-        head_here.whole[t] = op.a[head] * size;
+        return {op.steps[row], op.bias != nullptr ? op.bias[head] : 0.0f, op.a[head], IS_DELTA ? op.beta[row] : 0.0f};
+    }
+    DEVICE void open_head(ChunkHead& head_here, Taken& taken, const Asked& asked, u32 t) {
+        const float size = softplus(asked.step + asked.bias);
+        head_here.whole[t] = asked.rate * size;
         head_here.sizes[t] = size;
-        if constexpr (IS_DELTA) taken.by[t][CHUNK] = sigmoid(op.beta[row]);
+        if constexpr (IS_DELTA) taken.by[t][CHUNK] = sigmoid(asked.beta);
     }
 
     // Column `j` of what rows give to queries, and of what they take from each other.
@@ -126,8 +134,9 @@ template <u32 KIND, u32 QUADS> struct Prepare {
     }
 
     DEVICE void run() {
-        open_rows();
         const u32 at_once = min(op.group, HEADS_AT_ONCE), number = threadIdx.x / CHUNK, j = threadIdx.x % CHUNK;
+        Asked asked = ask(number, j);
+        open_rows();
         ChunkHead* heads = reinterpret_cast<ChunkHead*>(&shared + 1);
         Taken* taken = reinterpret_cast<Taken*>(heads + at_once);
         __syncthreads();
@@ -136,7 +145,8 @@ template <u32 KIND, u32 QUADS> struct Prepare {
         for (u32 begin = 0; begin < op.group; begin += at_once) {
             const u32 count = min(at_once, op.group - begin);
             const bool is_mine = number < count;
-            if (is_mine) open_head(heads[number], taken[number], head_of(begin + number), j);
+            if (is_mine) open_head(heads[number], taken[number], asked, j);
+            asked = ask(begin + at_once + number, j);
             __syncthreads();
             if (is_mine) relate(heads[number], taken[number], j);
             __syncthreads();
@@ -145,7 +155,7 @@ template <u32 KIND, u32 QUADS> struct Prepare {
                 if (j == CHUNK - 1) heads[number].whole[0] = heads[number].decays[CHUNK - 1];
             }
             __syncthreads();
-            constexpr u32 PIECES = sizeof(ChunkHead) / 16;
+            constexpr u32 PIECES = HEAD_BYTES<IS_DELTA> / 16;
             for (u32 at = threadIdx.x; at < count * PIECES; at += PREPARERS) {
                 u8* to = prompt.heads + (u64(chunk) * op.value_heads + head_of(begin + at / PIECES)) * sizeof(ChunkHead);
                 reinterpret_cast<uint4*>(to)[at % PIECES] = reinterpret_cast<const uint4*>(heads + at / PIECES)[at % PIECES];

@@ -12,7 +12,6 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
     static constexpr u32 SHARES = 2; // warps that share a row
     static constexpr u32 WIDTH = COLUMNS / SHARES;
     static constexpr bool IS_DELTA = KIND != MAMBA2, PER_CHANNEL = KIND == DELTA_PER_CHANNEL;
-    static constexpr u32 HEAD_BYTES = IS_DELTA ? sizeof(ChunkHead) : 1280; // there is no inverse to be had
     using Part = Tile<State, WIDTH, STRIDE>;
 
     using Keys = ChunkKeys<PER_CHANNEL, COLUMNS>;
@@ -26,9 +25,9 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
         float whole[COLUMNS];
     };
     static constexpr u32 STAGE = PER_CHANNEL ? sizeof(ChannelStage) : sizeof(Stage);
-    // What the parts of 16 rows of the state give keys and queries: of each warp, by lane.
+    // What the part of a warp gives keys, and those queries whose output the other warp of its 16 rows has: by lane.
     struct Exchange {
-        float4 sums[SHARES][2][2][32];
+        float4 by_key[SHARES][2][32], by_query[SHARES][32];
     };
 
     const Recurrence& op;
@@ -67,7 +66,7 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
         }
         const u8* heads = prompt.heads + (u64(chunk) * op.value_heads + head) * sizeof(ChunkHead);
 #pragma unroll
-        for (u32 at = lane; at < HEAD_BYTES / 16; at += 32)
+        for (u32 at = lane; at < HEAD_BYTES<IS_DELTA> / 16; at += 32)
             copy_16_async(reinterpret_cast<u8*>(&to.head) + 16 * at, heads + 16 * at);
         const float* from = op.inputs + u64(span.first + first) * op.columns + op.values_at + head * op.value_dim + first_row;
         float* values = const_cast<float*>(values_of(to));
@@ -186,15 +185,11 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
         return make_float4(x[0][n][0] + (x[1][n][0] + x[2][n][0]), x[0][n][1] + (x[1][n][1] + x[2][n][1]),
                            x[0][n][2] + (x[1][n][2] + x[2][n][2]), x[0][n][3] + (x[1][n][3] + x[2][n][3]));
     }
-    static DEVICE float4 sum_of(const float4 (&x)[SHARES][2][2][32], u32 which, u32 n) {
-        float4 sum = x[0][which][n][lane_id()];
-#pragma unroll
-        for (u32 i = 1; i < SHARES; ++i) {
-            const float4 y = x[i][which][n][lane_id()];
-            sum.x += y.x, sum.y += y.y, sum.z += y.z, sum.w += y.w;
-        }
-        return sum;
-    }
+    // The same whichever warp adds: of two numbers.
+    static DEVICE float4 sum_of(float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
+
+    // Waits for the other warp of the same rows.
+    DEVICE void meet_other() const { asm volatile("bar.sync %0, %1;" ::"r"(1 + number), "n"(32 * SHARES) : "memory"); }
 
     // `out`: of the lane's first row of the state and row of the chunk.
     DEVICE void run_chunk(const Stage& stage, Exchange& exchange, float skip, float* out, u32 stride, u32 left) {
@@ -208,10 +203,13 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
             if constexpr (IS_DELTA) Part::meet(by_key, high, low, rows + 8 * n, CHUNK * STRIDE);
             Part::meet(by_query, high, low, rows + 2 * CHUNK * STRIDE + 8 * n, CHUNK * STRIDE);
         }
+        const float4 first = sum_of(by_query, 0), second = sum_of(by_query, 1);
+        const float4 of_queries = share == 0 ? first : second;
+        exchange.by_query[share][lane_id()] = share == 0 ? second : first;
+        float4 of_keys[2];
+        if constexpr (IS_DELTA) {
 #pragma unroll
-        for (u32 n = 0; n < 2; ++n) {
-            if constexpr (IS_DELTA) exchange.sums[share][0][n][lane_id()] = sum_of(by_key, n);
-            exchange.sums[share][1][n][lane_id()] = sum_of(by_query, n);
+            for (u32 n = 0; n < 2; ++n) exchange.by_key[share][n][lane_id()] = of_keys[n] = sum_of(by_key, n);
         }
         const u32 pair = 2 * (lane_id() & 3);
         const float* values = values_of(stage) + pair * value_stride() + 16 * number + (lane_id() >> 2);
@@ -223,12 +221,13 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
             decays[n][0] = PER_CHANNEL ? 1.0f : given.decays[8 * n + pair];
             decays[n][1] = PER_CHANNEL ? 1.0f : given.decays[8 * n + pair + 1];
         }
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + number), "n"(32 * SHARES) : "memory");
+        // What Mamba-2 writes does not depend on what the state gives.
+        if constexpr (IS_DELTA) meet_other();
         u32 high[4], low[4];
 #pragma unroll
         for (u32 n = 0; n < 2; ++n) {
             if constexpr (IS_DELTA) {
-                const float4 sum = sum_of(exchange.sums, 0, n);
+                const float4 sum = sum_of(of_keys[n], exchange.by_key[1 - share][n][lane_id()]);
                 u[n][0] = fmaf(-decays[n][0], sum.x, value[n][0]), u[n][1] = fmaf(-decays[n][1], sum.y, value[n][1]);
                 u[n][2] = fmaf(-decays[n][0], sum.z, value[n][2]), u[n][3] = fmaf(-decays[n][1], sum.w, value[n][3]);
             } else {
@@ -256,20 +255,20 @@ template <u32 KIND, typename State, u32 QUADS> struct PromptBlock {
         part.add(advanced_high, advanced_low, &stage.keys[PER_CHANNEL ? 4 : 0][0][share * WIDTH] + Part::adding_place(), CHUNK * STRIDE,
                  PER_CHANNEL ? 1.0f : given.whole[0]);
         part.round();
-        // Each of the first two warps has the output of 8 rows of the chunk.
-        if (share >= 2) return;
+        if constexpr (!IS_DELTA) meet_other();
+        // Each of the two warps has the output of 8 rows of the chunk.
         split_left(u[0], u[1], high, low);
+        const float4 sum = sum_of(of_queries, exchange.by_query[1 - share][lane_id()]);
+        float y[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-        for (u32 n = 0; n < 2; ++n) {
-            if (n != share) continue;
-            const float4 sum = sum_of(exchange.sums, 1, n);
-            float y[4] = {fmaf(decays[n][0], sum.x, skip * value[n][0]), fmaf(decays[n][1], sum.y, skip * value[n][1]),
-                          fmaf(decays[n][0], sum.z, skip * value[n][2]), fmaf(decays[n][1], sum.w, skip * value[n][3])};
-            multiply_square(y, high, low, given.qk, n);
-            float* at = out + 8 * n * stride;
-            if (left > 0) at[0] = y[0], at[stride] = y[1];
-            if (left > 8) at[8] = y[2], at[stride + 8] = y[3];
+        for (u32 e = 0; e < 4; ++e) {
+            const float mine = share == 1 ? value[1][e] : value[0][e];
+            y[e] = fmaf(share == 1 ? decays[1][e & 1] : decays[0][e & 1], y[e], skip * mine);
         }
+        multiply_square(y, high, low, given.qk, share);
+        float* at = out + 8 * share * stride;
+        if (left > 0) at[0] = y[0], at[stride] = y[1];
+        if (left > 8) at[8] = y[2], at[stride + 8] = y[3];
     }
 
     // Chunks from row `first` of the span to row `end`, whose states follow each other.

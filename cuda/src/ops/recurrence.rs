@@ -205,7 +205,7 @@ fn prompt_bytes(decl: &StateDecl, columns: usize, rows: usize, stages: usize) ->
     let squares = if is_per_channel { 6 } else { 4 };
     let whole = if is_per_channel { 4 * columns } else { 0 };
     let stage = squares * CHUNK * row_stride(columns) * 2 + HEAD_BYTES + whole + 4 * CHUNK * (rows + 4);
-    stages * stage + rows / TILE * SHARES * 2 * 2 * 32 * 16
+    stages * stage + rows / TILE * SHARES * 3 * 32 * 16
 }
 
 /// Chunks that a block has in shared memory, of which a device lets it have so many bytes: three where they have room, so that two
