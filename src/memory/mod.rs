@@ -29,7 +29,7 @@ use giving::giving;
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Need, Prefixes};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// A live sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -248,16 +248,19 @@ impl Memory {
         }
     }
 
-    /// True if a sequence of so many tokens fits beside the live ones, when everything that is merely kept gives way.
-    pub fn fits(&self, tokens: u32) -> bool {
+    /// True if so many tokens fit beside what these sequences hold, when everything else gives way.
+    pub fn fits(&self, tokens: u32, beside: &[SequenceId]) -> bool {
         let each = (tokens as usize).div_ceil(self.page_size);
+        let mut is_held = vec![false; self.pages.total() + 1];
         self.pages.has(|arena| {
-            let mut live: HashSet<Page> = HashSet::new();
-            for sequence in self.sequences.values() {
+            let mut held = 0;
+            for sequence in beside.iter().map(|id| self.get(*id)) {
                 let tables = sequence.tables.iter().zip(&self.stores).filter(|(_, store)| **store == arena);
-                live.extend(tables.flat_map(|(table, _)| table));
+                for page in tables.flat_map(|(table, _)| table) {
+                    held += usize::from(!std::mem::replace(&mut is_held[page.0 as usize], true));
+                }
             }
-            each * self.stores_in(arena) + live.len()
+            each * self.stores_in(arena) + held
         })
     }
 
