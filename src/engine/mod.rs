@@ -110,7 +110,13 @@ pub struct Engine {
     climb: Option<Climb>,
     /// What the device said when it failed, until a step goes well.
     fault: Arc<Mutex<Option<String>>>,
+    /// When memory was last checked, and how long that took.
+    checked: Option<(Instant, Duration)>,
 }
+
+/// The part of its time that an engine checks its memory for: with long contexts and many snapshots that takes tens of
+/// milliseconds, and somebody may be about to ask.
+const CHECKING: u32 = 100;
 
 impl Engine {
     /// Starts the engine's thread.
@@ -140,7 +146,16 @@ impl Engine {
             speculation: Speculation::new(drafters, most_drafts, effort),
             climb: None,
             fault: Arc::default(),
+            checked: None,
         })
+    }
+
+    fn check_memory(&mut self) {
+        if self.checked.is_none_or(|(ended, took)| ended.elapsed() >= CHECKING * took) {
+            let began = Instant::now();
+            self.memory.check_integrity();
+            self.checked = Some((Instant::now(), began.elapsed()));
+        }
     }
 
     /// Runs until the last handle is gone.
@@ -149,7 +164,7 @@ impl Engine {
             // Idle: wait. Busy: take what has come.
             if self.jobs.is_empty() {
                 self.handed_out = None;
-                self.memory.check_integrity();
+                self.check_memory();
                 match inbox.recv() {
                     Ok(command) => self.command(command),
                     Err(_) => return,
