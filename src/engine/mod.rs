@@ -35,7 +35,7 @@ pub use segments::score_segments;
 pub use shelf::ShelfStats;
 
 use crate::{
-    memory::{Full, Memory, SequenceId},
+    memory::{Full, Memory, Scope, SequenceId},
     policy::Keeping,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
     session::Shelf,
@@ -202,6 +202,7 @@ impl Engine {
                     self.reopen(sequence);
                 }
             }
+            Command::Enter { id, scope } => self.enter(id, scope),
             Command::Forget { scope, tokens } => self.memory.forget_prefixes(scope, &tokens),
             Command::Submit(submission) => {
                 if let Err((mut events, error)) = self.submit(*submission) {
@@ -251,6 +252,19 @@ impl Engine {
         let sequence = |known: &HashMap<ConversationId, Option<SequenceId>>| known.get(&id).copied().flatten();
         self.finish(sequence(&self.conversations)?, Finish::Cancelled);
         sequence(&self.conversations)
+    }
+
+    /// From now on a conversation is of this scope.
+    fn enter(&mut self, id: ConversationId, scope: Scope) {
+        let known = self.conversations.get(&id).copied().flatten();
+        if known.is_none_or(|sequence| self.memory.scope(sequence) == scope) {
+            return;
+        }
+        let Some(sequence) = self.call_off(id) else { return };
+        let work = self.memory.enter(sequence, scope);
+        if let Err(error) = work.map_or(Ok(()), |work| self.apply(&[work])) {
+            self.begun_in_vain(sequence, &error);
+        }
     }
 
     fn close(&mut self, id: SequenceId) {
