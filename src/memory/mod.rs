@@ -119,7 +119,7 @@ pub struct Evicted {
     pub saved: u32,
     /// Where its bytes are, and the states of the shorter prefixes that are still kept.
     pub kept: Kept,
-    /// The lengths of these prefixes, ascending, its own the last one.
+    /// The lengths of these prefixes, and of those that gave way since longer ones had their pages; ascending, its own the last one.
     pub ends: Vec<u32>,
     /// Whether a longer one is kept that has its pages: what is lost is a place to go back to.
     pub goes_on: bool,
