@@ -213,7 +213,7 @@ impl Engine {
                 let _ = reply.send(self.save(conversation, *writer));
             }
             Command::Load { session, scope, reply } => {
-                let _ = reply.send(self.load((&session, session.tokens().len() as u32), (scope, self.bound)));
+                let _ = reply.send(self.load((&session, session.tokens().len() as u32), (scope, self.bound), None));
             }
             Command::Look(reply) => {
                 let _ = reply.send(self.look());

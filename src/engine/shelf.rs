@@ -141,7 +141,7 @@ impl Engine {
             return;
         }
         if let Some((session, length)) = tier.shelf.take(scope, before_last, wanted)
-            && let Err(what) = self.load((&session, length), (scope, keeping))
+            && let Err(what) = self.load((&session, length), (scope, keeping), Some(id))
             && let Some(tier) = &mut self.tier
         {
             tier.failure = Some(what);

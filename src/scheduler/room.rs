@@ -30,6 +30,18 @@ impl Scheduler {
         Some(self.give_up(memory, giver))
     }
 
+    /// Has somebody give up what it holds for a prefix that is to come back: for the request of a sequence who would make room
+    /// for that, else who has no request. None: there is nobody.
+    pub fn make_room_for_prefix(&mut self, memory: &mut Memory, id: Option<SequenceId>) -> Option<DeviceWork> {
+        match id.filter(|id| self.get(*id).running.is_some()) {
+            Some(id) => self.make_room(memory, id),
+            None => {
+                let idle = self.idle(memory).next()?.id;
+                Some(self.give_up(memory, idle))
+            }
+        }
+    }
+
     /// A sequence that holds nothing waits until there is room, if anybody else is at work.
     pub fn pause(&mut self, id: SequenceId) -> bool {
         let others = self.running().any(|sequence| sequence.id != id && !sequence.paused);
