@@ -429,8 +429,9 @@ fn prefixes_that_gave_way_come_back_from_disk() {
 /// the way as well.
 #[test]
 fn a_long_text_leaves_memory_once_and_serves_in_parts() {
-    for (name, page_stores) in [("qwen35", 1), ("qwen3", 4)] {
+    for name in ["qwen35", "qwen3"] {
         let model = converted(&fixture(name), Quant::F32);
+        let page_stores = model.program.page_stores();
         let (id, vocab) = (ModelId::of(&model.file), model.spec.vocab as u32);
         let text = |seed: u32, length: u32| (0..length).map(|i| (i * 37 + seed * 11) % 500).collect::<Vec<u32>>();
         // Either of two texts of 1000 tokens fits.
@@ -453,5 +454,36 @@ fn a_long_text_leaves_memory_once_and_serves_in_parts() {
         assert_eq!(answer, expected, "{name}");
         // Of states on the way some may not have been worth their bytes.
         assert!(read <= 700 - 512 + 40, "{name}: {read} tokens were read");
+    }
+}
+
+/// What left for the host comes back although idle conversations hold the memory: they would make room for the prompt as well.
+#[test]
+fn what_comes_back_from_the_host_is_made_room_for_by_who_is_idle() {
+    for name in ["qwen35", "qwen3"] {
+        let model = converted(&fixture(name), Quant::F32);
+        let page_stores = model.program.page_stores();
+        let (id, vocab) = (ModelId::of(&model.file), model.spec.vocab);
+        let text = |seed: u32, length: u32| (0..length).map(|i| (i * 37 + seed * 11) % 500).collect::<Vec<u32>>();
+        let limits = Limits { pages: 1 + page_stores * 1000 / 4, ..limits(4) };
+        let engine = engine_of(&model, limits, Some(Shelf::in_memory(&id, 1 << 30)));
+        let talks: Vec<_> = (0..4).map(|_| engine.open().unwrap()).collect();
+        let ask = |talk: usize, prompt: Vec<u32>| {
+            let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[]).unwrap();
+            let request = Request { conversation: Some(talks[talk]), max_tokens: 4, ..Request::new(prompt, sampler) };
+            let stream = engine.submit(request);
+            loop {
+                match stream.next_event() {
+                    Event::Done(_, timings) => return timings.cached_tokens,
+                    Event::Failed(what) => panic!("{name}: {what}"),
+                    _ => {}
+                }
+            }
+        };
+        ask(0, text(1, 400));
+        (0..3).for_each(|talk| assert_eq!(ask(talk, text(2 + talk as u32, 310)), 0, "{name}"));
+        let stats = engine.stats().unwrap();
+        assert!(stats.usage.pages.held > 3 * page_stores * 300 / 4, "{name}: {stats:?}");
+        assert_eq!(ask(3, text(1, 410)), 399, "{name}: {:?}", engine.stats().unwrap().shelf);
     }
 }

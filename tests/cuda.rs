@@ -1,5 +1,5 @@
 //! Whole models on a GPU: against reference implementations, against the processor, and against themselves in other
-//! company. Every test says "skipped" where there is no GPU.
+//! company. Those that need a GPU are ignored unless they are asked for.
 
 use crate::{
     edge_oracle::off_the_oracle,
@@ -18,13 +18,9 @@ use kvas_gguf::Quant;
 use std::sync::{Arc, OnceLock};
 
 /// The GPU, opened once for all tests.
-fn device() -> Option<Arc<Device>> {
-    static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
-    let opened = DEVICE.get_or_init(|| kvas_cuda::has_device().then(|| Device::open(0).unwrap()));
-    if opened.is_none() {
-        eprintln!("skipped: no CUDA device");
-    }
-    opened.clone()
+fn device() -> Arc<Device> {
+    static DEVICE: OnceLock<Arc<Device>> = OnceLock::new();
+    DEVICE.get_or_init(|| Device::open(0).unwrap()).clone()
 }
 
 fn backend(device: &Arc<Device>) -> Box<dyn Backend> {
@@ -46,8 +42,9 @@ fn farther(quant: Quant, program: &Program) -> f64 {
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn models_on_a_gpu_say_what_the_reference_implementations_say() {
-    let Some(device) = device() else { return };
+    let device = device();
     let mut far = Vec::new();
     for directory in fixtures() {
         let golden = golden(&directory);
@@ -69,8 +66,9 @@ fn models_on_a_gpu_say_what_the_reference_implementations_say() {
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn a_second_sequence_on_a_gpu_changes_no_bit() {
-    let Some(device) = device() else { return };
+    let device = device();
     for directory in fixtures() {
         for quant in [Quant::F32, Quant::Q8_0] {
             let (model, golden) = (converted(&directory, quant), golden(&directory));
@@ -83,8 +81,9 @@ fn a_second_sequence_on_a_gpu_changes_no_bit() {
 
 /// Answers with drafts are those without, one alone and some at once, over states in the ring and folded ones.
 #[test]
+#[ignore = "needs a CUDA device"]
 fn drafts_on_a_gpu_change_no_bit() {
-    let Some(device) = device() else { return };
+    let device = device();
     for name in MODELS {
         drafts_change_no_bit((name, Quant::Q8_0), &[1, 5], &|| backend(&device));
     }
@@ -92,8 +91,9 @@ fn drafts_on_a_gpu_change_no_bit() {
 
 /// Some layers on the GPU and some on the processor: no farther from the reference implementations than all on the GPU.
 #[test]
+#[ignore = "needs a CUDA device"]
 fn a_model_that_is_shared_with_the_processor_says_the_same() {
-    let Some(device) = device() else { return };
+    let device = device();
     for directory in fixtures() {
         let (model, golden) = (converted(&directory, Quant::Q8_0), golden(&directory));
         let of = |backend: Box<dyn Backend>| {
@@ -126,36 +126,42 @@ const DELTA_WITH_RING: f32 = 4e-2;
 const SUMS_WITH_RING: f32 = 4e-3;
 
 fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str, [bound, with_ring]: [f32; 2]) {
-    let Some(device) = device() else { return };
+    let device = device();
     go_through(name, &Subject { make: &|| backend(&device), bound, with_ring }, (34, 60));
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn histories_of_delta_rules() {
     any_history_is_that_of_a_fresh_run_on_the_processor("qwen35", [HISTORY_IN_PARTS, DELTA_WITH_RING]);
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn histories_of_decays_by_channel() {
     any_history_is_that_of_a_fresh_run_on_the_processor("kimi-linear", [HISTORY_IN_PARTS, DELTA_WITH_RING]);
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn histories_of_state_spaces() {
     any_history_is_that_of_a_fresh_run_on_the_processor("mamba2", [HISTORY_IN_PARTS, SUMS_WITH_RING]);
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn histories_of_state_spaces_and_attention() {
     any_history_is_that_of_a_fresh_run_on_the_processor("nemotron_h", [HISTORY_IN_PARTS, SUMS_WITH_RING]);
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn histories_of_state_spaces_beside_attention() {
     any_history_is_that_of_a_fresh_run_on_the_processor("falcon-h1", [HISTORY_IN_PARTS, SUMS_WITH_RING]);
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn histories_of_short_convolutions() {
     any_history_is_that_of_a_fresh_run_on_the_processor("lfm2", [HISTORY, HISTORY]);
 }
@@ -164,8 +170,9 @@ fn histories_of_short_convolutions() {
 const ORACLE: f64 = 1e-6;
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn segments_on_a_gpu_are_given_up_as_the_oracle_does() {
-    let Some(device) = device() else { return };
+    let device = device();
     for memory in MEMORIES {
         let off = off_the_oracle(&|| backend(&device), memory);
         println!("{memory:?}: off by {off:.1e}");
@@ -174,8 +181,9 @@ fn segments_on_a_gpu_are_given_up_as_the_oracle_does() {
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn answers_that_give_up_segments_on_a_gpu_are_those_of_the_processor() {
-    let Some(device) = device() else { return };
+    let device = device();
     let shared = |program: &Program| -> Box<dyn Backend> {
         let placement = placement(program, 1, false).expect("one layer is not all");
         Box::new(Split::new([backend(&device), Box::new(Cpu::new(2))], placement))
@@ -188,8 +196,9 @@ fn answers_that_give_up_segments_on_a_gpu_are_those_of_the_processor() {
 }
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn conversations_that_gave_up_tokens_on_a_gpu_go_on_from_their_files() {
-    let Some(device) = device() else { return };
+    let device = device();
     head_by_head(&|_| backend(&device));
     summed_up(&|_| backend(&device));
     before_rotation(&|_| backend(&device));
@@ -200,8 +209,9 @@ fn conversations_that_gave_up_tokens_on_a_gpu_go_on_from_their_files() {
 const SUMS: f32 = 2e-4;
 
 #[test]
+#[ignore = "needs a CUDA device"]
 fn prompts_that_do_not_fit_are_read_layer_by_layer_on_a_gpu() {
-    let Some(device) = device() else { return };
+    let device = device();
     layers_end_as_all_at_once(&|| backend(&device), SUMS);
     answers_are_those_with_room(&|| backend(&device));
     others_are_answered_beside_it(&|| backend(&device));
@@ -209,8 +219,9 @@ fn prompts_that_do_not_fit_are_read_layer_by_layer_on_a_gpu() {
 
 /// Steps of one row are the same launches again and again: all but the first few are graphs.
 #[test]
+#[ignore = "needs a CUDA device"]
 fn a_graph_gives_the_bits_of_its_launches() {
-    let Some(device) = device() else { return };
+    let device = device();
     for directory in fixtures() {
         for quant in [Quant::Bf16, Quant::Q8_0] {
             let (model, golden) = (converted(&directory, quant), golden(&directory));

@@ -3,7 +3,10 @@
 
 use crate::{
     golden::{converted, fixture},
-    server::host::{Bundled, Host},
+    server::{
+        client::open,
+        host::{Bundled, Host},
+    },
     simulation::{hear, request},
 };
 use kvas::{
@@ -255,4 +258,41 @@ fn health_tells_of_a_dead_device() {
     assert_eq!((health.status, &health.json()["status"]), (503, &json!(said)));
     countdown.set(LIVES);
     assert_eq!((ask(), host.get("/health").status), (200, 200));
+}
+
+/// A model that takes its time to be loaded.
+#[derive(Debug)]
+struct Slow(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Loader for Slow {
+    fn load(&self, name: &str, _: Room) -> Result<Loaded, String> {
+        if name == "tiny" {
+            return Bundled::plain().on(Box::new(Cpu::new(1)));
+        }
+        let _ = self.0.lock().unwrap().recv();
+        Err("gone".into())
+    }
+}
+
+/// A server that is asked to stop does not wait for a model that is being loaded, nor do those who asked for it or come after them.
+#[test]
+fn nobody_waits_for_a_model_when_the_server_stops() {
+    let (end, waits) = std::sync::mpsc::channel();
+    let host = Host::with_models(&["tiny", "large", "larger"], Arc::new(Slow(std::sync::Mutex::new(waits))));
+    let address = host.address;
+    let ask = |model: &'static str| {
+        let body = json!({"prompt": "A fox", "n_predict": 2, "model": model}).to_string();
+        std::thread::spawn(move || open(address, ("POST", "/v1/completions"), &[], body.as_bytes()).rest())
+    };
+    assert_eq!(ask("tiny").join().unwrap().status, 200);
+    let waiting = [ask("large"), ask("large"), ask("larger")];
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(waiting.iter().all(|thread| !thread.is_finished()));
+    host.server.models.stop();
+    for thread in waiting.into_iter().chain([ask("large")]) {
+        let reply = thread.join().unwrap();
+        assert!(reply.status == 503 && reply.text().contains("the server stops"), "{}", reply.text());
+    }
+    assert_eq!(ask("tiny").join().unwrap().status, 200, "what is loaded serves on");
+    drop(end);
 }

@@ -200,19 +200,6 @@ impl Device {
         self.upload(to, &from[part])
     }
 
-    /// Reads device memory into a part of pinned memory, in order with everything else. Nobody waits: what is there before
-    /// [`Device::synchronize`] may be anything.
-    pub(crate) fn download_pinned(&self, from: Ptr, to: &mut Pinned, part: Range<usize>) -> Result<(), DeviceError> {
-        if part.is_empty() {
-            return Ok(());
-        }
-        self.run_recorded()?;
-        // SAFETY: the caller owns the memory at `from`; pinned memory is given back only after everything that was asked of
-        // its device is done, and any byte is a valid one.
-        unsafe { result::memcpy_dtoh_async(&mut to[part], from.0, self.stream.0) }
-            .map_err(driver("copying from the GPU"))
-    }
-
     /// Reads device memory, after everything that was asked for before.
     pub(crate) fn download<T: bytemuck::Pod>(&self, from: Ptr, out: &mut [T]) -> Result<(), DeviceError> {
         if !out.is_empty() {
@@ -412,6 +399,34 @@ impl Drop for Pinned {
             // SAFETY: taken once, given back once, and no copy is under way.
             let _ = unsafe { result::free_host(self.at.cast()) };
         }
+    }
+}
+
+/// Pinned memory that the host never looks at: what a device puts there it fetches later. So nobody waits for a copy.
+pub(crate) struct Carrier(Pinned);
+
+impl Carrier {
+    /// Takes `bytes`, at least one.
+    pub(crate) fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, DeviceError> {
+        Pinned::new(device, bytes).map(Self)
+    }
+
+    /// Reads device memory into a part of it, in order with everything else.
+    pub(crate) fn put(&mut self, from: Ptr, part: Range<usize>) -> Result<(), DeviceError> {
+        if part.is_empty() {
+            return Ok(());
+        }
+        let device = self.0.device.clone();
+        device.run_recorded()?;
+        // SAFETY: the caller owns the memory at `from`; only copies of the same stream read or write the part, and it is given
+        // back after everything that was asked of its device is done.
+        unsafe { result::memcpy_dtoh_async(&mut self.0[part], from.0, device.stream.0) }
+            .map_err(driver("copying from the GPU"))
+    }
+
+    /// Overwrites device memory by a part of it, in order with everything else.
+    pub(crate) fn fetch(&self, to: Ptr, part: Range<usize>) -> Result<(), DeviceError> {
+        self.0.device.upload(to, &self.0[part])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     absorbed::AllAbsorbed,
-    device::{Device, Memory, Pinned, Ptr},
+    device::{Carrier, Device, Memory, Pinned, Ptr},
     given_up::{AllGivenUp, DeviceBound},
     launch::Launch,
     ops::{
@@ -79,7 +79,7 @@ pub(crate) struct Machine {
 /// Values in the memory of the host.
 enum Carried {
     /// The GPU copies them while others are computed.
-    Pinned(Pinned),
+    Pinned(Carrier),
     /// There was no memory that can be pinned.
     Paged(Vec<u8>),
 }
@@ -267,7 +267,7 @@ impl Machine {
         // What was there goes before as much is taken again. Pinned memory waits for copies that are under way.
         self.carried = Carried::Paged(Vec::new());
         if values > 0 {
-            let pinned = Pinned::new(&self.device, 4 * values);
+            let pinned = Carrier::new(&self.device, 4 * values);
             self.carried = pinned.map_or_else(|_| Carried::Paged(vec![0; 4 * values]), Carried::Pinned);
         }
         Ok(())
@@ -277,7 +277,7 @@ impl Machine {
         let from = self.act(act);
         let to = 4 * to.start..4 * to.end;
         match &mut self.carried {
-            Carried::Pinned(pinned) => self.device.download_pinned(from, pinned, to),
+            Carried::Pinned(carrier) => carrier.put(from, to),
             Carried::Paged(paged) => self.device.download(from, &mut paged[to]),
         }
     }
@@ -285,8 +285,7 @@ impl Machine {
     pub(crate) fn fetch(&mut self, act: Act, from: Range<usize>) -> Result<(), DeviceError> {
         let from = 4 * from.start..4 * from.end;
         match &self.carried {
-            // Only `put` changes it, in order with this.
-            Carried::Pinned(pinned) => self.device.upload_pinned(self.act(act), pinned, from),
+            Carried::Pinned(carrier) => carrier.fetch(self.act(act), from),
             Carried::Paged(paged) => self.device.upload(self.act(act), &paged[from]),
         }
     }

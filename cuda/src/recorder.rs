@@ -230,10 +230,8 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs a CUDA device"]
     fn graphs_give_the_bits_of_their_launches() {
-        if !crate::has_device() {
-            return eprintln!("skipped: no CUDA device");
-        }
         let device = Device::open(0).unwrap();
         let (eager, graphs) = (outputs(Cuda::new(device.clone()).eager()), outputs(Cuda::new(device)));
         assert!(eager == graphs, "some step differs");

@@ -74,6 +74,7 @@ pub(super) enum Command {
     Open(Sender<Result<ConversationId, String>>),
     Close(ConversationId),
     Reset(ConversationId),
+    Enter { id: ConversationId, scope: Scope },
     Forget { scope: Scope, tokens: Vec<u32> },
     Submit(Box<Submission>),
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
@@ -168,6 +169,12 @@ impl EngineHandle {
     /// Empties a conversation, which keeps its id: what its request has read is let go of, and its request ends.
     pub fn reset(&self, id: ConversationId) -> Result<(), String> {
         Ok(self.inbox.send(Command::Reset(id)).map_err(|_| GONE)?)
+    }
+
+    /// From now on a conversation is of this scope, before a request says so: what it holds that was read in another one is
+    /// let go of, with a request that is in progress there.
+    pub fn enter(&self, id: ConversationId, scope: Scope) -> Result<(), String> {
+        Ok(self.inbox.send(Command::Enter { id, scope }).map_err(|_| GONE)?)
     }
 
     /// Gives up what is kept of some tokens: who begins with them reads them.

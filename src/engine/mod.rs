@@ -35,7 +35,7 @@ pub use segments::score_segments;
 pub use shelf::ShelfStats;
 
 use crate::{
-    memory::{Full, Memory, SequenceId},
+    memory::{Full, Memory, Scope, SequenceId},
     policy::Keeping,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
     session::Shelf,
@@ -110,7 +110,13 @@ pub struct Engine {
     climb: Option<Climb>,
     /// What the device said when it failed, until a step goes well.
     fault: Arc<Mutex<Option<String>>>,
+    /// When memory was last checked, and how long that took.
+    checked: Option<(Instant, Duration)>,
 }
+
+/// The part of its time that an engine checks its memory for: with long contexts and many snapshots that takes tens of
+/// milliseconds, and somebody may be about to ask.
+const CHECKING: u32 = 100;
 
 impl Engine {
     /// Starts the engine's thread.
@@ -140,7 +146,16 @@ impl Engine {
             speculation: Speculation::new(drafters, most_drafts, effort),
             climb: None,
             fault: Arc::default(),
+            checked: None,
         })
+    }
+
+    fn check_memory(&mut self) {
+        if self.checked.is_none_or(|(ended, took)| ended.elapsed() >= CHECKING * took) {
+            let began = Instant::now();
+            self.memory.check_integrity();
+            self.checked = Some((Instant::now(), began.elapsed()));
+        }
     }
 
     /// Runs until the last handle is gone.
@@ -149,7 +164,7 @@ impl Engine {
             // Idle: wait. Busy: take what has come.
             if self.jobs.is_empty() {
                 self.handed_out = None;
-                self.memory.check_integrity();
+                self.check_memory();
                 match inbox.recv() {
                     Ok(command) => self.command(command),
                     Err(_) => return,
@@ -187,6 +202,7 @@ impl Engine {
                     self.reopen(sequence);
                 }
             }
+            Command::Enter { id, scope } => self.enter(id, scope),
             Command::Forget { scope, tokens } => self.memory.forget_prefixes(scope, &tokens),
             Command::Submit(submission) => {
                 if let Err((mut events, error)) = self.submit(*submission) {
@@ -197,7 +213,7 @@ impl Engine {
                 let _ = reply.send(self.save(conversation, *writer));
             }
             Command::Load { session, scope, reply } => {
-                let _ = reply.send(self.load((&session, session.tokens().len() as u32), (scope, self.bound)));
+                let _ = reply.send(self.load((&session, session.tokens().len() as u32), (scope, self.bound), None));
             }
             Command::Look(reply) => {
                 let _ = reply.send(self.look());
@@ -236,6 +252,19 @@ impl Engine {
         let sequence = |known: &HashMap<ConversationId, Option<SequenceId>>| known.get(&id).copied().flatten();
         self.finish(sequence(&self.conversations)?, Finish::Cancelled);
         sequence(&self.conversations)
+    }
+
+    /// From now on a conversation is of this scope.
+    fn enter(&mut self, id: ConversationId, scope: Scope) {
+        let known = self.conversations.get(&id).copied().flatten();
+        if known.is_none_or(|sequence| self.memory.scope(sequence) == scope) {
+            return;
+        }
+        let Some(sequence) = self.call_off(id) else { return };
+        let work = self.memory.enter(sequence, scope);
+        if let Err(error) = work.map_or(Ok(()), |work| self.apply(&[work])) {
+            self.begun_in_vain(sequence, &error);
+        }
     }
 
     fn close(&mut self, id: SequenceId) {

@@ -2,7 +2,7 @@
 
 use super::{ConversationId, Engine, Runner};
 use crate::{
-    memory::{Full, Kept, Restored, Scope, Shortened},
+    memory::{Full, Kept, Memory, Restored, Scope, SequenceId, Shortened},
     policy::{Keeping, difference},
     session::{Layout, OpenWriter, Session, Writer, Written},
 };
@@ -52,12 +52,32 @@ impl Engine {
         layout.with_shortened(program, policy, prefixes)
     }
 
-    /// Keeps the first `length` tokens that a session has read, for sequences that give up tokens in some way. A line says
-    /// what of it has to be read again, if anything has.
+    /// Makes a place for what comes back. Who is idle, or whoever makes room for the sequence it is for, gives way to it where
+    /// that helps.
+    fn restore<T>(
+        &mut self,
+        whom: Option<SequenceId>,
+        restore: &dyn Fn(&mut Memory) -> Result<T, Full>,
+    ) -> Result<Result<T, Full>, String> {
+        let line = |error: DeviceError| error.to_string();
+        loop {
+            let restored = restore(&mut self.memory);
+            // The bytes of the prefixes that were evicted to make room are saved before others overwrite them.
+            self.apply(&[]).map_err(line)?;
+            let is_short = matches!(restored, Err(Full::Pages { needed, total, .. }) if needed <= total);
+            let work = is_short.then(|| self.scheduler.make_room_for_prefix(&mut self.memory, whom)).flatten();
+            let Some(work) = work else { return Ok(restored) };
+            self.apply(&[work]).map_err(line)?;
+        }
+    }
+
+    /// Keeps the first `length` tokens that a session has read, for sequences that give up tokens in some way, and for a
+    /// sequence that waits for it, if one does. A line says what of it has to be read again, if anything has.
     pub(super) fn load(
         &mut self,
         (session, length): (&Session, u32),
         (scope, keeping): (Scope, Option<Keeping>),
+        whom: Option<SequenceId>,
     ) -> Result<Option<String>, String> {
         let (tokens, context) = (&session.tokens()[..length as usize], self.context);
         session.check_program(self.runner.program()).map_err(|error| error.to_string())?;
@@ -67,9 +87,7 @@ impl Engine {
             return Err(format!("{path}: {} tokens, expected at most the context of {context}", tokens.len()));
         }
         let positions = session.positions(length);
-        let restored = self.memory.restore(scope, tokens, &positions);
-        // The bytes of the prefixes that were evicted to make room are saved before these overwrite them.
-        self.apply(&[]).map_err(|error| error.to_string())?;
+        let restored = self.restore(whom, &|memory| memory.restore(scope, tokens, &positions))?;
         let (restored, note) = match (restored, self.here(keeping)) {
             (Ok(restored), here) => {
                 (restored, here.and_then(|here| held_in_vain((session, &positions), length, &here)))
@@ -84,7 +102,7 @@ impl Engine {
             self.memory.forget();
         }
         loaded.map_err(|error| error.to_string())?;
-        let shortened = self.load_shortened(session, (scope, keeping))?;
+        let shortened = self.load_shortened(session, (scope, keeping), whom)?;
         // What was given up of a file is what is gone on from, if it has that.
         Ok(if session.policy().is_some() { shortened } else { note })
     }
@@ -100,6 +118,7 @@ impl Engine {
         &mut self,
         session: &Session,
         (scope, keeping): (Scope, Option<Keeping>),
+        whom: Option<SequenceId>,
     ) -> Result<Option<String>, String> {
         let (path, Some(policy)) = (session.path(), session.policy()) else { return Ok(None) };
         let here = self.here(keeping);
@@ -112,10 +131,8 @@ impl Engine {
         session.check_shortened(of_runner, keeping).map_err(|error| error.to_string())?;
         for (length, given_up) in session.shortened() {
             let (tokens, given_up) = (&session.tokens()[..length as usize], (*keeping, given_up.clone()));
-            let restored = self.memory.restore_shortened(scope, tokens, given_up);
-            let restored = restored.map_err(|full| format!("{path}: {full}"))?;
-            // The bytes of the prefixes that were evicted to make room are saved before these overwrite them.
-            self.apply(&[]).map_err(|error| error.to_string())?;
+            let restore = |memory: &mut Memory| memory.restore_shortened(scope, tokens, given_up.clone());
+            let restored = self.restore(whom, &restore)?.map_err(|full| format!("{path}: {full}"))?;
             let loaded = restored.map_or(Ok(()), |restored| self.runner.load_shortened(session, &restored));
             if let Err(error) = loaded {
                 self.memory.forget();

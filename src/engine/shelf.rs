@@ -32,7 +32,7 @@ pub struct ShelfStats {
     pub host: Shelved,
     /// Files of the folder, if there is one.
     pub disk: Option<Shelved>,
-    /// Why the last prefix could not be written.
+    /// Why the last prefix could not be written, or brought back.
     pub failure: Option<String>,
 }
 
@@ -41,12 +41,23 @@ pub struct ShelfStats {
 pub(super) struct Tier {
     shelf: Shelf,
     failure: Option<String>,
+    /// The last prefix could not be written.
+    has_failed: bool,
     seconds_per_byte: f64,
 }
 
 impl Tier {
     pub(super) fn new(shelf: Shelf) -> Self {
-        Self { shelf, failure: None, seconds_per_byte: PER_BYTE }
+        Self { shelf, failure: None, has_failed: false, seconds_per_byte: PER_BYTE }
+    }
+
+    /// Notes what became of the last prefix. The log says the first time that one could not be written after others could.
+    fn note(&mut self, failure: Option<String>) {
+        if let Some(what) = failure.as_ref().filter(|_| !self.has_failed) {
+            tracing::warn!("a prefix that left memory could not be kept: {what}");
+        }
+        self.has_failed = failure.is_some();
+        self.failure = failure;
     }
 
     pub(super) fn stats(&self) -> ShelfStats {
@@ -97,7 +108,7 @@ impl Engine {
             let took = began.elapsed().as_secs_f64() / bytes as f64;
             tier.seconds_per_byte = took.min(FADING * tier.seconds_per_byte);
         }
-        tier.failure = kept.err();
+        tier.note(kept.err());
     }
 
     /// Of shorter prefixes so many states go along, at equal distances, as are worth their bytes.
@@ -130,7 +141,7 @@ impl Engine {
             return;
         }
         if let Some((session, length)) = tier.shelf.take(scope, before_last, wanted)
-            && let Err(what) = self.load((&session, length), (scope, keeping))
+            && let Err(what) = self.load((&session, length), (scope, keeping), Some(id))
             && let Some(tier) = &mut self.tier
         {
             tier.failure = Some(what);

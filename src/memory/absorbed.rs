@@ -202,9 +202,9 @@ impl Memory {
         true
     }
 
-    /// Tells that a prefix gave way, and what else is kept on its way.
-    fn tell(&mut self, Gone { scope, tokens, saved, entry, goes_on }: &Gone) {
-        if self.evicted.is_none() {
+    /// Tells that a prefix gave way, and what else is kept on its way, if anything is lost by that.
+    fn tell(&mut self, Gone { scope, tokens, saved, entry, passed, goes_on }: &Gone) {
+        if self.evicted.is_none() || *saved == 0 {
             return;
         }
         let length = tokens.len() as u32;
@@ -217,6 +217,9 @@ impl Memory {
                 ends.push(end);
                 states.extend(slot.map(|slot| (end, slot)));
             }
+            ends.extend(self.prefixes.passed(*scope, tokens).chain(passed.iter().copied()));
+            ends.sort_unstable();
+            ends.dedup();
         }
         let nothing = || vec![Vec::new(); self.stores.len()];
         let kept = match cut {

@@ -29,7 +29,7 @@ use giving::giving;
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Need, Prefixes};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// A live sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,7 +119,7 @@ pub struct Evicted {
     pub saved: u32,
     /// Where its bytes are, and the states of the shorter prefixes that are still kept.
     pub kept: Kept,
-    /// The lengths of these prefixes, ascending, its own the last one.
+    /// The lengths of these prefixes, and of those that gave way since longer ones had their pages; ascending, its own the last one.
     pub ends: Vec<u32>,
     /// Whether a longer one is kept that has its pages: what is lost is a place to go back to.
     pub goes_on: bool,
@@ -248,16 +248,19 @@ impl Memory {
         }
     }
 
-    /// True if a sequence of so many tokens fits beside the live ones, when everything that is merely kept gives way.
-    pub fn fits(&self, tokens: u32) -> bool {
+    /// True if so many tokens fit beside what these sequences hold, when everything else gives way.
+    pub fn fits(&self, tokens: u32, beside: &[SequenceId]) -> bool {
         let each = (tokens as usize).div_ceil(self.page_size);
+        let mut is_held = vec![false; self.pages.total() + 1];
         self.pages.has(|arena| {
-            let mut live: HashSet<Page> = HashSet::new();
-            for sequence in self.sequences.values() {
+            let mut held = 0;
+            for sequence in beside.iter().map(|id| self.get(*id)) {
                 let tables = sequence.tables.iter().zip(&self.stores).filter(|(_, store)| **store == arena);
-                live.extend(tables.flat_map(|(table, _)| table));
+                for page in tables.flat_map(|(table, _)| table) {
+                    held += usize::from(!std::mem::replace(&mut is_held[page.0 as usize], true));
+                }
             }
-            each * self.stores_in(arena) + live.len()
+            each * self.stores_in(arena) + held
         })
     }
 

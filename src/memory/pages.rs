@@ -35,7 +35,7 @@ impl PagePool {
     }
 
     /// Whether every arena has so many pages, free or not.
-    pub fn has(&self, pages: impl Fn(usize) -> usize) -> bool {
+    pub fn has(&self, mut pages: impl FnMut(usize) -> usize) -> bool {
         self.arenas.iter().enumerate().all(|(number, arena)| pages(number) <= arena.pages.len())
     }
 

@@ -35,6 +35,8 @@ struct Body {
     end: u32,
     children: Vec<Node>,
     entry: Option<Entry>,
+    /// Lengths of shorter prefixes that gave way since the entry has their pages.
+    passed: Vec<u32>,
     /// When the entry was last made or used.
     used: u64,
 }
@@ -70,6 +72,8 @@ pub(super) struct Gone {
     /// How many of them it saved to read again.
     pub(super) saved: u32,
     pub(super) entry: Entry,
+    /// Lengths of shorter prefixes that gave way before, since it has their pages.
+    pub(super) passed: Vec<u32>,
     /// Whether a longer prefix is kept, whose pages begin with those of the entry.
     pub(super) goes_on: bool,
 }
@@ -203,7 +207,8 @@ impl Prefixes {
     pub(super) fn insert(&mut self, scope: Scope, tokens: &[u32], entry: Entry) {
         assert!(!self.keeps(scope, tokens), "a prefix is kept once");
         let root = self.root(scope).unwrap_or_else(|| {
-            let body = Body { parent: None, edge: vec![], end: 0, children: vec![], entry: None, used: 0 };
+            let (parent, entry, passed) = (None, None, vec![]);
+            let body = Body { parent, edge: vec![], end: 0, children: vec![], entry, passed, used: 0 };
             let root = self.place(body);
             self.roots.push((scope, root));
             root
@@ -225,7 +230,8 @@ impl Prefixes {
 
     fn add(&mut self, parent: Node, edge: Vec<u32>) -> Node {
         let end = self.body(parent).end + edge.len() as u32;
-        let body = Body { parent: Some(parent), edge, end, children: vec![], entry: None, used: self.clock };
+        let (parent_of, children, entry, passed) = (Some(parent), vec![], None, vec![]);
+        let body = Body { parent: parent_of, edge, end, children, entry, passed, used: self.clock };
         let node = self.place(body);
         self.body_mut(parent).children.push(node);
         node
@@ -261,9 +267,9 @@ impl Prefixes {
     }
 
     fn least(&self, need: Need) -> Option<(Node, f64)> {
-        let worth = |node: Node| {
-            let body = self.body(node);
-            f64::from(body.end - self.kept_before(node)) / (self.clock - body.used + 1) as f64
+        let worth = |node: Node| match self.saved(node) {
+            0 => 0.0,
+            saved => f64::from(saved) / (self.clock - self.body(node).used + 1) as f64,
         };
         // Below every node without an entry there is one with one.
         let serves = |body: &Body| body.entry.is_some() && (need == Need::Place || body.children.is_empty());
@@ -273,20 +279,44 @@ impl Prefixes {
         Some((least, worth(least)))
     }
 
+    /// How many tokens of an entry must be read again without it. None where it is pages alone, and a longer one that has
+    /// them is kept.
+    fn saved(&self, node: Node) -> u32 {
+        let body = self.body(node);
+        let is_part = body.entry.as_ref().is_some_and(|entry| entry.slot.is_none()) && !body.children.is_empty();
+        if is_part { 0 } else { body.end - self.kept_before(node) }
+    }
+
     /// Gives up the entry that is worth least of those that give what is needed.
     pub(super) fn evict(&mut self, need: Need) -> Option<Gone> {
         let (least, _) = self.least(need)?;
-        let (tokens, saved) = (self.tokens(least), self.body(least).end - self.kept_before(least));
+        let (tokens, saved) = (self.tokens(least), self.saved(least));
         let scope = self.scope(least);
-        self.lost.extend(hashes(&tokens).last().map(|(length, hash)| (scope, length, hash)));
+        let lost = hashes(&tokens).last().filter(|_| saved > 0);
+        self.lost.extend(lost.map(|(length, hash)| (scope, length, hash)));
         if self.lost.len() > LOST {
             self.lost.pop_front();
         }
         self.entries -= 1;
         let goes_on = !self.body(least).children.is_empty();
         let entry = self.body_mut(least).entry.take()?;
+        let mut passed = std::mem::take(&mut self.body_mut(least).passed);
+        if saved == 0 {
+            passed.push(self.body(least).end);
+            let below = self.body(least).children.iter().filter_map(|child| self.entry_below(*child));
+            for below in below.collect::<Vec<_>>() {
+                let known = &mut self.body_mut(below).passed;
+                passed.iter().for_each(|length| known.extend((!known.contains(length)).then_some(*length)));
+            }
+        }
         self.prune(least);
-        Some(Gone { scope, tokens, saved, entry, goes_on })
+        Some(Gone { scope, tokens, saved, entry, passed, goes_on })
+    }
+
+    /// Lengths of prefixes of some tokens that gave way since longer ones are kept that have their pages.
+    pub(super) fn passed(&self, scope: Scope, tokens: &[u32]) -> impl Iterator<Item = u32> {
+        let (path, _) = self.root(scope).map(|root| self.walk(root, tokens)).unwrap_or_default();
+        path.into_iter().flat_map(|node| self.body(node).passed.iter().copied())
     }
 
     fn scope(&self, node: Node) -> Scope {
@@ -300,7 +330,9 @@ impl Prefixes {
     pub(super) fn remove(&mut self, scope: Scope, tokens: &[u32]) -> Vec<Entry> {
         let mut removed = Vec::new();
         while let Some((node, _)) = self.find(scope, tokens).kept {
-            removed.extend(self.body_mut(node).entry.take());
+            let body = self.body_mut(node);
+            body.passed.clear();
+            removed.extend(body.entry.take());
             self.entries -= 1;
             self.prune(node);
         }

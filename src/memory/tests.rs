@@ -411,6 +411,35 @@ fn of_places_on_the_way_it_is_told_that_the_text_goes_on() {
     assert_eq!(told, [(true, 4, &[4][..])]);
 }
 
+/// Of pages alone the end of a long text has all that the places on its way have: these give way before what others have read, and
+/// nothing is lost with them.
+#[test]
+fn places_on_the_way_of_a_text_of_pages_alone_cost_others_nothing() {
+    let mut memory = Memory::new(&program(false), &limits(200, 3, 4));
+    memory.tell_evicted();
+    let (id, _) = memory.open().unwrap();
+    let (short, text): (Vec<u32>, Vec<u32>) = ((500..504).collect(), (0..80).collect());
+    read(&mut memory, id, &short);
+    memory.seal(id, &short);
+    let (other, _) = memory.open().unwrap();
+    for part in text.chunks(8) {
+        memory.prefixes.tick();
+        read(&mut memory, other, part);
+        memory.seal(other, &text[..memory.committed(other) as usize]);
+    }
+    assert_eq!((memory.kept(&short), memory.kept_prefixes()), (vec![4], 4));
+    assert!(memory.take_evicted().is_empty());
+    memory.release(other);
+    let reuse = memory.attach(id, &short, &text[..45], 0);
+    assert_eq!((reuse.cached, reuse.miss), (44, Miss::None));
+    memory.check_integrity();
+    // Whoever keeps the text elsewhere hears of all of them.
+    let (third, _) = memory.open().unwrap();
+    memory.reserve(third, 320).unwrap();
+    let told: Vec<_> = memory.take_evicted().into_iter().filter(|told| told.tokens.len() == 80).collect();
+    assert_eq!(told[0].ends, (1..=10).map(|part| 8 * part).collect::<Vec<u32>>());
+}
+
 #[test]
 fn a_sequence_begins_where_another_one_has_been() {
     for recurrent in [false, true] {

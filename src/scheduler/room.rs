@@ -30,6 +30,18 @@ impl Scheduler {
         Some(self.give_up(memory, giver))
     }
 
+    /// Has somebody give up what it holds for a prefix that is to come back: for the request of a sequence who would make room
+    /// for that, else who has no request. None: there is nobody.
+    pub fn make_room_for_prefix(&mut self, memory: &mut Memory, id: Option<SequenceId>) -> Option<DeviceWork> {
+        match id.filter(|id| self.get(*id).running.is_some()) {
+            Some(id) => self.make_room(memory, id),
+            None => {
+                let idle = self.idle(memory).next()?.id;
+                Some(self.give_up(memory, idle))
+            }
+        }
+    }
+
     /// A sequence that holds nothing waits until there is room, if anybody else is at work.
     pub fn pause(&mut self, id: SequenceId) -> bool {
         let others = self.running().any(|sequence| sequence.id != id && !sequence.paused);
@@ -41,10 +53,15 @@ impl Scheduler {
     /// that is younger than this one's and not part of this step.
     fn giver(&self, memory: &Memory, id: SequenceId, spans: &[PlannedSpan]) -> Option<SequenceId> {
         let holds = |sequence: &&Sequence| memory.committed(sequence.id) > 0 && sequence.id != id;
-        let idle = self.sequences.iter().filter(holds).find(|sequence| sequence.running.is_none());
+        let idle = self.idle(memory).find(holds);
         let younger = self.sequences.iter().rev().take_while(|sequence| sequence.id != id);
         let is_free = |sequence: &&Sequence| !spans.iter().any(|span| span.id == sequence.id);
         idle.or_else(|| younger.filter(holds).find(is_free)).map(|sequence| sequence.id)
+    }
+
+    /// Sequences that hold something and have no request, the one longest so first.
+    fn idle(&self, memory: &Memory) -> impl Iterator<Item = &Sequence> {
+        self.sequences.iter().filter(|sequence| memory.committed(sequence.id) > 0 && sequence.running.is_none())
     }
 
     /// Empties a sequence. It leaves no snapshot in memory: every kept prefix gave way before, and its own would be the
@@ -61,15 +78,22 @@ impl Scheduler {
         memory.clear(id)
     }
 
-    /// The oldest sequence that made room and can go on: there is room for all its tokens and some to spare, or nobody
-    /// else is at work.
+    /// The oldest sequence that made room and can go on: no older one is at work, or there is room for all its tokens beside
+    /// theirs and some to spare. Who is idle or younger makes room for it: requests that began while it waited do not keep
+    /// it waiting.
     pub fn resumable(&self, memory: &Memory) -> Option<SequenceId> {
         let id = self.running().find(|sequence| sequence.paused)?.id;
-        let others = self.running().filter(|sequence| !sequence.paused).count() as u32;
-        let sequence = self.get(id);
-        let most = sequence.running.as_ref().and_then(|running| running.segments).map(|segments| segments.most());
-        let tokens = (sequence.tokens.len() as u32).min(most.unwrap_or(u32::MAX));
-        (others == 0 || memory.fits(tokens + (others + 1) * SPARE)).then_some(id)
+        let older: Vec<&Sequence> = self.running().take_while(|sequence| sequence.id != id).collect();
+        // A prompt that is read layer by layer gives up nothing before it is read.
+        let apart = self.apart.into_iter().filter(|apart| older.iter().all(|sequence| sequence.id != *apart));
+        let keeps: Vec<SequenceId> = older.iter().map(|sequence| sequence.id).chain(apart).collect();
+        let most = |sequence: &Sequence| {
+            let segments = sequence.running.as_ref().and_then(|running| running.segments);
+            (sequence.tokens.len() as u32).min(segments.map_or(u32::MAX, |segments| segments.most()))
+        };
+        let unread = |sequence: &&Sequence| most(sequence).saturating_sub(memory.committed(sequence.id));
+        let tokens = most(self.get(id)) + older.iter().map(unread).sum::<u32>();
+        (keeps.is_empty() || memory.fits(tokens + (keeps.len() as u32 + 1) * SPARE, &keeps)).then_some(id)
     }
 
     /// A sequence that made room goes on: with what is still known of its tokens.

@@ -223,6 +223,31 @@ fn the_younger_one_makes_room_and_goes_on() {
     assert_eq!(done, [a, b]);
 }
 
+/// Who made room for an older request goes on when that is over: neither what began meanwhile nor what is idle keeps it waiting.
+#[test]
+fn who_made_room_does_not_wait_for_younger_requests() {
+    let (mut scheduler, mut memory) = (Scheduler::new(&limits(512, 201)), memory(201));
+    let [a, b, c] = [(); 3].map(|()| open(&mut scheduler, &mut memory));
+    let running = || Running { max_tokens: 1000, context: 1000, seals: vec![], ..running(0) };
+    let prompt = |from: u32, length: u32| (from..from + length).collect::<Vec<u32>>();
+    scheduler.begin(&mut memory, (a, 0), prompt(1000, 400), running());
+    scheduler.begin(&mut memory, (b, 0), prompt(2000, 360), running());
+    while !scheduler.get(b).paused {
+        step(&mut scheduler, &mut memory, 50);
+    }
+    assert_eq!(scheduler.resumable(&memory), None);
+    scheduler.begin(&mut memory, (c, 0), prompt(3000, 300), running());
+    step(&mut scheduler, &mut memory, 50);
+    assert_eq!((memory.committed(c), scheduler.resumable(&memory)), (300, None));
+    scheduler.end(&mut memory, a);
+    assert_eq!((memory.committed(a) > 400, scheduler.resumable(&memory)), (true, Some(b)));
+    scheduler.resume(&mut memory, b);
+    step(&mut scheduler, &mut memory, 50);
+    step(&mut scheduler, &mut memory, 50);
+    assert_eq!([a, b, c].map(|id| scheduler.get(id).paused), [false; 3]);
+    assert!(memory.committed(a) == 0 && memory.committed(b) > 360 && memory.committed(c) > 300);
+}
+
 /// What an idle sequence holds is nobody's claim.
 #[test]
 fn idle_sequences_make_room_first() {

@@ -82,6 +82,13 @@ impl Server {
         if let Some(served) = self.models.find(name)? {
             return Ok(served);
         }
+        tokio::select! {
+            loaded = self.load(name) => loaded,
+            () = self.models.stopped() => Err(slots::stops()),
+        }
+    }
+
+    async fn load(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
         let turn = self.models.turn().await;
         let (server, name) = (self.clone(), name.map(str::to_string));
         // Who asked may leave: the model is there for the next one then, and is not loaded once more beside it.

@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
+use tokio::sync::watch;
 
 /// Loads models; knows devices and memory, which the server does not.
 pub trait Loader: Send + Sync + std::fmt::Debug {
@@ -45,6 +46,8 @@ pub struct Models {
     defaults: SamplerParams,
     /// One model is loaded at a time.
     loading: Arc<tokio::sync::Mutex<()>>,
+    /// Whether the server stops.
+    stops: watch::Sender<bool>,
 }
 
 /// The right to load a model.
@@ -69,7 +72,19 @@ impl Models {
     pub fn new(names: &[String], loader: Arc<dyn Loader>, defaults: SamplerParams) -> Self {
         let entry = |name: &String| Entry { name: name.clone(), served: Mutex::new(None) };
         let entries = names.iter().map(entry).collect();
-        Self { entries, loader, defaults, loading: Arc::default() }
+        Self { entries, loader, defaults, loading: Arc::default(), stops: watch::Sender::new(false) }
+    }
+
+    /// The server stops: nobody waits for a model to be loaded any more.
+    pub fn stop(&self) {
+        self.stops.send_replace(true);
+    }
+
+    /// Waits for [`Models::stop`].
+    pub async fn stopped(&self) {
+        let mut stops = self.stops.subscribe();
+        // Fails only when the sender is gone, and it is borrowed here.
+        let _ = stops.wait_for(|stops| *stops).await;
     }
 
     /// All names, and the models behind those that are loaded.

@@ -139,7 +139,8 @@ impl SlotView {
     }
 }
 
-fn stops() -> ApiError {
+/// Why a request is given up that waits.
+pub(super) fn stops() -> ApiError {
     ApiError::busy("the server stops", 5)
 }
 

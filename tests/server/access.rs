@@ -233,6 +233,33 @@ fn a_slot_that_changes_hands_tells_nothing() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// What a slot was given of another one, or of a file, is saved with all that is kept of it before a request has used it.
+#[test]
+fn a_slot_is_saved_whole_after_a_restore_and_a_fork() {
+    let folder = std::env::temp_dir().join(format!("kvas-test-slots-whole-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let host = Host::start(3, |settings, access| {
+        settings.slot_save_path = Some(folder.clone());
+        access.keys = Keys::new(&["one".into(), "two".into()]);
+    });
+    let ask = |key: &str, path: &str, body: &Value| host.send("POST", path, &[("x-api-key", key)], &body.to_string());
+    let story = json!({"prompt": "The secret of the fox is a hen.", "n_predict": 1, "id_slot": 0});
+    for (key, slot) in [("one", 1), ("one", 2)] {
+        ask(key, "/completion", &json!({"prompt": "Hi", "n_predict": 1, "id_slot": slot})).ok();
+        ask(key, &format!("/slots/{slot}?action=erase"), &json!({})).ok();
+    }
+    ask("two", "/completion", &story).ok();
+    let save = |slot: usize, name: &str| {
+        let saved = ask("two", &format!("/slots/{slot}?action=save"), &json!({"filename": name})).ok();
+        saved["n_written"].as_u64().unwrap()
+    };
+    let written = save(0, "a");
+    ask("two", "/slots/1?action=restore", &json!({"filename": "a"})).ok();
+    ask("two", "/slots/0?action=fork", &json!({"to": 2})).ok();
+    assert_eq!([save(1, "b"), save(2, "c")], [written; 2]);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// Browsers ask before they send a key, and do not take `*` for the name of its header.
 #[test]
 fn a_page_of_a_listed_site_may_send_its_key() {

@@ -191,15 +191,26 @@ impl Host {
 
     /// A server of one slot for a model that is loaded in a way of its own.
     pub(crate) fn with_loader(loader: Arc<dyn Loader>) -> Self {
-        Self::start_as((Patience::default(), Behind::Nothing), (settings(1), Access::default()), loader)
+        Self::with_models(&["tiny"], loader)
     }
 
-    fn start_as(
+    /// The same for models of these names.
+    pub(crate) fn with_models(names: &[&str], loader: Arc<dyn Loader>) -> Self {
+        let served = (settings(1), Access::default());
+        Self::start_on((Patience::default(), Behind::Nothing), served, (names, loader))
+    }
+
+    fn start_as(how: (Patience, Behind), served: (Settings, Access), loader: Arc<dyn Loader>) -> Self {
+        Self::start_on(how, served, (&["tiny"], loader))
+    }
+
+    fn start_on(
         (patience, behind): (Patience, Behind),
         (settings, access): (Settings, Access),
-        loader: Arc<dyn Loader>,
+        (names, loader): (&[&str], Arc<dyn Loader>),
     ) -> Self {
-        let models = Models::new(&["tiny".into()], loader, SamplerParams::default());
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let models = Models::new(&names, loader, SamplerParams::default());
         let (metrics, responses) = (Metrics::default(), Responses::default());
         let server = Arc::new(Server { settings, models, metrics, access, responses });
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -1,7 +1,7 @@
 //! The server over HTTP, in this process, with the bundled model.
 
 mod access;
-mod client;
+pub(crate) mod client;
 mod deploy;
 mod endpoints;
 mod errors;

@@ -270,3 +270,22 @@ fn small_models_are_loaded_side_by_side() {
     assert!(listed["data"].as_array().unwrap().iter().all(|model| model["loaded"] == true), "{listed}");
     assert!(!server.said().contains("unloaded"), "{}", server.said());
 }
+
+/// A folder of prefixes that cannot be written loses a shortcut, and the log says why, once.
+#[test]
+fn the_log_says_why_a_prefix_is_not_kept() {
+    let folder = std::env::temp_dir().join(format!("kvas-test-lost-{}", std::process::id()));
+    let place = folder.display().to_string();
+    let server = Process::start(&["-m", MODEL, "-c", "512", "--parallel", "1", "--snapshot-dir", &place]);
+    std::fs::remove_dir_all(&folder).unwrap();
+    let said = || server.said().matches("a prefix that left memory could not be kept: ").count();
+    for number in 0..40 {
+        let prompt = format!("{number} foxes went on. ").repeat(60);
+        let body = json!({"prompt": prompt, "n_predict": 1});
+        assert_eq!(server.post("/completion", &body).rest().status, 200);
+        if said() > 0 && number > 14 {
+            break;
+        }
+    }
+    assert_eq!(said(), 1, "{}", server.said());
+}

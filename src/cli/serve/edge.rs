@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How long answers in progress may go on when the server is asked to stop, and how long replies may then take to arrive.
 const GRACE: Duration = Duration::from_secs(25);
-const FAREWELL: Duration = Duration::from_secs(5);
+pub(super) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Files for HTTPS, in PEM.
 #[derive(Debug)]
@@ -75,6 +75,7 @@ async fn stop_on_signal(mut signals: Signals, server: Arc<Server>, handle: Handl
     signals.next().await;
     note(format_args!("stopping: requests in progress may finish; once more to stop now"));
     let all = || server.models.loaded().into_iter();
+    server.models.stop();
     all().for_each(|served| served.slots.close());
     handle.graceful_shutdown(Some(GRACE + FAREWELL));
     if tokio::time::timeout(GRACE, signals.next()).await.is_err() {

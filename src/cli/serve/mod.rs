@@ -10,7 +10,7 @@ use super::{
 };
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use edge::{Edge, Tls};
+use edge::{Edge, FAREWELL, Tls};
 use kvas::{
     model::bundled,
     policy::PolicyKind,
@@ -150,8 +150,11 @@ impl Serve {
         };
         let edge = Edge { server, listener, tls };
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        threads.context("cannot start the threads of the server")?.block_on(edge.serve())?;
-        Ok(0)
+        let threads = threads.context("cannot start the threads of the server")?;
+        let served = threads.block_on(edge.serve());
+        // A model that is being loaded is nobody's any more, and may take minutes.
+        threads.shutdown_timeout(FAREWELL);
+        served.map(|()| 0)
     }
 
     /// Names of the models and their files.

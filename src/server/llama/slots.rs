@@ -155,7 +155,7 @@ async fn restore(
     }
     let began = Instant::now();
     let (slot, _) = take_own(served, (id, caller)).await?;
-    let model = served.id.clone();
+    let (model, conversation) = (served.id.clone(), slot.conversation);
     let (shown, scope) = (name.clone(), Scope(caller.scope));
     let read = move |engine: &crate::engine::EngineHandle| {
         // Where the file is concerns nobody but those who run the server.
@@ -171,6 +171,7 @@ async fn restore(
         if let Some(note) = &note {
             tracing::warn!("{note}");
         }
+        engine.enter(conversation, scope)?;
         Ok((tokens, note))
     };
     let (tokens, note) = served.ask_engine(read).await.map_err(|error| ApiError::bad(error.message))?;
@@ -208,6 +209,7 @@ async fn fork(
         return Err(ApiError::field("to", format!("{to}, expected another slot")));
     }
     let target = take(served, (to, caller)).await?;
+    served.engine.enter(target.conversation, Scope(caller.scope)).map_err(ApiError::internal)?;
     target.holds(caller.scope, slot.tokens.clone());
     Ok(Json(json!({"id_slot": slot.id, "to": to, "n_forked": slot.tokens.len()})))
 }
