@@ -233,4 +233,6 @@ const TIME_STEP_REFUSALS: &[Refusal] = &[
 
 const SILU: &[Refusal] = &[Refusal { path: "hidden_act", accepted: &["\"silu\"", "\"swish\""] }];
 const NO_FFN_BIAS: &[Refusal] = &[Refusal { path: "mlp_bias", accepted: &["false"] }];
+/// Readers make the weights of the chosen experts sum to 1.
+const NORMALISED: &[Refusal] = &[Refusal { path: "norm_topk_prob", accepted: &["true"] }];
 const NO_ATTENTION_BIAS: &[Refusal] = &[Refusal { path: "attention_bias", accepted: &["false"] }];

@@ -314,6 +314,9 @@ fn qwen3next_separates_and_stacks() {
         assert_eq!(uint(&file, &format!("qwen3next.{key}")), expected);
     }
     assert!(file.metadata().get("qwen3next.rope.dimension_sections").is_none());
+    let mut plain = qwen3next();
+    plain.config["norm_topk_prob"] = json!(false);
+    assert_eq!(plain.error(&of(Quant::F32)), "config.json: norm_topk_prob = false, expected true");
     // Each expert has 240 numbers in the two layers, and all else 1403.
     assert_eq!(file.metadata().string("general.size_label").unwrap(), "3x1.6K");
 }
