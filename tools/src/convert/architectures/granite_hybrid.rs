@@ -50,8 +50,16 @@ const KEYS: &[KeyRow] = &[
     truth("rope.scaling.finetuned", "0"),
 ];
 
-const MIXERS: &[TagRule] =
-    &[TagRule::Listed { path: "layer_types", tags: &[("mamba", "mamba"), ("attention", "attention")] }];
+/// As published, and as newer versions of the library save it.
+const MIXERS: &[TagRule] = &[TagRule::Listed {
+    path: "layer_types",
+    tags: &[
+        ("mamba", "mamba"),
+        ("attention", "attention"),
+        ("linear_attention", "mamba"),
+        ("full_attention", "attention"),
+    ],
+}];
 
 const ATTENTION: &[TensorRow] = &[
     row("attn_q.weight", tensor("self_attn.q_proj.weight", "heads*head_dim, width", PAIR_HEADS)).at("attention"),

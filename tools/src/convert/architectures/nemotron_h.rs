@@ -78,6 +78,7 @@ const MIXERS: &[TagRule] = &[
         tags: &[
             ("mamba", "mamba"),
             ("attention", "attention"),
+            ("linear_attention", "mamba"),
             ("full_attention", "attention"),
             ("mlp", "none"),
             ("moe", "none"),
@@ -89,7 +90,14 @@ const FFNS: &[TagRule] = &[
     TagRule::Listed { path: PATTERN, tags: &[("M", "none"), ("*", "none"), ("-", "dense"), ("E", "moe")] },
     TagRule::Listed {
         path: LIST,
-        tags: &[("mamba", "none"), ("attention", "none"), ("full_attention", "none"), ("mlp", "dense"), ("moe", "moe")],
+        tags: &[
+            ("mamba", "none"),
+            ("attention", "none"),
+            ("linear_attention", "none"),
+            ("full_attention", "none"),
+            ("mlp", "dense"),
+            ("moe", "moe"),
+        ],
     },
 ];
 
