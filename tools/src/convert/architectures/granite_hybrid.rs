@@ -94,7 +94,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     classes: &["GraniteMoeHybridForCausalLM"],
     values: &[TRANSFORMER_VALUES, VALUES],
     refusals: &[SILU, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
-    keys: &[KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
+    keys: &[KEYS, HEAD_KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
     mixers: MIXERS,
     ffns: &[TagRule::Every { period: "1", offset: "0", tag: "moe", when: "experts" }, TagRule::All("dense")],
     needs: "mamba",

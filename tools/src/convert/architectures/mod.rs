@@ -135,6 +135,12 @@ const KV_HEADS_PER_BLOCK: &[KeyRow] = &[counts("attention.head_count_kv", &[("at
 const SIZE_KEYS: &[KeyRow] =
     &[count("block_count", "blocks"), count("context_length", "context"), count("embedding_length", "width")];
 
+/// Columns of a head, where readers would count others: the width shared out among the heads.
+const HEAD_KEYS: &[KeyRow] = &[
+    count("attention.key_length", "head_dim").when("heads*head_dim - width"),
+    count("attention.value_length", "head_dim").when("heads*head_dim - width"),
+];
+
 const TRANSFORMER_KEYS: &[KeyRow] = &[
     count("attention.head_count", "heads"),
     number("rope.freq_base", "rope_base"),

@@ -115,6 +115,29 @@ fn lfm2_has_convolutions_between_its_attention() {
     same(&fixture, &older);
 }
 
+/// Readers share the width out among the heads unless a key says otherwise.
+#[test]
+fn heads_of_another_width_are_said_in_the_file() {
+    for (name, layers, output) in [("lfm2", [2, 4].as_slice(), "out_proj"), ("jamba", &[2], "o_proj")] {
+        let mut fixture = Fixture::golden(name);
+        let key = |file: &GgufFile, key: &str| file.metadata().get(&format!("{name}.attention.{key}_length")).cloned();
+        assert_eq!(key(&fixture.f32(), "key"), None);
+        fixture.config["head_dim"] = json!(8);
+        for layer in layers {
+            let prefix = format!("model.layers.{layer}.self_attn.");
+            let shapes: [(&str, &[usize]); 3] =
+                [("q_proj.weight", &[32, 64]), ("k_proj.weight", &[16, 64]), ("v_proj.weight", &[16, 64])];
+            fixture.add_all(&prefix, &shapes);
+            fixture.add(&format!("{prefix}{output}.weight"), &[64, 32]);
+            if name == "lfm2" {
+                fixture.add_all(&prefix, &[("q_layernorm.weight", &[8]), ("k_layernorm.weight", &[8])]);
+            }
+        }
+        let file = fixture.f32();
+        assert_eq!([key(&file, "key"), key(&file, "value")], [const { Some(Value::U32(8)) }; 2], "{name}");
+    }
+}
+
 #[test]
 fn lfm2moe_is_dense_at_first() {
     let fixture = Fixture::golden("lfm2moe");
