@@ -317,11 +317,14 @@ fn listed_tags(
     entries.iter().enumerate().map(tag).collect()
 }
 
-/// Sets the value `{tag}_layers` for every tag; one that the architecture cannot do without must be there.
+/// Sets the values `{tag}_layers` and `{tag}_first` for every tag: how many layers have it in all, and before the first
+/// that does not. One that the architecture cannot do without must be there.
 fn check_tags(architecture: &Architecture, blocks: &[Block], values: &mut Values) -> Result<()> {
     for tag in super::table::TAGS {
         let count = blocks.iter().filter(|block| block.has(tag)).count();
+        let first = blocks.iter().take_while(|block| block.has(tag)).count();
         values.set(&format!("{tag}_layers"), count as f64);
+        values.set(&format!("{tag}_first"), first as f64);
         if *tag == architecture.needs && count == 0 {
             bail!("config.json: no layer is of the kind {tag}, expected one or more for a {} file", architecture.name);
         }

@@ -75,7 +75,7 @@ pub(super) const LFM2: Architecture = Architecture {
 const DENSE_LAYERS: &[ValueRow] = &[or("dense_leading", &["num_dense_layers"], "0")];
 
 const ROUTED_KEYS: &[KeyRow] = &[
-    count("leading_dense_block_count", "dense_layers"),
+    count("leading_dense_block_count", "dense_first"),
     // Sigmoid.
     count("expert_gating_func", "2"),
 ];

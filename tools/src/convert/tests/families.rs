@@ -368,6 +368,7 @@ fn tables_only_use_values_they_define() {
         }
         for tag in table::TAGS {
             values.set(&format!("{tag}_layers"), 2.0);
+            values.set(&format!("{tag}_first"), 2.0);
         }
         for row in architecture.values.iter().copied().flatten() {
             if let Some(default) = row.default {

@@ -247,3 +247,16 @@ fn kimi_splits_its_latent_projection() {
     assert_eq!(numbers(&published, "blk.1.ffn_up_exps.weight"), numbers(&saved, "blk.1.ffn_up_exps.weight"));
     assert_eq!(uint(&saved, "kimi-linear.leading_dense_block_count"), 1);
 }
+
+/// A dense layer behind one of experts does not lead.
+#[test]
+fn kimi_may_be_dense_behind_its_experts() {
+    let mut mixed = Fixture::golden("kimi-linear");
+    mixed.config["first_k_dense_replace"] = Json::Null;
+    mixed.config["mlp_layer_types"] = json!(["dense", "sparse", "dense", "sparse"]);
+    mixed.tensors.retain(|name, _| !name.starts_with("model.layers.2.block_sparse_moe."));
+    let dense: [(&str, &[usize]); 3] =
+        [("gate_proj.weight", &[160, 64]), ("up_proj.weight", &[160, 64]), ("down_proj.weight", &[64, 160])];
+    mixed.add_all("model.layers.2.mlp.", &dense);
+    assert_eq!(uint(&mixed.f32(), "kimi-linear.leading_dense_block_count"), 1);
+}
