@@ -56,9 +56,10 @@ impl Settings {
         read_values(&config, architecture, &mut values)?;
         set_rope_type(&config, architecture, &mut values)?;
         set_attention_factor(&config, &mut values)?;
-        let head = format!("{}lm_head.weight", trunk.head);
+        let own_head = checkpoint.get(&format!("{}lm_head.weight", trunk.head)).is_some();
+        values.set("own_head", f64::from(u8::from(own_head)));
         if config.get("tie_word_embeddings").is_none() {
-            values.set("tied", f64::from(u8::from(checkpoint.get(&head).is_none())));
+            values.set("tied", f64::from(u8::from(!own_head)));
         }
         let layers = limited(&values, "layers")?;
         let extra = if mtp == MtpBlocks::Omit { 0 } else { mtp_layers(architecture, checkpoint) };

@@ -158,7 +158,7 @@ pub(super) const KIMI_LINEAR: Architecture = Architecture {
     ffns: FFNS,
     trunks: TRUNKS,
     renames: &[(".mlp.", ".block_sparse_moe.")],
-    model: &[MODEL],
+    model: &[UNTIED_MODEL],
     layer: &[NORMS, DELTA, LATENT, FFN, experts!("block_sparse_moe.experts", "w1", "w3", "w2")],
     ..PLAIN
 };

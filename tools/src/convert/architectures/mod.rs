@@ -162,6 +162,14 @@ const MODEL: &[TensorRow] = &[
     renamed("output.weight", "/lm_head.weight", "vocab, width").when("1 - tied"),
 ];
 
+/// The head of models that keep one of their own if there is one, whatever is said of ties.
+const OWN_HEAD: Origin = tensor("/lm_head.weight", "vocab, width", &[]);
+const UNTIED_MODEL: &[TensorRow] = &[
+    renamed("token_embd.weight", "embed_tokens.weight", "vocab, width"),
+    renamed("output_norm.weight", "norm.weight", "width"),
+    row("output.weight", OWN_HEAD).when("1 - tied + own_head"),
+];
+
 const ROPE_FACTORS: &[TensorRow] =
     &[row("rope_freqs.weight", Origin { source: Source::RopeFactors, shape: "head_dim/2", transforms: &[] })
         .when("rope_llama3")];

@@ -104,7 +104,7 @@ const FFNS: &[TagRule] = &[
 const MODEL: &[TensorRow] = &[
     renamed("token_embd.weight", "embeddings.weight", "vocab, width"),
     renamed("output_norm.weight", "norm_f.weight", "width"),
-    renamed("output.weight", "/lm_head.weight", "vocab, width").when("1 - tied"),
+    row("output.weight", OWN_HEAD).when("1 - tied + own_head"),
 ];
 
 /// There is no rope, but files have the rows in the order of those that have.

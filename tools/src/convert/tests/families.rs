@@ -363,7 +363,7 @@ fn layers_without_experts_are_dense() {
 fn tables_only_use_values_they_define() {
     for architecture in architectures::ALL {
         let mut values = expression::Values::default();
-        for name in ["blocks", "listed", "mtp", "rope_linear", "rope_yarn", "rope_llama3", "attn_factor"] {
+        for name in ["blocks", "listed", "mtp", "own_head", "rope_linear", "rope_yarn", "rope_llama3", "attn_factor"] {
             values.set(name, 2.0);
         }
         for tag in table::TAGS {
