@@ -115,6 +115,10 @@ fn missing_and_wrong_keys_are_named() {
         with("qwen35.rope.freq_base", Value::F32(0.0)),
         "key qwen35.rope.freq_base = 0, expected a positive number"
     );
+    assert_eq!(
+        with("qwen35.attention.causal", Value::Bool(false)),
+        "key qwen35.attention.causal = false, expected true: every token attends to those before it only"
+    );
     let found = with("general.architecture", Value::String("gpt-j".into()));
     assert!(found.starts_with("general.architecture is \"gpt-j\", expected one of llama, "), "{found}");
 }

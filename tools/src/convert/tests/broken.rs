@@ -110,6 +110,7 @@ fn settings_that_cannot_be_carried_are_refused() {
         ),
         ("max_position_embeddings", json!(1e10), "context"),
         ("mlp_bias", json!(true), "mlp_bias = true, expected false"),
+        ("is_causal", json!(false), "is_causal = false, expected true"),
     ] {
         let error = set(key, value);
         assert!(error.starts_with("config.json: ") && error.contains(expected), "{error}");
