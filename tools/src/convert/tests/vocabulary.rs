@@ -102,6 +102,23 @@ fn special_tokens_come_from_the_first_file_that_names_them() {
 }
 
 #[test]
+fn further_tokens_that_end_an_answer_are_named() {
+    let fixture = llama();
+    fixture.write("tokenizer_config.json", r#"{"eos_token": "<think>"}"#);
+    let ends = |ids: &str| {
+        fixture.write("generation_config.json", &format!(r#"{{"eos_token_id": {ids}}}"#));
+        let file = fixture.f32();
+        let key = |key: &str| file.metadata().uint_opt(&format!("tokenizer.ggml.{key}_token_id")).unwrap();
+        assert_eq!(key("eos"), Some(9));
+        (key("eot"), key("eom"))
+    };
+    assert_eq!(ends("[9, 4, 2]"), (Some(4), Some(2)));
+    assert_eq!(ends("3"), (Some(3), None));
+    // Readers know the text of the token 8, and there is no token 12.
+    assert_eq!(ends("[8, 12, -1]"), (None, None));
+}
+
+#[test]
 fn a_template_of_tokens_says_whether_bos_is_added() {
     let fixture = llama();
     fixture.write("tokenizer_config.json", r#"{"bos_token": "<|end|>"}"#);
