@@ -259,4 +259,20 @@ fn a_bpe_with_byte_fallback_gets_scores_from_its_merges() {
     let scores = file.metadata().floats_opt("tokenizer.ggml.scores").unwrap().unwrap();
     assert!(scores[6] > scores[7] && scores[7] > scores[4], "{scores:?}");
     assert_eq!(flag(&file, "add_space_prefix"), Some(true));
+    assert!(file.metadata().get("tokenizer.kvas.space_prefix").is_none());
+    // The pre-tokenizer puts no space in front of one, or only one where the text begins.
+    for (step, adds, kind) in [
+        (json!({"type": "Metaspace", "prepend_scheme": "first", "split": false}), true, Some("first")),
+        (json!({"type": "Metaspace", "prepend_scheme": "always"}), true, Some("missing")),
+        (json!({"type": "Metaspace", "add_prefix_space": true}), true, Some("missing")),
+        (json!({"type": "Metaspace", "prepend_scheme": "never"}), false, None),
+    ] {
+        let mut split = spm.clone();
+        split["normalizer"] = Json::Null;
+        split["pre_tokenizer"] = step;
+        fixture.write("tokenizer.json", &split.to_string());
+        let file = fixture.f32();
+        assert_eq!(flag(&file, "add_space_prefix"), Some(adds));
+        assert_eq!(file.metadata().string_opt("tokenizer.kvas.space_prefix").unwrap(), kind);
+    }
 }
