@@ -58,9 +58,7 @@ impl Settings {
         set_attention_factor(&config, &mut values)?;
         let own_head = checkpoint.get(&format!("{}lm_head.weight", trunk.head)).is_some();
         values.set("own_head", f64::from(u8::from(own_head)));
-        if config.get("tie_word_embeddings").is_none() {
-            values.set("tied", f64::from(u8::from(!own_head)));
-        }
+        values.set("tied", f64::from(u8::from(is_tied(&config, own_head))));
         let layers = limited(&values, "layers")?;
         let extra = if mtp == MtpBlocks::Omit { 0 } else { mtp_layers(architecture, checkpoint) };
         values.set("mtp", extra as f64);
@@ -218,6 +216,16 @@ fn set_attention_factor(config: &Json, values: &mut Values) -> Result<()> {
     }
     values.set("attn_factor", attn_factor);
     Ok(())
+}
+
+/// Whether the embeddings are the head: as the outermost object says, which is a wrapper's where there is one, or else as
+/// its language model does. Where nobody says, or the head that one of them speaks of is not there, the tensors do.
+fn is_tied(config: &Json, own_head: bool) -> bool {
+    let inner = config.flag("tie_word_embeddings");
+    match config.root().get("tie_word_embeddings").and_then(Value::as_bool).or(inner) {
+        None => !own_head,
+        Some(tied) => tied || (!own_head && inner == Some(true)),
+    }
 }
 
 fn limited(values: &Values, name: &str) -> Result<usize> {
