@@ -11,7 +11,7 @@ use kvas::{
     },
     presets::PRESETS,
 };
-use kvas_backend::Rope;
+use kvas_backend::{Rope, rope::Scaling};
 use kvas_gguf::{GgufWriter, Metadata, Quant, Value};
 use std::{
     path::Path,
@@ -115,6 +115,10 @@ fn missing_and_wrong_keys_are_named() {
         with("qwen35.rope.freq_base", Value::F32(0.0)),
         "key qwen35.rope.freq_base = 0, expected a positive number"
     );
+    assert_eq!(
+        with("qwen35.attention.causal", Value::Bool(false)),
+        "key qwen35.attention.causal = false, expected true: every token attends to those before it only"
+    );
     let found = with("general.architecture", Value::String("gpt-j".into()));
     assert!(found.starts_with("general.architecture is \"gpt-j\", expected one of llama, "), "{found}");
 }
@@ -141,6 +145,27 @@ fn the_magnitude_of_yarn_is_read_in_both_forms() {
     near(magnitude(&[("attn_factor", 2.0)]), 2.277_258_9);
     near(magnitude(&[("yarn_attn_factor", 1.5)]), 1.5);
     near(magnitude(&[("yarn_attn_factor", 1.5), ("attn_factor", 2.0)]), 2.277_258_9);
+}
+
+/// The context before a scaling is that of the file if no key says otherwise, as for llama.cpp.
+#[test]
+fn yarn_without_an_original_context_starts_from_the_file_s() {
+    let original = |said: Option<u32>| {
+        let (mut metadata, _) = header_parts("qwen3");
+        metadata.set("qwen3.rope.scaling.type", Value::String("yarn".into()));
+        metadata.set("qwen3.rope.scaling.factor", Value::F32(4.0));
+        if let Some(said) = said {
+            metadata.set("qwen3.rope.scaling.original_context_length", Value::U32(said));
+        }
+        let table = [16, 32];
+        let spec = arch::read(&Header::new(&metadata, [("token_embd.weight", &table[..])]).unwrap()).unwrap();
+        let Mixer::Attention(Attention { rope: Some(rope), .. }) = &spec.layers[0].mixers[0] else { panic!("no rope") };
+        let Scaling::Yarn { original_context, .. } = rope.scaling else { panic!("no YaRN") };
+        (original_context, spec.context_length)
+    };
+    assert_eq!(original(Some(32)).0, 32.0);
+    let (found, context) = original(None);
+    assert_eq!(found, context as f32);
 }
 
 #[test]

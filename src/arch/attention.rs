@@ -71,12 +71,20 @@ fn scaling(header: &Header) -> Result<Scaling, ModelError> {
         (None | Some("linear"), Some(factor)) => Ok(Scaling::Linear { factor }),
         (Some("yarn"), Some(factor)) => Ok(Scaling::Yarn {
             factor,
-            original_context: header.count("rope.scaling.original_context_length", 1..=1 << 31)? as f32,
+            original_context: original_context(header)? as f32,
             beta_fast: header.positive_opt("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             beta_slow: header.positive_opt("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             attention_factor: attention_factor(header, factor)?,
         }),
         (Some(other), _) => Err(bad(&key, other, "none, linear or yarn")),
+    }
+}
+
+/// The context before scaling; without it that of the file, as in llama.cpp.
+fn original_context(header: &Header) -> Result<usize, ModelError> {
+    match header.count_opt("rope.scaling.original_context_length", 1..=1 << 31)? {
+        Some(context) => Ok(context),
+        None => header.count("context_length", 1..=1 << 31),
     }
 }
 

@@ -194,6 +194,10 @@ impl<'a> Header<'a> {
     /// Everything that is not a layer, with the layers `layer` reads.
     pub fn model(&self, layer: impl Fn(usize) -> Result<LayerSpec, ModelError>) -> Result<ModelSpec, ModelError> {
         let (width, (trunk, heads)) = (self.width()?, self.blocks()?);
+        let causal = self.key("attention.causal");
+        if self.metadata.bool_opt(&causal)? == Some(false) {
+            return Err(bad(&causal, false, "true: every token attends to those before it only"));
+        }
         let trained = self.count("context_length", CONTEXT)?;
         let window = self.metadata.uint_opt(&self.key("attention.sliding_window"))?;
         let window = window.map_or(0, |window| usize::try_from(window).unwrap_or(usize::MAX));

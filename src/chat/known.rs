@@ -49,7 +49,7 @@ impl Known {
         match self.shared_with(text) {
             Some((bytes, tokens)) => {
                 let mut ids = self.ids[..tokens].to_vec();
-                ids.extend(tokenizer.encode(&text[bytes..], Special::Parse, Bos::Omit));
+                ids.extend(tokenizer.encode_on(ids.last().copied(), &text[bytes..], Special::Parse));
                 ids
             }
             None => tokenizer.encode(text, Special::Parse, Bos::Add),
@@ -84,5 +84,18 @@ mod tests {
         assert_eq!((known.shared_with("ask"), &known.ids[..]), (Some((3, 2)), &[1, 2][..]));
         known.remember(("ask".into(), vec![1, 2]), &Replied { text: "ed", tokens: &[9, 3] });
         assert_eq!((known.shared_with("ask"), known.shared_with("asked!")), (Some((3, 2)), Some((5, 4))));
+    }
+
+    /// A vocabulary that puts a space in front of texts does not do so in the middle of one.
+    #[test]
+    fn what_follows_an_answer_is_no_new_text() {
+        use crate::text::{Control, tokenizer::tests};
+        let tokenizer = tests::build(&tests::small_spm());
+        let encode = |text: &str| tokenizer.encode(text, Special::Parse, Bos::Add);
+        let mut known = Known::default();
+        known.replace("Once upon".into(), encode("Once upon"));
+        let ids = known.encode(&tokenizer, "Once upon a time");
+        assert_eq!(ids, encode("Once upon a time"));
+        assert_eq!(tokenizer.decode(&ids, Control::Hide).unwrap(), "Once upon a time");
     }
 }

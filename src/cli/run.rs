@@ -172,8 +172,10 @@ impl Run {
             (None, None, None) => bail!("expected one of -p, -f and --ids"),
         };
         if !self.chat {
-            let bos = if known.is_empty() { Bos::Add } else { Bos::Omit };
-            let ids = model.tokenizer.encode(&text, Special::Parse, bos);
+            let ids = match known.last() {
+                Some(last) => model.tokenizer.encode_on(Some(*last), &text, Special::Parse),
+                None => model.tokenizer.encode(&text, Special::Parse, Bos::Add),
+            };
             if ids.is_empty() && known.is_empty() {
                 bail!("the prompt is empty and this model adds no first token, expected some text");
             }

@@ -24,6 +24,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
         true => Ok(Value::from(Vec::<Value>::new())),
         false => filters::items(value),
     });
+    add_lenient_filters(environment);
     environment.add_filter("tojson", move |value: &Value, kwargs: Kwargs| json::tojson(&own, value, &kwargs));
     // These print or copy values without end to what they make from little, and none of them is Python's.
     for name in ["pprint", "lines", "chain", "zip"] {
@@ -50,10 +51,37 @@ fn add_tests(environment: &mut Environment<'_>) {
     environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
 }
 
+/// To Python, what is not there has no items: its length is 0, and its first item is not there either.
+fn add_lenient_filters(environment: &mut Environment<'_>) {
+    for name in ["length", "count"] {
+        environment.add_filter(name, |value: &Value| match value.is_undefined() {
+            true => Ok(0),
+            false => filters::length(value),
+        });
+    }
+    environment.add_filter("first", |value: &Value| match value.is_undefined() {
+        true => Ok(Value::UNDEFINED),
+        false => filters::first(value),
+    });
+    environment.add_filter("last", |value: &Value| match value.is_undefined() {
+        true => Ok(Value::UNDEFINED),
+        false => filters::last(value.clone()),
+    });
+}
+
+/// The filter `replace`, which may say how often; less than 0 is always.
+fn replace(text: &Value, from: &Value, to: &Value, most: Option<i64>) -> String {
+    let [text, from, to] = [text, from, to].map(ToString::to_string);
+    match most.and_then(|most| usize::try_from(most).ok()) {
+        Some(most) => text.replacen(&from, &to, most),
+        None => text.replace(&from, &to),
+    }
+}
+
 /// Filters whose result may be far larger than what they are given: they pay for it beforehand.
 fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     environment.add_filter("join!", filters::join);
-    environment.add_filter("replace!", filters::replace);
+    environment.add_filter("replace!", replace);
     environment.add_filter("indent!", filters::indent);
     environment.add_filter("format!", filters::format);
     environment.add_filter("sum!", filters::sum);
@@ -131,9 +159,13 @@ fn result_bytes(meter: &Meter, name: &str, value: &Value, args: &[Value]) -> Res
     })
 }
 
-/// Methods of Python's `str` that the engine's own set lacks.
+/// Methods of Python that the engine's own set lacks, or has without some of their arguments.
 fn string_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    let Some(text) = value.as_str() else { return Ok(None) };
+    let Some(text) = value.as_str() else {
+        // Nothing can change a value, so that it is as good as a copy.
+        let copied = method == "copy" && matches!(value.kind(), ValueKind::Seq | ValueKind::Map);
+        return Ok(copied.then(|| value.clone()));
+    };
     Ok(Some(match method {
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;
@@ -154,13 +186,63 @@ fn string_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<V
                 text.rsplit_once(separator).map_or(["", "", text], |(before, after)| [before, separator, after]);
             Value::from(Tuple::from(parts.map(Value::from)))
         }
-        "rsplit" => {
-            let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
-            rsplit(text, separator, most.and_then(|most| usize::try_from(most).ok()))
+        "split" | "rsplit" => {
+            let (separator, most, named): (Option<&str>, Option<i64>, Kwargs) = from_args(args)?;
+            let separator = separator.map_or_else(|| named.get("sep"), |separator| Ok(Some(separator)))?;
+            let most = most.map_or_else(|| named.get("maxsplit"), |most| Ok(Some(most)))?;
+            named.assert_all_used()?;
+            if separator == Some("") {
+                return Err(Error::new(ErrorKind::InvalidOperation, format!("{method}: empty separator")));
+            }
+            let most = most.and_then(|most: i64| usize::try_from(most).ok());
+            if method == "split" { split(text, separator, most) } else { rsplit(text, separator, most) }
         }
+        "find" | "rfind" | "index" | "rindex" => find(text, method, args)?,
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args)?,
         _ => return Ok(None),
     }))
+}
+
+/// Where a text is in another, in characters; -1 or an error if it is not.
+fn find(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let (what, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
+    let count = text.chars().count();
+    // Counted from the end if negative.
+    let place =
+        |at: i64| usize::try_from(if at < 0 { at.saturating_add(count as i64).max(0) } else { at }).unwrap_or(0);
+    let (start, end) = (place(start.unwrap_or(0)), end.map_or(count, place).min(count));
+    let byte = |place: usize| text.char_indices().nth(place).map_or(text.len(), |(at, _)| at);
+    let within = (start <= end).then(|| &text[byte(start)..byte(end)]);
+    let found = within.and_then(|part| {
+        if method.starts_with('r') { part.rfind(what) } else { part.find(what) }
+            .map(|at| part[..at].chars().count() + start)
+    });
+    match found {
+        Some(at) => Ok(Value::from(at)),
+        None if method.ends_with("find") => Ok(Value::from(-1)),
+        None => Err(Error::new(ErrorKind::InvalidOperation, format!("{method}: {what:?} is not in the text"))),
+    }
+}
+
+fn split(text: &str, separator: Option<&str>, most: Option<usize>) -> Value {
+    let parts: Vec<&str> = match (separator, most) {
+        (Some(separator), Some(most)) => text.splitn(most.saturating_add(1), separator).collect(),
+        (Some(separator), None) => text.split(separator).collect(),
+        (None, None) => text.split_whitespace().collect(),
+        (None, Some(most)) => {
+            let mut rest = text.trim_start();
+            let mut parts = Vec::new();
+            while parts.len() < most
+                && let Some((first, after)) = rest.split_once(char::is_whitespace)
+            {
+                parts.push(first);
+                rest = after.trim_start();
+            }
+            parts.extend((!rest.is_empty()).then_some(rest));
+            parts
+        }
+    };
+    parts.into_iter().map(Value::from).collect()
 }
 
 fn rsplit(text: &str, separator: Option<&str>, most: Option<usize>) -> Value {

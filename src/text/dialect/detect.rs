@@ -61,10 +61,21 @@ pub(super) fn wants_short_ids(source: &str) -> bool {
     source.contains("length != 9") || source.contains("length == 9")
 }
 
+/// Whether an answer of nothing but calls has to have no content: the template takes an empty text for one.
+pub(super) fn wants_no_content(source: &str) -> bool {
+    let plain = plain(source);
+    source.contains(form::DEEPSEEK_V3.call) && (plain.contains("contentisnone") || plain.contains("contentisnotnone"))
+}
+
+/// The source without white space, quotes and brackets.
+fn plain(source: &str) -> String {
+    source.chars().filter(|c| !c.is_whitespace() && !"\"'[]()".contains(*c)).collect()
+}
+
 /// Whether the arguments of earlier calls have to be text: they are put into the prompt as they are and not as JSON,
 /// and nobody looks into them.
 pub(super) fn wants_text_arguments(source: &str) -> bool {
-    let plain: String = source.chars().filter(|c| !c.is_whitespace() && !"\"'[]()".contains(*c)).collect();
+    let plain = plain(source);
     let mut uses = plain.match_indices("arguments").map(|(at, word)| &plain[at + word.len()..]);
     let looked_into = uses.any(|rest| {
         ["|tojson", "|items", ".items", "ismapping", "isnotmapping", "isstring", "isnotstring"]

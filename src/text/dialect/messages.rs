@@ -12,6 +12,14 @@ pub(super) struct Wants {
     arguments: ArgumentsAs,
     ids: Ids,
     calls: CallsIn,
+    beside_calls: BesideCalls,
+}
+
+/// What an answer of nothing but calls has for content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BesideCalls {
+    EmptyText,
+    Null,
 }
 
 /// Where reasoning stands.
@@ -56,6 +64,7 @@ impl Wants {
             arguments: if detect::wants_text_arguments(source) { ArgumentsAs::Text } else { ArgumentsAs::Mapping },
             ids: if detect::wants_short_ids(source) { Ids::Nine } else { Ids::Any },
             calls: if in_content { CallsIn::Content } else { CallsIn::Field },
+            beside_calls: if detect::wants_no_content(source) { BesideCalls::Null } else { BesideCalls::EmptyText },
         }
     }
 }
@@ -209,6 +218,9 @@ fn place_calls(message: &mut Map<String, Value>, calls: Vec<Value>, wants: &Want
         return;
     }
     if wants.calls == CallsIn::Field {
+        if wants.beside_calls == BesideCalls::Null && message.get("content").is_some_and(|content| content == "") {
+            message.insert("content".into(), Value::Null);
+        }
         message.insert("tool_calls".into(), calls.into());
         return;
     }

@@ -65,11 +65,26 @@ pub struct Tokenizer {
     ends: Vec<usize>,
     adds_bos: bool,
     adds_eos: bool,
-    adds_space: bool,
+    space: AddedSpace,
+}
+
+/// Where a SentencePiece vocabulary puts a space in front of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AddedSpace {
+    Never,
+    /// At the start and after special tokens, as SentencePiece does.
+    Always,
+    /// There, but for texts that begin with one.
+    Missing,
+    /// At the start only, but for texts that begin with one.
+    First,
 }
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
+const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+/// Of `kvas convert`: `missing` or `first`, where [`ADD_SPACE`] alone would say too much.
+const SPACE_KIND: &str = "tokenizer.kvas.space_prefix";
 
 impl Tokenizer {
     /// Builds the tokenizer that `metadata` describes. `override_pre` replaces `tokenizer.ggml.pre`; a file without
@@ -115,7 +130,7 @@ impl Tokenizer {
         let spm = Spm::new(&vocab, vocab::read_scores(metadata, vocab.len())?);
         let adds_bos = vocab.roles.bos.is_some();
         let mut tokenizer = Tokenizer::new(vocab, Algorithm::Spm(Box::new(spm)), adds_bos)?;
-        tokenizer.adds_space = true;
+        tokenizer.space = AddedSpace::Always;
         tokenizer.read_flags(metadata)?;
         Ok(tokenizer)
     }
@@ -132,7 +147,7 @@ impl Tokenizer {
             ends.push(bytes.len());
         }
         let special = SpecialTexts::new(&vocab)?;
-        Ok(Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos: false, adds_space: false })
+        Ok(Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos: false, space: AddedSpace::Never })
     }
 
     fn read_flags(&mut self, metadata: &Metadata) -> Result<(), TextError> {
@@ -147,8 +162,16 @@ impl Tokenizer {
             }
         }
         if matches!(self.algorithm, Algorithm::Spm(_)) {
-            let key = "tokenizer.ggml.add_space_prefix";
-            self.adds_space = metadata.bool_opt(key)?.unwrap_or(self.adds_space);
+            self.space = match (metadata.bool_opt(ADD_SPACE)?, metadata.string_opt(SPACE_KIND)?) {
+                (Some(false), _) => AddedSpace::Never,
+                (Some(true) | None, None) => self.space,
+                (Some(true) | None, Some("missing")) => AddedSpace::Missing,
+                (Some(true) | None, Some("first")) => AddedSpace::First,
+                (Some(true) | None, Some(other)) => {
+                    let what = format!("{other:?}, expected \"missing\" or \"first\"");
+                    return Err(TextError::tokenizer(SPACE_KIND, what));
+                }
+            };
         }
         Ok(())
     }
@@ -156,20 +179,42 @@ impl Tokenizer {
     /// The ids of `text`. The time it takes grows in proportion to the text's length, but for a logarithm of its
     /// longest word, whatever the text.
     pub fn encode(&self, text: &str, special: Special, bos: Bos) -> Vec<u32> {
-        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
-        // A sequence starts like the text after a special token: the first word wants its space.
-        let mut after_special = true;
-        for fragment in self.special.split(text, special) {
-            match fragment {
-                Fragment::Token(id) => ids.push(id),
-                Fragment::Text(text) => self.encode_plain(text, after_special, &mut ids),
-            }
-            after_special = matches!(fragment, Fragment::Token(_));
-        }
+        let mut ids = self.encode_on(None, text, special);
         if bos == Bos::Add {
             self.add_ends(special, &mut ids);
         }
         ids
+    }
+
+    /// The ids of a text that goes on after the token `before`; nothing is added around it.
+    pub fn encode_on(&self, before: Option<u32>, text: &str, special: Special) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        let mut before = before.map(|before| self.is_special(before));
+        for fragment in self.special.split(text, special) {
+            match fragment {
+                Fragment::Token(id) => ids.push(id),
+                Fragment::Text(text) => self.encode_plain(text, before, &mut ids),
+            }
+            before = Some(matches!(fragment, Fragment::Token(_)));
+        }
+        ids
+    }
+
+    /// Whether a token is none of ordinary text.
+    fn is_special(&self, id: u32) -> bool {
+        !matches!(self.vocab.kind(id), Some(Kind::Normal | Kind::Unused | Kind::Byte))
+    }
+
+    /// Whether a text gets a space in front, behind nothing or a token that is special or is not.
+    fn adds_space(&self, text: &str, before: Option<bool>) -> bool {
+        let has_one = text.starts_with([' ', SPACE]);
+        match self.space {
+            AddedSpace::Never => false,
+            // A sequence starts like the text after a special token: the first word wants its space.
+            AddedSpace::Always => before.unwrap_or(true),
+            AddedSpace::Missing => before.unwrap_or(true) && !has_one,
+            AddedSpace::First => before.is_none() && !has_one,
+        }
     }
 
     /// A text as its special tokens and what is between them.
@@ -177,12 +222,12 @@ impl Tokenizer {
         self.special.split(text, special)
     }
 
-    fn encode_plain(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) {
+    fn encode_plain(&self, text: &str, before: Option<bool>, ids: &mut Vec<u32>) {
         match &self.algorithm {
             Algorithm::ByteLevelBpe(bpe) => bpe.encode(text, ids),
             Algorithm::Spm(spm) => {
                 let mut escaped = String::with_capacity(text.len() + text.len() / 4 + 3);
-                if self.adds_space && after_special {
+                if self.adds_space(text, before) {
                     escaped.push(SPACE);
                 }
                 escaped.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
@@ -230,8 +275,8 @@ impl Tokenizer {
     /// `TokenId` for an id outside of the vocabulary.
     pub fn piece_after(&self, before: Option<u32>, id: u32, control: Control) -> Result<&[u8], TextError> {
         let piece = self.piece(id, control)?;
-        let special = |id| !matches!(self.vocab.kind(id), Some(Kind::Normal | Kind::Unused | Kind::Byte));
-        let space_added = self.adds_space && before.is_none_or(special) && !special(id);
+        let starts = before.is_none_or(|before| self.is_special(before));
+        let space_added = self.space != AddedSpace::Never && starts && !self.is_special(id);
         Ok(if space_added { piece.strip_prefix(b" ").unwrap_or(piece) } else { piece })
     }
 

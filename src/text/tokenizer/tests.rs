@@ -308,6 +308,42 @@ fn bos_and_eos_are_added_once() {
     assert_eq!(build(&metadata).token_text(plain[0]).unwrap(), "a");
 }
 
+/// As SentencePiece adds them, and as the two ways of its likeness in tokenizer.json do.
+#[test]
+fn spaces_are_added_where_the_file_says() {
+    let with = |kind: Option<&str>| {
+        let mut metadata = small_spm();
+        if let Some(kind) = kind {
+            metadata.set(SPACE_KIND, Value::String(kind.into()));
+        }
+        build(&metadata)
+    };
+    let texts = |tokenizer: &Tokenizer, ids: &[u32]| -> String {
+        ids.iter().map(|id| tokenizer.token_text(*id).unwrap()).collect()
+    };
+    for (kind, bare, spaced) in [
+        (None, "▁a</s>▁b", "▁▁a</s>▁▁b"),
+        (Some("missing"), "▁a</s>▁b", "▁a</s>▁b"),
+        (Some("first"), "▁a</s>b", "▁a</s>▁b"),
+    ] {
+        let tokenizer = with(kind);
+        let encoded = |text: &str| texts(&tokenizer, &tokenizer.encode(text, Special::Parse, Bos::Omit));
+        assert_eq!((&*encoded("a</s>b"), &*encoded(" a</s> b")), (bare, spaced), "{kind:?}");
+        // What goes on behind a word has the spaces of the text only; behind a special token it is a start.
+        let word = tokenizer.encode("a", Special::Parse, Bos::Omit).pop();
+        assert_eq!(texts(&tokenizer, &tokenizer.encode_on(word, " b", Special::Parse)), "▁b");
+        let after = texts(&tokenizer, &tokenizer.encode_on(Some(2), "b", Special::Parse));
+        assert_eq!(after, if kind == Some("first") { "b" } else { "▁b" });
+    }
+    let mut metadata = small_spm();
+    metadata.set(SPACE_KIND, Value::String("often".into()));
+    let error = Tokenizer::from_metadata(&metadata, None).unwrap_err().to_string();
+    assert!(
+        error.contains("tokenizer.kvas.space_prefix") && error.contains("\"often\", expected \"missing\""),
+        "{error}"
+    );
+}
+
 #[test]
 fn unused_tokens_are_steps_but_never_results() {
     let mut metadata = Metadata::default();
@@ -394,7 +430,7 @@ fn random_text_comes_back_and_random_ids_never_panic() {
             let text = random.text();
             let special = [Special::Parse, Special::Literal][random.below(2)];
             let ids = tokenizer.encode(&text, special, Bos::Omit);
-            let expected = if tokenizer.adds_space { text.replace('▁', " ") } else { text };
+            let expected = if tokenizer.space == AddedSpace::Always { text.replace('▁', " ") } else { text };
             assert_eq!(tokenizer.decode(&ids, Control::Show).unwrap(), expected);
             let ids: Vec<u32> = (0..20).map(|_| random.below(tokenizer.vocab() + 2) as u32).collect();
             let in_range = ids.iter().all(|&id| (id as usize) < tokenizer.vocab());

@@ -88,6 +88,18 @@ SNIPPETS = [
     "{{ 'a\r\nb' }}|{{ 'ab'|batch(1)|list }} {{ ['a', 'b', 'c']|batch(2, 'z')|list }} {{ range(3)|list }} {{ range(5, 1, -2)|list }}",
     "{{ 'abc'|replace('b', 'd') }} {{ 'a b'|title }} {{ 1.25|round(1) }} {{ 2.5|round|int }} {{ '3.7'|float }} {{ 'x'|int(9) }}",
     "{{ {'b': 1, 'a': 2}|tojson }} {{ ['é']|tojson(ensure_ascii=False) }} {{ '\u2028</script>'|tojson }}",
+    "{{ nothing|length }} {{ nothing|count }} {{ m[0].tool_calls|length > 0 }} {{ nothing|first }}{{ nothing|last }}.",
+    "{{ none|length }}",
+    "{{ none|first }}",
+    "{{ 'a b c'.split(' ', maxsplit=1) }} {{ 'a b'.split(sep=' ') }} {{ ' a  b  c '.split(none, 1) }} {{ 'a,b'.split(',', -1) }}",
+    "{{ 'a b c'.rsplit(' ', maxsplit=1) }} {{ 'a b c'.rsplit(maxsplit=1) }} {{ ' a  b  c '.rsplit(none, 1) }} {{ ''.split(',') }}",
+    "{{ 'abc'.split('') }}",
+    "{{ 'abc'.split('b', most=1) }}",
+    "{{ 'abcabc'.index('c') }} {{ 'abcabc'.rindex('c') }} {{ 'éabc'.find('a', 1) }} {{ 'abcabc'.find('a', 1) }} {{ 'abcabc'.rfind('z') }}",
+    "{{ 'abc'.index('z') }}",
+    "{{ 'abcabc'.find('a', -3) }} {{ 'abcabc'.find('a', 1, 3) }} {{ 'abc'.find('', 3) }} {{ 'abc'.find('', 4) }} {{ 'abcabc'.rfind('a', 0, -3) }}",
+    "{{ 'aaa'|replace('a', 'b', 2) }} {{ 'aaa'|replace('a', 'b', none) }} {{ 'aaa'|replace('a', 'b', -1) }} {{ 5|replace('5', '6') }}",
+    "{{ d.e.copy() }} {{ m[0].copy().role }} {{ [1, 2].copy() }}",
 ]
 
 cases = []

@@ -56,10 +56,9 @@ impl Settings {
         read_values(&config, architecture, &mut values)?;
         set_rope_type(&config, architecture, &mut values)?;
         set_attention_factor(&config, &mut values)?;
-        let head = format!("{}lm_head.weight", trunk.head);
-        if config.get("tie_word_embeddings").is_none() {
-            values.set("tied", f64::from(u8::from(checkpoint.get(&head).is_none())));
-        }
+        let own_head = checkpoint.get(&format!("{}lm_head.weight", trunk.head)).is_some();
+        values.set("own_head", f64::from(u8::from(own_head)));
+        values.set("tied", f64::from(u8::from(is_tied(&config, own_head))));
         let layers = limited(&values, "layers")?;
         let extra = if mtp == MtpBlocks::Omit { 0 } else { mtp_layers(architecture, checkpoint) };
         values.set("mtp", extra as f64);
@@ -219,6 +218,16 @@ fn set_attention_factor(config: &Json, values: &mut Values) -> Result<()> {
     Ok(())
 }
 
+/// Whether the embeddings are the head: as the outermost object says, which is a wrapper's where there is one, or else as
+/// its language model does. Where nobody says, or the head that one of them speaks of is not there, the tensors do.
+fn is_tied(config: &Json, own_head: bool) -> bool {
+    let inner = config.flag("tie_word_embeddings");
+    match config.root().get("tie_word_embeddings").and_then(Value::as_bool).or(inner) {
+        None => !own_head,
+        Some(tied) => tied || (!own_head && inner == Some(true)),
+    }
+}
+
 fn limited(values: &Values, name: &str) -> Result<usize> {
     match values.count(name).context("config.json")? {
         count @ 1..=BLOCKS_MAX => Ok(count),
@@ -317,11 +326,14 @@ fn listed_tags(
     entries.iter().enumerate().map(tag).collect()
 }
 
-/// Sets the value `{tag}_layers` for every tag; one that the architecture cannot do without must be there.
+/// Sets the values `{tag}_layers` and `{tag}_first` for every tag: how many layers have it in all, and before the first
+/// that does not. One that the architecture cannot do without must be there.
 fn check_tags(architecture: &Architecture, blocks: &[Block], values: &mut Values) -> Result<()> {
     for tag in super::table::TAGS {
         let count = blocks.iter().filter(|block| block.has(tag)).count();
+        let first = blocks.iter().take_while(|block| block.has(tag)).count();
         values.set(&format!("{tag}_layers"), count as f64);
+        values.set(&format!("{tag}_first"), first as f64);
         if *tag == architecture.needs && count == 0 {
             bail!("config.json: no layer is of the kind {tag}, expected one or more for a {} file", architecture.name);
         }

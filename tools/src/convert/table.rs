@@ -55,11 +55,15 @@ pub(super) const PLAIN: Architecture = Architecture {
     ignored: &[],
 };
 
-/// What no configuration may ask for: weights whose numbers are stored in other ways than those that can be read.
-pub(super) const REFUSED: &[Refusal] = &[Refusal {
-    path: "quantization_config.quant_method",
-    accepted: &["\"fp8\"", "\"mxfp4\"", "\"compressed-tensors\"", "\"modelopt\""],
-}];
+/// What no configuration may ask for: weights whose numbers are stored in other ways than those that can be read, and
+/// attention to what comes later.
+pub(super) const REFUSED: &[Refusal] = &[
+    Refusal {
+        path: "quantization_config.quant_method",
+        accepted: &["\"fp8\"", "\"mxfp4\"", "\"compressed-tensors\"", "\"modelopt\""],
+    },
+    Refusal { path: "is_causal", accepted: &["true"] },
+];
 
 /// Prefixes of the tensors of a language model; `trunk` is in front of the embeddings and of `layers.0.`.
 pub(super) struct Trunk {

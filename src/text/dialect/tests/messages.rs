@@ -110,6 +110,15 @@ fn calls_and_reasoning_stand_where_the_template_looks() {
     let kept = prepared("mistral", json!([{"role": "tool", "tool_call_id": "abcDEF123"}]));
     assert_eq!(kept[0]["tool_call_id"], "abcDEF123");
 
+    // An answer of nothing but calls has no content where an empty text would be an answer in their place.
+    let bare = |content: Value| json!([{"role": "assistant", "content": content, "tool_calls": answer["tool_calls"]}]);
+    let content = |name: &str, found: Value| prepared(name, bare(found))[0]["content"].clone();
+    assert_eq!(
+        [content("deepseek-none", Value::Null), content("deepseek-none", json!(""))],
+        [Value::Null, Value::Null]
+    );
+    assert_eq!([content("deepseek-none", json!("a")), content("deepseek", Value::Null)], [json!("a"), json!("")]);
+
     let found = prepared("lfm", both);
     let text = r#"<|tool_call_start|>[now(a=[True, None, {"k": "é\""}], n=1)]<|tool_call_end|>Hm."#;
     assert_eq!((&found[0]["content"], found[0].get("tool_calls")), (&json!(text), None));

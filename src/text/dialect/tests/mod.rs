@@ -23,6 +23,7 @@ pub(super) fn source(name: &str) -> &'static str {
         "mistral-named" => "tools [TOOL_CALLS] [ARGS] [THINK] tool_call.function.arguments + ''",
         "kimi" => "tools <|tool_calls_section_begin|><|tool_call_begin|> ['arguments'] | tojson",
         "deepseek" => "tools <｜tool▁calls▁begin｜><｜tool▁call▁begin｜> </think> ['arguments'] + ''",
+        "deepseek-none" => "tool_calls <｜tool▁call▁begin｜> ```json message['content'] is none",
         "deepseek3" => "tools <｜tool▁calls▁begin｜><｜tool▁call▁begin｜> '\\n```json\\n' + ['arguments'] + ''",
         "lfm" => "tools <|tool_list_start|>",
         "harmony" => "tools <|channel|>analysis<|message|>",

@@ -50,8 +50,16 @@ const KEYS: &[KeyRow] = &[
     truth("rope.scaling.finetuned", "0"),
 ];
 
-const MIXERS: &[TagRule] =
-    &[TagRule::Listed { path: "layer_types", tags: &[("mamba", "mamba"), ("attention", "attention")] }];
+/// As published, and as newer versions of the library save it.
+const MIXERS: &[TagRule] = &[TagRule::Listed {
+    path: "layer_types",
+    tags: &[
+        ("mamba", "mamba"),
+        ("attention", "attention"),
+        ("linear_attention", "mamba"),
+        ("full_attention", "attention"),
+    ],
+}];
 
 const ATTENTION: &[TensorRow] = &[
     row("attn_q.weight", tensor("self_attn.q_proj.weight", "heads*head_dim, width", PAIR_HEADS)).at("attention"),
@@ -86,7 +94,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
     classes: &["GraniteMoeHybridForCausalLM"],
     values: &[TRANSFORMER_VALUES, VALUES],
     refusals: &[SILU, NO_ATTENTION_BIAS, TIME_STEP_REFUSALS, REFUSALS],
-    keys: &[KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
+    keys: &[KEYS, HEAD_KEYS, KV_HEADS_PER_BLOCK, MAMBA2_KEYS],
     mixers: MIXERS,
     ffns: &[TagRule::Every { period: "1", offset: "0", tag: "moe", when: "experts" }, TagRule::All("dense")],
     needs: "mamba",

@@ -68,7 +68,7 @@ pub(super) const JAMBA: Architecture = Architecture {
     classes: &["JambaForCausalLM"],
     values: &[TRANSFORMER_VALUES, VALUES],
     refusals: &[SILU, REFUSALS],
-    keys: &[SIZE_KEYS, FFN_KEYS, KEYS, KV_HEADS_PER_BLOCK],
+    keys: &[SIZE_KEYS, FFN_KEYS, KEYS, HEAD_KEYS, KV_HEADS_PER_BLOCK],
     mixers: &[
         TagRule::Every { period: "attention_period", offset: "attention_offset", tag: "attention", when: "" },
         TagRule::All("mamba"),

@@ -52,7 +52,7 @@ const KEYS: &[KeyRow] = &[
     count("kda.head_dim", "linear_dim"),
     count("expert_shared_count", "shared_experts"),
     count("expert_group_used_count", "expert_groups_used"),
-    count("leading_dense_block_count", "dense_layers"),
+    count("leading_dense_block_count", "dense_first"),
     // Sigmoid.
     count("expert_gating_func", "2"),
     number("expert_weights_scale", "routed_scale"),
@@ -158,7 +158,7 @@ pub(super) const KIMI_LINEAR: Architecture = Architecture {
     ffns: FFNS,
     trunks: TRUNKS,
     renames: &[(".mlp.", ".block_sparse_moe.")],
-    model: &[MODEL],
+    model: &[UNTIED_MODEL],
     layer: &[NORMS, DELTA, LATENT, FFN, experts!("block_sparse_moe.experts", "w1", "w3", "w2")],
     ..PLAIN
 };

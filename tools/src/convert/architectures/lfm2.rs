@@ -64,7 +64,7 @@ pub(super) const LFM2: Architecture = Architecture {
     classes: &["Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"],
     values: &[TRANSFORMER_VALUES, ADJUSTED, VALUES],
     refusals: &[SILU, REFUSALS],
-    keys: &[SIZE_KEYS, FFN_KEYS, KEYS, KV_HEADS_PER_BLOCK],
+    keys: &[SIZE_KEYS, FFN_KEYS, KEYS, HEAD_KEYS, KV_HEADS_PER_BLOCK],
     mixers: MIXERS,
     trunks: TRUNKS,
     model: &[MODEL],
@@ -75,7 +75,7 @@ pub(super) const LFM2: Architecture = Architecture {
 const DENSE_LAYERS: &[ValueRow] = &[or("dense_leading", &["num_dense_layers"], "0")];
 
 const ROUTED_KEYS: &[KeyRow] = &[
-    count("leading_dense_block_count", "dense_layers"),
+    count("leading_dense_block_count", "dense_first"),
     // Sigmoid.
     count("expert_gating_func", "2"),
 ];
@@ -91,7 +91,7 @@ pub(super) const LFM2MOE: Architecture = Architecture {
     classes: &["Lfm2MoeForCausalLM"],
     values: &[TRANSFORMER_VALUES, FFN_VALUES, EXPERT_VALUES, DENSE_LAYERS, VALUES],
     refusals: &[SILU, REFUSALS, &[Refusal { path: "use_expert_bias", accepted: &["true"] }]],
-    keys: &[SIZE_KEYS, FFN_KEYS, KEYS, KV_HEADS_PER_BLOCK, EXPERT_KEYS, ROUTED_KEYS],
+    keys: &[SIZE_KEYS, FFN_KEYS, KEYS, HEAD_KEYS, KV_HEADS_PER_BLOCK, EXPERT_KEYS, ROUTED_KEYS],
     mixers: MIXERS,
     ffns: &[TagRule::Leading { count: "dense_leading", tag: "dense" }, TagRule::All("moe")],
     trunks: TRUNKS,

@@ -135,6 +135,12 @@ const KV_HEADS_PER_BLOCK: &[KeyRow] = &[counts("attention.head_count_kv", &[("at
 const SIZE_KEYS: &[KeyRow] =
     &[count("block_count", "blocks"), count("context_length", "context"), count("embedding_length", "width")];
 
+/// Columns of a head, where readers would count others: the width shared out among the heads.
+const HEAD_KEYS: &[KeyRow] = &[
+    count("attention.key_length", "head_dim").when("heads*head_dim - width"),
+    count("attention.value_length", "head_dim").when("heads*head_dim - width"),
+];
+
 const TRANSFORMER_KEYS: &[KeyRow] = &[
     count("attention.head_count", "heads"),
     number("rope.freq_base", "rope_base"),
@@ -154,6 +160,14 @@ const MODEL: &[TensorRow] = &[
     renamed("token_embd.weight", "embed_tokens.weight", "vocab, width"),
     renamed("output_norm.weight", "norm.weight", "width"),
     renamed("output.weight", "/lm_head.weight", "vocab, width").when("1 - tied"),
+];
+
+/// The head of models that keep one of their own if there is one, whatever is said of ties.
+const OWN_HEAD: Origin = tensor("/lm_head.weight", "vocab, width", &[]);
+const UNTIED_MODEL: &[TensorRow] = &[
+    renamed("token_embd.weight", "embed_tokens.weight", "vocab, width"),
+    renamed("output_norm.weight", "norm.weight", "width"),
+    row("output.weight", OWN_HEAD).when("1 - tied + own_head"),
 ];
 
 const ROPE_FACTORS: &[TensorRow] =
@@ -233,4 +247,6 @@ const TIME_STEP_REFUSALS: &[Refusal] = &[
 
 const SILU: &[Refusal] = &[Refusal { path: "hidden_act", accepted: &["\"silu\"", "\"swish\""] }];
 const NO_FFN_BIAS: &[Refusal] = &[Refusal { path: "mlp_bias", accepted: &["false"] }];
+/// Readers make the weights of the chosen experts sum to 1.
+const NORMALISED: &[Refusal] = &[Refusal { path: "norm_topk_prob", accepted: &["true"] }];
 const NO_ATTENTION_BIAS: &[Refusal] = &[Refusal { path: "attention_bias", accepted: &["false"] }];

@@ -78,6 +78,7 @@ const MIXERS: &[TagRule] = &[
         tags: &[
             ("mamba", "mamba"),
             ("attention", "attention"),
+            ("linear_attention", "mamba"),
             ("full_attention", "attention"),
             ("mlp", "none"),
             ("moe", "none"),
@@ -89,14 +90,21 @@ const FFNS: &[TagRule] = &[
     TagRule::Listed { path: PATTERN, tags: &[("M", "none"), ("*", "none"), ("-", "dense"), ("E", "moe")] },
     TagRule::Listed {
         path: LIST,
-        tags: &[("mamba", "none"), ("attention", "none"), ("full_attention", "none"), ("mlp", "dense"), ("moe", "moe")],
+        tags: &[
+            ("mamba", "none"),
+            ("attention", "none"),
+            ("linear_attention", "none"),
+            ("full_attention", "none"),
+            ("mlp", "dense"),
+            ("moe", "moe"),
+        ],
     },
 ];
 
 const MODEL: &[TensorRow] = &[
     renamed("token_embd.weight", "embeddings.weight", "vocab, width"),
     renamed("output_norm.weight", "norm_f.weight", "width"),
-    renamed("output.weight", "/lm_head.weight", "vocab, width").when("1 - tied"),
+    row("output.weight", OWN_HEAD).when("1 - tied + own_head"),
 ];
 
 /// There is no rope, but files have the rows in the order of those that have.

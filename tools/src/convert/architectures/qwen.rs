@@ -39,9 +39,6 @@ pub(super) const QWEN3: Architecture = Architecture {
     ..PLAIN
 };
 
-/// Readers make the weights of the chosen experts sum to 1.
-const NOT_NORMALISED: &[Refusal] = &[Refusal { path: "norm_topk_prob", accepted: &["true"] }];
-
 const ROUTER: &[TensorRow] = &[renamed("ffn_gate_inp.weight", "mlp.gate.weight", "experts, width").at("moe")];
 const EXPERTS: &[TensorRow] = experts!("mlp.experts", "gate_proj", "up_proj", "down_proj");
 
@@ -49,7 +46,7 @@ pub(super) const QWEN3MOE: Architecture = Architecture {
     name: "qwen3moe",
     classes: &["Qwen3MoeForCausalLM"],
     values: &[TRANSFORMER_VALUES, FFN_VALUES, EXPERT_VALUES, SPARSE_VALUES],
-    refusals: &[SILU, SLIDING, NO_ATTENTION_BIAS, NOT_NORMALISED],
+    refusals: &[SILU, SLIDING, NO_ATTENTION_BIAS, NORMALISED],
     keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS, EXPERT_KEYS],
     ffns: SPARSE_FFNS,
     layer: &[NORMS, QUERY, KEY_VALUE_OUTPUT, HEAD_NORMS, ROUTER, EXPERTS, DENSE_FFN],

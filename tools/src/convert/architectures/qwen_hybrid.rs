@@ -180,7 +180,7 @@ pub(super) const QWEN3NEXT: Architecture = Architecture {
     name: "qwen3next",
     classes: &["Qwen3NextForCausalLM"],
     values: &[TRANSFORMER_VALUES, FFN_VALUES, EXPERT_VALUES, SHARED_VALUES, SPARSE_VALUES, VALUES],
-    refusals: &[SILU, NO_ATTENTION_BIAS],
+    refusals: &[SILU, NO_ATTENTION_BIAS, NORMALISED],
     keys: &[SIZE_KEYS, FFN_KEYS, TRANSFORMER_KEYS, KV_HEADS, KEYS, EXPERT_KEYS, SHARED_KEYS],
     mixers: MIXERS,
     ffns: SPARSE_FFNS,

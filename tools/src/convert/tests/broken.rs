@@ -44,6 +44,20 @@ fn what_is_tied_or_computed_may_be_left_out() {
     assert!(fixture.f32().tensor("output.weight").is_none());
 }
 
+/// The classes of these models do not tie, whatever their settings say.
+#[test]
+fn nemotron_and_kimi_keep_a_head_of_their_own() {
+    for name in ["nemotron_h", "kimi-linear"] {
+        let mut fixture = Fixture::golden(name);
+        fixture.config["tie_word_embeddings"] = json!(true);
+        assert_eq!(super::numbers(&fixture.f32(), "output.weight"), fixture.numbers("lm_head.weight"), "{name}");
+        fixture.tensors.remove("lm_head.weight");
+        assert!(fixture.f32().tensor("output.weight").is_none(), "{name}");
+        fixture.config["tie_word_embeddings"] = json!(false);
+        assert!(fixture.error(&of(Quant::F32)).contains("lm_head.weight is missing"), "{name}");
+    }
+}
+
 #[test]
 fn numbers_that_do_not_fit_are_found() {
     let name = "model.layers.0.mlp.gate_proj.weight";
@@ -96,6 +110,7 @@ fn settings_that_cannot_be_carried_are_refused() {
         ),
         ("max_position_embeddings", json!(1e10), "context"),
         ("mlp_bias", json!(true), "mlp_bias = true, expected false"),
+        ("is_causal", json!(false), "is_causal = false, expected true"),
     ] {
         let error = set(key, value);
         assert!(error.starts_with("config.json: ") && error.contains(expected), "{error}");

@@ -252,6 +252,32 @@ fn a_wrapper_around_the_language_model_changes_nothing() {
     assert_eq!(plan.ignored.len(), 3, "{:?}", plan.ignored);
 }
 
+/// What a wrapper says of its head goes before what its language model says, as in the library that saves both.
+#[test]
+fn a_wrapper_says_whether_the_head_is_tied() {
+    let fixture = |outer: Json, inner: Json, head: bool| {
+        let mut wrapped = qwen35("model.language_model.");
+        let mut text = wrapped.config.clone();
+        text["tie_word_embeddings"] = inner;
+        wrapped.config = json!({
+            "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text, "tie_word_embeddings": outer});
+        wrapped.tensors.remove("lm_head.weight");
+        if head {
+            let embeddings = wrapped.tensors["model.language_model.embed_tokens.weight"].shape.clone();
+            wrapped.add("lm_head.weight", &embeddings);
+        }
+        wrapped
+    };
+    let own =
+        |outer: Json, inner: Json, head: bool| fixture(outer, inner, head).f32().tensor("output.weight").is_some();
+    assert!(!own(json!(true), json!(false), false) && !own(json!(true), json!(false), true));
+    assert!(own(json!(false), json!(true), true) && !own(json!(false), json!(true), false));
+    assert!(!own(Json::Null, json!(true), true) && own(Json::Null, json!(false), true));
+    assert!(own(Json::Null, Json::Null, true) && !own(Json::Null, Json::Null, false));
+    let error = fixture(json!(false), json!(false), false).error(&of(Quant::F32));
+    assert!(error.contains("lm_head.weight is missing"), "{error}");
+}
+
 #[test]
 fn multi_token_prediction_becomes_a_block() {
     let mut fixture = qwen35("model.");
@@ -314,6 +340,9 @@ fn qwen3next_separates_and_stacks() {
         assert_eq!(uint(&file, &format!("qwen3next.{key}")), expected);
     }
     assert!(file.metadata().get("qwen3next.rope.dimension_sections").is_none());
+    let mut plain = qwen3next();
+    plain.config["norm_topk_prob"] = json!(false);
+    assert_eq!(plain.error(&of(Quant::F32)), "config.json: norm_topk_prob = false, expected true");
     // Each expert has 240 numbers in the two layers, and all else 1403.
     assert_eq!(file.metadata().string("general.size_label").unwrap(), "3x1.6K");
 }
@@ -360,11 +389,12 @@ fn layers_without_experts_are_dense() {
 fn tables_only_use_values_they_define() {
     for architecture in architectures::ALL {
         let mut values = expression::Values::default();
-        for name in ["blocks", "listed", "mtp", "rope_linear", "rope_yarn", "rope_llama3", "attn_factor"] {
+        for name in ["blocks", "listed", "mtp", "own_head", "rope_linear", "rope_yarn", "rope_llama3", "attn_factor"] {
             values.set(name, 2.0);
         }
         for tag in table::TAGS {
             values.set(&format!("{tag}_layers"), 2.0);
+            values.set(&format!("{tag}_first"), 2.0);
         }
         for row in architecture.values.iter().copied().flatten() {
             if let Some(default) = row.default {

@@ -115,6 +115,29 @@ fn lfm2_has_convolutions_between_its_attention() {
     same(&fixture, &older);
 }
 
+/// Readers share the width out among the heads unless a key says otherwise.
+#[test]
+fn heads_of_another_width_are_said_in_the_file() {
+    for (name, layers, output) in [("lfm2", [2, 4].as_slice(), "out_proj"), ("jamba", &[2], "o_proj")] {
+        let mut fixture = Fixture::golden(name);
+        let key = |file: &GgufFile, key: &str| file.metadata().get(&format!("{name}.attention.{key}_length")).cloned();
+        assert_eq!(key(&fixture.f32(), "key"), None);
+        fixture.config["head_dim"] = json!(8);
+        for layer in layers {
+            let prefix = format!("model.layers.{layer}.self_attn.");
+            let shapes: [(&str, &[usize]); 3] =
+                [("q_proj.weight", &[32, 64]), ("k_proj.weight", &[16, 64]), ("v_proj.weight", &[16, 64])];
+            fixture.add_all(&prefix, &shapes);
+            fixture.add(&format!("{prefix}{output}.weight"), &[64, 32]);
+            if name == "lfm2" {
+                fixture.add_all(&prefix, &[("q_layernorm.weight", &[8]), ("k_layernorm.weight", &[8])]);
+            }
+        }
+        let file = fixture.f32();
+        assert_eq!([key(&file, "key"), key(&file, "value")], [const { Some(Value::U32(8)) }; 2], "{name}");
+    }
+}
+
 #[test]
 fn lfm2moe_is_dense_at_first() {
     let fixture = Fixture::golden("lfm2moe");
@@ -223,4 +246,17 @@ fn kimi_splits_its_latent_projection() {
     let (published, saved) = (fixture.f32(), saved.f32());
     assert_eq!(numbers(&published, "blk.1.ffn_up_exps.weight"), numbers(&saved, "blk.1.ffn_up_exps.weight"));
     assert_eq!(uint(&saved, "kimi-linear.leading_dense_block_count"), 1);
+}
+
+/// A dense layer behind one of experts does not lead.
+#[test]
+fn kimi_may_be_dense_behind_its_experts() {
+    let mut mixed = Fixture::golden("kimi-linear");
+    mixed.config["first_k_dense_replace"] = Json::Null;
+    mixed.config["mlp_layer_types"] = json!(["dense", "sparse", "dense", "sparse"]);
+    mixed.tensors.retain(|name, _| !name.starts_with("model.layers.2.block_sparse_moe."));
+    let dense: [(&str, &[usize]); 3] =
+        [("gate_proj.weight", &[160, 64]), ("up_proj.weight", &[160, 64]), ("down_proj.weight", &[64, 160])];
+    mixed.add_all("model.layers.2.mlp.", &dense);
+    assert_eq!(uint(&mixed.f32(), "kimi-linear.leading_dense_block_count"), 1);
 }

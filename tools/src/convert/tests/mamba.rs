@@ -93,6 +93,10 @@ fn granite_hybrids_are_dense_or_have_experts() {
     assert_eq!(target("attn_k.weight"), rows(source("self_attn.k_proj.weight"), 64, &paired(2)));
     let (gate, up) = source("shared_mlp.input_linear.weight").split_at(160 * 64);
     assert_eq!((target("ffn_gate.weight").as_slice(), target("ffn_up.weight").as_slice()), (gate, up));
+    // As a newer version of the library saves it.
+    let mut saved = Fixture::golden("granitehybrid");
+    saved.config["layer_types"] = json!(["linear_attention", "linear_attention", "full_attention", "linear_attention"]);
+    same(&fixture, &saved);
 
     let fixture = Fixture::golden("granitehybrid-moe");
     let mut expected = Expected::of(&fixture, "granitehybrid");
@@ -169,6 +173,9 @@ fn nemotron_blocks_have_one_part_each() {
     saved.config["num_hidden_layers"] = Json::Null;
     saved.config["layers_block_type"] = json!(["mamba", "mlp", "mamba", "full_attention", "mamba", "mlp"]);
     saved.rename("backbone.", "model.");
+    same(&fixture, &saved);
+    saved.config["layers_block_type"] =
+        json!(["linear_attention", "mlp", "linear_attention", "full_attention", "linear_attention", "mlp"]);
     same(&fixture, &saved);
     saved.config["layers_block_type"] = json!(["mamba", "mlp", "mamba", "other", "mamba", "mlp"]);
     let error = saved.error(&of(Quant::F32));

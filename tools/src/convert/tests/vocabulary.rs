@@ -102,6 +102,23 @@ fn special_tokens_come_from_the_first_file_that_names_them() {
 }
 
 #[test]
+fn further_tokens_that_end_an_answer_are_named() {
+    let fixture = llama();
+    fixture.write("tokenizer_config.json", r#"{"eos_token": "<think>"}"#);
+    let ends = |ids: &str| {
+        fixture.write("generation_config.json", &format!(r#"{{"eos_token_id": {ids}}}"#));
+        let file = fixture.f32();
+        let key = |key: &str| file.metadata().uint_opt(&format!("tokenizer.ggml.{key}_token_id")).unwrap();
+        assert_eq!(key("eos"), Some(9));
+        (key("eot"), key("eom"))
+    };
+    assert_eq!(ends("[9, 4, 2]"), (Some(4), Some(2)));
+    assert_eq!(ends("3"), (Some(3), None));
+    // Readers know the text of the token 8, and there is no token 12.
+    assert_eq!(ends("[8, 12, -1]"), (None, None));
+}
+
+#[test]
 fn a_template_of_tokens_says_whether_bos_is_added() {
     let fixture = llama();
     fixture.write("tokenizer_config.json", r#"{"bos_token": "<|end|>"}"#);
@@ -242,4 +259,20 @@ fn a_bpe_with_byte_fallback_gets_scores_from_its_merges() {
     let scores = file.metadata().floats_opt("tokenizer.ggml.scores").unwrap().unwrap();
     assert!(scores[6] > scores[7] && scores[7] > scores[4], "{scores:?}");
     assert_eq!(flag(&file, "add_space_prefix"), Some(true));
+    assert!(file.metadata().get("tokenizer.kvas.space_prefix").is_none());
+    // The pre-tokenizer puts no space in front of one, or only one where the text begins.
+    for (step, adds, kind) in [
+        (json!({"type": "Metaspace", "prepend_scheme": "first", "split": false}), true, Some("first")),
+        (json!({"type": "Metaspace", "prepend_scheme": "always"}), true, Some("missing")),
+        (json!({"type": "Metaspace", "add_prefix_space": true}), true, Some("missing")),
+        (json!({"type": "Metaspace", "prepend_scheme": "never"}), false, None),
+    ] {
+        let mut split = spm.clone();
+        split["normalizer"] = Json::Null;
+        split["pre_tokenizer"] = step;
+        fixture.write("tokenizer.json", &split.to_string());
+        let file = fixture.f32();
+        assert_eq!(flag(&file, "add_space_prefix"), Some(adds));
+        assert_eq!(file.metadata().string_opt("tokenizer.kvas.space_prefix").unwrap(), kind);
+    }
 }

@@ -108,9 +108,14 @@ pub(super) fn write(metadata: &mut Metadata, folder: &Path, vocab: usize, pre: O
             if let Some(adds) = settings.as_ref().and_then(|settings| settings.flag("add_prefix_space")) {
                 metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(adds));
             }
+            tokenizer.iter().for_each(|tokenizer| sentencepiece::write_space_kind(metadata, tokenizer));
             name
         }
-        (Some(tokenizer), None) => sentencepiece::write_from_merges(metadata, tokenizer, vocab)?,
+        (Some(tokenizer), None) => {
+            let name = sentencepiece::write_from_merges(metadata, tokenizer, vocab)?;
+            sentencepiece::write_space_kind(metadata, tokenizer);
+            name
+        }
         (None, None) => match read_file(folder, tiktoken::FILE)? {
             Some(file) => tiktoken::write(metadata, &file, settings.as_ref(), vocab, pre)?,
             None => bail!("{}: expected tokenizer.json or tokenizer.model in it", folder.display()),

@@ -224,6 +224,20 @@ fn is_byte(text: &str) -> bool {
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
+/// Says of a tokenizer.json whose pre-tokenizer is the likeness of SentencePiece where that puts a space: not in front
+/// of one, and with `first` only where the text begins. Such a file is what the library reads, whatever else is there.
+pub(super) fn write_space_kind(metadata: &mut Metadata, tokenizer: &Json) {
+    let splits = tokenizer.get("pre_tokenizer").map(|part| bpe::steps(part, "pretokenizers")).unwrap_or_default();
+    let Some(step) = splits.into_iter().find(|step| step["type"] == "Metaspace") else { return };
+    let adds = adds_space(tokenizer);
+    metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(adds));
+    let normalizers = tokenizer.get("normalizer").map(|part| bpe::steps(part, "normalizers")).unwrap_or_default();
+    if adds && !normalizers.iter().any(|step| step["type"] == "Prepend") {
+        let kind = if step["prepend_scheme"] == "first" { "first" } else { "missing" };
+        metadata.set("tokenizer.kvas.space_prefix", Value::String(kind.into()));
+    }
+}
+
 /// True if the normalizer or the pre-tokenizer puts a space in front of the text.
 fn adds_space(tokenizer: &Json) -> bool {
     let normalizers = tokenizer.get("normalizer").map(|part| bpe::steps(part, "normalizers")).unwrap_or_default();

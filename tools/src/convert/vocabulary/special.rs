@@ -42,6 +42,7 @@ pub(super) fn write(
             metadata.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
         }
     }
+    write_further_ends(metadata, [generation.as_ref(), config.as_ref()], vocab)?;
     for token in ["bos", "eos"] {
         let said = settings.and_then(|settings| settings.flag(&format!("add_{token}_token")));
         let template = tokenizer.and_then(template);
@@ -49,6 +50,44 @@ pub(super) fn write(
         let Some(adds) = said.or(shown).or_else(|| default(metadata, token, template.is_some())) else { continue };
         let known = metadata.get(&format!("tokenizer.ggml.{token}_token_id")).is_some();
         metadata.set(format!("tokenizer.ggml.add_{token}_token"), Value::Bool(adds && known));
+    }
+    Ok(())
+}
+
+/// Texts by which readers know that a token ends an answer, so that no key has to say it.
+const KNOWN_ENDS: &[&str] = &[
+    "</s>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "[EOS]",
+];
+
+/// Further tokens that end an answer, where the settings list several: the keys of the end of a turn and of a message
+/// name them, for readers end answers there, too.
+fn write_further_ends(metadata: &mut Metadata, files: [Option<&Json>; 2], vocab: usize) -> Result<()> {
+    let path = "eos_token_id";
+    let Some((file, ids)) = files.into_iter().flatten().find_map(|file| Some((file, file.get(path)?))) else {
+        return Ok(());
+    };
+    let eos = metadata.uint_opt("tokenizer.ggml.eos_token_id")?;
+    let mut keys = ["eot", "eom"].into_iter();
+    for id in ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice) {
+        // What is no token of the vocabulary ends nothing.
+        let Ok(Some(id)) = checked(file, path, id, vocab) else { continue };
+        if Some(u64::from(id)) == eos {
+            continue;
+        }
+        let texts = metadata.strings_opt("tokenizer.ggml.tokens")?.unwrap_or_default();
+        if texts.get(id as usize).is_some_and(|text| KNOWN_ENDS.contains(&text.as_str())) {
+            continue;
+        }
+        let Some(key) = keys.next() else { break };
+        metadata.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
     }
     Ok(())
 }
@@ -83,7 +122,11 @@ fn configured(file: &Json, token: &str, vocab: usize) -> Result<Option<u32>> {
         Some(JsonValue::Array(ids)) => ids.first(),
         other => other,
     };
-    let Some(id) = first else { return Ok(None) };
+    first.map_or(Ok(None), |id| checked(file, &path, id, vocab))
+}
+
+/// An id that a file says, if it is one of the vocabulary.
+fn checked(file: &Json, path: &str, id: &JsonValue, vocab: usize) -> Result<Option<u32>> {
     // -1 means that there is none.
     if id.as_i64().is_some_and(|id| id < 0) {
         return Ok(None);
