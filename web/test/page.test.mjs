@@ -127,6 +127,20 @@ onPage("edit replaces a question and drops what followed", async (page) => {
   assert.deepEqual(mock.requests[2].body.messages, [{ role: "user", content: "first,\nbetter" }]);
 });
 
+onPage("a question can be edited while it is answered", async (page) => {
+  await send(page, "slow");
+  await page.waitForFunction(() => document.querySelector(".answer > .text")?.textContent.includes("word5"));
+  await page.getByRole("button", { name: "Edit" }).click();
+  await page.getByLabel("Edit your message").fill("slow, but another");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector(".answer > .text")?.textContent.includes("word2"));
+  assert.deepEqual(await questions(page), ["slow, but another"]);
+  assert.equal(await page.locator("#stop").isVisible(), true);
+  await page.press("#input", "Escape");
+  await settled(page);
+  assert.match((await text(page, ".answer .status"))[0], /^stopped/);
+});
+
 onPage("fork, rename, delete, undo; a reload restores", async (page) => {
   await ask(page, "first");
   await ask(page, "second");
