@@ -239,8 +239,7 @@ byId("new").addEventListener("click", openNew);
 byId("open-settings").addEventListener("click", () => settings.open(current));
 byId("open-help").addEventListener("click", () => keys.help());
 modelSelect.addEventListener("change", () => {
-  store.settings.model = modelSelect.value;
-  store.saveSettings();
+  store.change({ model: modelSelect.value });
 });
 
 const keys = new Keys(

@@ -44,13 +44,15 @@ export class SettingsDialog {
     const { settings } = this.store;
     if (!this.conversation) return;
     this.conversation.system = byId<HTMLTextAreaElement>("set-system").value;
-    if (field("system-new").checked) settings.system = this.conversation.system;
-    for (const name of NUMBERS) settings[name] = field(name).value === "" ? null : field(name).valueAsNumber;
-    settings.reasoning = byId<HTMLSelectElement>("set-reasoning").value as Settings["reasoning"];
+    const numbers = NUMBERS.map((name) => [name, field(name).value === "" ? null : field(name).valueAsNumber]);
     const key = field("key").value.trim();
     const otherKey = key !== settings.key;
-    settings.key = key;
-    this.store.saveSettings();
+    this.store.change({
+      ...(Object.fromEntries(numbers) as Partial<Settings>),
+      ...(field("system-new").checked && { system: this.conversation.system }),
+      reasoning: byId<HTMLSelectElement>("set-reasoning").value as Settings["reasoning"],
+      key,
+    });
     this.saved(this.conversation, otherKey);
   }
 }

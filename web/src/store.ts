@@ -96,6 +96,16 @@ function parse(text: string | null): Conversation | null {
   }
 }
 
+function storedSettings(): Partial<Settings> {
+  try {
+    const value: unknown = JSON.parse(localStorage.getItem(SETTINGS) ?? "{}");
+    return typeof value === "object" && value !== null ? value : {};
+  } catch {
+    // No storage, or settings of another kind: the defaults do.
+    return {};
+  }
+}
+
 export class Store {
   private readonly all = new Map<string, Conversation>();
   readonly settings: Settings = { ...DEFAULTS };
@@ -110,11 +120,12 @@ export class Store {
         const conversation = parse(localStorage.getItem(key));
         if (conversation) this.all.set(conversation.id, conversation);
       }
-      Object.assign(this.settings, JSON.parse(localStorage.getItem(SETTINGS) ?? "{}"));
     } catch {
-      // No storage, or settings of another kind: the defaults do.
+      // No storage: nothing is kept.
     }
+    Object.assign(this.settings, storedSettings());
     addEventListener("storage", (event) => {
+      if (event.key === SETTINGS) this.takeSettings();
       if (!event.key?.startsWith(PREFIX)) return;
       const conversation = parse(event.newValue);
       const id = event.key.slice(PREFIX.length);
@@ -165,8 +176,17 @@ export class Store {
     }
   }
 
-  saveSettings(): void {
+  /** Changes settings, and leaves to others what another tab has changed since. */
+  change(settings: Partial<Settings>): void {
+    this.takeSettings();
+    Object.assign(this.settings, settings);
     this.write(SETTINGS, this.settings);
+  }
+
+  /** Takes over what another tab has written; which model is asked stays what this one shows. */
+  private takeSettings(): void {
+    const { model } = this.settings;
+    Object.assign(this.settings, storedSettings(), { model });
   }
 
   private write(key: string, value: unknown): void {

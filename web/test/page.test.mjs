@@ -226,6 +226,25 @@ onPage("settings go with every request", async (page) => {
   assert.equal(mock.requests[1].body.temperature, 0.7, "escape changes nothing");
 });
 
+onPage("settings of one tab are not lost by another", async (page) => {
+  const other = await page.context().newPage();
+  await other.goto(mock.url);
+  await other.waitForSelector("#toggle-memory");
+  await page.bringToFront();
+  await page.click("#open-settings");
+  await page.fill("#set-temperature", "0.3");
+  await page.fill("#set-key", "secret");
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.waitForFunction(() => localStorage.getItem("kvas.settings")?.includes("secret"));
+  await other.bringToFront();
+  await other.click("#toggle-memory");
+  const kept = await other.evaluate(() => JSON.parse(localStorage.getItem("kvas.settings")));
+  assert.deepEqual([kept.key, kept.temperature, kept.memory], ["secret", 0.3, true]);
+  await ask(other, "hello");
+  assert.equal(mock.requests[0].headers.authorization, "Bearer secret");
+  assert.equal(mock.requests[0].body.temperature, 0.3);
+});
+
 test("a server that wants a key says so", async () => {
   const locked = await start({ key: "secret" });
   const page = await visit(browser, locked.url);
