@@ -213,10 +213,9 @@ setInterval(() => {
 store.onRefused = () => notice("The browser keeps no more: delete conversations, or this one is lost with the tab.");
 store.onForeign = (id, conversation) => {
   const here = store.get(id);
-  if (here && chat.run(here)) return;
-  store.adopt(id, conversation);
+  store.adopt(id, conversation, (here && chat.run(here)?.answer) ?? null);
   if (current.id !== id) return show();
-  open(conversation ?? store.list()[0] ?? store.create());
+  open(store.get(id) ?? store.list()[0] ?? store.create());
 };
 
 byId("composer").addEventListener("submit", (event) => {

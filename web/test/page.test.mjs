@@ -195,6 +195,34 @@ onPage("two tabs see the same conversations", async (page) => {
   await page.waitForFunction(() => document.querySelectorAll(".user").length === 2);
 });
 
+onPage("what two tabs ask of one conversation is kept, and what is edited stays open", async (page) => {
+  await ask(page, "hello");
+  const other = await page.context().newPage();
+  await other.goto(mock.url);
+  await other.waitForSelector(".user");
+  await other.getByRole("button", { name: "Edit" }).first().click();
+  await other.getByLabel("Edit your message").fill("in other words");
+  await page.bringToFront();
+  await send(page, "slow");
+  await other.waitForFunction(() => /word9/.test(document.querySelectorAll(".answer > .text")[1]?.textContent));
+  assert.equal(await other.getByLabel("Edit your message").inputValue(), "in other words");
+  await other.bringToFront();
+  await ask(other, "from the second");
+  const all = ["hello", "slow", "from the second"];
+  assert.deepEqual((await questions(other)).slice(-2), all.slice(-2));
+  await page.bringToFront();
+  await page.waitForFunction(() => document.querySelectorAll(".user").length === 3);
+  assert.equal(await page.locator("#stop").isVisible(), true);
+  await page.press("#input", "Escape");
+  await settled(page);
+  const said = await answers(page);
+  assert.match(said[1], /^word0 .*word9/);
+  assert.match(said[2], /^You said: from the second/);
+  await page.reload();
+  assert.deepEqual(await questions(page), all);
+  assert.deepEqual(await answers(page), said);
+});
+
 onPage("settings go with every request", async (page) => {
   await page.click("#open-settings");
   await page.fill("#set-system", "Be brief.");
