@@ -127,6 +127,41 @@ onPage("edit replaces a question and drops what followed", async (page) => {
   assert.deepEqual(mock.requests[2].body.messages, [{ role: "user", content: "first,\nbetter" }]);
 });
 
+onPage("what an edit or a regeneration drops can be brought back", async (page) => {
+  await ask(page, "first");
+  await ask(page, "second");
+  const [asked, said] = [await questions(page), await answers(page)];
+  const undo = page.locator("#notice").getByRole("button", { name: "Undo" });
+  const isBack = async (name) => assert.deepEqual([await questions(page), await answers(page)], [asked, said], name);
+  const edit = async (text) => {
+    await page.getByRole("button", { name: "Edit" }).first().click();
+    await page.getByLabel("Edit your message").fill(text);
+    await page.keyboard.press("Enter");
+  };
+  await edit("slow");
+  await page.waitForSelector("#stop:visible");
+  await undo.click();
+  await isBack("in the middle of the new answer");
+  await settled(page);
+  await edit("another");
+  await settled(page);
+  await undo.click();
+  await isBack("after it");
+  // The last answer alone is dropped without a word, if there is another one.
+  await page.getByRole("button", { name: "Regenerate" }).last().click();
+  await settled(page);
+  assert.equal(await page.locator("#notice").isVisible(), false);
+  await page.route("**/v1/**", (route) => route.abort());
+  await page.getByRole("button", { name: "Regenerate" }).last().click();
+  await settled(page);
+  await page.getByRole("button", { name: "Retry" }).last().click();
+  await settled(page);
+  await undo.click();
+  await isBack("when nothing came in its place");
+  await page.reload();
+  await isBack("also after a reload");
+}, { failures: true });
+
 onPage("a question can be edited while it is answered", async (page) => {
   await send(page, "slow");
   await page.waitForFunction(() => document.querySelector(".answer > .text")?.textContent.includes("word5"));
