@@ -78,10 +78,12 @@ test("blocks", async () => {
 test("no text is lost or slow to read, whatever it is", async () => {
   const { blocks } = await load("blocks");
   const size = 60_000;
-  const texts = [">", "- ", "  - ", "1. ", "|", "a|b\n-|-\n", "\n", "```", "# ", "#\u0020\u0020", "* ", "- a\n\n\n", "- a\n  ", "_ "];
+  const texts = [" ", "\t ", ">", "- ", "  - ", "1. ", "|", "a|b\n-|-\n", "\n", "```", "# ", "#\u0020\u0020", "* ", "- a\n\n\n", "- a\n  ", "_ "];
   for (const text of texts) {
     const began = performance.now();
     blocks(text.repeat(size / text.length));
+    // Below what may be the head of a table, and ended by what is none.
+    blocks(`|\n-${text.repeat(size / text.length)}x`);
     assert.ok(performance.now() - began < 4000, `${JSON.stringify(text)} took ${performance.now() - began} ms`);
   }
   for (let end = 0; end <= MARKDOWN.length; end += 1) {
