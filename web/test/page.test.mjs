@@ -308,6 +308,16 @@ onPage("settings of one tab are not lost by another", async (page) => {
   assert.equal(mock.requests[0].body.temperature, 0.3);
 });
 
+onPage("a key that cannot be sent is not taken for a server that is away", async (page) => {
+  await page.click("#open-settings");
+  await page.fill("#set-key", "ключ");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("#notice:visible");
+  assert.match(await page.locator("#notice").innerText(), /^The API key has characters that no key has, expected ASCII\. .*settings/);
+  await ask(page, "hello");
+  assert.match(await page.locator(".answer .error:visible").innerText(), /^The API key has characters/);
+});
+
 test("a server that wants a key says so", async () => {
   const locked = await start({ key: "secret" });
   const page = await visit(browser, locked.url);
@@ -416,6 +426,25 @@ onPage("Markdown becomes elements", async (page) => {
   assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^for entry in ring/);
   await page.locator(".answer .foot").getByRole("button", { name: "Copy" }).click();
   await page.waitForFunction(async (wanted) => (await navigator.clipboard.readText()) === wanted, MARKDOWN);
+});
+
+onPage("what is written from the right is shown so, paragraph by paragraph", async (page) => {
+  await ask(page, "שלום!\nhello!");
+  // Where a character stands, by its place in the text of an element.
+  const left = (selector, at) => page.locator(selector).evaluate((element, place) => {
+    const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+    let node = walker.nextNode();
+    for (; place >= node.length; node = walker.nextNode()) place -= node.length;
+    const range = document.createRange();
+    range.setStart(node, place);
+    range.setEnd(node, place + 1);
+    return range.getBoundingClientRect().left;
+  }, at);
+  const text = ".user > .text";
+  assert.ok((await left(text, 4)) < (await left(text, 0)), "the mark stands at the left of the first line");
+  assert.ok((await left(text, 11)) > (await left(text, 6)), "and at the right of the second");
+  await page.fill("#input", "שלום");
+  assert.equal(await page.locator("#input").evaluate((field) => getComputedStyle(field).unicodeBidi), "plaintext");
 });
 
 onPage("hostile text is text", async (page) => {
