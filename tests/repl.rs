@@ -164,6 +164,15 @@ fn memory_is_drawn_as_wide_as_the_terminal() {
 }
 
 /// The number before some text.
+#[cfg(target_os = "linux")]
+#[test]
+fn lines_that_are_typed_ahead_are_taken_one_by_one() {
+    let Some(shown) = type_in_terminal(80, &["/set top_k 3\r/set top_p 0.5\r/set min_p 0.25"]) else { return };
+    for said in ["top_k = 3", "top_p = 0.5", "min_p = 0.25"] {
+        assert!(shown.contains(said), "no {said}: {shown}");
+    }
+}
+
 fn count_before(line: &str, text: &str) -> usize {
     line.split(text).next().and_then(|before| before.rsplit(' ').next()).and_then(|word| word.parse().ok()).unwrap()
 }
