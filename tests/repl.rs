@@ -83,6 +83,41 @@ fn a_session_that_another_chat_has_changed_is_not_replaced() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// A session goes on with the settings that it was left with, but for those that are given: all of these, also where they
+/// are those of a new conversation, and no others.
+#[test]
+fn a_session_keeps_the_settings_that_are_not_given() {
+    let folder = new_folder("settings");
+    let left = ["chat", "--temp", "0", "--top-k", "7", "-n", "3", "-r", "zz", "-c", "512", "--session", "talk"];
+    assert!(type_lines(&left, &folder, "One.").status.success());
+    let shown = |flags: &[&str]| {
+        let args = [&["chat", "-c", "512", "--session", "talk"], flags].concat();
+        let said = String::from_utf8(type_lines(&args, &folder, "/show").stdout).unwrap();
+        let of = |name: &str| said.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_string()));
+        ["temperature ", "top_k ", "seed ", "max_tokens ", "stop "].map(|name| of(name).unwrap_or_default())
+    };
+    assert_eq!(shown(&[]), ["0.0", "7", "null", "3", "[\"zz\"]"]);
+    assert_eq!(shown(&["--seed", "3"]), ["0.0", "7", "3", "3", "[\"zz\"]"]);
+    assert_eq!(shown(&["--temp", "0.8", "-n", "-1"]), ["0.8", "7", "3", "-1", "[\"zz\"]"]);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// No bound is said as it is given.
+#[test]
+fn an_answer_is_bounded_no_longer() {
+    let lines = ["/set max_tokens 2", "/set max_tokens -2", "/set max_tokens -1", "/show"];
+    let (said, noted) = typed(&[], &lines);
+    assert_eq!(of(&said, "max_tokens "), ["= 2", "= -1", "-1"], "{said}");
+    assert_eq!(noted, "max_tokens: max_tokens, expected a whole number, or -1 for no bound\n");
+}
+
+/// An empty folder for a test.
+fn new_folder(name: &str) -> std::path::PathBuf {
+    let folder = std::env::temp_dir().join(format!("kvas-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 /// What is said when these lines are typed: standard output, and standard error.
 fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
     let args = [&["chat", "--temp", "0", "-c", "2048"], flags].concat();

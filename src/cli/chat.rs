@@ -42,15 +42,16 @@ pub(crate) struct Chat {
     /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Most tokens of an answer; -1 goes on to its end
-    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
-    predict: i64,
+    /// Most tokens of an answer; -1 goes on to its end [default: -1]
+    #[arg(short = 'n', long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
+    predict: Option<i64>,
     /// A text that ends an answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]
     reverse_prompt: Vec<String>,
     #[command(flatten)]
     template: TemplateFlags,
-    /// A file to go on from, if it is there, and to keep the conversation in after every answer
+    /// A file to go on from, if it is there, with its settings but for those given here, and to keep the conversation in
+    /// after every answer
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     #[command(flatten)]
@@ -120,20 +121,31 @@ impl Chat {
 
     /// What all engines of this chat have in common.
     fn table(&self, model: &mut Model) -> anyhow::Result<Table<'_>> {
-        let params = self.sampling.params()?;
-        let template_variables = self.template.variables()?;
+        let settings = self.over(ChatSettings::default())?;
         let template = match self.template.template()? {
             Some(template) => template,
             None => model.template()?,
         };
-        let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
-        let stop_strings = self.reverse_prompt.clone();
-        let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
         let (id, interrupted) = (ModelId::of(&model.file), listen()?);
         let known = self.policy.known(model, &self.model);
         let claim = self.session.as_deref().map(Claim::new);
         Ok(Table { flags: self, plain, layers, known, template, settings, id, claim, interrupted })
+    }
+
+    /// These settings, but for those that were given on the command line.
+    fn over(&self, mut settings: ChatSettings) -> anyhow::Result<ChatSettings> {
+        settings.params = self.sampling.over(settings.params)?;
+        if let Some(most) = self.predict {
+            settings.max_tokens = usize::try_from(most).unwrap_or(usize::MAX);
+        }
+        if !self.reverse_prompt.is_empty() {
+            settings.stop_strings = self.reverse_prompt.clone();
+        }
+        if let Some(variables) = self.template.variables()? {
+            settings.template_variables = variables;
+        }
+        Ok(settings)
     }
 }
 
@@ -200,7 +212,7 @@ impl Table<'_> {
         if let Some(session) = flags.session.as_deref().filter(|session| session.exists()) {
             let noted = chat.load(session, &self.id).map_err(fail)?;
             noted.into_iter().for_each(|said| note(format_args!("{said}")));
-            chat.settings = given(self.settings.clone(), std::mem::take(&mut chat.settings));
+            chat.settings = flags.over(std::mem::take(&mut chat.settings))?;
         }
         if let Some(system) = &flags.system {
             chat.set_system(system);
@@ -235,20 +247,6 @@ fn leave(repl: Repl) -> Talk {
         std::thread::sleep(Duration::from_millis(2));
     }
     talk
-}
-
-/// The settings of a session, but for those that were given on the command line.
-fn given(flags: ChatSettings, saved: ChatSettings) -> ChatSettings {
-    fn pick<T: PartialEq>(flag: T, default: T, saved: T) -> T {
-        if flag == default { saved } else { flag }
-    }
-    let default = ChatSettings::default();
-    ChatSettings {
-        params: pick(flags.params, default.params, saved.params),
-        max_tokens: pick(flags.max_tokens, default.max_tokens, saved.max_tokens),
-        stop_strings: pick(flags.stop_strings, default.stop_strings, saved.stop_strings),
-        template_variables: pick(flags.template_variables, default.template_variables, saved.template_variables),
-    }
 }
 
 /// Ctrl-C during an answer stops it; a second one, if the answer does not stop, ends the program.
