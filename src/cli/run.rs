@@ -9,6 +9,7 @@ use super::{
     policy::PolicyFlags,
     print,
     score::check_ids,
+    tokenize::text_of,
 };
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -80,7 +81,7 @@ struct Prompt {
     /// The prompt
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file with the prompt
+    /// A file with the prompt; `-` reads it from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// The prompt as token ids, separated by commas
@@ -102,7 +103,8 @@ impl Run {
         let prompt = [tokens, &self.prompt_ids(&model, tokens)?].concat();
         check_ids(&model, &prompt)?;
         let asked = usize::try_from(self.predict).ok();
-        let needed = asked.map(|tokens| (prompt.len() + tokens + 1).max(model.spec.context_length.min(4096)));
+        let trained = model.spec.context_length;
+        let needed = asked.map(|tokens| prompt.len().saturating_add(tokens + 1).max(4096).min(trained));
         let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
         let kept = SnapshotBudget::Exactly(snapshots);
         let outputs = self.drafts.rows();
@@ -161,10 +163,7 @@ impl Run {
     fn prompt_ids(&self, model: &Model, known: &[u32]) -> anyhow::Result<Vec<u32>> {
         let text = match (&self.prompt.prompt, &self.prompt.file, &self.prompt.ids) {
             (Some(text), _, _) => text.clone(),
-            (_, Some(path), _) => {
-                let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-                String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))?
-            }
+            (_, Some(path), _) => text_of(path)?,
             (_, _, Some(ids)) if self.chat => {
                 bail!("--chat renders text, expected -p or -f and not --ids ({})", ids.len())
             }
@@ -206,7 +205,9 @@ impl Run {
             return print(format_args!("{object}"));
         }
         print(format_args!(""))?;
-        note(format_args!("{}", super::chat::statistics(timings)));
+        let is_cut = done.finish == Finish::Length && usize::try_from(self.predict) != Ok(timings.generated_tokens);
+        let cut = if is_cut { "cut off at the end of the context; " } else { "" };
+        note(format_args!("{cut}{}", super::chat::statistics(timings)));
         Ok(())
     }
 }
