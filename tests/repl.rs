@@ -111,6 +111,46 @@ fn an_answer_is_bounded_no_longer() {
     assert_eq!(noted, "max_tokens: max_tokens, expected a whole number, or -1 for no bound\n");
 }
 
+/// What ends in the middle is neither asked nor dropped without a word.
+#[test]
+fn a_message_without_an_end_is_told() {
+    for lines in ["One.\n\"\"\"two\nthree", "One.\ntwo\\"] {
+        let output = type_lines(&["chat", "--temp", "0", "-n", "2", "-c", "512"], &std::env::temp_dir(), lines);
+        let noted = String::from_utf8(output.stderr).unwrap();
+        let [_, told] = noted.lines().collect::<Vec<_>>()[..] else { panic!("{noted}") };
+        assert!(told.starts_with("the input ends within a message, which was left out, expected "), "{told}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}
+
+/// A session that cannot be is refused before anything is asked; one that could not be written in the end is told by the
+/// exit code as well.
+#[test]
+fn a_session_that_is_not_kept_is_no_success() {
+    let folder = new_folder("unkept");
+    for args in [&["chat", "--session", "no/talk"][..], &["run", "-p", "One.", "-n", "2", "--session", "no/talk"]] {
+        let output = type_lines(args, &folder, "One.");
+        let noted = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{noted}");
+        assert!(noted.starts_with("error: no/talk: ") && noted.lines().count() == 1, "{noted}");
+    }
+    let inner = folder.join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    chat.args(["chat", "-n", "2", "-c", "512", "--session", "inner/talk"]).env("HOME", &folder).current_dir(&folder);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut input, mut said) = (chat.stdin.take().unwrap(), std::io::BufReader::new(chat.stdout.take().unwrap()));
+    input.write_all(b"/system be brief\n").unwrap();
+    said.read_line(&mut String::new()).unwrap();
+    std::fs::remove_dir(&inner).unwrap();
+    drop(input);
+    let output = chat.wait_with_output().unwrap();
+    let noted = String::from_utf8(output.stderr).unwrap();
+    assert!(noted.contains("; /save FILE keeps this conversation in another file"), "{noted}");
+    assert_eq!(output.status.code(), Some(1));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// An empty folder for a test.
 fn new_folder(name: &str) -> std::path::PathBuf {
     let folder = std::env::temp_dir().join(format!("kvas-{name}-{}", std::process::id()));

@@ -21,6 +21,7 @@ use kvas::{
     text::ChatTemplate,
 };
 use kvas_backend::Program;
+use kvas_gguf::check_output;
 use std::{
     io::IsTerminal,
     path::PathBuf,
@@ -85,6 +86,7 @@ pub(crate) fn statistics(timings: &Timings) -> String {
 impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         self.drafts.check(self.policy.kind())?;
+        self.session.iter().try_for_each(|path| check_output(path))?;
         let mut model = device::open(&self.model)?;
         let table = self.table(&mut model)?;
         let mut policy = table.policy(&mut model, self.policy.clone())?;
@@ -92,7 +94,7 @@ impl Chat {
         let mut repl = Repl::new(table.begin(chat, &settings)?, settings, table.interrupted.clone());
         loop {
             let asked = match repl.run()? {
-                Left::Quit => return Ok(0),
+                Left::Quit => return Ok(u8::from(!repl.is_well())),
                 Left::Interrupted => return Ok(INTERRUPTED),
                 Left::Switching(asked) => asked,
             };

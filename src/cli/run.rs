@@ -23,6 +23,7 @@ use kvas::{
     session::{ModelId, Session, Writer},
     text::{Bos, Conversation, Special},
 };
+use kvas_gguf::check_output;
 use serde_json::json;
 use std::{
     io::Write,
@@ -92,6 +93,7 @@ struct Prompt {
 impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
+        self.session.iter().try_for_each(|path| check_output(path))?;
         self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;

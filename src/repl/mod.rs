@@ -103,12 +103,28 @@ pub struct Repl {
     last: Option<Timings>,
     /// Columns of the terminal, if it is one.
     width: Option<usize>,
+    /// What came to nothing that outlives the conversation.
+    failed: Failed,
+}
+
+/// What the user is told by more than a line, as nobody may have read it: by the exit code.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Failed {
+    /// The input ended within a message.
+    typing: bool,
+    /// The session was not written when it should have been last.
+    keeping: bool,
 }
 
 impl Repl {
     /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer.
     pub fn new(chat: Chat, settings: ReplSettings, interrupted: Arc<AtomicBool>) -> Self {
-        Self { chat, settings, interrupted, last: None, width: None }
+        Self { chat, settings, interrupted, last: None, width: None, failed: Failed::default() }
+    }
+
+    /// Whether all that was typed was taken, and the conversation is kept if it was to be.
+    pub fn is_well(&self) -> bool {
+        self.failed == Failed::default()
     }
 
     /// Runs until the user leaves, or wants the model prepared anew. Fails if the terminal does, or nobody reads.
@@ -152,6 +168,11 @@ impl Repl {
                     interrupts += 1;
                     self.note("Ctrl-C again leaves, as do Ctrl-D and /quit");
                     continue;
+                }
+                Typed::Unfinished => {
+                    self.failed.typing = true;
+                    self.note("the input ends within a message, which was left out, expected its last line or \"\"\"");
+                    return Ok(Left::Quit);
                 }
                 Typed::Garbled => self.note("this input is not UTF-8 and was left out, expected UTF-8 text"),
                 Typed::Input(input) => {
@@ -362,10 +383,11 @@ impl Repl {
     }
 
     /// Writes the session that the terminal was started with.
-    fn keep(&self) {
-        if let Some(claim) = &self.settings.session
-            && let Err(error) = self.chat.keep(claim, &self.settings.model)
-        {
+    fn keep(&mut self) {
+        let Some(claim) = &self.settings.session else { return };
+        let kept = self.chat.keep(claim, &self.settings.model);
+        self.failed.keeping = kept.is_err();
+        if let Err(error) = kept {
             self.note(&format!("{error}; /save FILE keeps this conversation in another file"));
         }
     }
