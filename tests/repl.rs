@@ -123,6 +123,15 @@ fn a_message_without_an_end_is_told() {
     }
 }
 
+/// What follows a command that has no argument would seem to have been heard.
+#[test]
+fn what_a_command_does_not_know_is_refused() {
+    let (said, noted) = typed(&["-n", "2"], &["One.", "/undo 2", "/clear all", "/show messages"]);
+    assert!(said.contains("user 1: One."), "{said}");
+    let told = "/undo 2, expected nothing behind /undo\n/clear all, expected nothing behind /clear\n";
+    assert!(noted.ends_with(told), "{noted}");
+}
+
 /// A session that cannot be is refused before anything is asked; one that could not be written in the end is told by the
 /// exit code as well.
 #[test]

@@ -17,7 +17,7 @@ use crate::{
     session::{Claim, ModelId},
     stdio::{Stdout, note, print},
 };
-use command::{COMMANDS, Command, Input, numbered, parse};
+use command::{COMMANDS, Command, Input, numbered, parse, path};
 use draw::Canvas;
 use editor::{Prompt, Typed};
 use policy::Switched;
@@ -186,7 +186,14 @@ impl Repl {
     }
 
     fn input(&mut self, input: &str) -> io::Result<Next> {
-        match parse(input) {
+        let input = parse(input);
+        if let Input::Command(command, argument) = &input
+            && let Err(error) = command.check(argument)
+        {
+            self.note(&error);
+            return Ok(Next::Go);
+        }
+        match input {
             Input::Empty => {}
             Input::Unknown(name) => self.note(&format!("{name} is no command, /help lists them")),
             Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink))?,
@@ -349,32 +356,34 @@ impl Repl {
         }
     }
 
-    fn save(&self, path: &str) -> Result<String, String> {
-        if path.is_empty() {
+    fn save(&self, argument: &str) -> Result<String, String> {
+        if argument.is_empty() {
             return Err("/save wants a file name".into());
         }
-        let (file, model) = (Path::new(path), &self.settings.model);
-        let bytes = match self.own(file) {
+        let (file, model) = (path(argument), &self.settings.model);
+        let bytes = match self.own(&file) {
             // Whoever names it means it.
             Some(claim) => {
                 claim.look();
                 self.chat.keep(claim, model)?
             }
-            None => self.chat.save(file, model)?,
+            None => self.chat.save(&file, model)?,
         };
-        Ok(format!("{} messages written to {path}, {}", self.chat.messages().len(), mebibytes(bytes)))
+        let (count, file) = (self.chat.messages().len(), file.display());
+        Ok(format!("{count} messages written to {file}, {}", mebibytes(bytes)))
     }
 
-    fn load(&mut self, path: &str) -> Result<String, String> {
-        if path.is_empty() {
+    fn load(&mut self, argument: &str) -> Result<String, String> {
+        if argument.is_empty() {
             return Err("/load wants a file name".into());
         }
-        let own = self.own(Path::new(path)).cloned();
+        let file = path(argument);
+        let own = self.own(&file).cloned();
         let before = own.as_ref().map(Claim::now);
-        let note = self.chat.load(Path::new(path), &self.settings.model)?;
+        let note = self.chat.load(&file, &self.settings.model)?;
         own.zip(before).into_iter().for_each(|(claim, before)| claim.set(before));
         note.into_iter().for_each(|note| self.note(&note));
-        Ok(format!("{} messages read from {path}", self.chat.messages().len()))
+        Ok(format!("{} messages read from {}", self.chat.messages().len(), file.display()))
     }
 
     /// The session that the terminal was started with, if a path is its own.
