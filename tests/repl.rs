@@ -239,6 +239,7 @@ fn type_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
 fn memory_is_drawn_as_wide_as_the_terminal() {
     for columns in [44, 60] {
         let Some(shown) = type_in_terminal(columns, &["/memory"]) else { return };
+        assert!(shown.starts_with("kvas-10m: 8 layers, context 512 tokens; "), "greeted without colours, too: {shown}");
         let lines: Vec<&str> = shown.lines().skip_while(|line| !line.starts_with("pages ")).collect();
         let (last, _) = lines.iter().enumerate().find(|(_, line)| line.starts_with("bytes ")).expect(&shown);
         let widths = || lines[..=last].iter().map(|line| line.chars().count());

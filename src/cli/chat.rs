@@ -199,7 +199,7 @@ impl Table<'_> {
         let engine = Engine::start(runner, config);
         let (tokenizer, template) = (model.tokenizer.clone(), self.template.clone());
         let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
-        let colour = if is_terminal() { Colour::On } else { Colour::Off };
+        let colour = if is_coloured() { Colour::On } else { Colour::Off };
         let layout = Layout::prepared(&model.program, &limits);
         let policies = Policies { known: self.known.clone(), prepared: policy.flags.kind(), bound, layout };
         let (history, model, session) = (history(), self.id.clone(), self.claim.clone());
@@ -219,7 +219,7 @@ impl Table<'_> {
         if let Some(system) = &flags.system {
             chat.set_system(system);
         }
-        if is_terminal() {
+        if std::io::stdout().is_terminal() {
             let named = flags.model.name();
             let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default();
             let (layers, context) = (self.layers, settings.sizes.context);
@@ -236,9 +236,11 @@ fn fail(what: String) -> anyhow::Error {
     anyhow!(what)
 }
 
-/// Whether people look at it, and may be shown colours.
-fn is_terminal() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+/// Whether people look at all of it, and may be shown colours (no-color.org).
+fn is_coloured() -> bool {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let is_shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+    is_shown && variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Ends an engine and waits until its memory is given back; the conversation that was held over it.

@@ -1,7 +1,7 @@
 //! `kvas run`: one completion to stdout, statistics to stderr.
 
 use super::{
-    INTERRUPTED, Stdout, device,
+    INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
     flags::{MOST_PREDICTED, ModelFlags, SamplingFlags},
     grammar::GrammarFlags,
@@ -21,12 +21,12 @@ use kvas::{
     model::Model,
     scheduler::Finish,
     session::{ModelId, Session, Writer},
+    stdio::show,
     text::{Bos, Conversation, Special},
 };
 use kvas_gguf::check_output;
 use serde_json::json;
 use std::{
-    io::Write,
     path::PathBuf,
     sync::{
         Arc,
@@ -132,7 +132,7 @@ impl Run {
         let mut written = Ok(());
         let mut sink = |text: &str| {
             if !self.json && written.is_ok() {
-                written = Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush());
+                written = show(text);
                 // Nobody reads any more: there is no point in going on.
                 interrupted.store(written.is_err() || interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }

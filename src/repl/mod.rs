@@ -15,7 +15,7 @@ use crate::{
     memory::{Held, Usage},
     scheduler::Finish,
     session::{Claim, ModelId},
-    stdio::{Stdout, note, print},
+    stdio::{note, print, show, shown},
 };
 use command::{COMMANDS, Command, Input, numbered, parse, path};
 use draw::Canvas;
@@ -24,7 +24,7 @@ use policy::Switched;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 use std::{
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -230,7 +230,7 @@ impl Repl {
         let mut written = Ok(());
         let mut sink = |text: &str| {
             if written.is_ok() {
-                written = Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush());
+                written = show(text);
                 // Nobody reads any more: there is no point in going on.
                 self.interrupted.store(written.is_err() || self.interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }
@@ -348,7 +348,7 @@ impl Repl {
                         questions += 1;
                         format!(" {questions}")
                     });
-                    format!("{}{}: {}", text("role"), number.unwrap_or_default(), text("content"))
+                    format!("{}{}: {}", text("role"), number.unwrap_or_default(), shown(text("content")))
                 };
                 Ok(self.chat.messages().iter().map(&mut line).collect::<Vec<_>>().join("\n"))
             }
