@@ -137,8 +137,8 @@ function send(): void {
   const text = input.value;
   if (text.trim() === "" || chat.run(current)) return;
   if (!current.named && current.messages.length === 0) {
-    const line = text.trim().split("\n")[0] ?? "";
-    current.title = line.length > TITLE ? `${line.slice(0, TITLE).trimEnd()}…` : line;
+    const letters = [...(text.trim().split("\n")[0] ?? "")];
+    current.title = letters.length > TITLE ? `${letters.slice(0, TITLE).join("").trimEnd()}…` : letters.join("");
   }
   before.delete(current);
   current.messages.push(newMessage("user", text));

@@ -176,6 +176,11 @@ onPage("a question can be edited while it is answered", async (page) => {
   assert.match((await text(page, ".answer .status"))[0], /^stopped/);
 });
 
+onPage("a title ends with a whole character", async (page) => {
+  await ask(page, `a${"😀".repeat(80)}`);
+  assert.deepEqual(await titles(page), [`a${"😀".repeat(59)}…`]);
+});
+
 onPage("fork, rename, delete, undo; a reload restores", async (page) => {
   await ask(page, "first");
   await ask(page, "second");
@@ -303,9 +308,19 @@ onPage("settings of one tab are not lost by another", async (page) => {
   await other.click("#toggle-memory");
   const kept = await other.evaluate(() => JSON.parse(localStorage.getItem("kvas.settings")));
   assert.deepEqual([kept.key, kept.temperature, kept.memory], ["secret", 0.3, true]);
+  await other.click("#open-settings");
+  await page.bringToFront();
+  await page.click("#open-settings");
+  await page.fill("#set-top_k", "5");
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.waitForFunction(() => JSON.parse(localStorage.getItem("kvas.settings")).top_k === 5);
+  await other.bringToFront();
+  await other.fill("#set-min_p", "0.25");
+  await other.getByRole("button", { name: "Save" }).click();
   await ask(other, "hello");
   assert.equal(mock.requests[0].headers.authorization, "Bearer secret");
-  assert.equal(mock.requests[0].body.temperature, 0.3);
+  const { temperature, top_k: topK, min_p: minP } = mock.requests[0].body;
+  assert.deepEqual([temperature, topK, minP], [0.3, 5, 0.25]);
 });
 
 onPage("a key that cannot be sent is not taken for a server that is away", async (page) => {
