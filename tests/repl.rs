@@ -1,6 +1,9 @@
 //! The terminal as it is typed into, without a terminal: what `/memory` draws, and `/policy`.
 
-use crate::golden::{converted_file, fixture};
+use crate::{
+    commands::{fails, kvas, succeeds},
+    golden::{converted_file, fixture},
+};
 use kvas_gguf::Quant;
 use std::{
     io::{BufRead, Read, Write},
@@ -83,6 +86,33 @@ fn a_session_that_another_chat_has_changed_is_not_replaced() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// The same of two runs: the one that is through last has read another session than it would replace.
+#[cfg(unix)]
+#[test]
+fn a_session_that_another_run_has_changed_is_not_replaced() {
+    let folder = new_folder("two-runs");
+    let [talk, prompt] = ["talk", "prompt"].map(|name| folder.join(name).display().to_string());
+    let made = Command::new("mkfifo").arg(&prompt).status();
+    if !made.is_ok_and(|made| made.success()) {
+        eprintln!("skipped: no mkfifo(1), which makes pipes with names");
+        return;
+    }
+    let args = ["run", "--temp", "0", "-n", "2", "--session", &talk];
+    let mut late = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    let late = late.args(args).args(["-f", &prompt]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It can be written to when it is read from, which is after the session was.
+    let mut input = std::fs::OpenOptions::new().write(true).open(&prompt).unwrap();
+    succeeds(&[&args[..], &["-p", "Once"]].concat());
+    let kept = std::fs::read(&talk).unwrap();
+    input.write_all(b"Twice").unwrap();
+    drop(input);
+    let output = late.wait_with_output().unwrap();
+    let noted = String::from_utf8(output.stderr).unwrap();
+    assert!(noted.contains("talk: another program has changed it, expected what was read"), "{noted}");
+    assert_eq!((output.status.code(), std::fs::read(&talk).unwrap() == kept), (Some(1), true));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// A session goes on with the settings that it was left with, but for those that are given: all of these, also where they
 /// are those of a new conversation, and no others.
 #[test]
@@ -137,11 +167,11 @@ fn what_a_command_does_not_know_is_refused() {
 #[test]
 fn a_session_that_is_not_kept_is_no_success() {
     let folder = new_folder("unkept");
-    for args in [&["chat", "--session", "no/talk"][..], &["run", "-p", "One.", "-n", "2", "--session", "no/talk"]] {
-        let output = type_lines(args, &folder, "One.");
-        let noted = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{noted}");
-        assert!(noted.starts_with("error: no/talk: ") && noted.lines().count() == 1, "{noted}");
+    let nowhere = folder.join("no/talk").display().to_string();
+    for args in [&["chat", "--session", &nowhere][..], &["run", "-p", "One.", "-n", "2", "--session", &nowhere]] {
+        let noted = fails(args);
+        assert!(noted.starts_with(&format!("error: {nowhere}: ")), "{noted}");
+        assert!(kvas(args).stdout.is_empty(), "refused before the work");
     }
     let inner = folder.join("inner");
     std::fs::create_dir(&inner).unwrap();

@@ -20,7 +20,7 @@ use kvas::{
     memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
-    session::{ModelId, Session, Writer},
+    session::{Claim, ModelId, Session, Writer},
     stdio::show,
     text::{Bos, Conversation, Special},
 };
@@ -100,6 +100,8 @@ impl Run {
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
         let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens)?;
         let id = ModelId::of(&model.file);
+        // As it is when it is read: what others write meanwhile is not replaced.
+        let claim = self.session.as_deref().map(Claim::new);
         let known = self.known(&id)?;
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
         let prompt = [tokens, &self.prompt_ids(&model, tokens)?].concat();
@@ -141,9 +143,9 @@ impl Run {
         let done = answer(&engine, &model.tokenizer, request, stops, &interrupted, &mut sink);
         written?;
         let done = done?;
-        if let Some(path) = &self.session {
+        if let Some(claim) = &claim {
             let generated = generated(&done.ids, &model.tokenizer);
-            let writer = Writer::new(path, &id, [&prompt, generated].concat(), String::new());
+            let writer = Writer::claimed(claim, &id, [&prompt, generated].concat(), String::new());
             engine.save(conversation, writer).map_err(fail)?;
         }
         self.report(&prompt, &done)?;
