@@ -1,8 +1,9 @@
 //! Stdout and stderr, which nobody may read, or which have no room. `println!` panics there, these do not.
 
 use std::{
+    borrow::Cow,
     fmt::Arguments,
-    io::{Error, Result, Write},
+    io::{Error, IsTerminal, Result, Write},
 };
 
 /// Stdout, whose errors say that they are its own. They keep their kind: a pipe that nobody reads is no failure.
@@ -28,7 +29,46 @@ pub fn print(text: Arguments<'_>) -> Result<()> {
     writeln!(Stdout, "{text}")
 }
 
+/// Writes what a model said to stdout, at once.
+pub fn show(text: &str) -> Result<()> {
+    Stdout.write_all(shown(text).as_bytes())?;
+    Stdout.flush()
+}
+
+/// What a model said, for stdout: a terminal is not to obey it. Elsewhere every byte stays.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    if std::io::stdout().is_terminal() { without_controls(text) } else { text.into() }
+}
+
+/// A text whose control characters are seen and do nothing, but for ends of lines and tabs.
+fn without_controls(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    if text.chars().all(is_plain) {
+        return text.into();
+    }
+    let sign = |c: char| match u32::from(c) {
+        _ if is_plain(c) => Some(c),
+        // Half of the end of a line.
+        0x0d => None,
+        code @ 0..0x20 => char::from_u32(0x2400 + code),
+        0x7f => Some('\u{2421}'),
+        _ => Some(char::REPLACEMENT_CHARACTER),
+    };
+    text.chars().filter_map(sign).collect::<String>().into()
+}
+
 /// Says something on stderr. Who started us may have stopped listening; that must not end what we do.
 pub fn note(text: Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_obeys_no_answer() {
+        assert_eq!(without_controls("one\n\ttwo – 日本"), "one\n\ttwo – 日本");
+        assert_eq!(without_controls("\u{1b}[2J\u{9b}2J\u{7}a\r\n\u{7f}"), "␛[2J\u{fffd}2J␇a\n␡");
+    }
 }

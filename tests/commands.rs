@@ -6,8 +6,9 @@ use expect_test::expect_file;
 use kvas_gguf::Quant;
 use serde_json::{Value, json};
 use std::{
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -122,6 +123,40 @@ fn a_run_is_one_json_object_and_repeats() {
     let joined: Vec<String> = ids["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
     assert_eq!(succeeds(&["detokenize", "-m", &path, "--ids", &joined.join(",")]).trim_end(), "Hello <|im_end|>");
     std::fs::remove_file(file).unwrap();
+}
+
+/// What a command says when this is piped to it, and its exit code.
+fn piped(arguments: &[&str], text: &str) -> (String, String, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    let streams = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = streams.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let [said, noted] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (said, noted, output.status.code())
+}
+
+/// A run ends where the model's training did unless it is asked to go on, however long the prompt is.
+#[test]
+fn a_prompt_comes_from_stdin_and_fits_into_the_context() {
+    let run = ["run", "--temp", "0", "-n", "4"];
+    let (said, ..) = piped(&[&run[..], &["-f", "-"]].concat(), "Once upon");
+    assert_eq!(said, succeeds(&[&run[..], &["-p", "Once upon"]].concat()));
+    let long = "word ".repeat(9000);
+    let (said, noted, code) = piped(&[&run[..], &["-f", "-"]].concat(), &long);
+    assert_eq!((said.trim(), code), ("", Some(1)));
+    assert!(noted.ends_with("expected fewer than the context of 8192\n"), "{noted}");
+    let (_, noted, _) = piped(&["run", "-n", "90", "-c", "64", "-p", "Once upon", "--ignore-eos"], "");
+    assert!(noted.starts_with("cut off at the end of the context; prompt "), "{noted}");
+}
+
+/// A vocabulary needs no file either.
+#[test]
+fn text_and_tokens_are_those_of_the_bundled_model() {
+    let model = "assets/kvas-10m.q8_0.gguf";
+    assert_eq!(succeeds(&["tokenize", "a text"]), succeeds(&["tokenize", "-m", model, "a text"]));
+    assert_eq!(succeeds(&["detokenize", "--ids", "4170"]), "hello\n");
+    assert_eq!(piped(&["tokenize", "-f", "-"], "a text").0, succeeds(&["tokenize", "a text"]));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The terminal as it is typed into, without a terminal: what `/memory` draws, and `/policy`.
 
-use crate::golden::{converted_file, fixture};
+use crate::{
+    commands::{fails, kvas, succeeds},
+    golden::{converted_file, fixture},
+};
 use kvas_gguf::Quant;
 use std::{
     io::{BufRead, Read, Write},
@@ -83,6 +86,117 @@ fn a_session_that_another_chat_has_changed_is_not_replaced() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// The same of two runs: the one that is through last has read another session than it would replace.
+#[cfg(unix)]
+#[test]
+fn a_session_that_another_run_has_changed_is_not_replaced() {
+    let folder = new_folder("two-runs");
+    let [talk, prompt] = ["talk", "prompt"].map(|name| folder.join(name).display().to_string());
+    let made = Command::new("mkfifo").arg(&prompt).status();
+    if !made.is_ok_and(|made| made.success()) {
+        eprintln!("skipped: no mkfifo(1), which makes pipes with names");
+        return;
+    }
+    let args = ["run", "--temp", "0", "-n", "2", "--session", &talk];
+    let mut late = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    let late = late.args(args).args(["-f", &prompt]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It can be written to when it is read from, which is after the session was.
+    let mut input = std::fs::OpenOptions::new().write(true).open(&prompt).unwrap();
+    succeeds(&[&args[..], &["-p", "Once"]].concat());
+    let kept = std::fs::read(&talk).unwrap();
+    input.write_all(b"Twice").unwrap();
+    drop(input);
+    let output = late.wait_with_output().unwrap();
+    let noted = String::from_utf8(output.stderr).unwrap();
+    assert!(noted.contains("talk: another program has changed it, expected what was read"), "{noted}");
+    assert_eq!((output.status.code(), std::fs::read(&talk).unwrap() == kept), (Some(1), true));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A session goes on with the settings that it was left with, but for those that are given: all of these, also where they
+/// are those of a new conversation, and no others.
+#[test]
+fn a_session_keeps_the_settings_that_are_not_given() {
+    let folder = new_folder("settings");
+    let left = ["chat", "--temp", "0", "--top-k", "7", "-n", "3", "-r", "zz", "-c", "512", "--session", "talk"];
+    assert!(type_lines(&left, &folder, "One.").status.success());
+    let shown = |flags: &[&str]| {
+        let args = [&["chat", "-c", "512", "--session", "talk"], flags].concat();
+        let said = String::from_utf8(type_lines(&args, &folder, "/show").stdout).unwrap();
+        let of = |name: &str| said.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_string()));
+        ["temperature ", "top_k ", "seed ", "max_tokens ", "stop "].map(|name| of(name).unwrap_or_default())
+    };
+    assert_eq!(shown(&[]), ["0.0", "7", "null", "3", "[\"zz\"]"]);
+    assert_eq!(shown(&["--seed", "3"]), ["0.0", "7", "3", "3", "[\"zz\"]"]);
+    assert_eq!(shown(&["--temp", "0.8", "-n", "-1"]), ["0.8", "7", "3", "-1", "[\"zz\"]"]);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// No bound is said as it is given.
+#[test]
+fn an_answer_is_bounded_no_longer() {
+    let lines = ["/set max_tokens 2", "/set max_tokens -2", "/set max_tokens -1", "/show"];
+    let (said, noted) = typed(&[], &lines);
+    assert_eq!(of(&said, "max_tokens "), ["= 2", "= -1", "-1"], "{said}");
+    assert_eq!(noted, "max_tokens: max_tokens, expected a whole number, or -1 for no bound\n");
+}
+
+/// What ends in the middle is neither asked nor dropped without a word.
+#[test]
+fn a_message_without_an_end_is_told() {
+    for lines in ["One.\n\"\"\"two\nthree", "One.\ntwo\\"] {
+        let output = type_lines(&["chat", "--temp", "0", "-n", "2", "-c", "512"], &std::env::temp_dir(), lines);
+        let noted = String::from_utf8(output.stderr).unwrap();
+        let [_, told] = noted.lines().collect::<Vec<_>>()[..] else { panic!("{noted}") };
+        assert!(told.starts_with("the input ends within a message, which was left out, expected "), "{told}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}
+
+/// What follows a command that has no argument would seem to have been heard.
+#[test]
+fn what_a_command_does_not_know_is_refused() {
+    let (said, noted) = typed(&["-n", "2"], &["One.", "/undo 2", "/clear all", "/show messages"]);
+    assert!(said.contains("user 1: One."), "{said}");
+    let told = "/undo 2, expected nothing behind /undo\n/clear all, expected nothing behind /clear\n";
+    assert!(noted.ends_with(told), "{noted}");
+}
+
+/// A session that cannot be is refused before anything is asked; one that could not be written in the end is told by the
+/// exit code as well.
+#[test]
+fn a_session_that_is_not_kept_is_no_success() {
+    let folder = new_folder("unkept");
+    let nowhere = folder.join("no/talk").display().to_string();
+    for args in [&["chat", "--session", &nowhere][..], &["run", "-p", "One.", "-n", "2", "--session", &nowhere]] {
+        let noted = fails(args);
+        assert!(noted.starts_with(&format!("error: {nowhere}: ")), "{noted}");
+        assert!(kvas(args).stdout.is_empty(), "refused before the work");
+    }
+    let inner = folder.join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    chat.args(["chat", "-n", "2", "-c", "512", "--session", "inner/talk"]).env("HOME", &folder).current_dir(&folder);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut input, mut said) = (chat.stdin.take().unwrap(), std::io::BufReader::new(chat.stdout.take().unwrap()));
+    input.write_all(b"/system be brief\n").unwrap();
+    said.read_line(&mut String::new()).unwrap();
+    std::fs::remove_dir(&inner).unwrap();
+    drop(input);
+    let output = chat.wait_with_output().unwrap();
+    let noted = String::from_utf8(output.stderr).unwrap();
+    assert!(noted.contains("; /save FILE keeps this conversation in another file"), "{noted}");
+    assert_eq!(output.status.code(), Some(1));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// An empty folder for a test.
+fn new_folder(name: &str) -> std::path::PathBuf {
+    let folder = std::env::temp_dir().join(format!("kvas-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 /// What is said when these lines are typed: standard output, and standard error.
 fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
     let args = [&["chat", "--temp", "0", "-c", "2048"], flags].concat();
@@ -155,6 +269,7 @@ fn type_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
 fn memory_is_drawn_as_wide_as_the_terminal() {
     for columns in [44, 60] {
         let Some(shown) = type_in_terminal(columns, &["/memory"]) else { return };
+        assert!(shown.starts_with("kvas-10m: 8 layers, context 512 tokens; "), "greeted without colours, too: {shown}");
         let lines: Vec<&str> = shown.lines().skip_while(|line| !line.starts_with("pages ")).collect();
         let (last, _) = lines.iter().enumerate().find(|(_, line)| line.starts_with("bytes ")).expect(&shown);
         let widths = || lines[..=last].iter().map(|line| line.chars().count());
@@ -164,6 +279,15 @@ fn memory_is_drawn_as_wide_as_the_terminal() {
 }
 
 /// The number before some text.
+#[cfg(target_os = "linux")]
+#[test]
+fn lines_that_are_typed_ahead_are_taken_one_by_one() {
+    let Some(shown) = type_in_terminal(80, &["/set top_k 3\r/set top_p 0.5\r/set min_p 0.25"]) else { return };
+    for said in ["top_k = 3", "top_p = 0.5", "min_p = 0.25"] {
+        assert!(shown.contains(said), "no {said}: {shown}");
+    }
+}
+
 fn count_before(line: &str, text: &str) -> usize {
     line.split(text).next().and_then(|before| before.rsplit(' ').next()).and_then(|word| word.parse().ok()).unwrap()
 }

@@ -16,7 +16,9 @@ impl ChatSettings {
         // Through text: an f32 then keeps its short form.
         let params = serde_json::to_string(&self.params).expect("parameters are numbers and texts");
         let mut all: Map<String, Value> = serde_json::from_str(&params).expect("parameters are an object");
-        all.insert("max_tokens".into(), json!(self.max_tokens));
+        // No bound is -1, as in `-n`.
+        let max_tokens = if self.max_tokens == usize::MAX { json!(-1) } else { json!(self.max_tokens) };
+        all.insert("max_tokens".into(), max_tokens);
         all.insert("stop".into(), json!(self.stop_strings));
         all.insert("template".into(), Value::Object(self.template_variables.clone()));
         all
@@ -25,7 +27,10 @@ impl ChatSettings {
     /// The settings of such an object; one line says which is missing or out of range.
     pub fn of_json(mut all: Map<String, Value>) -> Result<Self, String> {
         let mut take = |name: &str| all.remove(name).ok_or_else(|| format!("{name} is missing"));
-        let max_tokens = take("max_tokens")?.as_u64().ok_or("max_tokens, expected a whole number")?;
+        let max_tokens = match take("max_tokens")? {
+            most if most == json!(-1) => u64::MAX,
+            most => most.as_u64().ok_or("max_tokens, expected a whole number, or -1 for no bound")?,
+        };
         let stop_strings = serde_json::from_value(take("stop")?).map_err(|_| "stop, expected a list of texts")?;
         let Value::Object(template_variables) = take("template")? else {
             return Err("template, expected an object".into());

@@ -21,6 +21,7 @@ use kvas::{
     text::ChatTemplate,
 };
 use kvas_backend::Program;
+use kvas_gguf::check_output;
 use std::{
     io::IsTerminal,
     path::PathBuf,
@@ -42,15 +43,16 @@ pub(crate) struct Chat {
     /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Most tokens of an answer; -1 goes on to its end
-    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
-    predict: i64,
+    /// Most tokens of an answer; -1 goes on to its end [default: -1]
+    #[arg(short = 'n', long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
+    predict: Option<i64>,
     /// A text that ends an answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]
     reverse_prompt: Vec<String>,
     #[command(flatten)]
     template: TemplateFlags,
-    /// A file to go on from, if it is there, and to keep the conversation in after every answer
+    /// A file to go on from, if it is there, with its settings but for those given here, and to keep the conversation in
+    /// after every answer
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     #[command(flatten)]
@@ -84,6 +86,7 @@ pub(crate) fn statistics(timings: &Timings) -> String {
 impl Chat {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         self.drafts.check(self.policy.kind())?;
+        self.session.iter().try_for_each(|path| check_output(path))?;
         let mut model = device::open(&self.model)?;
         let table = self.table(&mut model)?;
         let mut policy = table.policy(&mut model, self.policy.clone())?;
@@ -91,7 +94,7 @@ impl Chat {
         let mut repl = Repl::new(table.begin(chat, &settings)?, settings, table.interrupted.clone());
         loop {
             let asked = match repl.run()? {
-                Left::Quit => return Ok(0),
+                Left::Quit => return Ok(u8::from(!repl.is_well())),
                 Left::Interrupted => return Ok(INTERRUPTED),
                 Left::Switching(asked) => asked,
             };
@@ -120,20 +123,31 @@ impl Chat {
 
     /// What all engines of this chat have in common.
     fn table(&self, model: &mut Model) -> anyhow::Result<Table<'_>> {
-        let params = self.sampling.params()?;
-        let template_variables = self.template.variables()?;
+        let settings = self.over(ChatSettings::default())?;
         let template = match self.template.template()? {
             Some(template) => template,
             None => model.template()?,
         };
-        let max_tokens = usize::try_from(self.predict).unwrap_or(usize::MAX);
-        let stop_strings = self.reverse_prompt.clone();
-        let settings = ChatSettings { params, max_tokens, stop_strings, template_variables };
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
         let (id, interrupted) = (ModelId::of(&model.file), listen()?);
         let known = self.policy.known(model, &self.model);
         let claim = self.session.as_deref().map(Claim::new);
         Ok(Table { flags: self, plain, layers, known, template, settings, id, claim, interrupted })
+    }
+
+    /// These settings, but for those that were given on the command line.
+    fn over(&self, mut settings: ChatSettings) -> anyhow::Result<ChatSettings> {
+        settings.params = self.sampling.over(settings.params)?;
+        if let Some(most) = self.predict {
+            settings.max_tokens = usize::try_from(most).unwrap_or(usize::MAX);
+        }
+        if !self.reverse_prompt.is_empty() {
+            settings.stop_strings = self.reverse_prompt.clone();
+        }
+        if let Some(variables) = self.template.variables()? {
+            settings.template_variables = variables;
+        }
+        Ok(settings)
     }
 }
 
@@ -185,7 +199,7 @@ impl Table<'_> {
         let engine = Engine::start(runner, config);
         let (tokenizer, template) = (model.tokenizer.clone(), self.template.clone());
         let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
-        let colour = if is_terminal() { Colour::On } else { Colour::Off };
+        let colour = if is_coloured() { Colour::On } else { Colour::Off };
         let layout = Layout::prepared(&model.program, &limits);
         let policies = Policies { known: self.known.clone(), prepared: policy.flags.kind(), bound, layout };
         let (history, model, session) = (history(), self.id.clone(), self.claim.clone());
@@ -200,12 +214,12 @@ impl Table<'_> {
         if let Some(session) = flags.session.as_deref().filter(|session| session.exists()) {
             let noted = chat.load(session, &self.id).map_err(fail)?;
             noted.into_iter().for_each(|said| note(format_args!("{said}")));
-            chat.settings = given(self.settings.clone(), std::mem::take(&mut chat.settings));
+            chat.settings = flags.over(std::mem::take(&mut chat.settings))?;
         }
         if let Some(system) = &flags.system {
             chat.set_system(system);
         }
-        if is_terminal() {
+        if std::io::stdout().is_terminal() {
             let named = flags.model.name();
             let name = named.rsplit(std::path::MAIN_SEPARATOR).next().unwrap_or_default();
             let (layers, context) = (self.layers, settings.sizes.context);
@@ -222,9 +236,11 @@ fn fail(what: String) -> anyhow::Error {
     anyhow!(what)
 }
 
-/// Whether people look at it, and may be shown colours.
-fn is_terminal() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+/// Whether people look at all of it, and may be shown colours (no-color.org).
+fn is_coloured() -> bool {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let is_shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+    is_shown && variable("NO_COLOR").is_none() && variable("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Ends an engine and waits until its memory is given back; the conversation that was held over it.
@@ -235,20 +251,6 @@ fn leave(repl: Repl) -> Talk {
         std::thread::sleep(Duration::from_millis(2));
     }
     talk
-}
-
-/// The settings of a session, but for those that were given on the command line.
-fn given(flags: ChatSettings, saved: ChatSettings) -> ChatSettings {
-    fn pick<T: PartialEq>(flag: T, default: T, saved: T) -> T {
-        if flag == default { saved } else { flag }
-    }
-    let default = ChatSettings::default();
-    ChatSettings {
-        params: pick(flags.params, default.params, saved.params),
-        max_tokens: pick(flags.max_tokens, default.max_tokens, saved.max_tokens),
-        stop_strings: pick(flags.stop_strings, default.stop_strings, saved.stop_strings),
-        template_variables: pick(flags.template_variables, default.template_variables, saved.template_variables),
-    }
 }
 
 /// Ctrl-C during an answer stops it; a second one, if the answer does not stop, ends the program.

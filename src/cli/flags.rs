@@ -238,11 +238,11 @@ impl TemplateFlags {
         ChatTemplate::new(&source).with_context(|| path.display().to_string()).map(Some)
     }
 
-    /// Its variables.
-    pub(crate) fn variables(&self) -> anyhow::Result<Map<String, Value>> {
-        let Some(text) = &self.chat_template_kwargs else { return Ok(Map::new()) };
+    /// Its variables, if any were given.
+    pub(crate) fn variables(&self) -> anyhow::Result<Option<Map<String, Value>>> {
+        let Some(text) = &self.chat_template_kwargs else { return Ok(None) };
         match serde_json::from_str(text) {
-            Ok(Value::Object(variables)) => Ok(variables),
+            Ok(Value::Object(variables)) => Ok(Some(variables)),
             _ => bail!("--chat-template-kwargs {text}, expected a JSON object"),
         }
     }
@@ -355,7 +355,11 @@ pub(crate) struct SamplingFlags {
 impl SamplingFlags {
     /// The parameters, checked.
     pub(crate) fn params(&self) -> anyhow::Result<SamplerParams> {
-        let mut params = SamplerParams::default();
+        self.over(SamplerParams::default())
+    }
+
+    /// These parameters, but for those that were given; checked.
+    pub(crate) fn over(&self, mut params: SamplerParams) -> anyhow::Result<SamplerParams> {
         fn set<T: Clone>(target: &mut T, flag: &Option<T>) {
             flag.iter().for_each(|value| *target = value.clone());
         }
@@ -385,8 +389,10 @@ impl SamplingFlags {
             params.dry_sequence_breakers = breakers.cloned().collect();
         }
         // A negative seed asks for one from the system, as in llama.cpp.
-        params.seed = self.seed.and_then(|seed| u64::try_from(seed).ok());
-        params.logit_bias = self.logit_bias.iter().map(|text| bias(text)).collect::<Result<_, _>>()?;
+        set(&mut params.seed, &self.seed.map(|seed| u64::try_from(seed).ok()));
+        if !self.logit_bias.is_empty() {
+            params.logit_bias = self.logit_bias.iter().map(|text| bias(text)).collect::<Result<_, _>>()?;
+        }
         if let Some(samplers) = &self.samplers {
             params.samplers = parse_samplers(samplers).context("--samplers")?;
         }

@@ -1,7 +1,7 @@
 //! `kvas run`: one completion to stdout, statistics to stderr.
 
 use super::{
-    INTERRUPTED, Stdout, device,
+    INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
     flags::{MOST_PREDICTED, ModelFlags, SamplingFlags},
     grammar::GrammarFlags,
@@ -9,6 +9,7 @@ use super::{
     policy::PolicyFlags,
     print,
     score::check_ids,
+    tokenize::text_of,
 };
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -19,12 +20,13 @@ use kvas::{
     memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
-    session::{ModelId, Session, Writer},
+    session::{Claim, ModelId, Session, Writer},
+    stdio::show,
     text::{Bos, Conversation, Special},
 };
+use kvas_gguf::check_output;
 use serde_json::json;
 use std::{
-    io::Write,
     path::PathBuf,
     sync::{
         Arc,
@@ -80,7 +82,7 @@ struct Prompt {
     /// The prompt
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file with the prompt
+    /// A file with the prompt; `-` reads it from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// The prompt as token ids, separated by commas
@@ -91,18 +93,22 @@ struct Prompt {
 impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
+        self.session.iter().try_for_each(|path| check_output(path))?;
         self.drafts.check(self.policy.kind())?;
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
         let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens)?;
         let id = ModelId::of(&model.file);
+        // As it is when it is read: what others write meanwhile is not replaced.
+        let claim = self.session.as_deref().map(Claim::new);
         let known = self.known(&id)?;
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
         let prompt = [tokens, &self.prompt_ids(&model, tokens)?].concat();
         check_ids(&model, &prompt)?;
         let asked = usize::try_from(self.predict).ok();
-        let needed = asked.map(|tokens| (prompt.len() + tokens + 1).max(model.spec.context_length.min(4096)));
+        let trained = model.spec.context_length;
+        let needed = asked.map(|tokens| prompt.len().saturating_add(tokens + 1).max(4096).min(trained));
         let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
         let kept = SnapshotBudget::Exactly(snapshots);
         let outputs = self.drafts.rows();
@@ -128,7 +134,7 @@ impl Run {
         let mut written = Ok(());
         let mut sink = |text: &str| {
             if !self.json && written.is_ok() {
-                written = Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush());
+                written = show(text);
                 // Nobody reads any more: there is no point in going on.
                 interrupted.store(written.is_err() || interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }
@@ -137,9 +143,9 @@ impl Run {
         let done = answer(&engine, &model.tokenizer, request, stops, &interrupted, &mut sink);
         written?;
         let done = done?;
-        if let Some(path) = &self.session {
+        if let Some(claim) = &claim {
             let generated = generated(&done.ids, &model.tokenizer);
-            let writer = Writer::new(path, &id, [&prompt, generated].concat(), String::new());
+            let writer = Writer::claimed(claim, &id, [&prompt, generated].concat(), String::new());
             engine.save(conversation, writer).map_err(fail)?;
         }
         self.report(&prompt, &done)?;
@@ -161,10 +167,7 @@ impl Run {
     fn prompt_ids(&self, model: &Model, known: &[u32]) -> anyhow::Result<Vec<u32>> {
         let text = match (&self.prompt.prompt, &self.prompt.file, &self.prompt.ids) {
             (Some(text), _, _) => text.clone(),
-            (_, Some(path), _) => {
-                let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-                String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))?
-            }
+            (_, Some(path), _) => text_of(path)?,
             (_, _, Some(ids)) if self.chat => {
                 bail!("--chat renders text, expected -p or -f and not --ids ({})", ids.len())
             }
@@ -208,7 +211,9 @@ impl Run {
             return print(format_args!("{object}"));
         }
         print(format_args!(""))?;
-        note(format_args!("{}", super::chat::statistics(timings)));
+        let is_cut = done.finish == Finish::Length && usize::try_from(self.predict) != Ok(timings.generated_tokens);
+        let cut = if is_cut { "cut off at the end of the context; " } else { "" };
+        note(format_args!("{cut}{}", super::chat::statistics(timings)));
         Ok(())
     }
 }

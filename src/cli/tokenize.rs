@@ -3,12 +3,15 @@
 use super::Stdout;
 use anyhow::Context;
 use clap::Args;
-use kvas::text::{Bos, Control, Special, Tokenizer};
+use kvas::{
+    model::bundled,
+    text::{Bos, Control, Special, Tokenizer},
+};
 use kvas_gguf::GgufFile;
 use serde_json::json;
 use std::{
     io::{Read, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 /// Show the tokens of a text, one id a line with its text
@@ -33,7 +36,7 @@ pub(crate) struct Tokenize {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Source {
-    /// A file with the text
+    /// A file with the text; `-` reads it from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// The text; `-` reads it from stdin
@@ -55,9 +58,9 @@ pub(crate) struct Detokenize {
 /// Which vocabulary.
 #[derive(Debug, Args)]
 struct Vocabulary {
-    /// Model file (GGUF); one with a vocabulary only will do
+    /// Model file (GGUF); one with a vocabulary only will do [default: the model that comes with kvas]
     #[arg(short, long, value_name = "FILE")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// Pre-tokenizer to use instead of the one the file names
     #[arg(long, value_name = "NAME")]
     override_pre: Option<String>,
@@ -65,9 +68,11 @@ struct Vocabulary {
 
 impl Vocabulary {
     fn open(&self) -> anyhow::Result<Tokenizer> {
-        let file = GgufFile::open(&self.model)?;
-        let tokenizer = Tokenizer::from_metadata(file.metadata(), self.override_pre.as_deref());
-        tokenizer.with_context(|| self.model.display().to_string())
+        let (name, file) = match &self.model {
+            Some(path) => (path.display().to_string(), GgufFile::open(path)?),
+            None => (bundled::NAME.into(), bundled::file()?),
+        };
+        Tokenizer::from_metadata(file.metadata(), self.override_pre.as_deref()).context(name)
     }
 }
 
@@ -93,17 +98,24 @@ impl Tokenize {
     }
 
     fn read_text(&self) -> anyhow::Result<String> {
-        let (name, bytes) = match (&self.source.file, self.source.text.as_deref()) {
-            (Some(path), _) => (path.display().to_string(), std::fs::read(path)),
-            (None, Some("-") | None) => {
-                let mut bytes = Vec::new();
-                ("stdin".into(), std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes))
-            }
-            (None, Some(text)) => return Ok(text.into()),
-        };
-        let bytes = bytes.with_context(|| name.clone())?;
-        String::from_utf8(bytes).with_context(|| format!("{name}: expected UTF-8 text"))
+        match (&self.source.file, self.source.text.as_deref()) {
+            (Some(path), _) => text_of(path),
+            (None, Some("-") | None) => text_of(Path::new("-")),
+            (None, Some(text)) => Ok(text.into()),
+        }
     }
+}
+
+/// The text of a file; of stdin if it is called `-`.
+pub(crate) fn text_of(path: &Path) -> anyhow::Result<String> {
+    let (name, bytes) = if path.as_os_str() == "-" {
+        let mut bytes = Vec::new();
+        ("stdin".to_string(), std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes))
+    } else {
+        (path.display().to_string(), std::fs::read(path))
+    };
+    let bytes = bytes.with_context(|| name.clone())?;
+    String::from_utf8(bytes).with_context(|| format!("{name}: expected UTF-8 text"))
 }
 
 impl Detokenize {

@@ -1,5 +1,7 @@
 //! The model that comes with kvas: a file of `assets/` inside the program.
 
+use kvas_gguf::{GgufError, GgufFile};
+
 /// What the bundled model is called where a file would be named.
 pub const NAME: &str = "kvas-10m";
 
@@ -9,7 +11,10 @@ struct Aligned<T: ?Sized>(T);
 
 static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../../assets/kvas-10m.q8_0.gguf"));
 
-/// The bytes of its file (GGUF).
-pub(super) fn bytes() -> &'static [u8] {
-    &FILE.0
+/// Its file.
+///
+/// # Errors
+/// As [`GgufFile::from_bytes`], of a program that was built with a damaged file.
+pub fn file() -> Result<GgufFile, GgufError> {
+    GgufFile::from_bytes(NAME, &FILE.0)
 }

@@ -31,7 +31,7 @@ impl Model {
 
     /// The model that comes with kvas.
     pub fn bundled(override_pre: Option<&str>) -> Result<Self, ModelError> {
-        Self::of_file(GgufFile::from_bytes(bundled::NAME, bundled::bytes())?, override_pre)
+        Self::of_file(bundled::file()?, override_pre)
     }
 
     /// Checks a file that is open.

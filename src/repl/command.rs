@@ -1,5 +1,8 @@
 //! What a line of input means.
 
+use rustyline::completion::unescape;
+use std::path::PathBuf;
+
 /// A line of input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Input {
@@ -55,6 +58,39 @@ pub(super) const COMMANDS: &[(Command, &str, &str, &str)] = &[
     ),
     (Command::Quit, "/quit", "", "leave; Ctrl-D does too"),
 ];
+
+impl Command {
+    /// Refuses, in one line, what is typed behind a command that has no argument: it would seem to have been heard.
+    pub(super) fn check(self, argument: &str) -> Result<(), String> {
+        match COMMANDS.iter().find(|(command, _, takes, _)| *command == self && takes.is_empty()) {
+            Some((_, name, ..)) if !argument.is_empty() => {
+                Err(format!("{name} {argument}, expected nothing behind {name}"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// The path that `/save` and `/load` are given: as it stands, as completion writes it, or within quotes as in a shell.
+pub(super) fn path(argument: &str) -> PathBuf {
+    let quoted = ['"', '\''].into_iter().find_map(|quote| {
+        let inner = argument.strip_prefix(quote)?;
+        Some((quote, inner.strip_suffix(quote).unwrap_or(inner)))
+    });
+    let path = match quoted {
+        Some(('\'', text)) => text.into(),
+        Some((_, text)) => unescape(text, ESCAPE),
+        None => unescape(argument, ESCAPE),
+    };
+    let home = || std::env::var_os("HOME").filter(|home| !home.is_empty());
+    match path.strip_prefix("~/").zip(home()) {
+        Some((rest, home)) if quoted.is_none() => PathBuf::from(home).join(rest),
+        Some(_) | None => PathBuf::from(&*path),
+    }
+}
+
+/// What completion puts before white space and the like; where folders are divided by it, nothing.
+const ESCAPE: Option<char> = if cfg!(windows) { None } else { Some('\\') };
 
 /// Reads a whole input, several lines if it was quoted or continued.
 pub(super) fn parse(input: &str) -> Input {
@@ -117,6 +153,30 @@ mod tests {
         assert_eq!(parse("/nope x"), Input::Unknown("/nope".into()));
         assert_eq!(parse("/usr/bin is a path"), Input::Message("/usr/bin is a path".into()));
         assert_eq!(parse("  \n "), Input::Empty);
+    }
+
+    #[test]
+    fn what_would_not_be_heard_is_refused() {
+        assert_eq!(Command::Undo.check("3"), Err("/undo 3, expected nothing behind /undo".into()));
+        assert_eq!(
+            [Command::Undo.check(""), Command::Set.check("x"), Command::Quit.check("")],
+            [Ok(()), Ok(()), Ok(())]
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn paths_are_read_as_completion_writes_them() {
+        let of = |argument: &str| path(argument).display().to_string();
+        for argument in ["my talk", "my\\ talk", "\"my talk\"", "'my talk'", "\"my talk"] {
+            assert_eq!(of(argument), "my talk");
+        }
+        assert_eq!(
+            [of("a/b.session"), of("it's"), of("it\\'s"), of("~"), of("\"~/a\"")],
+            ["a/b.session", "it's", "it's", "~", "~/a"]
+        );
+        let home = std::env::var("HOME").unwrap_or_default();
+        assert_eq!(of("~/my\\ talk"), if home.is_empty() { "~/my talk".into() } else { format!("{home}/my talk") });
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rustyline::{
     history::FileHistory,
     validate::{ValidationContext, ValidationResult, Validator},
 };
-use std::{borrow::Cow, path::PathBuf};
+use std::{borrow::Cow, cell::Cell, io::IsTerminal, path::PathBuf};
 
 /// What the user did at the prompt.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(super) enum Typed {
     Interrupt,
     /// Bytes that are no text.
     Garbled,
+    /// The end of a pipe within an input.
+    Unfinished,
     /// Ctrl-D, or the end of a pipe.
     End,
 }
@@ -37,6 +39,8 @@ pub enum Colour {
 struct Assistant {
     files: FilenameCompleter,
     colour: Colour,
+    /// Whether more lines of an input are to come.
+    is_open: Cell<bool>,
 }
 
 impl Helper for Assistant {}
@@ -72,7 +76,8 @@ impl Highlighter for Assistant {
 
 impl Validator for Assistant {
     fn validate(&self, context: &mut ValidationContext) -> Result<ValidationResult> {
-        Ok(if is_open(context.input()) { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+        self.is_open.set(is_open(context.input()));
+        Ok(if self.is_open.get() { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
     }
 }
 
@@ -97,7 +102,8 @@ impl Prompt {
             .completion_type(rustyline::CompletionType::List)
             .build();
         let mut editor = Editor::with_config(config)?;
-        editor.set_helper(Some(Assistant { files: FilenameCompleter::new(), colour }));
+        let (files, is_open) = (FilenameCompleter::new(), Cell::new(false));
+        editor.set_helper(Some(Assistant { files, colour, is_open }));
         if let Some(path) = &history {
             // A first start has no history yet; an unreadable one is not worth refusing to chat.
             let _ = editor.load_history(path);
@@ -121,11 +127,17 @@ impl Prompt {
                 Ok(Typed::Input(input))
             }
             Err(ReadlineError::Interrupted) => Ok(Typed::Interrupt),
+            // At a terminal Ctrl-D ends what is empty only.
+            Err(ReadlineError::Eof) if self.is_open() && !std::io::stdin().is_terminal() => Ok(Typed::Unfinished),
             Err(ReadlineError::Eof) => Ok(Typed::End),
             // Of a terminal and of a pipe alike. What was read of the input is gone, what follows it is not.
             Err(ReadlineError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData => Ok(Typed::Garbled),
             Err(error) => Err(error),
         }
+    }
+
+    fn is_open(&self) -> bool {
+        self.editor.helper().is_some_and(|assistant| assistant.is_open.get())
     }
 
     fn save(&mut self) {

@@ -15,16 +15,16 @@ use crate::{
     memory::{Held, Usage},
     scheduler::Finish,
     session::{Claim, ModelId},
-    stdio::{Stdout, note, print},
+    stdio::{note, print, show, shown},
 };
-use command::{COMMANDS, Command, Input, numbered, parse};
+use command::{COMMANDS, Command, Input, numbered, parse, path};
 use draw::Canvas;
 use editor::{Prompt, Typed};
 use policy::Switched;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 use std::{
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -103,12 +103,28 @@ pub struct Repl {
     last: Option<Timings>,
     /// Columns of the terminal, if it is one.
     width: Option<usize>,
+    /// What came to nothing that outlives the conversation.
+    failed: Failed,
+}
+
+/// What the user is told by more than a line, as nobody may have read it: by the exit code.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Failed {
+    /// The input ended within a message.
+    typing: bool,
+    /// The session was not written when it should have been last.
+    keeping: bool,
 }
 
 impl Repl {
     /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer.
     pub fn new(chat: Chat, settings: ReplSettings, interrupted: Arc<AtomicBool>) -> Self {
-        Self { chat, settings, interrupted, last: None, width: None }
+        Self { chat, settings, interrupted, last: None, width: None, failed: Failed::default() }
+    }
+
+    /// Whether all that was typed was taken, and the conversation is kept if it was to be.
+    pub fn is_well(&self) -> bool {
+        self.failed == Failed::default()
     }
 
     /// Runs until the user leaves, or wants the model prepared anew. Fails if the terminal does, or nobody reads.
@@ -153,6 +169,11 @@ impl Repl {
                     self.note("Ctrl-C again leaves, as do Ctrl-D and /quit");
                     continue;
                 }
+                Typed::Unfinished => {
+                    self.failed.typing = true;
+                    self.note("the input ends within a message, which was left out, expected its last line or \"\"\"");
+                    return Ok(Left::Quit);
+                }
                 Typed::Garbled => self.note("this input is not UTF-8 and was left out, expected UTF-8 text"),
                 Typed::Input(input) => {
                     if let Next::Leave(left) = self.input(&input)? {
@@ -165,7 +186,14 @@ impl Repl {
     }
 
     fn input(&mut self, input: &str) -> io::Result<Next> {
-        match parse(input) {
+        let input = parse(input);
+        if let Input::Command(command, argument) = &input
+            && let Err(error) = command.check(argument)
+        {
+            self.note(&error);
+            return Ok(Next::Go);
+        }
+        match input {
             Input::Empty => {}
             Input::Unknown(name) => self.note(&format!("{name} is no command, /help lists them")),
             Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink))?,
@@ -202,7 +230,7 @@ impl Repl {
         let mut written = Ok(());
         let mut sink = |text: &str| {
             if written.is_ok() {
-                written = Stdout.write_all(text.as_bytes()).and_then(|()| Stdout.flush());
+                written = show(text);
                 // Nobody reads any more: there is no point in going on.
                 self.interrupted.store(written.is_err() || self.interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }
@@ -320,7 +348,7 @@ impl Repl {
                         questions += 1;
                         format!(" {questions}")
                     });
-                    format!("{}{}: {}", text("role"), number.unwrap_or_default(), text("content"))
+                    format!("{}{}: {}", text("role"), number.unwrap_or_default(), shown(text("content")))
                 };
                 Ok(self.chat.messages().iter().map(&mut line).collect::<Vec<_>>().join("\n"))
             }
@@ -328,32 +356,34 @@ impl Repl {
         }
     }
 
-    fn save(&self, path: &str) -> Result<String, String> {
-        if path.is_empty() {
+    fn save(&self, argument: &str) -> Result<String, String> {
+        if argument.is_empty() {
             return Err("/save wants a file name".into());
         }
-        let (file, model) = (Path::new(path), &self.settings.model);
-        let bytes = match self.own(file) {
+        let (file, model) = (path(argument), &self.settings.model);
+        let bytes = match self.own(&file) {
             // Whoever names it means it.
             Some(claim) => {
                 claim.look();
                 self.chat.keep(claim, model)?
             }
-            None => self.chat.save(file, model)?,
+            None => self.chat.save(&file, model)?,
         };
-        Ok(format!("{} messages written to {path}, {}", self.chat.messages().len(), mebibytes(bytes)))
+        let (count, file) = (self.chat.messages().len(), file.display());
+        Ok(format!("{count} messages written to {file}, {}", mebibytes(bytes)))
     }
 
-    fn load(&mut self, path: &str) -> Result<String, String> {
-        if path.is_empty() {
+    fn load(&mut self, argument: &str) -> Result<String, String> {
+        if argument.is_empty() {
             return Err("/load wants a file name".into());
         }
-        let own = self.own(Path::new(path)).cloned();
+        let file = path(argument);
+        let own = self.own(&file).cloned();
         let before = own.as_ref().map(Claim::now);
-        let note = self.chat.load(Path::new(path), &self.settings.model)?;
+        let note = self.chat.load(&file, &self.settings.model)?;
         own.zip(before).into_iter().for_each(|(claim, before)| claim.set(before));
         note.into_iter().for_each(|note| self.note(&note));
-        Ok(format!("{} messages read from {path}", self.chat.messages().len()))
+        Ok(format!("{} messages read from {}", self.chat.messages().len(), file.display()))
     }
 
     /// The session that the terminal was started with, if a path is its own.
@@ -362,10 +392,11 @@ impl Repl {
     }
 
     /// Writes the session that the terminal was started with.
-    fn keep(&self) {
-        if let Some(claim) = &self.settings.session
-            && let Err(error) = self.chat.keep(claim, &self.settings.model)
-        {
+    fn keep(&mut self) {
+        let Some(claim) = &self.settings.session else { return };
+        let kept = self.chat.keep(claim, &self.settings.model);
+        self.failed.keeping = kept.is_err();
+        if let Err(error) = kept {
             self.note(&format!("{error}; /save FILE keeps this conversation in another file"));
         }
     }

@@ -75,6 +75,8 @@ function seconds(header: string | null): number | null {
 }
 
 async function request(path: string, key: string, options: RequestInit): Promise<Response> {
+  // The browser would refuse to ask, and say as much as if nobody answered.
+  if (/[^\x20-\x7e]/.test(key)) throw new ServerError("The API key has characters that no key has, expected ASCII.", 401);
   const headers: Record<string, string> = { "Content-Type": "application/json" };
   if (key !== "") headers["Authorization"] = `Bearer ${key}`;
   let response: Response;

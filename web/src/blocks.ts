@@ -22,7 +22,9 @@ const HEADING = /^ {0,3}(#{1,6})(\s.*|)$/;
 const RULE = /^ {0,3}(?:(?:\*\s*){3,}|(?:-\s*){3,}|(?:_\s*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|(\d{1,9})[.)])(\s+|$)/;
-const DELIMITERS = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+/** What a line below the head of a table is made of, and each of its cells. */
+const DELIMITERS = /^[\s|:-]+$/;
+const DELIMITER = /^:?-+:?$/;
 
 export function blocks(text: string): Block[] {
   return parse(text.replace(/\r\n?/g, "\n").split("\n"), 0);
@@ -141,7 +143,9 @@ function list(lines: string[], at: number, depth: number): [Body, number] {
 function isTable(lines: string[], at: number): boolean {
   const head = lines[at] ?? "";
   const below = lines[at + 1] ?? "";
-  return head.includes("|") && below.includes("-") && DELIMITERS.test(below) && cells(head).length === cells(below).length;
+  if (!head.includes("|") || !below.includes("-") || !DELIMITERS.test(below)) return false;
+  const columns = cells(below);
+  return columns.every((cell) => DELIMITER.test(cell)) && cells(head).length === columns.length;
 }
 
 function table(lines: string[], at: number): [Body, number] {

@@ -147,6 +147,8 @@ export class Chat {
       if (run.abort.signal.aborted) run.answer.note ??= "stopped";
       else run.answer.error = error instanceof Error ? error.message : String(error);
     }
+    // Who edits a question that is being answered asks the next one before this one has ended.
+    if (this.run(run.conversation) !== run) return;
     this.runs.delete(run.conversation.id);
     if (this.store.get(run.conversation.id)) this.store.save(run.conversation);
     this.onEnd(run);

@@ -30,8 +30,7 @@ const transcript = new Transcript(byId("scroller"), byId("messages"), {
   regenerate,
   edit(message, text) {
     chat.stop(current);
-    current.messages.splice(current.messages.indexOf(message), Infinity, newMessage("user", text));
-    ask();
+    replace(current.messages.indexOf(message), newMessage("user", text));
   },
   fork: (message) => fork(current, message),
 });
@@ -102,13 +101,46 @@ function ask(): void {
   input.focus();
 }
 
+/** What stood in a conversation before an edit or a regeneration dropped some of it. */
+const before = new Map<Conversation, Message[]>();
+
+/** Drops messages from a place on for others, and asks. */
+function replace(at: number, ...by: Message[]): void {
+  const dropped = current.messages.slice(at);
+  // An answer that failed is nothing to go back to: what stood before it is.
+  if (dropped.some((message) => message.role === "assistant" && !failed(message))) before.set(current, [...current.messages]);
+  current.messages.splice(at, Infinity, ...by);
+  ask();
+  // What was asked for is dropped without a word: a question and its answer for a question, an answer for an answer.
+  if (dropped.length > by.length + 1) offerBack(current);
+}
+
+function failed(answer: Message): boolean {
+  return answer.error !== null && answer.content === "" && answer.reasoning === "" && answer.calls.length === 0;
+}
+
+/** Offers to put a conversation back to what it was. */
+function offerBack(conversation: Conversation): void {
+  const messages = before.get(conversation);
+  if (!messages) return;
+  notice("Messages were dropped.", "Undo", () => {
+    chat.stop(conversation);
+    before.delete(conversation);
+    conversation.messages = messages;
+    store.save(conversation);
+    open(conversation);
+    input.focus();
+  });
+}
+
 function send(): void {
   const text = input.value;
   if (text.trim() === "" || chat.run(current)) return;
   if (!current.named && current.messages.length === 0) {
-    const line = text.trim().split("\n")[0] ?? "";
-    current.title = line.length > TITLE ? `${line.slice(0, TITLE).trimEnd()}…` : line;
+    const letters = [...(text.trim().split("\n")[0] ?? "")];
+    current.title = letters.length > TITLE ? `${letters.slice(0, TITLE).join("").trimEnd()}…` : letters.join("");
   }
+  before.delete(current);
   current.messages.push(newMessage("user", text));
   input.value = "";
   fit();
@@ -120,9 +152,7 @@ function send(): void {
 function regenerate(message?: Message): void {
   const answer = message ?? current.messages.findLast((one) => one.role === "assistant");
   const at = answer ? current.messages.indexOf(answer) : -1;
-  if (at < 0 || chat.run(current)) return;
-  current.messages.splice(at);
-  ask();
+  if (at >= 0 && !chat.run(current)) replace(at);
 }
 
 function fork(from: Conversation, upTo?: Message): void {
@@ -202,6 +232,7 @@ chat.onEnd = (run) => {
   if (run.conversation !== current) return showState(chat.run(current));
   show();
   const { error, note } = run.answer;
+  if (failed(run.answer)) offerBack(run.conversation);
   announce(error ? `Error: ${error}` : `${note ? `Answer ${note}` : "Answer"}: ${plainAnswer(run.answer)}`);
 };
 
@@ -213,10 +244,9 @@ setInterval(() => {
 store.onRefused = () => notice("The browser keeps no more: delete conversations, or this one is lost with the tab.");
 store.onForeign = (id, conversation) => {
   const here = store.get(id);
-  if (here && chat.run(here)) return;
-  store.adopt(id, conversation);
+  store.adopt(id, conversation, (here && chat.run(here)?.answer) ?? null);
   if (current.id !== id) return show();
-  open(conversation ?? store.list()[0] ?? store.create());
+  open(store.get(id) ?? store.list()[0] ?? store.create());
 };
 
 byId("composer").addEventListener("submit", (event) => {
@@ -239,8 +269,7 @@ byId("new").addEventListener("click", openNew);
 byId("open-settings").addEventListener("click", () => settings.open(current));
 byId("open-help").addEventListener("click", () => keys.help());
 modelSelect.addEventListener("change", () => {
-  store.settings.model = modelSelect.value;
-  store.saveSettings();
+  store.change({ model: modelSelect.value });
 });
 
 const keys = new Keys(

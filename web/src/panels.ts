@@ -40,8 +40,7 @@ export class Panels {
     this.open[panel] = open;
     if (open && TIGHT.matches) this.open[panel === "list" ? "memory" : "list"] = false;
     if (!this.narrow) {
-      this.store.settings[panel] = open;
-      this.store.saveSettings();
+      this.store.change({ [panel]: open });
     }
     const hadFocus = byId(panel).contains(document.activeElement);
     this.draw();

@@ -12,6 +12,8 @@ function field(name: string): HTMLInputElement {
 export class SettingsDialog {
   private readonly dialog = byId<HTMLDialogElement>("settings");
   private conversation: Conversation | null = null;
+  /** What the fields said when they were shown. */
+  private shown: Partial<Settings> = {};
 
   /** `saved` is called with whether the API key is another one. */
   constructor(
@@ -36,21 +38,31 @@ export class SettingsDialog {
     for (const name of NUMBERS) field(name).value = settings[name] === null ? "" : String(settings[name]);
     byId<HTMLSelectElement>("set-reasoning").value = settings.reasoning;
     field("key").value = settings.key;
+    this.shown = this.fields();
     this.dialog.returnValue = "";
     this.dialog.showModal();
   }
 
+  /** What the fields say. */
+  private fields(): Partial<Settings> {
+    const numbers = NUMBERS.map((name) => [name, field(name).value === "" ? null : field(name).valueAsNumber]);
+    return {
+      ...(Object.fromEntries(numbers) as Partial<Settings>),
+      reasoning: byId<HTMLSelectElement>("set-reasoning").value as Settings["reasoning"],
+      key: field("key").value.trim(),
+    };
+  }
+
   private take(): void {
-    const { settings } = this.store;
     if (!this.conversation) return;
     this.conversation.system = byId<HTMLTextAreaElement>("set-system").value;
-    if (field("system-new").checked) settings.system = this.conversation.system;
-    for (const name of NUMBERS) settings[name] = field(name).value === "" ? null : field(name).valueAsNumber;
-    settings.reasoning = byId<HTMLSelectElement>("set-reasoning").value as Settings["reasoning"];
-    const key = field("key").value.trim();
-    const otherKey = key !== settings.key;
-    settings.key = key;
-    this.store.saveSettings();
+    // What was left alone here may have been changed in another tab meanwhile.
+    const changes = Object.entries(this.fields()).filter(([name, value]) => value !== this.shown[name as keyof Settings]);
+    this.store.change({
+      ...(Object.fromEntries(changes) as Partial<Settings>),
+      ...(field("system-new").checked && { system: this.conversation.system }),
+    });
+    const otherKey = changes.some(([name]) => name === "key");
     this.saved(this.conversation, otherKey);
   }
 }

@@ -96,6 +96,38 @@ function parse(text: string | null): Conversation | null {
   }
 }
 
+/** The messages of a conversation that two tabs know. They are known by their ids and only grow, so that the longer of two
+ * of one id is the newer one; objects of this tab stay where they are no older, and with them what is drawn of them. Which
+ * messages there are is up to the other tab; unless an answer is being written here that it knows nothing of, after which
+ * only what was asked there is added. */
+export function merge(here: Message[], there: Message[], writing: Message | null): Message[] {
+  const byId = (messages: Message[]) => new Map(messages.map((message) => [message.id, message]));
+  const [own, others] = [byId(here), byId(there)];
+  const newer = (message: Message) => {
+    const [known, other] = [own.get(message.id), others.get(message.id)];
+    return known && (!other || known === writing || size(known) >= size(other)) ? known : (other ?? message);
+  };
+  if (writing === null || others.has(writing.id)) return there.map(newer);
+  const parted = there.findIndex(({ id }, at) => id !== here[at]?.id);
+  const added = parted < 0 || there[parted]?.role !== "user" ? [] : there.slice(parted);
+  return [...here, ...added.filter(({ id }) => !own.has(id))].map(newer);
+}
+
+/** Grows with a message. */
+function size(message: Message): number {
+  return JSON.stringify(message).length;
+}
+
+function storedSettings(): Partial<Settings> {
+  try {
+    const value: unknown = JSON.parse(localStorage.getItem(SETTINGS) ?? "{}");
+    return typeof value === "object" && value !== null ? value : {};
+  } catch {
+    // No storage, or settings of another kind: the defaults do.
+    return {};
+  }
+}
+
 export class Store {
   private readonly all = new Map<string, Conversation>();
   readonly settings: Settings = { ...DEFAULTS };
@@ -110,11 +142,12 @@ export class Store {
         const conversation = parse(localStorage.getItem(key));
         if (conversation) this.all.set(conversation.id, conversation);
       }
-      Object.assign(this.settings, JSON.parse(localStorage.getItem(SETTINGS) ?? "{}"));
     } catch {
-      // No storage, or settings of another kind: the defaults do.
+      // No storage: nothing is kept.
     }
+    Object.assign(this.settings, storedSettings());
     addEventListener("storage", (event) => {
+      if (event.key === SETTINGS) this.takeSettings();
       if (!event.key?.startsWith(PREFIX)) return;
       const conversation = parse(event.newValue);
       const id = event.key.slice(PREFIX.length);
@@ -150,10 +183,20 @@ export class Store {
     this.write(PREFIX + conversation.id, conversation);
   }
 
-  /** Takes over what another tab has written. */
-  adopt(id: string, conversation: Conversation | null): void {
-    if (conversation) this.all.set(id, conversation);
-    else this.all.delete(id);
+  /** Takes over what another tab has written, but for what is newer here: `writing` is the answer that is written here. */
+  adopt(id: string, there: Conversation | null, writing: Message | null): void {
+    const here = this.all.get(id);
+    if (!there) {
+      if (!writing) this.all.delete(id);
+    } else if (!here) {
+      this.all.set(id, there);
+    } else {
+      const messages = merge(here.messages, there.messages, writing);
+      const behind = messages.some((message, at) => size(message) > size(there.messages[at] ?? message));
+      Object.assign(here, there, { messages });
+      // An answer that is being written is saved soon.
+      if (behind && !writing) this.save(here);
+    }
   }
 
   remove(id: string): void {
@@ -165,8 +208,17 @@ export class Store {
     }
   }
 
-  saveSettings(): void {
+  /** Changes settings, and leaves to others what another tab has changed since. */
+  change(settings: Partial<Settings>): void {
+    this.takeSettings();
+    Object.assign(this.settings, settings);
     this.write(SETTINGS, this.settings);
+  }
+
+  /** Takes over what another tab has written; which model is asked stays what this one shows. */
+  private takeSettings(): void {
+    const { model } = this.settings;
+    Object.assign(this.settings, storedSettings(), { model });
   }
 
   private write(key: string, value: unknown): void {

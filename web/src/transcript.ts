@@ -206,15 +206,20 @@ export class Transcript {
 
   /** Draws the growth of one answer. */
   grow(run: Run): void {
-    const view = this.views.at(-1);
-    if (view?.message !== run.answer) return;
+    const view = this.of(run);
+    if (!view) return;
     const follow = this.atEnd();
     view.update(run);
     if (follow) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
   tick(run: Run): void {
-    this.views.at(-1)?.tick(run);
+    this.of(run)?.tick(run);
+  }
+
+  /** The answer of a run is the last message, unless another tab has asked something meanwhile. */
+  private of(run: Run): MessageView | undefined {
+    return this.views.findLast((view) => view.message === run.answer);
   }
 
   /** Begins to edit the last question. */

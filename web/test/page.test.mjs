@@ -127,6 +127,60 @@ onPage("edit replaces a question and drops what followed", async (page) => {
   assert.deepEqual(mock.requests[2].body.messages, [{ role: "user", content: "first,\nbetter" }]);
 });
 
+onPage("what an edit or a regeneration drops can be brought back", async (page) => {
+  await ask(page, "first");
+  await ask(page, "second");
+  const [asked, said] = [await questions(page), await answers(page)];
+  const undo = page.locator("#notice").getByRole("button", { name: "Undo" });
+  const isBack = async (name) => assert.deepEqual([await questions(page), await answers(page)], [asked, said], name);
+  const edit = async (text) => {
+    await page.getByRole("button", { name: "Edit" }).first().click();
+    await page.getByLabel("Edit your message").fill(text);
+    await page.keyboard.press("Enter");
+  };
+  await edit("slow");
+  await page.waitForSelector("#stop:visible");
+  await undo.click();
+  await isBack("in the middle of the new answer");
+  await settled(page);
+  await edit("another");
+  await settled(page);
+  await undo.click();
+  await isBack("after it");
+  // The last answer alone is dropped without a word, if there is another one.
+  await page.getByRole("button", { name: "Regenerate" }).last().click();
+  await settled(page);
+  assert.equal(await page.locator("#notice").isVisible(), false);
+  await page.route("**/v1/**", (route) => route.abort());
+  await page.getByRole("button", { name: "Regenerate" }).last().click();
+  await settled(page);
+  await page.getByRole("button", { name: "Retry" }).last().click();
+  await settled(page);
+  await undo.click();
+  await isBack("when nothing came in its place");
+  await page.reload();
+  await isBack("also after a reload");
+}, { failures: true });
+
+onPage("a question can be edited while it is answered", async (page) => {
+  await send(page, "slow");
+  await page.waitForFunction(() => document.querySelector(".answer > .text")?.textContent.includes("word5"));
+  await page.getByRole("button", { name: "Edit" }).click();
+  await page.getByLabel("Edit your message").fill("slow, but another");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector(".answer > .text")?.textContent.includes("word2"));
+  assert.deepEqual(await questions(page), ["slow, but another"]);
+  assert.equal(await page.locator("#stop").isVisible(), true);
+  await page.press("#input", "Escape");
+  await settled(page);
+  assert.match((await text(page, ".answer .status"))[0], /^stopped/);
+});
+
+onPage("a title ends with a whole character", async (page) => {
+  await ask(page, `a${"😀".repeat(80)}`);
+  assert.deepEqual(await titles(page), [`a${"😀".repeat(59)}…`]);
+});
+
 onPage("fork, rename, delete, undo; a reload restores", async (page) => {
   await ask(page, "first");
   await ask(page, "second");
@@ -181,6 +235,34 @@ onPage("two tabs see the same conversations", async (page) => {
   await page.waitForFunction(() => document.querySelectorAll(".user").length === 2);
 });
 
+onPage("what two tabs ask of one conversation is kept, and what is edited stays open", async (page) => {
+  await ask(page, "hello");
+  const other = await page.context().newPage();
+  await other.goto(mock.url);
+  await other.waitForSelector(".user");
+  await other.getByRole("button", { name: "Edit" }).first().click();
+  await other.getByLabel("Edit your message").fill("in other words");
+  await page.bringToFront();
+  await send(page, "slow");
+  await other.waitForFunction(() => /word9/.test(document.querySelectorAll(".answer > .text")[1]?.textContent));
+  assert.equal(await other.getByLabel("Edit your message").inputValue(), "in other words");
+  await other.bringToFront();
+  await ask(other, "from the second");
+  const all = ["hello", "slow", "from the second"];
+  assert.deepEqual((await questions(other)).slice(-2), all.slice(-2));
+  await page.bringToFront();
+  await page.waitForFunction(() => document.querySelectorAll(".user").length === 3);
+  assert.equal(await page.locator("#stop").isVisible(), true);
+  await page.press("#input", "Escape");
+  await settled(page);
+  const said = await answers(page);
+  assert.match(said[1], /^word0 .*word9/);
+  assert.match(said[2], /^You said: from the second/);
+  await page.reload();
+  assert.deepEqual(await questions(page), all);
+  assert.deepEqual(await answers(page), said);
+});
+
 onPage("settings go with every request", async (page) => {
   await page.click("#open-settings");
   await page.fill("#set-system", "Be brief.");
@@ -210,6 +292,45 @@ onPage("settings go with every request", async (page) => {
   await page.keyboard.press("Escape");
   await ask(page, "hello again");
   assert.equal(mock.requests[1].body.temperature, 0.7, "escape changes nothing");
+});
+
+onPage("settings of one tab are not lost by another", async (page) => {
+  const other = await page.context().newPage();
+  await other.goto(mock.url);
+  await other.waitForSelector("#toggle-memory");
+  await page.bringToFront();
+  await page.click("#open-settings");
+  await page.fill("#set-temperature", "0.3");
+  await page.fill("#set-key", "secret");
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.waitForFunction(() => localStorage.getItem("kvas.settings")?.includes("secret"));
+  await other.bringToFront();
+  await other.click("#toggle-memory");
+  const kept = await other.evaluate(() => JSON.parse(localStorage.getItem("kvas.settings")));
+  assert.deepEqual([kept.key, kept.temperature, kept.memory], ["secret", 0.3, true]);
+  await other.click("#open-settings");
+  await page.bringToFront();
+  await page.click("#open-settings");
+  await page.fill("#set-top_k", "5");
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.waitForFunction(() => JSON.parse(localStorage.getItem("kvas.settings")).top_k === 5);
+  await other.bringToFront();
+  await other.fill("#set-min_p", "0.25");
+  await other.getByRole("button", { name: "Save" }).click();
+  await ask(other, "hello");
+  assert.equal(mock.requests[0].headers.authorization, "Bearer secret");
+  const { temperature, top_k: topK, min_p: minP } = mock.requests[0].body;
+  assert.deepEqual([temperature, topK, minP], [0.3, 5, 0.25]);
+});
+
+onPage("a key that cannot be sent is not taken for a server that is away", async (page) => {
+  await page.click("#open-settings");
+  await page.fill("#set-key", "ключ");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("#notice:visible");
+  assert.match(await page.locator("#notice").innerText(), /^The API key has characters that no key has, expected ASCII\. .*settings/);
+  await ask(page, "hello");
+  assert.match(await page.locator(".answer .error:visible").innerText(), /^The API key has characters/);
 });
 
 test("a server that wants a key says so", async () => {
@@ -320,6 +441,25 @@ onPage("Markdown becomes elements", async (page) => {
   assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^for entry in ring/);
   await page.locator(".answer .foot").getByRole("button", { name: "Copy" }).click();
   await page.waitForFunction(async (wanted) => (await navigator.clipboard.readText()) === wanted, MARKDOWN);
+});
+
+onPage("what is written from the right is shown so, paragraph by paragraph", async (page) => {
+  await ask(page, "שלום!\nhello!");
+  // Where a character stands, by its place in the text of an element.
+  const left = (selector, at) => page.locator(selector).evaluate((element, place) => {
+    const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+    let node = walker.nextNode();
+    for (; place >= node.length; node = walker.nextNode()) place -= node.length;
+    const range = document.createRange();
+    range.setStart(node, place);
+    range.setEnd(node, place + 1);
+    return range.getBoundingClientRect().left;
+  }, at);
+  const text = ".user > .text";
+  assert.ok((await left(text, 4)) < (await left(text, 0)), "the mark stands at the left of the first line");
+  assert.ok((await left(text, 11)) > (await left(text, 6)), "and at the right of the second");
+  await page.fill("#input", "שלום");
+  assert.equal(await page.locator("#input").evaluate((field) => getComputedStyle(field).unicodeBidi), "plaintext");
 });
 
 onPage("hostile text is text", async (page) => {

@@ -78,10 +78,12 @@ test("blocks", async () => {
 test("no text is lost or slow to read, whatever it is", async () => {
   const { blocks } = await load("blocks");
   const size = 60_000;
-  const texts = [">", "- ", "  - ", "1. ", "|", "a|b\n-|-\n", "\n", "```", "# ", "#\u0020\u0020", "* ", "- a\n\n\n", "- a\n  ", "_ "];
+  const texts = [" ", "\t ", ">", "- ", "  - ", "1. ", "|", "a|b\n-|-\n", "\n", "```", "# ", "#\u0020\u0020", "* ", "- a\n\n\n", "- a\n  ", "_ "];
   for (const text of texts) {
     const began = performance.now();
     blocks(text.repeat(size / text.length));
+    // Below what may be the head of a table, and ended by what is none.
+    blocks(`|\n-${text.repeat(size / text.length)}x`);
     assert.ok(performance.now() - began < 4000, `${JSON.stringify(text)} took ${performance.now() - began} ms`);
   }
   for (let end = 0; end <= MARKDOWN.length; end += 1) {
@@ -126,6 +128,26 @@ test("a request holds what was said and what was set", async () => {
   assert.deepEqual(answer.calls, [{ id: "a", name: "f", arguments: "{}" }]);
   assert.deepEqual(answer.stats, { rate: null, written: 3, read: 2, cached: 8, miss: null });
   assert.match(answer.note, /cut off/);
+});
+
+test("what two tabs know of a conversation is put together", async () => {
+  globalThis.addEventListener ??= () => undefined;
+  const { merge } = await load("store");
+  const message = (id, content = id, role = "user") => ({ id, role, content });
+  const [q, a, half] = [message("q"), message("a", "a whole answer", "assistant"), message("a", "a wh", "assistant")];
+  const ids = (messages) => messages.map(({ id }) => id).join("");
+  // Nothing is written here: the other tab says what there is, and the longer of two is the newer.
+  assert.deepEqual(merge([q, half], [{ ...q }, a], null), [q, a]);
+  assert.equal(merge([q, half], [{ ...q }, a], null)[0], q, "what is the same stays the same object");
+  assert.equal(merge([q, a], [q, half], null)[1], a);
+  assert.deepEqual(merge([q, a], [q], null), [q], "dropped there");
+  // An answer is written here: it stays, and what was asked there is added.
+  const [r, b] = [message("r"), message("b", "b", "assistant")];
+  assert.equal(ids(merge([q, half], [q, a, r, b], half)), "qarb");
+  assert.equal(merge([q, half], [q, a, r, b], half)[1], half);
+  assert.deepEqual(merge([q, half, r, b], [q, a], b), [q, a, r, b]);
+  assert.equal(ids(merge([q, a], [q, r, b], a)), "qarb");
+  assert.equal(ids(merge([q, a], [q, b], a)), "qa", "answered again there");
 });
 
 test("a square shows who holds most of it, and what is held before what is free", async () => {

@@ -197,7 +197,7 @@ impl Serve {
             queue: self.queue,
             slot_save_path: self.slot_save_path.clone(),
             reasoning_budget: Some(self.reasoning_budget).filter(|budget| *budget >= 0),
-            template_variables: self.template.variables()?,
+            template_variables: self.template.variables()?.unwrap_or_default(),
             body_limit: usize::try_from(self.body_limit).unwrap_or(usize::MAX),
             timeout: self.timeout.map(Duration::from_secs),
         })
