@@ -175,7 +175,7 @@ fn a_request_may_give_up_segments_where_the_server_can() {
     for (host, wrong, named) in [
         (plain, json!({"kv_policy": "edgeinfinite"}), "--kv-policy edgeinfinite"),
         (&bounded, json!({"kv_policy": "slake"}), "--kv-policy slake"),
-        (&bounded, json!({"kv_budget": 100}), "kv_policy slake only"),
+        (&bounded, json!({"kv_budget": 100}), "kv_budget, expected a server that was started with --kv-policy slake"),
     ] {
         let reply = host.post("/v1/completions", &body(&wrong));
         assert!(reply.status == 400 && reply.text().contains(named), "{wrong}: {}", reply.text());
@@ -196,7 +196,8 @@ fn a_request_may_hold_fewer_tokens_where_the_server_can() {
     assert_eq!(said(&bounded.post("/v1/completions", &body(&json!({"kv_policy": "full"}))).ok()), all);
     for (host, wrong, named) in [
         (plain, json!({"kv_policy": "slake"}), "--kv-policy slake"),
-        (plain, json!({"kv_budget": 100}), "--kv-policy slake"),
+        (plain, json!({"kv_budget": 100}), "kv_budget, expected a server that was started with --kv-policy slake"),
+        (&bounded, json!({"kv_policy": "full", "slake_sinks": 2}), "slake_sinks with kv_policy full, expected slake"),
         (&bounded, json!({"kv_policy": "some"}), "kv_policy"),
         (&bounded, json!({"kv_budget": 1}), "kv_budget 1, expected at least"),
         (&bounded, json!({"kv_budget": 100_000}), "kv_budget 100000, expected at most"),
