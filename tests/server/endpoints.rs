@@ -77,6 +77,11 @@ fn ollama_loads_a_model_where_nothing_is_asked() {
         let reply = host.post(path, &body).ok();
         assert_eq!((&reply["done"], &reply["done_reason"]), (&json!(true), &json!("load")), "{path}");
     }
+    for body in [json!({"input": ""}), json!({"input": []}), json!({"model": "tiny"})] {
+        let reply = host.post("/api/embed", &body).ok();
+        assert_eq!((&reply["embeddings"], &reply["prompt_eval_count"]), (&json!([]), &json!(0)), "{body}");
+    }
+    assert_eq!(host.post("/api/embeddings", &json!({"prompt": ""})).ok()["embedding"], json!([]));
 }
 
 #[test]
