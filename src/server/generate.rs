@@ -81,10 +81,8 @@ pub enum Piece {
     OfPrompt(TokenPiece),
     /// The hidden state of the prompt.
     Hidden(Vec<f32>),
-    /// A token of the answer, before what it completes.
-    Id(u32),
-    /// A part of the answer.
-    Part(Part),
+    /// A part of the answer, and the tokens that came since the one before it.
+    Part(Part, Vec<u32>),
     /// The answer is over.
     Done(Box<End>),
     /// It cannot be had.
@@ -235,6 +233,8 @@ struct Answering {
     /// When the last token came; before the first, the request.
     last_token: Instant,
     tokens: Vec<u32>,
+    /// How many of them were sent with a part.
+    sent: usize,
     /// Tokens of the prompt whose probability was told.
     prompt_read: usize,
     /// The text so far, reasoning and calls as the model wrote them.
@@ -307,6 +307,7 @@ impl Answering {
             began,
             last_token: began,
             tokens: Vec::new(),
+            sent: 0,
             prompt_read: 0,
             written: String::new(),
             stopped: None,
@@ -396,7 +397,6 @@ impl Answering {
     /// True if the answer cannot go on.
     fn token(&mut self, id: u32) -> bool {
         self.tokens.push(id);
-        self.send(Piece::Id(id));
         self.slot.set(Doing::Generating, self.tokens.len());
         let (is_first, now) = (self.tokens.len() == 1, Instant::now());
         let gap = now - std::mem::replace(&mut self.last_token, now);
@@ -423,7 +423,16 @@ impl Answering {
             Some(reader) => reader.push(&text),
             None => vec![Part::Content(text)],
         };
-        parts.into_iter().for_each(|part| self.send(Piece::Part(part)));
+        self.send_parts(parts);
+    }
+
+    /// Sends parts with the tokens that were not sent yet.
+    fn send_parts(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            let tokens = self.tokens[self.sent..].to_vec();
+            self.sent = self.tokens.len();
+            self.send(Piece::Part(part, tokens));
+        }
     }
 
     fn done(mut self, finish: Finish, timings: Timings, late: bool) {
@@ -432,7 +441,7 @@ impl Answering {
             self.write(rest);
         }
         let rest = self.reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
-        rest.into_iter().for_each(|part| self.send(Piece::Part(part)));
+        self.send_parts(rest);
         let read = timings.cached_tokens + timings.prompt_tokens;
         self.remember(read);
         let reason = if late { "timeout" } else { finish.name() };

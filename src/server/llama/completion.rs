@@ -43,7 +43,6 @@ pub async fn completion(
         prompts: asks.iter().map(|ask| ask.prompt.clone()).collect(),
         return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
         said: vec![],
-        ids: vec![],
         told: 0,
     };
     if fields.flag("stream")?.unwrap_or(false) {
@@ -98,9 +97,7 @@ struct NativeForm {
     prompts: Vec<Vec<u32>>,
     return_tokens: bool,
     said: Vec<TokenPiece>,
-    /// Tokens of a streamed answer.
-    ids: Vec<u32>,
-    /// How many of them were sent.
+    /// How many tokens of a streamed answer were sent.
     told: usize,
 }
 
@@ -122,10 +119,10 @@ impl NativeForm {
         json!(tokens.iter().map(one).collect::<Vec<_>>())
     }
 
-    /// The tokens since the last message, if they are wanted.
-    fn untold(&mut self) -> &[u32] {
-        let told = std::mem::replace(&mut self.told, self.ids.len());
-        if self.return_tokens { &self.ids[told..] } else { &[] }
+    /// The tokens of a message, if they are wanted.
+    fn tokens(&mut self, tokens: &[u32]) -> Value {
+        self.told += tokens.len();
+        if self.return_tokens { json!(tokens) } else { json!([]) }
     }
 
     fn last(&self, index: usize, end: &End) -> Value {
@@ -171,19 +168,16 @@ impl Form for NativeForm {
                 self.said.push(token);
                 Vec::new()
             }
-            Piece::Id(id) => {
-                self.ids.push(id);
-                Vec::new()
-            }
-            Piece::Part(Part::Content(text)) => {
+            Piece::Part(Part::Content(text), ids) => {
                 let tokens = std::mem::take(&mut self.said);
+                let ids = self.tokens(&ids);
                 let mut chunk = json!({
                     "index": index,
                     "content": text,
-                    "tokens": self.untold(),
+                    "tokens": ids,
                     "stop": false,
                     "id_slot": -1,
-                    "tokens_predicted": self.ids.len(),
+                    "tokens_predicted": self.told,
                     "tokens_evaluated": self.prompts[index].len(),
                 });
                 if !tokens.is_empty() {
@@ -193,12 +187,12 @@ impl Form for NativeForm {
             }
             Piece::OfPrompt(_)
             | Piece::Hidden(_)
-            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }, _) => Vec::new(),
             Piece::Done(end) => {
                 let mut last = self.last(index, &end);
                 last["index"] = json!(index);
                 last["content"] = json!("");
-                last["tokens"] = json!(self.untold());
+                last["tokens"] = self.tokens(&end.tokens[self.told..]);
                 vec![Message::plain(last)]
             }
             Piece::Failed(error) => vec![self.error(&error)],

@@ -118,24 +118,24 @@ impl LineForm {
 impl Form for LineForm {
     fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
         match piece {
-            Piece::Id(_) | Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
-            Piece::Part(Part::Arguments { text, .. }) => {
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(Part::Arguments { text, .. }, _) => {
                 if let Some(call) = &mut self.call {
                     call.arguments.push_str(&text);
                 }
                 Vec::new()
             }
-            Piece::Part(Part::Call { id, name, .. }) => {
+            Piece::Part(Part::Call { id, name, .. }, _) => {
                 let said = self.end_call();
                 self.call = Some(Call { id, name, arguments: String::new() });
                 said
             }
-            Piece::Part(Part::Content(text)) => {
+            Piece::Part(Part::Content(text), _) => {
                 let mut said = self.end_call();
                 said.push(Message::plain(self.line(&text, "", Vec::new())));
                 said
             }
-            Piece::Part(Part::Reasoning(text)) => {
+            Piece::Part(Part::Reasoning(text), _) => {
                 let mut said = self.end_call();
                 said.push(Message::plain(self.line("", &text, Vec::new())));
                 said

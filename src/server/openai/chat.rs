@@ -262,8 +262,8 @@ impl Form for ChatForm {
                 self.said.push((index, token));
                 Vec::new()
             }
-            Piece::Id(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
-            Piece::Part(part) => vec![self.part(index, part)],
+            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(part, _) => vec![self.part(index, part)],
             Piece::Done(end) => {
                 let reason = finish_reason(&end, self.calls[index]);
                 let mut last = self.chunk(index, json!({}), Some(reason));

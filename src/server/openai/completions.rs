@@ -329,14 +329,14 @@ impl Form for TextForm {
                 self.untold[index].answer.push(token);
                 Vec::new()
             }
-            Piece::Part(Part::Content(text)) => vec![self.chunk(index, &text, None)],
+            Piece::Part(Part::Content(text), _) => vec![self.chunk(index, &text, None)],
             Piece::OfPrompt(token) => {
                 self.untold[index].prompt.push(token);
                 Vec::new()
             }
-            Piece::Id(_)
-            | Piece::Hidden(_)
-            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            Piece::Hidden(_) | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }, _) => {
+                Vec::new()
+            }
             Piece::Done(end) => {
                 let mut last = self.chunk(index, "", Some(&end));
                 last.data["timings"] = timings(&end);
