@@ -17,6 +17,7 @@ use crate::{
     speculation,
     text::{AnswerReader, Control, Part},
 };
+use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{
     sync::{
         Arc,
@@ -154,6 +155,15 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
         });
     }
     Ok(receiver)
+}
+
+/// What was asked about several prompts of one request, in their order: as many at once as there are slots, since more would
+/// only wait. The first decides whether the request is let in.
+pub async fn at_once<T>(
+    served: &Served,
+    asked: Vec<impl Future<Output = Result<T, ApiError>>>,
+) -> Result<Vec<T>, ApiError> {
+    stream::iter(asked).buffered(served.slots.count()).try_collect().await
 }
 
 /// The constraint of a request. If it cannot say what may come next, what was asked for is at fault, not the server.

@@ -249,6 +249,48 @@ fn answers_of_one_request_are_not_refused() {
     assert_eq!(reply["data"].as_array().unwrap().len(), 6);
 }
 
+/// The prompts of one request do not wait for each other as long as there are slots.
+#[test]
+fn prompts_of_one_request_are_answered_at_once() {
+    let host = Host::start(3, |_, _| {});
+    host.post("/completion", &json!({"prompt": "A fox", "n_predict": 1})).ok();
+    let served = host.server.models.loaded().remove(0);
+    let prompts = json!(["The fox", "A hen", "Two cows", "The king"]);
+    for (path, most, said) in [("/v1/completions", "max_tokens", "choices"), ("/completion", "n_predict", "")] {
+        let body = json!({"prompt": prompts, most: 300, "temperature": 0, "ignore_eos": true});
+        let reply = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| host.post(path, &body).ok());
+            while served.slots.busy() < 3 {
+                assert!(!asked.is_finished(), "{path}: never three at once");
+                std::thread::yield_now();
+            }
+            asked.join().unwrap()
+        });
+        let answers = if said.is_empty() { &reply } else { &reply[said] };
+        for (index, prompt) in prompts.as_array().unwrap().iter().enumerate() {
+            let body = json!({"prompt": prompt, most: 300, "temperature": 0, "ignore_eos": true});
+            let alone = host.post(path, &body).ok();
+            let alone = if said.is_empty() { &alone } else { &alone[said][0] };
+            let text = if said.is_empty() { "content" } else { "text" };
+            assert_eq!((&answers[index][text], &answers[index]["index"]), (&alone[text], &json!(index)), "{path}");
+        }
+    }
+}
+
+/// llama.cpp's name for how many answers there are to each prompt.
+#[test]
+fn completions_may_be_several_for_each_prompt() {
+    let host = Host::shared();
+    let mut body = json!({"prompt": ["The fox", "A hen"], "n_predict": 6, "n_cmpl": 3, "seed": 1, "temperature": 1.5});
+    let reply = host.post("/completion", &body).ok();
+    let prompts: Vec<&Value> = reply.as_array().unwrap().iter().map(|answer| &answer["prompt"]).collect();
+    assert_eq!(prompts, ["The fox", "The fox", "The fox", "A hen", "A hen", "A hen"]);
+    assert_eq!((&reply[5]["index"], reply[0]["content"] == reply[1]["content"]), (&json!(5), false));
+    body["stream"] = json!(true);
+    let refused = host.post("/completion", &body);
+    assert!(refused.status == 400 && refused.text().contains("6 answers"), "{}", refused.text());
+}
+
 /// A last message is gone on with, whatever else is asked for, or refused.
 #[test]
 fn a_last_message_is_gone_on_with() {

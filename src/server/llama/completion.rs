@@ -36,32 +36,40 @@ pub async fn completion(
     if let Some(grammar) = options::grammar(&fields)? {
         ask.stages = vec![options::stage(&served, &grammar)?];
     }
-    let asks = self::asks(&fields, &served, &ask)?;
-    let count = asks.len();
+    let answers = options::answers(&fields)?;
+    let mut asks = self::asks(&fields, &served, &ask)?;
+    let count = asks.len() * answers;
+    let streamed = fields.flag("stream")?.unwrap_or(false);
     let form = NativeForm {
         served: served.clone(),
         prompts: asks.iter().map(|ask| ask.prompt.clone()).collect(),
-        return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
+        return_tokens: fields.flag("return_tokens")?.unwrap_or(streamed),
         said: vec![],
         told: 0,
     };
-    if fields.flag("stream")?.unwrap_or(false) {
-        let [_] = &asks[..] else {
-            let what = format!("{count} prompts, expected one for a reply that is streamed");
+    if streamed {
+        if count > 1 {
+            let what = format!("{count} answers to the prompts, expected one for a reply that is streamed");
             return Err(ApiError::field("prompt", what));
-        };
+        }
         return Ok(stream::respond(generate::begin(&server, &served, asks).await?, 1, form, Wire::Events));
     }
-    let mut replies = Vec::new();
-    for (index, mut ask) in asks.into_iter().enumerate() {
-        if index > 0 {
-            ask.wish.arrival = Arrival::Admitted;
-        }
-        let answers = collect(generate::begin(&server, &served, vec![ask]).await?, 1).await?;
-        replies.extend(answers.iter().map(|answer| form.whole(index, answer)));
-    }
+    asks.iter_mut().enumerate().for_each(|(number, ask)| ask.wish.arrival = Arrival::of_prompt(number));
+    let asked = asks.into_iter().map(|ask| whole(&server, &served, (ask, answers))).collect();
+    let answered = generate::at_once(&served, asked).await?.concat();
+    let mut replies: Vec<Value> =
+        answered.iter().enumerate().map(|(index, answer)| form.whole((index, index / answers), answer)).collect();
     let reply = if replies.len() == 1 { replies.swap_remove(0) } else { json!(replies) };
     Ok(Json(reply).into_response())
+}
+
+/// So many answers to one prompt.
+async fn whole(
+    server: &Arc<Server>,
+    served: &Arc<Served>,
+    (ask, answers): (Ask, usize),
+) -> Result<Vec<Whole>, ApiError> {
+    collect(generate::begin(server, served, options::several(ask, answers)).await?, answers).await
 }
 
 /// One ask for each prompt.
@@ -125,8 +133,9 @@ impl NativeForm {
         if self.return_tokens { json!(tokens) } else { json!([]) }
     }
 
-    fn last(&self, index: usize, end: &End) -> Value {
-        let prompt = &self.prompts[index];
+    /// What is said of an answer to the prompt of this number when it is over.
+    fn last(&self, prompt: usize, end: &End) -> Value {
+        let prompt = &self.prompts[prompt];
         let (stop, word) = match (&end.finish, &end.stop_string) {
             (_, Some(word)) => ("word", word.as_str()),
             (Finish::Stop, None) => ("eos", ""),
@@ -148,8 +157,8 @@ impl NativeForm {
         })
     }
 
-    fn whole(&self, index: usize, answer: &Whole) -> Value {
-        let mut reply = self.last(index, &answer.end);
+    fn whole(&self, (index, prompt): (usize, usize), answer: &Whole) -> Value {
+        let mut reply = self.last(prompt, &answer.end);
         reply["index"] = json!(index);
         reply["content"] = json!(answer.content);
         reply["has_new_line"] = json!(answer.content.contains('\n'));

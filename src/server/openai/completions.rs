@@ -50,9 +50,10 @@ pub async fn completions(
         return wanted.stream(&server, &served, head).await;
     }
     let (mut choices, mut ends) = (Vec::new(), Vec::new());
-    for (number, prompt) in wanted.prompts.iter().enumerate() {
-        let arrival = if number == 0 { Arrival::New } else { Arrival::Admitted };
-        let generated = wanted.answer(&server, &served, (prompt, arrival)).await?;
+    let one = |(number, prompt)| wanted.answer(&server, &served, (prompt, Arrival::of_prompt(number)));
+    let asked = wanted.prompts.iter().enumerate().map(one).collect();
+    let answered = generate::at_once(&served, asked).await?;
+    for (prompt, generated) in wanted.prompts.iter().zip(answered) {
         for answer in &generated[..wanted.answers] {
             choices.push(wanted.choice(&served, choices.len(), prompt, answer));
         }
