@@ -31,32 +31,45 @@ pub async fn completion(
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let mut ask = options::ask(&fields, &served, caller.scope)?;
+    respond((&server, &served), &fields, caller, &|| all(&fields, &served)).await
+}
+
+/// Writes what stands between two texts; the options are those of `/completion`.
+pub async fn infill(State(server): State<Arc<Server>>, caller: Caller, Body(body): Body) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    respond((&server, &served), &fields, caller, &|| Ok(vec![super::infill::prompt(&fields, &served)?])).await
+}
+
+/// Goes on with these prompts, which are made when the rest of the request is known to be right.
+async fn respond(
+    (server, served): (&Arc<Server>, &Arc<Served>),
+    fields: &Fields<'_>,
+    caller: Caller,
+    prompts: &(dyn Fn() -> Result<Vec<Vec<u32>>, ApiError> + Sync),
+) -> Result<Response, ApiError> {
+    let mut ask = options::ask(fields, served, caller.scope)?;
     ask.likeliest = fields.count(&["n_probs"], (0, options::MOST_LIKELIEST))?.filter(|count| *count > 0);
-    if let Some(grammar) = options::grammar(&fields)? {
-        ask.stages = vec![options::stage(&served, &grammar)?];
+    if let Some(grammar) = options::grammar(fields)? {
+        ask.stages = vec![options::stage(served, &grammar)?];
     }
-    let answers = options::answers(&fields)?;
-    let mut asks = self::asks(&fields, &served, &ask)?;
-    let count = asks.len() * answers;
+    let answers = options::answers(fields)?;
     let streamed = fields.flag("stream")?.unwrap_or(false);
-    let form = NativeForm {
-        served: served.clone(),
-        prompts: asks.iter().map(|ask| ask.prompt.clone()).collect(),
-        return_tokens: fields.flag("return_tokens")?.unwrap_or(streamed),
-        said: vec![],
-        told: 0,
-    };
+    let return_tokens = fields.flag("return_tokens")?.unwrap_or(streamed);
+    let prompts = prompts()?;
+    let count = prompts.len() * answers;
+    let form = NativeForm { served: served.clone(), prompts: prompts.clone(), return_tokens, said: vec![], told: 0 };
+    let mut asks: Vec<Ask> = prompts.into_iter().map(|prompt| Ask { prompt, ..ask.clone() }).collect();
     if streamed {
         if count > 1 {
             let what = format!("{count} answers to the prompts, expected one for a reply that is streamed");
             return Err(ApiError::field("prompt", what));
         }
-        return Ok(stream::respond(generate::begin(&server, &served, asks).await?, 1, form, Wire::Events));
+        return Ok(stream::respond(generate::begin(server, served, asks).await?, 1, form, Wire::Events));
     }
     asks.iter_mut().enumerate().for_each(|(number, ask)| ask.wish.arrival = Arrival::of_prompt(number));
-    let asked = asks.into_iter().map(|ask| whole(&server, &served, (ask, answers))).collect();
-    let answered = generate::at_once(&served, asked).await?.concat();
+    let asked = asks.into_iter().map(|ask| whole(server, served, (ask, answers))).collect();
+    let answered = generate::at_once(served, asked).await?.concat();
     let mut replies: Vec<Value> =
         answered.iter().enumerate().map(|(index, answer)| form.whole((index, index / answers), answer)).collect();
     let reply = if replies.len() == 1 { replies.swap_remove(0) } else { json!(replies) };
@@ -72,15 +85,14 @@ async fn whole(
     collect(generate::begin(server, served, options::several(ask, answers)).await?, answers).await
 }
 
-/// One ask for each prompt.
-fn asks(fields: &Fields<'_>, served: &Served, ask: &Ask) -> Result<Vec<Ask>, ApiError> {
+/// All prompts of a request.
+fn all(fields: &Fields<'_>, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
     let given = fields.need("prompt", "a text or a list of tokens")?;
     let is_mixed = |list: &[Value]| list.iter().any(Value::is_number) && list.iter().any(Value::is_string);
-    let all = match given.as_array().filter(|list| is_mixed(list)) {
-        Some(list) => vec![mixed(list, served)?],
-        None => prompts(given, served)?,
-    };
-    Ok(all.into_iter().map(|prompt| Ask { prompt, ..ask.clone() }).collect())
+    match given.as_array().filter(|list| is_mixed(list)) {
+        Some(list) => Ok(vec![mixed(list, served)?]),
+        None => prompts(given, served),
+    }
 }
 
 /// Texts and tokens one after the other.

@@ -1,6 +1,7 @@
 //! The endpoints of llama.cpp's server.
 
 pub mod completion;
+mod infill;
 pub mod slots;
 pub mod text;
 
