@@ -277,6 +277,30 @@ fn prompts_of_one_request_are_answered_at_once() {
     }
 }
 
+/// Ollama's older way to go on: what a reply says it has read and written.
+#[test]
+fn a_context_is_gone_on_from() {
+    let host = Host::shared();
+    let options = json!({"num_predict": 8, "temperature": 0});
+    let ask = |prompt: &str, context: &Value| {
+        let body = json!({"prompt": prompt, "context": context, "stream": false, "options": options});
+        host.post("/api/generate", &body).ok()
+    };
+    let count = |reply: &Value| reply["prompt_eval_count"].as_u64().unwrap();
+    let first = ask("Tell me of a fox.", &json!(null));
+    let context = first["context"].as_array().unwrap();
+    assert_eq!(context.len() as u64, count(&first) + first["eval_count"].as_u64().unwrap());
+    let (second, alone) = (ask("And then?", &first["context"]), ask("And then?", &json!([])));
+    assert_eq!(count(&second), context.len() as u64 + count(&alone));
+    assert_eq!(second["context"].as_array().unwrap()[..context.len()], context[..]);
+    let body = json!({"prompt": "And then?", "context": first["context"], "options": options});
+    let lines = host.post("/api/generate", &body).lines();
+    assert_eq!(lines.last().unwrap()["context"], second["context"]);
+    let body = json!({"prompt": "And then?", "context": [1, "x"]});
+    let refused = host.post("/api/generate", &body);
+    assert!(refused.status == 400 && refused.text().contains("context: \\\"x\\\""), "{}", refused.text());
+}
+
 /// llama.cpp's name for how many answers there are to each prompt.
 #[test]
 fn completions_may_be_several_for_each_prompt() {
