@@ -5,6 +5,7 @@ mod calls;
 mod costs;
 mod gbnf;
 mod masks;
+mod schemas;
 
 use super::{Compiled, Grammar, Vocabulary, compile};
 use crate::text::{
