@@ -1,6 +1,7 @@
 //! Calls that are forced and answers that fit a schema, through every API, in one piece and streamed.
 
 use super::{client::Reply, host::Host};
+use kvas::text::ChatTemplate;
 use serde_json::{Value, json};
 
 /// Room for the white space that the small model likes between the parts of a JSON text.
@@ -150,6 +151,50 @@ fn a_forced_call_is_made_through_every_api() {
         };
         let refused = host.post(api.path, &body);
         assert!(refused.status == 400 && refused.text().contains("sundial"), "{}: {}", api.path, refused.text());
+    }
+}
+
+/// Models that write arguments one by one are made to write those that fit, too: as Qwen 3.5 does, and as LFM2.
+#[test]
+fn calls_that_are_no_json_are_forced() {
+    let conversation = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        <|im_start|>assistant\n";
+    let opts = json!({"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false});
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "minLength": 2, "maxLength": 9}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"enum": ["c", "f"]}, "opts": opts,
+        },
+        "required": ["city", "unit", "opts"],
+    });
+    let tool = json!({"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": true}});
+    for calls in ["tools <tool_call><function=f><parameter=p>", "tools <|tool_list_start|> <|tool_call_start|>"] {
+        let template = ChatTemplate::new(&format!("{{# {calls} #}}{conversation}")).unwrap();
+        let host = Host::with_template(template);
+        let mut days = 0;
+        for seed in 0..6 {
+            let body = json!({
+                "messages": question(), "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false,
+                "max_tokens": ROOM, "seed": seed, "temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0.02,
+            });
+            let choice = host.post("/v1/chat/completions", &body).ok()["choices"][0].clone();
+            assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+            let function = &choice["message"]["tool_calls"][0]["function"];
+            let arguments = parsed(&text(&function["arguments"]));
+            let city = arguments["city"].as_str().unwrap().chars().count();
+            assert!(function["name"] == "weather" && (2..=9).contains(&city), "{choice}");
+            assert!(["c", "f"].contains(&arguments["unit"].as_str().unwrap()), "{choice}");
+            assert!(
+                arguments["opts"]["x"].is_boolean() && arguments["opts"].as_object().unwrap().len() == 1,
+                "{choice}"
+            );
+            if let Some(number) = arguments.get("days") {
+                assert!((1..=9).contains(&number.as_u64().unwrap()), "{choice}");
+                days += 1;
+            }
+        }
+        assert!((1..6).contains(&days), "an argument that is not required is there at times: {days}");
     }
 }
 
