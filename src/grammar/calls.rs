@@ -5,14 +5,16 @@ use super::{
     vocabulary::{Part, Vocabulary},
 };
 use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
+use serde_json::Value;
 use std::fmt::Write;
 
-/// The grammar of one call of one of these forms, or of several with `between` between them if `parallel`.
+/// The grammar of one call of one of these forms, or of several with `between` between them if `parallel`; or of JSON of the
+/// schema `or`.
 pub(super) fn to_lark(
     vocabulary: &Vocabulary,
     forms: &[CallForm],
-    between: Option<&str>,
-    parallel: bool,
+    (between, parallel): (Option<&str>, bool),
+    or: Option<&Value>,
 ) -> Result<String, String> {
     if forms.is_empty() {
         return Err("a tool call is asked for and there is no tool, expected at least one".into());
@@ -23,7 +25,11 @@ pub(super) fn to_lark(
         Some(_) | None => String::new(),
     };
     let names: Vec<String> = (0..forms.len()).map(|form| format!("form{form}")).collect();
-    let mut lark = format!("start: call{again}\ncall: {}\n", names.join(" | "));
+    let mut lark = format!("calls: call{again}\ncall: {}\n", names.join(" | "));
+    lark += &match or {
+        None => "start: calls\n".into(),
+        Some(schema) => format!("start: calls | answer\nanswer: %json {}\n", with_whitespace(schema)),
+    };
     for (name, form) in names.iter().zip(forms) {
         let (begin, end) = (symbols(vocabulary, &form.begin), symbols(vocabulary, &form.end));
         let arguments = match &form.arguments {
@@ -129,7 +135,7 @@ fn escaped(regex: &str) -> String {
 fn symbols(vocabulary: &Vocabulary, text: &str) -> String {
     let symbol = |part: &Part| match part {
         Part::Token(id) => format!("<[{id}]>"),
-        Part::Text(text) => serde_json::Value::from(text.as_str()).to_string().replace('\u{7f}', "\\u007f"),
+        Part::Text(text) => Value::from(text.as_str()).to_string().replace('\u{7f}', "\\u007f"),
     };
     let symbols: Vec<String> = vocabulary.parts(text).iter().map(symbol).collect();
     if symbols.is_empty() { "\"\"".into() } else { symbols.join(" ") }

@@ -40,10 +40,10 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), String> {
         // The parsers of regular expressions and of GBNF bound how deep a text is nested.
         Grammar::Regex(text) => check_length("regular expression", text.len()),
         Grammar::Gbnf(text) => check_length("grammar", text.len()),
-        Grammar::Calls { forms, between, .. } => {
+        Grammar::Calls { forms, between, or, .. } => {
             let texts = forms.iter().flat_map(CallForm::texts).chain(between.as_deref());
             check_length("tool calls", texts.map(str::len).sum())?;
-            check_schemas("the tools' JSON schemas", forms.iter().flat_map(CallForm::schemas))
+            check_schemas("the tools' JSON schemas", forms.iter().flat_map(CallForm::schemas).chain(or))
         }
     }
 }

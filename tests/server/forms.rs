@@ -198,6 +198,35 @@ fn calls_that_are_no_json_are_forced() {
     }
 }
 
+/// An answer that has to fit a schema may be a call instead, where there are tools: the model decides, and a required call
+/// leaves nothing that would have to fit.
+#[test]
+fn tools_may_be_called_where_an_answer_has_to_fit() {
+    let (host, (name, schema)) = (Host::with_tools(), schema_of("clock"));
+    let answer = json!({"type": "object", "properties": {"noon": {"type": "boolean"}}, "required": ["noon"],
+        "additionalProperties": false});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": answer}});
+    let ask = |tool: &Value, choice: &str, bias: &Value| {
+        let body = json!({
+            "messages": question(), "tools": [tool], "tool_choice": choice, "response_format": format, "logit_bias": bias,
+            "max_tokens": ROOM, "temperature": 0, "parallel_tool_calls": false,
+        });
+        host.post("/v1/chat/completions", &body).ok()["choices"][0].clone()
+    };
+    let tool = |schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let noon = |choice: &Value| parsed(&text(&choice["message"]["content"]))["noon"].is_boolean();
+    let called = |choice: &Value| text(&choice["message"]["tool_calls"][0]["function"]["name"]);
+    let call = host.post("/tokenize", &json!({"content": "<tool_call>"})).ok()["tokens"][0].clone();
+    let biased = |bias: i32| json!([[call, bias]]);
+    for schema in [schema, json!({"type": "object", "not": {"required": ["zone"]}})] {
+        let tool = tool(&schema);
+        assert!(noon(&ask(&tool, "auto", &biased(-100))), "{schema}");
+        assert_eq!(called(&ask(&tool, "auto", &biased(100))), "clock", "{schema}");
+        assert!(noon(&ask(&tool, "none", &biased(100))), "{schema}");
+    }
+    assert_eq!(called(&ask(&tool(&schema_of("clock").1), "required", &json!([]))), "clock");
+}
+
 #[test]
 fn an_answer_fits_its_schema_through_every_api() {
     let (host, (_, schema)) = (Host::with_tools(), schema_of("clock"));

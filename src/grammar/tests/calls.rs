@@ -15,7 +15,7 @@ fn calls_are_written_in_their_forms() {
     let other = form("<call>{\"name\": \"get_more\", \"arguments\": ", "}</call>");
     let calls = |between: Option<&str>, parallel| {
         let (forms, between) = (vec![one.clone(), other.clone()], between.map(str::to_string));
-        Grammar::Calls { forms, between, parallel }
+        Grammar::Calls { forms, between, parallel, or: None }
     };
     let (a, b) = (
         "<call>{\"name\": \"get\", \"arguments\": {\"x\": 1}}</call>",
@@ -28,8 +28,19 @@ fn calls_are_written_in_their_forms() {
     check(&vocabulary, &calls(Some("\n"), true), &[a, &apart], &[&both, &format!("{a}\n")]);
     let wrong = "<call>{\"name\": \"get\", \"arguments\": {\"y\": 1}}</call>";
     check(&vocabulary, &calls(None, false), &[], &[wrong]);
-    let none = Grammar::Calls { forms: vec![], between: None, parallel: true };
+    let none = Grammar::Calls { forms: vec![], between: None, parallel: true, or: None };
     assert!(compile(&vocabulary, &none).unwrap_err().contains("no tool"));
+}
+
+/// Where an answer has to fit a schema, it may be a call all the same.
+#[test]
+fn calls_may_come_instead_of_an_answer() {
+    let forms = vec![form("<call>f", "</call>"), form("<call>g", "</call>")];
+    let or = Some(json!({"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]}));
+    let grammar = Grammar::Calls { forms, between: None, parallel: true, or };
+    let right = ["<call>f{\"x\": 1}</call>", "<call>g{}</call><call>f{}</call>", "{\"y\":1}"];
+    let wrong = ["{\"x\": 1}", "<call>f{\"y\": 1}</call>", "{\"y\":1}<call>f{}</call>", "<call>f{}</call>{\"y\":1}"];
+    check(&vocabulary(), &grammar, &right, &wrong);
 }
 
 #[test]
@@ -37,7 +48,7 @@ fn markers_that_are_control_tokens_are_those_tokens() {
     let tokens = ["<|eos|>", "[CALLS]", "<|other|>", "[ARGS]", "[CA", "LLS]"];
     let vocabulary = Vocabulary::with_workers(printing(&tokens), 1).unwrap();
     let forms = vec![form("[CALLS] f[ARGS]", "<|eos|>"), form("[CALLS] g[ARGS]", "")];
-    let grammar = Grammar::Calls { forms, between: None, parallel: true };
+    let grammar = Grammar::Calls { forms, between: None, parallel: true, or: None };
     check(
         &vocabulary,
         &grammar,
@@ -75,6 +86,7 @@ fn arguments_are_written_one_by_one() {
         forms: vec![CallForm { begin: "f(".into(), arguments: CallArguments::Each { list, between }, end: ")".into() }],
         between: None,
         parallel: false,
+        or: None,
     };
     let number = || ArgumentValue::Json(json!({"type": "integer"}));
     let one_of = ArgumentValue::OneOf(vec!["x".into(), "</p>\"".into()]);

@@ -1,7 +1,7 @@
 //! How calls are written, for a grammar that makes a model write calls that can be read.
 
 use super::schema::{Parameter, Tool};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// One way to write a call of one tool: `begin`, then its arguments, then `end`.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,6 +75,18 @@ pub struct ArgumentText {
 }
 
 impl CallForm {
+    /// Lets the arguments be any JSON, and texts any texts.
+    pub fn loosen(&mut self) {
+        match &mut self.arguments {
+            CallArguments::Whole(schema) => *schema = json!({"type": "object"}),
+            CallArguments::Each { list, .. } => list.iter_mut().for_each(|argument| match &mut argument.value {
+                ArgumentValue::Json(schema) => *schema = json!({}),
+                ArgumentValue::Text(text) => text.pattern = None,
+                ArgumentValue::OneOf(_) => {}
+            }),
+        }
+    }
+
     /// The schemas in it.
     pub fn schemas(&self) -> Vec<&Value> {
         match &self.arguments {
