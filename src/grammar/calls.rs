@@ -1,20 +1,20 @@
 //! Tool calls that a model is made to write, as a Lark grammar.
 
 use super::{
+    Instead,
     schema::with_whitespace,
     vocabulary::{Part, Vocabulary},
 };
 use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
-use serde_json::Value;
 use std::fmt::Write;
 
-/// The grammar of one call of one of these forms, or of several with `between` between them if `parallel`; or of JSON of the
-/// schema `or`.
+/// The grammar of one call of one of these forms, or of several with `between` between them if `parallel`; or of what may come
+/// instead.
 pub(super) fn to_lark(
     vocabulary: &Vocabulary,
     forms: &[CallForm],
     (between, parallel): (Option<&str>, bool),
-    or: Option<&Value>,
+    or: Option<&Instead>,
 ) -> Result<String, String> {
     if forms.is_empty() {
         return Err("a tool call is asked for and there is no tool, expected at least one".into());
@@ -28,7 +28,8 @@ pub(super) fn to_lark(
     let mut lark = format!("calls: call{again}\ncall: {}\n", names.join(" | "));
     lark += &match or {
         None => "start: calls\n".into(),
-        Some(schema) => format!("start: calls | answer\nanswer: %json {}\n", with_whitespace(schema)),
+        Some(Instead::Json(schema)) => format!("start: calls | answer\nanswer: %json {}\n", with_whitespace(schema)),
+        Some(Instead::Text) => "start: calls | ANSWER?\nANSWER: /\\s*[^{\\s](?s:.*)/\n".into(),
     };
     for (name, form) in names.iter().zip(forms) {
         let (begin, end) = (symbols(vocabulary, &form.begin), symbols(vocabulary, &form.end));
@@ -135,7 +136,7 @@ fn escaped(regex: &str) -> String {
 fn symbols(vocabulary: &Vocabulary, text: &str) -> String {
     let symbol = |part: &Part| match part {
         Part::Token(id) => format!("<[{id}]>"),
-        Part::Text(text) => Value::from(text.as_str()).to_string().replace('\u{7f}', "\\u007f"),
+        Part::Text(text) => serde_json::Value::from(text.as_str()).to_string().replace('\u{7f}', "\\u007f"),
     };
     let symbols: Vec<String> = vocabulary.parts(text).iter().map(symbol).collect();
     if symbols.is_empty() { "\"\"".into() } else { symbols.join(" ") }

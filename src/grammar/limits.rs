@@ -1,6 +1,6 @@
 //! What a grammar may cost: no request may take the machine, whatever it asks for.
 
-use super::Grammar;
+use super::{Grammar, Instead};
 use crate::text::CallForm;
 use llguidance::api::ParserLimits;
 use serde_json::Value;
@@ -43,7 +43,11 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), String> {
         Grammar::Calls { forms, between, or, .. } => {
             let texts = forms.iter().flat_map(CallForm::texts).chain(between.as_deref());
             check_length("tool calls", texts.map(str::len).sum())?;
-            check_schemas("the tools' JSON schemas", forms.iter().flat_map(CallForm::schemas).chain(or))
+            let instead = match or {
+                Some(Instead::Json(schema)) => Some(schema),
+                Some(Instead::Text) | None => None,
+            };
+            check_schemas("the tools' JSON schemas", forms.iter().flat_map(CallForm::schemas).chain(instead))
         }
     }
 }

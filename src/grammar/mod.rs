@@ -47,9 +47,18 @@ pub enum Grammar {
         between: Option<String>,
         /// Whether there may be more than one.
         parallel: bool,
-        /// JSON that fits this schema may come instead.
-        or: Option<Value>,
+        /// What may come instead, if anything may.
+        or: Option<Instead>,
     },
+}
+
+/// What may come instead of calls.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Instead {
+    /// JSON that fits this schema.
+    Json(Value),
+    /// A text that does not begin as JSON objects do.
+    Text,
 }
 
 impl Grammar {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     engine::Cache,
-    grammar::{Grammar, Stage},
+    grammar::{Grammar, Instead, Stage},
     text::{Bos, ReasoningMode, Special},
 };
 use serde_json::{Map, Value};
@@ -217,7 +217,12 @@ fn calls(
     match served.dialect.call_forms(&wanted) {
         Some(forms) => {
             let between = served.dialect.between_calls().map(str::to_string);
-            let or = schema.filter(|_| turn.choice == ToolChoice::Auto).cloned();
+            let or = match (&turn.choice, schema) {
+                (ToolChoice::Auto, Some(schema)) => Some(Instead::Json(schema.clone())),
+                // Nothing says that a call begins: what the answer begins with has to.
+                (ToolChoice::Auto, None) if served.dialect.call_start().is_none() => Some(Instead::Text),
+                (ToolChoice::Auto | ToolChoice::Never | ToolChoice::Required | ToolChoice::Named(_), _) => None,
+            };
             Ok(Some(Grammar::Calls { forms, between, parallel: turn.parallel == Parallel::Allowed, or }))
         }
         None if turn.choice == ToolChoice::Auto => Ok(None),

@@ -198,6 +198,34 @@ fn calls_that_are_no_json_are_forced() {
     }
 }
 
+/// Calls whose form nothing marks, as Llama's: strict tools do not make every answer a call.
+#[test]
+fn tools_leave_the_choice_to_the_model() {
+    let template = "{# tools <|python_tag|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+        {% endfor %}<|im_start|>assistant\n";
+    let host = Host::with_template(ChatTemplate::new(template).unwrap());
+    let (name, schema) = schema_of("clock");
+    let brace = host.post("/tokenize", &json!({"content": "{"})).ok()["tokens"][0].clone();
+    for (strict, parallel) in [(true, true), (true, false)] {
+        let function = json!({"name": name, "parameters": schema, "strict": strict});
+        let ask = |bias: i32| {
+            let body = json!({
+                "messages": question(), "tools": [{"type": "function", "function": function}], "max_tokens": ROOM,
+                "temperature": 0, "logit_bias": [[brace, bias]], "parallel_tool_calls": parallel,
+            });
+            host.post("/v1/chat/completions", &body).ok()["choices"][0]["message"].clone()
+        };
+        let (said, called) = (ask(-100), ask(100));
+        assert!(said.get("tool_calls").is_none() && !text(&said["content"]).is_empty(), "{said}");
+        let calls = called["tool_calls"].as_array().map_or(0, Vec::len);
+        let function = &called["tool_calls"][0]["function"];
+        assert_eq!((&function["name"], calls > 1), (&json!("clock"), parallel), "{called}");
+        // Without a schema the bias leaves nothing but braces.
+        let fits = |zone: &&str| parsed(&text(&function["arguments"])) == json!({"zone": zone});
+        assert!(!strict || ["UTC", "CET"].iter().any(fits), "{called}");
+    }
+}
+
 /// An answer that has to fit a schema may be a call instead, where there are tools: the model decides, and a required call
 /// leaves nothing that would have to fit.
 #[test]

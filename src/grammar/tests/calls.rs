@@ -36,10 +36,20 @@ fn calls_are_written_in_their_forms() {
 #[test]
 fn calls_may_come_instead_of_an_answer() {
     let forms = vec![form("<call>f", "</call>"), form("<call>g", "</call>")];
-    let or = Some(json!({"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]}));
-    let grammar = Grammar::Calls { forms, between: None, parallel: true, or };
+    let or = json!({"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]});
+    let grammar = Grammar::Calls { forms, between: None, parallel: true, or: Some(Instead::Json(or)) };
     let right = ["<call>f{\"x\": 1}</call>", "<call>g{}</call><call>f{}</call>", "{\"y\":1}"];
     let wrong = ["{\"x\": 1}", "<call>f{\"y\": 1}</call>", "{\"y\":1}<call>f{}</call>", "<call>f{}</call>{\"y\":1}"];
+    check(&vocabulary(), &grammar, &right, &wrong);
+}
+
+/// Where nothing but its shape marks a call, an answer is one or does not look like one.
+#[test]
+fn a_text_may_come_instead_of_bare_calls() {
+    let (forms, or) = (vec![form("{\"name\": \"f\", \"parameters\": ", "}")], Some(Instead::Text));
+    let grammar = Grammar::Calls { forms, between: None, parallel: false, or };
+    let right = ["{\"name\": \"f\", \"parameters\": {\"x\": 1}}", "", "Hello {\"name\"\n}", "\n\n [1]", "}"];
+    let wrong = ["{\"name\": \"f\", \"parameters\": {\"y\": 1}}", "{", " {\"name\": \"f\"}", "{\"name\": \"g\""];
     check(&vocabulary(), &grammar, &right, &wrong);
 }
 
