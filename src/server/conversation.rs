@@ -186,7 +186,9 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
             if let (ToolChoice::Auto, Some(trigger)) = (&turn.choice, served.dialect.call_start()) {
                 stages.push(Stage::FreeUnlessBegun { trigger: trigger.into() });
             }
-            stages.push(stage(served, &calls)?);
+            // Where no arguments have to fit, it may be of the number of calls only that something was said.
+            let loose = calls.with_any_arguments().filter(|_| turn.choice == ToolChoice::Auto && !is_strict(tools));
+            stages.push(stage(served, &loose.unwrap_or(calls))?);
         }
         (_, Some(grammar)) => stages.push(stage(served, grammar)?),
         (None, None) => {}
@@ -194,8 +196,8 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
     Ok(stages)
 }
 
-/// The grammar of calls, if a call is asked for, arguments have to fit their schema, or an answer that is none has to fit
-/// `schema`.
+/// The grammar of calls, if a call is asked for, arguments have to fit their schema, there may be no second call, or an
+/// answer that is none has to fit `schema`.
 fn calls(
     served: &Served,
     turn: &Turn,
@@ -203,7 +205,11 @@ fn calls(
 ) -> Result<Option<Grammar>, ApiError> {
     let wanted: Vec<Value> = match &turn.choice {
         ToolChoice::Never => return Ok(None),
-        ToolChoice::Auto if tools.is_empty() || !(is_strict(tools) || schema.is_some()) => return Ok(None),
+        ToolChoice::Auto if tools.is_empty() => return Ok(None),
+        // Any calls will do.
+        ToolChoice::Auto if !is_strict(tools) && schema.is_none() && turn.parallel == Parallel::Allowed => {
+            return Ok(None);
+        }
         ToolChoice::Auto | ToolChoice::Required => tools.to_vec(),
         ToolChoice::Named(name) => tools.iter().filter(|tool| function(tool).0 == name).cloned().collect(),
     };

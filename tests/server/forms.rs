@@ -198,7 +198,8 @@ fn calls_that_are_no_json_are_forced() {
     }
 }
 
-/// Calls whose form nothing marks, as Llama's: strict tools do not make every answer a call.
+/// Calls whose form nothing marks, as Llama's: strict tools do not make every answer a call, and neither does who wants one
+/// call at most.
 #[test]
 fn tools_leave_the_choice_to_the_model() {
     let template = "{# tools <|python_tag|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
@@ -206,7 +207,7 @@ fn tools_leave_the_choice_to_the_model() {
     let host = Host::with_template(ChatTemplate::new(template).unwrap());
     let (name, schema) = schema_of("clock");
     let brace = host.post("/tokenize", &json!({"content": "{"})).ok()["tokens"][0].clone();
-    for (strict, parallel) in [(true, true), (true, false)] {
+    for (strict, parallel) in [(true, true), (true, false), (false, false)] {
         let function = json!({"name": name, "parameters": schema, "strict": strict});
         let ask = |bias: i32| {
             let body = json!({
