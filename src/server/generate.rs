@@ -121,9 +121,8 @@ pub struct End {
 /// The pieces of answers, each with the number of its answer.
 pub type Pieces = mpsc::UnboundedReceiver<(usize, Piece)>;
 
-/// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
-/// when the first has read the prompt, so that they need not.
-pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Pieces, ApiError> {
+/// Refuses asks that cannot be answered, whatever else there is to do.
+fn check(served: &Served, asks: &[Ask]) -> Result<(), ApiError> {
     let (context, vocab) = (served.facts.context, served.facts.vocab);
     if asks.iter().any(|ask| ask.prompt.is_empty()) {
         return Err(ApiError::field("prompt", "no tokens, expected at least one"));
@@ -134,9 +133,60 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
     if let Some(ask) = asks.iter().find(|ask| ask.prompt.len() >= context) {
         return Err(ApiError::too_long(ask.prompt.len(), context));
     }
-    for ask in &asks {
+    for ask in asks {
         ask.bound.within(served.facts.bound, served.facts.layout).map_err(ApiError::bad)?;
     }
+    Ok(())
+}
+
+/// Begins answers to several prompts of one request: those to the second are numbered on from those to the first. Refused
+/// before anything is said if one cannot be answered, or the first cannot be begun.
+pub async fn begin_all(server: &Arc<Server>, served: &Arc<Served>, asked: Vec<Vec<Ask>>) -> Result<Pieces, ApiError> {
+    asked.iter().try_for_each(|asks| check(served, asks))?;
+    let (all, receiver) = mpsc::unbounded_channel();
+    let mut number = 0;
+    for asks in asked {
+        let (first, all) = (number, all.clone());
+        number += asks.len();
+        if first == 0 {
+            let pieces = begin(server, served, asks).await?;
+            tokio::spawn(pass_on(pieces, first, all));
+            continue;
+        }
+        let (server, served) = (server.clone(), served.clone());
+        tokio::spawn(async move {
+            let begun = tokio::select! {
+                begun = begin(&server, &served, asks) => begun,
+                // Who has left does not wait for a slot.
+                () = all.closed() => return,
+            };
+            match begun {
+                Ok(pieces) => pass_on(pieces, first, all).await,
+                Err(error) => drop(all.send((first, Piece::Failed(error)))),
+            }
+        });
+    }
+    Ok(receiver)
+}
+
+/// Passes on pieces of answers, numbered from `first` on, as long as somebody listens.
+async fn pass_on(mut pieces: Pieces, first: usize, all: mpsc::UnboundedSender<(usize, Piece)>) {
+    loop {
+        let piece = tokio::select! {
+            piece = pieces.recv() => piece,
+            () = all.closed() => None,
+        };
+        match piece {
+            Some((index, piece)) => drop(all.send((first + index, piece))),
+            None => return,
+        }
+    }
+}
+
+/// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
+/// when the first has read the prompt, so that they need not.
+pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Pieces, ApiError> {
+    check(served, &asks)?;
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();
     let Some((_, first)) = asks.next() else { return Ok(receiver) };

@@ -311,8 +311,48 @@ fn completions_may_be_several_for_each_prompt() {
     assert_eq!(prompts, ["The fox", "The fox", "The fox", "A hen", "A hen", "A hen"]);
     assert_eq!((&reply[5]["index"], reply[0]["content"] == reply[1]["content"]), (&json!(5), false));
     body["stream"] = json!(true);
-    let refused = host.post("/completion", &body);
-    assert!(refused.status == 400 && refused.text().contains("6 answers"), "{}", refused.text());
+    let events = host.post("/completion", &body).events();
+    for (index, whole) in reply.as_array().unwrap().iter().enumerate() {
+        let mut of = events.iter().filter(|(_, data)| data["index"] == index).map(|(_, data)| data);
+        let said: String = of.clone().map(|data| data["content"].as_str().unwrap()).collect();
+        let last = of.next_back().unwrap();
+        assert_eq!((&json!(said), &last["stop"], &last["prompt"]), (&whole["content"], &json!(true), &whole["prompt"]));
+    }
+}
+
+/// The answers to each prompt of a request have their numbers, their echo and their probabilities also where they are streamed.
+#[test]
+fn prompts_of_one_request_are_streamed() {
+    let host = Host::shared();
+    let mut body = json!({
+        "prompt": ["The fox", "A hen and a cow", "The king", "Two", "One"], "max_tokens": 6, "n": 2, "seed": 1,
+        "temperature": 1.5, "echo": true, "logprobs": 1, "stream_options": {"include_usage": true},
+    });
+    let reply = host.post("/v1/completions", &body).ok();
+    let choices = reply["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 10);
+    body["stream"] = json!(true);
+    let events = host.post("/v1/completions", &body).events();
+    for (index, whole) in choices.iter().enumerate() {
+        let of = |data: &Value| data["choices"][0]["index"] == index;
+        let parts: Vec<&Value> =
+            events.iter().filter(|(_, data)| of(data)).map(|(_, data)| &data["choices"][0]).collect();
+        let said: String = parts.iter().map(|part| part["text"].as_str().unwrap()).collect();
+        let tokens = parts.iter().filter_map(|part| part["logprobs"]["tokens"].as_array()).flatten();
+        assert_eq!(
+            (json!(said), &parts.last().unwrap()["finish_reason"]),
+            (whole["text"].clone(), &whole["finish_reason"])
+        );
+        assert_eq!(json!(tokens.collect::<Vec<_>>()), whole["logprobs"]["tokens"], "{index}");
+    }
+    let (streamed, whole) = (&events.last().unwrap().1["usage"], &reply["usage"]);
+    assert_eq!(
+        (&streamed["prompt_tokens"], &streamed["total_tokens"]),
+        (&whole["prompt_tokens"], &whole["total_tokens"])
+    );
+    // One that cannot be answered is refused before anything is said.
+    body["prompt"] = json!(["The fox", "fox ".repeat(3000)]);
+    assert_eq!(host.post("/v1/completions", &body).status, 400);
 }
 
 /// A last message is gone on with, whatever else is asked for, or refused.

@@ -58,31 +58,35 @@ async fn respond(
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(streamed);
     let prompts = prompts()?;
     let count = prompts.len() * answers;
-    let form = NativeForm { served: served.clone(), prompts: prompts.clone(), return_tokens, said: vec![], told: 0 };
-    let mut asks: Vec<Ask> = prompts.into_iter().map(|prompt| Ask { prompt, ..ask.clone() }).collect();
+    let form = NativeForm {
+        served: served.clone(),
+        prompts: prompts.clone(),
+        return_tokens,
+        answers,
+        said: vec![],
+        told: vec![0; count],
+    };
+    let one = |(number, prompt)| {
+        let mut ask = Ask { prompt, ..ask.clone() };
+        ask.wish.arrival = Arrival::of_prompt(number);
+        options::several(ask, answers)
+    };
+    let asks: Vec<Vec<Ask>> = prompts.into_iter().enumerate().map(one).collect();
     if streamed {
-        if count > 1 {
-            let what = format!("{count} answers to the prompts, expected one for a reply that is streamed");
-            return Err(ApiError::field("prompt", what));
-        }
-        return Ok(stream::respond(generate::begin(server, served, asks).await?, 1, form, Wire::Events));
+        return Ok(stream::respond(generate::begin_all(server, served, asks).await?, count, form, Wire::Events));
     }
-    asks.iter_mut().enumerate().for_each(|(number, ask)| ask.wish.arrival = Arrival::of_prompt(number));
-    let asked = asks.into_iter().map(|ask| whole(server, served, (ask, answers))).collect();
+    let asked = asks.into_iter().map(|asks| whole(server, served, asks)).collect();
     let answered = generate::at_once(served, asked).await?.concat();
     let mut replies: Vec<Value> =
-        answered.iter().enumerate().map(|(index, answer)| form.whole((index, index / answers), answer)).collect();
+        answered.iter().enumerate().map(|(index, answer)| form.whole(index, answer)).collect();
     let reply = if replies.len() == 1 { replies.swap_remove(0) } else { json!(replies) };
     Ok(Json(reply).into_response())
 }
 
-/// So many answers to one prompt.
-async fn whole(
-    server: &Arc<Server>,
-    served: &Arc<Served>,
-    (ask, answers): (Ask, usize),
-) -> Result<Vec<Whole>, ApiError> {
-    collect(generate::begin(server, served, options::several(ask, answers)).await?, answers).await
+/// The answers to one prompt.
+async fn whole(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Vec<Whole>, ApiError> {
+    let answers = asks.len();
+    collect(generate::begin(server, served, asks).await?, answers).await
 }
 
 /// All prompts of a request.
@@ -116,9 +120,12 @@ struct NativeForm {
     served: Arc<Served>,
     prompts: Vec<Vec<u32>>,
     return_tokens: bool,
-    said: Vec<TokenPiece>,
-    /// How many tokens of a streamed answer were sent.
-    told: usize,
+    /// How many answers there are to each prompt.
+    answers: usize,
+    /// Tokens whose text has not been sent yet, with their answers.
+    said: Vec<(usize, TokenPiece)>,
+    /// How many tokens of each streamed answer were sent.
+    told: Vec<usize>,
 }
 
 impl NativeForm {
@@ -140,14 +147,19 @@ impl NativeForm {
     }
 
     /// The tokens of a message, if they are wanted.
-    fn tokens(&mut self, tokens: &[u32]) -> Value {
-        self.told += tokens.len();
+    fn tokens(&mut self, index: usize, tokens: &[u32]) -> Value {
+        self.told[index] += tokens.len();
         if self.return_tokens { json!(tokens) } else { json!([]) }
     }
 
-    /// What is said of an answer to the prompt of this number when it is over.
-    fn last(&self, prompt: usize, end: &End) -> Value {
-        let prompt = &self.prompts[prompt];
+    /// The prompt of an answer.
+    fn prompt(&self, index: usize) -> &[u32] {
+        &self.prompts[index / self.answers]
+    }
+
+    /// What is said of an answer when it is over.
+    fn last(&self, index: usize, end: &End) -> Value {
+        let prompt = self.prompt(index);
         let (stop, word) = match (&end.finish, &end.stop_string) {
             (_, Some(word)) => ("word", word.as_str()),
             (Finish::Stop, None) => ("eos", ""),
@@ -169,8 +181,8 @@ impl NativeForm {
         })
     }
 
-    fn whole(&self, (index, prompt): (usize, usize), answer: &Whole) -> Value {
-        let mut reply = self.last(prompt, &answer.end);
+    fn whole(&self, index: usize, answer: &Whole) -> Value {
+        let mut reply = self.last(index, &answer.end);
         reply["index"] = json!(index);
         reply["content"] = json!(answer.content);
         reply["has_new_line"] = json!(answer.content.contains('\n'));
@@ -186,20 +198,21 @@ impl Form for NativeForm {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
         match piece {
             Piece::Token(token) => {
-                self.said.push(token);
+                self.said.push((index, token));
                 Vec::new()
             }
             Piece::Part(Part::Content(text), ids) => {
-                let tokens = std::mem::take(&mut self.said);
-                let ids = self.tokens(&ids);
+                let said = self.said.extract_if(.., |(of, _)| *of == index);
+                let tokens: Vec<TokenPiece> = said.map(|(_, token)| token).collect();
+                let ids = self.tokens(index, &ids);
                 let mut chunk = json!({
                     "index": index,
                     "content": text,
                     "tokens": ids,
                     "stop": false,
                     "id_slot": -1,
-                    "tokens_predicted": self.told,
-                    "tokens_evaluated": self.prompts[index].len(),
+                    "tokens_predicted": self.told[index],
+                    "tokens_evaluated": self.prompt(index).len(),
                 });
                 if !tokens.is_empty() {
                     chunk["completion_probabilities"] = self.probabilities(&tokens);
@@ -213,7 +226,7 @@ impl Form for NativeForm {
                 let mut last = self.last(index, &end);
                 last["index"] = json!(index);
                 last["content"] = json!("");
-                last["tokens"] = self.tokens(&end.tokens[self.told..]);
+                last["tokens"] = self.tokens(index, &end.tokens[self.told[index]..]);
                 vec![Message::plain(last)]
             }
             Piece::Failed(error) => vec![self.error(&error)],
