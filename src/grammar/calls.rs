@@ -1,18 +1,20 @@
 //! Tool calls that a model is made to write, as a Lark grammar.
 
 use super::{
+    Instead,
     schema::with_whitespace,
     vocabulary::{Part, Vocabulary},
 };
-use crate::text::CallForm;
+use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
 use std::fmt::Write;
 
-/// The grammar of one call of one of these forms, or of several with `between` between them if `parallel`.
+/// The grammar of one call of one of these forms, or of several with `between` between them if `parallel`; or of what may come
+/// instead.
 pub(super) fn to_lark(
     vocabulary: &Vocabulary,
     forms: &[CallForm],
-    between: Option<&str>,
-    parallel: bool,
+    (between, parallel): (Option<&str>, bool),
+    or: Option<&Instead>,
 ) -> Result<String, String> {
     if forms.is_empty() {
         return Err("a tool call is asked for and there is no tool, expected at least one".into());
@@ -23,13 +25,111 @@ pub(super) fn to_lark(
         Some(_) | None => String::new(),
     };
     let names: Vec<String> = (0..forms.len()).map(|form| format!("form{form}")).collect();
-    let mut lark = format!("start: call{again}\ncall: {}\n", names.join(" | "));
+    let mut lark = format!("calls: call{again}\ncall: {}\n", names.join(" | "));
+    lark += &match or {
+        None => "start: calls\n".into(),
+        Some(Instead::Json(schema)) => format!("start: calls | answer\nanswer: %json {}\n", with_whitespace(schema)),
+        Some(Instead::Text) => "start: calls | ANSWER?\nANSWER: /\\s*[^{\\s](?s:.*)/\n".into(),
+    };
     for (name, form) in names.iter().zip(forms) {
         let (begin, end) = (symbols(vocabulary, &form.begin), symbols(vocabulary, &form.end));
-        let schema = with_whitespace(&form.schema);
-        writeln!(lark, "{name}: {begin} %json {schema} {end}").expect("a string takes any text");
+        let arguments = match &form.arguments {
+            CallArguments::Whole(schema) => format!("%json {}", with_whitespace(schema)),
+            CallArguments::Each { list, between } => {
+                for (number, argument) in list.iter().enumerate() {
+                    lark += &self::argument(vocabulary, &format!("{name}_argument{number}"), argument);
+                }
+                lark += &in_order(name, list, &symbols(vocabulary, between));
+                format!("{name}_from0")
+            }
+        };
+        writeln!(lark, "{name}: {begin} {arguments} {end}").expect("a string takes any text");
     }
     Ok(lark)
+}
+
+/// The rules of arguments that stand in this order, with `between` between two of them: `_from` a place on, where none
+/// came before, and `_after` one of them.
+fn in_order(name: &str, list: &[CallArgument], between: &str) -> String {
+    let mut lark = String::new();
+    for (number, argument) in list.iter().enumerate() {
+        let (this, next) = (format!("{name}_argument{number}"), number + 1);
+        let (or, maybe) = match argument.needed {
+            true => (String::new(), ""),
+            false => (format!(" | {name}_from{next}"), "?"),
+        };
+        lark += &format!("{name}_from{number}: {this} {name}_after{next}{or}\n");
+        lark += &format!("{name}_after{number}: ({between} {this}){maybe} {name}_after{next}\n");
+    }
+    let end = list.len();
+    lark + &format!("{name}_from{end}: \"\"\n{name}_after{end}: \"\"\n")
+}
+
+/// The rule of one argument, and of its text.
+fn argument(vocabulary: &Vocabulary, name: &str, argument: &CallArgument) -> String {
+    let (begin, end) = (symbols(vocabulary, &argument.begin), symbols(vocabulary, argument.end));
+    let (value, more) = match &argument.value {
+        ArgumentValue::Json(schema) => (format!("%json {}", with_whitespace(schema)), String::new()),
+        ArgumentValue::OneOf(texts) => {
+            let texts: Vec<String> = texts.iter().map(|text| symbols(vocabulary, text)).collect();
+            (format!("({})", texts.join(" | ")), String::new())
+        }
+        ArgumentValue::Text(text) => {
+            let terminal = name.to_uppercase();
+            let more = format!("{terminal}: {}\n", self::text(text));
+            (terminal, more)
+        }
+    };
+    format!("{name}: {begin} {value} {end}\n{more}")
+}
+
+/// The expression of a text with what ends it, whose marker stands nowhere before.
+fn text(text: &ArgumentText) -> String {
+    let (end, marker) = (escaped(&regex_syntax(text.end)), escaped(&regex_syntax(text.marker)));
+    let (least, most) = text.length;
+    let most = most.map(|most| most.to_string()).unwrap_or_default();
+    let mut all = vec![format!("/(?s:.{{{least},{most}}}){end}/")];
+    if let Some(pattern) = &text.pattern {
+        let inner = super::unanchored(pattern);
+        let begins = pattern.starts_with('^');
+        let ends = inner.len() + usize::from(begins) < pattern.len();
+        let rest = |anchored: bool| if anchored { "" } else { "(?s:.*)" };
+        all.push(format!("/{}(?:{}){}{end}/", rest(begins), escaped(inner), rest(ends)));
+    }
+    all.push(format!("~/(?s:.*){marker}(?s:.+)/"));
+    all.join(" & ")
+}
+
+/// A text as a regular expression.
+fn regex_syntax(text: &str) -> String {
+    let mut regex = String::new();
+    for c in text.chars() {
+        if "\\.^$*+?()[]{}|".contains(c) {
+            regex.push('\\');
+        }
+        regex.push(c);
+    }
+    regex
+}
+
+/// A regular expression as Lark has it between its slashes.
+fn escaped(regex: &str) -> String {
+    let mut escaped = String::new();
+    let mut chars = regex.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some('/') => escaped.push_str("\\/"),
+                Some('\n') => escaped.push_str("\\n"),
+                Some(next) => escaped.extend(['\\', next]),
+                None => escaped.push('\\'),
+            },
+            '/' => escaped.push_str("\\/"),
+            '\n' => escaped.push_str("\\n"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
 }
 
 /// A text as symbols of a Lark rule.

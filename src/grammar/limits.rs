@@ -1,6 +1,7 @@
 //! What a grammar may cost: no request may take the machine, whatever it asks for.
 
-use super::Grammar;
+use super::{Grammar, Instead};
+use crate::text::CallForm;
 use llguidance::api::ParserLimits;
 use serde_json::Value;
 
@@ -39,10 +40,14 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), String> {
         // The parsers of regular expressions and of GBNF bound how deep a text is nested.
         Grammar::Regex(text) => check_length("regular expression", text.len()),
         Grammar::Gbnf(text) => check_length("grammar", text.len()),
-        Grammar::Calls { forms, between, .. } => {
-            let texts = forms.iter().flat_map(|form| [&form.begin, &form.end]).chain(between);
-            check_length("tool calls", texts.map(|text| text.len()).sum())?;
-            check_schemas("the tools' JSON schemas", forms.iter().map(|form| &form.schema))
+        Grammar::Calls { forms, between, or, .. } => {
+            let texts = forms.iter().flat_map(CallForm::texts).chain(between.as_deref());
+            check_length("tool calls", texts.map(str::len).sum())?;
+            let instead = match or {
+                Some(Instead::Json(schema)) => Some(schema),
+                Some(Instead::Text) | None => None,
+            };
+            check_schemas("the tools' JSON schemas", forms.iter().flat_map(CallForm::schemas).chain(instead))
         }
     }
 }

@@ -14,6 +14,11 @@ mod vocabulary;
 pub use constraint::{AnswerConstraint, Stage};
 pub use vocabulary::Vocabulary;
 
+/// The schema of any JSON object.
+fn any_object() -> Value {
+    json!({"type": "object"})
+}
+
 use crate::text::CallForm;
 use limits::limits;
 use llguidance::{Matcher, api::TopLevelGrammar};
@@ -42,7 +47,37 @@ pub enum Grammar {
         between: Option<String>,
         /// Whether there may be more than one.
         parallel: bool,
+        /// What may come instead, if anything may.
+        or: Option<Instead>,
     },
+}
+
+/// What may come instead of calls.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Instead {
+    /// JSON that fits this schema.
+    Json(Value),
+    /// A text that does not begin as JSON objects do.
+    Text,
+}
+
+impl Grammar {
+    /// The schema of the JSON that an answer has to be, if it is no more than that.
+    pub fn schema(&self) -> Option<Value> {
+        match self {
+            Self::JsonObject => Some(any_object()),
+            Self::JsonSchema(schema) => Some(schema.clone()),
+            Self::Regex(_) | Self::Gbnf(_) | Self::Calls { .. } => None,
+        }
+    }
+
+    /// The same calls with any JSON as arguments, if these are calls.
+    pub fn with_any_arguments(&self) -> Option<Self> {
+        let mut loose = self.clone();
+        let Self::Calls { forms, .. } = &mut loose else { return None };
+        forms.iter_mut().for_each(CallForm::loosen);
+        Some(loose)
+    }
 }
 
 /// A grammar, ready for any number of answers. A clone is the same one.
@@ -80,12 +115,12 @@ pub fn compile(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, S
 
 fn compile_here(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, String> {
     let (source, named) = match grammar {
-        Grammar::JsonObject => (json_schema(&json!({"type": "object"})), "JSON object"),
+        Grammar::JsonObject => (json_schema(&any_object()), "JSON object"),
         Grammar::JsonSchema(schema) => (json_schema(schema), "JSON schema"),
         Grammar::Regex(regex) => (TopLevelGrammar::from_regex(unanchored(regex)), "regular expression"),
         Grammar::Gbnf(text) => (TopLevelGrammar::from_lark(gbnf::to_lark(vocabulary, text)?), "grammar"),
-        Grammar::Calls { forms, between, parallel } => {
-            let lark = calls::to_lark(vocabulary, forms, between.as_deref(), *parallel)?;
+        Grammar::Calls { forms, between, parallel, or } => {
+            let lark = calls::to_lark(vocabulary, forms, (between.as_deref(), *parallel), or.as_ref())?;
             (TopLevelGrammar::from_lark(lark), "tool call")
         }
     };

@@ -24,28 +24,39 @@ impl BoundWish {
     /// What a request is to hold, where `usual` is that of a request that says nothing. Fails in one line if there is no
     /// room for it, or the device holds all tokens.
     pub fn within(&self, usual: Option<Keeping>, layout: Option<Layout>) -> Result<Option<Keeping>, String> {
-        let says_more = *self != Self { policy: self.policy, ..Self::default() };
-        let started = |kind: PolicyKind| {
-            let name = kind.name();
-            Err(format!("kv_policy {name}, expected a server that was started with --kv-policy {name}"))
+        let started = |what: &str, kind: PolicyKind| {
+            Err(format!("{what}, expected a server that was started with --kv-policy {}", kind.name()))
         };
-        let wanted = self.policy.or(usual.map(|usual| usual.kind()));
-        match (wanted, usual) {
-            (Some(PolicyKind::Full), _) => Ok(None),
-            (None, None) if !says_more => Ok(None),
-            (Some(PolicyKind::EdgeInfinite), Some(Keeping::Segments(_))) if says_more => {
-                Err("kv_budget and slake_…, expected with kv_policy slake only".into())
-            }
-            (Some(PolicyKind::EdgeInfinite), Some(Keeping::Segments(schedule))) => {
-                Ok(Some(Keeping::Segments(schedule)))
-            }
-            (Some(PolicyKind::EdgeInfinite), _) => started(PolicyKind::EdgeInfinite),
-            (Some(PolicyKind::Slake), Some(Keeping::Budget(usual))) => match layout {
-                Some(layout) => self.changed(usual, &layout).map(|bound| Some(bound.into())),
-                None => started(PolicyKind::Slake),
-            },
-            (Some(PolicyKind::Slake) | None, _) => started(PolicyKind::Slake),
+        let wanted = self.policy.or(usual.map(|usual| usual.kind())).unwrap_or(PolicyKind::Full);
+        // As on the command line: it says something of a policy, and chooses none.
+        if let Some(field) = self.of_slake().filter(|_| wanted != PolicyKind::Slake) {
+            return match usual {
+                Some(Keeping::Budget(_)) => Err(format!("{field} with kv_policy {}, expected slake", wanted.name())),
+                Some(Keeping::Segments(_)) | None => started(field, PolicyKind::Slake),
+            };
         }
+        match (wanted, usual, layout) {
+            (PolicyKind::Full, _, _) => Ok(None),
+            (PolicyKind::EdgeInfinite, Some(keeping @ Keeping::Segments(_)), _) => Ok(Some(keeping)),
+            (PolicyKind::Slake, Some(Keeping::Budget(usual)), Some(layout)) => {
+                self.changed(usual, &layout).map(|bound| Some(bound.into()))
+            }
+            (kind @ (PolicyKind::EdgeInfinite | PolicyKind::Slake), _, _) => {
+                started(&format!("kv_policy {}", kind.name()), kind)
+            }
+        }
+    }
+
+    /// The first field that means something with a budget only.
+    fn of_slake(&self) -> Option<&'static str> {
+        let fields = [
+            ("kv_budget", self.budget.is_some()),
+            ("slake_window", self.window.is_some()),
+            ("slake_sinks", self.sinks.is_some()),
+            ("slake_score", self.score.is_some()),
+            ("slake_mass_cap", self.mass_cap.is_some()),
+        ];
+        fields.into_iter().find(|(_, given)| *given).map(|(field, _)| field)
     }
 
     /// What is usual, but for what a request says.
@@ -137,6 +148,7 @@ mod tests {
             BoundWish { budget: Some(200), ..none }.within(segments, None),
             BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(segments, None),
             smaller.within(None, None),
+            BoundWish { policy: Some(PolicyKind::Full), ..smaller }.within(usual, Some(LAYOUT)),
             BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(None, None),
             BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(None, Some(LAYOUT)),
             BoundWish { budget: Some(100), ..none }.within(usual, Some(LAYOUT)),

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     engine::Cache,
-    grammar::{Grammar, Stage},
+    grammar::{Grammar, Instead, Stage},
     text::{Bos, ReasoningMode, Special},
 };
 use serde_json::{Map, Value};
@@ -94,6 +94,11 @@ fn function(tool: &Value) -> (&str, bool) {
     (function["name"].as_str().unwrap_or_default(), function["strict"].as_bool().unwrap_or(false))
 }
 
+/// Whether the arguments of one of these tools have to fit its schema.
+fn is_strict(tools: &[Value]) -> bool {
+    tools.iter().any(|tool| function(tool).1)
+}
+
 /// The text of the prompt for a turn.
 pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
     let (mut messages, mut generation) = (turn.messages.as_slice(), turn.generation);
@@ -154,7 +159,11 @@ pub fn complete(served: &Served, turn: &Turn, mut ask: Ask) -> Result<Ask, ApiEr
 
 fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result<Vec<Stage>, ApiError> {
     let mut stages = Vec::new();
-    let forced = calls(served, turn, tools)?;
+    // A call that begins as JSON does cannot come instead of JSON: the model would have to say which it is.
+    let is_told = served.dialect.call_start().is_some_and(|start| !start.starts_with('{'));
+    let schema = turn.grammar.as_ref().and_then(Grammar::schema);
+    let schema = schema.filter(|_| turn.choice != ToolChoice::Auto || is_told);
+    let forced = calls(served, turn, (tools, schema.as_ref()))?;
     let constrained = forced.is_some() || turn.grammar.is_some();
     if let Some(end) = served.dialect.reasoning_end().filter(|_| served.dialect.is_reasoning(prompt))
         && (constrained || turn.budget.is_some())
@@ -162,14 +171,24 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
         stages.push(Stage::Until { end: end.into(), budget: turn.budget });
     }
     match (forced, &turn.grammar) {
+        // A call is no answer that would have to fit; where both may come, the grammar of calls says so.
+        (Some(calls), Some(_)) if schema.is_some() => {
+            let fits = stage(served, &calls);
+            // Where nobody asked for arguments that fit, no grammar has to be able to follow the schemas of tools.
+            let may_be_loose = turn.choice == ToolChoice::Auto && !is_strict(tools);
+            let loose = calls.with_any_arguments().filter(|_| may_be_loose && fits.is_err());
+            stages.push(loose.map_or(fits, |loose| stage(served, &loose))?);
+        }
         (Some(_), Some(_)) if turn.choice != ToolChoice::Auto => {
-            return Err(ApiError::bad("tool_choice and response_format, expected one of them to decide the answer"));
+            return Err(ApiError::bad("tool_choice and a grammar, expected one of them to decide the answer"));
         }
         (Some(calls), None) => {
             if let (ToolChoice::Auto, Some(trigger)) = (&turn.choice, served.dialect.call_start()) {
                 stages.push(Stage::FreeUnlessBegun { trigger: trigger.into() });
             }
-            stages.push(stage(served, &calls)?);
+            // Where no arguments have to fit, it may be of the number of calls only that something was said.
+            let loose = calls.with_any_arguments().filter(|_| turn.choice == ToolChoice::Auto && !is_strict(tools));
+            stages.push(stage(served, &loose.unwrap_or(calls))?);
         }
         (_, Some(grammar)) => stages.push(stage(served, grammar)?),
         (None, None) => {}
@@ -177,11 +196,20 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
     Ok(stages)
 }
 
-/// The grammar of calls, if a call is asked for or arguments have to fit their schema.
-fn calls(served: &Served, turn: &Turn, tools: &[Value]) -> Result<Option<Grammar>, ApiError> {
+/// The grammar of calls, if a call is asked for, arguments have to fit their schema, there may be no second call, or an
+/// answer that is none has to fit `schema`.
+fn calls(
+    served: &Served,
+    turn: &Turn,
+    (tools, schema): (&[Value], Option<&Value>),
+) -> Result<Option<Grammar>, ApiError> {
     let wanted: Vec<Value> = match &turn.choice {
         ToolChoice::Never => return Ok(None),
-        ToolChoice::Auto if !tools.iter().any(|tool| function(tool).1) => return Ok(None),
+        ToolChoice::Auto if tools.is_empty() => return Ok(None),
+        // Any calls will do.
+        ToolChoice::Auto if !is_strict(tools) && schema.is_none() && turn.parallel == Parallel::Allowed => {
+            return Ok(None);
+        }
         ToolChoice::Auto | ToolChoice::Required => tools.to_vec(),
         ToolChoice::Named(name) => tools.iter().filter(|tool| function(tool).0 == name).cloned().collect(),
     };
@@ -195,7 +223,13 @@ fn calls(served: &Served, turn: &Turn, tools: &[Value]) -> Result<Option<Grammar
     match served.dialect.call_forms(&wanted) {
         Some(forms) => {
             let between = served.dialect.between_calls().map(str::to_string);
-            Ok(Some(Grammar::Calls { forms, between, parallel: turn.parallel == Parallel::Allowed }))
+            let or = match (&turn.choice, schema) {
+                (ToolChoice::Auto, Some(schema)) => Some(Instead::Json(schema.clone())),
+                // Nothing says that a call begins: what the answer begins with has to.
+                (ToolChoice::Auto, None) if served.dialect.call_start().is_none() => Some(Instead::Text),
+                (ToolChoice::Auto | ToolChoice::Never | ToolChoice::Required | ToolChoice::Named(_), _) => None,
+            };
+            Ok(Some(Grammar::Calls { forms, between, parallel: turn.parallel == Parallel::Allowed, or }))
         }
         None if turn.choice == ToolChoice::Auto => Ok(None),
         None => {

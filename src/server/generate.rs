@@ -17,6 +17,7 @@ use crate::{
     speculation,
     text::{AnswerReader, Control, Part},
 };
+use futures_util::{StreamExt, TryStreamExt, stream};
 use std::{
     sync::{
         Arc,
@@ -81,10 +82,8 @@ pub enum Piece {
     OfPrompt(TokenPiece),
     /// The hidden state of the prompt.
     Hidden(Vec<f32>),
-    /// A token of the answer, before what it completes.
-    Id(u32),
-    /// A part of the answer.
-    Part(Part),
+    /// A part of the answer, and the tokens that came since the one before it.
+    Part(Part, Vec<u32>),
     /// The answer is over.
     Done(Box<End>),
     /// It cannot be had.
@@ -122,9 +121,8 @@ pub struct End {
 /// The pieces of answers, each with the number of its answer.
 pub type Pieces = mpsc::UnboundedReceiver<(usize, Piece)>;
 
-/// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
-/// when the first has read the prompt, so that they need not.
-pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Pieces, ApiError> {
+/// Refuses asks that cannot be answered, whatever else there is to do.
+fn check(served: &Served, asks: &[Ask]) -> Result<(), ApiError> {
     let (context, vocab) = (served.facts.context, served.facts.vocab);
     if asks.iter().any(|ask| ask.prompt.is_empty()) {
         return Err(ApiError::field("prompt", "no tokens, expected at least one"));
@@ -135,9 +133,60 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
     if let Some(ask) = asks.iter().find(|ask| ask.prompt.len() >= context) {
         return Err(ApiError::too_long(ask.prompt.len(), context));
     }
-    for ask in &asks {
+    for ask in asks {
         ask.bound.within(served.facts.bound, served.facts.layout).map_err(ApiError::bad)?;
     }
+    Ok(())
+}
+
+/// Begins answers to several prompts of one request: those to the second are numbered on from those to the first. Refused
+/// before anything is said if one cannot be answered, or the first cannot be begun.
+pub async fn begin_all(server: &Arc<Server>, served: &Arc<Served>, asked: Vec<Vec<Ask>>) -> Result<Pieces, ApiError> {
+    asked.iter().try_for_each(|asks| check(served, asks))?;
+    let (all, receiver) = mpsc::unbounded_channel();
+    let mut number = 0;
+    for asks in asked {
+        let (first, all) = (number, all.clone());
+        number += asks.len();
+        if first == 0 {
+            let pieces = begin(server, served, asks).await?;
+            tokio::spawn(pass_on(pieces, first, all));
+            continue;
+        }
+        let (server, served) = (server.clone(), served.clone());
+        tokio::spawn(async move {
+            let begun = tokio::select! {
+                begun = begin(&server, &served, asks) => begun,
+                // Who has left does not wait for a slot.
+                () = all.closed() => return,
+            };
+            match begun {
+                Ok(pieces) => pass_on(pieces, first, all).await,
+                Err(error) => drop(all.send((first, Piece::Failed(error)))),
+            }
+        });
+    }
+    Ok(receiver)
+}
+
+/// Passes on pieces of answers, numbered from `first` on, as long as somebody listens.
+async fn pass_on(mut pieces: Pieces, first: usize, all: mpsc::UnboundedSender<(usize, Piece)>) {
+    loop {
+        let piece = tokio::select! {
+            piece = pieces.recv() => piece,
+            () = all.closed() => None,
+        };
+        match piece {
+            Some((index, piece)) => drop(all.send((first + index, piece))),
+            None => return,
+        }
+    }
+}
+
+/// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
+/// when the first has read the prompt, so that they need not.
+pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Pieces, ApiError> {
+    check(served, &asks)?;
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();
     let Some((_, first)) = asks.next() else { return Ok(receiver) };
@@ -156,6 +205,15 @@ pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -
         });
     }
     Ok(receiver)
+}
+
+/// What was asked about several prompts of one request, in their order: as many at once as there are slots, since more would
+/// only wait. The first decides whether the request is let in.
+pub async fn at_once<T>(
+    served: &Served,
+    asked: Vec<impl Future<Output = Result<T, ApiError>>>,
+) -> Result<Vec<T>, ApiError> {
+    stream::iter(asked).buffered(served.slots.count()).try_collect().await
 }
 
 /// The constraint of a request. If it cannot say what may come next, what was asked for is at fault, not the server.
@@ -235,6 +293,8 @@ struct Answering {
     /// When the last token came; before the first, the request.
     last_token: Instant,
     tokens: Vec<u32>,
+    /// How many of them were sent with a part.
+    sent: usize,
     /// Tokens of the prompt whose probability was told.
     prompt_read: usize,
     /// The text so far, reasoning and calls as the model wrote them.
@@ -307,6 +367,7 @@ impl Answering {
             began,
             last_token: began,
             tokens: Vec::new(),
+            sent: 0,
             prompt_read: 0,
             written: String::new(),
             stopped: None,
@@ -396,7 +457,6 @@ impl Answering {
     /// True if the answer cannot go on.
     fn token(&mut self, id: u32) -> bool {
         self.tokens.push(id);
-        self.send(Piece::Id(id));
         self.slot.set(Doing::Generating, self.tokens.len());
         let (is_first, now) = (self.tokens.len() == 1, Instant::now());
         let gap = now - std::mem::replace(&mut self.last_token, now);
@@ -423,7 +483,16 @@ impl Answering {
             Some(reader) => reader.push(&text),
             None => vec![Part::Content(text)],
         };
-        parts.into_iter().for_each(|part| self.send(Piece::Part(part)));
+        self.send_parts(parts);
+    }
+
+    /// Sends parts with the tokens that were not sent yet.
+    fn send_parts(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            let tokens = self.tokens[self.sent..].to_vec();
+            self.sent = self.tokens.len();
+            self.send(Piece::Part(part, tokens));
+        }
     }
 
     fn done(mut self, finish: Finish, timings: Timings, late: bool) {
@@ -432,7 +501,7 @@ impl Answering {
             self.write(rest);
         }
         let rest = self.reader.as_mut().map(AnswerReader::finish).unwrap_or_default();
-        rest.into_iter().for_each(|part| self.send(Piece::Part(part)));
+        self.send_parts(rest);
         let read = timings.cached_tokens + timings.prompt_tokens;
         self.remember(read);
         let reason = if late { "timeout" } else { finish.name() };

@@ -2,7 +2,7 @@
 
 use super::{Server, served::Served};
 use crate::{
-    engine::{EngineHandle, Timings},
+    engine::{EngineHandle, Stats, Timings},
     memory::PageOwner,
 };
 use prometheus_client::{
@@ -16,7 +16,8 @@ use prometheus_client::{
     registry::Registry,
 };
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -33,11 +34,10 @@ struct WithReason {
     reason: String,
 }
 
-/// States of pages, tiers of snapshots, what steps are made of, and what becomes of drafts: every `state` that a gauge
-/// may have.
-const STATES: &[&str] = &["free", "kept", "live", "memory", "host", "disk", "answer", "prompt", "accepted", "rejected"];
+/// States of pages and tiers of snapshots: every `state` that a gauge may have.
+const STATES: &[&str] = &["free", "kept", "live", "memory", "host", "disk"];
 
-/// Memory in some state.
+/// Memory in some state, tokens of some kind, or what became of drafts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct InState {
     model_name: String,
@@ -55,10 +55,12 @@ impl MetricConstructor<Histogram> for Seconds {
 
 type Histograms = Family<OfModel, Histogram, Seconds>;
 
-/// Counters and histograms; gauges are read when somebody asks.
+/// Counters and histograms; gauges, and what engines count, are read when somebody asks.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
+    /// Held by who reads from the engines: what one has read, another must not count again.
+    reading: tokio::sync::Mutex<()>,
     prompt_tokens: Family<OfModel, Counter>,
     cached_tokens: Family<OfModel, Counter>,
     generation_tokens: Family<OfModel, Counter>,
@@ -69,6 +71,75 @@ pub struct Metrics {
     queue: Histograms,
     whole: Histograms,
     gauges: Gauges,
+    engines: Engines,
+}
+
+/// What the engines of a model did, in all: of those before the present one, too.
+#[derive(Debug, Default)]
+struct Engines {
+    tokens_read: Family<OfModel, Counter>,
+    steps: Family<OfModel, Counter>,
+    preemptions: Family<OfModel, Counter>,
+    step_tokens: Family<InState, Counter>,
+    drafts: Family<InState, Counter>,
+    /// Of each model the engine that was read last, and what it had counted then.
+    seen: Mutex<HashMap<String, (Weak<()>, Counts)>>,
+}
+
+/// What one engine counted since it was started.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    tokens_read: u64,
+    steps: u64,
+    preemptions: u64,
+    decoded: u64,
+    prompts: u64,
+    accepted: u64,
+    rejected: u64,
+}
+
+impl Counts {
+    fn of(stats: &Stats) -> Self {
+        let steps = &stats.steps;
+        Self {
+            tokens_read: stats.tokens_read,
+            steps: steps.count,
+            preemptions: steps.preemptions,
+            decoded: steps.decoded,
+            prompts: steps.prompts,
+            accepted: steps.accepted,
+            rejected: steps.drafted - steps.accepted,
+        }
+    }
+}
+
+impl Engines {
+    /// Counts what the engine of a model has done since it was read last.
+    fn count(&self, model: &str, engine: Weak<()>, now: Counts) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match seen.insert(model.into(), (engine.clone(), now)) {
+            Some((same, before)) if same.ptr_eq(&engine) => before,
+            Some(_) | None => Counts::default(),
+        };
+        drop(seen);
+        let of = Metrics::of(model);
+        for (family, now, before) in [
+            (&self.tokens_read, now.tokens_read, before.tokens_read),
+            (&self.steps, now.steps, before.steps),
+            (&self.preemptions, now.preemptions, before.preemptions),
+        ] {
+            family.get_or_create(&of).inc_by(now.saturating_sub(before));
+        }
+        for (family, state, now, before) in [
+            (&self.step_tokens, "answer", now.decoded, before.decoded),
+            (&self.step_tokens, "prompt", now.prompts, before.prompts),
+            (&self.drafts, "accepted", now.accepted, before.accepted),
+            (&self.drafts, "rejected", now.rejected, before.rejected),
+        ] {
+            let of = InState { model_name: model.into(), state: state.into() };
+            family.get_or_create(&of).inc_by(now.saturating_sub(before));
+        }
+    }
 }
 
 /// What is read when somebody asks.
@@ -79,26 +150,21 @@ struct Gauges {
     kv_used: Family<OfModel, Gauge<f64, AtomicU64>>,
     pages: Family<InState, Gauge>,
     snapshots: Family<InState, Gauge>,
-    tokens_read: Family<OfModel, Gauge>,
     rings: Family<OfModel, Gauge>,
     snapshot_bytes: Family<InState, Gauge>,
-    steps: Family<OfModel, Gauge>,
-    step_tokens: Family<InState, Gauge>,
-    preemptions: Family<OfModel, Gauge>,
-    drafts: Family<InState, Gauge>,
 }
 
 impl Gauges {
     /// A model that is not loaded has nothing to show.
     fn forget(&self, model: &str) {
         let of = Metrics::of(model);
-        for family in [&self.running, &self.waiting, &self.tokens_read, &self.rings, &self.steps, &self.preemptions] {
+        for family in [&self.running, &self.waiting, &self.rings] {
             family.remove(&of);
         }
         self.kv_used.remove(&of);
         for state in STATES {
             let of = InState { model_name: model.into(), state: (*state).into() };
-            for family in [&self.pages, &self.snapshots, &self.snapshot_bytes, &self.step_tokens, &self.drafts] {
+            for family in [&self.pages, &self.snapshots, &self.snapshot_bytes] {
                 family.remove(&of);
             }
         }
@@ -111,6 +177,7 @@ impl Default for Metrics {
         let histogram = |least: f64, buckets: u16| Histograms::new_with_constructor(Seconds(least, buckets));
         let mut metrics = Self {
             registry: Mutex::new(Registry::with_prefix("kvas")),
+            reading: tokio::sync::Mutex::default(),
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
             generation_tokens: Family::default(),
@@ -121,6 +188,7 @@ impl Default for Metrics {
             queue: histogram(1e-3, 20),
             whole: histogram(1e-3, 20),
             gauges: Gauges::default(),
+            engines: Engines::default(),
         };
         metrics.register();
         metrics
@@ -151,14 +219,16 @@ impl Metrics {
         registry.register("kv_cache_usage_perc", "Pages in use, 0 to 1", gauges.kv_used.clone());
         registry.register("pages", "Pages of keys and values, by state", gauges.pages.clone());
         registry.register("snapshots", "Prefixes that can be gone back to, by tier", gauges.snapshots.clone());
-        registry.register("tokens_read", "Tokens that passed through the model", gauges.tokens_read.clone());
         registry.register("replay_ring_tokens", "Tokens in the replay rings of live slots", gauges.rings.clone());
         let bytes = gauges.snapshot_bytes.clone();
         registry.register("snapshot_bytes", "Bytes of what can be gone back to, by tier", bytes);
-        registry.register("steps", "Steps of the engine", gauges.steps.clone());
-        registry.register("step_tokens", "Tokens in these steps, by what they are of", gauges.step_tokens.clone());
-        registry.register("num_preemptions", "Requests that made room for others", gauges.preemptions.clone());
-        registry.register("draft_tokens", "Tokens drafted, by whether they were accepted", gauges.drafts.clone());
+        // Their names end in `_total` where they are written.
+        let engines = &self.engines;
+        registry.register("tokens_read", "Tokens that passed through the model", engines.tokens_read.clone());
+        registry.register("steps", "Steps of the engine", engines.steps.clone());
+        registry.register("step_tokens", "Tokens in these steps, by what they are of", engines.step_tokens.clone());
+        registry.register("num_preemptions", "Requests that made room for others", engines.preemptions.clone());
+        registry.register("draft_tokens", "Tokens drafted, by whether they were accepted", engines.drafts.clone());
     }
 
     fn of(model: &str) -> OfModel {
@@ -203,6 +273,7 @@ impl Metrics {
 
     /// Everything, in the text format.
     pub async fn text(&self, server: &Arc<Server>) -> String {
+        let _reading = self.reading.lock().await;
         for (name, served) in server.models.all() {
             match served {
                 Some(served) => self.look_at(&served).await,
@@ -250,13 +321,28 @@ impl Metrics {
         }
         let rings: u32 = picture.sequences.iter().map(|sequence| sequence.ring).sum();
         gauges.rings.get_or_create(&of).set(i64::from(rings));
-        gauges.tokens_read.get_or_create(&of).set(stats.tokens_read as i64);
-        gauges.steps.get_or_create(&of).set(stats.steps.count as i64);
-        gauges.step_tokens.get_or_create(&state("answer")).set(stats.steps.decoded as i64);
-        gauges.step_tokens.get_or_create(&state("prompt")).set(stats.steps.prompts as i64);
-        gauges.preemptions.get_or_create(&of).set(stats.steps.preemptions as i64);
-        let rejected = stats.steps.drafted - stats.steps.accepted;
-        gauges.drafts.get_or_create(&state("accepted")).set(stats.steps.accepted as i64);
-        gauges.drafts.get_or_create(&state("rejected")).set(rejected as i64);
+        self.engines.count(name, served.engine.memory(), Counts::of(stats));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is counted grows, also when a model is loaded again, and says that it is a counter.
+    #[test]
+    fn engines_count_on() {
+        let metrics = Metrics::default();
+        let counts = |steps| Counts { steps, accepted: 2 * steps, ..Counts::default() };
+        let (first, second) = (Arc::new(()), Arc::new(()));
+        for (engine, steps) in [(&first, 3), (&first, 5), (&second, 2), (&second, 2)] {
+            metrics.engines.count("tiny", Arc::downgrade(engine), counts(steps));
+        }
+        let mut text = String::new();
+        encode(&mut text, &metrics.registry.lock().unwrap()).unwrap();
+        assert!(text.contains("\nkvas_steps_total{model_name=\"tiny\"} 7\n"), "{text}");
+        assert!(text.contains("\nkvas_draft_tokens_total{model_name=\"tiny\",state=\"accepted\"} 14\n"), "{text}");
+        let totals = ["tokens_read", "steps", "step_tokens", "num_preemptions", "draft_tokens"];
+        assert!(totals.iter().all(|name| text.contains(&format!("# TYPE kvas_{name} counter\n"))), "{text}");
     }
 }

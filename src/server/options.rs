@@ -53,6 +53,18 @@ const WHOLE: &[(&str, &str, i32)] = &[
     ("mirostat", "mirostat", 0),
 ];
 
+/// The server's sampling parameters, under the names by which a request sets them.
+pub fn defaults(served: &Served) -> Result<Value, ApiError> {
+    let mut params = serde_json::to_value(&served.defaults).map_err(|error| ApiError::internal(error.to_string()))?;
+    if let Value::Object(params) = &mut params {
+        for (theirs, ours, _) in WHOLE.iter().filter(|(theirs, ours, _)| theirs != ours) {
+            let value = params.remove(*ours).unwrap_or_default();
+            params.insert((*theirs).into(), value);
+        }
+    }
+    Ok(params)
+}
+
 /// Sampling parameters: those of the server, but for what the request says.
 pub fn sampling(fields: &Fields<'_>, served: &Served) -> Result<SamplerParams, ApiError> {
     let mut params = serde_json::to_value(&served.defaults).map_err(|error| ApiError::internal(error.to_string()))?;

@@ -62,6 +62,7 @@ fn llama_routes() -> Router<Arc<Server>> {
     Router::new()
         .route("/completion", post(llama::completion::completion))
         .route("/completions", post(llama::completion::completion))
+        .route("/infill", post(llama::completion::infill))
         .route("/tokenize", post(llama::text::tokenize))
         .route("/detokenize", post(llama::text::detokenize))
         .route("/apply-template", post(llama::text::apply_template))

@@ -114,6 +114,13 @@ pub struct SlotGuard {
     pub conversation: ConversationId,
 }
 
+impl Arrival {
+    /// That of the prompt of this number in a request.
+    pub fn of_prompt(number: usize) -> Self {
+        if number == 0 { Self::New } else { Self::Admitted }
+    }
+}
+
 impl Doing {
     /// As replies have it.
     pub fn name(self) -> &'static str {

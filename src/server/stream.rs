@@ -96,7 +96,7 @@ impl<F: Form> State<F> {
                     self.over = true;
                 }
             }
-            Piece::Id(_) | Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(_) => {
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) | Piece::Part(..) => {
                 self.ready.extend(self.form.piece(index, piece))
             }
         }

@@ -82,12 +82,11 @@ pub async fn collect(mut pieces: Pieces, answers: usize) -> Result<Vec<Whole>, A
     while growing.iter().any(|answer| answer.end.is_none()) {
         let (index, piece) = pieces.recv().await.ok_or_else(|| ApiError::internal("the answer was lost"))?;
         match piece {
-            // They are in its end, too.
-            Piece::Id(_) => {}
             Piece::Token(token) => growing[index].tokens.push(token),
             Piece::OfPrompt(token) => growing[index].prompt.push(token),
             Piece::Hidden(state) => growing[index].hidden = state,
-            Piece::Part(part) => growing[index].part(part),
+            // Its tokens are in the end, too.
+            Piece::Part(part, _) => growing[index].part(part),
             Piece::Done(end) => growing[index].end = Some(*end),
             Piece::Failed(error) => return Err(error),
         }

@@ -7,7 +7,9 @@ pub mod stream;
 pub mod tokenizer;
 
 pub use chat_template::{ChatTemplate, Conversation};
-pub use dialect::{AnswerReader, CallForm, Dialect, Part, ReasoningMode};
+pub use dialect::{
+    AnswerReader, ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm, Dialect, Part, ReasoningMode,
+};
 pub use error::TextError;
 pub use stream::{Detokenizer, StopMatcher};
 pub use tokenizer::{Bos, Control, Special, Tokenizer};

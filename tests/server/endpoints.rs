@@ -70,6 +70,22 @@ fn every_endpoint_that_is_asked_answers() {
     }
 }
 
+/// What a request would have to say to get what it gets without saying anything.
+#[test]
+fn props_name_parameters_as_requests_do() {
+    let host = Host::shared();
+    let params = host.get("/props").ok()["default_generation_settings"]["params"].clone();
+    let names = ["temperature", "top_k", "repeat_last_n", "dry_penalty_last_n", "typical_p", "samplers", "logit_bias"];
+    assert!(names.iter().all(|name| params.get(name).is_some()), "{params}");
+    let mut body = json!({"prompt": "The fox", "n_predict": 4, "temperature": 0});
+    let alone = host.post("/completion", &body).ok();
+    let given = params.as_object().unwrap().clone().into_iter().filter(|(name, _)| name != "temperature");
+    body.as_object_mut().unwrap().extend(given);
+    assert_eq!(host.post("/completion", &body).ok()["content"], alone["content"]);
+    body["repeat_last_n"] = json!(-2);
+    assert_eq!(host.post("/completion", &body).status, 400);
+}
+
 #[test]
 fn ollama_loads_a_model_where_nothing_is_asked() {
     let host = Host::shared();
@@ -77,6 +93,11 @@ fn ollama_loads_a_model_where_nothing_is_asked() {
         let reply = host.post(path, &body).ok();
         assert_eq!((&reply["done"], &reply["done_reason"]), (&json!(true), &json!("load")), "{path}");
     }
+    for body in [json!({"input": ""}), json!({"input": []}), json!({"model": "tiny"})] {
+        let reply = host.post("/api/embed", &body).ok();
+        assert_eq!((&reply["embeddings"], &reply["prompt_eval_count"]), (&json!([]), &json!(0)), "{body}");
+    }
+    assert_eq!(host.post("/api/embeddings", &json!({"prompt": ""})).ok()["embedding"], json!([]));
 }
 
 #[test]

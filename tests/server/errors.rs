@@ -175,7 +175,7 @@ fn wrong() -> Vec<Case> {
         (
             "/api/embed",
             json!({"input": "Hi"}),
-            vec![("input", json!(null)), ("input", json!([])), ("dimensions", json!(0)), ("truncate", json!("end"))],
+            vec![("input", json!(3)), ("input", json!([""])), ("dimensions", json!(0)), ("truncate", json!("end"))],
         ),
         (
             "/v1/embeddings",

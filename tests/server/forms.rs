@@ -1,6 +1,7 @@
 //! Calls that are forced and answers that fit a schema, through every API, in one piece and streamed.
 
 use super::{client::Reply, host::Host};
+use kvas::text::ChatTemplate;
 use serde_json::{Value, json};
 
 /// Room for the white space that the small model likes between the parts of a JSON text.
@@ -151,6 +152,108 @@ fn a_forced_call_is_made_through_every_api() {
         let refused = host.post(api.path, &body);
         assert!(refused.status == 400 && refused.text().contains("sundial"), "{}: {}", api.path, refused.text());
     }
+}
+
+/// Models that write arguments one by one are made to write those that fit, too: as Qwen 3.5 does, and as LFM2.
+#[test]
+fn calls_that_are_no_json_are_forced() {
+    let conversation = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        <|im_start|>assistant\n";
+    let opts = json!({"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false});
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "minLength": 2, "maxLength": 9}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"enum": ["c", "f"]}, "opts": opts,
+        },
+        "required": ["city", "unit", "opts"],
+    });
+    let tool = json!({"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": true}});
+    for calls in ["tools <tool_call><function=f><parameter=p>", "tools <|tool_list_start|> <|tool_call_start|>"] {
+        let template = ChatTemplate::new(&format!("{{# {calls} #}}{conversation}")).unwrap();
+        let host = Host::with_template(template);
+        let mut days = 0;
+        for seed in 0..6 {
+            let body = json!({
+                "messages": question(), "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false,
+                "max_tokens": ROOM, "seed": seed, "temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0.02,
+            });
+            let choice = host.post("/v1/chat/completions", &body).ok()["choices"][0].clone();
+            assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+            let function = &choice["message"]["tool_calls"][0]["function"];
+            let arguments = parsed(&text(&function["arguments"]));
+            let city = arguments["city"].as_str().unwrap().chars().count();
+            assert!(function["name"] == "weather" && (2..=9).contains(&city), "{choice}");
+            assert!(["c", "f"].contains(&arguments["unit"].as_str().unwrap()), "{choice}");
+            assert!(
+                arguments["opts"]["x"].is_boolean() && arguments["opts"].as_object().unwrap().len() == 1,
+                "{choice}"
+            );
+            if let Some(number) = arguments.get("days") {
+                assert!((1..=9).contains(&number.as_u64().unwrap()), "{choice}");
+                days += 1;
+            }
+        }
+        assert!((1..6).contains(&days), "an argument that is not required is there at times: {days}");
+    }
+}
+
+/// Calls whose form nothing marks, as Llama's: strict tools do not make every answer a call, and neither does who wants one
+/// call at most.
+#[test]
+fn tools_leave_the_choice_to_the_model() {
+    let template = "{# tools <|python_tag|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+        {% endfor %}<|im_start|>assistant\n";
+    let host = Host::with_template(ChatTemplate::new(template).unwrap());
+    let (name, schema) = schema_of("clock");
+    let brace = host.post("/tokenize", &json!({"content": "{"})).ok()["tokens"][0].clone();
+    for (strict, parallel) in [(true, true), (true, false), (false, false)] {
+        let function = json!({"name": name, "parameters": schema, "strict": strict});
+        let ask = |bias: i32| {
+            let body = json!({
+                "messages": question(), "tools": [{"type": "function", "function": function}], "max_tokens": ROOM,
+                "temperature": 0, "logit_bias": [[brace, bias]], "parallel_tool_calls": parallel,
+            });
+            host.post("/v1/chat/completions", &body).ok()["choices"][0]["message"].clone()
+        };
+        let (said, called) = (ask(-100), ask(100));
+        assert!(said.get("tool_calls").is_none() && !text(&said["content"]).is_empty(), "{said}");
+        let calls = called["tool_calls"].as_array().map_or(0, Vec::len);
+        let function = &called["tool_calls"][0]["function"];
+        assert_eq!((&function["name"], calls > 1), (&json!("clock"), parallel), "{called}");
+        // Without a schema the bias leaves nothing but braces.
+        let fits = |zone: &&str| parsed(&text(&function["arguments"])) == json!({"zone": zone});
+        assert!(!strict || ["UTC", "CET"].iter().any(fits), "{called}");
+    }
+}
+
+/// An answer that has to fit a schema may be a call instead, where there are tools: the model decides, and a required call
+/// leaves nothing that would have to fit.
+#[test]
+fn tools_may_be_called_where_an_answer_has_to_fit() {
+    let (host, (name, schema)) = (Host::with_tools(), schema_of("clock"));
+    let answer = json!({"type": "object", "properties": {"noon": {"type": "boolean"}}, "required": ["noon"],
+        "additionalProperties": false});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": answer}});
+    let ask = |tool: &Value, choice: &str, bias: &Value| {
+        let body = json!({
+            "messages": question(), "tools": [tool], "tool_choice": choice, "response_format": format, "logit_bias": bias,
+            "max_tokens": ROOM, "temperature": 0, "parallel_tool_calls": false,
+        });
+        host.post("/v1/chat/completions", &body).ok()["choices"][0].clone()
+    };
+    let tool = |schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let noon = |choice: &Value| parsed(&text(&choice["message"]["content"]))["noon"].is_boolean();
+    let called = |choice: &Value| text(&choice["message"]["tool_calls"][0]["function"]["name"]);
+    let call = host.post("/tokenize", &json!({"content": "<tool_call>"})).ok()["tokens"][0].clone();
+    let biased = |bias: i32| json!([[call, bias]]);
+    for schema in [schema, json!({"type": "object", "not": {"required": ["zone"]}})] {
+        let tool = tool(&schema);
+        assert!(noon(&ask(&tool, "auto", &biased(-100))), "{schema}");
+        assert_eq!(called(&ask(&tool, "auto", &biased(100))), "clock", "{schema}");
+        assert!(noon(&ask(&tool, "none", &biased(100))), "{schema}");
+    }
+    assert_eq!(called(&ask(&tool(&schema_of("clock").1), "required", &json!([]))), "clock");
 }
 
 #[test]

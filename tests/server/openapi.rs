@@ -146,6 +146,11 @@ fn examples_are_answered() {
         }
         let body = if example.is_null() { String::new() } else { example.to_string() };
         let reply = host.send(&method.to_uppercase(), &address(path, operation), &[], &body);
+        if path == "/infill" {
+            // The model here has not learned it.
+            assert_eq!(reply.status, 501, "{}", reply.text());
+            continue;
+        }
         assert_eq!(reply.status, 200, "{method} {path} {body}: {}", reply.text());
         let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
         if !schema.is_null() {
@@ -259,7 +264,9 @@ fn types_and_bounds_are_those_that_are_checked() {
                     // Only of a server whose sequences may hold fewer tokens.
                     || name.starts_with("kv_")
                     || name.starts_with("slake_");
-                if status != 200 && !is_elsewhere {
+                // What follows of it is refused: see the examples.
+                let is_right = status == 200 || (path == "/infill" && status == 501);
+                if !is_right && !is_elsewhere {
                     faults.push(format!("{path}: {name} = {value} is refused: {status} {text}"));
                 }
             }

@@ -175,7 +175,7 @@ fn a_request_may_give_up_segments_where_the_server_can() {
     for (host, wrong, named) in [
         (plain, json!({"kv_policy": "edgeinfinite"}), "--kv-policy edgeinfinite"),
         (&bounded, json!({"kv_policy": "slake"}), "--kv-policy slake"),
-        (&bounded, json!({"kv_budget": 100}), "kv_policy slake only"),
+        (&bounded, json!({"kv_budget": 100}), "kv_budget, expected a server that was started with --kv-policy slake"),
     ] {
         let reply = host.post("/v1/completions", &body(&wrong));
         assert!(reply.status == 400 && reply.text().contains(named), "{wrong}: {}", reply.text());
@@ -196,7 +196,8 @@ fn a_request_may_hold_fewer_tokens_where_the_server_can() {
     assert_eq!(said(&bounded.post("/v1/completions", &body(&json!({"kv_policy": "full"}))).ok()), all);
     for (host, wrong, named) in [
         (plain, json!({"kv_policy": "slake"}), "--kv-policy slake"),
-        (plain, json!({"kv_budget": 100}), "--kv-policy slake"),
+        (plain, json!({"kv_budget": 100}), "kv_budget, expected a server that was started with --kv-policy slake"),
+        (&bounded, json!({"kv_policy": "full", "slake_sinks": 2}), "slake_sinks with kv_policy full, expected slake"),
         (&bounded, json!({"kv_policy": "some"}), "kv_policy"),
         (&bounded, json!({"kv_budget": 1}), "kv_budget 1, expected at least"),
         (&bounded, json!({"kv_budget": 100_000}), "kv_budget 100000, expected at most"),
@@ -246,6 +247,112 @@ fn answers_of_one_request_are_not_refused() {
     assert_eq!(reply["choices"].as_array().unwrap().len(), 7);
     let reply = host.post("/v1/embeddings", &json!({"input": ["a", "b", "c", "d", "e", "f"]})).ok();
     assert_eq!(reply["data"].as_array().unwrap().len(), 6);
+}
+
+/// The prompts of one request do not wait for each other as long as there are slots.
+#[test]
+fn prompts_of_one_request_are_answered_at_once() {
+    let host = Host::start(3, |_, _| {});
+    host.post("/completion", &json!({"prompt": "A fox", "n_predict": 1})).ok();
+    let served = host.server.models.loaded().remove(0);
+    let prompts = json!(["The fox", "A hen", "Two cows", "The king"]);
+    for (path, most, said) in [("/v1/completions", "max_tokens", "choices"), ("/completion", "n_predict", "")] {
+        let body = json!({"prompt": prompts, most: 300, "temperature": 0, "ignore_eos": true});
+        let reply = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| host.post(path, &body).ok());
+            while served.slots.busy() < 3 {
+                assert!(!asked.is_finished(), "{path}: never three at once");
+                std::thread::yield_now();
+            }
+            asked.join().unwrap()
+        });
+        let answers = if said.is_empty() { &reply } else { &reply[said] };
+        for (index, prompt) in prompts.as_array().unwrap().iter().enumerate() {
+            let body = json!({"prompt": prompt, most: 300, "temperature": 0, "ignore_eos": true});
+            let alone = host.post(path, &body).ok();
+            let alone = if said.is_empty() { &alone } else { &alone[said][0] };
+            let text = if said.is_empty() { "content" } else { "text" };
+            assert_eq!((&answers[index][text], &answers[index]["index"]), (&alone[text], &json!(index)), "{path}");
+        }
+    }
+}
+
+/// Ollama's older way to go on: what a reply says it has read and written.
+#[test]
+fn a_context_is_gone_on_from() {
+    let host = Host::shared();
+    let options = json!({"num_predict": 8, "temperature": 0});
+    let ask = |prompt: &str, context: &Value| {
+        let body = json!({"prompt": prompt, "context": context, "stream": false, "options": options});
+        host.post("/api/generate", &body).ok()
+    };
+    let count = |reply: &Value| reply["prompt_eval_count"].as_u64().unwrap();
+    let first = ask("Tell me of a fox.", &json!(null));
+    let context = first["context"].as_array().unwrap();
+    assert_eq!(context.len() as u64, count(&first) + first["eval_count"].as_u64().unwrap());
+    let (second, alone) = (ask("And then?", &first["context"]), ask("And then?", &json!([])));
+    assert_eq!(count(&second), context.len() as u64 + count(&alone));
+    assert_eq!(second["context"].as_array().unwrap()[..context.len()], context[..]);
+    let body = json!({"prompt": "And then?", "context": first["context"], "options": options});
+    let lines = host.post("/api/generate", &body).lines();
+    assert_eq!(lines.last().unwrap()["context"], second["context"]);
+    let body = json!({"prompt": "And then?", "context": [1, "x"]});
+    let refused = host.post("/api/generate", &body);
+    assert!(refused.status == 400 && refused.text().contains("context: \\\"x\\\""), "{}", refused.text());
+}
+
+/// llama.cpp's name for how many answers there are to each prompt.
+#[test]
+fn completions_may_be_several_for_each_prompt() {
+    let host = Host::shared();
+    let mut body = json!({"prompt": ["The fox", "A hen"], "n_predict": 6, "n_cmpl": 3, "seed": 1, "temperature": 1.5});
+    let reply = host.post("/completion", &body).ok();
+    let prompts: Vec<&Value> = reply.as_array().unwrap().iter().map(|answer| &answer["prompt"]).collect();
+    assert_eq!(prompts, ["The fox", "The fox", "The fox", "A hen", "A hen", "A hen"]);
+    assert_eq!((&reply[5]["index"], reply[0]["content"] == reply[1]["content"]), (&json!(5), false));
+    body["stream"] = json!(true);
+    let events = host.post("/completion", &body).events();
+    for (index, whole) in reply.as_array().unwrap().iter().enumerate() {
+        let mut of = events.iter().filter(|(_, data)| data["index"] == index).map(|(_, data)| data);
+        let said: String = of.clone().map(|data| data["content"].as_str().unwrap()).collect();
+        let last = of.next_back().unwrap();
+        assert_eq!((&json!(said), &last["stop"], &last["prompt"]), (&whole["content"], &json!(true), &whole["prompt"]));
+    }
+}
+
+/// The answers to each prompt of a request have their numbers, their echo and their probabilities also where they are streamed.
+#[test]
+fn prompts_of_one_request_are_streamed() {
+    let host = Host::shared();
+    let mut body = json!({
+        "prompt": ["The fox", "A hen and a cow", "The king", "Two", "One"], "max_tokens": 6, "n": 2, "seed": 1,
+        "temperature": 1.5, "echo": true, "logprobs": 1, "stream_options": {"include_usage": true},
+    });
+    let reply = host.post("/v1/completions", &body).ok();
+    let choices = reply["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 10);
+    body["stream"] = json!(true);
+    let events = host.post("/v1/completions", &body).events();
+    for (index, whole) in choices.iter().enumerate() {
+        let of = |data: &Value| data["choices"][0]["index"] == index;
+        let parts: Vec<&Value> =
+            events.iter().filter(|(_, data)| of(data)).map(|(_, data)| &data["choices"][0]).collect();
+        let said: String = parts.iter().map(|part| part["text"].as_str().unwrap()).collect();
+        let tokens = parts.iter().filter_map(|part| part["logprobs"]["tokens"].as_array()).flatten();
+        assert_eq!(
+            (json!(said), &parts.last().unwrap()["finish_reason"]),
+            (whole["text"].clone(), &whole["finish_reason"])
+        );
+        assert_eq!(json!(tokens.collect::<Vec<_>>()), whole["logprobs"]["tokens"], "{index}");
+    }
+    let (streamed, whole) = (&events.last().unwrap().1["usage"], &reply["usage"]);
+    assert_eq!(
+        (&streamed["prompt_tokens"], &streamed["total_tokens"]),
+        (&whole["prompt_tokens"], &whole["total_tokens"])
+    );
+    // One that cannot be answered is refused before anything is said.
+    body["prompt"] = json!(["The fox", "fox ".repeat(3000)]);
+    assert_eq!(host.post("/v1/completions", &body).status, 400);
 }
 
 /// A last message is gone on with, whatever else is asked for, or refused.

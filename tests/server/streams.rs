@@ -242,6 +242,14 @@ fn streamed_tokens_are_those_of_the_whole() {
     }
     assert_eq!((json!(told), told.len()), (whole["tokens"].clone(), 24));
     assert!(events.len() < 24, "some messages have several tokens: {}", events.len());
+    body["return_tokens"] = json!(null);
+    let events = host.post("/completion", &body).events();
+    let streamed = events.iter().flat_map(|(_, data)| data["tokens"].as_array().unwrap().clone());
+    assert_eq!(
+        json!(streamed.collect::<Vec<_>>()),
+        whole["tokens"],
+        "llama.cpp's streams have them unless told otherwise"
+    );
     body["return_tokens"] = json!(false);
     let events = host.post("/completion", &body).events();
     assert!(events.iter().all(|(_, data)| data["tokens"] == json!([])), "{events:?}");

@@ -1,11 +1,11 @@
 //! Tool calls: their forms, with markers that are text and markers that are control tokens.
 
 use super::*;
-use crate::text::CallForm;
+use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
 
 fn form(begin: &str, end: &str) -> CallForm {
     let schema = json!({"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": false});
-    CallForm { begin: begin.into(), schema, end: end.into() }
+    CallForm { begin: begin.into(), arguments: CallArguments::Whole(schema), end: end.into() }
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn calls_are_written_in_their_forms() {
     let other = form("<call>{\"name\": \"get_more\", \"arguments\": ", "}</call>");
     let calls = |between: Option<&str>, parallel| {
         let (forms, between) = (vec![one.clone(), other.clone()], between.map(str::to_string));
-        Grammar::Calls { forms, between, parallel }
+        Grammar::Calls { forms, between, parallel, or: None }
     };
     let (a, b) = (
         "<call>{\"name\": \"get\", \"arguments\": {\"x\": 1}}</call>",
@@ -28,8 +28,29 @@ fn calls_are_written_in_their_forms() {
     check(&vocabulary, &calls(Some("\n"), true), &[a, &apart], &[&both, &format!("{a}\n")]);
     let wrong = "<call>{\"name\": \"get\", \"arguments\": {\"y\": 1}}</call>";
     check(&vocabulary, &calls(None, false), &[], &[wrong]);
-    let none = Grammar::Calls { forms: vec![], between: None, parallel: true };
+    let none = Grammar::Calls { forms: vec![], between: None, parallel: true, or: None };
     assert!(compile(&vocabulary, &none).unwrap_err().contains("no tool"));
+}
+
+/// Where an answer has to fit a schema, it may be a call all the same.
+#[test]
+fn calls_may_come_instead_of_an_answer() {
+    let forms = vec![form("<call>f", "</call>"), form("<call>g", "</call>")];
+    let or = json!({"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]});
+    let grammar = Grammar::Calls { forms, between: None, parallel: true, or: Some(Instead::Json(or)) };
+    let right = ["<call>f{\"x\": 1}</call>", "<call>g{}</call><call>f{}</call>", "{\"y\":1}"];
+    let wrong = ["{\"x\": 1}", "<call>f{\"y\": 1}</call>", "{\"y\":1}<call>f{}</call>", "<call>f{}</call>{\"y\":1}"];
+    check(&vocabulary(), &grammar, &right, &wrong);
+}
+
+/// Where nothing but its shape marks a call, an answer is one or does not look like one.
+#[test]
+fn a_text_may_come_instead_of_bare_calls() {
+    let (forms, or) = (vec![form("{\"name\": \"f\", \"parameters\": ", "}")], Some(Instead::Text));
+    let grammar = Grammar::Calls { forms, between: None, parallel: false, or };
+    let right = ["{\"name\": \"f\", \"parameters\": {\"x\": 1}}", "", "Hello {\"name\"\n}", "\n\n [1]", "}"];
+    let wrong = ["{\"name\": \"f\", \"parameters\": {\"y\": 1}}", "{", " {\"name\": \"f\"}", "{\"name\": \"g\""];
+    check(&vocabulary(), &grammar, &right, &wrong);
 }
 
 #[test]
@@ -37,7 +58,7 @@ fn markers_that_are_control_tokens_are_those_tokens() {
     let tokens = ["<|eos|>", "[CALLS]", "<|other|>", "[ARGS]", "[CA", "LLS]"];
     let vocabulary = Vocabulary::with_workers(printing(&tokens), 1).unwrap();
     let forms = vec![form("[CALLS] f[ARGS]", "<|eos|>"), form("[CALLS] g[ARGS]", "")];
-    let grammar = Grammar::Calls { forms, between: None, parallel: true };
+    let grammar = Grammar::Calls { forms, between: None, parallel: true, or: None };
     check(
         &vocabulary,
         &grammar,
@@ -60,4 +81,52 @@ fn markers_that_are_control_tokens_are_those_tokens() {
     assert_eq!(end("[CALLS] g[ARGS]{"), (false, false, false));
     assert_eq!(end("[CALLS] g[ARGS]{}"), (true, true, false));
     assert_eq!(end("[CALLS] f[ARGS]{}"), (true, false, false));
+}
+
+/// Arguments one by one: those that are needed are there, in order, and values are what they may be.
+#[test]
+fn arguments_are_written_one_by_one() {
+    let vocabulary = vocabulary();
+    let argument = |name: &str, value, end, needed| CallArgument { begin: format!("{name}="), value, end, needed };
+    let text = |length, pattern: Option<&str>| {
+        let pattern = pattern.map(str::to_string);
+        ArgumentValue::Text(ArgumentText { end: "\n</p>", marker: "</p>", length, pattern })
+    };
+    let calls = |list, between| Grammar::Calls {
+        forms: vec![CallForm { begin: "f(".into(), arguments: CallArguments::Each { list, between }, end: ")".into() }],
+        between: None,
+        parallel: false,
+        or: None,
+    };
+    let number = || ArgumentValue::Json(json!({"type": "integer"}));
+    let one_of = ArgumentValue::OneOf(vec!["x".into(), "</p>\"".into()]);
+    let list =
+        vec![argument("a", number(), "", false), argument("b", number(), "", true), argument("c", one_of, "", false)];
+    check(
+        &vocabulary,
+        &calls(list, ", "),
+        &["f(b=1)", "f(a=1, b=2)", "f(b=2, c=x)", "f(a=1, b=2, c=</p>\")"],
+        &["f()", "f(a=1)", "f(, b=2)", "f(b=1, a=2)", "f(a=1b=2)", "f(b=1, c=y)", "f(b=1, )", "f(b=x)"],
+    );
+    check(&vocabulary, &calls(vec![], ", "), &["f()"], &["f(a=1)"]);
+    let some = vec![argument("a", number(), "", false), argument("b", number(), "", false)];
+    check(&vocabulary, &calls(some, ", "), &["f()", "f(a=1)", "f(b=1)", "f(a=1, b=1)"], &["f(b=1, a=1)", "f(, b=1)"]);
+    // A text ends with its end, and its marker is nowhere else.
+    let free = vec![argument("a", text((0, None), None), "\n", true), argument("b", text((0, None), None), "", false)];
+    check(
+        &vocabulary,
+        &calls(free, ""),
+        &["f(a=\n</p>\n)", "f(a=x\n</\"y\n\n</p>\n)", "f(a=</p\n</p>\nb=)\n</p>)"],
+        &["f(a=x</p>\n)", "f(a=x</p>y\n</p>\n)", "f(a=x\n</p>\n</p>\n)", "f(a=x)"],
+    );
+    let short = |pattern: &str| calls(vec![argument("a", text((2, Some(3)), Some(pattern)), "", true)], "");
+    check(
+        &vocabulary,
+        &short("^[a-z/]+$"),
+        &["f(a=a/b\n</p>)", "f(a=ab\n</p>)"],
+        &["f(a=a\n</p>)", "f(a=aB\n</p>)", "f(a=abcd\n</p>)"],
+    );
+    check(&vocabulary, &short("b\\/"), &["f(a=ab/\n</p>)", "f(a=b/\n\n</p>)"], &["f(a=ab\n</p>)", "f(a=aab/\n</p>)"]);
+    check(&vocabulary, &short("^b"), &["f(a=ba\n</p>)"], &["f(a=ab\n</p>)"]);
+    check(&vocabulary, &short("b$"), &["f(a=ab\n</p>)"], &["f(a=ba\n</p>)"]);
 }

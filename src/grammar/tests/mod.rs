@@ -5,8 +5,9 @@ mod calls;
 mod costs;
 mod gbnf;
 mod masks;
+mod schemas;
 
-use super::{Compiled, Grammar, Vocabulary, compile};
+use super::{Compiled, Grammar, Instead, Vocabulary, compile};
 use crate::text::{
     Tokenizer,
     tokenizer::tests::{build, small_bpe},

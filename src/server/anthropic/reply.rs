@@ -148,8 +148,8 @@ impl Form for MessageForm {
     fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
         match piece {
             // This API has no probabilities.
-            Piece::Id(_) | Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
-            Piece::Part(part) => self.part(part),
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(part, _) => self.part(part),
             Piece::Done(end) => self.done(&end),
             Piece::Failed(error) => vec![self.error(&error)],
         }

@@ -131,7 +131,7 @@ fn a_message_says_something() {
 
 fn events(form: &mut MessageForm, parts: Vec<Part>) -> Vec<Message> {
     let mut said = form.begin();
-    said.extend(parts.into_iter().flat_map(|part| form.piece(0, Piece::Part(part))));
+    said.extend(parts.into_iter().flat_map(|part| form.piece(0, Piece::Part(part, vec![]))));
     said.extend(form.piece(0, Piece::Done(Box::new(testing::end(Finish::Stop)))));
     said.extend(form.end());
     said

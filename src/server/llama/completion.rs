@@ -31,49 +31,72 @@ pub async fn completion(
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let mut ask = options::ask(&fields, &served, caller.scope)?;
+    respond((&server, &served), &fields, caller, &|| all(&fields, &served)).await
+}
+
+/// Writes what stands between two texts; the options are those of `/completion`.
+pub async fn infill(State(server): State<Arc<Server>>, caller: Caller, Body(body): Body) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    respond((&server, &served), &fields, caller, &|| Ok(vec![super::infill::prompt(&fields, &served)?])).await
+}
+
+/// Goes on with these prompts, which are made when the rest of the request is known to be right.
+async fn respond(
+    (server, served): (&Arc<Server>, &Arc<Served>),
+    fields: &Fields<'_>,
+    caller: Caller,
+    prompts: &(dyn Fn() -> Result<Vec<Vec<u32>>, ApiError> + Sync),
+) -> Result<Response, ApiError> {
+    let mut ask = options::ask(fields, served, caller.scope)?;
     ask.likeliest = fields.count(&["n_probs"], (0, options::MOST_LIKELIEST))?.filter(|count| *count > 0);
-    if let Some(grammar) = options::grammar(&fields)? {
-        ask.stages = vec![options::stage(&served, &grammar)?];
+    if let Some(grammar) = options::grammar(fields)? {
+        ask.stages = vec![options::stage(served, &grammar)?];
     }
-    let asks = self::asks(&fields, &served, &ask)?;
-    let count = asks.len();
+    let answers = options::answers(fields)?;
+    let streamed = fields.flag("stream")?.unwrap_or(false);
+    let return_tokens = fields.flag("return_tokens")?.unwrap_or(streamed);
+    let prompts = prompts()?;
+    let count = prompts.len() * answers;
     let form = NativeForm {
         served: served.clone(),
-        prompts: asks.iter().map(|ask| ask.prompt.clone()).collect(),
-        return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
+        prompts: prompts.clone(),
+        return_tokens,
+        answers,
         said: vec![],
-        ids: vec![],
-        told: 0,
+        told: vec![0; count],
     };
-    if fields.flag("stream")?.unwrap_or(false) {
-        let [_] = &asks[..] else {
-            let what = format!("{count} prompts, expected one for a reply that is streamed");
-            return Err(ApiError::field("prompt", what));
-        };
-        return Ok(stream::respond(generate::begin(&server, &served, asks).await?, 1, form, Wire::Events));
+    let one = |(number, prompt)| {
+        let mut ask = Ask { prompt, ..ask.clone() };
+        ask.wish.arrival = Arrival::of_prompt(number);
+        options::several(ask, answers)
+    };
+    let asks: Vec<Vec<Ask>> = prompts.into_iter().enumerate().map(one).collect();
+    if streamed {
+        return Ok(stream::respond(generate::begin_all(server, served, asks).await?, count, form, Wire::Events));
     }
-    let mut replies = Vec::new();
-    for (index, mut ask) in asks.into_iter().enumerate() {
-        if index > 0 {
-            ask.wish.arrival = Arrival::Admitted;
-        }
-        let answers = collect(generate::begin(&server, &served, vec![ask]).await?, 1).await?;
-        replies.extend(answers.iter().map(|answer| form.whole(index, answer)));
-    }
+    let asked = asks.into_iter().map(|asks| whole(server, served, asks)).collect();
+    let answered = generate::at_once(served, asked).await?.concat();
+    let mut replies: Vec<Value> =
+        answered.iter().enumerate().map(|(index, answer)| form.whole(index, answer)).collect();
     let reply = if replies.len() == 1 { replies.swap_remove(0) } else { json!(replies) };
     Ok(Json(reply).into_response())
 }
 
-/// One ask for each prompt.
-fn asks(fields: &Fields<'_>, served: &Served, ask: &Ask) -> Result<Vec<Ask>, ApiError> {
+/// The answers to one prompt.
+async fn whole(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Vec<Whole>, ApiError> {
+    let answers = asks.len();
+    collect(generate::begin(server, served, asks).await?, answers).await
+}
+
+/// All prompts of a request.
+fn all(fields: &Fields<'_>, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
     let given = fields.need("prompt", "a text or a list of tokens")?;
     let is_mixed = |list: &[Value]| list.iter().any(Value::is_number) && list.iter().any(Value::is_string);
-    let all = match given.as_array().filter(|list| is_mixed(list)) {
-        Some(list) => vec![mixed(list, served)?],
-        None => prompts(given, served)?,
-    };
-    Ok(all.into_iter().map(|prompt| Ask { prompt, ..ask.clone() }).collect())
+    match given.as_array().filter(|list| is_mixed(list)) {
+        Some(list) => Ok(vec![mixed(list, served)?]),
+        None => prompts(given, served),
+    }
 }
 
 /// Texts and tokens one after the other.
@@ -97,11 +120,12 @@ struct NativeForm {
     served: Arc<Served>,
     prompts: Vec<Vec<u32>>,
     return_tokens: bool,
-    said: Vec<TokenPiece>,
-    /// Tokens of a streamed answer.
-    ids: Vec<u32>,
-    /// How many of them were sent.
-    told: usize,
+    /// How many answers there are to each prompt.
+    answers: usize,
+    /// Tokens whose text has not been sent yet, with their answers.
+    said: Vec<(usize, TokenPiece)>,
+    /// How many tokens of each streamed answer were sent.
+    told: Vec<usize>,
 }
 
 impl NativeForm {
@@ -122,14 +146,20 @@ impl NativeForm {
         json!(tokens.iter().map(one).collect::<Vec<_>>())
     }
 
-    /// The tokens since the last message, if they are wanted.
-    fn untold(&mut self) -> &[u32] {
-        let told = std::mem::replace(&mut self.told, self.ids.len());
-        if self.return_tokens { &self.ids[told..] } else { &[] }
+    /// The tokens of a message, if they are wanted.
+    fn tokens(&mut self, index: usize, tokens: &[u32]) -> Value {
+        self.told[index] += tokens.len();
+        if self.return_tokens { json!(tokens) } else { json!([]) }
     }
 
+    /// The prompt of an answer.
+    fn prompt(&self, index: usize) -> &[u32] {
+        &self.prompts[index / self.answers]
+    }
+
+    /// What is said of an answer when it is over.
     fn last(&self, index: usize, end: &End) -> Value {
-        let prompt = &self.prompts[index];
+        let prompt = self.prompt(index);
         let (stop, word) = match (&end.finish, &end.stop_string) {
             (_, Some(word)) => ("word", word.as_str()),
             (Finish::Stop, None) => ("eos", ""),
@@ -168,23 +198,21 @@ impl Form for NativeForm {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
         match piece {
             Piece::Token(token) => {
-                self.said.push(token);
+                self.said.push((index, token));
                 Vec::new()
             }
-            Piece::Id(id) => {
-                self.ids.push(id);
-                Vec::new()
-            }
-            Piece::Part(Part::Content(text)) => {
-                let tokens = std::mem::take(&mut self.said);
+            Piece::Part(Part::Content(text), ids) => {
+                let said = self.said.extract_if(.., |(of, _)| *of == index);
+                let tokens: Vec<TokenPiece> = said.map(|(_, token)| token).collect();
+                let ids = self.tokens(index, &ids);
                 let mut chunk = json!({
                     "index": index,
                     "content": text,
-                    "tokens": self.untold(),
+                    "tokens": ids,
                     "stop": false,
                     "id_slot": -1,
-                    "tokens_predicted": self.ids.len(),
-                    "tokens_evaluated": self.prompts[index].len(),
+                    "tokens_predicted": self.told[index],
+                    "tokens_evaluated": self.prompt(index).len(),
                 });
                 if !tokens.is_empty() {
                     chunk["completion_probabilities"] = self.probabilities(&tokens);
@@ -193,12 +221,12 @@ impl Form for NativeForm {
             }
             Piece::OfPrompt(_)
             | Piece::Hidden(_)
-            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }, _) => Vec::new(),
             Piece::Done(end) => {
                 let mut last = self.last(index, &end);
                 last["index"] = json!(index);
                 last["content"] = json!("");
-                last["tokens"] = json!(self.untold());
+                last["tokens"] = self.tokens(index, &end.tokens[self.told[index]..]);
                 vec![Message::plain(last)]
             }
             Piece::Failed(error) => vec![self.error(&error)],

@@ -1,11 +1,12 @@
 //! The endpoints of llama.cpp's server.
 
 pub mod completion;
+mod infill;
 pub mod slots;
 pub mod text;
 
 use super::{
-    ApiError, Path, Query, Server,
+    ApiError, Path, Query, Server, options,
     served::{Served, date},
 };
 use axum::{
@@ -110,7 +111,7 @@ pub async fn props(State(server): State<Arc<Server>>, Query(which): Query<Which>
     let served = server.model(which.model.as_deref()).await?;
     let roles = served.tokenizer.roles();
     let text_of = |id: Option<u32>| id.and_then(|id| served.tokenizer.token_text(id).ok()).unwrap_or_default();
-    let params = serde_json::to_value(&served.defaults).map_err(|error| ApiError::internal(error.to_string()))?;
+    let params = options::defaults(&served)?;
     Ok(Json(json!({
         "default_generation_settings": {"n_ctx": served.facts.context, "params": params},
         "total_slots": served.slots.count(),

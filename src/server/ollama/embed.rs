@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::{sync::Arc, time::Instant};
 
 /// `/api/embed`: vectors of length one, for a text or several. Of those that are too long the beginnings, unless `truncate`
-/// says otherwise.
+/// says otherwise. Where there is no text the model is loaded, and that is all.
 pub async fn embed(
     State(server): State<Arc<Server>>,
     caller: Caller,
@@ -21,12 +21,15 @@ pub async fn embed(
     let load = began.elapsed();
     let width = served.facts.width;
     let dimensions = fields.count(&["dimensions"], (1, width))?.unwrap_or(width);
-    let input = fields.need("input", "a text or a list of texts")?;
+    let input = fields.get("input").filter(|input| !is_nothing(input));
     let too_long = match fields.flag("truncate")? {
         Some(true) | None => TooLong::Cut,
         Some(false) => TooLong::Refuse,
     };
-    let (vectors, tokens) = states(&server, &served, (&fields, caller), (input, too_long)).await?;
+    let (vectors, tokens) = match input {
+        Some(input) => states(&server, &served, (&fields, caller), (input, too_long)).await?,
+        None => (Vec::new(), 0),
+    };
     let vectors: Vec<Vec<f32>> = vectors.iter().map(|vector| unit(&vector[..dimensions.min(vector.len())])).collect();
     Ok(Json(json!({
         "model": served.name,
@@ -37,7 +40,12 @@ pub async fn embed(
     })))
 }
 
-/// `/api/embeddings`: the older form, for one text.
+/// Whether an input is an empty text or list, as Ollama's clients send it to have a model loaded.
+fn is_nothing(input: &Value) -> bool {
+    input.as_str().is_some_and(str::is_empty) || input.as_array().is_some_and(Vec::is_empty)
+}
+
+/// `/api/embeddings`: the older form, for one text; without one the model is loaded.
 pub async fn embeddings(
     State(server): State<Arc<Server>>,
     caller: Caller,
@@ -45,7 +53,9 @@ pub async fn embeddings(
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = super::model(&server, &fields).await?;
-    let prompt = Value::from(fields.need_text("prompt")?);
+    let Some(prompt) = fields.text("prompt")?.filter(|prompt| !prompt.is_empty()).map(Value::from) else {
+        return Ok(Json(json!({"embedding": []})));
+    };
     let (vectors, _) = states(&server, &served, (&fields, caller), (&prompt, TooLong::Refuse)).await?;
     Ok(Json(json!({"embedding": vectors.first().map(|vector| unit(vector))})))
 }

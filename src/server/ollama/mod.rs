@@ -50,7 +50,7 @@ pub async fn generate(
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
-    let (served, form) = begin(&server, &fields, Field::Response).await?;
+    let (served, mut form) = begin(&server, &fields, Field::Response).await?;
     let Some(prompt) = fields.text("prompt")?.filter(|prompt| !prompt.is_empty()) else {
         return Ok(Json(form.loaded()).into_response());
     };
@@ -62,7 +62,10 @@ pub async fn generate(
     let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     if suffix.is_none() && !fields.flag("raw")?.unwrap_or(false) {
         let turn = generate_turn(&fields, prompt, &server.settings)?;
-        return respond(&server, &served, conversation::complete(&served, &turn, ask)?, (form, &fields)).await;
+        let mut ask = conversation::complete(&served, &turn, ask)?;
+        request::go_on(&fields, &served, &mut ask)?;
+        form.goes_on_from(&ask.prompt);
+        return respond(&server, &served, ask, (form, &fields)).await;
     }
     ask.prompt = served.tokens(prompt, Special::Parse, Bos::Add);
     if let Some(suffix) = suffix {

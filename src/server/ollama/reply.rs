@@ -34,6 +34,8 @@ pub(super) struct LineForm {
     /// A call whose arguments are not whole yet: they are sent as an object.
     call: Option<Call>,
     calls: usize,
+    /// The prompt, if a later request may go on from it and its answer.
+    prompt: Option<Vec<u32>>,
 }
 
 fn nanoseconds(seconds: f64) -> u64 {
@@ -43,7 +45,12 @@ fn nanoseconds(seconds: f64) -> u64 {
 impl LineForm {
     /// Lines of a model about a request that came at `began`.
     pub(super) fn new(model: &str, field: Field, (began, load): (Instant, Duration)) -> Self {
-        Self { model: model.into(), field, began, load, call: None, calls: 0 }
+        Self { model: model.into(), field, began, load, call: None, calls: 0, prompt: None }
+    }
+
+    /// The last line has the tokens of this prompt and its answer, so that a later request may go on from them.
+    pub(super) fn goes_on_from(&mut self, prompt: &[u32]) {
+        self.prompt = Some(prompt.to_vec());
     }
 
     fn line(&self, content: &str, thinking: &str, calls: Vec<Value>) -> Value {
@@ -96,6 +103,9 @@ impl LineForm {
         line["prompt_eval_count"] = json!(timings.prompt_tokens + timings.cached_tokens);
         line["prompt_eval_duration"] = json!(nanoseconds(timings.prompt_seconds));
         line["eval_count"] = json!(timings.generated_tokens);
+        if let Some(prompt) = &self.prompt {
+            line["context"] = json!([prompt.as_slice(), &end.tokens].concat());
+        }
         line["eval_duration"] = json!(nanoseconds(timings.generate_seconds));
         line
     }
@@ -118,24 +128,24 @@ impl LineForm {
 impl Form for LineForm {
     fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
         match piece {
-            Piece::Id(_) | Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
-            Piece::Part(Part::Arguments { text, .. }) => {
+            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(Part::Arguments { text, .. }, _) => {
                 if let Some(call) = &mut self.call {
                     call.arguments.push_str(&text);
                 }
                 Vec::new()
             }
-            Piece::Part(Part::Call { id, name, .. }) => {
+            Piece::Part(Part::Call { id, name, .. }, _) => {
                 let said = self.end_call();
                 self.call = Some(Call { id, name, arguments: String::new() });
                 said
             }
-            Piece::Part(Part::Content(text)) => {
+            Piece::Part(Part::Content(text), _) => {
                 let mut said = self.end_call();
                 said.push(Message::plain(self.line(&text, "", Vec::new())));
                 said
             }
-            Piece::Part(Part::Reasoning(text)) => {
+            Piece::Part(Part::Reasoning(text), _) => {
                 let mut said = self.end_call();
                 said.push(Message::plain(self.line("", &text, Vec::new())));
                 said

@@ -2,7 +2,11 @@
 
 use crate::{
     grammar::Grammar,
-    server::{ApiError, Fields, Settings, conversation::Turn, fields::wrong, openai::chat::tools},
+    server::{
+        ApiError, Fields, Settings, conversation::Turn, fields::wrong, generate::Ask, openai::chat::tools,
+        served::Served,
+    },
+    text::{Bos, Special},
 };
 use serde_json::{Value, json};
 
@@ -21,6 +25,20 @@ pub fn generate_turn(fields: &Fields<'_>, prompt: &str, settings: &Settings) -> 
     }
     messages.push(json!({"role": "user", "content": prompt}));
     finish(fields, Turn::new(messages, settings))
+}
+
+/// Lets the prompt go on from `context`: the tokens of an earlier prompt and its answer.
+pub(super) fn go_on(fields: &Fields<'_>, served: &Served, ask: &mut Ask) -> Result<(), ApiError> {
+    let Some(list) = fields.list("context")?.filter(|list| !list.is_empty()) else { return Ok(()) };
+    let id = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < served.facts.vocab);
+        id.ok_or_else(|| wrong("context", value, "tokens of an earlier reply"))
+    };
+    let mut tokens = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
+    let text = ask.text.take().unwrap_or_default();
+    tokens.extend(served.tokens(&text, Special::Parse, Bos::Omit));
+    ask.prompt = tokens;
+    Ok(())
 }
 
 fn finish(fields: &Fields<'_>, mut turn: Turn) -> Result<Turn, ApiError> {

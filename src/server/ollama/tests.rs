@@ -103,7 +103,7 @@ fn parts() -> Vec<Part> {
 fn lines_say_together_what_one_reply_says() {
     let (mut streamed, end) = (form(Field::Message), testing::end(Finish::Length));
     let mut lines: Vec<Value> = Vec::new();
-    for piece in parts().into_iter().map(Piece::Part).chain([Piece::Done(Box::new(end.clone()))]) {
+    for piece in parts().into_iter().map(|part| Piece::Part(part, vec![])).chain([Piece::Done(Box::new(end.clone()))]) {
         lines.extend(streamed.piece(0, piece).into_iter().map(|message| message.data));
     }
     let all = |field: &str| lines.iter().filter_map(|line| line["message"][field].as_str()).collect::<String>();
@@ -131,7 +131,7 @@ fn lines_say_together_what_one_reply_says() {
 #[test]
 fn generate_has_its_text_at_the_top() {
     let mut form = form(Field::Response);
-    let said = form.piece(0, Piece::Part(Part::Content("Hi".into())));
+    let said = form.piece(0, Piece::Part(Part::Content("Hi".into()), vec![]));
     assert_eq!((&said[0].data["response"], said[0].data.get("message")), (&json!("Hi"), None));
     let loaded = form.loaded();
     assert_eq!(

@@ -48,7 +48,7 @@ pub async fn chat_completions(
 
 /// The conversation of a request.
 pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> {
-    let messages = fields.list("messages")?.ok_or_else(|| ApiError::field("messages", "missing, expected a list"))?;
+    let messages = super::messages::messages(fields)?;
     let reasoning = match fields.text("reasoning_format")? {
         None | Some("auto" | "deepseek" | "deepseek-legacy") => ReasoningMode::Split,
         Some("none") => ReasoningMode::Raw,
@@ -56,11 +56,8 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
             return Err(ApiError::field("reasoning_format", format!("{other}, expected auto, deepseek or none")));
         }
     };
-    for (number, message) in messages.iter().enumerate() {
-        says_something(&Fields::within(message, &fields.name(&format!("messages[{number}]")))?)?;
-    }
     let continued = fields.flag("continue_final_message")?.unwrap_or(false);
-    let mut turn = Turn::new(messages.clone(), settings);
+    let mut turn = Turn::new(messages, settings);
     turn.variables.extend(options::variables(fields)?);
     if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
         turn.budget = usize::try_from(budget).ok();
@@ -78,20 +75,6 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
         },
         ..turn
     })
-}
-
-/// A message has content, which may be an empty text; only the assistant may have called something instead.
-fn says_something(message: &Fields<'_>) -> Result<(), ApiError> {
-    let expected = "a text or a list of at least one part";
-    let called = message.text("role")? == Some("assistant")
-        && message.list("tool_calls")?.is_some_and(|calls| !calls.is_empty());
-    match message.get("content") {
-        None if called => Ok(()),
-        Some(content) if content.as_array().is_some_and(Vec::is_empty) => {
-            Err(wrong(&message.name("content"), content, expected))
-        }
-        _ => message.need("content", expected).map(drop),
-    }
 }
 
 /// `parallel_tool_calls`.
@@ -279,8 +262,8 @@ impl Form for ChatForm {
                 self.said.push((index, token));
                 Vec::new()
             }
-            Piece::Id(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
-            Piece::Part(part) => vec![self.part(index, part)],
+            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(part, _) => vec![self.part(index, part)],
             Piece::Done(end) => {
                 let reason = finish_reason(&end, self.calls[index]);
                 let mut last = self.chunk(index, json!({}), Some(reason));

@@ -50,9 +50,9 @@ pub async fn completions(
         return wanted.stream(&server, &served, head).await;
     }
     let (mut choices, mut ends) = (Vec::new(), Vec::new());
-    for (number, prompt) in wanted.prompts.iter().enumerate() {
-        let arrival = if number == 0 { Arrival::New } else { Arrival::Admitted };
-        let generated = wanted.answer(&server, &served, (prompt, arrival)).await?;
+    let asked = wanted.asks(wanted.best_of).into_iter().map(|asks| wanted.answer(&server, &served, asks)).collect();
+    let answered = generate::at_once(&served, asked).await?;
+    for (prompt, generated) in wanted.prompts.iter().zip(answered) {
         for answer in &generated[..wanted.answers] {
             choices.push(wanted.choice(&served, choices.len(), prompt, answer));
         }
@@ -165,16 +165,18 @@ impl Wanted {
         ask
     }
 
+    /// What to ask about each prompt to get so many answers.
+    fn asks(&self, answers: usize) -> Vec<Vec<Ask>> {
+        let one = |(number, prompt)| {
+            let mut ask = self.ask(prompt);
+            ask.wish.arrival = Arrival::of_prompt(number);
+            options::several(ask, answers)
+        };
+        self.prompts.iter().enumerate().map(one).collect()
+    }
+
     /// What was generated for one prompt, the likeliest first: as many as are wanted are its answers, all are paid for.
-    async fn answer(
-        &self,
-        server: &Arc<Server>,
-        served: &Arc<Served>,
-        (prompt, arrival): (&Prompt, Arrival),
-    ) -> Result<Vec<Whole>, ApiError> {
-        let mut ask = self.ask(prompt);
-        ask.wish.arrival = arrival;
-        let asks = options::several(ask, self.best_of);
+    async fn answer(&self, server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Vec<Whole>, ApiError> {
         let mut answers = collect(generate::begin(server, served, asks).await?, self.best_of).await?;
         if self.best_of > self.answers {
             let mean = |answer: &Whole| {
@@ -211,16 +213,10 @@ impl Wanted {
     }
 
     async fn stream(self, server: &Arc<Server>, served: &Arc<Served>, head: Value) -> Result<Response, ApiError> {
-        let [prompt] = &self.prompts[..] else {
-            let what = format!("{} prompts, expected one for a reply that is streamed", self.prompts.len());
-            return Err(ApiError::field("prompt", what));
-        };
-        let asks = options::several(self.ask(prompt), self.answers);
-        let pieces = generate::begin(server, served, asks).await?;
-        let before = (self.echo == Echo::Prompt).then(|| prompt.text.clone());
-        let answers = self.answers;
+        let pieces = generate::begin_all(server, served, self.asks(self.answers)).await?;
+        let answers = self.prompts.len() * self.answers;
         let untold = (0..answers).map(|_| Untold::default()).collect();
-        let form = TextForm { head, served: served.clone(), wanted: self, before, untold, ends: vec![] };
+        let form = TextForm { head, served: served.clone(), wanted: self, untold, ends: vec![] };
         Ok(stream::respond(pieces, answers, form, Wire::EventsUntilDone))
     }
 }
@@ -277,7 +273,6 @@ struct TextForm {
     head: Value,
     served: Arc<Served>,
     wanted: Wanted,
-    before: Option<String>,
     /// Of each answer.
     untold: Vec<Untold>,
     ends: Vec<End>,
@@ -315,12 +310,18 @@ impl TextForm {
 
 impl Form for TextForm {
     fn begin(&mut self) -> Vec<Message> {
-        let Some(before) = self.before.take() else { return Vec::new() };
-        let messages = (0..self.wanted.answers).map(|index| self.chunk(index, &before, None)).collect();
-        // An echoed prompt's probabilities are known when its text has been sent already: they come with the first token.
-        let first = self.wanted.prompts.first().and_then(|prompt| prompt.tokens.first().copied());
-        self.untold.iter_mut().for_each(|untold| untold.first = first);
-        messages
+        if self.wanted.echo == Echo::Nothing {
+            return Vec::new();
+        }
+        let answers = self.untold.len();
+        let one = |index: usize| {
+            let Prompt { text, tokens } = self.wanted.prompts[index / self.wanted.answers].clone();
+            let message = self.chunk(index, &text, None);
+            // An echoed prompt's probabilities are known when its text has been sent already: they come with the first token.
+            self.untold[index].first = tokens.first().copied();
+            message
+        };
+        (0..answers).map(one).collect()
     }
 
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
@@ -329,14 +330,14 @@ impl Form for TextForm {
                 self.untold[index].answer.push(token);
                 Vec::new()
             }
-            Piece::Part(Part::Content(text)) => vec![self.chunk(index, &text, None)],
+            Piece::Part(Part::Content(text), _) => vec![self.chunk(index, &text, None)],
             Piece::OfPrompt(token) => {
                 self.untold[index].prompt.push(token);
                 Vec::new()
             }
-            Piece::Id(_)
-            | Piece::Hidden(_)
-            | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }) => Vec::new(),
+            Piece::Hidden(_) | Piece::Part(Part::Reasoning(_) | Part::Call { .. } | Part::Arguments { .. }, _) => {
+                Vec::new()
+            }
             Piece::Done(end) => {
                 let mut last = self.chunk(index, "", Some(&end));
                 last.data["timings"] = timings(&end);

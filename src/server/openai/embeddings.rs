@@ -14,7 +14,6 @@ use crate::{
     },
 };
 use axum::{Json, extract::State};
-use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -93,12 +92,11 @@ pub async fn embed(
         Ask { max_tokens: Some(0), score: Some(Score::Hidden(pooling)), ..options::ask(fields, served, caller.scope)? };
     let one = |(number, prompt)| {
         let mut ask = Ask { prompt, ..ask.clone() };
-        ask.wish.arrival = if number == 0 { Arrival::New } else { Arrival::Admitted };
+        ask.wish.arrival = Arrival::of_prompt(number);
         hidden(server, served, ask)
     };
-    // As many at once as there are slots: more would only wait.
-    let vectors = stream::iter(all.into_iter().enumerate().map(one)).buffered(served.slots.count());
-    Ok((vectors.try_collect().await.map_err(of_input)?, tokens))
+    let asked = all.into_iter().enumerate().map(one).collect();
+    Ok((generate::at_once(served, asked).await.map_err(of_input)?, tokens))
 }
 
 /// Cuts a prompt to what the context has room for: its first tokens, and the token that ends a text if it had one.

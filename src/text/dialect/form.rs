@@ -1,6 +1,12 @@
 //! The forms of tool calls as data: which texts begin and end them, and how a whole one is written.
 
-use super::CallForm;
+use super::{
+    CallArguments, CallForm,
+    call_form::each,
+    python::Literals,
+    schema::Tool,
+    xml::{FUNCTION_END, Texts},
+};
 use serde_json::Value;
 
 /// How a model writes calls.
@@ -164,9 +170,11 @@ impl Form {
         }
     }
 
-    /// A call as the model writes it; `None` if its arguments are no JSON.
-    pub(super) fn call(self, name: &str, schema: Value) -> Option<CallForm> {
+    /// A call of a tool as the model writes it; `None` if its arguments cannot be written so.
+    pub(super) fn call(self, tool: &Tool) -> Option<CallForm> {
+        let name = tool.name.as_str();
         let quoted = Value::from(name);
+        let mut arguments = CallArguments::Whole(tool.parameters());
         let (begin, end) = match self {
             Form::Json(form) => json_call(form, &quoted),
             Form::Bare => (format!("{{\"name\": {quoted}, \"parameters\": "), "}".into()),
@@ -177,9 +185,16 @@ impl Form {
                 let header = format!("{}{name} <|constrain|>json<|message|>", super::harmony::CALL_START);
                 (header, super::harmony::CALL_END.into())
             }
-            Form::Xml | Form::Python => return None,
+            Form::Xml => {
+                arguments = CallArguments::Each { list: each(tool, &Texts)?, between: "" };
+                (format!("{TOOL_CALL}\n{FUNCTION}{name}>\n"), format!("{FUNCTION_END}\n{TOOL_CALL_END}"))
+            }
+            Form::Python => {
+                arguments = CallArguments::Each { list: each(tool, &Literals)?, between: ", " };
+                (format!("{LFM}[{name}("), format!(")]{LFM_END}"))
+            }
         };
-        Some(CallForm { begin, schema, end })
+        Some(CallForm { begin, arguments, end })
     }
 }
 

@@ -12,6 +12,7 @@
 //!   of a closing marker right after a call, and a header without a recipient, say nothing and are dropped.
 
 mod arguments;
+mod call_form;
 mod calls;
 mod detect;
 mod envelope;
@@ -28,6 +29,7 @@ mod tests;
 mod think;
 mod xml;
 
+pub use call_form::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
 use calls::Calls;
 use form::Form;
 use harmony::Harmony;
@@ -37,18 +39,6 @@ use schema::Tools;
 use serde_json::Value;
 use std::sync::Arc;
 use think::{Tags, Think};
-
-/// One way to write a call of one tool: `begin`, then a JSON value of `schema`, then `end`. What a grammar needs to make
-/// a model write calls that can be read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CallForm {
-    /// Text before the arguments, markers and the name of the tool included.
-    pub begin: String,
-    /// JSON schema of the arguments.
-    pub schema: serde_json::Value,
-    /// Text after the arguments.
-    pub end: String,
-}
 
 /// What becomes of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,10 +104,10 @@ impl Dialect {
     }
 
     /// How calls are written, one per tool with a name; each begins with `call_start` if that is not `None`. `None` if
-    /// the model's calls hold no JSON, or it makes no calls.
+    /// the model makes no calls, or the arguments of a tool cannot be written as its calls have them.
     pub fn call_forms(&self, tools: &[Value]) -> Option<Vec<CallForm>> {
         let form = self.form?;
-        Tools::new(tools).iter().map(|tool| form.call(&tool.name, tool.parameters())).collect()
+        Tools::new(tools).iter().map(|tool| form.call(tool)).collect()
     }
 
     /// The text any call begins with; `None` if nothing but its place marks a call, or there are no calls.

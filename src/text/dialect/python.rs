@@ -1,8 +1,27 @@
 //! Calls as Python writes them: `[name(city="Rome", days=2), …]`. Read whole, one after the other.
 
-use super::{calls::Progress, parts::Parts, schema::Tools};
+use super::{
+    ArgumentValue,
+    call_form::Writes,
+    calls::Progress,
+    parts::Parts,
+    schema::{Parameter, Tools},
+};
 use serde_json::{Map, Value};
 use std::{iter::Peekable, str::Chars};
+
+/// Writes arguments by name. JSON is read here as well as what Python writes.
+pub(super) struct Literals;
+
+impl Writes for Literals {
+    fn begin(&self, name: &str) -> Option<String> {
+        (!name.is_empty() && name.chars().all(is_name)).then(|| format!("{name}="))
+    }
+
+    fn value(&self, parameter: &Parameter<'_>) -> (ArgumentValue, &'static str) {
+        (ArgumentValue::Json(parameter.schema()), "")
+    }
+}
 
 /// Reads such a list after the marker that begins it.
 #[derive(Debug, Clone, Default)]

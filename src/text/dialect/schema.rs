@@ -57,10 +57,114 @@ impl Tool {
         kinds
     }
 
+    /// The parameters one by one; `None` if the schema says something else than what each of them is.
+    pub(super) fn each(&self) -> Option<Vec<Parameter<'_>>> {
+        let Some(root) = &self.parameters else { return Some(Vec::new()) };
+        let fields = root.as_object()?;
+        if ELSE.iter().any(|name| fields.contains_key(*name)) {
+            return None;
+        }
+        let required: Vec<&str> =
+            fields.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        let properties = fields.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let known: Vec<(&str, &Value)> = properties.map(|(name, schema)| (name.as_str(), schema)).collect();
+        let unknown = required.iter().filter(|name| !known.iter().any(|(known, _)| known == *name));
+        let all = known.iter().copied().chain(unknown.map(|name| (*name, &Value::Bool(true))));
+        Some(all.map(|(name, schema)| Parameter { name, schema, root, needed: required.contains(&name) }).collect())
+    }
+
     /// The name of the parameter at a position.
     pub(super) fn parameter(&self, position: usize) -> Option<&str> {
         let properties = self.parameters.as_ref()?.get("properties")?.as_object()?;
         properties.keys().nth(position).map(String::as_str)
+    }
+}
+
+/// Keys by which a schema of all arguments together says more than what each of them is.
+const ELSE: &[&str] = &["$ref", "allOf", "anyOf", "oneOf", "minProperties", "maxProperties"];
+
+/// One parameter of a tool.
+#[derive(Debug)]
+pub(super) struct Parameter<'a> {
+    pub(super) name: &'a str,
+    schema: &'a Value,
+    root: &'a Value,
+    pub(super) needed: bool,
+}
+
+impl Parameter<'_> {
+    /// The JSON types that it may have.
+    pub(super) fn kinds(&self) -> Kinds {
+        let (mut kinds, mut left) = (Kinds::default(), MOST);
+        kinds.add(self.schema, self.root, &mut left);
+        kinds
+    }
+
+    /// Its schema by itself, with those that it may refer to.
+    pub(super) fn schema(&self) -> Value {
+        let mut schema = self.schema.clone();
+        if let (Some(fields), Some(root)) = (schema.as_object_mut(), self.root.as_object()) {
+            for name in ["$defs", "definitions"] {
+                if let Some(held) = root.get(name).filter(|_| refers(self.schema)) {
+                    fields.entry(name).or_insert_with(|| held.clone());
+                }
+            }
+        }
+        schema
+    }
+
+    /// The values that it may have, if they are listed.
+    pub(super) fn choices(&self) -> Option<Vec<Value>> {
+        let mut left = MOST;
+        choices(self.schema, self.root, &mut left)
+    }
+
+    /// What its schema says of texts, under this name.
+    pub(super) fn of_text(&self, name: &str) -> Option<&Value> {
+        let mut schema = self.schema;
+        for _ in 0..MOST {
+            match target(schema, self.root) {
+                Some(next) => schema = next,
+                None => break,
+            }
+        }
+        schema.get(name)
+    }
+}
+
+/// What a schema refers to, if it does and it is there.
+fn target<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
+    root.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
+}
+
+/// Whether there is a reference in a schema.
+fn refers(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => fields.contains_key("$ref") || fields.values().any(refers),
+        Value::Array(items) => items.iter().any(refers),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
+}
+
+fn choices(schema: &Value, root: &Value, left: &mut usize) -> Option<Vec<Value>> {
+    *left = left.checked_sub(1)?;
+    if let Some(target) = target(schema, root) {
+        return choices(target, root, left);
+    }
+    if let Some(value) = schema.get("const") {
+        return Some(vec![value.clone()]);
+    }
+    if let Some(values) = schema.get("enum") {
+        return values.as_array().cloned();
+    }
+    if let Some(schemas) = ["anyOf", "oneOf"].iter().find_map(|name| schema.get(name)?.as_array()) {
+        let all: Option<Vec<Vec<Value>>> = schemas.iter().map(|schema| choices(schema, root, left)).collect();
+        return all.map(|all| all.concat());
+    }
+    match schema.get("type")?.as_str()? {
+        "null" => Some(vec![Value::Null]),
+        "boolean" => Some(vec![Value::Bool(false), Value::Bool(true)]),
+        _ => None,
     }
 }
 
@@ -102,6 +206,11 @@ impl Kinds {
 
     fn has(&self, kind: &str) -> bool {
         self.0.iter().any(|known| known == kind)
+    }
+
+    /// True if it may be a string: it stands without quotes then, and what it is follows from how it is written.
+    pub(super) fn may_be_text(&self) -> bool {
+        self.only_text() || self.has("string")
     }
 
     /// True if nothing but a string is possible, or nothing is known.

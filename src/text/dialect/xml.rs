@@ -1,15 +1,60 @@
 //! Arguments as `<parameter=name>` blocks, made into JSON by what the tool's schema says of them.
 
-use super::{calls::Progress, json::escape, parts::Parts, schema::Kinds, schema::Tools};
+use super::{
+    ArgumentText, ArgumentValue,
+    call_form::Writes,
+    calls::Progress,
+    json::escape,
+    parts::Parts,
+    schema::{Kinds, Parameter, Tools},
+};
 use crate::text::StopMatcher;
 use serde_json::Value;
 use std::sync::Arc;
 
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
-const FUNCTION_END: &str = "</function>";
+pub(super) const FUNCTION_END: &str = "</function>";
 /// Names of parameters are shorter, in bytes.
 const LONGEST: usize = 256;
+
+/// Writes parameters as they are read here: what may be a string stands without quotes.
+pub(super) struct Texts;
+
+impl Writes for Texts {
+    fn begin(&self, name: &str) -> Option<String> {
+        let fits = name == name.trim() && name.len() < LONGEST && !name.contains(['\n', '>']);
+        fits.then(|| format!("{PARAMETER}{name}>\n"))
+    }
+
+    fn value(&self, parameter: &Parameter<'_>) -> (ArgumentValue, &'static str) {
+        let kinds = parameter.kinds();
+        let text =
+            |value: &Value| value.as_str().filter(|_| kinds.may_be_text()).map_or(value.to_string(), str::to_string);
+        // What would be read as something else cannot be written.
+        let reads = |written: &String, value: &Value| {
+            let read = if kinds.only_text() { Value::from(written.as_str()).to_string() } else { kinds.json(written) };
+            let meant = value.to_string();
+            read == meant && !written.contains(PARAMETER_END)
+        };
+        let values = parameter.choices().unwrap_or_default();
+        let written = values.iter().map(|value| (text(value), value));
+        let texts: Vec<String> = written.filter(|(text, value)| reads(text, value)).map(|(text, _)| text).collect();
+        if !texts.is_empty() {
+            return (ArgumentValue::OneOf(texts), "\n</parameter>\n");
+        }
+        if !kinds.may_be_text() {
+            return (ArgumentValue::Json(parameter.schema()), "\n</parameter>\n");
+        }
+        // Of what may be something else, too, nothing is known.
+        let of_text = |name: &str| parameter.of_text(name).filter(|_| kinds.only_text());
+        let count = |name: &str| of_text(name).and_then(Value::as_u64);
+        let pattern = of_text("pattern").and_then(Value::as_str).map(str::to_string);
+        let length = (count("minLength").unwrap_or(0), count("maxLength"));
+        let text = ArgumentText { end: "\n</parameter>", marker: PARAMETER_END, length, pattern };
+        (ArgumentValue::Text(text), "\n")
+    }
+}
 
 /// Reads the parameters of one call, after its header.
 #[derive(Debug, Clone)]

@@ -249,8 +249,8 @@ impl Form for ResponseForm {
                 self.said.push(token);
                 Vec::new()
             }
-            Piece::Id(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
-            Piece::Part(part) => self.part(part),
+            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Part(part, _) => self.part(part),
             Piece::Done(end) => self.done(&end),
             Piece::Failed(error) => vec![self.error(&error)],
         }

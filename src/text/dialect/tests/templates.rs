@@ -136,12 +136,17 @@ fn forced_calls_are_read() {
     for name in NAMES {
         let dialect = dialect(name);
         let Some(forms) = dialect.call_forms(&tools()) else {
-            assert!(["xml", "lfm", "plain"].contains(&name), "{name} has forms");
+            assert_eq!(name, "plain", "{name} has forms");
             continue;
         };
         assert_eq!(forms.len(), 3);
-        assert_eq!(forms[0].schema["properties"]["city"]["type"], "string");
-        assert_eq!(forms[2].schema, json!({"type": "object"}));
+        let (CallArguments::Whole(first), CallArguments::Whole(last)) = (&forms[0].arguments, &forms[2].arguments)
+        else {
+            assert!(["xml", "lfm"].contains(&name), "{name} has JSON");
+            continue;
+        };
+        assert_eq!(first["properties"]["city"]["type"], "string");
+        assert_eq!(last, &json!({"type": "object"}));
         for (form, tool) in forms.iter().zip(["get_weather", "kinds", "now"]) {
             assert!(form.begin.starts_with(dialect.call_start().unwrap_or_default()), "{name}");
             let once = format!("{}{{\"a\": 1}}{}", form.begin, form.end);
@@ -162,4 +167,101 @@ fn forced_calls_are_read() {
         }
     }
     assert!(dialect("hermes-first").call_forms(&tools()).unwrap()[0].begin.ends_with("{\"arguments\": "));
+}
+
+/// A call of this form with these values, as a grammar has it written.
+fn written(form: &CallForm, values: &[(&str, &str)]) -> String {
+    let CallArguments::Each { list, between } = &form.arguments else { panic!("{form:?}") };
+    let one = |(name, value): &(&str, &str)| {
+        let argument =
+            list.iter().find(|argument| [">", "="].iter().any(|end| argument.begin.contains(&format!("{name}{end}"))));
+        let argument = argument.unwrap_or_else(|| panic!("no {name} in {form:?}"));
+        let end = match &argument.value {
+            ArgumentValue::Json(_) => "",
+            ArgumentValue::OneOf(texts) => {
+                assert!(texts.iter().any(|text| text == value), "{value} in {texts:?}");
+                ""
+            }
+            ArgumentValue::Text(text) => text.end,
+        };
+        format!("{}{value}{end}{}", argument.begin, argument.end)
+    };
+    let arguments: Vec<String> = values.iter().map(one).collect();
+    format!("{}{}{}", form.begin, arguments.join(between), form.end)
+}
+
+#[test]
+fn forced_arguments_are_read_one_by_one() {
+    let texts: &[(&str, &str)] = &[
+        ("text", "it's\n\"1\"\n"),
+        ("count", "3"),
+        ("flag", "true"),
+        ("list", "[1, \"</p>\"]"),
+        ("maybe", "null"),
+        ("either", "5"),
+        ("pick", "1"),
+    ];
+    let literals: &[(&str, &str)] = &[
+        ("text", "\"it's\\n\\\"1\\\"\\n\""),
+        ("count", "3"),
+        ("flag", "true"),
+        ("list", "[1, \"</p>\"]"),
+        ("maybe", "null"),
+        ("either", "5"),
+        ("pick", "1"),
+    ];
+    let expected = json!({
+        "text": "it's\n\"1\"\n", "count": 3, "flag": true, "list": [1, "</p>"], "maybe": null, "either": 5, "pick": 1,
+    });
+    for (name, values) in [("xml", texts), ("lfm", literals)] {
+        let dialect = dialect(name);
+        let forms = dialect.call_forms(&tools()).unwrap();
+        assert!(forms.iter().all(|form| form.begin.starts_with(dialect.call_start().unwrap())), "{name}");
+        let mut reader = dialect.reader("", &tools(), ReasoningMode::Split);
+        let parts = read_pieces(&mut reader, &[&written(&forms[1], values)]);
+        let [Part::Call { name: called, .. }, Part::Arguments { text, .. }] = &parts[..] else { panic!("{parts:?}") };
+        assert_eq!(
+            (called.as_str(), serde_json::from_str::<Value>(text).unwrap()),
+            ("kinds", expected.clone()),
+            "{name}"
+        );
+        assert_eq!(read(name, "", &written(&forms[2], &[])), "call(now)({})", "{name}");
+    }
+}
+
+/// What the values of arguments without quotes may be.
+#[test]
+fn arguments_without_quotes_are_what_is_read() {
+    let property = |schema: Value| {
+        let parameters = json!({"type": "object", "properties": {"a": schema}, "required": ["a", "b"],
+            "$defs": {"Word": {"type": "string", "pattern": "^w", "maxLength": 4}, "One": {"type": "integer"}}});
+        let tools = [json!({"function": {"name": "f", "parameters": parameters}})];
+        let forms = dialect("xml").call_forms(&tools).unwrap();
+        let CallArguments::Each { list, .. } = forms[0].arguments.clone() else { panic!("{forms:?}") };
+        assert!(list.len() == 2 && list.iter().all(|argument| argument.needed), "{list:?}");
+        list[0].value.clone()
+    };
+    let text = |length, pattern: Option<&str>| {
+        let (end, marker, pattern) = ("\n</parameter>", "</parameter>", pattern.map(str::to_string));
+        ArgumentValue::Text(ArgumentText { end, marker, length, pattern })
+    };
+    let one_of = |texts: &[&str]| ArgumentValue::OneOf(texts.iter().map(|text| text.to_string()).collect());
+    assert_eq!(property(json!({"type": "string", "minLength": 2})), text((2, None), None));
+    assert_eq!(property(json!({"$ref": "#/$defs/Word"})), text((0, Some(4)), Some("^w")));
+    assert_eq!(property(json!(true)), text((0, None), None));
+    assert_eq!(property(json!({"type": ["string", "integer"], "maxLength": 3})), text((0, None), None));
+    assert_eq!(property(json!({"enum": ["c", "f"]})), one_of(&["c", "f"]));
+    let maybe = json!({"anyOf": [{"enum": ["c", "1"]}, {"type": "null"}]});
+    assert_eq!(property(maybe), one_of(&["c", "1", "null"]));
+    // A text that would be read as a number is not written.
+    assert_eq!(property(json!({"enum": ["1", 2]})), one_of(&["2"]));
+    assert_eq!(property(json!({"type": "boolean"})), one_of(&["false", "true"]));
+    let ArgumentValue::Json(one) = property(json!({"type": "array", "items": {"$ref": "#/$defs/One"}})) else {
+        panic!()
+    };
+    assert_eq!(one["$defs"]["One"], json!({"type": "integer"}));
+    let whole = json!({"function": {"name": "f", "parameters": {"anyOf": [{"properties": {"a": {}}}]}}});
+    assert_eq!(dialect("xml").call_forms(&[whole]), None);
+    let odd = &[json!({"function": {"name": "f", "parameters": {"properties": {"a>": {}, "a b": {}}}}})];
+    assert_eq!((dialect("xml").call_forms(odd), dialect("lfm").call_forms(odd)), (None, None));
 }

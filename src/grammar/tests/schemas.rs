@@ -1,0 +1,72 @@
+//! JSON schemas as clients write them.
+
+use super::*;
+
+/// Compiles a schema and checks which answers it accepts.
+fn check_schema(schema: serde_json::Value, accepted: &[&str], refused: &[&str]) {
+    check(&vocabulary(), &Grammar::JsonSchema(schema), accepted, refused);
+}
+
+/// As Pydantic writes unions that are told apart by a field with a default, which need not be there.
+#[test]
+fn choices_that_overlap_are_choices() {
+    let pet = |kind: &str| {
+        let kind = json!({"const": kind, "default": kind, "type": "string"});
+        json!({"type": "object", "properties": {"kind": kind, "age": {"type": "integer"}}, "required": ["age"],
+            "additionalProperties": false})
+    };
+    let mapping = json!({"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}});
+    let schema = json!({
+        "$defs": {"Cat": pet("cat"), "Dog": pet("dog")}, "discriminator": mapping,
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    });
+    let right = ["{\"kind\":\"cat\",\"age\":3}", "{\"kind\":\"dog\",\"age\":3}", "{\"age\":3}"];
+    check_schema(schema, &right, &["{\"kind\":\"hen\",\"age\":3}", "{\"kind\":\"cat\"}"]);
+}
+
+#[test]
+fn references_may_be_escaped() {
+    let names = ["a/b", "a~b", "Pair[int, str]", "per%cent", "plain", "quote\"d"];
+    let references = ["a~1b", "a~0b", "Pair%5Bint%2C%20str%5D", "per%25cent", "plain", "quote%22d"];
+    for holder in ["$defs", "definitions"] {
+        // One of them refers to another, and to itself.
+        let held = |number: usize| {
+            let next = references[(number + 1) % references.len()];
+            let of = |name: &str| json!({"$ref": format!("#/{holder}/{name}")});
+            let properties = json!({"next": of(next), "same": of(references[number]), "number": {"const": number}});
+            json!({"type": "object", "properties": properties, "required": ["number"], "additionalProperties": false})
+        };
+        let all: serde_json::Map<_, _> =
+            names.iter().enumerate().map(|(number, name)| (name.to_string(), held(number))).collect();
+        for (number, reference) in references.iter().enumerate() {
+            let schema = json!({holder: all, "$ref": format!("#/{holder}/{reference}")});
+            let next = (number + 1) % names.len();
+            let right =
+                format!("{{\"next\":{{\"number\":{next}}},\"same\":{{\"number\":{number}}},\"number\":{number}}}");
+            let wrong = format!("{{\"number\":{next}}}");
+            check_schema(schema, &[&right], &[&wrong]);
+        }
+    }
+    // Names that were not escaped in references are found as they are.
+    for name in ["Pair[int, str]", "A%5Bint%5D", "tilde~field"] {
+        let schema = json!({"$defs": {name: {"const": 1}}, "$ref": format!("#/$defs/{name}")});
+        check_schema(schema, &["1"], &["2"]);
+    }
+    // Two names do not become one.
+    let schema = json!({"$defs": {"a_b": {"const": 1}, "a/b": {"const": 2}, "a~b": {"const": 3}},
+        "enum": [1, 2, 3], "anyOf": [{"$ref": "#/$defs/a~1b"}]});
+    check_schema(schema, &["2"], &["1", "3"]);
+}
+
+#[test]
+fn numbers_may_be_written_as_others_write_them() {
+    let texts = json!({"type": "string", "minLength": 1.0, "maxLength": 2.0});
+    let list = json!({"type": "array", "items": texts, "minItems": 1.0, "maxItems": 2.0});
+    check_schema(list, &["[\"a\"]", "[\"a\",\"bc\"]"], &["[]", "[\"\"]", "[\"abc\"]", "[\"a\",\"b\",\"c\"]"]);
+    let long = json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX});
+    check_schema(long, &["0", "-9000000000000000000", "9000000000000000000"], &["1.5"]);
+    let double = json!({"type": "number", "minimum": f64::MIN, "exclusiveMaximum": f64::MAX});
+    check_schema(double, &["0", "-1.5", "900000.25"], &["true"]);
+    let positive = json!({"type": "integer", "minimum": 0, "maximum": 9_223_372_036_854_775_807_i64});
+    check_schema(positive, &["0", "12"], &["-1"]);
+}
