@@ -37,6 +37,8 @@ pub(crate) fn vocabulary(model: &str) -> Metadata {
         let merges = ["a b", "ab ab", "Ġ a"].map(String::from).to_vec();
         metadata.set("tokenizer.ggml.merges", Value::Strings(merges));
         metadata.set("tokenizer.ggml.pre", Value::String("qwen2".into()));
+        // So that text comes back as it was.
+        metadata.set("tokenizer.kvas.normalizer", Value::String("none".into()));
     }
     metadata.set("tokenizer.ggml.model", Value::String(model.into()));
     metadata.set("tokenizer.ggml.tokens", Value::Strings(tokens));

@@ -17,6 +17,8 @@ use bpe::ByteLevelBpe;
 use kvas_gguf::Metadata;
 use special::SpecialTexts;
 use spm::{SPACE, Spm};
+use std::borrow::Cow;
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 use vocab::{Vocab, byte_of};
 
 /// What becomes of the texts of control tokens such as `<|im_end|>` in text to encode. The texts of user-defined tokens
@@ -66,6 +68,16 @@ pub struct Tokenizer {
     adds_bos: bool,
     adds_eos: bool,
     space: AddedSpace,
+    normalizer: Normalizer,
+}
+
+/// What becomes of text before it is split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Normalizer {
+    /// Nothing.
+    None,
+    /// Characters are composed (NFC): a letter and an accent behind it are one.
+    Nfc,
 }
 
 /// Where a SentencePiece vocabulary puts a space in front of a text.
@@ -85,6 +97,10 @@ const PRE: &str = "tokenizer.ggml.pre";
 const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 /// Of `kvas convert`: `missing` or `first`, where [`ADD_SPACE`] alone would say too much.
 const SPACE_KIND: &str = "tokenizer.kvas.space_prefix";
+/// Of `kvas convert`: `nfc` or `none`. GGUF has no key for it.
+const NORMALIZER: &str = "tokenizer.kvas.normalizer";
+/// Pre-tokenizers of vocabularies that were trained on composed characters, in files that others made.
+const COMPOSED: &[&str] = &["qwen2", "qwen35"];
 
 impl Tokenizer {
     /// Builds the tokenizer that `metadata` describes. `override_pre` replaces `tokenizer.ggml.pre`; a file without
@@ -121,6 +137,15 @@ impl Tokenizer {
         let adds_bos = pre.adds_bos && vocab.roles.bos.is_some();
         let mut tokenizer = Tokenizer::new(vocab, Algorithm::ByteLevelBpe(Box::new(bpe)), adds_bos)?;
         tokenizer.read_flags(metadata)?;
+        tokenizer.normalizer = match metadata.string_opt(NORMALIZER)? {
+            Some("nfc") => Normalizer::Nfc,
+            Some("none") => Normalizer::None,
+            None if COMPOSED.contains(&name) => Normalizer::Nfc,
+            None => Normalizer::None,
+            Some(other) => {
+                return Err(TextError::tokenizer(NORMALIZER, format!("{other:?}, expected \"nfc\" or \"none\"")));
+            }
+        };
         Ok(tokenizer)
     }
 
@@ -147,7 +172,8 @@ impl Tokenizer {
             ends.push(bytes.len());
         }
         let special = SpecialTexts::new(&vocab)?;
-        Ok(Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos: false, space: AddedSpace::Never })
+        let (adds_eos, space, normalizer) = (false, AddedSpace::Never, Normalizer::None);
+        Ok(Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos, space, normalizer })
     }
 
     fn read_flags(&mut self, metadata: &Metadata) -> Result<(), TextError> {
@@ -222,9 +248,16 @@ impl Tokenizer {
         self.special.split(text, special)
     }
 
+    fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match self.normalizer {
+            Normalizer::Nfc if is_nfc_quick(text.chars()) != IsNormalized::Yes => Cow::Owned(text.nfc().collect()),
+            Normalizer::Nfc | Normalizer::None => Cow::Borrowed(text),
+        }
+    }
+
     fn encode_plain(&self, text: &str, before: Option<bool>, ids: &mut Vec<u32>) {
         match &self.algorithm {
-            Algorithm::ByteLevelBpe(bpe) => bpe.encode(text, ids),
+            Algorithm::ByteLevelBpe(bpe) => bpe.encode(&self.normalized(text), ids),
             Algorithm::Spm(spm) => {
                 let mut escaped = String::with_capacity(text.len() + text.len() / 4 + 3);
                 if self.adds_space(text, before) {

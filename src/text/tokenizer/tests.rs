@@ -54,6 +54,7 @@ pub(crate) fn small_bpe() -> Metadata {
     let fixture = fixture("bpe.json");
     let mut metadata = metadata("gpt2", &fixture);
     metadata.set(PRE, Value::String("qwen2".into()));
+    metadata.set(NORMALIZER, Value::String("none".into()));
     metadata.set("tokenizer.ggml.merges", Value::Strings(strings(&fixture["merges"])));
     metadata.set("tokenizer.ggml.eos_token_id", Value::U32(0));
     metadata
@@ -90,7 +91,10 @@ fn scores_give_the_ids_of_sentencepiece() {
 
 fn check_shared_cases(name: &str) {
     let Some(path) = shared(&format!("vocab/ggml-vocab-{name}.gguf")) else { return };
-    let tokenizer = build(GgufFile::open(&path).unwrap().metadata());
+    let mut metadata = GgufFile::open(&path).unwrap().metadata().clone();
+    // llama.cpp, whose cases these are, composes nothing.
+    metadata.set(NORMALIZER, Value::String("none".into()));
+    let tokenizer = build(&metadata);
     let input = std::fs::read_to_string(path.with_extension("gguf.inp")).unwrap();
     let output = std::fs::read_to_string(path.with_extension("gguf.out")).unwrap();
     let cases: Vec<&str> = input.split_terminator("\n__ggml_vocab_test__\n").collect();
@@ -420,6 +424,35 @@ impl Random {
         }
         text
     }
+}
+
+/// As the file says, or as vocabularies with its pre-tokenizer were trained where it does not; special tokens stay what they are.
+#[test]
+fn characters_are_composed_where_the_model_was_trained_so() {
+    let with = |pre: &str, normalizer: Option<&str>| {
+        let mut metadata = Metadata::default();
+        let all = small_bpe();
+        all.iter().filter(|(key, _)| *key != NORMALIZER).for_each(|(key, value)| metadata.set(key, value.clone()));
+        metadata.set(PRE, Value::String(pre.into()));
+        normalizer.iter().for_each(|name| metadata.set(NORMALIZER, Value::String((*name).into())));
+        Tokenizer::from_metadata(&metadata, None)
+    };
+    let (apart, composed) = ("e\u{301}a \u{1112}\u{1161}\u{11ab}", "\u{e9}a \u{d55c}");
+    for (pre, normalizer, composes) in [
+        ("qwen2", None, true),
+        ("qwen35", None, true),
+        ("gpt-2", None, false),
+        ("gpt-2", Some("nfc"), true),
+        ("qwen2", Some("none"), false),
+    ] {
+        let tokenizer = with(pre, normalizer).unwrap();
+        let ids = |text: &str| tokenizer.encode(text, Special::Parse, Bos::Omit);
+        assert_eq!(ids(apart) == ids(composed), composes, "{pre} {normalizer:?}");
+        let read = tokenizer.decode(&ids(apart), Control::Show).unwrap();
+        assert_eq!(read, if composes { composed } else { apart }, "{pre} {normalizer:?}");
+    }
+    let error = with("qwen2", Some("nfkc")).unwrap_err().to_string();
+    assert!(error.contains("tokenizer.kvas.normalizer") && error.contains("\"nfkc\", expected \"nfc\""), "{error}");
 }
 
 #[test]

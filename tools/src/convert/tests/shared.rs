@@ -44,7 +44,9 @@ fn a_hybrid_equals_the_file_of_the_reference_converter() {
     for (key, expected) in reference.metadata().iter() {
         assert_eq!(ours.metadata().get(key), Some(expected), "{key}");
     }
-    assert_eq!(ours.metadata().len(), reference.metadata().len());
+    // Of one key the reference knows nothing: this tokenizer composes no characters, though others of its name do.
+    assert_eq!(ours.metadata().string("tokenizer.kvas.normalizer").unwrap(), "none");
+    assert_eq!(ours.metadata().len(), reference.metadata().len() + 1);
 }
 
 /// The reference file has other types of weights; all keys and the F32 tensors are the same.

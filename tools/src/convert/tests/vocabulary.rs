@@ -33,11 +33,18 @@ fn byte_level_bpe_has_kinds_merges_and_padding() {
     let merges = strings(&file, "tokenizer.ggml.merges");
     assert_eq!(merges, ["a b", "Ġ a", "ab c"]);
     assert!(file.metadata().get("tokenizer.ggml.scores").is_none());
+    let normalizer =
+        |file: &GgufFile| file.metadata().string_opt("tokenizer.kvas.normalizer").unwrap().map(str::to_string);
+    // As readers take it to be.
+    assert_eq!(normalizer(&file), None);
     assert_eq!(flag(&file, "add_bos_token"), None);
     let mut pairs = tokenizer();
     pairs["model"]["merges"] = json!([["a", "b"], ["Ġ", "a"], ["ab", "c"]]);
+    pairs["normalizer"] = Json::Null;
     fixture.write("tokenizer.json", &pairs.to_string());
-    assert_eq!(strings(&fixture.f32(), "tokenizer.ggml.merges"), merges);
+    let file = fixture.f32();
+    assert_eq!(strings(&file, "tokenizer.ggml.merges"), merges);
+    assert_eq!(normalizer(&file).as_deref(), Some("none"));
 }
 
 #[test]

@@ -48,6 +48,11 @@ pub(super) fn write(metadata: &mut Metadata, tokenizer: &Json, vocab: usize, giv
     })?;
     tokens.write(metadata, "gpt2", &name);
     metadata.set("tokenizer.ggml.merges", Value::Strings(merges));
+    let composes = pre::composes(tokenizer);
+    if composes != pre::composes_by_default(&name) {
+        let normalizer = if composes { "nfc" } else { "none" };
+        metadata.set("tokenizer.kvas.normalizer", Value::String(normalizer.into()));
+    }
     Ok(name)
 }
 

@@ -84,6 +84,17 @@ pub(super) fn recognise(tokenizer: &Json) -> Result<&'static str> {
     }
 }
 
+/// Whether characters are composed (NFC) before text is split.
+pub(super) fn composes(tokenizer: &Json) -> bool {
+    let steps = tokenizer.get("normalizer").map(|part| steps(part, "normalizers")).unwrap_or_default();
+    steps.iter().any(|step| step["type"] == "NFC")
+}
+
+/// Whether readers do so unless the file says otherwise.
+pub(super) fn composes_by_default(name: &str) -> bool {
+    matches!(name, "qwen2" | "qwen35")
+}
+
 /// True if readers put BOS in front unless the file says otherwise.
 pub(super) fn adds_bos_by_default(name: &str) -> bool {
     matches!(name, "llama-bpe" | "tekken" | "default")
