@@ -9,6 +9,7 @@ use kvas::{
         ModelError, ModelSpec,
         kinds::{self, Kind, block_and_stem},
     },
+    stdio::show,
 };
 use kvas_gguf::{GgufFile, Quant, TensorInfo, Value};
 use serde_json::json;
@@ -39,14 +40,17 @@ impl Inspect {
         let file = GgufFile::open(&self.file)?;
         // A file need not be one that runs to be looked at.
         let spec = Header::of_file(&file).map_err(ModelError::from).and_then(|header| arch::read(&header));
-        let mut out = BufWriter::new(Stdout);
         if self.json {
+            let mut out = BufWriter::new(Stdout);
             serde_json::to_writer_pretty(&mut out, &as_json(&file, spec.as_ref().ok()))?;
             writeln!(out)?;
+            out.flush()?;
         } else {
+            let mut out = Vec::new();
             self.print(&file, &spec, &mut out)?;
+            // Names are whatever somebody has put into the file.
+            show(&String::from_utf8_lossy(&out))?;
         }
-        out.flush()?;
         Ok(0)
     }
 

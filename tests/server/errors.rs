@@ -79,6 +79,7 @@ fn wrong() -> Vec<Case> {
                     ("messages", json!([{"content": "Hi"}])),
                     ("tools", json!({})),
                     ("tools", json!([{"type": "function"}])),
+                    ("functions", json!([{"name": "x"}])),
                     ("tool_choice", json!("sometimes")),
                     ("tool_choice", json!("required")),
                     ("top_logprobs", json!(-1)),

@@ -87,6 +87,10 @@ pub fn parallel(fields: &Fields<'_>) -> Result<Parallel, ApiError> {
 
 /// `tools`, each with a function that has a name.
 pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    // Answers to what is offered in the older form have an older form, too, which nobody would get.
+    if fields.list("functions")?.is_some_and(|list| !list.is_empty()) {
+        return Err(ApiError::field("functions", "the older form of tools, expected tools"));
+    }
     let list = fields.list("tools")?.cloned().unwrap_or_default();
     for (number, tool) in list.iter().enumerate() {
         let path = fields.name(&format!("tools[{number}]"));
