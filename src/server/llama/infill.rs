@@ -30,9 +30,8 @@ pub(super) fn prompt(fields: &Fields<'_>, served: &Served) -> Result<Vec<u32>, A
     }
     let (before, after) = (fields.need_text("input_prefix")?, fields.need_text("input_suffix")?);
     let texts = Texts { before, after, begun: fields.text("prompt")?.unwrap_or_default(), files };
-    tokens(&served.tokenizer, &|text: &str, bos| served.tokens(text, Special::Literal, bos), &texts).ok_or_else(|| {
-        ApiError::not_supported("this model has no tokens for filling in, expected one that has them, for code")
-    })
+    tokens(&served.tokenizer, &|text: &str, bos| served.tokens(text, Special::Literal, bos), &texts)
+        .ok_or_else(|| ApiError::bad("this model has no tokens for filling in, expected one that has them, for code"))
 }
 
 fn tokens(tokenizer: &Tokenizer, encode: &dyn Fn(&str, Bos) -> Vec<u32>, texts: &Texts<'_>) -> Option<Vec<u32>> {
