@@ -36,8 +36,8 @@ pub(super) fn prompt(fields: &Fields<'_>, served: &Served) -> Result<Vec<u32>, A
 
 fn tokens(tokenizer: &Tokenizer, encode: &dyn Fn(&str, Bos) -> Vec<u32>, texts: &Texts<'_>) -> Option<Vec<u32>> {
     let roles = tokenizer.roles();
-    let (first, second, third) = (roles.fim_prefix?, roles.fim_suffix?, roles.fim_middle?);
-    let mut all = encode("", Bos::Add);
+    // Of an empty text the one token in front: nothing is to end here.
+    let mut all: Vec<u32> = encode("", Bos::Add).into_iter().take(1).filter(|id| Some(*id) == roles.bos).collect();
     if let Some(project) = roles.fim_repo {
         all.push(project);
         all.extend(encode(PROJECT, Bos::Omit));
@@ -56,10 +56,8 @@ fn tokens(tokenizer: &Tokenizer, encode: &dyn Fn(&str, Bos) -> Vec<u32>, texts: 
         all.push(separator);
         all.extend(encode(FILE, Bos::Omit));
     }
-    for (token, text) in [(first, texts.before), (second, texts.after), (third, texts.begun)] {
-        all.push(token);
-        all.extend(encode(text, Bos::Omit));
-    }
+    all.extend(tokenizer.fill_in(&encode(texts.before, Bos::Omit), &encode(texts.after, Bos::Omit))?);
+    all.extend(encode(texts.begun, Bos::Omit));
     Some(all)
 }
 

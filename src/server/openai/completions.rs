@@ -116,20 +116,11 @@ pub fn prompts(value: &Value, served: &Served) -> Result<Vec<Vec<u32>>, ApiError
 /// The prompt that asks for what stands between two texts.
 pub fn fill_in(served: &Served, before: &[u32], suffix: &str) -> Result<Vec<u32>, ApiError> {
     let roles = served.tokenizer.roles();
-    let (Some(first), Some(second), Some(third)) = (roles.fim_prefix, roles.fim_suffix, roles.fim_middle) else {
-        return Err(ApiError::field("suffix", "this model has no tokens for filling in, expected no suffix"));
-    };
     let bos = roles.bos.filter(|bos| before.first() == Some(bos));
-    let before = &before[usize::from(bos.is_some())..];
     let after = served.tokens(suffix, Special::Literal, Bos::Omit);
-    Ok(bos
-        .into_iter()
-        .chain([first])
-        .chain(before.iter().copied())
-        .chain([second])
-        .chain(after)
-        .chain([third])
-        .collect())
+    let filled = served.tokenizer.fill_in(&before[usize::from(bos.is_some())..], &after);
+    let what = "this model has no tokens for filling in, expected no suffix";
+    Ok(bos.into_iter().chain(filled.ok_or_else(|| ApiError::field("suffix", what))?).collect())
 }
 
 impl Wanted {

@@ -269,6 +269,13 @@ impl Tokenizer {
         }
     }
 
+    /// The tokens that ask for what stands between two texts: what is before it, what is after it, and what its beginning goes
+    /// behind. `None` if the model has no tokens for that.
+    pub fn fill_in(&self, before: &[u32], after: &[u32]) -> Option<Vec<u32>> {
+        let Roles { fim_prefix, fim_suffix, fim_middle, .. } = self.vocab.roles;
+        Some([&[fim_prefix?], before, &[fim_suffix?], after, &[fim_middle?]].concat())
+    }
+
     fn add_ends(&self, special: Special, ids: &mut Vec<u32>) {
         // Templates write BOS themselves; a second one would take the model off its training data.
         let present = |id: Option<&u32>, role: Option<u32>| special == Special::Parse && id.copied() == role;
