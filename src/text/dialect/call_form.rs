@@ -75,13 +75,13 @@ pub struct ArgumentText {
 }
 
 impl CallForm {
-    /// Lets the arguments be any JSON, and texts any texts.
+    /// Lets the arguments be any JSON, and texts any texts, but for those that are listed.
     pub fn loosen(&mut self) {
         match &mut self.arguments {
             CallArguments::Whole(schema) => *schema = json!({"type": "object"}),
             CallArguments::Each { list, .. } => list.iter_mut().for_each(|argument| match &mut argument.value {
                 ArgumentValue::Json(schema) => *schema = json!({}),
-                ArgumentValue::Text(text) => text.pattern = None,
+                ArgumentValue::Text(text) => (text.length, text.pattern) = ((0, None), None),
                 ArgumentValue::OneOf(_) => {}
             }),
         }
