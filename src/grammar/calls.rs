@@ -85,7 +85,7 @@ fn argument(vocabulary: &Vocabulary, name: &str, argument: &CallArgument) -> Str
 
 /// The expression of a text with what ends it, whose marker stands nowhere before.
 fn text(text: &ArgumentText) -> String {
-    let (end, marker) = (escaped(&regex_syntax(text.end)), escaped(&regex_syntax(text.marker)));
+    let (end, marker) = (escaped(&regex_syntax::escape(text.end)), escaped(&regex_syntax::escape(text.marker)));
     let (least, most) = text.length;
     let most = most.map(|most| most.to_string()).unwrap_or_default();
     let mut all = vec![format!("/(?s:.{{{least},{most}}}){end}/")];
@@ -98,18 +98,6 @@ fn text(text: &ArgumentText) -> String {
     }
     all.push(format!("~/(?s:.*){marker}(?s:.+)/"));
     all.join(" & ")
-}
-
-/// A text as a regular expression.
-fn regex_syntax(text: &str) -> String {
-    let mut regex = String::new();
-    for c in text.chars() {
-        if "\\.^$*+?()[]{}|".contains(c) {
-            regex.push('\\');
-        }
-        regex.push(c);
-    }
-    regex
 }
 
 /// A regular expression as Lark has it between its slashes.

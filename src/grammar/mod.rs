@@ -14,11 +14,6 @@ mod vocabulary;
 pub use constraint::{AnswerConstraint, Stage};
 pub use vocabulary::Vocabulary;
 
-/// The schema of any JSON object.
-fn any_object() -> Value {
-    json!({"type": "object"})
-}
-
 use crate::text::CallForm;
 use limits::limits;
 use llguidance::{Matcher, api::TopLevelGrammar};
@@ -78,6 +73,11 @@ impl Grammar {
         forms.iter_mut().for_each(CallForm::loosen);
         Some(loose)
     }
+}
+
+/// The schema of any JSON object.
+fn any_object() -> Value {
+    json!({"type": "object"})
 }
 
 /// A grammar, ready for any number of answers. A clone is the same one.
