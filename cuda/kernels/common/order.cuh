@@ -4,7 +4,8 @@
 #include "common/types.cuh"
 
 // Waits until everything that was launched before has ended and can be seen. A kernel that is launched early calls this in
-// every thread, before it reads or writes anything but weights, and before any thread leaves.
+// every thread, before it reads or writes anything but weights (`prepare_chunks` of recurrence_prompt.cuh says what else there is),
+// and before any thread leaves.
 DEVICE void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

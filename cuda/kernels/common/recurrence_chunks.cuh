@@ -7,7 +7,8 @@ struct Prompt {
     u8* heads;      // [chunks][value_heads] ChunkHead
     u32 begin, end; // rows of the step
     u32 first_span;
-    u32 stages; // chunks in shared memory: two, or three where they have room
+    u16 stages;   // chunks in shared memory: two, or three where they have room
+    u16 is_first; // whether nothing of the step was prepared before
 };
 
 // Keys and what they lack, queries and what they lack: normalised, and of a key head. Decays per channel make them those of

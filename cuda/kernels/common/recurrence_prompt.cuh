@@ -301,18 +301,27 @@ template <u32 QUADS> struct Preparer<DELTA_PER_CHANNEL, QUADS> {
 };
 
 template <u32 KIND, u32 QUADS>
-DEVICE void prepare_chunks(const StepView& step, const Recurrence& op, const Prompt& prompt) {
-    extern __shared__ __align__(16) u8 bytes[];
-    wait_for_inputs(); // blocks of the next kernel need much room: they come when these leave
+DEVICE void prepare_chunk(const StepView& step, const Recurrence& op, const Prompt& prompt, u8* memory) {
     const Span span = step.spans[prompt.first_span + blockIdx.z];
     u32 first, end;
     if (!find_chunks(span, prompt, first, end)) return;
     first += blockIdx.x * CHUNK;
     if (first >= end) return;
     using Whole = typename Preparer<KIND, QUADS>::Type;
-    auto& shared = *reinterpret_cast<typename Whole::Shared*>(bytes);
+    auto& shared = *reinterpret_cast<typename Whole::Shared*>(memory);
     const u32 chunk = (span.first + first - prompt.begin) / CHUNK;
     Whole{op, span, prompt, shared, first, chunk, blockIdx.y}.run();
+}
+
+// Blocks of the next kernel need much room: they come when these leave. What comes next of the same step is prepared while states go
+// through what is before it: its inputs are those of what was prepared first, and where it puts them nobody reads any more, since
+// the launch before this one's waited for all before it.
+template <u32 KIND, u32 QUADS>
+DEVICE void prepare_chunks(const StepView& step, const Recurrence& op, const Prompt& prompt) {
+    extern __shared__ __align__(16) u8 bytes[];
+    if (prompt.is_first) wait_for_inputs();
+    prepare_chunk<KIND, QUADS>(step, op, prompt, bytes);
+    if (!prompt.is_first) wait_for_inputs();
 }
 
 template <u32 KIND, typename State, u32 QUADS>

@@ -106,11 +106,12 @@ pub(crate) struct PromptView {
     begin: u32,
     end: u32,
     first_span: u32,
-    stages: u32,
+    stages: u16,
+    is_first: u16,
 }
 
 /// Rows of a step whose chunks are prepared together, and bytes of `ChunkHead` in `recurrence_chunks.cuh`.
-const PREPARED: usize = 1024;
+const PREPARED: usize = 2048;
 const HEAD_BYTES: usize = 4 * CHUNK * CHUNK * 2 + 4 * CHUNK * 4;
 
 /// Whether whole chunks of prompts have kernels of their own: `has_prompts` of `recurrence.cuh`.
@@ -142,7 +143,12 @@ fn chunk_keys(decl: &StateDecl, columns: usize) -> usize {
 /// Scratch for prompts: what does not depend on the state.
 pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> u64 {
     let StoreDecl::State(decl) = program.store(store) else { panic!("validated: a state store") };
-    if has_prompts(decl) { prepared_bytes(decl, limits.rows).iter().sum::<usize>() as u64 } else { 0 }
+    if !has_prompts(decl) {
+        return 0;
+    }
+    // What comes next is prepared while states go through what was prepared before.
+    let sets = if limits.rows > PREPARED { 2 } else { 1 };
+    sets * prepared_bytes(decl, limits.rows).iter().sum::<usize>() as u64
 }
 
 /// Files of kernels for the state of a recurrence.
@@ -406,27 +412,31 @@ impl Machine {
     /// it, then one after the other.
     fn recur_prompts(&self, state: &State, view: RecurrenceView) -> Result<(), DeviceError> {
         let (decl, columns) = (&state.decl, columns(&state.decl)?);
-        let [keys, _] = prepared_bytes(decl, self.limits.rows);
+        let [keys, heads] = prepared_bytes(decl, self.limits.rows);
         let stages = stages(decl, columns, self.device.shared_bytes());
         let long = |(number, ((first, span), entry)): (usize, ((usize, Span), &Entry))| {
             let rows = span.rows as usize / CHUNK * CHUNK;
             (entry.is_final && rows > 0).then_some((number, first, first + rows))
         };
         let rows = self.step.tokens().len();
+        let mut launched = 0;
         for begin in (0..rows).step_by(PREPARED) {
             let end = rows.min(begin + PREPARED);
             let long = self.step.spans_with_rows().zip(&self.entries).enumerate().filter_map(long);
             let mut inside = long.filter(|(_, first, last)| *first < end && begin < *last).map(|(number, ..)| number);
             let Some(first_span) = inside.next() else { continue };
             let spans = inside.last().unwrap_or(first_span) + 1 - first_span;
+            let set = self.scratch().at(launched % 2 * (keys + heads));
             let prompt = PromptView {
-                keys: self.scratch().0,
-                heads: self.scratch().at(keys).0,
+                keys: set.0,
+                heads: set.at(keys).0,
                 begin: begin as u32,
                 end: end as u32,
                 first_span: first_span as u32,
-                stages: stages as u32,
+                stages: stages as u16,
+                is_first: u16::from(launched == 0),
             };
+            launched += 1;
             let name = format!("{}_{columns}_prepare", state.unit());
             let (heads, threads) = match decl.decay {
                 Decay::PerChannel => (decl.value_heads, columns),
