@@ -143,7 +143,8 @@ pub struct OpenWriter {
 
 impl OpenWriter {
     /// Writes the next values of the layout, part of one section: first the keys and values of every page store, then
-    /// the states; then, of every prefix of which tokens were given up, keys and values, state, and memory.
+    /// the states; then, of every prefix of which tokens were given up, keys and values, state, and memory, or the memory of
+    /// who has given up none of what was read.
     pub fn write(&mut self, values: &[f32]) -> Result<(), SessionError> {
         let mut bytes = std::mem::take(&mut self.bytes);
         let quant = if self.sections[self.at].has_rows() { self.quant } else { kvas_gguf::Quant::F32 };
