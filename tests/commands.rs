@@ -101,6 +101,17 @@ fn going_back_is_cheap_in_a_long_chat() {
     }
 }
 
+/// As many threads as nobody has cores for are taken, since a machine may be busy with it, but not without a word.
+#[test]
+fn more_threads_than_cores_are_told() {
+    let noted = |threads: &str| {
+        let output = kvas(&["run", "-t", threads, "-p", "Once", "-n", "1", "--device", "cpu", "-c", "64"]);
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stderr).lines().filter(|line| line.contains("--threads")).count()
+    };
+    assert_eq!((noted("1"), noted("1024")), (0, 1));
+}
+
 #[test]
 fn a_run_is_one_json_object_and_repeats() {
     let file = converted_file(&fixture("qwen35"), Quant::F32);
