@@ -425,6 +425,27 @@ fn prefixes_that_gave_way_come_back_from_disk() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// Who tidies up takes the folder away while it runs: the next prefix makes another one.
+#[test]
+fn a_folder_for_prefixes_that_is_gone_is_made_anew() {
+    let folder = std::env::temp_dir().join(format!("kvas-shelf-gone-{}", std::process::id()));
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let vocab = model.spec.vocab as u32;
+    let prompt = |seed: u32| (0..300).map(|i| (i * 7 + seed * 131 + 3) % vocab).collect::<Vec<u32>>();
+    let shelf = Shelf::in_memory(&ModelId::of(&model.file), 0).with_folder(&folder, 1 << 30).unwrap();
+    let engine = engine_with(&model, 2, Some(shelf));
+    let first: Vec<_> = (0..4).map(|seed| fresh_answer(&engine, vocab, &prompt(seed))).collect();
+    std::fs::remove_dir_all(&folder).unwrap();
+    // What is no more is read again, and kept when it gives way.
+    for (seed, answer) in (0..).zip(&first).chain((0..).zip(&first)) {
+        assert_eq!(fresh_answer(&engine, vocab, &prompt(seed)).0, answer.0);
+    }
+    assert_eq!(engine.stats().unwrap().shelf.unwrap().failure, None);
+    assert!(std::fs::read_dir(&folder).unwrap().count() >= 2);
+    assert_eq!(fresh_answer(&engine, vocab, &prompt(0)), (first[0].0.clone(), 1), "it comes back");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 /// A long text is kept at many places. When others need its pages, it goes to the host once, and serves those who leave it on
 /// the way as well.
 #[test]

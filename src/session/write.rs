@@ -219,6 +219,10 @@ impl Partial {
     /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
     fn create(target: &Path, durability: Durability, claim: Option<Claim>) -> Result<Self, SessionError> {
         let named = target;
+        // What can be had again has a folder of its own, which somebody may take away while it is in use.
+        if let (Durability::Cache, Some(folder)) = (durability, named.parent()) {
+            std::fs::create_dir_all(folder).map_err(|error| fail(named, error))?;
+        }
         let target = &output_target(target).map_err(|error| fail(target, error))?;
         let mut path = target.as_os_str().to_owned();
         path.push(".partial");
