@@ -212,8 +212,8 @@ fn a_file_says_no_bound_as_a_number() {
 fn kvas(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // The history of inputs stays out of the user's folder.
-    command.env("XDG_STATE_HOME", std::env::temp_dir().join("kvas-state"));
+    // The history of inputs stays out of the user's folder, and of any other.
+    command.env("XDG_STATE_HOME", "/dev/null/none");
     command
 }
 

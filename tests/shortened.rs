@@ -20,10 +20,8 @@ use kvas_backend::{
 };
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
+use tempfile::TempPath;
 
 /// A model whose sequences give up segments, on so many threads and with pages of so many tokens.
 fn engine(model: &Model, schedule: Option<Schedule>, (threads, page_size): (usize, usize)) -> EngineHandle {
@@ -41,8 +39,8 @@ fn of(conversation: ConversationId, request: Request) -> Request {
     Request { conversation: Some(conversation), ..request }
 }
 
-fn place(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("kvas-shortened-{}-{name}", std::process::id()))
+fn place(name: &str) -> TempPath {
+    crate::temporary::file(name)
 }
 
 fn save(

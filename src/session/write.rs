@@ -299,7 +299,8 @@ mod tests {
     /// Who opens the file of another writer and locks it only after that has renamed it has the target of that one.
     #[test]
     fn a_target_is_not_taken_for_the_file_beside_it() {
-        let folder = std::env::temp_dir().join(format!("kvas-locked-{}", std::process::id()));
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().join("locked");
         std::fs::create_dir_all(&folder).unwrap();
         let [target, partial] = ["talk", "talk.partial"].map(|name| folder.join(name));
         std::fs::write(&partial, "whole").unwrap();
