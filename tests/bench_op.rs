@@ -151,7 +151,8 @@ fn replay_admits_more_sequences_than_a_state_per_draft() {
 
 #[test]
 fn every_claim_has_its_line_and_plots_are_beside_the_document() {
-    let folder = std::env::temp_dir().join(format!("kvas-headlines-test-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("headlines-test");
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("BENCHMARKS.md");
     let root = env!("CARGO_MANIFEST_DIR");
@@ -193,10 +194,12 @@ fn every_claim_has_its_line_and_plots_are_beside_the_document() {
 
 #[test]
 fn methods_are_compared_by_what_perplexity_says_of_each() {
-    let folder = std::env::temp_dir().join(format!("kvas-edge-quality-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("edge-quality");
     std::fs::create_dir_all(&folder).unwrap();
     let place = |name: &str| text(&folder.join(name));
-    let (model, words, questions) = (text(gated_file()), place("words"), place("questions"));
+    let gated = gated_file();
+    let (model, words, questions) = (text(&gated), place("words"), place("questions"));
     std::fs::write(&words, "The hen saw the fox and ran to the barn. ".repeat(60)).unwrap();
     let line = |tokens: usize| json!({"tokens": tokens, "prompt": "the fox ".repeat(tokens), "answer": " ran"});
     std::fs::write(&questions, format!("{}\n{}\n{}\n", line(5), line(30), line(30))).unwrap();

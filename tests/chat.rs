@@ -184,7 +184,8 @@ fn who_makes_room_goes_on_from_the_memory_of_the_host() {
             assert!(shelf.is_some_and(|shelf| shelf.host.count > 0 && shelf.failure.is_none()), "{name}");
         }
         // What the host has no room for goes to the folder, if everybody may know it.
-        let folder = std::env::temp_dir().join(format!("kvas-host-{name}-{}", std::process::id()));
+        let temporary = crate::temporary::folder();
+        let folder = temporary.path().join("host");
         for (scope, is_kept) in [(Scope::default(), true), (Scope(7), false)] {
             let shelf = Shelf::in_memory(&id, 40 << 10).with_folder(&folder, 1 << 30).unwrap();
             let (answers, _, _, shelf) = run(Some(shelf), scope);
@@ -382,7 +383,8 @@ fn fresh_answer(engine: &EngineHandle, vocab: u32, prompt: &[u32]) -> (Vec<u32>,
 
 #[test]
 fn prefixes_that_gave_way_come_back_from_disk() {
-    let folder = std::env::temp_dir().join(format!("kvas-shelf-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("shelf");
     for name in ["qwen35", "llama"] {
         let model = converted(&fixture(name), Quant::F32);
         let id = ModelId::of(&model.file);
@@ -422,6 +424,28 @@ fn prefixes_that_gave_way_come_back_from_disk() {
         );
         assert_eq!(files().count(), 0, "{name}");
     }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Who tidies up takes the folder away while it runs: the next prefix makes another one.
+#[test]
+fn a_folder_for_prefixes_that_is_gone_is_made_anew() {
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("gone");
+    let model = converted(&fixture("qwen35"), Quant::F32);
+    let vocab = model.spec.vocab as u32;
+    let prompt = |seed: u32| (0..300).map(|i| (i * 7 + seed * 131 + 3) % vocab).collect::<Vec<u32>>();
+    let shelf = Shelf::in_memory(&ModelId::of(&model.file), 0).with_folder(&folder, 1 << 30).unwrap();
+    let engine = engine_with(&model, 2, Some(shelf));
+    let first: Vec<_> = (0..4).map(|seed| fresh_answer(&engine, vocab, &prompt(seed))).collect();
+    std::fs::remove_dir_all(&folder).unwrap();
+    // What is no more is read again, and kept when it gives way.
+    for (seed, answer) in (0..).zip(&first).chain((0..).zip(&first)) {
+        assert_eq!(fresh_answer(&engine, vocab, &prompt(seed)).0, answer.0);
+    }
+    assert_eq!(engine.stats().unwrap().shelf.unwrap().failure, None);
+    assert!(std::fs::read_dir(&folder).unwrap().count() >= 2);
+    assert_eq!(fresh_answer(&engine, vocab, &prompt(0)), (first[0].0.clone(), 1), "it comes back");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -101,6 +101,17 @@ fn going_back_is_cheap_in_a_long_chat() {
     }
 }
 
+/// As many threads as nobody has cores for are taken, since a machine may be busy with it, but not without a word.
+#[test]
+fn more_threads_than_cores_are_told() {
+    let noted = |threads: &str| {
+        let output = kvas(&["run", "-t", threads, "-p", "Once", "-n", "1", "--device", "cpu", "-c", "64"]);
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stderr).lines().filter(|line| line.contains("--threads")).count()
+    };
+    assert_eq!((noted("1"), noted("1024")), (0, 1));
+}
+
 #[test]
 fn a_run_is_one_json_object_and_repeats() {
     let file = converted_file(&fixture("qwen35"), Quant::F32);
@@ -258,7 +269,8 @@ fn wrong_input_is_one_line_and_exit_code_1() {
 #[test]
 fn a_model_of_random_weights_can_be_made_and_measured() {
     // The smallest preset in the smallest format; the tables of a large one are only headers here.
-    let folder = std::env::temp_dir().join(format!("kvas-make-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("make");
     std::fs::create_dir_all(&folder).unwrap();
     let path = text(&folder.join("random.gguf"));
     succeeds(&["make-model", "--preset", "qwen3-0.6b", "--type", "q4_0", "-o", &path]);
@@ -448,7 +460,8 @@ fn logits_and_greedy_answers_of_the_trained_models() {
 /// What `kvas serve` says of flags that stand in a file or in the environment, before anything is loaded.
 #[test]
 fn flags_of_the_server_come_from_a_file_and_the_environment() {
-    let file = std::env::temp_dir().join(format!("kvas-{}.toml", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let file = temporary.path().join("flags.toml");
     let serve = |text: &str, environment: &[(&str, &str)], arguments: &[&str]| {
         std::fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
@@ -553,7 +566,8 @@ fn drafts_are_counted_and_change_nothing() {
         let [drafted, right] = ["drafted", "accepted"].map(|key| line[key].as_u64().unwrap());
         assert!(right <= drafted && drafted < 60 * 3 && line["ratio"].as_f64() > Some(0.0), "{line}");
     }
-    let empty = std::env::temp_dir().join(format!("kvas-nothing-{}.txt", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let empty = temporary.path().join("nothing.txt");
     std::fs::write(&empty, "\n \n").unwrap();
     let error = fails(&["bench-op", "spec_ngram", "-m", &path, "--text", &empty.display().to_string()]);
     assert_eq!(error, format!("error: {}: no text, expected one a line", empty.display()));

@@ -103,7 +103,8 @@ fn run_takes_grammars_and_schemas() {
         let answer: Value = serde_json::from_str(&succeeds(&arguments.concat())).unwrap();
         answer["text"].as_str().unwrap().to_string()
     };
-    let folder = std::env::temp_dir().join(format!("kvas-constrained-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("constrained");
     std::fs::create_dir_all(&folder).unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.join(name);

@@ -7,11 +7,11 @@ use crate::{
     golden::{beside, converted, divergence, fixtures, golden, limits, logits},
     history::{Subject, go_through},
     layers::{answers_are_those_with_room, layers_end_as_all_at_once, others_are_answered_beside_it},
-    shortened::{before_rotation, head_by_head, summed_up},
+    shortened::{before_rotation, head_by_head, heads_that_hold_all, summed_up},
     speculation::{MODELS, drafts_change_no_bit},
 };
 use kvas::model::placement::placement;
-use kvas_backend::{Backend, KvType, Op, Program, Replay, Split};
+use kvas_backend::{Backend, KvType, Op, Program, Replay, Split, StateType};
 use kvas_cpu::Cpu;
 use kvas_cuda::{Cuda, Device};
 use kvas_gguf::Quant;
@@ -127,7 +127,7 @@ const SUMS_WITH_RING: f32 = 4e-3;
 
 fn any_history_is_that_of_a_fresh_run_on_the_processor(name: &str, [bound, with_ring]: [f32; 2]) {
     let device = device();
-    go_through(name, &Subject { make: &|| backend(&device), bound, with_ring }, (34, 60));
+    go_through(name, &Subject { make: &|| backend(&device), bound, with_ring, state_type: StateType::F32 }, (34, 60));
 }
 
 #[test]
@@ -200,6 +200,7 @@ fn answers_that_give_up_segments_on_a_gpu_are_those_of_the_processor() {
 fn conversations_that_gave_up_tokens_on_a_gpu_go_on_from_their_files() {
     let device = device();
     head_by_head(&|_| backend(&device));
+    heads_that_hold_all(&|_| backend(&device));
     summed_up(&|_| backend(&device));
     before_rotation(&|_| backend(&device));
 }

@@ -47,7 +47,8 @@ fn a_name_that_no_instruction_set_has_is_said() {
 fn kernels_are_built_or_the_compiler_is_missed() {
     let error = fails(&["kernels", "build", "--arch", "75", "-o", "unused"]);
     assert!(error.contains("--arch 75"), "{error}");
-    let out = std::env::temp_dir().join(format!("kvas-kernels-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let out = temporary.path().join("kernels");
     let output = kvas(&["kernels", "build", "--arch", "90a", "-o", &text(&out)]);
     if kvas_cuda::compiler_version().is_some() {
         assert!(output.status.success() && std::fs::read(&out).unwrap().starts_with(b"KVASKERN"));

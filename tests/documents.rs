@@ -90,7 +90,8 @@ fn every_command_has_examples_that_it_understands() {
 
 #[test]
 fn every_command_has_a_manual_page() {
-    let folder = std::env::temp_dir().join(format!("kvas-man-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("man");
     succeeds(&["man", folder.to_str().unwrap()]);
     let found: BTreeSet<String> =
         fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -21,9 +21,10 @@ use kvas_gguf::Quant;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, OnceLock},
 };
+use tempfile::TempPath;
 
 /// Sizes for next to nothing.
 pub(crate) const NOTHING: Limits = Limits {
@@ -71,16 +72,17 @@ const PAGE: usize = 4;
 const CONTEXT: usize = 2000;
 
 /// A small model with gates that say something, as a file.
-pub(crate) fn gated_file() -> &'static Path {
+pub(crate) fn gated_file() -> TempPath {
     file_of(MemoryKeys::Rotated)
 }
 
 /// The same, whose memories are of such keys.
-fn file_of(keys: MemoryKeys) -> &'static Path {
-    static FILES: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
+fn file_of(keys: MemoryKeys) -> TempPath {
+    static FILES: [OnceLock<Vec<u8>>; 2] = [const { OnceLock::new() }; 2];
     let rotated = keys == MemoryKeys::Rotated;
-    FILES[usize::from(rotated)].get_or_init(|| {
-        let folder = std::env::temp_dir().join(format!("kvas-edge-{rotated}-{}", std::process::id()));
+    let bytes = FILES[usize::from(rotated)].get_or_init(|| {
+        let temporary = crate::temporary::folder();
+        let folder = temporary.path().join("edge");
         std::fs::create_dir_all(&folder).unwrap();
         let mut random = Random::new(3);
         let (dim, heads, hidden) = (16, 4, 32);
@@ -111,13 +113,15 @@ fn file_of(keys: MemoryKeys) -> &'static Path {
         std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
         let (plain, out) = (converted_file(&fixture("llama"), Quant::F32), folder.join("gated.gguf"));
         succeeds(&["adapter", &text(&plain), &text(&folder), "-o", &text(&out)]);
-        std::fs::remove_file(plain).unwrap();
-        out
-    })
+        std::fs::read(out).unwrap()
+    });
+    let file = crate::temporary::file(".gguf");
+    std::fs::write(&file, bytes).unwrap();
+    file
 }
 
 pub(crate) fn plain() -> Model {
-    Model::open(gated_file(), None).unwrap()
+    Model::open(&gated_file(), None).unwrap()
 }
 
 /// The model that gives up segments, and how.
@@ -351,8 +355,8 @@ fn a_conversation_goes_back_and_never_mixes_what_it_holds_with_what_it_does_not(
 
 #[test]
 fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
-    let hybrid = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf");
-    let gated = text(gated_file());
+    let (hybrid, gated_file) = (concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf"), gated_file());
+    let gated = text(&gated_file);
     let with = |model: &str, flags: &[&str]| -> Vec<String> {
         let all = ["run", "-m", model, "--device", "cpu", "--ids", "5,17", "-n", "60", "--ignore-eos", "--temp", "0"];
         all.iter().chain(flags).map(ToString::to_string).collect()
@@ -395,7 +399,8 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
     let ptaa = ["--kv-policy", "edgeinfinite", "--edge-memory", "ptaa"];
     let plan = succeeds(&[&["plan", "-m", hybrid, "--device", "cpu", "--memory"][..], &ptaa].concat());
     assert!(plan.contains("sink 300, window 200, segment 2048, moments, inplace"), "{plan}");
-    let text_file = std::env::temp_dir().join(format!("kvas-edge-{}.txt", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let text_file = temporary.path().join("edge.txt");
     std::fs::write(&text_file, "The hen saw the fox and ran to the barn. ".repeat(90)).unwrap();
     let path = text(&text_file);
     let mut found = Vec::new();
@@ -434,10 +439,12 @@ fn nobody_drafts_for_a_sequence_without_end() {
 
 #[test]
 fn gates_that_were_trained_for_keys_before_rotation_are_given_such_keys() {
-    let words = std::env::temp_dir().join(format!("kvas-edge-before-{}.txt", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let words = temporary.path().join("edge-before.txt");
     std::fs::write(&words, "The hen saw the fox and ran to the barn. ".repeat(90)).unwrap();
     let found = |keys: MemoryKeys, flags: &[&str]| {
-        let model = text(file_of(keys));
+        let file = file_of(keys);
+        let model = text(&file);
         let all = ["perplexity", "-m", &model, "--device", "cpu", "-f", &text(&words), "-c", "200", "--chunks", "1"];
         let edge = ["--cache-type-k", "f32", "--json", "--kv-policy", "edgeinfinite", "--from", "100"];
         let out = succeeds(&[&all[..], &edge, flags].concat());
@@ -471,9 +478,11 @@ fn talk(model: &str, flags: &[&str], state: &Path, lines: String) -> std::proces
 /// holds, every turn reads its own tokens only, and so does the first one after a restart.
 #[test]
 fn a_chat_goes_on_in_constant_memory() {
-    let state = std::env::temp_dir().join(format!("kvas-edge-state-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let state = temporary.path().join("edge-state");
     std::fs::create_dir_all(&state).unwrap();
-    let (model, session) = (text(gated_file()), text(&state.join("session")));
+    let gated = gated_file();
+    let (model, session) = (text(&gated), text(&state.join("session")));
     let flags = ["-n", "60", "--temp", "0", "--page-size", "4", "--kv-policy", "edgeinfinite", "--device", "cpu"];
     let kept = [&flags[..], &["--session", &session]].concat();
     let asked = (0..80).map(|turn| format!("What about number {turn}?\n")).chain(["/memory\n".into()]).collect();

@@ -135,7 +135,8 @@ fn engine(model: &Model) -> (EngineHandle, Countdown) {
 #[test]
 fn a_partially_restored_session_is_not_gone_on_from() {
     let model = converted(&fixture("qwen35"), Quant::F32);
-    let path = std::env::temp_dir().join(format!("kvas-partial-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let path = temporary.path().join("partial");
     let (vocab, prompt) = (model.spec.vocab, (3..40).collect::<Vec<u32>>());
     let (first, _) = engine(&model);
     let talk = first.open().unwrap();

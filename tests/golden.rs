@@ -7,10 +7,8 @@ use kvas_cpu::{Cpu, Isa};
 use kvas_gguf::Quant;
 use kvas_tools::convert::{ConvertOptions, convert};
 use safetensors::SafeTensors;
-use std::{
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::path::{Path, PathBuf};
+use tempfile::TempPath;
 
 /// Largest difference of a logit with f32 pages. Floor: 5.8e-5 (qwen3next), 1e-5 without gated delta layers.
 const WITH_F32_PAGES: f32 = 2e-4;
@@ -56,11 +54,9 @@ pub(crate) fn golden(directory: &Path) -> Golden {
 }
 
 /// A checkpoint converted to a temporary file, which the caller removes.
-pub(crate) fn converted_file(directory: &Path, quant: Quant) -> PathBuf {
+pub(crate) fn converted_file(directory: &Path, quant: Quant) -> TempPath {
     let name = directory.file_name().unwrap().to_str().unwrap();
-    static FILES: AtomicUsize = AtomicUsize::new(0);
-    let number = FILES.fetch_add(1, Ordering::Relaxed);
-    let out = std::env::temp_dir().join(format!("kvas-test-{}-{number}.gguf", std::process::id()));
+    let out = crate::temporary::file(".gguf");
     let options = ConvertOptions { quant, ..ConvertOptions::default() };
     convert(directory, &out, &options).unwrap_or_else(|error| panic!("{name}: {error:#}"));
     out
@@ -68,9 +64,7 @@ pub(crate) fn converted_file(directory: &Path, quant: Quant) -> PathBuf {
 
 pub(crate) fn converted(directory: &Path, quant: Quant) -> Model {
     let out = converted_file(directory, quant);
-    let model = Model::open(&out, None).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
-    std::fs::remove_file(&out).unwrap();
-    model
+    Model::open(&out, None).unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
 }
 
 /// A trained model through the commands: its last 32 rows of logits within (largest, mean) difference, and its greedy

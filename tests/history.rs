@@ -4,22 +4,26 @@ use crate::golden::{converted, fixture};
 use kvas::{
     engine::{self, Runner},
     memory::{Memory, SequenceId},
-    model::Model,
+    model::{Model, lower::lower, spec::Ffn},
     scheduler::{Cache, PlannedSpan, Running, Scheduler},
 };
 use kvas_backend::{Backend, KvType, Limits, Outputs, Replay, StateType, Step, conformance::Random};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
+use std::sync::Arc;
 
 /// Largest difference of a logit from that of a fresh run, with f32 pages. Floor: 3.4e-5
 /// (kimi-linear), 3.3e-5 (qwen35), 1.1e-5 and less for the others; none where there is no recurrence.
 const HISTORY: f32 = 7e-5;
 
+/// The same with states in f16. Floor: 8.3e-2 (qwen35moe).
+const HISTORY_F16: f32 = 1.7e-1;
+
 /// Tokens of the longest sequence.
 const CONTEXT: usize = 90;
 
-fn limits(rows: usize, pages: usize, snapshots: usize, replay: Replay) -> Limits {
-    let (page_size, slots, kv_type, state_type) = (4, 6, KvType::F32, StateType::F32);
+fn limits(rows: usize, pages: usize, snapshots: usize, (replay, state_type): (Replay, StateType)) -> Limits {
+    let (page_size, slots, kv_type) = (4, 6, KvType::F32);
     Limits { context: 0, rows, outputs: rows, pages, page_size, slots, snapshots, replay, kv_type, state_type }
 }
 
@@ -33,6 +37,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) bound: f32,
     /// The same with a replay ring.
     pub(crate) with_ring: f32,
+    /// What states are stored in, also those of the fresh run.
+    pub(crate) state_type: StateType,
 }
 
 /// A sequence and all that is known of it.
@@ -88,11 +94,11 @@ impl<'a> World<'a> {
         let rows = [11, 40][random.below(2)];
         let stores = model.program.page_stores();
         let (pages, snapshots) = (1 + stores * (40 + random.below(100)), random.below(9));
-        let limits = limits(rows, pages, snapshots, replay);
+        let limits = limits(rows, pages, snapshots, (replay, subject.state_type));
         let fresh = prepared(
             model,
             Box::new(Cpu::new(1)),
-            self::limits(CONTEXT, 1 + stores * CONTEXT.div_ceil(4), 0, Replay::OFF),
+            self::limits(CONTEXT, 1 + stores * CONTEXT.div_ceil(4), 0, (Replay::OFF, subject.state_type)),
         );
         let runner = prepared(model, (subject.make)(), limits);
         let memory = runner.memory();
@@ -336,21 +342,44 @@ impl<'a> World<'a> {
 
 const REPLAYS: [Replay; 4] = [Replay::OFF, Replay::new(1, 1), Replay::new(3, 3), Replay::new(8, 4)];
 
+fn on_a_processor(bound: f32, state_type: StateType) -> Subject<'static> {
+    Subject { make: &|| Box::new(Cpu::new(1)), bound, with_ring: bound, state_type }
+}
+
 /// Opened, forked, rewound to any token, sealed, restored, forgotten and closed, several at once; read in random steps,
 /// with windows of which a random number of rows is accepted.
 #[test]
 fn any_history_says_what_a_fresh_run_says() {
     for name in ["qwen35", "kimi-linear", "mamba2", "nemotron_h", "falcon-h1", "lfm2"] {
-        go_through(name, &Subject { make: &|| Box::new(Cpu::new(1)), bound: HISTORY, with_ring: HISTORY }, (24, 200));
+        go_through(name, &on_a_processor(HISTORY, StateType::F32), (24, 200));
+    }
+}
+
+/// The same with states in f16: how often they are rounded depends on how a text was read. A router makes a jump of that,
+/// another expert (6.4 for qwen35moe, with the same histories within 9e-5 in f32), so every expert answers here.
+#[test]
+fn any_history_of_states_in_f16_is_off_by_their_rounding() {
+    for name in ["qwen35", "qwen35moe", "qwen3next", "kimi-linear", "mamba2", "nemotron_h"] {
+        let mut model = converted(&fixture(name), Quant::F32);
+        for layer in &mut model.spec.layers {
+            if let Some(Ffn::Moe(moe)) = &mut layer.ffn {
+                moe.active = moe.experts;
+            }
+        }
+        model.program = Arc::new(lower(&model.spec));
+        go_through_model(name, &model, &on_a_processor(HISTORY_F16, StateType::F16), (24, 200));
     }
 }
 
 /// Goes through so many histories of so many operations.
 pub(crate) fn go_through(name: &str, subject: &Subject<'_>, (histories, operations): (u64, usize)) {
-    let model = converted(&fixture(name), Quant::F32);
+    go_through_model(name, &converted(&fixture(name), Quant::F32), subject, (histories, operations));
+}
+
+fn go_through_model(name: &str, model: &Model, subject: &Subject<'_>, (histories, operations): (u64, usize)) {
     let (mut worst, mut compared) = ([0.0f32; 2], 0);
     for seed in 0..histories {
-        let mut world = World::new(name, &model, seed, subject);
+        let mut world = World::new(name, model, seed, subject);
         for _ in 0..operations {
             world.operate();
         }

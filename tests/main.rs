@@ -29,4 +29,5 @@ mod simulation;
 mod slake;
 mod speculation;
 mod split;
+mod temporary;
 mod tidy;

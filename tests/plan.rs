@@ -13,10 +13,7 @@ use kvas::{
 };
 use kvas_backend::{Rope, rope::Scaling};
 use kvas_gguf::{GgufWriter, Metadata, Quant, Value};
-use std::{
-    path::Path,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::path::Path;
 
 /// A tiny header of a hybrid model: keys as its converter writes them, the tensors its reader looks for.
 fn header_parts(architecture: &str) -> (Metadata, Vec<String>) {
@@ -209,9 +206,8 @@ pub(crate) fn with_prediction_head(leave_out: &str, change: &dyn Fn(&str, &mut [
     tensors.retain(|(name, ..)| name != leave_out);
     let mut writer = GgufWriter::new(metadata);
     tensors.iter().for_each(|(name, shape, _)| writer.declare(name, Quant::F32, shape).unwrap());
-    static FILES: AtomicUsize = AtomicUsize::new(0);
-    let number = FILES.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("kvas-head-{}-{number}.gguf", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let path = temporary.path().join("head.gguf");
     let mut open = writer.create(&path).unwrap();
     tensors.iter().for_each(|(name, _, bytes)| open.write_part(name, bytes).unwrap());
     open.finish().unwrap();

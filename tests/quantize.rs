@@ -7,18 +7,22 @@ use crate::{
 use kvas_gguf::{GgufFile, Quant};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use tempfile::{TempDir, TempPath};
 
 /// A converted checkpoint and a place beside it for what is made of it; both are removed at the end.
 struct Files {
     source: PathBuf,
     out: PathBuf,
     importance: PathBuf,
+    _places: (TempPath, TempDir),
 }
 
 impl Files {
     fn of(checkpoint: &str) -> Files {
         let source = converted_file(&fixture(checkpoint), Quant::F32);
-        Files { out: source.with_extension("out.gguf"), importance: source.with_extension("imatrix.gguf"), source }
+        let folder = crate::temporary::folder();
+        let [out, importance] = ["out.gguf", "imatrix.gguf"].map(|name| folder.path().join(name));
+        Files { source: source.to_path_buf(), out, importance, _places: (source, folder) }
     }
 
     fn quantize(&self, arguments: &[&str]) -> GgufFile {
@@ -48,15 +52,6 @@ impl Files {
             "3",
         ]);
         GgufFile::open(&self.importance).unwrap()
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        for file in [&self.source, &self.out, &self.importance] {
-            // Not every test makes every file.
-            let _ = std::fs::remove_file(file);
-        }
     }
 }
 
@@ -108,7 +103,6 @@ fn wrong_requests_are_one_line_and_leave_no_file() {
     assert!(error.contains("is Q4_0 already, expected F32, F16 or BF16 (--allow-requantize"), "{error}");
     let file = files.quantize(&["q8_0", "--allow-requantize", "-t", "1"]);
     assert_eq!(file.tensor("blk.0.ffn_up.weight").unwrap().quant, Quant::Q8_0);
-    files.source = PathBuf::from(model);
 }
 
 /// The first matrices of a model meet its normed embeddings, which are easily had otherwise.

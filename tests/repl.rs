@@ -34,7 +34,7 @@ fn type_bytes(args: &[&str], folder: &Path, lines: &[u8]) -> Output {
 #[test]
 fn what_is_not_utf8_is_left_out() {
     let lines = b"/system be brief\nwhat is caf\xe9?\n/show messages";
-    let output = type_bytes(&["chat", "--temp", "0", "-c", "512"], &std::env::temp_dir(), lines);
+    let output = type_bytes(&["chat", "--temp", "0", "-c", "512"], crate::temporary::folder().path(), lines);
     let [said, noted] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     assert!(output.status.success(), "{noted}");
     assert_eq!(said, "the system message is set\nsystem: be brief\n");
@@ -46,7 +46,7 @@ fn what_is_not_utf8_is_left_out() {
 fn a_full_context_is_said_with_what_can_be_done() {
     let lines = ["Tell me a long story about a fox.", "And then?", "/set max_tokens 2", "/clear", "Hello."];
     let args = ["chat", "--temp", "0", "-c", "64"];
-    let output = type_lines(&args, &std::env::temp_dir(), &lines.join("\n"));
+    let output = type_lines(&args, crate::temporary::folder().path(), &lines.join("\n"));
     let noted = String::from_utf8(output.stderr).unwrap();
     let notes: Vec<&str> = noted.lines().collect();
     let [cut, full, asked] = &notes[..] else { panic!("{noted}") };
@@ -58,7 +58,8 @@ fn a_full_context_is_said_with_what_can_be_done() {
 /// Two chats with one file: the second one does not overwrite what the first one has kept in it, unless it is told to.
 #[test]
 fn a_session_that_another_chat_has_changed_is_not_replaced() {
-    let folder = std::env::temp_dir().join(format!("kvas-two-chats-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("two-chats");
     std::fs::create_dir_all(&folder).unwrap();
     let args = ["chat", "--temp", "0", "-n", "3", "-c", "512", "--session", "talk"];
     let begun = type_lines(&args, &folder, "One.");
@@ -90,7 +91,8 @@ fn a_session_that_another_chat_has_changed_is_not_replaced() {
 #[cfg(unix)]
 #[test]
 fn a_session_that_another_run_has_changed_is_not_replaced() {
-    let folder = new_folder("two-runs");
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().to_path_buf();
     let [talk, prompt] = ["talk", "prompt"].map(|name| folder.join(name).display().to_string());
     let made = Command::new("mkfifo").arg(&prompt).status();
     if !made.is_ok_and(|made| made.success()) {
@@ -117,7 +119,8 @@ fn a_session_that_another_run_has_changed_is_not_replaced() {
 /// are those of a new conversation, and no others.
 #[test]
 fn a_session_keeps_the_settings_that_are_not_given() {
-    let folder = new_folder("settings");
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().to_path_buf();
     let left = ["chat", "--temp", "0", "--top-k", "7", "-n", "3", "-r", "zz", "-c", "512", "--session", "talk"];
     assert!(type_lines(&left, &folder, "One.").status.success());
     let shown = |flags: &[&str]| {
@@ -145,7 +148,8 @@ fn an_answer_is_bounded_no_longer() {
 #[test]
 fn a_message_without_an_end_is_told() {
     for lines in ["One.\n\"\"\"two\nthree", "One.\ntwo\\"] {
-        let output = type_lines(&["chat", "--temp", "0", "-n", "2", "-c", "512"], &std::env::temp_dir(), lines);
+        let output =
+            type_lines(&["chat", "--temp", "0", "-n", "2", "-c", "512"], crate::temporary::folder().path(), lines);
         let noted = String::from_utf8(output.stderr).unwrap();
         let [_, told] = noted.lines().collect::<Vec<_>>()[..] else { panic!("{noted}") };
         assert!(told.starts_with("the input ends within a message, which was left out, expected "), "{told}");
@@ -166,7 +170,8 @@ fn what_a_command_does_not_know_is_refused() {
 /// exit code as well.
 #[test]
 fn a_session_that_is_not_kept_is_no_success() {
-    let folder = new_folder("unkept");
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().to_path_buf();
     let nowhere = folder.join("no/talk").display().to_string();
     for args in [&["chat", "--session", &nowhere][..], &["run", "-p", "One.", "-n", "2", "--session", &nowhere]] {
         let noted = fails(args);
@@ -190,17 +195,10 @@ fn a_session_that_is_not_kept_is_no_success() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// An empty folder for a test.
-fn new_folder(name: &str) -> std::path::PathBuf {
-    let folder = std::env::temp_dir().join(format!("kvas-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
-}
-
 /// What is said when these lines are typed: standard output, and standard error.
 fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
     let args = [&["chat", "--temp", "0", "-c", "2048"], flags].concat();
-    let output = type_lines(&args, &std::env::temp_dir(), &lines.join("\n"));
+    let output = type_lines(&args, crate::temporary::folder().path(), &lines.join("\n"));
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let (said, noted) = (text(output.stdout), text(output.stderr));
     assert!(output.status.success(), "{noted}");
@@ -391,7 +389,8 @@ fn tour() -> Vec<(Vec<String>, Vec<String>)> {
 /// What the tour types is understood, and leads to what it is to show.
 #[test]
 fn the_tour_still_goes() {
-    let folder = std::env::temp_dir().join(format!("kvas-tour-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("tour");
     std::fs::create_dir_all(&folder).unwrap();
     let (mut said, mut noted) = (String::new(), String::new());
     for (flags, lines) in tour() {

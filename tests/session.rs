@@ -193,11 +193,27 @@ fn a_chat_that_is_loaded_can_go_on_and_back() {
     assert_eq!(second.messages(), before);
 }
 
+/// Programs that read this version of the format, and know no -1, read a number.
+#[test]
+fn a_file_says_no_bound_as_a_number() {
+    let (folder, model) = (Folder::new("bound"), Model::open(bundled().as_ref(), None).unwrap());
+    let (path, model_id) = (folder.path("talk"), ModelId::of(&model.file));
+    let engine = engine(&model, cpu(), limits(16, Replay::OFF));
+    let mut first = chat(&model, &engine);
+    first.settings.max_tokens = usize::MAX;
+    first.save(&path, &model_id).unwrap();
+    let saved: serde_json::Value = serde_json::from_str(Session::open(&path).unwrap().conversation()).unwrap();
+    assert_eq!(saved["settings"]["max_tokens"].as_u64(), Some(u64::MAX));
+    first.settings.max_tokens = 1;
+    first.load(&path, &model_id).unwrap();
+    assert_eq!(first.settings.max_tokens, usize::MAX);
+}
+
 fn kvas(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvas"));
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // The history of inputs stays out of the user's folder.
-    command.env("XDG_STATE_HOME", std::env::temp_dir().join("kvas-state"));
+    // The history of inputs stays out of the user's folder, and of any other.
+    command.env("XDG_STATE_HOME", "/dev/null/none");
     command
 }
 

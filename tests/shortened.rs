@@ -20,10 +20,8 @@ use kvas_backend::{
 };
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
+use tempfile::TempPath;
 
 /// A model whose sequences give up segments, on so many threads and with pages of so many tokens.
 fn engine(model: &Model, schedule: Option<Schedule>, (threads, page_size): (usize, usize)) -> EngineHandle {
@@ -41,8 +39,8 @@ fn of(conversation: ConversationId, request: Request) -> Request {
     Request { conversation: Some(conversation), ..request }
 }
 
-fn place(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("kvas-shortened-{}-{name}", std::process::id()))
+fn place(name: &str) -> TempPath {
+    crate::temporary::file(name)
 }
 
 fn save(
@@ -95,6 +93,55 @@ fn check(name: &str, (model, bound): (&Model, Keeping), (make, sizes): (Make<'_>
     }
     std::fs::remove_file(path).unwrap();
     std::fs::remove_file(again).unwrap();
+}
+
+/// The same while nothing was given up: a short question costs its own tokens, and what it makes be given up is the same.
+fn check_whole(name: &str, (model, bound): (&Model, Keeping), make: Make<'_>) {
+    let [path, again] = ["whole", "whole-again"].map(|what| place(&format!("{name}-{what}")));
+    let of_model = |prompt: &[u32], count| greedy_of(model.spec.vocab, prompt, count);
+    let first = keeping(model, Some(bound), (make(2), 4));
+    let conversation = first.open().unwrap();
+    let mut all = tokens(16, 21);
+    all.extend(ask(&first, of(conversation, of_model(&all, 10))).0);
+    let file = save(&first, model, (conversation, &all), &path);
+    let session = Session::open(&path).unwrap();
+    assert_eq!((session.policy(), session.whole().map(|(_, length)| length)), (None, Some(25)), "{name}");
+    let next = [&all[..], &tokens(2, 22)].concat();
+    let expected = ask(&first, of(conversation, of_model(&next, 90)));
+    assert_eq!(expected.1, all.len() - 1, "{name}");
+    let (other, conversation) = loaded(keeping(model, Some(bound), (make(1), 4)), &path);
+    assert!(save(&other, model, (conversation, &all), &again) == file, "{name}: what came in goes out");
+    assert_eq!(ask(&other, of(conversation, of_model(&next, 90))), expected, "{name}");
+    // Who holds all tokens goes on, too.
+    let (other, conversation) = loaded(keeping(model, None, (make(1), 4)), &path);
+    assert_eq!(ask(&other, of(conversation, of_model(&next, 1))).1, all.len() - 1, "{name}");
+    for path in [path, again] {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn who_has_given_up_nothing_yet_reads_no_answer_again() {
+    for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
+        let (model, schedule) = gated(absorbing);
+        check_whole(absorbing.name(), (&model, Keeping::Segments(schedule)), PROCESSOR);
+    }
+    let mut hybrid =
+        Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf").as_ref(), None).unwrap();
+    let (positions, memory) = (Positions::Held, SegmentMemory::Moments);
+    let segments = Segments { sink: 3, window: 9, segment: 32, positions, memory };
+    hybrid.program = Arc::new(lower_segments(&hybrid.spec, segments));
+    check_whole("hybrid", (&hybrid, Keeping::Segments(Schedule::of(&segments, Absorbing::InPlace))), PROCESSOR);
+    heads_that_hold_all(PROCESSOR);
+}
+
+/// Conversations that will give up tokens head by head go on from their files on a device.
+pub(crate) fn heads_that_hold_all(make: Make<'_>) {
+    for (name, score) in [("llama", Score::Cake), ("qwen35", Score::Cake), ("qwen35", Score::Window)] {
+        let bound = Bound { score, ..small(72) };
+        let model = giving(name, &bound, MomentType::F32);
+        check_whole(&format!("{name}-{}", score.name()), (&model, bound.into()), make);
+    }
 }
 
 #[test]

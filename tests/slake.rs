@@ -318,7 +318,8 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
         let error = fails(&flags.iter().map(String::as_str).collect::<Vec<_>>());
         assert!(error.contains(named), "{error}");
     }
-    let text = std::env::temp_dir().join(format!("kvas-slake-{}.txt", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let text = temporary.path().join("slake.txt");
     std::fs::write(&text, "The hen saw the fox and ran to the barn. ".repeat(60)).unwrap();
     let path = text.display().to_string();
     let of = |flags: &[&str]| {

@@ -8,7 +8,7 @@ use crate::{
 };
 use kvas::model::placement::placement;
 use kvas_backend::{
-    Backend, KvType, Op, Placement, Program, Replay, Split,
+    Backend, KvType, Op, Placement, Program, Replay, Split, StateType,
     conformance::{self, Case, Outcome},
 };
 use kvas_cpu::Cpu;
@@ -107,6 +107,10 @@ fn histories_on_two_devices() {
         let model = converted(&fixture(name), Quant::F32);
         let placement = alternating(&model.program);
         // The bound of histories on one processor.
-        go_through(name, &Subject { make: &|| split(&placement), bound: 7e-5, with_ring: 7e-5 }, (12, 60));
+        go_through(
+            name,
+            &Subject { make: &|| split(&placement), bound: 7e-5, with_ring: 7e-5, state_type: StateType::F32 },
+            (12, 60),
+        );
     }
 }

@@ -55,6 +55,11 @@ impl Marks {
         self.asked.0..self.asked.1
     }
 
+    /// Whether anything is remembered: of what was given up, or the last queries.
+    pub const fn is_something(&self) -> bool {
+        self.bounded || self.asked.0 < self.asked.1
+    }
+
     /// The same, if the sequence has `position` tokens: what was asked behind them is of nobody.
     pub(crate) fn after(self, position: u32) -> Self {
         let end = self.asked.1.min(position);

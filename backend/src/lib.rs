@@ -306,14 +306,14 @@ pub trait Backend: Send {
     /// Appends what a slot remembers after `position` tokens of those that its sequence has given up,
     /// [`Program::given_up_elements`] values: of a store of segments the matrices `[kv_heads, key_dim, value_dim]`, then
     /// the vectors `[kv_heads, key_dim]`; of one whose tokens are given up head by head, or whose
-    /// segments are summed up, those of [`Remembered`].
+    /// segments are summed up, those of [`Remembered`], whose last queries are there also where nothing was given up.
     fn save_given_up(&mut self, _slot: Slot, _position: u32, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }
 
     /// Makes a slot, which [`Backend::load_slot`] has made one that holds all of its tokens, one whose sequence has given
-    /// up `tokens` of them, 1 or more, and remembers such values of these. Where layers give up different ones, the values
-    /// say how many.
+    /// up `tokens` of them and remembers such values of these. Where layers give up different ones, the values
+    /// say how many. 0 of one that remembers its last queries only, which a copy for a step remembers, too.
     fn load_given_up(&mut self, _slot: Slot, _tokens: u32, _values: &[f32]) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }

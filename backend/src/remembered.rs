@@ -72,12 +72,15 @@ impl Remembered {
     /// Appends what a slot remembers after `position` tokens. What nobody will read is 0, whatever the parts have there.
     pub fn join(&self, (marks, position): (&Marks, u32), parts: &RememberedParts<'_>, out: &mut Vec<f32>) {
         let first = out.len();
-        let marks = marks.after(position);
+        let mut marks = marks.after(position);
         out.resize(first + self.elements(), 0.0);
-        if !marks.bounded {
+        if !marks.is_something() {
             return;
         }
-        let held = marks.stayed + (position - marks.since) as usize;
+        if !marks.bounded {
+            marks = Marks { asked: marks.asked, ..Marks::default() };
+        }
+        let held = if marks.bounded { marks.stayed + (position - marks.since) as usize } else { 0 };
         let (own, mut rest) = out[first..].split_at_mut(Marks::VALUES);
         own.copy_from_slice(&marks.to_values());
         let mut next = |len: usize| rest.split_off_mut(..len).expect("as many as the sizes say");
@@ -124,11 +127,7 @@ impl Remembered {
         if marks.count != gone {
             return Err(format!("{} tokens are summed up, expected {gone}", marks.count));
         }
-        let asked = marks.asked();
-        if asked.start > asked.end || asked.end > length || asked.len() > self.slake.window {
-            let window = self.slake.window;
-            return Err(format!("queries {asked:?} are remembered, expected at most {window} of {length} tokens"));
-        }
+        self.check_asked(&marks, length)?;
         let mut seen = vec![false; since as usize];
         for positions in parts.positions.chunks_exact(self.slake.capacity.max(1)) {
             seen.fill(false);
@@ -138,6 +137,24 @@ impl Remembered {
                     return Err(format!("position {position} of a token, expected each once and below {since}"));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// The same of a sequence of so many tokens that holds all of them: its last queries are all that is remembered.
+    pub fn check_whole(&self, values: &[f32], length: u32) -> Result<(), String> {
+        let (marks, _) = self.split(values);
+        let Marks { bounded, stayed, since, count, .. } = marks;
+        if bounded || stayed > 0 || since > 0 || count != 0.0 {
+            return Err(format!("{stayed} tokens stayed before position {since}, expected a sequence that holds all"));
+        }
+        self.check_asked(&marks, length)
+    }
+
+    fn check_asked(&self, marks: &Marks, length: u32) -> Result<(), String> {
+        let (asked, window) = (marks.asked(), self.slake.window);
+        if asked.start > asked.end || asked.end > length || asked.len() > window {
+            return Err(format!("queries {asked:?} are remembered, expected at most {window} of {length} tokens"));
         }
         Ok(())
     }
@@ -234,6 +251,25 @@ mod tests {
         let unsummed = values(&Marks { count: 0.0, ..marks() });
         let (_, parts) = Remembered::of(&DECL).unwrap().split(&unsummed);
         assert!(parts.vectors.iter().chain(parts.covariances).all(|x| *x == 0.0));
+    }
+
+    #[test]
+    fn of_who_holds_all_the_last_queries_leave_and_come_back() {
+        let layer = Remembered::of(&DECL).unwrap();
+        let values = values(&Marks { asked: marks().asked, ..Marks::default() });
+        layer.check_whole(&values, 20).unwrap();
+        let (found, parts) = layer.split(&values);
+        assert_eq!((found.bounded, found.stayed, found.asked()), (false, 0, 18..20));
+        assert_eq!(parts.queries[..8], [60.0, 61.0, 62.0, 63.0, 64.0, 65.0, 66.0, 67.0]);
+        let others = [parts.positions, parts.scores, parts.vectors, parts.covariances];
+        assert!(others.into_iter().flatten().all(|x| *x == 0.0));
+        for (at, value) in [(0, 1.0), (1, f32::from_bits(1)), (2, f32::from_bits(1)), (5, 1.0), (4, f32::from_bits(21))]
+        {
+            let mut values = values.clone();
+            values[at] = value;
+            assert!(layer.check_whole(&values, 20).unwrap_err().contains("expected"), "{at}");
+        }
+        assert!(layer.check_whole(&values, 19).is_err());
     }
 
     #[test]

@@ -169,10 +169,11 @@ impl GivenUp {
         Some(Moments { count: marks.count, mass_cap: marks.mass_cap, key, variance, value, covariance })
     }
 
-    /// Of one that holds all of its tokens a snapshot remembers nothing: its last queries are those of others then.
+    /// Of one that holds all of its tokens a snapshot remembers nothing: its last queries are those of others then. One
+    /// that was loaded has queries of its own.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
         let is_live = |slot: Slot| (slot.0 as usize) < self.live;
-        let lasts = self.marks(from).bounded || (is_live(from) && is_live(to));
+        let lasts = self.marks(from).bounded || (is_live(to) && self.marks(from).is_something());
         if !lasts {
             return self.clear_slot(to);
         }

@@ -195,9 +195,16 @@ impl Device {
         unsafe { result::memcpy_htod_async(to.0, values, self.stream.0) }.map_err(driver("copying to the GPU"))
     }
 
-    /// As [`Device::upload`] from pinned memory, of which that part must stay as it is until the copy is done.
-    pub(crate) fn upload_pinned(&self, to: Ptr, from: &Pinned, part: Range<usize>) -> Result<(), DeviceError> {
-        self.upload(to, &from[part])
+    /// As [`Device::upload`] from a part of pinned memory, which the GPU reads later: it is lent until then.
+    pub(crate) fn upload_pinned(
+        &self,
+        to: Ptr,
+        (pinned, until): (Pinned, Event),
+        part: Range<usize>,
+    ) -> Result<Lent, DeviceError> {
+        self.upload(to, &pinned[part])?;
+        self.record(&until)?;
+        Ok(Lent { pinned, until })
     }
 
     /// Reads device memory, after everything that was asked for before.
@@ -399,6 +406,22 @@ impl Drop for Pinned {
             // SAFETY: taken once, given back once, and no copy is under way.
             let _ = unsafe { result::free_host(self.at.cast()) };
         }
+    }
+}
+
+/// Pinned memory that the GPU reads until it comes to an event. Nobody writes to it before that: there is no other way to it
+/// than to wait.
+pub(crate) struct Lent {
+    pinned: Pinned,
+    until: Event,
+}
+
+impl Lent {
+    /// The memory, and an event for the next copy, once the GPU has read it.
+    pub(crate) fn back(self) -> Result<(Pinned, Event), DeviceError> {
+        let Self { pinned, until } = self;
+        pinned.device.wait(&until)?;
+        Ok((pinned, until))
     }
 }
 

@@ -169,10 +169,11 @@ impl GivenUp {
         }
     }
 
-    /// Of one that holds all of its tokens a snapshot remembers nothing: its last queries are those of others then.
+    /// Of one that holds all of its tokens a snapshot remembers nothing: its last queries are those of others then. One
+    /// that was loaded has queries of its own.
     fn copy_slot(&mut self, device: &Device, from: Slot, to: Slot) -> Result<(), DeviceError> {
         let is_live = |slot: Slot| (slot.0 as usize) < self.live;
-        let lasts = self.marks(from).bounded || (is_live(from) && is_live(to));
+        let lasts = self.marks(from).bounded || (is_live(to) && self.marks(from).is_something());
         if !lasts {
             self.clear_slot(to);
             return Ok(());

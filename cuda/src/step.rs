@@ -5,7 +5,7 @@
 //! other side of this file.
 
 use crate::{
-    device::{Device, Event, Memory, Pinned, Ptr, failed},
+    device::{Device, Event, Lent, Memory, Pinned, Ptr, failed},
     given_up::DeviceBound,
 };
 use kvas_backend::{DeviceError, Entry, Limits, Page, Program, Span, Step};
@@ -116,13 +116,18 @@ impl Tables {
     }
 }
 
+/// The host's side of a step: nobody reads it, or the last one is being sent.
+enum Host {
+    Free((Pinned, Event)),
+    Sent(Lent),
+}
+
 /// The current step on the device.
 pub(crate) struct StepImage {
     layout: Layout,
-    host: Pinned,
+    /// The host's side. None: the last step could not be sent.
+    host: Option<Host>,
     memory: Memory,
-    /// The host's side may be written once this has passed.
-    sent: Event,
     tables: Tables,
     page_size: usize,
 }
@@ -145,9 +150,8 @@ impl StepImage {
         device.fill(memory.at(), 0, 4 * layout.words)?;
         Ok(Self {
             layout,
-            host: Pinned::new(device, 4 * layout.words)?,
+            host: Some(Host::Free((Pinned::new(device, 4 * layout.words)?, device.event()?))),
             memory,
-            sent: device.event()?,
             tables: Tables { stores, stride, known: vec![0; entries], memory: tables },
             page_size: limits.page_size,
         })
@@ -178,9 +182,13 @@ impl StepImage {
         (step, entries): (&Step, &[Entry]),
         bounds: &[DeviceBound],
     ) -> Result<(), DeviceError> {
-        device.wait(&self.sent)?;
+        let mut host = match self.host.take() {
+            Some(Host::Free(host)) => host,
+            Some(Host::Sent(lent)) => lent.back()?,
+            None => return Err(failed("no step before this one could be sent, expected a device that works")),
+        };
         let layout = self.layout;
-        let words: &mut [u32] = bytemuck::cast_slice_mut(&mut self.host);
+        let words: &mut [u32] = bytemuck::cast_slice_mut(&mut host.0);
         let header = [step.tokens().len(), step.outputs().len(), step.spans().len()].map(|count| count as u32);
         words[..3].copy_from_slice(&header);
         words[layout.tokens..][..step.tokens().len()].copy_from_slice(step.tokens());
@@ -199,22 +207,23 @@ impl StepImage {
                 let pages = (step.held(number, store) + span.rows).div_ceil(self.page_size as u32) as usize;
                 // Of a band's step only the stores that it appends to have room for the span.
                 let table = step.table(number, store);
-                self.send_table(device, (span, store), &table[..pages.min(table.len())], &mut updates)?;
+                let table = &table[..pages.min(table.len())];
+                host = self.send_table((device, host), (span, store), table, &mut updates)?;
             }
         }
-        device.upload_pinned(self.memory.at(), &self.host, 0..4 * (layout.updates + 2 * updates))?;
-        self.apply(device, updates)?;
-        device.record(&self.sent)
+        let lent = device.upload_pinned(self.memory.at(), host, 0..4 * (layout.updates + 2 * updates))?;
+        self.host = Some(Host::Sent(lent));
+        self.apply(device, updates)
     }
 
     /// Notes the entries of a table that the device has not seen, after the first `updates` ones that are waiting.
     fn send_table(
         &mut self,
-        device: &Device,
+        (device, mut host): (&Device, (Pinned, Event)),
         (span, store): (&Span, usize),
         table: &[Page],
         updates: &mut usize,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(Pinned, Event), DeviceError> {
         let Tables { stores, stride, .. } = self.tables;
         if table.len() > stride {
             return Err(failed(format!("a table of {} pages, there is room for {stride}", table.len())));
@@ -226,17 +235,18 @@ impl StepImage {
             }
             if *updates == UPDATES {
                 let begin = 4 * self.layout.updates;
-                device.upload(self.memory.at().at(begin), &self.host[begin..])?;
+                let end = host.0.len();
+                let lent = device.upload_pinned(self.memory.at().at(begin), host, begin..end)?;
                 self.apply(device, *updates)?;
-                device.synchronize()?;
+                host = lent.back()?;
                 *updates = 0;
             }
             self.tables.known[at] = page.0;
-            let words: &mut [u32] = bytemuck::cast_slice_mut(&mut self.host);
+            let words: &mut [u32] = bytemuck::cast_slice_mut(&mut host.0);
             words[self.layout.updates + 2 * *updates..][..2].copy_from_slice(&[at as u32, page.0]);
             *updates += 1;
         }
-        Ok(())
+        Ok(host)
     }
 
     /// Writes the updates that were sent into the tables.

@@ -1,7 +1,7 @@
 //! Large uploads: threads read pieces of a mapped file into pinned memory while the GPU copies earlier pieces, and whoever asks
 //! for them goes on meanwhile.
 
-use crate::device::{Device, Event, Pinned, Ptr, failed};
+use crate::device::{Device, Event, Lent, Pinned, Ptr, failed};
 use kvas_backend::{Bytes, DeviceError};
 use std::{
     collections::VecDeque,
@@ -27,8 +27,8 @@ pub(crate) struct Uploader {
     readers: Readers<Pinned>,
     /// What is being read, the oldest first.
     reading: VecDeque<Reading>,
-    /// Pieces that the GPU copies, and has copied when it comes to the event, the oldest first.
-    copied: VecDeque<(Pinned, Event)>,
+    /// Pieces that the GPU copies, the oldest first.
+    copied: VecDeque<Lent>,
     /// Events of the pieces that are being read: any will do.
     events: Vec<Event>,
     asked: usize,
@@ -56,10 +56,9 @@ impl Uploader {
             self.copy_oldest()?;
         }
         if self.copied.len() >= AT_ONCE
-            && let Some((piece, event)) = self.copied.pop_front()
+            && let Some(lent) = self.copied.pop_front()
         {
-            self.device.wait(&event)?;
-            return Ok((piece, event));
+            return lent.back();
         }
         Ok((Pinned::new(&self.device, PIECE)?, self.device.event()?))
     }
@@ -109,9 +108,7 @@ impl Uploader {
             return Ok(());
         };
         let piece = self.readers.piece(number)?;
-        self.device.upload_pinned(to, &piece, 0..len)?;
-        self.device.record(&event)?;
-        self.copied.push_back((piece, event));
+        self.copied.push_back(self.device.upload_pinned(to, (piece, event), 0..len)?);
         then.map_or(Ok(()), |then| then(&self.device))
     }
 }

@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn parts_of_a_file_are_copied_until_it_is_shortened() {
-        let path = std::env::temp_dir().join(format!("kvas-mapping-{}.bin", std::process::id()));
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().join("mapping.bin");
         let all: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
         std::fs::write(&path, &all).unwrap();
         let mapped = TensorBytes::map(&path).unwrap();

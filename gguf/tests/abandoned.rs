@@ -6,7 +6,8 @@ use std::io::Write;
 
 #[test]
 fn open_files_are_removed_and_complete_ones_stay() {
-    let folder = std::env::temp_dir().join(format!("kvas-abandoned-{}", std::process::id()));
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("abandoned");
     std::fs::create_dir(&folder).unwrap();
     let count = || std::fs::read_dir(&folder).unwrap().count();
     let mut complete = OutputFile::create(&folder.join("complete")).unwrap();

@@ -69,7 +69,9 @@ impl Chat {
 
     /// What its file says of it.
     fn saved(&self) -> Result<String, String> {
-        let (messages, settings) = (self.messages.clone(), self.settings.to_json());
+        let (messages, mut settings) = (self.messages.clone(), self.settings.to_json());
+        // A file says the largest number for no bound: all who read its version read that, and not all read -1.
+        settings.insert("max_tokens".into(), json!(u64::try_from(self.settings.max_tokens).unwrap_or(u64::MAX)));
         let saved = Saved { messages, settings, text: self.known.text.clone(), marks: self.known.marks.clone() };
         serde_json::to_string(&saved).map_err(|error| error.to_string())
     }

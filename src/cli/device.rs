@@ -1,7 +1,7 @@
 //! From flags to a prepared device: the one place that names backends.
 
 use super::{
-    flags::{ComputeFlags, Device, ModelFlags, REPLAY_WINDOW},
+    flags::{ComputeFlags, Device, ModelFlags, REPLAY_WINDOW, cores},
     note,
 };
 use anyhow::{Context, anyhow};
@@ -136,8 +136,11 @@ impl Place {
     /// A device with nothing on it.
     pub(crate) fn backend(&self) -> Box<dyn Backend> {
         match self {
-            Place::Cpu { threads, repacks: true } => Box::new(kvas_cpu::Cpu::new(*threads)),
-            Place::Cpu { threads, repacks: false } => Box::new(kvas_cpu::Cpu::new(*threads).without_repacking()),
+            Place::Cpu { threads, repacks } => {
+                say_of_threads(*threads);
+                let cpu = kvas_cpu::Cpu::new(*threads);
+                Box::new(if *repacks { cpu } else { cpu.without_repacking() })
+            }
             Place::Cuda { device, eager: false } => Box::new(Cuda::new(device.clone())),
             Place::Cuda { device, eager: true } => Box::new(Cuda::new(device.clone()).eager()),
             Place::Reference => Box::new(Reference::default()),
@@ -239,6 +242,15 @@ impl Place {
         let limits = plan(program, model.spec.context_length, &request).limits;
         let quants = weights::quants(program, &model.file);
         Ok(PlanRequest { scratch_bytes: backend.scratch_bytes(program, &quants, &limits), ..request })
+    }
+}
+
+/// Says once that more threads were asked for than there are cores: they wait for each other at every op.
+fn say_of_threads(threads: usize) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    let cores = cores();
+    if threads > cores {
+        SAID.call_once(|| note(format_args!("--threads {threads}: {cores} run at once here, and more make it slower")));
     }
 }
 

@@ -48,7 +48,7 @@ impl Report {
     }
 
     fn processor(&mut self) {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = super::flags::cores();
         match kvas_cpu::Cpu::new(threads).isa() {
             Some(isa) => self.found("processor", format!("{threads} threads, {}", isa.name())),
             None => {

@@ -75,7 +75,7 @@ pub(crate) struct RunFlags {
 /// Where to compute, and with how much of it.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ComputeFlags {
-    /// Threads for computing [default: the cores there are]
+    /// Threads for computing; more than the cores there are make it slower [default: the cores there are]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Where to compute
@@ -98,9 +98,13 @@ pub(crate) struct ComputeFlags {
 
 impl ComputeFlags {
     pub(crate) fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         self.threads.map_or_else(cores, usize::from)
     }
+}
+
+/// Threads that run at once on this machine, of what a container leaves of it.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Where to compute.

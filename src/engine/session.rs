@@ -6,7 +6,7 @@ use crate::{
     policy::{Keeping, difference},
     session::{Layout, OpenWriter, Session, Writer, Written},
 };
-use kvas_backend::{DeviceError, Page, Store, StoreDecl};
+use kvas_backend::{DeviceError, Page, Slot, Store, StoreDecl};
 
 /// Snapshots a file keeps, the last ones: the end of the conversation, one token before its last answer, and the end
 /// of the turn before. A snapshot of a large model is tens of megabytes, and a chat writes its file after every turn.
@@ -27,13 +27,30 @@ impl Engine {
         let mut kept = self.memory.kept_of(sequence, own, writer.tokens());
         kept.states.drain(..kept.states.len().saturating_sub(SNAPSHOTS));
         kept.shortened.drain(..kept.shortened.len().saturating_sub(SNAPSHOTS));
-        let layout = self.layout_of(&mut kept);
+        let mut layout = self.layout_of(&mut kept);
+        let whole = self.whole_of(sequence, (&kept, writer.tokens()));
+        if let Some((policy, _, elements)) = &whole {
+            layout = layout.with_whole(policy.clone(), *elements);
+        }
         let mut open = writer.begin(&layout).map_err(|error| error.to_string())?;
         self.runner.save(&kept, &mut open)?;
+        if let Some((_, slot, 1..)) = whole {
+            self.runner.save_whole((slot, kept.length), &mut open)?;
+        }
         match open.finish().map_err(|error| error.to_string())? {
             Written::File(bytes) => Ok(bytes),
             Written::Memory(session) => Ok(session.bytes()),
         }
+    }
+
+    /// How tokens would be given up of what is kept, all of which is held, by who has read it; the slot that remembers what that
+    /// takes, and how many values that is.
+    fn whole_of(&self, id: SequenceId, (kept, tokens): (&Kept, &[u32])) -> Option<(String, Slot, usize)> {
+        let of_whole = kept.shortened.is_empty().then(|| self.memory.whole(id, &tokens[..kept.length as usize]));
+        let (keeping, slot) = of_whole??;
+        let program = self.runner.program();
+        let policy = keeping.identity(program, self.runner.limits())?;
+        Some((policy, slot, keeping.elements_while_whole(program)))
     }
 
     /// The layout of a file of what is kept. It has one way of giving up tokens: the last one.
@@ -103,8 +120,33 @@ impl Engine {
         }
         loaded.map_err(|error| error.to_string())?;
         let shortened = self.load_shortened(session, (scope, keeping), whom)?;
+        let whole = self.load_whole((session, length), (scope, keeping))?;
         // What was given up of a file is what is gone on from, if it has that.
-        Ok(if session.policy().is_some() { shortened } else { note })
+        Ok(if session.policy().is_some() { shortened } else { note.filter(|_| !whole) })
+    }
+
+    /// Keeps what a session has read, of which nothing was given up yet, for those who would give it up in the same way. Whether
+    /// there was such, and room for it; without, the end of it is read again.
+    fn load_whole(
+        &mut self,
+        (session, length): (&Session, u32),
+        (scope, keeping): (Scope, Option<Keeping>),
+    ) -> Result<bool, String> {
+        let (Some((policy, whole)), Some((keeping, here))) = (session.whole(), self.here(keeping)) else {
+            return Ok(false);
+        };
+        if policy != here || whole > length || !keeping.may_hold_all(whole) {
+            return Ok(false);
+        }
+        session.check_whole(self.runner.program(), &keeping).map_err(|error| error.to_string())?;
+        let tokens = &session.tokens()[..whole as usize];
+        let restored = self.restore(None, &|memory| Ok(memory.restore_whole(scope, tokens, keeping)))?;
+        let Ok(Some(restored)) = restored else { return Ok(false) };
+        let loaded = self.runner.load_whole(session, &restored);
+        if loaded.is_err() {
+            self.memory.forget();
+        }
+        loaded.map(|()| true).map_err(|error| error.to_string())
     }
 
     /// How tokens are given up here, and [`Keeping::identity`] of it.
@@ -238,6 +280,26 @@ impl Runner {
             return Ok(());
         }
         self.backend.load_given_up(slot, given_up.tokens(length), &memory)
+    }
+
+    /// Writes what a slot remembers that has given up nothing.
+    fn save_whole(&mut self, (slot, length): (Slot, u32), out: &mut OpenWriter) -> Result<(), String> {
+        let mut values = Vec::new();
+        self.backend.save_given_up(slot, length, &mut values).map_err(|error| error.to_string())?;
+        out.write(&values).map_err(|error| error.to_string())
+    }
+
+    /// The opposite. Its pages are there.
+    fn load_whole(&mut self, session: &Session, restored: &Shortened) -> Result<(), DeviceError> {
+        let (mut values, &Shortened { length, slot, .. }) = (Vec::new(), restored);
+        if self.program().slot_elements() > 0 {
+            session.state(length, &mut values);
+        }
+        self.backend.load_slot(slot, length, &values)?;
+        if session.whole_memory(&mut values) {
+            self.backend.load_given_up(slot, 0, &values)?;
+        }
+        Ok(())
     }
 
     /// Fills the pages of every page store.

@@ -35,6 +35,15 @@ impl GivenUp {
     pub fn tokens(&self, length: u32) -> u32 {
         length - self.held.first().copied().unwrap_or(length).min(length)
     }
+
+    /// Of a prefix of so many tokens, in so many page stores, that holds all of them and was read by who gives up tokens.
+    fn nothing(length: u32, stores: usize) -> Self {
+        Self { held: vec![length; stores], shares: Shares::new(Vec::new(), Vec::new(), 0) }
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.shares.stayed.is_empty()
+    }
 }
 
 impl Memory {
@@ -115,6 +124,7 @@ impl Memory {
         let of_entry =
             |(length, entry): (u32, &prefix::Entry)| entry.slot.and_then(|slot| shortened(length, slot, entry));
         let mut all: Vec<Shortened> = self.absorbed.kept(live.scope, tokens).filter_map(of_entry).collect();
+        all.retain(|shortened| !shortened.given_up.is_nothing());
         let is_new = all.last().is_none_or(|last| last.length < live.committed) && tokens.starts_with(own);
         if let Some((keeping, given_up)) = self.given_up(id).filter(|_| is_new) {
             let (length, slot, tables) = (live.committed, live.slot, live.tables.clone());
@@ -158,6 +168,41 @@ impl Memory {
         Ok(restored)
     }
 
+    /// How `tokens`, which are all held, are given up by who has read them, and the slot that remembers what decides that: the
+    /// sequence `id`, whose committed tokens they are then, or a prefix that was loaded.
+    pub fn whole(&self, id: SequenceId, tokens: &[u32]) -> Option<(Keeping, Slot)> {
+        let (live, length) = (self.get(id), tokens.len());
+        let of_live = live.keeping.filter(|_| live.shares.is_none() && live.committed as usize == length && length > 0);
+        let of_entry = |(_, entry): (u32, &prefix::Entry)| {
+            let (keeping, _) = entry.given_up.as_ref().filter(|(_, given_up)| given_up.is_nothing())?;
+            Some((*keeping, entry.slot?))
+        };
+        let kept =
+            || self.absorbed.kept(live.scope, tokens).filter(|(at, _)| *at as usize == length).find_map(of_entry);
+        let found = of_live.map(|keeping| (keeping, live.slot)).or_else(kept);
+        found.filter(|(keeping, _)| keeping.may_hold_all(length as u32))
+    }
+
+    /// Keeps `tokens`, which are kept and all held, for those that give up tokens in a way and go on from their very end. Says
+    /// where what such a sequence remembers belongs; `None` if it is kept, or there is no room. Other prefixes give way.
+    pub fn restore_whole(&mut self, scope: Scope, tokens: &[u32], keeping: Keeping) -> Option<Shortened> {
+        if self.absorbed.keeps(scope, tokens) || self.spare.total().min(self.most_prefixes) == 0 {
+            return None;
+        }
+        let (length, stores) = (tokens.len() as u32, self.stores.len());
+        let (_, dense) = self.prefixes.kept(scope, tokens).find(|(at, _)| *at == length)?;
+        let tables = dense.tables.clone();
+        tables.iter().flatten().for_each(|page| self.pages.share(*page));
+        let has_place = |memory: &Self| memory.spare.free() > 0 && memory.kept_prefixes() < memory.most_prefixes;
+        while !has_place(self) && self.drop_a_prefix(Need::Place) {}
+        let slot = self.spare.take().expect("there is nothing else");
+        let given_up = Some((keeping, GivenUp::nothing(length, stores)));
+        let entry = prefix::Entry { slot: Some(slot), tables, given_up };
+        let restored = shortened(length, slot, &entry);
+        self.absorbed.insert(scope, tokens, entry);
+        restored
+    }
+
     /// The longest kept prefix of a prompt that has given up tokens as the sequence does, of segments no more than reading
     /// the prompt would, and its length.
     pub(super) fn find_absorbed(&self, id: SequenceId, prompt: &[u32]) -> Option<(prefix::Node, u32)> {
@@ -178,10 +223,11 @@ impl Memory {
     ) -> (u32, DeviceWork) {
         let kept = self.absorbed.take_notice(node);
         let (slot, tables) = (kept.slot.expect("a snapshot has a slot"), kept.tables.clone());
-        let (_, GivenUp { held, shares }) = kept.given_up.clone().expect("tokens were given up");
+        let (_, given_up) = kept.given_up.clone().expect("tokens were given up, or will be");
+        let is_something = !given_up.is_nothing();
         self.replace_tables(id, tables, length);
         let sequence = self.get_mut(id);
-        (sequence.held, sequence.shares) = (held, Some(shares));
+        (sequence.held, sequence.shares) = (given_up.held, is_something.then_some(given_up.shares));
         (length, DeviceWork { copy_slots: vec![(slot, sequence.slot)], ..DeviceWork::default() })
     }
 
@@ -204,7 +250,9 @@ impl Memory {
 
     /// Tells that a prefix gave way, and what else is kept on its way, if anything is lost by that.
     fn tell(&mut self, Gone { scope, tokens, saved, entry, passed, goes_on }: &Gone) {
-        if self.evicted.is_none() || *saved == 0 {
+        // What holds all its tokens is told of where all are kept.
+        let is_whole = entry.given_up.as_ref().is_some_and(|(_, given_up)| given_up.is_nothing());
+        if self.evicted.is_none() || *saved == 0 || is_whole {
             return;
         }
         let length = tokens.len() as u32;
@@ -393,6 +441,45 @@ mod tests {
         assert_eq!(full, Full::Pages { needed: 6, free: 2, total: 2 });
         let full = memory(100, 0).restore_shortened(Scope::default(), &tokens[..20], given_up).unwrap_err();
         assert_eq!(full, Full::Snapshots { total: 0 });
+    }
+
+    #[test]
+    fn what_holds_all_and_would_give_up_segments_is_gone_on_from_at_its_end() {
+        let mut first = memory(100, 4);
+        let tokens: Vec<u32> = (0..60).collect();
+        let (id, ..) = begin(&mut first, &tokens[..10]);
+        read(&mut first, id, (15, 15));
+        let keeping = Keeping::Segments(SCHEDULE);
+        assert_eq!(first.whole(id, &tokens[..15]), Some((keeping, first.slot(id))));
+        assert_eq!(first.whole(id, &tokens[..14]), None);
+        for (snapshots, has_room) in [(0, false), (1, true), (2, true)] {
+            let mut second = memory(1 + 2 * 5, snapshots);
+            let scope = Scope::default();
+            assert_eq!(second.restore_whole(scope, &tokens[..15], keeping), None, "there are no pages");
+            let dense = second.restore(scope, &tokens[..15], &[15]).unwrap_or_default();
+            let whole = second.restore_whole(scope, &tokens[..15], keeping);
+            assert_eq!(whole.is_some(), has_room);
+            second.check_integrity();
+            let Some(whole) = whole else { continue };
+            assert_eq!((whole.length, &whole.tables), (15, &dense.tables), "it takes no pages");
+            assert_eq!(second.restore_whole(scope, &tokens[..15], keeping), None, "it is kept");
+            // Of a prompt of 18 the first 12 are read alike by who gives up a segment of it, but that goes on.
+            let (other, cached, work) = begin(&mut second, &tokens[..18]);
+            assert_eq!((cached, &work[..]), (15, &[(whole.slot, second.slot(other))][..]));
+            assert_eq!((second.held(other), second.absorbed(other), second.shares(other)), (15, 0, None));
+            let kept = second.kept_of(other, &tokens[..15], &tokens[..15]);
+            assert_eq!((kept.length, kept.shortened.len()), (15, 0));
+            let [found, entry] = [Some(other), None].map(|id| {
+                let id = id.unwrap_or_else(|| second.open().unwrap().0);
+                second.whole(id, &tokens[..15])
+            });
+            assert_eq!((found, entry), (Some((keeping, second.slot(other))), Some((keeping, whole.slot))));
+            // What gives way is told of where all tokens are kept.
+            second.tell_evicted();
+            second.forget();
+            assert!(second.take_evicted().is_empty());
+            second.check_integrity();
+        }
     }
 
     /// 37 tokens of a prompt of 60, of which 32 are given up by then: the sinks and one more are held.

@@ -99,6 +99,22 @@ impl Keeping {
         }
     }
 
+    /// Whether a sequence of so many tokens may hold all of them: those behind them decide what becomes of them.
+    pub const fn may_hold_all(&self, length: u32) -> bool {
+        match self {
+            Keeping::Budget(_) => true,
+            Keeping::Segments(schedule) => schedule.given_up(length) == 0,
+        }
+    }
+
+    /// Values that it has to remember then: of its last queries.
+    pub fn elements_while_whole(&self, program: &Program) -> usize {
+        match self {
+            Keeping::Budget(_) => program.given_up_elements(),
+            Keeping::Segments(_) => 0,
+        }
+    }
+
     /// Whether a sequence of so many tokens may hold so many of them in each page store, and have given up the others.
     pub fn may_hold(&self, (program, limits): (&Program, &Limits), length: u32, held: &[u32], shares: &Shares) -> bool {
         if held.len() != program.page_stores() || held.iter().any(|held| *held > length) {

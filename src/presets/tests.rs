@@ -53,7 +53,8 @@ fn files_of_presets_are_read_as_the_models_they_are() {
 #[test]
 fn tensors_are_those_of_a_converter() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens");
-    let out = std::env::temp_dir().join(format!("kvas-preset-test-{}.gguf", std::process::id()));
+    let temporary = tempfile::tempdir().unwrap();
+    let out = temporary.path().join("preset-test.gguf");
     let mut compared = 0;
     for fixture in std::fs::read_dir(fixtures).unwrap().map(|entry| entry.unwrap().path()) {
         let options = ConvertOptions { quant: Quant::Q8_0, mtp: MtpBlocks::Omit, ..ConvertOptions::default() };

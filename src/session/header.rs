@@ -6,8 +6,9 @@ use kvas_backend::{KvType, Program};
 use kvas_gguf::Quant;
 use serde_json::{Map, Value, json};
 
-/// The versions of the format: the second one has prefixes of which tokens were given up.
-pub(super) const VERSIONS: [&str; 2] = ["1", "2"];
+/// The versions of the format: the second one has prefixes of which tokens were given up, the third one says that none were,
+/// by somebody who gives up tokens.
+pub(super) const VERSIONS: [&str; 3] = ["1", "2", "3"];
 
 /// The last section: the checksum of the header itself.
 pub(super) const HEADER: &str = "header";
@@ -25,7 +26,7 @@ pub struct Layout {
     pub(super) positions: Vec<u32>,
     /// Values of a state.
     pub(super) state_elements: usize,
-    /// Prefixes of which tokens were given up, if there are any.
+    /// Prefixes of which tokens were given up, if there are any; or whose tokens would be.
     pub(super) shortened: Option<ShortenedLayout>,
 }
 
@@ -36,8 +37,10 @@ pub(super) struct ShortenedLayout {
     pub(super) policy: String,
     /// Their lengths, ascending.
     pub(super) prefixes: Vec<(u32, GivenUp)>,
-    /// Values that are remembered of what was given up.
+    /// Values that are remembered of what was given up, or of queries that decide what will be.
     pub(super) elements: usize,
+    /// There are no such prefixes: all that was read is held so far.
+    pub(super) is_whole: bool,
 }
 
 impl Layout {
@@ -51,7 +54,14 @@ impl Layout {
     #[must_use]
     pub fn with_shortened(self, program: &Program, policy: String, prefixes: Vec<(u32, GivenUp)>) -> Self {
         let elements = program.given_up_elements();
-        Self { shortened: Some(ShortenedLayout { policy, prefixes, elements }), ..self }
+        Self { shortened: Some(ShortenedLayout { policy, prefixes, elements, is_whole: false }), ..self }
+    }
+
+    /// And that they were read by a policy that has given up none of them yet; so many values are remembered for that.
+    #[must_use]
+    pub fn with_whole(self, policy: String, elements: usize) -> Self {
+        let shortened = ShortenedLayout { policy, prefixes: Vec::new(), elements, is_whole: true };
+        Self { shortened: Some(shortened), ..self }
     }
 
     /// How tokens of its last prefix were given up, and how many of every layer, if any were.
@@ -112,6 +122,9 @@ pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> V
     for position in &layout.positions {
         all.push(Section::new(format!("state.{position}"), ("F32", 4), vec![layout.state_elements]));
     }
+    if let Some(ShortenedLayout { is_whole: true, elements: elements @ 1.., .. }) = layout.shortened {
+        all.push(Section::new(WHOLE_MEMORY.into(), ("F32", 4), vec![elements]));
+    }
     let shortened = layout.shortened.iter().flat_map(|shortened| {
         shortened.prefixes.iter().map(|(length, given_up)| (*length, given_up, shortened.elements))
     });
@@ -137,7 +150,8 @@ pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> V
 /// checksums.
 pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sections: &[Section]) -> Vec<u8> {
     let mut metadata = Map::new();
-    metadata.insert("kvas_session".into(), json!(VERSIONS[usize::from(shortened.is_some())]));
+    let version = shortened.map_or(0, |shortened| 1 + usize::from(shortened.is_whole));
+    metadata.insert("kvas_session".into(), json!(VERSIONS[version]));
     if let Some(ShortenedLayout { policy, prefixes, .. }) = shortened {
         metadata.insert(POLICY.into(), json!(policy));
         for (length, given_up) in prefixes {
@@ -166,6 +180,9 @@ pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sectio
 
 /// The metadata key of how tokens were given up.
 pub(super) const POLICY: &str = "policy";
+
+/// The section of the last queries of who holds all that was read.
+pub(super) const WHOLE_MEMORY: &str = "whole.memory";
 
 /// The metadata key of how many tokens of a prefix are held.
 pub(super) fn shortened_key(length: u32) -> String {

@@ -19,7 +19,7 @@ pub use model::ModelId;
 pub use shelf::{Shelf, Shelved, Wanted};
 pub use write::{OpenWriter, Writer, Written};
 
-use header::{HEADER, VERSIONS, checksum_key};
+use header::{HEADER, POLICY, VERSIONS, WHOLE_MEMORY, checksum_key};
 use kvas_backend::Program;
 use kvas_gguf::{Quant, TensorBytes};
 use safetensors::{Dtype, SafeTensors, tensor::Metadata};
@@ -42,8 +42,12 @@ pub struct Session {
     states: BTreeMap<u32, Array>,
     /// By length: prefixes of which tokens were given up.
     shortened: BTreeMap<u32, Shortened>,
-    /// How they were.
+    /// How they were, or would be.
     policy: String,
+    /// Whether who read the tokens would give some up, and has not yet.
+    is_whole: bool,
+    /// What is remembered for that.
+    whole_memory: Option<Array>,
 }
 
 /// Numbers of a file.
@@ -181,7 +185,7 @@ impl Sections {
         let sections = Self { metadata, data };
         let version = sections.text("kvas_session")?;
         if !VERSIONS.contains(&version) {
-            return fault(HEADER, format!("kvas_session is {version}, expected {}", VERSIONS.join(" or ")));
+            return fault(HEADER, format!("kvas_session is {version}, expected {}", VERSIONS.join(", ")));
         }
         for (name, range) in sections.ranges() {
             if name == HEADER {
@@ -231,8 +235,24 @@ impl Sections {
         let model = ModelId { name: name?, architecture: architecture?, fingerprint: fingerprint? };
         let (path, bytes) = (path.to_string(), bytes.clone());
         let (tokens, conversation, kv, states) = (Vec::new(), String::new(), BTreeMap::new(), BTreeMap::new());
-        let (shortened, policy) = (BTreeMap::new(), String::new());
-        let mut session = Session { path, bytes, model, tokens, conversation, rows: 0, kv, states, shortened, policy };
+        let version = self.text("kvas_session")?;
+        let is_whole = version == VERSIONS[2];
+        let policy = if is_whole { self.text(POLICY)?.to_string() } else { String::new() };
+        let (rows, shortened, whole_memory) = (0, BTreeMap::new(), None);
+        let mut session = Session {
+            path,
+            bytes,
+            model,
+            tokens,
+            conversation,
+            rows,
+            kv,
+            states,
+            shortened,
+            policy,
+            is_whole,
+            whole_memory,
+        };
         for (name, range) in self.ranges() {
             let part = &session.bytes[range.clone()];
             match name.split_once('.') {
@@ -253,7 +273,10 @@ impl Sections {
                     let position = position.parse().expect("it was read before");
                     session.states.insert(position, self.array(&name, range)?);
                 }
-                Some(("shortened", part)) if self.text("kvas_session")? == VERSIONS[1] => {
+                Some(_) if name == WHOLE_MEMORY && is_whole => {
+                    session.whole_memory = Some(self.array(&name, range)?);
+                }
+                Some(("shortened", part)) if version == VERSIONS[1] => {
                     self.shortened(&mut session, (&name, part), range)?;
                 }
                 _ => return fault(&name, "expected no such section here"),
@@ -278,6 +301,9 @@ fn check(session: &Session) -> Result<(), Fault> {
         return fault("kv.0", format!("{rows} rows, expected at most one for each of {tokens} tokens"));
     }
     shortened::check(session)?;
+    if session.whole_memory.as_ref().is_some_and(|memory| memory.shape[0] != 1) {
+        return fault(WHOLE_MEMORY, "expected one row of values");
+    }
     let Some((&last, _)) = session.states.last_key_value() else { return Ok(()) };
     let name = format!("state.{last}");
     if last as usize > tokens || (!session.kv.is_empty() && last as usize != rows) {

@@ -473,7 +473,8 @@ mod tests {
     #[cfg(unix)]
     fn files_have_the_names_of_what_they_hold() {
         let model = ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: "ab".repeat(16) };
-        let path = std::env::temp_dir().join(format!("kvas-names-{}", std::process::id()));
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().join("names");
         let mut folder = Folder::open(&path, &model, 25).unwrap();
         let key = |length: u32| Key { length, hash: 7, policy: 0 };
         let add = |folder: &mut Folder, length: u32, parts: &[u32]| {

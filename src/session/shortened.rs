@@ -3,7 +3,7 @@
 
 use super::{
     Array, Fault, Sections, Session, SessionError, fault,
-    header::{self, GIVEN_UP, POLICY, given_up_of, shortened_key},
+    header::{self, GIVEN_UP, POLICY, WHOLE_MEMORY, given_up_of, shortened_key},
 };
 use crate::{memory::GivenUp, policy::Keeping};
 use kvas_backend::{Claim, Limits, Program, Remembered, StoreDecl};
@@ -92,6 +92,42 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// How tokens would be given up by who read them and holds all of them, if that is known, and how many they are.
+    pub fn whole(&self) -> Option<(&str, u32)> {
+        (self.is_whole && self.rows > 0).then_some((&self.policy, self.rows as u32))
+    }
+
+    /// Refuses what cannot be remembered by who holds all that was read.
+    pub fn check_whole(&self, program: &Program, keeping: &Keeping) -> Result<(), SessionError> {
+        let fail =
+            |what: String| Err(SessionError::Format { path: self.path.clone(), section: WHOLE_MEMORY.into(), what });
+        let expected = keeping.elements_while_whole(program);
+        let found = self.whole_memory.as_ref().map_or(0, |memory| memory.shape[1]);
+        if found != expected {
+            return fail(format!("{found} values, expected {expected}"));
+        }
+        let mut values = Vec::new();
+        if !self.whole_memory(&mut values) {
+            return Ok(());
+        }
+        let mut rest = &values[..];
+        for store in &program.stores {
+            let own = rest.split_off(..store.given_up_elements()).expect("as many as the program says");
+            let StoreDecl::Pages(pages) = store else { continue };
+            if let Some(layer) = Remembered::of(pages) {
+                layer.check_whole(own, self.rows as u32).or_else(fail)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What who holds all that was read remembers, if that is anything.
+    pub fn whole_memory(&self, out: &mut Vec<f32>) -> bool {
+        let memory = self.whole_memory.as_ref();
+        memory.into_iter().for_each(|memory| self.convert(memory, 0, memory.shape[1], out));
+        memory.is_some()
     }
 
     /// The keys and values of up to `rows` of the tokens that such a prefix holds, from `first` on, in a page store.

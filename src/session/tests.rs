@@ -11,7 +11,7 @@ fn model(fingerprint: &str) -> ModelId {
 
 fn layout() -> Layout {
     let prefixes = vec![(4, given_up([2, 3])), (6, given_up([1, 6]))];
-    let shortened = Some(ShortenedLayout { policy: "some".into(), prefixes, elements: 3 });
+    let shortened = Some(ShortenedLayout { policy: "some".into(), prefixes, elements: 3, is_whole: false });
     Layout { kv_type: KvType::F16, rows: 5, columns: vec![3, 2], positions: vec![2, 5], state_elements: 4, shortened }
 }
 
@@ -79,6 +79,32 @@ fn what_is_written_is_read() {
     remove(&path);
 }
 
+/// Who gives up tokens, and has not yet, says so in a version of its own.
+#[test]
+fn a_policy_that_has_given_up_nothing_is_kept() {
+    for elements in [0, 3] {
+        let path = place("whole");
+        let layout = Layout { shortened: None, positions: vec![5], ..layout() };
+        let layout = layout.with_whole("some".into(), elements);
+        let mut open = Writer::new(&path, &model("1234"), TOKENS.to_vec(), String::new()).begin(&layout).unwrap();
+        for values in [15, 10, 4, elements] {
+            open.write(&vec![0.5; values]).unwrap();
+        }
+        open.finish().unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let session = Session::open(&path).unwrap();
+        assert_eq!((session.policy(), session.whole()), (None, Some(("some", 5))));
+        let mut values = Vec::new();
+        assert_eq!((session.whole_memory(&mut values), values), (elements > 0, vec![0.5; elements]));
+        let version =
+            |other: &str| resealed(&whole, ("\"kvas_session\":\"3\"", &format!("\"kvas_session\":\"{other}\"")));
+        let refused = version("4").unwrap_err().to_string();
+        assert!(refused.contains("kvas_session is 4, expected 1, 2, 3"), "{refused}");
+        assert_eq!(version("1").map_err(|error| error.to_string()).is_err(), elements > 0, "a section too many");
+        remove(&path);
+    }
+}
+
 #[test]
 fn a_flipped_bit_anywhere_is_refused_with_its_section() {
     let path = place("flipped");
@@ -124,7 +150,11 @@ fn sections_that_do_not_belong_together_are_refused() {
     let whole = std::fs::read(&path).unwrap();
     assert!(resealed(&whole, ("toy", "TOY")).is_ok());
     for (change, expected) in [
-        (("\"kvas_session\":\"2\"", "\"kvas_session\":\"3\""), "section header: kvas_session is 3, expected 1 or 2"),
+        (("\"kvas_session\":\"2\"", "\"kvas_session\":\"4\""), "section header: kvas_session is 4, expected 1, 2, 3"),
+        (
+            ("\"kvas_session\":\"2\"", "\"kvas_session\":\"3\""),
+            "section shortened.4.kv.0: expected no such section here",
+        ),
         (
             ("\"kvas_session\":\"2\"", "\"kvas_session\":\"1\""),
             "section shortened.4.kv.0: expected no such section here",

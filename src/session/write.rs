@@ -143,7 +143,8 @@ pub struct OpenWriter {
 
 impl OpenWriter {
     /// Writes the next values of the layout, part of one section: first the keys and values of every page store, then
-    /// the states; then, of every prefix of which tokens were given up, keys and values, state, and memory.
+    /// the states; then, of every prefix of which tokens were given up, keys and values, state, and memory, or the memory of
+    /// who has given up none of what was read.
     pub fn write(&mut self, values: &[f32]) -> Result<(), SessionError> {
         let mut bytes = std::mem::take(&mut self.bytes);
         let quant = if self.sections[self.at].has_rows() { self.quant } else { kvas_gguf::Quant::F32 };
@@ -218,6 +219,10 @@ impl Partial {
     /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
     fn create(target: &Path, durability: Durability, claim: Option<Claim>) -> Result<Self, SessionError> {
         let named = target;
+        // What can be had again has a folder of its own, which somebody may take away while it is in use.
+        if let (Durability::Cache, Some(folder)) = (durability, named.parent()) {
+            std::fs::create_dir_all(folder).map_err(|error| fail(named, error))?;
+        }
         let target = &output_target(target).map_err(|error| fail(target, error))?;
         let mut path = target.as_os_str().to_owned();
         path.push(".partial");
@@ -294,7 +299,8 @@ mod tests {
     /// Who opens the file of another writer and locks it only after that has renamed it has the target of that one.
     #[test]
     fn a_target_is_not_taken_for_the_file_beside_it() {
-        let folder = std::env::temp_dir().join(format!("kvas-locked-{}", std::process::id()));
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().join("locked");
         std::fs::create_dir_all(&folder).unwrap();
         let [target, partial] = ["talk", "talk.partial"].map(|name| folder.join(name));
         std::fs::write(&partial, "whole").unwrap();

@@ -108,7 +108,8 @@ fn raw(address: SocketAddr, request: &str) -> u16 {
 
 #[test]
 fn keys_come_from_a_file() {
-    let folder = std::env::temp_dir().join(format!("kvas-keys-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("keys");
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("keys");
     std::fs::write(&file, "\n  first \nsecond\n\n").unwrap();
@@ -130,7 +131,8 @@ fn keys_come_from_a_file() {
 /// What is on disk would serve whoever has any key.
 #[test]
 fn snapshots_on_disk_are_refused_where_keys_share_nothing() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-snapshots-keys-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-snapshots-keys");
     let path = folder.to_str().unwrap();
     let flags = ["--snapshot-dir", path, "--api-key", "one"];
     let common = ["-m", MODEL, "-c", "128", "--parallel", "1"];
@@ -158,7 +160,8 @@ fn snapshots_on_disk_are_refused_where_keys_share_nothing() {
 /// What is saved for one key is neither read nor overwritten with another, whatever the order of the keys.
 #[test]
 fn files_of_slots_belong_to_their_key() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-slots-keys-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-slots-keys");
     std::fs::create_dir_all(&folder).unwrap();
     let start = |keys: [&str; 2], sharing| {
         let folder = folder.clone();
@@ -197,7 +200,8 @@ fn files_of_slots_belong_to_their_key() {
 /// forked or named.
 #[test]
 fn a_slot_that_changes_hands_tells_nothing() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-slots-hands-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-slots-hands");
     std::fs::create_dir_all(&folder).unwrap();
     let host = Host::start(2, |settings, access| {
         settings.slot_save_path = Some(folder.clone());
@@ -236,7 +240,8 @@ fn a_slot_that_changes_hands_tells_nothing() {
 /// What a slot was given of another one, or of a file, is saved with all that is kept of it before a request has used it.
 #[test]
 fn a_slot_is_saved_whole_after_a_restore_and_a_fork() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-slots-whole-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-slots-whole");
     std::fs::create_dir_all(&folder).unwrap();
     let host = Host::start(3, |settings, access| {
         settings.slot_save_path = Some(folder.clone());

@@ -104,7 +104,8 @@ fn a_second_turn_an_edit_and_an_answer_again_are_cheap() {
 
 #[test]
 fn a_saved_slot_goes_on_after_a_restart() {
-    let folder = std::env::temp_dir().join(format!("kvas-slots-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("slots");
     std::fs::create_dir_all(&folder).unwrap();
     let start = || Host::start(2, |settings, _| settings.slot_save_path = Some(folder.clone()));
     let prompt = text(200, 1);

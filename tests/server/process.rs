@@ -274,10 +274,13 @@ fn small_models_are_loaded_side_by_side() {
 /// A folder of prefixes that cannot be written loses a shortcut, and the log says why, once.
 #[test]
 fn the_log_says_why_a_prefix_is_not_kept() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-lost-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-lost");
     let place = folder.display().to_string();
     let server = Process::start(&["-m", MODEL, "-c", "512", "--parallel", "1", "--snapshot-dir", &place]);
+    // What is no folder cannot be made one, as one that is gone could be.
     std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "").unwrap();
     let said = || server.said().matches("a prefix that left memory could not be kept: ").count();
     for number in 0..40 {
         let prompt = format!("{number} foxes went on. ").repeat(60);
@@ -288,4 +291,5 @@ fn the_log_says_why_a_prefix_is_not_kept() {
         }
     }
     assert_eq!(said(), 1, "{}", server.said());
+    std::fs::remove_file(&folder).unwrap();
 }

@@ -17,7 +17,8 @@ fn read(host: &Host, slot: usize, more: &str) -> Value {
 
 #[test]
 fn a_slot_is_saved_restored_erased_and_forked() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-slots-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-slots");
     std::fs::create_dir_all(&folder).unwrap();
     let start = || Host::start(2, |settings, _| settings.slot_save_path = Some(folder.clone()));
     let host = start();
@@ -58,7 +59,8 @@ fn a_slot_is_saved_restored_erased_and_forked() {
 /// What gave up tokens elsewhere is read again, and the reply says so, without saying where the file is.
 #[test]
 fn a_slot_that_is_read_again_says_why() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-slots-bound-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-slots-bound");
     std::fs::create_dir_all(&folder).unwrap();
     let file = json!({"filename": "story.kv"});
     let bounded = Host::with_bound_changed(Bound::new(128), |settings| settings.slot_save_path = Some(folder.clone()));
@@ -85,7 +87,8 @@ fn a_slot_that_is_read_again_says_why() {
 /// Names that lead out of the folder, and names that no folder has.
 #[test]
 fn files_of_slots_stay_in_their_folder() {
-    let outer = std::env::temp_dir().join(format!("kvas-slots-out-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let outer = temporary.path().join("slots-out");
     let folder = outer.join("in");
     std::fs::create_dir_all(&folder).unwrap();
     let host = Host::start(1, |settings, _| settings.slot_save_path = Some(folder.clone()));
@@ -150,7 +153,8 @@ fn who_leaves_frees_the_slot() {
 /// A request that is cancelled while its prompt is read leaves what was read of it, and no more.
 #[test]
 fn a_slot_holds_what_was_read() {
-    let folder = std::env::temp_dir().join(format!("kvas-test-slots-read-{}", std::process::id()));
+    let temporary = crate::temporary::folder();
+    let folder = temporary.path().join("test-slots-read");
     std::fs::create_dir_all(&folder).unwrap();
     let host = Host::start(1, |settings, _| settings.slot_save_path = Some(folder.clone()));
     let prompt = format!("{STORY} ").repeat(30);

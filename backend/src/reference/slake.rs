@@ -488,8 +488,8 @@ impl Reference {
             let slots = &mut self.slake[store.0 as usize];
             let fresh = || SlakeSlot::new(program.pages(store));
             // Of one that holds all of its tokens a snapshot remembers nothing.
-            let lasts = |from: Slot, value: &SlakeSlot| value.bounded || (from.0 < live && slot.0 < live);
-            let value = from.and_then(|from| Some(slots[from.0 as usize].clone()).filter(|value| lasts(from, value)));
+            let lasts = |value: &SlakeSlot| value.bounded || slot.0 < live;
+            let value = from.and_then(|from| Some(slots[from.0 as usize].clone()).filter(lasts));
             let value = value.unwrap_or_else(fresh);
             slots[slot.0 as usize] = value;
         }

@@ -122,7 +122,19 @@ fn of_input(error: ApiError) -> ApiError {
 async fn hidden(server: &Arc<Server>, served: &Arc<Served>, ask: Ask) -> Result<Vec<f32>, ApiError> {
     let answers = collect(generate::begin(server, served, vec![ask]).await?, 1).await?;
     let state = answers.into_iter().map(|answer| answer.hidden).find(|state| !state.is_empty());
-    state.ok_or_else(|| ApiError::late("the text was not read in the time the request was given"))
+    let state = state.ok_or_else(|| ApiError::late("the text was not read in the time the request was given"))?;
+    all_finite(state)
+}
+
+/// Numbers that are none have no direction, and no way to be said in JSON: weights are damaged that give such.
+fn all_finite(state: Vec<f32>) -> Result<Vec<f32>, ApiError> {
+    match state.iter().filter(|x| !x.is_finite()).count() {
+        0 => Ok(state),
+        bad => {
+            let what = format!("embedding: {bad} of {} numbers are NaN or infinite, expected finite ones", state.len());
+            Err(ApiError::internal(what))
+        }
+    }
 }
 
 /// The vector of this direction and of length one.
@@ -137,4 +149,17 @@ fn base64(vector: &[f32]) -> String {
     use base64::Engine;
     let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
     base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_none_are_no_embedding() {
+        assert_eq!(all_finite(vec![1.0, -2.0]).map_err(|error| error.message), Ok(vec![1.0, -2.0]));
+        let error = all_finite(vec![1.0, f32::NAN, f32::INFINITY]).unwrap_err();
+        assert_eq!(error.status, 500);
+        assert_eq!(error.message, "embedding: 2 of 3 numbers are NaN or infinite, expected finite ones");
+    }
 }
