@@ -1,6 +1,6 @@
 //! A request the engine is working on: how its tokens are chosen, and who hears of it.
 
-use super::request::{Constraint, Event, EventSink, Probabilities, Score, StopRule, Timings};
+use super::request::{Constraint, Event, EventSink, Probabilities, Reported, Score, StopRule, Timings};
 use crate::{
     policy::Keeping,
     sampling::{Distribution, Sampler},
@@ -22,6 +22,8 @@ pub(super) struct Choice {
     pub(super) constraint: Option<Box<dyn Constraint>>,
     /// How many of the likeliest tokens to report.
     pub(super) likeliest: Option<usize>,
+    /// With which probabilities.
+    pub(super) reported: Reported,
     /// Tokens that may not be chosen before so many others.
     pub(super) stop_tokens: Vec<u32>,
     pub(super) min_tokens: usize,
@@ -34,8 +36,8 @@ impl Choice {
         logits: &mut [f32],
         generated: usize,
     ) -> Result<(u32, Option<Box<Probabilities>>), String> {
-        // What is reported is what the model thinks, not what was made of it.
-        let model = self.likeliest.map(|count| (count, logits.to_vec()));
+        // What the model thinks, before anything is made of it.
+        let model = (self.reported == Reported::Model && self.likeliest.is_some()).then(|| logits.to_vec());
         if generated < self.min_tokens {
             for token in &self.stop_tokens {
                 logits.get_mut(*token as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
@@ -46,9 +48,15 @@ impl Choice {
         }
         let token = self.sampler.sample(logits).map_err(|error| error.to_string())?;
         self.sampler.accept(token);
-        let probabilities = model.map(|(count, logits)| {
-            let model = Distribution::new(&logits);
-            Box::new(Probabilities { chosen: model.of(token), likeliest: model.top(count) })
+        let probabilities = self.likeliest.map(|count| match model {
+            Some(logits) => {
+                let model = Distribution::new(&logits);
+                Box::new(Probabilities { chosen: model.of(token), likeliest: model.top(count) })
+            }
+            None => {
+                let (chosen, likeliest) = self.sampler.kept(token, count);
+                Box::new(Probabilities { chosen, likeliest })
+            }
         });
         Ok((token, probabilities))
     }

@@ -28,7 +28,9 @@ pub use inputs::{InputRow, matrix_inputs};
 pub use look::{Picture, SequencePicture};
 pub use prediction::PredictionHead;
 pub use reading::Reading;
-pub use request::{Constraint, Event, EventSink, Failure, Pooling, Probabilities, Request, Score, StopRule, Timings};
+pub use request::{
+    Constraint, Event, EventSink, Failure, Pooling, Probabilities, Reported, Request, Score, StopRule, Timings,
+};
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 pub use segments::score_segments;
@@ -295,12 +297,13 @@ impl Engine {
             rule,
             constraint,
             likeliest,
+            reported,
             score,
             speculation,
             ..
         } = request;
         prompt.iter().for_each(|token| sampler.accept(*token));
-        let choice = Choice { sampler, constraint, likeliest, stop_tokens, min_tokens };
+        let choice = Choice { sampler, constraint, likeliest, reported, stop_tokens, min_tokens };
         let (started, first_token, scoring) = (Instant::now(), None, score.map(Scoring::new));
         let job = Job { choice, rule, audience, timings, started, first_token, scoring, bound, ephemeral, speculation };
         self.jobs.insert(id, job);

@@ -29,9 +29,11 @@ pub struct Request {
     pub rule: Option<Box<dyn StopRule>>,
     /// What the answer has to look like.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// How many of the likeliest tokens to report with every token of the answer, with their probabilities before any
-    /// sampler; `None` reports none, 0 the token itself only.
+    /// How many of the likeliest tokens to report with every token of the answer, with their probabilities; `None` reports
+    /// none, 0 the token itself only.
     pub likeliest: Option<usize>,
+    /// Which probabilities these are.
+    pub reported: Reported,
     /// What is wanted of the prompt itself.
     pub score: Option<Score>,
     /// Whether to begin with what is known of the prompt already.
@@ -57,6 +59,7 @@ impl Request {
             rule: None,
             constraint: None,
             likeliest: None,
+            reported: Reported::Model,
             score: None,
             cache: Cache::Use,
             scope: Scope::default(),
@@ -161,7 +164,16 @@ impl From<&str> for Failure {
     }
 }
 
-/// Probabilities at one place of an answer, before any sampler.
+/// Which probabilities are reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reported {
+    /// Those the model gives, before any sampler.
+    Model,
+    /// Those the token was drawn by, of the tokens that samplers and constraints have left.
+    Drawn,
+}
+
+/// Probabilities at one place of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Probabilities {
     /// The token that was chosen.

@@ -5,34 +5,40 @@ use super::{
     schema::with_whitespace,
     vocabulary::{Part, Vocabulary},
 };
-use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
+use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm, CallFrame};
+use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The grammar of one call of one of these forms, or of several with `between` between them if `parallel`; or of what may come
-/// instead.
+/// The number of a call, which goes on through a conversation.
+const NUMBER: &str = "/0|[1-9][0-9]{0,3}/";
+
+/// The grammar of one call of one of these forms, or of several if they may be `parallel`, in their frame; or of what may
+/// come instead.
 pub(super) fn to_lark(
     vocabulary: &Vocabulary,
     forms: &[CallForm],
-    (between, parallel): (Option<&str>, bool),
+    (frame, parallel): (&CallFrame, bool),
     or: Option<&Instead>,
 ) -> Result<String, String> {
     if forms.is_empty() {
         return Err("a tool call is asked for and there is no tool, expected at least one".into());
     }
-    let again = match between {
-        Some(between) if parallel => format!(" ({} call)*", symbols(vocabulary, between)),
-        None if parallel => " call*".into(),
-        Some(_) | None => String::new(),
-    };
+    let again = frame.between.filter(|_| parallel).map(|between| format!(" ({} call)*", symbols(vocabulary, between)));
+    let (open, close) = (symbols(vocabulary, &frame.begin), symbols(vocabulary, &frame.end));
     let names: Vec<String> = (0..forms.len()).map(|form| format!("form{form}")).collect();
-    let mut lark = format!("calls: call{again}\ncall: {}\n", names.join(" | "));
+    let mut lark = format!("calls: {open} call{} {close}\ncall: {}\n", again.unwrap_or_default(), names.join(" | "));
     lark += &match or {
         None => "start: calls\n".into(),
         Some(Instead::Json(schema)) => format!("start: calls | answer\nanswer: %json {}\n", with_whitespace(schema)),
         Some(Instead::Text) => "start: calls | ANSWER?\nANSWER: /\\s*[^{\\s](?s:.*)/\n".into(),
     };
     for (name, form) in names.iter().zip(forms) {
+        if let (Some(Instead::Json(_)), Some(schema)) = (or, as_json(form)) {
+            writeln!(lark, "{name}: %json {}", with_whitespace(&schema)).expect("a string takes any text");
+            continue;
+        }
         let (begin, end) = (symbols(vocabulary, &form.begin), symbols(vocabulary, &form.end));
+        let number = form.numbered.map(|after| format!("{NUMBER} {}", symbols(vocabulary, after))).unwrap_or_default();
         let arguments = match &form.arguments {
             CallArguments::Whole(schema) => format!("%json {}", with_whitespace(schema)),
             CallArguments::Each { list, between } => {
@@ -43,9 +49,33 @@ pub(super) fn to_lark(
                 format!("{name}_from0")
             }
         };
-        writeln!(lark, "{name}: {begin} {arguments} {end}").expect("a string takes any text");
+        writeln!(lark, "{name}: {begin} {number} {arguments} {end}").expect("a string takes any text");
     }
     Ok(lark)
+}
+
+/// The schema of a call that is nothing but JSON. Beside other JSON it has to be told from that token by token, which a text
+/// of more than one of them cannot be.
+fn as_json(form: &CallForm) -> Option<Value> {
+    let CallArguments::Whole(schema) = &form.arguments else { return None };
+    let Ok(Value::Object(example)) = serde_json::from_str(&format!("{}null{}", form.begin, form.end)) else {
+        return None;
+    };
+    let mut arguments = schema.clone();
+    let mut call =
+        json!({"type": "object", "required": example.keys().collect::<Vec<_>>(), "additionalProperties": false});
+    // What references lead to stands where they say.
+    for name in ["$defs", "definitions"] {
+        if let Some(shared) = arguments.as_object_mut().and_then(|schema| schema.remove(name)) {
+            call[name] = shared;
+        }
+    }
+    let one = |(key, value): (String, Value)| {
+        let schema = if value.is_null() { arguments.clone() } else { json!({"const": value}) };
+        (key, schema)
+    };
+    call["properties"] = Value::Object(example.into_iter().map(one).collect());
+    Some(call)
 }
 
 /// The rules of arguments that stand in this order, with `between` between two of them: `_from` a place on, where none
@@ -124,7 +154,7 @@ fn escaped(regex: &str) -> String {
 fn symbols(vocabulary: &Vocabulary, text: &str) -> String {
     let symbol = |part: &Part| match part {
         Part::Token(id) => format!("<[{id}]>"),
-        Part::Text(text) => serde_json::Value::from(text.as_str()).to_string().replace('\u{7f}', "\\u007f"),
+        Part::Text(text) => Value::from(text.as_str()).to_string().replace('\u{7f}', "\\u007f"),
     };
     let symbols: Vec<String> = vocabulary.parts(text).iter().map(symbol).collect();
     if symbols.is_empty() { "\"\"".into() } else { symbols.join(" ") }

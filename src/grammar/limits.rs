@@ -40,8 +40,8 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), String> {
         // The parsers of regular expressions and of GBNF bound how deep a text is nested.
         Grammar::Regex(text) => check_length("regular expression", text.len()),
         Grammar::Gbnf(text) => check_length("grammar", text.len()),
-        Grammar::Calls { forms, between, or, .. } => {
-            let texts = forms.iter().flat_map(CallForm::texts).chain(between.as_deref());
+        Grammar::Calls { forms, frame, or, .. } => {
+            let texts = forms.iter().flat_map(CallForm::texts).chain(frame.texts());
             check_length("tool calls", texts.map(str::len).sum())?;
             let instead = match or {
                 Some(Instead::Json(schema)) => Some(schema),

@@ -14,7 +14,7 @@ mod vocabulary;
 pub use constraint::{AnswerConstraint, Stage};
 pub use vocabulary::Vocabulary;
 
-use crate::text::CallForm;
+use crate::text::{CallForm, CallFrame};
 use limits::limits;
 use llguidance::{Matcher, api::TopLevelGrammar};
 use serde_json::{Value, json};
@@ -34,12 +34,12 @@ pub enum Grammar {
     Regex(String),
     /// llama.cpp's grammars, whose start is the rule `root`.
     Gbnf(String),
-    /// One tool call, or several if they may be `parallel`, with `between` between them.
+    /// One tool call, or several if they may be `parallel` and their frame has room for them.
     Calls {
         /// How each tool is called.
         forms: Vec<CallForm>,
-        /// Text between two calls.
-        between: Option<String>,
+        /// What stands around and between calls.
+        frame: CallFrame,
         /// Whether there may be more than one.
         parallel: bool,
         /// What may come instead, if anything may.
@@ -119,8 +119,8 @@ fn compile_here(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Compiled, 
         Grammar::JsonSchema(schema) => (json_schema(schema), "JSON schema"),
         Grammar::Regex(regex) => (TopLevelGrammar::from_regex(unanchored(regex)), "regular expression"),
         Grammar::Gbnf(text) => (TopLevelGrammar::from_lark(gbnf::to_lark(vocabulary, text)?), "grammar"),
-        Grammar::Calls { forms, between, parallel, or } => {
-            let lark = calls::to_lark(vocabulary, forms, (between.as_deref(), *parallel), or.as_ref())?;
+        Grammar::Calls { forms, frame, parallel, or } => {
+            let lark = calls::to_lark(vocabulary, forms, (frame, *parallel), or.as_ref())?;
             (TopLevelGrammar::from_lark(lark), "tool call")
         }
     };

@@ -23,6 +23,8 @@ pub struct SamplerParams {
     /// Mass of locally typical tokens to keep, 0 to 1; 1 is off. Default 1.
     #[serde(alias = "typ_p")]
     pub typical_p: f32,
+    /// The samplers by mass and share, and XTC, leave at least this many tokens. Default 0.
+    pub min_keep: u32,
     /// Keep logits within this many standard deviations of the largest; 0 or less is off. Default -1.
     pub top_n_sigma: f32,
     /// Tokens of history that the three penalties look at; 0 is none, -1 is all. Default 64.
@@ -76,6 +78,7 @@ impl Default for SamplerParams {
             top_p: 0.95,
             min_p: 0.05,
             typical_p: 1.0,
+            min_keep: 0,
             top_n_sigma: -1.0,
             repeat_last: 64,
             repeat_penalty: 1.0,

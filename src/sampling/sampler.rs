@@ -3,7 +3,7 @@
 use super::candidates::{Candidate, Candidates};
 use super::dry::Dry;
 use super::repetition::Window;
-use super::{SamplerKind, SamplerParams, SamplingError, truncate};
+use super::{SamplerKind, SamplerParams, SamplingError, TokenProbability, truncate};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{OsRng, RngCore, SeedableRng, TryRngCore};
 use std::sync::Arc;
@@ -144,7 +144,24 @@ impl Sampler {
         Ok(self.draw())
     }
 
+    /// The token that was chosen last with the probability it was drawn by, and up to `count` of those that were left,
+    /// likeliest first; the chosen one alone if it was greedy.
+    pub fn kept(&self, chosen: u32, count: usize) -> (TokenProbability, Vec<TokenProbability>) {
+        let softmax = self.candidates.normaliser();
+        let of = |item: &Candidate| {
+            let log_probability = softmax.log_probability(item.logit) as f32;
+            TokenProbability { token: item.id, probability: log_probability.exp(), log_probability }
+        };
+        let mut kept: Vec<_> = self.candidates.items().iter().map(of).collect();
+        let none = TokenProbability { token: chosen, probability: 0.0, log_probability: f32::NEG_INFINITY };
+        let drawn = kept.iter().find(|one| one.token == chosen).copied().unwrap_or(none);
+        kept.sort_by(|a, b| b.log_probability.total_cmp(&a.log_probability).then(a.token.cmp(&b.token)));
+        kept.truncate(count);
+        (drawn, kept)
+    }
+
     fn apply(&mut self, kind: SamplerKind, params: &SamplerParams, logits: &mut [f32]) -> Result<(), SamplingError> {
+        let least = params.min_keep as usize;
         match kind {
             SamplerKind::Penalties | SamplerKind::Dry => self.penalise(kind, params, logits),
             SamplerKind::TopK => {
@@ -158,10 +175,10 @@ impl Sampler {
             }
             SamplerKind::TypicalP if params.typical_p < 1.0 => {
                 self.load(logits)?;
-                truncate::typical_p(&mut self.candidates, params.typical_p, &mut self.typical_order);
+                truncate::typical_p(&mut self.candidates, (params.typical_p, least), &mut self.typical_order);
             }
-            SamplerKind::TopP if params.top_p < 1.0 => truncate::top_p(self.load(logits)?, params.top_p),
-            SamplerKind::MinP if params.min_p > 0.0 => truncate::min_p(self.load(logits)?, params.min_p),
+            SamplerKind::TopP if params.top_p < 1.0 => truncate::top_p(self.load(logits)?, (params.top_p, least)),
+            SamplerKind::MinP if params.min_p > 0.0 => truncate::min_p(self.load(logits)?, (params.min_p, least)),
             SamplerKind::Xtc => self.exclude_top_choices(params, logits)?,
             SamplerKind::Temperature => self.temper(params, logits)?,
             SamplerKind::TopNSigma | SamplerKind::TypicalP | SamplerKind::TopP | SamplerKind::MinP => {}
@@ -185,7 +202,7 @@ impl Sampler {
             return Ok(());
         }
         if self.uniform() < f64::from(params.xtc_probability) {
-            truncate::exclude_top_choices(&mut self.candidates, params.xtc_threshold);
+            truncate::exclude_top_choices(&mut self.candidates, (params.xtc_threshold, params.min_keep as usize));
         }
         Ok(())
     }
@@ -278,17 +295,9 @@ impl Sampler {
         &self.history
     }
 
-    /// The tokens that were left at the last choice with the probabilities they were drawn by, likeliest first; the one
-    /// chosen token if it was greedy.
-    pub(super) fn kept(&self) -> Vec<super::TokenProbability> {
-        let softmax = self.candidates.normaliser();
-        let of = |item: &Candidate| {
-            let log_probability = softmax.log_probability(item.logit) as f32;
-            super::TokenProbability { token: item.id, probability: log_probability.exp(), log_probability }
-        };
-        let mut kept: Vec<_> = self.candidates.items().iter().map(of).collect();
-        kept.sort_by(|a, b| b.log_probability.total_cmp(&a.log_probability).then(a.token.cmp(&b.token)));
-        kept
+    /// All that [`Sampler::kept`] says of tokens that were left.
+    pub(super) fn all_kept(&self) -> Vec<TokenProbability> {
+        self.kept(0, usize::MAX).1
     }
 }
 

@@ -16,8 +16,8 @@ pub(super) fn top_n_sigma(candidates: &mut Candidates, sigmas: f32) {
     candidates.retain(|item| f64::from(item.logit) >= floor.min(largest));
 }
 
-/// Keeps the fewest likeliest tokens whose mass reaches `mass`, at least one.
-pub(super) fn top_p(candidates: &mut Candidates, mass: f32) {
+/// Keeps the fewest likeliest tokens whose mass reaches `mass`, at least one and `least`.
+pub(super) fn top_p(candidates: &mut Candidates, (mass, least): (f32, usize)) {
     if mass >= 1.0 {
         return;
     }
@@ -27,21 +27,30 @@ pub(super) fn top_p(candidates: &mut Candidates, mass: f32) {
         reached += softmax.probability(item.logit);
         reached < f64::from(mass)
     });
-    candidates.truncate(below + 1);
+    keep_likeliest(candidates, (below + 1).max(least));
 }
 
-/// Keeps tokens at least `share` times as likely as the likeliest.
-pub(super) fn min_p(candidates: &mut Candidates, share: f32) {
+/// Keeps so many of the likeliest.
+fn keep_likeliest(candidates: &mut Candidates, count: usize) {
+    candidates.sort_to(count);
+    candidates.truncate(count);
+}
+
+/// Keeps tokens at least `share` times as likely as the likeliest, but no fewer than `least`.
+pub(super) fn min_p(candidates: &mut Candidates, (share, least): (f32, usize)) {
     if share <= 0.0 {
         return;
     }
     let largest = candidates.items().iter().map(|item| item.logit).fold(f32::MIN, f32::max);
     let floor = largest + share.ln();
+    if candidates.items().iter().filter(|item| item.logit >= floor).count() < least {
+        return keep_likeliest(candidates, least);
+    }
     candidates.retain(|item| item.logit >= floor);
 }
 
-/// Keeps the tokens whose information is nearest to the entropy, until their mass exceeds `mass`, at least one.
-pub(super) fn typical_p(candidates: &mut Candidates, mass: f32, order: &mut Vec<(f64, Candidate)>) {
+/// Keeps the tokens whose information is nearest to the entropy, until their mass exceeds `mass`, at least one and `least`.
+pub(super) fn typical_p(candidates: &mut Candidates, (mass, least): (f32, usize), order: &mut Vec<(f64, Candidate)>) {
     if mass >= 1.0 {
         return;
     }
@@ -51,19 +60,19 @@ pub(super) fn typical_p(candidates: &mut Candidates, mass: f32, order: &mut Vec<
     order.extend(candidates.items().iter().map(|&item| ((-softmax.log_probability(item.logit) - entropy).abs(), item)));
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.id.cmp(&b.1.id)));
     let mut reached = 0.0;
-    let kept = order.iter().take_while(|(_, item)| {
+    let kept = order.iter().enumerate().take_while(|(at, (_, item))| {
         let before = reached;
         reached += softmax.probability(item.logit);
-        before <= f64::from(mass)
+        before <= f64::from(mass) || *at < least
     });
-    candidates.replace(kept.map(|(_, item)| *item));
+    candidates.replace(kept.map(|(_, (_, item))| *item));
 }
 
-/// Drops every token of at least `threshold` except the least likely of them.
-pub(super) fn exclude_top_choices(candidates: &mut Candidates, threshold: f32) {
+/// Drops every token of at least `threshold` except the least likely of them, unless fewer than `least` would be left.
+pub(super) fn exclude_top_choices(candidates: &mut Candidates, (threshold, least): (f32, usize)) {
     let softmax = candidates.normaliser();
     let above = candidates.leading(|item| softmax.probability(item.logit) >= f64::from(threshold));
-    if above >= 2 {
+    if above >= 2 && candidates.items().len() - (above - 1) >= least {
         candidates.drop_leading(above - 1);
     }
 }

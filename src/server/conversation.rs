@@ -159,10 +159,7 @@ pub fn complete(served: &Served, turn: &Turn, mut ask: Ask) -> Result<Ask, ApiEr
 
 fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result<Vec<Stage>, ApiError> {
     let mut stages = Vec::new();
-    // A call that begins as JSON does cannot come instead of JSON: the model would have to say which it is.
-    let is_told = served.dialect.call_start().is_some_and(|start| !start.starts_with('{'));
     let schema = turn.grammar.as_ref().and_then(Grammar::schema);
-    let schema = schema.filter(|_| turn.choice != ToolChoice::Auto || is_told);
     let forced = calls(served, turn, (tools, schema.as_ref()))?;
     let constrained = forced.is_some() || turn.grammar.is_some();
     if let Some(end) = served.dialect.reasoning_end().filter(|_| served.dialect.is_reasoning(prompt))
@@ -222,14 +219,14 @@ fn calls(
     }
     match served.dialect.call_forms(&wanted) {
         Some(forms) => {
-            let between = served.dialect.between_calls().map(str::to_string);
+            let frame = served.dialect.call_frame();
             let or = match (&turn.choice, schema) {
                 (ToolChoice::Auto, Some(schema)) => Some(Instead::Json(schema.clone())),
                 // Nothing says that a call begins: what the answer begins with has to.
                 (ToolChoice::Auto, None) if served.dialect.call_start().is_none() => Some(Instead::Text),
                 (ToolChoice::Auto | ToolChoice::Never | ToolChoice::Required | ToolChoice::Named(_), _) => None,
             };
-            Ok(Some(Grammar::Calls { forms, between, parallel: turn.parallel == Parallel::Allowed, or }))
+            Ok(Some(Grammar::Calls { forms, frame, parallel: turn.parallel == Parallel::Allowed, or }))
         }
         None if turn.choice == ToolChoice::Auto => Ok(None),
         None => {

@@ -19,7 +19,7 @@ enum Family {
 }
 
 /// OpenAI's endpoints without their prefix.
-const OPEN_AI: &[&str] = &["/chat/completions", "/embeddings", "/models"];
+const OPEN_AI: &[&str] = &["/chat/completions", "/models"];
 
 impl Family {
     fn of(request: &Request) -> Self {

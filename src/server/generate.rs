@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
-    engine::{Cache, Cancel, Constraint, Event, Failure, Probabilities, Request, Score, Timings},
+    engine::{Cache, Cancel, Constraint, Event, Failure, Probabilities, Reported, Request, Score, Timings},
     grammar::{AnswerConstraint, Stage},
     memory::Scope,
     policy::BoundWish,
@@ -46,6 +46,10 @@ pub struct Ask {
     pub end: EndOfAnswer,
     /// How many likeliest tokens to report with each token.
     pub likeliest: Option<usize>,
+    /// Which probabilities these are.
+    pub reported: Reported,
+    /// How long tokens may come, counted from the first, once there is a line.
+    pub predict: Option<Duration>,
     /// What is wanted of the prompt itself.
     pub score: Option<Score>,
     /// What the answer has to look like.
@@ -170,7 +174,7 @@ pub async fn begin_all(server: &Arc<Server>, served: &Arc<Served>, asked: Vec<Ve
 }
 
 /// Passes on pieces of answers, numbered from `first` on, as long as somebody listens.
-async fn pass_on(mut pieces: Pieces, first: usize, all: mpsc::UnboundedSender<(usize, Piece)>) {
+pub async fn pass_on(mut pieces: Pieces, first: usize, all: mpsc::UnboundedSender<(usize, Piece)>) {
     loop {
         let piece = tokio::select! {
             piece = pieces.recv() => piece,
@@ -288,6 +292,8 @@ struct Answering {
     scope: u64,
     /// When it is too late.
     deadline: Option<Instant>,
+    /// How long tokens may come once there is a line, and until when, as soon as the first one came.
+    predict: Option<(Duration, Option<Instant>)>,
     queued: Duration,
     began: Instant,
     /// When the last token came; before the first, the request.
@@ -338,6 +344,7 @@ impl Answering {
             rule: text.rule(),
             constraint,
             likeliest: ask.likeliest,
+            reported: ask.reported,
             score: ask.score,
             cache: ask.cache,
             speculation: ask.speculation,
@@ -363,6 +370,7 @@ impl Answering {
             stop_strings: ask.stop_strings,
             scope,
             deadline,
+            predict: ask.predict.map(|most| (most, None)),
             queued,
             began,
             last_token: began,
@@ -465,13 +473,20 @@ impl Answering {
             Ok(matched) => {
                 self.stopped = self.stopped.or(matched.stop);
                 self.write(matched.text);
-                false
+                self.is_long_enough(now)
             }
             Err(error) => {
                 self.send(Piece::Failed(ApiError::internal(error.to_string())));
                 true
             }
         }
+    }
+
+    /// Whether the time for tokens is over, and there is a line to end with.
+    fn is_long_enough(&mut self, now: Instant) -> bool {
+        let Some((most, until)) = &mut self.predict else { return false };
+        let until = *until.get_or_insert(now.checked_add(*most).unwrap_or(now));
+        now >= until && self.written.contains('\n')
     }
 
     fn write(&mut self, text: String) {

@@ -1,4 +1,4 @@
-//! Models by name: loaded when they are first asked for, unloaded when another one needs their memory.
+//! Models by name: loaded when they are first asked for, unloaded when another one needs their memory or a client says so.
 
 use super::{
     ApiError, Settings,
@@ -65,6 +65,14 @@ impl Entry {
 
 fn is_idle(entry: &&Entry) -> bool {
     entry.served().is_some_and(|served| served.slots.busy() == 0)
+}
+
+/// Waits until an engine has given its memory back, but not for long.
+async fn freed(memory: &Weak<()>) {
+    let began = Instant::now();
+    while memory.strong_count() > 0 && began.elapsed() < UNLOADING {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 impl Models {
@@ -140,11 +148,20 @@ impl Models {
             let Some(memory) = self.unload_one() else {
                 return Err(ApiError::busy(refused, 5));
             };
-            let began = Instant::now();
-            while memory.strong_count() > 0 && began.elapsed() < UNLOADING {
-                tokio::time::sleep(LOOK).await;
-            }
+            freed(&memory).await;
         }
+    }
+
+    /// Unloads a model if it is idle: whoever asks for it next has it loaded again.
+    pub async fn unload(&self, name: &str) {
+        let _turn = self.turn().await;
+        let entry = self.entries.iter().filter(is_idle).find(|entry| entry.name == name);
+        let Some((entry, served)) = entry.and_then(|entry| Some((entry, entry.served()?))) else { return };
+        let memory = served.engine.memory();
+        drop(served);
+        tracing::info!(model = entry.name, "unloaded: a client asked for that");
+        entry.set(None);
+        freed(&memory).await;
     }
 
     async fn load(&self, name: &str, room: Room, settings: &Settings) -> Result<Arc<Served>, String> {

@@ -8,7 +8,7 @@ use super::{
     slots::{Arrival, Wish},
 };
 use crate::{
-    engine::Cache,
+    engine::{Cache, Reported},
     grammar::{Grammar, Stage, compile},
     policy::{BoundWish, PolicyKind, Score},
     sampling::{SamplerParams, parse_samplers},
@@ -51,11 +51,12 @@ const WHOLE: &[(&str, &str, i32)] = &[
     ("dry_allowed_length", "dry_allowed_length", 0),
     ("dry_penalty_last_n", "dry_penalty_last", -1),
     ("mirostat", "mirostat", 0),
+    ("min_keep", "min_keep", 0),
 ];
 
-/// The server's sampling parameters, under the names by which a request sets them.
-pub fn defaults(served: &Served) -> Result<Value, ApiError> {
-    let mut params = serde_json::to_value(&served.defaults).map_err(|error| ApiError::internal(error.to_string()))?;
+/// Sampling parameters under the names by which a request sets them.
+pub fn settings(params: &SamplerParams) -> Result<Value, ApiError> {
+    let mut params = serde_json::to_value(params).map_err(|error| ApiError::internal(error.to_string()))?;
     if let Value::Object(params) = &mut params {
         for (theirs, ours, _) in WHOLE.iter().filter(|(theirs, ours, _)| theirs != ours) {
             let value = params.remove(*ours).unwrap_or_default();
@@ -102,7 +103,11 @@ pub fn sampling(fields: &Fields<'_>, served: &Served) -> Result<SamplerParams, A
     match fields.get("samplers") {
         None => {}
         Some(Value::String(letters)) => params.samplers = parse_samplers(letters).map_err(refused)?,
-        Some(_) => params.samplers = parse_samplers(&fields.texts("samplers")?.join(";")).map_err(refused)?,
+        // Of a list each is a name.
+        Some(_) => {
+            let named = fields.texts("samplers")?.iter().map(|name| name.parse()).collect::<Result<_, _>>();
+            params.samplers = named.map_err(refused)?;
+        }
     }
     if let Some(bias) = fields.get("logit_bias") {
         params.logit_bias = logit_bias(bias, served)?;
@@ -188,6 +193,8 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         stop_strings,
         end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
         likeliest: None,
+        reported: Reported::Model,
+        predict: None,
         score: None,
         stages: Vec::new(),
         cache,

@@ -7,7 +7,7 @@ use axum::{
         FromRequest, FromRequestParts, OptionalFromRequest, Request,
         rejection::{BytesRejection, PathRejection, QueryRejection},
     },
-    http::{StatusCode, request::Parts},
+    http::{StatusCode, header::CONTENT_ENCODING, request::Parts},
 };
 use serde_json::Value;
 use std::error::Error;
@@ -30,6 +30,14 @@ impl<S: Send + Sync> OptionalFromRequest<S> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Option<Self>, ApiError> {
+        let encoding = request.headers().get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
+        if let Some(encoding) = encoding {
+            let (status, shown) = (StatusCode::UNSUPPORTED_MEDIA_TYPE, String::from_utf8_lossy(encoding.as_bytes()));
+            return Err(ApiError {
+                status,
+                ..ApiError::bad(format!("content-encoding: {shown}, expected a body as it is"))
+            });
+        }
         let bytes = Bytes::from_request(request, state).await.map_err(incomplete)?;
         if bytes.is_empty() {
             return Ok(None);

@@ -52,17 +52,25 @@ fn openai_routes() -> Router<Arc<Server>> {
         .route("/v1/responses", post(openai::responses::create))
         .route("/v1/responses/{id}", get(openai::responses::retrieve).delete(openai::responses::delete))
         .route("/v1/embeddings", post(openai::embeddings::embeddings))
-        .route("/embeddings", post(openai::embeddings::embeddings))
         .route("/v1/models", get(llama::models))
         .route("/v1/models/{*name}", get(llama::model))
         .route("/models", get(llama::models))
 }
 
 fn llama_routes() -> Router<Arc<Server>> {
+    let embedding = || post(llama::embedding::embedding);
+    let rerank = || post(llama::embedding::rerank);
     Router::new()
         .route("/completion", post(llama::completion::completion))
         .route("/completions", post(llama::completion::completion))
         .route("/infill", post(llama::completion::infill))
+        .route("/embedding", embedding())
+        .route("/embeddings", embedding())
+        .route("/rerank", rerank())
+        .route("/reranking", rerank())
+        .route("/v1/rerank", rerank())
+        .route("/v1/reranking", rerank())
+        .route("/lora-adapters", get(llama::adapters::list).post(llama::adapters::set))
         .route("/tokenize", post(llama::text::tokenize))
         .route("/detokenize", post(llama::text::detokenize))
         .route("/apply-template", post(llama::text::apply_template))

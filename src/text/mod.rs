@@ -8,7 +8,8 @@ pub mod tokenizer;
 
 pub use chat_template::{ChatTemplate, Conversation};
 pub use dialect::{
-    AnswerReader, ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm, Dialect, Part, ReasoningMode,
+    AnswerReader, ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm, CallFrame, Dialect, Part,
+    ReasoningMode,
 };
 pub use error::TextError;
 pub use stream::{Detokenizer, StopMatcher};

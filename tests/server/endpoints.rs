@@ -1,7 +1,8 @@
 //! Every endpoint once, and that a response can be gone on from.
 
-use super::host::Host;
+use super::host::{Bundled, Host};
 use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
 
 fn ask() -> Value {
     json!([{"role": "user", "content": "Hi."}])
@@ -98,6 +99,40 @@ fn ollama_loads_a_model_where_nothing_is_asked() {
         assert_eq!((&reply["embeddings"], &reply["prompt_eval_count"]), (&json!([]), &json!(0)), "{body}");
     }
     assert_eq!(host.post("/api/embeddings", &json!({"prompt": ""})).ok()["embedding"], json!([]));
+}
+
+/// `keep_alive: 0` has a model unloaded, with an answer or without; whoever asks next has it again.
+#[test]
+fn ollama_has_a_model_unloaded() {
+    let host = Host::with_loader(Arc::new(Bundled::plain()));
+    let loaded = || host.get("/api/ps").ok()["models"].as_array().unwrap().len();
+    let gone = || {
+        (0..200).any(|_| {
+            loaded() == 0 || {
+                std::thread::sleep(Duration::from_millis(50));
+                false
+            }
+        })
+    };
+    for keep in [json!("5m"), json!(-1), json!("24h"), json!(300)] {
+        assert_eq!(host.post("/api/generate", &json!({"keep_alive": keep})).ok()["done_reason"], "load");
+        assert_eq!(loaded(), 1);
+    }
+    let unloaded = host.post("/api/generate", &json!({"model": "tiny", "keep_alive": 0})).ok();
+    assert_eq!((&unloaded["done_reason"], loaded()), (&json!("unload"), 0));
+    let options = json!({"num_predict": 2});
+    let messages = json!([{"role": "user", "content": "Hi."}]);
+    for (path, body) in [
+        ("/api/chat", json!({"messages": messages, "options": options, "keep_alive": "0s"})),
+        ("/api/generate", json!({"prompt": "Hi.", "options": options, "stream": false, "keep_alive": 0})),
+        ("/api/embed", json!({"input": "Hi.", "keep_alive": 0})),
+        ("/api/embeddings", json!({"prompt": "Hi.", "keep_alive": "0"})),
+    ] {
+        assert_eq!(host.post(path, &body).status, 200, "{path}");
+        assert!(gone(), "{path}");
+    }
+    let refused = host.post("/api/chat", &json!({"messages": messages, "keep_alive": "soon"}));
+    assert!(refused.status == 400 && refused.text().contains("keep_alive"), "{}", refused.text());
 }
 
 #[test]

@@ -256,6 +256,28 @@ fn tools_may_be_called_where_an_answer_has_to_fit() {
     assert_eq!(called(&ask(&tool(&schema_of("clock").1), "required", &json!([]))), "clock");
 }
 
+/// A call that nothing marks begins as the answer does, and may come instead all the same.
+#[test]
+fn bare_calls_may_come_where_an_answer_has_to_fit() {
+    let template = "{# tools <|python_tag|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+        {% endfor %}<|im_start|>assistant\n";
+    let (host, (name, schema)) = (Host::with_template(ChatTemplate::new(template).unwrap()), schema_of("clock"));
+    let key = host.post("/tokenize", &json!({"content": "name"})).ok()["tokens"][0].clone();
+    let answer = json!({"type": "object", "properties": {"noon": {"type": "boolean"}}, "required": ["noon"],
+        "additionalProperties": false});
+    let ask = |choice: &str| {
+        let body = json!({
+            "messages": question(), "tools": [{"type": "function", "function": {"name": name, "parameters": schema}}],
+            "tool_choice": choice, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": answer}},
+            "logit_bias": [[key, 100]], "max_tokens": ROOM, "temperature": 0, "parallel_tool_calls": false,
+        });
+        host.post("/v1/chat/completions", &body).ok()["choices"][0]["message"].clone()
+    };
+    let called = ask("auto");
+    assert_eq!(called["tool_calls"][0]["function"]["name"], "clock", "{called}");
+    assert!(parsed(&text(&ask("none")["content"]))["noon"].is_boolean());
+}
+
 #[test]
 fn an_answer_fits_its_schema_through_every_api() {
     let (host, (_, schema)) = (Host::with_tools(), schema_of("clock"));

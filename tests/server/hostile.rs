@@ -312,3 +312,13 @@ fn who_leaves_while_a_model_is_loaded_has_it_loaded_once() {
     is_well(&host);
     assert_eq!(loads.load(Ordering::SeqCst), 1);
 }
+
+/// A body that is packed is refused for that, and not for what its bytes look like.
+#[test]
+fn a_packed_body_is_refused_by_name() {
+    let host = Host::shared();
+    let body = json!({"prompt": "A", "n_predict": 1}).to_string();
+    let refused = host.send("POST", "/completion", &[("Content-Encoding", "gzip")], &body);
+    assert!(refused.status == 415 && refused.text().contains("content-encoding: gzip"), "{}", refused.text());
+    assert_eq!(host.send("POST", "/completion", &[("Content-Encoding", "identity")], &body).status, 200);
+}

@@ -8,6 +8,7 @@ mod errors;
 mod forms;
 pub(crate) mod host;
 mod hostile;
+mod native;
 mod openapi;
 mod options;
 mod probes;

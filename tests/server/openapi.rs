@@ -146,7 +146,7 @@ fn examples_are_answered() {
         }
         let body = if example.is_null() { String::new() } else { example.to_string() };
         let reply = host.send(&method.to_uppercase(), &address(path, operation), &[], &body);
-        if path == "/infill" {
+        if path == "/infill" || path.contains("/rerank") {
             // The model here has not learned it.
             assert_eq!(reply.status, 400, "{}", reply.text());
             continue;

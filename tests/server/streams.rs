@@ -254,3 +254,17 @@ fn streamed_tokens_are_those_of_the_whole() {
     let events = host.post("/completion", &body).events();
     assert!(events.iter().all(|(_, data)| data["tokens"] == json!([])), "{events:?}");
 }
+
+/// A call that the answer ended within is not said to be complete, for it would be carried out.
+#[test]
+fn a_call_that_is_cut_off_is_incomplete() {
+    let tool = json!({"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {
+        "zone": {"type": "string", "minLength": 400}}, "required": ["zone"]}});
+    let body =
+        json!({"input": "Time?", "tools": [tool], "tool_choice": "required", "max_output_tokens": 90, "stream": true});
+    let events = Host::with_tools().post("/v1/responses", &body).events();
+    let of = |kind: &str| &events.iter().find(|(_, event)| event["type"] == kind).unwrap_or_else(|| panic!("{kind}")).1;
+    let item = &of("response.output_item.done")["item"];
+    assert_eq!((&item["type"], &item["status"]), (&json!("function_call"), &json!("incomplete")), "{item}");
+    assert_eq!(of("response.incomplete")["response"]["output"][0], *item);
+}

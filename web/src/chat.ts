@@ -104,7 +104,7 @@ export class Chat {
       for (const run of this.runs.values()) {
         run.answer.note = "cut off when the page was left";
         run.abort.abort();
-        store.save(run.conversation);
+        this.keep(run);
       }
     });
   }
@@ -134,6 +134,11 @@ export class Chat {
     void this.finish(run, request);
   }
 
+  /** Writes a growing answer to the storage, unless its conversation was deleted. */
+  private keep({ conversation }: Run): void {
+    if (this.store.get(conversation.id)) this.store.save(conversation);
+  }
+
   stop(conversation: Conversation): boolean {
     const run = this.run(conversation);
     run?.abort.abort();
@@ -150,7 +155,7 @@ export class Chat {
     // Who edits a question that is being answered asks the next one before this one has ended.
     if (this.run(run.conversation) !== run) return;
     this.runs.delete(run.conversation.id);
-    if (this.store.get(run.conversation.id)) this.store.save(run.conversation);
+    this.keep(run);
     this.onEnd(run);
   }
 
@@ -179,7 +184,7 @@ export class Chat {
       this.onChange(run);
       if (performance.now() - kept > KEEP_EVERY) {
         kept = performance.now();
-        this.store.save(run.conversation);
+        this.keep(run);
       }
     }
   }

@@ -244,6 +244,8 @@ setInterval(() => {
 store.onRefused = () => notice("The browser keeps no more: delete conversations, or this one is lost with the tab.");
 store.onForeign = (id, conversation) => {
   const here = store.get(id);
+  // What is deleted there is not answered here.
+  if (here && !conversation) chat.stop(here);
   store.adopt(id, conversation, (here && chat.run(here)?.answer) ?? null);
   if (current.id !== id) return show();
   open(store.get(id) ?? store.list()[0] ?? store.create());

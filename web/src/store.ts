@@ -130,6 +130,8 @@ function storedSettings(): Partial<Settings> {
 
 export class Store {
   private readonly all = new Map<string, Conversation>();
+  /** What was deleted here. Another tab may write it once more before it hears so. */
+  private readonly removed = new Set<string>();
   readonly settings: Settings = { ...DEFAULTS };
   /** Called when the browser refuses to keep something. */
   onRefused: () => void = () => undefined;
@@ -180,14 +182,17 @@ export class Store {
 
   save(conversation: Conversation): void {
     this.all.set(conversation.id, conversation);
+    this.removed.delete(conversation.id);
     this.write(PREFIX + conversation.id, conversation);
   }
 
   /** Takes over what another tab has written, but for what is newer here: `writing` is the answer that is written here. */
   adopt(id: string, there: Conversation | null, writing: Message | null): void {
     const here = this.all.get(id);
-    if (!there) {
-      if (!writing) this.all.delete(id);
+    if (there && this.removed.has(id)) {
+      this.remove(id);
+    } else if (!there) {
+      this.all.delete(id);
     } else if (!here) {
       this.all.set(id, there);
     } else {
@@ -201,6 +206,7 @@ export class Store {
 
   remove(id: string): void {
     this.all.delete(id);
+    this.removed.add(id);
     try {
       localStorage.removeItem(PREFIX + id);
     } catch {

@@ -263,6 +263,32 @@ onPage("what two tabs ask of one conversation is kept, and what is edited stays 
   assert.deepEqual(await answers(page), said);
 });
 
+onPage("what is deleted in one tab is not written again by another", async (page) => {
+  await ask(page, "hello");
+  const other = await page.context().newPage();
+  await other.goto(mock.url);
+  await other.waitForSelector(".user");
+  await send(other, "slow");
+  await other.waitForFunction(() => /word2/.test(document.querySelectorAll(".answer > .text")[1]?.textContent));
+  await page.getByRole("button", { name: /^Delete: / }).first().click();
+  await other.waitForFunction(() => document.querySelectorAll(".user").length === 0);
+  // Longer than from one writing of a growing answer to the next.
+  await other.waitForTimeout(1500);
+  const kept = () => Object.keys(localStorage).filter((key) => key.startsWith("kvas.conversation.")).length;
+  assert.equal(await other.evaluate(kept), 0);
+  assert.equal(await page.locator("#conversations li").count(), 0);
+  // What another tab writes before it hears of it is not taken for new.
+  const late = { id: "x", title: "late", named: false, system: "", messages: [], updated: 1 };
+  await ask(page, "again");
+  const key = await page.evaluate(() => Object.keys(localStorage).find((name) => name.startsWith("kvas.conversation.")));
+  await page.getByRole("button", { name: /^Delete: / }).first().click();
+  await other.evaluate(([name, value]) => localStorage.setItem(name, JSON.stringify(value)), [key, { ...late, id: key.slice(18) }]);
+  await page.waitForFunction(() => !Object.keys(localStorage).some((name) => name.startsWith("kvas.conversation.")));
+  assert.equal(await page.locator("#conversations li").count(), 0);
+  await page.getByRole("button", { name: "Undo" }).click();
+  await other.waitForFunction(() => document.querySelectorAll("#conversations li").length === 1);
+});
+
 onPage("settings go with every request", async (page) => {
   await page.click("#open-settings");
   await page.fill("#set-system", "Be brief.");

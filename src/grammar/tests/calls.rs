@@ -1,11 +1,16 @@
 //! Tool calls: their forms, with markers that are text and markers that are control tokens.
 
 use super::*;
-use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
+use crate::text::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm, CallFrame};
 
 fn form(begin: &str, end: &str) -> CallForm {
     let schema = json!({"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": false});
-    CallForm { begin: begin.into(), arguments: CallArguments::Whole(schema), end: end.into() }
+    CallForm { begin: begin.into(), numbered: None, arguments: CallArguments::Whole(schema), end: end.into() }
+}
+
+/// Calls with this between them, if two may follow each other, and nothing around them.
+fn only_between(between: Option<&'static str>) -> CallFrame {
+    CallFrame { between, ..CallFrame::default() }
 }
 
 #[test]
@@ -13,9 +18,11 @@ fn calls_are_written_in_their_forms() {
     let vocabulary = vocabulary();
     let one = form("<call>{\"name\": \"get\", \"arguments\": ", "}</call>");
     let other = form("<call>{\"name\": \"get_more\", \"arguments\": ", "}</call>");
-    let calls = |between: Option<&str>, parallel| {
-        let (forms, between) = (vec![one.clone(), other.clone()], between.map(str::to_string));
-        Grammar::Calls { forms, between, parallel, or: None }
+    let calls = |between: Option<&'static str>, parallel| Grammar::Calls {
+        forms: vec![one.clone(), other.clone()],
+        frame: only_between(between),
+        parallel,
+        or: None,
     };
     let (a, b) = (
         "<call>{\"name\": \"get\", \"arguments\": {\"x\": 1}}</call>",
@@ -24,12 +31,56 @@ fn calls_are_written_in_their_forms() {
     let (both, apart) = (format!("{a}{b}"), format!("{a}\n{b}"));
     check(&vocabulary, &calls(None, false), &[a, b], &["", "text", &both, &apart]);
     check(&vocabulary, &calls(Some("\n"), false), &[a, b], &[&both, &apart]);
-    check(&vocabulary, &calls(None, true), &[a, &both], &[&apart]);
+    check(&vocabulary, &calls(None, true), &[a, b], &[&both, &apart]);
+    check(&vocabulary, &calls(Some(""), true), &[a, &both], &[&apart]);
     check(&vocabulary, &calls(Some("\n"), true), &[a, &apart], &[&both, &format!("{a}\n")]);
     let wrong = "<call>{\"name\": \"get\", \"arguments\": {\"y\": 1}}</call>";
     check(&vocabulary, &calls(None, false), &[], &[wrong]);
-    let none = Grammar::Calls { forms: vec![], between: None, parallel: true, or: None };
+    let none = Grammar::Calls { forms: vec![], frame: only_between(None), parallel: true, or: None };
     assert!(compile(&vocabulary, &none).unwrap_err().contains("no tool"));
+}
+
+/// Where a list or a section holds calls together, there is one of them.
+#[test]
+fn calls_are_held_together() {
+    let forms = || {
+        let numbered = CallForm { numbered: Some(">"), ..form("<f:", ";") };
+        vec![form("{\"g\": ", "}"), numbered]
+    };
+    let frame = CallFrame { begin: "<calls>[".into(), between: Some(", "), end: "]</calls>".into() };
+    let calls = |parallel| Grammar::Calls { forms: forms(), frame: frame.clone(), parallel, or: None };
+    let (one, other) = ("<calls>[{\"g\": {\"x\": 1}}]</calls>", "<calls>[<f:12>{};]</calls>");
+    let both = "<calls>[<f:0>{};, {\"g\": {}}, <f:1>{\"x\": 2};]</calls>";
+    let wrong = ["<calls>[]</calls>", "<calls>[<f:0>{};", "<calls>[<f:01>{};]</calls>", "<calls>[<f:>{};]</calls>"];
+    check(&vocabulary(), &calls(true), &[one, other, both], &wrong);
+    check(&vocabulary(), &calls(false), &[one, other], &[both]);
+}
+
+/// A call that begins as JSON does may come instead of JSON, too.
+#[test]
+fn bare_calls_may_come_instead_of_an_answer() {
+    let forms =
+        vec![form("{\"name\": \"f\", \"parameters\": ", "}"), form("{\"name\": \"get\", \"parameters\": ", "}")];
+    let or = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "y": {"$ref": "#/$defs/y"}},
+        "required": ["y"],
+        "$defs": {"y": {"type": "integer"}},
+    });
+    let grammar = Grammar::Calls { forms, frame: only_between(None), parallel: true, or: Some(Instead::Json(or)) };
+    let right = [
+        "{\"name\": \"f\", \"parameters\": {\"x\": 1}}",
+        "{\"name\": \"get\", \"parameters\": {}}",
+        "{\"y\": 1}",
+        "{\"name\": \"f\", \"y\": 1}",
+        "{\"name\": \"ge\", \"y\": 1}",
+        "{\"name\": \"get more\", \"y\": 1}",
+        "{\"name\":\"f\",\"y\":1}",
+        "{\"name\":\"f\",\"parameters\":{}}",
+        "{ \"name\": \"f\", \"y\": 1, \"parameters\": {}}",
+    ];
+    let wrong = ["{\"name\": \"f\", \"parameters\": {\"z\": 1}}", "{}", "{\"name\": \"f\"}"];
+    check(&vocabulary(), &grammar, &right, &wrong);
 }
 
 /// Where an answer has to fit a schema, it may be a call all the same.
@@ -37,7 +88,7 @@ fn calls_are_written_in_their_forms() {
 fn calls_may_come_instead_of_an_answer() {
     let forms = vec![form("<call>f", "</call>"), form("<call>g", "</call>")];
     let or = json!({"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]});
-    let grammar = Grammar::Calls { forms, between: None, parallel: true, or: Some(Instead::Json(or)) };
+    let grammar = Grammar::Calls { forms, frame: only_between(Some("")), parallel: true, or: Some(Instead::Json(or)) };
     let right = ["<call>f{\"x\": 1}</call>", "<call>g{}</call><call>f{}</call>", "{\"y\":1}"];
     let wrong = ["{\"x\": 1}", "<call>f{\"y\": 1}</call>", "{\"y\":1}<call>f{}</call>", "<call>f{}</call>{\"y\":1}"];
     check(&vocabulary(), &grammar, &right, &wrong);
@@ -47,7 +98,7 @@ fn calls_may_come_instead_of_an_answer() {
 #[test]
 fn a_text_may_come_instead_of_bare_calls() {
     let (forms, or) = (vec![form("{\"name\": \"f\", \"parameters\": ", "}")], Some(Instead::Text));
-    let grammar = Grammar::Calls { forms, between: None, parallel: false, or };
+    let grammar = Grammar::Calls { forms, frame: only_between(None), parallel: false, or };
     let right = ["{\"name\": \"f\", \"parameters\": {\"x\": 1}}", "", "Hello {\"name\"\n}", "\n\n [1]", "}"];
     let wrong = ["{\"name\": \"f\", \"parameters\": {\"y\": 1}}", "{", " {\"name\": \"f\"}", "{\"name\": \"g\""];
     check(&vocabulary(), &grammar, &right, &wrong);
@@ -58,7 +109,7 @@ fn markers_that_are_control_tokens_are_those_tokens() {
     let tokens = ["<|eos|>", "[CALLS]", "<|other|>", "[ARGS]", "[CA", "LLS]"];
     let vocabulary = Vocabulary::with_workers(printing(&tokens), 1).unwrap();
     let forms = vec![form("[CALLS] f[ARGS]", "<|eos|>"), form("[CALLS] g[ARGS]", "")];
-    let grammar = Grammar::Calls { forms, between: None, parallel: true, or: None };
+    let grammar = Grammar::Calls { forms, frame: only_between(Some("")), parallel: true, or: None };
     check(
         &vocabulary,
         &grammar,
@@ -93,8 +144,13 @@ fn arguments_are_written_one_by_one() {
         ArgumentValue::Text(ArgumentText { end: "\n</p>", marker: "</p>", length, pattern })
     };
     let calls = |list, between| Grammar::Calls {
-        forms: vec![CallForm { begin: "f(".into(), arguments: CallArguments::Each { list, between }, end: ")".into() }],
-        between: None,
+        forms: vec![CallForm {
+            begin: "f(".into(),
+            numbered: None,
+            arguments: CallArguments::Each { list, between },
+            end: ")".into(),
+        }],
+        frame: only_between(None),
         parallel: false,
         or: None,
     };

@@ -8,7 +8,7 @@ fn check(params: SamplerParams, logits: &[f32]) {
     let expected = naive_chain(&params, logits);
     let mut sampler = sampler(params, logits.len());
     let token = sampler.sample(&mut logits.to_vec()).unwrap();
-    let mut kept = sampler.kept();
+    let mut kept = sampler.all_kept();
     kept.sort_by_key(|kept| kept.token);
     let ids: Vec<usize> = kept.iter().map(|kept| kept.token as usize).collect();
     let expected_ids: Vec<usize> = expected.iter().map(|item| item.0).collect();
@@ -69,7 +69,7 @@ fn typical_p_keeps_the_expected_information() {
     let mut sampler =
         sampler(SamplerParams { samplers: vec![SamplerKind::TypicalP], typical_p: 0.3, ..plain() }, logits.len());
     sampler.sample(&mut logits.to_vec()).unwrap();
-    assert_eq!(sampler.kept().iter().map(|kept| kept.token).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(sampler.all_kept().iter().map(|kept| kept.token).collect::<Vec<_>>(), [1, 2, 3]);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn xtc_drops_all_top_choices_but_the_last() {
         SamplerParams { samplers: vec![SamplerKind::Xtc], xtc_probability: 1.0, xtc_threshold: 0.15, ..plain() };
     let mut sampler = sampler(params, logits.len());
     sampler.sample(&mut logits.to_vec()).unwrap();
-    assert_eq!(sampler.kept().iter().map(|kept| kept.token).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(sampler.all_kept().iter().map(|kept| kept.token).collect::<Vec<_>>(), [2, 3]);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn order_changes_the_result() {
             SamplerParams { samplers: parse_samplers(order).unwrap(), temperature: 4.0, min_p: 0.3, ..plain() };
         let mut sampler = sampler(params, logits.len());
         sampler.sample(&mut logits.to_vec()).unwrap();
-        sampler.kept().len()
+        sampler.all_kept().len()
     };
     assert_eq!(kept("min_p;temperature"), 2);
     assert_eq!(kept("temperature;min_p"), 4);
@@ -159,7 +159,7 @@ fn penalties_after_a_truncation_act_on_what_is_left() {
         let mut sampler = sampler(params, 4);
         sampler.accept(0);
         sampler.sample(&mut [5.0, 4.0, 3.0, 2.0]).unwrap();
-        sampler.kept().iter().map(|kept| kept.token).collect::<Vec<_>>()
+        sampler.all_kept().iter().map(|kept| kept.token).collect::<Vec<_>>()
     };
     assert_eq!(order("penalties;top_k"), [1, 2]);
     assert_eq!(order("top_k;penalties"), [1, 0]);
@@ -171,7 +171,7 @@ fn greedy_takes_the_lowest_id_of_the_likeliest() {
     assert_eq!(sampler.sample(&mut [1.0, 3.0, 2.0, 3.0, f32::NAN]), Ok(1));
     assert_eq!(sampler.sample(&mut [f32::NEG_INFINITY, -5.0, f32::NEG_INFINITY, f32::NAN, -6.0]), Ok(1));
     assert_eq!(sampler.sample(&mut [1.0, 3.0, 2.0, f32::INFINITY, f32::INFINITY]), Ok(3));
-    assert_eq!(sampler.kept().len(), 1);
+    assert_eq!(sampler.all_kept().len(), 1);
 }
 
 #[test]
@@ -245,8 +245,8 @@ fn the_likeliest_tokens_are_enough_where_top_k_comes_first() {
             all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             all.resize(count + more, (u32::MAX, 0.0));
             let (tokens, values): (Vec<u32>, Vec<f32>) = all.into_iter().unzip();
-            let expected = whole.sample(&mut logits).map(|token| (token, whole.kept()));
-            let found = part.sample_from((&tokens, &values)).map(|token| (token, part.kept()));
+            let expected = whole.sample(&mut logits).map(|token| (token, whole.all_kept()));
+            let found = part.sample_from((&tokens, &values)).map(|token| (token, part.all_kept()));
             assert_eq!(found.is_ok(), expected.is_ok(), "{:?}", whole.params());
             if let (Ok(found), Ok(expected)) = (found, expected) {
                 assert_eq!(found, expected, "{:?}", whole.params());

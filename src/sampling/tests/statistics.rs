@@ -65,7 +65,7 @@ fn xtc_acts_as_often_as_asked() {
     let mut acted = 0;
     for _ in 0..20_000 {
         sampler.sample(&mut logits.to_vec()).unwrap();
-        acted += usize::from(sampler.kept().len() == 2);
+        acted += usize::from(sampler.all_kept().len() == 2);
     }
     // Binomial with deviation 61.
     assert!((4750..5250).contains(&acted), "{acted}");
@@ -81,7 +81,7 @@ fn mirostat_converges_to_tau() {
         let mut total = 0.0;
         for step in 0..4000 {
             let token = sampler.sample(&mut logits.clone()).unwrap();
-            let kept = sampler.kept();
+            let kept = sampler.all_kept();
             let chosen = kept.iter().find(|kept| kept.token == token).unwrap();
             if step >= 1000 {
                 total -= f64::from(chosen.log_probability) / std::f64::consts::LN_2;

@@ -1,11 +1,13 @@
 //! `/completion`: llama.cpp's own form of an answer.
 
 use crate::{
+    engine::Reported,
+    sampling::TokenProbability,
     scheduler::Finish,
     server::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
-        generate::{self, Ask, End, Piece, TokenPiece},
+        generate::{self, Ask, End, EndOfAnswer, Piece, TokenPiece},
         openai::{completions::prompts, timings},
         options,
         served::Served,
@@ -21,7 +23,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// Goes on with a prompt: a text, tokens, or a mix of both in a list.
 pub async fn completion(
@@ -50,18 +52,27 @@ async fn respond(
 ) -> Result<Response, ApiError> {
     let mut ask = options::ask(fields, served, caller.scope)?;
     ask.likeliest = fields.count(&["n_probs"], (0, options::MOST_LIKELIEST))?.filter(|count| *count > 0);
+    let reported = if fields.flag("post_sampling_probs")?.unwrap_or(false) { Reported::Drawn } else { Reported::Model };
+    ask.reported = reported;
+    // 0 and less are llama.cpp's ways to say that there is no limit.
+    let predict = fields.whole(&["t_max_predict_ms"])?.and_then(|ms| u64::try_from(ms).ok());
+    ask.predict = predict.filter(|ms| *ms > 0).map(Duration::from_millis);
     if let Some(grammar) = options::grammar(fields)? {
         ask.stages = vec![options::stage(served, &grammar)?];
     }
     let answers = options::answers(fields)?;
     let streamed = fields.flag("stream")?.unwrap_or(false);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(streamed);
+    let wanted = fields.texts("response_fields")?;
     let prompts = prompts()?;
     let count = prompts.len() * answers;
     let form = NativeForm {
         served: served.clone(),
         prompts: prompts.clone(),
         return_tokens,
+        reported,
+        settings: settings(&ask)?,
+        wanted,
         answers,
         said: vec![],
         told: vec![0; count],
@@ -81,6 +92,17 @@ async fn respond(
         answered.iter().enumerate().map(|(index, answer)| form.whole(index, answer)).collect();
     let reply = if replies.len() == 1 { replies.swap_remove(0) } else { json!(replies) };
     Ok(Json(reply).into_response())
+}
+
+/// What a request came to, as llama.cpp repeats it.
+fn settings(ask: &Ask) -> Result<Value, ApiError> {
+    let mut settings = options::settings(&ask.params)?;
+    settings["n_predict"] = ask.max_tokens.map_or(json!(-1), |most| json!(most));
+    settings["n_probs"] = json!(ask.likeliest.unwrap_or(0));
+    settings["stop"] = json!(ask.stop_strings);
+    settings["ignore_eos"] = json!(ask.end == EndOfAnswer::Never);
+    settings["post_sampling_probs"] = json!(ask.reported == Reported::Drawn);
+    Ok(settings)
 }
 
 /// The answers to one prompt.
@@ -120,6 +142,12 @@ struct NativeForm {
     served: Arc<Served>,
     prompts: Vec<Vec<u32>>,
     return_tokens: bool,
+    /// Which probabilities are told.
+    reported: Reported,
+    /// What the request came to.
+    settings: Value,
+    /// The fields of a whole reply, and of the last message of a stream, by their paths; none: all of them.
+    wanted: Vec<String>,
     /// How many answers there are to each prompt.
     answers: usize,
     /// Tokens whose text has not been sent yet, with their answers.
@@ -130,17 +158,24 @@ struct NativeForm {
 
 impl NativeForm {
     fn probabilities(&self, tokens: &[TokenPiece]) -> Value {
-        let entry = |id: u32, bytes: &[u8], log_probability: f32| {
-            let text = String::from_utf8_lossy(bytes);
-            json!({"id": id, "token": text, "bytes": bytes, "logprob": log_probability.max(-9999.0)})
+        let (name, list) = match self.reported {
+            Reported::Model => ("logprob", "top_logprobs"),
+            Reported::Drawn => ("prob", "top_probs"),
+        };
+        let entry = |id: u32, bytes: &[u8], probability: &TokenProbability| {
+            let mut entry = json!({"id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes});
+            entry[name] = match self.reported {
+                Reported::Model => json!(probability.log_probability.max(-9999.0)),
+                Reported::Drawn => json!(probability.probability),
+            };
+            entry
         };
         let one = |token: &TokenPiece| {
             let likeliest = token.probabilities.likeliest.iter();
             let bytes = |id: u32| self.served.tokenizer.piece(id, Control::Show).unwrap_or_default();
-            let top: Vec<Value> =
-                likeliest.map(|other| entry(other.token, bytes(other.token), other.log_probability)).collect();
-            let mut value = entry(token.id, &token.bytes, token.probabilities.chosen.log_probability);
-            value["top_logprobs"] = json!(top);
+            let top: Vec<Value> = likeliest.map(|other| entry(other.token, bytes(other.token), other)).collect();
+            let mut value = entry(token.id, &token.bytes, &token.probabilities.chosen);
+            value[list] = json!(top);
             value
         };
         json!(tokens.iter().map(one).collect::<Vec<_>>())
@@ -173,6 +208,7 @@ impl NativeForm {
             "tokens_evaluated": prompt.len(),
             "tokens_cached": prompt.len() + end.timings.generated_tokens,
             "prompt": self.served.tokenizer.decode(prompt, Control::Show).unwrap_or_default(),
+            "generation_settings": self.settings,
             "truncated": false,
             "stop_type": stop,
             "stopping_word": word,
@@ -190,7 +226,20 @@ impl NativeForm {
         if !answer.tokens.is_empty() {
             reply["completion_probabilities"] = self.probabilities(&answer.tokens);
         }
-        reply
+        self.wanted_of(reply)
+    }
+
+    /// The fields of a reply that are wanted, each under its path; those that are not there are left out.
+    fn wanted_of(&self, reply: Value) -> Value {
+        if self.wanted.is_empty() {
+            return reply;
+        }
+        let at = |path: &String| {
+            let mut names = path.split('/');
+            let found = names.try_fold(&reply, |value, name| value.as_object()?.get(name));
+            found.map(|value| (path.clone(), value.clone()))
+        };
+        Value::Object(self.wanted.iter().filter_map(at).collect())
     }
 }
 
@@ -227,7 +276,7 @@ impl Form for NativeForm {
                 last["index"] = json!(index);
                 last["content"] = json!("");
                 last["tokens"] = self.tokens(index, &end.tokens[self.told[index]..]);
-                vec![Message::plain(last)]
+                vec![Message::plain(self.wanted_of(last))]
             }
             Piece::Failed(error) => vec![self.error(&error)],
         }

@@ -1,6 +1,8 @@
 //! The endpoints of llama.cpp's server.
 
+pub mod adapters;
 pub mod completion;
+pub mod embedding;
 mod infill;
 pub mod slots;
 pub mod text;
@@ -111,7 +113,7 @@ pub async fn props(State(server): State<Arc<Server>>, Query(which): Query<Which>
     let served = server.model(which.model.as_deref()).await?;
     let roles = served.tokenizer.roles();
     let text_of = |id: Option<u32>| id.and_then(|id| served.tokenizer.token_text(id).ok()).unwrap_or_default();
-    let params = options::defaults(&served)?;
+    let params = options::settings(&served.defaults)?;
     Ok(Json(json!({
         "default_generation_settings": {"n_ctx": served.facts.context, "params": params},
         "total_slots": served.slots.count(),

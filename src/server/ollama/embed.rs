@@ -1,5 +1,6 @@
 //! `/api/embed` and `/api/embeddings`: the hidden states of texts.
 
+use super::keep::{self, keep};
 use crate::server::{
     ApiError, Body, Caller, Fields, Server,
     openai::embeddings::{TooLong, embed as states, unit},
@@ -26,13 +27,16 @@ pub async fn embed(
         Some(true) | None => TooLong::Cut,
         Some(false) => TooLong::Refuse,
     };
+    let (keep, name) = (keep(&fields)?, served.name.clone());
     let (vectors, tokens) = match input {
         Some(input) => states(&server, &served, (&fields, caller), (input, too_long)).await?,
         None => (Vec::new(), 0),
     };
     let vectors: Vec<Vec<f32>> = vectors.iter().map(|vector| unit(&vector[..dimensions.min(vector.len())])).collect();
+    drop(served);
+    keep::end(&server, &name, keep).await;
     Ok(Json(json!({
-        "model": served.name,
+        "model": name,
         "embeddings": vectors,
         "total_duration": began.elapsed().as_nanos() as u64,
         "load_duration": load.as_nanos() as u64,
@@ -53,9 +57,14 @@ pub async fn embeddings(
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = super::model(&server, &fields).await?;
+    let (keep, name) = (keep(&fields)?, served.name.clone());
     let Some(prompt) = fields.text("prompt")?.filter(|prompt| !prompt.is_empty()).map(Value::from) else {
+        drop(served);
+        keep::end(&server, &name, keep).await;
         return Ok(Json(json!({"embedding": []})));
     };
     let (vectors, _) = states(&server, &served, (&fields, caller), (&prompt, TooLong::Refuse)).await?;
+    drop(served);
+    keep::end(&server, &name, keep).await;
     Ok(Json(json!({"embedding": vectors.first().map(|vector| unit(vector))})))
 }

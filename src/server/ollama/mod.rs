@@ -1,6 +1,7 @@
 //! The endpoints of Ollama's API.
 
 mod embed;
+mod keep;
 mod models;
 mod reply;
 mod request;
@@ -27,6 +28,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
+use keep::{Keep, keep};
 use reply::{Field, LineForm};
 use serde_json::{Map, Value};
 use std::{sync::Arc, time::Instant};
@@ -36,7 +38,7 @@ pub async fn chat(State(server): State<Arc<Server>>, caller: Caller, Body(body):
     let fields = Fields::of(&body)?;
     let (served, form) = begin(&server, &fields, Field::Message).await?;
     if fields.list("messages")?.is_none_or(Vec::is_empty) {
-        return Ok(Json(form.loaded()).into_response());
+        return without_prompt(&server, served, form, &fields).await;
     }
     let turn = chat_turn(&fields, &server.settings)?;
     let ask = conversation::complete(&served, &turn, ask(&fields, &served, caller)?)?;
@@ -52,7 +54,7 @@ pub async fn generate(
     let fields = Fields::of(&body)?;
     let (served, mut form) = begin(&server, &fields, Field::Response).await?;
     let Some(prompt) = fields.text("prompt")?.filter(|prompt| !prompt.is_empty()) else {
-        return Ok(Json(form.loaded()).into_response());
+        return without_prompt(&server, served, form, &fields).await;
     };
     request::refuse_images(&fields)?;
     if fields.text("template")?.is_some_and(|template| !template.is_empty()) {
@@ -108,6 +110,19 @@ fn ask(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Ask, ApiE
     Ok(ask)
 }
 
+/// Nothing was asked: the model is there, or goes.
+async fn without_prompt(
+    server: &Arc<Server>,
+    served: Arc<Served>,
+    form: LineForm,
+    fields: &Fields<'_>,
+) -> Result<Response, ApiError> {
+    let (keep, name) = (keep(fields)?, served.name.clone());
+    drop(served);
+    keep::end(server, &name, keep).await;
+    Ok(Json(form.of_model(keep)).into_response())
+}
+
 async fn respond(
     server: &Arc<Server>,
     served: &Arc<Served>,
@@ -115,7 +130,11 @@ async fn respond(
     (form, fields): (LineForm, &Fields<'_>),
 ) -> Result<Response, ApiError> {
     let streamed = fields.flag("stream")?.unwrap_or(true);
-    let pieces = generate::begin(server, served, vec![ask]).await?;
+    let keep = keep(fields)?;
+    let mut pieces = generate::begin(server, served, vec![ask]).await?;
+    if keep == Keep::Nothing {
+        pieces = keep::then_unload(server, &served.name, pieces);
+    }
     if streamed {
         return Ok(stream::respond(pieces, 1, form, Wire::Lines));
     }

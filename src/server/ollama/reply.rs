@@ -1,5 +1,6 @@
 //! An answer as Ollama's lines, or as one of them.
 
+use super::keep::Keep;
 use crate::{
     scheduler::Finish,
     server::{
@@ -110,11 +111,14 @@ impl LineForm {
         line
     }
 
-    /// What is said where nothing was asked: the model is there.
-    pub(super) fn loaded(&self) -> Value {
+    /// What is said where nothing was asked: the model is there, or it is unloaded.
+    pub(super) fn of_model(&self, keep: Keep) -> Value {
         let mut line = self.line("", "", Vec::new());
         line["done"] = json!(true);
-        line["done_reason"] = json!("load");
+        line["done_reason"] = json!(match keep {
+            Keep::Loaded => "load",
+            Keep::Nothing => "unload",
+        });
         line
     }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that is surprised fails")]
 
 use super::{
+    keep::Keep,
     reply::{Field, LineForm},
     request,
 };
@@ -133,7 +134,7 @@ fn generate_has_its_text_at_the_top() {
     let mut form = form(Field::Response);
     let said = form.piece(0, Piece::Part(Part::Content("Hi".into()), vec![]));
     assert_eq!((&said[0].data["response"], said[0].data.get("message")), (&json!("Hi"), None));
-    let loaded = form.loaded();
+    let loaded = form.of_model(Keep::Loaded);
     assert_eq!(
         (&loaded["done"], &loaded["done_reason"], &loaded["response"]),
         (&json!(true), &json!("load"), &json!(""))

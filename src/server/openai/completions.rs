@@ -50,17 +50,25 @@ pub async fn completions(
         return wanted.stream(&server, &served, head).await;
     }
     let (mut choices, mut ends) = (Vec::new(), Vec::new());
+    // Where there are several answers, each tells its own durations.
+    let is_one = wanted.prompts.len() * wanted.answers == 1;
     let asked = wanted.asks(wanted.best_of).into_iter().map(|asks| wanted.answer(&server, &served, asks)).collect();
     let answered = generate::at_once(&served, asked).await?;
     for (prompt, generated) in wanted.prompts.iter().zip(answered) {
         for answer in &generated[..wanted.answers] {
-            choices.push(wanted.choice(&served, choices.len(), prompt, answer));
+            let mut choice = wanted.choice(&served, choices.len(), prompt, answer);
+            if !is_one {
+                choice["timings"] = timings(&answer.end);
+            }
+            choices.push(choice);
         }
         ends.extend(generated.into_iter().map(|answer| answer.end));
     }
     let mut reply = head;
     reply["choices"] = json!(choices);
-    reply["timings"] = ends.first().map_or(Value::Null, timings);
+    if let Some(end) = ends.first().filter(|_| is_one) {
+        reply["timings"] = timings(end);
+    }
     reply["usage"] = wanted.usage(ends.iter());
     Ok(Json(reply).into_response())
 }

@@ -6,6 +6,7 @@ use crate::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
         generate::{self, Ask},
+        llama::embedding::own_form,
         openai::completions::prompts,
         options,
         served::Served,
@@ -27,6 +28,10 @@ pub async fn embeddings(
     Body(body): Body,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
+    // What is given under llama.cpp's name is answered in its form, as there.
+    if fields.get("input").is_none() && fields.get("content").is_some() {
+        return own_form(&server, &fields, caller).await;
+    }
     let served = server.model(fields.text("model")?).await?;
     let format = match fields.text("encoding_format")? {
         None | Some("float") => Format::Numbers,
@@ -35,10 +40,7 @@ pub async fn embeddings(
     };
     let width = served.facts.width;
     let dimensions = fields.count(&["dimensions"], (1, width))?.unwrap_or(width);
-    let given = match fields.get("input") {
-        Some(input) => input,
-        None => fields.need("content", "input: a text or a list of texts")?,
-    };
+    let given = fields.need("input", "a text or a list of texts")?;
     let (vectors, tokens) = embed(&server, &served, (&fields, caller), (given, TooLong::Refuse)).await?;
     let object = |(index, vector): (usize, Vec<f32>)| {
         let shown = match format {

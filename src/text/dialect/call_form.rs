@@ -3,11 +3,24 @@
 use super::schema::{Parameter, Tool};
 use serde_json::{Value, json};
 
+/// What holds calls together: `begin`, then a call or several, then `end`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CallFrame {
+    /// Text before the first call.
+    pub begin: String,
+    /// Text between two calls; `None` if two of them cannot follow each other.
+    pub between: Option<&'static str>,
+    /// Text after the last call.
+    pub end: String,
+}
+
 /// One way to write a call of one tool: `begin`, then its arguments, then `end`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallForm {
     /// Text before the arguments, markers and the name of the tool included.
     pub begin: String,
+    /// Text between the number of the call, which follows `begin`, and the arguments, if calls are numbered.
+    pub numbered: Option<&'static str>,
     /// The arguments.
     pub arguments: CallArguments,
     /// Text after the arguments.
@@ -74,6 +87,13 @@ pub struct ArgumentText {
     pub pattern: Option<String>,
 }
 
+impl CallFrame {
+    /// The texts in it.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        [self.begin.as_str(), &self.end].into_iter().chain(self.between)
+    }
+}
+
 impl CallForm {
     /// Lets the arguments be any JSON, and texts any texts, but for those that are listed.
     pub fn loosen(&mut self) {
@@ -98,6 +118,7 @@ impl CallForm {
     /// The texts in it.
     pub fn texts(&self) -> Vec<&str> {
         let mut all = vec![self.begin.as_str(), &self.end];
+        all.extend(self.numbered);
         if let CallArguments::Each { list, .. } = &self.arguments {
             for CallArgument { begin, value, end, .. } in list {
                 all.extend([begin.as_str(), end]);

@@ -1,7 +1,7 @@
 //! The forms of tool calls as data: which texts begin and end them, and how a whole one is written.
 
 use super::{
-    CallArguments, CallForm,
+    CallArguments, CallForm, CallFrame,
     call_form::each,
     python::Literals,
     schema::Tool,
@@ -161,12 +161,20 @@ impl Form {
         }
     }
 
-    /// The text between two calls, where a list or a section does not hold them together.
-    pub(super) fn between(self) -> Option<&'static str> {
+    /// What stands around calls: markers and brackets, where a list or a section holds them together.
+    pub(super) fn frame(self) -> CallFrame {
         match self {
-            Form::Json(JsonForm { list: false, .. }) | Form::Xml => Some("\n"),
-            Form::Mistral { named: true } => Some(""),
-            Form::Json(_) | Form::Bare | Form::Mistral { .. } | Form::Section(_) | Form::Python | Form::Harmony => None,
+            Form::Json(JsonForm { begin, end, list: true, .. }) => list_frame(begin, end),
+            Form::Json(JsonForm { list: false, .. }) | Form::Xml => {
+                CallFrame { between: Some("\n"), ..CallFrame::default() }
+            }
+            Form::Bare | Form::Mistral { named: true } => CallFrame { between: Some(""), ..CallFrame::default() },
+            Form::Mistral { named: false } => list_frame(MISTRAL, ""),
+            Form::Section(Section { begin, end, .. }) => {
+                CallFrame { begin: (*begin).into(), between: Some(""), end: (*end).into() }
+            }
+            Form::Python => list_frame(LFM, LFM_END),
+            Form::Harmony => CallFrame::default(),
         }
     }
 
@@ -175,12 +183,16 @@ impl Form {
         let name = tool.name.as_str();
         let quoted = Value::from(name);
         let mut arguments = CallArguments::Whole(tool.parameters());
+        let mut numbered = None;
         let (begin, end) = match self {
             Form::Json(form) => json_call(form, &quoted),
             Form::Bare => (format!("{{\"name\": {quoted}, \"parameters\": "), "}".into()),
             Form::Mistral { named: true } => (format!("{MISTRAL}{name}{MISTRAL_ARGUMENTS}"), String::new()),
-            Form::Mistral { named: false } => (format!("{MISTRAL}[{{\"name\": {quoted}, \"arguments\": "), "}]".into()),
-            Form::Section(section) => section_call(section, name),
+            Form::Mistral { named: false } => (format!("{{\"name\": {quoted}, \"arguments\": "), "}".into()),
+            Form::Section(section) => {
+                numbered = Some(section.separator).filter(|_| section.header == HeaderStyle::Numbered);
+                section_call(section, name)
+            }
             Form::Harmony => {
                 let header = format!("{}{name} <|constrain|>json<|message|>", super::harmony::CALL_START);
                 (header, super::harmony::CALL_END.into())
@@ -191,18 +203,22 @@ impl Form {
             }
             Form::Python => {
                 arguments = CallArguments::Each { list: each(tool, &Literals)?, between: ", " };
-                (format!("{LFM}[{name}("), format!(")]{LFM_END}"))
+                (format!("{name}("), ")".into())
             }
         };
-        Some(CallForm { begin, arguments, end })
+        Some(CallForm { begin, numbered, arguments, end })
     }
+}
+
+/// A list of calls between two markers. Lists follow their marker on the same line.
+fn list_frame(begin: &str, end: &str) -> CallFrame {
+    CallFrame { begin: format!("{begin}["), between: Some(", "), end: format!("]{end}") }
 }
 
 fn json_call(form: JsonForm, name: &Value) -> (String, String) {
     let JsonForm { begin, end, list, arguments_first } = form;
-    // Lists follow their marker on the same line.
     let (open, close) = match (list, end) {
-        (true, _) => (format!("{begin}["), format!("]{end}")),
+        (true, _) => (String::new(), String::new()),
         (false, "") => (begin.into(), String::new()),
         (false, _) => (format!("{begin}\n"), format!("\n{end}")),
     };
@@ -213,11 +229,11 @@ fn json_call(form: JsonForm, name: &Value) -> (String, String) {
 }
 
 fn section_call(section: &Section, name: &str) -> (String, String) {
-    let Section { begin, call, separator, call_end, end, header } = section;
+    let Section { call, separator, call_end, header, .. } = section;
     let (header, fence) = match header {
-        HeaderStyle::Numbered => (format!("functions.{name}:0{separator}"), ""),
+        HeaderStyle::Numbered => (format!("functions.{name}:"), ""),
         HeaderStyle::Name => (format!("{name}{separator}"), ""),
         HeaderStyle::Fenced => (format!("function{separator}{name}\n{FENCE}"), "\n```"),
     };
-    (format!("{begin}{call}{header}"), format!("{fence}{call_end}{end}"))
+    (format!("{call}{header}"), format!("{fence}{call_end}"))
 }

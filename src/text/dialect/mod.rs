@@ -29,7 +29,7 @@ mod tests;
 mod think;
 mod xml;
 
-pub use call_form::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm};
+pub use call_form::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm, CallFrame};
 use calls::Calls;
 use form::Form;
 use harmony::Harmony;
@@ -103,8 +103,8 @@ impl Dialect {
         messages::whole_tools(tools)
     }
 
-    /// How calls are written, one per tool with a name; each begins with `call_start` if that is not `None`. `None` if
-    /// the model makes no calls, or the arguments of a tool cannot be written as its calls have them.
+    /// How calls are written within their [`Dialect::call_frame`], one form per tool with a name. `None` if the model makes
+    /// no calls, or the arguments of a tool cannot be written as its calls have them.
     pub fn call_forms(&self, tools: &[Value]) -> Option<Vec<CallForm>> {
         let form = self.form?;
         Tools::new(tools).iter().map(|tool| form.call(tool)).collect()
@@ -115,9 +115,9 @@ impl Dialect {
         self.form?.start()
     }
 
-    /// The text between two calls of `call_forms`; `None` if two of them cannot follow each other.
-    pub fn between_calls(&self) -> Option<&str> {
-        self.form?.between()
+    /// What stands around the calls of `call_forms`, the first of which begins with `call_start`, this included.
+    pub fn call_frame(&self) -> CallFrame {
+        self.form.map(Form::frame).unwrap_or_default()
     }
 
     /// The text that ends reasoning, after which the answer or a call begins; `None` if the model does not reason.

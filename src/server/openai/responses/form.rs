@@ -93,7 +93,7 @@ impl ResponseForm {
     }
 
     fn begin_item(&mut self, kind: Kind, item: Value, said: &mut Vec<Message>) {
-        self.close(said);
+        self.close("completed", said);
         self.open = Some(kind);
         let index = self.output.len();
         self.output.push(item.clone());
@@ -105,10 +105,11 @@ impl ResponseForm {
         }
     }
 
-    fn close(&mut self, said: &mut Vec<Message>) {
+    /// Ends the item that is being written: it is whole, or the answer ended within it.
+    fn close(&mut self, status: &str, said: &mut Vec<Message>) {
         let Some(kind) = self.open.take() else { return };
         let index = self.output.len() - 1;
-        self.output[index]["status"] = json!("completed");
+        self.output[index]["status"] = json!(status);
         let item = self.output[index].clone();
         let (_, done) = kind.events();
         if kind.part().is_some() {
@@ -196,7 +197,14 @@ impl ResponseForm {
 
     fn done(&mut self, end: &End) -> Vec<Message> {
         let mut said = Vec::new();
-        self.close(&mut said);
+        let (status, name) = match end.finish {
+            Finish::Stop => ("completed", "response.completed"),
+            Finish::Length | Finish::Cancelled => {
+                self.response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+                ("incomplete", "response.incomplete")
+            }
+        };
+        self.close(status, &mut said);
         let timings_of = &end.timings;
         let prompt = timings_of.prompt_tokens + timings_of.cached_tokens;
         self.response["usage"] = json!({
@@ -207,16 +215,6 @@ impl ResponseForm {
             "total_tokens": prompt + timings_of.generated_tokens,
         });
         self.response["timings"] = timings(end);
-        let (status, name) = match end.finish {
-            Finish::Stop => ("completed", "response.completed"),
-            Finish::Length | Finish::Cancelled => {
-                self.response["incomplete_details"] = json!({"reason": "max_output_tokens"});
-                if let Some(last) = self.output.last_mut() {
-                    last["status"] = json!("incomplete");
-                }
-                ("incomplete", "response.incomplete")
-            }
-        };
         self.response["status"] = json!(status);
         let whole = self.whole();
         if let Some(keep) = self.keep.take() {

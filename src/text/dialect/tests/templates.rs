@@ -39,7 +39,7 @@ fn templates_tell_their_dialect() {
 fn what_a_template_names_tells_its_dialect() {
     let plain = dialect("plain");
     assert_eq!((plain.reasons(), plain.calls_tools(), plain.markers().len()), (false, false, 0));
-    assert_eq!((plain.call_start(), plain.between_calls(), plain.reasoning_end()), (None, None, None));
+    assert_eq!((plain.call_start(), plain.call_frame(), plain.reasoning_end()), (None, CallFrame::default(), None));
     assert_eq!(plain.call_forms(&tools()), None);
     // Neither JSON nor parameters stand between these markers.
     assert!(!Dialect::of_template("tools <tool_call>name\n<arg_key>").calls_tools());
@@ -122,7 +122,7 @@ fn check_calls(file: &str, parts: &[Part], expected: &[&str]) {
 /// The forms begin as the template writes calls.
 fn check_forms(file: &str, dialect: &Dialect, written: &str) {
     let Some(forms) = dialect.call_forms(&tools()[..1]) else { return };
-    let begin = &forms[0].begin;
+    let begin = dialect.call_frame().begin + &forms[0].begin;
     // gpt-oss has more than one way; its template's is not the one the model prefers.
     assert!(
         dialect.form == Some(Form::Harmony) || written.contains(begin.as_str()),
@@ -148,8 +148,13 @@ fn forced_calls_are_read() {
         assert_eq!(first["properties"]["city"]["type"], "string");
         assert_eq!(last, &json!({"type": "object"}));
         for (form, tool) in forms.iter().zip(["get_weather", "kinds", "now"]) {
-            assert!(form.begin.starts_with(dialect.call_start().unwrap_or_default()), "{name}");
-            let once = format!("{}{{\"a\": 1}}{}", form.begin, form.end);
+            let frame = dialect.call_frame();
+            let call = |number: &str| {
+                let number = form.numbered.map(|after| format!("{number}{after}")).unwrap_or_default();
+                format!("{}{number}{{\"a\": 1}}{}", form.begin, form.end)
+            };
+            let once = format!("{}{}{}", frame.begin, call("0"), frame.end);
+            assert!(once.starts_with(dialect.call_start().unwrap_or_default()), "{name}");
             let read_one = |text: &str| {
                 let without_id = |part: Part| match part {
                     Part::Call { index, name, .. } => Part::Call { index, name, id: None },
@@ -161,8 +166,11 @@ fn forced_calls_are_read() {
             };
             let expected = format!("call({tool})({{\"a\": 1}})");
             assert_eq!(read_one(&once), expected, "{name}");
-            if let Some(between) = dialect.between_calls() {
-                assert_eq!(read_one(&format!("{once}{between}{once}")), format!("{expected} {expected}"), "{name}");
+            if let Some(between) = frame.between {
+                let twice = format!("{}{}{between}{}{}", frame.begin, call("0"), call("1"), frame.end);
+                assert_eq!(read_one(&twice), format!("{expected} {expected}"), "{name}");
+            } else {
+                assert_eq!(name, "harmony", "{name} has one call");
             }
         }
     }
@@ -170,7 +178,7 @@ fn forced_calls_are_read() {
 }
 
 /// A call of this form with these values, as a grammar has it written.
-fn written(form: &CallForm, values: &[(&str, &str)]) -> String {
+fn written((frame, form): (&CallFrame, &CallForm), values: &[(&str, &str)]) -> String {
     let CallArguments::Each { list, between } = &form.arguments else { panic!("{form:?}") };
     let one = |(name, value): &(&str, &str)| {
         let argument =
@@ -187,7 +195,7 @@ fn written(form: &CallForm, values: &[(&str, &str)]) -> String {
         format!("{}{value}{end}{}", argument.begin, argument.end)
     };
     let arguments: Vec<String> = values.iter().map(one).collect();
-    format!("{}{}{}", form.begin, arguments.join(between), form.end)
+    format!("{}{}{}{}{}", frame.begin, form.begin, arguments.join(between), form.end, frame.end)
 }
 
 #[test]
@@ -204,16 +212,15 @@ fn forced_arguments_are_read_one_by_one() {
     for (name, values) in [("xml", &texts), ("lfm", &literals)] {
         let dialect = dialect(name);
         let forms = dialect.call_forms(&tools()).unwrap();
-        assert!(forms.iter().all(|form| form.begin.starts_with(dialect.call_start().unwrap())), "{name}");
         let mut reader = dialect.reader("", &tools(), ReasoningMode::Split);
-        let parts = read_pieces(&mut reader, &[&written(&forms[1], values)]);
+        let parts = read_pieces(&mut reader, &[&written((&dialect.call_frame(), &forms[1]), values)]);
         let [Part::Call { name: called, .. }, Part::Arguments { text, .. }] = &parts[..] else { panic!("{parts:?}") };
         assert_eq!(
             (called.as_str(), serde_json::from_str::<Value>(text).unwrap()),
             ("kinds", expected.clone()),
             "{name}"
         );
-        assert_eq!(read(name, "", &written(&forms[2], &[])), "call(now)({})", "{name}");
+        assert_eq!(read(name, "", &written((&dialect.call_frame(), &forms[2]), &[])), "call(now)({})", "{name}");
     }
 }
 
