@@ -1,4 +1,4 @@
-//! Granite-4-H and Bamba: Mamba-2 with attention between, factors along the residual stream.
+//! Granite: Mamba-2 with attention between, or attention in every layer; factors along the residual stream.
 
 use super::{
     attention::{attention, layer, unrotated},
@@ -12,8 +12,18 @@ use crate::model::{
 };
 use kvas_backend::rope::Pairing;
 
+/// With recurrent layers: those of attention rotate in files that say so.
 pub(super) fn hybrid(header: &Header) -> Result<ModelSpec, ModelError> {
-    let rotates = header.metadata.bool_opt(&header.key("rope.scaling.finetuned"))?.unwrap_or(false);
+    granite(header, false)
+}
+
+/// With attention in every layer, which rotates unless a file says otherwise.
+pub(super) fn dense(header: &Header) -> Result<ModelSpec, ModelError> {
+    granite(header, true)
+}
+
+fn granite(header: &Header, usually: bool) -> Result<ModelSpec, ModelError> {
+    let rotates = header.metadata.bool_opt(&header.key("rope.scaling.finetuned"))?.unwrap_or(usually);
     let spec = header.model(|index| {
         let mixer = match (header.is_recurrent(index)?, rotates) {
             (true, _) => Mixer::Mamba2(mamba2(header, index)?),

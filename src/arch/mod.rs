@@ -35,6 +35,8 @@ pub const ARCHITECTURES: &[(&str, Reader)] = &[
     ("jamba", mamba::jamba),
     ("nemotron_h", nemotron::nemotron),
     ("nemotron_h_moe", nemotron::nemotron),
+    ("granite", granite::dense),
+    ("granitemoe", granite::dense),
     ("granitehybrid", granite::hybrid),
     ("falcon-h1", falcon::h1),
     ("lfm2", lfm::lfm2),

@@ -89,14 +89,28 @@ fn architecture_of(config: &Json) -> Result<&'static Architecture> {
     let listed = config.root().get("architectures").or_else(|| config.get("architectures"));
     let named = listed.and_then(|listed| listed.as_array()).into_iter().flatten();
     let found: Vec<&str> = named.filter_map(|class| class.as_str()).collect();
-    let known = architectures::ALL.iter().find(|known| known.classes.iter().any(|class| found.contains(class)));
-    match known {
+    let named = |known: &&&Architecture| known.classes.iter().any(|class| found.contains(class));
+    let mut known = architectures::ALL.iter().filter(named);
+    let first = known.clone().next();
+    match known.find(|known| has_needed(config, known)).or(first) {
         Some(known) => Ok(known),
         None => {
-            let all: Vec<&str> = architectures::ALL.iter().flat_map(|known| known.classes).copied().collect();
+            let mut all: Vec<&str> = architectures::ALL.iter().flat_map(|known| known.classes).copied().collect();
+            all.dedup();
             bail!("config.json: architectures = {found:?}, expected one of {}", all.join(", "))
         }
     }
+}
+
+/// True if the configuration lists a layer of the kind that the architecture cannot do without.
+fn has_needed(config: &Json, architecture: &Architecture) -> bool {
+    architecture.mixers.iter().any(|rule| match rule {
+        TagRule::Listed { path, tags } => {
+            let is_needed = |entry: &Cow<'_, str>| tags.contains(&(entry, architecture.needs));
+            listed(config, path).is_some_and(|entries| entries.iter().any(is_needed))
+        }
+        TagRule::All(_) | TagRule::Numbered { .. } | TagRule::Every { .. } | TagRule::Leading { .. } => false,
+    })
 }
 
 fn refuse(config: &Json, architecture: &Architecture) -> Result<()> {
@@ -157,7 +171,7 @@ fn read_values(config: &Json, architecture: &Architecture, values: &mut Values) 
     Ok(())
 }
 
-/// Sets one of `rope_linear`, `rope_yarn` and `rope_llama3` to 1.
+/// Sets one of `rope_linear`, `rope_yarn` and `rope_llama3` to 1, and `rotates` unless there are no positions at all.
 fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values) -> Result<()> {
     let paths = ["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"];
     let path = config.first(&paths).map_or(paths[0], |(path, _)| path);
@@ -167,6 +181,10 @@ fn set_rope_type(config: &Json, architecture: &Architecture, values: &mut Values
     for (name, value) in [("linear", "rope_linear"), ("yarn", "rope_yarn"), ("llama3", "rope_llama3")] {
         values.set(value, f64::from(u8::from(found == name)));
     }
+    // Of the classes that know both, one rotates if that is said only.
+    let positions = config.text("position_embedding_type")?;
+    let rotates = positions.map_or(architecture.needs.is_empty(), |positions| positions == "rope");
+    values.set("rotates", f64::from(u8::from(rotates)));
     let mut keys = architecture.keys.iter().copied().flatten();
     let told = keys.any(|row| row.key == "rope.scaling.type");
     let known = match found {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ATTENTION: &[TensorRow] = &[
+pub(super) const ATTENTION: &[TensorRow] = &[
     row("attn_q.weight", tensor("self_attn.q_proj.weight", "heads*head_dim, width", PAIR_HEADS)),
     row("attn_k.weight", tensor("self_attn.k_proj.weight", "kv_heads*head_dim, width", PAIR_KV_HEADS)),
     renamed("attn_v.weight", "self_attn.v_proj.weight", "kv_heads*head_dim, width"),

@@ -79,6 +79,8 @@ pub(super) const ALL: &[&Architecture] = &[
     &qwen_hybrid::QWEN3NEXT,
     &mamba2::MAMBA2,
     &granite_hybrid::GRANITE_HYBRID,
+    &granite_hybrid::GRANITE_ATTENTION,
+    &granite_hybrid::GRANITE,
     &nemotron_h::NEMOTRON_H,
     &falcon_h1::FALCON_H1,
     &lfm2::LFM2,

@@ -125,14 +125,62 @@ fn granite_hybrids_are_dense_or_have_experts() {
     assert_eq!(numbers(&file, "blk.1.ffn_up_exps.weight"), half(1));
 }
 
-#[test]
-fn a_granite_without_recurrent_layers_is_refused() {
+/// The hybrid's golden with attention in every layer.
+fn granite_of_attention() -> Fixture {
     let mut fixture = Fixture::golden("granitehybrid");
+    fixture.tensors.retain(|name, _| !name.contains(".mamba."));
+    for layer in [0, 1, 3] {
+        let projections: [(&str, &[usize]); 4] = [
+            ("q_proj.weight", &[64, 64]),
+            ("k_proj.weight", &[32, 64]),
+            ("v_proj.weight", &[32, 64]),
+            ("o_proj.weight", &[64, 64]),
+        ];
+        fixture.add_all(&format!("model.layers.{layer}.self_attn."), &projections);
+    }
     fixture.config["layer_types"] = json!(["attention", "attention", "attention", "attention"]);
-    let error = fixture.error(&of(Quant::F32));
-    assert_eq!(error, "config.json: no layer is of the kind mamba, expected one or more for a granitehybrid file");
     fixture.config["position_embedding_type"] = json!("rope");
-    assert!(fixture.error(&of(Quant::F32)).contains("position_embedding_type = \"rope\", expected \"nope\""));
+    fixture
+}
+
+#[test]
+fn a_granite_without_recurrent_layers_is_no_hybrid() {
+    let mut fixture = granite_of_attention();
+    let file = fixture.f32();
+    assert_eq!(file.metadata().architecture().unwrap(), "granite");
+    for (key, expected) in [
+        ("context_length", 4096),
+        ("feed_forward_length", 160),
+        ("attention.head_count_kv", 2),
+        ("rope.dimension_count", 16),
+    ] {
+        assert_eq!(uint(&file, &format!("granite.{key}")), expected, "{key}");
+    }
+    for (key, expected) in
+        [("attention.scale", 0.25), ("embedding_scale", 12.0), ("residual_scale", 0.22), ("logit_scale", 6.0)]
+    {
+        assert_eq!(file.metadata().float(&format!("granite.{key}")).unwrap(), expected, "{key}");
+    }
+    let rotates = |file: &GgufFile| file.metadata().bool_opt("granite.rope.scaling.finetuned").unwrap();
+    assert_eq!(rotates(&file), Some(true));
+    assert_eq!(shape(&file, "blk.3.ffn_gate.weight"), [64, 160]);
+    let query = fixture.numbers("model.layers.3.self_attn.q_proj.weight");
+    assert_eq!(numbers(&file, "blk.3.attn_q.weight"), rows(query, 64, &paired(4)));
+    // As a newer version of the library saves it.
+    let mut saved = granite_of_attention();
+    saved.config["layer_types"] = json!(["full_attention", "full_attention", "full_attention", "full_attention"]);
+    same(&fixture, &saved);
+    // Positions are what its class has only if that is said.
+    for none in [json!("nope"), json!(null)] {
+        fixture.config["position_embedding_type"] = none;
+        assert_eq!(rotates(&fixture.f32()), Some(false));
+    }
+    fixture.config["layer_types"] = json!(["attention", "attention", "conv", "attention"]);
+    assert!(fixture.error(&of(Quant::F32)).contains("layer_types[2] = \"conv\", expected"));
+    // A hybrid does not rotate.
+    let mut hybrid = Fixture::golden("granitehybrid");
+    hybrid.config["position_embedding_type"] = json!("rope");
+    assert!(hybrid.error(&of(Quant::F32)).contains("position_embedding_type = \"rope\", expected \"nope\""));
 }
 
 #[test]

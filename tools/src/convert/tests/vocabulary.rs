@@ -231,6 +231,11 @@ fn a_sentencepiece_model_keeps_scores_and_kinds() {
     std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(1, 1)).unwrap();
     let error = fixture.error(&of(Quant::F32));
     assert_eq!(error, "tokenizer.model: trainer_spec.model_type = 1, expected 2 (BPE)");
+    // Spaces behind words instead of in front.
+    let behind = [sentencepiece(2, 1), field(2, &[0xc0, 1, 1])].concat();
+    std::fs::write(fixture.folder.join("tokenizer.model"), behind).unwrap();
+    let error = fixture.error(&of(Quant::F32));
+    assert_eq!(error, "tokenizer.model: trainer_spec.treat_whitespace_as_suffix = 1, expected 0");
 }
 
 #[test]

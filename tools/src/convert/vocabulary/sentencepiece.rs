@@ -9,6 +9,8 @@ use std::path::Path;
 
 /// `trainer_spec.model_type` of BPE.
 const BPE: u64 = 2;
+/// `trainer_spec.treat_whitespace_as_suffix`: the space of a word is behind it, which no reader of files expects.
+const SUFFIX: u64 = 24;
 
 /// A field of a protobuf message.
 enum Field<'a> {
@@ -91,8 +93,12 @@ fn read_model(bytes: &[u8]) -> Result<Model> {
             (1, Field::Bytes(piece)) => model.pieces.push(read_piece(piece, model.pieces.len())?),
             (2, Field::Bytes(trainer)) => {
                 for field in (Fields { rest: trainer }) {
-                    if let (3, Field::Number(number)) = field? {
-                        model_type = number;
+                    match field? {
+                        (3, Field::Number(number)) => model_type = number,
+                        (SUFFIX, Field::Number(number @ 1..)) => {
+                            bail!("tokenizer.model: trainer_spec.treat_whitespace_as_suffix = {number}, expected 0");
+                        }
+                        _ => {}
                     }
                 }
             }
