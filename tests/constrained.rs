@@ -2,7 +2,7 @@
 
 use crate::commands::{fails, kvas, succeeds};
 use kvas::{
-    chat::{answer, sampler},
+    chat::{Ends, answer, sampler},
     engine::{Engine, EngineConfig, Request},
     grammar::{AnswerConstraint, Grammar, Stage, Vocabulary, compile},
     model::Model,
@@ -85,7 +85,8 @@ fn answers_fit_their_schema_whatever_is_sampled() {
             max_tokens: 500,
             ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).unwrap())
         };
-        let done = answer(&engine, &model.tokenizer, request, &[], &AtomicBool::new(false), &mut |_| {}).unwrap();
+        let done =
+            answer(&engine, &model.tokenizer, request, Ends::default(), &AtomicBool::new(false), &mut |_| {}).unwrap();
         assert_eq!(done.finish, Finish::Stop, "{}", done.text);
         check_fits(&done.text);
         texts.push(done.text);

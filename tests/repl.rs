@@ -138,7 +138,7 @@ fn an_answer_is_bounded_no_longer() {
     let lines = ["/set max_tokens 2", "/set max_tokens -2", "/set max_tokens -1", "/show"];
     let (said, noted) = typed(&[], &lines);
     assert_eq!(of(&said, "max_tokens "), ["= 2", "= -1", "-1"], "{said}");
-    assert_eq!(noted, "max_tokens: max_tokens, expected a whole number, or -1 for no bound\n");
+    assert_eq!(noted, "max_tokens: -2, expected a whole number, or -1 for no bound\n");
 }
 
 /// What ends in the middle is neither asked nor dropped without a word.
@@ -205,6 +205,23 @@ fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
     let (said, noted) = (text(output.stdout), text(output.stderr));
     assert!(output.status.success(), "{noted}");
     (said, noted)
+}
+
+/// A template has the answer begin inside of reasoning: what comes is shown and kept apart from the answer.
+#[test]
+fn reasoning_is_no_part_of_the_message() {
+    let folder = new_folder("reasoning");
+    let template = folder.join("template").display().to_string();
+    let source = "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}\
+        {{ m.content }}\n{% endfor %}assistant: <think>\n";
+    std::fs::write(&template, source).unwrap();
+    let flags = ["--chat-template-file", &template, "-n", "6"];
+    let (said, _) = typed(&flags, &["Tell me a story.", "/show messages"]);
+    let (_, thought) = said.split_once("[thinking]\n").expect(&said);
+    let (thought, shown) = thought.split_once("\nuser 1: Tell me a story.\n").expect(&said);
+    assert_eq!(shown, format!("reasoning: {}\nassistant: \n", thought.trim_end()), "{said}");
+    assert!(!thought.trim().is_empty() && !said.contains("think>"), "{said}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// The lines that begin with a word, without it.

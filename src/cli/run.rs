@@ -14,7 +14,7 @@ use super::{
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use kvas::{
-    chat::{Answer, answer, generated, render, sampler},
+    chat::{Answer, Ends, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Request},
     memory::Scope,
     memory::plan::SnapshotBudget,
@@ -139,8 +139,8 @@ impl Run {
                 interrupted.store(written.is_err() || interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }
         };
-        let stops = &self.reverse_prompt;
-        let done = answer(&engine, &model.tokenizer, request, stops, &interrupted, &mut sink);
+        let ends = Ends { stop_strings: self.reverse_prompt.clone(), ..Ends::default() };
+        let done = answer(&engine, &model.tokenizer, request, ends, &interrupted, &mut sink);
         written?;
         let done = done?;
         if let Some(claim) = &claim {
