@@ -162,6 +162,18 @@ fn what_a_command_does_not_know_is_refused() {
     assert!(noted.ends_with(told), "{noted}");
 }
 
+/// Flags without a command are those of a chat.
+#[test]
+fn flags_alone_are_those_of_a_chat() {
+    let chat = |args: &[&str]| type_lines(args, &std::env::temp_dir(), "/show");
+    let flags = ["-c", "512", "--temp", "0.25"];
+    let [alone, named] = [chat(&flags), chat(&[&["chat"], &flags[..]].concat())];
+    assert!(alone.status.success() && alone.stdout == named.stdout, "{}", String::from_utf8_lossy(&alone.stderr));
+    assert!(String::from_utf8_lossy(&alone.stdout).contains("temperature            0.25"));
+    assert!(succeeds(&["--version"]).starts_with("kvas ") && succeeds(&["--help"]).contains("Usage: kvas <COMMAND>"));
+    assert_eq!(fails(&["-m", "no.gguf"]), "error: no.gguf: No such file or directory (os error 2)");
+}
+
 /// A session that cannot be is refused before anything is asked; one that could not be written in the end is told by the
 /// exit code as well.
 #[test]
