@@ -174,6 +174,30 @@ fn flags_alone_are_those_of_a_chat() {
     assert_eq!(fails(&["-m", "no.gguf"]), "error: no.gguf: No such file or directory (os error 2)");
 }
 
+/// What a file is that is none of ours is said: it is not damaged.
+#[test]
+fn a_file_of_another_kind_is_no_session() {
+    let folder = new_folder("no-session");
+    let text = folder.join("text").display().to_string();
+    std::fs::write(&text, "Once upon a time there was a fox.").unwrap();
+    let noted = fails(&["chat", "--session", &text]);
+    let told = format!("error: {text}: section header: it is that of another kind of file, expected a session");
+    assert!(noted.starts_with(&told), "{noted}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// What is available is what there is, whoever drafts; sizes are told as people say them.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_context_without_room_is_told_in_units() {
+    let noted = fails(&["chat", "-c", "1000000000"]);
+    let (needed, rest) = noted.split_once(" TiB are needed (weights ").expect(&noted);
+    assert!(needed.starts_with("error: kvas-10m: ") && rest.contains("MiB, keys and values "), "{noted}");
+    let (_, available) = rest.split_once("), ").expect(&noted);
+    let available = available.split(" are available; a smaller --ctx-size").next().unwrap();
+    assert!(available.ends_with("iB") && !available.starts_with("0 "), "{noted}");
+}
+
 /// A session that cannot be is refused before anything is asked; one that could not be written in the end is told by the
 /// exit code as well.
 #[test]
