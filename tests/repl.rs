@@ -370,7 +370,7 @@ fn a_policy_is_switched_and_the_conversation_goes_on() {
     let reads: Vec<usize> = of(&noted, "[prompt ").iter().filter_map(of_line).collect();
     assert!(reads.len() == 5 && reads[2] < 20 && reads[3] > 200 && reads[4] > 30, "{noted}");
     assert!(said.contains("the next question reads the conversation again"), "{said}");
-    assert!(said.contains("what was given up is read again"), "{said}");
+    assert!(said.contains("the evicted tokens are read again"), "{said}");
     let held = of(&said, "held ");
     assert!(held.len() == 1 && held[0].contains("of them by a layer"), "{said}");
 }
