@@ -15,8 +15,7 @@ use crate::{
     sampling::{Sampler, SamplerParams},
     text::{Bos, ChatTemplate, Conversation, Dialect, ReasoningMode, Special, Tokenizer},
 };
-pub use saying::Said;
-use saying::Saying;
+pub use saying::{Said, Saying};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, atomic::AtomicBool};
 

@@ -13,7 +13,8 @@ pub enum Said<'a> {
 }
 
 /// One answer as it comes.
-pub(super) struct Saying<'a> {
+#[allow(missing_debug_implementations, reason = "its sink has none")]
+pub struct Saying<'a> {
     reader: AnswerReader,
     sink: &'a mut dyn FnMut(Said<'_>),
     reasoning: String,
@@ -22,18 +23,18 @@ pub(super) struct Saying<'a> {
 
 impl<'a> Saying<'a> {
     /// An answer whose pieces go on to `sink`.
-    pub(super) fn new(reader: AnswerReader, sink: &'a mut dyn FnMut(Said<'_>)) -> Self {
+    pub fn new(reader: AnswerReader, sink: &'a mut dyn FnMut(Said<'_>)) -> Self {
         Self { reader, sink, reasoning: String::new(), content: String::new() }
     }
 
     /// Takes the next text, as the model wrote it.
-    pub(super) fn push(&mut self, text: &str) {
+    pub fn push(&mut self, text: &str) {
         let parts = self.reader.push(text);
         self.take(parts);
     }
 
     /// The message of the whole answer.
-    pub(super) fn finish(mut self) -> Value {
+    pub fn finish(mut self) -> Value {
         let parts = self.reader.finish();
         self.take(parts);
         let mut message = json!({"role": "assistant", "content": self.content});
