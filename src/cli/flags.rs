@@ -75,7 +75,7 @@ pub(crate) struct RunFlags {
 /// Where to compute, and with how much of it.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ComputeFlags {
-    /// Threads for computing [default: the cores there are]
+    /// Threads for computing [default: all that the processor runs at once]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Where to compute
