@@ -62,6 +62,13 @@ pub fn note(text: Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// Shows a part of what a model said that is no part of its answer: on stderr, at once.
+pub fn aside(text: &str) {
+    let mut out = std::io::stderr();
+    let text = if out.is_terminal() { without_controls(text) } else { text.into() };
+    let _ = out.write_all(text.as_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

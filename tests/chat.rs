@@ -2,7 +2,7 @@
 
 use crate::golden::{converted, fixture};
 use kvas::{
-    chat::{Chat, ChatSettings},
+    chat::{Chat, ChatSettings, Said},
     engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Pooling, Request, Score, Stream},
     memory::{Miss, Scope},
     model::Model,
@@ -320,7 +320,11 @@ fn a_stop_string_ends_the_answer_and_is_not_shown() {
     let mut stopped = chat(&model, &engine);
     stopped.settings.stop_strings = vec![stop.clone()];
     let mut shown = String::new();
-    let answer = stopped.ask("Hello", &go, &mut |text| shown.push_str(text)).unwrap();
+    let answer = stopped
+        .ask("Hello", &go, &mut |said| match said {
+            Said::Answer(text) | Said::Reasoning(text) => shown.push_str(text),
+        })
+        .unwrap();
     assert_eq!(answer.finish, Finish::Stop);
     assert_eq!(answer.text, whole[..whole.find(&stop).unwrap()]);
     assert_eq!(shown, answer.text);

@@ -2,7 +2,7 @@
 
 use crate::commands::{fails, kvas, succeeds};
 use kvas::{
-    chat::{answer, sampler},
+    chat::{Ends, answer, sampler},
     engine::{Engine, EngineConfig, Request},
     grammar::{AnswerConstraint, Grammar, Stage, Vocabulary, compile},
     model::Model,
@@ -85,7 +85,8 @@ fn answers_fit_their_schema_whatever_is_sampled() {
             max_tokens: 500,
             ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).unwrap())
         };
-        let done = answer(&engine, &model.tokenizer, request, &[], &AtomicBool::new(false), &mut |_| {}).unwrap();
+        let done =
+            answer(&engine, &model.tokenizer, request, Ends::default(), &AtomicBool::new(false), &mut |_| {}).unwrap();
         assert_eq!(done.finish, Finish::Stop, "{}", done.text);
         check_fits(&done.text);
         texts.push(done.text);
@@ -93,6 +94,32 @@ fn answers_fit_their_schema_whatever_is_sampled() {
     texts.sort();
     texts.dedup();
     assert!(texts.len() > 15, "{texts:?}");
+}
+
+/// Of an answer that begins with reasoning a schema binds what comes after it, and reasoning is no part of the text.
+#[test]
+fn a_schema_leaves_reasoning_alone() {
+    let template = std::env::temp_dir().join(format!("kvas-thinking-{}", std::process::id()));
+    let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ word }} assistant: <think>\n";
+    std::fs::write(&template, source).unwrap();
+    let file = template.display().to_string();
+    let flags = ["--chat", "--chat-template-file", &file, "--system", "Be brief.", "-n", "8", "--temp", "0"];
+    let asked = [&["run", "-p", "Tell me a story."], &flags[..], &["-j", "{\"type\": \"boolean\"}"]].concat();
+    let of = |more: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&succeeds(&[&asked[..], &["--json"], more].concat())).unwrap()
+    };
+    let plain = of(&[]);
+    let thought = plain["reasoning_content"].as_str().unwrap();
+    assert!(plain["text"] == "" && !thought.is_empty(), "{plain}");
+    let output = kvas(&asked);
+    assert_eq!(output.stdout, b"\n", "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with(thought), "{output:?}");
+    let longer = of(&["--chat-template-kwargs", "{\"word\": \"story story story\"}"]);
+    let count = |object: &serde_json::Value| object["prompt_ids"].as_array().unwrap().len();
+    assert!(count(&longer) > count(&plain), "{longer}");
+    let refused = fails(&["run", "-p", "One.", "--chat-template-file", &file]);
+    assert!(refused.ends_with("expected --chat as well"), "{refused}");
+    std::fs::remove_file(&template).unwrap();
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn an_answer_is_bounded_no_longer() {
     let lines = ["/set max_tokens 2", "/set max_tokens -2", "/set max_tokens -1", "/show"];
     let (said, noted) = typed(&[], &lines);
     assert_eq!(of(&said, "max_tokens "), ["= 2", "= -1", "-1"], "{said}");
-    assert_eq!(noted, "max_tokens: max_tokens, expected a whole number, or -1 for no bound\n");
+    assert_eq!(noted, "max_tokens: -2, expected a whole number, or -1 for no bound\n");
 }
 
 /// What ends in the middle is neither asked nor dropped without a word.
@@ -164,6 +164,41 @@ fn what_a_command_does_not_know_is_refused() {
     assert!(said.contains("user 1: One."), "{said}");
     let told = "/undo 2, expected nothing behind /undo\n/clear all, expected nothing behind /clear\n";
     assert!(noted.ends_with(told), "{noted}");
+}
+
+/// Flags without a command are those of a chat.
+#[test]
+fn flags_alone_are_those_of_a_chat() {
+    let chat = |args: &[&str]| type_lines(args, &std::env::temp_dir(), "/show");
+    let flags = ["-c", "512", "--temp", "0.25"];
+    let [alone, named] = [chat(&flags), chat(&[&["chat"], &flags[..]].concat())];
+    assert!(alone.status.success() && alone.stdout == named.stdout, "{}", String::from_utf8_lossy(&alone.stderr));
+    assert!(String::from_utf8_lossy(&alone.stdout).contains("temperature            0.25"));
+    assert!(succeeds(&["--version"]).starts_with("kvas ") && succeeds(&["--help"]).contains("Usage: kvas <COMMAND>"));
+    assert_eq!(fails(&["-m", "no.gguf"]), "error: no.gguf: No such file or directory (os error 2)");
+}
+
+/// What a file is that is none of ours is said: it is not damaged.
+#[test]
+fn a_file_of_another_kind_is_no_session() {
+    let folder = crate::temporary::folder();
+    let text = folder.path().join("text").display().to_string();
+    std::fs::write(&text, "Once upon a time there was a fox.").unwrap();
+    let noted = fails(&["chat", "--session", &text]);
+    let told = format!("error: {text}: section header: it is that of another kind of file, expected a session");
+    assert!(noted.starts_with(&told), "{noted}");
+}
+
+/// What is available is what there is, whoever drafts; sizes are told as people say them.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_context_without_room_is_told_in_units() {
+    let noted = fails(&["chat", "-c", "1000000000"]);
+    let (needed, rest) = noted.split_once(" TiB are needed (weights ").expect(&noted);
+    assert!(needed.starts_with("error: kvas-10m: ") && rest.contains("MiB, keys and values "), "{noted}");
+    let (_, available) = rest.split_once("), ").expect(&noted);
+    let available = available.split(" are available; a smaller --ctx-size").next().unwrap();
+    assert!(available.ends_with("iB") && !available.starts_with("0 "), "{noted}");
 }
 
 /// A session that cannot be is refused before anything is asked; one that could not be written in the end is told by the
@@ -203,6 +238,22 @@ fn typed(flags: &[&str], lines: &[&str]) -> (String, String) {
     let (said, noted) = (text(output.stdout), text(output.stderr));
     assert!(output.status.success(), "{noted}");
     (said, noted)
+}
+
+/// A template has the answer begin inside of reasoning: what comes is shown and kept apart from the answer.
+#[test]
+fn reasoning_is_no_part_of_the_message() {
+    let folder = crate::temporary::folder();
+    let template = folder.path().join("template").display().to_string();
+    let source = "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}\
+        {{ m.content }}\n{% endfor %}assistant: <think>\n";
+    std::fs::write(&template, source).unwrap();
+    let flags = ["--chat-template-file", &template, "-n", "6"];
+    let (said, _) = typed(&flags, &["Tell me a story.", "/show messages"]);
+    let (_, thought) = said.split_once("[thinking]\n").expect(&said);
+    let (thought, shown) = thought.split_once("\nuser 1: Tell me a story.\n").expect(&said);
+    assert_eq!(shown, format!("reasoning: {}\nassistant: \n", thought.trim_end()), "{said}");
+    assert!(!thought.trim().is_empty() && !said.contains("think>"), "{said}");
 }
 
 /// The lines that begin with a word, without it.
@@ -315,7 +366,7 @@ fn a_policy_is_switched_and_the_conversation_goes_on() {
     let reads: Vec<usize> = of(&noted, "[prompt ").iter().filter_map(of_line).collect();
     assert!(reads.len() == 5 && reads[2] < 20 && reads[3] > 200 && reads[4] > 30, "{noted}");
     assert!(said.contains("the next question reads the conversation again"), "{said}");
-    assert!(said.contains("what was given up is read again"), "{said}");
+    assert!(said.contains("the evicted tokens are read again"), "{said}");
     let held = of(&said, "held ");
     assert!(held.len() == 1 && held[0].contains("of them by a layer"), "{said}");
 }

@@ -309,7 +309,7 @@ fn a_session_is_opened_with_another_policy() {
             assert_eq!(second["ids"], anew["ids"]);
         }
         let (_, noted) = run(" then", &file, &["-c", "2048"]);
-        let expected = format!("{file}: tokens were given up with policy {name}, expected full: they are read again\n");
+        let expected = format!("{file}: tokens were evicted with policy {name}, expected full: they are read again\n");
         assert_eq!(noted, expected);
     }
 }

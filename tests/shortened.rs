@@ -241,7 +241,7 @@ fn what_was_given_up_head_by_head_in_another_way_is_named_and_read_again() {
         let (_, engine) = start(other, moments, page_size);
         let note = engine.load(Arc::new(Session::open(&path).unwrap()), Scope::default()).unwrap().unwrap();
         let path = path.display();
-        assert!(note.starts_with(&format!("{path}: tokens were given up with {named}")), "{note}");
+        assert!(note.starts_with(&format!("{path}: tokens were evicted with {named}")), "{note}");
         assert!(note.ends_with(": they are read again") && !note.contains('\n'), "{note}");
         let prompt = [&all[..], &tokens(9, 17)].concat();
         let request = || greedy_of(model.spec.vocab, &prompt, 20);

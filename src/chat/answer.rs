@@ -120,17 +120,16 @@ impl StopRule for AnswerText {
 }
 
 /// Carries a request out, handing text to `sink` as soon as whole characters are known. Ends early, keeping what
-/// there is, when a stop string comes or `interrupted` is set. Fails in one line.
+/// there is, when a stop string comes or `interrupted` is set; tokens that end it are the request's. Fails in one line.
 pub fn answer(
     engine: &EngineHandle,
     tokenizer: &Arc<Tokenizer>,
     request: Request,
-    stop_strings: &[String],
+    ends: Ends,
     interrupted: &AtomicBool,
     sink: &mut dyn FnMut(&str),
 ) -> Result<Answer, Failure> {
-    let (stop_tokens, stop_strings) = (request.stop_tokens.clone(), stop_strings.to_vec());
-    let ends = Ends { stop_tokens, stop_strings, shown: Vec::new() };
+    let ends = Ends { stop_tokens: request.stop_tokens.clone(), ..ends };
     let mut shown = AnswerText::new(tokenizer, request.prompt.last().copied(), ends);
     let stream = engine.submit(Request { rule: shown.rule(), ..request });
     let (mut ids, mut text, mut stopped) = (Vec::new(), String::new(), false);

@@ -4,6 +4,7 @@
 mod answer;
 mod known;
 mod saved;
+mod saying;
 
 pub use answer::{Answer, AnswerText, Ends, answer};
 pub use known::{Known, Replied};
@@ -12,8 +13,9 @@ use crate::{
     engine::{ConversationId, EngineHandle, Failure, Request},
     policy::BoundWish,
     sampling::{Sampler, SamplerParams},
-    text::{Bos, ChatTemplate, Conversation, Special, Tokenizer},
+    text::{Bos, ChatTemplate, Conversation, Dialect, ReasoningMode, Special, Tokenizer},
 };
+pub use saying::{Said, Saying};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -44,6 +46,8 @@ pub struct Chat {
     conversation: ConversationId,
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
+    /// How the model writes reasoning.
+    dialect: Dialect,
     /// Settings for the next answer.
     pub settings: ChatSettings,
     /// How many tokens the conversation holds from the next answer on, where it says other than is usual there.
@@ -69,8 +73,9 @@ impl Chat {
         settings: ChatSettings,
     ) -> Result<Self, String> {
         let conversation = engine.open()?;
+        let dialect = Dialect::of_template(template.source());
         let (messages, known, bound) = (Vec::new(), Known::default(), BoundWish::default());
-        Ok(Self { engine, conversation, tokenizer, template, settings, bound, messages, known })
+        Ok(Self { engine, conversation, tokenizer, template, dialect, settings, bound, messages, known })
     }
 
     /// What to go on with over another engine of the same model.
@@ -126,8 +131,13 @@ impl Chat {
         Some(question)
     }
 
-    /// Asks, and keeps question and answer. If nothing could be answered, the question is not kept either.
-    pub fn ask(&mut self, text: &str, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, Failure> {
+    /// Asks, and keeps question and answer, its reasoning apart as `reasoning_content`. If nothing could be answered, the question is not kept either.
+    pub fn ask(
+        &mut self,
+        text: &str,
+        interrupted: &AtomicBool,
+        sink: &mut dyn FnMut(Said<'_>),
+    ) -> Result<Answer, Failure> {
         self.messages.push(json!({"role": "user", "content": text}));
         let answer = self.answer(interrupted, sink);
         if answer.is_err() {
@@ -143,7 +153,7 @@ impl Chat {
         number: usize,
         text: &str,
         interrupted: &AtomicBool,
-        sink: &mut dyn FnMut(&str),
+        sink: &mut dyn FnMut(Said<'_>),
     ) -> Result<Answer, Failure> {
         let is_question = |(at, message): (usize, &Value)| (message["role"] == "user").then_some(at);
         let mut questions = self.messages.iter().enumerate().filter_map(is_question);
@@ -159,7 +169,7 @@ impl Chat {
     }
 
     /// Answers the last question again.
-    pub fn regenerate(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, Failure> {
+    pub fn regenerate(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(Said<'_>)) -> Result<Answer, Failure> {
         let last = self.messages.iter().rposition(|message| message["role"] == "user");
         let last = last.ok_or("there is no question to answer again")?;
         let old = self.messages.split_off(last + 1);
@@ -170,7 +180,7 @@ impl Chat {
         answer
     }
 
-    fn answer(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(&str)) -> Result<Answer, Failure> {
+    fn answer(&mut self, interrupted: &AtomicBool, sink: &mut dyn FnMut(Said<'_>)) -> Result<Answer, Failure> {
         let (text, prompt) = self.prompt()?;
         let sampler = sampler(&self.settings.params, &self.tokenizer)?;
         let request = Request {
@@ -180,9 +190,15 @@ impl Chat {
             bound: self.bound,
             ..Request::new(prompt.clone(), sampler)
         };
-        let stops = &self.settings.stop_strings;
-        let answer = answer(&self.engine, &self.tokenizer, request, stops, interrupted, sink)?;
-        self.messages.push(json!({"role": "assistant", "content": answer.text}));
+        let mut saying = Saying::new(self.dialect.reader(&text, &[], ReasoningMode::Split), sink);
+        let ends = Ends {
+            stop_strings: self.settings.stop_strings.clone(),
+            shown: self.dialect.markers().iter().filter_map(|text| self.tokenizer.id_of(text)).collect(),
+            ..Ends::default()
+        };
+        let mut say = |text: &str| saying.push(text);
+        let answer = answer(&self.engine, &self.tokenizer, request, ends, interrupted, &mut say)?;
+        self.messages.push(saying.finish());
         self.remember(text, prompt, &answer);
         Ok(answer)
     }
@@ -196,7 +212,7 @@ impl Chat {
 
     /// The text and tokens of the messages, ready for an answer.
     fn prompt(&self) -> Result<(String, Vec<u32>), String> {
-        let messages = Value::Array(self.messages.clone());
+        let messages = Value::Array(self.dialect.messages(&self.messages)?);
         let variables = self.settings.template_variables.clone();
         let text = render(&self.template, &self.tokenizer, Conversation { variables, ..Conversation::new(&messages) })?;
         let ids = self.known.encode(&self.tokenizer, &text);

@@ -7,7 +7,7 @@ use super::{
 use anyhow::{Context, anyhow};
 use kvas::{
     engine::Runner,
-    memory::plan::{Between, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, plan},
+    memory::plan::{Between, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, TooLarge, plan},
     model::{Model, placement::placement, weights},
 };
 use kvas_backend::{Backend, Placement, Program, Reference, Split, StateType, WeightDecl};
@@ -254,6 +254,11 @@ fn say_of_threads(threads: usize) {
     }
 }
 
+/// What is said of a plan that does not fit.
+pub(crate) fn too_large(flags: &ModelFlags, large: &TooLarge) -> anyhow::Error {
+    anyhow!("{}: {large}; a smaller --ctx-size or --batch-size needs less", flags.name())
+}
+
 /// Refuses contexts that the model would have to forget a part of.
 fn check_window(flags: &ModelFlags, model: &Model, context: Option<usize>) -> anyhow::Result<()> {
     let Some((window, asked)) = model.spec.window.zip(context).filter(|(window, asked)| asked > window) else {
@@ -366,7 +371,7 @@ pub(super) fn prepare_planned(
     plan: MemoryPlan,
 ) -> anyhow::Result<(Runner, MemoryPlan)> {
     let file = flags.name();
-    plan.check().map_err(|large| anyhow!("{file}: {large}; a smaller --ctx-size or --batch-size needs less"))?;
+    plan.check().map_err(|large| too_large(flags, &large))?;
     if let (Some(window), None) = (model.spec.window, flags.run.context()) {
         note(format_args!(
             "{file}: context of at most {window} tokens, its sliding window: more would not be as it was trained"

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
     engine::{DraftModel, PredictionHead, Runner},
-    memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, plan},
+    memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, TooLarge, plan},
     model::Model,
     policy::PolicyKind,
     speculation::{DEFAULT_DRAFTS, Drafter, Kind, Lookup, MOST_DRAFTS},
@@ -139,14 +139,22 @@ impl DraftFlags {
 
     /// Prepares the devices of a model and of who drafts for it.
     pub(crate) fn prepare(&self, flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Prepared> {
-        let Planned { own, second, .. } = self.plan(flags, model, wanted)?;
+        let Planned { own, second, available_bytes, .. } = self.plan(flags, model, wanted)?;
         self.check_replay(&model.program, &own)?;
+        let beside_bytes = second.as_ref().map_or(0, |(_, planned)| planned.needed_bytes());
+        // What drafts take was taken off what is available, which is not what there is.
+        let with_drafts = |large: TooLarge| TooLarge {
+            needed: large.needed + beside_bytes,
+            drafts: beside_bytes,
+            available: available_bytes,
+            ..large
+        };
+        own.check().map_err(|large| device::too_large(flags, &with_drafts(large)))?;
         let (runner, plan) = device::prepare_planned(flags, model, own)?;
         let mut drafters: Vec<Box<dyn Drafter>> = Vec::new();
         if matches!(self.spec, Spec::Auto | Spec::Ngram) {
             drafters.push(Box::new(Lookup::default()));
         }
-        let beside_bytes = second.as_ref().map_or(0, |(_, planned)| planned.needed_bytes());
         if let Some((second, planned)) = second {
             drafters.push(second.prepare(flags, model, &planned)?);
         }

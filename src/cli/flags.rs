@@ -75,7 +75,7 @@ pub(crate) struct RunFlags {
 /// Where to compute, and with how much of it.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ComputeFlags {
-    /// Threads for computing; more than the cores there are make it slower [default: the cores there are]
+    /// Threads for computing; more than the processor runs at once make it slower [default: all of those]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Where to compute
@@ -211,14 +211,15 @@ impl RunFlags {
 /// Where snapshots go that memory has no room for.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ShelfFlags {
-    /// GiB of the host's memory for snapshots, and for requests that made room for others, that the device has no room
-    /// for; on the processor it is taken from what the model may use [default: 0, on a GPU up to 4]
+    /// GiB of the host's memory for snapshots (kept prefixes), and for preempted requests, that the device has no room for;
+    /// on the processor it is taken from what the model may use [default: 0, on a GPU up to 4]
     #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     snapshot_host: Option<u32>,
-    /// Folder for snapshots that memory has no room for; they serve the next start, too [default: they are given up]
+    /// Folder for snapshots (kept prefixes) that memory has no room for; they serve the next start, too [default: they are
+    /// dropped]
     #[arg(long, value_name = "DIR")]
     snapshot_dir: Option<PathBuf>,
-    /// Most GiB of that folder; the ones not used for the longest time give way
+    /// Most GiB of that folder; the least recently used are deleted first
     #[arg(long, value_name = "GIB", default_value_t = 8, requires = "snapshot_dir", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     snapshot_disk: u32,
 }

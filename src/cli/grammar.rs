@@ -31,17 +31,20 @@ pub(crate) struct GrammarFlags {
 }
 
 impl GrammarFlags {
-    /// The constraint that was asked for, on answers that `stop_tokens` end. Errors name the flag.
+    /// The constraint that was asked for, on answers that `stop_tokens` end; if they begin with reasoning, from where
+    /// `reasoning_end` was written on. Errors name the flag.
     pub(crate) fn constraint(
         &self,
         tokenizer: &Arc<Tokenizer>,
         stop_tokens: &[u32],
+        reasoning_end: Option<&str>,
     ) -> anyhow::Result<Option<Box<dyn Constraint>>> {
         let Some((flag, grammar)) = self.asked()? else { return Ok(None) };
         let fail = |what: String| anyhow!("{flag}: {what}");
         let vocabulary = Vocabulary::new(tokenizer.clone()).map_err(fail)?;
         let compiled = compile(&vocabulary, &grammar).map_err(fail)?;
-        let stages = vec![Stage::Grammar(compiled)];
+        let reasoning = reasoning_end.map(|end| Stage::Until { end: end.into(), budget: None });
+        let stages = reasoning.into_iter().chain([Stage::Grammar(compiled)]).collect();
         Ok(Some(Box::new(AnswerConstraint::new(&vocabulary, stages, stop_tokens))))
     }
 

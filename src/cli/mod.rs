@@ -48,11 +48,12 @@ const EXAMPLES: &str = "Examples:
   kvas
   kvas convert path/to/huggingface-model -o model.gguf --type q8_0
   kvas quantize model.gguf small.gguf q4_k_m
-  kvas chat -m model.gguf
+  kvas -m model.gguf
   kvas run -m model.gguf -p \"Once upon a time\" -n 100 --temp 0
   kvas inspect model.gguf
 
-Without a command, kvas chats with the small model that comes with it. kvas COMMAND --help says more, with examples.";
+Without a command, kvas is kvas chat; without -m, it chats with the small model that comes with it. kvas COMMAND --help
+says more, with examples.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -89,6 +90,14 @@ fn spelled_out(argument: OsString) -> OsString {
     }
 }
 
+/// Whether no command is named: flags alone are those of `kvas chat`, but for those that every program has.
+fn is_chat(arguments: &[OsString]) -> bool {
+    let own = ["-h", "--help", "-V", "--version"];
+    arguments.get(1).is_none_or(|first| {
+        first.to_string_lossy().starts_with('-') && !own.iter().any(|flag| first.as_os_str() == *flag)
+    })
+}
+
 /// The exit code of a command that was interrupted.
 pub(crate) const INTERRUPTED: u8 = 130;
 
@@ -111,8 +120,8 @@ fn tell(instead: &clap::Error) -> anyhow::Result<u8> {
 /// Parses the command line and runs the command; the exit code is 0, or 130 if it was interrupted.
 pub(crate) fn main() -> anyhow::Result<u8> {
     let mut arguments: Vec<_> = std::env::args_os().map(spelled_out).collect();
-    if arguments.len() == 1 {
-        arguments.push("chat".into());
+    if is_chat(&arguments) {
+        arguments.insert(1, "chat".into());
     }
     let arguments = config::expand(arguments)?;
     let cli = match Cli::try_parse_from(arguments) {

@@ -46,7 +46,7 @@ pub(crate) struct Quantize {
     /// Take matrices that are quantised already
     #[arg(long)]
     allow_requantize: bool,
-    /// Threads [default: the cores there are]
+    /// Threads for computing [default: all that the processor runs at once]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Only list what would be written

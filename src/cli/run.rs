@@ -3,7 +3,7 @@
 use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
-    flags::{MOST_PREDICTED, ModelFlags, SamplingFlags},
+    flags::{MOST_PREDICTED, ModelFlags, SamplingFlags, TemplateFlags},
     grammar::GrammarFlags,
     note,
     policy::PolicyFlags,
@@ -14,18 +14,18 @@ use super::{
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use kvas::{
-    chat::{Answer, answer, generated, render, sampler},
-    engine::{Engine, EngineConfig, Request},
+    chat::{Answer, Ends, Said, Saying, answer, generated, render, sampler},
+    engine::{Engine, EngineConfig, Failure, Request},
     memory::Scope,
     memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
     session::{Claim, ModelId, Session, Writer},
-    stdio::show,
-    text::{Bos, Conversation, Special},
+    stdio::{aside, show},
+    text::{AnswerReader, Bos, Conversation, Dialect, ReasoningMode, Special},
 };
 use kvas_gguf::check_output;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     path::PathBuf,
     sync::{
@@ -52,16 +52,21 @@ pub(crate) struct Run {
     /// Do not stop at the end of the answer
     #[arg(long)]
     ignore_eos: bool,
-    /// The prompt is a message: render it with the model's chat template
+    /// The prompt is a message: render it with the model's chat template. Reasoning goes to stderr
     #[arg(long)]
     chat: bool,
+    /// System message before it, with --chat
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    #[command(flatten)]
+    template: TemplateFlags,
     /// A text that ends the answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]
     reverse_prompt: Vec<String>,
     /// A file to go on from, if it is there: the prompt follows what it holds; then all is kept in it
     #[arg(long, value_name = "FILE", conflicts_with = "chat")]
     session: Option<PathBuf>,
-    /// Print one JSON object: prompt_ids, ids, text, finish_reason, timings
+    /// Print one JSON object: prompt_ids, ids, text, reasoning_content if there is any, finish_reason, timings
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -90,6 +95,29 @@ struct Prompt {
     ids: Option<Vec<u32>>,
 }
 
+/// A message as a prompt.
+struct Rendered {
+    dialect: Dialect,
+    text: String,
+}
+
+impl Rendered {
+    /// What ends the reasoning that an answer begins with, if it does.
+    fn reasoning_end(&self) -> Option<&str> {
+        self.dialect.reasoning_end().filter(|_| self.dialect.is_reasoning(&self.text))
+    }
+
+    /// Takes an answer apart.
+    fn reader(&self) -> AnswerReader {
+        self.dialect.reader(&self.text, &[], ReasoningMode::Split)
+    }
+
+    /// Control tokens that say what is reasoning.
+    fn markers(&self, model: &Model) -> Vec<u32> {
+        self.dialect.markers().iter().filter_map(|text| model.tokenizer.id_of(text)).collect()
+    }
+}
+
 impl Run {
     pub(crate) fn run(self) -> anyhow::Result<u8> {
         let params = self.sampling.params()?;
@@ -98,14 +126,16 @@ impl Run {
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
-        let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens)?;
         let id = ModelId::of(&model.file);
         // As it is when it is read: what others write meanwhile is not replaced.
         let claim = self.session.as_deref().map(Claim::new);
         let known = self.known(&id)?;
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
-        let prompt = [tokens, &self.prompt_ids(&model, tokens)?].concat();
+        let (ids, rendered) = self.prompt_ids(&model, tokens)?;
+        let prompt = [tokens, &ids].concat();
         check_ids(&model, &prompt)?;
+        let reasoning_end = rendered.as_ref().and_then(Rendered::reasoning_end);
+        let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens, reasoning_end)?;
         let asked = usize::try_from(self.predict).ok();
         let trained = model.spec.context_length;
         let needed = asked.map(|tokens| prompt.len().saturating_add(tokens + 1).max(4096).min(trained));
@@ -131,25 +161,58 @@ impl Run {
         let interrupted = Arc::new(AtomicBool::new(false));
         let set = interrupted.clone();
         ctrlc::set_handler(move || set.store(true, Ordering::Relaxed)).context("cannot listen for Ctrl-C")?;
-        let mut written = Ok(());
-        let mut sink = |text: &str| {
-            if !self.json && written.is_ok() {
-                written = show(text);
-                // Nobody reads any more: there is no point in going on.
-                interrupted.store(written.is_err() || interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
+        let ends = Ends {
+            stop_strings: self.reverse_prompt.clone(),
+            shown: rendered.as_ref().map_or(Vec::new(), |rendered| rendered.markers(&model)),
+            ..Ends::default()
         };
-        let stops = &self.reverse_prompt;
-        let done = answer(&engine, &model.tokenizer, request, stops, &interrupted, &mut sink);
-        written?;
-        let done = done?;
+        let ask = |sink: &mut dyn FnMut(&str)| answer(&engine, &model.tokenizer, request, ends, &interrupted, sink);
+        let (done, message) = self.listen(rendered.as_ref(), &interrupted, ask)?;
         if let Some(claim) = &claim {
             let generated = generated(&done.ids, &model.tokenizer);
             let writer = Writer::claimed(claim, &id, [&prompt, generated].concat(), String::new());
             engine.save(conversation, writer).map_err(fail)?;
         }
-        self.report(&prompt, &done)?;
+        self.report(&prompt, &done, message.as_ref())?;
         Ok(if done.finish == Finish::Cancelled { INTERRUPTED } else { 0 })
+    }
+
+    /// Shows an answer while it comes; it, and its message if what was asked was one.
+    fn listen(
+        &self,
+        rendered: Option<&Rendered>,
+        interrupted: &AtomicBool,
+        ask: impl FnOnce(&mut dyn FnMut(&str)) -> Result<Answer, Failure>,
+    ) -> anyhow::Result<(Answer, Option<Value>)> {
+        let (mut written, mut is_thinking) = (Ok(()), false);
+        let mut sink = |said: Said<'_>| match said {
+            Said::Reasoning(_) | Said::Answer(_) if self.json || written.is_err() => {}
+            Said::Reasoning(text) => {
+                is_thinking = true;
+                aside(text);
+            }
+            Said::Answer(text) => {
+                if std::mem::take(&mut is_thinking) {
+                    aside("\n\n");
+                }
+                written = show(text);
+                // Nobody reads any more: there is no point in going on.
+                interrupted.store(written.is_err() || interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        };
+        let (done, message) = match rendered {
+            Some(rendered) => {
+                let mut saying = Saying::new(rendered.reader(), &mut sink);
+                let done = ask(&mut |text| saying.push(text));
+                (done, Some(saying.finish()))
+            }
+            None => (ask(&mut |text| sink(Said::Answer(text))), None),
+        };
+        written?;
+        if is_thinking {
+            aside("\n");
+        }
+        Ok((done?, message))
     }
 
     /// The session to go on from.
@@ -163,15 +226,19 @@ impl Run {
         Ok(Some(session))
     }
 
-    /// The tokens of the prompt, which follow `known`.
-    fn prompt_ids(&self, model: &Model, known: &[u32]) -> anyhow::Result<Vec<u32>> {
+    /// The tokens of the prompt, which follow `known`, and its text if it is a message.
+    fn prompt_ids(&self, model: &Model, known: &[u32]) -> anyhow::Result<(Vec<u32>, Option<Rendered>)> {
+        let (template, variables) = (self.template.template()?, self.template.variables()?);
+        if !self.chat && (template.is_some() || variables.is_some()) {
+            bail!("--chat-template-file and --chat-template-kwargs, expected --chat as well");
+        }
         let text = match (&self.prompt.prompt, &self.prompt.file, &self.prompt.ids) {
             (Some(text), _, _) => text.clone(),
             (_, Some(path), _) => text_of(path)?,
             (_, _, Some(ids)) if self.chat => {
                 bail!("--chat renders text, expected -p or -f and not --ids ({})", ids.len())
             }
-            (_, _, Some(ids)) => return Ok(ids.clone()),
+            (_, _, Some(ids)) => return Ok((ids.clone(), None)),
             (None, None, None) => bail!("expected one of -p, -f and --ids"),
         };
         if !self.chat {
@@ -182,21 +249,26 @@ impl Run {
             if ids.is_empty() && known.is_empty() {
                 bail!("the prompt is empty and this model adds no first token, expected some text");
             }
-            return Ok(ids);
+            return Ok((ids, None));
         }
-        let messages = json!([{"role": "user", "content": text}]);
-        let conversation = Conversation::new(&messages);
-        let text = render(&model.template()?, &model.tokenizer, conversation).map_err(|what| anyhow!(what))?;
-        Ok(model.tokenizer.encode(&text, Special::Parse, Bos::Add))
+        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
+        let messages: Value = system.chain([json!({"role": "user", "content": text})]).collect();
+        let template = template.map_or_else(|| model.template(), Ok)?;
+        let variables = variables.unwrap_or_default();
+        let conversation = Conversation { variables, ..Conversation::new(&messages) };
+        let text = render(&template, &model.tokenizer, conversation).map_err(|what| anyhow!(what))?;
+        let ids = model.tokenizer.encode(&text, Special::Parse, Bos::Add);
+        Ok((ids, Some(Rendered { dialect: Dialect::of_template(template.source()), text })))
     }
 
-    fn report(&self, prompt: &[u32], done: &Answer) -> std::io::Result<()> {
+    fn report(&self, prompt: &[u32], done: &Answer, message: Option<&Value>) -> std::io::Result<()> {
         let timings = &done.timings;
         if self.json {
-            let object = json!({
+            let text = message.and_then(|message| message["content"].as_str());
+            let mut object = json!({
                 "prompt_ids": prompt,
                 "ids": done.ids,
-                "text": done.text,
+                "text": text.unwrap_or(&done.text),
                 "finish_reason": done.finish.name(),
                 "timings": {
                     "prompt_n": timings.prompt_tokens,
@@ -208,6 +280,9 @@ impl Run {
                     "draft_n_accepted": timings.accepted_tokens,
                 },
             });
+            if let Some(reasoning) = message.and_then(|message| message.get("reasoning_content")) {
+                object["reasoning_content"] = reasoning.clone();
+            }
             return print(format_args!("{object}"));
         }
         print(format_args!(""))?;

@@ -62,7 +62,7 @@ pub(crate) fn text_windows(
     let most = most.map_or(usize::MAX, |most| most as usize);
     let mut windows: Vec<Vec<u32>> = ids.chunks_exact(length).take(most).map(<[u32]>::to_vec).collect();
     if windows.is_empty() {
-        bail!("{path}: {} tokens, expected at least one window of {length}", ids.len());
+        bail!("{path}: {} tokens, expected at least one window of {length}; -c N makes windows shorter", ids.len());
     }
     // A model that expects a first token gets it in every window, in place of the one there.
     if let (true, Some(bos)) = (model.tokenizer.adds_bos(), model.tokenizer.roles().bos) {

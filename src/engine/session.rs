@@ -167,7 +167,7 @@ impl Engine {
         let expected = here.as_ref().map_or(HELD, |(_, policy)| policy);
         let Some((keeping, _)) = here.as_ref().filter(|(_, here)| here == policy) else {
             let unlike = difference(policy, expected);
-            return Ok(Some(format!("{path}: tokens were given up with {unlike}: they are read again")));
+            return Ok(Some(format!("{path}: tokens were evicted with {unlike}: they are read again")));
         };
         let of_runner = (self.runner.program(), self.runner.limits());
         session.check_shortened(of_runner, keeping).map_err(|error| error.to_string())?;

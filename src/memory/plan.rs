@@ -5,6 +5,7 @@
 use super::by_layers::ByLayers;
 pub use super::clamp::Clamp;
 use crate::model::replay_traffic::{self, Elements};
+use indicatif::HumanBytes;
 use kvas_backend::{
     CHUNK, KvType, Limits, Program, Replay, StateType, StoreDecl,
     store::{Decay, Positions, Segments},
@@ -84,8 +85,10 @@ pub struct Carried {
 /// The least that was asked for does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{needed} bytes are needed (weights {weights}, pages {pages}, states {states}, snapshots {snapshots}, \
-     activations {activations}, scratch {scratch}), {available} are available"
+    "{} are needed (weights {}, keys and values {}, states {}, snapshots {}, activations {}, scratch {}, drafts {}), {} are \
+     available",
+    HumanBytes(*needed), HumanBytes(*weights), HumanBytes(*pages), HumanBytes(*states), HumanBytes(*snapshots),
+    HumanBytes(*activations), HumanBytes(*scratch), HumanBytes(*drafts), HumanBytes(*available)
 )]
 pub struct TooLarge {
     /// All of it.
@@ -102,6 +105,8 @@ pub struct TooLarge {
     pub activations: u64,
     /// What the backend takes for itself.
     pub scratch: u64,
+    /// What who drafts takes beside the model.
+    pub drafts: u64,
     /// What there is.
     pub available: u64,
 }
@@ -192,6 +197,7 @@ impl MemoryPlan {
             snapshots: self.snapshots_bytes(),
             activations: self.activations_bytes.saturating_add(self.carried.here_bytes),
             scratch: self.scratch_bytes,
+            drafts: 0,
             available: self.available_bytes,
         })
     }

@@ -5,24 +5,25 @@ mod command;
 mod draw;
 mod editor;
 mod policy;
+mod setting;
+mod voice;
 
 pub use editor::Colour;
 pub use policy::{Asked, Known, Policies};
 
 use crate::{
-    chat::{Answer, Chat, ChatSettings, Talk},
+    chat::{Answer, Chat, Said, Talk},
     engine::{Failure, Timings},
     memory::{Held, Usage},
     scheduler::Finish,
     session::{Claim, ModelId},
-    stdio::{note, print, show, shown},
+    stdio::{note, print},
 };
 use command::{COMMANDS, Command, Input, numbered, parse, path};
 use draw::Canvas;
 use editor::{Prompt, Typed};
 use policy::Switched;
 use rustyline::error::ReadlineError;
-use serde_json::{Value, json};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -31,6 +32,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+use voice::{Voice, told};
 
 /// Sizes that the statistics are printed in.
 #[derive(Debug, Clone, Copy)]
@@ -224,13 +226,14 @@ impl Repl {
     /// Streams an answer, then says what it cost.
     fn answer(
         &mut self,
-        ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(&str)) -> Result<Answer, Failure>,
+        ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(Said<'_>)) -> Result<Answer, Failure>,
     ) -> io::Result<()> {
         self.interrupted.store(false, Ordering::Relaxed);
         let mut written = Ok(());
-        let mut sink = |text: &str| {
+        let mut voice = Voice::new(self.settings.colour);
+        let mut sink = |said: Said<'_>| {
             if written.is_ok() {
-                written = show(text);
+                written = voice.say(said);
                 // Nobody reads any more: there is no point in going on.
                 self.interrupted.store(written.is_err() || self.interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }
@@ -322,15 +325,8 @@ impl Repl {
     }
 
     fn set(&mut self, argument: &str) -> Result<String, String> {
-        let (name, value) =
-            argument.split_once(char::is_whitespace).ok_or("/set wants a name and a value; /show lists the names")?;
-        let mut all = self.chat.settings.to_json();
-        let slot = all.get_mut(name).ok_or_else(|| format!("{name} is no setting; /show lists them"))?;
-        // Numbers, lists and objects are JSON; anything else is text.
-        let value = value.trim();
-        *slot = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
-        let said = format!("{name} = {slot}");
-        self.chat.settings = ChatSettings::of_json(all).map_err(|error| format!("{name}: {error}"))?;
+        let (settings, said) = setting::set(&self.chat.settings, argument)?;
+        self.chat.settings = settings;
         Ok(said)
     }
 
@@ -340,18 +336,7 @@ impl Repl {
                 let lines = self.chat.settings.to_json().into_iter().map(|(name, value)| format!("{name:22} {value}"));
                 Ok(lines.collect::<Vec<_>>().join("\n"))
             }
-            "messages" => {
-                let mut questions = 0;
-                let mut line = |message: &Value| {
-                    let text = |name: &str| message[name].as_str().unwrap_or_default();
-                    let number = (text("role") == "user").then(|| {
-                        questions += 1;
-                        format!(" {questions}")
-                    });
-                    format!("{}{}: {}", text("role"), number.unwrap_or_default(), shown(text("content")))
-                };
-                Ok(self.chat.messages().iter().map(&mut line).collect::<Vec<_>>().join("\n"))
-            }
+            "messages" => Ok(told(self.chat.messages())),
             other => Err(format!("/show {other}, expected nothing or messages")),
         }
     }

@@ -126,7 +126,7 @@ impl Policies {
             .find(|sequence| sequence.conversation == Some(chat.conversation()))
             .is_some_and(|sequence| sequence.held.iter().any(|held| *held < sequence.tokens));
         match (is_full, gave_up) {
-            (true, true) => "; what was given up is read again with the next question".into(),
+            (true, true) => "; the evicted tokens are read again with the next question".into(),
             (true, false) | (false, _) => String::new(),
         }
     }

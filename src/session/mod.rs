@@ -175,6 +175,13 @@ struct Sections {
 impl Sections {
     fn read(bytes: &[u8]) -> Result<Self, Fault> {
         let damaged = || (HEADER.to_string(), "its checksum is wrong, expected a whole session file".to_string());
+        // All begin with the length of an object.
+        if bytes.get(8).is_some_and(|first| *first != b'{') {
+            return fault(
+                HEADER,
+                "it is that of another kind of file, expected a session as /save or --session writes it",
+            );
+        }
         let length = bytes.first_chunk().map(|length| u64::from_le_bytes(*length)).ok_or_else(damaged)?;
         let data = usize::try_from(length).ok().and_then(|length| length.checked_add(8)).ok_or_else(damaged)?;
         let (header, checksum) = bytes.get(..data).zip(bytes.last_chunk()).ok_or_else(damaged)?;

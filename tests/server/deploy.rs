@@ -106,7 +106,7 @@ fn the_image_starts_answers_and_stops() {
     command.envs([("KVAS_MODEL", MODEL), ("KVAS_PORT", "0"), ("KVAS_CTX_SIZE", "256"), ("KVAS_DEVICE", "cpu")]);
     let mut server = Process::of(command);
     let check = instruction("HEALTHCHECK");
-    let path = check.split("http://127.0.0.1:8080").nth(1).unwrap().split(' ').next().unwrap();
+    let path = check.split("http://127.0.0.1:$KVAS_PORT").nth(1).unwrap().split(' ').next().unwrap();
     assert_eq!(server.get(path).ok()["status"], "ok");
     let body = serde_json::json!({"prompt": "Hi", "max_tokens": 2});
     server.post("/v1/completions", &body).rest().ok();

@@ -71,7 +71,7 @@ fn a_slot_that_is_read_again_says_why() {
     assert_eq!(again["note"], Value::Null, "{again}");
     let plain = Host::start(2, |settings, _| settings.slot_save_path = Some(folder.clone()));
     let restored = plain.post("/slots/1?action=restore", &file).ok();
-    let note = "story.kv: tokens were given up with policy slake, expected full: they are read again";
+    let note = "story.kv: tokens were evicted with policy slake, expected full: they are read again";
     assert_eq!((&restored["note"], &restored["n_restored"]), (&json!(note), &again["n_restored"]));
     let mut bytes = std::fs::read(folder.join("story.kv")).unwrap();
     let middle = bytes.len() / 2;

@@ -18,23 +18,23 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Keys and values")]
 pub(crate) struct PolicyFlags {
-    /// What becomes of keys and values that are hardly read
+    /// What becomes of keys and values (the KV cache) that are hardly read
     #[arg(long, value_enum, default_value_t = KvPolicy::Full)]
     kv_policy: KvPolicy,
-    /// Tokens that a layer holds of a sequence with --kv-policy slake, on average; what is kept of the others counts as
-    /// the tokens it takes the room of [default: 1024]
+    /// Tokens whose keys and values a layer holds per sequence with --kv-policy slake, on average over the layers; the
+    /// summary of the evicted ones counts as the tokens it takes the room of [default: 1024]
     #[arg(long, value_name = "N")]
     kv_budget: Option<u32>,
-    /// Last queries that say what is read, and last tokens that stay [default: 32]
+    /// How many of the last queries decide what is evicted; as many last tokens are never evicted [default: 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=128))]
     slake_window: Option<u16>,
-    /// First tokens that stay [default: 4]
+    /// First tokens (attention sinks) that are never evicted [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
     slake_sinks: Option<u16>,
-    /// What tokens and layers are compared by [default: cake]
+    /// How it is decided which tokens are evicted and how many each layer holds [default: cake]
     #[arg(long, value_enum)]
     slake_score: Option<SlakeScore>,
-    /// How the sums of what is given up are stored; off: what is given up is gone [default: f32]
+    /// How the summary of evicted tokens is stored; off: evicted tokens leave nothing behind [default: f32]
     #[arg(long, value_enum)]
     slake_moments: Option<Moments>,
     /// Exponent of how far weights and values would move, for --slake-score vabs [default: by the name in the file, 0.4 and
@@ -47,7 +47,7 @@ pub(crate) struct PolicyFlags {
     /// Weight of the variance over the queries in the score of a token [default: 200]
     #[arg(long, value_name = "X")]
     slake_gamma: Option<f32>,
-    /// Most by which what is given up counts for more than its mean says, in nats [default: 0]
+    /// How much more than its mean key says the summary of evicted tokens may count, at most, in nats [default: 0]
     #[arg(long, value_name = "X")]
     mass_cap: Option<f32>,
     #[command(flatten)]
@@ -57,12 +57,12 @@ pub(crate) struct PolicyFlags {
 /// What becomes of keys and values that are hardly read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum KvPolicy {
-    /// They are held
+    /// All of them are held
     #[default]
     Full,
-    /// They are given up, head by head, and summed up
+    /// The least read are evicted, head by head, and a summary of them is kept
     Slake,
-    /// They are absorbed, segment by segment, into a memory that the model has gates for
+    /// All but the first and last tokens are absorbed, segment by segment, into a memory that the model has gates for
     Edgeinfinite,
 }
 
@@ -77,7 +77,7 @@ enum SlakeScore {
     Window,
 }
 
-/// How the sums of what is given up are stored.
+/// How the summary of evicted tokens is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Moments {
     /// 4 bytes
