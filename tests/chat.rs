@@ -3,12 +3,12 @@
 use crate::golden::{converted, fixture};
 use kvas::{
     chat::{Chat, ChatSettings, Said},
-    engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Pooling, Request, Score, Stream},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Pooling, PromptOutput, Request, Stream},
     memory::{Miss, Scope},
     model::Model,
     sampling::{Sampler, SamplerParams},
     scheduler::Finish,
-    session::{ModelId, Shelf, Shelved},
+    session::{ModelId, OffloadCache, OffloadUsage},
 };
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
@@ -28,13 +28,13 @@ fn limits(snapshots: usize) -> Limits {
     Limits { context: 0, rows: 32, outputs: 8, pages, page_size: 4, slots, snapshots, replay, kv_type, state_type }
 }
 
-fn engine_with(model: &Model, snapshots: usize, shelf: Option<Shelf>) -> EngineHandle {
-    engine_of(model, limits(snapshots), shelf)
+fn engine_with(model: &Model, snapshots: usize, offload_cache: Option<OffloadCache>) -> EngineHandle {
+    engine_of(model, limits(snapshots), offload_cache)
 }
 
-fn engine_of(model: &Model, limits: Limits, shelf: Option<Shelf>) -> EngineHandle {
+fn engine_of(model: &Model, limits: Limits, offload_cache: Option<OffloadCache>) -> EngineHandle {
     let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { shelf, ..EngineConfig::new(CONTEXT) })
+    Engine::start(runner, EngineConfig { offload_cache, ..EngineConfig::new(CONTEXT) })
 }
 
 fn settings() -> ChatSettings {
@@ -161,38 +161,45 @@ fn who_makes_room_goes_on_from_the_memory_of_the_host() {
             let sampler = Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
             Request { max_tokens: 150, scope, ..Request::new(prompt, sampler) }
         };
-        let run = |shelf: Option<Shelf>, scope: Scope| {
+        let run = |offload_cache: Option<OffloadCache>, scope: Scope| {
             // Each needs up to 571 tokens in pages of 4; there is room for 800.
             let pages = 1 + page_stores * 800 / 4;
-            let engine = engine_of(&model, Limits { pages, ..limits(3) }, shelf);
+            let engine = engine_of(&model, Limits { pages, ..limits(3) }, offload_cache);
             let streams: Vec<_> = (0..4).map(|number| engine.submit(request(number, scope))).collect();
             let answers: Vec<_> = streams.iter().map(|stream| whole(name, stream)).collect();
             let stats = engine.stats().unwrap();
-            (answers, stats.steps.preemptions, stats.tokens_read, stats.shelf)
+            (answers, stats.steps.preemptions, stats.tokens_read, stats.offload_cache)
         };
         let least = (0..4).map(|number| 400 + 7 * number + 149).sum::<u64>();
         let (expected, preemptions, read, _) = run(None, Scope::default());
         assert!(preemptions > 0 && read > least + 200, "{name}: {preemptions} made room, {read} tokens were read");
         for scope in [Scope::default(), Scope(7)] {
-            let (answers, preemptions, read, shelf) = run(Some(Shelf::in_memory(&id, 1 << 30)), scope);
+            let (answers, preemptions, read, offload_cache) = run(Some(OffloadCache::in_memory(&id, 1 << 30)), scope);
             assert_eq!(answers, expected, "{name}");
             let twice = read - least;
             assert!(
                 preemptions > 0 && twice < 128 * preemptions,
                 "{name}: {preemptions} made room, {twice} read twice"
             );
-            assert!(shelf.is_some_and(|shelf| shelf.host.count > 0 && shelf.failure.is_none()), "{name}");
+            assert!(
+                offload_cache
+                    .is_some_and(|offload_cache| offload_cache.host.count > 0 && offload_cache.failure.is_none()),
+                "{name}"
+            );
         }
         // What the host has no room for goes to the folder, if everybody may know it.
         let temporary = crate::temporary::folder();
         let folder = temporary.path().join("host");
         for (scope, is_kept) in [(Scope::default(), true), (Scope(7), false)] {
-            let shelf = Shelf::in_memory(&id, 40 << 10).with_folder(&folder, 1 << 30).unwrap();
-            let (answers, _, _, shelf) = run(Some(shelf), scope);
+            let offload_cache = OffloadCache::in_memory(&id, 40 << 10).with_folder(&folder, 1 << 30).unwrap();
+            let (answers, _, _, offload_cache) = run(Some(offload_cache), scope);
             assert_eq!(answers, expected, "{name}");
-            let shelf = shelf.unwrap();
-            assert!(shelf.host.bytes <= 40 << 10 && shelf.failure.is_none(), "{name}: {shelf:?}");
-            assert_eq!(shelf.disk.unwrap().count > 0, is_kept, "{name}: {shelf:?}");
+            let offload_cache = offload_cache.unwrap();
+            assert!(
+                offload_cache.host.bytes <= 40 << 10 && offload_cache.failure.is_none(),
+                "{name}: {offload_cache:?}"
+            );
+            assert_eq!(offload_cache.disk.unwrap().count > 0, is_kept, "{name}: {offload_cache:?}");
             std::fs::remove_dir_all(&folder).unwrap();
         }
     }
@@ -236,7 +243,7 @@ fn scores_do_not_depend_on_who_had_to_make_room() {
     let sampler = || Sampler::new(SamplerParams::greedy(), model.spec.vocab, &[]).unwrap();
     let prompt = |length: u32, seed: u32| (0..length).map(|i| (i * 37 + seed) % 500).collect();
     let limits = Limits { pages: 1 + 200 / 4, outputs: 20, ..limits(0) };
-    for score in [Score::Probabilities(0), Score::Hidden(Pooling::Mean)] {
+    for score in [PromptOutput::Probabilities(0), PromptOutput::Hidden(Pooling::Mean)] {
         let scored = |engine: &EngineHandle| {
             let request = Request { max_tokens: 0, score: Some(score), ..Request::new(prompt(150, 7), sampler()) };
             engine.submit(request)
@@ -255,7 +262,7 @@ fn scores_do_not_depend_on_who_had_to_make_room() {
         };
         let engine = engine_of(&model, limits, None);
         let alone = hear(scored(&engine));
-        assert_eq!(alone.len(), if score == Score::Probabilities(0) { 149 } else { model.spec.width });
+        assert_eq!(alone.len(), if score == PromptOutput::Probabilities(0) { 149 } else { model.spec.width });
         // The older one grows while the other is read.
         let older = engine.submit(Request { max_tokens: 60, ..Request::new(prompt(60, 3), sampler()) });
         let beside = hear(scored(&engine));
@@ -394,11 +401,11 @@ fn prefixes_that_gave_way_come_back_from_disk() {
         let id = ModelId::of(&model.file);
         let vocab = model.spec.vocab as u32;
         let prompt = |seed: u32| (0..300).map(|i| (i * 7 + seed * 131 + 3) % vocab).collect::<Vec<u32>>();
-        let open = |bytes| Shelf::in_memory(&id, 0).with_folder(&folder, bytes).unwrap();
+        let open = |bytes| OffloadCache::in_memory(&id, 0).with_folder(&folder, bytes).unwrap();
         let engine = engine_with(&model, 2, Some(open(1 << 30)));
         let first: Vec<_> = (0..4).map(|seed| fresh_answer(&engine, vocab, &prompt(seed))).collect();
         assert!(first.iter().all(|(_, read)| *read == 300), "{name}: nothing is known yet");
-        let stats = engine.stats().unwrap().shelf.unwrap();
+        let stats = engine.stats().unwrap().offload_cache.unwrap();
         let files = stats.disk.unwrap();
         assert!(files.count >= 2 && files.bytes > 0 && stats.failure.is_none(), "{name}: {stats:?}");
         for (seed, (answer, _)) in first.iter().enumerate().take(2) {
@@ -423,7 +430,7 @@ fn prefixes_that_gave_way_come_back_from_disk() {
         drop(engine);
         assert_eq!(
             open(1).in_folder_usage(),
-            Some(Shelved::default()),
+            Some(OffloadUsage::default()),
             "{name}: what is more than the budget is removed"
         );
         assert_eq!(files().count(), 0, "{name}");
@@ -439,15 +446,15 @@ fn a_folder_for_prefixes_that_is_gone_is_made_anew() {
     let model = converted(&fixture("qwen35"), Quant::F32);
     let vocab = model.spec.vocab as u32;
     let prompt = |seed: u32| (0..300).map(|i| (i * 7 + seed * 131 + 3) % vocab).collect::<Vec<u32>>();
-    let shelf = Shelf::in_memory(&ModelId::of(&model.file), 0).with_folder(&folder, 1 << 30).unwrap();
-    let engine = engine_with(&model, 2, Some(shelf));
+    let offload_cache = OffloadCache::in_memory(&ModelId::of(&model.file), 0).with_folder(&folder, 1 << 30).unwrap();
+    let engine = engine_with(&model, 2, Some(offload_cache));
     let first: Vec<_> = (0..4).map(|seed| fresh_answer(&engine, vocab, &prompt(seed))).collect();
     std::fs::remove_dir_all(&folder).unwrap();
     // What is no more is read again, and kept when it gives way.
     for (seed, answer) in (0..).zip(&first).chain((0..).zip(&first)) {
         assert_eq!(fresh_answer(&engine, vocab, &prompt(seed)).0, answer.0);
     }
-    assert_eq!(engine.stats().unwrap().shelf.unwrap().failure, None);
+    assert_eq!(engine.stats().unwrap().offload_cache.unwrap().failure, None);
     assert!(std::fs::read_dir(&folder).unwrap().count() >= 2);
     assert_eq!(fresh_answer(&engine, vocab, &prompt(0)), (first[0].0.clone(), 1), "it comes back");
     std::fs::remove_dir_all(&folder).unwrap();
@@ -464,19 +471,19 @@ fn a_long_text_leaves_memory_once_and_serves_in_parts() {
         let text = |seed: u32, length: u32| (0..length).map(|i| (i * 37 + seed * 11) % 500).collect::<Vec<u32>>();
         // Either of two texts of 1000 tokens fits.
         let limits = Limits { pages: 1 + page_stores * 1200 / 4, ..limits(24) };
-        let start = |shelf| {
+        let start = |offload_cache| {
             let runner = model.prepare(Box::new(Cpu::new(2)), limits, &mut |_, _| {}).unwrap();
-            Engine::start(runner, EngineConfig { shelf, snapshot_every: 64, ..EngineConfig::new(CONTEXT) })
+            Engine::start(runner, EngineConfig { offload_cache, snapshot_every: 64, ..EngineConfig::new(CONTEXT) })
         };
         let mut parting = text(1, 700);
         parting.extend(text(2, 40));
         let expected = fresh_answer(&start(None), vocab, &parting).0;
-        let engine = start(Some(Shelf::in_memory(&id, 1 << 30)));
+        let engine = start(Some(OffloadCache::in_memory(&id, 1 << 30)));
         fresh_answer(&engine, vocab, &text(1, 1000));
         let whole = engine.stats().unwrap();
         assert!(whole.usage.snapshots.held > 12, "{name}: {:?}", whole.usage.snapshots);
         fresh_answer(&engine, vocab, &text(3, 1000));
-        let host = engine.stats().unwrap().shelf.unwrap().host;
+        let host = engine.stats().unwrap().offload_cache.unwrap().host;
         assert_eq!(host.count, 1, "{name}: {host:?}, a text");
         let (answer, read) = fresh_answer(&engine, vocab, &parting);
         assert_eq!(answer, expected, "{name}");
@@ -494,7 +501,7 @@ fn what_comes_back_from_the_host_is_made_room_for_by_who_is_idle() {
         let (id, vocab) = (ModelId::of(&model.file), model.spec.vocab);
         let text = |seed: u32, length: u32| (0..length).map(|i| (i * 37 + seed * 11) % 500).collect::<Vec<u32>>();
         let limits = Limits { pages: 1 + page_stores * 1000 / 4, ..limits(4) };
-        let engine = engine_of(&model, limits, Some(Shelf::in_memory(&id, 1 << 30)));
+        let engine = engine_of(&model, limits, Some(OffloadCache::in_memory(&id, 1 << 30)));
         let talks: Vec<_> = (0..4).map(|_| engine.open().unwrap()).collect();
         let ask = |talk: usize, prompt: Vec<u32>| {
             let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[]).unwrap();
@@ -512,6 +519,6 @@ fn what_comes_back_from_the_host_is_made_room_for_by_who_is_idle() {
         (0..3).for_each(|talk| assert_eq!(ask(talk, text(2 + talk as u32, 310)), 0, "{name}"));
         let stats = engine.stats().unwrap();
         assert!(stats.usage.pages.held > 3 * page_stores * 300 / 4, "{name}: {stats:?}");
-        assert_eq!(ask(3, text(1, 410)), 399, "{name}: {:?}", engine.stats().unwrap().shelf);
+        assert_eq!(ask(3, text(1, 410)), 399, "{name}: {:?}", engine.stats().unwrap().offload_cache);
     }
 }

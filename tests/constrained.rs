@@ -99,7 +99,7 @@ fn answers_fit_their_schema_whatever_is_sampled() {
 /// Of an answer that begins with reasoning a schema binds what comes after it, and reasoning is no part of the text.
 #[test]
 fn a_schema_leaves_reasoning_alone() {
-    let template = std::env::temp_dir().join(format!("kvas-thinking-{}", std::process::id()));
+    let template = crate::temporary::file(".jinja");
     let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ word }} assistant: <think>\n";
     std::fs::write(&template, source).unwrap();
     let file = template.display().to_string();
@@ -119,7 +119,6 @@ fn a_schema_leaves_reasoning_alone() {
     assert!(count(&longer) > count(&plain), "{longer}");
     let refused = fails(&["run", "-p", "One.", "--chat-template-file", &file]);
     assert!(refused.ends_with("expected --chat as well"), "{refused}");
-    std::fs::remove_file(&template).unwrap();
 }
 
 #[test]

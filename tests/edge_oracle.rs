@@ -1,4 +1,4 @@
-//! Sequences that give up segments, against the float64 oracle: with gates and a memory, and with moments.
+//! Sequences that evict segments, against the float64 oracle: with gates and a memory, and with moments.
 
 use crate::edgeinfinite::{MEMORIES, NOTHING, read_prompt};
 use kvas::{

@@ -1,4 +1,4 @@
-//! Sequences that give up segments: against the plain model, in conversations, beside others, and as a user asks for
+//! Sequences that evict segments: against the plain model, in conversations, beside others, and as a user asks for
 //! them.
 
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Request, Runner, score, score_segments},
     model::{Model, lower::lower_segments},
-    policy::{Absorbing, BoundWish, Keeping, PolicyKind, Progress, Schedule},
+    policy::{Absorbing, BoundOverrides, EvictionPolicy, PolicyKind, Schedule, SegmentProgress},
     sampling::{Sampler, SamplerParams},
 };
 use kvas_backend::{
@@ -50,7 +50,8 @@ pub(crate) fn read_prompt(runner: &mut Runner, tokens: &[u32], schedule: &Schedu
         runner.keep_segments(&mut memory, id, (schedule, known)).unwrap();
         let (committed, held) = (memory.committed(id), memory.held(id));
         assert!(held <= schedule.most(), "{held} tokens are held");
-        let rows = schedule.until_due(Progress { committed, held, known }).min(known - committed).min(batch as u32);
+        let rows =
+            schedule.until_due(SegmentProgress { committed, held, known }).min(known - committed).min(batch as u32);
         runner.apply(&memory.reserve(id, rows).unwrap()).unwrap();
         let mut step = Step::default();
         let tokens = &tokens[committed as usize..][..rows as usize];
@@ -124,7 +125,7 @@ pub(crate) fn plain() -> Model {
     Model::open(&gated_file(), None).unwrap()
 }
 
-/// The model that gives up segments, and how.
+/// The model that evicts segments, and how.
 pub(crate) fn gated(absorbing: Absorbing) -> (Model, Schedule) {
     keeping(SegmentMemory::Matrix(MemoryKeys::Rotated), absorbing)
 }
@@ -197,7 +198,7 @@ fn engine(model: &Model, keeping: Option<Schedule>, pages: usize) -> EngineHandl
 }
 
 fn engine_of(runner: Runner, keeping: Option<Schedule>) -> EngineHandle {
-    let bound = keeping.map(Keeping::Segments);
+    let bound = keeping.map(EvictionPolicy::Segments);
     Engine::start(runner, EngineConfig { bound, snapshot_every: 32, ..EngineConfig::new(CONTEXT) })
 }
 
@@ -324,8 +325,10 @@ fn a_conversation_goes_back_and_never_mixes_what_it_holds_with_what_it_does_not(
     let (all, some) = (engine(&plain(), None, 900), engine(&model, Some(schedule), 900));
     let conversation = some.open().unwrap();
     let of = |prompt: &[u32]| Request { conversation: Some(conversation), ..greedy(prompt, 24) };
-    let whole =
-        |request| Request { bound: BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() }, ..request };
+    let whole = |request| Request {
+        bound: BoundOverrides { policy: Some(PolicyKind::Full), ..BoundOverrides::default() },
+        ..request
+    };
     let prompt = tokens(150, 3);
     let (first, cached) = ask(&some, of(&prompt));
     assert_eq!(cached, 0);
@@ -334,7 +337,7 @@ fn a_conversation_goes_back_and_never_mixes_what_it_holds_with_what_it_does_not(
     // On: from the end of the answer, of which the last token was not read.
     let next = [&prompt[..], &first, &tokens(30, 4)].concat();
     assert_eq!(ask(&some, of(&next)).1, 150 + 23);
-    // A request that holds all is answered as if nobody had ever given up anything, and the other way round.
+    // A request that holds all is answered as if nobody had ever evicted anything, and the other way round.
     assert_eq!(ask(&some, whole(of(&next))).0, ask(&all, greedy(&next, 24)).0);
     assert_eq!(ask(&some, whole(greedy(&prompt, 24))).0, ask(&all, greedy(&prompt, 24)).0);
     // There is room for eight snapshots, some of which gave way.
@@ -345,8 +348,8 @@ fn a_conversation_goes_back_and_never_mixes_what_it_holds_with_what_it_does_not(
     let other = [&prompt[..], &first[..23], &tokens(40, 5)].concat();
     assert_eq!(ask(&some, greedy(&other, 24)).1, 150 + 23);
     for policy in [PolicyKind::Slake, PolicyKind::EdgeInfinite] {
-        let wish = BoundWish { policy: Some(policy), ..BoundWish::default() };
-        let refused = all.submit(Request { bound: wish, ..greedy(&prompt, 1) }).next_event();
+        let overrides = BoundOverrides { policy: Some(policy), ..BoundOverrides::default() };
+        let refused = all.submit(Request { bound: overrides, ..greedy(&prompt, 1) }).next_event();
         assert!(
             matches!(refused, Event::Failed(Failure::Other(what)) if what.contains(policy.name()) && !what.contains('\n'))
         );
@@ -457,7 +460,7 @@ fn gates_that_were_trained_for_keys_before_rotation_are_given_such_keys() {
     std::fs::remove_file(words).unwrap();
 }
 
-/// Says lines to a chat with a model that gives up segments.
+/// Says lines to a chat with a model that evicts segments.
 fn talk(model: &str, flags: &[&str], state: &Path, lines: String) -> std::process::Output {
     let mut chat = std::process::Command::new(env!("CARGO_BIN_EXE_kvas"))
         .args([&["chat", "-m", model], flags].concat())

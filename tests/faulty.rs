@@ -13,7 +13,7 @@ use kvas::{
     engine::{Engine, EngineConfig, EngineHandle},
     memory::Scope,
     model::Model,
-    server::{Loaded, Loader, Room},
+    server::{Loaded, Loader, MemoryDemand},
     session::{ModelId, Session, Writer},
 };
 use kvas_backend::{
@@ -84,8 +84,8 @@ impl Backend for Faulty {
         self.0.scratch_bytes(program, quants, limits)
     }
 
-    fn revocable(&self, slot: Slot) -> u32 {
-        self.0.revocable(slot)
+    fn rewindable(&self, slot: Slot) -> u32 {
+        self.0.rewindable(slot)
     }
 
     fn until_fold(&self, slot: Slot) -> usize {
@@ -240,7 +240,7 @@ fn a_conversation_outlives_a_dead_device() {
 struct OnFaulty(Countdown);
 
 impl Loader for OnFaulty {
-    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, String> {
         Bundled::plain().on(Box::new(Faulty(Cpu::new(1), self.0.clone())))
     }
 }
@@ -266,7 +266,7 @@ fn health_tells_of_a_dead_device() {
 struct Slow(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
 
 impl Loader for Slow {
-    fn load(&self, name: &str, _: Room) -> Result<Loaded, String> {
+    fn load(&self, name: &str, _: MemoryDemand) -> Result<Loaded, String> {
         if name == "tiny" {
             return Bundled::plain().on(Box::new(Cpu::new(1)));
         }

@@ -214,7 +214,7 @@ impl<'a> World<'a> {
         let more = if self.random.below(3) == 0 { 29 } else { 6 };
         prompt.extend((0..1 + self.random.below(more)).map(|_| self.random.below(vocab) as u32));
         let id = self.live[at].id;
-        let revocable = self.runner.revocable(self.memory.slot(id));
+        let rewindable = self.runner.rewindable(self.memory.slot(id));
         let work = if self.live[at].scheduled {
             let mut seals: Vec<u32> =
                 (0..self.random.below(3)).map(|_| self.random.below(prompt.len()) as u32).collect();
@@ -232,9 +232,9 @@ impl<'a> World<'a> {
                 seal_every,
                 segments: None,
             };
-            self.scheduler.begin(&mut self.memory, (id, revocable), prompt.clone(), running).work
+            self.scheduler.begin(&mut self.memory, (id, rewindable), prompt.clone(), running).work
         } else {
-            self.memory.attach(id, &own, &prompt, revocable).work
+            self.memory.attach(id, &own, &prompt, rewindable).work
         };
         self.runner.apply(&work).unwrap();
         let mut truth = Vec::new();

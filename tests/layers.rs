@@ -6,10 +6,10 @@ use crate::{
     slake::{greedy, small, text},
 };
 use kvas::{
-    engine::{Engine, EngineConfig, EngineHandle, Event, Reading, Request, Runner, Stream},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Request, Runner, SingleSequence, Stream},
     model::Model,
-    policy::{Bound, Score, bounded},
-    session::{ModelId, Shelf},
+    policy::{Bound, EvictionScore, bounded},
+    session::{ModelId, OffloadCache},
 };
 use kvas_backend::{Backend, KvType, Limits, Program, Replay, StateType, store::MomentType};
 use kvas_cpu::Cpu;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 const PAGE: usize = 4;
 const PROMPT: usize = 300;
 
-/// A model whose layers can give up tokens.
+/// A model whose layers can evict tokens.
 fn model(name: &str, bound: &Bound) -> Model {
     let mut model = converted(&fixture(name), Quant::F32);
     model.program = Arc::new(bounded(&model.program, bound, MomentType::F32, PAGE));
@@ -45,7 +45,7 @@ fn runner(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> Runner {
 
 /// The logits after a prompt and after every token that follows, and what layers held after each.
 fn read(runner: &mut Runner, (prompt, rest): (&[u32], &[u32]), bound: &Bound) -> Vec<(Vec<f32>, Vec<u32>)> {
-    let mut reading = Reading::new(runner).unwrap();
+    let mut reading = SingleSequence::new(runner).unwrap();
     reading.begin(runner, prompt, bound.window as u32).unwrap();
     let parts = [prompt].into_iter().chain(rest.chunks(1));
     let of = |tokens: &[u32]| {
@@ -55,7 +55,7 @@ fn read(runner: &mut Runner, (prompt, rest): (&[u32], &[u32]), bound: &Bound) ->
     parts.map(of).collect()
 }
 
-/// Largest difference of a logit where the same tokens stay in another order, and what was given up is summed up in several
+/// Largest difference of a logit where the same tokens stay in another order, and what was evicted is summed up in several
 /// parts. Measured floor: 5.3e-5 (mistral, scores by value norms), 1.3e-5 (lfm2moe), 5e-6 for the others by CAKE.
 const SUMS: f32 = 2e-4;
 
@@ -91,7 +91,7 @@ fn a_layer_at_a_time_ends_as_all_at_once() {
     layers_end_as_all_at_once(&processor, SUMS);
 }
 
-/// For all architectures with several layers of attention, and several ways to give up tokens.
+/// For all architectures with several layers of attention, and several ways to evict tokens.
 pub(crate) fn layers_end_as_all_at_once(make: Make<'_>, sums: f32) {
     let mut architectures = 0;
     for folder in fixtures() {
@@ -104,10 +104,10 @@ pub(crate) fn layers_end_as_all_at_once(make: Make<'_>, sums: f32) {
         architectures += 1;
         // The last one ends with a step whose rows are in the replay ring afterwards.
         for (score, moments, replay, prompt) in [
-            (Score::Cake, true, Replay::new(8, 4), PROMPT),
-            (Score::Vabs, false, Replay::OFF, PROMPT),
-            (Score::Window, true, Replay::OFF, PROMPT),
-            (Score::Cake, false, Replay::new(8, 4), PROMPT / 64 * 64 + 3),
+            (EvictionScore::Cake, true, Replay::new(8, 4), PROMPT),
+            (EvictionScore::Vabs, false, Replay::OFF, PROMPT),
+            (EvictionScore::Window, true, Replay::OFF, PROMPT),
+            (EvictionScore::Cake, false, Replay::new(8, 4), PROMPT / 64 * 64 + 3),
         ] {
             let bound = Bound { score, moments, mass_cap: 0.5, ..bound };
             let worst = compare(&model, (&bound, prompt), replay, make);
@@ -186,13 +186,14 @@ fn what_gives_way_to_it_comes_back_as_it_was() {
         // The short prompt has room in all layers at once, the long one has not.
         let pages = few(&model.program, &bound).max(1 + model.program.page_stores() * 260 / PAGE);
         let runner = runner(&model, processor(), limits(pages, 4, Replay::new(8, 4)));
-        let shelf = Some(Shelf::in_memory(&id, 1 << 30));
-        let engine = Engine::start(runner, EngineConfig { bound: Some(bound.into()), shelf, ..EngineConfig::new(700) });
+        let offload_cache = Some(OffloadCache::in_memory(&id, 1 << 30));
+        let engine =
+            Engine::start(runner, EngineConfig { bound: Some(bound.into()), offload_cache, ..EngineConfig::new(700) });
         let of = |prompt: &[u32]| answer(&engine.submit(asked(&model, prompt))).unwrap();
         let short = text(&model, 200, 5);
         let (first, _) = of(&short);
         of(&text(&model, PROMPT, 6));
-        let host = engine.stats().unwrap().shelf.unwrap().host;
+        let host = engine.stats().unwrap().offload_cache.unwrap().host;
         let (again, cached) = of(&short);
         assert!(host.count > 0 && cached >= 128, "{name}: {host:?}, {cached} tokens were known");
         assert_eq!(again, first, "{name}");

@@ -343,7 +343,7 @@ fn count_before(line: &str, text: &str) -> usize {
 
 const TALK: [&str; 3] = ["My name is Joanna.", "Tell me a story about a fox.", "Tell me a story about a bear."];
 
-/// A model that is prepared for giving tokens up answers as one that is not, to the bit, where nothing is to be given up.
+/// A model that is prepared for giving tokens up answers as one that is not, to the bit, where nothing is to be evicted.
 #[test]
 fn what_holds_all_is_answered_as_without_a_policy() {
     let (plain, _) = typed(&[], &TALK);
@@ -360,7 +360,7 @@ fn a_policy_is_switched_and_the_conversation_goes_on() {
     let switched = ["/policy slake 200", "Thank you.", "/memory", "/undo", "/policy full", "What is my name?"];
     let (said, noted) = typed(&[], &[&TALK[..], &switched].concat());
     assert_eq!(said.lines().last(), Some("Your name is Joanna."), "{said}");
-    // Another engine reads everything again. Who wants back what was given up goes on from the longest prefix that holds
+    // Another engine reads everything again. Who wants back what was evicted goes on from the longest prefix that holds
     // all, which ends a window of 32 queries before the end of a prompt.
     let of_line = |line: &&str| line.split(' ').next().and_then(|count| count.parse::<usize>().ok());
     let reads: Vec<usize> = of(&noted, "[prompt ").iter().filter_map(of_line).collect();
@@ -411,7 +411,7 @@ fn a_policy_is_come_back_to_as_it_was_asked_for() {
     assert!(noted.is_empty(), "{noted}");
 }
 
-/// A model without attention has nothing to give up: its list does not name what it cannot do, and asking says why.
+/// A model without attention has nothing to evict: its list does not name what it cannot do, and asking says why.
 #[test]
 fn a_policy_that_a_model_cannot_go_by_is_not_offered() {
     let file = converted_file(&fixture("mamba2"), Quant::F32);

@@ -1,4 +1,4 @@
-//! Sessions of sequences that have given up tokens, in segments or head by head: they keep what is held, what is remembered
+//! Sessions of sequences that have evicted tokens, in segments or head by head: they keep what is held, what is remembered
 //! of the rest, and nothing is read again; nor is anything mixed with what was read in another way.
 
 use crate::{
@@ -11,8 +11,8 @@ use kvas::{
     engine::{ConversationId, Engine, EngineConfig, EngineHandle, Event, Request, Runner, Stream},
     memory::Scope,
     model::{Model, lower::lower_segments},
-    policy::{Absorbing, Bound, BoundWish, Keeping, PolicyKind, Schedule, Score, bounded},
-    session::{ModelId, Session, Shelf, Writer},
+    policy::{Absorbing, Bound, BoundOverrides, EvictionPolicy, EvictionScore, PolicyKind, Schedule, bounded},
+    session::{ModelId, OffloadCache, Session, Writer},
 };
 use kvas_backend::{
     Backend, Limits, Replay,
@@ -23,13 +23,17 @@ use kvas_gguf::Quant;
 use std::{path::Path, sync::Arc};
 use tempfile::TempPath;
 
-/// A model whose sequences give up segments, on so many threads and with pages of so many tokens.
+/// A model whose sequences evict segments, on so many threads and with pages of so many tokens.
 fn engine(model: &Model, schedule: Option<Schedule>, (threads, page_size): (usize, usize)) -> EngineHandle {
-    keeping(model, schedule.map(Keeping::Segments), (Box::new(Cpu::new(threads)), page_size))
+    keeping(model, schedule.map(EvictionPolicy::Segments), (Box::new(Cpu::new(threads)), page_size))
 }
 
-/// A model whose sequences give up tokens, on a device and with pages of so many tokens.
-fn keeping(model: &Model, bound: Option<Keeping>, (device, page_size): (Box<dyn Backend>, usize)) -> EngineHandle {
+/// A model whose sequences evict tokens, on a device and with pages of so many tokens.
+fn keeping(
+    model: &Model,
+    bound: Option<EvictionPolicy>,
+    (device, page_size): (Box<dyn Backend>, usize),
+) -> EngineHandle {
     let limits = Limits { page_size, replay: Replay::new(8, 4), ..limits(3000 / page_size) };
     let runner: Runner = model.prepare(device, limits, &mut |_, _| {}).unwrap();
     Engine::start(runner, EngineConfig { bound, ..EngineConfig::new(4096) })
@@ -66,7 +70,7 @@ fn loaded(engine: EngineHandle, path: &Path) -> (EngineHandle, ConversationId) {
 type Make<'a> = &'a dyn Fn(usize) -> Box<dyn Backend>;
 
 /// Saves a conversation of two turns, and goes on from the file as from the conversation itself, with pages of these sizes.
-fn check(name: &str, (model, bound): (&Model, Keeping), (make, sizes): (Make<'_>, [usize; 3])) {
+fn check(name: &str, (model, bound): (&Model, EvictionPolicy), (make, sizes): (Make<'_>, [usize; 3])) {
     let (path, again) = (place(name), place(&format!("{name}-again")));
     let of_model = |prompt: &[u32], count| greedy_of(model.spec.vocab, prompt, count);
     let first = keeping(model, Some(bound), (make(2), 4));
@@ -95,8 +99,8 @@ fn check(name: &str, (model, bound): (&Model, Keeping), (make, sizes): (Make<'_>
     std::fs::remove_file(again).unwrap();
 }
 
-/// The same while nothing was given up: a short question costs its own tokens, and what it makes be given up is the same.
-fn check_whole(name: &str, (model, bound): (&Model, Keeping), make: Make<'_>) {
+/// The same while nothing was evicted: a short question costs its own tokens, and what it makes be evicted is the same.
+fn check_whole(name: &str, (model, bound): (&Model, EvictionPolicy), make: Make<'_>) {
     let [path, again] = ["whole", "whole-again"].map(|what| place(&format!("{name}-{what}")));
     let of_model = |prompt: &[u32], count| greedy_of(model.spec.vocab, prompt, count);
     let first = keeping(model, Some(bound), (make(2), 4));
@@ -124,20 +128,22 @@ fn check_whole(name: &str, (model, bound): (&Model, Keeping), make: Make<'_>) {
 fn who_has_given_up_nothing_yet_reads_no_answer_again() {
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
         let (model, schedule) = gated(absorbing);
-        check_whole(absorbing.name(), (&model, Keeping::Segments(schedule)), PROCESSOR);
+        check_whole(absorbing.name(), (&model, EvictionPolicy::Segments(schedule)), PROCESSOR);
     }
     let mut hybrid =
         Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/hybrid-14m.q4_0.gguf").as_ref(), None).unwrap();
     let (positions, memory) = (Positions::Held, SegmentMemory::Moments);
     let segments = Segments { sink: 3, window: 9, segment: 32, positions, memory };
     hybrid.program = Arc::new(lower_segments(&hybrid.spec, segments));
-    check_whole("hybrid", (&hybrid, Keeping::Segments(Schedule::of(&segments, Absorbing::InPlace))), PROCESSOR);
+    check_whole("hybrid", (&hybrid, EvictionPolicy::Segments(Schedule::of(&segments, Absorbing::InPlace))), PROCESSOR);
     heads_that_hold_all(PROCESSOR);
 }
 
-/// Conversations that will give up tokens head by head go on from their files on a device.
+/// Conversations that will evict tokens head by head go on from their files on a device.
 pub(crate) fn heads_that_hold_all(make: Make<'_>) {
-    for (name, score) in [("llama", Score::Cake), ("qwen35", Score::Cake), ("qwen35", Score::Window)] {
+    for (name, score) in
+        [("llama", EvictionScore::Cake), ("qwen35", EvictionScore::Cake), ("qwen35", EvictionScore::Window)]
+    {
         let bound = Bound { score, ..small(72) };
         let model = giving(name, &bound, MomentType::F32);
         check_whole(&format!("{name}-{}", score.name()), (&model, bound.into()), make);
@@ -148,7 +154,7 @@ pub(crate) fn heads_that_hold_all(make: Make<'_>) {
 fn a_sequence_that_has_given_up_segments_goes_on_as_if_it_had_never_left() {
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
         let (model, schedule) = gated(absorbing);
-        check(absorbing.name(), (&model, Keeping::Segments(schedule)), (PROCESSOR, [4, 16, 2]));
+        check(absorbing.name(), (&model, EvictionPolicy::Segments(schedule)), (PROCESSOR, [4, 16, 2]));
     }
     summed_up(PROCESSOR);
     before_rotation(PROCESSOR);
@@ -165,7 +171,7 @@ fn a_sequence_that_has_given_up_segments_goes_on_as_if_it_had_never_left() {
         hybrid.program = Arc::new(lower_segments(&hybrid.spec, segments));
         let schedule = Schedule::of(&segments, Absorbing::InPlace);
         // Pages of 16 tokens and more are read in another order, which the choice between two tokens here may depend on.
-        check("hybrid", (&hybrid, Keeping::Segments(schedule)), (PROCESSOR, [4, 8, 2]));
+        check("hybrid", (&hybrid, EvictionPolicy::Segments(schedule)), (PROCESSOR, [4, 8, 2]));
     }
 }
 
@@ -174,7 +180,7 @@ pub(crate) fn summed_up(make: Make<'_>) {
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
         let (model, schedule) = keeping_segments(SegmentMemory::Moments, absorbing);
         let name = format!("moments-{}", absorbing.name());
-        check(&name, (&model, Keeping::Segments(schedule)), (make, [4, 16, 2]));
+        check(&name, (&model, EvictionPolicy::Segments(schedule)), (make, [4, 16, 2]));
     }
 }
 
@@ -184,25 +190,25 @@ pub(crate) fn before_rotation(make: Make<'_>) {
     for absorbing in [Absorbing::InPlace, Absorbing::Recompute] {
         let (model, schedule) = keeping_segments(memory, absorbing);
         let name = format!("before-rotation-{}", absorbing.name());
-        check(&name, (&model, Keeping::Segments(schedule)), (make, [4, 16, 2]));
+        check(&name, (&model, EvictionPolicy::Segments(schedule)), (make, [4, 16, 2]));
     }
 }
 
 const PROCESSOR: Make<'static> = &|threads| Box::new(Cpu::new(threads));
 
-/// A model whose layers give up tokens head by head.
+/// A model whose layers evict tokens head by head.
 fn giving(name: &str, bound: &Bound, moments: MomentType) -> Model {
     let mut model = converted(&fixture(name), Quant::F32);
     model.program = Arc::new(bounded(&model.program, bound, moments, 4));
     model
 }
 
-/// Conversations that give up tokens head by head go on from their files on a device.
+/// Conversations that evict tokens head by head go on from their files on a device.
 pub(crate) fn head_by_head(make: Make<'_>) {
     for (name, score, moments) in [
-        ("llama", Score::Vabs, MomentType::F32),
-        ("llama", Score::Window, MomentType::Off),
-        ("qwen35", Score::Cake, MomentType::F16),
+        ("llama", EvictionScore::Vabs, MomentType::F32),
+        ("llama", EvictionScore::Window, MomentType::Off),
+        ("qwen35", EvictionScore::Cake, MomentType::F16),
     ] {
         let bound = Bound { score, mass_cap: 0.5, moments: moments != MomentType::Off, ..small(72) };
         let model = giving(name, &bound, moments);
@@ -232,7 +238,7 @@ fn what_was_given_up_head_by_head_in_another_way_is_named_and_read_again() {
         (Some(small(64)), MomentType::F32, 4, "budget 72, expected 64"),
         (Some(Bound { window: 7, ..bound }), MomentType::F32, 4, "window 8, expected 7"),
         (Some(Bound { sinks: 3, ..bound }), MomentType::F32, 4, "sinks 2, expected 3"),
-        (Some(Bound { score: Score::Vabs, ..bound }), MomentType::F32, 4, "score cake, expected vabs"),
+        (Some(Bound { score: EvictionScore::Vabs, ..bound }), MomentType::F32, 4, "score cake, expected vabs"),
         (Some(Bound { mass_cap: 0.5, ..bound }), MomentType::F32, 4, "mass-cap 0, expected 0.5"),
         (Some(bound), MomentType::F16, 4, "moments f32, expected f16"),
         (Some(bound), MomentType::F32, 2, "page-size 4, expected 2"),
@@ -246,7 +252,7 @@ fn what_was_given_up_head_by_head_in_another_way_is_named_and_read_again() {
         let prompt = [&all[..], &tokens(9, 17)].concat();
         let request = || greedy_of(model.spec.vocab, &prompt, 20);
         let (found, cached) = ask(&engine, request());
-        // Of the first prompt all was read before any token was given up, which serves everybody.
+        // Of the first prompt all was read before any token was evicted, which serves everybody.
         assert_eq!(cached, 200 - 8, "{named}");
         assert_eq!(found, ask(&start(other, moments, page_size).1, request()).0, "{named}");
     }
@@ -304,7 +310,7 @@ fn what_cannot_be_remembered_is_refused_whoever_has_sealed_it() {
     assert_eq!(loaded(engine, &path).0.stats().unwrap().usage.snapshots.held, 2, "the prompt, and what is left of it");
     // Segments that are summed up: 8 of 16 tokens each, before position 148.
     let (model, schedule) = keeping_segments(SegmentMemory::Moments, Absorbing::InPlace);
-    let make = || keeping(&model, Some(Keeping::Segments(schedule)), (Box::new(Cpu::new(1)), 4));
+    let make = || keeping(&model, Some(EvictionPolicy::Segments(schedule)), (Box::new(Cpu::new(1)), 4));
     let (first, engine) = (make(), make());
     let conversation = first.open().unwrap();
     ask(&first, of(conversation, greedy(&prompt, 1)));
@@ -339,7 +345,7 @@ fn a_prefix_that_holds_what_cannot_be_is_refused_behind_one_that_can() {
     std::fs::remove_file(&path).unwrap();
     let (_, mut header, length) = header_of(&whole);
     let given_up = &mut header["__metadata__"]["shortened.190"];
-    // What is held, what of it stayed when tokens were given up last: of one layer less.
+    // What is held, what of it stayed when tokens were evicted last: of one layer less.
     let parts: Vec<String> = given_up.as_str().unwrap().split(';').map(str::to_string).collect();
     let stayed = parts[1].rsplit_once(',').unwrap().0;
     *given_up = serde_json::Value::from([&parts[0], stayed, &parts[2], &parts[3]].join(";"));
@@ -430,37 +436,40 @@ fn a_conversation_that_held_all_is_read_again_before_it_gives_up_segments() {
     let fresh = || {
         let limits = Limits { snapshots: 0, ..limits(400) };
         let runner = model.prepare(Box::new(Cpu::new(1)), limits, &mut |_, _| {}).unwrap();
-        Engine::start(runner, EngineConfig { bound: Some(Keeping::Segments(schedule)), ..EngineConfig::new(4096) })
+        Engine::start(
+            runner,
+            EngineConfig { bound: Some(EvictionPolicy::Segments(schedule)), ..EngineConfig::new(4096) },
+        )
     };
     let (prompt, engine) = (tokens(200, 15), fresh());
     let conversation = engine.open().unwrap();
-    let bound = BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() };
+    let bound = BoundOverrides { policy: Some(PolicyKind::Full), ..BoundOverrides::default() };
     ask(&engine, Request { bound, ..of(conversation, greedy(&prompt[..150], 1)) });
     assert_eq!(ask(&engine, of(conversation, greedy(&prompt, 40))), ask(&fresh(), greedy(&prompt, 40)));
 }
 
-/// Models that give up tokens in segments, and head by head.
-fn all_ways() -> [(&'static str, Model, Keeping); 3] {
+/// Models that evict tokens in segments, and head by head.
+fn all_ways() -> [(&'static str, Model, EvictionPolicy); 3] {
     let (edge, schedule) = gated(Absorbing::InPlace);
     let (summed, of_moments) = keeping_segments(SegmentMemory::Moments, Absorbing::InPlace);
     let bound = small(72);
     [
-        ("edge", edge, Keeping::Segments(schedule)),
-        ("moments", summed, Keeping::Segments(of_moments)),
+        ("edge", edge, EvictionPolicy::Segments(schedule)),
+        ("moments", summed, EvictionPolicy::Segments(of_moments)),
         ("heads", giving("llama", &bound, MomentType::F32), bound.into()),
     ]
 }
 
 /// An engine with room for so many snapshots and tokens in pages of 4, and somewhere else for what gives way.
-fn shelved(
-    (model, bound): (&Model, Keeping),
+fn offloading(
+    (model, bound): (&Model, EvictionPolicy),
     (snapshots, tokens): (usize, usize),
-    shelf: Option<Shelf>,
+    offload_cache: Option<OffloadCache>,
 ) -> EngineHandle {
     let pages = 1 + model.program.page_stores() * tokens / 4;
     let limits = Limits { page_size: 4, replay: Replay::new(8, 4), snapshots, slots: 6, ..limits(pages) };
     let runner = model.prepare(Box::new(Cpu::new(1)), limits, &mut |_, _| {}).unwrap();
-    Engine::start(runner, EngineConfig { bound: Some(bound), shelf, ..EngineConfig::new(4096) })
+    Engine::start(runner, EngineConfig { bound: Some(bound), offload_cache, ..EngineConfig::new(4096) })
 }
 
 #[test]
@@ -469,9 +478,9 @@ fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart(
         let (id, folder) = (ModelId::of(&model.file), place(&format!("{name}-folder")));
         let of_model = |prompt: &[u32]| greedy_of(model.spec.vocab, prompt, 24);
         let prompts: Vec<_> = (0..4).map(|number| tokens(300, 30 + number)).collect();
-        // Where nothing has to give way: a second turn, or where segments are given up, whose next turns save little, the
+        // Where nothing has to give way: a second turn, or where segments are evicted, whose next turns save little, the
         // first one again.
-        let roomy = shelved((&model, bound), (16, 5000), None);
+        let roomy = offloading((&model, bound), (16, 5000), None);
         let next = |prompt: &Vec<u32>| {
             let answer = ask(&roomy, of_model(prompt)).0;
             if bound.budget().is_some() { [&prompt[..], &answer, &tokens(20, 40)].concat() } else { prompt.clone() }
@@ -480,30 +489,32 @@ fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart(
         let known = if bound.budget().is_some() { 323 } else { 299 };
         let expected: Vec<_> = nexts.iter().map(|next| ask(&roomy, of_model(next))).collect();
         assert!(expected.iter().all(|(_, cached)| *cached == known), "{name}: {expected:?}");
-        let in_folder = || Shelf::in_memory(&id, 0).with_folder(&folder, 1 << 30).unwrap();
-        for (number, shelf) in [Shelf::in_memory(&id, 1 << 30), in_folder()].into_iter().enumerate() {
-            let engine = shelved((&model, bound), (2, 5000), Some(shelf));
+        let in_folder = || OffloadCache::in_memory(&id, 0).with_folder(&folder, 1 << 30).unwrap();
+        for (number, offload_cache) in [OffloadCache::in_memory(&id, 1 << 30), in_folder()].into_iter().enumerate() {
+            let engine = offloading((&model, bound), (2, 5000), Some(offload_cache));
             for prompt in &prompts {
                 assert_eq!(ask(&engine, of_model(prompt)).1, 0, "{name}: nobody has read it");
             }
             for (next, expected) in nexts.iter().zip(&expected) {
                 assert_eq!(&ask(&engine, of_model(next)), expected, "{name}, level {number}");
             }
-            let shelf = engine.stats().unwrap().shelf.unwrap();
-            assert_eq!(shelf.failure, None, "{name}");
+            let offload_cache = engine.stats().unwrap().offload_cache.unwrap();
+            assert_eq!(offload_cache.failure, None, "{name}");
         }
-        let again = shelved((&model, bound), (2, 5000), Some(in_folder()));
+        let again = offloading((&model, bound), (2, 5000), Some(in_folder()));
         for (next, expected) in nexts.iter().zip(&expected).take(2) {
             assert_eq!(&ask(&again, of_model(next)), expected, "{name}: after a restart");
         }
         drop(again);
-        // Who gives up tokens in another way goes on from none of this.
+        // Who evicts tokens in another way goes on from none of this.
         let other = match bound {
-            Keeping::Budget(bound) => Bound { sinks: 3, ..bound }.into(),
-            Keeping::Segments(schedule) => Keeping::Segments(Schedule { absorbing: Absorbing::Recompute, ..schedule }),
+            EvictionPolicy::Budget(bound) => Bound { sinks: 3, ..bound }.into(),
+            EvictionPolicy::Segments(schedule) => {
+                EvictionPolicy::Segments(Schedule { absorbing: Absorbing::Recompute, ..schedule })
+            }
         };
-        let fresh = ask(&shelved((&model, other), (2, 5000), None), of_model(&nexts[0])).0;
-        let (answer, cached) = ask(&shelved((&model, other), (2, 5000), Some(in_folder())), of_model(&nexts[0]));
+        let fresh = ask(&offloading((&model, other), (2, 5000), None), of_model(&nexts[0])).0;
+        let (answer, cached) = ask(&offloading((&model, other), (2, 5000), Some(in_folder())), of_model(&nexts[0]));
         assert!(cached < 300 && answer == fresh, "{name}: {cached}");
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -513,19 +524,19 @@ fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart(
 fn a_request_that_made_room_goes_on_as_if_it_had_not_where_what_it_held_is_kept() {
     for (name, model, bound) in all_ways() {
         let id = ModelId::of(&model.file);
-        let run = |tokens_of_all: usize, shelf: Option<Shelf>| {
-            let engine = shelved((&model, bound), (0, tokens_of_all), shelf);
+        let run = |tokens_of_all: usize, offload_cache: Option<OffloadCache>| {
+            let engine = offloading((&model, bound), (0, tokens_of_all), offload_cache);
             let request =
                 |number: u64| greedy_of(model.spec.vocab, &tokens(300 + 7 * number as usize, 50 + number), 150);
             let streams: Vec<_> = (0..4).map(|number| engine.submit(request(number))).collect();
             let answers: Vec<_> = streams.iter().map(answer).collect();
             let stats = engine.stats().unwrap();
-            (answers, stats.steps.preemptions, stats.shelf.map_or(0, |shelf| shelf.host.count))
+            (answers, stats.steps.preemptions, stats.offload_cache.map_or(0, |offload_cache| offload_cache.host.count))
         };
         let (expected, preemptions, _) = run(5000, None);
         assert_eq!(preemptions, 0, "{name}: there is room");
         let few = if bound.budget().is_some() { 400 } else { 90 };
-        let (answers, preemptions, kept) = run(few, Some(Shelf::in_memory(&id, 1 << 30)));
+        let (answers, preemptions, kept) = run(few, Some(OffloadCache::in_memory(&id, 1 << 30)));
         assert!(preemptions > 0, "{name}: there is not");
         // There is no room for snapshots: what is kept is what was interrupted.
         assert!(kept > 0, "{name}: it is read again");

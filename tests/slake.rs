@@ -6,14 +6,14 @@ use crate::{
     golden::{converted, fixture},
 };
 use kvas::{
-    engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Reading, Request, Runner},
+    engine::{Engine, EngineConfig, EngineHandle, Event, Failure, Request, Runner, SingleSequence},
     model::Model,
-    policy::{Bound, BoundWish, PolicyKind, Score, bounded},
+    policy::{Bound, BoundOverrides, EvictionScore, PolicyKind, bounded},
     sampling::{Sampler, SamplerParams},
 };
 use kvas_backend::{
-    Backend, Eviction, Holding, KvType, Limits, Op, Order, Outputs, Page, Reference, Replay, Slot, StateType, Step,
-    Store, StoreDecl,
+    Backend, Eviction, EvictionOrder, Holding, KvType, Limits, Op, Outputs, Page, Reference, Replay, Slot, StateType,
+    Step, Store, StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op,
     store::{MomentType, PageLayout, PagesDecl, Policy, Slake},
@@ -86,7 +86,7 @@ fn through(v: &Vectors, mut backend: Box<dyn Backend>) -> ([f64; 4], f64) {
     (held, context) = (v.prompt as u32, v.prompt as u32);
     let mut preference = [0.0; 4];
     for token in 0..=v.tokens {
-        let order = if token == 0 { Order::Window { gamma: v.gamma } } else { Order::Running };
+        let order = if token == 0 { EvictionOrder::Window { gamma: v.gamma } } else { EvictionOrder::Running };
         if token == 0 || held == v.keep + v.page as u32 {
             let pages = &table[..(held as usize).div_ceil(v.page)];
             let holdings = [Holding { store: Store(0), table: pages, held, keep: v.keep }];
@@ -139,7 +139,7 @@ fn limits(snapshots: usize) -> Limits {
     Limits { context: 0, rows, outputs, pages, page_size: PAGE, slots, snapshots, replay, kv_type, state_type }
 }
 
-/// A model whose layers can give up tokens.
+/// A model whose layers can evict tokens.
 fn model(name: &str, bound: &Bound) -> Model {
     let mut model = converted(&fixture(name), Quant::F32);
     model.program = Arc::new(bounded(&model.program, bound, MomentType::F32, PAGE));
@@ -157,7 +157,7 @@ pub(crate) fn text(model: &Model, count: usize, seed: u64) -> Vec<u32> {
 
 /// The logits after a prompt and after every token that follows, and what layers held after each.
 fn read(runner: &mut Runner, (prompt, rest): (&[u32], &[u32]), bound: Option<&Bound>) -> Vec<(Vec<f32>, Vec<u32>)> {
-    let mut reading = Reading::new(runner).unwrap();
+    let mut reading = SingleSequence::new(runner).unwrap();
     reading.begin(runner, prompt, bound.map_or(0, |bound| bound.window as u32)).unwrap();
     let mut found = Vec::new();
     for tokens in [prompt].into_iter().chain(rest.chunks(1)) {
@@ -182,7 +182,7 @@ fn a_budget_that_nobody_exceeds_changes_no_bit() {
 
 #[test]
 fn devices_give_up_the_same_and_a_sequence_keeps_to_its_budget() {
-    for (name, score) in [("llama", Score::Vabs), ("qwen35", Score::Cake)] {
+    for (name, score) in [("llama", EvictionScore::Vabs), ("qwen35", EvictionScore::Cake)] {
         let bound = Bound { score, mass_cap: 0.5, ..small(72) };
         let model = model(name, &bound);
         let tokens = text(&model, 200, 2);
@@ -250,13 +250,17 @@ fn a_conversation_goes_on_goes_back_and_never_mixes_what_it_holds_with_what_it_d
         let next = [&prompt[..], &first, &text(&plain, 30, 4)].concat();
         let (_, cached) = ask(&some, of(&next));
         assert_eq!(cached, 150 + 23, "{name}");
-        // A request that holds all is answered as if nobody had ever given up anything.
-        let whole =
-            Request { bound: BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() }, ..of(&next) };
+        // A request that holds all is answered as if nobody had ever evicted anything.
+        let whole = Request {
+            bound: BoundOverrides { policy: Some(PolicyKind::Full), ..BoundOverrides::default() },
+            ..of(&next)
+        };
         assert_eq!(ask(&some, whole).0, ask(&all, greedy(&next)).0, "{name}");
-        // So is one of another conversation that begins with what the first has given up parts of.
-        let other =
-            Request { bound: BoundWish { policy: Some(PolicyKind::Full), ..BoundWish::default() }, ..greedy(&prompt) };
+        // So is one of another conversation that begins with what the first has evicted parts of.
+        let other = Request {
+            bound: BoundOverrides { policy: Some(PolicyKind::Full), ..BoundOverrides::default() },
+            ..greedy(&prompt)
+        };
         let (answer, cached) = ask(&some, other);
         assert!(cached >= 142, "{name}: the pages of a prompt are shared, {cached}");
         assert_eq!(answer, ask(&all, greedy(&prompt)).0, "{name}");
@@ -280,12 +284,12 @@ fn what_is_given_up_is_free_for_others_and_wrong_wishes_are_refused() {
     engine.forget(kvas::memory::Scope::default(), text(&model, 400, 5)[..392].to_vec());
     let used = engine.stats().unwrap().usage.pages.held;
     assert!(used <= held(72 + PAGE), "{used} pages are held of {}", held(400));
-    for wish in [
-        BoundWish { budget: Some(10), ..BoundWish::default() },
-        BoundWish { budget: Some(100_000), ..BoundWish::default() },
-        BoundWish { window: Some(9), ..BoundWish::default() },
+    for overrides in [
+        BoundOverrides { budget: Some(10), ..BoundOverrides::default() },
+        BoundOverrides { budget: Some(100_000), ..BoundOverrides::default() },
+        BoundOverrides { window: Some(9), ..BoundOverrides::default() },
     ] {
-        let stream = engine.submit(Request { bound: wish, ..greedy(model.spec.vocab, &[1, 2, 3]) });
+        let stream = engine.submit(Request { bound: overrides, ..greedy(model.spec.vocab, &[1, 2, 3]) });
         assert!(
             matches!(stream.next_event(), Event::Failed(Failure::Other(what)) if what.contains("expected") && !what.contains('\n'))
         );
@@ -335,7 +339,7 @@ fn flags_that_cannot_be_kept_are_refused_in_one_line_and_others_are_kept() {
     let all = ["perplexity", "-m", asset, "--device", "cpu", "-f", &path, "-c", "400", "--chunks", "1", "--to", "10"];
     let error = fails(&[&all[..], &slake].concat());
     assert_eq!(error, "error: --from 0 --to 10, expected positions of 199 to 399, where a window is predicted");
-    // What was given up is not counted as read.
+    // What was evicted is not counted as read.
     let bench =
         ["bench", "-m", asset, "--device", "cpu", "-p", "0", "-n", "2", "-d", "900", "-r", "1", "--json", "--profile"];
     let read = |flags: &[&str]| {

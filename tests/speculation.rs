@@ -12,7 +12,7 @@ use kvas::{
     memory::SequenceId,
     model::Model,
     sampling::{Sampler, SamplerParams},
-    speculation::{Asked, Drafter, Effort, Kind, Lookup, Sureness, Which},
+    speculation::{Confidence, DraftRequest, Drafter, DrafterChoice, DrafterKind, Effort, Lookup},
 };
 use kvas_backend::{Backend, DeviceError, KvType, Limits, Replay, StateType, conformance::Random};
 use kvas_cpu::Cpu;
@@ -61,15 +61,15 @@ impl Right {
 }
 
 impl Drafter for Script {
-    fn kind(&self) -> Kind {
-        Kind::Draft
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Draft
     }
 
-    fn look(&mut self, _: SequenceId, _: &[u32]) -> Option<Sureness> {
-        Some(Sureness::Model)
+    fn look(&mut self, _: SequenceId, _: &[u32]) -> Option<Confidence> {
+        Some(Confidence::Model)
     }
 
-    fn draft(&mut self, asked: &mut [Asked<'_>]) -> Result<(), DeviceError> {
+    fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError> {
         for asked in asked {
             let text = self.texts.iter().find(|text| text.starts_with(asked.tokens));
             let known = text.map_or(&[][..], |text| &text[asked.tokens.len()..]);
@@ -116,7 +116,7 @@ fn sampler(params: SamplerParams, vocab: usize) -> Sampler {
 }
 
 fn greedy(prompt: Vec<u32>, max_tokens: usize, vocab: usize) -> Request {
-    Request { max_tokens, likeliest: Some(2), ..Request::new(prompt, sampler(SamplerParams::greedy(), vocab)) }
+    Request { max_tokens, top_tokens: Some(2), ..Request::new(prompt, sampler(SamplerParams::greedy(), vocab)) }
 }
 
 /// All that is heard of a request, but for its timings; and its tokens.
@@ -266,7 +266,7 @@ fn talk(engine: &EngineHandle, vocab: usize, seed: u64) -> (Vec<Vec<Event>>, Vec
         let mut request = Request {
             conversation: Some(id),
             max_tokens: 4 + random.below(40),
-            likeliest: Some(1),
+            top_tokens: Some(1),
             ..Request::new(known.clone(), sampler(params, vocab))
         };
         match random.below(4) {
@@ -324,13 +324,13 @@ fn a_request_chooses_who_drafts_and_how_much() {
         (request.speculation.which, request.speculation.most) = (which, most);
         hear(&engine.submit(request)).2
     };
-    assert_eq!(ask(Which::Off, None).drafted_tokens, 0);
-    assert_eq!(ask(Which::Only(Kind::Ngram), None).drafted_tokens, 0);
-    assert_eq!(ask(Which::Auto, Some(0)).drafted_tokens, 0);
+    assert_eq!(ask(DrafterChoice::Off, None).drafted_tokens, 0);
+    assert_eq!(ask(DrafterChoice::Only(DrafterKind::Ngram), None).drafted_tokens, 0);
+    assert_eq!(ask(DrafterChoice::Auto, Some(0)).drafted_tokens, 0);
     // Two tokens a step, of which one is drafted; the last is not.
-    let one = ask(Which::Only(Kind::Draft), Some(1));
+    let one = ask(DrafterChoice::Only(DrafterKind::Draft), Some(1));
     assert!((18..=21).contains(&one.drafted_tokens) && one.accepted_tokens == one.drafted_tokens, "{one:?}");
-    let all = ask(Which::Auto, None);
+    let all = ask(DrafterChoice::Auto, None);
     assert!(all.drafted_tokens > 25 && all.accepted_tokens == all.drafted_tokens, "{all:?}");
     let steps = engine.stats().unwrap().steps;
     let sum = (one.drafted_tokens + all.drafted_tokens) as u64;
@@ -440,8 +440,8 @@ fn a_head_guesses_what_it_guesses_by_hand() {
     assert_eq!(head.look(id, &tokens), None, "nothing was seen");
     head.saw(id, &tokens, 0, &rows).unwrap();
     assert_eq!(head.look(id, &tokens[..6]), None, "another token comes before the one it would guess");
-    assert_eq!(head.look(id, &tokens), Some(Sureness::Model));
-    let mut asked = [Asked { id, tokens: &tokens, most: 4, drafts: vec![] }];
+    assert_eq!(head.look(id, &tokens), Some(Confidence::Model));
+    let mut asked = [DraftRequest { id, tokens: &tokens, most: 4, drafts: vec![] }];
     head.draft(&mut asked).unwrap();
     let last: Vec<f64> = rows[5 * width..].iter().map(|x| f64::from(*x)).collect();
     let norm = tensor(&model, "output_norm.weight");
@@ -463,7 +463,7 @@ fn a_head_guesses_the_same_however_it_came_there() {
     let rows: Vec<f32> = (0..70 * width).map(|_| random.below(2000) as f32 / 500.0 - 2.0).collect();
     let id = SequenceId(5);
     let draft = |head: &mut PredictionHead, tokens: &[u32]| {
-        let mut asked = [Asked { id, tokens, most: 5, drafts: vec![] }];
+        let mut asked = [DraftRequest { id, tokens, most: 5, drafts: vec![] }];
         head.draft(&mut asked).unwrap();
         std::mem::take(&mut asked[0].drafts)
     };
@@ -488,7 +488,7 @@ fn a_head_guesses_the_same_however_it_came_there() {
     assert_eq!(draft(&mut back, &tokens), expected);
     // Rows that it did not see: it goes on without them.
     back.saw(id, &tokens, 75, &rows[..width]).unwrap();
-    assert_eq!(back.look(id, &[0; 77]), Some(Sureness::Model));
+    assert_eq!(back.look(id, &[0; 77]), Some(Confidence::Model));
     back.forget(id);
     assert_eq!(back.look(id, &[0; 77]), None);
 }
@@ -514,10 +514,11 @@ fn answers_with_a_head_are_those_without() {
 /// The likeliest tokens of the model after a prompt, and their probabilities if only these are left.
 fn distribution(engine: &EngineHandle, request: Request) -> Vec<(u32, f64)> {
     let events = hear(&engine.submit(request)).0;
-    let of = |event: &Event| if let Event::Probabilities(found) = event { Some(found.likeliest.clone()) } else { None };
-    let likeliest = events.iter().find_map(of).unwrap();
-    let total: f64 = likeliest.iter().map(|known| f64::from(known.probability)).sum();
-    likeliest.iter().map(|known| (known.token, f64::from(known.probability) / total)).collect()
+    let of =
+        |event: &Event| if let Event::Probabilities(found) = event { Some(found.top_tokens.clone()) } else { None };
+    let top_tokens = events.iter().find_map(of).unwrap();
+    let total: f64 = top_tokens.iter().map(|known| f64::from(known.probability)).sum();
+    top_tokens.iter().map(|known| (known.token, f64::from(known.probability) / total)).collect()
 }
 
 /// How far counts are from what probabilities would give.
@@ -548,8 +549,8 @@ fn drafts_do_not_change_the_distribution() {
             seed: Some(seed as u64),
             ..SamplerParams::default()
         };
-        let likeliest = Some(KEPT);
-        Request { max_tokens: count, likeliest, ..Request::new(prompt.to_vec(), sampler(params, vocab)) }
+        let top_tokens = Some(KEPT);
+        Request { max_tokens: count, top_tokens, ..Request::new(prompt.to_vec(), sampler(params, vocab)) }
     };
     // The drafter always proposes the likeliest token, and then the likeliest after that.
     let plain = start(&model, vec![]);

@@ -45,7 +45,7 @@ fn ops_on_two_devices_agree_with_the_reference() {
         if !case.program.stores.is_empty() {
             outcomes.push(conformance::run_exchanged(case, &[&make, &make]));
         }
-        if case.program.slot_elements() + case.program.given_up_elements() > 0 {
+        if case.program.slot_elements() + case.program.evicted_elements() > 0 {
             outcomes.push(conformance::run_through_snapshots(case, &[&make, &make]));
         }
         for outcome in outcomes {

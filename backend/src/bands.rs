@@ -17,7 +17,7 @@ pub struct Band {
 }
 
 impl Program {
-    /// The program as one band for each page store whose tokens may be given up, cut where the least is carried over. One
+    /// The program as one band for each page store whose tokens may be evicted, cut where the least is carried over. One
     /// band if there is at most one such store, or the stores are not met in their order.
     pub fn bands(&self) -> Vec<Band> {
         let bounded: Vec<Store> = self.bounded_stores().collect();

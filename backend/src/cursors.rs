@@ -114,7 +114,7 @@ impl Cursors {
 
     /// How many of the last committed rows can still be taken back: those that are in the ring, as far as the windows
     /// of the convolutions before them are there. 0 while a step is in progress.
-    pub fn revocable(&self, slot: Slot) -> u32 {
+    pub fn rewindable(&self, slot: Slot) -> u32 {
         let Some(Live { cursor, pending: None, ahead }) = self.live.get(slot.0 as usize) else { return 0 };
         u32::try_from(cursor.held.min(self.spare.saturating_sub(*ahead))).unwrap_or(u32::MAX)
     }
@@ -133,9 +133,9 @@ impl Cursors {
         if cursor.held < most { most - cursor.held } else { history.max(1) }
     }
 
-    /// Takes back the last `rows` committed rows of a slot. Panics if they are more than [`Cursors::revocable`].
+    /// Takes back the last `rows` committed rows of a slot. Panics if they are more than [`Cursors::rewindable`].
     pub fn rewind(&mut self, slot: Slot, rows: u32) {
-        let most = self.revocable(slot);
+        let most = self.rewindable(slot);
         assert!(rows <= most, "slot {}: {rows} rows are taken back, {most} can be", slot.0);
         if let Some(live) = self.live.get_mut(slot.0 as usize) {
             live.cursor.held -= rows as usize;
@@ -148,7 +148,7 @@ impl Cursors {
         self.live.get(slot.0 as usize).map_or_else(Cursor::default, |live| live.cursor)
     }
 
-    /// Where a slot stands between two steps, to be returned to by [`Cursors::return_to`].
+    /// Where a slot stands between two steps, to be returned to by [`Cursors::restore_position`].
     pub fn position(&self, slot: Slot) -> Position {
         let live = self.live[slot.0 as usize];
         assert!(live.pending.is_none(), "slot {}: a step is in progress", slot.0);
@@ -156,7 +156,7 @@ impl Cursors {
     }
 
     /// Other layers than those that moved the slot since go on from where it stood: theirs is what was there then.
-    pub fn return_to(&mut self, slot: Slot, position: Position) {
+    pub fn restore_position(&mut self, slot: Slot, position: Position) {
         let Position { live, written } = position;
         self.live[slot.0 as usize] = live;
         self.written[slot.0 as usize] = written;
@@ -257,9 +257,9 @@ mod tests {
         }
 
         /// The slot holds its rows, and the windows of all positions it can go back to.
-        fn check(&self, cursor: Cursor, revocable: u32) {
+        fn check(&self, cursor: Cursor, rewindable: u32) {
             assert_eq!([self.checkpoint.clone(), self.entries(cursor)].concat(), self.truth);
-            for position in self.truth.len() - revocable as usize..=self.truth.len() {
+            for position in self.truth.len() - rewindable as usize..=self.truth.len() {
                 for at in position.saturating_sub(TAPS - 1)..position {
                     assert_eq!(self.window[at % self.window.len()], self.truth[at], "the window at {position}");
                 }
@@ -293,7 +293,7 @@ mod tests {
                         model = Model { ring: model.ring, ..snapshot.clone() };
                     }
                     3..12 => {
-                        let rows = random.below(cursors.revocable(slot) as usize + 1);
+                        let rows = random.below(cursors.rewindable(slot) as usize + 1);
                         went_back += rows;
                         cursors.rewind(slot, rows as u32);
                         model.truth.truncate(model.truth.len() - rows);
@@ -312,7 +312,7 @@ mod tests {
                         assert!(cursors.cursor(slot).held <= most);
                     }
                 }
-                model.check(cursors.cursor(slot), cursors.revocable(slot));
+                model.check(cursors.cursor(slot), cursors.rewindable(slot));
                 check_until_fold(cursors.clone(), slot);
             }
             assert_eq!((went_back > 5, stayed > 5), (history + fresh > 0, fresh > 0), "{replay:?}");

@@ -16,10 +16,10 @@ pub struct Holding<'a> {
     pub keep: u32,
 }
 
-/// What a device knows of a slot that may give up tokens of a layer.
+/// What a device knows of a slot that may evict tokens of a layer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Marks {
-    /// Whether tokens were given up, or could have been.
+    /// Whether tokens were evicted, or could have been.
     pub bounded: bool,
     /// Tokens that stayed: these have a position each; those behind them follow `since`.
     pub stayed: usize,
@@ -55,7 +55,7 @@ impl Marks {
         self.asked.0..self.asked.1
     }
 
-    /// Whether anything is remembered: of what was given up, or the last queries.
+    /// Whether anything is remembered: of what was evicted, or the last queries.
     pub const fn is_something(&self) -> bool {
         self.bounded || self.asked.0 < self.asked.1
     }
@@ -69,7 +69,7 @@ impl Marks {
 
 /// Which tokens stay.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Order {
+pub enum EvictionOrder {
     /// Those that the last queries read most: the mean of their weights plus `gamma` times the variance, both over the
     /// queries of the window; the mean of five tokens that follow each other, and the mean over the heads of a group
     /// (ALGORITHMS 5.1). Of the queries since the last eviction.
@@ -84,7 +84,7 @@ pub enum Order {
     Recency,
 }
 
-/// What is to be given up of a sequence between two steps.
+/// What is to be evicted of a sequence between two steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Eviction<'a> {
     /// Whose.
@@ -96,8 +96,8 @@ pub struct Eviction<'a> {
     /// First tokens that stay in any case.
     pub sinks: u32,
     /// Which others stay.
-    pub order: Order,
-    /// Whether what is given up goes into the moments.
+    pub order: EvictionOrder,
+    /// Whether what is evicted goes into the moments.
     pub absorb: bool,
     /// Most by which the moments count for more than the mean of their scores says, in nats (ALGORITHMS 5.3).
     pub mass_cap: f32,
@@ -112,7 +112,7 @@ pub struct Preference {
     pub entropy: f64,
     /// Variance of the weights of these tokens over the queries, summed over tokens and heads.
     pub variance: f64,
-    /// Mean over heads and queries of how far giving up all but `keep` tokens would move the weights, times how far
+    /// Mean over heads and queries of how far evicting all but `keep` tokens would move the weights, times how far
     /// the values.
     pub shift: f64,
     /// Mean over heads and queries of the entropy of the weights.
@@ -120,9 +120,9 @@ pub struct Preference {
 }
 
 impl Eviction<'_> {
-    /// Chooses the slots of a KV head that are given up, ascending: those of the lowest scores, of equal ones the
+    /// Chooses the slots of a KV head that are evicted, ascending: those of the lowest scores, of equal ones the
     /// oldest, among the tokens between the first and the last ones, which stay. `mark` gives the position and the score
-    /// of a slot. Panics if too few tokens may be given up.
+    /// of a slot. Panics if too few tokens may be evicted.
     pub fn choose(&self, holding: &Holding<'_>, mark: impl Fn(u32) -> (u32, f32), slots: &mut Vec<u32>) {
         let count = holding.held.saturating_sub(holding.keep) as usize;
         slots.clear();
@@ -131,8 +131,10 @@ impl Eviction<'_> {
         }
         let window = self.context.saturating_sub(self.window);
         let key = |(position, score): (u32, f32)| match self.order {
-            Order::Window { .. } | Order::Running => u64::from(ordered(score)) << 32 | u64::from(position),
-            Order::Recency => u64::from(position),
+            EvictionOrder::Window { .. } | EvictionOrder::Running => {
+                u64::from(ordered(score)) << 32 | u64::from(position)
+            }
+            EvictionOrder::Recency => u64::from(position),
         };
         // Prompts have many tokens: each is asked for once.
         let may_go = |slot: u32| {
@@ -156,7 +158,7 @@ const fn ordered(score: f32) -> u32 {
 }
 
 impl Holding<'_> {
-    /// Which rows move where once the slots `gone`, ascending, are given up: the rows behind the first `keep` that stay
+    /// Which rows move where once the slots `gone`, ascending, are evicted: the rows behind the first `keep` that stay
     /// go into the places that became free before them.
     pub fn moves<'a>(&self, gone: &'a [u32]) -> impl Iterator<Item = (u32, u32)> + 'a {
         let (keep, held) = (self.keep, self.held);
@@ -176,7 +178,7 @@ mod tests {
         context: 12,
         window: 2,
         sinks: 1,
-        order: Order::Running,
+        order: EvictionOrder::Running,
         absorb: true,
         mass_cap: 0.0,
         holdings: &[],
@@ -195,11 +197,11 @@ mod tests {
             Eviction { order, ..ALL }.choose(&holding(12, keep), mark, &mut slots);
             slots
         };
-        assert_eq!(of(Order::Running, 8), [2, 4, 5, 6]);
-        assert_eq!(of(Order::Running, 11), [2], "of equal ones the oldest");
-        assert_eq!(of(Order::Recency, 9), [1, 2, 3]);
-        assert_eq!(of(Order::Window { gamma: 1.0 }, 3), (1..10).collect::<Vec<_>>());
-        assert_eq!(of(Order::Running, 12), []);
+        assert_eq!(of(EvictionOrder::Running, 8), [2, 4, 5, 6]);
+        assert_eq!(of(EvictionOrder::Running, 11), [2], "of equal ones the oldest");
+        assert_eq!(of(EvictionOrder::Recency, 9), [1, 2, 3]);
+        assert_eq!(of(EvictionOrder::Window { gamma: 1.0 }, 3), (1..10).collect::<Vec<_>>());
+        assert_eq!(of(EvictionOrder::Running, 12), []);
     }
 
     #[test]

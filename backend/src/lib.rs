@@ -21,12 +21,12 @@ pub mod validate;
 
 pub use bands::Band;
 pub use cursors::{Cursor, Cursors, Entry, Position};
-pub use eviction::{Eviction, Holding, Marks, Order, Preference};
+pub use eviction::{Eviction, EvictionOrder, Holding, Marks, Preference};
 pub use op::Op;
 pub use product::{Product, Stacking};
 pub use program::{Act, ActDecl, Program, RowBlock, Rows, Store, Weight, WeightDecl, WeightFormat};
 pub use reference::Reference;
-pub use remembered::{Claim, Remembered, RememberedParts};
+pub use remembered::{Remembered, RememberedParts, SequenceLengths};
 pub use rope::Rope;
 pub use split::{Placement, Split, arena_pages};
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
@@ -219,14 +219,14 @@ pub trait Backend: Send {
     fn commit(&mut self, accepted: &[(Slot, u32)]) -> Result<(), DeviceError>;
 
     /// How many of the last committed rows of a slot [`Backend::rewind`] can take back: what is still in its replay ring
-    /// and in the windows of its convolutions. [`Cursors::revocable`] of every backend.
-    fn revocable(&self, slot: Slot) -> u32;
+    /// and in the windows of its convolutions. [`Cursors::rewindable`] of every backend.
+    fn rewindable(&self, slot: Slot) -> u32;
 
     /// How many rows a span of a slot may have so that no replay ring would be folded between them, were they steps of
     /// their own: the results of each are then those it would have alone. [`Cursors::until_fold`] of every backend.
     fn until_fold(&self, slot: Slot) -> usize;
 
-    /// Takes back the last `rows` committed rows of a slot, no more than [`Backend::revocable`]. Pages are the caller's
+    /// Takes back the last `rows` committed rows of a slot, no more than [`Backend::rewindable`]. Pages are the caller's
     /// matter: the next step names a smaller context and overwrites them.
     fn rewind(&mut self, slot: Slot, rows: u32) -> Result<(), DeviceError>;
 
@@ -238,12 +238,12 @@ pub trait Backend: Send {
 
     /// Ends a step of which only the ops of a band ran, and of which all rows are kept: as [`Backend::commit`], but scores of
     /// what was read are as they were.
-    fn pass(&mut self, _slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
+    fn commit_band(&mut self, _slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
     }
 
     /// The ops of the next band meet the slot as those before them did, at a [`Backend::position`].
-    fn return_to(&mut self, _slot: Slot, _position: Position) -> Result<(), DeviceError> {
+    fn restore_position(&mut self, _slot: Slot, _position: Position) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it runs whole programs".into() })
     }
 
@@ -279,14 +279,14 @@ pub trait Backend: Send {
     /// Gives up tokens of a sequence: of every KV head all but the `keep` that the order prefers. Those that stay are in
     /// the first `keep` rows of the table afterwards, those that were there before where they were, and the next step
     /// appends behind them. What is remembered of it is copied with a slot, to one of a snapshot too, and saved by
-    /// [`Backend::save_given_up`]. [`Backend::clear_slots`] and the other verbs that overwrite a slot make it hold all of
+    /// [`Backend::save_evicted`]. [`Backend::clear_slots`] and the other verbs that overwrite a slot make it hold all of
     /// its tokens again.
     ///
-    /// Only the page stores that it names give up tokens: while a prompt is read layer by layer these are the layers that
+    /// Only the page stores that it names evict tokens: while a prompt is read layer by layer these are the layers that
     /// have read it.
     ///
-    /// Pages of segments ([`crate::store::Segments`]) give up the tokens right behind the first `sinks` and nothing else:
-    /// the order has to be [`Order::Recency`]. With `absorb` they go into the memory, if there is one. Those behind them
+    /// Pages of segments ([`crate::store::Segments`]) evict the tokens right behind the first `sinks` and nothing else:
+    /// the order has to be [`EvictionOrder::Recency`]. With `absorb` they go into the memory, if there is one. Those behind them
     /// move up in order, and where positions are those of what is held, their keys are turned back by as many tokens.
     fn evict(&mut self, _eviction: &Eviction<'_>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
@@ -303,18 +303,18 @@ pub trait Backend: Send {
     /// Makes a slot one that holds such values after `position` tokens.
     fn load_slot(&mut self, slot: Slot, position: u32, values: &[f32]) -> Result<(), DeviceError>;
 
-    /// Appends what a slot remembers after `position` tokens of those that its sequence has given up,
-    /// [`Program::given_up_elements`] values: of a store of segments the matrices `[kv_heads, key_dim, value_dim]`, then
-    /// the vectors `[kv_heads, key_dim]`; of one whose tokens are given up head by head, or whose
-    /// segments are summed up, those of [`Remembered`], whose last queries are there also where nothing was given up.
-    fn save_given_up(&mut self, _slot: Slot, _position: u32, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    /// Appends what a slot remembers after `position` tokens of those that its sequence has evicted,
+    /// [`Program::evicted_elements`] values: of a store of segments the matrices `[kv_heads, key_dim, value_dim]`, then
+    /// the vectors `[kv_heads, key_dim]`; of one whose tokens are evicted head by head, or whose
+    /// segments are summed up, those of [`Remembered`], whose last queries are there also where nothing was evicted.
+    fn save_evicted(&mut self, _slot: Slot, _position: u32, _out: &mut Vec<f32>) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }
 
     /// Makes a slot, which [`Backend::load_slot`] has made one that holds all of its tokens, one whose sequence has given
-    /// up `tokens` of them and remembers such values of these. Where layers give up different ones, the values
+    /// up `tokens` of them and remembers such values of these. Where layers evict different ones, the values
     /// say how many. 0 of one that remembers its last queries only, which a copy for a step remembers, too.
-    fn load_given_up(&mut self, _slot: Slot, _tokens: u32, _values: &[f32]) -> Result<(), DeviceError> {
+    fn load_evicted(&mut self, _slot: Slot, _tokens: u32, _values: &[f32]) -> Result<(), DeviceError> {
         Err(DeviceError::Failed { device: "this device".into(), what: "it holds all tokens".into() })
     }
 
@@ -328,16 +328,16 @@ pub trait Backend: Send {
     /// The first `out.len() / columns` rows of an activation. Waits for all that was asked for before, also for no rows.
     fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
 
-    /// The most tokens of a row that [`Backend::likeliest`] finds; 0 if that is left to who reads the logits.
-    fn most_likeliest(&self) -> usize {
+    /// The most tokens of a row that [`Backend::top_k`] finds; 0 if that is left to who reads the logits.
+    fn max_top_k(&self) -> usize {
         0
     }
 
-    /// The `count` likeliest tokens, at most [`Backend::most_likeliest`], of the first output rows of the last step, as
+    /// The `count` likeliest tokens, at most [`Backend::max_top_k`], of the first output rows of the last step, as
     /// many rows as there is room for, and their logits: the columns of the largest values of `logits`, the largest
     /// first, of equal ones the lowest. `u32::MAX` where there are no more above minus infinity. False, with anything in
     /// the slices, if the logits are to be read instead.
-    fn likeliest(
+    fn top_k(
         &mut self,
         _logits: Act,
         _count: usize,

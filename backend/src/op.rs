@@ -223,10 +223,10 @@ pub enum GateScope {
     Head,
 }
 
-/// Mixes what the memory of the segments that a sequence has given up says into what its attention has found (ALGORITHMS
+/// Mixes what the memory of the segments that a sequence has evicted says into what its attention has found (ALGORITHMS
 /// 4.2), in place: `out = sigmoid(g) * sigmoid(gate) * (fc2 max(fc1 a + b1, 0) + b2) + (1 - sigmoid(g)) * out` per query
 /// head, with `a = s(q) M / max(s(q) . z, 1e-10)` of its KV head, and `q` as it was before rotation if the memory is of such
-/// keys ([`crate::store::MemoryKeys`]). Rows of sequences that gave up no segment stay as they are, to the bit.
+/// keys ([`crate::store::MemoryKeys`]). Rows of sequences that evicted no segment stay as they are, to the bit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadMemory {
     /// `[rows, heads * key_dim]`, rotated as the keys are.
@@ -403,7 +403,7 @@ pub struct GatedNorm {
 
 /// How router logits become scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scoring {
+pub enum RouterScoring {
     /// Softmax over all experts.
     Softmax,
     /// Sigmoid of each.
@@ -429,7 +429,7 @@ pub struct Route {
     /// `[experts]`: added for the choice, not to the weights
     pub bias: Option<Weight>,
     /// How logits become scores.
-    pub scoring: Scoring,
+    pub scoring: RouterScoring,
     /// `None`: all experts compete.
     pub groups: Option<ExpertGroups>,
     /// Whether the chosen weights are divided by their sum.

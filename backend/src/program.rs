@@ -112,26 +112,26 @@ impl Program {
         self.stores.iter().filter(|store| matches!(store, StoreDecl::Pages(_))).count()
     }
 
-    /// Page stores whose tokens may be given up head by head.
+    /// Page stores whose tokens may be evicted head by head.
     pub fn bounded_stores(&self) -> impl Iterator<Item = Store> {
         let is_bounded = |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.slake().is_some());
         self.stores.iter().zip(0..).filter(move |(decl, _)| is_bounded(decl)).map(|(_, at)| Store(at))
     }
 
-    /// Page stores whose segments may be given up.
+    /// Page stores whose segments may be evicted.
     pub fn segment_stores(&self) -> impl Iterator<Item = Store> {
         let has_segments =
             |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.segments().is_some());
         self.stores.iter().zip(0..).filter(move |(decl, _)| has_segments(decl)).map(|(_, at)| Store(at))
     }
 
-    /// Page stores of which slots remember marks or moments: those of [`Policy::given_up`].
+    /// Page stores of which slots remember marks or moments: those of [`Policy::eviction`].
     pub fn marked_stores(&self) -> impl Iterator<Item = Store> {
-        let is_marked = |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.given_up().is_some());
+        let is_marked = |decl: &StoreDecl| matches!(decl, StoreDecl::Pages(pages) if pages.policy.eviction().is_some());
         self.stores.iter().zip(0..).filter(move |(decl, _)| is_marked(decl)).map(|(_, at)| Store(at))
     }
 
-    /// How segments are given up, which all page stores do alike or none does.
+    /// How segments are evicted, which all page stores do alike or none does.
     pub fn segments(&self) -> Option<&Segments> {
         self.stores.iter().find_map(|store| match store {
             StoreDecl::Pages(PagesDecl { policy: Policy::Segments(segments), .. }) => Some(segments),
@@ -173,9 +173,9 @@ impl Program {
         self.stores.iter().map(StoreDecl::slot_elements).sum()
     }
 
-    /// Values that a slot remembers of what was given up over all stores.
-    pub fn given_up_elements(&self) -> usize {
-        self.stores.iter().map(StoreDecl::given_up_elements).sum()
+    /// Values that a slot remembers of what was evicted over all stores.
+    pub fn evicted_elements(&self) -> usize {
+        self.stores.iter().map(StoreDecl::evicted_elements).sum()
     }
 
     /// `[outputs, width]`: what the logits are a product of, the last hidden state of the output rows.

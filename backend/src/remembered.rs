@@ -1,4 +1,4 @@
-//! What a slot remembers of a layer that gives up tokens head by head, or segments that are summed up, in values: how it leaves
+//! What a slot remembers of a layer that evicts tokens head by head, or segments that are summed up, in values: how it leaves
 //! one backend and comes to another, and what cannot be true of it (ALGORITHMS 5.8). Whole numbers are there as their bits.
 
 use crate::{
@@ -21,7 +21,7 @@ pub struct RememberedParts<'a> {
     pub positions: &'a [f32],
     /// `[kv_heads][capacity]`
     pub scores: &'a [f32],
-    /// `[kv_heads][mean key: key_dim | variance of the key: key_dim | mean value: value_dim]`, of what was given up
+    /// `[kv_heads][mean key: key_dim | variance of the key: key_dim | mean value: value_dim]`, of what was evicted
     pub vectors: &'a [f32],
     /// `[kv_heads][key_dim][value_dim]`, of the same
     pub covariances: &'a [f32],
@@ -31,21 +31,21 @@ pub struct RememberedParts<'a> {
 
 /// What a sequence is said to be, whose values a slot is to be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
+pub struct SequenceLengths {
     /// Its tokens.
     pub length: u32,
     /// Those of them that the layer holds.
     pub held: u32,
-    /// Those that stayed when tokens were given up last.
+    /// Those that stayed when tokens were evicted last.
     pub stayed: u32,
     /// Whether the others were summed up.
     pub absorbed: bool,
 }
 
 impl Remembered {
-    /// Of a page store whose tokens are given up head by head, or as segments that are summed up.
+    /// Of a page store whose tokens are evicted head by head, or as segments that are summed up.
     pub const fn of(decl: &PagesDecl) -> Option<Self> {
-        match decl.policy.given_up() {
+        match decl.policy.eviction() {
             Some(slake) => Some(Self { decl: *decl, slake }),
             None => None,
         }
@@ -110,9 +110,9 @@ impl Remembered {
     }
 
     /// Refuses in one line values that cannot be those of such a sequence: whoever goes on from them may rely on that.
-    pub fn check(&self, values: &[f32], claim: Claim) -> Result<(), String> {
+    pub fn check(&self, values: &[f32], claim: SequenceLengths) -> Result<(), String> {
         let (marks, parts) = self.split(values);
-        let Claim { length, held, stayed, absorbed } = claim;
+        let SequenceLengths { length, held, stayed, absorbed } = claim;
         let since = length.saturating_sub(held.saturating_sub(stayed));
         if !marks.bounded || marks.stayed != stayed as usize || marks.since != since {
             let (found, at) = (marks.stayed, marks.since);
@@ -161,8 +161,8 @@ impl Remembered {
 }
 
 impl PagesDecl {
-    /// Values that a slot remembers of what was given up of this store ([`crate::Backend::save_given_up`]).
-    pub const fn given_up_elements(&self) -> usize {
+    /// Values that a slot remembers of what was evicted of this store ([`crate::Backend::save_evicted`]).
+    pub const fn evicted_elements(&self) -> usize {
         match Remembered::of(self) {
             Some(remembered) => remembered.elements(),
             None => self.memory_bytes() / size_of::<f32>(),
@@ -207,7 +207,7 @@ mod tests {
         marks
     }
 
-    const CLAIM: Claim = Claim { length: 20, held: 6, stayed: 2, absorbed: true };
+    const CLAIM: SequenceLengths = SequenceLengths { length: 20, held: 6, stayed: 2, absorbed: true };
 
     fn values(marks: &Marks) -> Vec<f32> {
         let number = |from: u32| move |i: u32| f32::from_bits(from + i);
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn what_leaves_comes_back_and_what_nobody_reads_stays_behind() {
         let (layer, values) = (Remembered::of(&DECL).unwrap(), values(&marks()));
-        assert_eq!((values.len(), DECL.given_up_elements()), (7 + 8 + 8 + 10 + 4 + 12, values.len()));
+        assert_eq!((values.len(), DECL.evicted_elements()), (7 + 8 + 8 + 10 + 4 + 12, values.len()));
         layer.check(&values, CLAIM).unwrap();
         let (marks, parts) = layer.split(&values);
         assert_eq!((marks.stayed, marks.since, marks.count, marks.mass_cap), (2, 16, 14.0, 0.5));
@@ -292,8 +292,8 @@ mod tests {
         };
         let mut values = Vec::new();
         layer.join((&marks, 20), &parts, &mut values);
-        assert_eq!((values.len(), decl.given_up_elements(), decl.memory_bytes()), (7 + 10 + 4, values.len(), 4 * 14));
-        let claim = Claim { length: 20, held: 6, stayed: 4, absorbed: true };
+        assert_eq!((values.len(), decl.evicted_elements(), decl.memory_bytes()), (7 + 10 + 4, values.len(), 4 * 14));
+        let claim = SequenceLengths { length: 20, held: 6, stayed: 4, absorbed: true };
         layer.check(&values, claim).unwrap();
         let (found, parts) = layer.split(&values);
         assert_eq!((found.stayed, found.since, found.count), (4, 18, 14.0));
@@ -324,11 +324,11 @@ mod tests {
         refused(7, f32::from_bits(16), "position 16");
         refused(8, f32::from_bits(3), "position 3");
         refused(11, f32::from_bits(u32::MAX), "position 4294967295");
-        let many = Claim { stayed: 5, held: 9, ..CLAIM };
+        let many = SequenceLengths { stayed: 5, held: 9, ..CLAIM };
         let mut values = whole.clone();
         values[1] = f32::from_bits(5);
         assert!(layer.check(&values, many).unwrap_err().contains("at most 4"));
-        assert!(layer.check(&whole, Claim { absorbed: false, ..CLAIM }).is_err());
-        assert!(layer.check(&whole, Claim { held: 1, ..CLAIM }).is_err());
+        assert!(layer.check(&whole, SequenceLengths { absorbed: false, ..CLAIM }).is_err());
+        assert!(layer.check(&whole, SequenceLengths { held: 1, ..CLAIM }).is_err());
     }
 }

@@ -190,7 +190,7 @@ impl Split {
     }
 
     /// Calls `f` with each device, what of an eviction is there, and the numbers of these holdings.
-    fn give_up(
+    fn evict_with(
         &mut self,
         eviction: &Eviction<'_>,
         mut f: impl FnMut(&mut dyn Backend, &Eviction<'_>, &[usize]) -> Result<(), DeviceError>,
@@ -342,8 +342,8 @@ impl Backend for Split {
         self.on_both(|device| device.commit(accepted))
     }
 
-    fn revocable(&self, slot: Slot) -> u32 {
-        self.devices.iter().map(|device| device.revocable(slot)).min().unwrap_or(0)
+    fn rewindable(&self, slot: Slot) -> u32 {
+        self.devices.iter().map(|device| device.rewindable(slot)).min().unwrap_or(0)
     }
 
     fn until_fold(&self, slot: Slot) -> usize {
@@ -364,7 +364,7 @@ impl Backend for Split {
 
     fn weigh(&mut self, eviction: &Eviction<'_>, values: bool) -> Result<Vec<Preference>, DeviceError> {
         let mut found = vec![Preference::default(); eviction.holdings.len()];
-        self.give_up(eviction, |device, eviction, numbers| {
+        self.evict_with(eviction, |device, eviction, numbers| {
             let own = device.weigh(eviction, values)?;
             numbers.iter().zip(own).for_each(|(number, preference)| found[*number] = preference);
             Ok(())
@@ -373,7 +373,7 @@ impl Backend for Split {
     }
 
     fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
-        self.give_up(eviction, |device, eviction, _| device.evict(eviction))
+        self.evict_with(eviction, |device, eviction, _| device.evict(eviction))
     }
 
     fn copy_pages(&mut self, pairs: &[(Page, Page)]) -> Result<(), DeviceError> {
@@ -396,16 +396,16 @@ impl Backend for Split {
         devices.try_for_each(|(device, values)| device.load_slot(slot, position, values))
     }
 
-    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let saved = self.of_both(|device, values| device.save_given_up(slot, position, values))?;
-        self.interleave(&saved, StoreDecl::given_up_elements, out);
+    fn save_evicted(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let saved = self.of_both(|device, values| device.save_evicted(slot, position, values))?;
+        self.interleave(&saved, StoreDecl::evicted_elements, out);
         Ok(())
     }
 
-    fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
-        let parts = self.divide(values, StoreDecl::given_up_elements);
+    fn load_evicted(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
+        let parts = self.divide(values, StoreDecl::evicted_elements);
         let mut devices = self.devices.iter_mut().zip(&parts);
-        devices.try_for_each(|(device, values)| device.load_given_up(slot, tokens, values))
+        devices.try_for_each(|(device, values)| device.load_evicted(slot, tokens, values))
     }
 
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
@@ -426,13 +426,13 @@ impl Backend for Split {
         self.devices[holder].read(act, out)
     }
 
-    fn most_likeliest(&self) -> usize {
-        self.program.as_ref().map_or(0, |program| self.devices[self.holder(program.logits)].most_likeliest())
+    fn max_top_k(&self) -> usize {
+        self.program.as_ref().map_or(0, |program| self.devices[self.holder(program.logits)].max_top_k())
     }
 
-    fn likeliest(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
+    fn top_k(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
         let holder = self.holder(logits);
-        self.devices[holder].likeliest(logits, count, out)
+        self.devices[holder].top_k(logits, count, out)
     }
 
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {

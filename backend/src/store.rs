@@ -29,16 +29,16 @@ impl StoreDecl {
         }
     }
 
-    /// Values that a slot remembers of what was given up of this store ([`crate::Backend::save_given_up`]).
-    pub const fn given_up_elements(&self) -> usize {
+    /// Values that a slot remembers of what was evicted of this store ([`crate::Backend::save_evicted`]).
+    pub const fn evicted_elements(&self) -> usize {
         match self {
-            StoreDecl::Pages(pages) => pages.given_up_elements(),
+            StoreDecl::Pages(pages) => pages.evicted_elements(),
             StoreDecl::State(_) | StoreDecl::Conv(_) => 0,
         }
     }
 
     /// Bytes of this store that every slot takes, one of a snapshot too: the checkpoint, the window of a convolution, or
-    /// what is remembered of tokens that pages gave up.
+    /// what is remembered of tokens that pages evicted.
     pub fn slot_bytes(&self, replay: Replay, state_type: StateType) -> usize {
         match self {
             StoreDecl::Pages(pages) => pages.memory_bytes(),

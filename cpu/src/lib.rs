@@ -5,9 +5,9 @@
 #![allow(clippy::needless_range_loop, reason = "kernels index several arrays of registers by one number")]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod absorbed;
 mod arena;
-mod given_up;
+mod compressive_memory;
+mod eviction;
 mod groups;
 mod limits;
 mod machine;
@@ -131,8 +131,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn revocable(&self, slot: Slot) -> u32 {
-        self.machine.as_ref().map_or(0, |machine| machine.cursors.revocable(slot))
+    fn rewindable(&self, slot: Slot) -> u32 {
+        self.machine.as_ref().map_or(0, |machine| machine.cursors.rewindable(slot))
     }
 
     fn until_fold(&self, slot: Slot) -> usize {
@@ -148,13 +148,13 @@ impl Backend for Cpu {
         self.machine.as_ref().map(|machine| machine.cursors.position(slot))
     }
 
-    fn pass(&mut self, slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
+    fn commit_band(&mut self, slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
         slots.iter().for_each(|(slot, rows)| self.machine().cursors.commit(*slot, *rows));
         Ok(())
     }
 
-    fn return_to(&mut self, slot: Slot, position: Position) -> Result<(), DeviceError> {
-        self.machine().cursors.return_to(slot, position);
+    fn restore_position(&mut self, slot: Slot, position: Position) -> Result<(), DeviceError> {
+        self.machine().cursors.restore_position(slot, position);
         Ok(())
     }
 
@@ -210,14 +210,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.machine().memory.iter().for_each(|memory| memory.save_given_up((slot, position), out));
+    fn save_evicted(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().memory.iter().for_each(|memory| memory.save_evicted((slot, position), out));
         Ok(())
     }
 
-    fn load_given_up(&mut self, slot: Slot, tokens: u32, mut values: &[f32]) -> Result<(), DeviceError> {
+    fn load_evicted(&mut self, slot: Slot, tokens: u32, mut values: &[f32]) -> Result<(), DeviceError> {
         let memory = self.machine().memory.iter_mut();
-        memory.for_each(|memory| memory.load_given_up((slot, tokens), &mut values));
+        memory.for_each(|memory| memory.load_evicted((slot, tokens), &mut values));
         Ok(())
     }
 

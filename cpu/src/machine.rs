@@ -1,16 +1,16 @@
 //! Everything a prepared program owns: activations, weights, memory of layers, scratch. Ops borrow its fields.
 
 use crate::{
-    absorbed::Absorbed,
     arena::Arena,
-    given_up::{GivenUp, Ranks},
+    compressive_memory::CompressiveMemory,
+    eviction::{EvictionState, Ranks},
     ops::rope_store::Ropes,
     pages::Pages,
     plan::{Means, Plan},
     pool::Pool,
     quantised::Quantised,
     simd::Proof,
-    slots::{Conv, Memory, State},
+    slots::{Conv, SlotMemory, State},
     tiled::{RowSplit, Tiled},
     weights::Matrix,
 };
@@ -38,7 +38,7 @@ pub(crate) struct Machine {
     pub(crate) transposed: Vec<Vec<f32>>,
     pub(crate) pages: Pages,
     /// By store.
-    pub(crate) memory: Vec<Memory>,
+    pub(crate) memory: Vec<SlotMemory>,
     /// By store: which key head a value head reads; used for state stores.
     pub(crate) head_maps: Vec<HeadMap>,
     pub(crate) ropes: Ropes,
@@ -90,15 +90,15 @@ impl Machine {
         }
         let memory = program.stores.iter().map(|store| match store {
             StoreDecl::Pages(pages) => match pages.policy {
-                Policy::Full => Memory::Pages,
+                Policy::Full => SlotMemory::Pages,
                 Policy::Slake(_) | Policy::Segments(Segments { memory: SegmentMemory::Moments, .. }) => {
-                    Memory::Bounded(GivenUp::new(*pages, &limits))
+                    SlotMemory::Bounded(EvictionState::new(*pages, &limits))
                 }
-                Policy::Segments(_) => Memory::Absorbed(Absorbed::new(*pages, &limits)),
+                Policy::Segments(_) => SlotMemory::CompressiveMemory(CompressiveMemory::new(*pages, &limits)),
             },
-            StoreDecl::State(state) if state.value_heads == 0 => Memory::Pages,
-            StoreDecl::State(state) => Memory::State(State::new(*state, &limits)),
-            StoreDecl::Conv(conv) => Memory::Conv(Conv::new(*conv, &limits)),
+            StoreDecl::State(state) if state.value_heads == 0 => SlotMemory::Pages,
+            StoreDecl::State(state) => SlotMemory::State(State::new(*state, &limits)),
+            StoreDecl::Conv(conv) => SlotMemory::Conv(Conv::new(*conv, &limits)),
         });
         Ok(Self {
             proof,
@@ -216,7 +216,7 @@ impl Machine {
         }
         let Self { proof, pool, memory, matrices, scratch, head_maps, .. } = self;
         for (memory, map) in memory.iter_mut().zip(head_maps) {
-            let Memory::State(state) = memory else { continue };
+            let SlotMemory::State(state) = memory else { continue };
             match state.decl.decay {
                 Decay::PerHead | Decay::PerChannel => state.fold((*proof, pool), (slot, held), *map, scratch),
                 Decay::Rates(rates) => {
@@ -231,7 +231,7 @@ impl Machine {
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
         let is_written = self.cursors.clear(slot);
         for memory in &mut self.memory {
-            if is_written || matches!(memory, Memory::Bounded(_) | Memory::Absorbed(_)) {
+            if is_written || matches!(memory, SlotMemory::Bounded(_) | SlotMemory::CompressiveMemory(_)) {
                 memory.clear_slot(slot);
             }
         }

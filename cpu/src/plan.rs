@@ -2,7 +2,7 @@
 
 use crate::{
     available_memory,
-    given_up::Ranks,
+    eviction::Ranks,
     ops::{attention, causal_conv, mamba1, moe, product, read_memory, recurrence, rope_store::Ropes, tiles},
     packed::{float_panel_bytes, panel_bytes},
     quantised::Quantised,
@@ -33,7 +33,7 @@ pub(crate) struct Plan {
     pub(crate) keys: usize,
     /// Partial results of attention over parts of a context.
     pub(crate) partials: usize,
-    /// KV heads, and tokens of each, that can be ranked so that some are given up.
+    /// KV heads, and tokens of each, that can be ranked so that some are evicted.
     pub(crate) ranks: [usize; 2],
     /// f32 scratch of a thread.
     pub(crate) scratch: usize,
@@ -122,7 +122,7 @@ impl Plan {
         }
         for store in &program.stores {
             match store {
-                StoreDecl::Pages(pages) => plan.give_up(pages, (program, limits)),
+                StoreDecl::Pages(pages) => plan.plan_eviction(pages, (program, limits)),
                 StoreDecl::State(state) => {
                     let (keys, scratch) = match state.decay {
                         Decay::PerHead | Decay::PerChannel => {
@@ -146,19 +146,19 @@ impl Plan {
         plan
     }
 
-    /// Plans for tokens of these pages to be given up, if they may be.
-    fn give_up(&mut self, pages: &PagesDecl, (program, limits): (&Program, &Limits)) {
+    /// Plans for tokens of these pages to be evicted, if they may be.
+    fn plan_eviction(&mut self, pages: &PagesDecl, (program, limits): (&Program, &Limits)) {
         if pages.policy.segments().is_some() {
             self.scratch = self.scratch.max(attention::segments_scratch(pages));
         }
-        let Some(slake) = &pages.policy.given_up() else { return };
+        let Some(slake) = &pages.policy.eviction() else { return };
         let tokens = match pages.policy.segments() {
             Some(segments) => segments.segment,
             None => limits.most_held(program.page_stores()),
         };
         self.ranks[0] = self.ranks[0].max(pages.kv_heads);
         self.ranks[1] = self.ranks[1].max(tokens.saturating_add(slake.capacity));
-        self.scratch = self.scratch.max(attention::given_up_scratch(pages, slake));
+        self.scratch = self.scratch.max(attention::eviction_scratch(pages, slake));
     }
 
     /// Plans to pack every weight that is multiplied and has a packed form.

@@ -1,9 +1,9 @@
 //! The memory of layers: what slots hold.
 
 use crate::{
-    absorbed::Absorbed,
     arena::Arena,
-    given_up::GivenUp,
+    compressive_memory::CompressiveMemory,
+    eviction::EvictionState,
     states::{Checkpoint, Checkpoints},
 };
 use kvas_backend::{
@@ -13,42 +13,42 @@ use kvas_backend::{
 
 /// What slots hold for one layer.
 #[derive(Debug)]
-pub(crate) enum Memory {
+pub(crate) enum SlotMemory {
     /// Nothing: pages are in the arena, or another device has what it remembers.
     Pages,
-    /// So do these, but for what was given up of them head by head, or segments that were summed up.
-    Bounded(GivenUp),
+    /// So do these, but for what was evicted of them head by head, or segments that were summed up.
+    Bounded(EvictionState),
     /// And these, but for what their segments left in matrices.
-    Absorbed(Absorbed),
+    CompressiveMemory(CompressiveMemory),
     State(State),
     Conv(Conv),
 }
 
-impl Memory {
-    /// What slots have given up of a layer, where they can.
-    pub(crate) fn given_up(&self) -> Option<&GivenUp> {
+impl SlotMemory {
+    /// What slots have evicted of a layer, where they can.
+    pub(crate) fn eviction_state(&self) -> Option<&EvictionState> {
         match self {
-            Memory::Bounded(given_up) => Some(given_up),
-            Memory::Pages | Memory::Absorbed(_) | Memory::State(_) | Memory::Conv(_) => None,
+            SlotMemory::Bounded(eviction_state) => Some(eviction_state),
+            SlotMemory::Pages | SlotMemory::CompressiveMemory(_) | SlotMemory::State(_) | SlotMemory::Conv(_) => None,
         }
     }
 
     /// The same.
-    pub(crate) fn given_up_mut(&mut self) -> Option<&mut GivenUp> {
+    pub(crate) fn eviction_state_mut(&mut self) -> Option<&mut EvictionState> {
         match self {
-            Memory::Bounded(given_up) => Some(given_up),
-            Memory::Pages | Memory::Absorbed(_) | Memory::State(_) | Memory::Conv(_) => None,
+            SlotMemory::Bounded(eviction_state) => Some(eviction_state),
+            SlotMemory::Pages | SlotMemory::CompressiveMemory(_) | SlotMemory::State(_) | SlotMemory::Conv(_) => None,
         }
     }
 
     /// Copies what a slot holds; its ring is folded, so that its checkpoint is all there is.
     pub(crate) fn copy_slot(&mut self, from: Slot, to: Slot) {
         match self {
-            Memory::Pages => {}
-            Memory::Bounded(given_up) => given_up.copy_slot(from, to),
-            Memory::Absorbed(absorbed) => absorbed.copy_slot(from, to),
-            Memory::State(state) => state.state.copy(state.slots.1, from, to),
-            Memory::Conv(conv) => {
+            SlotMemory::Pages => {}
+            SlotMemory::Bounded(eviction_state) => eviction_state.copy_slot(from, to),
+            SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.copy_slot(from, to),
+            SlotMemory::State(state) => state.state.copy(state.slots.1, from, to),
+            SlotMemory::Conv(conv) => {
                 let size = conv.rows.len() / conv.slots;
                 conv.rows.copy_within(from.0 as usize * size..(from.0 as usize + 1) * size, to.0 as usize * size);
             }
@@ -58,19 +58,19 @@ impl Memory {
     /// Makes the checkpoint of a slot zero. A convolution never reads rows before position 0.
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
         match self {
-            Memory::Pages | Memory::Conv(_) => {}
-            Memory::Bounded(given_up) => given_up.clear_slot(slot),
-            Memory::Absorbed(absorbed) => absorbed.clear_slot(slot),
-            Memory::State(state) => state.state.slot(state.slots.1, slot).clear(),
+            SlotMemory::Pages | SlotMemory::Conv(_) => {}
+            SlotMemory::Bounded(eviction_state) => eviction_state.clear_slot(slot),
+            SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.clear_slot(slot),
+            SlotMemory::State(state) => state.state.slot(state.slots.1, slot).clear(),
         }
     }
 
     /// Appends the checkpoint, or the window after `position` tokens, of a slot.
     pub(crate) fn save_slot(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) {
         match self {
-            Memory::Pages | Memory::Bounded(_) | Memory::Absorbed(_) => {}
-            Memory::State(state) => state.state.save_slot(state.slots.1, slot, out),
-            Memory::Conv(conv) => {
+            SlotMemory::Pages | SlotMemory::Bounded(_) | SlotMemory::CompressiveMemory(_) => {}
+            SlotMemory::State(state) => state.state.save_slot(state.slots.1, slot, out),
+            SlotMemory::Conv(conv) => {
                 for row in conv.window(position) {
                     match row {
                         Some(row) => out.extend(&*conv.row(slot, row)),
@@ -84,11 +84,11 @@ impl Memory {
     /// The opposite, from the first of `values` on, which are taken off.
     pub(crate) fn load_slot(&mut self, slot: Slot, position: u32, values: &mut &[f32]) {
         match self {
-            Memory::Pages => {}
-            Memory::Bounded(given_up) => given_up.clear_slot(slot),
-            Memory::Absorbed(absorbed) => absorbed.clear_slot(slot),
-            Memory::State(state) => state.state.slot(state.slots.1, slot).load(values),
-            Memory::Conv(conv) => {
+            SlotMemory::Pages => {}
+            SlotMemory::Bounded(eviction_state) => eviction_state.clear_slot(slot),
+            SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.clear_slot(slot),
+            SlotMemory::State(state) => state.state.slot(state.slots.1, slot).load(values),
+            SlotMemory::Conv(conv) => {
                 for row in conv.window(position) {
                     let values = values.split_off(..conv.decl.channels).expect("as many values as the slot holds");
                     if let Some(row) = row {
@@ -99,21 +99,21 @@ impl Memory {
         }
     }
 
-    /// Appends what a slot remembers after `position` tokens of what was given up.
-    pub(crate) fn save_given_up(&self, (slot, position): (Slot, u32), out: &mut Vec<f32>) {
+    /// Appends what a slot remembers after `position` tokens of what was evicted.
+    pub(crate) fn save_evicted(&self, (slot, position): (Slot, u32), out: &mut Vec<f32>) {
         match self {
-            Memory::Pages | Memory::State(_) | Memory::Conv(_) => {}
-            Memory::Bounded(given_up) => given_up.save_slot((slot, position), out),
-            Memory::Absorbed(absorbed) => absorbed.save_slot(slot, out),
+            SlotMemory::Pages | SlotMemory::State(_) | SlotMemory::Conv(_) => {}
+            SlotMemory::Bounded(eviction_state) => eviction_state.save_slot((slot, position), out),
+            SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.save_slot(slot, out),
         }
     }
 
     /// The opposite, of so many tokens, from the first of `values` on, which are taken off.
-    pub(crate) fn load_given_up(&mut self, (slot, tokens): (Slot, u32), values: &mut &[f32]) {
+    pub(crate) fn load_evicted(&mut self, (slot, tokens): (Slot, u32), values: &mut &[f32]) {
         match self {
-            Memory::Pages | Memory::State(_) | Memory::Conv(_) => {}
-            Memory::Bounded(given_up) => given_up.load_slot(slot, values),
-            Memory::Absorbed(absorbed) => absorbed.load_slot((slot, tokens), values),
+            SlotMemory::Pages | SlotMemory::State(_) | SlotMemory::Conv(_) => {}
+            SlotMemory::Bounded(eviction_state) => eviction_state.load_slot(slot, values),
+            SlotMemory::CompressiveMemory(compressive_memory) => compressive_memory.load_slot((slot, tokens), values),
         }
     }
 }

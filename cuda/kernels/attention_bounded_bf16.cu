@@ -1,4 +1,4 @@
-// Attention of few rows a sequence over pages of bf16 and what was given up.
+// Attention of few rows a sequence over pages of bf16 and what was evicted.
 #include "common/attention_decode.cuh"
 
 EACH(BOUNDED, bf16, KV_BF16)

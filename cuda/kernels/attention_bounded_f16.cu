@@ -1,4 +1,4 @@
-// Attention of few rows a sequence over pages of f16 and what was given up.
+// Attention of few rows a sequence over pages of f16 and what was evicted.
 #include "common/attention_decode.cuh"
 
 EACH(BOUNDED, f16, KV_F16)

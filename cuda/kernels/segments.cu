@@ -1,4 +1,4 @@
-// Segments of a sequence that are given up (ALGORITHMS 4.2, 4.4): their keys and values are added to the memory, and what
+// Segments of a sequence that are evicted (ALGORITHMS 4.2, 4.4): their keys and values are added to the memory, and what
 // is behind them moves up in the table.
 #include "common/memory.cuh"
 #include "common/pages.cuh"
@@ -15,7 +15,7 @@ struct Segment {
     float* norm;   // of the slot: [kv_heads][key_dim]
     u32 first, count;
     u32 is_fresh; // 1: there is nothing in the memory yet
-    u32 not_held; // tokens of the sequence that were given up before
+    u32 not_held; // tokens of the sequence that were evicted before
     Back back;    // what is done to keys before
 };
 

@@ -1,9 +1,9 @@
-// Sequences that give up tokens, in a step and at its end: the last queries are remembered, what was given up is one more
+// Sequences that evict tokens, in a step and at its end: the last queries are remembered, what was evicted is one more
 // part of a context, and tokens that were read are scored (ALGORITHMS 5.3, 5.4).
 #include "common/slake.cuh"
 
 // A block per row.
-KERNEL slake_ask(StepView step, GivenUp layer, const float* q) {
+KERNEL slake_ask(StepView step, EvictionState layer, const float* q) {
     let_next_begin();
     wait_for_inputs();
     remember_query(step, layer, q, blockIdx.x, 0, layer.heads * layer.pages.key_dim);
@@ -11,9 +11,9 @@ KERNEL slake_ask(StepView step, GivenUp layer, const float* q) {
 
 static constexpr u32 PART_THREADS = 256, MOST_COLUMNS = 640;
 
-// What was given up as one more part of the contexts of the rows that are meant. A block per row, KV head and
+// What was evicted as one more part of the contexts of the rows that are meant. A block per row, KV head and
 // `SUMS_COLUMNS` columns of the value.
-KERNEL __launch_bounds__(PART_THREADS) slake_part(StepView step, GivenUp layer, Attention op, Parts parts) {
+KERNEL __launch_bounds__(PART_THREADS) slake_part(StepView step, EvictionState layer, Attention op, Parts parts) {
     __shared__ SumsRoom<PART_THREADS / 32, MOST_COLUMNS> room;
     let_next_begin();
     wait_for_inputs();
@@ -99,11 +99,11 @@ DEVICE void score(const Pages& pages, const u32* table, u32 kv_head, const float
     if (t < tokens && g < heads) all[g * capacity + t] = sum * by;
 }
 
-template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layers, u32 number, u32 accepted, u32 at_once) {
+template <u32 KV> DEVICE void rescore(const StepView& step, const EvictionState* layers, u32 number, u32 accepted, u32 at_once) {
     extern __shared__ __align__(16) u8 bytes[];
     float* all = reinterpret_cast<float*>(bytes);
     __shared__ float queries[SCORED][MOST_COLUMNS], tops[SCORED], inverses[SCORED];
-    const GivenUp layer = layers[blockIdx.y];
+    const EvictionState layer = layers[blockIdx.y];
     const Pages pages = layer.pages;
     const u32 kv_head = blockIdx.x, key_dim = pages.key_dim, capacity = layer.capacity;
     const Bound bound = step.bound(number, layer.ordinal);
@@ -157,7 +157,7 @@ template <u32 KV> DEVICE void rescore(const StepView& step, const GivenUp* layer
 
 #define OF_TYPE(name, KV)                                                                                             \
     KERNEL __launch_bounds__(SCORE_THREADS, 2)                                                                        \
-        slake_rescore_##name(StepView step, const GivenUp* layers, u32 number, u32 accepted, u32 at_once) {           \
+        slake_rescore_##name(StepView step, const EvictionState* layers, u32 number, u32 accepted, u32 at_once) {     \
         rescore<KV>(step, layers, number, accepted, at_once);                                                         \
     }
 

@@ -1,4 +1,4 @@
-// What is given up is summed up: means and centred products of the tokens that go, merged with what was there before
+// What is evicted is summed up: means and centred products of the tokens that go, merged with what was there before
 // (Chan); and the rows that stay move into the places that became free (ALGORITHMS 5.3, 5.4).
 #include "common/slake.cuh"
 
@@ -32,7 +32,7 @@ struct Absorb {
     }
 };
 
-static_assert(sizeof(Absorb) == 120, "as in src/ops/giving.rs");
+static_assert(sizeof(Absorb) == 120, "as in src/ops/evict.rs");
 
 // Everything here is done for several layers at once, one of `ops` for each z of a grid. Those with fewer heads, columns or
 // tokens than others leave blocks to do nothing.

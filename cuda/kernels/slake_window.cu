@@ -210,7 +210,7 @@ KERNEL slake_pool(const float* ranks, u32 stride, u32 stayed, u32 old, u32 held,
     out[u64(blockIdx.y) * stride + token] = sum;
 }
 
-// Marks what would be given up: `[kv_heads][stride]` bytes, from `[kv_heads][count]`.
+// Marks what would be evicted: `[kv_heads][stride]` bytes, from `[kv_heads][count]`.
 KERNEL slake_mark(const u32* gone, u32 count, u32 stride, u8* marked) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) marked[u64(blockIdx.y) * stride + gone[u64(blockIdx.y) * count + i]] = 1;
@@ -222,7 +222,7 @@ struct Losses {
     u32 stride, gone;
 };
 
-// What the tokens that would be given up have in common, and what the others weigh: by query the sum of the logarithms of
+// What the tokens that would be evicted have in common, and what the others weigh: by query the sum of the logarithms of
 // the former and of the weights of the latter, `[parts][heads][window][2]`.
 template <u32 KV> DEVICE void divide(const Window& window, Losses losses, double* out) {
     extern __shared__ __align__(16) u8 bytes[];

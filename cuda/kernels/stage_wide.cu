@@ -4,7 +4,7 @@
 #include "quant/job.cuh"
 
 // Rows that are wanted: those of `x` as they are, or, if there are pieces, as they name them: block (row, piece).
-struct Wanted {
+struct StagedPieces {
     const Piece* pieces;
     const u32* piece_count;
     const u32* order;
@@ -17,7 +17,7 @@ struct Place {
     u32 from, to, in_order;
     bool is_there;
 
-    DEVICE Place(const Wanted& wanted) : from(blockIdx.x), to(blockIdx.x), in_order(blockIdx.x), is_there(true) {
+    DEVICE Place(const StagedPieces& wanted) : from(blockIdx.x), to(blockIdx.x), in_order(blockIdx.x), is_there(true) {
         if (wanted.pieces == nullptr) return;
         is_there = blockIdx.y < *wanted.piece_count && blockIdx.x < wanted.pieces[blockIdx.y].count;
         if (!is_there) return;
@@ -37,7 +37,7 @@ struct Row {
     Place place;
     float values[EACH][8];
 
-    DEVICE Row(const float* all, u32 stride, u32 columns, uint4* out, u32 padded, u32 rows, const Wanted& wanted)
+    DEVICE Row(const float* all, u32 stride, u32 columns, uint4* out, u32 padded, u32 rows, const StagedPieces& wanted)
         : out(out), columns(columns), padded(padded), rows(rows), is_aligned(stride % 4 == 0), place(wanted) {
         x = all + u64(place.from) * stride;
     }
@@ -99,7 +99,7 @@ struct Row {
 };
 
 // Rows of f32 values as bfloat16, with zeros up to `padded` columns; `out` has `rows`.
-KERNEL stage_wide_bf16(const float* x, u32 stride, u32 columns, uint4* out, u32 padded, u32 rows, Wanted wanted) {
+KERNEL stage_wide_bf16(const float* x, u32 stride, u32 columns, uint4* out, u32 padded, u32 rows, StagedPieces wanted) {
     let_next_begin();
     wait_for_inputs();
     Row row(x, stride, columns, out, padded, rows, wanted);
@@ -111,7 +111,7 @@ KERNEL stage_wide_bf16(const float* x, u32 stride, u32 columns, uint4* out, u32 
 }
 
 // The same as f16, divided as `stage_f16` of stage.cu does it. `factors` gets by what.
-KERNEL stage_wide_f16(const float* x, u32 stride, u32 columns, uint4* out, u32 padded, u32 rows, Wanted wanted,
+KERNEL stage_wide_f16(const float* x, u32 stride, u32 columns, uint4* out, u32 padded, u32 rows, StagedPieces wanted,
                      float* factors) {
     let_next_begin();
     wait_for_inputs();

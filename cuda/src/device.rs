@@ -242,11 +242,11 @@ impl Device {
     }
 
     /// Takes memory for `what`; a request of 0 bytes takes none.
-    pub(crate) fn take(self: &Arc<Self>, what: &str, bytes: usize) -> Result<Memory, DeviceError> {
+    pub(crate) fn take(self: &Arc<Self>, what: &str, bytes: usize) -> Result<DeviceMemory, DeviceError> {
         self.bind()?;
-        let mut memory = Memory { device: self.clone(), at: Ptr::NULL, bytes: 0 };
+        let mut memory = DeviceMemory { device: self.clone(), at: Ptr::NULL, bytes: 0 };
         if bytes > 0 {
-            // SAFETY: the address is kept in `Memory`, which gives it back once.
+            // SAFETY: the address is kept in `DeviceMemory`, which gives it back once.
             let taken = unsafe { result::malloc_sync(bytes) };
             let at = taken.map_err(|error| self.no_memory(what, bytes, error))?;
             (memory.at, memory.bytes) = (Ptr(at), bytes);
@@ -335,13 +335,13 @@ impl Drop for Event {
 }
 
 /// Device memory, given back when dropped.
-pub(crate) struct Memory {
+pub(crate) struct DeviceMemory {
     device: Arc<Device>,
     at: Ptr,
     bytes: usize,
 }
 
-impl Memory {
+impl DeviceMemory {
     /// Where it begins.
     pub(crate) fn at(&self) -> Ptr {
         self.at
@@ -353,7 +353,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.bytes > 0 && self.device.synchronize().is_ok() {
             // SAFETY: taken once, given back once, and nothing that uses it is still running.
@@ -426,9 +426,9 @@ impl Lent {
 }
 
 /// Pinned memory that the host never looks at: what a device puts there it fetches later. So nobody waits for a copy.
-pub(crate) struct Carrier(Pinned);
+pub(crate) struct StagingBuffer(Pinned);
 
-impl Carrier {
+impl StagingBuffer {
     /// Takes `bytes`, at least one.
     pub(crate) fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, DeviceError> {
         Pinned::new(device, bytes).map(Self)

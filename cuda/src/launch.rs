@@ -7,12 +7,12 @@
 use crate::{
     compile::{Unit, architecture, unit},
     device::{Device, Ptr, driver, failed},
-    given_up::GivenUpView,
+    eviction::EvictionStateView,
     ops::{
-        around::AroundView,
         attention::{AttentionView, PartsView},
         conv::ConvView,
-        giving::MovingView,
+        evict::MovingView,
+        fusion::FusionView,
         read_memory::ReadMemoryView,
         recurrence::{FoldView, PromptView, RecurrenceView},
         rope_store::HeadNormsView,
@@ -240,8 +240,8 @@ macro_rules! views {
 }
 
 views!(
-    StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView GivenUpView WindowView
-    LossesView MovingView SegmentView ReadMemoryView HeadNormsView AroundView
+    StepView PagesView AttentionView PartsView ConvView RecurrenceView FoldView PromptView ScanView EvictionStateView WindowView
+    LossesView MovingView SegmentView ReadMemoryView HeadNormsView FusionView
 );
 
 /// A launch in the making.

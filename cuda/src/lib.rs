@@ -13,7 +13,7 @@
 //! | `measure.rs` | what the GPU can do at most: copies, matrix instructions |
 //! | `plan.rs` | how much memory a program takes |
 //! | `upload.rs`, `weights.rs` | weights to the device |
-//! | `given_up.rs`, `absorbed.rs` | what layers remember that may give up tokens, or segments |
+//! | `eviction.rs`, `compressive_memory.rs` | what layers remember that may evict tokens, or segments |
 //! | `pages.rs`, `slots.rs` | what layers remember: the arena of pages, checkpoints, replay rings, windows |
 //! | `machine.rs` | a prepared program: activations, weights, memory of layers, scratch |
 //! | `ops/` | one file per group of ops: which kernels, which grid, how much scratch |
@@ -27,10 +27,10 @@
 //! and outputs is scratch, which all ops share and which is counted in `scratch_bytes` of its file.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod absorbed;
 mod compile;
+mod compressive_memory;
 mod device;
-mod given_up;
+mod eviction;
 mod image;
 mod launch;
 mod machine;
@@ -160,8 +160,8 @@ impl Backend for Cuda {
         self.machine().commit(accepted)
     }
 
-    fn revocable(&self, slot: Slot) -> u32 {
-        self.machine.as_ref().map_or(0, |machine| machine.cursors.revocable(slot))
+    fn rewindable(&self, slot: Slot) -> u32 {
+        self.machine.as_ref().map_or(0, |machine| machine.cursors.rewindable(slot))
     }
 
     fn until_fold(&self, slot: Slot) -> usize {
@@ -177,13 +177,13 @@ impl Backend for Cuda {
         self.machine.as_ref().map(|machine| machine.cursors.position(slot))
     }
 
-    fn pass(&mut self, slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
+    fn commit_band(&mut self, slots: &[(Slot, u32)]) -> Result<(), DeviceError> {
         slots.iter().for_each(|(slot, rows)| self.machine().cursors.commit(*slot, *rows));
         Ok(())
     }
 
-    fn return_to(&mut self, slot: Slot, position: Position) -> Result<(), DeviceError> {
-        self.machine().cursors.return_to(slot, position);
+    fn restore_position(&mut self, slot: Slot, position: Position) -> Result<(), DeviceError> {
+        self.machine().cursors.restore_position(slot, position);
         Ok(())
     }
 
@@ -227,12 +227,12 @@ impl Backend for Cuda {
         self.machine().evict(eviction)
     }
 
-    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
-        self.machine().save_given_up((slot, position), out)
+    fn save_evicted(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+        self.machine().save_evicted((slot, position), out)
     }
 
-    fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
-        self.machine().load_given_up(slot, tokens, values)
+    fn load_evicted(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
+        self.machine().load_evicted(slot, tokens, values)
     }
 
     fn save_page(&mut self, store: Store, page: Page, rows: usize, out: &mut Vec<f32>) -> Result<(), DeviceError> {
@@ -247,12 +247,12 @@ impl Backend for Cuda {
         self.machine().read(act, out)
     }
 
-    fn most_likeliest(&self) -> usize {
-        ops::likeliest::MOST
+    fn max_top_k(&self) -> usize {
+        ops::top_k::MOST
     }
 
-    fn likeliest(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
-        self.machine().likeliest(logits, count, out)
+    fn top_k(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
+        self.machine().top_k(logits, count, out)
     }
 
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {

@@ -1,9 +1,9 @@
 //! Everything a prepared program owns: activations, weights, memory of layers, scratch. Ops borrow its fields.
 
 use crate::{
-    absorbed::AllAbsorbed,
-    device::{Carrier, Device, Memory, Pinned, Ptr},
-    given_up::{AllGivenUp, DeviceBound},
+    compressive_memory::CompressiveMemories,
+    device::{Device, DeviceMemory, Pinned, Ptr, StagingBuffer},
+    eviction::{DeviceBound, EvictionStates},
     launch::Launch,
     ops::{
         self,
@@ -32,24 +32,24 @@ pub(crate) struct Machine {
     pub(crate) program: Arc<Program>,
     pub(crate) limits: Limits,
     /// By activation: `[rows, columns]` f32.
-    acts: Vec<Memory>,
+    acts: Vec<DeviceMemory>,
     /// By weight.
     pub(crate) matrices: Vec<Matrix>,
     /// For any op, while it runs.
-    scratch: Memory,
+    scratch: DeviceMemory,
     /// By block of a launch of products, or by warp for each that waits: whether it has left sums to another. No, between launches.
-    pub(crate) left: Memory,
+    pub(crate) left: DeviceMemory,
     image: StepImage,
     pub(crate) pages: Pages,
     pub(crate) slots: Slots,
-    pub(crate) given_up: AllGivenUp,
-    pub(crate) absorbed: AllAbsorbed,
-    /// By span of the step and page store, where some may give up tokens.
+    pub(crate) eviction_state: EvictionStates,
+    pub(crate) compressive_memory: CompressiveMemories,
+    /// By span of the step and page store, where some may evict tokens.
     bounds: Vec<DeviceBound>,
-    /// The spans of the step as they are, where layers may give up tokens.
+    /// The spans of the step as they are, where layers may evict tokens.
     pub(crate) spans: Vec<Span>,
     /// By store: frequencies of its rotation.
-    pub(crate) frequencies: Vec<Option<Memory>>,
+    pub(crate) frequencies: Vec<Option<DeviceMemory>>,
     /// The step as far as launches depend on it ([`Shape`]).
     pub(crate) step: Step,
     /// By span of the step, as far as launches depend on them.
@@ -57,13 +57,13 @@ pub(crate) struct Machine {
     pub(crate) shape: Shape,
     pub(crate) cursors: Cursors,
     /// The likeliest tokens and their logits, by output row.
-    pub(crate) chosen: Memory,
+    pub(crate) chosen: DeviceMemory,
     /// The activation that is in the scratch in 16 bits.
     pub(crate) staged: Option<Staged>,
     /// By op: whether it may run beside those before it ([`ops::beside`]).
     pub(crate) beside: Vec<bool>,
-    /// By op: what is around it that it can make itself ([`ops::around`]).
-    pub(crate) around: Vec<Option<ops::around::Around>>,
+    /// By op: what is around it that it can make itself ([`ops::fusion`]).
+    pub(crate) fusion: Vec<Option<ops::fusion::Fusion>>,
     /// Products that will be launched with the next one.
     pub(crate) joined: Vec<(Weight, Job)>,
     /// The op of the program that is being launched, in a whole step.
@@ -79,7 +79,7 @@ pub(crate) struct Machine {
 /// Values in the memory of the host.
 enum Carried {
     /// The GPU copies them while others are computed.
-    Pinned(Carrier),
+    Pinned(StagingBuffer),
     /// There was no memory that can be pinned.
     Paged(Vec<u8>),
 }
@@ -96,7 +96,7 @@ impl Machine {
         let mut uploader = Uploader::new(device);
         let matrices = Loader::load((device, &mut uploader), weights, &program)?;
         drop(uploader);
-        let mut units = vec!["tables", "likeliest"];
+        let mut units = vec!["tables", "top_k"];
         for op in &program.ops {
             units.extend(ops::units(&program, op, |weight: Weight| matrices[weight.0 as usize].quant, &limits));
         }
@@ -118,8 +118,8 @@ impl Machine {
             scratch: device.take("scratch", ops::scratch_bytes(&program, &limits, device) as usize)?,
             left,
             image: StepImage::new(device, &program, &limits)?,
-            given_up: AllGivenUp::new(device, &program, &limits, |decl| pages.view(decl))?,
-            absorbed: AllAbsorbed::new(device, &program, &limits)?,
+            eviction_state: EvictionStates::new(device, &program, &limits, |decl| pages.view(decl))?,
+            compressive_memory: CompressiveMemories::new(device, &program, &limits)?,
             pages,
             bounds: Vec::new(),
             spans: Vec::new(),
@@ -129,10 +129,10 @@ impl Machine {
             entries: Vec::with_capacity(limits.rows),
             shape: Shape::default(),
             cursors: Cursors::new(&program, &limits),
-            chosen: device.take("chosen tokens", 8 * limits.outputs * ops::likeliest::MOST)?,
+            chosen: device.take("chosen tokens", 8 * limits.outputs * ops::top_k::MOST)?,
             staged: None,
             beside: ops::beside::beside(&program),
-            around: ops::around::around(&program, device.capability() >= (9, 0)),
+            fusion: ops::fusion::fusion(&program, device.capability() >= (9, 0)),
             joined: Vec::new(),
             running: None,
             width: None,
@@ -204,15 +204,15 @@ impl Machine {
         }
         self.bounds.clear();
         self.spans.clear();
-        if self.given_up.is_any() || self.absorbed.is_any() {
-            self.given_up.ask(step.spans());
+        if self.eviction_state.is_any() || self.compressive_memory.is_any() {
+            self.eviction_state.ask(step.spans());
             self.spans.extend_from_slice(step.spans());
             let is_pages = |store: &Store| matches!(self.program.store(*store), StoreDecl::Pages(_));
             for (number, span) in step.spans().iter().enumerate() {
                 let stores = (0..self.program.stores.len() as u32).map(Store).filter(is_pages);
                 let bound = |(ordinal, store)| {
-                    let bound = self.given_up.bound(store, span.slot, step.held(number, ordinal));
-                    bound.with_memory(self.absorbed.has_memory(store, span.slot))
+                    let bound = self.eviction_state.bound(store, span.slot, step.held(number, ordinal));
+                    bound.with_memory(self.compressive_memory.has_memory(store, span.slot))
                 };
                 self.bounds.extend(stores.enumerate().map(bound));
             }
@@ -267,7 +267,7 @@ impl Machine {
         // What was there goes before as much is taken again. Pinned memory waits for copies that are under way.
         self.carried = Carried::Paged(Vec::new());
         if values > 0 {
-            let pinned = Carrier::new(&self.device, 4 * values);
+            let pinned = StagingBuffer::new(&self.device, 4 * values);
             self.carried = pinned.map_or_else(|_| Carried::Paged(vec![0; 4 * values]), Carried::Pinned);
         }
         Ok(())
@@ -277,7 +277,7 @@ impl Machine {
         let from = self.act(act);
         let to = 4 * to.start..4 * to.end;
         match &mut self.carried {
-            Carried::Pinned(carrier) => carrier.put(from, to),
+            Carried::Pinned(staging) => staging.put(from, to),
             Carried::Paged(paged) => self.device.download(from, &mut paged[to]),
         }
     }
@@ -285,7 +285,7 @@ impl Machine {
     pub(crate) fn fetch(&mut self, act: Act, from: Range<usize>) -> Result<(), DeviceError> {
         let from = 4 * from.start..4 * from.end;
         match &self.carried {
-            Carried::Pinned(carrier) => carrier.fetch(self.act(act), from),
+            Carried::Pinned(staging) => staging.fetch(self.act(act), from),
             Carried::Paged(paged) => self.device.upload(self.act(act), &paged[from]),
         }
     }

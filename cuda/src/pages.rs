@@ -1,7 +1,7 @@
 //! The arena of pages: keys and values of all softmax layers, laid out as `PagesDecl` says.
 
 use crate::{
-    device::{Device, Memory},
+    device::{Device, DeviceMemory},
     machine::Machine,
 };
 use kvas_backend::{
@@ -26,8 +26,8 @@ pub(crate) struct PagesView {
 
 /// Single-layer pages of one size, and room for one page in f32 on its way in or out.
 pub(crate) struct Pages {
-    memory: Memory,
-    exchange: Memory,
+    memory: DeviceMemory,
+    exchange: DeviceMemory,
     stride: usize,
     page_size: usize,
     kv_type: KvType,
@@ -76,8 +76,8 @@ pub(crate) fn frequencies(
     device: &Arc<Device>,
     program: &Program,
     factors: impl Fn(kvas_backend::Weight) -> Vec<f32>,
-) -> Result<Vec<Option<Memory>>, DeviceError> {
-    let mut found: Vec<Option<Memory>> = program.stores.iter().map(|_| None).collect();
+) -> Result<Vec<Option<DeviceMemory>>, DeviceError> {
+    let mut found: Vec<Option<DeviceMemory>> = program.stores.iter().map(|_| None).collect();
     for op in &program.ops {
         let Op::RopeStore(kvas_backend::op::RopeStore { rope: Some(rope), store, .. }) = op else { continue };
         let values = rope::Rope::frequencies(rope, rope.factors.map(&factors).as_deref());

@@ -96,7 +96,7 @@ fn run_all(calls: &[Call], device: &Device) -> Result<(), DeviceError> {
 }
 
 /// A graph, what it puts into the stream, and shapes of steps that did; the last used first.
-struct Known {
+struct CachedGraph {
     calls: Vec<Call>,
     graph: Graph,
     shapes: VecDeque<Shape>,
@@ -110,7 +110,7 @@ pub(crate) struct Graphs {
     /// None are made.
     is_eager: bool,
     /// The last used first.
-    graphs: VecDeque<Known>,
+    graphs: VecDeque<CachedGraph>,
     /// Hashes of the last steps that had no graph, and how often each came.
     seen: VecDeque<(u64, u32)>,
 }
@@ -138,7 +138,7 @@ impl Graphs {
     }
 
     /// A graph, which comes before all others from now on.
-    fn use_graph(&mut self, at: usize) -> &mut Known {
+    fn use_graph(&mut self, at: usize) -> &mut CachedGraph {
         if let Some(found) = self.graphs.remove(at) {
             self.graphs.push_front(found);
         }
@@ -165,7 +165,7 @@ impl Graphs {
             self.graphs.pop_back();
         }
         graph.launch(device)?;
-        self.graphs.push_front(Known { calls, graph, shapes: VecDeque::from([shape.clone()]) });
+        self.graphs.push_front(CachedGraph { calls, graph, shapes: VecDeque::from([shape.clone()]) });
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //! for the same launches.
 
 use crate::{
-    given_up::DeviceBound,
+    eviction::DeviceBound,
     ops::attention::{BOUNDED_PART, LEAST_PART},
 };
 use kvas_backend::{CHUNK, Cursor, Entry, Outputs, Slot, Span, Step};
@@ -11,12 +11,12 @@ use kvas_backend::{CHUNK, Cursor, Entry, Outputs, Slot, Span, Step};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     spans: Vec<Part>,
-    /// By span and page store, where some may give up tokens.
+    /// By span and page store, where some may evict tokens.
     stores: Vec<Held>,
 }
 
 /// What a page store holds of a sequence before its span: a number that stands for all others that contexts are cut into
-/// as many parts from, and whether there are sums of what was given up, or a memory of segments.
+/// as many parts from, and whether there are sums of what was evicted, or a memory of segments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) tokens: u32,
@@ -35,7 +35,7 @@ struct Part {
 }
 
 /// The last position from which contexts of `rows` new rows have as many parts, at the first of the rows that are left over
-/// of whole chunks and at the last of them; of all rows where there are sums of what was given up. Where contexts may be cut in
+/// of whole chunks and at the last of them; of all rows where there are sums of what was evicted. Where contexts may be cut in
 /// other ways between these, each position for itself.
 fn stands_for(context: u32, rows: u32, has_sums: bool) -> u32 {
     let part = if has_sums { BOUNDED_PART } else { LEAST_PART } as u32;
@@ -50,7 +50,7 @@ fn stands_for(context: u32, rows: u32, has_sums: bool) -> u32 {
 }
 
 impl Shape {
-    /// The shape of a step. `bounds`: what page stores hold, if any may give up tokens.
+    /// The shape of a step. `bounds`: what page stores hold, if any may evict tokens.
     pub(crate) fn new(step: &Step, entries: &[Entry], bounds: &[DeviceBound]) -> Self {
         let mut outputs = step.outputs().iter().peekable();
         let part = |((first, span), entry): ((usize, Span), &Entry)| {
@@ -72,7 +72,7 @@ impl Shape {
         Self { spans: step.spans_with_rows().zip(entries).map(part).collect(), stores }
     }
 
-    /// What a page store holds of each span, if any store may give up tokens; `each` is how many stores there are.
+    /// What a page store holds of each span, if any store may evict tokens; `each` is how many stores there are.
     pub(crate) fn held(&self, ordinal: usize, each: usize) -> impl Iterator<Item = Held> {
         self.stores.iter().skip(ordinal).step_by(each.max(1)).copied()
     }

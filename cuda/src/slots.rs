@@ -1,7 +1,7 @@
 //! What slots hold for each layer: checkpoints and replay rings of recurrences, windows of convolutions.
 
 use crate::{
-    device::{Device, Memory, Ptr},
+    device::{Device, DeviceMemory, Ptr},
     machine::Machine,
 };
 use kvas_backend::{
@@ -42,13 +42,13 @@ pub(crate) struct State {
     /// Rows of a ring, a power of two; 0: there is none.
     pub(crate) ring: usize,
     /// `[slots][value_heads][value_dim][key_dim]`
-    state: Memory,
+    state: DeviceMemory,
     /// `[slots][value_heads][ring][value_dim]`
-    u: Memory,
+    u: DeviceMemory,
     /// `[slots][key_heads][ring][key_dim]`
-    k: Memory,
+    k: DeviceMemory,
     /// `[slots][value_heads][ring][decays]`
-    g: Memory,
+    g: DeviceMemory,
 }
 
 impl State {
@@ -71,7 +71,7 @@ impl State {
 
     /// Where checkpoints and rings are: state, u, k, g.
     pub(crate) fn places(&self) -> [Ptr; 4] {
-        [&self.state, &self.u, &self.k, &self.g].map(Memory::at)
+        [&self.state, &self.u, &self.k, &self.g].map(DeviceMemory::at)
     }
 
     fn checkpoint(&self, slot: Slot) -> (Ptr, usize) {
@@ -86,7 +86,7 @@ pub(crate) struct Conv {
     /// Rows of a ring, a power of two.
     pub(crate) ring: usize,
     /// `[slots][ring][channels]`
-    rows: Memory,
+    rows: DeviceMemory,
 }
 
 impl Conv {
@@ -122,7 +122,7 @@ impl Conv {
 /// Memory of all layers, by store, and room for values that are converted.
 pub(crate) struct Slots {
     stores: Vec<SlotMemory>,
-    exchange: Memory,
+    exchange: DeviceMemory,
 }
 
 impl Slots {
@@ -197,16 +197,16 @@ impl Machine {
             };
             self.device.copy(from, to, bytes)?;
         }
-        self.given_up.copy_slot(&self.device, from, to)?;
-        self.absorbed.copy_slot(&self.device, from, to)?;
+        self.eviction_state.copy_slot(&self.device, from, to)?;
+        self.compressive_memory.copy_slot(&self.device, from, to)?;
         self.cursors.copied(from, to);
         Ok(())
     }
 
     /// Makes a slot that of an empty sequence. A convolution never reads rows before position 0.
     pub(crate) fn clear_slot(&mut self, slot: Slot) -> Result<(), DeviceError> {
-        self.given_up.clear_slot(slot);
-        self.absorbed.clear_slot(slot);
+        self.eviction_state.clear_slot(slot);
+        self.compressive_memory.clear_slot(slot);
         if !self.cursors.clear(slot) {
             return Ok(());
         }
@@ -268,22 +268,22 @@ impl Machine {
                 }
             }
         }
-        self.given_up.clear_slot(slot);
-        self.absorbed.clear_slot(slot);
+        self.eviction_state.clear_slot(slot);
+        self.compressive_memory.clear_slot(slot);
         self.cursors.loaded(slot);
         Ok(())
     }
 
-    /// Appends what a slot remembers after `position` tokens of those that its sequence has given up; zeros before there
+    /// Appends what a slot remembers after `position` tokens of those that its sequence has evicted; zeros before there
     /// are any.
-    pub(crate) fn save_given_up(
+    pub(crate) fn save_evicted(
         &mut self,
         (slot, position): (Slot, u32),
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
         for store in (0..self.program.stores.len() as u32).map(Store) {
             self.save_marked((store, slot), position, out)?;
-            for ((at, bytes), is_there) in self.absorbed.parts(store, slot) {
+            for ((at, bytes), is_there) in self.compressive_memory.parts(store, slot) {
                 let first = out.len();
                 out.resize(first + bytes / 4, 0.0);
                 if is_there {
@@ -295,15 +295,15 @@ impl Machine {
     }
 
     /// The opposite, of so many tokens.
-    pub(crate) fn load_given_up(&mut self, slot: Slot, tokens: u32, mut values: &[f32]) -> Result<(), DeviceError> {
+    pub(crate) fn load_evicted(&mut self, slot: Slot, tokens: u32, mut values: &[f32]) -> Result<(), DeviceError> {
         for store in (0..self.program.stores.len() as u32).map(Store) {
-            self.given_up.load_slot(&self.device, (store, slot), &mut values)?;
-            for ((at, bytes), _) in self.absorbed.parts(store, slot) {
+            self.eviction_state.load_slot(&self.device, (store, slot), &mut values)?;
+            for ((at, bytes), _) in self.compressive_memory.parts(store, slot) {
                 let own = values.split_off(..bytes / 4).expect("as many values as the slot remembers");
                 self.device.upload(at, own)?;
             }
         }
-        self.absorbed.set_tokens(slot, tokens);
+        self.compressive_memory.set_tokens(slot, tokens);
         Ok(())
     }
 

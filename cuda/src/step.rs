@@ -5,8 +5,8 @@
 //! other side of this file.
 
 use crate::{
-    device::{Device, Event, Lent, Memory, Pinned, Ptr, failed},
-    given_up::DeviceBound,
+    device::{Device, DeviceMemory, Event, Lent, Pinned, Ptr, failed},
+    eviction::DeviceBound,
 };
 use kvas_backend::{DeviceError, Entry, Limits, Page, Program, Span, Step};
 use std::sync::Arc;
@@ -68,7 +68,7 @@ const HEADER: usize = 8;
 
 /// Where the parts of the image begin, in words of 4 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Layout {
+struct ImageLayout {
     tokens: usize,
     row_span: usize,
     outputs: usize,
@@ -79,7 +79,7 @@ struct Layout {
     words: usize,
 }
 
-impl Layout {
+impl ImageLayout {
     fn new(program: &Program, limits: &Limits) -> Self {
         // Every part begins at a multiple of 16 bytes.
         let after = |begin: usize, words: usize| begin + words.next_multiple_of(4);
@@ -89,8 +89,8 @@ impl Layout {
         let spans = after(outputs, limits.outputs);
         let most_spans = limits.rows.min(limits.slots);
         let bounds = after(spans, most_spans * size_of::<DeviceSpan>() / 4);
-        let gives_up = program.bounded_stores().chain(program.segment_stores()).next().is_some();
-        let bounded = if gives_up { most_spans * program.page_stores() } else { 0 };
+        let evicts = program.bounded_stores().chain(program.segment_stores()).next().is_some();
+        let bounded = if evicts { most_spans * program.page_stores() } else { 0 };
         let updates = after(bounds, bounded * size_of::<DeviceBound>() / 4);
         Self { tokens, row_span, outputs, spans, bounds, updates, words: updates + 2 * UPDATES }
     }
@@ -104,7 +104,7 @@ struct Tables {
     stride: usize,
     /// `[slots][stores][stride]`
     known: Vec<u32>,
-    memory: Memory,
+    memory: DeviceMemory,
 }
 
 impl Tables {
@@ -124,10 +124,10 @@ enum Host {
 
 /// The current step on the device.
 pub(crate) struct StepImage {
-    layout: Layout,
+    layout: ImageLayout,
     /// The host's side. None: the last step could not be sent.
     host: Option<Host>,
-    memory: Memory,
+    memory: DeviceMemory,
     tables: Tables,
     page_size: usize,
 }
@@ -136,12 +136,12 @@ impl StepImage {
     /// Bytes it takes on the device.
     pub(crate) fn bytes(program: &Program, limits: &Limits) -> u64 {
         let (stores, stride) = Tables::entries(program, limits);
-        4 * (Layout::new(program, limits).words as u64 + (limits.slots * stores) as u64 * stride as u64)
+        4 * (ImageLayout::new(program, limits).words as u64 + (limits.slots * stores) as u64 * stride as u64)
     }
 
     /// An empty step.
     pub(crate) fn new(device: &Arc<Device>, program: &Program, limits: &Limits) -> Result<Self, DeviceError> {
-        let layout = Layout::new(program, limits);
+        let layout = ImageLayout::new(program, limits);
         let (stores, stride) = Tables::entries(program, limits);
         let entries = limits.slots * stores * stride;
         let tables = device.take("page tables", 4 * entries)?;
@@ -160,7 +160,7 @@ impl StepImage {
     /// What kernels are given.
     pub(crate) fn view(&self) -> StepView {
         let at = |word: usize| self.memory.at().at(4 * word).0;
-        let Layout { tokens, row_span, outputs, spans, bounds, updates, .. } = self.layout;
+        let ImageLayout { tokens, row_span, outputs, spans, bounds, updates, .. } = self.layout;
         StepView {
             header: at(0),
             tokens: at(tokens),
@@ -175,7 +175,7 @@ impl StepImage {
     }
 
     /// Sends a step, with what its spans do to their rings, and what page stores hold of them, by span and store, where
-    /// some may give up tokens.
+    /// some may evict tokens.
     pub(crate) fn begin(
         &mut self,
         device: &Device,
@@ -278,7 +278,7 @@ mod tests {
                 kv_type,
                 state_type,
             };
-            let layout = Layout::new(
+            let layout = ImageLayout::new(
                 &Program { ops: vec![], acts: vec![], weights: vec![], stores: vec![], logits: kvas_backend::Act(0) },
                 &limits,
             );

@@ -26,7 +26,7 @@ pub(crate) struct Uploader {
     device: Arc<Device>,
     readers: Readers<Pinned>,
     /// What is being read, the oldest first.
-    reading: VecDeque<Reading>,
+    reading: VecDeque<PieceRead>,
     /// Pieces that the GPU copies, the oldest first.
     copied: VecDeque<Lent>,
     /// Events of the pieces that are being read: any will do.
@@ -35,7 +35,7 @@ pub(crate) struct Uploader {
 }
 
 /// A piece that is being read.
-struct Reading {
+struct PieceRead {
     to: Ptr,
     len: usize,
     then: Option<Then>,
@@ -78,7 +78,7 @@ impl Uploader {
             self.events.push(event);
             let (to, len, is_last) = (to.at(first - part.start), range.len(), range.end == part.end);
             self.readers.read(self.asked, piece, bytes.clone(), range)?;
-            self.reading.push_back(Reading { to, len, then: if is_last { then.take() } else { None } });
+            self.reading.push_back(PieceRead { to, len, then: if is_last { then.take() } else { None } });
             self.asked += 1;
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Uploader {
 
     fn copy_oldest(&mut self) -> Result<(), DeviceError> {
         let number = self.read();
-        let (Some(Reading { to, len, then }), Some(event)) = (self.reading.pop_front(), self.events.pop()) else {
+        let (Some(PieceRead { to, len, then }), Some(event)) = (self.reading.pop_front(), self.events.pop()) else {
             return Ok(());
         };
         let piece = self.readers.piece(number)?;

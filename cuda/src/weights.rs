@@ -5,7 +5,7 @@
 //! through lies column after column.
 
 use crate::{
-    device::{Device, Memory, Ptr},
+    device::{Device, DeviceMemory, Ptr},
     upload::Uploader,
 };
 use kvas_backend::{Bytes, DeviceError, Op, Program, WeightDecl, WeightFormat, WeightSource};
@@ -26,7 +26,7 @@ pub(crate) struct Matrix {
     /// Rows, of all matrices that are stacked in it, and values of a row.
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    memory: Memory,
+    memory: DeviceMemory,
     /// The values of what is declared as F32: small, and wanted on the host as well, by what depends on them there.
     floats: Vec<f32>,
 }
@@ -134,7 +134,7 @@ pub(crate) struct Loader<'a> {
     uploader: &'a mut Uploader,
     source: &'a mut dyn WeightSource,
     /// For what has to be packed.
-    staging: Option<Memory>,
+    staging: Option<DeviceMemory>,
     /// Weights that are asked for, and the pieces up to the last one of each.
     asked: VecDeque<(&'a WeightDecl, usize)>,
 }
@@ -247,7 +247,7 @@ impl<'a> Loader<'a> {
             self.uploader.finish()?;
             self.staging = Some(self.device.take("weights on their way", STAGING.max(part.len()))?);
         }
-        let Some(from) = self.staging.as_ref().map(Memory::at) else { return Ok(()) };
+        let Some(from) = self.staging.as_ref().map(DeviceMemory::at) else { return Ok(()) };
         let tiles = number * rows.div_ceil(TILE) + first / TILE;
         let (at, columns) = (to.at().at(tiles * tile_bytes(packed, units)), to.columns as u32);
         let (rows, name) = (part.len().checked_div(row_bytes).unwrap_or(0), format!("pack_{}", suffix(to.quant)));

@@ -2,8 +2,8 @@
 //! rows of sequences, alone and in a crowd.
 
 use kvas_backend::{
-    Act, Backend, CHUNK, DeviceError, Eviction, Holding, KvType, Limits, Op, Order, Outputs, Page, Program, Replay,
-    Slot, Span, StateType, Step, Store, StoreDecl,
+    Act, Backend, CHUNK, DeviceError, Eviction, EvictionOrder, Holding, KvType, Limits, Op, Outputs, Page, Program,
+    Replay, Slot, Span, StateType, Step, Store, StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op::{self, HeadMap},
     store::{ConvDecl, Decay, MomentType, PageLayout, PagesDecl, Policy, Slake, StateDecl},
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const ROWS: usize = 64;
 const PAGE_SIZE: usize = 16;
-/// The last tokens of a sequence, which are not given up.
+/// The last tokens of a sequence, which are not evicted.
 const WINDOW: u32 = 32;
 /// Rows of the prompt: whole chunks, and some.
 const PROMPT: usize = 3 * CHUNK + 5;
@@ -294,31 +294,31 @@ fn sequences_get_the_same_bits_in_a_crowd_with_convolutions_and_norms_of_heads()
 }
 
 /// Gives up all but `keep` of the tokens of a sequence, which are summed up.
-fn give_up(backend: &mut Cuda, slot: Slot, (tokens, keep): (usize, usize), table: &[Page]) -> Result<(), DeviceError> {
+fn evict(backend: &mut Cuda, slot: Slot, (tokens, keep): (usize, usize), table: &[Page]) -> Result<(), DeviceError> {
     let holdings = [Holding { store: Store(0), table, held: tokens as u32, keep: keep as u32 }];
     backend.evict(&Eviction {
         slot,
         context: tokens as u32,
         window: WINDOW,
         sinks: 4,
-        order: Order::Recency,
+        order: EvictionOrder::Recency,
         absorb: true,
         mass_cap: 0.0,
         holdings: &holdings,
     })
 }
 
-/// Outputs of so many new rows of sequences that hold `contexts` tokens, of so many sequences in a step. Each has given up so many
+/// Outputs of so many new rows of sequences that hold `contexts` tokens, of so many sequences in a step. Each has evicted so many
 /// others.
 fn contexts_together(
     device: &Arc<Device>,
     (program, inputs, out): &Subject,
-    (kv_type, rows, given_up): (KvType, usize, usize),
+    (kv_type, rows, evicted): (KvType, usize, usize),
     contexts: &[usize],
     together: usize,
 ) -> Result<Vec<u32>, DeviceError> {
     const MOST: usize = 512;
-    let pages = |held: usize| (held + given_up + rows).div_ceil(PAGE_SIZE);
+    let pages = |held: usize| (held + evicted + rows).div_ceil(PAGE_SIZE);
     let limits = Limits {
         context: 0,
         rows: MOST.max(rows * contexts.len()),
@@ -353,15 +353,15 @@ fn contexts_together(
     for (sequence, held) in contexts.iter().copied().enumerate() {
         tables.push((next..next + pages(held) as u32).map(Page).collect());
         next += pages(held) as u32;
-        let (slot, tokens) = (Slot(sequence as u32 + 1), held + given_up);
+        let (slot, tokens) = (Slot(sequence as u32 + 1), held + evicted);
         for first in (0..tokens).step_by(MOST) {
             let (mut step, rows) = (Step::default(), MOST.min(tokens - first));
             let table = &tables[sequence][..(first + rows).div_ceil(PAGE_SIZE)];
             step.push(slot, first as u32, &vec![0; rows], Outputs::None, [table]);
             run(&mut backend, &step)?;
         }
-        if given_up > 0 {
-            give_up(&mut backend, slot, (tokens, held), &tables[sequence])?;
+        if evicted > 0 {
+            evict(&mut backend, slot, (tokens, held), &tables[sequence])?;
         }
     }
     let mut found = Vec::new();
@@ -370,7 +370,7 @@ fn contexts_together(
         for (at, held) in some.iter().enumerate() {
             let sequence = first * together + at;
             let table = &tables[sequence][..(held + rows).div_ceil(PAGE_SIZE)];
-            let (slot, context) = (Slot(sequence as u32 + 1), (held + given_up) as u32);
+            let (slot, context) = (Slot(sequence as u32 + 1), (held + evicted) as u32);
             step.push_held(slot, context, &vec![0; rows], Outputs::None, [(table, *held as u32)]);
         }
         run(&mut backend, &step)?;
@@ -383,11 +383,11 @@ fn contexts_together(
 
 /// The bits of new rows alone are those of three sequences in a step and of all.
 fn same_contexts_in_a_crowd(subject: &Subject, of: (&str, KvType, usize), contexts: &[usize]) {
-    let ((name, kv_type, given_up), device) = (of, Device::open(0).expect("the driver works"));
+    let ((name, kv_type, evicted), device) = (of, Device::open(0).expect("the driver works"));
     let mut different = Vec::new();
     for rows in [1, 4] {
         let run = |count| {
-            contexts_together(&device, subject, (kv_type, rows, given_up), contexts, count).expect("the device works")
+            contexts_together(&device, subject, (kv_type, rows, evicted), contexts, count).expect("the device works")
         };
         let alone = run(1);
         assert!(alone.iter().any(|bits| *bits != 0), "{name}");
@@ -405,11 +405,11 @@ fn same_contexts_in_a_crowd(subject: &Subject, of: (&str, KvType, usize), contex
     assert!(different.is_empty(), "{different:#?}");
 }
 
-/// Contexts are looked at by a cluster with a leaf for each warp, or by blocks that have a part each: the bits are the same.
+/// Contexts are looked at by a cluster with a KV tile for each warp, or by blocks that have a part each: the bits are the same.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn sequences_get_the_same_bits_in_a_crowd_with_attention() {
-    // Around the lengths from which they are cut in other ways. The first and the last have more leaves than a cluster has warps:
+    // Around the lengths from which they are cut in other ways. The first and the last have more KV tiles than a cluster has warps:
     // who is in a step with one is looked at by blocks, all others by clusters, alone and three at a time. Four rows behind
     // 2046 tokens are cut in two ways, and those before them and behind them looked at in launches of their own.
     let contexts = [8300, 1, 124, 128, 256, 300, 512, 777, 1023, 1500, 2044, 2048, 3000, 4092, 2046, 8300];
@@ -441,7 +441,7 @@ fn sequences_get_the_same_bits_in_a_crowd_with_long_contexts() {
     }
 }
 
-/// The same where tokens were given up: fewer leaves, beside blocks for their sums.
+/// The same where tokens were evicted: fewer KV tiles, beside blocks for their sums.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn sequences_get_the_same_bits_in_a_crowd_with_sums_of_what_was_given_up() {

@@ -195,11 +195,11 @@ fn decode(device: &Arc<Device>) -> Result<(), DeviceError> {
         step.push(Slot(1), number as u32, &[token], Outputs::Last, tables);
         let start = Instant::now();
         backend.run(&program, &step)?;
-        let (mut likeliest, mut of) = ([0], [0.0]);
-        backend.likeliest(program.logits, 1, (&mut likeliest, &mut of))?;
+        let (mut top_k, mut of) = ([0], [0.0]);
+        backend.top_k(program.logits, 1, (&mut top_k, &mut of))?;
         times.push(start.elapsed().as_secs_f64());
         backend.commit(&[(Slot(1), 1)])?;
-        token = likeliest[0];
+        token = top_k[0];
         if number % 13 == 5 {
             backend.read(program.logits, &mut logits)?;
             let bits = logits.iter().fold(0u64, |hash, x| hash.wrapping_mul(0x100_0000_01B3) ^ u64::from(x.to_bits()));

@@ -11,7 +11,7 @@ use kvas_backend::{
     conformance::{Build, Random, RandomWeights},
     op::{
         Activation, Attention, ExpertGatedLinear, ExpertLinear, GatedLinear, HeadLinear, Linear, Norm, Output,
-        RopeStore, Route, Scoring,
+        RopeStore, Route, RouterScoring,
     },
     rope::{Pairing, Scaling},
     store::{PageLayout, PagesDecl, Policy},
@@ -143,7 +143,7 @@ fn all_products() -> (Program, Vec<(Act, usize)>, Vec<(Act, usize)>) {
     let weight = b.matrix("of_heads", [heads * 70, inputs / heads]);
     b.op(Op::HeadLinear(HeadLinear { x, weight, heads, out: of_heads }));
     let (logits, experts, scores) = (b.act("logits", experts_total), b.act("experts", active), b.act("scores", active));
-    let (scoring, scale) = (Scoring::Softmax, 1.0);
+    let (scoring, scale) = (RouterScoring::Softmax, 1.0);
     let route = Route { logits, bias: None, scoring, groups: None, normalise: true, scale, experts, weights: scores };
     b.op(Op::Route(route));
     let (hidden, inner, sum) = (256, b.act("inner", active * 256), b.act("sum", outputs));

@@ -3,7 +3,7 @@
 #![no_main]
 
 use kvas::{
-    policy::{Bound, Keeping},
+    policy::{Bound, EvictionPolicy},
     session::Session,
 };
 use kvas_backend::{
@@ -51,18 +51,18 @@ fn read_shortened(session: &Session) -> Vec<u32> {
     let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
     let limits =
         Limits { context: 0, rows: 4, outputs: 1, pages: 8, page_size: 4, slots: 2, snapshots: 0, replay, kv_type, state_type };
-    let keeping = Keeping::Budget(Bound { window: 2, sinks: 1, ..Bound::new(12) });
-    if session.check_shortened((&program, &limits), &keeping).is_err() {
+    let eviction_policy = EvictionPolicy::Budget(Bound { window: 2, sinks: 1, ..Bound::new(12) });
+    if session.check_shortened((&program, &limits), &eviction_policy).is_err() {
         return vec![];
     }
     let [mut values, mut memory] = [Vec::new(), Vec::new()];
-    for (length, given_up) in session.shortened() {
-        for (store, held) in given_up.held.iter().enumerate() {
+    for (length, eviction) in session.shortened() {
+        for (store, held) in eviction.held.iter().enumerate() {
             session.shortened_rows((length, store), 0, *held as usize + 4, &mut values);
             assert_eq!(values.len(), *held as usize * [3, 2][store]);
         }
         session.shortened_slot(length, [&mut values, &mut memory]);
-        assert_eq!([values.len(), memory.len()], [program.slot_elements(), program.given_up_elements()]);
+        assert_eq!([values.len(), memory.len()], [program.slot_elements(), program.evicted_elements()]);
     }
     session.shortened().map(|(length, _)| length).collect()
 }

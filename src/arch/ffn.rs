@@ -5,20 +5,20 @@ use crate::model::{
     ModelError,
     spec::{Bias, ExpertProjection, Ffn, FfnKind, Moe, Router, SharedExpert, SharedGate},
 };
-use kvas_backend::op::{ExpertGroups, Scoring};
+use kvas_backend::op::{ExpertGroups, RouterScoring};
 
 /// What an architecture says about its routers where the file does not.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RouterDefaults {
-    pub(super) scoring: Scoring,
+    pub(super) scoring: RouterScoring,
     pub(super) normalise: bool,
 }
 
 /// Softmax over all experts, the weights of the chosen divided by their sum.
-pub(super) const SOFTMAX: RouterDefaults = RouterDefaults { scoring: Scoring::Softmax, normalise: true };
+pub(super) const SOFTMAX: RouterDefaults = RouterDefaults { scoring: RouterScoring::Softmax, normalise: true };
 
 /// Sigmoid of each expert, the weights of the chosen divided by their sum.
-pub(super) const SIGMOID: RouterDefaults = RouterDefaults { scoring: Scoring::Sigmoid, normalise: true };
+pub(super) const SIGMOID: RouterDefaults = RouterDefaults { scoring: RouterScoring::Sigmoid, normalise: true };
 
 /// Dense SwiGLU, or experts in the layers that have a router.
 pub(super) fn ffn(header: &Header, index: usize) -> Result<Ffn, ModelError> {
@@ -71,8 +71,8 @@ fn router(header: &Header, index: usize, defaults: RouterDefaults) -> Result<Rou
     let key = header.key("expert_gating_func");
     let scoring = match header.metadata.uint_opt(&key)? {
         None | Some(0) => defaults.scoring,
-        Some(1) => Scoring::Softmax,
-        Some(2) => Scoring::Sigmoid,
+        Some(1) => RouterScoring::Softmax,
+        Some(2) => RouterScoring::Sigmoid,
         Some(other) => return Err(bad(&key, other, "1 (softmax) or 2 (sigmoid)")),
     };
     let groups = header.count_opt("expert_group_count", 0..=1 << 12)?.unwrap_or(0);

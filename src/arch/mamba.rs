@@ -10,7 +10,7 @@ use crate::model::{
     ModelError, ModelSpec,
     spec::{FfnKind, LayerSpec, Mixer},
 };
-use kvas_backend::op::Scoring;
+use kvas_backend::op::RouterScoring;
 
 pub(super) fn mamba(header: &Header) -> Result<ModelSpec, ModelError> {
     header.model(|index| {
@@ -20,7 +20,7 @@ pub(super) fn mamba(header: &Header) -> Result<ModelSpec, ModelError> {
 }
 
 /// Routers keep the softmax over all experts as it is.
-const AS_SCORED: RouterDefaults = RouterDefaults { scoring: Scoring::Softmax, normalise: false };
+const AS_SCORED: RouterDefaults = RouterDefaults { scoring: RouterScoring::Softmax, normalise: false };
 
 pub(super) fn jamba(header: &Header) -> Result<ModelSpec, ModelError> {
     header.model(|index| {

@@ -2,16 +2,16 @@
 //! its new tokens only, an `/undo` or `/regen` those since the engine's last snapshot.
 
 mod answer;
-mod known;
 mod saved;
 mod saying;
+mod transcript;
 
 pub use answer::{Answer, AnswerText, Ends, answer};
-pub use known::{Known, Replied};
+pub use transcript::{Replied, Transcript};
 
 use crate::{
     engine::{ConversationId, EngineHandle, Failure, Request},
-    policy::BoundWish,
+    policy::BoundOverrides,
     sampling::{Sampler, SamplerParams},
     text::{Bos, ChatTemplate, Conversation, Dialect, ReasoningMode, Special, Tokenizer},
 };
@@ -51,9 +51,9 @@ pub struct Chat {
     /// Settings for the next answer.
     pub settings: ChatSettings,
     /// How many tokens the conversation holds from the next answer on, where it says other than is usual there.
-    pub bound: BoundWish,
+    pub bound: BoundOverrides,
     messages: Vec<Value>,
-    known: Known,
+    known: Transcript,
 }
 
 /// A conversation without an engine.
@@ -61,7 +61,7 @@ pub struct Chat {
 pub struct Talk {
     settings: ChatSettings,
     messages: Vec<Value>,
-    known: Known,
+    known: Transcript,
 }
 
 impl Chat {
@@ -74,7 +74,7 @@ impl Chat {
     ) -> Result<Self, String> {
         let conversation = engine.open()?;
         let dialect = Dialect::of_template(template.source());
-        let (messages, known, bound) = (Vec::new(), Known::default(), BoundWish::default());
+        let (messages, known, bound) = (Vec::new(), Transcript::default(), BoundOverrides::default());
         Ok(Self { engine, conversation, tokenizer, template, dialect, settings, bound, messages, known })
     }
 

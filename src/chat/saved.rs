@@ -1,10 +1,10 @@
 //! A conversation in a session file: messages, settings, and the text its tokens stand for.
 
-use super::{Chat, ChatSettings, Known};
+use super::{Chat, ChatSettings, Transcript};
 use crate::{
     memory::Scope,
     sampling::SamplerParams,
-    session::{Claim, ModelId, Session, Writer},
+    session::{ModelId, Session, VersionGuard, Writer},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -59,7 +59,7 @@ impl Chat {
     }
 
     /// The same to a file that is claimed. Refused if another program has changed it.
-    pub fn keep(&self, claim: &Claim, model: &ModelId) -> Result<u64, String> {
+    pub fn keep(&self, claim: &VersionGuard, model: &ModelId) -> Result<u64, String> {
         self.write(Writer::claimed(claim, model, self.known.ids.clone(), self.saved()?))
     }
 
@@ -88,7 +88,7 @@ impl Chat {
         let saved: Saved = serde_json::from_str(session.conversation()).map_err(|error| fail(error.to_string()))?;
         check_messages(&saved.messages).map_err(fail)?;
         let settings = ChatSettings::of_json(saved.settings).map_err(fail)?;
-        let known = Known::new(saved.text, session.tokens().to_vec(), saved.marks).map_err(fail)?;
+        let known = Transcript::new(saved.text, session.tokens().to_vec(), saved.marks).map_err(fail)?;
         // A live sequence would take the room of the one to come; what it has read is kept where there is room for it.
         self.engine.reset(self.conversation)?;
         let note = self.engine.load(Arc::new(session), Scope::default())?;

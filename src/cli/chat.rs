@@ -3,7 +3,7 @@
 use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
-    flags::{MOST_PREDICTED, ModelFlags, REPLAY_WINDOW, SamplingFlags, ShelfFlags, TemplateFlags},
+    flags::{MOST_PREDICTED, ModelFlags, OffloadFlags, REPLAY_WINDOW, SamplingFlags, TemplateFlags},
     note,
     policy::PolicyFlags,
     print,
@@ -15,9 +15,9 @@ use kvas::{
     engine::{Engine, EngineConfig, Timings},
     memory::plan::{MemoryPlan, SnapshotBudget},
     model::Model,
-    policy::{Keeping, Layout},
-    repl::{Colour, Known, Left, Policies, Repl, ReplSettings, Sizes},
-    session::{Claim, ModelId},
+    policy::{BoundedLayers, EvictionPolicy},
+    repl::{Colour, ExitReason, KnownPolicy, Policies, Repl, ReplSettings, Sizes},
+    session::{ModelId, VersionGuard},
     text::ChatTemplate,
 };
 use kvas_backend::Program;
@@ -58,7 +58,7 @@ pub(crate) struct Chat {
     #[command(flatten)]
     policy: PolicyFlags,
     #[command(flatten)]
-    shelf: ShelfFlags,
+    offload_cache: OffloadFlags,
     #[command(flatten)]
     drafts: DraftFlags,
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub(crate) struct Chat {
 pub(crate) const SNAPSHOT_EVERY: u32 = 512;
 
 /// What a conversation needs: one sequence, and snapshots to go back to.
-pub(crate) const WANTED: device::Wanted = device::Wanted {
+pub(crate) const WANTED: device::MemoryRequest = device::MemoryRequest {
     sequences: 1,
     snapshots: SnapshotBudget::Share,
     outputs: REPLAY_WINDOW,
@@ -94,9 +94,9 @@ impl Chat {
         let mut repl = Repl::new(table.begin(chat, &settings)?, settings, table.interrupted.clone());
         loop {
             let asked = match repl.run()? {
-                Left::Quit => return Ok(u8::from(!repl.is_well())),
-                Left::Interrupted => return Ok(INTERRUPTED),
-                Left::Switching(asked) => asked,
+                ExitReason::Quit => return Ok(u8::from(!repl.is_well())),
+                ExitReason::Interrupted => return Ok(INTERRUPTED),
+                ExitReason::Switching(asked) => asked,
             };
             let next = table.policy(&mut model, self.policy.switched(asked));
             let next = match next {
@@ -131,7 +131,7 @@ impl Chat {
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
         let (id, interrupted) = (ModelId::of(&model.file), listen()?);
         let known = self.policy.known(model, &self.model);
-        let claim = self.session.as_deref().map(Claim::new);
+        let claim = self.session.as_deref().map(VersionGuard::new);
         Ok(Table { flags: self, plain, layers, known, template, settings, id, claim, interrupted })
     }
 
@@ -157,19 +157,19 @@ struct Table<'a> {
     /// The program of the model that holds all tokens.
     plain: Arc<Program>,
     layers: usize,
-    known: Vec<Known>,
+    known: Vec<KnownPolicy>,
     template: ChatTemplate,
     settings: ChatSettings,
     id: ModelId,
     /// Where the conversation is kept.
-    claim: Option<Claim>,
+    claim: Option<VersionGuard>,
     interrupted: Arc<AtomicBool>,
 }
 
 /// What becomes of keys and values, and the program of the model for it.
 struct Policy {
     flags: PolicyFlags,
-    bound: Option<Keeping>,
+    bound: Option<EvictionPolicy>,
     program: Arc<Program>,
 }
 
@@ -187,20 +187,21 @@ impl Table<'_> {
         model.program = policy.program.clone();
         let drafts = flags.drafts.under(policy.flags.kind());
         let rows = drafts.rows();
-        let host_bytes = flags.shelf.host_bytes(&flags.model.run.compute)?;
-        let wanted = device::Wanted { outputs: rows, window: rows, promised: host_bytes, ..WANTED };
+        let host_bytes = flags.offload_cache.host_bytes(&flags.model.run.compute)?;
+        let wanted = device::MemoryRequest { outputs: rows, window: rows, promised: host_bytes, ..WANTED };
         let Prepared { runner, plan, drafters, .. } = drafts.prepare(&flags.model, model, wanted)?;
         let MemoryPlan { page_bytes, slot_bytes, snapshot_bytes, context, limits, .. } = plan;
         let ring = limits.replay.history;
         let sizes = Sizes { page_bytes, slot_bytes, snapshot_bytes, context, ring };
-        let shelf = flags.shelf.open(&self.id, host_bytes)?;
+        let offload_cache = flags.offload_cache.open(&self.id, host_bytes)?;
         let (snapshot_every, most_drafts) = (SNAPSHOT_EVERY, drafts.most());
-        let config = EngineConfig { snapshot_every, shelf, bound, drafters, most_drafts, ..EngineConfig::new(context) };
+        let config =
+            EngineConfig { snapshot_every, offload_cache, bound, drafters, most_drafts, ..EngineConfig::new(context) };
         let engine = Engine::start(runner, config);
         let (tokenizer, template) = (model.tokenizer.clone(), self.template.clone());
         let chat = Conversation::new(engine, tokenizer, template, self.settings.clone()).map_err(fail)?;
         let colour = if is_coloured() { Colour::On } else { Colour::Off };
-        let layout = Layout::prepared(&model.program, &limits);
+        let layout = BoundedLayers::prepared(&model.program, &limits);
         let policies = Policies { known: self.known.clone(), prepared: policy.flags.kind(), bound, layout };
         let (history, model, session) = (history(), self.id.clone(), self.claim.clone());
         Ok((chat, ReplSettings { history, colour, sizes, model, session, policies }))
@@ -210,7 +211,7 @@ impl Table<'_> {
     fn begin(&self, mut chat: Conversation, settings: &ReplSettings) -> anyhow::Result<Conversation> {
         let flags = self.flags;
         // From here on: loading the model takes a while.
-        self.claim.iter().for_each(Claim::look);
+        self.claim.iter().for_each(VersionGuard::look);
         if let Some(session) = flags.session.as_deref().filter(|session| session.exists()) {
             let noted = chat.load(session, &self.id).map_err(fail)?;
             noted.into_iter().for_each(|said| note(format_args!("{said}")));

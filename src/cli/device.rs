@@ -7,7 +7,7 @@ use super::{
 use anyhow::{Context, anyhow};
 use kvas::{
     engine::Runner,
-    memory::plan::{Between, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, TooLarge, plan},
+    memory::plan::{CarryPlacement, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, TooLarge, plan},
     model::{Model, placement::placement, weights},
 };
 use kvas_backend::{Backend, Placement, Program, Reference, Split, StateType, WeightDecl};
@@ -20,7 +20,7 @@ use std::{
 
 /// How many sequences a command wants, and how much of each it looks at.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct MemoryRequest {
     /// Sequences at once.
     pub(crate) sequences: usize,
     /// Snapshots to go back to.
@@ -47,7 +47,7 @@ pub(crate) fn open(flags: &ModelFlags) -> anyhow::Result<Model> {
     })
 }
 
-impl Wanted {
+impl MemoryRequest {
     /// One sequence that is read once: nothing to go back to.
     pub(crate) const fn once(outputs: usize, context: Option<usize>) -> Self {
         let (snapshots, window) = (SnapshotBudget::Exactly(0), REPLAY_WINDOW);
@@ -200,10 +200,10 @@ impl Place {
     }
 
     /// Where what goes from layer to layer of a prompt is kept that is read layer by layer.
-    fn between(&self) -> Option<Between> {
+    fn between(&self) -> Option<CarryPlacement> {
         match self {
-            Place::Cpu { .. } => Some(Between::Here),
-            Place::Cuda { .. } => Some(Between::Host(available_bytes() / 2)),
+            Place::Cpu { .. } => Some(CarryPlacement::Here),
+            Place::Cuda { .. } => Some(CarryPlacement::Host(available_bytes() / 2)),
             Place::Reference => None,
         }
     }
@@ -213,7 +213,7 @@ impl Place {
         &self,
         flags: &ModelFlags,
         (model, program): (&Model, &Program),
-        wanted: Wanted,
+        wanted: MemoryRequest,
     ) -> anyhow::Result<PlanRequest> {
         let context = flags.run.context().or(wanted.context);
         check_window(flags, model, context)?;
@@ -280,7 +280,7 @@ fn shared(flags: &ModelFlags, model: &Model) -> anyhow::Result<Option<(Placement
 }
 
 /// What a command asks of the memory there is; of several devices, of all of it together.
-pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<PlanRequest> {
+pub(crate) fn memory_request(flags: &ModelFlags, model: &Model, wanted: MemoryRequest) -> anyhow::Result<PlanRequest> {
     let Some((placement, places)) = shared(flags, model)? else {
         return Place::of(&flags.run.compute)?.request(flags, (model, &model.program), wanted);
     };
@@ -352,14 +352,18 @@ fn backend_for(flags: &ModelFlags, model: &Model) -> anyhow::Result<Box<dyn Back
 }
 
 /// What the memory there is now would make smaller; none if everything fits as it is asked for.
-pub(crate) fn clamp(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Option<Clamp>> {
+pub(crate) fn clamp(flags: &ModelFlags, model: &Model, wanted: MemoryRequest) -> anyhow::Result<Option<Clamp>> {
     let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
     let matters = |clamp: &Clamp| matches!(clamp, Clamp::Context { .. } | Clamp::Pool { .. });
     Ok(plan.clamps.into_iter().find(matters))
 }
 
 /// Plans, refuses what does not fit, says what was made smaller, and prepares the device.
-pub(crate) fn prepare(flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<(Runner, MemoryPlan)> {
+pub(crate) fn prepare(
+    flags: &ModelFlags,
+    model: &Model,
+    wanted: MemoryRequest,
+) -> anyhow::Result<(Runner, MemoryPlan)> {
     let plan = plan(&model.program, model.spec.context_length, &memory_request(flags, model, wanted)?);
     prepare_planned(flags, model, plan)
 }

@@ -1,7 +1,7 @@
 //! `kvas diff`: two devices op by op, and the first op in which they part.
 
 use super::{
-    device::{self, Place, Wanted},
+    device::{self, MemoryRequest, Place},
     flags::{Device, ModelFlags},
     print,
     score::check_ids,
@@ -77,7 +77,7 @@ impl Diff {
 
 /// A device with the model on it and a step begun that reads the tokens.
 fn prepared(flags: &ModelFlags, model: &Model, place: &Place, ids: &[u32]) -> anyhow::Result<Box<dyn Backend>> {
-    let request = device::memory_request(flags, model, Wanted::once(ids.len(), Some(ids.len())))?;
+    let request = device::memory_request(flags, model, MemoryRequest::once(ids.len(), Some(ids.len())))?;
     let limits = kvas::memory::plan::plan(&model.program, model.spec.context_length, &request).limits;
     let mut backend = place.backend();
     let mut progress = |_, _| {};

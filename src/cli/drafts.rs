@@ -1,7 +1,7 @@
 //! Who drafts answers, from flags to drafters that are ready.
 
 use super::{
-    device::{self, Place, Wanted},
+    device::{self, MemoryRequest, Place},
     flags::ModelFlags,
 };
 use anyhow::{Context, bail};
@@ -11,7 +11,7 @@ use kvas::{
     memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, TooLarge, plan},
     model::Model,
     policy::PolicyKind,
-    speculation::{DEFAULT_DRAFTS, Drafter, Kind, Lookup, MOST_DRAFTS},
+    speculation::{DEFAULT_DRAFTS, Drafter, DrafterKind, Lookup, MOST_DRAFTS},
 };
 use kvas_backend::{Program, StoreDecl};
 use std::path::PathBuf;
@@ -120,7 +120,7 @@ impl DraftFlags {
     }
 
     /// Plans the memory of a model and of who drafts for it.
-    pub(crate) fn plan(&self, flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Planned> {
+    pub(crate) fn plan(&self, flags: &ModelFlags, model: &Model, wanted: MemoryRequest) -> anyhow::Result<Planned> {
         let second = self.second(flags, model)?;
         let mut request = device::memory_request(flags, model, wanted)?;
         let available_bytes = request.available_bytes;
@@ -138,7 +138,7 @@ impl DraftFlags {
     }
 
     /// Prepares the devices of a model and of who drafts for it.
-    pub(crate) fn prepare(&self, flags: &ModelFlags, model: &Model, wanted: Wanted) -> anyhow::Result<Prepared> {
+    pub(crate) fn prepare(&self, flags: &ModelFlags, model: &Model, wanted: MemoryRequest) -> anyhow::Result<Prepared> {
         let Planned { own, second, available_bytes, .. } = self.plan(flags, model, wanted)?;
         self.check_replay(&model.program, &own)?;
         let beside_bytes = second.as_ref().map_or(0, |(_, planned)| planned.needed_bytes());
@@ -178,7 +178,7 @@ impl DraftFlags {
                 head().with_context(missing).map(Some)
             }
             // Most sequences are not drafted for then.
-            (Spec::Auto, None) if gives_up(&model.program) => Ok(None),
+            (Spec::Auto, None) if evicts(&model.program) => Ok(None),
             (Spec::Auto, None) => Ok(head()),
         }
     }
@@ -202,7 +202,7 @@ impl Planned {
         &self,
         (flags, model): (&ModelFlags, &Model),
         own: &MemoryPlan,
-        wanted: Wanted,
+        wanted: MemoryRequest,
     ) -> anyhow::Result<u64> {
         let second = self.second.as_ref().map(|(second, _)| second.plan(flags, model, own, wanted)).transpose()?;
         Ok(second.map_or(0, |planned| planned.needed_bytes()))
@@ -210,7 +210,7 @@ impl Planned {
 }
 
 /// Whether a program is one whose sequences may give up tokens.
-fn gives_up(program: &Program) -> bool {
+fn evicts(program: &Program) -> bool {
     program.segments().is_some() || program.bounded_stores().next().is_some()
 }
 
@@ -230,7 +230,13 @@ fn same_vocabulary(draft: &Model, model: &Model) -> anyhow::Result<()> {
 
 impl Second {
     /// What it takes beside a model that is planned like this.
-    fn plan(&self, flags: &ModelFlags, model: &Model, own: &MemoryPlan, wanted: Wanted) -> anyhow::Result<MemoryPlan> {
+    fn plan(
+        &self,
+        flags: &ModelFlags,
+        model: &Model,
+        own: &MemoryPlan,
+        wanted: MemoryRequest,
+    ) -> anyhow::Result<MemoryPlan> {
         let place = Place::of(&flags.run.compute)?;
         // Longer ones hold fewer tokens than they have, and are not drafted for.
         let context = Some(own.context.min(own.pool_tokens));
@@ -238,13 +244,13 @@ impl Second {
         Ok(match self {
             Second::Model(draft, flags) => {
                 let snapshots = SnapshotBudget::Exactly(SNAPSHOTS * wanted.sequences);
-                let wanted = Wanted { snapshots, outputs: wanted.sequences, ..wanted };
+                let wanted = MemoryRequest { snapshots, outputs: wanted.sequences, ..wanted };
                 let request = beside(place.request(flags, (draft, &draft.program), wanted)?);
                 plan(&draft.program, draft.spec.context_length, &request)
             }
             Second::Head(program, _) => {
                 let (snapshots, outputs) = (SnapshotBudget::Exactly(0), wanted.sequences);
-                let wanted = Wanted { snapshots, outputs, ..wanted };
+                let wanted = MemoryRequest { snapshots, outputs, ..wanted };
                 let request = beside(place.request(flags, (model, program), wanted)?);
                 plan(program, model.spec.context_length, &request)
             }
@@ -267,7 +273,7 @@ impl Second {
 
 impl std::fmt::Debug for Prepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kinds: Vec<Kind> = self.drafters.iter().map(|drafter| drafter.kind()).collect();
+        let kinds: Vec<DrafterKind> = self.drafters.iter().map(|drafter| drafter.kind()).collect();
         f.debug_struct("Prepared").field("drafters", &kinds).finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use kvas::{
     model::{Model, bundled},
     sampling::{SamplerParams, SamplingError, parse_samplers},
-    session::{ModelId, Shelf},
+    session::{ModelId, OffloadCache},
     speculation::DEFAULT_DRAFTS,
     text::ChatTemplate,
 };
@@ -210,7 +210,7 @@ impl RunFlags {
 
 /// Where snapshots go that memory has no room for.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct ShelfFlags {
+pub(crate) struct OffloadFlags {
     /// GiB of the host's memory for snapshots (kept prefixes), and for preempted requests, that the device has no room for;
     /// on the processor it is taken from what the model may use [default: 0, on a GPU up to 4]
     #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u32).range(..=1 << 20))]
@@ -253,7 +253,7 @@ impl TemplateFlags {
     }
 }
 
-impl ShelfFlags {
+impl OffloadFlags {
     /// Bytes of the host's memory that are set aside.
     pub(crate) fn host_bytes(&self, compute: &ComputeFlags) -> anyhow::Result<u64> {
         match self.snapshot_host {
@@ -268,11 +268,11 @@ impl ShelfFlags {
     }
 
     /// Opens what there is to be of them.
-    pub(crate) fn open(&self, model: &ModelId, host_bytes: u64) -> anyhow::Result<Option<Shelf>> {
-        let shelf = Shelf::in_memory(model, host_bytes);
-        let Some(folder) = &self.snapshot_dir else { return Ok((host_bytes > 0).then_some(shelf)) };
-        let shelf = shelf.with_folder(folder, u64::from(self.snapshot_disk) << 30);
-        Ok(Some(shelf.context("--snapshot-dir")?))
+    pub(crate) fn open(&self, model: &ModelId, host_bytes: u64) -> anyhow::Result<Option<OffloadCache>> {
+        let offload_cache = OffloadCache::in_memory(model, host_bytes);
+        let Some(folder) = &self.snapshot_dir else { return Ok((host_bytes > 0).then_some(offload_cache)) };
+        let offload_cache = offload_cache.with_folder(folder, u64::from(self.snapshot_disk) << 30);
+        Ok(Some(offload_cache.context("--snapshot-dir")?))
     }
 }
 

@@ -42,7 +42,7 @@ impl Imatrix {
             bail!("{}: is the text that is read, expected another file", self.output.display());
         }
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
-        let wanted = device::Wanted::once(1, Some(windows[0].len()));
+        let wanted = device::MemoryRequest::once(1, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let dataset = self.file.display().to_string();
         let mut importance = ImportanceMatrix::new(dataset, windows.len(), windows[0].len());

@@ -7,7 +7,7 @@ use kvas::{
     arch::{self, Header},
     model::{
         ModelError, ModelSpec,
-        kinds::{self, Kind, block_and_stem},
+        kinds::{self, TensorKind, block_and_stem},
     },
     stdio::show,
 };
@@ -95,7 +95,7 @@ fn formats(file: &GgufFile) -> BTreeMap<&'static str, (usize, usize)> {
 fn print_tensors(file: &GgufFile, spec: Option<&ModelSpec>, out: &mut impl Write) -> anyhow::Result<()> {
     let line = |out: &mut dyn Write, name: &str, tensor: &TensorInfo| {
         let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
-        let (kind, quant, shape) = (Kind::of(&tensor.name, spec).name(), tensor.quant.name(), shape.join(" x "));
+        let (kind, quant, shape) = (TensorKind::of(&tensor.name, spec).name(), tensor.quant.name(), shape.join(" x "));
         writeln!(out, "  {name:26} {kind:17} {quant:8} {shape:22} {:>11}", HumanBytes(tensor.bytes as u64).to_string())
     };
     writeln!(out)?;
@@ -205,7 +205,7 @@ fn as_json(file: &GgufFile, spec: Option<&ModelSpec>) -> serde_json::Value {
         json!({
             "name": tensor.name,
             "block": block_and_stem(&tensor.name).map(|(block, _)| block),
-            "kind": Kind::of(&tensor.name, spec).name(),
+            "kind": TensorKind::of(&tensor.name, spec).name(),
             "type": tensor.quant.name(),
             "shape": tensor.shape,
             "bytes": tensor.bytes,

@@ -11,8 +11,8 @@ use super::{
 use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::{
-    engine::{Reading, Runner, negative_log_likelihood, score, score_segments},
-    policy::{Bound, Keeping},
+    engine::{Runner, SingleSequence, negative_log_likelihood, score, score_segments},
+    policy::{Bound, EvictionPolicy},
 };
 use serde_json::json;
 use std::path::PathBuf;
@@ -50,11 +50,11 @@ impl Perplexity {
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let windows = text_windows(&self.model, &model, &self.file, self.chunks)?;
-        let wanted = device::Wanted::once(SCORED_ROWS, Some(windows[0].len()));
+        let wanted = device::MemoryRequest::once(SCORED_ROWS, Some(windows[0].len()));
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let counts = self.from as usize..self.to.map_or(usize::MAX, |to| to as usize);
         // With a budget nothing is predicted before the end of the first half.
-        let first = bound.as_ref().and_then(Keeping::budget).map_or(0, |_| windows[0].len() / 2 - 1);
+        let first = bound.as_ref().and_then(EvictionPolicy::budget).map_or(0, |_| windows[0].len() / 2 - 1);
         let (last, end) = (windows[0].len() - 1, counts.end.min(windows[0].len() - 1));
         if counts.start.max(first) >= end {
             bail!(
@@ -72,8 +72,8 @@ impl Perplexity {
             };
             match &bound {
                 None => score(&mut runner, ids, &mut sum),
-                Some(Keeping::Budget(bound)) => score_bounded(&mut runner, ids, bound, &mut sum),
-                Some(Keeping::Segments(schedule)) => score_segments(&mut runner, ids, schedule, &mut sum),
+                Some(EvictionPolicy::Budget(bound)) => score_bounded(&mut runner, ids, bound, &mut sum),
+                Some(EvictionPolicy::Segments(schedule)) => score_segments(&mut runner, ids, schedule, &mut sum),
             }
             .map_err(|what| anyhow!(what))?;
             let (window, all) = (number + 1, windows.len());
@@ -104,7 +104,7 @@ fn score_bounded(
     each: &mut dyn FnMut(usize, &mut [f32]),
 ) -> Result<(), String> {
     let (prompt, rest) = tokens.split_at(tokens.len() / 2);
-    let mut reading = Reading::new(runner)?;
+    let mut reading = SingleSequence::new(runner)?;
     reading.begin(runner, prompt, bound.window as u32)?;
     reading.push(runner, prompt, Some(bound))?;
     each(prompt.len() - 1, runner.logits_mut(0));

@@ -2,7 +2,7 @@
 
 use super::{
     Stdout,
-    device::{self, Wanted},
+    device::{self, MemoryRequest},
     drafts::{DraftFlags, Planned},
     flags::ModelFlags,
     policy::PolicyFlags,
@@ -13,9 +13,9 @@ use kvas::{
     memory::plan::{MemoryPlan, PlanRequest, SnapshotBudget, plan},
     model::{
         Model,
-        kinds::{self, Kind, Tally},
+        kinds::{self, Tally, TensorKind},
     },
-    policy::{Keeping, Layout, Schedule},
+    policy::{BoundedLayers, EvictionPolicy, Schedule},
 };
 use kvas_backend::{Replay, store::SegmentMemory};
 use serde_json::json;
@@ -45,7 +45,7 @@ pub(crate) struct Plan {
 }
 
 /// As a conversation wants it.
-const WANTED: Wanted = super::chat::WANTED;
+const WANTED: MemoryRequest = super::chat::WANTED;
 
 /// Contexts and sequences at once that are tried.
 const CONTEXTS: [usize; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10];
@@ -57,7 +57,7 @@ impl Plan {
         let mut model = device::open(&self.model)?;
         let bound = self.policy.apply(&mut model, &self.model)?;
         let rows = self.drafts.rows();
-        let wanted = Wanted { outputs: rows, window: rows, ..WANTED };
+        let wanted = MemoryRequest { outputs: rows, window: rows, ..WANTED };
         let planned = self.drafts.plan(&self.model, &model, wanted)?;
         let report = Report::new((&self.model, &model), (&planned, wanted), bound)?;
         let mut out = Stdout;
@@ -80,15 +80,15 @@ impl Plan {
 /// What a model is made of, what it takes, and what of it fits.
 struct Report<'a> {
     model: &'a Model,
-    kinds: BTreeMap<Kind, Tally>,
+    kinds: BTreeMap<TensorKind, Tally>,
     available_bytes: u64,
     plan: MemoryPlan,
     /// What a draft model or a prediction head takes.
     drafts_bytes: u64,
     /// How many tokens a sequence holds.
-    bound: Option<Keeping>,
+    bound: Option<EvictionPolicy>,
     /// The layers that give up the others head by head.
-    layout: Option<Layout>,
+    layout: Option<BoundedLayers>,
     /// By context, then by sequences.
     fits: Vec<(usize, [u64; SEQUENCES.len()])>,
     /// Of one sequence of the context that was asked for, if that does not fit.
@@ -118,8 +118,8 @@ impl std::fmt::Display for Misfit {
 impl<'a> Report<'a> {
     fn new(
         (flags, model): (&ModelFlags, &'a Model),
-        (drafts, wanted): (&Planned, Wanted),
-        bound: Option<Keeping>,
+        (drafts, wanted): (&Planned, MemoryRequest),
+        bound: Option<EvictionPolicy>,
     ) -> anyhow::Result<Self> {
         let request = &drafts.request;
         let trained = model.spec.context_length;
@@ -128,8 +128,9 @@ impl<'a> Report<'a> {
         // What it would take if memory were no limit.
         let snapshots = SnapshotBudget::Exactly(chosen.limits.snapshots);
         let unbounded = PlanRequest { snapshots, available_bytes: u64::MAX, ..*request };
-        let beside =
-            |plan: &MemoryPlan, sequences| drafts.beside_bytes((flags, model), plan, Wanted { sequences, ..wanted });
+        let beside = |plan: &MemoryPlan, sequences| {
+            drafts.beside_bytes((flags, model), plan, MemoryRequest { sequences, ..wanted })
+        };
         let needed = |context, sequences| -> anyhow::Result<u64> {
             let plan = planned(&PlanRequest { context: Some(context), sequences, ..unbounded });
             Ok(plan.needed_bytes() + beside(&plan, sequences)?)
@@ -165,7 +166,7 @@ impl<'a> Report<'a> {
             available_bytes: available,
             drafts_bytes,
             bound,
-            layout: Layout::prepared(&model.program, &chosen.limits),
+            layout: BoundedLayers::prepared(&model.program, &chosen.limits),
             plan: chosen,
             fits,
             misfit,
@@ -229,7 +230,7 @@ impl<'a> Report<'a> {
     /// How many tokens a sequence holds, in words.
     fn held(&self) -> Option<String> {
         match (self.bound?, self.layout) {
-            (Keeping::Segments(schedule), _) => {
+            (EvictionPolicy::Segments(schedule), _) => {
                 let Schedule { sink, window, segment, absorbing, memory } = schedule;
                 let memory = match memory {
                     SegmentMemory::None => "no memory",
@@ -239,29 +240,29 @@ impl<'a> Report<'a> {
                 let (most, absorbing) = (schedule.most(), absorbing.name());
                 Some(format!("{most}: sink {sink}, window {window}, segment {segment}, {memory}, {absorbing}"))
             }
-            (Keeping::Budget(bound), Some(layout)) => {
+            (EvictionPolicy::Budget(bound), Some(layout)) => {
                 let (score, rows) = (bound.score.name(), bound.rows(&layout));
                 let moments = if bound.moments { layout.moments.name() } else { "off" };
                 let (layers, budget) = (layout.layers, bound.budget);
                 Some(format!("{rows} of {layers} layers by {score}, moments {moments}, in the room of {budget}"))
             }
-            (Keeping::Budget(_), None) => None,
+            (EvictionPolicy::Budget(_), None) => None,
         }
     }
 
     /// The same as an object.
     fn policy(&self) -> Option<serde_json::Value> {
         match (self.bound?, self.layout) {
-            (Keeping::Segments(schedule), _) => Some(json!({
+            (EvictionPolicy::Segments(schedule), _) => Some(json!({
                 "policy": "edgeinfinite", "held": schedule.most(), "sink": schedule.sink, "window": schedule.window,
                 "segment": schedule.segment, "memory": schedule.memory.name(), "absorb": schedule.absorbing.name(),
             })),
-            (Keeping::Budget(bound), Some(layout)) => Some(json!({
+            (EvictionPolicy::Budget(bound), Some(layout)) => Some(json!({
                 "policy": "slake", "budget": bound.budget, "held": bound.rows(&layout), "layers": layout.layers,
                 "score": bound.score.name(), "window": bound.window, "sinks": bound.sinks,
                 "moments": layout.moments.name(), "moment_tokens": layout.moment_rows,
             })),
-            (Keeping::Budget(_), None) => None,
+            (EvictionPolicy::Budget(_), None) => None,
         }
     }
 

@@ -20,7 +20,7 @@ use kvas::{
     memory::plan::SnapshotBudget,
     model::Model,
     scheduler::Finish,
-    session::{Claim, ModelId, Session, Writer},
+    session::{ModelId, Session, VersionGuard, Writer},
     stdio::{aside, show},
     text::{AnswerReader, Bos, Conversation, Dialect, ReasoningMode, Special},
 };
@@ -128,7 +128,7 @@ impl Run {
         let stop_tokens = if self.ignore_eos { vec![] } else { model.tokenizer.eog().to_vec() };
         let id = ModelId::of(&model.file);
         // As it is when it is read: what others write meanwhile is not replaced.
-        let claim = self.session.as_deref().map(Claim::new);
+        let claim = self.session.as_deref().map(VersionGuard::new);
         let known = self.known(&id)?;
         let tokens = known.as_ref().map_or(&[][..], |session| session.tokens());
         let (ids, rendered) = self.prompt_ids(&model, tokens)?;
@@ -142,7 +142,8 @@ impl Run {
         let snapshots = if self.session.is_some() { SESSION_SNAPSHOTS } else { 0 };
         let kept = SnapshotBudget::Exactly(snapshots);
         let outputs = self.drafts.rows();
-        let wanted = device::Wanted { snapshots: kept, window: outputs, ..device::Wanted::once(outputs, needed) };
+        let wanted =
+            device::MemoryRequest { snapshots: kept, window: outputs, ..device::MemoryRequest::once(outputs, needed) };
         let Prepared { runner, plan, drafters, .. } = self.drafts.prepare(&self.model, &model, wanted)?;
         let most_drafts = self.drafts.most();
         let engine =

@@ -78,7 +78,7 @@ impl Logits {
         model.file.check_apart(&self.output)?;
         check_ids(&model, &self.ids)?;
         let context = Some(self.ids.len());
-        let wanted = device::Wanted::once(SCORED_ROWS, context);
+        let wanted = device::MemoryRequest::once(SCORED_ROWS, context);
         let (mut runner, plan) = device::prepare(&self.model, &model, wanted)?;
         if self.ids.len() > plan.context {
             bail!("{} ids, expected at most the context of {}", self.ids.len(), plan.context);

@@ -1,16 +1,16 @@
-//! Sequences that hold no more tokens than they may: after a step, what is to be given up is found out and given up.
+//! Sequences that hold no more tokens than they may: after a step, what is to be evicted is found out and evicted.
 
 use super::{Engine, Runner};
 use crate::{
     memory::{Memory, SequenceId},
-    policy::{Bound, Holdings, Layout, Planned, Wanted},
+    policy::{Bound, BoundedLayers, Holdings, Measurement, Planned},
 };
-use kvas_backend::{DeviceError, Eviction, Holding, Order, Page, Slot, Store};
+use kvas_backend::{DeviceError, Eviction, EvictionOrder, Holding, Page, Slot, Store};
 
 impl Runner {
-    /// The layers that can give up tokens, if there are any.
-    pub fn bounded_layers(&self) -> Option<Layout> {
-        Layout::prepared(self.program(), self.limits())
+    /// The layers that can evict tokens, if there are any.
+    pub fn bounded_layers(&self) -> Option<BoundedLayers> {
+        BoundedLayers::prepared(self.program(), self.limits())
     }
 
     /// Gives up what a sequence, whose known tokens are all committed, holds too much of. `apply` moves bytes.
@@ -22,7 +22,7 @@ impl Runner {
         self.evict(memory, id, (bound, planned))
     }
 
-    /// What is to be given up of a sequence now.
+    /// What is to be evicted of a sequence now.
     pub(super) fn plan_eviction(
         &mut self,
         memory: &Memory,
@@ -35,12 +35,12 @@ impl Runner {
         let holdings = Holdings { bound, layout: &layout, held: &held, shares: memory.shares(id) };
         let Some(wanted) = holdings.wanted() else { return Ok(None) };
         let preferences = match wanted {
-            Wanted::Nothing => Vec::new(),
-            Wanted::Queries | Wanted::Values => {
-                let order = Order::Window { gamma: bound.gamma };
+            Measurement::Nothing => Vec::new(),
+            Measurement::Queries | Measurement::Values => {
+                let order = EvictionOrder::Window { gamma: bound.gamma };
                 let all = holding(&stores, &holdings.alike());
                 let eviction = eviction((memory.slot(id), memory.committed(id)), bound, order, &all);
-                self.backend.weigh(&eviction, wanted == Wanted::Values)?
+                self.backend.weigh(&eviction, wanted == Measurement::Values)?
             }
         };
         Ok(holdings.plan(&preferences))
@@ -58,11 +58,11 @@ impl Runner {
         let of = (memory.slot(id), memory.committed(id));
         self.backend.evict(&eviction(of, bound, planned.order, &all))?;
         let keeps = self.whole(memory, id, &planned.keeps);
-        memory.gave_up(id, &keeps, planned.into_shares());
+        memory.record_eviction(id, &keeps, planned.into_shares());
         Ok(())
     }
 
-    /// What stays in every page store, where `keeps` are of those that give up tokens.
+    /// What stays in every page store, where `keeps` are of those that evict tokens.
     pub(super) fn whole(&self, memory: &Memory, id: SequenceId, keeps: &[u32]) -> Vec<u32> {
         let mut all: Vec<u32> = memory.held_tables(id).map(|(_, held)| held).collect();
         for (store, keep) in self.program().bounded_stores().zip(keeps) {
@@ -71,7 +71,7 @@ impl Runner {
         all
     }
 
-    /// The page stores that give up tokens: their tables and what they hold.
+    /// The page stores that evict tokens: their tables and what they hold.
     pub(super) fn bounded_tables<'a>(&self, memory: &'a Memory, id: SequenceId) -> Vec<(Store, &'a [Page], u32)> {
         let tables: Vec<(&[Page], u32)> = memory.held_tables(id).collect();
         let of = |store| {
@@ -92,11 +92,11 @@ pub(super) fn holding<'a>(stores: &[(Store, &'a [Page], u32)], keeps: &[u32]) ->
     stores.iter().zip(keeps).map(of).collect()
 }
 
-/// What is given up of a slot after so many tokens.
+/// What is evicted of a slot after so many tokens.
 pub(super) fn eviction<'a>(
     (slot, context): (Slot, u32),
     bound: &Bound,
-    order: Order,
+    order: EvictionOrder,
     holdings: &'a [Holding<'a>],
 ) -> Eviction<'a> {
     Eviction {
@@ -112,10 +112,11 @@ pub(super) fn eviction<'a>(
 }
 
 impl Engine {
-    /// After a step with which all tokens of a sequence were read that were known before: it gives up what it holds too
+    /// After a step with which all tokens of a sequence were read that were known before: it evicts what it holds too
     /// much of.
     pub(super) fn keep_within(&mut self, id: SequenceId) -> Result<(), DeviceError> {
-        let bound = self.jobs.get(&id).and_then(|job| job.bound).and_then(|keeping| keeping.budget().copied());
+        let bound =
+            self.jobs.get(&id).and_then(|job| job.bound).and_then(|eviction_policy| eviction_policy.budget().copied());
         let Some(bound) = bound else { return Ok(()) };
         let Some(planned) = self.runner.plan_eviction(&self.memory, id, &bound)? else { return Ok(()) };
         let keeps = self.runner.whole(&self.memory, id, &planned.keeps);

@@ -94,8 +94,8 @@ impl Engine {
     fn sample(&mut self, id: SequenceId, row: usize) -> Result<(u32, Option<Ending>), String> {
         let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
         let generated = job.timings.generated_tokens;
-        let (token, probabilities) = match self.runner.likeliest(row) {
-            Some(likeliest) => job.choice.choose_from(likeliest),
+        let (token, probabilities) = match self.runner.top_k(row) {
+            Some(top_tokens) => job.choice.choose_from(top_tokens),
             None => job.choice.choose(self.runner.logits_mut(row), generated),
         }?;
         let heard = job.tell_token(token, probabilities);

@@ -4,7 +4,7 @@
 use super::Runner;
 use crate::{
     memory::{DeviceWork, Memory, SequenceId},
-    speculation::{Asked, Drafter, Kind, Sureness},
+    speculation::{Confidence, DraftRequest, Drafter, DrafterKind},
 };
 use kvas_backend::{DeviceError, Outputs, Step};
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ struct Own {
 }
 
 /// One sequence of a round of drafts.
-struct Reading {
+struct DraftRow {
     /// Its number among those asked.
     at: usize,
     key: SequenceId,
@@ -59,10 +59,10 @@ impl DraftModel {
         let common = own.tokens.iter().zip(known).take_while(|(a, b)| a == b).count();
         let over = (own.tokens.len() - common) as u32;
         if over > 0 {
-            let revocable = self.runner.revocable(self.memory.slot(own.id));
-            let work = match self.memory.can_take_back(own.id, over, revocable) {
+            let rewindable = self.runner.rewindable(self.memory.slot(own.id));
+            let work = match self.memory.can_take_back(own.id, over, rewindable) {
                 true => self.memory.take_back(own.id, over),
-                false => self.memory.attach(own.id, &own.tokens, tokens, revocable).work,
+                false => self.memory.attach(own.id, &own.tokens, tokens, rewindable).work,
             };
             self.runner.apply(&work)?;
         } else if own.tokens.is_empty() {
@@ -76,7 +76,7 @@ impl DraftModel {
     }
 
     /// One step of all that have something to read. Who has read all of it has one more draft.
-    fn read(&mut self, readings: &mut Vec<Reading>) -> Result<(), DeviceError> {
+    fn read(&mut self, readings: &mut Vec<DraftRow>) -> Result<(), DeviceError> {
         let limits = *self.runner.limits();
         let (mut rows, mut outputs) = (limits.rows, limits.outputs);
         let mut spans = Vec::new();
@@ -100,11 +100,11 @@ impl DraftModel {
             readings.clear();
             return Ok(());
         }
-        self.runner.run_likeliest(&self.step, 1)?;
+        self.runner.run_top_k(&self.step, 1)?;
         let mut row = 0;
         for (number, count, is_last) in spans {
             let reading = &mut readings[number];
-            let guess = if is_last { Some(self.runner.likeliest_token(row)) } else { None };
+            let guess = if is_last { Some(self.runner.top_token(row)) } else { None };
             row += usize::from(is_last);
             self.keep(reading, count)?;
             if let Some(token) = guess {
@@ -115,7 +115,7 @@ impl DraftModel {
     }
 
     /// The first `count` pending tokens of a sequence were read.
-    fn keep(&mut self, reading: &mut Reading, count: usize) -> Result<(), DeviceError> {
+    fn keep(&mut self, reading: &mut DraftRow, count: usize) -> Result<(), DeviceError> {
         let Some(own) = self.sequences.get_mut(&reading.key) else { return Ok(()) };
         self.runner.commit(&[(self.memory.slot(own.id), count as u32)])?;
         self.memory.commit(own.id, count as u32);
@@ -124,7 +124,7 @@ impl DraftModel {
     }
 
     /// The next draft of a sequence that has just read `count` tokens.
-    fn guessed(&mut self, reading: &mut Reading, token: u32, count: usize) -> Result<(), DeviceError> {
+    fn guessed(&mut self, reading: &mut DraftRow, token: u32, count: usize) -> Result<(), DeviceError> {
         let Some(own) = self.sequences.get(&reading.key) else { return Ok(()) };
         if reading.drafts.is_empty() {
             let slot = self.memory.slot(own.id);
@@ -143,19 +143,19 @@ impl DraftModel {
 }
 
 impl Drafter for DraftModel {
-    fn kind(&self) -> Kind {
-        Kind::Draft
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Draft
     }
 
-    fn look(&mut self, _: SequenceId, _: &[u32]) -> Option<Sureness> {
-        Some(Sureness::Model)
+    fn look(&mut self, _: SequenceId, _: &[u32]) -> Option<Confidence> {
+        Some(Confidence::Model)
     }
 
-    fn draft(&mut self, asked: &mut [Asked<'_>]) -> Result<(), DeviceError> {
+    fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError> {
         let mut readings = Vec::new();
         for (at, asked) in asked.iter().enumerate() {
             if let Some(pending) = self.follow(asked.id, asked.tokens)? {
-                readings.push(Reading { at, key: asked.id, pending, drafts: Vec::new(), most: asked.most });
+                readings.push(DraftRow { at, key: asked.id, pending, drafts: Vec::new(), most: asked.most });
             }
         }
         while !readings.is_empty() {

@@ -1,9 +1,9 @@
 //! The only door to the engine: open a conversation, submit a request, hear its events.
 
 use super::{
-    Engine, ShelfStats,
+    Engine, OffloadStats,
     job::Audience,
-    look::Picture,
+    memory_report::MemoryReport,
     request::{Event, EventSink, Request},
 };
 use crate::{
@@ -42,7 +42,7 @@ pub struct Stats {
     /// Steps since the start, and what they were made of.
     pub steps: Steps,
     /// The folder of prefixes, if there is one.
-    pub shelf: Option<ShelfStats>,
+    pub offload_cache: Option<OffloadStats>,
 }
 
 /// Steps, and what they were made of.
@@ -80,7 +80,7 @@ pub(super) enum Command {
     Save { conversation: ConversationId, writer: Box<session::Writer>, reply: Sender<Result<u64, String>> },
     Load { session: Arc<Session>, scope: Scope, reply: Sender<Result<Option<String>, String>> },
     Stats(Sender<Stats>),
-    Look(Sender<Picture>),
+    Look(Sender<MemoryReport>),
 }
 
 /// A door to a running engine. The engine ends with its last handle.
@@ -221,7 +221,7 @@ impl EngineHandle {
     }
 
     /// How memory looks now.
-    pub fn look(&self) -> Result<Picture, String> {
+    pub fn memory_report(&self) -> Result<MemoryReport, String> {
         let (reply, answer) = bounded(1);
         self.inbox.send(Command::Look(reply)).map_err(|_| GONE)?;
         answer.recv().map_err(|_| GONE.to_string())

@@ -1,11 +1,11 @@
 //! A request the engine is working on: how its tokens are chosen, and who hears of it.
 
-use super::request::{Constraint, Event, EventSink, Probabilities, Reported, Score, StopRule, Timings};
+use super::request::{Constraint, Event, EventSink, Probabilities, PromptOutput, Reported, StopRule, Timings};
 use crate::{
-    policy::Keeping,
+    policy::EvictionPolicy,
     sampling::{Distribution, Sampler},
     scheduler::Finish,
-    speculation::Wish,
+    speculation::DraftOptions,
 };
 use std::{
     sync::{
@@ -21,7 +21,7 @@ pub(super) struct Choice {
     pub(super) sampler: Sampler,
     pub(super) constraint: Option<Box<dyn Constraint>>,
     /// How many of the likeliest tokens to report.
-    pub(super) likeliest: Option<usize>,
+    pub(super) top_tokens: Option<usize>,
     /// With which probabilities.
     pub(super) reported: Reported,
     /// Tokens that may not be chosen before so many others.
@@ -37,7 +37,7 @@ impl Choice {
         generated: usize,
     ) -> Result<(u32, Option<Box<Probabilities>>), String> {
         // What the model thinks, before anything is made of it.
-        let model = (self.reported == Reported::Model && self.likeliest.is_some()).then(|| logits.to_vec());
+        let model = (self.reported == Reported::Model && self.top_tokens.is_some()).then(|| logits.to_vec());
         if generated < self.min_tokens {
             for token in &self.stop_tokens {
                 logits.get_mut(*token as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
@@ -48,14 +48,14 @@ impl Choice {
         }
         let token = self.sampler.sample(logits).map_err(|error| error.to_string())?;
         self.sampler.accept(token);
-        let probabilities = self.likeliest.map(|count| match model {
+        let probabilities = self.top_tokens.map(|count| match model {
             Some(logits) => {
                 let model = Distribution::new(&logits);
-                Box::new(Probabilities { chosen: model.of(token), likeliest: model.top(count) })
+                Box::new(Probabilities { chosen: model.of(token), top_tokens: model.top(count) })
             }
             None => {
-                let (chosen, likeliest) = self.sampler.kept(token, count);
-                Box::new(Probabilities { chosen, likeliest })
+                let (chosen, top_tokens) = self.sampler.kept(token, count);
+                Box::new(Probabilities { chosen, top_tokens })
             }
         });
         Ok((token, probabilities))
@@ -64,9 +64,9 @@ impl Choice {
     /// Chooses the next token among the likeliest of its row, which a device has found.
     pub(super) fn choose_from(
         &mut self,
-        likeliest: (&[u32], &[f32]),
+        top_tokens: (&[u32], &[f32]),
     ) -> Result<(u32, Option<Box<Probabilities>>), String> {
-        let token = self.sampler.sample_from(likeliest).map_err(|error| error.to_string())?;
+        let token = self.sampler.sample_from(top_tokens).map_err(|error| error.to_string())?;
         self.sampler.accept(token);
         Ok((token, None))
     }
@@ -86,19 +86,19 @@ pub(super) struct Job {
     pub(super) started: Instant,
     pub(super) first_token: Option<Instant>,
     /// What is wanted of the prompt, as far as it has been read.
-    pub(super) scoring: Option<Scoring>,
+    pub(super) scoring: Option<PromptScoring>,
     /// How many tokens its sequence holds; `None`: all of them.
-    pub(super) bound: Option<Keeping>,
+    pub(super) bound: Option<EvictionPolicy>,
     /// The sequence is released when the request ends.
     pub(super) ephemeral: bool,
     /// How the answer is drafted.
-    pub(super) speculation: Wish,
+    pub(super) speculation: DraftOptions,
 }
 
 /// What is wanted of a prompt, as far as it has been read.
 #[derive(Debug)]
-pub(super) struct Scoring {
-    pub(super) score: Score,
+pub(super) struct PromptScoring {
+    pub(super) score: PromptOutput,
     /// The position of the prompt that is looked at next: those before it were, even if they are read again.
     pub(super) next: usize,
     /// Sum of the hidden states, `[width]`.
@@ -106,8 +106,8 @@ pub(super) struct Scoring {
     rows: usize,
 }
 
-impl Scoring {
-    pub(super) fn new(score: Score) -> Self {
+impl PromptScoring {
+    pub(super) fn new(score: PromptOutput) -> Self {
         Self { score, next: 0, sum: Vec::new(), rows: 0 }
     }
 
@@ -144,10 +144,10 @@ impl std::fmt::Debug for Job {
 
 impl Job {
     /// How many of the likeliest tokens of the last row are all that is wanted of the next step, if that is so.
-    pub(super) fn wants_likeliest_only(&self) -> Option<usize> {
-        let Choice { sampler, constraint, likeliest, min_tokens, .. } = &self.choice;
-        let is_plain = constraint.is_none() && likeliest.is_none() && self.timings.generated_tokens >= *min_tokens;
-        if is_plain && self.scoring.is_none() { sampler.wants_likeliest() } else { None }
+    pub(super) fn wants_top_k_only(&self) -> Option<usize> {
+        let Choice { sampler, constraint, top_tokens, min_tokens, .. } = &self.choice;
+        let is_plain = constraint.is_none() && top_tokens.is_none() && self.timings.generated_tokens >= *min_tokens;
+        if is_plain && self.scoring.is_none() { sampler.wants_top_k() } else { None }
     }
 
     /// Tells one thing; false if nobody listens any more.

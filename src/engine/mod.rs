@@ -7,50 +7,50 @@ mod draft_model;
 mod handle;
 mod inputs;
 mod job;
-mod layers;
-mod look;
+mod layerwise;
+mod memory_report;
+mod offload;
 mod pace;
 mod prediction;
-mod reading;
+mod prompt_output;
 mod request;
 mod runner;
 mod score;
-mod scoring;
 mod segments;
 mod session;
-mod shelf;
+mod single_sequence;
 mod speculate;
 
 pub use crate::scheduler::Cache;
 pub use draft_model::DraftModel;
 pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Steps, Stream};
 pub use inputs::{InputRow, matrix_inputs};
-pub use look::{Picture, SequencePicture};
+pub use memory_report::{MemoryReport, SequenceReport};
+pub use offload::OffloadStats;
 pub use prediction::PredictionHead;
-pub use reading::Reading;
 pub use request::{
-    Constraint, Event, EventSink, Failure, Pooling, Probabilities, Reported, Request, Score, StopRule, Timings,
+    Constraint, Event, EventSink, Failure, Pooling, Probabilities, PromptOutput, Reported, Request, StopRule, Timings,
 };
 pub use runner::{Runner, Watch};
 pub use score::{negative_log_likelihood, score};
 pub use segments::score_segments;
-pub use shelf::ShelfStats;
+pub use single_sequence::SingleSequence;
 
 use crate::{
     memory::{Full, Memory, Scope, SequenceId},
-    policy::Keeping,
+    policy::EvictionPolicy,
     scheduler::{Finish, PlannedSpan, Running, Scheduler},
-    session::Shelf,
+    session::OffloadCache,
     speculation::{Drafter, Effort},
 };
 use choose::Outcome;
 use crossbeam::channel::Receiver;
 use handle::{Command, Submission};
-use job::{Choice, Job, Scoring};
+use job::{Choice, Job, PromptScoring};
 use kvas_backend::{CHUNK, DeviceError, Outputs};
-use layers::Climb;
+use layerwise::LayerwisePrefill;
+use offload::Offload;
 use pace::Pace;
-use shelf::Tier;
 use speculate::Speculation;
 use std::{
     collections::HashMap,
@@ -66,11 +66,11 @@ pub struct EngineConfig {
     /// Tokens between the snapshots of a long prompt, 0 for none.
     pub snapshot_every: u32,
     /// Where snapshots go that memory has no room for.
-    pub shelf: Option<Shelf>,
+    pub offload_cache: Option<OffloadCache>,
     /// How long an answer may wait for its next token while prompts of others are read; none: as long as a step takes.
     pub max_decode_gap: Option<Duration>,
     /// How many tokens a sequence holds where its request says nothing; `None`: all of them.
-    pub bound: Option<Keeping>,
+    pub bound: Option<EvictionPolicy>,
     /// Who drafts answers, the cheapest first.
     pub drafters: Vec<Box<dyn Drafter>>,
     /// Most tokens drafted at once.
@@ -83,8 +83,8 @@ impl EngineConfig {
     /// Sequences of at most `context` tokens, with no snapshot but those at the ends of prompts and turns, and no drafts.
     pub fn new(context: usize) -> Self {
         let (drafters, most_drafts, effort) = (Vec::new(), 0, Effort::Measured);
-        let (snapshot_every, shelf, max_decode_gap, bound) = (0, None, None, None);
-        Self { context, snapshot_every, shelf, max_decode_gap, bound, drafters, most_drafts, effort }
+        let (snapshot_every, offload_cache, max_decode_gap, bound) = (0, None, None, None);
+        Self { context, snapshot_every, offload_cache, max_decode_gap, bound, drafters, most_drafts, effort }
     }
 }
 
@@ -93,10 +93,10 @@ impl EngineConfig {
 pub struct Engine {
     context: usize,
     snapshot_every: u32,
-    bound: Option<Keeping>,
+    bound: Option<EvictionPolicy>,
     runner: Runner,
     memory: Memory,
-    tier: Option<Tier>,
+    offload: Option<Offload>,
     scheduler: Scheduler,
     jobs: HashMap<SequenceId, Job>,
     /// None: the device failed when its sequence was to begin anew. The next request tries it again.
@@ -109,7 +109,7 @@ pub struct Engine {
     handed_out: Option<Instant>,
     speculation: Speculation,
     /// The prompt that is read layer by layer.
-    climb: Option<Climb>,
+    prefill: Option<LayerwisePrefill>,
     /// What the device said when it failed, until a step goes well.
     fault: Arc<Mutex<Option<String>>>,
     /// When memory was last checked, and how long that took.
@@ -124,9 +124,17 @@ impl Engine {
     /// Starts the engine's thread.
     pub fn start(runner: Runner, config: EngineConfig) -> EngineHandle {
         let mut memory = runner.memory();
-        let EngineConfig { context, snapshot_every, shelf, max_decode_gap, bound, drafters, most_drafts, effort } =
-            config;
-        if shelf.is_some() {
+        let EngineConfig {
+            context,
+            snapshot_every,
+            offload_cache,
+            max_decode_gap,
+            bound,
+            drafters,
+            most_drafts,
+            effort,
+        } = config;
+        if offload_cache.is_some() {
             memory.tell_evicted();
         }
         let scheduler = Scheduler::new(runner.limits());
@@ -136,7 +144,7 @@ impl Engine {
             bound,
             runner,
             memory,
-            tier: shelf.map(Tier::new),
+            offload: offload_cache.map(Offload::new),
             scheduler,
             jobs: HashMap::new(),
             conversations: HashMap::new(),
@@ -146,7 +154,7 @@ impl Engine {
             pace: Pace::new(max_decode_gap),
             handed_out: None,
             speculation: Speculation::new(drafters, most_drafts, effort),
-            climb: None,
+            prefill: None,
             fault: Arc::default(),
             checked: None,
         })
@@ -176,7 +184,7 @@ impl Engine {
                 self.command(command);
             }
             self.drop_cancelled();
-            if let Err(error) = self.climb().and_then(|()| self.step()) {
+            if let Err(error) = self.continue_layerwise_prefill().and_then(|()| self.step()) {
                 self.fail_all(&error);
             }
         }
@@ -218,7 +226,7 @@ impl Engine {
                 let _ = reply.send(self.load((&session, session.tokens().len() as u32), (scope, self.bound), None));
             }
             Command::Look(reply) => {
-                let _ = reply.send(self.look());
+                let _ = reply.send(self.memory_report());
             }
             Command::Stats(reply) => {
                 let _ = reply.send(self.stats());
@@ -227,8 +235,8 @@ impl Engine {
     }
 
     fn stats(&self) -> Stats {
-        let (usage, shelf) = (self.memory.usage(), self.tier.as_ref().map(Tier::stats));
-        Stats { usage, tokens_read: self.tokens_read, steps: self.steps, shelf }
+        let (usage, offload_cache) = (self.memory.usage(), self.offload.as_ref().map(Offload::stats));
+        Stats { usage, tokens_read: self.tokens_read, steps: self.steps, offload_cache }
     }
 
     fn open(&mut self) -> Result<SequenceId, String> {
@@ -296,15 +304,15 @@ impl Engine {
             mut sampler,
             rule,
             constraint,
-            likeliest,
+            top_tokens,
             reported,
             score,
             speculation,
             ..
         } = request;
         prompt.iter().for_each(|token| sampler.accept(*token));
-        let choice = Choice { sampler, constraint, likeliest, reported, stop_tokens, min_tokens };
-        let (started, first_token, scoring) = (Instant::now(), None, score.map(Scoring::new));
+        let choice = Choice { sampler, constraint, top_tokens, reported, stop_tokens, min_tokens };
+        let (started, first_token, scoring) = (Instant::now(), None, score.map(PromptScoring::new));
         let job = Job { choice, rule, audience, timings, started, first_token, scoring, bound, ephemeral, speculation };
         self.jobs.insert(id, job);
         Ok(())
@@ -323,7 +331,7 @@ impl Engine {
             return Err(format!("token {token} of the prompt, expected less than the vocabulary of {vocab}").into());
         }
         let (outputs, least) = (self.runner.limits().outputs, CHUNK);
-        if request.score.is_some_and(Score::needs_all) && outputs < least {
+        if request.score.is_some_and(PromptOutput::needs_all) && outputs < least {
             return Err(format!("every token is to be scored in steps of {outputs}, expected at least {least}").into());
         }
         let (id, ephemeral) = match request.conversation {
@@ -337,7 +345,11 @@ impl Engine {
     }
 
     /// Sets a sequence to the longest kept prefix of the prompt and schedules the rest.
-    fn begin(&mut self, (id, bound): (SequenceId, Option<Keeping>), request: &Request) -> Result<Timings, String> {
+    fn begin(
+        &mut self,
+        (id, bound): (SequenceId, Option<EvictionPolicy>),
+        request: &Request,
+    ) -> Result<Timings, String> {
         let (prompt, context) = (request.prompt.clone(), self.context);
         // One token short of the end: the answer can then be generated again for the price of one token. Where the last
         // queries of a prompt decide what stays, for the price of these.
@@ -346,12 +358,12 @@ impl Engine {
         let remembers = self.runner.limits().snapshots > 0;
         let tokens = prompt.len();
         let before_end = (tokens as u32).checked_sub(asked.max(1));
-        // Where segments are given up, what others can begin with ends earlier.
+        // Where segments are evicted, what others can begin with ends earlier.
         let last = segments.map(|_| tokens as u32 - 1);
         let seals = before_end.into_iter().chain(last).filter(|at| remembers && *at > 0).collect();
         let seal_every = if remembers { self.snapshot_every } else { 0 };
         let (max_tokens, stop) = (request.max_tokens, request.stop_tokens.clone());
-        let needs_all = request.score.is_some_and(Score::needs_all);
+        let needs_all = request.score.is_some_and(PromptOutput::needs_all);
         let (outputs, cache) = if needs_all { (Outputs::All, Cache::Ignore) } else { (Outputs::Last, request.cache) };
         let running = Running { cache, outputs, max_tokens, context, stop, generated: 0, seals, seal_every, segments };
         let entered: Vec<_> = self.memory.enter(id, request.scope).into_iter().collect();
@@ -363,11 +375,11 @@ impl Engine {
             emptied.push(self.memory.clear(id));
         }
         self.apply(&emptied).map_err(|error| self.begun_in_vain(id, &error))?;
-        let revocable = self.runner.revocable(self.memory.slot(id));
+        let rewindable = self.runner.rewindable(self.memory.slot(id));
         if cache == Cache::Use {
-            self.unshelve((id, revocable), &prompt);
+            self.reload_prefix((id, rewindable), &prompt);
         }
-        let reuse = self.scheduler.begin(&mut self.memory, (id, revocable), prompt, running);
+        let reuse = self.scheduler.begin(&mut self.memory, (id, rewindable), prompt, running);
         self.apply(&[reuse.work]).map_err(|error| self.begun_in_vain(id, &error))?;
         let cached_tokens = reuse.cached as usize;
         let prompt_tokens = tokens - cached_tokens;
@@ -396,7 +408,7 @@ impl Engine {
     fn take_back(&mut self, id: SequenceId, timings: &Timings, kept: usize) {
         let (slot, committed) = (self.memory.slot(id), self.memory.committed(id));
         let rows = committed.saturating_sub((timings.cached_tokens + timings.prompt_tokens + kept) as u32);
-        if rows == 0 || !self.memory.can_take_back(id, rows, self.runner.revocable(slot)) {
+        if rows == 0 || !self.memory.can_take_back(id, rows, self.runner.rewindable(slot)) {
             return;
         }
         let work = self.memory.take_back(id, rows);
@@ -416,7 +428,7 @@ impl Engine {
         // Also if nothing runs: who made room in vain is empty.
         self.apply(&plan.work)?;
         // While a prompt is read layer by layer there may be room later.
-        if let Some((id, full)) = plan.starved.filter(|_| self.climb.is_none()) {
+        if let Some((id, full)) = plan.starved.filter(|_| self.prefill.is_none()) {
             // Alone and still too long: an answer ends here, as it does at the end of the context.
             if self.jobs.get(&id).is_some_and(|job| job.timings.generated_tokens > 0) {
                 self.finish(id, Finish::Length);
@@ -430,9 +442,9 @@ impl Engine {
         }
         self.steps.count += 1;
         let began = Instant::now();
-        let wanted = plan.spans.iter().map(|span| self.jobs.get(&span.id).and_then(Job::wants_likeliest_only));
-        let only_likeliest = wanted.collect::<Option<Vec<_>>>().and_then(|counts| counts.into_iter().max());
-        self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_likeliest)?;
+        let wanted = plan.spans.iter().map(|span| self.jobs.get(&span.id).and_then(Job::wants_top_k_only));
+        let only_top_k = wanted.collect::<Option<Vec<_>>>().and_then(|counts| counts.into_iter().max());
+        self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_top_k)?;
         self.pace.ran(&plan.spans, started.elapsed());
         self.speculation.ran(&plan.spans, began.elapsed());
         let outcomes = self.hand_out(&plan.spans)?;
@@ -450,7 +462,7 @@ impl Engine {
     fn resume(&mut self) -> Result<(), DeviceError> {
         while let Some(id) = self.scheduler.resumable(&self.memory) {
             let tokens = self.scheduler.get(id).tokens.clone();
-            self.unshelve((id, 0), &tokens);
+            self.reload_prefix((id, 0), &tokens);
             let reuse = self.scheduler.resume(&mut self.memory, id);
             self.apply(&[reuse.work])?;
         }
@@ -480,7 +492,7 @@ impl Engine {
 
     fn end(&mut self, id: SequenceId) -> Option<Job> {
         let job = self.jobs.remove(&id)?;
-        let abandoned = self.abandon_climb(id);
+        let abandoned = self.abandon_layerwise_prefill(id);
         let work = abandoned.into_iter().chain(self.scheduler.end(&mut self.memory, id)).collect::<Vec<_>>();
         if let Err(error) = self.apply(&work) {
             self.begun_in_vain(id, &error);

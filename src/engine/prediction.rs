@@ -6,7 +6,7 @@ use super::Runner;
 use crate::{
     memory::{Memory, SequenceId},
     model::{Model, ModelError, lower::lower_prediction, weights::FileWeights},
-    speculation::{Asked, Drafter, Kind, Sureness},
+    speculation::{Confidence, DraftRequest, Drafter, DrafterKind},
 };
 use kvas_backend::{
     Act, Backend, DeviceError, Limits, Outputs, Program, RowBlock, Step, WeightData, WeightDecl, WeightFormat,
@@ -59,7 +59,7 @@ struct Own {
 }
 
 /// A sequence of a round of drafts.
-struct Reading {
+struct DraftRow {
     at: usize,
     key: SequenceId,
     /// Tokens to read, and what the model, or the head itself, made of those before them.
@@ -130,7 +130,7 @@ impl PredictionHead {
     }
 
     /// One step: embeddings of tokens beside hidden states. Who has read all of it has one more draft.
-    fn read(&mut self, readings: &mut Vec<Reading>) -> Result<(), DeviceError> {
+    fn read(&mut self, readings: &mut Vec<DraftRow>) -> Result<(), DeviceError> {
         let (width, limits) = (self.width, *self.runner.limits());
         let (mut left, mut outputs) = (limits.rows, limits.outputs);
         let (mut joined, mut spans) = (Vec::new(), Vec::new());
@@ -161,7 +161,7 @@ impl PredictionHead {
             return Ok(());
         }
         self.runner.write(self.joined, &joined)?;
-        self.runner.run_likeliest(&self.step, 1)?;
+        self.runner.run_top_k(&self.step, 1)?;
         let rows = self.step.outputs().len();
         let own_states: Vec<Vec<f32>> = self.runner.hidden(0..rows)?.map(<[f32]>::to_vec).collect();
         let mut row = 0;
@@ -175,7 +175,7 @@ impl PredictionHead {
             if !wants {
                 continue;
             }
-            let token = self.runner.likeliest_token(row);
+            let token = self.runner.top_token(row);
             reading.drafts.push(token);
             if reading.drafts.len() < reading.most {
                 reading.tokens.push(token);
@@ -187,7 +187,7 @@ impl PredictionHead {
     }
 
     /// Reads on until everybody has what was asked for.
-    fn read_all(&mut self, mut readings: Vec<Reading>, mut done: impl FnMut(Reading)) -> Result<(), DeviceError> {
+    fn read_all(&mut self, mut readings: Vec<DraftRow>, mut done: impl FnMut(DraftRow)) -> Result<(), DeviceError> {
         while !readings.is_empty() {
             self.read(&mut readings)?;
             readings.extract_if(.., |reading| reading.tokens.is_empty()).for_each(&mut done);
@@ -211,24 +211,24 @@ fn declaration(name: String, shape: [usize; 2], format: WeightFormat) -> WeightD
 }
 
 impl Drafter for PredictionHead {
-    fn kind(&self) -> Kind {
-        Kind::Mtp
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Mtp
     }
 
-    fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Sureness> {
+    fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Confidence> {
         let own = self.sequences.get(&id)?;
         let seen = own.first + self.memory.committed(own.id) as usize + own.seen.len() / self.width;
         // The row of the token before the one that is to be read next.
-        (seen + 1 == tokens.len() && !own.seen.is_empty()).then_some(Sureness::Model)
+        (seen + 1 == tokens.len() && !own.seen.is_empty()).then_some(Confidence::Model)
     }
 
-    fn draft(&mut self, asked: &mut [Asked<'_>]) -> Result<(), DeviceError> {
+    fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError> {
         let (mut readings, mut known) = (Vec::new(), Vec::new());
         for (at, asked) in asked.iter().enumerate() {
             if let Some((tokens, rows)) = self.pending(asked.id, asked.tokens) {
                 let committed = self.memory.committed(self.sequences[&asked.id].id);
                 known.push((asked.id, committed + tokens.len() as u32));
-                readings.push(Reading { at, key: asked.id, tokens, rows, drafts: Vec::new(), most: asked.most });
+                readings.push(DraftRow { at, key: asked.id, tokens, rows, drafts: Vec::new(), most: asked.most });
             }
         }
         self.read_all(readings, |reading| asked[reading.at].drafts = reading.drafts)?;
@@ -268,7 +268,7 @@ impl Drafter for PredictionHead {
         {
             let rest = rows.split_off(rows.len() - width);
             tokens.pop();
-            let reading = Reading { at: 0, key: id, tokens, rows, drafts: Vec::new(), most: 0 };
+            let reading = DraftRow { at: 0, key: id, tokens, rows, drafts: Vec::new(), most: 0 };
             self.read_all(vec![reading], drop)?;
             self.sequences.entry(id).and_modify(|own| own.seen = rest);
         }

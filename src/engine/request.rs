@@ -3,10 +3,10 @@
 use super::ConversationId;
 use crate::{
     memory::{Miss, Scope},
-    policy::BoundWish,
+    policy::BoundOverrides,
     sampling::{Sampler, TokenProbability},
     scheduler::{Cache, Finish},
-    speculation::Wish,
+    speculation::DraftOptions,
 };
 use std::fmt;
 
@@ -31,19 +31,19 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     /// How many of the likeliest tokens to report with every token of the answer, with their probabilities; `None` reports
     /// none, 0 the token itself only.
-    pub likeliest: Option<usize>,
+    pub top_tokens: Option<usize>,
     /// Which probabilities these are.
     pub reported: Reported,
     /// What is wanted of the prompt itself.
-    pub score: Option<Score>,
+    pub score: Option<PromptOutput>,
     /// Whether to begin with what is known of the prompt already.
     pub cache: Cache,
     /// Where that is known, and where others will know it.
     pub scope: Scope,
     /// How many tokens the sequence holds.
-    pub bound: BoundWish,
+    pub bound: BoundOverrides,
     /// How the answer is drafted; it is the same however it is.
-    pub speculation: Wish,
+    pub speculation: DraftOptions,
 }
 
 impl Request {
@@ -58,20 +58,20 @@ impl Request {
             sampler,
             rule: None,
             constraint: None,
-            likeliest: None,
+            top_tokens: None,
             reported: Reported::Model,
             score: None,
             cache: Cache::Use,
             scope: Scope::default(),
-            bound: BoundWish::default(),
-            speculation: Wish::default(),
+            bound: BoundOverrides::default(),
+            speculation: DraftOptions::default(),
         }
     }
 }
 
 /// What is wanted of a prompt itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Score {
+pub enum PromptOutput {
     /// The probability of every token but the first, and so many of the likeliest in its place. All tokens are read.
     Probabilities(usize),
     /// The last hidden state, after the last norm.
@@ -88,12 +88,12 @@ pub enum Pooling {
     Mean,
 }
 
-impl Score {
+impl PromptOutput {
     /// Whether every row of the prompt is needed.
     pub const fn needs_all(self) -> bool {
         match self {
-            Score::Probabilities(_) | Score::Hidden(Pooling::Mean) => true,
-            Score::Hidden(Pooling::Last) => false,
+            PromptOutput::Probabilities(_) | PromptOutput::Hidden(Pooling::Mean) => true,
+            PromptOutput::Hidden(Pooling::Last) => false,
         }
     }
 }
@@ -179,7 +179,7 @@ pub struct Probabilities {
     /// The token that was chosen.
     pub chosen: TokenProbability,
     /// The likeliest tokens, likeliest first.
-    pub likeliest: Vec<TokenProbability>,
+    pub top_tokens: Vec<TokenProbability>,
 }
 
 /// Counts and durations of a request.

@@ -12,7 +12,7 @@ pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), De
 
 /// The likeliest tokens of output rows and their logits, as a device has found them: `[outputs, count]`.
 #[derive(Default)]
-struct Likeliest {
+struct TopK {
     count: usize,
     tokens: Vec<u32>,
     logits: Vec<f32>,
@@ -26,7 +26,7 @@ pub struct Runner {
     step: Step,
     tokens: Vec<u32>, // of a span, drafts included
     logits: Vec<f32>, // [outputs, vocab]
-    likeliest: Likeliest,
+    top_k: TopK,
     states: Vec<f32>, // [outputs, width]
 }
 
@@ -46,7 +46,7 @@ impl Runner {
             step: Step::default(),
             tokens: Vec::new(),
             logits: Vec::new(),
-            likeliest: Likeliest::default(),
+            top_k: TopK::default(),
             states: Vec::new(),
         }
     }
@@ -77,8 +77,8 @@ impl Runner {
     }
 
     /// Committed rows of a slot that can be taken back.
-    pub fn revocable(&self, slot: Slot) -> u32 {
-        self.backend.revocable(slot)
+    pub fn rewindable(&self, slot: Slot) -> u32 {
+        self.backend.rewindable(slot)
     }
 
     /// Rows until the ring of a slot is folded.
@@ -88,7 +88,7 @@ impl Runner {
 
     /// Rows that a span of a slot may have so that any number of them can be kept, and each gives the results it would
     /// give in a step of its own. At least 1.
-    pub fn most_revocable(&self, slot: Slot) -> usize {
+    pub fn most_rewindable(&self, slot: Slot) -> usize {
         let window = self.limits.replay.window.min(self.backend.until_fold(slot));
         // Whole chunks are computed in another way.
         window.clamp(1, CHUNK - 1)
@@ -109,12 +109,12 @@ impl Runner {
     }
 
     /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order. If
-    /// only so many of the likeliest tokens are wanted, these may be in [`Runner::likeliest`] instead.
+    /// only so many of the likeliest tokens are wanted, these may be in [`Runner::top_k`] instead.
     pub fn run(
         &mut self,
         spans: &[PlannedSpan],
         (scheduler, memory): (&Scheduler, &Memory),
-        only_likeliest: Option<usize>,
+        only_top_k: Option<usize>,
     ) -> Result<(), DeviceError> {
         self.step.clear();
         for span in spans {
@@ -128,8 +128,8 @@ impl Runner {
             self.step.push_held(memory.slot(span.id), context, &self.tokens, span.outputs, tables);
         }
         let step = std::mem::take(&mut self.step);
-        let run = match only_likeliest {
-            Some(count) => self.run_likeliest(&step, count),
+        let run = match only_top_k {
+            Some(count) => self.run_top_k(&step, count),
             None => self.run_step(&step),
         };
         self.step = step;
@@ -138,16 +138,16 @@ impl Runner {
 
     /// Runs a step made by hand of which the `count` likeliest tokens are wanted. If the device does not find them, the
     /// logits are in [`Runner::logits_mut`].
-    pub fn run_likeliest(&mut self, step: &Step, count: usize) -> Result<(), DeviceError> {
+    pub fn run_top_k(&mut self, step: &Step, count: usize) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
-        if count > self.backend.most_likeliest() {
+        if count > self.backend.max_top_k() {
             return self.read_logits(step);
         }
-        let Likeliest { count: found, tokens, logits } = &mut self.likeliest;
+        let TopK { count: found, tokens, logits } = &mut self.top_k;
         *found = count;
         tokens.resize(step.outputs().len() * count, u32::MAX);
         logits.resize(tokens.len(), 0.0);
-        if self.backend.likeliest(self.program.logits, count, (tokens, logits))? {
+        if self.backend.top_k(self.program.logits, count, (tokens, logits))? {
             return Ok(());
         }
         self.read_logits(step)
@@ -160,7 +160,7 @@ impl Runner {
     }
 
     pub(super) fn read_logits(&mut self, step: &Step) -> Result<(), DeviceError> {
-        self.likeliest.count = 0;
+        self.top_k.count = 0;
         self.logits.resize(step.outputs().len() * self.program.vocab(), 0.0);
         if !self.logits.is_empty() {
             self.backend.read(self.program.logits, &mut self.logits)?;
@@ -212,15 +212,15 @@ impl Runner {
 
     /// The likeliest tokens of output row `row` of the last step and their logits, if the device found them;
     /// `u32::MAX` after the last that is possible.
-    pub fn likeliest(&self, row: usize) -> Option<(&[u32], &[f32])> {
-        let Likeliest { count, tokens, logits } = &self.likeliest;
+    pub fn top_k(&self, row: usize) -> Option<(&[u32], &[f32])> {
+        let TopK { count, tokens, logits } = &self.top_k;
         let range = row * count..(row + 1) * count;
         (*count > 0).then(|| (&tokens[range.clone()], &logits[range]))
     }
 
     /// The likeliest token of output row `row` of a step of which that one was wanted.
-    pub fn likeliest_token(&mut self, row: usize) -> u32 {
-        if let Some((tokens, _)) = self.likeliest(row) {
+    pub fn top_token(&mut self, row: usize) -> u32 {
+        if let Some((tokens, _)) = self.top_k(row) {
             return tokens[0];
         }
         let logits = self.logits_mut(row);

@@ -1,15 +1,15 @@
-//! Sequences that give up segments: before a step, as the tokens that are known want it.
+//! Sequences that evict segments: before a step, as the tokens that are known want it.
 
 use super::{Engine, Runner};
 use crate::{
     memory::{Memory, SequenceId},
     policy::Schedule,
 };
-use kvas_backend::{DeviceError, Eviction, Holding, Order, Outputs, Page, Step, Store};
+use kvas_backend::{DeviceError, Eviction, EvictionOrder, Holding, Outputs, Page, Step, Store};
 
 impl Runner {
     /// Gives up the segment that is complete; what changes is the sequence's own.
-    pub(super) fn give_up_segment(
+    pub(super) fn evict_segment(
         &mut self,
         memory: &mut Memory,
         id: SequenceId,
@@ -27,12 +27,12 @@ impl Runner {
             context: memory.committed(id),
             window: 0,
             sinks: schedule.sink,
-            order: Order::Recency,
+            order: EvictionOrder::Recency,
             absorb: schedule.memory.keeps(),
             mass_cap: 0.0,
             holdings: &holdings,
         })?;
-        memory.gave_up_to(id, keep);
+        memory.record_eviction_to(id, keep);
         Ok(())
     }
 
@@ -45,7 +45,7 @@ impl Runner {
     ) -> Result<(), DeviceError> {
         while let Some(work) = memory.prepare_segment(id, schedule, known) {
             work.iter().try_for_each(|work| self.apply(work))?;
-            self.give_up_segment(memory, id, schedule)?;
+            self.evict_segment(memory, id, schedule)?;
         }
         Ok(())
     }
@@ -90,7 +90,7 @@ pub fn score_segments(
 }
 
 impl Engine {
-    /// Before a step: sequences in progress give up the segments that the tokens they know of want to be given up.
+    /// Before a step: sequences in progress evict the segments that the tokens they know of want to be evicted.
     pub(super) fn keep_segments(&mut self) -> Result<(), DeviceError> {
         let of = |sequence: &crate::scheduler::Sequence| {
             let schedule = *self.jobs.get(&sequence.id)?.bound.as_ref()?.segments()?;
@@ -100,7 +100,7 @@ impl Engine {
         for (id, schedule, known) in all {
             while let Some(work) = self.memory.prepare_segment(id, &schedule, known) {
                 self.apply(&work)?;
-                self.runner.give_up_segment(&mut self.memory, id, &schedule)?;
+                self.runner.evict_segment(&mut self.memory, id, &schedule)?;
             }
         }
         Ok(())

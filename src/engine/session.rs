@@ -2,9 +2,9 @@
 
 use super::{ConversationId, Engine, Runner};
 use crate::{
-    memory::{Full, Kept, Memory, Restored, Scope, SequenceId, Shortened},
-    policy::{Keeping, difference},
-    session::{Layout, OpenWriter, Session, Writer, Written},
+    memory::{CachedPrefixes, Full, Memory, Restored, Scope, SequenceId, Shortened},
+    policy::{EvictionPolicy, difference},
+    session::{OpenWriter, Session, SessionLayout, Writer, Written},
 };
 use kvas_backend::{DeviceError, Page, Slot, Store, StoreDecl};
 
@@ -12,7 +12,7 @@ use kvas_backend::{DeviceError, Page, Slot, Store, StoreDecl};
 /// of the turn before. A snapshot of a large model is tens of megabytes, and a chat writes its file after every turn.
 const SNAPSHOTS: usize = 3;
 
-/// [`Keeping::identity`] where all tokens are held.
+/// [`EvictionPolicy::identity`] where all tokens are held.
 const HELD: &str = "policy full";
 
 /// Gives rows of a page store: its number and the first row, how many, and where to.
@@ -43,29 +43,30 @@ impl Engine {
         }
     }
 
-    /// How tokens would be given up of what is kept, all of which is held, by who has read it; the slot that remembers what that
+    /// How tokens would be evicted of what is kept, all of which is held, by who has read it; the slot that remembers what that
     /// takes, and how many values that is.
-    fn whole_of(&self, id: SequenceId, (kept, tokens): (&Kept, &[u32])) -> Option<(String, Slot, usize)> {
+    fn whole_of(&self, id: SequenceId, (kept, tokens): (&CachedPrefixes, &[u32])) -> Option<(String, Slot, usize)> {
         let of_whole = kept.shortened.is_empty().then(|| self.memory.whole(id, &tokens[..kept.length as usize]));
-        let (keeping, slot) = of_whole??;
+        let (eviction_policy, slot) = of_whole??;
         let program = self.runner.program();
-        let policy = keeping.identity(program, self.runner.limits())?;
-        Some((policy, slot, keeping.elements_while_whole(program)))
+        let policy = eviction_policy.identity(program, self.runner.limits())?;
+        Some((policy, slot, eviction_policy.elements_while_whole(program)))
     }
 
-    /// The layout of a file of what is kept. It has one way of giving up tokens: the last one.
-    pub(super) fn layout_of(&self, kept: &mut Kept) -> Layout {
+    /// The layout of a file of what is kept. It has one way of evicting tokens: the last one.
+    pub(super) fn layout_of(&self, kept: &mut CachedPrefixes) -> SessionLayout {
         let positions = kept.states.iter().map(|(position, _)| *position).collect();
         let (program, limits) = (self.runner.program(), self.runner.limits());
-        let layout = Layout::new(program, limits.kv_type, kept.length, positions);
-        let keeping = kept.shortened.last().map(|shortened| shortened.keeping);
-        let Some((keeping, policy)) = keeping.and_then(|keeping| Some((keeping, keeping.identity(program, limits)?)))
+        let layout = SessionLayout::new(program, limits.kv_type, kept.length, positions);
+        let eviction_policy = kept.shortened.last().map(|shortened| shortened.eviction_policy);
+        let Some((eviction_policy, policy)) = eviction_policy
+            .and_then(|eviction_policy| Some((eviction_policy, eviction_policy.identity(program, limits)?)))
         else {
             kept.shortened.clear();
             return layout;
         };
-        kept.shortened.retain(|shortened| shortened.keeping == keeping);
-        let prefixes = kept.shortened.iter().map(|shortened| (shortened.length, shortened.given_up.clone())).collect();
+        kept.shortened.retain(|shortened| shortened.eviction_policy == eviction_policy);
+        let prefixes = kept.shortened.iter().map(|shortened| (shortened.length, shortened.eviction.clone())).collect();
         layout.with_shortened(program, policy, prefixes)
     }
 
@@ -88,12 +89,12 @@ impl Engine {
         }
     }
 
-    /// Keeps the first `length` tokens that a session has read, for sequences that give up tokens in some way, and for a
+    /// Keeps the first `length` tokens that a session has read, for sequences that evict tokens in some way, and for a
     /// sequence that waits for it, if one does. A line says what of it has to be read again, if anything has.
     pub(super) fn load(
         &mut self,
         (session, length): (&Session, u32),
-        (scope, keeping): (Scope, Option<Keeping>),
+        (scope, eviction_policy): (Scope, Option<EvictionPolicy>),
         whom: Option<SequenceId>,
     ) -> Result<Option<String>, String> {
         let (tokens, context) = (&session.tokens()[..length as usize], self.context);
@@ -105,7 +106,7 @@ impl Engine {
         }
         let positions = session.positions(length);
         let restored = self.restore(whom, &|memory| memory.restore(scope, tokens, &positions))?;
-        let (restored, note) = match (restored, self.here(keeping)) {
+        let (restored, note) = match (restored, self.here(eviction_policy)) {
             (Ok(restored), here) => {
                 (restored, here.and_then(|here| held_in_vain((session, &positions), length, &here)))
             }
@@ -119,28 +120,29 @@ impl Engine {
             self.memory.forget();
         }
         loaded.map_err(|error| error.to_string())?;
-        let shortened = self.load_shortened(session, (scope, keeping), whom)?;
-        let whole = self.load_whole((session, length), (scope, keeping))?;
-        // What was given up of a file is what is gone on from, if it has that.
+        let shortened = self.load_shortened(session, (scope, eviction_policy), whom)?;
+        let whole = self.load_whole((session, length), (scope, eviction_policy))?;
+        // What was evicted of a file is what is gone on from, if it has that.
         Ok(if session.policy().is_some() { shortened } else { note.filter(|_| !whole) })
     }
 
-    /// Keeps what a session has read, of which nothing was given up yet, for those who would give it up in the same way. Whether
+    /// Keeps what a session has read, of which nothing was evicted yet, for those who would give it up in the same way. Whether
     /// there was such, and room for it; without, the end of it is read again.
     fn load_whole(
         &mut self,
         (session, length): (&Session, u32),
-        (scope, keeping): (Scope, Option<Keeping>),
+        (scope, eviction_policy): (Scope, Option<EvictionPolicy>),
     ) -> Result<bool, String> {
-        let (Some((policy, whole)), Some((keeping, here))) = (session.whole(), self.here(keeping)) else {
+        let (Some((policy, whole)), Some((eviction_policy, here))) = (session.whole(), self.here(eviction_policy))
+        else {
             return Ok(false);
         };
-        if policy != here || whole > length || !keeping.may_hold_all(whole) {
+        if policy != here || whole > length || !eviction_policy.may_hold_all(whole) {
             return Ok(false);
         }
-        session.check_whole(self.runner.program(), &keeping).map_err(|error| error.to_string())?;
+        session.check_whole(self.runner.program(), &eviction_policy).map_err(|error| error.to_string())?;
         let tokens = &session.tokens()[..whole as usize];
-        let restored = self.restore(None, &|memory| Ok(memory.restore_whole(scope, tokens, keeping)))?;
+        let restored = self.restore(None, &|memory| Ok(memory.restore_whole(scope, tokens, eviction_policy)))?;
         let Ok(Some(restored)) = restored else { return Ok(false) };
         let loaded = self.runner.load_whole(session, &restored);
         if loaded.is_err() {
@@ -149,31 +151,33 @@ impl Engine {
         loaded.map(|()| true).map_err(|error| error.to_string())
     }
 
-    /// How tokens are given up here, and [`Keeping::identity`] of it.
-    fn here(&self, keeping: Option<Keeping>) -> Option<(Keeping, String)> {
-        keeping.and_then(|keeping| Some((keeping, keeping.identity(self.runner.program(), self.runner.limits())?)))
+    /// How tokens are evicted here, and [`EvictionPolicy::identity`] of it.
+    fn here(&self, eviction_policy: Option<EvictionPolicy>) -> Option<(EvictionPolicy, String)> {
+        eviction_policy.and_then(|eviction_policy| {
+            Some((eviction_policy, eviction_policy.identity(self.runner.program(), self.runner.limits())?))
+        })
     }
 
-    /// Keeps the prefixes of which a session has given up tokens, if they are given up here in the same way: if not, a
+    /// Keeps the prefixes of which a session has evicted tokens, if they are evicted here in the same way: if not, a
     /// line says so, and they are read again. The shortest ones come first, and may give way to the longer ones.
     fn load_shortened(
         &mut self,
         session: &Session,
-        (scope, keeping): (Scope, Option<Keeping>),
+        (scope, eviction_policy): (Scope, Option<EvictionPolicy>),
         whom: Option<SequenceId>,
     ) -> Result<Option<String>, String> {
         let (path, Some(policy)) = (session.path(), session.policy()) else { return Ok(None) };
-        let here = self.here(keeping);
+        let here = self.here(eviction_policy);
         let expected = here.as_ref().map_or(HELD, |(_, policy)| policy);
-        let Some((keeping, _)) = here.as_ref().filter(|(_, here)| here == policy) else {
+        let Some((eviction_policy, _)) = here.as_ref().filter(|(_, here)| here == policy) else {
             let unlike = difference(policy, expected);
             return Ok(Some(format!("{path}: tokens were evicted with {unlike}: they are read again")));
         };
         let of_runner = (self.runner.program(), self.runner.limits());
-        session.check_shortened(of_runner, keeping).map_err(|error| error.to_string())?;
-        for (length, given_up) in session.shortened() {
-            let (tokens, given_up) = (&session.tokens()[..length as usize], (*keeping, given_up.clone()));
-            let restore = |memory: &mut Memory| memory.restore_shortened(scope, tokens, given_up.clone());
+        session.check_shortened(of_runner, eviction_policy).map_err(|error| error.to_string())?;
+        for (length, eviction) in session.shortened() {
+            let (tokens, eviction) = (&session.tokens()[..length as usize], (*eviction_policy, eviction.clone()));
+            let restore = |memory: &mut Memory| memory.restore_shortened(scope, tokens, eviction.clone());
             let restored = self.restore(whom, &restore)?.map_err(|full| format!("{path}: {full}"))?;
             let loaded = restored.map_or(Ok(()), |restored| self.runner.load_shortened(session, &restored));
             if let Err(error) = loaded {
@@ -195,16 +199,16 @@ fn does_not_fit(path: &str, full: Full, here: &str) -> String {
 fn held_in_vain(
     (session, positions): (&Session, &[u32]),
     length: u32,
-    (keeping, here): &(Keeping, String),
+    (eviction_policy, here): &(EvictionPolicy, String),
 ) -> Option<String> {
     let (next, last) = (length + 1, *positions.last()?);
-    let gives_up = match keeping {
-        Keeping::Budget(bound) => last as usize > bound.budget,
-        Keeping::Segments(schedule) => schedule.given_up(next) > 0,
+    let evicts = match eviction_policy {
+        EvictionPolicy::Budget(bound) => last as usize > bound.budget,
+        EvictionPolicy::Segments(schedule) => schedule.evicted(next) > 0,
     };
-    let reach = next.saturating_sub(keeping.read_anew(next));
+    let reach = next.saturating_sub(eviction_policy.read_anew(next));
     let from = positions.iter().copied().filter(|at| *at <= reach).max().unwrap_or(0);
-    let is_said = session.policy().is_none() && gives_up && from < last;
+    let is_said = session.policy().is_none() && evicts && from < last;
     let which = if from == 0 { "they".into() } else { format!("those after the first {from}") };
     let (path, unlike) = (session.path(), difference(HELD, here));
     is_said.then(|| format!("{path}: tokens were held with {unlike}: {which} are read again"))
@@ -218,7 +222,7 @@ impl Runner {
         paged.zip(tables).collect()
     }
 
-    pub(super) fn save(&mut self, kept: &Kept, out: &mut OpenWriter) -> Result<(), String> {
+    pub(super) fn save(&mut self, kept: &CachedPrefixes, out: &mut OpenWriter) -> Result<(), String> {
         let mut values = Vec::new();
         let device = |error: DeviceError| error.to_string();
         self.save_rows(&kept.tables, &vec![kept.length; kept.tables.len()], out)?;
@@ -228,11 +232,11 @@ impl Runner {
             out.write(&values).map_err(|error| error.to_string())?;
         }
         for shortened in &kept.shortened {
-            self.save_rows(&shortened.tables, &shortened.given_up.held, out)?;
+            self.save_rows(&shortened.tables, &shortened.eviction.held, out)?;
             values.clear();
             self.backend.save_slot(shortened.slot, shortened.length, &mut values).map_err(device)?;
-            if self.program().given_up_elements() > 0 {
-                self.backend.save_given_up(shortened.slot, shortened.length, &mut values).map_err(device)?;
+            if self.program().evicted_elements() > 0 {
+                self.backend.save_evicted(shortened.slot, shortened.length, &mut values).map_err(device)?;
             }
             // Two sections, of which either may be missing.
             let (state, memory) = values.split_at(self.program().slot_elements());
@@ -268,7 +272,7 @@ impl Runner {
     }
 
     fn load_shortened(&mut self, session: &Session, restored: &Shortened) -> Result<(), DeviceError> {
-        let Shortened { length, ref given_up, slot, ref tables, .. } = *restored;
+        let Shortened { length, ref eviction, slot, ref tables, .. } = *restored;
         let rows = |(store, first), count, values: &mut Vec<f32>| {
             session.shortened_rows((length, store), first, count, values);
         };
@@ -279,13 +283,13 @@ impl Runner {
         if memory.is_empty() {
             return Ok(());
         }
-        self.backend.load_given_up(slot, given_up.tokens(length), &memory)
+        self.backend.load_evicted(slot, eviction.tokens(length), &memory)
     }
 
-    /// Writes what a slot remembers that has given up nothing.
+    /// Writes what a slot remembers that has evicted nothing.
     fn save_whole(&mut self, (slot, length): (Slot, u32), out: &mut OpenWriter) -> Result<(), String> {
         let mut values = Vec::new();
-        self.backend.save_given_up(slot, length, &mut values).map_err(|error| error.to_string())?;
+        self.backend.save_evicted(slot, length, &mut values).map_err(|error| error.to_string())?;
         out.write(&values).map_err(|error| error.to_string())
     }
 
@@ -297,7 +301,7 @@ impl Runner {
         }
         self.backend.load_slot(slot, length, &values)?;
         if session.whole_memory(&mut values) {
-            self.backend.load_given_up(slot, 0, &values)?;
+            self.backend.load_evicted(slot, 0, &values)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::{Engine, choose::Outcome, job::Job};
 use crate::{
     memory::SequenceId,
     scheduler::PlannedSpan,
-    speculation::{Acceptance, Asked, Costs, Drafter, Effort, Sureness},
+    speculation::{Acceptance, Confidence, Costs, DraftRequest, Drafter, Effort},
 };
 use kvas_backend::{DeviceError, Outputs};
 use std::{
@@ -26,7 +26,7 @@ pub(super) struct Speculation {
     /// By sequence and drafter.
     acceptance: HashMap<(SequenceId, usize), Acceptance>,
     /// Whose drafts are in the next step.
-    drafted: HashMap<SequenceId, (usize, Sureness)>,
+    drafted: HashMap<SequenceId, (usize, Confidence)>,
 }
 
 /// A sequence that could be drafted for.
@@ -58,7 +58,7 @@ impl Speculation {
     }
 
     /// A drafter failed: answers go on without it.
-    fn give_up(&mut self, number: usize, error: &DeviceError) {
+    fn disable(&mut self, number: usize, error: &DeviceError) {
         let (drafter, _) = self.drafters.remove(number);
         tracing::warn!(drafter = drafter.kind().name(), %error, "a drafter failed, answers go on without it");
         self.drafted.clear();
@@ -66,7 +66,7 @@ impl Speculation {
     }
 
     /// How many tokens a drafter is to draft for a sequence.
-    fn length(&mut self, number: usize, chance: &Chance, sureness: Sureness, sequences: usize) -> usize {
+    fn length(&mut self, number: usize, chance: &Chance, sureness: Confidence, sequences: usize) -> usize {
         match self.effort {
             Effort::Most => chance.most,
             Effort::Measured => {
@@ -93,7 +93,7 @@ impl Engine {
         }
         for number in 0..self.speculation.drafters.len() {
             if let Err(error) = self.propose_by(number, &mut chances, sequences) {
-                return self.speculation.give_up(number, &error);
+                return self.speculation.disable(number, &error);
             }
         }
     }
@@ -110,7 +110,7 @@ impl Engine {
                 return None;
             }
             let most = job.speculation.most.unwrap_or(usize::MAX).min(self.speculation.most);
-            let room = self.runner.most_revocable(self.memory.slot(sequence.id)) - 1;
+            let room = self.runner.most_rewindable(self.memory.slot(sequence.id)) - 1;
             // One token more is chosen than is drafted.
             let left = (running.max_tokens - running.generated).min(running.context - tokens).saturating_sub(1);
             Some(Chance { id: sequence.id, most: most.min(room).min(left) })
@@ -132,7 +132,7 @@ impl Engine {
             let Some(sureness) = speculation.drafters[number].0.look(chance.id, tokens) else { continue };
             let most = speculation.length(number, chance, sureness, sequences);
             if most > 0 {
-                asked.push(Asked { id: chance.id, tokens, most, drafts: Vec::new() });
+                asked.push(DraftRequest { id: chance.id, tokens, most, drafts: Vec::new() });
                 sure.push(sureness);
             }
         }
@@ -205,7 +205,7 @@ impl Engine {
                 row += span.rows as usize;
             }
             if let Err(error) = shown {
-                self.speculation.give_up(number, &error);
+                self.speculation.disable(number, &error);
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use crate::text::{
     Control, Special, Tokenizer,
-    tokenizer::{Fragment, Kind},
+    tokenizer::{Fragment, TokenType},
 };
 use llguidance::{ParserFactory, earley::SlicedBiasComputer};
 use std::{fmt, sync::Arc, thread::available_parallelism};
@@ -156,7 +156,7 @@ pub(super) enum Part {
 
 /// Whether grammars see a token as itself and not as the text it is written with.
 fn is_apart(tokenizer: &Tokenizer, id: u32) -> bool {
-    tokenizer.is_eog(id) || matches!(tokenizer.kind(id), Ok(Kind::Control | Kind::Unknown))
+    tokenizer.is_eog(id) || matches!(tokenizer.kind(id), Ok(TokenType::Control | TokenType::Unknown))
 }
 
 /// What stands for a token in the trie; nothing if no text of a grammar can contain it.

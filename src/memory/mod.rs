@@ -1,31 +1,31 @@
 //! Which sequence holds which pages and slots, and which prefixes can be gone back to. Logical: ids, counts, tables.
 //! Every verb that moves bytes says so in the [`DeviceWork`] it returns, which the engine hands to the backend.
 
-mod absorbed;
-mod by_layers;
 mod clamp;
-mod elsewhere;
-mod giving;
-mod layers;
+mod eviction;
+mod layerwise;
+mod layerwise_plan;
+mod offload;
 mod pages;
 pub mod plan;
 mod prefix;
 mod reuse;
+mod shortened;
 mod slots;
 #[cfg(test)]
 mod tests;
 mod usage;
 
-pub use absorbed::{GivenUp, Shortened};
-pub use elsewhere::{Kept, Restored};
+pub use offload::{CachedPrefixes, Restored};
 pub use pages::PagePool;
 pub use prefix::hashes as prefix_hashes;
 pub use reuse::{Miss, Reuse};
+pub use shortened::{EvictionRecord, Shortened};
 pub use slots::SlotPool;
-pub use usage::{Held, PageOwner, Usage};
+pub use usage::{PageOwner, PoolUsage, Usage};
 
-use crate::policy::{Keeping, Shares};
-use giving::giving;
+use crate::policy::{EvictionPolicy, Shares};
+use eviction::evicting_stores;
 use kvas_backend::{Limits, Page, Program, Slot, StoreDecl};
 pub use prefix::Scope;
 use prefix::{Entry, Need, Prefixes};
@@ -83,12 +83,12 @@ struct Sequence {
     committed: u32,
     /// By page store, how many of the committed tokens it holds.
     held: Vec<u32>,
-    /// What tokens were given up, if any were.
+    /// What tokens were evicted, if any were.
     shares: Option<Shares>,
     /// Tokens of a prompt whose queries decide which others stay: they are read, whatever is known of them.
     asked: u32,
-    /// How it gives up tokens, if it does.
-    keeping: Option<Keeping>,
+    /// How it evicts tokens, if it does.
+    eviction_policy: Option<EvictionPolicy>,
     /// One table per page store, covering held and reserved tokens.
     tables: Vec<Vec<Page>>,
 }
@@ -110,7 +110,7 @@ enum State {
 /// A prefix that gave way, or what a sequence had read that did. Its pages and its slot belong to others now, who have
 /// not written to them yet.
 #[derive(Debug)]
-pub struct Evicted {
+pub struct EvictedPrefix {
     /// Where they were known.
     pub scope: Scope,
     /// All its tokens.
@@ -118,7 +118,7 @@ pub struct Evicted {
     /// How many of them must be read again, should somebody want it.
     pub saved: u32,
     /// Where its bytes are, and the states of the shorter prefixes that are still kept.
-    pub kept: Kept,
+    pub kept: CachedPrefixes,
     /// The lengths of these prefixes, and of those that gave way since longer ones had their pages; ascending, its own the last one.
     pub ends: Vec<u32>,
     /// Whether a longer one is kept that has its pages: what is lost is a place to go back to.
@@ -136,16 +136,16 @@ pub struct Memory {
     page_size: usize,
     /// By page store, the arena its pages are in.
     stores: Vec<usize>,
-    /// The page stores that give up tokens, which [`Shares`] are of.
-    giving: Vec<usize>,
+    /// The page stores that evict tokens, which [`Shares`] are of.
+    evicting_stores: Vec<usize>,
     state: State,
     /// What any sequence has read and any may go back to.
     prefixes: Prefixes,
-    /// The same, but tokens of it were given up.
-    absorbed: Prefixes,
+    /// The same, but tokens of it were evicted.
+    shortened: Prefixes,
     most_prefixes: usize,
     /// What gave way and was not asked for yet; `None`: nobody will ask.
-    evicted: Option<Vec<Evicted>>,
+    evicted: Option<Vec<EvictedPrefix>>,
     sequences: BTreeMap<SequenceId, Sequence>,
     next: u32,
 }
@@ -166,11 +166,11 @@ impl Memory {
             slots: SlotPool::new(1..limits.slots as u32),
             spare: SlotPool::new(limits.slots as u32..limits.all_slots() as u32),
             page_size: limits.page_size,
-            giving: giving(program),
+            evicting_stores: evicting_stores(program),
             stores: if arenas.is_empty() { vec![0; program.page_stores()] } else { arenas.to_vec() },
             state: if all_paged { State::PagesOnly } else { State::Slots },
             prefixes: Prefixes::new(),
-            absorbed: Prefixes::new(),
+            shortened: Prefixes::new(),
             most_prefixes: limits.snapshots,
             evicted: None,
             sequences: BTreeMap::new(),
@@ -197,8 +197,8 @@ impl Memory {
     pub fn open(&mut self) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
         let (tables, held) = (vec![Vec::new(); self.stores.len()], vec![0; self.stores.len()]);
-        let (scope, shares, keeping) = (Scope::default(), None, None);
-        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, keeping, tables });
+        let (scope, shares, eviction_policy) = (Scope::default(), None, None);
+        let id = self.insert(Sequence { slot, scope, committed: 0, held, shares, asked: 0, eviction_policy, tables });
         Ok((id, DeviceWork { clear_slots: vec![slot], ..DeviceWork::default() }))
     }
 
@@ -218,8 +218,8 @@ impl Memory {
         Some(self.clear(id))
     }
 
-    /// From now on a sequence may give up tokens, which ones the last `asked` tokens of its prompts decide; or none if
-    /// that is 0. One that has given up some is emptied then.
+    /// From now on a sequence may evict tokens, which ones the last `asked` tokens of its prompts decide; or none if
+    /// that is 0. One that has evicted some is emptied then.
     pub fn bind(&mut self, id: SequenceId, asked: u32) -> Option<DeviceWork> {
         let sequence = self.get_mut(id);
         sequence.asked = asked;
@@ -322,13 +322,13 @@ impl Memory {
         }
     }
 
-    /// True if a sequence's last `rows` tokens can be taken back, of whose slot the last `revocable` can. Pages alone can
-    /// be cut anywhere, but not before what was given up of them.
-    pub fn can_take_back(&self, id: SequenceId, rows: u32, revocable: u32) -> bool {
+    /// True if a sequence's last `rows` tokens can be taken back, of whose slot the last `rewindable` can. Pages alone can
+    /// be cut anywhere, but not before what was evicted of them.
+    pub fn can_take_back(&self, id: SequenceId, rows: u32, rewindable: u32) -> bool {
         rows <= self.loose(id)
             && match self.state {
                 State::PagesOnly => true,
-                State::Slots => rows <= revocable,
+                State::Slots => rows <= rewindable,
             }
     }
 
@@ -370,9 +370,9 @@ impl Memory {
         }
         let fold = (self.state == State::Slots).then(|| copy(live));
         let scope = self.get(id).scope;
-        // What has given up tokens is not what a prefix of them is.
+        // What has evicted tokens is not what a prefix of them is.
         if self.get(id).shares.is_some() {
-            return self.seal_absorbed(id, tokens).or(fold);
+            return self.seal_shortened(id, tokens).or(fold);
         }
         if self.prefixes.keeps(scope, tokens) {
             return fold;
@@ -389,18 +389,18 @@ impl Memory {
         };
         let tables = self.get(id).tables.clone();
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        self.prefixes.insert(scope, tokens, Entry { slot, tables, given_up: None });
+        self.prefixes.insert(scope, tokens, Entry { slot, tables, eviction: None });
         slot.map(copy)
     }
 
     /// Prepares a sequence, whose committed tokens `own` are, to read `prompt`: goes on where it is, or goes back to
     /// the longest known prefix, whoever has read it, or takes back its last tokens, of which its slot can take back
-    /// `revocable`. At least one token of the prompt is left to read.
-    pub fn attach(&mut self, id: SequenceId, own: &[u32], prompt: &[u32], revocable: u32) -> Reuse {
+    /// `rewindable`. At least one token of the prompt is left to read.
+    pub fn attach(&mut self, id: SequenceId, own: &[u32], prompt: &[u32], rewindable: u32) -> Reuse {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
         assert!(!prompt.is_empty(), "a prompt has at least one token");
         self.prefixes.tick();
-        self.absorbed.tick();
+        self.shortened.tick();
         let common = common(own, prompt);
         let scope = self.get(id).scope;
         let [most, live] = self.leave_to_read(id, own, prompt);
@@ -408,13 +408,13 @@ impl Memory {
         let known = found.known.max(live);
         // What is over is taken back if it can be, and if nobody else has read more.
         let over = own.len() as u32 - live;
-        let can_go_on = self.can_take_back(id, over, revocable);
+        let can_go_on = self.can_take_back(id, over, rewindable);
         let goes_on = live >= self.reach(&found) && can_go_on;
         let own_reach = if can_go_on { live } else { 0 };
-        let absorbed = self.find_absorbed(id, prompt);
-        let absorbed = absorbed.filter(|(_, length)| *length > own_reach.max(self.reach(&found)));
-        let (cached, work) = match (absorbed, self.state) {
-            (Some(kept), _) => self.go_back_to_absorbed(id, kept),
+        let shortened = self.find_shortened(id, prompt);
+        let shortened = shortened.filter(|(_, length)| *length > own_reach.max(self.reach(&found)));
+        let (cached, work) = match (shortened, self.state) {
+            (Some(kept), _) => self.go_back_to_shortened(id, kept),
             (None, State::Slots) if goes_on => (live, self.take_back(id, over)),
             (None, State::PagesOnly) => self.go_back_in_pages(id, own_reach, found),
             (None, State::Slots) => self.go_back_to_snapshot(id, found),
@@ -432,11 +432,11 @@ impl Memory {
     }
 
     /// How many tokens of the prompt [`Memory::attach`] would not have to read.
-    pub fn reusable(&self, id: SequenceId, own: &[u32], prompt: &[u32], revocable: u32) -> u32 {
+    pub fn reusable(&self, id: SequenceId, own: &[u32], prompt: &[u32], rewindable: u32) -> u32 {
         let [most, live] = self.leave_to_read(id, own, prompt);
-        let live = if self.can_take_back(id, own.len() as u32 - live, revocable) { live } else { 0 };
-        let absorbed = self.find_absorbed(id, prompt).map_or(0, |(_, length)| length);
-        live.max(absorbed).max(self.reach(&self.prefixes.find(self.get(id).scope, &prompt[..most as usize])))
+        let live = if self.can_take_back(id, own.len() as u32 - live, rewindable) { live } else { 0 };
+        let shortened = self.find_shortened(id, prompt).map_or(0, |(_, length)| length);
+        live.max(shortened).max(self.reach(&self.prefixes.find(self.get(id).scope, &prompt[..most as usize])))
     }
 
     /// How many tokens of a prompt a kept prefix may have, and how many the sequence itself: at least one is left to
@@ -446,7 +446,7 @@ impl Memory {
         let (common, tokens) = (common(own, prompt), prompt.len() as u32);
         let most = tokens.saturating_sub(self.get(id).asked.max(1));
         let goes_on = common as usize == own.len() && common < tokens;
-        // What is held since segments were given up can be cut anywhere.
+        // What is held since segments were evicted can be cut anywhere.
         let live = if self.may_go_on(id, prompt) { tokens - 1 } else { most };
         [most, if goes_on { common } else { common.min(live) }]
     }
@@ -510,12 +510,13 @@ impl Memory {
     /// A second sequence with the same committed tokens: tables are shared, the slot is copied.
     pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, DeviceWork), Full> {
         let slot = self.take_slot()?;
-        let Sequence { slot: from, scope, committed, held, shares, asked, keeping, tables } = self.get(id);
+        let Sequence { slot: from, scope, committed, held, shares, asked, eviction_policy, tables } = self.get(id);
         let work = DeviceWork { copy_slots: vec![(*from, slot)], ..DeviceWork::default() };
-        let (scope, committed, asked, keeping, held) = (*scope, *committed, *asked, *keeping, held.clone());
+        let (scope, committed, asked, eviction_policy, held) =
+            (*scope, *committed, *asked, *eviction_policy, held.clone());
         let (shares, tables) = (shares.clone(), tables.clone());
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, keeping, tables }), work))
+        Ok((self.insert(Sequence { slot, scope, committed, held, shares, asked, eviction_policy, tables }), work))
     }
 
     /// Committed tokens.
@@ -569,7 +570,7 @@ impl Memory {
 
     /// Gives up what is kept of some tokens, for good: nobody can begin with them any more.
     pub fn forget_prefixes(&mut self, scope: Scope, tokens: &[u32]) {
-        let removed = [self.prefixes.remove(scope, tokens), self.absorbed.remove(scope, tokens)];
+        let removed = [self.prefixes.remove(scope, tokens), self.shortened.remove(scope, tokens)];
         for entry in removed.into_iter().flatten() {
             entry.slot.into_iter().for_each(|slot| self.spare.release(slot));
             self.release_tables(entry.tables);
@@ -582,7 +583,7 @@ impl Memory {
     }
 
     /// What gave way since the last call. Their bytes are gone as soon as any [`DeviceWork`] is done that was made since.
-    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+    pub fn take_evicted(&mut self) -> Vec<EvictedPrefix> {
         self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
     }
 

@@ -2,8 +2,8 @@
 //! state, snapshots and scratch. What was not asked for in so many words is fitted to the memory there is, and every
 //! such decision is written down.
 
-use super::by_layers::ByLayers;
 pub use super::clamp::Clamp;
+use super::layerwise_plan::LayerwisePlan;
 use crate::model::replay_traffic::{self, Elements};
 use indicatif::HumanBytes;
 use kvas_backend::{
@@ -61,12 +61,12 @@ pub struct PlanRequest {
     pub most_tokens: Option<usize>,
     /// Where there is room for what goes from layer to layer of a prompt that is read layer by layer; `None`: the device
     /// cannot read it so.
-    pub between: Option<Between>,
+    pub between: Option<CarryPlacement>,
 }
 
 /// Where what goes from layer to layer of a prompt is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Between {
+pub enum CarryPlacement {
     /// With everything else.
     Here,
     /// In the memory of the host, which has so many bytes for it, and not on the device.
@@ -75,7 +75,7 @@ pub enum Between {
 
 /// Bytes of what goes from layer to layer of a prompt that is read layer by layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Carried {
+pub struct CarriedBytes {
     /// With everything else.
     pub here_bytes: u64,
     /// In the memory of the host of the device.
@@ -135,7 +135,7 @@ pub struct MemoryPlan {
     /// Activations of the largest step, and the logits handed out.
     pub activations_bytes: u64,
     /// What goes from layer to layer of a prompt that is read layer by layer.
-    pub carried: Carried,
+    pub carried: CarriedBytes,
     /// What the backend takes for itself.
     pub scratch_bytes: u64,
     /// What the process held before.
@@ -272,7 +272,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
             ring_bytes: sizes.ring_bytes,
             snapshot_bytes: sizes.snapshot_bytes,
             activations_bytes: activations(program, request),
-            carried: Carried::default(),
+            carried: CarriedBytes::default(),
             scratch_bytes: request.scratch_bytes,
             process_bytes: request.process_bytes,
             available_bytes: request.available_bytes,
@@ -286,7 +286,7 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
         fits / request.page_size * request.page_size
     };
     let room = tokens(left).min(request.most_tokens.unwrap_or(usize::MAX));
-    // Whoever gives up segments reads on for ever, unless positions are those in the sequence.
+    // Whoever evicts segments reads on for ever, unless positions are those in the sequence.
     let segments = program.segments();
     let held = segments.map_or(usize::MAX, Segments::most);
     let longest = match segments.map(|segments| segments.positions) {
@@ -294,13 +294,13 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
         Some(Positions::Sequence) => trained_context,
         None => trained_context.min(room).max(LEAST_CONTEXT.min(trained_context)),
     };
-    let by_layers = ByLayers::new(program, request);
+    let layerwise = LayerwisePlan::new(program, request);
     // Half of what is left is for what comes after it, and for others.
-    let longest = longest.max(by_layers.map_or(0, |by_layers| by_layers.room(left / 2)).min(trained_context));
+    let longest = longest.max(layerwise.map_or(0, |layerwise| layerwise.room(left / 2)).min(trained_context));
     let context = request.context.unwrap_or(longest);
     // What all layers cannot hold at once may still be read layer by layer.
-    let by_layers = by_layers.filter(|by_layers| (room + 1..=by_layers.room(left)).contains(&context));
-    let carried = by_layers.map_or(Carried::default(), |by_layers| by_layers.carried(context));
+    let layerwise = layerwise.filter(|layerwise| (room + 1..=layerwise.room(left)).contains(&context));
+    let carried = layerwise.map_or(CarriedBytes::default(), |layerwise| layerwise.carried(context));
     if request.context.is_none() && context < trained_context {
         clamps.push(Clamp::Context { wanted: trained_context, given: context });
     }
@@ -308,15 +308,15 @@ pub fn plan(program: &Program, trained_context: usize, request: &PlanRequest) ->
     let (each, sequences) = (context.min(held), request.sequences);
     let wanted = each.saturating_mul(sequences);
     let at_once = tokens(left.saturating_sub(carried.here_bytes));
-    let pool_tokens = if by_layers.is_some() { at_once } else { wanted.min(room.max(each)) };
-    clamps.extend(match by_layers {
+    let pool_tokens = if layerwise.is_some() { at_once } else { wanted.min(room.max(each)) };
+    clamps.extend(match layerwise {
         Some(_) => Some(Clamp::AtOnce { given: pool_tokens }),
         None => (pool_tokens < wanted).then_some(Clamp::Pool { sequences, context: each, given: pool_tokens }),
     });
     // As much again for what is kept of prompts: it is little.
     let spare = if segments.is_some() { pool_tokens.min(room.saturating_sub(pool_tokens)) } else { 0 };
     let mut plan = MemoryPlan { room_tokens: room, carried, ..with_pages(context, pool_tokens + spare, clamps) };
-    plan.limits.context = if by_layers.is_some() { context } else { 0 };
+    plan.limits.context = if layerwise.is_some() { context } else { 0 };
     plan
 }
 
@@ -425,7 +425,7 @@ pub(super) mod tests {
         scratch_bytes: 10,
         available_bytes: u64::MAX,
         most_tokens: None,
-        between: Some(Between::Here),
+        between: Some(CarryPlacement::Here),
     };
 
     fn of(context: Option<usize>, available_bytes: u64) -> MemoryPlan {

@@ -1,8 +1,8 @@
 //! Prefixes that can be gone back to: a radix tree over tokens, with what was kept at some of its nodes (ALGORITHMS
 //! 3.3). Knows tokens and ids, no bytes. Prefixes of one scope are never found in another one.
 
-use super::absorbed::GivenUp;
-use crate::policy::Keeping;
+use super::shortened::EvictionRecord;
+use crate::policy::EvictionPolicy;
 use kvas_backend::{Page, Slot};
 use std::collections::{HashSet, VecDeque};
 
@@ -14,7 +14,7 @@ pub(super) struct Entry {
     /// One page table per page store, up to its last token.
     pub(super) tables: Vec<Vec<Page>>,
     /// What the tables lack, if they do not hold all of its tokens.
-    pub(super) given_up: Option<(Keeping, GivenUp)>,
+    pub(super) eviction: Option<(EvictionPolicy, EvictionRecord)>,
 }
 
 /// Whose prefixes: what was read in one scope is not known in another one.
@@ -413,7 +413,7 @@ mod tests {
     const OWN: Scope = Scope(7);
 
     fn entry(number: u32) -> Entry {
-        Entry { slot: Some(Slot(number)), tables: vec![], given_up: None }
+        Entry { slot: Some(Slot(number)), tables: vec![], eviction: None }
     }
 
     fn lengths(tree: &Prefixes, tokens: &[u32]) -> Vec<u32> {

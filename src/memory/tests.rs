@@ -102,8 +102,8 @@ impl World {
         self.check_told(told);
     }
 
-    fn check_told(&self, told: Vec<Evicted>) {
-        for Evicted { scope: _, tokens, saved, kept, ends, goes_on: _ } in told {
+    fn check_told(&self, told: Vec<EvictedPrefix>) {
+        for EvictedPrefix { scope: _, tokens, saved, kept, ends, goes_on: _ } in told {
             assert!(saved > 0 && saved as usize <= tokens.len() && kept.length as usize == tokens.len());
             assert!(ends.is_sorted() && ends.last() == Some(&kept.length));
             assert!(kept.states.iter().all(|(at, _)| ends.contains(at)));
@@ -207,10 +207,10 @@ impl World {
         let whole = |text: &&Vec<u32>| shared(text) == text.len();
         let whole = self.kept.iter().chain([&own]).filter(whole).map(Vec::len).max().unwrap_or(0);
         // The last few tokens of its own can be taken back.
-        let revocable = self.random.below(6);
-        let whole = if own.len() - shared(&own) <= revocable { whole.max(shared(&own)) } else { whole };
+        let rewindable = self.random.below(6);
+        let whole = if own.len() - shared(&own) <= rewindable { whole.max(shared(&own)) } else { whole };
         let kept = self.memory.usage().snapshots;
-        let reuse = self.memory.attach(id, &own, &prompt, revocable as u32);
+        let reuse = self.memory.attach(id, &own, &prompt, rewindable as u32);
         assert_eq!(reuse.cached as usize, if self.recurrent { whole } else { known }, "of {prompt:?} after {own:?}");
         let (cached, known) = (reuse.cached, known as u32);
         match reuse.miss {
@@ -225,7 +225,7 @@ impl World {
         assert!(reuse.branch.is_none_or(|branch| branch == known && branch > cached));
         assert_eq!(self.memory.usage().snapshots, kept, "nothing gives way");
         if let Some((slot, rows)) = reuse.work.rewind {
-            assert!(self.recurrent && rows as usize <= revocable);
+            assert!(self.recurrent && rows as usize <= rewindable);
             let left = own.len() - rows as usize;
             assert_eq!((slot, cached as usize), (self.memory.slot(id), left));
             self.device.slots[slot.0 as usize] = stored(&own[..left]);
@@ -342,7 +342,7 @@ fn a_refused_reservation_changes_nothing() {
     memory.commit(id, 8);
     assert_eq!(memory.reserve(id, 9).unwrap_err(), Full::Pages { needed: 6, free: 4, total: 8 });
     memory.check_integrity();
-    assert_eq!(memory.usage().pages, Held { held: 4, total: 8 });
+    assert_eq!(memory.usage().pages, PoolUsage { held: 4, total: 8 });
 }
 
 /// Reads `tokens` in one go.

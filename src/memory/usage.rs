@@ -5,7 +5,7 @@ use kvas_backend::Page;
 
 /// How many of a kind are in use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct PoolUsage {
     /// In use.
     pub held: usize,
     /// There are.
@@ -16,11 +16,11 @@ pub struct Held {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Single-layer pages.
-    pub pages: Held,
+    pub pages: PoolUsage,
     /// Live sequences, each with a slot.
-    pub sequences: Held,
+    pub sequences: PoolUsage,
     /// Prefixes that can be gone back to.
-    pub snapshots: Held,
+    pub snapshots: PoolUsage,
 }
 
 /// Whose a page is.
@@ -41,9 +41,9 @@ impl Memory {
     pub fn usage(&self) -> Usage {
         let total = self.pages.total();
         Usage {
-            pages: Held { held: total - self.pages.free(), total },
-            sequences: Held { held: self.sequences.len(), total: self.slots.total() },
-            snapshots: Held { held: self.kept_prefixes(), total: self.most_prefixes },
+            pages: PoolUsage { held: total - self.pages.free(), total },
+            sequences: PoolUsage { held: self.sequences.len(), total: self.slots.total() },
+            snapshots: PoolUsage { held: self.kept_prefixes(), total: self.most_prefixes },
         }
     }
 
@@ -62,7 +62,7 @@ impl Memory {
             }
         }
         for page in
-            self.prefixes.entries().chain(self.absorbed.entries()).flat_map(|entry| entry.tables.iter().flatten())
+            self.prefixes.entries().chain(self.shortened.entries()).flat_map(|entry| entry.tables.iter().flatten())
         {
             let owner = &mut owners[page.0 as usize];
             *owner = if *owner == PageOwner::Free { PageOwner::Kept } else { *owner };
@@ -90,7 +90,7 @@ impl Memory {
             assert!(self.slots.is_held(sequence.slot), "a live sequence holds its slot");
             sequence.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }
-        for entry in self.prefixes.entries().chain(self.absorbed.entries()) {
+        for entry in self.prefixes.entries().chain(self.shortened.entries()) {
             snapshots += entry.slot.into_iter().filter(|slot| self.spare.is_held(*slot)).count();
             entry.tables.iter().flatten().for_each(|page| references[page.0 as usize] += 1);
         }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// What a tensor is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum TensorKind {
     /// The table of embeddings.
     Embedding,
     /// Softmax attention.
@@ -46,71 +46,71 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl TensorKind {
     /// For people.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Embedding => "embedding",
-            Kind::Attention => "attention",
-            Kind::LatentAttention => "latent attention",
-            Kind::MemoryGates => "memory gates",
-            Kind::GatedDelta => "gated delta",
-            Kind::Mamba2 => "mamba-2",
-            Kind::Mamba1 => "mamba-1",
-            Kind::ShortConv => "short convolution",
-            Kind::Recurrent => "recurrent",
-            Kind::Ffn => "feed-forward",
-            Kind::Router => "router",
-            Kind::Experts => "experts",
-            Kind::SharedExpert => "shared expert",
-            Kind::Norm => "norm",
-            Kind::Output => "output",
-            Kind::Prediction => "prediction",
-            Kind::Other => "other",
+            TensorKind::Embedding => "embedding",
+            TensorKind::Attention => "attention",
+            TensorKind::LatentAttention => "latent attention",
+            TensorKind::MemoryGates => "memory gates",
+            TensorKind::GatedDelta => "gated delta",
+            TensorKind::Mamba2 => "mamba-2",
+            TensorKind::Mamba1 => "mamba-1",
+            TensorKind::ShortConv => "short convolution",
+            TensorKind::Recurrent => "recurrent",
+            TensorKind::Ffn => "feed-forward",
+            TensorKind::Router => "router",
+            TensorKind::Experts => "experts",
+            TensorKind::SharedExpert => "shared expert",
+            TensorKind::Norm => "norm",
+            TensorKind::Output => "output",
+            TensorKind::Prediction => "prediction",
+            TensorKind::Other => "other",
         }
     }
 
     /// The kind of a tensor, by its name and the layer it is in.
-    pub fn of(name: &str, spec: Option<&ModelSpec>) -> Kind {
+    pub fn of(name: &str, spec: Option<&ModelSpec>) -> TensorKind {
         let Some((block, stem)) = block_and_stem(name) else {
             return match name {
-                "token_embd.weight" => Kind::Embedding,
-                "output.weight" => Kind::Output,
-                _ if name.contains("norm") => Kind::Norm,
-                _ => Kind::Other,
+                "token_embd.weight" => TensorKind::Embedding,
+                "output.weight" => TensorKind::Output,
+                _ if name.contains("norm") => TensorKind::Norm,
+                _ => TensorKind::Other,
             };
         };
         let layer = spec.map(|spec| spec.layers.get(block));
         match (layer, stem) {
-            (Some(None), _) => Kind::Prediction,
-            _ if stem.starts_with("attn_mem_") => Kind::MemoryGates,
-            _ if stem.contains("norm") => Kind::Norm,
-            _ if stem.contains("_shexp") => Kind::SharedExpert,
-            _ if stem.starts_with("ffn_gate_inp") || stem.starts_with("exp_probs_b") => Kind::Router,
-            _ if stem.contains("_exps") || stem.starts_with("ffn_latent") => Kind::Experts,
-            _ if stem.starts_with("ffn_") => Kind::Ffn,
-            (Some(Some(layer)), _) => Kind::among(&layer.mixers, stem),
-            (None, _) if stem.starts_with("attn_") => Kind::Attention,
-            (None, _) if stem.starts_with("ssm_") || stem.starts_with("shortconv") => Kind::Recurrent,
-            (None, _) => Kind::Other,
+            (Some(None), _) => TensorKind::Prediction,
+            _ if stem.starts_with("attn_mem_") => TensorKind::MemoryGates,
+            _ if stem.contains("norm") => TensorKind::Norm,
+            _ if stem.contains("_shexp") => TensorKind::SharedExpert,
+            _ if stem.starts_with("ffn_gate_inp") || stem.starts_with("exp_probs_b") => TensorKind::Router,
+            _ if stem.contains("_exps") || stem.starts_with("ffn_latent") => TensorKind::Experts,
+            _ if stem.starts_with("ffn_") => TensorKind::Ffn,
+            (Some(Some(layer)), _) => TensorKind::among(&layer.mixers, stem),
+            (None, _) if stem.starts_with("attn_") => TensorKind::Attention,
+            (None, _) if stem.starts_with("ssm_") || stem.starts_with("shortconv") => TensorKind::Recurrent,
+            (None, _) => TensorKind::Other,
         }
     }
 
     /// The mixer a tensor belongs to. Some recurrent ones have tensors with the names of attention.
-    fn among(mixers: &[Mixer], stem: &str) -> Kind {
-        let kinds = || mixers.iter().map(Kind::of_mixer);
-        let attends = |kind: &Kind| matches!(kind, Kind::Attention | Kind::LatentAttention);
-        kinds().find(|kind| attends(kind) == stem.starts_with("attn_")).or(kinds().next()).unwrap_or(Kind::Other)
+    fn among(mixers: &[Mixer], stem: &str) -> TensorKind {
+        let kinds = || mixers.iter().map(TensorKind::of_mixer);
+        let attends = |kind: &TensorKind| matches!(kind, TensorKind::Attention | TensorKind::LatentAttention);
+        kinds().find(|kind| attends(kind) == stem.starts_with("attn_")).or(kinds().next()).unwrap_or(TensorKind::Other)
     }
 
-    const fn of_mixer(mixer: &Mixer) -> Kind {
+    const fn of_mixer(mixer: &Mixer) -> TensorKind {
         match mixer {
-            Mixer::Attention(_) => Kind::Attention,
-            Mixer::LatentAttention(_) => Kind::LatentAttention,
-            Mixer::GatedDelta(_) => Kind::GatedDelta,
-            Mixer::Mamba2(_) => Kind::Mamba2,
-            Mixer::Mamba1(_) => Kind::Mamba1,
-            Mixer::ShortConv(_) => Kind::ShortConv,
+            Mixer::Attention(_) => TensorKind::Attention,
+            Mixer::LatentAttention(_) => TensorKind::LatentAttention,
+            Mixer::GatedDelta(_) => TensorKind::GatedDelta,
+            Mixer::Mamba2(_) => TensorKind::Mamba2,
+            Mixer::Mamba1(_) => TensorKind::Mamba1,
+            Mixer::ShortConv(_) => TensorKind::ShortConv,
         }
     }
 }
@@ -142,14 +142,14 @@ impl Tally {
         }
     }
 
-    fn of(tensor: &TensorInfo, kind: Kind, spec: &ModelSpec) -> Tally {
+    fn of(tensor: &TensorInfo, kind: TensorKind, spec: &ModelSpec) -> Tally {
         let (parameters, bytes) = (tensor.elements(), tensor.bytes);
         let ffn = block_and_stem(&tensor.name).and_then(|(block, _)| spec.layers.get(block)?.ffn.as_ref());
         let active = match (kind, ffn) {
             // Both are for what a plain run does not do.
-            (Kind::Prediction | Kind::MemoryGates, _) => 0,
-            (Kind::Embedding, _) if !spec.tied_output => tensor.columns(),
-            (Kind::Experts, Some(Ffn::Moe(moe))) if tensor.name.contains("_exps") => {
+            (TensorKind::Prediction | TensorKind::MemoryGates, _) => 0,
+            (TensorKind::Embedding, _) if !spec.tied_output => tensor.columns(),
+            (TensorKind::Experts, Some(Ffn::Moe(moe))) if tensor.name.contains("_exps") => {
                 parameters / moe.experts * moe.active
             }
             _ => parameters,
@@ -159,10 +159,10 @@ impl Tally {
 }
 
 /// How much there is of every kind.
-pub fn tally(tensors: &[TensorInfo], spec: &ModelSpec) -> BTreeMap<Kind, Tally> {
-    let mut kinds: BTreeMap<Kind, Tally> = BTreeMap::new();
+pub fn tally(tensors: &[TensorInfo], spec: &ModelSpec) -> BTreeMap<TensorKind, Tally> {
+    let mut kinds: BTreeMap<TensorKind, Tally> = BTreeMap::new();
     for tensor in tensors {
-        let kind = Kind::of(&tensor.name, Some(spec));
+        let kind = TensorKind::of(&tensor.name, Some(spec));
         let known = kinds.entry(kind).or_default();
         *known = known.plus(Tally::of(tensor, kind, spec));
     }

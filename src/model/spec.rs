@@ -5,7 +5,7 @@ pub use kvas_backend::{
     store::{MemoryKeys, Positions},
 };
 
-use kvas_backend::op::{ExpertGroups, HeadMap, Scoring};
+use kvas_backend::op::{ExpertGroups, HeadMap, RouterScoring};
 use kvas_backend::rope::{Pairing, Scaling};
 
 /// Shapes and kinds of every layer.
@@ -37,7 +37,7 @@ pub struct ModelSpec {
     pub scales: Scales,
     /// How attention layers whose gates are in the file may read a long sequence.
     pub edgeinfinite: Option<EdgeInfinite>,
-    /// What the layers are compared by where tokens are given up.
+    /// What the layers are compared by where tokens are evicted.
     pub exponents: Exponents,
 }
 
@@ -382,7 +382,7 @@ pub struct Moe {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Router {
     /// How logits become scores.
-    pub scoring: Scoring,
+    pub scoring: RouterScoring,
     /// Whether `exp_probs_b.bias` takes part in the choice.
     pub bias: Bias,
     /// `None`: all experts compete.

@@ -1,25 +1,25 @@
 //! How many tokens of a sequence each layer holds, and when it gives some up (ALGORITHMS 4, 5). Pure: sees counts and what
 //! layers would lose, never a device.
 
-mod keeping;
+mod eviction_policy;
+mod overrides;
 mod segments;
 mod share;
-mod wish;
 
-pub use keeping::{Keeping, PolicyKind, difference};
-pub use segments::{Absorbing, Progress, Schedule, can_give_up_segments};
+pub use eviction_policy::{EvictionPolicy, PolicyKind, difference};
+pub use overrides::BoundOverrides;
+pub use segments::{Absorbing, Schedule, SegmentProgress, can_evict_segments};
 pub use share::water_fill;
-pub use wish::BoundWish;
 
-use keeping::POLICY;
+use eviction_policy::POLICY;
 use kvas_backend::{
-    KvType, Limits, Op, Order, Preference, Program, StoreDecl,
+    EvictionOrder, KvType, Limits, Op, Preference, Program, StoreDecl,
     store::{MomentType, PageLayout, Policy, Slake},
 };
 
 /// What tokens are scored by, and layers compared by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Score {
+pub enum EvictionScore {
     /// What the last queries read; layers by the entropy and the variance of that (ALGORITHMS 5.1).
     #[default]
     Cake,
@@ -29,19 +29,19 @@ pub enum Score {
     Window,
 }
 
-impl Score {
+impl EvictionScore {
     /// The name users write: `cake`.
     pub const fn name(self) -> &'static str {
         match self {
-            Score::Cake => "cake",
-            Score::Vabs => "vabs",
-            Score::Window => "window",
+            EvictionScore::Cake => "cake",
+            EvictionScore::Vabs => "vabs",
+            EvictionScore::Window => "window",
         }
     }
 
     /// The score of a name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Score::Cake, Score::Vabs, Score::Window].into_iter().find(|score| score.name() == name)
+        [EvictionScore::Cake, EvictionScore::Vabs, EvictionScore::Window].into_iter().find(|score| score.name() == name)
     }
 }
 
@@ -56,29 +56,29 @@ pub struct Bound {
     /// First tokens that stay.
     pub sinks: usize,
     /// What tokens and layers are compared by.
-    pub score: Score,
-    /// Exponent of how far weights and values would move, for [`Score::Vabs`].
+    pub score: EvictionScore,
+    /// Exponent of how far weights and values would move, for [`EvictionScore::Vabs`].
     pub alpha: f32,
-    /// Exponent of the mean entropy, for [`Score::Vabs`].
+    /// Exponent of the mean entropy, for [`EvictionScore::Vabs`].
     pub beta: f32,
     /// Weight of the variance in the score of a token.
     pub gamma: f32,
-    /// Most by which what was given up counts for more than its mean says, in nats.
+    /// Most by which what was evicted counts for more than its mean says, in nats.
     pub mass_cap: f32,
-    /// Whether what is given up is summed up.
+    /// Whether what is evicted is summed up.
     pub moments: bool,
 }
 
 impl Bound {
     /// A budget, and what is usual besides.
     pub const fn new(budget: usize) -> Self {
-        let (window, sinks, score) = (32, 4, Score::Cake);
+        let (window, sinks, score) = (32, 4, EvictionScore::Cake);
         let (alpha, beta, gamma, mass_cap, moments) = (0.4, 0.2, 200.0, 0.0, true);
         Self { budget, window, sinks, score, alpha, beta, gamma, mass_cap, moments }
     }
 
     /// Tokens of a layer that it holds in pages.
-    pub const fn rows(&self, layout: &Layout) -> usize {
+    pub const fn rows(&self, layout: &BoundedLayers) -> usize {
         let besides = if self.moments { layout.moment_rows } else { 0 };
         self.budget.saturating_sub(besides) / layout.page_size * layout.page_size
     }
@@ -89,25 +89,25 @@ impl Bound {
     }
 
     /// The smallest budget that leaves room for what stays in any case.
-    pub const fn least_budget(&self, layout: &Layout) -> usize {
+    pub const fn least_budget(&self, layout: &BoundedLayers) -> usize {
         let besides = if self.moments { layout.moment_rows } else { 0 };
         self.least_pages(layout.page_size) * layout.page_size + besides
     }
 
-    /// What has to be the same so that one program goes on from what another one has given up.
-    fn identity(&self, layout: &Layout) -> String {
+    /// What has to be the same so that one program goes on from what another one has evicted.
+    fn identity(&self, layout: &BoundedLayers) -> String {
         let Self { budget, window, sinks, score, alpha, beta, gamma, mass_cap, moments } = self;
         let (name, score) = (PolicyKind::Slake.name(), score.name());
         let moments = if *moments { layout.moments } else { MomentType::Off }.name();
-        let Layout { page_size, most, window: asked, .. } = layout;
+        let BoundedLayers { page_size, most, window: asked, .. } = layout;
         format!(
             "{POLICY} {name} budget {budget} window {window} sinks {sinks} score {score} alpha {alpha} beta {beta} \
              gamma {gamma} mass-cap {mass_cap} moments {moments} page-size {page_size} most-held {most} most-asked {asked}"
         )
     }
 
-    /// Whether layers may hold so many tokens: what they give up next can be given up.
-    fn may_hold(&self, layout: &Layout, held: &[u32], shares: &Shares) -> bool {
+    /// Whether layers may hold so many tokens: what they evict next can be evicted.
+    fn may_hold(&self, layout: &BoundedLayers, held: &[u32], shares: &Shares) -> bool {
         let Shares { stayed, budgets, rows } = shares;
         let least = self.least_pages(layout.page_size) * layout.page_size;
         let is_budget = |budget: &u32| (least..=layout.most).contains(&(*budget as usize));
@@ -119,29 +119,29 @@ impl Bound {
     }
 
     /// What decides which tokens stay, of the last queries or of those since the last eviction.
-    const fn order(&self, due: Due) -> Order {
+    const fn order(&self, due: Due) -> EvictionOrder {
         match (self.score, due) {
-            (Score::Window, _) => Order::Recency,
-            (Score::Cake | Score::Vabs, Due::Anew) => Order::Window { gamma: self.gamma },
-            (Score::Cake | Score::Vabs, Due::Again) => Order::Running,
+            (EvictionScore::Window, _) => EvictionOrder::Recency,
+            (EvictionScore::Cake | EvictionScore::Vabs, Due::Anew) => EvictionOrder::Window { gamma: self.gamma },
+            (EvictionScore::Cake | EvictionScore::Vabs, Due::Again) => EvictionOrder::Running,
         }
     }
 
     /// How much a layer is worth.
     fn worth(&self, preference: &Preference) -> f64 {
         match self.score {
-            Score::Cake => preference.entropy * preference.variance,
-            Score::Vabs => {
+            EvictionScore::Cake => preference.entropy * preference.variance,
+            EvictionScore::Vabs => {
                 preference.shift.powf(f64::from(self.alpha)) * preference.mean_entropy.powf(f64::from(self.beta))
             }
-            Score::Window => 1.0,
+            EvictionScore::Window => 1.0,
         }
     }
 }
 
-/// What there is of the layers that give up tokens.
+/// What there is of the layers that evict tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct BoundedLayers {
     /// Such layers.
     pub layers: usize,
     /// Tokens of a page.
@@ -156,7 +156,7 @@ pub struct Layout {
     pub moments: MomentType,
 }
 
-impl Layout {
+impl BoundedLayers {
     /// Tokens of a layer that there is room to remember a share of budgets for, on average over layers; whole pages.
     pub const fn budget(&self) -> usize {
         self.most / MOST_SHARES
@@ -190,7 +190,7 @@ impl Layout {
 /// No layer holds more than so many times its share of tokens.
 const MOST_SHARES: usize = 4;
 
-/// The program whose layers of attention can give up tokens, down to `bound`. Latent layers hold all of theirs.
+/// The program whose layers of attention can evict tokens, down to `bound`. Latent layers hold all of theirs.
 pub fn bounded(program: &Program, bound: &Bound, moments: MomentType, page_size: usize) -> Program {
     let mut program = program.clone();
     let capacity = MOST_SHARES * bound.budget.next_multiple_of(page_size) + page_size + bound.window;
@@ -211,7 +211,7 @@ fn heads(program: &Program, store: u32) -> Option<usize> {
     program.ops.iter().find_map(heads)
 }
 
-/// Why tokens are given up now.
+/// Why tokens are evicted now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     /// A prompt was read, or a sequence has become too long: budgets are made.
@@ -243,13 +243,13 @@ impl Shares {
     }
 }
 
-/// What is to be given up now.
+/// What is to be evicted now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
     /// Tokens that stay of each layer.
     pub keeps: Vec<u32>,
     /// Which.
-    pub order: Order,
+    pub order: EvictionOrder,
     shares: Shares,
 }
 
@@ -260,9 +260,9 @@ impl Planned {
     }
 }
 
-/// What has to be found out before anything is given up.
+/// What has to be found out before anything is evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Measurement {
     /// How far weights and values would move.
     Values,
     /// What the last queries read.
@@ -277,7 +277,7 @@ pub struct Holdings<'a> {
     /// The bound.
     pub bound: &'a Bound,
     /// The layers.
-    pub layout: &'a Layout,
+    pub layout: &'a BoundedLayers,
     /// Tokens that each layer holds.
     pub held: &'a [u32],
     /// What they held after the last eviction, if there was one.
@@ -299,12 +299,12 @@ impl Holdings<'_> {
         self.held.iter().zip(&shares.budgets).any(is_full).then_some(Due::Again)
     }
 
-    /// What has to be found out, if tokens are to be given up now.
-    pub fn wanted(&self) -> Option<Wanted> {
+    /// What has to be found out, if tokens are to be evicted now.
+    pub fn wanted(&self) -> Option<Measurement> {
         Some(match (self.due()?, self.bound.score) {
-            (Due::Again, _) | (Due::Anew, Score::Window) => Wanted::Nothing,
-            (Due::Anew, Score::Cake) => Wanted::Queries,
-            (Due::Anew, Score::Vabs) => Wanted::Values,
+            (Due::Again, _) | (Due::Anew, EvictionScore::Window) => Measurement::Nothing,
+            (Due::Anew, EvictionScore::Cake) => Measurement::Queries,
+            (Due::Anew, EvictionScore::Vabs) => Measurement::Values,
         })
     }
 
@@ -314,7 +314,7 @@ impl Holdings<'_> {
         self.held.iter().map(|held| rows.min(*held)).collect()
     }
 
-    /// What is to be given up now; `preferences` of every layer, if they were wanted.
+    /// What is to be evicted now; `preferences` of every layer, if they were wanted.
     pub fn plan(&self, preferences: &[Preference]) -> Option<Planned> {
         let due = self.due()?;
         let budgets = match (due, self.shares) {
@@ -326,8 +326,8 @@ impl Holdings<'_> {
         Some(Planned { keeps, order: self.bound.order(due), shares })
     }
 
-    /// Whether so many tokens of a layer are so many that some are given up.
-    pub fn is_over(bound: &Bound, layout: &Layout, tokens: u32) -> bool {
+    /// Whether so many tokens of a layer are so many that some are evicted.
+    pub fn is_over(bound: &Bound, layout: &BoundedLayers, tokens: u32) -> bool {
         let held = vec![tokens; layout.layers];
         Holdings { bound, layout, held: &held, shares: None }.wanted().is_some()
     }
@@ -347,17 +347,17 @@ impl Holdings<'_> {
     }
 
     /// Which tokens layers keep that have chosen before by an order, of the same queries: those of the highest scores.
-    pub const fn again(order: Order) -> Order {
+    pub const fn again(order: EvictionOrder) -> EvictionOrder {
         match order {
-            Order::Window { .. } | Order::Running => Order::Running,
-            Order::Recency => Order::Recency,
+            EvictionOrder::Window { .. } | EvictionOrder::Running => EvictionOrder::Running,
+            EvictionOrder::Recency => EvictionOrder::Recency,
         }
     }
 
     /// Shares the pages of all layers out by what they are worth, beyond those that each has in any case, among those
     /// that have read `held` tokens.
     fn budgets(&self, preferences: &[Preference], held: &[u32]) -> Vec<u32> {
-        let Layout { layers, page_size, most, .. } = *self.layout;
+        let BoundedLayers { layers, page_size, most, .. } = *self.layout;
         let least = self.bound.least_pages(page_size);
         let total = layers * (self.bound.rows(self.layout) / page_size).saturating_sub(least);
         let cap = |held: &u32| (*held as usize).div_ceil(page_size).min(most / page_size).saturating_sub(least);
@@ -376,8 +376,8 @@ mod tests {
     use super::*;
     use kvas_backend::conformance::Random;
 
-    const LAYOUT: Layout =
-        Layout { layers: 3, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
+    const LAYOUT: BoundedLayers =
+        BoundedLayers { layers: 3, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
 
     fn preferences(worth: [f64; 3]) -> [Preference; 3] {
         worth.map(|entropy| Preference { entropy, variance: 1.0, ..Preference::default() })
@@ -400,7 +400,7 @@ mod tests {
         let mut random = Random::new(9);
         for _ in 0..500 {
             let layers = 2 + random.below(30);
-            let layout = Layout { layers, ..LAYOUT };
+            let layout = BoundedLayers { layers, ..LAYOUT };
             let bound = Bound { moments: false, ..Bound::new(64 + random.below(400)) };
             let tokens = (bound.budget + 16 + random.below(2000)) as u32;
             let worth = |random: &mut Random| f64::from(random.normal() * 2.0).exp();
@@ -436,28 +436,31 @@ mod tests {
         };
         assert_eq!(of(143, None), None);
         let (wanted, planned) = of(144, None).unwrap();
-        assert_eq!((wanted, planned.order), (Wanted::Queries, Order::Window { gamma: 200.0 }));
+        assert_eq!((wanted, planned.order), (Measurement::Queries, EvictionOrder::Window { gamma: 200.0 }));
         assert_eq!(planned.keeps, [128; 3]);
         let shares = planned.into_shares();
         assert_eq!(of(143, Some(&shares)), None);
         let (wanted, planned) = of(144, Some(&shares)).unwrap();
-        assert_eq!((wanted, planned.order, &planned.keeps[..]), (Wanted::Nothing, Order::Running, &[128; 3][..]));
+        assert_eq!(
+            (wanted, planned.order, &planned.keeps[..]),
+            (Measurement::Nothing, EvictionOrder::Running, &[128; 3][..])
+        );
         // More than came one by one: a prompt.
-        assert_eq!(of(128 + 49, Some(&shares)).unwrap().0, Wanted::Queries);
+        assert_eq!(of(128 + 49, Some(&shares)).unwrap().0, Measurement::Queries);
     }
 
     #[test]
     fn budgets_follow_what_layers_are_worth_and_add_up() {
-        for score in [Score::Cake, Score::Window] {
+        for score in [EvictionScore::Cake, EvictionScore::Window] {
             let bound = Bound { moments: false, score, ..Bound::new(256) };
             for (worth, held) in [([1.0, 2.0, 4.0], 1000), ([0.0, 0.0, 1.0], 400), ([1.0, 1e9, 3.0], 5000)] {
                 let held = [held; 3];
                 let holdings = Holdings { bound: &bound, layout: &LAYOUT, held: &held, shares: None };
-                let known = if score == Score::Window { vec![] } else { preferences(worth).to_vec() };
+                let known = if score == EvictionScore::Window { vec![] } else { preferences(worth).to_vec() };
                 let keeps = holdings.plan(&known).unwrap().keeps;
                 assert_eq!(keeps.iter().sum::<u32>(), 3 * 256, "{worth:?}");
                 assert!(keeps.iter().all(|keep| keep.is_multiple_of(16) && *keep >= 64), "{keeps:?}");
-                let is_sorted = score == Score::Window || worth[0] > worth[2] || keeps[0] <= keeps[2];
+                let is_sorted = score == EvictionScore::Window || worth[0] > worth[2] || keeps[0] <= keeps[2];
                 assert!(is_sorted, "{worth:?}: {keeps:?}");
             }
         }

@@ -1,13 +1,13 @@
-//! When a sequence gives up a segment (ALGORITHMS 4.3): `sink | segments | residual | window`, of which it holds all but
+//! When a sequence evicts a segment (ALGORITHMS 4.3): `sink | segments | residual | window`, of which it holds all but
 //! the segments.
 
-use super::{PolicyKind, keeping::POLICY};
+use super::{PolicyKind, eviction_policy::POLICY};
 use kvas_backend::{
     Program, StoreDecl,
     store::{PageLayout, Positions, SegmentMemory, Segments},
 };
 
-/// What becomes of the tokens behind a segment that is given up.
+/// What becomes of the tokens behind a segment that is evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Absorbing {
     /// They stay as they were read.
@@ -27,14 +27,14 @@ impl Absorbing {
     }
 }
 
-/// How a sequence gives up segments.
+/// How a sequence evicts segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
     /// First tokens, always held.
     pub sink: u32,
     /// Last tokens, always held.
     pub window: u32,
-    /// Tokens that are given up at once.
+    /// Tokens that are evicted at once.
     pub segment: u32,
     /// What becomes of those behind them.
     pub absorbing: Absorbing,
@@ -44,7 +44,7 @@ pub struct Schedule {
 
 /// Where a sequence is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct SegmentProgress {
     /// Committed tokens.
     pub committed: u32,
     /// Those of them that are held.
@@ -54,14 +54,14 @@ pub struct Progress {
 }
 
 impl Schedule {
-    /// Of a program whose layers give up segments.
+    /// Of a program whose layers evict segments.
     pub fn of(segments: &Segments, absorbing: Absorbing) -> Self {
         let [sink, window, segment] = [segments.sink, segments.window, segments.segment].map(|tokens| tokens as u32);
         Self { sink, window, segment, absorbing, memory: segments.memory }
     }
 
-    /// What has to be the same so that one program goes on from what another one has given up: of this schedule and of how
-    /// layers give up segments.
+    /// What has to be the same so that one program goes on from what another one has evicted: of this schedule and of how
+    /// layers evict segments.
     pub fn identity(&self, segments: &Segments) -> String {
         let Self { sink, window, segment, absorbing, .. } = self;
         let positions = match segments.positions {
@@ -75,8 +75,8 @@ impl Schedule {
         )
     }
 
-    /// Tokens of a sequence that are given up before the last of `known` is read.
-    pub const fn given_up(&self, known: u32) -> u32 {
+    /// Tokens of a sequence that are evicted before the last of `known` is read.
+    pub const fn evicted(&self, known: u32) -> u32 {
         known.saturating_sub(self.sink + self.window) / self.segment * self.segment
     }
 
@@ -90,38 +90,38 @@ impl Schedule {
         self.full() + self.window - 1
     }
 
-    /// Whether a sequence may hold so many tokens, having given up so many.
-    pub const fn may_hold(&self, held: u32, given_up: u32) -> bool {
-        held >= self.sink && held <= self.most() && given_up.is_multiple_of(self.segment)
+    /// Whether a sequence may hold so many tokens, having evicted so many.
+    pub const fn may_hold(&self, held: u32, evicted: u32) -> bool {
+        held >= self.sink && held <= self.most() && evicted.is_multiple_of(self.segment)
     }
 
-    /// Whether more is to be given up for the tokens that are known.
-    const fn wants_more(&self, at: Progress) -> bool {
-        at.committed - at.held < self.given_up(at.known)
+    /// Whether more is to be evicted for the tokens that are known.
+    const fn wants_more(&self, at: SegmentProgress) -> bool {
+        at.committed - at.held < self.evicted(at.known)
     }
 
-    /// Whether a segment is to be given up now.
-    pub const fn is_due(&self, at: Progress) -> bool {
+    /// Whether a segment is to be evicted now.
+    pub const fn is_due(&self, at: SegmentProgress) -> bool {
         at.held >= self.full() && self.wants_more(at)
     }
 
-    /// Tokens that may be read before a segment is given up.
-    pub const fn until_due(&self, at: Progress) -> u32 {
+    /// Tokens that may be read before a segment is evicted.
+    pub const fn until_due(&self, at: SegmentProgress) -> u32 {
         if self.wants_more(at) && at.held < self.full() { self.full() - at.held } else { u32::MAX }
     }
 
     /// Tokens of the end of a prompt that are read with a memory, or by the time the first segment is complete: what
     /// others have read of them is of no use.
     pub const fn read_anew(&self, prompt: u32) -> u32 {
-        match self.given_up(prompt) {
+        match self.evicted(prompt) {
             0 => 1,
             _ => prompt - self.full(),
         }
     }
 }
 
-/// Whether every layer that remembers keys and values can give up segments: latent ones hold all.
-pub fn can_give_up_segments(program: &Program) -> bool {
+/// Whether every layer that remembers keys and values can evict segments: latent ones hold all.
+pub fn can_evict_segments(program: &Program) -> bool {
     let can = |store: &StoreDecl| match store {
         StoreDecl::Pages(pages) => pages.layout == PageLayout::Separate,
         StoreDecl::State(_) | StoreDecl::Conv(_) => true,
@@ -142,9 +142,9 @@ mod tests {
         memory: SegmentMemory::Matrix(MemoryKeys::Rotated),
     };
 
-    /// Reads a prompt, then tokens one by one, with segments given up as they are due; what happens.
+    /// Reads a prompt, then tokens one by one, with segments evicted as they are due; what happens.
     fn course(prompt: u32, tokens: u32, schedule: Schedule) -> Vec<(u32, u32)> {
-        let mut at = Progress { committed: 0, held: 0, known: prompt };
+        let mut at = SegmentProgress { committed: 0, held: 0, known: prompt };
         let mut given = Vec::new();
         for known in prompt..=prompt + tokens {
             at.known = known;
@@ -166,7 +166,7 @@ mod tests {
     fn prompts_are_read_segment_by_segment_and_answers_give_up_the_oldest() {
         // Short: nothing.
         assert_eq!(course(12, 0, SCHEDULE), []);
-        // A prompt of 13 gives up one segment as soon as it is complete, one of 25 three.
+        // A prompt of 13 evicts one segment as soon as it is complete, one of 25 three.
         assert_eq!(course(13, 0, SCHEDULE), [(9, 9)]);
         assert_eq!(course(25, 0, SCHEDULE), [(9, 9), (15, 9), (21, 9)]);
         // The token that makes 13, and then every sixth, before it is read.
@@ -178,10 +178,10 @@ mod tests {
 
     #[test]
     fn what_is_given_up_follows_from_what_is_known() {
-        assert_eq!([12, 13, 18, 19, 25].map(|known| SCHEDULE.given_up(known)), [0, 6, 6, 12, 18]);
+        assert_eq!([12, 13, 18, 19, 25].map(|known| SCHEDULE.evicted(known)), [0, 6, 6, 12, 18]);
         assert_eq!([5, 12, 13, 30].map(|prompt| SCHEDULE.read_anew(prompt)), [1, 1, 4, 21]);
         assert_eq!(SCHEDULE.most(), 12);
-        let may_hold = |held, given_up| SCHEDULE.may_hold(held, given_up);
+        let may_hold = |held, evicted| SCHEDULE.may_hold(held, evicted);
         assert!(may_hold(3, 6) && may_hold(12, 600) && !may_hold(2, 6) && !may_hold(13, 6) && !may_hold(5, 7));
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     arch::{self, Header},
     model::{
         ModelSpec,
-        kinds::{Kind, layers, legend},
+        kinds::{TensorKind, layers, legend},
         lower::lower,
     },
 };
@@ -155,10 +155,10 @@ fn kinds_follow_the_mixer_of_the_layer() {
         ("lfm2-1.2b", "blk.0.shortconv.conv.weight", "short convolution"),
         ("jamba-reasoning-3b", "blk.0.ssm_x.weight", "mamba-1"),
     ] {
-        assert_eq!(Kind::of(name, Some(&spec(preset))).name(), kind, "{preset} {name}");
+        assert_eq!(TensorKind::of(name, Some(&spec(preset))).name(), kind, "{preset} {name}");
     }
-    assert_eq!(Kind::of("blk.0.ssm_in.weight", None), Kind::Recurrent);
-    assert_eq!(Kind::of("v.patch_embd.weight", None), Kind::Other);
+    assert_eq!(TensorKind::of("blk.0.ssm_in.weight", None), TensorKind::Recurrent);
+    assert_eq!(TensorKind::of("v.patch_embd.weight", None), TensorKind::Other);
 }
 
 #[test]

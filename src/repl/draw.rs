@@ -2,8 +2,8 @@
 
 use super::{Colour, Sizes, mebibytes};
 use crate::{
-    engine::{ConversationId, Picture, SequencePicture},
-    memory::{Held, PageOwner},
+    engine::{ConversationId, MemoryReport, SequenceReport},
+    memory::{PageOwner, PoolUsage},
 };
 
 /// Where it is drawn.
@@ -67,15 +67,15 @@ impl Kind {
 }
 
 /// How memory looks for a conversation. No line is longer than the terminal is wide, if that is at least [`LEAST_WIDTH`].
-pub(super) fn memory(picture: &Picture, own: ConversationId, sizes: Sizes, canvas: Canvas) -> String {
+pub(super) fn memory(report: &MemoryReport, own: ConversationId, sizes: Sizes, canvas: Canvas) -> String {
     let width = canvas.width.unwrap_or(USUAL_WIDTH).max(LEAST_WIDTH) - 1;
     let mut drawing = Drawing { canvas, width, lines: Vec::new() };
-    drawing.pages(picture, sizes);
-    if let Some(sequence) = picture.sequences.iter().find(|sequence| sequence.conversation == Some(own)) {
+    drawing.pages(report, sizes);
+    if let Some(sequence) = report.sequences.iter().find(|sequence| sequence.conversation == Some(own)) {
         drawing.sequence(sequence, sizes);
     }
-    drawing.snapshots(picture, sizes);
-    drawing.bytes(picture, sizes);
+    drawing.snapshots(report, sizes);
+    drawing.bytes(report, sizes);
     drawing.lines.iter().map(|line| drawing.painted(line)).collect::<Vec<_>>().join("\n")
 }
 
@@ -113,8 +113,8 @@ impl Drawing {
         self.lines.push(line);
     }
 
-    fn pages(&mut self, picture: &Picture, sizes: Sizes) {
-        let Held { held, total } = picture.stats.usage.pages;
+    fn pages(&mut self, report: &MemoryReport, sizes: Sizes) {
+        let PoolUsage { held, total } = report.stats.usage.pages;
         if total == 0 {
             return;
         }
@@ -122,12 +122,12 @@ impl Drawing {
         let each = total.div_ceil(columns * ROWS);
         let [own, kept, several, free] = Kind::ALL.map(|kind| {
             let of_kind = |(owner, count): &(PageOwner, usize)| if Kind::of(*owner) == kind { *count } else { 0 };
-            picture.pages.iter().map(of_kind).sum::<usize>()
+            report.pages.iter().map(of_kind).sum::<usize>()
         });
         let sign = if each == 1 { "a page".into() } else { format!("{each} pages") };
         let bytes = mebibytes(held as u64 * sizes.page_bytes);
         self.say("pages", &format!("{held} of {total} in use, {bytes}; a sign is {sign}"));
-        for row in cells(&picture.pages, each).chunks(columns) {
+        for row in cells(&report.pages, each).chunks(columns) {
             let row: String = row.iter().map(|kind| self.sign(*kind)).collect();
             self.lines.push(format!("{:INDENT$}{row}", ""));
         }
@@ -138,7 +138,7 @@ impl Drawing {
         self.say("", &legend);
     }
 
-    fn sequence(&mut self, sequence: &SequencePicture, sizes: Sizes) {
+    fn sequence(&mut self, sequence: &SequenceReport, sizes: Sizes) {
         let (tokens, context) = (sequence.tokens, sizes.context);
         self.say("tokens", &format!("{} {tokens} of {context}", self.bar(tokens as usize, context)));
         let (least, most) = (sequence.held.iter().min(), sequence.held.iter().max());
@@ -159,21 +159,21 @@ impl Drawing {
         }
     }
 
-    fn snapshots(&mut self, picture: &Picture, sizes: Sizes) {
-        let Held { held, total } = picture.stats.usage.snapshots;
+    fn snapshots(&mut self, report: &MemoryReport, sizes: Sizes) {
+        let PoolUsage { held, total } = report.stats.usage.snapshots;
         let bytes = mebibytes(held as u64 * sizes.snapshot_bytes);
         self.say("snapshots", &format!("{} {held} of {total} in memory, {bytes}", self.bar(held, total)));
-        if let Some(shelf) = &picture.stats.shelf {
-            let host = Some(shelf.host).filter(|host| host.count > 0);
-            for (place, tier) in [("on the host", host), ("on disk", shelf.disk)] {
+        if let Some(offload_cache) = &report.stats.offload_cache {
+            let host = Some(offload_cache.host).filter(|host| host.count > 0);
+            for (place, tier) in [("on the host", host), ("on disk", offload_cache.disk)] {
                 let Some(tier) = tier else { continue };
                 self.say("", &format!("{} {place}, {}", tier.count, mebibytes(tier.bytes)));
             }
         }
     }
 
-    fn bytes(&mut self, picture: &Picture, sizes: Sizes) {
-        let [pages, sequences, snapshots] = sizes.of(picture.stats.usage);
+    fn bytes(&mut self, report: &MemoryReport, sizes: Sizes) {
+        let [pages, sequences, snapshots] = sizes.of(report.stats.usage);
         let all = mebibytes(pages + sequences + snapshots);
         let parts = [("pages", pages), ("states", sequences), ("snapshots", snapshots)];
         let parts = parts.map(|(name, bytes)| format!("{name} {}", mebibytes(bytes))).join(", ");
@@ -238,40 +238,40 @@ fn cells(runs: &[(PageOwner, usize)], each: usize) -> Vec<Kind> {
 mod tests {
     use super::*;
     use crate::{
-        engine::{ShelfStats, Stats, Steps},
+        engine::{OffloadStats, Stats, Steps},
         memory::{SequenceId, Usage},
-        session::Shelved,
+        session::OffloadUsage,
     };
 
     const SIZES: Sizes =
         Sizes { page_bytes: 1 << 14, slot_bytes: 1 << 20, snapshot_bytes: 1 << 19, context: 4096, ring: 8 };
 
-    fn picture(pages: &[(PageOwner, usize)], held: Vec<u32>) -> (Picture, ConversationId) {
+    fn report(pages: &[(PageOwner, usize)], held: Vec<u32>) -> (MemoryReport, ConversationId) {
         let id = ConversationId::for_tests(3);
         let total = pages.iter().map(|(_, count)| count).sum();
         let free: usize = pages.iter().filter(|(owner, _)| *owner == PageOwner::Free).map(|(_, count)| count).sum();
         let usage = Usage {
-            pages: Held { held: total - free, total },
-            sequences: Held { held: 1, total: 1 },
-            snapshots: Held { held: 5, total: 50 },
+            pages: PoolUsage { held: total - free, total },
+            sequences: PoolUsage { held: 1, total: 1 },
+            snapshots: PoolUsage { held: 5, total: 50 },
         };
-        let disk = Some(Shelved { count: 2, bytes: 3 << 20 });
-        let shelf = Some(ShelfStats { host: Shelved::default(), disk, failure: None });
-        let stats = Stats { usage, tokens_read: 1000, steps: Steps::default(), shelf };
-        let sequence = SequencePicture { id: 0, conversation: Some(id), tokens: 1000, held, ring: 5, paused: false };
-        (Picture { stats, pages: pages.to_vec(), sequences: vec![sequence] }, id)
+        let disk = Some(OffloadUsage { count: 2, bytes: 3 << 20 });
+        let offload_cache = Some(OffloadStats { host: OffloadUsage::default(), disk, failure: None });
+        let stats = Stats { usage, tokens_read: 1000, steps: Steps::default(), offload_cache };
+        let sequence = SequenceReport { id: 0, conversation: Some(id), tokens: 1000, held, ring: 5, paused: false };
+        (MemoryReport { stats, pages: pages.to_vec(), sequences: vec![sequence] }, id)
     }
 
-    fn some() -> (Picture, ConversationId) {
+    fn some() -> (MemoryReport, ConversationId) {
         let own = PageOwner::Sequence(SequenceId(0));
-        picture(&[(own, 600), (PageOwner::Kept, 300), (PageOwner::Several, 100), (PageOwner::Free, 23_000)], vec![1000])
+        report(&[(own, 600), (PageOwner::Kept, 300), (PageOwner::Several, 100), (PageOwner::Free, 23_000)], vec![1000])
     }
 
     #[test]
     fn every_page_is_drawn_and_no_line_is_too_long() {
-        let (picture, id) = some();
+        let (report, id) = some();
         for width in [40, 61, 80, 200] {
-            let text = memory(&picture, id, SIZES, Canvas { width: Some(width), colour: Colour::Off });
+            let text = memory(&report, id, SIZES, Canvas { width: Some(width), colour: Colour::Off });
             let lines: Vec<&str> = text.lines().collect();
             assert!(lines.iter().all(|line| line.chars().count() < width), "{width}: {text}");
             let drawn: String = lines.iter().filter(|line| line.starts_with(&" ".repeat(INDENT))).copied().collect();
@@ -292,8 +292,8 @@ mod tests {
     fn what_is_held_is_drawn_where_something_was_given_up() {
         let free = [(PageOwner::Free, 10)];
         let text = |held| {
-            let (picture, id) = picture(&free, held);
-            memory(&picture, id, SIZES, Canvas { width: None, colour: Colour::Off })
+            let (report, id) = report(&free, held);
+            memory(&report, id, SIZES, Canvas { width: None, colour: Colour::Off })
         };
         assert!(!text(vec![1000, 1000]).contains("held"));
         let said = text(vec![128, 384]);
@@ -305,10 +305,10 @@ mod tests {
 
     #[test]
     fn colours_are_around_signs_only() {
-        let (picture, id) = some();
+        let (report, id) = some();
         let canvas = |colour| Canvas { width: Some(80), colour };
-        let plain = memory(&picture, id, SIZES, canvas(Colour::Off));
-        let painted = memory(&picture, id, SIZES, canvas(Colour::On));
+        let plain = memory(&report, id, SIZES, canvas(Colour::Off));
+        let painted = memory(&report, id, SIZES, canvas(Colour::On));
         assert!(painted.contains("\x1b[36m█") && painted.matches("\x1b[0m").count() > 8, "{painted:?}");
         let stripped =
             Kind::ALL.iter().fold(painted.replace("\x1b[0m", ""), |text, kind| text.replace(kind.ansi(), ""));

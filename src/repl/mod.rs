@@ -9,14 +9,14 @@ mod setting;
 mod voice;
 
 pub use editor::Colour;
-pub use policy::{Asked, Known, Policies};
+pub use policy::{KnownPolicy, Policies, PolicyRequest};
 
 use crate::{
     chat::{Answer, Chat, Said, Talk},
     engine::{Failure, Timings},
-    memory::{Held, Usage},
+    memory::{PoolUsage, Usage},
     scheduler::Finish,
-    session::{Claim, ModelId},
+    session::{ModelId, VersionGuard},
     stdio::{note, print},
 };
 use command::{COMMANDS, Command, Input, numbered, parse, path};
@@ -52,7 +52,7 @@ pub struct Sizes {
 impl Sizes {
     /// Bytes of the pages, sequences and snapshots in use.
     fn of(self, usage: Usage) -> [u64; 3] {
-        let bytes = |of: Held, each: u64| of.held as u64 * each;
+        let bytes = |of: PoolUsage, each: u64| of.held as u64 * each;
         [
             bytes(usage.pages, self.page_bytes),
             bytes(usage.sequences, self.slot_bytes),
@@ -73,27 +73,27 @@ pub struct ReplSettings {
     /// The model, to tell whose session a file is.
     pub model: ModelId,
     /// Where the conversation is written after every answer and at the end.
-    pub session: Option<Claim>,
+    pub session: Option<VersionGuard>,
     /// What can become of keys and values.
     pub policies: Policies,
 }
 
 /// How the user left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Left {
+pub enum ExitReason {
     /// `/quit` or Ctrl-D.
     Quit,
     /// Ctrl-C twice.
     Interrupted,
     /// `/policy` wants the model prepared for another policy, and then to go on.
-    Switching(Asked),
+    Switching(PolicyRequest),
 }
 
 /// Whether to go on after a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Next {
     Go,
-    Leave(Left),
+    Leave(ExitReason),
 }
 
 /// See the module.
@@ -130,7 +130,7 @@ impl Repl {
     }
 
     /// Runs until the user leaves, or wants the model prepared anew. Fails if the terminal does, or nobody reads.
-    pub fn run(&mut self) -> io::Result<Left> {
+    pub fn run(&mut self) -> io::Result<ExitReason> {
         let left = self.listen();
         self.keep();
         left
@@ -155,7 +155,7 @@ impl Repl {
         }
     }
 
-    fn listen(&mut self) -> io::Result<Left> {
+    fn listen(&mut self) -> io::Result<ExitReason> {
         let fail = |error: ReadlineError| io::Error::new(kind(&error), format!("terminal: {error}"));
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
         let mut interrupts = 0;
@@ -164,8 +164,8 @@ impl Repl {
             // As it is now: people change it while they type.
             self.width = prompt.width();
             match typed {
-                Typed::End => return Ok(Left::Quit),
-                Typed::Interrupt if interrupts > 0 => return Ok(Left::Interrupted),
+                Typed::End => return Ok(ExitReason::Quit),
+                Typed::Interrupt if interrupts > 0 => return Ok(ExitReason::Interrupted),
                 Typed::Interrupt => {
                     interrupts += 1;
                     self.note("Ctrl-C again leaves, as do Ctrl-D and /quit");
@@ -174,7 +174,7 @@ impl Repl {
                 Typed::Unfinished => {
                     self.failed.typing = true;
                     self.note("the input ends within a message, which was left out, expected its last line or \"\"\"");
-                    return Ok(Left::Quit);
+                    return Ok(ExitReason::Quit);
                 }
                 Typed::Garbled => self.note("this input is not UTF-8 and was left out, expected UTF-8 text"),
                 Typed::Input(input) => {
@@ -199,11 +199,11 @@ impl Repl {
             Input::Empty => {}
             Input::Unknown(name) => self.note(&format!("{name} is no command, /help lists them")),
             Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink))?,
-            Input::Command(Command::Quit, _) => return Ok(Next::Leave(Left::Quit)),
+            Input::Command(Command::Quit, _) => return Ok(Next::Leave(ExitReason::Quit)),
             Input::Command(Command::Policy, argument) => {
                 match self.settings.policies.switch(&mut self.chat, &argument) {
                     Ok(Switched::Said(said)) => print(format_args!("{said}"))?,
-                    Ok(Switched::Prepare(asked)) => return Ok(Next::Leave(Left::Switching(asked))),
+                    Ok(Switched::Prepare(asked)) => return Ok(Next::Leave(ExitReason::Switching(asked))),
                     Err(error) => self.note(&error),
                 }
             }
@@ -303,8 +303,8 @@ impl Repl {
             Command::Stats => self.stats(),
             Command::Memory => {
                 let canvas = Canvas { width: self.width, colour: self.settings.colour };
-                let picture = self.chat.engine().look()?;
-                Ok(draw::memory(&picture, self.chat.conversation(), self.settings.sizes, canvas))
+                let report = self.chat.engine().memory_report()?;
+                Ok(draw::memory(&report, self.chat.conversation(), self.settings.sizes, canvas))
             }
             Command::Quit | Command::Regen | Command::Edit | Command::Policy => Ok(String::new()),
         }
@@ -364,7 +364,7 @@ impl Repl {
         }
         let file = path(argument);
         let own = self.own(&file).cloned();
-        let before = own.as_ref().map(Claim::now);
+        let before = own.as_ref().map(VersionGuard::now);
         let note = self.chat.load(&file, &self.settings.model)?;
         own.zip(before).into_iter().for_each(|(claim, before)| claim.set(before));
         note.into_iter().for_each(|note| self.note(&note));
@@ -372,7 +372,7 @@ impl Repl {
     }
 
     /// The session that the terminal was started with, if a path is its own.
-    fn own(&self, path: &Path) -> Option<&Claim> {
+    fn own(&self, path: &Path) -> Option<&VersionGuard> {
         self.settings.session.as_ref().filter(|claim| claim.is_of(path))
     }
 
@@ -392,18 +392,15 @@ impl Repl {
         let mut lines =
             vec![format!("context   {} tokens, {} tokens read since the start", sizes.context, stats.tokens_read)];
         let kinds = [("pages    ", usage.pages), ("sequences", usage.sequences), ("snapshots", usage.snapshots)];
-        lines.extend(
-            kinds
-                .into_iter()
-                .zip(sizes.of(usage))
-                .map(|((name, Held { held, total }), bytes)| format!("{name} {held} of {total}, {}", mebibytes(bytes))),
-        );
-        if let Some(shelf) = stats.shelf {
-            let host = Some(shelf.host).filter(|host| host.count > 0);
-            for (name, tier) in [("on host  ", host), ("on disk  ", shelf.disk)] {
+        lines.extend(kinds.into_iter().zip(sizes.of(usage)).map(|((name, PoolUsage { held, total }), bytes)| {
+            format!("{name} {held} of {total}, {}", mebibytes(bytes))
+        }));
+        if let Some(offload_cache) = stats.offload_cache {
+            let host = Some(offload_cache.host).filter(|host| host.count > 0);
+            for (name, tier) in [("on host  ", host), ("on disk  ", offload_cache.disk)] {
                 lines.extend(tier.map(|tier| format!("{name} {} prefixes, {}", tier.count, mebibytes(tier.bytes))));
             }
-            lines.extend(shelf.failure.map(|what| format!("failed    {what}")));
+            lines.extend(offload_cache.failure.map(|what| format!("failed    {what}")));
         }
         let (drafted, accepted) = (stats.steps.drafted, stats.steps.accepted);
         if drafted > 0 {

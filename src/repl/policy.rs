@@ -3,25 +3,25 @@
 
 use crate::{
     chat::Chat,
-    policy::{BoundWish, Keeping, Layout, PolicyKind},
+    policy::{BoundOverrides, BoundedLayers, EvictionPolicy, PolicyKind},
 };
 
 /// What can become of keys and values here.
 #[derive(Debug, Clone)]
 pub struct Policies {
     /// All policies there are.
-    pub known: Vec<Known>,
+    pub known: Vec<KnownPolicy>,
     /// The one that the model is prepared for.
     pub prepared: PolicyKind,
     /// What a conversation then holds if it says nothing else.
-    pub bound: Option<Keeping>,
-    /// The layers that give up tokens head by head, if any do.
-    pub layout: Option<Layout>,
+    pub bound: Option<EvictionPolicy>,
+    /// The layers that evict tokens head by head, if any do.
+    pub layout: Option<BoundedLayers>,
 }
 
 /// A policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownPolicy {
     /// Which.
     pub kind: PolicyKind,
     /// What it does with what is hardly read.
@@ -32,7 +32,7 @@ pub struct Known {
 
 /// A policy that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
+pub struct PolicyRequest {
     /// Which.
     pub kind: PolicyKind,
     /// Tokens that a layer holds.
@@ -45,7 +45,7 @@ pub(super) enum Switched {
     /// Done, or shown; this is to be said.
     Said(String),
     /// The model has to be prepared for it.
-    Prepare(Asked),
+    Prepare(PolicyRequest),
 }
 
 /// Whether a number of tokens may follow the name of a policy.
@@ -61,16 +61,16 @@ impl Policies {
             return Ok(Switched::Prepare(asked));
         }
         let budget = asked.budget.map(|budget| budget as usize);
-        let wish = BoundWish { policy: Some(asked.kind), budget, ..BoundWish::default() };
-        if self.within(&wish).is_err() {
+        let overrides = BoundOverrides { policy: Some(asked.kind), budget, ..BoundOverrides::default() };
+        if self.within(&overrides).is_err() {
             return Ok(Switched::Prepare(asked));
         }
-        chat.bound = wish;
+        chat.bound = overrides;
         Ok(Switched::Said(format!("{}{}", self.describe(chat), self.price(chat))))
     }
 
     /// What is asked for; none if nothing is.
-    fn asked(&self, argument: &str) -> Result<Option<Asked>, String> {
+    fn asked(&self, argument: &str) -> Result<Option<PolicyRequest>, String> {
         let mut words = argument.split_whitespace();
         let Some(name) = words.next() else { return Ok(None) };
         let known = |kind: &PolicyKind| self.known.iter().any(|known| known.kind == *kind);
@@ -85,10 +85,10 @@ impl Policies {
             let slake = PolicyKind::Slake.name();
             return Err(format!("/policy {argument}, expected a name, and a number of tokens after {slake}"));
         }
-        Ok(Some(Asked { kind, budget }))
+        Ok(Some(PolicyRequest { kind, budget }))
     }
 
-    fn possible(&self) -> impl Iterator<Item = &Known> {
+    fn possible(&self) -> impl Iterator<Item = &KnownPolicy> {
         self.known.iter().filter(|known| known.is_possible)
     }
 
@@ -96,21 +96,21 @@ impl Policies {
         self.possible().map(|known| known.kind.name()).collect::<Vec<_>>().join(", ")
     }
 
-    fn within(&self, wish: &BoundWish) -> Result<Option<Keeping>, String> {
-        wish.within(self.bound, self.layout)
+    fn within(&self, overrides: &BoundOverrides) -> Result<Option<EvictionPolicy>, String> {
+        overrides.within(self.bound, self.layout)
     }
 
     /// The policy of a conversation, in one line.
     pub(super) fn describe(&self, chat: &Chat) -> String {
-        let keeping = self.within(&chat.bound).ok().flatten();
-        let name = keeping.as_ref().map_or(PolicyKind::Full, Keeping::kind).name();
-        match keeping {
+        let eviction_policy = self.within(&chat.bound).ok().flatten();
+        let name = eviction_policy.as_ref().map_or(PolicyKind::Full, EvictionPolicy::kind).name();
+        match eviction_policy {
             None => format!("{name}: this conversation holds the keys and values of all its tokens"),
-            Some(Keeping::Segments(schedule)) => {
+            Some(EvictionPolicy::Segments(schedule)) => {
                 let most = schedule.most();
                 format!("{name}: a layer holds at most {most} tokens of this conversation, whatever its length")
             }
-            Some(Keeping::Budget(bound)) => {
+            Some(EvictionPolicy::Budget(bound)) => {
                 let budget = bound.budget;
                 format!("{name}: a layer holds {budget} tokens of this conversation on average, once it is longer")
             }
@@ -120,12 +120,12 @@ impl Policies {
     /// What a change costs that was just made.
     fn price(&self, chat: &Chat) -> String {
         let is_full = matches!(self.within(&chat.bound), Ok(None));
-        let sequences = chat.engine().look().map(|picture| picture.sequences).unwrap_or_default();
-        let gave_up = sequences
+        let sequences = chat.engine().memory_report().map(|report| report.sequences).unwrap_or_default();
+        let evicted = sequences
             .iter()
             .find(|sequence| sequence.conversation == Some(chat.conversation()))
             .is_some_and(|sequence| sequence.held.iter().any(|held| *held < sequence.tokens));
-        match (is_full, gave_up) {
+        match (is_full, evicted) {
             (true, true) => "; the evicted tokens are read again with the next question".into(),
             (true, false) | (false, _) => String::new(),
         }
@@ -133,7 +133,7 @@ impl Policies {
 
     fn show(&self, chat: &Chat) -> String {
         let mut lines = vec![self.describe(chat), String::new(), "Keys and values that are hardly read:".into()];
-        for Known { kind, what, .. } in self.possible() {
+        for KnownPolicy { kind, what, .. } in self.possible() {
             let argument = format!("{}{}", kind.name(), if has_budget(*kind) { " [N]" } else { "" });
             lines.push(format!("/policy {argument:18} {what}"));
         }

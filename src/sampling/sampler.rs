@@ -93,7 +93,7 @@ impl Sampler {
 
     /// How many of the likeliest tokens are all that [`Sampler::sample`] looks at, whatever came before: then
     /// [`Sampler::sample_from`] chooses the same.
-    pub fn wants_likeliest(&self) -> Option<usize> {
+    pub fn wants_top_k(&self) -> Option<usize> {
         let params = &self.params;
         if !params.logit_bias.is_empty() || self.window.is_some() || self.dry.is_some() {
             return None;
@@ -125,7 +125,7 @@ impl Sampler {
     }
 
     /// Chooses among the likeliest tokens of a row, likeliest first, `u32::MAX` after the last; at least as many as
-    /// [`Sampler::wants_likeliest`] says. The token is not accepted yet.
+    /// [`Sampler::wants_top_k`] says. The token is not accepted yet.
     ///
     /// # Errors
     /// [`SamplingError::NoCandidate`] if there is none.

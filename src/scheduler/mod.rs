@@ -2,7 +2,7 @@
 //! same thing, tokens that are known and not yet committed; a step takes all the single ones and as much of the
 //! longer ones as fits. Behind a single one may come drafts, of which any number is kept.
 
-mod room;
+mod preemption;
 mod sequence;
 mod share;
 #[cfg(test)]
@@ -12,7 +12,7 @@ pub use sequence::{Cache, Finish, Running, Sequence};
 
 use crate::{
     memory::{DeviceWork, Full, Memory, Miss, Reuse, SequenceId},
-    policy::Progress,
+    policy::SegmentProgress,
 };
 use kvas_backend::{CHUNK, Limits, Outputs, Replay};
 
@@ -99,13 +99,13 @@ impl Scheduler {
         self.sequences.iter().filter(|sequence| sequence.running.is_some())
     }
 
-    /// Begins a request on an idle sequence, whose slot can take back its last `revocable` rows: keeps or finds what is
+    /// Begins a request on an idle sequence, whose slot can take back its last `rewindable` rows: keeps or finds what is
     /// known of the prompt, and returns how many tokens need not be read again, why it is not more, and the bytes to
     /// move.
     pub fn begin(
         &mut self,
         memory: &mut Memory,
-        (id, revocable): (SequenceId, u32),
+        (id, rewindable): (SequenceId, u32),
         prompt: Vec<u32>,
         mut running: Running,
     ) -> Reuse {
@@ -113,7 +113,7 @@ impl Scheduler {
         let sequence = self.get_mut(id);
         assert!(sequence.running.is_none(), "a sequence has one request at a time");
         let reuse = match running.cache {
-            Cache::Use => memory.attach(id, &sequence.tokens[..committed], &prompt, revocable),
+            Cache::Use => memory.attach(id, &sequence.tokens[..committed], &prompt, rewindable),
             Cache::Ignore => Reuse { cached: 0, branch: None, miss: Miss::Unwanted, work: memory.clear(id) },
         };
         running.seals.extend(every(running.seal_every, reuse.cached, prompt.len() as u32));
@@ -277,7 +277,7 @@ impl Scheduler {
         let sequence = self.get(id);
         let schedule = sequence.running.as_ref().and_then(|running| running.segments);
         let (committed, held) = (memory.committed(id), memory.held(id));
-        let at = Progress { committed, held, known: sequence.tokens.len() as u32 };
+        let at = SegmentProgress { committed, held, known: sequence.tokens.len() as u32 };
         schedule.map_or(u32::MAX, |schedule| schedule.until_due(at))
     }
 

@@ -3,7 +3,7 @@
 use super::{
     ApiError, Settings,
     fields::wrong,
-    generate::Ask,
+    generate::GenerateRequest,
     options::stage,
     served::{Generation, Served},
 };
@@ -142,14 +142,14 @@ fn to_go_on_with(message: &Value, number: usize) -> Result<String, ApiError> {
 }
 
 /// Completes an ask with the prompt, the reader and the constraints of a turn.
-pub fn complete(served: &Served, turn: &Turn, mut ask: Ask) -> Result<Ask, ApiError> {
+pub fn complete(served: &Served, turn: &Turn, mut ask: GenerateRequest) -> Result<GenerateRequest, ApiError> {
     let text = prompt(served, turn)?;
     let dialect = &served.dialect;
     let tools: &[Value] = if turn.choice == ToolChoice::Never { &[] } else { &turn.tools };
     ask.reader = Some(dialect.reader(&text, tools, turn.reasoning));
     ask.stages = stages(served, turn, tools, &text)?;
     ask.prompt = match ask.cache {
-        Cache::Use => served.encode(ask.wish.scope, &text),
+        Cache::Use => served.encode(ask.slot_request.scope, &text),
         // Nor does it depend on how others' text was cut into tokens.
         Cache::Ignore => served.tokens(&text, Special::Parse, Bos::Add),
     };

@@ -2,16 +2,16 @@
 
 use super::{
     ApiError, Server,
-    options::unhurried,
+    options::block_in_place,
     served::Served,
-    slots::{Doing, SlotGuard, Wish},
+    slots::{SlotGuard, SlotRequest, SlotState},
 };
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
-    engine::{Cache, Cancel, Constraint, Event, Failure, Probabilities, Reported, Request, Score, Timings},
+    engine::{Cache, Cancel, Constraint, Event, Failure, Probabilities, PromptOutput, Reported, Request, Timings},
     grammar::{AnswerConstraint, Stage},
     memory::Scope,
-    policy::BoundWish,
+    policy::BoundOverrides,
     sampling::SamplerParams,
     scheduler::Finish,
     speculation,
@@ -29,7 +29,7 @@ use tokio::sync::{mpsc, watch};
 
 /// What is asked for: one answer to one prompt.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct GenerateRequest {
     /// The prompt.
     pub prompt: Vec<u32>,
     /// Its text, if it is a conversation whose next turn will repeat it.
@@ -45,27 +45,27 @@ pub struct Ask {
     /// Whether the model may end the answer.
     pub end: EndOfAnswer,
     /// How many likeliest tokens to report with each token.
-    pub likeliest: Option<usize>,
+    pub top_tokens: Option<usize>,
     /// Which probabilities these are.
     pub reported: Reported,
     /// How long tokens may come, counted from the first, once there is a line.
     pub predict: Option<Duration>,
     /// What is wanted of the prompt itself.
-    pub score: Option<Score>,
+    pub score: Option<PromptOutput>,
     /// What the answer has to look like.
     pub stages: Vec<Stage>,
     /// Whether to begin with what is known of the prompt.
     pub cache: Cache,
     /// Which slot.
-    pub wish: Wish,
+    pub slot_request: SlotRequest,
     /// How long it may take.
     pub patience: Option<Duration>,
     /// Takes the text apart; none: it is all content.
     pub reader: Option<AnswerReader>,
     /// How many tokens the sequence holds.
-    pub bound: BoundWish,
+    pub bound: BoundOverrides,
     /// Who drafts it.
-    pub speculation: speculation::Wish,
+    pub speculation: speculation::DraftOptions,
 }
 
 /// Whether the model may end an answer.
@@ -126,7 +126,7 @@ pub struct End {
 pub type Pieces = mpsc::UnboundedReceiver<(usize, Piece)>;
 
 /// Refuses asks that cannot be answered, whatever else there is to do.
-fn check(served: &Served, asks: &[Ask]) -> Result<(), ApiError> {
+fn check(served: &Served, asks: &[GenerateRequest]) -> Result<(), ApiError> {
     let (context, vocab) = (served.facts.context, served.facts.vocab);
     if asks.iter().any(|ask| ask.prompt.is_empty()) {
         return Err(ApiError::field("prompt", "no tokens, expected at least one"));
@@ -145,7 +145,11 @@ fn check(served: &Served, asks: &[Ask]) -> Result<(), ApiError> {
 
 /// Begins answers to several prompts of one request: those to the second are numbered on from those to the first. Refused
 /// before anything is said if one cannot be answered, or the first cannot be begun.
-pub async fn begin_all(server: &Arc<Server>, served: &Arc<Served>, asked: Vec<Vec<Ask>>) -> Result<Pieces, ApiError> {
+pub async fn begin_all(
+    server: &Arc<Server>,
+    served: &Arc<Served>,
+    asked: Vec<Vec<GenerateRequest>>,
+) -> Result<Pieces, ApiError> {
     asked.iter().try_for_each(|asks| check(served, asks))?;
     let (all, receiver) = mpsc::unbounded_channel();
     let mut number = 0;
@@ -189,7 +193,7 @@ pub async fn pass_on(mut pieces: Pieces, first: usize, all: mpsc::UnboundedSende
 
 /// Begins answers that share a prompt. Refused before anything is said if the first cannot be begun; the others begin
 /// when the first has read the prompt, so that they need not.
-pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Pieces, ApiError> {
+pub async fn begin(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<GenerateRequest>) -> Result<Pieces, ApiError> {
     check(served, &asks)?;
     let (pieces, receiver) = mpsc::unbounded_channel();
     let mut asks = asks.into_iter().enumerate();
@@ -222,15 +226,15 @@ pub async fn at_once<T>(
 
 /// The constraint of a request. If it cannot say what may come next, what was asked for is at fault, not the server.
 #[derive(Debug)]
-struct Asked {
+struct ReportingConstraint {
     constraint: AnswerConstraint,
-    gave_up: Arc<AtomicBool>,
+    constraint_failed: Arc<AtomicBool>,
 }
 
-impl Constraint for Asked {
+impl Constraint for ReportingConstraint {
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
         let masked = self.constraint.mask(logits);
-        self.gave_up.fetch_or(masked.is_err(), Ordering::Relaxed);
+        self.constraint_failed.fetch_or(masked.is_err(), Ordering::Relaxed);
         masked
     }
 
@@ -243,23 +247,23 @@ impl Constraint for Asked {
 fn constraint(
     served: &Served,
     (stages, stop_tokens): (Vec<Stage>, &[u32]),
-    gave_up: &Arc<AtomicBool>,
+    constraint_failed: &Arc<AtomicBool>,
 ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     if stages.is_empty() {
         return Ok(None);
     }
     let constraint = AnswerConstraint::new(served.vocabulary()?, stages, stop_tokens);
-    Ok(Some(Box::new(Asked { constraint, gave_up: gave_up.clone() })))
+    Ok(Some(Box::new(ReportingConstraint { constraint, constraint_failed: constraint_failed.clone() })))
 }
 
 /// Waits for a slot, as long as the request has patience.
 async fn slot(
     server: &Server,
     served: &Arc<Served>,
-    wish: Wish,
+    slot_request: SlotRequest,
     (prompt, patience): (Arc<[u32]>, Option<Duration>),
 ) -> Result<SlotGuard, ApiError> {
-    let waiting = served.slots.acquire(wish, prompt);
+    let waiting = served.slots.acquire(slot_request, prompt);
     let slot = match patience {
         None => waiting.await,
         Some(patience) => match tokio::time::timeout(patience, waiting).await {
@@ -283,7 +287,7 @@ struct Answering {
     events: mpsc::UnboundedReceiver<Event>,
     cancel: Cancel,
     /// Whether the constraint could not be followed.
-    gave_up: Arc<AtomicBool>,
+    constraint_failed: Arc<AtomicBool>,
     text: AnswerText,
     reader: Option<AnswerReader>,
     /// The prompt, and its text if the next turn will repeat it.
@@ -313,7 +317,7 @@ impl Answering {
     async fn begin(
         server: &Arc<Server>,
         served: &Arc<Served>,
-        (index, ask): (usize, Ask),
+        (index, ask): (usize, GenerateRequest),
         pieces: mpsc::UnboundedSender<(usize, Piece)>,
     ) -> Result<Self, ApiError> {
         let began = Instant::now();
@@ -324,18 +328,18 @@ impl Answering {
             EndOfAnswer::ByModel => served.tokenizer.eog().to_vec(),
             EndOfAnswer::Never => Vec::new(),
         };
-        let sampler = unhurried(|| sampler(&ask.params, &served.tokenizer)).map_err(ApiError::bad)?;
-        let gave_up = Arc::new(AtomicBool::new(false));
-        let constraint = constraint(served, (ask.stages, &stop_tokens), &gave_up)?;
-        let (wish, scope) = (ask.wish.clone(), ask.wish.scope);
-        let slot = slot(server, served, wish, (ask.prompt.as_slice().into(), patience)).await?;
+        let sampler = block_in_place(|| sampler(&ask.params, &served.tokenizer)).map_err(ApiError::bad)?;
+        let constraint_failed = Arc::new(AtomicBool::new(false));
+        let constraint = constraint(served, (ask.stages, &stop_tokens), &constraint_failed)?;
+        let (slot_request, scope) = (ask.slot_request.clone(), ask.slot_request.scope);
+        let slot = slot(server, served, slot_request, (ask.prompt.as_slice().into(), patience)).await?;
         let queued = began.elapsed();
         let ends = Ends {
             stop_tokens: stop_tokens.clone(),
             stop_strings: ask.stop_strings.clone(),
             shown: if ask.reader.is_some() { served.markers.clone() } else { Vec::new() },
         };
-        let text = unhurried(|| AnswerText::new(&served.tokenizer, ask.prompt.last().copied(), ends));
+        let text = block_in_place(|| AnswerText::new(&served.tokenizer, ask.prompt.last().copied(), ends));
         let request = Request {
             conversation: Some(slot.conversation),
             max_tokens: ask.max_tokens.unwrap_or(usize::MAX),
@@ -343,7 +347,7 @@ impl Answering {
             min_tokens: ask.min_tokens,
             rule: text.rule(),
             constraint,
-            likeliest: ask.likeliest,
+            top_tokens: ask.top_tokens,
             reported: ask.reported,
             score: ask.score,
             cache: ask.cache,
@@ -363,7 +367,7 @@ impl Answering {
             index,
             events,
             cancel,
-            gave_up,
+            constraint_failed,
             text,
             reader: ask.reader,
             prompt: (ask.text, ask.prompt),
@@ -465,7 +469,7 @@ impl Answering {
     /// True if the answer cannot go on.
     fn token(&mut self, id: u32) -> bool {
         self.tokens.push(id);
-        self.slot.set(Doing::Generating, self.tokens.len());
+        self.slot.set(SlotState::Generating, self.tokens.len());
         let (is_first, now) = (self.tokens.len() == 1, Instant::now());
         let gap = now - std::mem::replace(&mut self.last_token, now);
         self.server.metrics.token(&self.served.name, (is_first, gap));
@@ -550,7 +554,7 @@ impl Answering {
     fn fault(&self, failure: Failure) -> ApiError {
         match failure {
             Failure::TooLong { tokens, context } => ApiError::too_long(tokens, context),
-            Failure::Other(what) if self.gave_up.load(Ordering::Relaxed) => {
+            Failure::Other(what) if self.constraint_failed.load(Ordering::Relaxed) => {
                 ApiError::bad(format!("{what}, expected a schema or grammar that can be followed to its end"))
             }
             Failure::Other(what) => ApiError::internal(what),

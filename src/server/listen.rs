@@ -17,14 +17,14 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 
 /// How long a client may take, so that nobody holds a connection for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     /// For the greeting of TLS, and for the head of a request, from then, the connection or the last reply on.
     pub head: Duration,
     /// For each next part of a body.
     pub body: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self { head: Duration::from_secs(15), body: Duration::from_secs(30) }
     }
@@ -45,7 +45,7 @@ pub async fn tls(certificate: &Path, key: &Path) -> io::Result<RustlsConfig> {
 pub async fn serve(
     listener: TcpListener,
     tls: Option<RustlsConfig>,
-    (handle, patience): (Handle<SocketAddr>, Patience),
+    (handle, patience): (Handle<SocketAddr>, Timeouts),
     routes: Router,
 ) -> io::Result<()> {
     let service = routes.layer(RequestBodyTimeoutLayer::new(patience.body)).into_make_service();

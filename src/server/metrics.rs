@@ -292,10 +292,10 @@ impl Metrics {
         let state = |state: &str| InState { model_name: name.clone(), state: state.into() };
         gauges.running.get_or_create(&of).set(served.slots.busy() as i64);
         gauges.waiting.get_or_create(&of).set(served.slots.waiting() as i64);
-        let Ok(picture) = served.ask_engine(EngineHandle::look).await else { return };
-        let stats = &picture.stats;
+        let Ok(report) = served.ask_engine(EngineHandle::memory_report).await else { return };
+        let stats = &report.stats;
         let mut pages = [("free", 0), ("kept", 0), ("live", 0)];
-        for (owner, count) in &picture.pages {
+        for (owner, count) in &report.pages {
             let at = match owner {
                 PageOwner::Free => 0,
                 PageOwner::Kept => 1,
@@ -312,14 +312,14 @@ impl Metrics {
         gauges.snapshots.get_or_create(&state("memory")).set(held as i64);
         let bytes = held as u64 * served.facts.snapshot_bytes;
         gauges.snapshot_bytes.get_or_create(&state("memory")).set(bytes as i64);
-        if let Some(shelf) = &stats.shelf {
-            for (tier, kept) in [("host", Some(shelf.host)), ("disk", shelf.disk)] {
+        if let Some(offload_cache) = &stats.offload_cache {
+            for (tier, kept) in [("host", Some(offload_cache.host)), ("disk", offload_cache.disk)] {
                 let Some(kept) = kept else { continue };
                 gauges.snapshots.get_or_create(&state(tier)).set(kept.count as i64);
                 gauges.snapshot_bytes.get_or_create(&state(tier)).set(kept.bytes as i64);
             }
         }
-        let rings: u32 = picture.sequences.iter().map(|sequence| sequence.ring).sum();
+        let rings: u32 = report.sequences.iter().map(|sequence| sequence.ring).sum();
         gauges.rings.get_or_create(&of).set(i64::from(rings));
         self.engines.count(name, served.engine.memory(), Counts::of(stats));
     }

@@ -30,13 +30,13 @@ pub mod whole;
 pub use access::{Access, Keys, Reach, Sharing};
 pub use error::ApiError;
 pub use fields::Fields;
-pub use listen::Patience;
+pub use listen::Timeouts;
 pub use metrics::Metrics;
-pub use models::{Loader, Models, Room};
+pub use models::{Loader, MemoryDemand, Models};
 pub use openai::responses::Responses;
 pub use request::{Body, Caller, Path, Query};
 pub use routes::router;
-pub use served::{Facts, Loaded, Served};
+pub use served::{Loaded, ModelFacts, Served};
 
 use serde_json::{Map, Value};
 use std::{path::PathBuf, sync::Arc, time::Duration};

@@ -14,12 +14,12 @@ use tokio::sync::watch;
 /// Loads models; knows devices and memory, which the server does not.
 pub trait Loader: Send + Sync + std::fmt::Debug {
     /// Loads the model of this name. Fails in one line.
-    fn load(&self, name: &str, room: Room) -> Result<Loaded, String>;
+    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String>;
 }
 
 /// Which room a model is loaded into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Room {
+pub enum MemoryDemand {
     /// What there is: its context is as long as fits.
     AsThereIs,
     /// As much as it asks for, or none: another model could make room.
@@ -51,7 +51,7 @@ pub struct Models {
 }
 
 /// The right to load a model.
-pub type Turn = tokio::sync::OwnedMutexGuard<()>;
+pub type LoadPermit = tokio::sync::OwnedMutexGuard<()>;
 
 impl Entry {
     fn served(&self) -> Option<Arc<Served>> {
@@ -124,12 +124,17 @@ impl Models {
     }
 
     /// Waits until nobody else loads a model.
-    pub async fn turn(&self) -> Turn {
+    pub async fn turn(&self) -> LoadPermit {
         self.loading.clone().lock_owned().await
     }
 
     /// The model of a name, which is loaded unless somebody has done so meanwhile.
-    pub async fn get(&self, name: Option<&str>, _turn: Turn, settings: &Settings) -> Result<Arc<Served>, ApiError> {
+    pub async fn get(
+        &self,
+        name: Option<&str>,
+        _turn: LoadPermit,
+        settings: &Settings,
+    ) -> Result<Arc<Served>, ApiError> {
         let entry = self.entry(name)?;
         if let Some(served) = entry.served() {
             return Ok(served);
@@ -137,7 +142,7 @@ impl Models {
         loop {
             // With nobody left to make room, what there is has to do.
             let can_unload = self.entries.iter().any(|entry| is_idle(&entry));
-            let room = if can_unload { Room::AsAskedFor } else { Room::AsThereIs };
+            let room = if can_unload { MemoryDemand::AsAskedFor } else { MemoryDemand::AsThereIs };
             let refused = match self.load(&entry.name, room, settings).await {
                 Ok(served) => {
                     entry.set(Some(served.clone()));
@@ -164,7 +169,7 @@ impl Models {
         freed(&memory).await;
     }
 
-    async fn load(&self, name: &str, room: Room, settings: &Settings) -> Result<Arc<Served>, String> {
+    async fn load(&self, name: &str, room: MemoryDemand, settings: &Settings) -> Result<Arc<Served>, String> {
         let (loader, defaults, name) = (self.loader.clone(), self.defaults.clone(), name.to_string());
         let slots = (settings.parallel, settings.queue);
         let load = move || Served::new(&name, loader.load(&name, room)?, defaults, slots).map(Arc::new);

@@ -3,16 +3,16 @@
 use super::{
     ApiError, Fields,
     fields::{MOST_TOKENS, wrong},
-    generate::{Ask, EndOfAnswer},
+    generate::{EndOfAnswer, GenerateRequest},
     served::Served,
-    slots::{Arrival, Wish},
+    slots::{Arrival, SlotRequest},
 };
 use crate::{
     engine::{Cache, Reported},
     grammar::{Grammar, Stage, compile},
-    policy::{BoundWish, PolicyKind, Score},
+    policy::{BoundOverrides, EvictionScore, PolicyKind},
     sampling::{SamplerParams, parse_samplers},
-    speculation::{self, Which},
+    speculation::{self, DrafterChoice},
     text::{Bos, Special},
 };
 use serde_json::{Map, Value, json};
@@ -168,7 +168,7 @@ pub fn stop_strings(fields: &Fields<'_>, field: &str) -> Result<Vec<String>, Api
 }
 
 /// Everything about an answer but its prompt.
-pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiError> {
+pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<GenerateRequest, ApiError> {
     let stop_strings = stop_strings(fields, "stop")?;
     let ignore = fields.flag("ignore_eos")?.unwrap_or(false);
     let cache = if fields.flag("cache_prompt")?.unwrap_or(true) { Cache::Use } else { Cache::Ignore };
@@ -184,7 +184,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
     }
     let speculation = speculation(fields, served)?;
     let patience = fields.count(&["timeout_ms"], (1, 1 << 40))?.map(|ms| Duration::from_millis(ms as u64));
-    Ok(Ask {
+    Ok(GenerateRequest {
         prompt: Vec::new(),
         text: None,
         params: sampling(fields, served)?,
@@ -192,13 +192,13 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
         min_tokens: fields.tokens("min_tokens", 0)?.unwrap_or(0),
         stop_strings,
         end: if ignore { EndOfAnswer::Never } else { EndOfAnswer::ByModel },
-        likeliest: None,
+        top_tokens: None,
         reported: Reported::Model,
         predict: None,
         score: None,
         stages: Vec::new(),
         cache,
-        wish: Wish { slot, session: session.map(str::to_string), scope, ..Wish::default() },
+        slot_request: SlotRequest { slot, session: session.map(str::to_string), scope, ..SlotRequest::default() },
         patience,
         reader: None,
         bound: bound(fields)?,
@@ -207,7 +207,7 @@ pub fn ask(fields: &Fields<'_>, served: &Served, scope: u64) -> Result<Ask, ApiE
 }
 
 /// How many tokens the sequence holds.
-fn bound(fields: &Fields<'_>) -> Result<BoundWish, ApiError> {
+fn bound(fields: &Fields<'_>) -> Result<BoundOverrides, ApiError> {
     let named = |field: &str, expected: &str, name: &str| {
         ApiError::field(&fields.name(field), format!("{name}, expected {expected}"))
     };
@@ -220,13 +220,15 @@ fn bound(fields: &Fields<'_>) -> Result<BoundWish, ApiError> {
     };
     let score = match fields.text("slake_score")? {
         None => None,
-        Some(name) => Some(Score::from_name(name).ok_or_else(|| named("slake_score", "cake, vabs or window", name))?),
+        Some(name) => {
+            Some(EvictionScore::from_name(name).ok_or_else(|| named("slake_score", "cake, vabs or window", name))?)
+        }
     };
     let mass_cap = fields.number(&["slake_mass_cap"])?.map(|cap| cap as f32);
     if let Some(cap) = mass_cap.filter(|cap| !(0.0..=2.0).contains(cap)) {
         return Err(named("slake_mass_cap", "0 to 2", &cap.to_string()));
     }
-    Ok(BoundWish {
+    Ok(BoundOverrides {
         policy,
         budget: fields.count(&["kv_budget"], (1, MOST_TOKENS))?,
         window: fields.count(&["slake_window"], (1, MOST_TOKENS))?,
@@ -237,17 +239,21 @@ fn bound(fields: &Fields<'_>) -> Result<BoundWish, ApiError> {
 }
 
 /// Who drafts the answer and how much at once: `spec` and `spec_max`, or llama.cpp's `speculative.n_max`.
-fn speculation(fields: &Fields<'_>, served: &Served) -> Result<speculation::Wish, ApiError> {
+fn speculation(fields: &Fields<'_>, served: &Served) -> Result<speculation::DraftOptions, ApiError> {
     let most = fields.count(&["spec_max", "speculative.n_max"], (0, MOST_TOKENS))?;
-    let Some(name) = fields.text("spec")? else { return Ok(speculation::Wish { which: Which::Auto, most }) };
+    let Some(name) = fields.text("spec")? else {
+        return Ok(speculation::DraftOptions { which: DrafterChoice::Auto, most });
+    };
     let refuse = |expected: &str| ApiError::field(&fields.name("spec"), format!("{name:?}, expected {expected}"));
-    let which = Which::from_name(name).ok_or_else(|| refuse(Which::NAMES))?;
+    let which = DrafterChoice::from_name(name).ok_or_else(|| refuse(DrafterChoice::NAMES))?;
     match which {
-        Which::Only(kind) if !served.facts.drafters.contains(&kind) => {
+        DrafterChoice::Only(kind) if !served.facts.drafters.contains(&kind) => {
             let known = served.facts.drafters.iter().map(|kind| kind.name());
             Err(refuse(&["auto", "off"].into_iter().chain(known).collect::<Vec<_>>().join(", ")))
         }
-        Which::Auto | Which::Off | Which::Only(_) => Ok(speculation::Wish { which, most }),
+        DrafterChoice::Auto | DrafterChoice::Off | DrafterChoice::Only(_) => {
+            Ok(speculation::DraftOptions { which, most })
+        }
     }
 }
 
@@ -277,13 +283,13 @@ pub fn answers(fields: &Fields<'_>) -> Result<usize, ApiError> {
 }
 
 /// Asks for several answers: equal ones but for their seeds.
-pub fn several(ask: Ask, count: usize) -> Vec<Ask> {
+pub fn several(ask: GenerateRequest, count: usize) -> Vec<GenerateRequest> {
     let with_seed = |index: u64| {
         let mut ask = ask.clone();
         ask.params.seed = ask.params.seed.map(|seed| seed.wrapping_add(index));
-        ask.wish.slot = ask.wish.slot.filter(|_| index == 0);
+        ask.slot_request.slot = ask.slot_request.slot.filter(|_| index == 0);
         if index > 0 {
-            ask.wish.arrival = Arrival::Admitted;
+            ask.slot_request.arrival = Arrival::Admitted;
         }
         ask
     };
@@ -336,14 +342,14 @@ pub fn response_format(format: &Fields<'_>) -> Result<Option<Grammar>, ApiError>
 }
 
 /// Work that may take a while: other requests go on meanwhile.
-pub fn unhurried<T>(work: impl FnOnce() -> T) -> T {
+pub fn block_in_place<T>(work: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(work)
 }
 
 /// The stage of a grammar, compiled for this model.
 pub fn stage(served: &Served, grammar: &Grammar) -> Result<Stage, ApiError> {
     let compile = || compile(served.vocabulary()?, grammar).map_err(ApiError::bad);
-    Ok(Stage::Grammar(unhurried(compile)?))
+    Ok(Stage::Grammar(block_in_place(compile)?))
 }
 
 /// Variables for the template: `chat_template_kwargs`, with what says whether to reason.

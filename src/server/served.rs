@@ -2,18 +2,18 @@
 
 use super::{
     ApiError,
-    options::unhurried,
+    options::block_in_place,
     slots::{SlotView, Slots},
 };
 use crate::{
-    chat::{Known, Replied, render},
+    chat::{Replied, Transcript, render},
     engine::EngineHandle,
     grammar::Vocabulary,
     model::Model,
-    policy::{Keeping, Layout},
+    policy::{BoundedLayers, EvictionPolicy},
     sampling::SamplerParams,
     session::ModelId,
-    speculation::Kind,
+    speculation::DrafterKind,
     text::{Bos, ChatTemplate, Control, Conversation, Dialect, Special, Tokenizer},
 };
 use serde_json::{Map, Value};
@@ -38,12 +38,12 @@ pub struct Loaded {
     /// Which model it is, for session files.
     pub id: ModelId,
     /// Facts about the model and its memory.
-    pub facts: Facts,
+    pub facts: ModelFacts,
 }
 
 /// Facts about a model and its memory that clients ask for.
 #[derive(Debug, Clone, Default)]
-pub struct Facts {
+pub struct ModelFacts {
     /// The file.
     pub path: String,
     /// Bytes of the file.
@@ -77,14 +77,14 @@ pub struct Facts {
     /// Entries of a replay ring.
     pub ring: usize,
     /// How many tokens sequences hold where a request says nothing.
-    pub bound: Option<Keeping>,
+    pub bound: Option<EvictionPolicy>,
     /// The layers that give up tokens head by head, if any do.
-    pub layout: Option<Layout>,
+    pub layout: Option<BoundedLayers>,
     /// Who can draft answers.
-    pub drafters: Vec<Kind>,
+    pub drafters: Vec<DrafterKind>,
 }
 
-impl Facts {
+impl ModelFacts {
     /// What a model's file and program say.
     pub fn of(model: &Model) -> Self {
         let spec = &model.spec;
@@ -131,7 +131,7 @@ pub struct Served {
     /// Which model it is, for session files.
     pub id: ModelId,
     /// Facts about the model.
-    pub facts: Facts,
+    pub facts: ModelFacts,
     /// Its slots.
     pub slots: Slots,
     /// Sampling parameters where a request says nothing.
@@ -139,7 +139,7 @@ pub struct Served {
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
-    known: Mutex<VecDeque<(u64, Known)>>,
+    known: Mutex<VecDeque<(u64, Transcript)>>,
     used: AtomicU64,
 }
 
@@ -192,7 +192,7 @@ impl Served {
     /// The vocabulary for grammars, made at the first use.
     pub fn vocabulary(&self) -> Result<&Vocabulary, ApiError> {
         let make = || self.vocabulary.get_or_init(|| Vocabulary::new(self.tokenizer.clone()));
-        let made = self.vocabulary.get().unwrap_or_else(|| unhurried(make));
+        let made = self.vocabulary.get().unwrap_or_else(|| block_in_place(make));
         made.as_ref().map_err(|what| ApiError::internal(what.clone()))
     }
 
@@ -215,7 +215,7 @@ impl Served {
             };
             render(&self.template, &self.tokenizer, conversation)
         };
-        unhurried(|| {
+        block_in_place(|| {
             let whole = Dialect::whole_tools(tools);
             // Some templates cannot do without what a tool may leave out.
             with(tools.to_vec()).or_else(|error| if whole == tools { Err(error) } else { with(whole) })
@@ -225,22 +225,23 @@ impl Served {
 
     /// The tokens of a text, which may be as long as a request.
     pub fn tokens(&self, text: &str, special: Special, bos: Bos) -> Vec<u32> {
-        unhurried(|| self.tokenizer.encode(text, special, bos))
+        block_in_place(|| self.tokenizer.encode(text, special, bos))
     }
 
     /// The text of tokens, which may be as many. Fails if there are others than the model's.
     pub fn text(&self, tokens: &[u32]) -> Result<String, ApiError> {
-        unhurried(|| self.tokenizer.decode(tokens, Control::Show)).map_err(|error| ApiError::field("tokens", error))
+        block_in_place(|| self.tokenizer.decode(tokens, Control::Show))
+            .map_err(|error| ApiError::field("tokens", error))
     }
 
     /// The tokens of a rendered prompt: those read and generated before, as far as the text is the same.
     pub fn encode(&self, scope: u64, text: &str) -> Vec<u32> {
         let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = |known: &Known| known.shared_with(text).map_or(0, |(bytes, _)| bytes);
+        let shared = |known: &Transcript| known.shared_with(text).map_or(0, |(bytes, _)| bytes);
         let own = all.iter().filter(|(of, _)| *of == scope);
         let nearest = own.max_by_key(|(_, known)| shared(known)).map(|(_, known)| known.clone());
         drop(all);
-        unhurried(|| match nearest {
+        block_in_place(|| match nearest {
             Some(known) => known.encode(&self.tokenizer, text),
             None => self.tokens(text, Special::Parse, Bos::Add),
         })
@@ -251,10 +252,10 @@ impl Served {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // The conversation this one goes on with is no longer needed for itself.
         let before = all.iter().position(|(of, known)| *of == scope && prompt.0.starts_with(known.text()));
-        let mut known = before.and_then(|at| all.remove(at)).map_or_else(Known::default, |(_, known)| known);
+        let mut known = before.and_then(|at| all.remove(at)).map_or_else(Transcript::default, |(_, known)| known);
         known.remember(prompt, reply);
         all.push_back((scope, known));
-        let bytes = |all: &VecDeque<(u64, Known)>| all.iter().map(|(_, known)| known.text().len()).sum::<usize>();
+        let bytes = |all: &VecDeque<(u64, Transcript)>| all.iter().map(|(_, known)| known.text().len()).sum::<usize>();
         while all.len() > KNOWN || (all.len() > 1 && bytes(&all) > KNOWN_BYTES) {
             all.pop_front();
         }

@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 
 /// Which slot a request would like.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct SlotRequest {
     /// This one and no other.
     pub slot: Option<usize>,
     /// The one that served this session last, if it is idle.
@@ -46,7 +46,7 @@ pub enum Purpose {
 
 /// What a slot is doing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Doing {
+pub enum SlotState {
     /// Nothing.
     #[default]
     Idle,
@@ -64,7 +64,7 @@ pub struct SlotView {
     /// What the engine knows it by.
     pub conversation: ConversationId,
     /// What it is doing.
-    pub doing: Doing,
+    pub doing: SlotState,
     /// The session it served last.
     pub session: Option<String>,
     /// The tokens it has read and generated.
@@ -81,7 +81,7 @@ pub struct SlotView {
 
 #[derive(Debug)]
 struct Waiter {
-    wish: Wish,
+    slot_request: SlotRequest,
     prompt: Arc<[u32]>,
     slot: oneshot::Sender<SlotGuard>,
 }
@@ -121,7 +121,7 @@ impl Arrival {
     }
 }
 
-impl Doing {
+impl SlotState {
     /// As replies have it.
     pub fn name(self) -> &'static str {
         match self {
@@ -159,32 +159,33 @@ fn common(a: &[u32], b: &[u32]) -> usize {
 impl State {
     /// The idle slot that serves a wish best: the one asked for, that of the session, the one that has read most of the
     /// prompt, or the one not used for the longest time.
-    fn choose(&self, wish: &Wish, prompt: &[u32]) -> Option<usize> {
-        let idle = |slot: &&SlotView| slot.doing == Doing::Idle;
+    fn choose(&self, slot_request: &SlotRequest, prompt: &[u32]) -> Option<usize> {
+        let idle = |slot: &&SlotView| slot.doing == SlotState::Idle;
         let mut idle = self.slots.iter().filter(idle);
-        if let Some(id) = wish.slot {
+        if let Some(id) = slot_request.slot {
             return idle.find(|slot| slot.id == id).map(|slot| slot.id);
         }
-        let same =
-            |slot: &&SlotView| wish.session.is_some() && slot.session == wish.session && slot.scope == wish.scope;
+        let same = |slot: &&SlotView| {
+            slot_request.session.is_some() && slot.session == slot_request.session && slot.scope == slot_request.scope
+        };
         if let Some(slot) = idle.clone().find(same) {
             return Some(slot.id);
         }
-        let shared = |slot: &SlotView| if slot.scope == wish.scope { common(&slot.tokens, prompt) } else { 0 };
+        let shared = |slot: &SlotView| if slot.scope == slot_request.scope { common(&slot.tokens, prompt) } else { 0 };
         // To have read most of what was read there before: a short shared beginning is in the tree of prefixes anyway,
         // and taking the slot for it would cost somebody else the rest.
         let fits = |slot: &SlotView| shared(slot) * 2 > slot.tokens.len().max(1);
         idle.max_by_key(|slot| (fits(slot).then(|| shared(slot)), std::cmp::Reverse(slot.used))).map(|slot| slot.id)
     }
 
-    fn take(&mut self, id: usize, wish: &Wish) -> ConversationId {
+    fn take(&mut self, id: usize, slot_request: &SlotRequest) -> ConversationId {
         self.tasks += 1;
         let task = self.tasks;
         let slot = &mut self.slots[id];
-        (slot.doing, slot.used, slot.task, slot.generated) = (Doing::Prompt, task, task, 0);
-        if wish.purpose == Purpose::Answer {
-            slot.enter(wish.scope);
-            slot.session.clone_from(&wish.session);
+        (slot.doing, slot.used, slot.task, slot.generated) = (SlotState::Prompt, task, task, 0);
+        if slot_request.purpose == Purpose::Answer {
+            slot.enter(slot_request.scope);
+            slot.session.clone_from(&slot_request.session);
         }
         slot.conversation
     }
@@ -196,7 +197,7 @@ impl Slots {
         let view = |(id, conversation)| SlotView {
             id,
             conversation,
-            doing: Doing::Idle,
+            doing: SlotState::Idle,
             session: None,
             tokens: Vec::new(),
             scope: 0,
@@ -215,29 +216,29 @@ impl Slots {
     }
 
     /// Takes a slot, or waits for one, in the order of arrival. A new request is refused if too many wait already.
-    pub async fn acquire(&self, wish: Wish, prompt: Arc<[u32]>) -> Result<SlotGuard, ApiError> {
+    pub async fn acquire(&self, slot_request: SlotRequest, prompt: Arc<[u32]>) -> Result<SlotGuard, ApiError> {
         let waiting = {
             let mut state = self.state();
             let count = state.slots.len();
-            if let Some(id) = wish.slot.filter(|id| *id >= count) {
+            if let Some(id) = slot_request.slot.filter(|id| *id >= count) {
                 return Err(ApiError::field("id_slot", format!("{id}, expected less than {count} slots")));
             }
             // A request that waits waits for a slot that is busy: an idle one can be had at once.
-            if let Some(id) = state.choose(&wish, &prompt) {
-                let conversation = state.take(id, &wish);
+            if let Some(id) = state.choose(&slot_request, &prompt) {
+                let conversation = state.take(id, &slot_request);
                 return Ok(SlotGuard { slots: self.clone(), id, conversation });
             }
-            if state.closed && wish.arrival == Arrival::New {
+            if state.closed && slot_request.arrival == Arrival::New {
                 return Err(stops());
             }
             state.waiting.retain(|waiter| !waiter.slot.is_closed());
-            let is_new = |waiter: &&Waiter| waiter.wish.arrival == Arrival::New;
-            if wish.arrival == Arrival::New && state.waiting.iter().filter(is_new).count() >= self.queue {
+            let is_new = |waiter: &&Waiter| waiter.slot_request.arrival == Arrival::New;
+            if slot_request.arrival == Arrival::New && state.waiting.iter().filter(is_new).count() >= self.queue {
                 let message = format!("all {count} slots are busy and {} requests wait already", self.queue);
                 return Err(ApiError::busy(message, 1));
             }
             let (slot, waiting) = oneshot::channel();
-            state.waiting.push_back(Waiter { wish, prompt, slot });
+            state.waiting.push_back(Waiter { slot_request, prompt, slot });
             waiting
         };
         waiting.await.map_err(|_| stops())
@@ -255,7 +256,7 @@ impl Slots {
 
     /// Slots that serve a request.
     pub fn busy(&self) -> usize {
-        self.state().slots.iter().filter(|slot| slot.doing != Doing::Idle).count()
+        self.state().slots.iter().filter(|slot| slot.doing != SlotState::Idle).count()
     }
 
     /// How many slots there are.
@@ -268,7 +269,7 @@ impl Slots {
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        state.waiting.retain(|waiter| waiter.wish.arrival == Arrival::Admitted);
+        state.waiting.retain(|waiter| waiter.slot_request.arrival == Arrival::Admitted);
     }
 
     /// Ends the answers in progress, and further ones as soon as they begin: the server cannot wait for them.
@@ -278,14 +279,14 @@ impl Slots {
 
     fn release(&self, id: usize) {
         let mut state = self.state();
-        state.slots[id].doing = Doing::Idle;
+        state.slots[id].doing = SlotState::Idle;
         let mut at = 0;
         while let Some(waiter) = state.waiting.get(at) {
             if waiter.slot.is_closed() {
                 state.waiting.remove(at);
-            } else if let Some(id) = state.choose(&waiter.wish, &waiter.prompt) {
+            } else if let Some(id) = state.choose(&waiter.slot_request, &waiter.prompt) {
                 let Some(waiter) = state.waiting.remove(at) else { break };
-                let conversation = state.take(id, &waiter.wish);
+                let conversation = state.take(id, &waiter.slot_request);
                 let guard = SlotGuard { slots: self.clone(), id, conversation };
                 drop(state);
                 // Who has left meanwhile drops the guard, and the next one gets the slot.
@@ -300,7 +301,7 @@ impl Slots {
 
 impl SlotGuard {
     /// Says what the slot is doing.
-    pub fn set(&self, doing: Doing, generated: usize) {
+    pub fn set(&self, doing: SlotState, generated: usize) {
         let mut state = self.slots.state();
         (state.slots[self.id].doing, state.slots[self.id].generated) = (doing, generated);
     }
@@ -337,12 +338,12 @@ mod tests {
     #[tokio::test]
     async fn upkeep_changes_nothing_of_a_slot() {
         let slots = Slots::new(vec![ConversationId::for_tests(0)], 4);
-        let wish = |scope, purpose| Wish { slot: Some(0), scope, purpose, ..Wish::default() };
-        let first = Wish { session: Some("mine".into()), ..wish(1, Purpose::Answer) };
+        let slot_request = |scope, purpose| SlotRequest { slot: Some(0), scope, purpose, ..SlotRequest::default() };
+        let first = SlotRequest { session: Some("mine".into()), ..slot_request(1, Purpose::Answer) };
         let guard = slots.acquire(first, Arc::from([])).await.unwrap();
         guard.holds(1, vec![1, 2, 3]);
         drop(guard);
-        let guard = slots.acquire(wish(2, Purpose::Upkeep), Arc::from([])).await.unwrap();
+        let guard = slots.acquire(slot_request(2, Purpose::Upkeep), Arc::from([])).await.unwrap();
         let held = slots.views().remove(0);
         assert_eq!((held.scope, held.tokens, held.session), (1, vec![1, 2, 3], Some("mine".into())));
         assert_eq!(slots.busy(), 1);
@@ -351,7 +352,7 @@ mod tests {
         let held = slots.views().remove(0);
         assert_eq!((held.scope, held.tokens, held.session), (2, vec![7], None));
         drop(guard);
-        let _guard = slots.acquire(wish(3, Purpose::Answer), Arc::from([])).await.unwrap();
+        let _guard = slots.acquire(slot_request(3, Purpose::Answer), Arc::from([])).await.unwrap();
         let held = slots.views().remove(0);
         assert_eq!((held.scope, held.tokens, held.session), (3, vec![], None));
     }

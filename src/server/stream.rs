@@ -39,7 +39,7 @@ impl Message {
 }
 
 /// Writes pieces in the form of one API.
-pub trait Form: Send + 'static {
+pub trait StreamFormat: Send + 'static {
     /// What is said before anything else.
     fn begin(&mut self) -> Vec<Message> {
         Vec::new()
@@ -81,7 +81,7 @@ struct State<F> {
     over: bool,
 }
 
-impl<F: Form> State<F> {
+impl<F: StreamFormat> State<F> {
     fn take(&mut self, index: usize, piece: Piece) {
         match piece {
             Piece::Failed(error) => {
@@ -103,7 +103,7 @@ impl<F: Form> State<F> {
     }
 }
 
-fn messages(pieces: Pieces, answers: usize, form: impl Form) -> impl Stream<Item = Message> {
+fn messages(pieces: Pieces, answers: usize, form: impl StreamFormat) -> impl Stream<Item = Message> {
     let state = State { pieces, form, ready: VecDeque::new(), left: answers, begun: false, over: false };
     stream::unfold(state, |mut state| async move {
         if !state.begun {
@@ -126,7 +126,7 @@ fn messages(pieces: Pieces, answers: usize, form: impl Form) -> impl Stream<Item
 }
 
 /// Writes one answer in a form without sending it: for replies in one piece that keep the order of their parts.
-pub async fn drain<F: Form>(mut pieces: Pieces, mut form: F) -> Result<F, ApiError> {
+pub async fn drain<F: StreamFormat>(mut pieces: Pieces, mut form: F) -> Result<F, ApiError> {
     loop {
         match pieces.recv().await {
             Some((index, Piece::Done(end))) => {
@@ -141,7 +141,7 @@ pub async fn drain<F: Form>(mut pieces: Pieces, mut form: F) -> Result<F, ApiErr
 }
 
 /// Streams `answers` answers in the form of an API.
-pub fn respond(pieces: Pieces, answers: usize, form: impl Form, wire: Wire) -> Response {
+pub fn respond(pieces: Pieces, answers: usize, form: impl StreamFormat, wire: Wire) -> Response {
     let messages = messages(pieces, answers, form);
     match wire {
         Wire::Lines => {

@@ -1,13 +1,13 @@
 //! The header of a session file: what sections there are, how long they are, and their checksums.
 
 use super::ModelId;
-use crate::{memory::GivenUp, policy::Shares};
+use crate::{memory::EvictionRecord, policy::Shares};
 use kvas_backend::{KvType, Program};
 use kvas_gguf::Quant;
 use serde_json::{Map, Value, json};
 
-/// The versions of the format: the second one has prefixes of which tokens were given up, the third one says that none were,
-/// by somebody who gives up tokens.
+/// The versions of the format: the second one has prefixes of which tokens were evicted, the third one says that none were,
+/// by somebody who evicts tokens.
 pub(super) const VERSIONS: [&str; 3] = ["1", "2", "3"];
 
 /// The last section: the checksum of the header itself.
@@ -15,7 +15,7 @@ pub(super) const HEADER: &str = "header";
 
 /// What is in a file, apart from the tokens and the conversation: sizes only.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct SessionLayout {
     /// Element type of keys and values.
     pub(super) kv_type: KvType,
     /// Tokens whose keys and values there are.
@@ -26,49 +26,49 @@ pub struct Layout {
     pub(super) positions: Vec<u32>,
     /// Values of a state.
     pub(super) state_elements: usize,
-    /// Prefixes of which tokens were given up, if there are any; or whose tokens would be.
+    /// Prefixes of which tokens were evicted, if there are any; or whose tokens would be.
     pub(super) shortened: Option<ShortenedLayout>,
 }
 
-/// What there is of prefixes of which tokens were given up.
+/// What there is of prefixes of which tokens were evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ShortenedLayout {
-    /// How they were given up: who gives up others cannot go on from there.
+    /// How they were evicted: who evicts others cannot go on from there.
     pub(super) policy: String,
     /// Their lengths, ascending.
-    pub(super) prefixes: Vec<(u32, GivenUp)>,
-    /// Values that are remembered of what was given up, or of queries that decide what will be.
+    pub(super) prefixes: Vec<(u32, EvictionRecord)>,
+    /// Values that are remembered of what was evicted, or of queries that decide what will be.
     pub(super) elements: usize,
     /// There are no such prefixes: all that was read is held so far.
     pub(super) is_whole: bool,
 }
 
-impl Layout {
+impl SessionLayout {
     /// The layout of what a program keeps of the first `length` tokens, with states at `positions`.
     pub fn new(program: &Program, kv_type: KvType, length: u32, positions: Vec<u32>) -> Self {
         let (state_elements, shortened) = (program.slot_elements(), None);
         Self { kv_type, rows: length as usize, columns: columns(program), positions, state_elements, shortened }
     }
 
-    /// And of prefixes of these lengths, ascending, of which tokens were given up by a policy.
+    /// And of prefixes of these lengths, ascending, of which tokens were evicted by a policy.
     #[must_use]
-    pub fn with_shortened(self, program: &Program, policy: String, prefixes: Vec<(u32, GivenUp)>) -> Self {
-        let elements = program.given_up_elements();
+    pub fn with_shortened(self, program: &Program, policy: String, prefixes: Vec<(u32, EvictionRecord)>) -> Self {
+        let elements = program.evicted_elements();
         Self { shortened: Some(ShortenedLayout { policy, prefixes, elements, is_whole: false }), ..self }
     }
 
-    /// And that they were read by a policy that has given up none of them yet; so many values are remembered for that.
+    /// And that they were read by a policy that has evicted none of them yet; so many values are remembered for that.
     #[must_use]
     pub fn with_whole(self, policy: String, elements: usize) -> Self {
         let shortened = ShortenedLayout { policy, prefixes: Vec::new(), elements, is_whole: true };
         Self { shortened: Some(shortened), ..self }
     }
 
-    /// How tokens of its last prefix were given up, and how many of every layer, if any were.
-    pub(super) fn given_up(&self) -> Option<(&str, u32)> {
+    /// How tokens of its last prefix were evicted, and how many of every layer, if any were.
+    pub(super) fn eviction(&self) -> Option<(&str, u32)> {
         let shortened = self.shortened.as_ref()?;
-        let (length, given_up) = shortened.prefixes.last()?;
-        Some((&shortened.policy, given_up.tokens(*length)))
+        let (length, eviction) = shortened.prefixes.last()?;
+        Some((&shortened.policy, eviction.tokens(*length)))
     }
 
     /// About the bytes of a file of so many tokens: all but its header.
@@ -109,7 +109,7 @@ impl Section {
 }
 
 /// The sections of a file, in its order; the checksum of the header comes last.
-pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> Vec<Section> {
+pub(super) fn sections(layout: &SessionLayout, tokens: usize, conversation: usize) -> Vec<Section> {
     let mut all = vec![Section::new("tokens".into(), ("U32", 4), vec![tokens])];
     let kv = match layout.kv_type {
         KvType::F32 | KvType::Q8_0 | KvType::F8 => ("F32", 4),
@@ -126,10 +126,10 @@ pub(super) fn sections(layout: &Layout, tokens: usize, conversation: usize) -> V
         all.push(Section::new(WHOLE_MEMORY.into(), ("F32", 4), vec![elements]));
     }
     let shortened = layout.shortened.iter().flat_map(|shortened| {
-        shortened.prefixes.iter().map(|(length, given_up)| (*length, given_up, shortened.elements))
+        shortened.prefixes.iter().map(|(length, eviction)| (*length, eviction, shortened.elements))
     });
-    for (length, given_up, elements) in shortened {
-        let stores = layout.columns.iter().zip(&given_up.held).enumerate();
+    for (length, eviction, elements) in shortened {
+        let stores = layout.columns.iter().zip(&eviction.held).enumerate();
         all.extend(stores.map(|(store, (columns, held))| {
             Section::new(format!("shortened.{length}.kv.{store}"), kv, vec![*held as usize, *columns])
         }));
@@ -154,8 +154,8 @@ pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sectio
     metadata.insert("kvas_session".into(), json!(VERSIONS[version]));
     if let Some(ShortenedLayout { policy, prefixes, .. }) = shortened {
         metadata.insert(POLICY.into(), json!(policy));
-        for (length, given_up) in prefixes {
-            metadata.insert(shortened_key(*length), json!(given_up_text(given_up)));
+        for (length, eviction) in prefixes {
+            metadata.insert(shortened_key(*length), json!(eviction_text(eviction)));
         }
     }
     metadata.insert("model".into(), json!(model.name));
@@ -178,7 +178,7 @@ pub(super) fn write(model: &ModelId, shortened: Option<&ShortenedLayout>, sectio
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// The metadata key of how tokens were given up.
+/// The metadata key of how tokens were evicted.
 pub(super) const POLICY: &str = "policy";
 
 /// The section of the last queries of who holds all that was read.
@@ -189,24 +189,24 @@ pub(super) fn shortened_key(length: u32) -> String {
     format!("shortened.{length}")
 }
 
-/// What it says: by layer the tokens that are held, those that stayed when tokens were given up last, and what may be held;
+/// What it says: by layer the tokens that are held, those that stayed when tokens were evicted last, and what may be held;
 /// and what that was made for.
 pub(super) const GIVEN_UP: &str = "HELD,…;STAYED,…;BUDGETS,…;ROWS";
 
-fn given_up_text(GivenUp { held, shares }: &GivenUp) -> String {
+fn eviction_text(EvictionRecord { held, shares }: &EvictionRecord) -> String {
     let list = |all: &[u32]| all.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     format!("{};{};{};{}", list(held), list(&shares.stayed), list(&shares.budgets), shares.rows())
 }
 
 /// The opposite.
-pub(super) fn given_up_of(text: &str) -> Option<GivenUp> {
+pub(super) fn eviction_of(text: &str) -> Option<EvictionRecord> {
     let list = |text: &str| -> Option<Vec<u32>> {
         text.split(',').filter(|_| !text.is_empty()).map(|number| number.parse().ok()).collect()
     };
     let parts: Vec<&str> = text.split(';').collect();
     let [held, stayed, budgets, rows] = parts[..] else { return None };
     let shares = Shares::new(list(stayed)?, list(budgets)?, rows.parse().ok()?);
-    Some(GivenUp { held: list(held)?, shares })
+    Some(EvictionRecord { held: list(held)?, shares })
 }
 
 /// The metadata key of a section's checksum.

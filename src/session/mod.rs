@@ -2,21 +2,21 @@
 //! container is that of safetensors, with a checksum for every section and one for the header. Knows sizes and bytes;
 //! which pages and slots they come from is the engine's business, what a conversation is the caller's.
 
-mod claim;
 mod error;
 mod header;
 mod model;
-mod shelf;
+mod offload;
 mod shortened;
 #[cfg(test)]
 mod tests;
+mod version_guard;
 mod write;
 
-pub use claim::Claim;
 pub use error::SessionError;
-pub use header::Layout;
+pub use header::SessionLayout;
 pub use model::ModelId;
-pub use shelf::{Shelf, Shelved, Wanted};
+pub use offload::{OffloadCache, OffloadUsage, PrefixQuery};
+pub use version_guard::VersionGuard;
 pub use write::{OpenWriter, Writer, Written};
 
 use header::{HEADER, POLICY, VERSIONS, WHOLE_MEMORY, checksum_key};
@@ -40,7 +40,7 @@ pub struct Session {
     kv: BTreeMap<usize, Array>,
     /// By position.
     states: BTreeMap<u32, Array>,
-    /// By length: prefixes of which tokens were given up.
+    /// By length: prefixes of which tokens were evicted.
     shortened: BTreeMap<u32, Shortened>,
     /// How they were, or would be.
     policy: String,

@@ -1,47 +1,47 @@
-//! Prefixes of a session of which tokens were given up: what they hold, in rows of their own, and what is remembered of
+//! Prefixes of a session of which tokens were evicted: what they hold, in rows of their own, and what is remembered of
 //! the rest.
 
 use super::{
     Array, Fault, Sections, Session, SessionError, fault,
-    header::{self, GIVEN_UP, POLICY, WHOLE_MEMORY, given_up_of, shortened_key},
+    header::{self, GIVEN_UP, POLICY, WHOLE_MEMORY, eviction_of, shortened_key},
 };
-use crate::{memory::GivenUp, policy::Keeping};
-use kvas_backend::{Claim, Limits, Program, Remembered, StoreDecl};
+use crate::{memory::EvictionRecord, policy::EvictionPolicy};
+use kvas_backend::{Limits, Program, Remembered, SequenceLengths, StoreDecl};
 use std::{collections::BTreeMap, ops::Range};
 
 /// What there is of such a prefix.
 #[derive(Debug, Clone)]
 pub(super) struct Shortened {
-    given_up: GivenUp,
+    eviction: EvictionRecord,
     /// By page store.
     kv: BTreeMap<usize, Array>,
     /// The recurrent state, if the model has one.
     state: Option<Array>,
-    /// What is remembered of what was given up, if anything is.
+    /// What is remembered of what was evicted, if anything is.
     memory: Option<Array>,
 }
 
 impl Session {
-    /// How tokens of prefixes were given up, if there are such prefixes ([`Keeping::identity`]).
+    /// How tokens of prefixes were evicted, if there are such prefixes ([`EvictionPolicy::identity`]).
     pub fn policy(&self) -> Option<&str> {
         (!self.shortened.is_empty()).then_some(self.policy.as_str())
     }
 
-    /// The prefixes of which tokens were given up, ascending.
-    pub fn shortened(&self) -> impl Iterator<Item = (u32, &GivenUp)> {
-        self.shortened.iter().map(|(length, shortened)| (*length, &shortened.given_up))
+    /// The prefixes of which tokens were evicted, ascending.
+    pub fn shortened(&self) -> impl Iterator<Item = (u32, &EvictionRecord)> {
+        self.shortened.iter().map(|(length, shortened)| (*length, &shortened.eviction))
     }
 
-    /// Refuses prefixes of which tokens were given up, in a way that is that of the program, that do not hold what is held so,
+    /// Refuses prefixes of which tokens were evicted, in a way that is that of the program, that do not hold what is held so,
     /// whose sizes are not those of the program, or of which something is remembered that cannot be. Nothing is
     /// looked at before all of them hold what they should.
     pub fn check_shortened(
         &self,
         (program, limits): (&Program, &Limits),
-        keeping: &Keeping,
+        eviction_policy: &EvictionPolicy,
     ) -> Result<(), SessionError> {
-        for (length, Shortened { given_up: GivenUp { held, shares }, .. }) in &self.shortened {
-            if !keeping.may_hold((program, limits), *length, held, shares) {
+        for (length, Shortened { eviction: EvictionRecord { held, shares }, .. }) in &self.shortened {
+            if !eviction_policy.may_hold((program, limits), *length, held, shares) {
                 let what = format!("{held:?} tokens held, expected what {} holds", self.policy);
                 let section = format!("shortened.{length}");
                 return Err(SessionError::Format { path: self.path.clone(), section, what });
@@ -58,52 +58,52 @@ impl Session {
             if found != columns {
                 return fail("kv", format!("{found:?} values a token, expected {columns:?} by layer"));
             }
-            let parts = [("state", state, program.slot_elements()), ("memory", memory, program.given_up_elements())];
+            let parts = [("state", state, program.slot_elements()), ("memory", memory, program.evicted_elements())];
             for (part, array, expected) in parts {
                 if elements(array) != expected {
                     return fail(part, format!("{} values, expected {expected}", elements(array)));
                 }
             }
-            self.check_remembered(program, keeping, *length).or_else(|what| fail("memory", what))?;
+            self.check_remembered(program, eviction_policy, *length).or_else(|what| fail("memory", what))?;
         }
         Ok(())
     }
 
-    /// Refuses in one line what cannot be remembered of layers that have given up tokens head by head, or segments that
+    /// Refuses in one line what cannot be remembered of layers that have evicted tokens head by head, or segments that
     /// were summed up.
-    fn check_remembered(&self, program: &Program, keeping: &Keeping, length: u32) -> Result<(), String> {
-        let Shortened { given_up, memory: Some(memory), .. } = &self.shortened[&length] else { return Ok(()) };
-        let absorbed = match keeping {
-            Keeping::Budget(bound) => bound.moments,
-            Keeping::Segments(schedule) => schedule.memory.keeps(),
+    fn check_remembered(&self, program: &Program, eviction_policy: &EvictionPolicy, length: u32) -> Result<(), String> {
+        let Shortened { eviction, memory: Some(memory), .. } = &self.shortened[&length] else { return Ok(()) };
+        let absorbed = match eviction_policy {
+            EvictionPolicy::Budget(bound) => bound.moments,
+            EvictionPolicy::Segments(schedule) => schedule.memory.keeps(),
         };
         let mut values = Vec::new();
         self.convert(memory, 0, memory.shape[1], &mut values);
         let mut rest = &values[..];
-        let mut stayed = given_up.shares.stayed.iter();
-        let mut held = given_up.held.iter();
+        let mut stayed = eviction.shares.stayed.iter();
+        let mut held = eviction.held.iter();
         for store in &program.stores {
-            let own = rest.split_off(..store.given_up_elements()).expect("as many as the program says");
+            let own = rest.split_off(..store.evicted_elements()).expect("as many as the program says");
             let StoreDecl::Pages(pages) = store else { continue };
             let held = *held.next().expect("as many as the program says");
             if let Some(layer) = Remembered::of(pages) {
                 let stayed = *stayed.next().expect("as many as the program says");
-                layer.check(own, Claim { length, held, stayed, absorbed })?;
+                layer.check(own, SequenceLengths { length, held, stayed, absorbed })?;
             }
         }
         Ok(())
     }
 
-    /// How tokens would be given up by who read them and holds all of them, if that is known, and how many they are.
+    /// How tokens would be evicted by who read them and holds all of them, if that is known, and how many they are.
     pub fn whole(&self) -> Option<(&str, u32)> {
         (self.is_whole && self.rows > 0).then_some((&self.policy, self.rows as u32))
     }
 
     /// Refuses what cannot be remembered by who holds all that was read.
-    pub fn check_whole(&self, program: &Program, keeping: &Keeping) -> Result<(), SessionError> {
+    pub fn check_whole(&self, program: &Program, eviction_policy: &EvictionPolicy) -> Result<(), SessionError> {
         let fail =
             |what: String| Err(SessionError::Format { path: self.path.clone(), section: WHOLE_MEMORY.into(), what });
-        let expected = keeping.elements_while_whole(program);
+        let expected = eviction_policy.elements_while_whole(program);
         let found = self.whole_memory.as_ref().map_or(0, |memory| memory.shape[1]);
         if found != expected {
             return fail(format!("{found} values, expected {expected}"));
@@ -114,7 +114,7 @@ impl Session {
         }
         let mut rest = &values[..];
         for store in &program.stores {
-            let own = rest.split_off(..store.given_up_elements()).expect("as many as the program says");
+            let own = rest.split_off(..store.evicted_elements()).expect("as many as the program says");
             let StoreDecl::Pages(pages) = store else { continue };
             if let Some(layer) = Remembered::of(pages) {
                 layer.check_whole(own, self.rows as u32).or_else(fail)?;
@@ -135,7 +135,7 @@ impl Session {
         self.some_rows(&self.shortened[&length].kv[&store], (first, rows), out);
     }
 
-    /// The state behind such a prefix, and what is remembered of what was given up; nothing of what there is not.
+    /// The state behind such a prefix, and what is remembered of what was evicted; nothing of what there is not.
     pub fn shortened_slot(&self, length: u32, [state, memory]: [&mut Vec<f32>; 2]) {
         let shortened = &self.shortened[&length];
         for (array, out) in [(&shortened.state, state), (&shortened.memory, memory)] {
@@ -157,9 +157,9 @@ impl Sections {
             return fault(name, "expected no such section here");
         };
         if !session.shortened.contains_key(&length) {
-            let (given_up, kv) = (self.given_up(length)?, BTreeMap::new());
+            let (eviction, kv) = (self.eviction(length)?, BTreeMap::new());
             session.policy = self.text(POLICY)?.to_string();
-            session.shortened.insert(length, Shortened { given_up, kv, state: None, memory: None });
+            session.shortened.insert(length, Shortened { eviction, kv, state: None, memory: None });
         }
         let (array, of) = (self.array(name, range)?, session.shortened.get_mut(&length).expect("it is there"));
         match (part, part.split_once('.')) {
@@ -174,19 +174,19 @@ impl Sections {
     }
 
     /// What the header says of a prefix.
-    fn given_up(&self, length: u32) -> Result<GivenUp, Fault> {
+    fn eviction(&self, length: u32) -> Result<EvictionRecord, Fault> {
         let key = shortened_key(length);
         let text = self.text(&key)?;
         let wrong = || (header::HEADER.to_string(), format!("{key} is {text}, expected {GIVEN_UP}"));
-        given_up_of(text).ok_or_else(wrong)
+        eviction_of(text).ok_or_else(wrong)
     }
 }
 
 /// That the sections of such prefixes belong together.
 pub(super) fn check(session: &Session) -> Result<(), Fault> {
-    for (length, Shortened { given_up, kv, state, memory }) in &session.shortened {
+    for (length, Shortened { eviction, kv, state, memory }) in &session.shortened {
         let (name, tokens) = (shortened_key(*length), session.tokens.len());
-        let held = &given_up.held;
+        let held = &eviction.held;
         let is_shorter = held.iter().any(|held| held < length) && held.iter().all(|held| held <= length);
         if *length as usize > tokens || !is_shorter || held.len() != kv.len() {
             return fault(&name, format!("{held:?} held, expected fewer than {length}, of {tokens} tokens, by layer"));

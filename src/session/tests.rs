@@ -1,7 +1,7 @@
 //! Session files: what is written is read, and nothing else is.
 
 use super::{header::ShortenedLayout, *};
-use crate::{memory::GivenUp, policy::Shares};
+use crate::{memory::EvictionRecord, policy::Shares};
 use kvas_backend::KvType;
 use std::path::PathBuf;
 
@@ -9,14 +9,21 @@ fn model(fingerprint: &str) -> ModelId {
     ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: fingerprint.into() }
 }
 
-fn layout() -> Layout {
-    let prefixes = vec![(4, given_up([2, 3])), (6, given_up([1, 6]))];
+fn layout() -> SessionLayout {
+    let prefixes = vec![(4, eviction([2, 3])), (6, eviction([1, 6]))];
     let shortened = Some(ShortenedLayout { policy: "some".into(), prefixes, elements: 3, is_whole: false });
-    Layout { kv_type: KvType::F16, rows: 5, columns: vec![3, 2], positions: vec![2, 5], state_elements: 4, shortened }
+    SessionLayout {
+        kv_type: KvType::F16,
+        rows: 5,
+        columns: vec![3, 2],
+        positions: vec![2, 5],
+        state_elements: 4,
+        shortened,
+    }
 }
 
-fn given_up(held: [u32; 2]) -> GivenUp {
-    GivenUp { held: held.to_vec(), shares: Shares::new(vec![1, 0], vec![5, 6], 4) }
+fn eviction(held: [u32; 2]) -> EvictionRecord {
+    EvictionRecord { held: held.to_vec(), shares: Shares::new(vec![1, 0], vec![5, 6], 4) }
 }
 
 const TOKENS: [u32; 6] = [7, 1, 300, 2, 70000, 9];
@@ -65,8 +72,8 @@ fn what_is_written_is_read() {
     session.state(2, &mut values);
     assert_eq!(values, [1.5, -2.0, 0.1, 1e-20]);
     assert_eq!(session.policy(), Some("some"));
-    let shortened: Vec<_> = session.shortened().map(|(length, given_up)| (length, given_up.clone())).collect();
-    assert_eq!(shortened, [(4, given_up([2, 3])), (6, given_up([1, 6]))]);
+    let shortened: Vec<_> = session.shortened().map(|(length, eviction)| (length, eviction.clone())).collect();
+    assert_eq!(shortened, [(4, eviction([2, 3])), (6, eviction([1, 6]))]);
     session.shortened_rows((4, 1), 1, 9, &mut values);
     assert_eq!(values, [9.0, 10.0, 11.0, 12.0]);
     let mut memory = Vec::new();
@@ -79,12 +86,12 @@ fn what_is_written_is_read() {
     remove(&path);
 }
 
-/// Who gives up tokens, and has not yet, says so in a version of its own.
+/// Who evicts tokens, and has not yet, says so in a version of its own.
 #[test]
 fn a_policy_that_has_given_up_nothing_is_kept() {
     for elements in [0, 3] {
         let path = place("whole");
-        let layout = Layout { shortened: None, positions: vec![5], ..layout() };
+        let layout = SessionLayout { shortened: None, positions: vec![5], ..layout() };
         let layout = layout.with_whole("some".into(), elements);
         let mut open = Writer::new(&path, &model("1234"), TOKENS.to_vec(), String::new()).begin(&layout).unwrap();
         for values in [15, 10, 4, elements] {
@@ -207,8 +214,8 @@ fn an_unfinished_file_harms_nobody() {
 }
 
 /// The layout of a session that remembers nothing.
-fn bare() -> Layout {
-    Layout { rows: 0, positions: vec![], shortened: None, ..layout() }
+fn bare() -> SessionLayout {
+    SessionLayout { rows: 0, positions: vec![], shortened: None, ..layout() }
 }
 
 #[test]
@@ -225,8 +232,8 @@ fn a_session_without_memory_is_a_session() {
 #[test]
 fn what_another_program_wrote_is_not_replaced() {
     let path = place("claimed");
-    let begin = |claim: &Claim| Writer::claimed(claim, &model("1234"), vec![], String::new()).begin(&bare());
-    let [one, two] = [Claim::new(&path), Claim::new(&path)];
+    let begin = |claim: &VersionGuard| Writer::claimed(claim, &model("1234"), vec![], String::new()).begin(&bare());
+    let [one, two] = [VersionGuard::new(&path), VersionGuard::new(&path)];
     // As often as it likes, as long as nobody else does.
     for _ in 0..3 {
         begin(&one).unwrap().finish().unwrap();
@@ -253,7 +260,7 @@ fn a_link_stays_a_link() {
     let path = place("linked");
     let (link, folder) = (path.with_file_name("link"), path.parent().unwrap().join("elsewhere"));
     std::fs::create_dir_all(&folder).unwrap();
-    let claim = Claim::new(&link);
+    let claim = VersionGuard::new(&link);
     // Of a relative target that is not there yet, then of one that is.
     std::os::unix::fs::symlink("elsewhere/real", &link).unwrap();
     for _ in 0..2 {

@@ -1,8 +1,8 @@
 //! Writing a session: beside its target, then renamed over it, so that there is always one whole file; or into memory.
 
 use super::{
-    Claim, ModelId, Session, SessionError,
-    header::{self, Layout, Section, ShortenedLayout},
+    ModelId, Session, SessionError, VersionGuard,
+    header::{self, Section, SessionLayout, ShortenedLayout},
 };
 use kvas_gguf::{file_id, output_target};
 use std::{
@@ -19,7 +19,7 @@ pub struct Writer {
     tokens: Vec<u32>,
     conversation: String,
     durability: Durability,
-    claim: Option<Claim>,
+    claim: Option<VersionGuard>,
 }
 
 /// What a session must survive.
@@ -50,7 +50,7 @@ impl Writer {
     }
 
     /// Will write it to a file that is claimed, if it is still what it was.
-    pub fn claimed(claim: &Claim, model: &ModelId, tokens: Vec<u32>, conversation: String) -> Self {
+    pub fn claimed(claim: &VersionGuard, model: &ModelId, tokens: Vec<u32>, conversation: String) -> Self {
         Self { claim: Some(claim.clone()), ..Self::new(claim.path(), model, tokens, conversation) }
     }
 
@@ -70,7 +70,7 @@ impl Writer {
     }
 
     /// Begins the file.
-    pub fn begin(self, layout: &Layout) -> Result<OpenWriter, SessionError> {
+    pub fn begin(self, layout: &SessionLayout) -> Result<OpenWriter, SessionError> {
         let Self { path, model, tokens, conversation, durability, claim } = self;
         let sections = header::sections(layout, tokens.len(), conversation.len());
         let out = match durability {
@@ -143,8 +143,8 @@ pub struct OpenWriter {
 
 impl OpenWriter {
     /// Writes the next values of the layout, part of one section: first the keys and values of every page store, then
-    /// the states; then, of every prefix of which tokens were given up, keys and values, state, and memory, or the memory of
-    /// who has given up none of what was read.
+    /// the states; then, of every prefix of which tokens were evicted, keys and values, state, and memory, or the memory of
+    /// who has evicted none of what was read.
     pub fn write(&mut self, values: &[f32]) -> Result<(), SessionError> {
         let mut bytes = std::mem::take(&mut self.bytes);
         let quant = if self.sections[self.at].has_rows() { self.quant } else { kvas_gguf::Quant::F32 };
@@ -212,12 +212,12 @@ struct Partial {
     target: PathBuf,
     file: File,
     durability: Durability,
-    claim: Option<Claim>,
+    claim: Option<VersionGuard>,
 }
 
 impl Partial {
     /// Takes the place beside `target`, also that of a writer that died; one that lives is left alone.
-    fn create(target: &Path, durability: Durability, claim: Option<Claim>) -> Result<Self, SessionError> {
+    fn create(target: &Path, durability: Durability, claim: Option<VersionGuard>) -> Result<Self, SessionError> {
         let named = target;
         // What can be had again has a folder of its own, which somebody may take away while it is in use.
         if let (Durability::Cache, Some(folder)) = (durability, named.parent()) {

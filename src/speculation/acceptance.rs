@@ -3,7 +3,7 @@
 
 /// How sure a drafter is of what it proposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sureness {
+pub enum Confidence {
     /// A match of two or three tokens.
     Hardly,
     /// A longer one.
@@ -18,7 +18,7 @@ pub enum Sureness {
 
 const KINDS: usize = 5;
 
-/// What is assumed to be accepted of every [`Sureness`] before anything is known, and the tokens that this counts for.
+/// What is assumed to be accepted of every [`Confidence`] before anything is known, and the tokens that this counts for.
 const PRIOR: [f64; KINDS] = [0.3, 0.5, 0.65, 0.8, 0.7];
 const PRIOR_TOKENS: f64 = 4.0;
 /// What counts of earlier tokens after every round.
@@ -53,7 +53,7 @@ impl Default for Acceptance {
 
 impl Acceptance {
     /// The probability that the next token of a draft is accepted if those before it are.
-    pub fn rate(&self, sureness: Sureness) -> f64 {
+    pub fn rate(&self, sureness: Confidence) -> f64 {
         let odds = self.odds[sureness as usize];
         // Never quite certain: a sum over powers of it is divided by what is missing to 1.
         (odds.accepted / odds.tried).clamp(0.01, 0.99)
@@ -66,7 +66,7 @@ impl Acceptance {
 
     /// How many tokens to draft: `costs[k]` is what a step with `k` drafts costs, the drafting included, of what one
     /// without costs. Where it does not pay off, every now and then a few to see whether it does by now.
-    pub fn drafts(&mut self, sureness: Sureness, costs: &[f64]) -> usize {
+    pub fn drafts(&mut self, sureness: Confidence, costs: &[f64]) -> usize {
         let rate = self.rate(sureness);
         let gain = |drafts: usize| Self::expected(rate, drafts) / costs[drafts];
         let best = (1..costs.len()).max_by(|a, b| gain(*a).total_cmp(&gain(*b)));
@@ -89,7 +89,7 @@ impl Acceptance {
     }
 
     /// Of `drafted` tokens so many were accepted.
-    pub fn learn(&mut self, sureness: Sureness, drafted: usize, accepted: usize) {
+    pub fn learn(&mut self, sureness: Confidence, drafted: usize, accepted: usize) {
         let odds = &mut self.odds[sureness as usize];
         // What came after a wrong one says nothing.
         let tried = drafted.min(accepted + 1);

@@ -1,7 +1,7 @@
 //! Drafts from the text itself: what followed the last tokens when they came before. An index that grows and shrinks
 //! with the tokens of a sequence and costs the same few lookups however long the text is.
 
-use super::{Asked, Drafter, Kind, Sureness};
+use super::{Confidence, DraftRequest, Drafter, DrafterKind};
 use crate::memory::SequenceId;
 use kvas_backend::DeviceError;
 use std::collections::HashMap;
@@ -126,23 +126,23 @@ pub struct Lookup {
 }
 
 impl Drafter for Lookup {
-    fn kind(&self) -> Kind {
-        Kind::Ngram
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Ngram
     }
 
-    fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Sureness> {
+    fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Confidence> {
         let index = self.sequences.entry(id).or_default();
         index.follow(tokens);
         let length = index.find()?.length;
         Some(match length {
-            ..4 => Sureness::Hardly,
-            4..8 => Sureness::Rather,
-            8..16 => Sureness::Quite,
-            _ => Sureness::Very,
+            ..4 => Confidence::Hardly,
+            4..8 => Confidence::Rather,
+            8..16 => Confidence::Quite,
+            _ => Confidence::Very,
         })
     }
 
-    fn draft(&mut self, asked: &mut [Asked<'_>]) -> Result<(), DeviceError> {
+    fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError> {
         for asked in asked {
             let index = self.sequences.entry(asked.id).or_default();
             index.follow(asked.tokens);

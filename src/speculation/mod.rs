@@ -7,7 +7,7 @@ mod lookup;
 #[cfg(test)]
 mod tests;
 
-pub use acceptance::{Acceptance, Sureness};
+pub use acceptance::{Acceptance, Confidence};
 pub use costs::Costs;
 pub use lookup::{Index, Lookup, Match};
 
@@ -25,7 +25,7 @@ pub const DEFAULT_DRAFTS: usize = 3;
 /// Who drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum DrafterKind {
     /// What followed the last tokens when they came before.
     Ngram,
     /// The heads that a model has for it.
@@ -34,51 +34,51 @@ pub enum Kind {
     Draft,
 }
 
-impl Kind {
+impl DrafterKind {
     /// As flags and fields name it.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Ngram => "ngram",
-            Kind::Mtp => "mtp",
-            Kind::Draft => "draft",
+            DrafterKind::Ngram => "ngram",
+            DrafterKind::Mtp => "mtp",
+            DrafterKind::Draft => "draft",
         }
     }
 }
 
 /// Which drafters an answer may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Which {
+pub enum DrafterChoice {
     /// Any there are.
     #[default]
     Auto,
     /// None.
     Off,
     /// This one.
-    Only(Kind),
+    Only(DrafterKind),
 }
 
-impl Which {
+impl DrafterChoice {
     /// Every name, as messages list them.
     pub const NAMES: &'static str = "auto, off, ngram, mtp or draft";
 
     /// By the name that users write.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
-            "auto" => Which::Auto,
-            "off" => Which::Off,
-            "ngram" => Which::Only(Kind::Ngram),
-            "mtp" => Which::Only(Kind::Mtp),
-            "draft" => Which::Only(Kind::Draft),
+            "auto" => DrafterChoice::Auto,
+            "off" => DrafterChoice::Off,
+            "ngram" => DrafterChoice::Only(DrafterKind::Ngram),
+            "mtp" => DrafterChoice::Only(DrafterKind::Mtp),
+            "draft" => DrafterChoice::Only(DrafterKind::Draft),
             _ => return None,
         })
     }
 
     /// Whether a drafter is among them.
-    pub fn allows(self, kind: Kind) -> bool {
+    pub fn allows(self, kind: DrafterKind) -> bool {
         match self {
-            Which::Auto => true,
-            Which::Off => false,
-            Which::Only(only) => only == kind,
+            DrafterChoice::Auto => true,
+            DrafterChoice::Off => false,
+            DrafterChoice::Only(only) => only == kind,
         }
     }
 }
@@ -95,16 +95,16 @@ pub enum Effort {
 
 /// How answers are drafted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct DraftOptions {
     /// By whom.
-    pub which: Which,
+    pub which: DrafterChoice,
     /// Most tokens at once; `None`: as the engine was set up.
     pub most: Option<usize>,
 }
 
 /// One sequence that drafts are asked for.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct DraftRequest<'a> {
     /// Whose.
     pub id: SequenceId,
     /// All its tokens; the last one was chosen and is not read yet.
@@ -119,13 +119,13 @@ pub struct Asked<'a> {
 /// token, by whatever samplers and constraints it is asked with.
 pub trait Drafter: Send + std::fmt::Debug {
     /// Its kind.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> DrafterKind;
 
     /// How sure it is of what follows these tokens of a sequence; `None` if it has nothing to say.
-    fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Sureness>;
+    fn look(&mut self, id: SequenceId, tokens: &[u32]) -> Option<Confidence>;
 
     /// Fills in the drafts of all these sequences. An error ends the drafting for good, and no answer.
-    fn draft(&mut self, asked: &mut [Asked<'_>]) -> Result<(), DeviceError>;
+    fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError>;
 
     /// Whether it wants to see what the model makes of every token.
     fn watches(&self) -> bool {

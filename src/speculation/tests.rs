@@ -1,6 +1,6 @@
 //! The index against a naive search, and the choice of lengths against what it should come to.
 
-use super::{Acceptance, Asked, Costs, Drafter, Index, Kind, Lookup, Match, Sureness, Which};
+use super::{Acceptance, Confidence, Costs, DraftRequest, Drafter, DrafterChoice, DrafterKind, Index, Lookup, Match};
 use crate::memory::SequenceId;
 use kvas_backend::conformance::Random;
 
@@ -69,14 +69,18 @@ fn a_long_text_is_forgotten_but_for_its_end() {
 fn every_sequence_has_an_index_of_its_own() {
     let (mut lookup, text) = (Lookup::default(), [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4]);
     let (one, other) = (SequenceId(1), SequenceId(2));
-    assert_eq!(lookup.look(one, &text), Some(Sureness::Rather));
+    assert_eq!(lookup.look(one, &text), Some(Confidence::Rather));
     assert_eq!(lookup.look(other, &text[..8]), None);
-    let mut asked =
-        [(one, &text[..]), (other, &text[..3])].map(|(id, tokens)| Asked { id, tokens, most: 6, drafts: vec![] });
+    let mut asked = [(one, &text[..]), (other, &text[..3])].map(|(id, tokens)| DraftRequest {
+        id,
+        tokens,
+        most: 6,
+        drafts: vec![],
+    });
     lookup.draft(&mut asked).unwrap();
     assert_eq!(asked.map(|asked| asked.drafts), [vec![5, 6, 7, 8, 1, 2], vec![]]);
     lookup.forget(one);
-    assert_eq!((lookup.kind(), lookup.watches()), (Kind::Ngram, false));
+    assert_eq!((lookup.kind(), lookup.watches()), (DrafterKind::Ngram, false));
 }
 
 /// Rounds in which every token is accepted with a probability; how many tokens were drafted a round in the end, and
@@ -85,10 +89,10 @@ fn rounds(rate: f64, costs: &[f64], count: usize) -> (f64, f64) {
     let (mut random, mut acceptance) = (Random::new(7), Acceptance::default());
     let (mut tokens, mut spent, mut late) = (0.0, 0.0, 0);
     for round in 0..count {
-        let drafted = acceptance.drafts(Sureness::Rather, costs);
+        let drafted = acceptance.drafts(Confidence::Rather, costs);
         let accepted = (0..drafted).take_while(|_| (random.below(1000) as f64) < rate * 1000.0).count();
         if drafted > 0 {
-            acceptance.learn(Sureness::Rather, drafted, accepted);
+            acceptance.learn(Confidence::Rather, drafted, accepted);
         }
         tokens += 1.0 + accepted as f64;
         spent += costs[drafted];
@@ -113,19 +117,19 @@ fn drafts_are_as_long_as_pays_off() {
     let (drafted, gain) = rounds(0.7, &costs(1.0), 600);
     assert!(drafted < 0.1 && gain > 0.98, "{drafted}, {gain}");
     assert!(rounds(0.5, &costs(0.0), 600).0 > 5.0);
-    assert_eq!(Acceptance::default().drafts(Sureness::Model, &[1.0]), 0, "no room for drafts");
+    assert_eq!(Acceptance::default().drafts(Confidence::Model, &[1.0]), 0, "no room for drafts");
 }
 
 #[test]
 fn what_was_not_tried_after_a_wrong_token_does_not_count() {
     let (mut whole, mut first) = (Acceptance::default(), Acceptance::default());
     for _ in 0..50 {
-        whole.learn(Sureness::Quite, 8, 1);
-        first.learn(Sureness::Quite, 2, 1);
+        whole.learn(Confidence::Quite, 8, 1);
+        first.learn(Confidence::Quite, 2, 1);
     }
-    assert_eq!(whole.rate(Sureness::Quite), first.rate(Sureness::Quite));
-    assert!((whole.rate(Sureness::Quite) - 0.5).abs() < 0.01);
-    assert!((whole.rate(Sureness::Rather) - 0.5).abs() < 1e-9, "others stay as they were");
+    assert_eq!(whole.rate(Confidence::Quite), first.rate(Confidence::Quite));
+    assert!((whole.rate(Confidence::Quite) - 0.5).abs() < 0.01);
+    assert!((whole.rate(Confidence::Rather) - 0.5).abs() < 1e-9, "others stay as they were");
 }
 
 #[test]
@@ -157,9 +161,9 @@ fn costs_are_those_measured_and_lie_between_them() {
 #[test]
 fn names_are_those_of_flags() {
     for name in ["ngram", "mtp", "draft"] {
-        let Some(Which::Only(kind)) = Which::from_name(name) else { panic!("{name}") };
-        assert!(kind.name() == name && Which::Auto.allows(kind) && !Which::Off.allows(kind));
+        let Some(DrafterChoice::Only(kind)) = DrafterChoice::from_name(name) else { panic!("{name}") };
+        assert!(kind.name() == name && DrafterChoice::Auto.allows(kind) && !DrafterChoice::Off.allows(kind));
     }
-    assert_eq!((Which::from_name("auto"), Which::from_name("no")), (Some(Which::Auto), None));
-    assert!(!Which::Only(Kind::Mtp).allows(Kind::Draft));
+    assert_eq!((DrafterChoice::from_name("auto"), DrafterChoice::from_name("no")), (Some(DrafterChoice::Auto), None));
+    assert!(!DrafterChoice::Only(DrafterKind::Mtp).allows(DrafterKind::Draft));
 }

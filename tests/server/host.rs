@@ -8,10 +8,11 @@ use axum_server::Handle;
 use kvas::{
     engine::{Engine, EngineConfig},
     model::{Model, lower::lower_segments},
-    policy::{Keeping, bounded},
+    policy::{EvictionPolicy, bounded},
     sampling::SamplerParams,
     server::{
-        Access, Facts, Loaded, Loader, Metrics, Models, Patience, Responses, Room, Server, Settings, listen, router,
+        Access, Loaded, Loader, MemoryDemand, Metrics, ModelFacts, Models, Responses, Server, Settings, Timeouts,
+        listen, router,
     },
     session::ModelId,
     text::ChatTemplate,
@@ -55,7 +56,7 @@ pub(crate) struct Bundled {
     /// Instead of the model's own.
     template: Option<ChatTemplate>,
     /// How many tokens sequences hold.
-    bound: Option<Keeping>,
+    bound: Option<EvictionPolicy>,
 }
 
 impl Bundled {
@@ -83,10 +84,10 @@ impl Bundled {
         };
         match &self.bound {
             None => {}
-            Some(Keeping::Budget(bound)) => {
+            Some(EvictionPolicy::Budget(bound)) => {
                 model.program = Arc::new(bounded(&model.program, bound, MomentType::F16, page_size));
             }
-            Some(Keeping::Segments(schedule)) => {
+            Some(EvictionPolicy::Segments(schedule)) => {
                 let [sink, window, segment] =
                     [schedule.sink, schedule.window, schedule.segment].map(|tokens| tokens as usize);
                 let (positions, memory) = (Positions::Held, SegmentMemory::None);
@@ -103,14 +104,14 @@ impl Bundled {
                 None => model.template().map_err(|error| error.to_string())?,
             },
             id: ModelId::of(&model.file),
-            facts: Facts { context: CONTEXT, bound: self.bound, layout, ..Facts::of(&model) },
+            facts: ModelFacts { context: CONTEXT, bound: self.bound, layout, ..ModelFacts::of(&model) },
             tokenizer: model.tokenizer,
         })
     }
 }
 
 impl Loader for Bundled {
-    fn load(&self, _: &str, _: Room) -> Result<Loaded, String> {
+    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, String> {
         self.on(Box::new(Cpu::new(2)))
     }
 }
@@ -132,20 +133,20 @@ impl Host {
     pub(crate) fn start(parallel: usize, change: impl FnOnce(&mut Settings, &mut Access)) -> Self {
         Self::start_with(
             Bundled { parallel, template: None, bound: None },
-            (Patience::default(), Behind::Nothing),
+            (Timeouts::default(), Behind::Nothing),
             change,
         )
     }
 
     /// A server that waits this long for a head or the next part of a body.
     pub(crate) fn with_patience(parallel: usize, patience: Duration) -> Self {
-        let patience = Patience { head: patience, body: patience };
+        let patience = Timeouts { head: patience, body: patience };
         Self::start_with(Bundled { parallel, template: None, bound: None }, (patience, Behind::Nothing), |_, _| {})
     }
 
     /// A server behind TLS, that waits this long for a greeting.
     pub(crate) fn with_tls(patience: Duration) -> Self {
-        let patience = Patience { head: patience, ..Patience::default() };
+        let patience = Timeouts { head: patience, ..Timeouts::default() };
         Self::start_with(Bundled { parallel: 1, template: None, bound: None }, (patience, Behind::Tls), |_, _| {})
     }
 
@@ -155,33 +156,33 @@ impl Host {
         let template = ChatTemplate::new(include_str!("../clients/tools.jinja")).unwrap();
         SHARED.get_or_init(|| {
             let bundled = Bundled { parallel: 2, template: Some(template), bound: None };
-            Self::start_with(bundled, (Patience::default(), Behind::Nothing), |_, _| {})
+            Self::start_with(bundled, (Timeouts::default(), Behind::Nothing), |_, _| {})
         })
     }
 
     /// A server whose sequences hold so many tokens.
-    pub(crate) fn with_bound(bound: impl Into<Keeping>) -> Self {
+    pub(crate) fn with_bound(bound: impl Into<EvictionPolicy>) -> Self {
         Self::with_bound_changed(bound, |_| {})
     }
 
     /// The same with other settings.
-    pub(crate) fn with_bound_changed(bound: impl Into<Keeping>, change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn with_bound_changed(bound: impl Into<EvictionPolicy>, change: impl FnOnce(&mut Settings)) -> Self {
         let bundled = Bundled { parallel: 2, template: None, bound: Some(bound.into()) };
-        Self::start_with(bundled, (Patience::default(), Behind::Nothing), |settings, _| change(settings))
+        Self::start_with(bundled, (Timeouts::default(), Behind::Nothing), |settings, _| change(settings))
     }
 
     /// A server of one slot with this template.
     pub(crate) fn with_template(template: ChatTemplate) -> Self {
         Self::start_with(
             Bundled { parallel: 1, template: Some(template), bound: None },
-            (Patience::default(), Behind::Nothing),
+            (Timeouts::default(), Behind::Nothing),
             |_, _| {},
         )
     }
 
     fn start_with(
         bundled: Bundled,
-        (patience, behind): (Patience, Behind),
+        (patience, behind): (Timeouts, Behind),
         change: impl FnOnce(&mut Settings, &mut Access),
     ) -> Self {
         let (mut settings, mut access) = (settings(bundled.parallel), Access::default());
@@ -197,15 +198,15 @@ impl Host {
     /// The same for models of these names.
     pub(crate) fn with_models(names: &[&str], loader: Arc<dyn Loader>) -> Self {
         let served = (settings(1), Access::default());
-        Self::start_on((Patience::default(), Behind::Nothing), served, (names, loader))
+        Self::start_on((Timeouts::default(), Behind::Nothing), served, (names, loader))
     }
 
-    fn start_as(how: (Patience, Behind), served: (Settings, Access), loader: Arc<dyn Loader>) -> Self {
+    fn start_as(how: (Timeouts, Behind), served: (Settings, Access), loader: Arc<dyn Loader>) -> Self {
         Self::start_on(how, served, (&["tiny"], loader))
     }
 
     fn start_on(
-        (patience, behind): (Patience, Behind),
+        (patience, behind): (Timeouts, Behind),
         (settings, access): (Settings, Access),
         (names, loader): (&[&str], Arc<dyn Loader>),
     ) -> Self {

@@ -2,7 +2,7 @@
 
 use super::host::Host;
 use kvas::{
-    policy::{Absorbing, Bound, Keeping, Schedule},
+    policy::{Absorbing, Bound, EvictionPolicy, Schedule},
     text::ChatTemplate,
 };
 use kvas_backend::store::SegmentMemory;
@@ -166,7 +166,7 @@ fn said(reply: &Value) -> String {
 fn a_request_may_give_up_segments_where_the_server_can() {
     let (absorbing, memory) = (Absorbing::InPlace, SegmentMemory::None);
     let schedule = Schedule { sink: 4, window: 16, segment: 32, absorbing, memory };
-    let (plain, bounded) = (Host::shared(), Host::with_bound(Keeping::Segments(schedule)));
+    let (plain, bounded) = (Host::shared(), Host::with_bound(EvictionPolicy::Segments(schedule)));
     let all = said(&plain.post("/v1/completions", &body(&json!({}))).ok());
     let some = said(&bounded.post("/v1/completions", &body(&json!({}))).ok());
     assert_ne!(some, all);

@@ -69,7 +69,7 @@ fn try_run(case: &Case, make: Make<'_>) -> Result<(), String> {
             for (slot, rows) in &mut kept {
                 // Half of the time nothing.
                 let back = (*rows).min(random.below(2 * *rows as usize) as u32) % *rows;
-                if back <= one_by_one.revocable(*slot) {
+                if back <= one_by_one.rewindable(*slot) {
                     one_by_one.rewind(*slot, back).map_err(|error| error.to_string())?;
                     *rows -= back;
                 }

@@ -8,8 +8,8 @@ use crate::{Backend, DeviceError, Slot, Store, StoreDecl};
 struct Saved {
     /// By sequence.
     slots: Vec<Vec<f32>>,
-    /// By sequence: what its slot remembers of what was given up.
-    given_up: Vec<Vec<f32>>,
+    /// By sequence: what its slot remembers of what was evicted.
+    evicted: Vec<Vec<f32>>,
     /// By sequence, page store and page.
     pages: Vec<Vec<Vec<Vec<f32>>>>,
 }
@@ -37,13 +37,13 @@ fn page_stores(case: &Case) -> Vec<Store> {
 fn save(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>]) -> Result<Saved, DeviceError> {
     let (mut saved, page_size) = (Saved::default(), case.limits.page_size);
     for Sequence { slot: at, context, held, tables } in sequences.iter().copied() {
-        let [mut slot, mut given_up] = [const { Vec::new() }; 2];
+        let [mut slot, mut evicted] = [const { Vec::new() }; 2];
         let mut pages = Vec::new();
         backend.save_slot(at, context, &mut slot)?;
         assert_eq!(slot.len(), case.program.slot_elements(), "{}: values of a slot", case.name);
         if held < context {
-            backend.save_given_up(at, context, &mut given_up)?;
-            assert_eq!(given_up.len(), case.program.given_up_elements(), "{}: what was given up", case.name);
+            backend.save_evicted(at, context, &mut evicted)?;
+            assert_eq!(evicted.len(), case.program.evicted_elements(), "{}: what was given up", case.name);
         }
         for (store, table) in page_stores(case).into_iter().zip(tables) {
             let mut of_table = Vec::new();
@@ -55,7 +55,7 @@ fn save(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>]) -> R
             pages.push(of_table);
         }
         saved.slots.push(slot);
-        saved.given_up.push(given_up);
+        saved.evicted.push(evicted);
         saved.pages.push(pages);
     }
     Ok(saved)
@@ -65,7 +65,7 @@ fn load(case: &Case, backend: &mut dyn Backend, sequences: &[Sequence<'_>], save
     for (number, Sequence { slot, context, held, tables }) in sequences.iter().copied().enumerate() {
         backend.load_slot(slot, context, &saved.slots[number])?;
         if held < context {
-            backend.load_given_up(slot, context - held, &saved.given_up[number])?;
+            backend.load_evicted(slot, context - held, &saved.evicted[number])?;
         }
         for ((store, table), pages) in page_stores(case).into_iter().zip(tables).zip(&saved.pages[number]) {
             for (page, values) in table.iter().zip(pages) {
@@ -112,25 +112,25 @@ fn snapshots_of(
     let mut same = true;
     for (sequence, (live, kept)) in sequences.iter().zip(pairs) {
         let [of_live, of_kept] = [*live, *kept].map(|slot| all_of(backend, slot, sequence));
-        let (of_live, [of_slot, given_up]) = (of_live?, of_kept?);
+        let (of_live, [of_slot, evicted]) = (of_live?, of_kept?);
         backend.clear_slots(&[*kept])?;
         backend.load_slot(*kept, sequence.context, &of_slot)?;
-        if !given_up.is_empty() {
-            backend.load_given_up(*kept, sequence.context - sequence.held, &given_up)?;
+        if !evicted.is_empty() {
+            backend.load_evicted(*kept, sequence.context - sequence.held, &evicted)?;
         }
         let again = all_of(backend, *kept, sequence)?;
-        let of_kept = [of_slot, given_up];
+        let of_kept = [of_slot, evicted];
         same &= of_live == of_kept && of_kept == again;
     }
     Ok(same)
 }
 
-/// What a slot holds, and what it remembers of what was given up, if anything was.
+/// What a slot holds, and what it remembers of what was evicted, if anything was.
 fn all_of(backend: &mut dyn Backend, slot: Slot, sequence: &Sequence<'_>) -> Result<[Vec<f32>; 2], DeviceError> {
     let mut all = [const { Vec::new() }; 2];
     backend.save_slot(slot, sequence.context, &mut all[0])?;
     if sequence.held < sequence.context {
-        backend.save_given_up(slot, sequence.context, &mut all[1])?;
+        backend.save_evicted(slot, sequence.context, &mut all[1])?;
     }
     Ok(all)
 }

@@ -4,8 +4,8 @@
 mod alike;
 mod build;
 mod cases;
+mod eviction;
 mod exchange;
-mod giving;
 mod random;
 mod table;
 pub mod tolerance;
@@ -13,7 +13,7 @@ pub mod tolerance;
 pub use alike::run_row_by_row;
 pub use build::Build;
 pub use cases::cases;
-pub use giving::Giving;
+pub use eviction::TokenEviction;
 pub use random::{Random, RandomWeights};
 pub use table::Table;
 
@@ -82,8 +82,8 @@ pub struct Case {
     pub outputs: Vec<Act>,
     /// The steps.
     pub script: Vec<Vec<Move>>,
-    /// What is given up after some of them.
-    pub giving: Vec<Giving>,
+    /// What is evicted after some of them.
+    pub evictions: Vec<TokenEviction>,
     /// Sequences that end after a step, `(step, sequence)`: their next row is the first one of another, in the same slot.
     pub ends: Vec<(usize, usize)>,
     /// Largest normalised mean squared error.
@@ -104,15 +104,15 @@ pub struct Outcome {
 }
 
 impl Case {
-    /// Whether the case wants a backend that can give up tokens.
-    pub fn gives_up(&self) -> bool {
+    /// Whether the case wants a backend that can evict tokens.
+    pub fn evicts(&self) -> bool {
         self.program.bounded_stores().chain(self.program.segment_stores()).next().is_some()
     }
 
-    /// Whether its sequences cannot leave their slots: those of snapshots remember nothing of tokens that were given up head
+    /// Whether its sequences cannot leave their slots: those of snapshots remember nothing of tokens that were evicted head
     /// by head.
     fn stays(&self) -> bool {
-        !self.giving.is_empty() && self.program.bounded_stores().next().is_some()
+        !self.evictions.is_empty() && self.program.bounded_stores().next().is_some()
     }
 
     /// The same for backends that use matrix instructions of 16-bit numbers: these round the activations of products to 16
@@ -243,8 +243,10 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
             *context = *context + m.accepted as u32 - back;
             *held = *held + m.accepted as u32 - back;
         }
-        for giving in case.giving.iter().filter(|giving| giving.step == number) {
-            giving.run(case, &mut backends, &mut sequences).map_err(|what| format!("after step {number}: {what}"))?;
+        for evictions in case.evictions.iter().filter(|evictions| evictions.step == number) {
+            evictions
+                .run(case, &mut backends, &mut sequences)
+                .map_err(|what| format!("after step {number}: {what}"))?;
         }
         for (_, sequence) in case.ends.iter().filter(|(step, _)| *step == number) {
             let Sequence { slot, context, held, .. } = &mut sequences[*sequence];
@@ -258,8 +260,8 @@ fn try_run(case: &Case, subjects: &[Make], halfway: Break, worst: &mut f64) -> R
 
 /// Takes back up to `rows` rows of a slot, and returns how many: as many in every backend.
 fn take_back(backends: &mut [Box<dyn Backend>], slot: Slot, rows: u32) -> Result<u32, String> {
-    let most = backends[0].revocable(slot);
-    if backends.iter().any(|backend| backend.revocable(slot) != most) {
+    let most = backends[0].rewindable(slot);
+    if backends.iter().any(|backend| backend.rewindable(slot) != most) {
         return Err("backends differ in how many rows can be taken back".into());
     }
     let rows = rows.min(most);

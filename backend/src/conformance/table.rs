@@ -28,10 +28,10 @@ impl Table {
         if !case.program.stores.is_empty() {
             outcomes.push(run_exchanged(case, &subjects));
         }
-        if case.program.slot_elements() + case.program.given_up_elements() > 0 {
+        if case.program.slot_elements() + case.program.evicted_elements() > 0 {
             outcomes.push(run_through_snapshots(case, &subjects));
         }
-        if !case.gives_up() {
+        if !case.evicts() {
             outcomes.push(run_row_by_row(case, make));
         }
         for outcome in outcomes {

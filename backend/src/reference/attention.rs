@@ -30,10 +30,10 @@ pub(super) fn attention(reference: &mut Reference, op: &op::Attention) {
                 let score = |t| dot(q, &stored(t)[key.clone()]);
                 let scores: Vec<f64> = tokens.map(|t| f64::from(score(t)) * f64::from(op.scale)).collect();
                 let slots = &reference.slake[op.store.0 as usize];
-                let given_up =
+                let evicted =
                     slots.get(span.slot.0 as usize).and_then(|slot| slot.part(kv_head, f64::from(op.scale), q));
                 let none = Part { most: f64::NEG_INFINITY, total: 0.0, mixed: vec![0.0; pages.value_dim] };
-                let part = given_up.unwrap_or(none);
+                let part = evicted.unwrap_or(none);
                 let most = scores.iter().copied().fold(part.most, f64::max);
                 let fade = (part.most - most).exp();
                 let total: f64 = scores.iter().map(|score| (score - most).exp()).sum::<f64>() + fade * part.total;

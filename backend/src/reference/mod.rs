@@ -176,7 +176,7 @@ impl Backend for Reference {
             })
             .collect();
         let slake = |store: &StoreDecl| match store {
-            StoreDecl::Pages(pages) if pages.policy.given_up().is_some() => {
+            StoreDecl::Pages(pages) if pages.policy.eviction().is_some() => {
                 vec![SlakeSlot::new(pages); limits.all_slots()]
             }
             StoreDecl::Pages(_) | StoreDecl::State(_) | StoreDecl::Conv(_) => Vec::new(),
@@ -232,8 +232,8 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn revocable(&self, slot: Slot) -> u32 {
-        self.cursors.as_ref().map_or(0, |cursors| cursors.revocable(slot))
+    fn rewindable(&self, slot: Slot) -> u32 {
+        self.cursors.as_ref().map_or(0, |cursors| cursors.rewindable(slot))
     }
 
     fn until_fold(&self, slot: Slot) -> usize {
@@ -293,8 +293,8 @@ impl Backend for Reference {
     fn evict(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
         for holding in eviction.holdings {
             match self.program().pages(holding.store).policy {
-                Policy::Segments(_) => self.give_up_segment(eviction, holding),
-                Policy::Full | Policy::Slake(_) => self.give_up(eviction, holding),
+                Policy::Segments(_) => self.evict_segment(eviction, holding),
+                Policy::Full | Policy::Slake(_) => self.evict_by_head(eviction, holding),
             }
         }
         Ok(())
@@ -345,12 +345,12 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn save_given_up(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
+    fn save_evicted(&mut self, slot: Slot, position: u32, out: &mut Vec<f32>) -> Result<(), DeviceError> {
         self.save_remembered((slot, position), out);
         Ok(())
     }
 
-    fn load_given_up(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
+    fn load_evicted(&mut self, slot: Slot, tokens: u32, values: &[f32]) -> Result<(), DeviceError> {
         self.load_remembered((slot, tokens), values);
         Ok(())
     }

@@ -7,8 +7,8 @@ pub(super) fn route(reference: &mut Reference, op: &op::Route) {
     for row in 0..reference.rows(op.experts) {
         let logits = reference.row(op.logits, row);
         let scores: Vec<f32> = match op.scoring {
-            op::Scoring::Sigmoid => logits.iter().map(|x| sigmoid(*x)).collect(),
-            op::Scoring::Softmax => {
+            op::RouterScoring::Sigmoid => logits.iter().map(|x| sigmoid(*x)).collect(),
+            op::RouterScoring::Softmax => {
                 let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let weights: Vec<f64> = logits.iter().map(|x| f64::from(x - most).exp()).collect();
                 let total: f64 = weights.iter().sum();

@@ -126,7 +126,7 @@ impl Reference {
     }
 
     /// Gives up the tokens of one layer that are right behind the first ones.
-    pub(super) fn give_up_segment(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
+    pub(super) fn evict_segment(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
         let (page_size, kv_type) = (self.limits().page_size, self.limits().kv_type);
         let decl = *self.program().pages(holding.store);
         let segments = *decl.policy.segments().expect("a store of segments");

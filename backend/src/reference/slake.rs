@@ -3,7 +3,8 @@
 
 use super::{Data, Reference, dot, rope_store::row_at};
 use crate::{
-    Eviction, Holding, Marks, Order, Page, Preference, Remembered, RememberedParts, Slot, Span, Store, StoreDecl,
+    Eviction, EvictionOrder, Holding, Marks, Page, Preference, Remembered, RememberedParts, Slot, Span, Store,
+    StoreDecl,
     store::{MomentType, PagesDecl, Slake},
 };
 
@@ -12,7 +13,7 @@ const LEAST: f64 = 1e-10;
 /// Tokens that are pooled.
 const POOL: usize = 5;
 
-/// The tokens that a KV head has given up.
+/// The tokens that a KV head has evicted.
 #[derive(Debug, Clone)]
 struct Moments {
     count: f64,
@@ -76,7 +77,7 @@ pub(super) struct Part {
 /// What a slot remembers of a layer.
 #[derive(Debug, Clone)]
 pub(super) struct SlakeSlot {
-    /// Whether tokens were given up, or could have been.
+    /// Whether tokens were evicted, or could have been.
     bounded: bool,
     /// By KV head the positions of the tokens that stayed.
     stayed: Vec<Vec<u32>>,
@@ -106,7 +107,7 @@ impl SlakeSlot {
     /// Appends what is remembered after `position` tokens.
     fn save(&self, decl: &PagesDecl, position: u32, out: &mut Vec<f32>) {
         let layer = Remembered::of(decl).expect("a store that gives up tokens");
-        let slake = decl.policy.given_up().expect("a store that gives up tokens");
+        let slake = decl.policy.eviction().expect("a store that gives up tokens");
         let (count, mass_cap) = (self.moments[0].count as f32, self.mass_cap as f32);
         let asked = self.queries.first().zip(self.queries.last());
         let asked = asked.map_or((0, 0), |((first, _), (last, _))| (*first, *last + 1));
@@ -136,7 +137,7 @@ impl SlakeSlot {
 
     /// The opposite.
     fn load(&mut self, decl: &PagesDecl, values: &[f32]) {
-        let slake = decl.policy.given_up().expect("a store that gives up tokens");
+        let slake = decl.policy.eviction().expect("a store that gives up tokens");
         let (marks, parts) = Remembered::of(decl).expect("a store that gives up tokens").split(values);
         *self = Self::new(decl);
         (self.bounded, self.since, self.mass_cap) = (marks.bounded, marks.since, f64::from(marks.mass_cap));
@@ -163,7 +164,7 @@ impl SlakeSlot {
         }
     }
 
-    /// A segment was given up, and so many tokens stay in order.
+    /// A segment was evicted, and so many tokens stay in order.
     pub(super) fn holds(&mut self, eviction: &Eviction<'_>, keep: u32) {
         (self.bounded, self.since, self.mass_cap) = (true, eviction.context, f64::from(eviction.mass_cap));
         self.stayed.fill((0..keep).collect());
@@ -188,7 +189,7 @@ impl SlakeSlot {
         self.queries.drain(..first);
     }
 
-    /// What was given up, as one more part of the context of a query of a KV head (ALGORITHMS 5.3).
+    /// What was evicted, as one more part of the context of a query of a KV head (ALGORITHMS 5.3).
     pub(super) fn part(&self, head: usize, scale: f64, q: &[f32]) -> Option<Part> {
         let Moments { count, key, value, squares, products } = self.moments.get(head)?;
         if *count == 0.0 {
@@ -287,13 +288,13 @@ impl Layer<'_> {
         (0..self.decl.kv_heads).map(of_head).collect()
     }
 
-    /// By KV head the tokens that are given up.
+    /// By KV head the tokens that are evicted.
     fn chosen(&self, eviction: &Eviction<'_>, holding: &Holding<'_>) -> Vec<Vec<u32>> {
         let held = holding.held as usize;
         let ranks = match eviction.order {
-            Order::Window { gamma } => self.ranks(&self.window_scores(held, eviction), held, gamma),
-            Order::Running => self.slot.scores.clone(),
-            Order::Recency => vec![vec![0.0; held]; self.decl.kv_heads],
+            EvictionOrder::Window { gamma } => self.ranks(&self.window_scores(held, eviction), held, gamma),
+            EvictionOrder::Running => self.slot.scores.clone(),
+            EvictionOrder::Recency => vec![vec![0.0; held]; self.decl.kv_heads],
         };
         let of_head = |head: usize| {
             let mut gone = Vec::new();
@@ -444,12 +445,12 @@ impl Reference {
     }
 
     /// Gives up the tokens of one layer.
-    pub(super) fn give_up(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
+    pub(super) fn evict_by_head(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
         let layer = self.layer(eviction.slot, holding.store, holding.table);
         let (decl, page_size, held) = (layer.decl, layer.page_size, holding.held as usize);
         let mut slot = layer.slot.clone();
         let gone = layer.chosen(eviction, holding);
-        if let Order::Window { gamma } = eviction.order {
+        if let EvictionOrder::Window { gamma } = eviction.order {
             slot.scores = layer.ranks(&layer.window_scores(held, eviction), held, gamma);
         }
         let mut moves = Vec::new();
@@ -495,22 +496,22 @@ impl Reference {
         }
     }
 
-    /// Appends what a slot remembers of what was given up, layer by layer.
+    /// Appends what a slot remembers of what was evicted, layer by layer.
     pub(super) fn save_remembered(&self, (slot, position): (Slot, u32), out: &mut Vec<f32>) {
         let stores = self.program().stores.iter().zip(&self.slake).zip(&self.memories);
         for ((decl, slake), memories) in stores {
             let (StoreDecl::Pages(pages), at) = (decl, slot.0 as usize) else { continue };
             slake.get(at).into_iter().for_each(|slot| slot.save(pages, position, out));
-            memories.get(at).into_iter().for_each(|memory| memory.save(pages.given_up_elements(), out));
+            memories.get(at).into_iter().for_each(|memory| memory.save(pages.evicted_elements(), out));
         }
     }
 
-    /// The opposite, for so many tokens that were given up.
+    /// The opposite, for so many tokens that were evicted.
     pub(super) fn load_remembered(&mut self, (slot, tokens): (Slot, u32), mut values: &[f32]) {
         let program = self.program.clone().expect("prepared");
         for ((decl, slake), memories) in program.stores.iter().zip(&mut self.slake).zip(&mut self.memories) {
             let (StoreDecl::Pages(pages), at) = (decl, slot.0 as usize) else { continue };
-            let own = values.split_off(..pages.given_up_elements()).expect("as many values as the slot remembers");
+            let own = values.split_off(..pages.evicted_elements()).expect("as many values as the slot remembers");
             slake.get_mut(at).into_iter().for_each(|slot| slot.load(pages, own));
             memories
                 .get_mut(at)

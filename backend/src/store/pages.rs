@@ -59,7 +59,7 @@ impl PagesDecl {
         self.head_bytes(kv_type).saturating_mul(self.kv_heads).saturating_mul(page_size)
     }
 
-    /// Bytes that every slot, one of a snapshot too, takes in this store so that tokens can be given up.
+    /// Bytes that every slot, one of a snapshot too, takes in this store so that tokens can be evicted.
     pub const fn memory_bytes(&self) -> usize {
         match &self.policy {
             Policy::Full => 0,

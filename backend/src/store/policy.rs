@@ -1,4 +1,4 @@
-//! Which of the tokens a page store holds may be given up, and what is kept of those (ALGORITHMS 4, 5).
+//! Which of the tokens a page store holds may be evicted, and what is kept of those (ALGORITHMS 4, 5).
 
 /// What becomes of the tokens of a page store when a sequence has more of them than it may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -6,14 +6,14 @@ pub enum Policy {
     /// All of them are held.
     #[default]
     Full,
-    /// Those that attention hardly reads are given up, head by head.
+    /// Those that attention hardly reads are evicted, head by head.
     Slake(Slake),
-    /// Between the first and the last ones whole segments are given up, the oldest first.
+    /// Between the first and the last ones whole segments are evicted, the oldest first.
     Segments(Segments),
 }
 
 impl Policy {
-    /// The declaration, if tokens may be given up head by head.
+    /// The declaration, if tokens may be evicted head by head.
     pub const fn slake(&self) -> Option<&Slake> {
         match self {
             Policy::Full | Policy::Segments(_) => None,
@@ -21,9 +21,9 @@ impl Policy {
         }
     }
 
-    /// What slots remember if tokens may be given up head by head, or if segments that are given up are summed up: these
+    /// What slots remember if tokens may be evicted head by head, or if segments that are evicted are summed up: these
     /// ask nobody and keep what they hold in order, so that the moments are all there is.
-    pub const fn given_up(&self) -> Option<Slake> {
+    pub const fn eviction(&self) -> Option<Slake> {
         match self {
             Policy::Full => None,
             Policy::Slake(slake) => Some(*slake),
@@ -34,7 +34,7 @@ impl Policy {
         }
     }
 
-    /// The declaration, if segments may be given up.
+    /// The declaration, if segments may be evicted.
     pub const fn segments(&self) -> Option<&Segments> {
         match self {
             Policy::Full | Policy::Slake(_) => None,
@@ -51,7 +51,7 @@ pub struct Segments {
     pub sink: usize,
     /// Last tokens, always held.
     pub window: usize,
-    /// Tokens that are given up at once.
+    /// Tokens that are evicted at once.
     pub segment: usize,
     /// Positions of the tokens that are held.
     pub positions: Positions,
@@ -59,12 +59,12 @@ pub struct Segments {
     pub memory: SegmentMemory,
 }
 
-/// Positions of tokens when segments before them were given up (ALGORITHMS 4.4).
+/// Positions of tokens when segments before them were evicted (ALGORITHMS 4.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {
     /// Those in the sequence.
     Sequence,
-    /// Those among what is held: a key is turned back by a segment whenever one is given up before it.
+    /// Those among what is held: a key is turned back by a segment whenever one is evicted before it.
     Held,
 }
 
@@ -156,9 +156,9 @@ impl Segments {
     }
 }
 
-/// What a slot, one of a snapshot too, remembers of a layer besides its pages, so that tokens can be given up: the last
+/// What a slot, one of a snapshot too, remembers of a layer besides its pages, so that tokens can be evicted: the last
 /// queries, which say what is read; of the tokens it holds, position and score by KV head; and the sum of those that it
-/// gave up. Nothing of it is used before [`crate::Backend::evict`].
+/// evicted. Nothing of it is used before [`crate::Backend::evict`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slake {
     /// Query heads.
@@ -168,15 +168,15 @@ pub struct Slake {
     /// Tokens whose positions and scores there is room for: what a slot holds at most after an eviction, and those it
     /// appends one by one before the next.
     pub capacity: usize,
-    /// How the sums of what was given up are stored.
+    /// How the sums of what was evicted are stored.
     pub moments: MomentType,
 }
 
-/// How the moments of the tokens that were given up are stored: per KV head their number, mean key and mean value, the
+/// How the moments of the tokens that were evicted are stored: per KV head their number, mean key and mean value, the
 /// variance of every column of the key, and the covariance of keys and values `[key_dim, value_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MomentType {
-    /// Not at all: what is given up is gone.
+    /// Not at all: what is evicted is gone.
     Off,
     /// All in 4 bytes.
     #[default]

@@ -5,7 +5,7 @@ use crate::{
     machine::Machine,
     pool::{Place, Tile, Tiles},
     simd::{Kernel, Simd, math},
-    slots::Memory,
+    slots::SlotMemory,
 };
 use kvas_backend::{
     Act, Store, Weight,
@@ -133,7 +133,7 @@ impl Machine {
     fn convolve(&mut self, x: Act, weight: Weight, sums: Sums<Weight, Act>, store: Store) {
         let mut values = self.take(x);
         let Self { proof, pool, step, memory, transposed, scratch, acts, matrices, .. } = self;
-        let Memory::Conv(conv) = &mut memory[store.0 as usize] else { panic!("validated: a conv store") };
+        let SlotMemory::Conv(conv) = &mut memory[store.0 as usize] else { panic!("validated: a conv store") };
         let (channels, reach, ring_rows) = (conv.decl.channels, conv.decl.taps - 1, conv.ring);
         let weights = &transposed[weight.0 as usize];
         for (first, span) in step.spans_with_rows() {

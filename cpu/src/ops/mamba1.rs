@@ -10,7 +10,7 @@ use crate::{
         dense::{self, F16, F32, Stored},
         math,
     },
-    slots::{Memory, State, StateSlot},
+    slots::{SlotMemory, State, StateSlot},
     states::{ByType, Checkpoint},
 };
 use kvas_backend::{
@@ -291,7 +291,7 @@ impl Machine {
     fn scan_span(&mut self, op: &op::Mamba1, number: usize, first: usize, out: &mut [f32]) {
         let (span, entry) = (self.step.spans()[number], self.entries[number]);
         let Self { proof, pool, acts, memory, matrices, scratch, .. } = self;
-        let Memory::State(memory) = &mut memory[op.store.0 as usize] else { panic!("validated: a state store") };
+        let SlotMemory::State(memory) = &mut memory[op.store.0 as usize] else { panic!("validated: a state store") };
         let StateDecl { value_heads: channels, key_dim, decay, .. } = memory.decl;
         let Decay::Rates(rates) = decay else { panic!("validated: rates") };
         let (rates, d) = (matrices[rates.0 as usize].floats(), matrices[op.d.0 as usize].floats());

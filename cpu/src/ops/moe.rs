@@ -11,7 +11,7 @@ use crate::{
 };
 use kvas_backend::{
     Act, Weight,
-    op::{self, ExpertGroups, Output, Scoring},
+    op::{self, ExpertGroups, Output, RouterScoring},
 };
 
 /// Floats of scratch a thread needs to route a row over `experts`: scores, merits, merits of groups.
@@ -19,14 +19,14 @@ pub(crate) fn route_scratch(experts: usize, op: &op::Route) -> usize {
     2 * experts + op.groups.map_or(0, |groups| groups.groups)
 }
 
-fn scores(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
+fn scores(scoring: RouterScoring, logits: &[f32], scores: &mut [f32]) {
     match scoring {
-        Scoring::Sigmoid => {
+        RouterScoring::Sigmoid => {
             for (score, x) in scores.iter_mut().zip(logits) {
                 *score = 1.0 / (1.0 + (-x).exp());
             }
         }
-        Scoring::Softmax => {
+        RouterScoring::Softmax => {
             let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let weight = |x: &f32| f64::from(x - most).exp();
             let total: f64 = logits.iter().map(weight).sum();

@@ -11,7 +11,7 @@ use crate::{
         math,
         strips::{self, Matrix, Start, Sums, Weights},
     },
-    slots::Memory,
+    slots::SlotMemory,
 };
 use kvas_backend::{Program, Rope, Step, op, store::PagesDecl};
 
@@ -55,7 +55,7 @@ struct Shared<'a> {
     op: &'a op::ReadMemory,
     decl: &'a PagesDecl,
     step: &'a Step,
-    memory: &'a crate::absorbed::Absorbed,
+    memory: &'a crate::compressive_memory::CompressiveMemory,
     /// `[rows, heads * key_dim]`
     q: &'a [f32],
     /// How `q` was rotated, and by what, `[rows][cosine pairs, sine pairs]`, if it is to be turned back.
@@ -190,13 +190,15 @@ fn mix<S: Simd>(simd: S, share: &[f32], x: &[f32], out: &mut [f32]) {
 impl Machine {
     pub(crate) fn read_memory(&mut self, op: &op::ReadMemory) {
         let (rows_of_step, columns) = (self.rows(op.out), self.columns(op.out));
-        let Memory::Absorbed(memory) = &self.memory[op.store.0 as usize] else { panic!("validated: a memory") };
+        let SlotMemory::CompressiveMemory(memory) = &self.memory[op.store.0 as usize] else {
+            panic!("validated: a memory")
+        };
         if self.step.spans().iter().all(|span| memory.of_slot(span.slot).is_none()) {
             return;
         }
         let mut out = self.take(op.out);
         let Self { proof, pool, program, step, ropes, acts, matrices, transposed, memory, scratch, .. } = self;
-        let Memory::Absorbed(memory) = &memory[op.store.0 as usize] else { panic!("validated: a memory") };
+        let SlotMemory::CompressiveMemory(memory) = &memory[op.store.0 as usize] else { panic!("validated: a memory") };
         let decl = program.pages(op.store);
         let turned = ropes.of_step(op.store, pool, step).filter(|_| turns_back(decl));
         let layer = |[weight, bias]: [kvas_backend::Weight; 2]| {

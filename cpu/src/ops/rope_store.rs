@@ -37,7 +37,7 @@ impl Ropes {
             let Op::RopeStore(op::RopeStore { rope: Some(rope), store, .. }) = op else { continue };
             let factors = rope.factors.map(|Weight(weight)| matrices[weight as usize].floats());
             let (frequencies, magnitude) = (rope.frequencies(factors), rope.magnitude());
-            // Whoever gives up segments holds as many tokens as all others.
+            // Whoever evicts segments holds as many tokens as all others.
             let places_of = match program.pages(*store).policy.segments().map(|segments| segments.positions) {
                 Some(Positions::Held) => Some(program.page_ordinal(*store)),
                 Some(Positions::Sequence) | None => None,
@@ -140,13 +140,13 @@ impl Kernel for Rotate<'_> {
 }
 
 /// A move of keys by some positions.
-pub(crate) struct Turn {
+pub(crate) struct KeyShift {
     pairing: Pairing,
     cosines: Vec<f32>,
     sines: Vec<f32>,
 }
 
-impl Turn {
+impl KeyShift {
     /// Back by so many positions, as the keys of a store are rotated; `None` if they are not.
     pub(crate) fn back(ropes: &Ropes, program: &Program, store: Store, positions: usize) -> Option<Self> {
         let pairing = program.rope(store)?.pairing;

@@ -59,7 +59,7 @@ fn what_one_backend_has_saved_another_one_goes_on_with() {
 fn a_snapshot_is_what_it_was_copied_from_and_goes_on_in_any_slot() {
     let cpu: Make = &|| Box::new(Cpu::new(2));
     let cases = conformance::cases();
-    let with_slots = cases.iter().filter(|case| case.program.slot_elements() + case.program.given_up_elements() > 0);
+    let with_slots = cases.iter().filter(|case| case.program.slot_elements() + case.program.evicted_elements() > 0);
     pass(with_slots.map(|case| conformance::run_through_snapshots(case, &[cpu, cpu])));
 }
 

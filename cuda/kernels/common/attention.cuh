@@ -23,20 +23,20 @@ struct Attention {
 static_assert(sizeof(Attention) == 40, "as in src/ops/attention.rs");
 
 // The first rows of a span, in whole chunks, are a prompt's; the few that are left are looked at in parts. So it does not
-// matter where a prompt is cut, as long as that is at a multiple of a chunk. Where tokens were given up and summed up, all
+// matter where a prompt is cut, as long as that is at a multiple of a chunk. Where tokens were evicted and summed up, all
 // rows are looked at in parts, of which the sums are one more.
 static constexpr u32 CHUNK = 16;
 DEVICE u32 prompt_rows(const Span& span) { return span.has_sums() ? 0 : span.rows & ~(CHUNK - 1); }
 
-// How the context of a row is cut: into parts, those of some kernels into strands, a fourth each, and these into leaves. What is
-// found in a leaf is added to what its strand has, strands make a part, and all parts the result.
-static constexpr u32 STRANDS = 4;
+// How the context of a row is cut: into parts, those of some kernels into subparts, a fourth each, and these into KV tiles. What is
+// found in a KV tile is added to what its subpart has, subparts make a part, and all parts the result.
+static constexpr u32 SUBPARTS = 4;
 
 struct Cut {
-    u32 length, leaf; // tokens of a part and of a leaf
+    u32 length, kv_tile; // tokens of a part and of a KV tile
 
-    DEVICE u32 strand() const { return length / STRANDS; }
-    DEVICE u32 in_strand() const { return strand() / leaf; }
+    DEVICE u32 subpart() const { return length / SUBPARTS; }
+    DEVICE u32 in_subpart() const { return subpart() / kv_tile; }
 };
 
 // Results of parts of the contexts of some rows, in scratch. The rows of a span that are meant are cut alike.
@@ -46,7 +46,7 @@ struct Parts {
     u32 count;
     u32 first_span;
     u32 first_row, end_row; // of the step: those that are meant
-    u32 has_leaves;         // parts are cut into strands
+    u32 has_kv_tiles;         // parts are cut into subparts
     u32 padding;
 
     // Rows of a span that are meant.
@@ -66,26 +66,26 @@ struct Parts {
 static_assert(sizeof(Parts) == 40, "as in src/ops/attention.rs");
 
 // How contexts are cut depends on where they end and on the shape of the layer alone, so that results do not depend on what
-// else is in a step. Leaves are so few that a cluster can have one for each of its warps, as long as strands have more tokens,
-// and blocks for sums of what was given up besides, if there are any. Longer contexts have so many parts, in all KV heads, that all blocks
+// else is in a step. KV tiles are so few that a cluster can have one for each of its warps, as long as subparts have more tokens,
+// and blocks for sums of what was evicted besides, if there are any. Longer contexts have so many parts, in all KV heads, that all blocks
 // of one are at work at once, and none is left over.
-// Where tokens were given up few are held. `Cutting` of src/ops/attention.rs.
+// Where tokens were evicted few are held. `Cutting` of src/ops/attention.rs.
 static constexpr u32 USUAL_PART = 512, MOST_PARTS = 128, MANY_HEADS = 8, BOUNDED_PART = 64;
-static constexpr u32 LEAST_PART = 128, LEAST_LEAF = 32, MOST_LEAVES = 64, MOST_BESIDE_SUMS = 48, PART_UNIT = 64;
+static constexpr u32 LEAST_PART = 128, LEAST_KV_TILE = 32, MOST_KV_TILES = 64, MOST_BESIDE_SUMS = 48, PART_UNIT = 64;
 static constexpr u32 BLOCKS_AT_WORK = 384, WIDE_AT_WORK = 256, NARROW = 128;
 
 DEVICE Cut Parts::cut(u32 context, const Pages& pages, bool has_sums) const {
     const u32 usual = pages.kv_heads < MANY_HEADS ? USUAL_PART / 2 : USUAL_PART;
-    const bool is_bounded = has_sums && !has_leaves;
-    const u32 leaves = has_sums ? MOST_BESIDE_SUMS : MOST_LEAVES;
-    if (context > (is_bounded ? BOUNDED_PART * MOST_PARTS : usual / STRANDS * leaves)) {
+    const bool is_bounded = has_sums && !has_kv_tiles;
+    const u32 kv_tiles = has_sums ? MOST_BESIDE_SUMS : MOST_KV_TILES;
+    if (context > (is_bounded ? BOUNDED_PART * MOST_PARTS : usual / SUBPARTS * kv_tiles)) {
         const u32 at_work = pages.key_dim > NARROW ? WIDE_AT_WORK : BLOCKS_AT_WORK;
         const u32 parts = is_bounded ? MOST_PARTS : max(min(at_work / pages.kv_heads, MOST_PARTS), 1);
         const u32 length = max(ceil_div(context, parts * PART_UNIT) * PART_UNIT, is_bounded ? BOUNDED_PART : usual);
-        return {length, length / STRANDS};
+        return {length, length / SUBPARTS};
     }
-    Cut cut = {has_leaves ? LEAST_PART : is_bounded ? BOUNDED_PART : usual, LEAST_LEAF};
-    while (has_leaves && cut.length < usual && cut.length < context) cut.length *= 2;
-    while (cut.leaf < cut.strand() && cut.leaf * leaves < context) cut.leaf *= 2;
+    Cut cut = {has_kv_tiles ? LEAST_PART : is_bounded ? BOUNDED_PART : usual, LEAST_KV_TILE};
+    while (has_kv_tiles && cut.length < usual && cut.length < context) cut.length *= 2;
+    while (cut.kv_tile < cut.subpart() && cut.kv_tile * kv_tiles < context) cut.kv_tile *= 2;
     return cut;
 }

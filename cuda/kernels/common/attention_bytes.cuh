@@ -34,7 +34,7 @@ DEVICE float larger(float x, float y) {
 #define DECODE_BOUNDS(DIM, TILES) __launch_bounds__(WARPS * 32, TILES == 2 ? 2 : DIM == 256 ? 3 : 4)
 #define DECODE_ROOM(Room) __shared__ __align__(128) Room room
 
-// `BOUNDED`: tokens may have been given up and summed up. Kernels for all others are spared the code, and give the same bits.
+// `BOUNDED`: tokens may have been evicted and summed up. Kernels for all others are spared the code, and give the same bits.
 template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
     using Work = Products<KV, DIM, TILES>;
     static constexpr u32 QUERIES = 8 * TILES, GROUPS = Work::GROUPS, TOKENS = 16 * GROUPS;
@@ -135,7 +135,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
     }
 
     template <bool SMALL>
-    static DEVICE void run(const StepView& step, const Pages& pages, const GivenUp* given_up, const Attention& op,
+    static DEVICE void run(const StepView& step, const Pages& pages, const EvictionState* eviction_state, const Attention& op,
                            const Parts& parts, Room& room, u64* barrier) {
         __shared__ float factors[QUERIES];
         __shared__ Top tops[WARPS][QUERIES]; // of what a warp has found
@@ -145,7 +145,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED> struct Decode {
         if (!part.has_queries()) return wait_for_inputs();
         const Together<QUERIES, DIM, false> together(parts, part.context(), barrier, nullptr);
         if constexpr (BOUNDED) {
-            if (part.template has_sums<DIM>()) return part.add_sums(*given_up, room.sums, together);
+            if (part.template has_sums<DIM>()) return part.add_sums(*eviction_state, room.sums, together);
         }
         const u32 end = part.end();
         u32 token = part.begin();

@@ -8,7 +8,7 @@ static constexpr u32 TOKENS = 16;
 #define DECODE_BOUNDS(DIM, TILES) __launch_bounds__(WARPS * 32, DIM == 64 ? 4 : DIM == 256 || TILES == 2 ? 2 : 3)
 #define DECODE_ROOM(Room) __shared__ __align__(16) Room room
 
-// `BOUNDED`: tokens may have been given up and summed up. `SPREAD`: a warp has a leaf, a cluster a context. Kernels for all
+// `BOUNDED`: tokens may have been evicted and summed up. `SPREAD`: a warp has a KV tile, a cluster a context. Kernels for all
 // others are spared the code.
 template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct Decode {
     static constexpr u32 QUERIES = 8 * TILES, TERMS = terms<KV>(), PADDED = DIM + 32;
@@ -30,7 +30,7 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
     static_assert(sizeof(Room) + 128 <= 48 << 10, "");
 
     template <bool SMALL>
-    static DEVICE void run(const StepView& step, const Pages& pages, const GivenUp* given_up, const Attention& op,
+    static DEVICE void run(const StepView& step, const Pages& pages, const EvictionState* eviction_state, const Attention& op,
                            const Parts& parts, Room& room, u64* barrier) {
         extern __shared__ __align__(16) u8 bytes[];
         // The product behind this has its weights on the way by the time it is done.
@@ -39,17 +39,17 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
         if (!part.has_queries()) return wait_for_inputs();
         const Together<QUERIES, DIM, SPREAD> together(parts, part.context(), barrier, bytes);
         if constexpr (BOUNDED) {
-            if (part.template has_sums<DIM>()) return part.add_sums(*given_up, room.sums, together);
+            if (part.template has_sums<DIM>()) return part.add_sums(*eviction_state, room.sums, together);
         }
         const Span& span = part.span;
         const Cut cut = part.cut;
-        // The warp has a leaf, or a strand of the part of the block.
+        // The warp has a KV tile, or a subpart of the part of the block.
         u32 token, end;
         if constexpr (SPREAD) {
-            token = (blockIdx.x * WARPS + warp_id()) * cut.leaf, end = min(token + cut.leaf, part.tokens());
+            token = (blockIdx.x * WARPS + warp_id()) * cut.kv_tile, end = min(token + cut.kv_tile, part.tokens());
         } else {
             if (part.begin() >= part.end()) return wait_for_inputs();
-            token = part.begin() + warp_id() * cut.strand(), end = min(token + cut.strand(), part.end());
+            token = part.begin() + warp_id() * cut.subpart(), end = min(token + cut.subpart(), part.end());
         }
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
         const Rows<KV, SMALL> rows = {pages, step.table(span.slot, op.ordinal), part.kv_head, part.tokens() - 1};
@@ -121,10 +121,10 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
             }
         }
         bool is_first = true;
-        Top of_strand[TILES][2];
+        Top of_subpart[TILES][2];
 #pragma unroll 1
         do {
-            const u32 leaf_end = min(token + cut.leaf, end);
+            const u32 kv_tile_end = min(token + cut.kv_tile, end);
 #pragma unroll
             for (u32 n = 0; n < TILES; ++n) {
 #pragma unroll
@@ -133,10 +133,10 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
                 for (u32 m = 0; m < DIM / 16; ++m) mixed[n][m][0] = mixed[n][m][1] = mixed[n][m][2] = mixed[n][m][3] = 0.0f;
             }
 #pragma unroll 1
-            while (token < leaf_end) {
+            while (token < kv_tile_end) {
 #pragma unroll
                 for (u32 behind = 0; behind < AHEAD; ++behind) {
-                    if (behind > 0 && token >= leaf_end) break;
+                    if (behind > 0 && token >= kv_tile_end) break;
                     // Terms are summed apart: so much less waits for what is ahead of it.
                     float scores[TILES][4], sums_of[TERMS][TILES][4];
 #pragma unroll
@@ -232,42 +232,42 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
                     sum[n][i] += __shfl_xor_sync(ALL_LANES, sum[n][i], 8);
                     sum[n][i] += __shfl_xor_sync(ALL_LANES, sum[n][i], 16);
                 }
-            add_leaf(SPREAD || is_first, top, sum, mixed, of_strand, room.mixed[warp_id()]);
+            add_kv_tile(SPREAD || is_first, top, sum, mixed, of_subpart, room.mixed[warp_id()]);
             is_first = false;
         } while (!SPREAD && token < end);
         if (group_lane == 0) {
 #pragma unroll
             for (u32 n = 0; n < TILES; ++n)
 #pragma unroll
-                for (u32 i = 0; i < 2; ++i) room.tops[warp_id()][8 * n + 2 * pair + i] = of_strand[n][i];
+                for (u32 i = 0; i < 2; ++i) room.tops[warp_id()][8 * n + 2 * pair + i] = of_subpart[n][i];
         }
         if constexpr (SPREAD) {
             together.begin();
             __syncthreads();
-            if (blockIdx.x * WARPS * cut.leaf < part.tokens()) together.tell(room.tops, room.mixed);
+            if (blockIdx.x * WARPS * cut.kv_tile < part.tokens()) together.tell(room.tops, room.mixed);
             part.end_together(together);
         } else {
             part.template finish<DIM>(room.tops, room.mixed);
         }
     }
 
-    // Adds a leaf to what its strand has, of which the warp alone has the values.
-    static DEVICE void add_leaf(bool is_first, const float (&top)[TILES][2], const float (&sum)[TILES][2],
-                                const float (&mixed)[TILES][DIM / 16][4], Top (&of_strand)[TILES][2], float (&all)[QUERIES][ROW]) {
+    // Adds a KV tile to what its subpart has, of which the warp alone has the values.
+    static DEVICE void add_kv_tile(bool is_first, const float (&top)[TILES][2], const float (&sum)[TILES][2],
+                                const float (&mixed)[TILES][DIM / 16][4], Top (&of_subpart)[TILES][2], float (&all)[QUERIES][ROW]) {
         const u32 group_lane = lane_id() >> 2, pair = lane_id() & 3;
 #pragma unroll
         for (u32 n = 0; n < TILES; ++n)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 float* at = &all[8 * n + 2 * pair + i][group_lane * 8];
-                const Top of_leaf = {top[n][i], sum[n][i]};
+                const Top of_kv_tile = {top[n][i], sum[n][i]};
                 if (is_first) {
-                    of_strand[n][i] = of_leaf;
+                    of_subpart[n][i] = of_kv_tile;
 #pragma unroll
                     for (u32 m = 0; m < DIM / 16; ++m)
                         *reinterpret_cast<float2*>(at + m / 4 * 64 + m % 4 * 2) = make_float2(mixed[n][m][i], mixed[n][m][i + 2]);
                 } else {
-                    const Fold fold(of_strand[n][i], of_leaf);
+                    const Fold fold(of_subpart[n][i], of_kv_tile);
 #pragma unroll
                     for (u32 m = 0; m < DIM / 16; ++m) {
                         float2* two = reinterpret_cast<float2*>(at + m / 4 * 64 + m % 4 * 2);
@@ -279,8 +279,8 @@ template <u32 KV, u32 DIM, u32 TILES, bool BOUNDED, bool SPREAD = false> struct 
 };
 
 #define SPREAD(name, KV, DIM, TILES)                                                                                  \
-    DECODE_AS(attention_decode_##name##_spread_##DIM##_##TILES, __launch_bounds__(WARPS * 32), nullptr, NONE_GIVEN_UP,       \
+    DECODE_AS(attention_decode_##name##_spread_##DIM##_##TILES, __launch_bounds__(WARPS * 32), nullptr, NONE_EVICTED, \
               Decode<KV, DIM, TILES, false, true>)
 #define BOUNDED_SPREAD(name, KV, DIM, TILES)                                                                          \
-    DECODE_AS(attention_bounded_##name##_spread_##DIM##_##TILES, __launch_bounds__(WARPS * 32), &layer, SOME_GIVEN_UP, \
+    DECODE_AS(attention_bounded_##name##_spread_##DIM##_##TILES, __launch_bounds__(WARPS * 32), &layer, SOME_EVICTED, \
               Decode<KV, DIM, TILES, true, true>)

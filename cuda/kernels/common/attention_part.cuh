@@ -6,7 +6,7 @@
 #include "common/tiles.cuh"
 
 static constexpr u32 WARPS = 4;
-static_assert(WARPS == STRANDS, "a warp has a strand of the part of a block");
+static_assert(WARPS == SUBPARTS, "a warp has a subpart of the part of a block");
 
 // Where the tokens of a lane are. Pages of 16 tokens and more are looked up once for 16 tokens.
 template <u32 KV, bool SMALL> struct Rows {
@@ -19,7 +19,7 @@ template <u32 KV, bool SMALL> struct Rows {
     DEVICE u32 row(u32 token) const { return min(token, last) & (pages.page_size() - 1); }
 };
 
-// Shared memory for sums of what was given up, where there may be some.
+// Shared memory for sums of what was evicted, where there may be some.
 template <bool BOUNDED, u32 COLUMNS> struct RoomOfSums {};
 template <u32 COLUMNS> struct RoomOfSums<true, COLUMNS> : SumsRoom<WARPS, COLUMNS> {};
 
@@ -66,8 +66,8 @@ template <u32 QUERIES> struct Part {
     DEVICE u32 visible(u32 query) const { return row(query) < rows_end ? span.context + row(query) + 1 : 0; }
 
     template <u32 DIM, bool IS>
-    DEVICE void add_sums(const GivenUp& given_up, SumsRoom<WARPS, DIM>& room, const Together<QUERIES, DIM, IS>& together) const {
-        const Sums sums = {step, given_up, op, parts, span, step.bound(parts.first_span + blockIdx.z, op.ordinal), kv_head};
+    DEVICE void add_sums(const EvictionState& eviction_state, SumsRoom<WARPS, DIM>& room, const Together<QUERIES, DIM, IS>& together) const {
+        const Sums sums = {step, eviction_state, op, parts, span, step.bound(parts.first_span + blockIdx.z, op.ordinal), kv_head};
         const auto query = [&](u32 i) { return RowHead{span.first + row(i), head(i)}; };
         const auto wait = [&] {
             wait_for_inputs();
@@ -125,7 +125,7 @@ template <u32 QUERIES> struct Part {
     // Puts together what the warps have of the part: the largest scores, the sums of weights relative to them, and values mixed
     // with these.
     template <u32 DIM, u32 ROW>
-    DEVICE void finish(const Top (&strands)[WARPS][QUERIES], const float (&mixed)[WARPS][QUERIES][ROW]) const {
+    DEVICE void finish(const Top (&subparts)[WARPS][QUERIES], const float (&mixed)[WARPS][QUERIES][ROW]) const {
         // A context of one part needs no merging: the same operations, here. What gates it is asked for before the last wait.
         const bool is_whole = parts.count == 1, is_gated = is_whole && op.gate != nullptr;
         constexpr u32 FOURS = (DIM + 127) / 128;
@@ -142,7 +142,7 @@ template <u32 QUERIES> struct Part {
         __syncthreads();
         for (u32 query = warp_id(); query < QUERIES && first + query < queries; query += WARPS) {
             float by[WARPS];
-            const Top all = part_of_strands([&](u32 w) { return strands[w][query]; }, by);
+            const Top all = part_of_subparts([&](u32 w) { return subparts[w][query]; }, by);
             const u64 at = u64(span.first + row(query) - parts.first_row) * op.heads + head(query);
             float* out = is_whole ? op.out + place(query, DIM) : parts.mixed_at(at, DIM);
             const float inverse = 1.0f / all.sum;
@@ -173,27 +173,27 @@ template <u32 QUERIES> struct Part {
 };
 
 // A kernel that runs what is last, for which there are `DECODE_BOUNDS` and `DECODE_ROOM`. `given`: parameters before the op.
-#define DECODE_AS(function, bounds, given_up, given, ...)                                                             \
+#define DECODE_AS(function, bounds, eviction_state, given, ...)                                                       \
     KERNEL bounds function(StepView step, Pages pages, given Attention op, Parts parts) {                             \
         using Kernel = __VA_ARGS__;                                                                                   \
         DECODE_ROOM(typename Kernel::Room);                                                                           \
         __shared__ u64 barrier;                                                                                       \
         if (pages.shift < 4) {                                                                                        \
-            Kernel::template run<true>(step, pages, given_up, op, parts, room, &barrier);                             \
+            Kernel::template run<true>(step, pages, eviction_state, op, parts, room, &barrier);                       \
         } else {                                                                                                      \
-            Kernel::template run<false>(step, pages, given_up, op, parts, room, &barrier);                            \
+            Kernel::template run<false>(step, pages, eviction_state, op, parts, room, &barrier);                      \
         }                                                                                                             \
     }
 
-#define NONE_GIVEN_UP
-#define SOME_GIVEN_UP GivenUp layer,
+#define NONE_EVICTED
+#define SOME_EVICTED EvictionState layer,
 
 // By type and columns of a head, and tiles of 8 queries of a block.
 #define DECODE(name, KV, DIM, TILES)                                                                                  \
-    DECODE_AS(attention_decode_##name##_##DIM##_##TILES, DECODE_BOUNDS(DIM, TILES), nullptr, NONE_GIVEN_UP,           \
+    DECODE_AS(attention_decode_##name##_##DIM##_##TILES, DECODE_BOUNDS(DIM, TILES), nullptr, NONE_EVICTED,            \
               Decode<KV, DIM, TILES, false>)
 #define BOUNDED(name, KV, DIM, TILES)                                                                                 \
-    DECODE_AS(attention_bounded_##name##_##DIM##_##TILES, DECODE_BOUNDS(DIM, TILES), &layer, SOME_GIVEN_UP,           \
+    DECODE_AS(attention_bounded_##name##_##DIM##_##TILES, DECODE_BOUNDS(DIM, TILES), &layer, SOME_EVICTED,            \
               Decode<KV, DIM, TILES, true>)
 
 #define EACH(SHAPE, name, KV)                                                                                         \

@@ -1,4 +1,4 @@
-// Contexts that are looked at by a cluster of blocks, a leaf for each warp: each block makes strands of what its warps have
+// Contexts that are looked at by a cluster of blocks, a KV tile for each warp: each block makes subparts of what its warps have
 // found, or a part, and tells the one that puts some columns together. Nothing is launched for that. All bits are those of
 // blocks that have a part each, and of `attention_merge` (attention.cu).
 #pragma once
@@ -31,15 +31,15 @@ struct Fold {
     DEVICE float of(float x, float y) const { return fmaf(x, before, y * added); }
 };
 
-// What strands make together, and the weight of each. `strand(w)`: one of them.
-template <typename Strand> DEVICE Top part_of_strands(const Strand& strand, float (&weights)[STRANDS]) {
-    Top strands[STRANDS], part = {MINUS_INFINITY, 0.0f};
+// What subparts make together, and the weight of each. `subpart(w)`: one of them.
+template <typename Subpart> DEVICE Top part_of_subparts(const Subpart& subpart, float (&weights)[SUBPARTS]) {
+    Top subparts[SUBPARTS], part = {MINUS_INFINITY, 0.0f};
 #pragma unroll
-    for (u32 w = 0; w < STRANDS; ++w) strands[w] = strand(w), part.top = fmaxf(part.top, strands[w].top);
+    for (u32 w = 0; w < SUBPARTS; ++w) subparts[w] = subpart(w), part.top = fmaxf(part.top, subparts[w].top);
 #pragma unroll
-    for (u32 w = 0; w < STRANDS; ++w) {
-        weights[w] = strands[w].top == MINUS_INFINITY ? 0.0f : exp2f(strands[w].top - part.top);
-        part.sum = fmaf(weights[w], strands[w].sum, part.sum);
+    for (u32 w = 0; w < SUBPARTS; ++w) {
+        weights[w] = subparts[w].top == MINUS_INFINITY ? 0.0f : exp2f(subparts[w].top - part.top);
+        part.sum = fmaf(weights[w], subparts[w].sum, part.sum);
     }
     return part;
 }
@@ -48,9 +48,9 @@ DEVICE void add_four(float4& sum, float by, const float4& x) {
     sum.x = fmaf(by, x.x, sum.x), sum.y = fmaf(by, x.y, sum.y), sum.z = fmaf(by, x.z, sum.z), sum.w = fmaf(by, x.w, sum.w);
 }
 
-// Shared memory beyond that of the block itself, if blocks are clusters (`IS`): for every strand, or for every part if strands are
-// no more than leaves, some of the columns of queries, in fours, and the `Top` of every query. Of `parts.count` of them, the last
-// for sums of what was given up.
+// Shared memory beyond that of the block itself, if blocks are clusters (`IS`): for every subpart, or for every part if subparts are
+// no more than KV tiles, some of the columns of queries, in fours, and the `Top` of every query. Of `parts.count` of them, the last
+// for sums of what was evicted.
 template <u32 QUERIES, u32 DIM, bool IS> struct Together {
     static constexpr u32 GROUPS = MERGE_THREADS / (DIM / 4);
     // Columns that a warp puts together at once, in fours: fewer are left to no block.
@@ -70,10 +70,10 @@ template <u32 QUERIES, u32 DIM, bool IS> struct Together {
     DEVICE u32 shift() const { return 32 - __clz(max(ceil_div(lots(), gridDim.x), LEAST_LOTS) - 1); }
     DEVICE u32 owners() const { return ceil_div(lots(), 1u << shift()); }
     DEVICE u32 own_lots() const { return min(lots() - (blockIdx.x << shift()), 1u << shift()); }
-    // Strands, or parts.
-    DEVICE bool has_parts() const { return context.cut.in_strand() == 1; }
-    DEVICE u32 leaves() const { return ceil_div(context.tokens, context.cut.leaf); }
-    DEVICE u32 count() const { return ceil_div(leaves(), has_parts() ? STRANDS : context.cut.in_strand()); }
+    // Subparts, or parts.
+    DEVICE bool has_parts() const { return context.cut.in_subpart() == 1; }
+    DEVICE u32 kv_tiles() const { return ceil_div(context.tokens, context.cut.kv_tile); }
+    DEVICE u32 count() const { return ceil_div(kv_tiles(), has_parts() ? SUBPARTS : context.cut.in_subpart()); }
     // [count][1 << shift]
     DEVICE float4* mixed() const { return reinterpret_cast<float4*>(shared); }
     // [count][QUERIES]
@@ -99,7 +99,7 @@ template <u32 QUERIES, u32 DIM, bool IS> struct Together {
         if (is_together()) cluster_wait();
     }
 
-    // Of strand or part `number` four columns of a query.
+    // Of subpart or part `number` four columns of a query.
     DEVICE void put(u32 number, u32 lot, const float4& y) const {
         const u32 by = shift(), owner = lot >> by;
         const float four[4] = {y.x, y.y, y.z, y.w};
@@ -116,38 +116,38 @@ template <u32 QUERIES, u32 DIM, bool IS> struct Together {
         if (owner < owners()) store_two_at(&tops()[number * QUERIES + query].top, two, barrier, owner);
     }
 
-    // Tells what the leaves of the block, one of a warp, make of all queries. All threads, once everything is in shared memory.
+    // Tells what the KV tiles of the block, one of a warp, make of all queries. All threads, once everything is in shared memory.
     template <u32 ROW>
-    DEVICE void tell(const Top (&of_leaves)[STRANDS][QUERIES], const float (&values)[STRANDS][QUERIES][ROW]) const {
-        const u32 first = blockIdx.x * STRANDS, in_strand = context.cut.in_strand(), here = min(leaves() - first, STRANDS);
+    DEVICE void tell(const Top (&of_kv_tiles)[SUBPARTS][QUERIES], const float (&values)[SUBPARTS][QUERIES][ROW]) const {
+        const u32 first = blockIdx.x * SUBPARTS, in_subpart = context.cut.in_subpart(), here = min(kv_tiles() - first, SUBPARTS);
         static_assert(DIM / 4 >= 16, "a thread for each owner");
 #pragma unroll 1
         for (u32 lot = threadIdx.x; lot < lots(); lot += blockDim.x) {
             const u32 query = lot / (DIM / 4), four = lot % (DIM / 4);
             const auto value = [&](u32 w) { return reinterpret_cast<const float4*>(values[w][query])[four]; };
             if (has_parts()) {
-                float by[STRANDS];
-                const Top part = part_of_strands([&](u32 w) { return of_leaves[w][query]; }, by);
+                float by[SUBPARTS];
+                const Top part = part_of_subparts([&](u32 w) { return of_kv_tiles[w][query]; }, by);
                 float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-                for (u32 w = 0; w < STRANDS; ++w) add_four(y, by[w], value(w));
+                for (u32 w = 0; w < SUBPARTS; ++w) add_four(y, by[w], value(w));
                 put(blockIdx.x, lot, y);
                 put_top(blockIdx.x, query, four, part);
                 continue;
             }
 #pragma unroll 1
-            for (u32 begin = 0; begin < here; begin += in_strand) {
-                Top strand = of_leaves[begin][query];
+            for (u32 begin = 0; begin < here; begin += in_subpart) {
+                Top subpart = of_kv_tiles[begin][query];
                 float4 y = value(begin);
 #pragma unroll 1
-                for (u32 w = begin + 1; w < min(begin + in_strand, here); ++w) {
-                    const Fold fold(strand, of_leaves[w][query]);
+                for (u32 w = begin + 1; w < min(begin + in_subpart, here); ++w) {
+                    const Fold fold(subpart, of_kv_tiles[w][query]);
                     const float4 x = value(w);
                     y = make_float4(fold.of(y.x, x.x), fold.of(y.y, x.y), fold.of(y.z, x.z), fold.of(y.w, x.w));
                 }
-                const u32 number = (first + begin) / in_strand;
+                const u32 number = (first + begin) / in_subpart;
                 put(number, lot, y);
-                put_top(number, query, four, strand);
+                put_top(number, query, four, subpart);
             }
         }
     }
@@ -168,21 +168,21 @@ template <u32 QUERIES, u32 DIM, bool IS> struct Together {
 #pragma unroll 1
         for (; column < columns; column += blockDim.x) {
             const u32 query = (first + column) / DIM, of_query = ceil_div(visible(query), context.cut.length);
-            // A lane for each strand, then for each part.
+            // A lane for each subpart, then for each part.
             Top mine = {MINUS_INFINITY, 0.0f};
-            float of_strand = 0.0f;
+            float of_subpart = 0.0f;
             if (lane_id() < there) mine = tops()[lane_id() * QUERIES + query];
             if (!are_parts) {
-                float weights[STRANDS];
-                const u32 begin = lane_id() / STRANDS * STRANDS;
-                const Top part = part_of_strands(
+                float weights[SUBPARTS];
+                const u32 begin = lane_id() / SUBPARTS * SUBPARTS;
+                const Top part = part_of_subparts(
                     [&](u32 w) {
                         return Top{__shfl_sync(ALL_LANES, mine.top, begin + w), __shfl_sync(ALL_LANES, mine.sum, begin + w)};
                     },
                     weights);
 #pragma unroll
-                for (u32 w = 0; w < STRANDS; ++w) of_strand = lane_id() % STRANDS == w ? weights[w] : of_strand;
-                const u32 from = lane_id() * STRANDS;
+                for (u32 w = 0; w < SUBPARTS; ++w) of_subpart = lane_id() % SUBPARTS == w ? weights[w] : of_subpart;
+                const u32 from = lane_id() * SUBPARTS;
                 mine = {__shfl_sync(ALL_LANES, part.top, from), __shfl_sync(ALL_LANES, part.sum, from)};
             }
             const u32 all_parts = of_query + context.has_sums;
@@ -202,15 +202,15 @@ template <u32 QUERIES, u32 DIM, bool IS> struct Together {
                     if (are_parts || part == of_query) {
                         x = from[(part == of_query ? parts.count - 1 : part) * stride];
                     } else {
-                        float values[STRANDS];
+                        float values[SUBPARTS];
 #pragma unroll
-                        for (u32 w = 0; w < STRANDS; ++w) {
-                            const u32 strand = part * STRANDS + w;
-                            values[w] = strand < there ? from[strand * stride] : 0.0f;
+                        for (u32 w = 0; w < SUBPARTS; ++w) {
+                            const u32 subpart = part * SUBPARTS + w;
+                            values[w] = subpart < there ? from[subpart * stride] : 0.0f;
                         }
 #pragma unroll
-                        for (u32 w = 0; w < STRANDS; ++w)
-                            x = fmaf(__shfl_sync(ALL_LANES, of_strand, part * STRANDS + w), values[w], x);
+                        for (u32 w = 0; w < SUBPARTS; ++w)
+                            x = fmaf(__shfl_sync(ALL_LANES, of_subpart, part * SUBPARTS + w), values[w], x);
                     }
                     y = fmaf(__shfl_sync(ALL_LANES, weight, part), x, y);
                 }
@@ -227,7 +227,7 @@ template <u32 QUERIES, u32 DIM, bool IS> struct Together {
     DEVICE void begin() const {}
     DEVICE void put_one(u32, u32, u32, float) const {}
     DEVICE void put_top(u32, u32, u32, Top) const {}
-    template <u32 ROW> DEVICE void tell(const Top (&)[STRANDS][QUERIES], const float (&)[STRANDS][QUERIES][ROW]) const {}
+    template <u32 ROW> DEVICE void tell(const Top (&)[SUBPARTS][QUERIES], const float (&)[SUBPARTS][QUERIES][ROW]) const {}
     template <typename Visible, typename Place> DEVICE void end(const Attention&, const Visible&, const Place&) const {}
 #endif
 };

@@ -1,4 +1,4 @@
-// The memory of segments that were given up (ALGORITHMS 4.1).
+// The memory of segments that were evicted (ALGORITHMS 4.1).
 #pragma once
 #include "common/types.cuh"
 

@@ -11,7 +11,7 @@
 static constexpr u32 TAPS = 4, NORMED = 128;
 
 // What is before and behind a recurrence.
-struct Around {
+struct Fusion {
     Conv conv;
     const float* conv_bias; // [channels], or none
     const float* gate;      // [rows][value_heads * NORMED]
@@ -20,15 +20,15 @@ struct Around {
     u32 activation;
 };
 
-static_assert(sizeof(Around) == 64, "as in src/ops/around.rs");
+static_assert(sizeof(Fusion) == 64, "as in src/ops/around.rs");
 
 // A channel of the convolution: what it needs but its new row.
 struct Channel {
     float before[TAPS - 1], weights[TAPS], add;
 
     // `at`: the ring of the slot. Rows before position 0 are zeros.
-    DEVICE void request(const Around& around, const float* ring, u32 context, u32 channel) {
-        const Conv& conv = around.conv;
+    DEVICE void request(const Fusion& fusion, const float* ring, u32 context, u32 channel) {
+        const Conv& conv = fusion.conv;
 #pragma unroll
         for (u32 i = 0; i < TAPS; ++i) weights[i] = conv.weights[channel * TAPS + i];
 #pragma unroll
@@ -36,7 +36,7 @@ struct Channel {
             const u32 back = TAPS - 1 - i;
             before[i] = context >= back ? ring[u64((context - back) & (conv.ring - 1)) * conv.channels + channel] : 0.0f;
         }
-        add = around.conv_bias != nullptr ? around.conv_bias[channel] : 0.0f;
+        add = fusion.conv_bias != nullptr ? fusion.conv_bias[channel] : 0.0f;
     }
 
     DEVICE float with(float x) const {
@@ -90,14 +90,14 @@ template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUA
     using Base::op, Base::span, Base::head, Base::first_row, Base::shared, Base::key_head, Base::row, Base::is_mine;
     using Base::which;
     static constexpr u32 COLUMNS = Base::COLUMNS, ROWS = Base::ROWS, THREADS = Base::THREADS, OWN_COLUMNS = Base::OWN_COLUMNS;
-    const Around& around;
+    const Fusion& fusion;
 
-    DEVICE Row(const Recurrence& op, const Span& span, typename Base::Shared& shared, const Around& around)
-        : Base(op, span, shared), around(around) {}
+    DEVICE Row(const Recurrence& op, const Span& span, typename Base::Shared& shared, const Fusion& fusion)
+        : Base(op, span, shared), fusion(fusion) {}
 
     // Key, query and value of the row, convolved; `wait` before the new row is looked at.
     template <typename Wait> DEVICE void convolve(Wait wait) {
-        const Conv& conv = around.conv;
+        const Conv& conv = fusion.conv;
         float* ring = conv.rings + u64(span.slot) * conv.ring * conv.channels;
         float* to_ring = ring + u64(span.context & (conv.ring - 1)) * conv.channels;
         const float* x = op.inputs + u64(span.first) * op.columns;
@@ -106,11 +106,11 @@ template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUA
         const bool has_value = threadIdx.x < min(ROWS, Base::rows_left());
         const bool keeps = first_row == 0 && op.is_first_of_key_head(head);
         Channel channels[2][OWN_COLUMNS] = {}, of_value = {};
-        if (has_value) of_value.request(around, ring, span.context, value);
+        if (has_value) of_value.request(fusion, ring, span.context, value);
 #pragma unroll
         for (u32 i = 0; i < 2 * OWN_COLUMNS; ++i) {
             const u32 column = threadIdx.x + i / 2 * THREADS;
-            if (column < op.key_dim) channels[i % 2][i / 2].request(around, ring, span.context, first_of[i % 2] + column);
+            if (column < op.key_dim) channels[i % 2][i / 2].request(fusion, ring, span.context, first_of[i % 2] + column);
         }
         wait();
         float of_columns[2][OWN_COLUMNS];
@@ -154,23 +154,23 @@ template <u32 KIND, typename State, u32 QUADS> struct Row : Few<KIND, State, QUA
         __shared__ HeadNorm::Shared of_head;
         HeadNorm norm(of_head);
         const u32 at = first_row + row;
-        const float weight = around.weight[at];
+        const float weight = fusion.weight[at];
         const u64 place = (u64(span.first) * op.value_heads + head) * NORMED + at;
         float gate = 0.0f;
-        const float y = run<false>([&] { gate = load_float(around.gate + place); });
-        const float x = normed(y, norm.inverse(y, around.eps), weight);
-        if (is_mine() && which == 0) op.out[place] = x * activate(around.activation, gate);
+        const float y = run<false>([&] { gate = load_float(fusion.gate + place); });
+        const float x = normed(y, norm.inverse(y, fusion.eps), weight);
+        if (is_mine() && which == 0) op.out[place] = x * activate(fusion.activation, gate);
 #endif
     }
 };
 
 template <u32 KIND, typename State, u32 QUADS, bool HAS_NORM>
-DEVICE void recur_row(const StepView& step, const Recurrence& op, const Around& around) {
+DEVICE void recur_row(const StepView& step, const Recurrence& op, const Fusion& fusion) {
     extern __shared__ __align__(16) u8 bytes[];
     let_next_begin();
     using Whole = Row<KIND, State, QUADS>;
     const Span span = step.spans[blockIdx.z];
-    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes), around);
+    Whole block(op, span, *reinterpret_cast<typename Whole::Shared*>(bytes), fusion);
     if constexpr (HAS_NORM) {
         block.run_normed();
     } else {
@@ -180,16 +180,16 @@ DEVICE void recur_row(const StepView& step, const Recurrence& op, const Around& 
 
 // By most columns of a key.
 #define ROW(name, KIND, State, QUADS)                                                                                  \
-    KERNEL __launch_bounds__(32 * BLOCK_WARPS, 4) name##_row(StepView step, Recurrence op, Around around) {                     \
-        recur_row<KIND, State, QUADS, false>(step, op, around);                                                        \
+    KERNEL __launch_bounds__(32 * BLOCK_WARPS, 4) name##_row(StepView step, Recurrence op, Fusion fusion) {                     \
+        recur_row<KIND, State, QUADS, false>(step, op, fusion);                                                        \
     }
 
 // The same with the norm, in a cluster of blocks that have all rows of a head.
 #ifdef HAS_CLUSTERS
 #define NORMED_ROW(name, KIND, State, QUADS)                                                                           \
     KERNEL __cluster_dims__(HeadNorm::BLOCKS, 1, 1) __launch_bounds__(32 * BLOCK_WARPS, 4)                                      \
-        name##_normed_row(StepView step, Recurrence op, Around around) {                                               \
-        recur_row<KIND, State, QUADS, true>(step, op, around);                                                         \
+        name##_normed_row(StepView step, Recurrence op, Fusion fusion) {                                               \
+        recur_row<KIND, State, QUADS, true>(step, op, fusion);                                                         \
     }
 #else
 #define NORMED_ROW(name, KIND, State, QUADS)

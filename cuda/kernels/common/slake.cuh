@@ -1,4 +1,4 @@
-// What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5).
+// What slots remember of a layer so that tokens of its pages can be evicted, and of those that were (ALGORITHMS 5).
 #pragma once
 #include "common/attention.cuh"
 #include "common/copy.cuh"
@@ -18,7 +18,7 @@ struct MeanScore {
     }
 };
 
-struct GivenUp {
+struct EvictionState {
     float* scores;     // [slots][kv_heads][capacity]
     u32* positions;    // [slots][kv_heads][capacity], of the tokens that stayed in the last eviction
     float* vectors;    // [slots][kv_heads][mean key: key_dim | variance of the key: key_dim | mean value: value_dim]
@@ -36,7 +36,7 @@ struct GivenUp {
         return vectors + u64(slot * pages.kv_heads + head) * vector_len();
     }
 
-    // The score of what was given up, for a query that was multiplied with `scale`: to a whole warp.
+    // The score of what was evicted, for a query that was multiplied with `scale`: to a whole warp.
     DEVICE float mean_score(const Bound& bound, u32 slot, u32 head, const float* query) const {
         const float *key = vectors_of(slot, head), *variance = key + pages.key_dim;
         MeanScore sum;
@@ -45,7 +45,7 @@ struct GivenUp {
     }
 };
 
-static_assert(sizeof(GivenUp) == 104, "as in src/given_up.rs");
+static_assert(sizeof(EvictionState) == 104, "as in src/eviction.rs");
 
 // Two columns of a row that are neighbours, 0 where there are none. Past the first-level cache, which may remember them as
 // they were in an earlier step.
@@ -72,7 +72,7 @@ template <> struct Two<f16> {
 };
 
 // Keeps `count` columns of the query of a row, if that is one of the last of its span. All threads of a block.
-DEVICE void remember_query(const StepView& step, const GivenUp& layer, const float* q, u32 row, u32 first, u32 count) {
+DEVICE void remember_query(const StepView& step, const EvictionState& layer, const float* q, u32 row, u32 first, u32 count) {
     const Span& span = step.spans[step.row_span[row]];
     const u32 behind = row - span.first, columns = layer.heads * layer.pages.key_dim;
     if (span.rows - behind > layer.window) return;
@@ -80,7 +80,7 @@ DEVICE void remember_query(const StepView& step, const GivenUp& layer, const flo
     for (u32 i = first + threadIdx.x; i < first + count; i += blockDim.x) to[i] = to_f16(q[u64(row) * columns + i]).bits;
 }
 
-// What was given up, as one more part of the contexts of queries that share a KV head: each of its tokens has the weight of
+// What was evicted, as one more part of the contexts of queries that share a KV head: each of its tokens has the weight of
 // their mean key, and their values the first order of how far their keys are from it.
 static constexpr u32 SUMS_COLUMNS = 64, SUMS_HEADS = 8;
 
@@ -97,7 +97,7 @@ struct RowHead {
 
 struct Sums {
     const StepView& step;
-    const GivenUp& layer;
+    const EvictionState& layer;
     const Attention& op;
     const Parts& parts;
     const Span& span; // as the layer has it
@@ -223,9 +223,9 @@ struct Sums {
     }
 };
 
-// What a layer gives up of a sequence.
+// What a layer evicts of a sequence.
 struct Leaving {
-    u32 layer;      // among those that give up tokens
+    u32 layer;      // among those that evict tokens
     u32 table;      // where its pages begin in what was brought for all layers
     u32 held, keep; // tokens, before and after
     u32 stayed;     // of these the first, which have positions of their own
@@ -234,7 +234,7 @@ struct Leaving {
 
 // Of several layers at once: which tokens go, and which rows move where.
 struct Moving {
-    const GivenUp* layers;
+    const EvictionState* layers;
     const Leaving* leaving;
     const u32* tables;
     u32* gone;   // [layers][heads * most], in a layer [kv_heads][held - keep], ascending
@@ -245,4 +245,4 @@ struct Moving {
     DEVICE u64 number(u32 leaving, u32 head) const { return u64(leaving) * heads + head; }
 };
 
-static_assert(sizeof(Leaving) == 24 && sizeof(Moving) == 56, "as in src/ops/giving.rs");
+static_assert(sizeof(Leaving) == 24 && sizeof(Moving) == 56, "as in src/ops/evict.rs");

@@ -19,18 +19,18 @@ struct __align__(16) Span {
     DEVICE bool is_final() const { return flags & 2; }
     // The checkpoint is zero and need not be read.
     DEVICE bool is_fresh() const { return flags & 4; }
-    // There are sums of tokens that were given up (`StepView::span_in`).
+    // There are sums of tokens that were evicted (`StepView::span_in`).
     DEVICE bool has_sums() const { return flags & 8; }
 };
 
-// What a page store holds of a sequence that may give up tokens.
+// What a page store holds of a sequence that may evict tokens.
 struct __align__(16) Bound {
     u32 held;       // tokens before the span
     float count;    // tokens in the moments of each KV head
     float mass_cap; // in nats
     u32 flags;
 
-    // Tokens were given up head by head, or could have been.
+    // Tokens were evicted head by head, or could have been.
     DEVICE bool is_bounded() const { return flags & 1; }
     // Segments went into the memory of the slot.
     DEVICE bool has_memory() const { return flags & 2; }

@@ -13,15 +13,15 @@ use kvas_backend::{
 };
 use std::ops::Range;
 
-/// `USUAL_PART`, `MOST_PARTS`, `MANY_HEADS`, `BOUNDED_PART`, `LEAST_PART`, `LEAST_LEAF`, `MOST_LEAVES`, `MOST_BESIDE_SUMS`, `PART_UNIT`,
+/// `USUAL_PART`, `MOST_PARTS`, `MANY_HEADS`, `BOUNDED_PART`, `LEAST_PART`, `LEAST_KV_TILE`, `MOST_KV_TILES`, `MOST_BESIDE_SUMS`, `PART_UNIT`,
 /// `BLOCKS_AT_WORK`, `WIDE_AT_WORK` and `NARROW` of `kernels/common/attention.cuh`.
 const USUAL_PART: usize = 512;
 const MOST_PARTS: usize = 128;
 const MANY_HEADS: usize = 8;
 pub(crate) const BOUNDED_PART: usize = 64;
 pub(crate) const LEAST_PART: usize = 128;
-const LEAST_LEAF: usize = 32;
-const MOST_LEAVES: usize = 64;
+const LEAST_KV_TILE: usize = 32;
+const MOST_KV_TILES: usize = 64;
 const MOST_BESIDE_SUMS: usize = 48;
 const PART_UNIT: usize = 64;
 const BLOCKS_AT_WORK: usize = 384;
@@ -66,7 +66,7 @@ pub(crate) struct PartsView {
     first_span: u32,
     first_row: u32,
     end_row: u32,
-    has_leaves: u32,
+    has_kv_tiles: u32,
     padding: u32,
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
     let mut units = vec!["attention"];
     if let Some([bounded, decode, prefill]) = tile_units(limits.kv_type) {
         units.extend([decode, prefill]);
-        units.extend(decl.policy.given_up().map(|_| bounded));
+        units.extend(decl.policy.eviction().map(|_| bounded));
     }
     units.extend(decl.policy.slake().iter().flat_map(|_| slake::UNITS));
     if let Some(segments) = decl.policy.segments() {
@@ -85,7 +85,7 @@ pub(crate) fn units(decl: &PagesDecl, limits: &Limits) -> Vec<&'static str> {
     units
 }
 
-/// Files of kernels with matrix instructions, for few rows where tokens were given up, for few rows, and for prompts.
+/// Files of kernels with matrix instructions, for few rows where tokens were evicted, for few rows, and for prompts.
 fn tile_units(kv_type: KvType) -> Option<[&'static str; 3]> {
     match kv_type {
         KvType::F32 => None,
@@ -102,33 +102,33 @@ fn tile_units(kv_type: KvType) -> Option<[&'static str; 3]> {
 struct Cutting {
     /// Tokens of a part of a context that is not short.
     usual: usize,
-    /// Whether parts are cut into strands, and these into leaves.
-    has_leaves: bool,
+    /// Whether parts are cut into subparts, and these into KV tiles.
+    has_kv_tiles: bool,
     /// Most parts of a context that is long.
     most_parts: usize,
 }
 
-/// Tokens of a part of a context, and of a leaf.
+/// Tokens of a part of a context, and of a KV tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cut {
     part: usize,
-    leaf: usize,
+    kv_tile: usize,
 }
 
 impl Cutting {
     fn of(decl: &PagesDecl, kv_type: KvType, page_size: usize) -> Self {
         let usual = if decl.kv_heads < MANY_HEADS { USUAL_PART / 2 } else { USUAL_PART };
-        let has_leaves = kv_type.scale_bytes() == 0 && tiles(decl, kv_type, page_size).is_some();
+        let has_kv_tiles = kv_type.scale_bytes() == 0 && tiles(decl, kv_type, page_size).is_some();
         let at_work = if decl.key_dim > NARROW { WIDE_AT_WORK } else { BLOCKS_AT_WORK };
         let most_parts = (at_work / decl.kv_heads).clamp(1, MOST_PARTS);
-        Self { usual, has_leaves, most_parts }
+        Self { usual, has_kv_tiles, most_parts }
     }
 
     /// Tokens from which on a context is long, and most parts of such a one.
     fn long(self, has_sums: bool) -> (usize, usize) {
-        match has_sums && !self.has_leaves {
+        match has_sums && !self.has_kv_tiles {
             true => (BOUNDED_PART * MOST_PARTS, MOST_PARTS),
-            false => (self.usual / WARPS * most_leaves(has_sums), self.most_parts),
+            false => (self.usual / WARPS * most_kv_tiles(has_sums), self.most_parts),
         }
     }
 
@@ -136,43 +136,43 @@ impl Cutting {
     fn cut(self, context: usize, has_sums: bool) -> Cut {
         let (longest_short, most_parts) = self.long(has_sums);
         if context > longest_short {
-            let least = if has_sums && !self.has_leaves { BOUNDED_PART } else { self.usual };
+            let least = if has_sums && !self.has_kv_tiles { BOUNDED_PART } else { self.usual };
             let part = context.div_ceil(most_parts).next_multiple_of(PART_UNIT).max(least);
-            return Cut { part, leaf: part / WARPS };
+            return Cut { part, kv_tile: part / WARPS };
         }
         let part = match has_sums {
-            _ if self.has_leaves => self.usual.min(context.next_power_of_two().max(LEAST_PART)),
+            _ if self.has_kv_tiles => self.usual.min(context.next_power_of_two().max(LEAST_PART)),
             true => BOUNDED_PART,
             false => self.usual,
         };
-        let mut leaf = LEAST_LEAF;
-        while leaf < part / WARPS && leaf * most_leaves(has_sums) < context {
-            leaf *= 2;
+        let mut kv_tile = LEAST_KV_TILE;
+        while kv_tile < part / WARPS && kv_tile * most_kv_tiles(has_sums) < context {
+            kv_tile *= 2;
         }
-        Cut { part, leaf }
+        Cut { part, kv_tile }
     }
 
-    /// What blocks of a cluster tell each other of a context: its strands, or its parts if strands are no more than leaves.
+    /// What blocks of a cluster tell each other of a context: its subparts, or its parts if subparts are no more than KV tiles.
     fn told(cut: Cut, context: usize) -> usize {
-        context.div_ceil(if cut.leaf < cut.part / WARPS { cut.part / WARPS } else { cut.part })
+        context.div_ceil(if cut.kv_tile < cut.part / WARPS { cut.part / WARPS } else { cut.part })
     }
 
     /// The longest context that is cut like one of so many tokens.
     fn longest(self, context: usize, has_sums: bool) -> usize {
         let (longest_short, most_parts) = self.long(has_sums);
         let cut = self.cut(context, has_sums);
-        match self.has_leaves {
+        match self.has_kv_tiles {
             _ if context > longest_short => cut.part * most_parts,
             true if cut.part < self.usual => cut.part,
-            true if cut.leaf < cut.part / WARPS => cut.leaf * most_leaves(has_sums),
+            true if cut.kv_tile < cut.part / WARPS => cut.kv_tile * most_kv_tiles(has_sums),
             _ => longest_short,
         }
     }
 }
 
-/// Most leaves of a context whose strands have more tokens than that.
-const fn most_leaves(has_sums: bool) -> usize {
-    if has_sums { MOST_BESIDE_SUMS } else { MOST_LEAVES }
+/// Most KV tiles of a context whose subparts have more tokens than that.
+const fn most_kv_tiles(has_sums: bool) -> usize {
+    if has_sums { MOST_BESIDE_SUMS } else { MOST_KV_TILES }
 }
 
 /// Bytes of the results of the parts of one row.
@@ -183,9 +183,9 @@ fn row_bytes(op: &op::Attention, value_dim: usize, parts: usize) -> usize {
 /// Scratch for attention over parts of a context.
 pub(crate) fn scratch_bytes(program: &Program, op: &op::Attention, limits: &Limits, _device: &Device) -> u64 {
     let tokens = limits.most_held(program.page_stores());
-    // One part more for what ends in the middle of one, and one for sums of what was given up.
+    // One part more for what ends in the middle of one, and one for sums of what was evicted.
     let decl = program.pages(op.store);
-    let least = if decl.policy.given_up().is_some() { BOUNDED_PART } else { LEAST_PART };
+    let least = if decl.policy.eviction().is_some() { BOUNDED_PART } else { LEAST_PART };
     let row = row_bytes(op, decl.value_dim, tokens.div_ceil(least).min(MOST_PARTS) + 2);
     // All rows that are left over of a span come at once.
     let of_rows = (row * limits.rows).min(ENOUGH).max(row * CHUNK) + 16;
@@ -208,16 +208,16 @@ struct Few {
     rows: Range<usize>,
     /// Most parts of a row.
     parts: usize,
-    /// Most leaves of a row, and most of what is told of them.
-    leaves: usize,
+    /// Most KV tiles of a row, and most of what is told of them.
+    kv_tiles: usize,
     told: usize,
     /// Most rows of a span.
     most: usize,
-    /// Whether there are sums of what some of the sequences gave up.
+    /// Whether there are sums of what some of the sequences evicted.
     has_sums: bool,
 }
 
-/// Rows that are left over of spans after whole chunks, and all rows where there are sums of what was given up, in groups of
+/// Rows that are left over of spans after whole chunks, and all rows where there are sums of what was evicted, in groups of
 /// neighbours: `room` says how many with so many parts the scratch is enough for. Rows of a span whose contexts are cut into
 /// parts of other sizes are in other groups. The contexts of spans are what is held.
 fn few_rows(
@@ -235,9 +235,9 @@ fn few_rows(
             let end = all.min(cutting.longest(context + begin + 1, has_sums) - context);
             let end = end.min(begin + room(of(end)).max(1));
             let (parts, rows) = (of(end), first + begin..first + end);
-            let leaves = (context + end).div_ceil(cut.leaf);
+            let kv_tiles = (context + end).div_ceil(cut.kv_tile);
             let told = Cutting::told(cut, context + end);
-            let few = Few { spans: number..number + 1, most: end - begin, leaves, told, parts, rows, has_sums };
+            let few = Few { spans: number..number + 1, most: end - begin, kv_tiles, told, parts, rows, has_sums };
             begin = end;
             if let Some(last) = groups.last_mut() {
                 let most_parts = last.parts.max(parts);
@@ -245,7 +245,7 @@ fn few_rows(
                 if are_neighbours && few.rows.end - last.rows.start <= room(most_parts) {
                     (last.rows.end, last.spans.end) = (few.rows.end, number + 1);
                     (last.parts, last.most) = (most_parts, last.most.max(few.most));
-                    (last.leaves, last.told) = (last.leaves.max(leaves), last.told.max(told));
+                    (last.kv_tiles, last.told) = (last.kv_tiles.max(kv_tiles), last.told.max(told));
                     last.has_sums |= has_sums;
                     continue;
                 }
@@ -258,7 +258,7 @@ fn few_rows(
 
 /// A cluster for every KV head, or for some queries of one, of a few rows.
 struct Together {
-    /// What blocks tell of a row, sums of what was given up included.
+    /// What blocks tell of a row, sums of what was evicted included.
     told: usize,
     blocks: usize,
     /// Shared memory of a block.
@@ -282,7 +282,7 @@ impl Machine {
         };
         let cutting = Cutting::of(&decl, pages, self.limits.page_size);
         let few = few_rows(self.held_spans(op.store), cutting, |parts| available / bytes(parts));
-        // What makes a part of what was given up remembers the queries as well, if it meets all of them.
+        // What makes a part of what was evicted remembers the queries as well, if it meets all of them.
         let all_have_sums = self.held_spans(op.store).all(|(_, _, has_sums)| has_sums);
         let mut view = self.attention_view(op);
         view.asks = flag(all_have_sums && few.len() == 1 && few[0].rows.len() == self.step.tokens().len());
@@ -305,7 +305,7 @@ impl Machine {
             spans: 0..0,
             rows: first..(first + at_once).min(rows),
             parts,
-            leaves: 0,
+            kv_tiles: 0,
             told: 0,
             most: 1,
             has_sums,
@@ -314,7 +314,7 @@ impl Machine {
     }
 
     /// The spans of the step, each with its first row, what a page store holds of it as its context, and whether there are
-    /// sums of what was given up.
+    /// sums of what was evicted.
     fn held_spans(&self, store: Store) -> impl Iterator<Item = (usize, Span, bool)> {
         let mut held = self.shape.held(self.program.page_ordinal(store), self.program.page_stores());
         self.step.spans_with_rows().map(move |(first, span)| match held.next() {
@@ -403,7 +403,7 @@ impl Machine {
         let queries = few.most * (op.heads / decl.kv_heads);
         let tiles = if queries > 8 && decl.key_dim <= 128 { 2 } else { 1 };
         let cutting = Cutting::of(decl, self.pages.kv_type(), self.limits.page_size);
-        let together = if cutting.has_leaves { self.together(op, few, 8 * tiles) } else { None };
+        let together = if cutting.has_kv_tiles { self.together(op, few, 8 * tiles) } else { None };
         let scratch = self.scratch();
         let parts = PartsView {
             tops: scratch.0,
@@ -412,14 +412,14 @@ impl Machine {
             first_span: few.spans.start as u32,
             first_row: few.rows.start as u32,
             end_row: few.rows.end as u32,
-            has_leaves: flag(cutting.has_leaves),
+            has_kv_tiles: flag(cutting.has_kv_tiles),
             padding: 0,
         };
         if let Some(unit) = unit {
             let spread = if together.is_some() { "_spread" } else { "" };
             let name = format!("{unit}{spread}_{}_{tiles}", decl.key_dim);
             let of_heads = decl.kv_heads * queries.div_ceil(8 * tiles);
-            // Sums of what was given up are one part, of which blocks have some columns each.
+            // Sums of what was evicted are one part, of which blocks have some columns each.
             let of_sums = if few.has_sums { decl.value_dim / SUMS_COLUMNS } else { 0 };
             let blocks =
                 together.as_ref().map_or(few.parts - usize::from(few.has_sums) + of_sums, |together| together.blocks);
@@ -429,7 +429,7 @@ impl Machine {
                 None => launch,
             };
             let launch = launch.arg(self.view()).arg(pages);
-            let launch = match self.given_up_view(op.store).filter(|_| few.has_sums) {
+            let launch = match self.eviction_state_view(op.store).filter(|_| few.has_sums) {
                 Some(layer) => launch.arg(layer),
                 None => launch,
             };
@@ -450,12 +450,12 @@ impl Machine {
     }
 
     /// The clusters of some rows, `at_once` queries of a KV head each, if their contexts are so short and they are so few that
-    /// every leaf can have a warp.
+    /// every KV tile can have a warp.
     fn together(&self, op: &op::Attention, few: &Few, at_once: usize) -> Option<Together> {
         let decl = self.program.pages(op.store);
         let queries = few.most * (op.heads / decl.kv_heads);
         let of_sums = if few.has_sums { decl.value_dim / SUMS_COLUMNS } else { 0 };
-        let blocks = few.leaves.div_ceil(WARPS) + of_sums;
+        let blocks = few.kv_tiles.div_ceil(WARPS) + of_sums;
         // Where sums are added up, launches of clusters with an odd number of blocks take longer: with 880 tokens 9 blocks 9.2 us a
         // layer, 10 blocks, one of which has nothing, 7.8 (an H200). Without sums whole models show no difference.
         let blocks = if few.has_sums { blocks.next_multiple_of(2) } else { blocks };
@@ -468,8 +468,9 @@ impl Machine {
             (9 | 10, _) => MOST_TOGETHER,
             _ => USUAL_CLUSTER,
         };
-        let is_together =
-            (2..=most).contains(&blocks) && few.leaves <= MOST_LEAVES && all <= AT_ONCE * self.device.multiprocessors();
+        let is_together = (2..=most).contains(&blocks)
+            && few.kv_tiles <= MOST_KV_TILES
+            && all <= AT_ONCE * self.device.multiprocessors();
         is_together.then_some(Together { told, blocks, shared })
     }
 }
@@ -485,27 +486,27 @@ mod tests {
 
     #[test]
     fn contexts_are_cut_into_few_parts_of_no_few_tokens() {
-        for (kv_heads, has_leaves, has_sums) in [1, 4, 8, 32].into_iter().flat_map(|heads| {
-            [false, true].into_iter().flat_map(move |leaves| [(heads, leaves, false), (heads, leaves, true)])
+        for (kv_heads, has_kv_tiles, has_sums) in [1, 4, 8, 32].into_iter().flat_map(|heads| {
+            [false, true].into_iter().flat_map(move |kv_tiles| [(heads, kv_tiles, false), (heads, kv_tiles, true)])
         }) {
             let usual = if kv_heads < MANY_HEADS { 256 } else { 512 };
-            let cutting = Cutting { usual, has_leaves, most_parts: (BLOCKS_AT_WORK / kv_heads).clamp(1, MOST_PARTS) };
+            let cutting = Cutting { usual, has_kv_tiles, most_parts: (BLOCKS_AT_WORK / kv_heads).clamp(1, MOST_PARTS) };
             let mut longest = 0;
             for context in (1..2_000_000).step_by(997) {
                 let cut = cutting.cut(context, has_sums);
                 assert!(context.div_ceil(cut.part) <= MOST_PARTS, "{context}: {cut:?}");
-                let strand = cut.part / WARPS;
-                assert!(strand.is_multiple_of(16), "{context}: {cut:?}");
-                assert!(!has_leaves || strand.is_multiple_of(cut.leaf), "{context}: {cut:?}");
+                let subpart = cut.part / WARPS;
+                assert!(subpart.is_multiple_of(16), "{context}: {cut:?}");
+                assert!(!has_kv_tiles || subpart.is_multiple_of(cut.kv_tile), "{context}: {cut:?}");
                 assert!(
-                    cut.leaf >= strand || context.div_ceil(cut.leaf) <= most_leaves(has_sums),
+                    cut.kv_tile >= subpart || context.div_ceil(cut.kv_tile) <= most_kv_tiles(has_sums),
                     "{context}: {cut:?}"
                 );
                 let before = longest;
                 longest = cutting.longest(context, has_sums);
                 assert!(longest >= context && longest >= before, "{context}: {cut:?}");
-                // Without them nobody looks at leaves.
-                let is_alike = |other: Cut| other.part == cut.part && (other.leaf == cut.leaf || !has_leaves);
+                // Without them nobody looks at KV tiles.
+                let is_alike = |other: Cut| other.part == cut.part && (other.kv_tile == cut.kv_tile || !has_kv_tiles);
                 assert!(is_alike(cutting.cut(longest, has_sums)), "{context}: {cut:?}");
                 assert_eq!(cutting.longest(longest, has_sums), longest, "{context}: {cut:?}");
                 assert!(cutting.longest(longest + 1, has_sums) > longest, "{context}: {cut:?}");
@@ -517,7 +518,7 @@ mod tests {
     #[test]
     fn rows_are_cut_as_they_are_alone() {
         let spans = [(7, 1), (2045, 6), (32_763, 9), (300, 20), (65_534, 4), (65_535, 15), (131_072, 3)];
-        let cutting = Cutting { usual: 256, has_leaves: true, most_parts: 128 };
+        let cutting = Cutting { usual: 256, has_kv_tiles: true, most_parts: 128 };
         let mut first = 0;
         let spans: Vec<(usize, Span)> = spans
             .into_iter()
@@ -538,7 +539,7 @@ mod tests {
                 let cuts: Vec<Cut> = rows.clone().map(|row| cutting.cut(tokens(row), false)).collect();
                 assert!(cuts.iter().all(|cut| *cut == cuts[0]), "{few:?}");
                 assert!(tokens(rows.end - 1).div_ceil(cuts[0].part) <= few.parts && rows.len() <= few.most, "{few:?}");
-                assert!(tokens(rows.end - 1).div_ceil(cuts[0].leaf) <= few.leaves, "{few:?}");
+                assert!(tokens(rows.end - 1).div_ceil(cuts[0].kv_tile) <= few.kv_tiles, "{few:?}");
                 seen.extend(rows);
             }
         }

@@ -1,14 +1,13 @@
 //! One file per group of ops: what each of them launches, and the scratch it wants.
 
-pub(crate) mod around;
 pub(crate) mod attention;
 pub(crate) mod beside;
 pub(crate) mod clustered;
 pub(crate) mod conv;
+pub(crate) mod evict;
 pub(crate) mod experts;
-pub(crate) mod giving;
+pub(crate) mod fusion;
 pub(crate) mod kernel;
-pub(crate) mod likeliest;
 pub(crate) mod narrow;
 pub(crate) mod norm;
 mod normed;
@@ -22,6 +21,7 @@ pub(crate) mod rows;
 pub(crate) mod scan;
 pub(crate) mod segments;
 pub(crate) mod slake;
+pub(crate) mod top_k;
 pub(crate) mod wide;
 
 use crate::device::Device;

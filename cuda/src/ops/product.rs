@@ -136,7 +136,7 @@ impl Multiply {
 
 /// How products want rows of activations in 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum ActivationForm {
     /// Not at all: as they are.
     Floats,
     /// Row after row.
@@ -153,7 +153,7 @@ enum Wanted {
 pub(crate) struct Staged {
     act: Act,
     is_bf16: bool,
-    wanted: Wanted,
+    wanted: ActivationForm,
     rows: usize,
     stride: usize,
     columns: usize,
@@ -287,8 +287,11 @@ impl Machine {
             entries: rows as u32,
             matrices: count as u32,
             per_input: (per_row / inputs_of_row) as u32,
-            x_stride: if matches!(wanted, Wanted::Wide | Wanted::Pieces { .. }) { rows * per_row } else { x_stride }
-                as u32,
+            x_stride: if matches!(wanted, ActivationForm::Wide | ActivationForm::Pieces { .. }) {
+                rows * per_row
+            } else {
+                x_stride
+            } as u32,
             out_stride: of.out_stride as u32,
             column: of.column as u32,
             activation: activation(of.activation),
@@ -309,14 +312,14 @@ impl Machine {
 
     /// How a kernel wants its activations. Of entries of experts: where their pieces, the number of these and the order are in
     /// the scratch, how many share an input, and how many pieces there may be.
-    fn wanted(&self, kernel: Kernel, pieces: Option<([usize; 3], usize, usize)>) -> Wanted {
+    fn wanted(&self, kernel: Kernel, pieces: Option<([usize; 3], usize, usize)>) -> ActivationForm {
         match (kernel, pieces) {
             (Kernel::Wide(most), Some((list, per_input, pieces))) => {
                 let list = list.map(|part| self.scratch().at(part).0);
-                Wanted::Pieces { list, per_input, most: [pieces, most] }
+                ActivationForm::Pieces { list, per_input, most: [pieces, most] }
             }
-            (Kernel::Wide(_), None) | (Kernel::Parts | Kernel::Narrow(_), _) => Wanted::Wide,
-            (Kernel::Ring(1), _) => Wanted::Floats,
+            (Kernel::Wide(_), None) | (Kernel::Parts | Kernel::Narrow(_), _) => ActivationForm::Wide,
+            (Kernel::Ring(1), _) => ActivationForm::Floats,
             (
                 Kernel::Ring(_)
                 | Kernel::Float(_)
@@ -326,7 +329,7 @@ impl Machine {
                 | Kernel::Split
                 | Kernel::Many(_),
                 _,
-            ) => Wanted::Plain,
+            ) => ActivationForm::Plain,
         }
     }
 
@@ -435,10 +438,10 @@ impl Machine {
         &mut self,
         (act, weight): (Act, Weight),
         parts: &Parts,
-        ([rows, stride], wanted): ([usize; 2], Wanted),
+        ([rows, stride], wanted): ([usize; 2], ActivationForm),
     ) -> Result<[Ptr; 2], DeviceError> {
         let matrix = self.matrix(weight);
-        if matrix.quant == Quant::F32 || wanted == Wanted::Floats {
+        if matrix.quant == Quant::F32 || wanted == ActivationForm::Floats {
             return Ok([self.act(act), Ptr::NULL]);
         }
         let (is_bf16, columns) = (matrix.quant == Quant::Bf16, matrix.columns);
@@ -451,20 +454,20 @@ impl Machine {
         }
         let norm = self.running.and_then(|at| self.norm_staged(at)).filter(|norm| norm.out == act);
         if let Some(norm) = norm {
-            self.stage_normed(norm, (rows, wanted == Wanted::Wide), (padded, at))?;
+            self.stage_normed(norm, (rows, wanted == ActivationForm::Wide), (padded, at))?;
             self.staged = Some(staged);
             return Ok(at);
         }
-        let (unit, each) = if wanted == Wanted::Plain { ("stage", 4) } else { ("stage_wide", 32) };
+        let (unit, each) = if wanted == ActivationForm::Plain { ("stage", 4) } else { ("stage_wide", 32) };
         let name = format!("{unit}_{}", if is_bf16 { "bf16" } else { "f16" });
         let launch = self.kernel(unit, &name)?.block((padded / each).next_multiple_of(32).clamp(32, 512)).early();
         let launch = launch.arg(self.act(act)).arg(stride as u32).arg(columns as u32).arg(to).arg(padded as u32);
         let launch = match wanted {
-            Wanted::Floats | Wanted::Plain => launch.grid(rows, 1, 1),
-            Wanted::Wide => launch.grid(rows, 1, 1).arg(rows as u32).arg(wide::Wanted::all()),
-            Wanted::Pieces { list, per_input, most: [pieces, most] } => {
+            ActivationForm::Floats | ActivationForm::Plain => launch.grid(rows, 1, 1),
+            ActivationForm::Wide => launch.grid(rows, 1, 1).arg(rows as u32).arg(wide::StagedPieces::all()),
+            ActivationForm::Pieces { list, per_input, most: [pieces, most] } => {
                 let entries = rows * per_input;
-                launch.grid(most, pieces, 1).arg(entries as u32).arg(wide::Wanted::of(list, per_input))
+                launch.grid(most, pieces, 1).arg(entries as u32).arg(wide::StagedPieces::of(list, per_input))
             }
         };
         if is_bf16 {

@@ -55,7 +55,7 @@ impl Machine {
             return Ok(());
         }
         let decl = *self.program.pages(op.store);
-        let [matrices, norms] = self.absorbed.of(op.store).expect("validated: a memory").places();
+        let [matrices, norms] = self.compressive_memory.of(op.store).expect("validated: a memory").places();
         let hidden = self.program.weight(op.fc1[0]).shape[0];
         let shared = |queries| shared_bytes(queries, [decl.key_dim, decl.value_dim, hidden]);
         let at_once = if shared(MANY) <= self.device.shared_bytes() { MANY } else { FEW };

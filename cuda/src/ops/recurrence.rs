@@ -3,7 +3,7 @@
 use crate::{
     device::failed,
     machine::Machine,
-    ops::around::Around,
+    ops::fusion::Fusion,
     slots::{self, Kind, RING_TYPE, State},
 };
 use kvas_backend::{
@@ -350,8 +350,8 @@ impl Machine {
             out: self.act(inputs.out).0,
             ..state.view()
         };
-        if let Some(around) = self.running.and_then(|at| self.made_by(at)) {
-            return self.recur_rows(state, view, around);
+        if let Some(fusion) = self.running.and_then(|at| self.made_by(at)) {
+            return self.recur_rows(state, view, fusion);
         }
         let has_chunks = has_prompts(&state.decl);
         if has_chunks {
@@ -394,9 +394,9 @@ impl Machine {
     }
 
     /// Spans of one row each, with what is around.
-    fn recur_rows(&self, state: &State, view: RecurrenceView, around: &Around) -> Result<(), DeviceError> {
+    fn recur_rows(&self, state: &State, view: RecurrenceView, fusion: &Fusion) -> Result<(), DeviceError> {
         let (decl, columns, spans) = (&state.decl, columns(&state.decl)?, self.step.spans().len());
-        let normed = if around.has_norm() { "normed_" } else { "" };
+        let normed = if fusion.has_norm() { "normed_" } else { "" };
         self.kernel(state.unit(), &format!("{}_{columns}_{normed}row", state.unit()))?
             .grid(decl.value_dim.div_ceil(16), decl.value_heads, spans)
             .block(THREADS)
@@ -404,7 +404,7 @@ impl Machine {
             .shared(shared_bytes(decl, columns, 16, SHORT))
             .arg(self.view())
             .arg(view)
-            .arg(self.around_view(around))
+            .arg(self.fusion_view(fusion))
             .launch()
     }
 

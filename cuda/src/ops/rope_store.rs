@@ -84,7 +84,8 @@ impl Machine {
             return Err(failed(format!("a rotation of {} columns, at most {} can be", 2 * pairs, 2 * MOST_PAIRS)));
         }
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
-        let by_place = self.absorbed.of(op.store).is_some_and(|absorbed| absorbed.moves_positions());
+        let by_place =
+            self.compressive_memory.of(op.store).is_some_and(|compressive_memory| compressive_memory.moves_positions());
         let rows = self.step.tokens().len();
         let stored = match decl.layout {
             PageLayout::Separate => 2 * decl.kv_heads,

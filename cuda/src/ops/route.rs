@@ -3,7 +3,7 @@
 use crate::{device::failed, machine::Machine, ops::flag};
 use kvas_backend::{
     DeviceError,
-    op::{self, Scoring},
+    op::{self, RouterScoring},
 };
 
 /// Experts, and groups of them, that a warp can tell apart: a bit of a word per lane.
@@ -26,7 +26,7 @@ impl Machine {
             .arg(self.act(op.weights))
             .arg(experts as u32)
             .arg(active as u32)
-            .arg(flag(op.scoring == Scoring::Softmax))
+            .arg(flag(op.scoring == RouterScoring::Softmax))
             .arg(groups as u32)
             .arg(active_groups as u32)
             .arg(flag(op.normalise))

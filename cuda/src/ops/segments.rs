@@ -1,7 +1,7 @@
 //! Giving up segments (ALGORITHMS 4.3): their keys and values go into the memory, and what is behind them moves up.
 
 use crate::{device::Ptr, machine::Machine, ops::rope_store::BackView, pages::PagesView};
-use kvas_backend::{DeviceError, Eviction, Holding, Limits, Order, Program, store::PagesDecl};
+use kvas_backend::{DeviceError, Eviction, EvictionOrder, Holding, Limits, Program, store::PagesDecl};
 use std::ops::Range;
 
 /// Files of kernels.
@@ -38,12 +38,8 @@ fn rounds(behind: Range<usize>, by: usize) -> impl Iterator<Item = Range<usize>>
 
 impl Machine {
     /// Gives up the tokens of a layer that are right behind the first ones.
-    pub(crate) fn give_up_segment(
-        &mut self,
-        eviction: &Eviction<'_>,
-        holding: &Holding<'_>,
-    ) -> Result<(), DeviceError> {
-        assert!(eviction.order == Order::Recency, "segments are given up in order");
+    pub(crate) fn evict_segment(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) -> Result<(), DeviceError> {
+        assert!(eviction.order == EvictionOrder::Recency, "segments are given up in order");
         let first = eviction.sinks as usize;
         let gone = first..first + (holding.held - holding.keep) as usize;
         assert!(gone.end <= holding.held as usize, "the first tokens stay");
@@ -54,7 +50,7 @@ impl Machine {
             "a table of {} pages, there is room for {room} bytes",
             holding.table.len()
         );
-        let has_moments = self.given_up.of(holding.store).is_some();
+        let has_moments = self.eviction_state.of(holding.store).is_some();
         if eviction.absorb && has_moments {
             self.absorb_tokens(eviction, holding, gone.clone())?;
         }
@@ -65,7 +61,7 @@ impl Machine {
         }
         self.move_up((holding, table), gone)?;
         if has_moments {
-            self.given_up.of_mut(holding.store).settled(eviction, holding.keep);
+            self.eviction_state.of_mut(holding.store).settled(eviction, holding.keep);
         }
         Ok(())
     }
@@ -77,9 +73,9 @@ impl Machine {
         gone: Range<usize>,
     ) -> Result<(), DeviceError> {
         let back = self.back(holding.store);
-        let absorbed = self.absorbed.of_mut(holding.store);
-        let decl = absorbed.decl;
-        let Some(([matrix, norm], is_fresh)) = absorbed.add(eviction.slot, gone.len()) else { return Ok(()) };
+        let compressive_memory = self.compressive_memory.of_mut(holding.store);
+        let decl = compressive_memory.decl;
+        let Some(([matrix, norm], is_fresh)) = compressive_memory.add(eviction.slot, gone.len()) else { return Ok(()) };
         let segment = SegmentView {
             pages: self.pages.view(&decl),
             table: table.0,
@@ -98,14 +94,14 @@ impl Machine {
 
     /// What is behind the tokens that are gone takes their places, and where positions are places, their positions.
     fn move_up(&self, (holding, table): (&Holding<'_>, Ptr), gone: Range<usize>) -> Result<(), DeviceError> {
-        let absorbed = self.absorbed.of(holding.store).expect("a store of segments");
-        let turn = self.rotation(holding.store).filter(|_| absorbed.moves_positions());
+        let compressive_memory = self.compressive_memory.of(holding.store).expect("a store of segments");
+        let turn = self.rotation(holding.store).filter(|_| compressive_memory.moves_positions());
         let (frequencies, pairs, adjacent) = turn.unwrap_or((Ptr::NULL, 0, 0));
         let name = format!("segments_move_up_{}", self.pages.kv_type().name());
         rounds(gone.end..holding.held as usize, gone.len()).try_for_each(|tokens| {
-            let warps = tokens.len() * absorbed.decl.kv_heads;
+            let warps = tokens.len() * compressive_memory.decl.kv_heads;
             let launch = self.kernel("segments", &name)?.grid(warps.div_ceil(THREADS / 32), 1, 1).block(THREADS);
-            let launch = launch.arg(self.pages.view(&absorbed.decl)).arg(table).arg(tokens.start as u32);
+            let launch = launch.arg(self.pages.view(&compressive_memory.decl)).arg(table).arg(tokens.start as u32);
             let launch = launch.arg(tokens.len() as u32).arg(gone.len() as u32).arg(frequencies);
             launch.arg(pairs).arg(adjacent).launch()
         })

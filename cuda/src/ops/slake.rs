@@ -1,25 +1,25 @@
 //! Giving up tokens of a sequence (ALGORITHMS 5): who is read by the last queries or by those of lately, what would be lost,
-//! and the sums of what is given up. After a prompt the host chooses what goes, by what the device has found; after that the
-//! device does ([`super::giving`]).
+//! and the sums of what is evicted. After a prompt the host chooses what goes, by what the device has found; after that the
+//! device does ([`super::evict`]).
 
 use crate::{
     device::{Ptr, failed},
-    given_up::Places,
+    eviction::Places,
     machine::Machine,
     ops::{
         attention::{AttentionView, PartsView, SUMS_COLUMNS},
-        giving::{self, Chosen},
+        evict::{self, Chosen},
     },
     pages::PagesView,
 };
 use kvas_backend::{
-    DeviceError, Eviction, Holding, Limits, Marks, Order, Preference, Program, Slot, Store, op,
+    DeviceError, Eviction, EvictionOrder, Holding, Limits, Marks, Preference, Program, Slot, Store, op,
     store::{PagesDecl, Slake},
 };
 use std::ops::Range;
 
 /// Files of kernels.
-pub(crate) const UNITS: [&str; 4] = ["slake", "slake_absorb", "slake_again", "slake_window"];
+pub(crate) const UNITS: [&str; 4] = ["slake", "slake_absorb", "slake_evict", "slake_window"];
 
 /// Those of segments that are summed up.
 pub(crate) const OF_SEGMENTS: [&str; 2] = ["slake", "slake_absorb"];
@@ -61,7 +61,7 @@ pub(crate) struct LossesView {
 
 /// Where things are in the scratch, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct ScratchLayout {
     /// Tokens there is room for.
     tokens: usize,
     table: usize,
@@ -78,17 +78,17 @@ pub(crate) struct Room {
     bytes: usize,
 }
 
-/// Bytes of the scratch for a layer that may give up tokens.
+/// Bytes of the scratch for a layer that may evict tokens.
 pub(crate) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> usize {
-    let asked = Room::of(program, store, limits).map_or(0, |room| room.bytes);
-    asked.max(giving::scratch_bytes(program, store, limits))
+    let asked = ScratchLayout::of(program, store, limits).map_or(0, |room| room.bytes);
+    asked.max(evict::scratch_bytes(program, store, limits))
 }
 
-impl Room {
-    /// For a layer that may give up tokens, where the last queries are asked.
+impl ScratchLayout {
+    /// For a layer that may evict tokens, where the last queries are asked.
     fn of(program: &Program, store: Store, limits: &Limits) -> Option<Self> {
         let decl = program.pages(store);
-        let slake = decl.policy.given_up()?;
+        let slake = decl.policy.eviction()?;
         Some(Self::new(decl, &slake, limits.most_held(program.page_stores())))
     }
 
@@ -119,7 +119,7 @@ impl Room {
 
 /// How weights are added to the scores of tokens: one launch for all layers, so as the largest of them wants it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Scoring {
+pub(crate) struct ScoreLaunch {
     /// Most KV heads of a layer.
     heads: usize,
     /// Most tokens whose scores a layer remembers.
@@ -128,8 +128,8 @@ pub(crate) struct Scoring {
     at_once: usize,
 }
 
-impl Scoring {
-    /// Of the layers of a program that may give up tokens, where a block may have `shared` bytes of shared memory.
+impl ScoreLaunch {
+    /// Of the layers of a program that may evict tokens, where a block may have `shared` bytes of shared memory.
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ pub(super) struct Look<'a> {
     holding: &'a Holding<'a>,
     decl: PagesDecl,
     slake: Slake,
-    room: Room,
+    room: ScratchLayout,
     /// Positions of the queries that are asked.
     asked: Range<u32>,
 }
@@ -196,7 +196,7 @@ impl Look<'_> {
         self.held().div_ceil(PART)
     }
 
-    /// Tokens of a KV head that are given up.
+    /// Tokens of a KV head that are evicted.
     fn count(&self) -> usize {
         (self.holding.held - self.holding.keep) as usize
     }
@@ -205,19 +205,19 @@ impl Look<'_> {
 impl Machine {
     /// Remembers the queries of a step.
     pub(crate) fn ask(&self, op: &op::Attention) -> Result<(), DeviceError> {
-        let Some(view) = self.given_up_view(op.store).filter(|view| view.asks()) else { return Ok(()) };
+        let Some(view) = self.eviction_state_view(op.store).filter(|view| view.asks()) else { return Ok(()) };
         let launch = self.kernel("slake", "slake_ask")?.grid(self.step.tokens().len(), 1, 1).block(256).early();
         launch.arg(self.view()).arg(view).arg(self.act(op.q)).launch()
     }
 
-    /// What was given up, as one more part of the contexts of some rows.
+    /// What was evicted, as one more part of the contexts of some rows.
     pub(crate) fn add_sums(
         &self,
         op: &op::Attention,
         rows: usize,
         (view, parts): (AttentionView, PartsView),
     ) -> Result<(), DeviceError> {
-        let Some(layer) = self.given_up_view(op.store) else { return Ok(()) };
+        let Some(layer) = self.eviction_state_view(op.store) else { return Ok(()) };
         let decl = self.program.pages(op.store);
         let columns = decl.value_dim.div_ceil(SUMS_COLUMNS);
         let launch = self.kernel("slake", "slake_part")?.grid(rows, decl.kv_heads, columns);
@@ -227,8 +227,11 @@ impl Machine {
     /// After the committed rows of a short span their weights are added to the scores of what they have read.
     pub(crate) fn rescore(&mut self, slot: Slot, accepted: u32) -> Result<(), DeviceError> {
         let number = self.spans.iter().position(|span| span.slot == slot);
-        let (Some(number), true) = (number, accepted > 0 && self.given_up.is_bounded(slot)) else { return Ok(()) };
-        let ((layers, count), Scoring { heads, capacity, at_once }) = (self.given_up.layers(), self.given_up.scoring());
+        let (Some(number), true) = (number, accepted > 0 && self.eviction_state.is_bounded(slot)) else {
+            return Ok(());
+        };
+        let ((layers, count), ScoreLaunch { heads, capacity, at_once }) =
+            (self.eviction_state.layers(), self.eviction_state.scoring());
         if count == 0 {
             return Ok(()); // segments have no scores
         }
@@ -256,7 +259,7 @@ impl Machine {
         }
         for holding in eviction.holdings {
             if self.program.pages(holding.store).policy.segments().is_some() {
-                self.give_up_segment(eviction, holding)?;
+                self.evict_segment(eviction, holding)?;
                 continue;
             }
             let look = self.look(eviction, holding)?;
@@ -268,10 +271,10 @@ impl Machine {
     }
 
     fn look<'a>(&mut self, eviction: &'a Eviction<'a>, holding: &'a Holding<'a>) -> Result<Look<'a>, DeviceError> {
-        let given_up = self.given_up.of_mut(holding.store);
-        let (decl, slake) = (given_up.decl, given_up.slake);
-        let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
-        let room = Room::of(&self.program, holding.store, &self.limits).expect("a store that gives up tokens");
+        let eviction_state = self.eviction_state.of_mut(holding.store);
+        let (decl, slake) = (eviction_state.decl, eviction_state.slake);
+        let asked = eviction_state.marks(eviction.slot).window(eviction.context, eviction.window);
+        let room = ScratchLayout::of(&self.program, holding.store, &self.limits).expect("a store that gives up tokens");
         assert!(holding.held as usize <= room.tokens, "{} tokens held of {}", holding.held, room.tokens);
         let table: Vec<u32> = holding.table.iter().map(|page| page.0).collect();
         self.device.upload(self.scratch().at(room.table), &table)?;
@@ -279,8 +282,8 @@ impl Machine {
     }
 
     fn window_view(&self, look: &Look<'_>) -> WindowView {
-        let given_up = self.given_up.of(look.holding.store).expect("a store that gives up tokens");
-        let Places { queries, .. } = given_up.places(look.eviction.slot);
+        let eviction_state = self.eviction_state.of(look.holding.store).expect("a store that gives up tokens");
+        let Places { queries, .. } = eviction_state.places(look.eviction.slot);
         WindowView {
             pages: self.pages.view(&look.decl),
             table: self.scratch().at(look.room.table).0,
@@ -299,7 +302,7 @@ impl Machine {
         format!("slake_{name}_{}", self.pages.kv_type().name())
     }
 
-    /// Scores all tokens that are held, and chooses what would be given up.
+    /// Scores all tokens that are held, and chooses what would be evicted.
     fn find(&mut self, look: &Look<'_>) -> Result<Found, DeviceError> {
         let (heads, held) = (look.decl.kv_heads, look.held());
         let mut found =
@@ -307,7 +310,7 @@ impl Machine {
         if !look.asked.is_empty() {
             self.rank(look, &mut found)?;
         }
-        if !matches!(look.eviction.order, Order::Window { .. }) {
+        if !matches!(look.eviction.order, EvictionOrder::Window { .. }) {
             self.remembered(look, &mut found.ranks)?;
         }
         let stayed = self.stayed(look)?;
@@ -340,14 +343,14 @@ impl Machine {
         let launch = launch.block(width.next_multiple_of(32)).arg(at(room.sums));
         launch.arg(parts as u32).arg(width as u32).arg(at(room.log_sums)).launch()?;
         let gamma = match look.eviction.order {
-            Order::Window { gamma } => gamma,
-            Order::Running | Order::Recency => 0.0,
+            EvictionOrder::Window { gamma } => gamma,
+            EvictionOrder::Running | EvictionOrder::Recency => 0.0,
         };
         let name = self.of_type("spread");
         let launch = self.kernel("slake_window", &name)?.grid(parts, heads, 1).block(THREADS).shared(TILE_BYTES);
         let launch = launch.arg(window).arg(at(room.log_sums)).arg(gamma).arg(at(room.ranks));
         launch.arg(held as u32).arg(at(room.losses)).launch()?;
-        let stayed = self.given_up.of_mut(look.holding.store).marks(look.eviction.slot).stayed;
+        let stayed = self.eviction_state.of_mut(look.holding.store).marks(look.eviction.slot).stayed;
         let launch = self.kernel("slake_window", "slake_pool")?.grid(held.div_ceil(THREADS), heads, 1).block(THREADS);
         let at = |offset: usize| self.scratch().at(offset);
         let launch = launch.arg(at(room.ranks)).arg(held as u32).arg(stayed as u32);
@@ -355,7 +358,7 @@ impl Machine {
         let mut losses = vec![0.0f64; parts * heads * 3];
         let (from, pooled) = (at(room.losses), at(room.pooled));
         self.device.download(from, &mut losses)?;
-        if matches!(look.eviction.order, Order::Window { .. }) {
+        if matches!(look.eviction.order, EvictionOrder::Window { .. }) {
             self.device.download(pooled, &mut found.ranks)?;
         }
         let sum = |which: usize| losses.iter().skip(which).step_by(3).sum::<f64>();
@@ -368,7 +371,7 @@ impl Machine {
     /// The scores of lately.
     fn remembered(&mut self, look: &Look<'_>, ranks: &mut [f32]) -> Result<(), DeviceError> {
         let (heads, held, capacity) = (look.decl.kv_heads, look.held(), look.slake.capacity);
-        let Places { scores, .. } = self.given_up.of_mut(look.holding.store).places(look.eviction.slot);
+        let Places { scores, .. } = self.eviction_state.of_mut(look.holding.store).places(look.eviction.slot);
         let mut all = vec![0.0f32; heads * capacity];
         self.device.download(scores, &mut all)?;
         for (ranks, scores) in ranks.chunks_exact_mut(held).zip(all.chunks_exact(capacity)) {
@@ -426,9 +429,9 @@ impl Machine {
 
     /// The positions of the tokens that stayed in the last eviction.
     fn stayed(&mut self, look: &Look<'_>) -> Result<Stayed, DeviceError> {
-        let given_up = self.given_up.of_mut(look.holding.store);
-        let Marks { stayed: tokens, since, .. } = *given_up.marks(look.eviction.slot);
-        let Places { positions: at, .. } = given_up.places(look.eviction.slot);
+        let eviction_state = self.eviction_state.of_mut(look.holding.store);
+        let Marks { stayed: tokens, since, .. } = *eviction_state.marks(look.eviction.slot);
+        let Places { positions: at, .. } = eviction_state.places(look.eviction.slot);
         let mut stayed = Stayed { positions: Vec::new(), capacity: look.slake.capacity, tokens: tokens as u32, since };
         if tokens > 0 {
             stayed.positions = vec![0; look.decl.kv_heads * look.slake.capacity];
@@ -455,7 +458,7 @@ impl Machine {
             }
             all.push(moves);
         }
-        let places = self.given_up.of_mut(look.holding.store).places(look.eviction.slot);
+        let places = self.eviction_state.of_mut(look.holding.store).places(look.eviction.slot);
         self.device.upload(places.scores, &scores)?;
         self.device.upload(places.positions, &positions)?;
         Ok(all)
@@ -483,11 +486,11 @@ mod tests {
         let scoring = |capacity| {
             let stores = vec![kvas_backend::StoreDecl::Pages(layer(capacity).0)];
             let program = Program { ops: vec![], acts: vec![], weights: vec![], stores, logits: kvas_backend::Act(0) };
-            Scoring::of(&program, 228 << 10)
+            ScoreLaunch::of(&program, 228 << 10)
         };
         assert_eq!(scoring(1088).unwrap().at_once, SCORED);
         assert_eq!(scoring(50_000).unwrap().at_once, 1);
-        assert_eq!(scoring(55_296).unwrap(), Scoring { heads: 8, capacity: 55_296, at_once: 1 });
+        assert_eq!(scoring(55_296).unwrap(), ScoreLaunch { heads: 8, capacity: 55_296, at_once: 1 });
         let refused = scoring(55_297).unwrap_err().to_string();
         assert!(refused.contains("scores of 55297 tokens, expected at most 55296"), "{refused}");
     }
@@ -495,7 +498,7 @@ mod tests {
     #[test]
     fn there_is_room_for_everything() {
         let (decl, slake) = layer(1088);
-        let room = Room::new(&decl, &slake, 1 << 17);
+        let room = ScratchLayout::new(&decl, &slake, 1 << 17);
         assert!(room.lengths < room.bytes && room.bytes < 32 << 20, "{room:?}");
     }
 }

@@ -61,10 +61,10 @@ fn of_others(quant: Quant, rows: usize) -> f64 {
     }
 }
 
-/// `Wanted` of `kernels/stage_wide.cu`.
+/// `StagedPieces` of `kernels/stage_wide.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct Wanted {
+pub(crate) struct StagedPieces {
     pieces: u64,
     piece_count: u64,
     order: u64,
@@ -72,7 +72,7 @@ pub(crate) struct Wanted {
     padding: u32,
 }
 
-impl Wanted {
+impl StagedPieces {
     /// Every row as it is.
     pub(crate) fn all() -> Self {
         Self { pieces: 0, piece_count: 0, order: 0, per_input: 1, padding: 0 }
@@ -84,9 +84,9 @@ impl Wanted {
     }
 }
 
-impl Argument for Wanted {
+impl Argument for StagedPieces {
     fn push(self, words: &mut Vec<u64>) {
-        words.extend(bytemuck::cast::<_, [u64; size_of::<Wanted>() / 8]>(self));
+        words.extend(bytemuck::cast::<_, [u64; size_of::<StagedPieces>() / 8]>(self));
     }
 }
 
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!(size_of::<Wanted>(), 32);
+        assert_eq!(size_of::<StagedPieces>(), 32);
     }
 
     #[test]

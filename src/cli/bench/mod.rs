@@ -17,7 +17,7 @@ use kvas::{
         Model,
         traffic::{Traffic, kv_bytes, traffic},
     },
-    policy::{Keeping, Progress, Schedule},
+    policy::{EvictionPolicy, Schedule, SegmentProgress},
 };
 use kvas_backend::{DeviceError, Outputs, Step};
 use profile::Kind;
@@ -103,7 +103,7 @@ impl Bench {
         let bound = self.policy.apply(&mut model, &self.model)?;
         let longest = |lengths: &[usize]| lengths.iter().copied().max().unwrap_or(0);
         // What is given up is given up of a copy: the prompt before is gone back to.
-        let copied = bound.as_ref().and_then(Keeping::budget).map_or(0, |bound| bound.budget + bound.window);
+        let copied = bound.as_ref().and_then(EvictionPolicy::budget).map_or(0, |bound| bound.budget + bound.window);
         let context = longest(&self.depth) + longest(&self.prompt).max(longest(&self.generate)) + 1 + copied;
         if let Some(given) = self.model.run.context() {
             ensure!(
@@ -114,7 +114,8 @@ impl Bench {
         let sequences = longest(&self.parallel).max(1);
         // Every round goes back to the depth: one snapshot each.
         let snapshots = SnapshotBudget::Exactly(sequences);
-        let wanted = device::Wanted { sequences, snapshots, ..device::Wanted::once(sequences, Some(context)) };
+        let wanted =
+            device::MemoryRequest { sequences, snapshots, ..device::MemoryRequest::once(sequences, Some(context)) };
         let began = Instant::now();
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let (loaded, gigabytes) = (began.elapsed().as_secs_f64(), model.file.file_bytes() as f64 / 1e9);
@@ -166,7 +167,7 @@ impl Bench {
     /// Sequences of a test, read as far as its depth.
     fn sequences(
         &self,
-        (model, bound): (&Model, Option<&Keeping>),
+        (model, bound): (&Model, Option<&EvictionPolicy>),
         runner: &mut Runner,
         test: Test,
     ) -> anyhow::Result<(Memory, Vec<Sequence>)> {
@@ -178,7 +179,7 @@ impl Bench {
             sequences.push((id, number as u32));
             let batch = self.model.run.batch_size as usize;
             let known = known(test.depth, bound);
-            advance(runner, &mut memory, (&sequences[number..], bound), (known, batch), &mut likeliest)?;
+            advance(runner, &mut memory, (&sequences[number..], bound), (known, batch), &mut top_tokens)?;
             let sealed = memory.seal(id, &tokens(model.spec.vocab, number as u32, 0..known));
             sealed.map_or(Ok(()), |work| runner.apply(&work))?;
         }
@@ -189,7 +190,7 @@ impl Bench {
     /// first few.
     fn profile(
         &self,
-        (model, bound): (&Model, Option<&Keeping>),
+        (model, bound): (&Model, Option<&EvictionPolicy>),
         runner: &mut Runner,
         test: Test,
     ) -> anyhow::Result<Vec<Kind>> {
@@ -198,7 +199,7 @@ impl Bench {
         go_back((runner, &mut memory), &sequences, (test, model.spec.vocab), bound)?;
         let kv_type = self.model.run.kv_type(model)?;
         let mut watch = profile::Stopwatch::new(&model.program, &model.file, kv_type);
-        advance(runner, &mut memory, (&sequences, bound), (1, 1), &mut likeliest)?;
+        advance(runner, &mut memory, (&sequences, bound), (1, 1), &mut top_tokens)?;
         let mut run = |runner: &mut Runner, step: &Step| watch.run(runner, step);
         let batch = self.model.run.batch_size as usize;
         advance(runner, &mut memory, (&sequences, bound), (test.prompt.saturating_sub(1), batch), &mut run)?;
@@ -209,7 +210,7 @@ impl Bench {
     /// Tokens per second of every repetition, and what is read of keys and values for each.
     fn measure(
         &self,
-        (model, bound): (&Model, Option<&Keeping>),
+        (model, bound): (&Model, Option<&EvictionPolicy>),
         runner: &mut Runner,
         test: Test,
     ) -> anyhow::Result<Measured> {
@@ -223,7 +224,7 @@ impl Bench {
                 if round == 0 {
                     all_bytes += kv_bytes(&model.program, kv_type, step);
                 }
-                likeliest(runner, step)
+                top_tokens(runner, step)
             };
             let started = Instant::now();
             advance(runner, &mut memory, (&sequences, bound), (test.prompt, batch), &mut run)?;
@@ -308,7 +309,7 @@ fn tokens(vocab: usize, number: u32, positions: Range<usize>) -> Vec<u32> {
 type Sequence = (SequenceId, u32);
 
 /// How much of the tokens before a test is kept: where some of them are given up, all but those that are read anew.
-fn known(depth: usize, bound: Option<&Keeping>) -> usize {
+fn known(depth: usize, bound: Option<&EvictionPolicy>) -> usize {
     let prompt = depth as u32 + 1;
     (prompt - bound.map_or(1, |bound| bound.read_anew(prompt)).min(prompt)) as usize
 }
@@ -318,7 +319,7 @@ fn go_back(
     (runner, memory): (&mut Runner, &mut Memory),
     sequences: &[Sequence],
     (test, vocab): (Test, usize),
-    bound: Option<&Keeping>,
+    bound: Option<&EvictionPolicy>,
 ) -> anyhow::Result<()> {
     for &(id, number) in sequences {
         let asked = bound.map_or(0, |bound| bound.read_anew(test.depth as u32 + 1));
@@ -331,7 +332,7 @@ fn go_back(
         ensure!(cached == known(test.depth, bound), "{}: went back to {cached}", test.name());
         runner.apply(&reuse.work)?;
         let batch = runner.limits().rows;
-        advance(runner, memory, (&[(id, number)], bound), (test.depth - cached, batch), &mut likeliest)?;
+        advance(runner, memory, (&[(id, number)], bound), (test.depth - cached, batch), &mut top_tokens)?;
     }
     keep_within((runner, memory), sequences, bound)
 }
@@ -340,26 +341,26 @@ fn go_back(
 fn keep_within(
     (runner, memory): (&mut Runner, &mut Memory),
     sequences: &[Sequence],
-    bound: Option<&Keeping>,
+    bound: Option<&EvictionPolicy>,
 ) -> anyhow::Result<()> {
-    let Some(bound) = bound.and_then(Keeping::budget) else { return Ok(()) };
+    let Some(bound) = bound.and_then(EvictionPolicy::budget) else { return Ok(()) };
     Ok(sequences.iter().try_for_each(|(id, _)| runner.keep_within(memory, *id, bound))?)
 }
 
 /// Runs a step as a request for greedy tokens would.
-fn likeliest(runner: &mut Runner, step: &Step) -> Result<(), DeviceError> {
-    runner.run_likeliest(step, 1)
+fn top_tokens(runner: &mut Runner, step: &Step) -> Result<(), DeviceError> {
+    runner.run_top_k(step, 1)
 }
 
 /// Appends `count` arbitrary tokens to every sequence, in steps of at most `batch` each; all sequences are as long.
 fn advance(
     runner: &mut Runner,
     memory: &mut Memory,
-    (sequences, bound): (&[Sequence], Option<&Keeping>),
+    (sequences, bound): (&[Sequence], Option<&EvictionPolicy>),
     (count, batch): (usize, usize),
     run: &mut dyn FnMut(&mut Runner, &Step) -> Result<(), DeviceError>,
 ) -> anyhow::Result<()> {
-    let (vocab, schedule) = (runner.vocab(), bound.and_then(Keeping::segments));
+    let (vocab, schedule) = (runner.vocab(), bound.and_then(EvictionPolicy::segments));
     let Some(&(first, _)) = sequences.first() else { return Ok(()) };
     let known = memory.committed(first) + count as u32;
     loop {
@@ -397,7 +398,7 @@ fn until_due(
     for &(id, _) in sequences {
         runner.keep_segments(memory, id, (schedule, known))?;
         let (committed, held) = (memory.committed(id), memory.held(id));
-        most = most.min(schedule.until_due(Progress { committed, held, known }));
+        most = most.min(schedule.until_due(SegmentProgress { committed, held, known }));
     }
     Ok(most as usize)
 }

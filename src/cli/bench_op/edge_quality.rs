@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use kvas::{
     engine::{Engine, EngineConfig, Event, Request, Runner, negative_log_likelihood, score, score_segments},
     model::{Model, lower::lower_segments, spec::EdgeInfinite},
-    policy::{Absorbing, Keeping, Schedule, can_give_up_segments},
+    policy::{Absorbing, EvictionPolicy, Schedule, can_evict_segments},
     sampling::{Sampler, SamplerParams},
     text::{Bos, Special},
 };
@@ -125,10 +125,7 @@ impl EdgeQuality {
     pub(super) fn run(self) -> anyhow::Result<u8> {
         let mut model = device::open(&self.model)?;
         let file = self.model.name();
-        ensure!(
-            can_give_up_segments(&model.program),
-            "{file}: expected a model with layers of attention, and no others"
-        );
+        ensure!(can_evict_segments(&model.program), "{file}: expected a model with layers of attention, and no others");
         let Some(trained) = model.spec.edgeinfinite else {
             bail!("{file}: it has no gates, expected a model that kvas adapter has added some to");
         };
@@ -173,10 +170,10 @@ impl EdgeQuality {
         };
         let longest = asked.iter().map(|asked| asked.prompt.len() + asked.answer.len()).chain([text.len()]).max();
         let longest = longest.unwrap_or(0) + 1;
-        let wanted = device::Wanted::once(SCORED_ROWS, Some(longest));
+        let wanted = device::MemoryRequest::once(SCORED_ROWS, Some(longest));
         let (mut runner, _) = device::prepare(&self.model, model, wanted)?;
         let losses = self.losses(&mut runner, schedule.as_ref(), text).map_err(|what| anyhow!(what))?;
-        let bound = schedule.map(Keeping::Segments);
+        let bound = schedule.map(EvictionPolicy::Segments);
         let engine = Engine::start(runner, EngineConfig { bound, ..EngineConfig::new(longest) });
         let (mut answers, counter) = (BTreeMap::new(), super::counter(method.title(), asked.len()));
         for Question { prompt, answer, group } in asked {

@@ -10,7 +10,7 @@ use clap::Args;
 use kvas::{
     engine::Runner,
     memory::{Memory, SequenceId},
-    policy::{Absorbing, Progress, Schedule},
+    policy::{Absorbing, Schedule, SegmentProgress},
 };
 use kvas_backend::{
     KvType, Limits, Op, Outputs, Program, Step,
@@ -110,7 +110,7 @@ impl Reader {
                 runner.keep_segments(memory, *id, (schedule, known))?;
                 self.absorbing += began.elapsed().as_secs_f64();
                 let (committed, held) = (memory.committed(*id), memory.held(*id));
-                rows = schedule.until_due(Progress { committed, held, known }).min(BATCH).min(known - committed);
+                rows = schedule.until_due(SegmentProgress { committed, held, known }).min(BATCH).min(known - committed);
             }
             let first = memory.committed(*id);
             let tokens: Vec<u32> = (first..first + rows).map(token).collect();

@@ -2,8 +2,8 @@
 //! step or replayed.
 
 use super::{
-    bed::{Subject, measure},
     concurrency::request,
+    harness::{Subject, measure},
     linear::{LayerFlags, Layers, Steps},
     report::{Bound, Line, Report, Timing},
     vectors::check_recurrence,

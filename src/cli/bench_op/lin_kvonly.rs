@@ -1,7 +1,7 @@
 //! `kvas bench-op lin_kvonly`: short sequences kept as inputs only, against those that have a state.
 
 use super::{
-    bed::{Bed, Sequence, Subject},
+    harness::{Harness, Sequence, Subject},
     linear::{LayerFlags, Layers, Steps},
     report::{Cycle, Line, Report, Times, Timing},
     vectors::check_recurrence,
@@ -35,7 +35,7 @@ const AROUND: usize = 8;
 
 /// Sequences whose ring holds all they have read; the state is zero.
 struct InputsOnly {
-    bed: Bed,
+    harness: Harness,
     sequences: Vec<Sequence>,
 }
 
@@ -43,12 +43,12 @@ impl InputsOnly {
     /// Begins anew and adds the seconds of the [`AROUND`] steps up to every context to its times.
     fn grow(&mut self, contexts: &[usize], times: &mut [Times]) -> anyhow::Result<()> {
         let slots: Vec<_> = self.sequences.iter().map(|sequence| sequence.slot).collect();
-        self.bed.backend.clear_slots(&slots)?;
+        self.harness.backend.clear_slots(&slots)?;
         self.sequences.iter_mut().for_each(|sequence| sequence.context = 0);
         for held in 0..longest(contexts) {
-            self.bed.fill_step(&self.sequences, 1);
-            let seconds = self.bed.run()?;
-            self.bed.commit(&mut self.sequences, 1)?;
+            self.harness.fill_step(&self.sequences, 1);
+            let seconds = self.harness.run()?;
+            self.harness.commit(&mut self.sequences, 1)?;
             for (context, times) in contexts.iter().zip(&mut *times) {
                 if (context.saturating_sub(AROUND)..*context).contains(&held) {
                     times.push(Cycle { seconds, works: 1 });
@@ -91,8 +91,8 @@ impl LinKvonly {
         }
         let steps = |replay| Steps::new(compute, layers, batch, (replay, state), (1, 1));
         let (mut written, mut replayed) = (steps(Replay::OFF)?, steps(Replay::new(history, 1))?);
-        let bed = layers.bed(compute, (kept, state), batch, batch)?;
-        let mut only = InputsOnly { bed, sequences: Sequence::first(batch) };
+        let harness = layers.harness(compute, (kept, state), batch, batch)?;
+        let mut only = InputsOnly { harness, sequences: Sequence::first(batch) };
         let mut times = vec![Times::default(); contexts.len()];
         let (mut times_written, mut times_replayed) = (Times::default(), Times::default());
         // A state is read once it was written for the first time.

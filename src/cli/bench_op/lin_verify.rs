@@ -1,7 +1,7 @@
 //! `kvas bench-op lin_verify`: drafts through layers of linear attention, of which only the first few turn out right.
 
 use super::{
-    bed::{Bed, Sequence, Subject, measure},
+    harness::{Harness, Sequence, Subject, measure},
     linear::{LayerFlags, Layers, Steps},
     report::{Bound, Cycle, Line, Report, Timing},
     vectors::check_recurrence,
@@ -40,7 +40,7 @@ const STATE: StateType = StateType::F32;
 
 /// A window row by row into a state that is written every row.
 struct Serial {
-    bed: Bed,
+    harness: Harness,
     sequences: Vec<Sequence>,
     window: usize,
     order: Order,
@@ -58,29 +58,29 @@ enum Order {
 
 impl Subject for Serial {
     fn cycle(&mut self) -> anyhow::Result<Cycle> {
-        let Self { bed, sequences, window, order } = self;
-        let (program, started) = (bed.program.clone(), Instant::now());
+        let Self { harness, sequences, window, order } = self;
+        let (program, started) = (harness.program.clone(), Instant::now());
         let parts: Vec<&[Op]> = match order {
             Order::Rows => vec![&program.ops],
             Order::Layers => program.ops.chunks(1).collect(),
         };
         for ops in parts {
             for _ in 0..*window {
-                bed.fill_step(sequences, 1);
-                bed.backend.begin(&bed.step)?;
-                ops.iter().try_for_each(|op| bed.backend.execute(op))?;
-                bed.commit(sequences, 1)?;
+                harness.fill_step(sequences, 1);
+                harness.backend.begin(&harness.step)?;
+                ops.iter().try_for_each(|op| harness.backend.execute(op))?;
+                harness.commit(sequences, 1)?;
             }
         }
         // Devices that work on their own are waited for.
-        bed.backend.read(program.logits, &mut [])?;
+        harness.backend.read(program.logits, &mut [])?;
         Ok(Cycle { seconds: started.elapsed().as_secs_f64(), works: 1 })
     }
 }
 
 /// As [`Serial`], with a copy of the state after every row but the last, so that any number of rows can be kept.
 struct Snapshots {
-    bed: Bed,
+    harness: Harness,
     sequences: Vec<Sequence>,
     /// By row but the last, then by sequence.
     copies: Vec<Vec<Slot>>,
@@ -89,26 +89,26 @@ struct Snapshots {
 
 impl Snapshots {
     fn new(timing: &Timing, layers: &Layers, batch: usize, window: usize) -> anyhow::Result<Self> {
-        let bed = layers.bed(&timing.compute, (Replay::OFF, STATE), batch, batch * window)?;
+        let harness = layers.harness(&timing.compute, (Replay::OFF, STATE), batch, batch * window)?;
         let slot = |row: usize, sequence: usize| Slot((1 + (1 + row) * batch + sequence) as u32);
         let copies = (0..window - 1).map(|row| (0..batch).map(|sequence| slot(row, sequence)).collect()).collect();
-        Ok(Self { bed, sequences: Sequence::first(batch), copies, accepted: 1 })
+        Ok(Self { harness, sequences: Sequence::first(batch), copies, accepted: 1 })
     }
 }
 
 impl Subject for Snapshots {
     fn cycle(&mut self) -> anyhow::Result<Cycle> {
-        let Self { bed, sequences, copies, accepted } = self;
+        let Self { harness, sequences, copies, accepted } = self;
         let mut seconds = 0.0;
         for row in 0..=copies.len() {
-            bed.fill_step(sequences, 1);
-            seconds += bed.run()?;
-            seconds += bed.commit(sequences, 1)?;
+            harness.fill_step(sequences, 1);
+            seconds += harness.run()?;
+            seconds += harness.commit(sequences, 1)?;
             let started = Instant::now();
             if let Some(to) = copies.get(row) {
                 let pairs: Vec<(Slot, Slot)> =
                     sequences.iter().zip(to).map(|(sequence, to)| (sequence.slot, *to)).collect();
-                bed.backend.copy_slots(&pairs)?;
+                harness.backend.copy_slots(&pairs)?;
             }
             seconds += started.elapsed().as_secs_f64();
         }
@@ -184,11 +184,11 @@ impl LinVerify {
     fn methods(&self, layers: &Layers, batch: usize, window: usize) -> anyhow::Result<Vec<(Method, Box<dyn Subject>)>> {
         let (traffic, rows, compute) = (layers.traffic(STATE), window as f64, &self.timing.compute);
         check_recurrence(compute, layers.kind, (Replay::OFF, STATE), 1)?;
-        let bed = layers.bed(compute, (Replay::OFF, STATE), batch, batch)?;
+        let harness = layers.harness(compute, (Replay::OFF, STATE), batch, batch)?;
         let snapshots = Snapshots::new(&self.timing, layers, batch, window)?;
-        let serial = Serial { bed, sequences: Sequence::first(batch), window, order: Order::Rows };
-        let bed = layers.bed(compute, (Replay::OFF, STATE), batch, batch)?;
-        let by_layer = Serial { bed, sequences: Sequence::first(batch), window, order: Order::Layers };
+        let serial = Serial { harness, sequences: Sequence::first(batch), window, order: Order::Rows };
+        let harness = layers.harness(compute, (Replay::OFF, STATE), batch, batch)?;
+        let by_layer = Serial { harness, sequences: Sequence::first(batch), window, order: Order::Layers };
         let method = |name: &str, bytes, gate| Method { name: format!("T={window} {name}"), bytes, gate };
         let mut methods: Vec<(Method, Box<dyn Subject>)> = vec![
             (method("snapshots", traffic.verify_with_snapshots(rows), false), Box::new(snapshots)),

@@ -1,7 +1,7 @@
 //! Layers of linear attention without a model: their kinds, shapes and programs, and steps over all of them.
 
 use super::{
-    bed::{Bed, Sequence, Subject},
+    harness::{Harness, Sequence, Subject},
     report::Cycle,
     vectors::NO_PAGES,
 };
@@ -198,28 +198,28 @@ impl Layers {
     }
 
     /// A device with `slots` slots besides the one of padding, and random inputs for `rows` rows.
-    pub(super) fn bed(
+    pub(super) fn harness(
         &self,
         flags: &ComputeFlags,
         (replay, state_type): (Replay, StateType),
         rows: usize,
         slots: usize,
-    ) -> anyhow::Result<Bed> {
+    ) -> anyhow::Result<Harness> {
         let mut weights = RandomWeights { quant: Quant::F32, seed: 1 };
         let limits = Limits { rows, slots: slots + 1, replay, state_type, ..NO_PAGES };
-        let mut bed = Bed::new(flags, &self.program, &mut weights, limits)?;
+        let mut harness = Harness::new(flags, &self.program, &mut weights, limits)?;
         let mut random = Random::new(2);
         for act in &self.inputs {
             let values: Vec<f32> = (0..rows * self.program.act(*act).columns).map(|_| random.normal()).collect();
-            bed.backend.write(*act, &values)?;
+            harness.backend.write(*act, &values)?;
         }
-        Ok(bed)
+        Ok(harness)
     }
 }
 
 /// Steps of `rows` rows of every sequence, of which `accepted` are kept.
 pub(super) struct Steps {
-    bed: Bed,
+    harness: Harness,
     sequences: Vec<Sequence>,
     rows: usize,
     accepted: u32,
@@ -235,9 +235,9 @@ impl Steps {
         memory: (Replay, StateType),
         (rows, accepted): (usize, usize),
     ) -> anyhow::Result<Self> {
-        let bed = layers.bed(flags, memory, batch * rows, batch)?;
+        let harness = layers.harness(flags, memory, batch * rows, batch)?;
         let cycle = flush_cycle(memory.0, accepted);
-        Ok(Self { bed, sequences: Sequence::first(batch), rows, accepted: accepted as u32, cycle })
+        Ok(Self { harness, sequences: Sequence::first(batch), rows, accepted: accepted as u32, cycle })
     }
 }
 
@@ -250,9 +250,9 @@ impl Subject for Steps {
     fn cycle(&mut self) -> anyhow::Result<Cycle> {
         let mut seconds = 0.0;
         for _ in 0..self.cycle {
-            self.bed.fill_step(&self.sequences, self.rows);
-            seconds += self.bed.run()?;
-            seconds += self.bed.commit(&mut self.sequences, self.accepted)?;
+            self.harness.fill_step(&self.sequences, self.rows);
+            seconds += self.harness.run()?;
+            seconds += self.harness.commit(&mut self.sequences, self.accepted)?;
         }
         Ok(Cycle { seconds, works: self.cycle })
     }

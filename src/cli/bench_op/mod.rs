@@ -1,10 +1,10 @@
 //! `kvas bench-op`: one mechanism at a time, against what it is supposed to save.
 
 mod answers;
-mod bed;
 mod concurrency;
 mod edge_quality;
 mod edge_ttft;
+mod harness;
 mod headlines;
 mod lin_ar;
 mod lin_kvonly;

@@ -1,7 +1,7 @@
 //! `kvas bench-op paged_decode`: one token of every sequence attends to its whole context, in pages or in one piece.
 
 use super::{
-    bed::{Bed, Sequence, Subject, measure},
+    harness::{Harness, Sequence, Subject, measure},
     report::{Bound, Cycle, Line, Report, Timing},
     vectors::{Attention, Error, NO_PAGES, attention},
 };
@@ -121,19 +121,19 @@ impl Layers {
         }
         let limits = Limits { rows: batch, pages: pages.len() + 1, page_size, slots: batch + 1, kv_type, ..NO_PAGES };
         let mut weights = RandomWeights { quant: Quant::F32, seed: 1 };
-        let mut bed = Bed::new(flags, &self.program, &mut weights, limits)?;
+        let mut harness = Harness::new(flags, &self.program, &mut weights, limits)?;
         let tables: Vec<&[Page]> = pages.chunks(each).collect();
         for (sequence, tables) in Sequence::first(batch).iter().zip(tables.chunks(stores)) {
             // The last token is in its page already: only reading is measured.
-            bed.step.push(sequence.slot, tokens as u32 - 1, &[0], Outputs::None, tables.iter().copied());
+            harness.step.push(sequence.slot, tokens as u32 - 1, &[0], Outputs::None, tables.iter().copied());
         }
-        Ok(Contexts { bed, pages, each, sequences: Sequence::first(batch) })
+        Ok(Contexts { harness, pages, each, sequences: Sequence::first(batch) })
     }
 }
 
 /// A device and where its contexts are.
 struct Contexts {
-    bed: Bed,
+    harness: Harness,
     /// `[sequence][store][each]`
     pages: Vec<Page>,
     each: usize,
@@ -142,11 +142,14 @@ struct Contexts {
 
 impl Contexts {
     /// Calls `load` with the device, the store, the page, and its number in its sequence's table.
-    fn load(&mut self, mut load: impl FnMut(&mut Bed, Store, Page, usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
-        let stores = self.bed.program.stores.len();
+    fn load(
+        &mut self,
+        mut load: impl FnMut(&mut Harness, Store, Page, usize) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let stores = self.harness.program.stores.len();
         for (table, pages) in self.pages.chunks(self.each).enumerate() {
             for (number, page) in pages.iter().enumerate() {
-                load(&mut self.bed, Store((table % stores) as u32), *page, number)?;
+                load(&mut self.harness, Store((table % stores) as u32), *page, number)?;
             }
         }
         Ok(())
@@ -155,8 +158,8 @@ impl Contexts {
 
 impl Subject for Contexts {
     fn cycle(&mut self) -> anyhow::Result<Cycle> {
-        let seconds = self.bed.run()?;
-        self.bed.commit(&mut self.sequences, 1)?;
+        let seconds = self.harness.run()?;
+        self.harness.commit(&mut self.sequences, 1)?;
         Ok(Cycle { seconds, works: 1 })
     }
 }
@@ -176,7 +179,7 @@ fn check(flags: &ComputeFlags, page_size: usize, kv_type: KvType) -> anyhow::Res
     let Attention { heads, kv_heads, head_dim, tokens, query, keys, values, out } = attention();
     let layers = Layers::new((heads, kv_heads), head_dim, 1);
     let mut contexts = layers.contexts(flags, (1, tokens), (page_size, kv_type), Order::Random)?;
-    contexts.load(|bed, store, page, number| {
+    contexts.load(|harness, store, page, number| {
         let mut rows = Vec::new();
         for token in number * page_size..tokens.min((number + 1) * page_size) {
             for head in 0..kv_heads {
@@ -185,12 +188,12 @@ fn check(flags: &ComputeFlags, page_size: usize, kv_type: KvType) -> anyhow::Res
                 rows.extend_from_slice(&values[part]);
             }
         }
-        Ok(bed.backend.load_page(store, page, &rows)?)
+        Ok(harness.backend.load_page(store, page, &rows)?)
     })?;
-    contexts.bed.backend.write(layers.q, &query)?;
+    contexts.harness.backend.write(layers.q, &query)?;
     contexts.cycle()?;
     let mut found = vec![0.0; out.len()];
-    contexts.bed.backend.read(layers.out, &mut found)?;
+    contexts.harness.backend.read(layers.out, &mut found)?;
     let mut error = Error::default();
     error.add(&found, &out);
     error.within("attention", bound(kv_type))
@@ -244,9 +247,9 @@ impl PagedDecode {
         let mut contexts = layers.contexts(&self.timing.compute, (batch, tokens), (size, kv_type), self.order)?;
         // Every page holds the same: nothing depends on what it is, and numbers take their time to make.
         let rows: Vec<f32> = (0..size * layers.decl.row_elements()).map(|_| random.normal()).collect();
-        contexts.load(|bed, store, page, _| Ok(bed.backend.load_page(store, page, &rows)?))?;
+        contexts.load(|harness, store, page, _| Ok(harness.backend.load_page(store, page, &rows)?))?;
         let query: Vec<f32> = (0..batch * layers.program.act(layers.q).columns).map(|_| random.normal()).collect();
-        contexts.bed.backend.write(layers.q, &query)?;
+        contexts.harness.backend.write(layers.q, &query)?;
         Ok(contexts)
     }
 }

@@ -1,15 +1,15 @@
 //! `kvas bench-op slake_attn`: one token attends to all of its context, or to what a budget leaves of it.
 
 use super::{
-    bed::{Bed, Sequence, Subject, measure},
+    harness::{Harness, Sequence, Subject, measure},
     report::{Bound as Gate, Cycle, Line, Report, Timing},
     vectors::NO_PAGES,
 };
 use crate::cli::{device::Place, flags::CacheType};
 use clap::Args;
-use kvas::policy::{Bound, Layout};
+use kvas::policy::{Bound, BoundedLayers};
 use kvas_backend::{
-    Act, Eviction, Holding, Limits, Op, Order, Outputs, Page, Program, Slot, Store, StoreDecl,
+    Act, Eviction, EvictionOrder, Holding, Limits, Op, Outputs, Page, Program, Slot, Store, StoreDecl,
     conformance::{Build, Random, RandomWeights},
     op,
     store::{MomentType, PageLayout, PagesDecl, Policy, Slake},
@@ -48,7 +48,7 @@ const BEFORE: u32 = 1 << 17;
 
 /// Layers whose contexts hold so many tokens.
 struct Held {
-    bed: Bed,
+    harness: Harness,
     /// Whether the scores of what is held are part of what is measured.
     scored: bool,
     sequences: Vec<Sequence>,
@@ -56,12 +56,12 @@ struct Held {
 
 impl Subject for Held {
     fn cycle(&mut self) -> anyhow::Result<Cycle> {
-        let mut seconds = self.bed.run()?;
-        let committing = self.bed.commit(&mut self.sequences, 1)?;
+        let mut seconds = self.harness.run()?;
+        let committing = self.harness.commit(&mut self.sequences, 1)?;
         if self.scored {
             let started = Instant::now();
             // Devices that work on their own are waited for.
-            self.bed.backend.read(self.bed.program.logits, &mut [])?;
+            self.harness.backend.read(self.harness.program.logits, &mut [])?;
             seconds += committing + started.elapsed().as_secs_f64();
         }
         Ok(Cycle { seconds, works: 1 })
@@ -100,7 +100,8 @@ impl SlakeAttn {
         };
         let rows = |moments| {
             let bound = Bound { moments: moments != MomentType::Off, ..Bound::new(budget) };
-            let layout = Layout::of(&program(1, policy(moments)).0, PAGE, kv_type).expect("a layer with a policy");
+            let layout =
+                BoundedLayers::of(&program(1, policy(moments)).0, PAGE, kv_type).expect("a layer with a policy");
             bound.rows(&layout)
         };
         let token = program(1, Policy::Full).1.row_bytes(kv_type);
@@ -171,15 +172,15 @@ impl SlakeAttn {
         }
         let limits = Limits { pages: pages.len() + 1, page_size: PAGE, slots: 2, kv_type, ..NO_PAGES };
         let mut weights = RandomWeights { quant: Quant::F32, seed: 1 };
-        let mut bed = Bed::new(&self.timing.compute, &program, &mut weights, limits)?;
+        let mut harness = Harness::new(&self.timing.compute, &program, &mut weights, limits)?;
         let values: Vec<f32> = (0..PAGE * decl.row_elements()).map(|_| random.normal()).collect();
         for (store, table) in pages.chunks(each).enumerate() {
             for page in table {
-                bed.backend.load_page(Store(store as u32), *page, &values)?;
+                harness.backend.load_page(Store(store as u32), *page, &values)?;
             }
         }
         let query: Vec<f32> = (0..program.act(q).columns).map(|_| random.normal()).collect();
-        bed.backend.write(q, &query)?;
+        harness.backend.write(q, &query)?;
         if let Some(moments) = moments {
             let holding = |(store, table)| {
                 let (held, keep) = (before as u32, tokens as u32 - 1);
@@ -191,17 +192,17 @@ impl SlakeAttn {
                 context: BEFORE,
                 window: 32,
                 sinks: 4,
-                order: Order::Recency,
+                order: EvictionOrder::Recency,
                 absorb: moments != MomentType::Off,
                 mass_cap: 0.0,
                 holdings: &holdings,
             };
-            bed.backend.evict(&eviction)?;
+            harness.backend.evict(&eviction)?;
         }
         let context = if moments.is_some() { BEFORE } else { tokens as u32 - 1 };
         let tables = pages.chunks(each).map(|table| (table, tokens as u32 - 1));
         // The last token is in its page already: only reading is measured.
-        bed.step.push_held(Slot(1), context, &[0], Outputs::None, tables);
-        Ok(Held { bed, scored: false, sequences: Sequence::first(1) })
+        harness.step.push_held(Slot(1), context, &[0], Outputs::None, tables);
+        Ok(Held { harness, scored: false, sequences: Sequence::first(1) })
     }
 }

@@ -14,8 +14,8 @@ use crate::cli::{
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use kvas::{
-    engine::{Reading, Runner},
-    policy::{Bound, Layout, bounded},
+    engine::{Runner, SingleSequence},
+    policy::{Bound, BoundedLayers, bounded},
 };
 use kvas_backend::{
     KvType, Limits, Program,
@@ -122,7 +122,7 @@ impl SlakePeak {
         let model = SmallModel { layers: self.layers.into(), heads: self.heads, head_dim: self.head_dim.into() };
         let bound = Bound::new(self.budget as usize);
         let program = Arc::new(bounded(&model.program(Policy::Full), &bound, MomentType::F32, PAGE));
-        let layout = Layout::of(&program, PAGE, KV_TYPE).expect("all layers give up tokens");
+        let layout = BoundedLayers::of(&program, PAGE, KV_TYPE).expect("all layers give up tokens");
         bound.check(&layout, ["--budget", "window"]).map_err(|what| anyhow!(what))?;
         program.validate()?;
         let mut report = Report::new(self.form);
@@ -176,7 +176,7 @@ impl SlakePeak {
 
     fn course(&self, (program, bound): (&Arc<Program>, &Bound), prompt: usize, way: Way) -> anyhow::Result<Course> {
         let kv_type = KV_TYPE;
-        let layout = Layout::of(program, PAGE, kv_type).expect("all layers give up tokens");
+        let layout = BoundedLayers::of(program, PAGE, kv_type).expect("all layers give up tokens");
         let (whole, layers) = (prompt.div_ceil(PAGE) + 1, usize::from(self.layers));
         let pages = match way {
             Way::AtOnce => layers * whole,
@@ -194,7 +194,7 @@ impl SlakePeak {
         backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::Q8_0, seed: 1 }, limits)?;
         let mut runner = Runner::new(backend, program.clone(), limits);
         let (mut reading, page) =
-            (Reading::new(&mut runner).map_err(|what| anyhow!(what))?, program.page_bytes(PAGE, kv_type));
+            (SingleSequence::new(&mut runner).map_err(|what| anyhow!(what))?, program.page_bytes(PAGE, kv_type));
         let tokens: Vec<u32> = (0..prompt as u32).map(token).collect();
         let began = Instant::now();
         let read = reading

@@ -9,10 +9,10 @@ use crate::cli::{device, flags::ModelFlags, output, print};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use kvas::{
-    engine::{Reading, Runner, negative_log_likelihood},
+    engine::{Runner, SingleSequence, negative_log_likelihood},
     memory::plan::SnapshotBudget,
     model::{Model, spec::Exponents},
-    policy::{Bound, Layout, Score, bounded},
+    policy::{Bound, BoundedLayers, EvictionScore, bounded},
     text::{Bos, Special},
 };
 use kvas_backend::store::MomentType;
@@ -92,12 +92,12 @@ impl std::fmt::Display for Budget {
 }
 
 /// What is compared.
-const METHODS: [(&str, Score, bool, f32); 5] = [
-    ("sinks and window", Score::Window, false, 0.0),
-    ("CAKE", Score::Cake, false, 0.0),
-    ("CAKE, moments", Score::Cake, true, 0.0),
-    ("VABS, moments", Score::Vabs, true, 0.0),
-    ("VABS, moments, mass", Score::Vabs, true, 0.5),
+const METHODS: [(&str, EvictionScore, bool, f32); 5] = [
+    ("sinks and window", EvictionScore::Window, false, 0.0),
+    ("CAKE", EvictionScore::Cake, false, 0.0),
+    ("CAKE, moments", EvictionScore::Cake, true, 0.0),
+    ("VABS, moments", EvictionScore::Vabs, true, 0.0),
+    ("VABS, moments, mass", EvictionScore::Vabs, true, 0.5),
 ];
 
 /// Something to read: a prompt, and what should follow.
@@ -147,19 +147,19 @@ impl SlakeQuality {
         let Some(longest) = longest else { bail!("expected --text or --recall") };
         let (page_size, kv_type) = (self.model.run.page_size()?, self.model.run.kv_type(&model)?);
         let with = |model: &Model, most| bounded(&model.program, &Bound::new(most), MomentType::F32, page_size);
-        let layout = Layout::of(&with(&model, longest), page_size, kv_type);
+        let layout = BoundedLayers::of(&with(&model, longest), page_size, kv_type);
         let layout = layout.context("expected a model with layers of attention")?;
         let least = Bound::new(0).least_budget(&layout);
         let most = budgets.iter().map(|budget| budget.tokens(longest)).fold(least, usize::max);
         model.program = Arc::new(with(&model, most));
         // The prompt of an item stays beside what a budget leaves of it.
         let snapshots = SnapshotBudget::Exactly(2);
-        let wanted = device::Wanted { snapshots, ..device::Wanted::once(1, Some(2 * longest)) };
+        let wanted = device::MemoryRequest { snapshots, ..device::MemoryRequest::once(1, Some(2 * longest)) };
         let (mut runner, _) = device::prepare(&self.model, &model, wanted)?;
         let layout = runner.bounded_layers().context("expected a model with layers of attention")?;
         // The first is what all others are compared with.
         let mut found = vec![Found::default(); 1 + budgets.len() * METHODS.len()];
-        let mut reading = Reading::new(&mut runner).map_err(|what| anyhow!(what))?;
+        let mut reading = SingleSequence::new(&mut runner).map_err(|what| anyhow!(what))?;
         let counter = super::counter("texts and questions", texts.len() + questions.len());
         for (number, item) in items().enumerate() {
             let is_text = number < texts.len();
@@ -209,9 +209,9 @@ impl SlakeQuality {
     /// Reads an item once, and goes back to the end of its prompt for every method and budget.
     fn measure(
         &self,
-        (runner, reading): (&mut Runner, &mut Reading),
+        (runner, reading): (&mut Runner, &mut SingleSequence),
         (item, is_text): (&Item, bool),
-        (budgets, layout, exponents): (&[Budget], &Layout, Exponents),
+        (budgets, layout, exponents): (&[Budget], &BoundedLayers, Exponents),
         found: &mut [Found],
     ) -> Result<(), String> {
         let asked = layout.window;
@@ -259,7 +259,7 @@ impl SlakeQuality {
         Ok(())
     }
 
-    fn report(&self, budgets: &[Budget], layout: &Layout, found: &[Found]) -> anyhow::Result<u8> {
+    fn report(&self, budgets: &[Budget], layout: &BoundedLayers, found: &[Found]) -> anyhow::Result<u8> {
         let full = &found[0];
         let line = |budget: &str, method: &str, found: &Found| -> std::io::Result<()> {
             let (perplexity, recall) = (found.perplexity(), found.recall());
@@ -300,7 +300,7 @@ impl SlakeQuality {
 /// Perplexity and recall over budgets of tokens.
 fn curves(budgets: &[Budget], found: &[Found]) -> String {
     let panel = |title: &str, of: fn(&Found) -> f64| {
-        let curve = |(number, (name, ..)): (usize, &(&str, Score, bool, f32))| {
+        let curve = |(number, (name, ..)): (usize, &(&str, EvictionScore, bool, f32))| {
             let point = |(budget, found): (&Budget, &[Found])| match budget {
                 Budget::Tokens(tokens) => {
                     let used = found[number].raised().unwrap_or(*tokens);

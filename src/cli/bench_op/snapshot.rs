@@ -71,7 +71,8 @@ impl Snapshot {
         let model = device::open(&self.model)?;
         let turn = (self.tokens + self.predict) as usize;
         let context = Some(self.turns as usize * turn + turn);
-        let wanted = device::Wanted { snapshots: SnapshotBudget::Share, ..device::Wanted::once(1, context) };
+        let wanted =
+            device::MemoryRequest { snapshots: SnapshotBudget::Share, ..device::MemoryRequest::once(1, context) };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let (vocab, snapshots) = (model.spec.vocab, plan.limits.snapshots);
         let config = EngineConfig { snapshot_every: SNAPSHOT_EVERY, ..EngineConfig::new(plan.context) };

@@ -11,7 +11,7 @@ use kvas::{
     engine::{Engine, EngineConfig, EngineHandle, Request},
     memory::{SequenceId, plan::SnapshotBudget},
     sampling::{Sampler, SamplerParams},
-    speculation::{Asked, Drafter, Effort, Kind, MOST_DRAFTS, Sureness, Which, Wish},
+    speculation::{Confidence, DraftOptions, DraftRequest, Drafter, DrafterChoice, DrafterKind, Effort, MOST_DRAFTS},
 };
 use kvas_backend::{DeviceError, conformance::Random};
 use serde_json::json;
@@ -55,7 +55,7 @@ pub(super) struct SpecE2e {
 
 /// Proposes what was said before, right as often as was asked for.
 #[derive(Debug)]
-struct Known {
+struct KnownTexts {
     texts: Arc<Mutex<Vec<Vec<u32>>>>,
     /// Right drafts of a step.
     right: f64,
@@ -64,16 +64,16 @@ struct Known {
     vocab: u32,
 }
 
-impl Drafter for Known {
-    fn kind(&self) -> Kind {
-        Kind::Draft
+impl Drafter for KnownTexts {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Draft
     }
 
-    fn look(&mut self, _: SequenceId, _: &[u32]) -> Option<Sureness> {
-        Some(Sureness::Model)
+    fn look(&mut self, _: SequenceId, _: &[u32]) -> Option<Confidence> {
+        Some(Confidence::Model)
     }
 
-    fn draft(&mut self, asked: &mut [Asked<'_>]) -> Result<(), DeviceError> {
+    fn draft(&mut self, asked: &mut [DraftRequest<'_>]) -> Result<(), DeviceError> {
         let texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
         for asked in asked {
             let text = texts.iter().find(|text| text.starts_with(asked.tokens));
@@ -106,8 +106,8 @@ impl SpecE2e {
         let sequences = usize::from(self.batch.iter().copied().max().unwrap_or(1));
         let context = Some((self.prompt + self.predict) as usize + window);
         let snapshots = SnapshotBudget::Exactly(0);
-        let once = device::Wanted::once(sequences * window, context);
-        let wanted = device::Wanted { sequences, snapshots, window, ..once };
+        let once = device::MemoryRequest::once(sequences * window, context);
+        let wanted = device::MemoryRequest { sequences, snapshots, window, ..once };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let replay = plan.limits.replay;
         ensure!(
@@ -117,7 +117,7 @@ impl SpecE2e {
         );
         let (texts, vocab) = (Arc::new(Mutex::new(Vec::new())), model.spec.vocab);
         let (right, owed) = (self.accept - 1.0, HashMap::new());
-        let known = Known { texts: texts.clone(), right, owed, vocab: vocab as u32 };
+        let known = KnownTexts { texts: texts.clone(), right, owed, vocab: vocab as u32 };
         let (drafters, effort): (Vec<Box<dyn Drafter>>, _) = (vec![Box::new(known)], Effort::Most);
         let config = EngineConfig { drafters, most_drafts: most, effort, ..EngineConfig::new(plan.context) };
         let engine = Engine::start(runner, config);
@@ -147,12 +147,12 @@ impl SpecE2e {
         let mut plain_texts = Vec::new();
         // The first round is to warm up, and to know what will be said.
         for round in 0..=self.repetitions {
-            let one = self.ask(engine, (batch, vocab), Which::Off)?;
+            let one = self.ask(engine, (batch, vocab), DrafterChoice::Off)?;
             if round == 0 {
                 plain_texts = one.texts.clone();
             }
             *texts.lock().unwrap_or_else(PoisonError::into_inner) = one.texts.clone();
-            let other = self.ask(engine, (batch, vocab), Which::Auto)?;
+            let other = self.ask(engine, (batch, vocab), DrafterChoice::Auto)?;
             same(&one.texts, &other.texts).with_context(|| format!("batch {batch}: answers with drafts"))?;
             if round > 0 {
                 same(&plain_texts, &one.texts).with_context(|| format!("batch {batch}: answers of another round"))?;
@@ -182,7 +182,12 @@ impl SpecE2e {
     }
 
     /// Everybody's answer at once.
-    fn ask(&self, engine: &EngineHandle, (batch, vocab): (usize, usize), which: Which) -> anyhow::Result<Answers> {
+    fn ask(
+        &self,
+        engine: &EngineHandle,
+        (batch, vocab): (usize, usize),
+        which: DrafterChoice,
+    ) -> anyhow::Result<Answers> {
         let prompt = |number: usize| -> Vec<u32> {
             let mut random = Random::new(number as u64 + 1);
             std::iter::once((number % vocab) as u32)
@@ -191,7 +196,7 @@ impl SpecE2e {
         };
         let request = |number: usize| -> anyhow::Result<Request> {
             let sampler = Sampler::new(SamplerParams::greedy(), vocab, &[])?;
-            let speculation = Wish { which, most: None };
+            let speculation = DraftOptions { which, most: None };
             let max_tokens = self.predict as usize;
             Ok(Request { max_tokens, speculation, ..Request::new(prompt(number), sampler) })
         };

@@ -12,7 +12,7 @@ use kvas::{
     memory::plan::SnapshotBudget,
     model::Model,
     sampling::{Sampler, SamplerParams},
-    speculation::{DEFAULT_DRAFTS, Drafter, Lookup, MOST_DRAFTS, Which, Wish},
+    speculation::{DEFAULT_DRAFTS, DraftOptions, Drafter, DrafterChoice, Lookup, MOST_DRAFTS},
     text::{Bos, Special},
 };
 use serde_json::json;
@@ -73,8 +73,8 @@ impl SpecNgram {
         let most_drafts = usize::from(self.spec_max);
         let context = Some((self.prompt + self.predict) as usize + most_drafts + 1);
         let snapshots = SnapshotBudget::Exactly(0);
-        let once = device::Wanted::once(most_drafts + 1, context);
-        let wanted = device::Wanted { snapshots, window: most_drafts + 1, ..once };
+        let once = device::MemoryRequest::once(most_drafts + 1, context);
+        let wanted = device::MemoryRequest { snapshots, window: most_drafts + 1, ..once };
         let (runner, plan) = device::prepare(&self.model, &model, wanted)?;
         let drafters: Vec<Box<dyn Drafter>> = vec![Box::new(Lookup::default())];
         let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, ..EngineConfig::new(plan.context) });
@@ -119,17 +119,17 @@ impl SpecNgram {
 
     /// How many times as many tokens a second drafts give: the median of all turns.
     fn compare(&self, engine: &EngineHandle, model: &Model, number: usize, asked: Asked<'_>) -> anyhow::Result<f64> {
-        let ask = |which: Which| -> anyhow::Result<Answers> {
+        let ask = |which: DrafterChoice| -> anyhow::Result<Answers> {
             let params =
                 SamplerParams { temperature: asked.temperature, seed: Some(asked.seed), ..SamplerParams::default() };
             let sampler = Sampler::new(params, model.spec.vocab, &[])?;
-            let (max_tokens, speculation) = (self.predict as usize, Wish { which, most: None });
+            let (max_tokens, speculation) = (self.predict as usize, DraftOptions { which, most: None });
             answers(engine, vec![Request { max_tokens, speculation, ..Request::new(asked.prompt.to_vec(), sampler) }])
         };
         let (mut plain, mut drafted) = (Vec::new(), Vec::new());
         // The first turn is to warm up.
         for turn in 0..=self.repetitions {
-            let (one, other) = (ask(Which::Off)?, ask(Which::Auto)?);
+            let (one, other) = (ask(DrafterChoice::Off)?, ask(DrafterChoice::Auto)?);
             same(&one.texts, &other.texts).context("the answer with drafts")?;
             if turn > 0 {
                 plain.push(one);

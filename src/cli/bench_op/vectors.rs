@@ -1,7 +1,7 @@
 //! Answers of the float64 oracle (`tests/data/vectors`): a device that misses them is not timed.
 
 use super::{
-    bed::{Bed, Sequence},
+    harness::{Harness, Sequence},
     linear::{Geometry, Kind, Layers},
 };
 use crate::cli::flags::ComputeFlags;
@@ -86,7 +86,7 @@ pub(super) fn check_recurrence(
     let layers = Layers::new(kind, Geometry { key_heads, value_heads, key_dim, value_dim }, 1);
     let mut weights = Given(vec![("ssm_a", &given.ssm_a), ("dt", &given.dt), ("d", &given.d)]);
     let limits = Limits { rows: window, slots: 2, replay, state_type, ..NO_PAGES };
-    let mut bed = Bed::new(flags, &layers.program, &mut weights, limits)?;
+    let mut harness = Harness::new(flags, &layers.program, &mut weights, limits)?;
     let mut sequences = Sequence::first(1);
     let (mut at, mut keep, mut error) = (0, 1, Error::default());
     let columns = value_heads * value_dim;
@@ -94,19 +94,19 @@ pub(super) fn check_recurrence(
         let count = window.min(rows - at);
         for (act, values) in layers.inputs.iter().zip([&given.inputs, &given.steps, &given.beta]) {
             let width = values.len() / rows;
-            bed.backend.write(*act, &values[at * width..(at + count) * width])?;
+            harness.backend.write(*act, &values[at * width..(at + count) * width])?;
         }
-        bed.fill_step(&sequences, count);
-        bed.run()?;
+        harness.fill_step(&sequences, count);
+        harness.run()?;
         let mut out = vec![0.0; count * columns];
-        bed.backend.read(layers.out, &mut out)?;
+        harness.backend.read(layers.out, &mut out)?;
         error.add(&out, &given.out[at * columns..]);
         let accepted = if count > replay.window { count } else { keep.min(count) };
         keep = keep % window + 1;
-        bed.commit(&mut sequences, accepted as u32)?;
+        harness.commit(&mut sequences, accepted as u32)?;
         at += accepted;
     }
-    let ring_type = if replay.ring_rows() > 0 { bed.backend.ring_type() } else { StateType::F32 };
+    let ring_type = if replay.ring_rows() > 0 { harness.backend.ring_type() } else { StateType::F32 };
     error.within(kind.name(), bound([state_type, ring_type]))
 }
 

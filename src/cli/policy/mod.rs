@@ -7,8 +7,8 @@ use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use kvas::{
     model::{Model, spec::Exponents},
-    policy::{Bound, Keeping, Layout, PolicyKind, Score, bounded},
-    repl::{Asked, Known},
+    policy::{Bound, BoundedLayers, EvictionPolicy, EvictionScore, PolicyKind, bounded},
+    repl::{KnownPolicy, PolicyRequest},
 };
 use kvas_backend::store::MomentType;
 use segments::SegmentFlags;
@@ -114,16 +114,16 @@ impl KvPolicy {
 impl PolicyFlags {
     /// All policies, and whether this model can go by them here, with these flags where they are of one. The model is one that
     /// holds all tokens.
-    pub(crate) fn known(&self, model: &mut Model, flags: &ModelFlags) -> Vec<Known> {
+    pub(crate) fn known(&self, model: &mut Model, flags: &ModelFlags) -> Vec<KnownPolicy> {
         let mut all = Vec::new();
         for policy in KvPolicy::value_variants() {
             let plain = model.program.clone();
-            let asked = Asked { kind: policy.kind(), budget: None };
+            let asked = PolicyRequest { kind: policy.kind(), budget: None };
             let is_possible = self.switched(asked).apply(model, flags).is_ok();
             model.program = plain;
             all.extend(policy.to_possible_value().map(|value| {
                 let what = value.get_help().map(ToString::to_string).unwrap_or_default();
-                Known { kind: policy.kind(), what, is_possible }
+                KnownPolicy { kind: policy.kind(), what, is_possible }
             }));
         }
         all
@@ -135,14 +135,14 @@ impl PolicyFlags {
     }
 
     /// The flags for another policy or budget; what else these say holds for the policy that they were given with.
-    pub(crate) fn switched(&self, asked: Asked) -> Self {
+    pub(crate) fn switched(&self, asked: PolicyRequest) -> Self {
         let given = if asked.kind == self.kind() { self.clone() } else { Self::default() };
         Self { kv_policy: KvPolicy::of(asked.kind), kv_budget: asked.budget.or(given.kv_budget), ..given }
     }
 
     /// What the flags ask for, `None` if all tokens are held. The model then runs a program whose layers can give up
     /// tokens. Fails in one line.
-    pub(crate) fn apply(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Option<Keeping>> {
+    pub(crate) fn apply(&self, model: &mut Model, flags: &ModelFlags) -> anyhow::Result<Option<EvictionPolicy>> {
         let kind = self.kind();
         for (given, of) in [(self.given(), PolicyKind::Slake), (self.segments.given(), PolicyKind::EdgeInfinite)] {
             if let Some(flag) = given.first().filter(|_| of != kind) {
@@ -152,7 +152,7 @@ impl PolicyFlags {
         match kind {
             PolicyKind::Full => Ok(None),
             PolicyKind::Slake => Ok(Some(self.apply_bound(model, flags)?.into())),
-            PolicyKind::EdgeInfinite => Ok(Some(Keeping::Segments(self.segments.apply(model, &flags.name())?))),
+            PolicyKind::EdgeInfinite => Ok(Some(EvictionPolicy::Segments(self.segments.apply(model, &flags.name())?))),
         }
     }
 
@@ -161,7 +161,7 @@ impl PolicyFlags {
         let (bound, moments) = self.bound(model.spec.exponents)?;
         let page_size = flags.run.page_size()?;
         let program = bounded(&model.program, &bound, moments, page_size);
-        let Some(layout) = Layout::of(&program, page_size, flags.run.kv_type(model)?) else {
+        let Some(layout) = BoundedLayers::of(&program, page_size, flags.run.kv_type(model)?) else {
             let file = flags.name();
             bail!(
                 "{file}: --kv-policy slake, expected a model with layers of attention that keep keys and values apart"
@@ -220,9 +220,9 @@ impl PolicyFlags {
             Some(Moments::Off) => MomentType::Off,
         };
         let score = match self.slake_score {
-            None | Some(SlakeScore::Cake) => Score::Cake,
-            Some(SlakeScore::Vabs) => Score::Vabs,
-            Some(SlakeScore::Window) => Score::Window,
+            None | Some(SlakeScore::Cake) => EvictionScore::Cake,
+            Some(SlakeScore::Vabs) => EvictionScore::Vabs,
+            Some(SlakeScore::Window) => EvictionScore::Window,
         };
         let bound = Bound {
             window: self.slake_window.map_or(usual.window, usize::from),

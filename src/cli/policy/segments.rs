@@ -9,7 +9,7 @@ use kvas::{
         lower::lower_segments,
         spec::{EdgeInfinite, MemoryKeys, Mixer},
     },
-    policy::{Absorbing, Schedule, can_give_up_segments},
+    policy::{Absorbing, Schedule, can_evict_segments},
 };
 use kvas_backend::{
     StoreDecl,
@@ -79,7 +79,7 @@ impl SegmentFlags {
     /// Has a model run a program whose layers give up segments. Fails in one line that begins with the name of the file.
     pub(super) fn apply(&self, model: &mut Model, file: &str) -> anyhow::Result<Schedule> {
         let says = format!("{file}: --kv-policy edgeinfinite");
-        if !can_give_up_segments(&model.program) {
+        if !can_evict_segments(&model.program) {
             bail!("{says}, expected a model with layers of attention that keep keys and values apart, and no others");
         }
         let keeps = self.keeps()?;

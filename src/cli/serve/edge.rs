@@ -3,7 +3,7 @@
 use crate::cli::{INTERRUPTED, note};
 use anyhow::{Context, anyhow};
 use axum_server::{Handle, tls_rustls::RustlsConfig};
-use kvas::server::{Patience, Server, listen, router};
+use kvas::server::{Server, Timeouts, listen, router};
 use std::{
     io::IsTerminal,
     net::{SocketAddr, TcpListener},
@@ -56,7 +56,7 @@ impl Edge {
             if tls.is_some() { "https" } else { "http" }
         ));
         drop(served);
-        let serving = listen::serve(listener, tls, (handle, Patience::default()), router(server));
+        let serving = listen::serve(listener, tls, (handle, Timeouts::default()), router(server));
         serving.await.context("the server stopped")
     }
 }

@@ -4,15 +4,15 @@ use crate::cli::{
     chat::SNAPSHOT_EVERY,
     device,
     drafts::{DraftFlags, Prepared},
-    flags::{ModelFlags, RunFlags, ShelfFlags},
+    flags::{ModelFlags, OffloadFlags, RunFlags},
     policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
 use kvas::{
     engine::{Engine, EngineConfig},
     memory::plan::SnapshotBudget,
-    policy::Layout,
-    server::{Facts, Loaded, Loader, Room},
+    policy::BoundedLayers,
+    server::{Loaded, Loader, MemoryDemand, ModelFacts},
     session::ModelId,
     text::ChatTemplate,
 };
@@ -36,31 +36,31 @@ pub(super) struct FromFlags {
     pub(super) run: RunFlags,
     pub(super) parallel: usize,
     pub(super) template: Option<ChatTemplate>,
-    pub(super) shelf: ShelfFlags,
+    pub(super) offload_cache: OffloadFlags,
     pub(super) policy: PolicyFlags,
     pub(super) drafts: DraftFlags,
     pub(super) max_decode_gap: Option<Duration>,
-    pub(super) promises: Promises,
+    pub(super) promises: Reservations,
 }
 
 /// What loaded models may still take: memory is touched when it is used, and what nobody has touched is free as far as
 /// the system knows.
 #[derive(Debug, Default)]
-pub(super) struct Promises {
-    made: Mutex<Vec<Promise>>,
+pub(super) struct Reservations {
+    made: Mutex<Vec<Reservation>>,
     /// Bytes the process held before the first model.
     before: OnceLock<u64>,
 }
 
 /// What one model may take.
 #[derive(Debug)]
-struct Promise {
+struct Reservation {
     /// Lives as long as the model's memory.
     memory: Weak<()>,
     bytes: u64,
 }
 
-impl Promises {
+impl Reservations {
     /// Bytes that are promised and not touched, while the process holds `resident` bytes.
     fn open(&self, resident: u64) -> u64 {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,18 +73,18 @@ impl Promises {
     fn add(&self, memory: Weak<()>, (before, bytes): (u64, u64)) {
         self.before.get_or_init(|| before);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.push(Promise { memory, bytes });
+        made.push(Reservation { memory, bytes });
     }
 }
 
 impl Loader for FromFlags {
-    fn load(&self, name: &str, room: Room) -> Result<Loaded, String> {
+    fn load(&self, name: &str, room: MemoryDemand) -> Result<Loaded, String> {
         self.open(name, room).map_err(|error| format!("{error:#}"))
     }
 }
 
 impl FromFlags {
-    fn open(&self, name: &str, room: Room) -> anyhow::Result<Loaded> {
+    fn open(&self, name: &str, room: MemoryDemand) -> anyhow::Result<Loaded> {
         let known = self.files.iter().find(|(known, _)| known == name).context("a name of no model")?;
         let flags = ModelFlags { model: known.1.clone(), run: self.run.clone() };
         let mut model = device::open(&flags)?;
@@ -93,8 +93,8 @@ impl FromFlags {
             Some(template) => template.clone(),
             None => model.template()?,
         };
-        let host_bytes = self.shelf.host_bytes(&flags.run.compute)?;
-        let wanted = device::Wanted {
+        let host_bytes = self.offload_cache.host_bytes(&flags.run.compute)?;
+        let wanted = device::MemoryRequest {
             sequences: self.parallel,
             snapshots: SnapshotBudget::Share,
             outputs: self.parallel + SCORED + (self.parallel * self.drafts.most()).min(MOST_DRAFTED),
@@ -102,15 +102,15 @@ impl FromFlags {
             window: self.drafts.rows(),
             promised: self.promises.open(kvas_cpu::resident_memory().unwrap_or(0)) + host_bytes,
         };
-        if room == Room::AsAskedFor
+        if room == MemoryDemand::AsAskedFor
             && let Some(clamp) = device::clamp(&flags, &model, wanted)?
         {
             bail!("{}: {clamp}", flags.name());
         }
         let Prepared { runner, plan, drafters, beside_bytes } = self.drafts.prepare(&flags, &model, wanted)?;
         let id = ModelId::of(&model.file);
-        let shelf = self.shelf.open(&id, host_bytes)?;
-        let facts = Facts {
+        let offload_cache = self.offload_cache.open(&id, host_bytes)?;
+        let facts = ModelFacts {
             context: plan.context,
             batch: plan.limits.rows,
             page_size: plan.limits.page_size,
@@ -119,13 +119,14 @@ impl FromFlags {
             snapshot_bytes: plan.snapshot_bytes,
             ring: plan.limits.replay.history,
             bound,
-            layout: Layout::prepared(&model.program, &plan.limits),
+            layout: BoundedLayers::prepared(&model.program, &plan.limits),
             drafters: drafters.iter().map(|drafter| drafter.kind()).collect(),
-            ..Facts::of(&model)
+            ..ModelFacts::of(&model)
         };
         tracing::info!(model = name, context = plan.context, slots = self.parallel, "loaded");
         let (snapshot_every, max_decode_gap) = (SNAPSHOT_EVERY, self.max_decode_gap);
-        let config = EngineConfig { snapshot_every, shelf, max_decode_gap, bound, ..EngineConfig::new(plan.context) };
+        let config =
+            EngineConfig { snapshot_every, offload_cache, max_decode_gap, bound, ..EngineConfig::new(plan.context) };
         let most_drafts = self.drafts.most();
         let engine = Engine::start(runner, EngineConfig { drafters, most_drafts, ..config });
         self.promises.add(engine.memory(), (plan.process_bytes, plan.needed_bytes() + beside_bytes + host_bytes));

@@ -5,7 +5,7 @@ mod load;
 
 use super::{
     drafts::DraftFlags,
-    flags::{RunFlags, SamplingFlags, ShelfFlags, TemplateFlags, bytes},
+    flags::{OffloadFlags, RunFlags, SamplingFlags, TemplateFlags, bytes},
     policy::PolicyFlags,
 };
 use anyhow::{Context, bail};
@@ -16,7 +16,7 @@ use kvas::{
     policy::PolicyKind,
     server::{Access, Keys, Metrics, Models, Reach, Responses, Server, Settings, Sharing},
 };
-use load::{FromFlags, Promises};
+use load::{FromFlags, Reservations};
 use std::{
     net::{SocketAddr, TcpListener, ToSocketAddrs},
     path::PathBuf,
@@ -96,7 +96,7 @@ pub(crate) struct Serve {
     #[command(flatten)]
     policy: PolicyFlags,
     #[command(flatten)]
-    shelf: ShelfFlags,
+    offload_cache: OffloadFlags,
     #[command(flatten)]
     drafts: DraftFlags,
     #[command(flatten)]
@@ -127,8 +127,8 @@ impl Serve {
             run: self.run.clone(),
             parallel: settings.parallel,
             template,
-            shelf: self.shelf.clone(),
-            promises: Promises::default(),
+            offload_cache: self.offload_cache.clone(),
+            promises: Reservations::default(),
             policy: self.policy.clone(),
             drafts: self.drafts.clone(),
             max_decode_gap: Some(self.max_decode_gap_ms).filter(|ms| *ms > 0).map(Duration::from_millis),
@@ -137,7 +137,7 @@ impl Serve {
         let listener = self.listen()?;
         let reach = if listener.local_addr()?.ip().is_loopback() { Reach::Local } else { Reach::Network };
         let access = Access { keys: Keys::new(&self.keys()?), sharing, origins: self.cors_origin.clone(), reach };
-        if access.keeps_apart() && self.shelf.has_folder() {
+        if access.keeps_apart() && self.offload_cache.has_folder() {
             // Files of one key would have to be told from those of another, also at the next start.
             bail!("--snapshot-dir with --api-key: what is on disk serves every key, expected --share-prefixes as well");
         }

@@ -18,7 +18,7 @@ pub fn lower(spec: &ModelSpec) -> Program {
     lower_trunk(Lowering::new(spec))
 }
 
-/// The program of a model whose layers of attention give up segments. If they keep a memory of them, the layers have the
+/// The program of a model whose layers of attention evict segments. If they keep a memory of them, the layers have the
 /// gates that read it.
 pub fn lower_segments(spec: &ModelSpec, segments: Segments) -> Program {
     lower_trunk(Lowering { policy: Policy::Segments(segments), ..Lowering::new(spec) })

@@ -233,7 +233,7 @@ fn the_likeliest_tokens_are_enough_where_top_k_comes_first() {
             params.samplers = parse_samplers(random.pick(&["kpt", "pkt", "etkm", "txk"])).unwrap();
         }
         let (mut whole, mut part) = (sampler(params.clone(), vocab), sampler(params, vocab));
-        let Some(count) = whole.wants_likeliest() else { continue };
+        let Some(count) = whole.wants_top_k() else { continue };
         enough += 1;
         for more in 0..4 {
             let mut logits = random.logits(vocab, 4.0);

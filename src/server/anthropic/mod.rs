@@ -36,7 +36,7 @@ pub async fn messages(
     ask.stop_strings = options::stop_strings(&fields, "stop_sequences")?;
     if let Some(metadata) = fields.object("metadata")? {
         let user = metadata.text("user_id")?.map(str::to_string);
-        ask.wish.session = ask.wish.session.or(user);
+        ask.slot_request.session = ask.slot_request.session.or(user);
     }
     let ask = conversation::complete(&served, &turn, ask)?;
     let form = MessageForm::new(&served.name, ask.prompt.len());

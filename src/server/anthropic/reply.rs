@@ -7,7 +7,7 @@ use crate::{
         ApiError,
         generate::{End, Piece},
         openai::unique,
-        stream::{Form, Message},
+        stream::{Message, StreamFormat},
         whole::Call,
     },
     text::Part,
@@ -139,7 +139,7 @@ impl MessageForm {
     }
 }
 
-impl Form for MessageForm {
+impl StreamFormat for MessageForm {
     fn begin(&mut self) -> Vec<Message> {
         let start = Message::named("message_start", json!({"message": self.message}));
         vec![start, Message::named("ping", json!({}))]

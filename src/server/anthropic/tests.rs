@@ -8,7 +8,7 @@ use crate::{
         Fields,
         conversation::{LastMessage, Parallel, ToolChoice, Turn},
         generate::Piece,
-        stream::{Form, Message},
+        stream::{Message, StreamFormat},
         testing,
     },
     text::Part,

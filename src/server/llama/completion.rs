@@ -7,12 +7,12 @@ use crate::{
     server::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
-        generate::{self, Ask, End, EndOfAnswer, Piece, TokenPiece},
+        generate::{self, End, EndOfAnswer, GenerateRequest, Piece, TokenPiece},
         openai::{completions::prompts, timings},
         options,
         served::Served,
         slots::Arrival,
-        stream::{self, Form, Message, Wire},
+        stream::{self, Message, StreamFormat, Wire},
         whole::{Whole, collect},
     },
     text::{Bos, Control, Part, Special},
@@ -51,7 +51,7 @@ async fn respond(
     prompts: &(dyn Fn() -> Result<Vec<Vec<u32>>, ApiError> + Sync),
 ) -> Result<Response, ApiError> {
     let mut ask = options::ask(fields, served, caller.scope)?;
-    ask.likeliest = fields.count(&["n_probs"], (0, options::MOST_LIKELIEST))?.filter(|count| *count > 0);
+    ask.top_tokens = fields.count(&["n_probs"], (0, options::MOST_LIKELIEST))?.filter(|count| *count > 0);
     let reported = if fields.flag("post_sampling_probs")?.unwrap_or(false) { Reported::Drawn } else { Reported::Model };
     ask.reported = reported;
     // 0 and less are llama.cpp's ways to say that there is no limit.
@@ -78,11 +78,11 @@ async fn respond(
         told: vec![0; count],
     };
     let one = |(number, prompt)| {
-        let mut ask = Ask { prompt, ..ask.clone() };
-        ask.wish.arrival = Arrival::of_prompt(number);
+        let mut ask = GenerateRequest { prompt, ..ask.clone() };
+        ask.slot_request.arrival = Arrival::of_prompt(number);
         options::several(ask, answers)
     };
-    let asks: Vec<Vec<Ask>> = prompts.into_iter().enumerate().map(one).collect();
+    let asks: Vec<Vec<GenerateRequest>> = prompts.into_iter().enumerate().map(one).collect();
     if streamed {
         return Ok(stream::respond(generate::begin_all(server, served, asks).await?, count, form, Wire::Events));
     }
@@ -95,10 +95,10 @@ async fn respond(
 }
 
 /// What a request came to, as llama.cpp repeats it.
-fn settings(ask: &Ask) -> Result<Value, ApiError> {
+fn settings(ask: &GenerateRequest) -> Result<Value, ApiError> {
     let mut settings = options::settings(&ask.params)?;
     settings["n_predict"] = ask.max_tokens.map_or(json!(-1), |most| json!(most));
-    settings["n_probs"] = json!(ask.likeliest.unwrap_or(0));
+    settings["n_probs"] = json!(ask.top_tokens.unwrap_or(0));
     settings["stop"] = json!(ask.stop_strings);
     settings["ignore_eos"] = json!(ask.end == EndOfAnswer::Never);
     settings["post_sampling_probs"] = json!(ask.reported == Reported::Drawn);
@@ -106,7 +106,7 @@ fn settings(ask: &Ask) -> Result<Value, ApiError> {
 }
 
 /// The answers to one prompt.
-async fn whole(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Vec<Whole>, ApiError> {
+async fn whole(server: &Arc<Server>, served: &Arc<Served>, asks: Vec<GenerateRequest>) -> Result<Vec<Whole>, ApiError> {
     let answers = asks.len();
     collect(generate::begin(server, served, asks).await?, answers).await
 }
@@ -171,9 +171,9 @@ impl NativeForm {
             entry
         };
         let one = |token: &TokenPiece| {
-            let likeliest = token.probabilities.likeliest.iter();
+            let top_tokens = token.probabilities.top_tokens.iter();
             let bytes = |id: u32| self.served.tokenizer.piece(id, Control::Show).unwrap_or_default();
-            let top: Vec<Value> = likeliest.map(|other| entry(other.token, bytes(other.token), other)).collect();
+            let top: Vec<Value> = top_tokens.map(|other| entry(other.token, bytes(other.token), other)).collect();
             let mut value = entry(token.id, &token.bytes, &token.probabilities.chosen);
             value[list] = json!(top);
             value
@@ -243,7 +243,7 @@ impl NativeForm {
     }
 }
 
-impl Form for NativeForm {
+impl StreamFormat for NativeForm {
     fn piece(&mut self, index: usize, piece: Piece) -> Vec<Message> {
         match piece {
             Piece::Token(token) => {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// Which model a request without a body is about.
 #[derive(Debug, Default, Deserialize)]
-pub struct Which {
+pub struct ModelQuery {
     /// Its name.
     pub model: Option<String>,
 }
@@ -109,7 +109,10 @@ pub async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) 
 }
 
 /// What the server is set to.
-pub async fn props(State(server): State<Arc<Server>>, Query(which): Query<Which>) -> Result<Json<Value>, ApiError> {
+pub async fn props(
+    State(server): State<Arc<Server>>,
+    Query(which): Query<ModelQuery>,
+) -> Result<Json<Value>, ApiError> {
     let served = server.model(which.model.as_deref()).await?;
     let roles = served.tokenizer.roles();
     let text_of = |id: Option<u32>| id.and_then(|id| served.tokenizer.token_text(id).ok()).unwrap_or_default();

@@ -1,12 +1,12 @@
 //! `/slots`: what each slot does, and to save, restore, erase and fork them.
 
-use super::{Which, wants_slot};
+use super::{ModelQuery, wants_slot};
 use crate::{
     memory::Scope,
     server::{
         ApiError, Body, Caller, Fields, Path, Query, Server,
         served::Served,
-        slots::{Doing, Purpose, SlotGuard, SlotView, Wish},
+        slots::{Purpose, SlotGuard, SlotRequest, SlotState, SlotView},
     },
     session::{Session, Writer},
 };
@@ -24,7 +24,7 @@ fn describe(served: &Served, slot: &SlotView, caller: Caller) -> Value {
         "id": slot.id,
         "id_task": slot.task,
         "n_ctx": served.facts.context,
-        "is_processing": slot.doing != Doing::Idle,
+        "is_processing": slot.doing != SlotState::Idle,
         "state": slot.doing.name(),
         "n_tokens": slot.tokens.len(),
         "session": slot.session_for(caller.scope),
@@ -36,7 +36,7 @@ fn describe(served: &Served, slot: &SlotView, caller: Caller) -> Value {
 pub async fn list(
     State(server): State<Arc<Server>>,
     caller: Caller,
-    Query(which): Query<Which>,
+    Query(which): Query<ModelQuery>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, ApiError> {
     let served = server.model(which.model.as_deref()).await?;
@@ -106,8 +106,9 @@ fn own((served, id): (&Served, usize), caller: Caller) -> Result<SlotView, ApiEr
 
 /// Takes a slot as soon as it is idle, so that nothing changes in it meanwhile.
 async fn take(served: &Served, (id, caller): (usize, Caller)) -> Result<SlotGuard, ApiError> {
-    let wish = Wish { slot: Some(id), scope: caller.scope, purpose: Purpose::Upkeep, ..Wish::default() };
-    served.slots.acquire(wish, Arc::from([])).await
+    let slot_request =
+        SlotRequest { slot: Some(id), scope: caller.scope, purpose: Purpose::Upkeep, ..SlotRequest::default() };
+    served.slots.acquire(slot_request, Arc::from([])).await
 }
 
 /// The same, and what it holds, unless that is another's.
@@ -123,7 +124,7 @@ async fn save(
     (id, caller): (usize, Caller),
     (name, path): (String, PathBuf),
 ) -> Result<Json<Value>, ApiError> {
-    if served.slot(id)?.doing != Doing::Idle {
+    if served.slot(id)?.doing != SlotState::Idle {
         return Err(ApiError::busy(format!("slot {id} serves a request, expected it to be idle"), 1));
     }
     let began = Instant::now();

@@ -2,7 +2,8 @@
 
 use crate::{
     server::{
-        ApiError, Body, Fields, Server, conversation::prompt, fields::wrong, openai::chat::turn, options::unhurried,
+        ApiError, Body, Fields, Server, conversation::prompt, fields::wrong, openai::chat::turn,
+        options::block_in_place,
     },
     text::{Bos, Control, Special},
 };
@@ -27,7 +28,7 @@ pub async fn tokenize(State(server): State<Arc<Server>>, Body(body): Body) -> Re
         let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text));
         if pieces { json!({"id": id, "piece": piece}) } else { json!(id) }
     };
-    let tokens: Vec<Value> = unhurried(|| ids.iter().map(one).collect());
+    let tokens: Vec<Value> = block_in_place(|| ids.iter().map(one).collect());
     Ok(Json(json!({"tokens": tokens, "count": ids.len(), "max_model_len": served.facts.context})))
 }
 

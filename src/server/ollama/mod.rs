@@ -15,7 +15,7 @@ pub use request::{chat_turn, generate_turn};
 
 use super::{
     ApiError, Body, Caller, Fields, Server, conversation,
-    generate::{self, Ask},
+    generate::{self, GenerateRequest},
     openai::completions::fill_in,
     options,
     served::Served,
@@ -95,7 +95,7 @@ async fn model(server: &Arc<Server>, fields: &Fields<'_>) -> Result<Arc<Served>,
 }
 
 /// Everything about an answer but its prompt: `options`, whose fields have the names of llama.cpp.
-fn ask(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<Ask, ApiError> {
+fn ask(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<GenerateRequest, ApiError> {
     let none = Value::Object(Map::new());
     let of = match fields.object("options")? {
         Some(options) => options,
@@ -126,7 +126,7 @@ async fn without_prompt(
 async fn respond(
     server: &Arc<Server>,
     served: &Arc<Served>,
-    ask: Ask,
+    ask: GenerateRequest,
     (form, fields): (LineForm, &Fields<'_>),
 ) -> Result<Response, ApiError> {
     let streamed = fields.flag("stream")?.unwrap_or(true);

@@ -7,7 +7,7 @@ use crate::{
         ApiError,
         generate::{End, Piece},
         openai::unique,
-        stream::{Form, Message},
+        stream::{Message, StreamFormat},
         whole::{Call, Whole},
     },
     text::Part,
@@ -129,7 +129,7 @@ impl LineForm {
     }
 }
 
-impl Form for LineForm {
+impl StreamFormat for LineForm {
     fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
         match piece {
             Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),

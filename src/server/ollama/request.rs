@@ -3,7 +3,7 @@
 use crate::{
     grammar::Grammar,
     server::{
-        ApiError, Fields, Settings, conversation::Turn, fields::wrong, generate::Ask, openai::chat::tools,
+        ApiError, Fields, Settings, conversation::Turn, fields::wrong, generate::GenerateRequest, openai::chat::tools,
         served::Served,
     },
     text::{Bos, Special},
@@ -28,7 +28,7 @@ pub fn generate_turn(fields: &Fields<'_>, prompt: &str, settings: &Settings) -> 
 }
 
 /// Lets the prompt go on from `context`: the tokens of an earlier prompt and its answer.
-pub(super) fn go_on(fields: &Fields<'_>, served: &Served, ask: &mut Ask) -> Result<(), ApiError> {
+pub(super) fn go_on(fields: &Fields<'_>, served: &Served, ask: &mut GenerateRequest) -> Result<(), ApiError> {
     let Some(list) = fields.list("context")?.filter(|list| !list.is_empty()) else { return Ok(()) };
     let id = |value: &Value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < served.facts.vocab);

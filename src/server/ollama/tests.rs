@@ -13,7 +13,7 @@ use crate::{
         Fields,
         conversation::Turn,
         generate::Piece,
-        stream::Form,
+        stream::StreamFormat,
         testing,
         whole::{Call, Whole},
     },

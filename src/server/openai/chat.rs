@@ -9,7 +9,7 @@ use crate::{
         generate::{self, End, Piece, TokenPiece},
         options,
         served::{Generation, Served, now},
-        stream::{self, Form, Message, Wire},
+        stream::{self, Message, StreamFormat, Wire},
         whole::{Call, Whole, collect},
     },
     text::{Control, Part, ReasoningMode},
@@ -32,7 +32,7 @@ pub async fn chat_completions(
     let served = server.model(fields.text("model")?).await?;
     let turn = turn(&fields, &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
-    ask.likeliest = likeliest(&fields)?;
+    ask.top_tokens = top_tokens(&fields)?;
     let ask = conversation::complete(&served, &turn, ask)?;
     let count = options::answers(&fields)?;
     let with_usage = options::with_usage(&fields)?;
@@ -125,7 +125,7 @@ pub fn tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
 }
 
 /// How many likeliest tokens to report: `logprobs` and `top_logprobs`.
-fn likeliest(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+fn top_tokens(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     let top = fields.count(&["top_logprobs"], (0, options::MOST_LIKELIEST))?;
     Ok(match fields.flag("logprobs")? {
         Some(true) => Some(top.unwrap_or(0)),
@@ -254,7 +254,7 @@ impl ChatForm {
     }
 }
 
-impl Form for ChatForm {
+impl StreamFormat for ChatForm {
     fn begin(&mut self) -> Vec<Message> {
         let answers = self.calls.len();
         (0..answers).map(|index| self.chunk(index, json!({"role": "assistant", "content": ""}), None)).collect()

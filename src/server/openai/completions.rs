@@ -2,15 +2,15 @@
 
 use super::{finish_reason, timings, unique, usage};
 use crate::{
-    engine::{Probabilities, Score},
+    engine::{Probabilities, PromptOutput},
     server::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
-        generate::{self, Ask, End, Piece, TokenPiece},
+        generate::{self, End, GenerateRequest, Piece, TokenPiece},
         options,
         served::{Served, now},
         slots::Arrival,
-        stream::{self, Form, Message, Wire},
+        stream::{self, Message, StreamFormat, Wire},
         whole::{Whole, collect},
     },
     text::{Bos, Control, Part, Special},
@@ -83,7 +83,7 @@ struct Prompt {
 #[derive(Debug)]
 struct Wanted {
     prompts: Vec<Prompt>,
-    ask: Ask,
+    ask: GenerateRequest,
     answers: usize,
     best_of: usize,
     echo: Echo,
@@ -141,10 +141,10 @@ impl Wanted {
         let with_text = |tokens: Vec<u32>| Prompt { text: served.text(&tokens).unwrap_or_default(), tokens };
         let mut ask = options::ask(fields, served, caller.scope)?;
         ask.max_tokens = ask.max_tokens.or_else(|| fields.get("n_predict").is_none().then_some(DEFAULT_TOKENS));
-        ask.likeliest = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
+        ask.top_tokens = fields.count(&["logprobs"], (0, options::MOST_LIKELIEST))?;
         let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Nothing };
         // Scoring harnesses echo a text with its probabilities and want no token more than one.
-        ask.score = ask.likeliest.filter(|_| echo == Echo::Prompt).map(Score::Probabilities);
+        ask.score = ask.top_tokens.filter(|_| echo == Echo::Prompt).map(PromptOutput::Probabilities);
         if let Some(grammar) = options::grammar(fields)? {
             ask.stages = vec![options::stage(served, &grammar)?];
         }
@@ -156,26 +156,31 @@ impl Wanted {
         Ok(Self { prompts: all.into_iter().map(with_text).collect(), ask, answers, best_of, echo, with_usage })
     }
 
-    fn ask(&self, prompt: &Prompt) -> Ask {
-        let mut ask = Ask { prompt: prompt.tokens.clone(), ..self.ask.clone() };
+    fn ask(&self, prompt: &Prompt) -> GenerateRequest {
+        let mut ask = GenerateRequest { prompt: prompt.tokens.clone(), ..self.ask.clone() };
         if self.best_of > self.answers {
-            ask.likeliest = ask.likeliest.or(Some(0));
+            ask.top_tokens = ask.top_tokens.or(Some(0));
         }
         ask
     }
 
     /// What to ask about each prompt to get so many answers.
-    fn asks(&self, answers: usize) -> Vec<Vec<Ask>> {
+    fn asks(&self, answers: usize) -> Vec<Vec<GenerateRequest>> {
         let one = |(number, prompt)| {
             let mut ask = self.ask(prompt);
-            ask.wish.arrival = Arrival::of_prompt(number);
+            ask.slot_request.arrival = Arrival::of_prompt(number);
             options::several(ask, answers)
         };
         self.prompts.iter().enumerate().map(one).collect()
     }
 
     /// What was generated for one prompt, the likeliest first: as many as are wanted are its answers, all are paid for.
-    async fn answer(&self, server: &Arc<Server>, served: &Arc<Served>, asks: Vec<Ask>) -> Result<Vec<Whole>, ApiError> {
+    async fn answer(
+        &self,
+        server: &Arc<Server>,
+        served: &Arc<Served>,
+        asks: Vec<GenerateRequest>,
+    ) -> Result<Vec<Whole>, ApiError> {
         let mut answers = collect(generate::begin(server, served, asks).await?, self.best_of).await?;
         if self.best_of > self.answers {
             let mean = |answer: &Whole| {
@@ -191,7 +196,7 @@ impl Wanted {
         let before = if self.echo == Echo::Prompt { &prompt.text } else { "" };
         let first = prompt.tokens.first().copied().filter(|_| self.echo == Echo::Prompt);
         let legacy = |_| Legacy::new(served).of(first, (&answer.prompt, &answer.tokens), &mut 0);
-        let logprobs = self.ask.likeliest.map(legacy);
+        let logprobs = self.ask.top_tokens.map(legacy);
         json!({
             "index": index,
             "text": format!("{before}{}", answer.content),
@@ -240,7 +245,7 @@ impl<'a> Legacy<'a> {
             *offset += text.chars().count();
             let log_probability = |one: &Probabilities| one.chosen.log_probability.max(-9999.0);
             chosen.push(probabilities.map_or(Value::Null, |one| json!(log_probability(one))));
-            top.push(probabilities.map_or(Value::Null, |one| self.likeliest(one, &text)));
+            top.push(probabilities.map_or(Value::Null, |one| self.top_tokens(one, &text)));
             texts.push(text);
         };
         if let Some(first) = first {
@@ -253,11 +258,11 @@ impl<'a> Legacy<'a> {
     }
 
     /// The likeliest tokens, and the one that was taken, whose text is `taken`.
-    fn likeliest(&self, probabilities: &Probabilities, taken: &str) -> Value {
+    fn top_tokens(&self, probabilities: &Probabilities, taken: &str) -> Value {
         let mut map = Map::new();
         let chosen = &probabilities.chosen;
         map.insert(taken.into(), json!(chosen.log_probability.max(-9999.0)));
-        for other in probabilities.likeliest.iter().filter(|other| other.token != chosen.token) {
+        for other in probabilities.top_tokens.iter().filter(|other| other.token != chosen.token) {
             let bytes = self.served.tokenizer.piece(other.token, Control::Show).unwrap_or_default();
             // Two tokens may have one text: the one that was taken counts, and the likelier one of others.
             let text = String::from_utf8_lossy(bytes).into_owned();
@@ -295,7 +300,7 @@ impl TextForm {
         let (first, prompt) = (untold.first.take(), std::mem::take(&mut untold.prompt));
         let parts = (&prompt[..], &std::mem::take(&mut untold.answer)[..]);
         let legacy = |_| Legacy::new(&self.served).of(first, parts, &mut untold.offset);
-        let logprobs = self.wanted.ask.likeliest.map(legacy);
+        let logprobs = self.wanted.ask.top_tokens.map(legacy);
         let mut chunk = self.head.clone();
         chunk["choices"] = json!([{
             "index": index,
@@ -307,7 +312,7 @@ impl TextForm {
     }
 }
 
-impl Form for TextForm {
+impl StreamFormat for TextForm {
     fn begin(&mut self) -> Vec<Message> {
         if self.wanted.echo == Echo::Nothing {
             return Vec::new();

@@ -1,11 +1,11 @@
 //! `/v1/embeddings`: the hidden states of texts.
 
 use crate::{
-    engine::{Pooling, Score},
+    engine::{Pooling, PromptOutput},
     server::{
         ApiError, Body, Caller, Fields, Server,
         fields::wrong,
-        generate::{self, Ask},
+        generate::{self, GenerateRequest},
         llama::embedding::own_form,
         openai::completions::prompts,
         options,
@@ -90,11 +90,14 @@ pub async fn embed(
         return Err(ApiError::field("input", format!("expected 1 to {MOST_TEXTS} texts, none of them empty")));
     }
     let tokens = all.iter().map(Vec::len).sum();
-    let ask =
-        Ask { max_tokens: Some(0), score: Some(Score::Hidden(pooling)), ..options::ask(fields, served, caller.scope)? };
+    let ask = GenerateRequest {
+        max_tokens: Some(0),
+        score: Some(PromptOutput::Hidden(pooling)),
+        ..options::ask(fields, served, caller.scope)?
+    };
     let one = |(number, prompt)| {
-        let mut ask = Ask { prompt, ..ask.clone() };
-        ask.wish.arrival = Arrival::of_prompt(number);
+        let mut ask = GenerateRequest { prompt, ..ask.clone() };
+        ask.slot_request.arrival = Arrival::of_prompt(number);
         hidden(server, served, ask)
     };
     let asked = all.into_iter().enumerate().map(one).collect();
@@ -121,7 +124,7 @@ fn of_input(error: ApiError) -> ApiError {
 }
 
 /// The pooled hidden state of one prompt.
-async fn hidden(server: &Arc<Server>, served: &Arc<Served>, ask: Ask) -> Result<Vec<f32>, ApiError> {
+async fn hidden(server: &Arc<Server>, served: &Arc<Served>, ask: GenerateRequest) -> Result<Vec<f32>, ApiError> {
     let answers = collect(generate::begin(server, served, vec![ask]).await?, 1).await?;
     let state = answers.into_iter().map(|answer| answer.hidden).find(|state| !state.is_empty());
     let state = state.ok_or_else(|| ApiError::late("the text was not read in the time the request was given"))?;

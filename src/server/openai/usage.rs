@@ -73,8 +73,8 @@ pub fn log_probabilities(token: &TokenPiece, text_of: &dyn Fn(u32) -> Vec<u8>) -
         json!({"token": String::from_utf8_lossy(bytes), "logprob": log_probability, "bytes": bytes})
     };
     let mut value = entry(&token.bytes, token.probabilities.chosen.log_probability);
-    let likeliest = token.probabilities.likeliest.iter();
-    let top: Vec<Value> = likeliest.map(|other| entry(&text_of(other.token), other.log_probability)).collect();
+    let top_tokens = token.probabilities.top_tokens.iter();
+    let top: Vec<Value> = top_tokens.map(|other| entry(&text_of(other.token), other.log_probability)).collect();
     value["top_logprobs"] = json!(top);
     value
 }

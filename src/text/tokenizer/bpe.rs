@@ -2,7 +2,7 @@
 
 use super::pre::{Scratch, Splitter};
 use super::pre_rules::PreTokenizer;
-use super::vocab::{Kind, TOKENS, Vocab};
+use super::vocab::{TOKENS, TokenType, Vocab};
 use crate::text::TextError;
 use rayon::prelude::*;
 use std::collections::HashSet;
@@ -104,7 +104,7 @@ fn build(words: Words, pairs: Vec<(String, String)>, pre: &PreTokenizer) -> toke
 }
 
 fn is_structure(vocab: &Vocab, id: u32) -> bool {
-    matches!(vocab.kind(id), Some(Kind::Control | Kind::Unknown | Kind::Byte))
+    matches!(vocab.kind(id), Some(TokenType::Control | TokenType::Unknown | TokenType::Byte))
 }
 
 /// The left half may be a space, so that only a space after the first character separates.

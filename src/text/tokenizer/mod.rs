@@ -10,7 +10,7 @@ pub(crate) mod tests;
 mod vocab;
 
 pub use special::Fragment;
-pub use vocab::{Kind, Roles};
+pub use vocab::{Roles, TokenType};
 
 use super::TextError;
 use bpe::ByteLevelBpe;
@@ -164,10 +164,14 @@ impl Tokenizer {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(vocab.len()));
         for (id, text) in vocab.iter() {
             match (vocab.kinds[id as usize], &algorithm) {
-                (Kind::Control | Kind::Unknown | Kind::UserDefined, _) => bytes.extend(text.bytes()),
-                (Kind::Byte, _) => bytes.extend(byte_of(text)),
-                (Kind::Normal | Kind::Unused, Algorithm::ByteLevelBpe(_)) => bytes.extend(bpe::token_bytes(text)),
-                (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => bytes.extend(text.replace(SPACE, " ").bytes()),
+                (TokenType::Control | TokenType::Unknown | TokenType::UserDefined, _) => bytes.extend(text.bytes()),
+                (TokenType::Byte, _) => bytes.extend(byte_of(text)),
+                (TokenType::Normal | TokenType::Unused, Algorithm::ByteLevelBpe(_)) => {
+                    bytes.extend(bpe::token_bytes(text))
+                }
+                (TokenType::Normal | TokenType::Unused, Algorithm::Spm(_)) => {
+                    bytes.extend(text.replace(SPACE, " ").bytes())
+                }
             }
             ends.push(bytes.len());
         }
@@ -228,7 +232,7 @@ impl Tokenizer {
 
     /// Whether a token is none of ordinary text.
     fn is_special(&self, id: u32) -> bool {
-        !matches!(self.vocab.kind(id), Some(Kind::Normal | Kind::Unused | Kind::Byte))
+        !matches!(self.vocab.kind(id), Some(TokenType::Normal | TokenType::Unused | TokenType::Byte))
     }
 
     /// Whether a text gets a space in front, behind nothing or a token that is special or is not.
@@ -327,9 +331,9 @@ impl Tokenizer {
     pub fn piece(&self, id: u32, control: Control) -> Result<&[u8], TextError> {
         let kind = self.kind(id)?;
         let hidden = match kind {
-            Kind::Control | Kind::Unknown => control == Control::Hide,
-            Kind::Unused => true,
-            Kind::Normal | Kind::UserDefined | Kind::Byte => false,
+            TokenType::Control | TokenType::Unknown => control == Control::Hide,
+            TokenType::Unused => true,
+            TokenType::Normal | TokenType::UserDefined | TokenType::Byte => false,
         };
         let start = if id == 0 { 0 } else { self.ends[id as usize - 1] };
         Ok(if hidden { &[] } else { &self.bytes[start..self.ends[id as usize]] })
@@ -352,7 +356,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// `TokenId` for an id outside of the vocabulary.
-    pub fn kind(&self, id: u32) -> Result<Kind, TextError> {
+    pub fn kind(&self, id: u32) -> Result<TokenType, TextError> {
         self.vocab.kind(id).ok_or(TextError::TokenId { id, vocab: self.vocab.len() })
     }
 

@@ -1,7 +1,7 @@
 //! Cuts the texts of special tokens out of text.
 
 use super::Special;
-use super::vocab::{Kind, Vocab};
+use super::vocab::{TokenType, Vocab};
 use crate::text::TextError;
 use aho_corasick::{AhoCorasick, MatchKind};
 
@@ -29,7 +29,7 @@ struct Matcher {
 }
 
 impl Matcher {
-    fn new(vocab: &Vocab, kinds: &[Kind]) -> Result<Matcher, TextError> {
+    fn new(vocab: &Vocab, kinds: &[TokenType]) -> Result<Matcher, TextError> {
         let (ids, texts): (Vec<u32>, Vec<&str>) =
             vocab.iter().filter(|&(id, _)| kinds.contains(&vocab.kinds[id as usize])).unzip();
         let matcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&texts);
@@ -46,8 +46,8 @@ impl Matcher {
 impl SpecialTexts {
     pub(super) fn new(vocab: &Vocab) -> Result<SpecialTexts, TextError> {
         Ok(SpecialTexts {
-            user_defined: Matcher::new(vocab, &[Kind::UserDefined])?,
-            all: Matcher::new(vocab, &[Kind::UserDefined, Kind::Control, Kind::Unknown])?,
+            user_defined: Matcher::new(vocab, &[TokenType::UserDefined])?,
+            all: Matcher::new(vocab, &[TokenType::UserDefined, TokenType::Control, TokenType::Unknown])?,
         })
     }
 

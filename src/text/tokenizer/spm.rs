@@ -1,6 +1,6 @@
 //! SentencePiece BPE: merges by score, with bytes for what the vocabulary lacks.
 
-use super::vocab::{Kind, Vocab, byte_of};
+use super::vocab::{TokenType, Vocab, byte_of};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
@@ -60,7 +60,7 @@ impl Spm {
 
 /// Whether text may become this token.
 fn is_piece(vocab: &Vocab, id: u32) -> bool {
-    matches!(vocab.kind(id), Some(Kind::Normal | Kind::UserDefined | Kind::Unused))
+    matches!(vocab.kind(id), Some(TokenType::Normal | TokenType::UserDefined | TokenType::Unused))
 }
 
 /// A stretch of the text that is a character or a token; empty once it was merged into the one before it.
@@ -157,7 +157,7 @@ impl<'a> Merger<'a> {
         let text: &'a str = self.text;
         let merged = &text[range.clone()];
         let Some(id) = self.vocab.id(merged).filter(|&id| is_piece(self.vocab, id)) else { return };
-        if self.vocab.kind(id) == Some(Kind::Unused) {
+        if self.vocab.kind(id) == Some(TokenType::Unused) {
             split.insert(merged, middle - range.start);
         }
         self.queue.push(Pair { score: self.spm.scores[id as usize], left, right, bytes: range.len() });
@@ -168,7 +168,7 @@ impl<'a> Merger<'a> {
         let mut rest = vec![text];
         while let Some(text) = rest.pop() {
             match (self.vocab.id(text).filter(|&id| is_piece(self.vocab, id)), split.get(text)) {
-                (Some(id), Some(&at)) if self.vocab.kind(id) == Some(Kind::Unused) => {
+                (Some(id), Some(&at)) if self.vocab.kind(id) == Some(TokenType::Unused) => {
                     rest.push(&text[at..]);
                     rest.push(&text[..at]);
                 }

@@ -255,7 +255,8 @@ fn malformed_files_are_refused_in_time() {
 fn control_tokens_are_text_unless_asked_for() {
     for metadata in [small_spm(), small_bpe()] {
         let tokenizer = build(&metadata);
-        let (id, text) = tokenizer.vocab.iter().find(|&(id, _)| tokenizer.kind(id).unwrap() == Kind::Control).unwrap();
+        let (id, text) =
+            tokenizer.vocab.iter().find(|&(id, _)| tokenizer.kind(id).unwrap() == TokenType::Control).unwrap();
         let around = format!("a{text}b");
         let literal = tokenizer.encode(&around, Special::Literal, Bos::Omit);
         assert!(!literal.contains(&id));
@@ -385,8 +386,8 @@ fn roles_are_found_by_text() {
     metadata.remove("tokenizer.ggml.token_type");
     let tokenizer = build(&metadata);
     assert_eq!(tokenizer.eog(), [0, 2, base + 1, base + 2]);
-    assert_eq!(tokenizer.kind(base).unwrap(), Kind::UserDefined);
-    assert_eq!(tokenizer.kind(base + 3).unwrap(), Kind::Normal, "text of markup ends no generation");
+    assert_eq!(tokenizer.kind(base).unwrap(), TokenType::UserDefined);
+    assert_eq!(tokenizer.kind(base + 3).unwrap(), TokenType::Normal, "text of markup ends no generation");
 }
 
 /// Small random numbers that are the same in every run.

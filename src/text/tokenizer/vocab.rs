@@ -6,7 +6,7 @@ use kvas_gguf::{Metadata, Value};
 
 /// What a token is, from `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TokenType {
     /// Ordinary text.
     Normal,
     /// Stands for what the vocabulary cannot express.
@@ -58,7 +58,7 @@ pub struct Roles {
 #[derive(Debug)]
 pub(super) struct Vocab {
     texts: IndexSet<String, ahash::RandomState>,
-    pub(super) kinds: Vec<Kind>,
+    pub(super) kinds: Vec<TokenType>,
     pub(super) roles: Roles,
     /// Ids that end a generation, ascending.
     pub(super) eog: Vec<u32>,
@@ -78,8 +78,8 @@ impl Vocab {
         let mut vocab = Vocab { texts, kinds, roles, eog: Vec::new() };
         vocab.check_byte_tokens()?;
         for id in [vocab.roles.bos, vocab.roles.eos].into_iter().flatten() {
-            if vocab.kinds[id as usize] == Kind::Normal {
-                vocab.kinds[id as usize] = Kind::Control;
+            if vocab.kinds[id as usize] == TokenType::Normal {
+                vocab.kinds[id as usize] = TokenType::Control;
             }
         }
         vocab.find_roles_by_text();
@@ -104,13 +104,13 @@ impl Vocab {
         self.texts.iter().enumerate().map(|(id, text)| (id as u32, text.as_str()))
     }
 
-    pub(super) fn kind(&self, id: u32) -> Option<Kind> {
+    pub(super) fn kind(&self, id: u32) -> Option<TokenType> {
         self.kinds.get(id as usize).copied()
     }
 
     fn check_byte_tokens(&self) -> Result<(), TextError> {
         for ((id, text), kind) in self.iter().zip(&self.kinds) {
-            if *kind == Kind::Byte && byte_of(text).is_none() {
+            if *kind == TokenType::Byte && byte_of(text).is_none() {
                 let what = format!("byte token {text:?}, expected <0x00> to <0xFF>");
                 return Err(TextError::tokenizer(format!("{TOKENS}[{id}]"), what));
             }
@@ -135,7 +135,7 @@ impl Vocab {
             if role.is_none() {
                 *role = texts.iter().find_map(|text| self.structural(text));
                 if let Some(id) = *role {
-                    self.kinds[id as usize] = Kind::Control;
+                    self.kinds[id as usize] = TokenType::Control;
                 }
             }
         }
@@ -147,9 +147,9 @@ impl Vocab {
         let id = self.id(text)?;
         let delimited = text.starts_with("<|") && text.ends_with("|>") || text.starts_with("<｜");
         match self.kinds[id as usize] {
-            Kind::Control | Kind::UserDefined | Kind::Unknown => Some(id),
-            Kind::Normal | Kind::Unused if delimited || text == "<end_of_turn>" => Some(id),
-            Kind::Normal | Kind::Unused | Kind::Byte => None,
+            TokenType::Control | TokenType::UserDefined | TokenType::Unknown => Some(id),
+            TokenType::Normal | TokenType::Unused if delimited || text == "<end_of_turn>" => Some(id),
+            TokenType::Normal | TokenType::Unused | TokenType::Byte => None,
         }
     }
 
@@ -158,7 +158,7 @@ impl Vocab {
         let mut eog: Vec<u32> = [eos, eot, eom, fim_pad, fim_repo, fim_separator].into_iter().flatten().collect();
         for text in END_OF_GENERATION {
             if let Some(id) = self.structural(text) {
-                self.kinds[id as usize] = Kind::Control;
+                self.kinds[id as usize] = TokenType::Control;
                 eog.push(id);
             }
         }
@@ -168,16 +168,16 @@ impl Vocab {
         let tools_end_turns = has("<|tool_response>");
         if let Some(end) = self.id("<|end|>").filter(|_| has_channels) {
             eog.retain(|&id| id != end);
-            self.kinds[end as usize] = Kind::UserDefined;
+            self.kinds[end as usize] = TokenType::UserDefined;
         }
         if let Some(end) = self.id("</s>").filter(|_| tools_end_turns) {
             eog.retain(|&id| id != end);
-            self.kinds[end as usize] = Kind::Normal;
+            self.kinds[end as usize] = TokenType::Normal;
         }
         // These carry the channel's name, which a reader of the answer needs.
         for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
             if let Some(id) = self.id(text) {
-                self.kinds[id as usize] = Kind::UserDefined;
+                self.kinds[id as usize] = TokenType::UserDefined;
             }
         }
         eog.sort_unstable();
@@ -291,8 +291,8 @@ fn check_vocab_size(metadata: &Metadata, tokens: usize) -> Result<(), TextError>
     }
 }
 
-fn read_kinds(metadata: &Metadata, tokens: usize) -> Result<Vec<Kind>, TextError> {
-    let Some(types) = metadata.uints_opt(TOKEN_TYPE)? else { return Ok(vec![Kind::Normal; tokens]) };
+fn read_kinds(metadata: &Metadata, tokens: usize) -> Result<Vec<TokenType>, TextError> {
+    let Some(types) = metadata.uints_opt(TOKEN_TYPE)? else { return Ok(vec![TokenType::Normal; tokens]) };
     if types.len() < tokens {
         return Err(TextError::tokenizer(TOKEN_TYPE, format!("{} entries, expected {tokens}", types.len())));
     }
@@ -300,12 +300,12 @@ fn read_kinds(metadata: &Metadata, tokens: usize) -> Result<Vec<Kind>, TextError
     Ok(types[..tokens]
         .iter()
         .map(|kind| match kind {
-            2 => Kind::Unknown,
-            3 => Kind::Control,
-            4 => Kind::UserDefined,
-            5 => Kind::Unused,
-            6 => Kind::Byte,
-            _ => Kind::Normal,
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            5 => TokenType::Unused,
+            6 => TokenType::Byte,
+            _ => TokenType::Normal,
         })
         .collect())
 }

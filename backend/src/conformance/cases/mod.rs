@@ -55,7 +55,7 @@ fn case(name: String, program: Program, quant: Quant, replay: Replay) -> Case {
         inputs: vec![],
         outputs: vec![],
         script: rows_script(),
-        giving: vec![],
+        evictions: vec![],
         ends: vec![],
         bound: tolerance::EXACT,
     }

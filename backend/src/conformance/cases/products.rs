@@ -3,7 +3,7 @@
 use super::{Build, Case, Values, case, tolerance};
 use crate::{
     Op, Replay,
-    op::{self, Activation, ExpertGroups, GateOrder, Output, Scoring},
+    op::{self, Activation, ExpertGroups, GateOrder, Output, RouterScoring},
 };
 use kvas_gguf::Quant;
 
@@ -111,7 +111,7 @@ fn experts(quant: Quant, gated: bool) -> Case {
     let gate = gated.then(|| b.matrix("gate", [experts_total * hidden, width]));
     let up = b.matrix("up", [experts_total * hidden, width]);
     let weight = b.matrix("down", [experts_total * width, hidden]);
-    let (scoring, normalise, scale) = (Scoring::Softmax, true, 1.5);
+    let (scoring, normalise, scale) = (RouterScoring::Softmax, true, 1.5);
     b.op(Op::Route(op::Route { logits, bias: None, scoring, groups: None, normalise, scale, experts, weights }));
     let activation = if gated { Activation::Silu } else { Activation::ReluSquared };
     b.op(Op::ExpertGatedLinear(op::ExpertGatedLinear { x, experts, gate, up, activation, out: inner }));
@@ -131,7 +131,7 @@ fn routes() -> Vec<Case> {
     let choices = [(12, 4, None), (12, 4, grouped(4, 2)), (64, 8, grouped(8, 4)), (9, 3, grouped(1, 1))];
     let mut all = Vec::new();
     for (experts, active, groups) in choices {
-        for (scoring, normalise) in [(Scoring::Softmax, false), (Scoring::Sigmoid, true)] {
+        for (scoring, normalise) in [(RouterScoring::Softmax, false), (RouterScoring::Sigmoid, true)] {
             for (biased, values) in [(false, Values::Few), (true, Values::Few), (true, Values::Normal)] {
                 all.push(route((experts, active, groups), (scoring, normalise), (biased, values)));
             }
@@ -142,7 +142,7 @@ fn routes() -> Vec<Case> {
 
 fn route(
     (total, active, groups): (usize, usize, Option<ExpertGroups>),
-    (scoring, normalise): (Scoring, bool),
+    (scoring, normalise): (RouterScoring, bool),
     (biased, values): (bool, Values),
 ) -> Case {
     let mut b = Build::default();

@@ -1,10 +1,10 @@
-//! Attention of sequences that give up segments: prompts that are cut at segments and elsewhere, decoding, drafts that are
+//! Attention of sequences that evict segments: prompts that are cut at segments and elsewhere, decoding, drafts that are
 //! rejected, a sequence beside it that holds all, gates of every scope.
 
 use super::{Build, Case, Values, case, keep, tolerance};
 use crate::{
-    KvType, Op, Order, Replay, Rope, StoreDecl,
-    conformance::{Giving, Move},
+    EvictionOrder, KvType, Op, Replay, Rope, StoreDecl,
+    conformance::{Move, TokenEviction},
     op::{self, GateScope},
     rope::{Pairing, Scaling},
     store::{MemoryKeys, PageLayout, PagesDecl, Policy, Positions, SegmentMemory, Segments},
@@ -62,7 +62,8 @@ fn layer(shape: Shape, memory: SegmentMemory, scaling: Option<Scaling>) -> Case 
     let (q, k, v) = (b.act("q", heads * key_dim), b.act("k", kv_heads * key_dim), b.act("v", kv_heads * value_dim));
     let out = b.act("out", heads * value_dim);
     let gate = scaling.is_none().then(|| b.act("gate", heads * value_dim));
-    let segments = Segments { sink: Giving::SINKS as usize, window: 8, segment: SEGMENT as usize, positions, memory };
+    let segments =
+        Segments { sink: TokenEviction::SINKS as usize, window: 8, segment: SEGMENT as usize, positions, memory };
     let (layout, policy) = (PageLayout::Separate, Policy::Segments(segments));
     let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout, policy }));
     let (dims, pairing) = (key_dim / 4 * 2, if value_dim % 2 == 0 { Pairing::Halves } else { Pairing::Adjacent });
@@ -96,7 +97,7 @@ fn layer(shape: Shape, memory: SegmentMemory, scaling: Option<Scaling>) -> Case 
     case
 }
 
-/// One sequence gives up segments, with nothing, with little and with much behind them; another one holds all. Then the first
+/// One sequence evicts segments, with nothing, with little and with much behind them; another one holds all. Then the first
 /// one ends, and a shorter one has its slot and whatever is left there.
 fn with_script(mut case: Case) -> Case {
     case.script.clear();
@@ -116,13 +117,20 @@ fn one_sequence(case: &mut Case, prompt: &[usize], rounds: usize) {
     };
     let give = |case: &mut Case, held: u32| {
         let (step, keep) = (case.script.len() - 1, held - SEGMENT);
-        case.giving.push(Giving { step, sequence: 0, keep, order: Order::Recency, absorb: true, mass_cap: 0.0 });
+        case.evictions.push(TokenEviction {
+            step,
+            sequence: 0,
+            keep,
+            order: EvictionOrder::Recency,
+            absorb: true,
+            mass_cap: 0.0,
+        });
         SEGMENT
     };
     let mut given = 0;
     for rows in prompt {
         let held = read(case, vec![keep(0, *rows), keep(1, (*rows).min(7))]) - given;
-        if held == Giving::SINKS + SEGMENT {
+        if held == TokenEviction::SINKS + SEGMENT {
             given += give(case, held);
         }
     }
@@ -133,7 +141,7 @@ fn one_sequence(case: &mut Case, prompt: &[usize], rounds: usize) {
         // Behind another one, which has no memory, too.
         moves.rotate_left(round % 2);
         let held = read(case, moves) - given;
-        if held + 1 >= Giving::SINKS + 8 + SEGMENT {
+        if held + 1 >= TokenEviction::SINKS + 8 + SEGMENT {
             given += give(case, held);
         }
     }

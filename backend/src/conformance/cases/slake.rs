@@ -1,10 +1,10 @@
-//! Attention of sequences that give up tokens: prompts, decoding, drafts that are rejected, every order, moments of every
+//! Attention of sequences that evict tokens: prompts, decoding, drafts that are rejected, every order, moments of every
 //! type.
 
 use super::{Build, Case, Values, case, keep, sequence_script, tolerance};
 use crate::{
-    KvType, Op, Order, Replay, Rope, StoreDecl,
-    conformance::{Giving, Move},
+    EvictionOrder, KvType, Op, Replay, Rope, StoreDecl,
+    conformance::{Move, TokenEviction},
     op,
     rope::{Pairing, Scaling},
     store::{MomentType, PageLayout, PagesDecl, Policy, Slake},
@@ -29,10 +29,10 @@ const KEEP: u32 = 48;
 
 pub(super) fn cases() -> Vec<Case> {
     let replay = Replay::new(16, 4);
-    let giving: Vec<Case> = SHAPES.iter().flat_map(|shape| [prompts(*shape), decoding(*shape)]).collect();
-    // Nobody gives up anything: these are plain attention.
-    let full = SHAPES.map(|shape| Case { script: sequence_script(replay), giving: vec![], ..prompts(shape) });
-    giving
+    let evictions: Vec<Case> = SHAPES.iter().flat_map(|shape| [prompts(*shape), decoding(*shape)]).collect();
+    // Nobody evicts anything: these are plain attention.
+    let full = SHAPES.map(|shape| Case { script: sequence_script(replay), evictions: vec![], ..prompts(shape) });
+    evictions
         .into_iter()
         .chain(full.into_iter().map(|case| Case { name: format!("{}, all held", case.name), ..case }))
         .collect()
@@ -42,7 +42,7 @@ fn layer((heads, kv_heads, key_dim, value_dim, page_size, kv_type, moments): Sha
     let mut b = Build::default();
     let (q, k, v) = (b.act("q", heads * key_dim), b.act("k", kv_heads * key_dim), b.act("v", kv_heads * value_dim));
     let out = b.act("out", heads * value_dim);
-    let policy = Policy::Slake(Slake { heads, window: Giving::WINDOW as usize, capacity: 96, moments });
+    let policy = Policy::Slake(Slake { heads, window: TokenEviction::WINDOW as usize, capacity: 96, moments });
     let layout = PageLayout::Separate;
     let store = b.store(StoreDecl::Pages(PagesDecl { kv_heads, key_dim, value_dim, layout, policy }));
     let (dims, pairing, scaling) = (key_dim / 4 * 2, Pairing::Halves, Scaling::None);
@@ -64,21 +64,21 @@ fn layer((heads, kv_heads, key_dim, value_dim, page_size, kv_type, moments): Sha
     case
 }
 
-fn giving(step: usize, order: Order, absorb: bool, mass_cap: f32) -> Giving {
-    Giving { step, sequence: 0, keep: KEEP, order, absorb, mass_cap }
+fn evictions(step: usize, order: EvictionOrder, absorb: bool, mass_cap: f32) -> TokenEviction {
+    TokenEviction { step, sequence: 0, keep: KEEP, order, absorb, mass_cap }
 }
 
 /// Prompts of a few chunks, and another one after each eviction.
 fn prompts(shape: Shape) -> Case {
     let mut case = layer(shape);
     let absorb = shape.6 != MomentType::Off;
-    let window = Order::Window { gamma: 200.0 };
+    let window = EvictionOrder::Window { gamma: 200.0 };
     case.script = [70, 61, 3, 1, 40, 66, 1, 20, 4].map(|rows| vec![keep(0, rows), keep(1, rows.min(5))]).to_vec();
-    case.giving = vec![
-        giving(1, window, absorb, 0.0),
-        giving(4, Order::Window { gamma: 0.0 }, absorb, 0.5),
-        giving(5, Order::Recency, false, 0.0),
-        giving(7, Order::Recency, absorb, 0.25),
+    case.evictions = vec![
+        evictions(1, window, absorb, 0.0),
+        evictions(4, EvictionOrder::Window { gamma: 0.0 }, absorb, 0.5),
+        evictions(5, EvictionOrder::Recency, false, 0.0),
+        evictions(7, EvictionOrder::Recency, absorb, 0.25),
     ];
     case.name += ", prompts";
     case
@@ -89,7 +89,7 @@ fn decoding(shape: Shape) -> Case {
     let mut case = layer(shape);
     let absorb = shape.6 != MomentType::Off;
     case.script = vec![vec![keep(0, 80)], vec![keep(0, 30), keep(2, 9)]];
-    case.giving = vec![giving(1, Order::Window { gamma: 200.0 }, absorb, 0.0)];
+    case.evictions = vec![evictions(1, EvictionOrder::Window { gamma: 200.0 }, absorb, 0.0)];
     for round in 0..24 {
         let rows = 1 + round % 3 / 2 * 3;
         let accepted = if rows > 1 { round % 5 % (rows + 1) } else { 1 };
@@ -99,7 +99,7 @@ fn decoding(shape: Shape) -> Case {
             case.script.push(vec![keep(0, 12)]);
         }
         if round % 8 == 7 {
-            case.giving.push(giving(case.script.len() - 1, Order::Running, absorb, 0.25));
+            case.evictions.push(evictions(case.script.len() - 1, EvictionOrder::Running, absorb, 0.25));
         }
     }
     case.name += ", decoding";

@@ -9,7 +9,7 @@ mod segments;
 mod slake;
 
 use crate::{
-    given_up::{GivenUp, PartOf},
+    eviction::{EvictionState, PartOf},
     machine::Machine,
     pages::Pages,
     pool::{Place, Tile, Tiles},
@@ -25,7 +25,7 @@ use kvas_backend::{KvType, Limits, Page, Program, Slot, Step, StoreDecl, op, sto
 use meet::Pair;
 use online::{Finish, Merge, States};
 pub(crate) use segments::scratch as segments_scratch;
-pub(crate) use slake::scratch as given_up_scratch;
+pub(crate) use slake::scratch as eviction_scratch;
 use std::{marker::PhantomData, ops::Range};
 
 /// Tokens whose scores are computed before the running maximum moves.
@@ -98,7 +98,7 @@ pub(crate) fn scratch(decl: &PagesDecl) -> usize {
 const LINE: usize = 16;
 
 /// The scratch of a thread.
-struct Room<'a> {
+struct Scratch<'a> {
     /// `[BLOCK, key_dim]` and `[BLOCK, value_dim]`: widened keys and values.
     wide: &'a mut [f32],
     /// `[QUERIES, key_dim]`: times the scale of the op.
@@ -115,7 +115,7 @@ struct Room<'a> {
     fades: &'a mut [f32],
 }
 
-impl<'a> Room<'a> {
+impl<'a> Scratch<'a> {
     /// Cuts up the scratch of a thread, so that what is read most begins with a cache line.
     fn new(scratch: &'a mut [f32], decl: &PagesDecl) -> Self {
         let first = scratch.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
@@ -146,8 +146,8 @@ struct Shared<'a> {
     has_tiles: bool,
     /// Position of the store's table in the step.
     ordinal: usize,
-    /// What slots have given up, where they can.
-    given_up: Option<&'a GivenUp>,
+    /// What slots have evicted, where they can.
+    eviction_state: Option<&'a EvictionState>,
     /// Groups of query heads, one or more per KV head.
     groups: usize,
     /// `[rows, heads * key_dim]`
@@ -198,7 +198,7 @@ impl<'a> Shared<'a> {
     }
 
     /// Attends to some tokens; leaves the states of all queries in `totals`, or in those of `room`.
-    fn attend(&self, queries: Queries<'a>, tokens: Range<usize>, room: &mut Room<'_>, totals: Option<&mut [f32]>) {
+    fn attend(&self, queries: Queries<'a>, tokens: Range<usize>, room: &mut Scratch<'_>, totals: Option<&mut [f32]>) {
         let shared = *self;
         macro_rules! run {
             ($element:ident, $is_stored:literal) => {
@@ -242,7 +242,7 @@ struct Attend<'a, 'b, 'c, E, const IS_STORED: bool> {
     shared: Shared<'a>,
     queries: Queries<'a>,
     tokens: Range<usize>,
-    room: &'b mut Room<'c>,
+    room: &'b mut Scratch<'c>,
     totals: Option<&'b mut [f32]>,
     element: PhantomData<E>,
 }
@@ -264,10 +264,10 @@ impl<E: Element, const IS_STORED: bool> Kernel for Attend<'_, '_, '_, E, IS_STOR
         room.sums.fill(0.0);
         shared.scale_queries(simd, &queries, room.queries);
         let kv_head = |group: usize| (queries.groups.start + group) / (shared.groups / shared.decl.kv_heads);
-        // What was given up comes before the first part, whoever takes that.
+        // What was evicted comes before the first part, whoever takes that.
         for group in 0..groups {
             if tokens.start == 0
-                && let Some(moments) = shared.given_up.and_then(|all| all.moments(queries.slot, kv_head(group)))
+                && let Some(moments) = shared.eviction_state.and_then(|all| all.moments(queries.slot, kv_head(group)))
             {
                 let here = group * each..(group + 1) * each;
                 let States { mix, most, sum } = part.of(here.clone());
@@ -430,7 +430,7 @@ fn attend_tile(shared: &Shared<'_>, mut out: Tile<'_, f32>, scratch: &mut [f32])
     let (heads, value_dim) = (shared.heads(), shared.decl.value_dim);
     let of_group = heads * value_dim;
     let groups = first_column / of_group..(first_column + width) / of_group;
-    let mut room = Room::new(scratch, shared.decl);
+    let mut room = Scratch::new(scratch, shared.decl);
     let mut attend = |queries: Queries<'_>| {
         let (groups, rows) = (queries.groups.clone(), queries.rows.clone());
         let tokens = 0..queries.visible + rows.len() - 1;
@@ -467,7 +467,7 @@ impl Machine {
             has_tiles: arena.has_tiles(decl),
             step,
             ordinal: program.page_ordinal(op.store),
-            given_up: memory[op.store.0 as usize].given_up(),
+            eviction_state: memory[op.store.0 as usize].eviction_state(),
             groups: op.heads / group(op, decl),
             q: &acts[op.q.0 as usize],
             gate: op.gate.map(|gate| &acts[gate.0 as usize][..]),
@@ -493,7 +493,7 @@ impl Machine {
                     let (len, visible) = (part_len(queries.visible), queries.visible);
                     let tokens = part * len..((part + 1) * len).min(visible);
                     // A part beyond the context is empty and leaves its mark of emptiness.
-                    shared.attend(queries, tokens, &mut Room::new(scratch, decl), Some(partial.row_mut(0)));
+                    shared.attend(queries, tokens, &mut Scratch::new(scratch, decl), Some(partial.row_mut(0)));
                 });
             });
             let width = of_run * decl.value_dim;

@@ -5,7 +5,7 @@ use crate::{
     machine::Machine,
     ops::{
         read_memory::positive,
-        rope_store::{Ropes, Turn},
+        rope_store::{KeyShift, Ropes},
     },
     pages::Pages,
     pool::{Place, Tiles},
@@ -15,10 +15,10 @@ use crate::{
         math,
         strips::{self, Matrix, Start, Sums, Weights},
     },
-    slots::Memory,
+    slots::SlotMemory,
 };
 use kvas_backend::{
-    Eviction, Holding, Order, Page, Program, Store,
+    Eviction, EvictionOrder, Holding, Page, Program, Store,
     store::{PagesDecl, Segments},
 };
 use std::ops::Range;
@@ -34,15 +34,15 @@ pub(crate) fn scratch(decl: &PagesDecl) -> usize {
 /// What turns keys of tokens that follow each other back to what they were before they were rotated: those of a block by
 /// the position of its first token, and each by its place in the block.
 struct Back {
-    blocks: Vec<Turn>,
-    rows: Vec<Turn>,
+    blocks: Vec<KeyShift>,
+    rows: Vec<KeyShift>,
 }
 
 impl Back {
     /// Of some tokens of a store, the first of which has this position; `None` if keys are not rotated.
     fn of((ropes, program): (&Ropes, &Program), store: Store, (position, tokens): (usize, usize)) -> Option<Self> {
         let by = 1.0 / program.rope(store)?.magnitude();
-        let back = |positions| Turn::back(ropes, program, store, positions);
+        let back = |positions| KeyShift::back(ropes, program, store, positions);
         let blocks = (0..tokens).step_by(ROWS).map(|first| Some(back(position + first)?.longer(by)));
         Some(Self { blocks: blocks.collect::<Option<_>>()?, rows: (0..ROWS).map(back).collect::<Option<_>>()? })
     }
@@ -96,8 +96,8 @@ impl Kernel for Absorb<'_> {
 
 impl Machine {
     /// Gives up the tokens of a layer that are right behind the first ones.
-    pub(super) fn give_up_segment(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
-        assert!(eviction.order == Order::Recency, "segments are given up in order");
+    pub(super) fn evict_segment(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
+        assert!(eviction.order == EvictionOrder::Recency, "segments are given up in order");
         let first = eviction.sinks as usize;
         let gone = first..first + (holding.held - holding.keep) as usize;
         assert!(gone.end <= holding.held as usize, "the first tokens stay");
@@ -105,24 +105,24 @@ impl Machine {
             self.absorb_segment(eviction, (holding, gone.clone()));
         }
         self.move_up(holding, gone);
-        if let Some(given_up) = self.memory[holding.store.0 as usize].given_up_mut() {
-            given_up.settled(eviction, holding.keep);
+        if let Some(eviction_state) = self.memory[holding.store.0 as usize].eviction_state_mut() {
+            eviction_state.settled(eviction, holding.keep);
         }
     }
 
     fn absorb_segment(&mut self, eviction: &Eviction<'_>, (holding, gone): (&Holding<'_>, Range<usize>)) {
         let Self { proof, pool, pages, program, ropes, memory, ranks, scratch, .. } = self;
         let absorbed = match &mut memory[holding.store.0 as usize] {
-            Memory::Absorbed(absorbed) => absorbed,
-            Memory::Bounded(given_up) => {
-                let all = &mut ranks.gone[..given_up.decl.kv_heads];
+            SlotMemory::CompressiveMemory(absorbed) => absorbed,
+            SlotMemory::Bounded(eviction_state) => {
+                let all = &mut ranks.gone[..eviction_state.decl.kv_heads];
                 for of_head in all {
                     of_head.clear();
                     of_head.extend(gone.start as u32..gone.end as u32);
                 }
                 return self.absorb(eviction.slot, holding);
             }
-            Memory::Pages | Memory::State(_) | Memory::Conv(_) => panic!("a store of segments"),
+            SlotMemory::Pages | SlotMemory::State(_) | SlotMemory::Conv(_) => panic!("a store of segments"),
         };
         let decl = absorbed.decl;
         let segments = decl.policy.segments().expect("a store of segments");
@@ -152,7 +152,7 @@ impl Machine {
         let Self { proof, pages, program, ropes, scratch, .. } = self;
         let decl = *program.pages(holding.store);
         let moves_positions = decl.policy.segments().is_some_and(Segments::moves_positions);
-        let turn = Turn::back(ropes, program, holding.store, gone.len()).filter(|_| moves_positions);
+        let turn = KeyShift::back(ropes, program, holding.store, gone.len()).filter(|_| moves_positions);
         let (key, rest) = scratch[0].split_at_mut(decl.key_dim);
         let value = &mut rest[..decl.value_dim];
         for head in 0..decl.kv_heads {

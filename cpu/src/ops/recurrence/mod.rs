@@ -17,7 +17,7 @@ use crate::{
         dense::{F16, F32},
         math,
     },
-    slots::{Memory, State, StateSlot},
+    slots::{SlotMemory, State, StateSlot},
     states::{ByType, Checkpoint},
 };
 use entries::Entries;
@@ -160,7 +160,7 @@ impl State {
 impl Machine {
     /// The state a recurrence works on.
     pub(super) fn state(&self, store: Store) -> &State {
-        let Memory::State(state) = &self.memory[store.0 as usize] else { panic!("validated: a state store") };
+        let SlotMemory::State(state) = &self.memory[store.0 as usize] else { panic!("validated: a state store") };
         state
     }
 
@@ -206,7 +206,7 @@ impl Machine {
         let columns = self.columns(op.inputs);
         let (span, entry) = (self.step.spans()[number], self.entries[number]);
         let Self { proof, pool, acts, memory, keys, queries, matrices, scratch, limits, .. } = self;
-        let Memory::State(memory) = &mut memory[op.store.0 as usize] else { panic!("validated: a state store") };
+        let SlotMemory::State(memory) = &mut memory[op.store.0 as usize] else { panic!("validated: a state store") };
         let (decl, ring, rows) = (memory.decl, memory.ring, span.rows as usize);
         let StateDecl { key_heads, value_heads, key_dim, value_dim, .. } = decl;
         let of_head = |all: &'_ [f32], head: usize| (head * limits.rows + first) * key_dim..all.len();

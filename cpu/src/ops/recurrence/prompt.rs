@@ -18,7 +18,7 @@ use kvas_backend::{
 const LINE: usize = 16;
 
 /// The scratch of a head.
-struct Room<'a> {
+struct Scratch<'a> {
     /// `[key_dim, stride]`, of which the first `value_dim` columns count.
     state: &'a mut [f32],
     stride: usize,
@@ -69,7 +69,7 @@ pub(super) fn scratch(decl: &StateDecl) -> usize {
     LINE + key_dim * stride(decl) + of_rows + (LINE + 1) * key_dim + per_channel(decl) * (3 * CHUNK + 1)
 }
 
-impl<'a> Room<'a> {
+impl<'a> Scratch<'a> {
     fn new(scratch: &'a mut [f32], decl: &StateDecl) -> Self {
         let StateDecl { key_dim, value_dim, .. } = *decl;
         let channels = per_channel(decl);
@@ -251,7 +251,7 @@ impl Head<'_> {
         rows: usize,
         scratch: &mut [f32],
     ) {
-        let mut room = Room::new(scratch, &self.decl);
+        let mut room = Scratch::new(scratch, &self.decl);
         if !self.is_fresh {
             room.open::<E, S>(simd, state);
         }
@@ -264,7 +264,7 @@ impl Head<'_> {
     }
 
     #[inline(always)]
-    fn chunk_of_prompt<S: Simd>(&mut self, simd: S, (first, count): (usize, usize), room: &mut Room<'_>) {
+    fn chunk_of_prompt<S: Simd>(&mut self, simd: S, (first, count): (usize, usize), room: &mut Scratch<'_>) {
         let StateDecl { key_dim, value_dim, .. } = self.decl;
         let part = first * key_dim..(first + count) * key_dim;
         let inputs = [&self.keys[part.clone()], &self.queries[part.clone()]];
@@ -309,7 +309,7 @@ impl Head<'_> {
     /// What the rows write: `u_t = strength_t (v_t - decay_t S k_t - sum_j (k_j . k_t) u_j)` over the rows `j` before,
     /// or, without a delta, `strength_t v_t`.
     #[inline(always)]
-    fn write_rows<S: Simd>(&self, simd: S, (first, count): (usize, usize), room: &mut Room<'_>) {
+    fn write_rows<S: Simd>(&self, simd: S, (first, count): (usize, usize), room: &mut Scratch<'_>) {
         let value_dim = self.decl.value_dim;
         for t in 0..count {
             let value = &self.values.0[(first + t) * self.values.1..][..value_dim];
@@ -334,7 +334,7 @@ impl Head<'_> {
 
     /// `out_t = decay_t S q_t + sum_j (k_j . q_t) u_j + skip v_t` over the rows `j` up to `t`.
     #[inline(always)]
-    fn answer_rows<S: Simd>(&mut self, simd: S, (first, count): (usize, usize), room: &mut Room<'_>) {
+    fn answer_rows<S: Simd>(&mut self, simd: S, (first, count): (usize, usize), room: &mut Scratch<'_>) {
         const HALF: usize = CHUNK / 2;
         let value_dim = self.decl.value_dim;
         for from in (0..count).step_by(HALF) {

@@ -466,7 +466,7 @@ const SLAKE: &[Claim] = &[
         "S1",
         "attention to 131072 tokens of which 1024 are held: a layer, moments included",
         "10x a token of a model",
-        here("80x or more", Expect::AtLeast(80.0), "x", |f| given_up(f, &["n=131072", "moments", "f32"])),
+        here("80x or more", Expect::AtLeast(80.0), "x", |f| moments_speedup(f, &["n=131072", "moments", "f32"])),
         gpu("30x or more", Expect::AtLeast(30.0), "x", |r| r.recorded("slake_attn 131072 of 1024, moments f32:", "x")),
     ),
     claim(
@@ -519,14 +519,14 @@ const SLAKE: &[Claim] = &[
         "moments are a small share of attention at a budget of 1024",
         "negligible",
         here("at most 15 %", Expect::AtMost(15.0), "%", |f| {
-            let less = |what: &[&str]| given_up(f, what);
+            let less = |what: &[&str]| moments_speedup(f, what);
             Some(100.0 * (1.0 - less(&["n=131072", "moments", "f32"])? / less(&["n=131072", "given"])?))
         }),
         SAME,
     ),
 ];
 
-fn given_up(figures: &Figures, words: &[&str]) -> Option<f64> {
+fn moments_speedup(figures: &Figures, words: &[&str]) -> Option<f64> {
     figures.number("given up", words, "measured")
 }
 

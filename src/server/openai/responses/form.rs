@@ -8,7 +8,7 @@ use crate::{
         generate::{End, Piece, TokenPiece},
         openai::{chat::text_of, log_probabilities, timings, unique},
         served::Served,
-        stream::{Form, Message},
+        stream::{Message, StreamFormat},
     },
     text::{Bos, Part, Special},
 };
@@ -235,7 +235,7 @@ fn empty(part: &str) -> Value {
     empty
 }
 
-impl Form for ResponseForm {
+impl StreamFormat for ResponseForm {
     fn begin(&mut self) -> Vec<Message> {
         let response = self.whole();
         ["response.created", "response.in_progress"].map(|name| self.event(name, json!({"response": response}))).into()

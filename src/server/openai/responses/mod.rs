@@ -55,7 +55,7 @@ pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body
     let turn = turn(&fields, messages.clone(), &server.settings)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.max_tokens = fields.tokens("max_output_tokens", 1)?;
-    ask.likeliest = likeliest(&fields)?;
+    ask.top_tokens = top_tokens(&fields)?;
     let ask = conversation::complete(&served, &turn, ask)?;
     let keep = fields.flag("store")?.unwrap_or(true);
     let keep = keep.then(|| Keep { server: server.clone(), scope: caller.scope, messages });
@@ -94,7 +94,7 @@ pub fn turn(fields: &Fields<'_>, messages: Vec<Value>, settings: &Settings) -> R
 }
 
 /// How many likeliest tokens to report: `top_logprobs`, or an entry of `include`.
-fn likeliest(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+fn top_tokens(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     let top = fields.count(&["top_logprobs"], (0, options::MOST_LIKELIEST))?;
     let included = fields.texts("include")?.iter().any(|name| name == "message.output_text.logprobs");
     Ok(top.filter(|top| *top > 0).or(included.then_some(0)))

@@ -1,4 +1,4 @@
-//! What is given up is summed up: means and covariances of blocks of tokens, merged in order (Chan).
+//! What is evicted is summed up: means and covariances of blocks of tokens, merged in order (Chan).
 
 use crate::{
     pages::Pages,

@@ -1,5 +1,5 @@
 //! Giving up tokens of a sequence (ALGORITHMS 5): who is read by the last queries or by those of lately, what would be
-//! lost, and the sums of what is given up. One task per KV head.
+//! lost, and the sums of what is evicted. One task per KV head.
 
 mod absorb;
 mod running;
@@ -7,7 +7,7 @@ mod window;
 
 use super::{BLOCK, LINE, QUERIES, blocks::Blocks, meet::Pair};
 use crate::{
-    given_up::{GivenUp, OfSlot},
+    eviction::{EvictionState, OfSlot},
     machine::Machine,
     pages::Pages,
     pool::{Place, Tiles},
@@ -19,7 +19,7 @@ use crate::{
 };
 use absorb::Absorb;
 use kvas_backend::{
-    Eviction, Holding, KvType, Order, Page, Preference, Program, Slot, Store, op,
+    Eviction, EvictionOrder, Holding, KvType, Page, Preference, Program, Slot, Store, op,
     store::{PagesDecl, Slake},
 };
 use running::Running;
@@ -40,7 +40,7 @@ pub(crate) fn scratch(decl: &PagesDecl, slake: &Slake) -> usize {
 /// A layer of a slot, and one of its KV heads.
 #[derive(Clone, Copy)]
 struct Layer<'a> {
-    given_up: &'a GivenUp,
+    eviction_state: &'a EvictionState,
     pages: &'a Pages,
     slot: Slot,
     table: &'a [Page],
@@ -50,12 +50,12 @@ struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     fn decl(&self) -> &'a PagesDecl {
-        &self.given_up.decl
+        &self.eviction_state.decl
     }
 
     /// Query heads of a KV head.
     fn group(&self) -> usize {
-        self.given_up.slake.heads / self.decl().kv_heads
+        self.eviction_state.slake.heads / self.decl().kv_heads
     }
 
     fn blocks(&self, head: usize) -> Blocks<'a> {
@@ -113,12 +113,12 @@ pub(super) fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
 }
 
 fn layer<'a>(
-    (given_up, pages): (&'a GivenUp, &'a Pages),
+    (eviction_state, pages): (&'a EvictionState, &'a Pages),
     program: &Program,
     (slot, store, table): (Slot, Store, &'a [Page]),
 ) -> Layer<'a> {
     let scale = program.attention_scale(store) * std::f32::consts::LOG2_E;
-    Layer { given_up, pages, slot, table, scale }
+    Layer { eviction_state, pages, slot, table, scale }
 }
 
 impl Machine {
@@ -126,10 +126,10 @@ impl Machine {
     pub(super) fn ask(&mut self, op: &op::Attention) {
         let columns = self.columns(op.q);
         let Self { step, acts, memory, .. } = self;
-        let Some(given_up) = memory[op.store.0 as usize].given_up_mut() else { return };
+        let Some(eviction_state) = memory[op.store.0 as usize].eviction_state_mut() else { return };
         for (first, span) in step.spans_with_rows() {
             let rows = first * columns..(first + span.rows as usize) * columns;
-            given_up.ask(span, &acts[op.q.0 as usize][rows]);
+            eviction_state.ask(span, &acts[op.q.0 as usize][rows]);
         }
     }
 
@@ -139,23 +139,24 @@ impl Machine {
         let span = step.spans().iter().enumerate().find(|(_, span)| span.slot == slot);
         let Some((number, span)) = span else { return };
         for store in program.bounded_stores() {
-            let Some(given_up) = memory[store.0 as usize].given_up_mut() else { continue };
-            let (ordinal, capacity) = (program.page_ordinal(store), given_up.slake.capacity);
+            let Some(eviction_state) = memory[store.0 as usize].eviction_state_mut() else { continue };
+            let (ordinal, capacity) = (program.page_ordinal(store), eviction_state.slake.capacity);
             let held = step.held(number, ordinal) as usize;
-            let fits = held + span.rows as usize <= capacity && span.rows as usize <= given_up.slake.window;
-            if !given_up.marks(slot).bounded {
+            let fits = held + span.rows as usize <= capacity && span.rows as usize <= eviction_state.slake.window;
+            if !eviction_state.marks(slot).bounded {
                 continue;
             }
-            let heads = given_up.decl.kv_heads;
+            let heads = eviction_state.decl.kv_heads;
             if !fits {
                 // Nobody has scored these tokens; what stands there is of others.
                 let fresh = held.min(capacity)..(held + accepted as usize).min(capacity);
-                let of_slot = &mut given_up.scores_mut()[slot.0 as usize * heads * capacity..][..heads * capacity];
+                let of_slot =
+                    &mut eviction_state.scores_mut()[slot.0 as usize * heads * capacity..][..heads * capacity];
                 of_slot.chunks_exact_mut(capacity).for_each(|scores| scores[fresh.clone()].fill(0.0));
                 continue;
             }
-            let mut scores = std::mem::take(given_up.scores_mut());
-            let layer = layer((&*given_up, &*pages), program, (slot, store, step.table(number, ordinal)));
+            let mut scores = std::mem::take(eviction_state.scores_mut());
+            let layer = layer((&*eviction_state, &*pages), program, (slot, store, step.table(number, ordinal)));
             let of_slot = &mut scores[slot.0 as usize * heads * capacity..][..heads * capacity];
             let place = Place::of(layer.group() * heads * held * layer.decl().key_dim * accepted as usize);
             pool.each((place, heads), Tiles::chunks(of_slot, capacity), scratch, |head, mut scores, scratch| {
@@ -172,7 +173,7 @@ impl Machine {
                     KvType::F8 => proof.run(running.stored::<F8>()),
                 }
             });
-            *given_up.scores_mut() = scores;
+            *eviction_state.scores_mut() = scores;
         }
     }
 
@@ -189,7 +190,7 @@ impl Machine {
     pub(crate) fn evict(&mut self, eviction: &Eviction<'_>) {
         for holding in eviction.holdings {
             if self.program.pages(holding.store).policy.segments().is_some() {
-                self.give_up_segment(eviction, holding);
+                self.evict_segment(eviction, holding);
                 continue;
             }
             self.rank(eviction, holding);
@@ -203,12 +204,12 @@ impl Machine {
 
     /// Scores all tokens that are held, into the ranks.
     fn rank(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
-        let Order::Window { gamma } = eviction.order else { return };
+        let EvictionOrder::Window { gamma } = eviction.order else { return };
         let Self { proof, pool, program, pages, memory, ranks, scratch, .. } = self;
-        let given_up = memory[holding.store.0 as usize].given_up().expect("a store that gives up tokens");
-        let layer = layer((given_up, &*pages), program, (eviction.slot, holding.store, holding.table));
-        let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
-        let heads = given_up.decl.kv_heads;
+        let eviction_state = memory[holding.store.0 as usize].eviction_state().expect("a store that gives up tokens");
+        let layer = layer((eviction_state, &*pages), program, (eviction.slot, holding.store, holding.table));
+        let asked = eviction_state.marks(eviction.slot).window(eviction.context, eviction.window);
+        let heads = eviction_state.decl.kv_heads;
         let scores = Tiles::chunks(&mut ranks.scores[..heads * ranks.tokens], ranks.tokens);
         pool.each((Place::Everywhere, heads), scores, scratch, |head, mut scores, scratch| {
             let scores = &mut scores.row_mut(0)[..holding.held as usize];
@@ -218,18 +219,18 @@ impl Machine {
         });
     }
 
-    /// Chooses what is given up of every KV head, by the ranks or by what is remembered.
+    /// Chooses what is evicted of every KV head, by the ranks or by what is remembered.
     fn choose(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
         let Self { pool, memory, ranks, .. } = self;
-        let given_up = memory[holding.store.0 as usize].given_up().expect("a store that gives up tokens");
-        let (heads, tokens, scores) = (given_up.decl.kv_heads, ranks.tokens, &ranks.scores);
+        let eviction_state = memory[holding.store.0 as usize].eviction_state().expect("a store that gives up tokens");
+        let (heads, tokens, scores) = (eviction_state.decl.kv_heads, ranks.tokens, &ranks.scores);
         let place = Place::of(heads * holding.held as usize);
         pool.share((place, heads), Tiles::chunks(&mut ranks.gone[..heads], 1), |head, mut gone| {
             let mark = |token: u32| {
-                let (position, score) = given_up.mark(eviction.slot, head, token as usize);
+                let (position, score) = eviction_state.mark(eviction.slot, head, token as usize);
                 match eviction.order {
-                    Order::Window { .. } => (position, scores[head * tokens + token as usize]),
-                    Order::Running | Order::Recency => (position, score),
+                    EvictionOrder::Window { .. } => (position, scores[head * tokens + token as usize]),
+                    EvictionOrder::Running | EvictionOrder::Recency => (position, score),
                 }
             };
             eviction.choose(holding, mark, &mut gone.row_mut(0)[0]);
@@ -239,10 +240,10 @@ impl Machine {
     /// What a layer would lose by what is chosen.
     fn losses(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>, values: bool) -> Preference {
         let Self { proof, pool, program, pages, memory, ranks, scratch, .. } = self;
-        let given_up = memory[holding.store.0 as usize].given_up().expect("a store that gives up tokens");
-        let layer = layer((given_up, &*pages), program, (eviction.slot, holding.store, holding.table));
-        let asked = given_up.marks(eviction.slot).window(eviction.context, eviction.window);
-        let heads = given_up.decl.kv_heads;
+        let eviction_state = memory[holding.store.0 as usize].eviction_state().expect("a store that gives up tokens");
+        let layer = layer((eviction_state, &*pages), program, (eviction.slot, holding.store, holding.table));
+        let asked = eviction_state.marks(eviction.slot).window(eviction.context, eviction.window);
+        let heads = eviction_state.decl.kv_heads;
         let mut losses = vec![Losses::default(); heads];
         let gone = &ranks.gone;
         pool.each((Place::Everywhere, heads), Tiles::chunks(&mut losses, 1), scratch, |head, mut losses, scratch| {
@@ -251,7 +252,7 @@ impl Machine {
             proof.run(window.weigh(holding.held as usize, values.then_some(&gone[head][..])));
         });
         let sum = |of: fn(&Losses) -> f64| losses.iter().map(of).sum::<f64>();
-        let rows = (given_up.slake.heads * asked.len()).max(1) as f64;
+        let rows = (eviction_state.slake.heads * asked.len()).max(1) as f64;
         Preference {
             entropy: sum(|losses| losses.entropy),
             variance: sum(|losses| losses.variance),
@@ -263,9 +264,10 @@ impl Machine {
     /// Adds what is chosen to the moments.
     pub(in crate::ops::attention) fn absorb(&mut self, slot: Slot, holding: &Holding<'_>) {
         let Self { proof, pool, pages, memory, ranks, scratch, .. } = self;
-        let given_up = memory[holding.store.0 as usize].given_up_mut().expect("a store that gives up tokens");
-        let (decl, heads) = (given_up.decl, given_up.decl.kv_heads);
-        let OfSlot { marks, vectors, covariances, .. } = given_up.slot(slot);
+        let eviction_state =
+            memory[holding.store.0 as usize].eviction_state_mut().expect("a store that gives up tokens");
+        let (decl, heads) = (eviction_state.decl, eviction_state.decl.kv_heads);
+        let OfSlot { marks, vectors, covariances, .. } = eviction_state.slot(slot);
         let added = (holding.held - holding.keep) as f32;
         if added == 0.0 || vectors.is_empty() {
             return;
@@ -289,20 +291,21 @@ impl Machine {
     /// Moves what stays into the first rows, and remembers what is where.
     fn compact(&mut self, eviction: &Eviction<'_>, holding: &Holding<'_>) {
         let Self { pages, memory, ranks, .. } = self;
-        let given_up = memory[holding.store.0 as usize].given_up_mut().expect("a store that gives up tokens");
-        let (decl, capacity, keep) = (given_up.decl, given_up.slake.capacity, holding.keep as usize);
+        let eviction_state =
+            memory[holding.store.0 as usize].eviction_state_mut().expect("a store that gives up tokens");
+        let (decl, capacity, keep) = (eviction_state.decl, eviction_state.slake.capacity, holding.keep as usize);
         assert!(keep <= capacity, "{keep} tokens stay, there is room to remember {capacity}");
         for head in 0..decl.kv_heads {
             let gone = &ranks.gone[head];
             // Positions of all that stay, where they are now; then those of what moves.
             for token in 0..keep {
-                given_up.settle(eviction, (head, token, token), ranks);
+                eviction_state.settle(eviction, (head, token, token), ranks);
             }
             for (from, to) in holding.moves(gone) {
-                given_up.settle(eviction, (head, from as usize, to as usize), ranks);
+                eviction_state.settle(eviction, (head, from as usize, to as usize), ranks);
                 pages.move_token(&decl, (holding.table, [from as usize, to as usize]), head);
             }
         }
-        given_up.settled(eviction, holding.keep);
+        eviction_state.settled(eviction, holding.keep);
     }
 }

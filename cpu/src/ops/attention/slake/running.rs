@@ -45,7 +45,8 @@ impl<E: Element, const IS_STORED: bool> Kernel for RunningOf<'_, E, IS_STORED> {
         let (key_dim, group) = (layer.decl().key_dim, layer.group());
         let mut room = room;
         let (wide, queries) = (take(&mut room, BLOCK * key_dim), take(&mut room, group * key_dim));
-        let (met, width) = (take(&mut room, group * BLOCK), layer.given_up.slake.capacity.next_multiple_of(BLOCK));
+        let (met, width) =
+            (take(&mut room, group * BLOCK), layer.eviction_state.slake.capacity.next_multiple_of(BLOCK));
         let all = take(&mut room, group * width);
         let blocks = layer.blocks(head);
         for (number, position) in rows.enumerate() {
@@ -53,7 +54,7 @@ impl<E: Element, const IS_STORED: bool> Kernel for RunningOf<'_, E, IS_STORED> {
             scores[tokens - 1] = 0.0;
             math::scale(simd, &mut scores[..tokens], KEPT);
             for (g, query) in queries.chunks_exact_mut(key_dim).enumerate() {
-                layer.given_up.query(layer.slot, position, head * group + g, layer.scale, query);
+                layer.eviction_state.query(layer.slot, position, head * group + g, layer.scale, query);
             }
             for start in (0..tokens).step_by(BLOCK) {
                 let scales = blocks.scales(simd, start, tokens);
@@ -75,7 +76,7 @@ impl<E: Element, const IS_STORED: bool> Kernel for RunningOf<'_, E, IS_STORED> {
                     all[g * width + start..][..count].copy_from_slice(&met[g * BLOCK..][..count]);
                 }
             }
-            let moments = layer.given_up.moments(layer.slot, head);
+            let moments = layer.eviction_state.moments(layer.slot, head);
             for (g, query) in queries.chunks_exact(key_dim).enumerate() {
                 let beside = moments.map(|moments| (moments.score(simd, query), moments.count));
                 add_weights(simd, &mut all[g * width..][..tokens], beside, &mut scores[..tokens]);

@@ -37,7 +37,7 @@ impl<'a> Window<'a> {
         Look { held: scores.len(), window: self, purpose: Purpose::Rank { gamma, scores } }
     }
 
-    /// Finds out what would be lost; with the tokens that would be given up, also how far values would move.
+    /// Finds out what would be lost; with the tokens that would be evicted, also how far values would move.
     pub(super) fn weigh(self, held: usize, gone: Option<&'a [u32]>) -> Look<'a> {
         Look { held, window: self, purpose: Purpose::Weigh { gone } }
     }
@@ -60,7 +60,7 @@ struct Rows<'a> {
     /// Largest score, and the logarithm of the sum of weights relative to it; in powers of 2.
     most: &'a mut [f32],
     log_sum: &'a mut [f32],
-    /// Sums over the tokens that would be given up of their scores, and over the others of their weights.
+    /// Sums over the tokens that would be evicted of their scores, and over the others of their weights.
     gone: &'a mut [f32],
     kept: &'a mut [f32],
     /// How far weights and values would move.
@@ -222,7 +222,7 @@ impl Visit for Spread<'_, '_> {
     }
 }
 
-/// Marks the tokens of a block that would be given up.
+/// Marks the tokens of a block that would be evicted.
 struct Gone<'a> {
     all: &'a [u32],
     /// 1 for those of the block.
@@ -240,7 +240,7 @@ impl Gone<'_> {
     }
 }
 
-/// The third pass: what the tokens that would be given up have in common, and what the others weigh.
+/// The third pass: what the tokens that would be evicted have in common, and what the others weigh.
 struct Parting<'a, 'b> {
     held: usize,
     start: usize,
@@ -264,7 +264,7 @@ impl Visit for Parting<'_, '_> {
             let (most, mut gone, mut kept) = (self.rows.most[at], 0.0, 0.0);
             let weights = weights(simd, (most, log_sum), count, scores);
             for j in 0..count {
-                // What would be given up is before the window: every query sees it.
+                // What would be evicted is before the window: every query sees it.
                 gone += self.gone.marked[j] * scores[j];
                 kept += (1.0 - self.gone.marked[j]) * weights[j];
             }
@@ -356,7 +356,7 @@ impl Kernel for Look<'_> {
         sums.fill(0.0);
         for (at, query) in all.chunks_exact_mut(key_dim).enumerate() {
             let position = asked.start + (at % queries) as u32;
-            layer.given_up.query(layer.slot, position, head * group + at / queries, layer.scale, query);
+            layer.eviction_state.query(layer.slot, position, head * group + at / queries, layer.scale, query);
         }
         let (heads, scores) = ((QUERIES / queries).max(1), room);
         let mut pass = Pass { layer, head, held, queries, heads, asked: all, wide, scores };
@@ -369,7 +369,7 @@ impl Kernel for Look<'_> {
             Purpose::Rank { gamma, scores } => {
                 let ranks = Some((&mut *scores, gamma));
                 pass.each(simd, &mut Spread { held, start: 0, rows: &rows, share, ranks, losses });
-                pool(&mut scores[layer.given_up.marks(layer.slot).stayed..held - queries]);
+                pool(&mut scores[layer.eviction_state.marks(layer.slot).stayed..held - queries]);
             }
             Purpose::Weigh { gone } => {
                 pass.each(simd, &mut Spread { held, start: 0, rows: &rows, share, ranks: None, losses });

@@ -8,14 +8,14 @@ use kvas_backend::{Page, Slot};
 
 /// What is kept of some tokens: all of it lies on one path, so that one set of tables serves.
 #[derive(Debug, Default, PartialEq)]
-pub struct Kept {
+pub struct CachedPrefixes {
     /// How many of the tokens have been read.
     pub length: u32,
     /// One page table per page store, covering these.
     pub tables: Vec<Vec<Page>>,
     /// Positions and the slots that hold the state there, ascending; none without state.
     pub states: Vec<(u32, Slot)>,
-    /// Prefixes of which tokens were given up, ascending, each with tables of its own.
+    /// Prefixes of which tokens were evicted, ascending, each with tables of its own.
     pub shortened: Vec<Shortened>,
 }
 
@@ -31,10 +31,11 @@ pub struct Restored {
 impl Memory {
     /// All that is kept of `tokens`, by anybody, and what the sequence `id`, whose committed tokens `own` are, has read
     /// of them, if it holds all of that.
-    pub fn kept_of(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Kept {
+    pub fn kept_of(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> CachedPrefixes {
         assert_eq!(own.len(), self.get(id).committed as usize, "the tokens are the committed ones");
         let shortened = self.kept_shortened(id, own, tokens);
-        let mut kept = Kept { tables: vec![Vec::new(); self.stores.len()], shortened, ..Kept::default() };
+        let mut kept =
+            CachedPrefixes { tables: vec![Vec::new(); self.stores.len()], shortened, ..CachedPrefixes::default() };
         for (length, entry) in self.prefixes.kept(self.get(id).scope, tokens) {
             (kept.length, kept.tables) = (length, entry.tables.clone());
             kept.states.extend(entry.slot.map(|slot| (length, slot)));
@@ -84,7 +85,7 @@ impl Memory {
             let covering = (position as usize).div_ceil(self.page_size);
             let tables: Vec<Vec<Page>> = tables.iter().map(|table| table[..covering].to_vec()).collect();
             tables.iter().flatten().for_each(|page| self.pages.share(*page));
-            self.prefixes.insert(scope, of(position), Entry { slot, tables, given_up: None });
+            self.prefixes.insert(scope, of(position), Entry { slot, tables, eviction: None });
         }
         // The last prefix holds all of them now.
         self.release_tables(tables.clone());

@@ -49,7 +49,7 @@ DEVICE u64 warp_best(u64 best) {
 static constexpr u32 PARTS = 64, PART_THREADS = 256;
 
 // The largest of every part of a row: block (part, row).
-KERNEL __launch_bounds__(PART_THREADS) likeliest_of_parts(const float* logits, u64* parts, u32 columns) {
+KERNEL __launch_bounds__(PART_THREADS) top_1_of_parts(const float* logits, u64* parts, u32 columns) {
     __shared__ u64 ranks[PART_THREADS / 32];
     let_next_begin();
     wait_for_inputs();
@@ -65,7 +65,7 @@ KERNEL __launch_bounds__(PART_THREADS) likeliest_of_parts(const float* logits, u
 }
 
 // The largest of the parts of a row, a warp per row.
-KERNEL likeliest_one(const u64* parts, u32* tokens, float* values) {
+KERNEL top_1(const u64* parts, u32* tokens, float* values) {
     let_next_begin();
     wait_for_inputs();
     parts += blockIdx.x * PARTS;
@@ -94,7 +94,7 @@ DEVICE void sort(u64* ranks, u32 count) {
 // tokens[row][i], values[row][i]: the i-th largest. At most 1024. What is
 // at least as large as the `count`-th of the largest of each thread is collected and sorted; TOO_MANY if there is no room
 // for that.
-KERNEL __launch_bounds__(1024) likeliest_rows(const float* logits, u32* tokens, float* values, u32 columns, u32 count) {
+KERNEL __launch_bounds__(1024) top_k_rows(const float* logits, u32* tokens, float* values, u32 columns, u32 count) {
     __shared__ u64 ranks[ROOM];
     __shared__ u32 collected;
     const float* row = logits + u64(blockIdx.x) * columns;

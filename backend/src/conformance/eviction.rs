@@ -1,11 +1,11 @@
-//! Sequences that give up tokens between two steps: every backend finds the same preferences, and gives up the same.
+//! Sequences that evict tokens between two steps: every backend finds the same preferences, and evicts the same.
 
 use super::{Case, Sequence};
-use crate::{Backend, DeviceError, Eviction, Holding, Order, Preference};
+use crate::{Backend, DeviceError, Eviction, EvictionOrder, Holding, Preference};
 
-/// A sequence gives up tokens after a step.
+/// A sequence evicts tokens after a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Giving {
+pub struct TokenEviction {
     /// After which step of the script.
     pub step: usize,
     /// Sequence number, from 0.
@@ -13,7 +13,7 @@ pub struct Giving {
     /// Tokens that stay in every page store with a policy.
     pub keep: u32,
     /// Which.
-    pub order: Order,
+    pub order: EvictionOrder,
     /// Whether the others are summed up.
     pub absorb: bool,
     /// As [`Eviction::mass_cap`].
@@ -23,7 +23,7 @@ pub struct Giving {
 /// Largest relative difference of a preference. Floor on CPU: 4e-6, for variances of small weights.
 const PREFERENCE: f64 = 2e-5;
 
-impl Giving {
+impl TokenEviction {
     /// What stays in any case: the last tokens and the first ones.
     pub(super) const WINDOW: u32 = 8;
     pub(super) const SINKS: u32 = 2;
@@ -53,7 +53,7 @@ impl Giving {
             mass_cap: self.mass_cap,
             holdings: &holdings,
         };
-        // Segments are given up whatever they are worth.
+        // Segments are evicted whatever they are worth.
         if program.bounded_stores().next().is_some() {
             let weigh = |backend: &mut Box<dyn Backend>| backend.weigh(&eviction, true);
             let found = backends.iter_mut().map(weigh).collect::<Result<Vec<_>, DeviceError>>();

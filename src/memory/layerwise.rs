@@ -33,8 +33,8 @@ impl Memory {
         self.release_tables(cut);
     }
 
-    /// All layers have read `tokens` tokens and given up what they hold no more.
-    pub fn climbed(&mut self, id: SequenceId, tokens: u32, shares: Shares) {
+    /// All layers have read `tokens` tokens and evicted what they hold no more.
+    pub fn commit_layerwise_prefill(&mut self, id: SequenceId, tokens: u32, shares: Shares) {
         let sequence = self.get_mut(id);
         (sequence.committed, sequence.shares) = (tokens, Some(shares));
     }

@@ -11,7 +11,7 @@ use std::{
 
 /// A file, and what it was when it was read or written here last. Copies of a claim are the same claim.
 #[derive(Debug, Clone)]
-pub struct Claim {
+pub struct VersionGuard {
     path: PathBuf,
     seen: Arc<Mutex<Option<Identity>>>,
 }
@@ -39,7 +39,7 @@ impl Identity {
     }
 }
 
-impl Claim {
+impl VersionGuard {
     /// Claims a path, as it is now.
     pub fn new(path: &Path) -> Self {
         let claim = Self { path: path.to_path_buf(), seen: Arc::default() };

@@ -3,8 +3,8 @@
 
 use super::Engine;
 use crate::{
-    memory::{DeviceWork, Evicted, SequenceId},
-    session::{Layout, Shelf, Shelved, Wanted},
+    memory::{DeviceWork, EvictedPrefix, SequenceId},
+    session::{OffloadCache, OffloadUsage, PrefixQuery, SessionLayout},
 };
 use kvas_backend::DeviceError;
 use std::time::Instant;
@@ -27,28 +27,28 @@ const FADING: f64 = 1.25;
 
 /// How full the tiers are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShelfStats {
+pub struct OffloadStats {
     /// Prefixes in the memory of the host.
-    pub host: Shelved,
+    pub host: OffloadUsage,
     /// Files of the folder, if there is one.
-    pub disk: Option<Shelved>,
+    pub disk: Option<OffloadUsage>,
     /// Why the last prefix could not be written, or brought back.
     pub failure: Option<String>,
 }
 
 /// The tiers, and what went wrong with them last.
 #[derive(Debug)]
-pub(super) struct Tier {
-    shelf: Shelf,
+pub(super) struct Offload {
+    offload_cache: OffloadCache,
     failure: Option<String>,
     /// The last prefix could not be written.
     has_failed: bool,
     seconds_per_byte: f64,
 }
 
-impl Tier {
-    pub(super) fn new(shelf: Shelf) -> Self {
-        Self { shelf, failure: None, has_failed: false, seconds_per_byte: PER_BYTE }
+impl Offload {
+    pub(super) fn new(offload_cache: OffloadCache) -> Self {
+        Self { offload_cache, failure: None, has_failed: false, seconds_per_byte: PER_BYTE }
     }
 
     /// Notes what became of the last prefix. The log says the first time that one could not be written after others could.
@@ -60,9 +60,9 @@ impl Tier {
         self.failure = failure;
     }
 
-    pub(super) fn stats(&self) -> ShelfStats {
-        let (host, disk) = (self.shelf.in_memory_usage(), self.shelf.in_folder_usage());
-        ShelfStats { host, disk, failure: self.failure.clone() }
+    pub(super) fn stats(&self) -> OffloadStats {
+        let (host, disk) = (self.offload_cache.in_memory_usage(), self.offload_cache.in_folder_usage());
+        OffloadStats { host, disk, failure: self.failure.clone() }
     }
 }
 
@@ -70,31 +70,31 @@ impl Engine {
     /// Moves bytes. What gave way to them is kept elsewhere first, where there is such a place.
     pub(super) fn apply(&mut self, work: &[DeviceWork]) -> Result<(), DeviceError> {
         for mut evicted in self.memory.take_evicted() {
-            self.shelve(&mut evicted);
+            self.offload_prefix(&mut evicted);
         }
         work.iter().try_for_each(|work| self.runner.apply(work))
     }
 
     /// A folder that cannot be written loses a shortcut, and no request. Everybody waits meanwhile, so what is read again
     /// about as fast as it is written is not kept.
-    fn shelve(&mut self, evicted: &mut Evicted) {
+    fn offload_prefix(&mut self, evicted: &mut EvictedPrefix) {
         self.thin_out(evicted);
         let layout = self.layout_of(&mut evicted.kept);
-        let Evicted { scope, tokens, saved, kept, goes_on, .. } = evicted;
-        let Some(tier) = self.tier.as_mut() else { return };
-        let whole = || Wanted::new(kept.length, None);
+        let EvictedPrefix { scope, tokens, saved, kept, goes_on, .. } = evicted;
+        let Some(offload) = self.offload.as_mut() else { return };
+        let whole = || PrefixQuery::new(kept.length, None);
         let gain = match (kept.length, &kept.shortened[..]) {
             (0, []) => return,
             (0, _) => *saved,
             _ if *goes_on => *saved,
-            (length, _) => length - tier.shelf.longest(*scope, tokens, whole()).unwrap_or(0),
+            (length, _) => length - offload.offload_cache.longest(*scope, tokens, whole()).unwrap_or(0),
         };
         let (bytes, began) = (layout.bytes(tokens.len()), Instant::now());
-        let takes = bytes as f64 * tier.seconds_per_byte;
+        let takes = bytes as f64 * offload.seconds_per_byte;
         if gain < LEAST || self.pace.seconds(gain).is_some_and(|to_read| to_read < WORTH * takes) {
             return;
         }
-        let Some(writer) = tier.shelf.writer(evicted.scope, &evicted.tokens, &layout) else { return };
+        let Some(writer) = offload.offload_cache.writer(evicted.scope, &evicted.tokens, &layout) else { return };
         let open = writer.begin(&layout).map_err(|error| error.to_string());
         let written = open.and_then(|mut open| {
             self.runner.save(&evicted.kept, &mut open)?;
@@ -102,23 +102,24 @@ impl Engine {
         });
         let kept = written.and_then(|written| {
             let what = (&evicted.tokens[..], &layout, &evicted.ends[..]);
-            tier.shelf.wrote(evicted.scope, what, written).map_err(|error| error.to_string())
+            offload.offload_cache.wrote(evicted.scope, what, written).map_err(|error| error.to_string())
         });
         if bytes >= TELLING {
             let took = began.elapsed().as_secs_f64() / bytes as f64;
-            tier.seconds_per_byte = took.min(FADING * tier.seconds_per_byte);
+            offload.seconds_per_byte = took.min(FADING * offload.seconds_per_byte);
         }
-        tier.note(kept.err());
+        offload.note(kept.err());
     }
 
     /// Of shorter prefixes so many states go along, at equal distances, as are worth their bytes.
-    fn thin_out(&self, Evicted { kept, .. }: &mut Evicted) {
-        let (Some(tier), count) = (&self.tier, kept.states.len()) else { return };
-        let of = |positions| Layout::new(self.runner.program(), self.runner.limits().kv_type, kept.length, positions);
+    fn thin_out(&self, EvictedPrefix { kept, .. }: &mut EvictedPrefix) {
+        let (Some(offload), count) = (&self.offload, kept.states.len()) else { return };
+        let of =
+            |positions| SessionLayout::new(self.runner.program(), self.runner.limits().kv_type, kept.length, positions);
         let (rows, state) = (of(vec![]).bytes(0), of(vec![kept.length]).bytes(0) - of(vec![]).bytes(0));
         let to_read = self.pace.seconds(kept.length).unwrap_or(f64::INFINITY);
-        let worth = to_read / (WORTH * state as f64 * tier.seconds_per_byte);
-        let room = tier.shelf.most_bytes().saturating_sub(rows).checked_div(state).unwrap_or(0);
+        let worth = to_read / (WORTH * state as f64 * offload.seconds_per_byte);
+        let room = offload.offload_cache.most_bytes().saturating_sub(rows).checked_div(state).unwrap_or(0);
         let most = (worth as u64).min(room).max(1);
         let (step, mut number) = ((count as u64).div_ceil(most) as usize, 0);
         kept.states.retain(|_| {
@@ -128,23 +129,24 @@ impl Engine {
     }
 
     /// Brings back what there is elsewhere of a prompt, if that is more than memory has.
-    pub(super) fn unshelve(&mut self, (id, revocable): (SequenceId, u32), prompt: &[u32]) {
-        let (scope, (whole, keeping)) = (self.memory.scope(id), self.memory.may_begin_with(id, prompt));
-        let identity = keeping.and_then(|keeping| keeping.identity(self.runner.program(), self.runner.limits()));
-        let most = keeping.map_or(0, |keeping| keeping.most_given_up(prompt.len() as u32));
-        let wanted = Wanted::new(whole, identity.as_deref().map(|identity| (identity, most)));
-        let Some(tier) = self.tier.as_mut() else { return };
+    pub(super) fn reload_prefix(&mut self, (id, rewindable): (SequenceId, u32), prompt: &[u32]) {
+        let (scope, (whole, eviction_policy)) = (self.memory.scope(id), self.memory.may_begin_with(id, prompt));
+        let identity = eviction_policy
+            .and_then(|eviction_policy| eviction_policy.identity(self.runner.program(), self.runner.limits()));
+        let most = eviction_policy.map_or(0, |eviction_policy| eviction_policy.most_evicted(prompt.len() as u32));
+        let wanted = PrefixQuery::new(whole, identity.as_deref().map(|identity| (identity, most)));
+        let Some(offload) = self.offload.as_mut() else { return };
         let own = &self.scheduler.get(id).tokens[..self.memory.committed(id) as usize];
-        let least = self.memory.reusable(id, own, prompt, revocable) + LEAST;
+        let least = self.memory.reusable(id, own, prompt, rewindable) + LEAST;
         let before_last = &prompt[..prompt.len() - 1];
-        if tier.shelf.longest(scope, before_last, wanted).is_none_or(|length| length < least) {
+        if offload.offload_cache.longest(scope, before_last, wanted).is_none_or(|length| length < least) {
             return;
         }
-        if let Some((session, length)) = tier.shelf.take(scope, before_last, wanted)
-            && let Err(what) = self.load((&session, length), (scope, keeping), Some(id))
-            && let Some(tier) = &mut self.tier
+        if let Some((session, length)) = offload.offload_cache.take(scope, before_last, wanted)
+            && let Err(what) = self.load((&session, length), (scope, eviction_policy), Some(id))
+            && let Some(offload) = &mut self.offload
         {
-            tier.failure = Some(what);
+            offload.failure = Some(what);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Prompts that memory has no room for in all layers at once, read layer by layer (ALGORITHMS 5.1): every layer reads all of
-//! the prompt and gives up what it may not hold before the next one begins. What goes from layer to layer is kept here.
+//! the prompt and evicts what it may not hold before the next one begins. What goes from layer to layer is kept here.
 
 use super::{
     Engine, Runner,
@@ -7,10 +7,10 @@ use super::{
 };
 use crate::{
     memory::{DeviceWork, Full, Memory, Miss, SequenceId},
-    policy::{Bound, Holdings, Layout, Planned, Wanted},
+    policy::{Bound, BoundedLayers, Holdings, Measurement, Planned},
     scheduler::{Finish, PlannedSpan},
 };
-use kvas_backend::{Band, CHUNK, DeviceError, Order, Outputs, Position, Preference, Step};
+use kvas_backend::{Band, CHUNK, DeviceError, EvictionOrder, Outputs, Position, Preference, Step};
 use std::time::{Duration, Instant};
 
 /// How long a prompt is read layer by layer before others are looked after.
@@ -21,10 +21,10 @@ const AHEAD: u32 = 8;
 
 /// A prompt on its way.
 #[derive(Debug)]
-pub(super) struct Climb {
+pub(super) struct LayerwisePrefill {
     pub(super) id: SequenceId,
     bound: Bound,
-    layout: Layout,
+    layout: BoundedLayers,
     tokens: u32,
     bands: Vec<Band>,
     /// The band that reads now, and how many tokens of the prompt it has read.
@@ -40,7 +40,7 @@ pub(super) struct Climb {
     preferences: Vec<Preference>,
 }
 
-impl Climb {
+impl LayerwisePrefill {
     /// Rows of the next step: those that [`crate::scheduler::Scheduler`] would take of a prompt that is read alone.
     fn rows(&self, (most, window): (u32, u32)) -> u32 {
         let (left, chunk) = (self.tokens - self.read, CHUNK as u32);
@@ -50,9 +50,14 @@ impl Climb {
 }
 
 impl Runner {
-    /// Whether a prompt of so many tokens can be read layer by layer by a sequence that gives up tokens.
-    pub(super) fn can_climb(&self, (memory, id): (&Memory, SequenceId), bound: &Bound, tokens: u32) -> bool {
-        let is_over = |layout: &Layout| Holdings::is_over(bound, layout, tokens);
+    /// Whether a prompt of so many tokens can be read layer by layer by a sequence that evicts tokens.
+    pub(super) fn can_prefill_layerwise(
+        &self,
+        (memory, id): (&Memory, SequenceId),
+        bound: &Bound,
+        tokens: u32,
+    ) -> bool {
+        let is_over = |layout: &BoundedLayers| Holdings::is_over(bound, layout, tokens);
         // Whole chunks are cut off.
         self.limits().rows >= CHUNK
             && self.bounded_layers().as_ref().is_some_and(is_over)
@@ -61,116 +66,120 @@ impl Runner {
     }
 
     /// Begins to read a prompt into an empty sequence.
-    pub(super) fn climb(
+    pub(super) fn begin_layerwise_prefill(
         &mut self,
         (memory, id): (&Memory, SequenceId),
         bound: &Bound,
         tokens: u32,
-    ) -> Result<Option<Climb>, DeviceError> {
+    ) -> Result<Option<LayerwisePrefill>, DeviceError> {
         assert_eq!(memory.committed(id), 0, "the sequence is empty");
         let (bands, from) = (self.program().bands(), self.backend.position(memory.slot(id)));
         let (Some(layout), Some(from)) = (self.bounded_layers(), from) else { return Ok(None) };
         let columns = bands.iter().map(|band| self.program().columns_of(&band.carried)).max().unwrap_or(0);
         self.backend.carry(columns * tokens as usize)?;
         let (bound, band, read, ahead, preferences) = (*bound, 0, 0, 0, Vec::new());
-        Ok(Some(Climb { id, bound, layout, tokens, bands, band, read, from, columns, ahead, preferences }))
+        Ok(Some(LayerwisePrefill { id, bound, layout, tokens, bands, band, read, from, columns, ahead, preferences }))
     }
 
     /// Nothing goes from band to band any more.
-    pub(super) fn climbed(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn end_layerwise_prefill(&mut self) -> Result<(), DeviceError> {
         self.backend.carry(0)
     }
 
     /// Rows of the next step, and the page stores it writes to, by their ordinals.
-    fn next_rows(&self, climb: &Climb) -> (u32, Vec<usize>) {
-        let rows = climb.rows((self.limits().rows as u32, self.limits().replay.window as u32));
-        let stores = climb.bands[climb.band].stores.iter();
+    fn next_rows(&self, prefill: &LayerwisePrefill) -> (u32, Vec<usize>) {
+        let rows = prefill.rows((self.limits().rows as u32, self.limits().replay.window as u32));
+        let stores = prefill.bands[prefill.band].stores.iter();
         (rows, stores.map(|store| self.program().page_ordinal(*store)).collect())
     }
 
     /// Makes room for the next step. What gives way to it must be kept elsewhere before the work is done. If there are no pages
     /// nothing has changed.
-    pub(super) fn climb_into(&self, memory: &mut Memory, climb: &Climb) -> Result<DeviceWork, Full> {
-        let (rows, ordinals) = self.next_rows(climb);
-        memory.reserve_in(climb.id, &ordinals, rows)
+    pub(super) fn reserve_prefill_step(
+        &self,
+        memory: &mut Memory,
+        prefill: &LayerwisePrefill,
+    ) -> Result<DeviceWork, Full> {
+        let (rows, ordinals) = self.next_rows(prefill);
+        memory.reserve_in(prefill.id, &ordinals, rows)
     }
 
     /// Reads on for a step that there is room for. True if that was the last one: the tokens are committed, and the logits of
     /// the last one are in output row 0.
-    pub(super) fn climb_on(
+    pub(super) fn run_prefill_step(
         &mut self,
         memory: &mut Memory,
-        climb: &mut Climb,
+        prefill: &mut LayerwisePrefill,
         tokens: &[u32],
     ) -> Result<bool, DeviceError> {
-        let (rows, ordinals) = self.next_rows(climb);
-        let (id, is_last) = (climb.id, climb.band + 1 == climb.bands.len());
-        let ends = climb.read + rows == climb.tokens;
+        let (rows, ordinals) = self.next_rows(prefill);
+        let (id, is_last) = (prefill.id, prefill.band + 1 == prefill.bands.len());
+        let ends = prefill.read + rows == prefill.tokens;
         let outputs = if is_last && ends { Outputs::Last } else { Outputs::None };
         let mut step = Step::default();
-        let range = climb.read as usize..(climb.read + rows) as usize;
-        step.push_held(memory.slot(id), climb.read, &tokens[range], outputs, memory.held_tables(id));
-        self.run_band(&step, climb)?;
-        self.backend.pass(&[(memory.slot(id), rows)])?;
+        let range = prefill.read as usize..(prefill.read + rows) as usize;
+        step.push_held(memory.slot(id), prefill.read, &tokens[range], outputs, memory.held_tables(id));
+        self.run_band(&step, prefill)?;
+        self.backend.commit_band(&[(memory.slot(id), rows)])?;
         memory.appended(id, &ordinals, rows);
-        climb.read += rows;
+        prefill.read += rows;
         if !ends {
             return Ok(false);
         }
-        let planned = self.settle(memory, climb)?;
+        let planned = self.settle(memory, prefill)?;
         if is_last {
-            memory.climbed(id, climb.tokens, planned.into_shares());
+            memory.commit_layerwise_prefill(id, prefill.tokens, planned.into_shares());
             return Ok(true);
         }
-        self.backend.return_to(memory.slot(id), climb.from)?;
-        (climb.band, climb.read) = (climb.band + 1, 0);
+        self.backend.restore_position(memory.slot(id), prefill.from)?;
+        (prefill.band, prefill.read) = (prefill.band + 1, 0);
         Ok(false)
     }
 
     /// Runs the ops of a band; what it and later ones read is written before, and kept after.
-    fn run_band(&mut self, step: &Step, climb: &mut Climb) -> Result<(), DeviceError> {
+    fn run_band(&mut self, step: &Step, prefill: &mut LayerwisePrefill) -> Result<(), DeviceError> {
         let rows = step.tokens().len();
-        let (first, bands) = (climb.read as usize * climb.columns, &climb.bands);
+        let (first, bands) = (prefill.read as usize * prefill.columns, &prefill.bands);
         self.backend.begin(step)?;
         let mut at = first;
-        for act in bands[..climb.band].last().map_or(&[][..], |before| &before.carried) {
+        for act in bands[..prefill.band].last().map_or(&[][..], |before| &before.carried) {
             let len = rows * self.program().act(*act).columns;
             self.backend.fetch(*act, at..at + len)?;
             at += len;
         }
         let program = self.shared_program();
-        program.ops[bands[climb.band].ops.clone()].iter().try_for_each(|op| self.backend.execute(op))?;
+        program.ops[bands[prefill.band].ops.clone()].iter().try_for_each(|op| self.backend.execute(op))?;
         at = first;
-        for act in &bands[climb.band].carried {
+        for act in &bands[prefill.band].carried {
             let len = rows * program.act(*act).columns;
             self.backend.put(*act, at..at + len)?;
             at += len;
         }
-        climb.ahead = (climb.ahead + 1) % AHEAD;
-        if climb.ahead == 0 {
+        prefill.ahead = (prefill.ahead + 1) % AHEAD;
+        if prefill.ahead == 0 {
             self.backend.read(program.logits, &mut [])?;
         }
         self.read_logits(step)
     }
 
-    /// A band has read all of the prompt: its layer gives up what it may not hold, and those before what it takes of their
+    /// A band has read all of the prompt: its layer evicts what it may not hold, and those before what it takes of their
     /// shares.
-    fn settle(&mut self, memory: &mut Memory, climb: &mut Climb) -> Result<Planned, DeviceError> {
-        let (id, bound, layout) = (climb.id, climb.bound, climb.layout);
-        let alike = vec![climb.tokens; layout.layers];
+    fn settle(&mut self, memory: &mut Memory, prefill: &mut LayerwisePrefill) -> Result<Planned, DeviceError> {
+        let (id, bound, layout) = (prefill.id, prefill.bound, prefill.layout);
+        let alike = vec![prefill.tokens; layout.layers];
         let all = Holdings { bound: &bound, layout: &layout, held: &alike, shares: None };
-        let of = (memory.slot(id), climb.tokens);
+        let of = (memory.slot(id), prefill.tokens);
         let mut tables = self.bounded_tables(memory, id);
-        tables.truncate(climb.band + 1);
-        if let Some(wanted @ (Wanted::Queries | Wanted::Values)) = all.wanted() {
-            let newest = holding(&tables[climb.band..], &all.alike());
-            let eviction = eviction(of, &bound, Order::Window { gamma: bound.gamma }, &newest);
-            climb.preferences.extend(self.backend.weigh(&eviction, wanted == Wanted::Values)?);
+        tables.truncate(prefill.band + 1);
+        if let Some(wanted @ (Measurement::Queries | Measurement::Values)) = all.wanted() {
+            let newest = holding(&tables[prefill.band..], &all.alike());
+            let eviction = eviction(of, &bound, EvictionOrder::Window { gamma: bound.gamma }, &newest);
+            prefill.preferences.extend(self.backend.weigh(&eviction, wanted == Measurement::Values)?);
         }
         let held: Vec<u32> = tables.iter().map(|(_, _, held)| *held).collect();
-        let planned = Holdings { held: &held, ..all }.cascade(&climb.preferences, climb.tokens);
+        let planned = Holdings { held: &held, ..all }.cascade(&prefill.preferences, prefill.tokens);
         let holdings = holding(&tables, &planned.keeps);
-        let (before, newest) = holdings.split_at(climb.band);
+        let (before, newest) = holdings.split_at(prefill.band);
         for (holdings, order) in [(newest, planned.order), (before, Holdings::again(planned.order))] {
             self.backend.evict(&eviction(of, &bound, order, holdings))?;
         }
@@ -185,14 +194,14 @@ impl Runner {
 
 impl Engine {
     /// Looks for a prompt that all layers together have no room for, and begins to read it layer by layer.
-    fn begin_climb(&mut self) -> Result<(), DeviceError> {
+    fn start_layerwise_prefill(&mut self) -> Result<(), DeviceError> {
         let Some((id, bound)) = self.scheduler.running().find_map(|sequence| {
             let job = self.jobs.get(&sequence.id)?;
             let bound = job.bound?.budget().copied()?;
             let (tokens, committed) = (sequence.tokens.len() as u32, self.memory.committed(sequence.id));
             let is_prompt = tokens - committed >= 2 * CHUNK as u32 && job.scoring.is_none() && !sequence.paused;
             let has_room = || self.memory.has_room(sequence.id, tokens - committed);
-            let can = || self.runner.can_climb((&self.memory, sequence.id), &bound, tokens);
+            let can = || self.runner.can_prefill_layerwise((&self.memory, sequence.id), &bound, tokens);
             (is_prompt && !has_room() && can()).then_some((sequence.id, bound))
         }) else {
             return Ok(());
@@ -206,32 +215,32 @@ impl Engine {
             (job.timings.prompt_tokens, job.timings.cached_tokens) = (tokens as usize, 0);
             job.timings.miss = Miss::ByLayers { known };
         }
-        self.climb = self.runner.climb((&self.memory, id), &bound, tokens)?;
-        self.scheduler.set_apart(self.climb.as_ref().map(|climb| climb.id));
+        self.prefill = self.runner.begin_layerwise_prefill((&self.memory, id), &bound, tokens)?;
+        self.scheduler.set_apart(self.prefill.as_ref().map(|prefill| prefill.id));
         Ok(())
     }
 
     /// Reads on in the prompt that is read layer by layer, if there is one.
-    pub(super) fn climb(&mut self) -> Result<(), DeviceError> {
-        if self.climb.is_none() {
-            self.begin_climb()?;
+    pub(super) fn continue_layerwise_prefill(&mut self) -> Result<(), DeviceError> {
+        if self.prefill.is_none() {
+            self.start_layerwise_prefill()?;
         }
         let began = Instant::now();
-        while let Some(mut climb) = self.climb.take_if(|_| began.elapsed() < TURN) {
-            let id = climb.id;
-            let room = self.runner.climb_into(&mut self.memory, &climb);
+        while let Some(mut prefill) = self.prefill.take_if(|_| began.elapsed() < TURN) {
+            let id = prefill.id;
+            let room = self.runner.reserve_prefill_step(&mut self.memory, &prefill);
             let read = match &room {
                 // What gave way is kept elsewhere first.
                 Ok(work) => self.apply(std::slice::from_ref(work)).and_then(|()| {
                     let tokens = &self.scheduler.get(id).tokens;
-                    self.runner.climb_on(&mut self.memory, &mut climb, tokens)
+                    self.runner.run_prefill_step(&mut self.memory, &mut prefill, tokens)
                 }),
                 Err(_) => Ok(false),
             };
             if let Ok(true) = read {
-                return self.reached(&climb);
+                return self.reached(&prefill);
             }
-            self.climb = Some(climb);
+            self.prefill = Some(prefill);
             read?;
             if let Err(full) = room {
                 self.make_room(id, full)?;
@@ -241,30 +250,30 @@ impl Engine {
     }
 
     /// All layers have read a prompt: what follows it is chosen.
-    fn reached(&mut self, climb: &Climb) -> Result<(), DeviceError> {
+    fn reached(&mut self, prefill: &LayerwisePrefill) -> Result<(), DeviceError> {
         self.scheduler.set_apart(None);
-        self.runner.climbed()?;
+        self.runner.end_layerwise_prefill()?;
         self.steps.count += 1;
-        self.steps.prompts += u64::from(climb.tokens);
-        self.tokens_read += u64::from(climb.tokens);
-        if self.scheduler.get(climb.id).wants_nothing() {
-            self.finish(climb.id, Finish::Length);
+        self.steps.prompts += u64::from(prefill.tokens);
+        self.tokens_read += u64::from(prefill.tokens);
+        if self.scheduler.get(prefill.id).wants_nothing() {
+            self.finish(prefill.id, Finish::Length);
             return Ok(());
         }
-        let span = PlannedSpan { id: climb.id, rows: 1, drafts: 0, outputs: Outputs::Last };
+        let span = PlannedSpan { id: prefill.id, rows: 1, drafts: 0, outputs: Outputs::Last };
         let outcome = self.choose(&span, 0);
         self.handed_out = Some(Instant::now());
-        outcome.ending.into_iter().for_each(|ending| self.conclude(climb.id, ending));
+        outcome.ending.into_iter().for_each(|ending| self.conclude(prefill.id, ending));
         Ok(())
     }
 
-    /// There are no pages for the prompt: others give up theirs, or it waits until nobody else is at work.
+    /// There are no pages for the prompt: others evict theirs, or it waits until nobody else is at work.
     fn make_room(&mut self, id: SequenceId, full: Full) -> Result<(), DeviceError> {
         if let Some(work) = self.scheduler.make_room(&mut self.memory, id) {
             self.steps.preemptions += 1;
             return self.apply(&[work]);
         }
-        let work = self.abandon_climb(id);
+        let work = self.abandon_layerwise_prefill(id);
         self.apply(&work.into_iter().collect::<Vec<_>>())?;
         if !self.scheduler.pause(id) {
             self.fail(id, &super::out_of_memory(full));
@@ -273,11 +282,11 @@ impl Engine {
     }
 
     /// What was read of a prompt layer by layer is of no use to anybody.
-    pub(super) fn abandon_climb(&mut self, id: SequenceId) -> Option<DeviceWork> {
-        self.climb.take_if(|climb| climb.id == id)?;
+    pub(super) fn abandon_layerwise_prefill(&mut self, id: SequenceId) -> Option<DeviceWork> {
+        self.prefill.take_if(|prefill| prefill.id == id)?;
         self.scheduler.set_apart(None);
         // A device that fails says so with the next step, too.
-        let _ = self.runner.climbed();
+        let _ = self.runner.end_layerwise_prefill();
         Some(self.memory.clear(id))
     }
 }

@@ -23,7 +23,7 @@ KERNEL __launch_bounds__(THREADS) slake_choose(Moving op, u32 slot, u32 sinks, u
     extern __shared__ u32 chosen[];
     __shared__ u64 least[2][WARPS];
     const Leaving leaving = op.leaving[blockIdx.y];
-    const GivenUp layer = op.layers[leaving.layer];
+    const EvictionState layer = op.layers[leaving.layer];
     const u32 head = blockIdx.x, held = leaving.held, keep = leaving.keep, count = held - keep;
     if (head >= layer.pages.kv_heads) return;
     const u64 first = (u64(slot) * layer.pages.kv_heads + head) * layer.capacity;

@@ -14,14 +14,14 @@ pub struct Replied<'a> {
 /// Text and tokens that the engine has read and generated, so that the next prompt repeats them to the token:
 /// generated tokens need not be those the tokenizer would choose.
 #[derive(Debug, Clone, Default)]
-pub struct Known {
+pub struct Transcript {
     pub(super) text: String,
     pub(super) ids: Vec<u32>,
     /// (bytes of text, tokens) at the end of every prompt and answer.
     pub(super) marks: Vec<(usize, usize)>,
 }
 
-impl Known {
+impl Transcript {
     /// What a file says is known; refused if a mark is not a place of the text and the tokens.
     pub(super) fn new(text: String, ids: Vec<u32>, marks: Vec<(usize, usize)>) -> Result<Self, String> {
         match marks.iter().find(|(bytes, tokens)| !text.is_char_boundary(*bytes) || *tokens > ids.len()) {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn tokens_without_a_text_are_not_those_of_the_prompt() {
-        let mut known = Known::default();
+        let mut known = Transcript::default();
         known.remember(("ask".into(), vec![1, 2]), &Replied { text: "", tokens: &[9] });
         assert_eq!((known.shared_with("ask"), &known.ids[..]), (Some((3, 2)), &[1, 2][..]));
         known.remember(("ask".into(), vec![1, 2]), &Replied { text: "ed", tokens: &[9, 3] });
@@ -92,7 +92,7 @@ mod tests {
         use crate::text::{Control, tokenizer::tests};
         let tokenizer = tests::build(&tests::small_spm());
         let encode = |text: &str| tokenizer.encode(text, Special::Parse, Bos::Add);
-        let mut known = Known::default();
+        let mut known = Transcript::default();
         known.replace("Once upon".into(), encode("Once upon"));
         let ids = known.encode(&tokenizer, "Once upon a time");
         assert_eq!(ids, encode("Once upon a time"));

@@ -6,7 +6,7 @@ use kvas_backend::{Backend, Limits, Outputs, Program, Slot, Step, WeightSource};
 use std::{sync::Arc, time::Instant};
 
 /// A prepared device and the step in progress.
-pub(super) struct Bed {
+pub(super) struct Harness {
     pub(super) backend: Box<dyn Backend>,
     pub(super) program: Arc<Program>,
     pub(super) step: Step,
@@ -26,7 +26,7 @@ impl Sequence {
     }
 }
 
-impl Bed {
+impl Harness {
     /// Prepares a device; all its slots are empty.
     pub(super) fn new(
         flags: &ComputeFlags,

@@ -1,11 +1,11 @@
 //! Prefixes that had to leave memory: the last tiers of snapshots (ALGORITHMS 3.3). First they are kept as sessions in
 //! the memory of the host, then as files in a folder, whoever was not used for the longest time going on first. A file is
-//! named by the model, by the length and the hash of its tokens, and by how some of these were given up, so that the folder
+//! named by the model, by the length and the hash of its tokens, and by how some of these were evicted, so that the folder
 //! is its own index and serves the next start as well. What only some may know is kept in memory alone. A prefix serves
 //! whoever begins with a shorter one that it holds, too, where that can be gone on from: the file has its name as well.
 
 use super::{
-    Layout, ModelId, Session, SessionError, Writer,
+    ModelId, Session, SessionError, SessionLayout, Writer,
     write::{Written, write_out},
 };
 use crate::memory::{Scope, prefix_hashes};
@@ -30,27 +30,27 @@ struct Key {
     length: u32,
     /// Of the tokens.
     hash: u64,
-    /// How some of them were given up: [`policy_hash`], 0 if none were.
+    /// How some of them were evicted: [`policy_hash`], 0 if none were.
     policy: u64,
 }
 
 /// Which prefixes of a prompt serve.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Wanted {
+pub struct PrefixQuery {
     /// Most tokens of one that holds all of them.
     whole: u32,
-    /// How tokens may have been given up.
+    /// How tokens may have been evicted.
     policy: u64,
     /// Most tokens that may.
-    given_up: u32,
+    evicted: u32,
 }
 
-impl Wanted {
-    /// Prefixes of up to `whole` tokens that hold all of them; and those that have given up tokens in such a way
-    /// ([`crate::policy::Keeping::identity`]), of every layer no more than so many.
+impl PrefixQuery {
+    /// Prefixes of up to `whole` tokens that hold all of them; and those that have evicted tokens in such a way
+    /// ([`crate::policy::EvictionPolicy::identity`]), of every layer no more than so many.
     pub fn new(whole: u32, policy: Option<(&str, u32)>) -> Self {
-        let (policy, given_up) = policy.map_or((0, 0), |(policy, given_up)| (policy_hash(policy), given_up));
-        Self { whole, policy, given_up }
+        let (policy, evicted) = policy.map_or((0, 0), |(policy, evicted)| (policy_hash(policy), evicted));
+        Self { whole, policy, evicted }
     }
 }
 
@@ -62,7 +62,7 @@ fn policy_hash(policy: &str) -> u64 {
 
 /// How much there is of what is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shelved {
+pub struct OffloadUsage {
     /// Prefixes.
     pub count: usize,
     /// Bytes of all of them.
@@ -71,9 +71,9 @@ pub struct Shelved {
 
 /// The prefixes of one model.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct OffloadCache {
     model: ModelId,
-    memory: Level<(Scope, Key), Session>,
+    memory: Tier<(Scope, Key), Session>,
     folder: Option<Folder>,
 }
 
@@ -81,27 +81,27 @@ pub struct Shelf {
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
-    files: Level<Key, ()>,
+    files: Tier<Key, ()>,
 }
 
 /// What one tier keeps.
 #[derive(Debug)]
-struct Level<K, T> {
+struct Tier<K, T> {
     /// Most bytes of all.
     budget: u64,
-    kept: HashMap<K, Kept<T>>,
+    kept: HashMap<K, CacheEntry<T>>,
     /// Shorter prefixes that can be gone on from, each with the one that holds it.
     parts: HashMap<K, K>,
     clock: u64,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
+struct CacheEntry<T> {
     what: T,
     bytes: u64,
     used: u64,
-    /// Tokens of every layer that were given up.
-    given_up: u32,
+    /// Tokens of every layer that were evicted.
+    evicted: u32,
 }
 
 /// A prefix that is there.
@@ -116,13 +116,13 @@ struct Found<K> {
 /// Where the longest prefix is in memory, and in the folder.
 type Places = (Option<Found<(Scope, Key)>>, Option<Found<Key>>);
 
-impl<K: Copy + Eq + Hash, T> Level<K, T> {
+impl<K: Copy + Eq + Hash, T> Tier<K, T> {
     fn new(budget: u64) -> Self {
         Self { budget, kept: HashMap::new(), parts: HashMap::new(), clock: 0 }
     }
 
-    fn usage(&self) -> Shelved {
-        Shelved { count: self.kept.len(), bytes: self.kept.values().map(|kept| kept.bytes).sum() }
+    fn usage(&self) -> OffloadUsage {
+        OffloadUsage { count: self.kept.len(), bytes: self.kept.values().map(|kept| kept.bytes).sum() }
     }
 
     fn use_one(&mut self, key: &K) -> Option<&T> {
@@ -132,15 +132,15 @@ impl<K: Copy + Eq + Hash, T> Level<K, T> {
         Some(&kept.what)
     }
 
-    fn insert(&mut self, key: K, what: T, [bytes, given_up]: [u64; 2]) {
+    fn insert(&mut self, key: K, what: T, [bytes, evicted]: [u64; 2]) {
         self.clock += 1;
-        let given_up = u32::try_from(given_up).unwrap_or(u32::MAX);
-        self.kept.insert(key, Kept { what, bytes, used: self.clock, given_up });
+        let evicted = u32::try_from(evicted).unwrap_or(u32::MAX);
+        self.kept.insert(key, CacheEntry { what, bytes, used: self.clock, evicted });
     }
 
-    /// One that has given up no more than so many tokens, or what holds it.
+    /// One that has evicted no more than so many tokens, or what holds it.
     fn find(&self, key: K, most: u32) -> Option<Found<K>> {
-        if self.kept.get(&key).is_some_and(|kept| kept.given_up <= most) {
+        if self.kept.get(&key).is_some_and(|kept| kept.evicted <= most) {
             return Some(Found { key, holder: key });
         }
         self.parts.get(&key).map(|holder| Found { key, holder: *holder })
@@ -164,7 +164,7 @@ impl<K: Copy + Eq + Hash, T> Level<K, T> {
         self.parts.iter().filter(move |(_, of)| **of == holder).map(|(key, _)| *key)
     }
 
-    fn remove(&mut self, key: &K) -> Option<Kept<T>> {
+    fn remove(&mut self, key: &K) -> Option<CacheEntry<T>> {
         self.parts.retain(|_, holder| holder != key);
         self.kept.remove(key)
     }
@@ -176,10 +176,10 @@ impl<K: Copy + Eq + Hash, T> Level<K, T> {
     }
 }
 
-impl Shelf {
+impl OffloadCache {
     /// Keeps prefixes of `model` in at most `budget` bytes of memory.
     pub fn in_memory(model: &ModelId, budget: u64) -> Self {
-        Self { model: model.clone(), memory: Level::new(budget), folder: None }
+        Self { model: model.clone(), memory: Tier::new(budget), folder: None }
     }
 
     /// Keeps what leaves the memory in `folder`, which is made if it is not there: at most `budget` bytes.
@@ -192,7 +192,7 @@ impl Shelf {
     }
 
     /// What is kept in memory.
-    pub fn in_memory_usage(&self) -> Shelved {
+    pub fn in_memory_usage(&self) -> OffloadUsage {
         self.memory.usage()
     }
 
@@ -202,24 +202,24 @@ impl Shelf {
     }
 
     /// What is kept in the folder, if there is one.
-    pub fn in_folder_usage(&self) -> Option<Shelved> {
+    pub fn in_folder_usage(&self) -> Option<OffloadUsage> {
         self.folder.as_ref().map(|folder| folder.files.usage())
     }
 
     /// The length of the longest prefix of `tokens` that is here and wanted.
-    pub fn longest(&self, scope: Scope, tokens: &[u32], wanted: Wanted) -> Option<u32> {
+    pub fn longest(&self, scope: Scope, tokens: &[u32], wanted: PrefixQuery) -> Option<u32> {
         let (memory, file) = self.find(scope, tokens, wanted);
         memory.map(|found| found.key.1.length).max(file.map(|found| found.key.length))
     }
 
     /// The longest prefix of `tokens` that is wanted in memory, and in the folder.
-    fn find(&self, scope: Scope, tokens: &[u32], wanted: Wanted) -> Places {
-        let Wanted { whole, policy, given_up } = wanted;
+    fn find(&self, scope: Scope, tokens: &[u32], wanted: PrefixQuery) -> Places {
+        let PrefixQuery { whole, policy, evicted } = wanted;
         let folder = self.folder.as_ref().filter(|_| scope == Scope::default());
         let mut found = (None, None);
         for (length, hash) in prefix_hashes(tokens) {
             // Of two that are as long the one that holds all tokens.
-            for (policy, most) in [(policy, given_up), (0, 0)] {
+            for (policy, most) in [(policy, evicted), (0, 0)] {
                 if policy == 0 && length > whole {
                     continue;
                 }
@@ -233,7 +233,7 @@ impl Shelf {
 
     /// What holds the longest prefix of `tokens` that is here and wanted, and the length of that prefix. A file that cannot
     /// be read, or is not what its name says, is removed, and `None` is returned.
-    pub fn take(&mut self, scope: Scope, tokens: &[u32], wanted: Wanted) -> Option<(Session, u32)> {
+    pub fn take(&mut self, scope: Scope, tokens: &[u32], wanted: PrefixQuery) -> Option<(Session, u32)> {
         let (memory, file) = self.find(scope, tokens, wanted);
         // What has the same hash may be another one.
         let is_prefix = |session: &Session, length: u32| {
@@ -248,26 +248,26 @@ impl Shelf {
             return Some((session.clone(), length));
         }
         let (Found { key: Key { length, .. }, holder }, folder) = (file?, self.folder.as_mut()?);
-        let given_up = folder.given_up(holder);
-        let session = Session::open(&folder.file((holder, given_up), &self.model)).ok();
+        let evicted = folder.evicted(holder);
+        let session = Session::open(&folder.file((holder, evicted), &self.model)).ok();
         let is_right = |session: &Session| session.check_model(&self.model).is_ok() && is_prefix(session, length);
         if let Some(session) = session.filter(is_right) {
             folder.files.use_one(&holder);
             return Some((session, length));
         }
-        folder.give_up(holder, &self.model);
+        folder.evict(holder, &self.model);
         None
     }
 
-    /// How to write a prefix that is not here yet; [`Shelf::wrote`] must follow.
-    pub fn writer(&self, scope: Scope, tokens: &[u32], layout: &Layout) -> Option<Writer> {
-        let (key, given_up) = key_of(tokens, layout)?;
+    /// How to write a prefix that is not here yet; [`OffloadCache::wrote`] must follow.
+    pub fn writer(&self, scope: Scope, tokens: &[u32], layout: &SessionLayout) -> Option<Writer> {
+        let (key, evicted) = key_of(tokens, layout)?;
         if layout.bytes(tokens.len()) <= self.memory.budget {
             let is_new = !self.memory.knows(&(scope, key));
             return is_new.then(|| Writer::memory("a prefix in memory", &self.model, tokens.to_vec()));
         }
         let folder = self.folder.as_ref().filter(|_| scope == Scope::default())?;
-        let (is_new, file) = (!folder.files.knows(&key), folder.file((key, given_up), &self.model));
+        let (is_new, file) = (!folder.files.knows(&key), folder.file((key, evicted), &self.model));
         is_new.then(|| Writer::cache(&file, &self.model, tokens.to_vec()))
     }
 
@@ -279,22 +279,22 @@ impl Shelf {
     pub fn wrote(
         &mut self,
         scope: Scope,
-        (tokens, layout, ends): (&[u32], &Layout, &[u32]),
+        (tokens, layout, ends): (&[u32], &SessionLayout, &[u32]),
         written: Written,
     ) -> Result<(), SessionError> {
-        let Some((key, given_up)) = key_of(tokens, layout) else { return Ok(()) };
+        let Some((key, evicted)) = key_of(tokens, layout) else { return Ok(()) };
         let serves = |length: &u32| layout.state_elements == 0 || layout.positions.contains(length);
         let parts = prefix_hashes(tokens).filter(|(length, _)| *length < key.length && ends.contains(length));
         let parts = parts.filter(|(length, _)| serves(length));
         let parts: Vec<Key> = parts.map(|(length, hash)| Key { length, hash, policy: 0 }).collect();
         match (written, &mut self.folder) {
             (Written::Memory(session), _) => {
-                let sizes = [session.bytes(), given_up.into()];
+                let sizes = [session.bytes(), evicted.into()];
                 self.memory.insert((scope, key), *session, sizes);
                 let parts: Vec<_> = parts.iter().map(|part| (scope, *part)).collect();
                 self.memory.holds((scope, key), &parts);
             }
-            (Written::File(bytes), Some(folder)) => folder.add((key, &parts), [bytes, given_up.into()], &self.model),
+            (Written::File(bytes), Some(folder)) => folder.add((key, &parts), [bytes, evicted.into()], &self.model),
             (Written::File(_), None) => {}
         }
         self.make_room()
@@ -307,22 +307,22 @@ impl Shelf {
             let parts: Vec<Key> = parts.map(|(_, part)| part).collect();
             let gone = self.memory.remove(&oldest);
             if let Some(folder) = self.folder.as_mut().filter(|_| scope == Scope::default())
-                && let Some(Kept { what: session, given_up, .. }) = gone
+                && let Some(CacheEntry { what: session, evicted, .. }) = gone
                 && !folder.files.knows(&key)
             {
-                let bytes = write_out(&session, &folder.file((key, given_up), &self.model))?;
-                folder.add((key, &parts), [bytes, given_up.into()], &self.model);
+                let bytes = write_out(&session, &folder.file((key, evicted), &self.model))?;
+                folder.add((key, &parts), [bytes, evicted.into()], &self.model);
             }
         }
         Ok(())
     }
 }
 
-/// What a prefix is told by that is written like this, and the tokens of every layer that it has given up.
-fn key_of(tokens: &[u32], layout: &Layout) -> Option<(Key, u32)> {
+/// What a prefix is told by that is written like this, and the tokens of every layer that it has evicted.
+fn key_of(tokens: &[u32], layout: &SessionLayout) -> Option<(Key, u32)> {
     let (length, hash) = prefix_hashes(tokens).last()?;
-    let (policy, given_up) = layout.given_up().map_or((0, 0), |(policy, given_up)| (policy_hash(policy), given_up));
-    Some((Key { length, hash, policy }, given_up))
+    let (policy, evicted) = layout.eviction().map_or((0, 0), |(policy, evicted)| (policy_hash(policy), evicted));
+    Some((Key { length, hash, policy }, evicted))
 }
 
 impl Folder {
@@ -341,14 +341,14 @@ impl Folder {
         let modified = |data: &fs::Metadata| data.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         // Of several names of a file the longest prefix comes first.
         found.sort_by_key(|((key, _), data)| (modified(data), std::cmp::Reverse(key.length)));
-        let mut folder = Self { path: path.to_path_buf(), files: Level::new(budget) };
+        let mut folder = Self { path: path.to_path_buf(), files: Tier::new(budget) };
         let mut holders: HashMap<[u64; 2], Key> = HashMap::new();
-        for ((key, given_up), data) in found {
+        for ((key, evicted), data) in found {
             match file_id(&data).and_then(|file| holders.get(&file)) {
                 Some(holder) => folder.files.holds(*holder, &[key]),
                 None => {
                     holders.extend(file_id(&data).map(|file| (file, key)));
-                    folder.files.insert(key, (), [data.len(), given_up.into()]);
+                    folder.files.insert(key, (), [data.len(), evicted.into()]);
                 }
             }
         }
@@ -360,7 +360,7 @@ impl Folder {
         self.files.insert(key, (), sizes);
         for part in parts {
             if self.files.kept.contains_key(part) {
-                self.give_up(*part, model);
+                self.evict(*part, model);
             }
         }
         self.files.holds(key, parts);
@@ -372,22 +372,22 @@ impl Folder {
         self.shrink(model);
     }
 
-    /// Tokens of every layer that a prefix has given up.
-    fn given_up(&self, key: Key) -> u32 {
-        self.files.kept.get(&key).map_or(0, |kept| kept.given_up)
+    /// Tokens of every layer that a prefix has evicted.
+    fn evicted(&self, key: Key) -> u32 {
+        self.files.kept.get(&key).map_or(0, |kept| kept.evicted)
     }
 
     /// Removes the files not used for the longest time until the rest fits.
     fn shrink(&mut self, model: &ModelId) {
         while let Some(oldest) = self.files.oldest() {
-            self.give_up(oldest, model);
+            self.evict(oldest, model);
         }
     }
 
     /// Removes a file with all its names.
-    fn give_up(&mut self, holder: Key, model: &ModelId) {
+    fn evict(&mut self, holder: Key, model: &ModelId) {
         self.files.parts_of(holder).for_each(|part| self.remove((part, 0), model));
-        self.remove((holder, self.given_up(holder)), model);
+        self.remove((holder, self.evicted(holder)), model);
         self.files.remove(&holder);
     }
 
@@ -396,19 +396,19 @@ impl Folder {
         let _ = fs::remove_file(self.file(key, model));
     }
 
-    fn file(&self, (Key { length, hash, policy }, given_up): (Key, u32), model: &ModelId) -> PathBuf {
+    fn file(&self, (Key { length, hash, policy }, evicted): (Key, u32), model: &ModelId) -> PathBuf {
         let fingerprint = &model.fingerprint[..FINGERPRINT.min(model.fingerprint.len())];
-        let how = if policy == 0 { String::new() } else { format!("-{policy:016x}-{given_up}") };
+        let how = if policy == 0 { String::new() } else { format!("-{policy:016x}-{evicted}") };
         self.path.join(format!("{fingerprint}-{length}-{hash:016x}{how}.{ENDING}"))
     }
 }
 
-/// What the name of a prefix of a model tells it by, and the tokens of every layer that were given up.
+/// What the name of a prefix of a model tells it by, and the tokens of every layer that were evicted.
 fn named(name: &str, model: &ModelId) -> Option<(Key, u32)> {
     let parts: Vec<&str> = name.strip_suffix(&format!(".{ENDING}"))?.split('-').collect();
-    let (fingerprint, length, hash, policy, given_up) = match parts[..] {
+    let (fingerprint, length, hash, policy, evicted) = match parts[..] {
         [fingerprint, length, hash] => (fingerprint, length, hash, "0", "0"),
-        [fingerprint, length, hash, policy, given_up] => (fingerprint, length, hash, policy, given_up),
+        [fingerprint, length, hash, policy, evicted] => (fingerprint, length, hash, policy, evicted),
         _ => return None,
     };
     if fingerprint.len() != FINGERPRINT || !model.fingerprint.starts_with(fingerprint) {
@@ -416,7 +416,7 @@ fn named(name: &str, model: &ModelId) -> Option<(Key, u32)> {
     }
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
     let key = Key { length: length.parse().ok()?, hash: number(hash)?, policy: number(policy)? };
-    Some((key, given_up.parse().ok()?))
+    Some((key, evicted.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -430,12 +430,12 @@ mod tests {
             architecture: "none".into(),
             fingerprint: fingerprint.repeat(16),
         };
-        let folder = Folder { path: PathBuf::new(), files: Level::new(1) };
+        let folder = Folder { path: PathBuf::new(), files: Tier::new(1) };
         let whole = Key { length: 300, hash: 0xab, policy: 0 };
         let cut = Key { policy: policy_hash("policy slake"), ..whole };
-        for (key, given_up) in [(whole, 0), (cut, 17)] {
-            let file = folder.file((key, given_up), &model("ab")).display().to_string();
-            assert_eq!(named(&file, &model("ab")), Some((key, given_up)), "{file}");
+        for (key, evicted) in [(whole, 0), (cut, 17)] {
+            let file = folder.file((key, evicted), &model("ab")).display().to_string();
+            assert_eq!(named(&file, &model("ab")), Some((key, evicted)), "{file}");
             assert_eq!(named(&file, &model("cd")), None, "{file}");
             assert_eq!(named(&file.replace("prefix", "session"), &model("ab")), None);
             assert_eq!(named(&file.replace("-300-", "-"), &model("ab")), None);
@@ -449,14 +449,14 @@ mod tests {
         let tokens = [5, 6, 7, 8, 9];
         let hashes: Vec<(u32, u64)> = prefix_hashes(&tokens).collect();
         let key = |at: usize| Key { length: hashes[at].0, hash: hashes[at].1, policy: 0 };
-        let mut level: Level<Key, char> = Level::new(15);
+        let mut level: Tier<Key, char> = Tier::new(15);
         level.insert(key(1), 'a', [10, 0]);
         level.insert(key(4), 'b', [10, 0]);
         level.holds(key(4), &[key(0), key(1)]);
-        assert_eq!(level.usage(), Shelved { count: 1, bytes: 10 });
+        assert_eq!(level.usage(), OffloadUsage { count: 1, bytes: 10 });
         let found =
-            |level: &Level<Key, char>, at: usize| level.find(key(at), 0).map(|found| level.kept[&found.holder].what);
-        let all = |level: &Level<Key, char>| (0..5).map(|at| found(level, at)).collect::<Vec<_>>();
+            |level: &Tier<Key, char>, at: usize| level.find(key(at), 0).map(|found| level.kept[&found.holder].what);
+        let all = |level: &Tier<Key, char>| (0..5).map(|at| found(level, at)).collect::<Vec<_>>();
         assert_eq!(all(&level), [Some('b'), Some('b'), None, None, Some('b')]);
         assert_eq!((0..5).map(|at| level.knows(&key(at))).collect::<Vec<_>>(), [true, true, false, false, true]);
         // One of another text takes over what both hold, and keeps it.
@@ -498,7 +498,7 @@ mod tests {
         add(&mut folder, 50, &[10]);
         assert_eq!((names(&folder), folder.files.usage().count), (vec![10, 30, 40, 50], 2));
         let again = Folder::open(&path, &model, 25).unwrap();
-        assert_eq!(again.files.usage(), Shelved { count: 2, bytes: 20 });
+        assert_eq!(again.files.usage(), OffloadUsage { count: 2, bytes: 20 });
         assert_eq!(again.files.find(key(30), 0).map(|found| found.holder.length), Some(40));
         assert_eq!(again.files.find(key(10), 0).map(|found| found.holder.length), Some(50));
         add(&mut folder, 60, &[]);
@@ -509,19 +509,23 @@ mod tests {
     #[test]
     fn what_has_given_up_too_much_or_in_another_way_is_not_wanted() {
         let model = ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: "ab".repeat(16) };
-        let (mut shelf, tokens) = (Shelf::in_memory(&model, 1 << 20), [5, 6, 7, 8, 9]);
-        shelf.folder = Some(Folder { path: PathBuf::new(), files: Level::new(1 << 20) });
+        let (mut offload_cache, tokens) = (OffloadCache::in_memory(&model, 1 << 20), [5, 6, 7, 8, 9]);
+        offload_cache.folder = Some(Folder { path: PathBuf::new(), files: Tier::new(1 << 20) });
         let hashes: Vec<(u32, u64)> = prefix_hashes(&tokens).collect();
         let key = |(length, hash): (u32, u64), policy| Key { length, hash, policy };
-        let files = &mut shelf.folder.as_mut().unwrap().files;
+        let files = &mut offload_cache.folder.as_mut().unwrap().files;
         files.insert(key(hashes[2], 0), (), [10, 0]);
         files.insert(key(hashes[3], policy_hash("some")), (), [10, 2]);
-        let longest = |wanted| shelf.longest(Scope::default(), &tokens, wanted);
-        assert_eq!(longest(Wanted::new(5, None)), Some(3));
-        assert_eq!(longest(Wanted::new(2, None)), None);
-        assert_eq!(longest(Wanted::new(5, Some(("some", 2)))), Some(4));
-        assert_eq!(longest(Wanted::new(5, Some(("some", 1)))), Some(3));
-        assert_eq!(longest(Wanted::new(5, Some(("other", 9)))), Some(3));
-        assert_eq!(shelf.longest(Scope(7), &tokens, Wanted::new(5, None)), None, "files are what everybody may know");
+        let longest = |wanted| offload_cache.longest(Scope::default(), &tokens, wanted);
+        assert_eq!(longest(PrefixQuery::new(5, None)), Some(3));
+        assert_eq!(longest(PrefixQuery::new(2, None)), None);
+        assert_eq!(longest(PrefixQuery::new(5, Some(("some", 2)))), Some(4));
+        assert_eq!(longest(PrefixQuery::new(5, Some(("some", 1)))), Some(3));
+        assert_eq!(longest(PrefixQuery::new(5, Some(("other", 9)))), Some(3));
+        assert_eq!(
+            offload_cache.longest(Scope(7), &tokens, PrefixQuery::new(5, None)),
+            None,
+            "files are what everybody may know"
+        );
     }
 }

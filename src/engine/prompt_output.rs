@@ -1,6 +1,6 @@
 //! What is wanted of a prompt itself: probabilities of its tokens, its hidden state.
 
-use super::{Engine, Event, Probabilities, Score};
+use super::{Engine, Event, Probabilities, PromptOutput};
 use crate::{memory::SequenceId, sampling::Distribution};
 use kvas_backend::DeviceError;
 
@@ -25,14 +25,14 @@ impl Engine {
         scoring.next = scoring.next.max(position + rows);
         let job = self.jobs.get_mut(&id).expect("a scored sequence has a job");
         match scoring.score {
-            Score::Probabilities(count) => {
+            PromptOutput::Probabilities(count) => {
                 for (at, token) in (0..rows).zip(&tokens[position + 1..]) {
                     let model = Distribution::new(self.runner.logits_mut(row + at));
-                    let likeliest = model.top(count);
-                    job.tell(Event::OfPrompt(Box::new(Probabilities { chosen: model.of(*token), likeliest })));
+                    let top_tokens = model.top(count);
+                    job.tell(Event::OfPrompt(Box::new(Probabilities { chosen: model.of(*token), top_tokens })));
                 }
             }
-            Score::Hidden(_) => {
+            PromptOutput::Hidden(_) => {
                 self.runner.hidden(row..row + rows)?.for_each(|hidden| scoring.add(hidden));
                 if whole {
                     job.tell(Event::Hidden(scoring.pooled()));
@@ -40,8 +40,8 @@ impl Engine {
             }
         }
         let over = match scoring.score {
-            Score::Hidden(_) => whole,
-            Score::Probabilities(_) => whole && self.scheduler.get(id).wants_nothing(),
+            PromptOutput::Hidden(_) => whole,
+            PromptOutput::Probabilities(_) => whole && self.scheduler.get(id).wants_nothing(),
         };
         if !whole {
             job.scoring = Some(scoring);

@@ -1,10 +1,10 @@
-//! What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5): the
+//! What slots remember of a layer so that tokens of its pages can be evicted, and of those that were (ALGORITHMS 5): the
 //! last queries, scores, positions and moments on the device, counts beside it. Of segments the moments only.
 
 use crate::{
-    device::{Device, Memory, Ptr},
+    device::{Device, DeviceMemory, Ptr},
     machine::Machine,
-    ops::slake::Scoring,
+    ops::slake::ScoreLaunch,
     pages::PagesView,
 };
 use kvas_backend::{
@@ -14,10 +14,10 @@ use kvas_backend::{
 use kvas_gguf::Quant;
 use std::sync::Arc;
 
-/// `GivenUp` of `kernels/common/slake.cuh`.
+/// `EvictionState` of `kernels/common/slake.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct GivenUpView {
+pub(crate) struct EvictionStateView {
     scores: u64,
     positions: u64,
     vectors: u64,
@@ -32,7 +32,7 @@ pub(crate) struct GivenUpView {
     is_f16: u32,
 }
 
-impl GivenUpView {
+impl EvictionStateView {
     /// Whether queries are remembered.
     pub(crate) fn asks(&self) -> bool {
         self.window > 0
@@ -46,14 +46,14 @@ pub(crate) struct DeviceBound {
     held: u32,
     count: f32,
     mass_cap: f32,
-    /// 1: tokens were given up head by head, or could have been; 2: segments went into the memory of the slot.
+    /// 1: tokens were evicted head by head, or could have been; 2: segments went into the memory of the slot.
     flags: u32,
 }
 
 /// [`DeviceBound::flags`].
 const MEMORY: u32 = 2;
 
-/// Where a slot remembers something of a layer: as in [`GivenUp`].
+/// Where a slot remembers something of a layer: as in [`EvictionState`].
 pub(crate) struct Places {
     pub(crate) scores: Ptr,
     pub(crate) positions: Ptr,
@@ -63,25 +63,25 @@ pub(crate) struct Places {
 }
 
 /// What all slots remember of a layer, those of snapshots too.
-pub(crate) struct GivenUp {
+pub(crate) struct EvictionState {
     pub(crate) decl: PagesDecl,
     pub(crate) slake: Slake,
     /// Slots that steps may name.
     live: usize,
     marks: Vec<Marks>,
     /// `[slots][kv_heads][capacity]`
-    scores: Memory,
+    scores: DeviceMemory,
     /// `[slots][kv_heads][capacity]`, of the tokens that stayed
-    positions: Memory,
+    positions: DeviceMemory,
     /// `[slots][kv_heads][mean key: key_dim | variance of the key: key_dim | mean value: value_dim]`
-    vectors: Memory,
+    vectors: DeviceMemory,
     /// `[slots][kv_heads][key_dim][value_dim]`, f32 or f16
-    covariances: Memory,
+    covariances: DeviceMemory,
     /// `[slots][window][heads * key_dim]` in f16, that of a position at its remainder
-    queries: Memory,
+    queries: DeviceMemory,
 }
 
-impl GivenUp {
+impl EvictionState {
     fn new(device: &Arc<Device>, decl: PagesDecl, slake: Slake, limits: &Limits) -> Result<Self, DeviceError> {
         let slots = limits.all_slots();
         let heads = slots * decl.kv_heads;
@@ -122,14 +122,14 @@ impl GivenUp {
     }
 
     /// Where something that slots share evenly is of one of them, and its bytes.
-    fn of_slot(&self, memory: &Memory, slot: Slot) -> (Ptr, usize) {
+    fn of_slot(&self, memory: &DeviceMemory, slot: Slot) -> (Ptr, usize) {
         let bytes = memory.bytes() / self.marks.len();
         (memory.at().at(slot.0 as usize * bytes), bytes)
     }
 
     /// What a slot has of each memory.
     pub(crate) fn places(&self, slot: Slot) -> Places {
-        let at = |memory: &Memory| self.of_slot(memory, slot).0;
+        let at = |memory: &DeviceMemory| self.of_slot(memory, slot).0;
         Places {
             scores: at(&self.scores),
             positions: at(&self.positions),
@@ -139,7 +139,7 @@ impl GivenUp {
         }
     }
 
-    /// Tokens were given up, and so many stay.
+    /// Tokens were evicted, and so many stay.
     pub(crate) fn settled(&mut self, eviction: &Eviction<'_>, keep: u32) {
         let marks = &mut self.marks[eviction.slot.0 as usize];
         (marks.bounded, marks.stayed) = (true, keep as usize);
@@ -151,9 +151,9 @@ impl GivenUp {
         self.marks[span.slot.0 as usize].ask(span, self.slake.window as u32);
     }
 
-    fn view(&self, pages: PagesView, ordinal: usize, scale: f32) -> GivenUpView {
-        let at = |memory: &Memory| memory.at().0;
-        GivenUpView {
+    fn view(&self, pages: PagesView, ordinal: usize, scale: f32) -> EvictionStateView {
+        let at = |memory: &DeviceMemory| memory.at().0;
+        EvictionStateView {
             scores: at(&self.scores),
             positions: at(&self.positions),
             vectors: at(&self.vectors),
@@ -221,45 +221,50 @@ fn to_f16(values: &[f32]) -> Vec<u8> {
 }
 
 /// What layers remember, by store.
-pub(crate) struct AllGivenUp {
-    stores: Vec<Option<GivenUp>>,
+pub(crate) struct EvictionStates {
+    stores: Vec<Option<EvictionState>>,
     /// The layers as kernels see them, in the order of their stores, and how many they are.
-    layers: (Memory, usize),
+    layers: (DeviceMemory, usize),
     /// How their scores are added to.
-    scoring: Scoring,
+    scoring: ScoreLaunch,
 }
 
-impl AllGivenUp {
-    /// Of the layers of a program that may give up tokens.
+impl EvictionStates {
+    /// Of the layers of a program that may evict tokens.
     pub(crate) fn new(
         device: &Arc<Device>,
         program: &Program,
         limits: &Limits,
         pages: impl Fn(&PagesDecl) -> PagesView,
     ) -> Result<Self, DeviceError> {
-        let scoring = Scoring::of(program, device.shared_bytes())?;
+        let scoring = ScoreLaunch::of(program, device.shared_bytes())?;
         let of_store = |store: &StoreDecl| match store {
             StoreDecl::Pages(decl) => {
-                decl.policy.given_up().map(|slake| GivenUp::new(device, *decl, slake, limits)).transpose()
+                decl.policy.eviction().map(|slake| EvictionState::new(device, *decl, slake, limits)).transpose()
             }
             StoreDecl::State(_) | StoreDecl::Conv(_) => Ok(None),
         };
         let stores = program.stores.iter().map(of_store).collect::<Result<Vec<_>, _>>()?;
         let view = |store: Store| {
-            let given_up: &GivenUp = stores[store.0 as usize].as_ref().expect("a store that gives up tokens");
-            given_up.view(pages(&given_up.decl), program.page_ordinal(store), program.attention_scale(store))
+            let eviction_state: &EvictionState =
+                stores[store.0 as usize].as_ref().expect("a store that gives up tokens");
+            eviction_state.view(
+                pages(&eviction_state.decl),
+                program.page_ordinal(store),
+                program.attention_scale(store),
+            )
         };
-        let views: Vec<GivenUpView> = program.bounded_stores().map(view).collect();
+        let views: Vec<EvictionStateView> = program.bounded_stores().map(view).collect();
         let memory = device.take("layers that give up tokens", size_of_val(&views[..]))?;
         device.upload(memory.at(), &views)?;
         Ok(Self { stores, layers: (memory, views.len()), scoring })
     }
 
-    pub(crate) fn of(&self, store: Store) -> Option<&GivenUp> {
+    pub(crate) fn of(&self, store: Store) -> Option<&EvictionState> {
         self.stores[store.0 as usize].as_ref()
     }
 
-    pub(crate) fn of_mut(&mut self, store: Store) -> &mut GivenUp {
+    pub(crate) fn of_mut(&mut self, store: Store) -> &mut EvictionState {
         self.stores[store.0 as usize].as_mut().expect("a store of an eviction gives up tokens")
     }
 
@@ -268,60 +273,60 @@ impl AllGivenUp {
         (self.layers.0.at(), self.layers.1)
     }
 
-    fn all(&self) -> impl Iterator<Item = &GivenUp> {
+    fn all(&self) -> impl Iterator<Item = &EvictionState> {
         self.stores.iter().flatten()
     }
 
-    /// Makes a slot remember the first of `values` of a layer, which are taken off, if it gives up tokens head by head.
+    /// Makes a slot remember the first of `values` of a layer, which are taken off, if it evicts tokens head by head.
     pub(crate) fn load_slot(
         &mut self,
         device: &Device,
         (store, slot): (Store, Slot),
         values: &mut &[f32],
     ) -> Result<(), DeviceError> {
-        let Some(given_up) = &mut self.stores[store.0 as usize] else { return Ok(()) };
-        let own = values.split_off(..given_up.layer().elements()).expect("as many values as the slot remembers");
-        given_up.load_slot(device, slot, own)
+        let Some(eviction_state) = &mut self.stores[store.0 as usize] else { return Ok(()) };
+        let own = values.split_off(..eviction_state.layer().elements()).expect("as many values as the slot remembers");
+        eviction_state.load_slot(device, slot, own)
     }
 
-    /// Whether any layer may give up tokens.
+    /// Whether any layer may evict tokens.
     pub(crate) fn is_any(&self) -> bool {
         self.layers.1 > 0
     }
 
-    /// Whether a slot gave up tokens of any layer, or could have.
+    /// Whether a slot evicted tokens of any layer, or could have.
     pub(crate) fn is_bounded(&self, slot: Slot) -> bool {
-        self.all().any(|given_up| given_up.marks(slot).bounded)
+        self.all().any(|eviction_state| eviction_state.marks(slot).bounded)
     }
 
-    pub(crate) fn scoring(&self) -> Scoring {
+    pub(crate) fn scoring(&self) -> ScoreLaunch {
         self.scoring
     }
 
     /// A step of these spans begins.
     pub(crate) fn ask(&mut self, spans: &[Span]) {
         let all = self.stores.iter_mut().flatten();
-        all.for_each(|given_up| spans.iter().for_each(|span| given_up.ask(span)));
+        all.for_each(|eviction_state| spans.iter().for_each(|span| eviction_state.ask(span)));
     }
 
     /// What kernels are told of a slot whose store holds `held` tokens.
     pub(crate) fn bound(&self, store: Store, slot: Slot, held: u32) -> DeviceBound {
-        let Some(given_up) = self.of(store) else { return DeviceBound { held, ..DeviceBound::default() } };
-        let Marks { count, mass_cap, bounded, .. } = *given_up.marks(slot);
+        let Some(eviction_state) = self.of(store) else { return DeviceBound { held, ..DeviceBound::default() } };
+        let Marks { count, mass_cap, bounded, .. } = *eviction_state.marks(slot);
         DeviceBound { held, count, mass_cap, flags: u32::from(bounded) }
     }
 
     pub(crate) fn copy_slot(&mut self, device: &Device, from: Slot, to: Slot) -> Result<(), DeviceError> {
-        self.stores.iter_mut().flatten().try_for_each(|given_up| given_up.copy_slot(device, from, to))
+        self.stores.iter_mut().flatten().try_for_each(|eviction_state| eviction_state.copy_slot(device, from, to))
     }
 
     pub(crate) fn clear_slot(&mut self, slot: Slot) {
-        self.stores.iter_mut().flatten().for_each(|given_up| given_up.clear_slot(slot));
+        self.stores.iter_mut().flatten().for_each(|eviction_state| eviction_state.clear_slot(slot));
     }
 }
 
 impl DeviceBound {
-    /// Whether there are sums of what was given up.
+    /// Whether there are sums of what was evicted.
     pub(crate) fn has_sums(&self) -> bool {
         self.count > 0.0
     }
@@ -343,26 +348,27 @@ impl DeviceBound {
 }
 
 impl Machine {
-    /// What kernels are given of a layer that may give up tokens.
-    pub(crate) fn given_up_view(&self, store: Store) -> Option<GivenUpView> {
-        let given_up = self.given_up.of(store)?;
+    /// What kernels are given of a layer that may evict tokens.
+    pub(crate) fn eviction_state_view(&self, store: Store) -> Option<EvictionStateView> {
+        let eviction_state = self.eviction_state.of(store)?;
         let scale = self.program.attention_scale(store);
-        Some(given_up.view(self.pages.view(&given_up.decl), self.program.page_ordinal(store), scale))
+        Some(eviction_state.view(self.pages.view(&eviction_state.decl), self.program.page_ordinal(store), scale))
     }
 
-    /// Appends what a slot remembers of a layer after `position` tokens, if it gives up tokens head by head.
+    /// Appends what a slot remembers of a layer after `position` tokens, if it evicts tokens head by head.
     pub(crate) fn save_marked(
         &mut self,
         (store, slot): (Store, Slot),
         position: u32,
         out: &mut Vec<f32>,
     ) -> Result<(), DeviceError> {
-        let Some(given_up) = self.given_up.of(store) else { return Ok(()) };
+        let Some(eviction_state) = self.eviction_state.of(store) else { return Ok(()) };
         let (layer, marks, is_f16) =
-            (given_up.layer(), *given_up.marks(slot), given_up.slake.moments == MomentType::F16);
-        let GivenUp { scores, positions, vectors, covariances, queries, .. } = given_up;
+            (eviction_state.layer(), *eviction_state.marks(slot), eviction_state.slake.moments == MomentType::F16);
+        let EvictionState { scores, positions, vectors, covariances, queries, .. } = eviction_state;
         let memories = [scores, positions, vectors, covariances, queries];
-        let [scores, positions, vectors, covariances, queries] = memories.map(|memory| given_up.of_slot(memory, slot));
+        let [scores, positions, vectors, covariances, queries] =
+            memories.map(|memory| eviction_state.of_slot(memory, slot));
         // Positions are taken as they are, numbers of 4 bytes.
         let [scores, positions, vectors] = [scores, positions, vectors].map(|memory| self.floats(memory, false));
         let [covariances, queries] = [self.floats(covariances, is_f16)?, self.floats(queries, true)?];
@@ -398,6 +404,6 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!((size_of::<GivenUpView>(), size_of::<DeviceBound>()), (104, 16));
+        assert_eq!((size_of::<EvictionStateView>(), size_of::<DeviceBound>()), (104, 16));
     }
 }

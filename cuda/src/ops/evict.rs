@@ -1,9 +1,9 @@
 //! What goes of layers (ALGORITHMS 5.3, 5.4), several of them at once: it is summed up, and rows that stay move into the places
 //! that became free. Where tokens came one by one, the device also finds out which go: nothing is waited for.
 
-use crate::{device::Ptr, given_up::Places, machine::Machine, pages::PagesView};
+use crate::{device::Ptr, eviction::Places, machine::Machine, pages::PagesView};
 use kvas_backend::{
-    DeviceError, Eviction, Holding, Limits, Order, Program, Store,
+    DeviceError, Eviction, EvictionOrder, Holding, Limits, Program, Store,
     store::{MomentType, PagesDecl, Slake},
 };
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 const MEAN_PART: usize = 512;
 const TILE: usize = 64;
 const MOST_PARTS: usize = 16;
-/// Threads of a block of `slake_absorb.cu` and `slake_again.cu`.
+/// Threads of a block of `slake_absorb.cu` and `slake_evict.cu`.
 const THREADS: usize = 256;
 
 /// `Absorb` of `kernels/slake_absorb.cu`.
@@ -62,7 +62,7 @@ pub(crate) struct MovingView {
 
 /// Where things of one or more layers are in the scratch, in bytes from where it begins for them.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct GivingRoom {
+pub(super) struct EvictionScratch {
     /// `[layers]` of [`LeavingView`], then of [`AbsorbView`], then the tables: what the host brings.
     leaving: usize,
     absorb: usize,
@@ -76,7 +76,7 @@ pub(super) struct GivingRoom {
     bytes: usize,
 }
 
-/// The shape of what is given up: the largest of each layer.
+/// The shape of what is evicted: the largest of each layer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Extent {
     heads: usize,
@@ -109,7 +109,7 @@ fn parts(count: usize) -> usize {
     count.div_ceil(MEAN_PART).min(MOST_PARTS)
 }
 
-impl GivingRoom {
+impl EvictionScratch {
     fn new(extent: Extent, layers: usize) -> Self {
         let Extent { heads, key_dim, value_dim, most, pages } = extent;
         let mut at = 0;
@@ -140,12 +140,12 @@ impl GivingRoom {
 /// Bytes of the scratch for what goes of a layer, whatever that is.
 pub(super) fn scratch_bytes(program: &Program, store: Store, limits: &Limits) -> usize {
     let decl = program.pages(store);
-    if decl.policy.given_up().is_none() {
+    if decl.policy.eviction().is_none() {
         return 0;
     }
     let tokens = limits.most_held(program.page_stores());
     let extent = Extent::default().with(decl, (tokens, tokens.div_ceil(limits.page_size)));
-    GivingRoom::new(extent, 1).bytes
+    EvictionScratch::new(extent, 1).bytes
 }
 
 /// Most tokens of a KV head that the device chooses, one after the other.
@@ -154,7 +154,7 @@ const MOST_CHOSEN: u32 = 1024;
 /// Whether the device can find out which tokens go of a layer: few enough, all of whose scores are remembered, and never one
 /// that stays in any case.
 fn is_short(eviction: &Eviction<'_>, holding: &Holding<'_>, slake: Slake) -> bool {
-    !matches!(eviction.order, Order::Window { .. })
+    !matches!(eviction.order, EvictionOrder::Window { .. })
         && holding.held as usize <= slake.capacity
         && holding.keep >= eviction.sinks + eviction.window
         && holding.held - holding.keep <= MOST_CHOSEN
@@ -178,15 +178,15 @@ impl Machine {
     pub(super) fn evict_again(&mut self, eviction: &Eviction<'_>) -> Result<(), DeviceError> {
         let extent = self.extent(eviction.holdings);
         let at_once = (1..=eviction.holdings.len())
-            .take_while(|layers| GivingRoom::new(extent, *layers).bytes <= self.scratch_size());
+            .take_while(|layers| EvictionScratch::new(extent, *layers).bytes <= self.scratch_size());
         let at_once = at_once.last().unwrap_or(1);
         for holdings in eviction.holdings.chunks(at_once) {
-            let room = GivingRoom::new(extent, holdings.len());
+            let room = EvictionScratch::new(extent, holdings.len());
             let moving = self.bring(eviction, holdings, (room, extent))?;
-            let by_scores = u32::from(eviction.order == Order::Running);
+            let by_scores = u32::from(eviction.order == EvictionOrder::Running);
             let window = eviction.context.saturating_sub(eviction.window);
             let launch =
-                self.kernel("slake_again", "slake_choose")?.grid(extent.heads, holdings.len(), 1).block(THREADS);
+                self.kernel("slake_evict", "slake_choose")?.grid(extent.heads, holdings.len(), 1).block(THREADS);
             let launch =
                 launch.shared(8 * extent.most.next_multiple_of(4)).arg(moving).arg(eviction.slot.0).arg(eviction.sinks);
             launch.arg(window).arg(by_scores).launch()?;
@@ -204,7 +204,7 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let holdings = std::slice::from_ref(holding);
         let extent = self.extent(holdings);
-        let room = GivingRoom::new(extent, 1);
+        let room = EvictionScratch::new(extent, 1);
         let moving = self.bring(eviction, holdings, (room, extent))?;
         self.device.upload(Ptr(moving.gone), &gone.concat())?;
         for (head, moves) in moves.iter().enumerate() {
@@ -224,7 +224,7 @@ impl Machine {
     ) -> Result<(), DeviceError> {
         let holdings = std::slice::from_ref(holding);
         let extent = self.extent(holdings);
-        let room = GivingRoom::new(extent, 1);
+        let room = EvictionScratch::new(extent, 1);
         let moving = self.bring(eviction, holdings, (room, extent))?;
         let of_head: Vec<u32> = (gone.start as u32..gone.end as u32).collect();
         self.device.upload(Ptr(moving.gone), &of_head.repeat(extent.heads))?;
@@ -240,7 +240,7 @@ impl Machine {
 
     /// How sums are stored: in the same way of all layers.
     fn moments(&self, holdings: &[Holding<'_>]) -> MomentType {
-        let slake = holdings.first().and_then(|holding| self.program.pages(holding.store).policy.given_up());
+        let slake = holdings.first().and_then(|holding| self.program.pages(holding.store).policy.eviction());
         slake.map_or(MomentType::Off, |slake| slake.moments)
     }
 
@@ -249,14 +249,14 @@ impl Machine {
         &mut self,
         eviction: &Eviction<'_>,
         holdings: &[Holding<'_>],
-        (room, extent): (GivingRoom, Extent),
+        (room, extent): (EvictionScratch, Extent),
     ) -> Result<MovingView, DeviceError> {
         let scratch = self.scratch();
         assert!(room.bytes <= self.scratch_size(), "{room:?}: there are {} bytes", self.scratch_size());
         let (mut leaving, mut absorb, mut tables) = (Vec::new(), Vec::new(), Vec::<u32>::new());
         for (number, holding) in holdings.iter().enumerate() {
             let layer = self.program.bounded_stores().take_while(|store| *store != holding.store).count();
-            let marks = self.given_up.of_mut(holding.store).marks(eviction.slot);
+            let marks = self.eviction_state.of_mut(holding.store).marks(eviction.slot);
             leaving.push(LeavingView {
                 layer: layer as u32,
                 table: tables.len() as u32,
@@ -276,7 +276,7 @@ impl Machine {
         bytes.resize(room.tables, 0);
         bytes.extend_from_slice(bytemuck::cast_slice(&tables));
         self.device.upload(scratch, &bytes)?;
-        let (layers, _) = self.given_up.layers();
+        let (layers, _) = self.eviction_state.layers();
         Ok(MovingView {
             layers: layers.0,
             leaving: scratch.at(room.leaving).0,
@@ -297,11 +297,11 @@ impl Machine {
         ([table, gone], sums): ([Ptr; 2], [usize; 4]),
     ) -> AbsorbView {
         let scratch = self.scratch();
-        let given_up = self.given_up.of_mut(holding.store);
-        let keeps = eviction.absorb && given_up.moments() != MomentType::Off;
+        let eviction_state = self.eviction_state.of_mut(holding.store);
+        let keeps = eviction.absorb && eviction_state.moments() != MomentType::Off;
         let count = if keeps { (holding.held - holding.keep) as usize } else { 0 };
-        let Places { vectors, covariances, .. } = given_up.places(eviction.slot);
-        let marks = given_up.marks_mut(eviction.slot);
+        let Places { vectors, covariances, .. } = eviction_state.places(eviction.slot);
+        let marks = eviction_state.marks_mut(eviction.slot);
         let before = marks.count;
         marks.count += count as f32;
         let [sums, means, products, squares] = sums.map(|at| scratch.at(at).0);
@@ -328,13 +328,13 @@ impl Machine {
         &mut self,
         eviction: &Eviction<'_>,
         holdings: &[Holding<'_>],
-        (room, extent, moving): (GivingRoom, Extent, MovingView),
+        (room, extent, moving): (EvictionScratch, Extent, MovingView),
     ) -> Result<(), DeviceError> {
         if eviction.absorb {
             self.absorb(self.moments(holdings), (room, extent), holdings.len())?;
         }
         for holding in holdings {
-            self.given_up.of_mut(holding.store).settled(eviction, holding.keep);
+            self.eviction_state.of_mut(holding.store).settled(eviction, holding.keep);
         }
         if extent.most == 0 {
             return Ok(());
@@ -349,7 +349,7 @@ impl Machine {
     fn absorb(
         &self,
         moments: MomentType,
-        (room, extent): (GivingRoom, Extent),
+        (room, extent): (EvictionScratch, Extent),
         layers: usize,
     ) -> Result<(), DeviceError> {
         let Extent { heads, key_dim, value_dim, most, .. } = extent;
@@ -399,11 +399,13 @@ mod tests {
             is_short(&eviction, &Holding { store: Store(0), table: &[], held, keep }, slake)
         };
         assert!(
-            chooses(Order::Running, 976, 960) && chooses(Order::Recency, 4144, 3120) && chooses(Order::Running, 36, 36)
+            chooses(EvictionOrder::Running, 976, 960)
+                && chooses(EvictionOrder::Recency, 4144, 3120)
+                && chooses(EvictionOrder::Running, 36, 36)
         );
-        assert!(!chooses(Order::Window { gamma: 200.0 }, 976, 960));
-        assert!(!chooses(Order::Recency, 4145, 4144) && !chooses(Order::Recency, 4144, 3119));
-        assert!(!chooses(Order::Running, 51, 35));
+        assert!(!chooses(EvictionOrder::Window { gamma: 200.0 }, 976, 960));
+        assert!(!chooses(EvictionOrder::Recency, 4145, 4144) && !chooses(EvictionOrder::Recency, 4144, 3119));
+        assert!(!chooses(EvictionOrder::Running, 51, 35));
     }
 
     #[test]
@@ -413,7 +415,7 @@ mod tests {
         let decl = PagesDecl { kv_heads: 8, key_dim: 128, value_dim: 64, layout, policy };
         for (most, layers) in [(16, 32), (0, 2), (513, 3), (1 << 17, 1)] {
             let extent = Extent::default().with(&decl, (most, 70));
-            let room = GivingRoom::new(extent, layers);
+            let room = EvictionScratch::new(extent, layers);
             let ends: Vec<usize> = (0..layers).flat_map(|number| room.of_sums(number)).chain([room.bytes]).collect();
             let products = 4 * 8 * 128 * 64 * extent.parts();
             for sums in ends.chunks(4).filter(|sums| sums.len() == 4) {
@@ -423,7 +425,7 @@ mod tests {
             assert!(room.moves - room.gone >= 4 * layers * 8 * most && room.gone - room.tables >= 4 * layers * 70);
             assert!(room.counts - room.moves >= 8 * layers * 8 * most && room.tables - room.absorb >= 120 * layers);
         }
-        let few = GivingRoom::new(Extent::default().with(&decl, (16, 70)), 32);
+        let few = EvictionScratch::new(Extent::default().with(&decl, (16, 70)), 32);
         assert!(few.bytes < 32 << 20, "{few:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! The ways in which a sequence holds fewer tokens than it has.
 
-use super::{Bound, Layout, Schedule, Shares};
+use super::{Bound, BoundedLayers, Schedule, Shares};
 use kvas_backend::{Limits, Program};
 
 /// What becomes of keys and values.
@@ -8,9 +8,9 @@ use kvas_backend::{Limits, Program};
 pub enum PolicyKind {
     /// They are held.
     Full,
-    /// They are given up head by head.
+    /// They are evicted head by head.
     Slake,
-    /// They are given up in segments.
+    /// They are evicted in segments.
     EdgeInfinite,
 }
 
@@ -35,41 +35,41 @@ impl PolicyKind {
 
 /// How many tokens a sequence holds, and which.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Keeping {
+pub enum EvictionPolicy {
     /// So many in each layer, on average.
     Budget(Bound),
     /// The first and the last ones.
     Segments(Schedule),
 }
 
-impl From<Bound> for Keeping {
+impl From<Bound> for EvictionPolicy {
     fn from(bound: Bound) -> Self {
-        Keeping::Budget(bound)
+        EvictionPolicy::Budget(bound)
     }
 }
 
-impl Keeping {
+impl EvictionPolicy {
     /// Its kind.
     pub const fn kind(&self) -> PolicyKind {
         match self {
-            Keeping::Budget(_) => PolicyKind::Slake,
-            Keeping::Segments(_) => PolicyKind::EdgeInfinite,
+            EvictionPolicy::Budget(_) => PolicyKind::Slake,
+            EvictionPolicy::Segments(_) => PolicyKind::EdgeInfinite,
         }
     }
 
     /// The budget, if there is one.
     pub const fn budget(&self) -> Option<&Bound> {
         match self {
-            Keeping::Budget(bound) => Some(bound),
-            Keeping::Segments(_) => None,
+            EvictionPolicy::Budget(bound) => Some(bound),
+            EvictionPolicy::Segments(_) => None,
         }
     }
 
     /// The schedule, if there is one.
     pub const fn segments(&self) -> Option<&Schedule> {
         match self {
-            Keeping::Budget(_) => None,
-            Keeping::Segments(schedule) => Some(schedule),
+            EvictionPolicy::Budget(_) => None,
+            EvictionPolicy::Segments(schedule) => Some(schedule),
         }
     }
 
@@ -77,58 +77,60 @@ impl Keeping {
     /// that meet a memory.
     pub const fn read_anew(&self, prompt: u32) -> u32 {
         match self {
-            Keeping::Budget(bound) => bound.window as u32,
-            Keeping::Segments(schedule) => schedule.read_anew(prompt),
+            EvictionPolicy::Budget(bound) => bound.window as u32,
+            EvictionPolicy::Segments(schedule) => schedule.read_anew(prompt),
         }
     }
 
-    /// Most tokens of a prompt that may have been given up of every layer by those from whom it is gone on.
-    pub const fn most_given_up(&self, prompt: u32) -> u32 {
+    /// Most tokens of a prompt that may have been evicted of every layer by those from whom it is gone on.
+    pub const fn most_evicted(&self, prompt: u32) -> u32 {
         match self {
-            Keeping::Budget(_) => u32::MAX,
-            Keeping::Segments(schedule) => schedule.given_up(prompt),
+            EvictionPolicy::Budget(_) => u32::MAX,
+            EvictionPolicy::Segments(schedule) => schedule.evicted(prompt),
         }
     }
 
-    /// What has to be the same so that one program goes on from what another one has given up: names and values, by turns.
+    /// What has to be the same so that one program goes on from what another one has evicted: names and values, by turns.
     /// None if a device that was prepared for so much holds all tokens.
     pub fn identity(&self, program: &Program, limits: &Limits) -> Option<String> {
         match self {
-            Keeping::Budget(bound) => Layout::prepared(program, limits).map(|layout| bound.identity(&layout)),
-            Keeping::Segments(schedule) => program.segments().map(|segments| schedule.identity(segments)),
+            EvictionPolicy::Budget(bound) => {
+                BoundedLayers::prepared(program, limits).map(|layout| bound.identity(&layout))
+            }
+            EvictionPolicy::Segments(schedule) => program.segments().map(|segments| schedule.identity(segments)),
         }
     }
 
     /// Whether a sequence of so many tokens may hold all of them: those behind them decide what becomes of them.
     pub const fn may_hold_all(&self, length: u32) -> bool {
         match self {
-            Keeping::Budget(_) => true,
-            Keeping::Segments(schedule) => schedule.given_up(length) == 0,
+            EvictionPolicy::Budget(_) => true,
+            EvictionPolicy::Segments(schedule) => schedule.evicted(length) == 0,
         }
     }
 
     /// Values that it has to remember then: of its last queries.
     pub fn elements_while_whole(&self, program: &Program) -> usize {
         match self {
-            Keeping::Budget(_) => program.given_up_elements(),
-            Keeping::Segments(_) => 0,
+            EvictionPolicy::Budget(_) => program.evicted_elements(),
+            EvictionPolicy::Segments(_) => 0,
         }
     }
 
-    /// Whether a sequence of so many tokens may hold so many of them in each page store, and have given up the others.
+    /// Whether a sequence of so many tokens may hold so many of them in each page store, and have evicted the others.
     pub fn may_hold(&self, (program, limits): (&Program, &Limits), length: u32, held: &[u32], shares: &Shares) -> bool {
         if held.len() != program.page_stores() || held.iter().any(|held| *held > length) {
             return false;
         }
         match self {
-            Keeping::Budget(bound) => {
+            EvictionPolicy::Budget(bound) => {
                 let bounded: Vec<u32> =
                     program.bounded_stores().map(|store| held[program.page_ordinal(store)]).collect();
                 let all_held = || held.iter().filter(|held| **held == length).count();
-                Layout::prepared(program, limits).is_some_and(|layout| bound.may_hold(&layout, &bounded, shares))
+                BoundedLayers::prepared(program, limits).is_some_and(|layout| bound.may_hold(&layout, &bounded, shares))
                     && all_held() >= held.len() - bounded.len()
             }
-            Keeping::Segments(schedule) => {
+            EvictionPolicy::Segments(schedule) => {
                 let is_alike = |all: &[u32], most: u32| all.iter().all(|one| *one == all[0] && *one <= most);
                 is_alike(held, length)
                     && shares.stayed.len() == held.len()
@@ -139,7 +141,7 @@ impl Keeping {
     }
 }
 
-/// What one [`Keeping::identity`] says otherwise than another one, in a line: `window 32, expected 16`.
+/// What one [`EvictionPolicy::identity`] says otherwise than another one, in a line: `window 32, expected 16`.
 pub fn difference(found: &str, expected: &str) -> String {
     let pairs = |text: &str| -> Vec<(String, String)> {
         let words: Vec<&str> = text.split_whitespace().collect();

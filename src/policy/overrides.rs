@@ -1,12 +1,12 @@
 //! What a request says about how many tokens its sequence holds, besides what is usual here.
 
-use super::{Bound, Keeping, Layout, PolicyKind, Score};
+use super::{Bound, BoundedLayers, EvictionPolicy, EvictionScore, PolicyKind};
 use kvas_backend::store::MomentType;
 
 /// What a request says; what it does not is as usual.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct BoundWish {
-    /// Which tokens are given up, if any.
+pub struct BoundOverrides {
+    /// Which tokens are evicted, if any.
     pub policy: Option<PolicyKind>,
     /// [`Bound::budget`]
     pub budget: Option<usize>,
@@ -15,15 +15,19 @@ pub struct BoundWish {
     /// [`Bound::sinks`]
     pub sinks: Option<usize>,
     /// [`Bound::score`]
-    pub score: Option<Score>,
+    pub score: Option<EvictionScore>,
     /// [`Bound::mass_cap`]
     pub mass_cap: Option<f32>,
 }
 
-impl BoundWish {
+impl BoundOverrides {
     /// What a request is to hold, where `usual` is that of a request that says nothing. Fails in one line if there is no
     /// room for it, or the device holds all tokens.
-    pub fn within(&self, usual: Option<Keeping>, layout: Option<Layout>) -> Result<Option<Keeping>, String> {
+    pub fn within(
+        &self,
+        usual: Option<EvictionPolicy>,
+        layout: Option<BoundedLayers>,
+    ) -> Result<Option<EvictionPolicy>, String> {
         let started = |what: &str, kind: PolicyKind| {
             Err(format!("{what}, expected a server that was started with --kv-policy {}", kind.name()))
         };
@@ -31,14 +35,18 @@ impl BoundWish {
         // As on the command line: it says something of a policy, and chooses none.
         if let Some(field) = self.of_slake().filter(|_| wanted != PolicyKind::Slake) {
             return match usual {
-                Some(Keeping::Budget(_)) => Err(format!("{field} with kv_policy {}, expected slake", wanted.name())),
-                Some(Keeping::Segments(_)) | None => started(field, PolicyKind::Slake),
+                Some(EvictionPolicy::Budget(_)) => {
+                    Err(format!("{field} with kv_policy {}, expected slake", wanted.name()))
+                }
+                Some(EvictionPolicy::Segments(_)) | None => started(field, PolicyKind::Slake),
             };
         }
         match (wanted, usual, layout) {
             (PolicyKind::Full, _, _) => Ok(None),
-            (PolicyKind::EdgeInfinite, Some(keeping @ Keeping::Segments(_)), _) => Ok(Some(keeping)),
-            (PolicyKind::Slake, Some(Keeping::Budget(usual)), Some(layout)) => {
+            (PolicyKind::EdgeInfinite, Some(eviction_policy @ EvictionPolicy::Segments(_)), _) => {
+                Ok(Some(eviction_policy))
+            }
+            (PolicyKind::Slake, Some(EvictionPolicy::Budget(usual)), Some(layout)) => {
                 self.changed(usual, &layout).map(|bound| Some(bound.into()))
             }
             (kind @ (PolicyKind::EdgeInfinite | PolicyKind::Slake), _, _) => {
@@ -60,7 +68,7 @@ impl BoundWish {
     }
 
     /// What is usual, but for what a request says.
-    fn changed(&self, usual: Bound, layout: &Layout) -> Result<Bound, String> {
+    fn changed(&self, usual: Bound, layout: &BoundedLayers) -> Result<Bound, String> {
         let bound = Bound {
             budget: self.budget.unwrap_or(usual.budget),
             window: self.window.unwrap_or(usual.window),
@@ -76,7 +84,7 @@ impl BoundWish {
 
 impl Bound {
     /// Refuses in one line what there is no room for, by these names of the budget and the window.
-    pub fn check(&self, layout: &Layout, [budget, window]: [&str; 2]) -> Result<(), String> {
+    pub fn check(&self, layout: &BoundedLayers, [budget, window]: [&str; 2]) -> Result<(), String> {
         if self.window == 0 || self.window > layout.window {
             return Err(format!("{window} {}, expected 1 to {}", self.window, layout.window));
         }
@@ -107,8 +115,8 @@ mod tests {
     use crate::policy::{Absorbing, Schedule};
     use kvas_backend::store::{MemoryKeys, SegmentMemory};
 
-    const LAYOUT: Layout =
-        Layout { layers: 2, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
+    const LAYOUT: BoundedLayers =
+        BoundedLayers { layers: 2, page_size: 16, most: 1024, moment_rows: 60, window: 32, moments: MomentType::F32 };
 
     /// What is said of the smallest budget adds up to it.
     #[test]
@@ -127,34 +135,34 @@ mod tests {
 
     #[test]
     fn a_request_changes_what_is_usual_or_nothing() {
-        let usual = Some(Keeping::from(Bound::new(512)));
-        let none = BoundWish::default();
+        let usual = Some(EvictionPolicy::from(Bound::new(512)));
+        let none = BoundOverrides::default();
         assert_eq!(none.within(None, None), Ok(None));
         assert_eq!(none.within(usual, Some(LAYOUT)), Ok(usual));
-        assert_eq!(BoundWish { policy: Some(PolicyKind::Full), ..none }.within(usual, Some(LAYOUT)), Ok(None));
-        let smaller = BoundWish { budget: Some(200), score: Some(Score::Vabs), ..none };
-        let keeping = smaller.within(usual, Some(LAYOUT)).unwrap().unwrap();
-        let bound = keeping.budget().unwrap();
-        assert_eq!((bound.budget, bound.score, bound.window), (200, Score::Vabs, 32));
+        assert_eq!(BoundOverrides { policy: Some(PolicyKind::Full), ..none }.within(usual, Some(LAYOUT)), Ok(None));
+        let smaller = BoundOverrides { budget: Some(200), score: Some(EvictionScore::Vabs), ..none };
+        let eviction_policy = smaller.within(usual, Some(LAYOUT)).unwrap().unwrap();
+        let bound = eviction_policy.budget().unwrap();
+        assert_eq!((bound.budget, bound.score, bound.window), (200, EvictionScore::Vabs, 32));
         let (absorbing, memory) = (Absorbing::InPlace, SegmentMemory::Matrix(MemoryKeys::Rotated));
         let schedule = Schedule { sink: 4, window: 8, segment: 16, absorbing, memory };
-        let segments = Some(Keeping::Segments(schedule));
-        let edge = BoundWish { policy: Some(PolicyKind::EdgeInfinite), ..none };
+        let segments = Some(EvictionPolicy::Segments(schedule));
+        let edge = BoundOverrides { policy: Some(PolicyKind::EdgeInfinite), ..none };
         assert_eq!((none.within(segments, None), edge.within(segments, None)), (Ok(segments), Ok(segments)));
-        assert_eq!(BoundWish { policy: Some(PolicyKind::Full), ..none }.within(segments, None), Ok(None));
+        assert_eq!(BoundOverrides { policy: Some(PolicyKind::Full), ..none }.within(segments, None), Ok(None));
         for refused in [
             edge.within(None, None),
             edge.within(usual, Some(LAYOUT)),
-            BoundWish { budget: Some(200), ..none }.within(segments, None),
-            BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(segments, None),
+            BoundOverrides { budget: Some(200), ..none }.within(segments, None),
+            BoundOverrides { policy: Some(PolicyKind::Slake), ..none }.within(segments, None),
             smaller.within(None, None),
-            BoundWish { policy: Some(PolicyKind::Full), ..smaller }.within(usual, Some(LAYOUT)),
-            BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(None, None),
-            BoundWish { policy: Some(PolicyKind::Slake), ..none }.within(None, Some(LAYOUT)),
-            BoundWish { budget: Some(100), ..none }.within(usual, Some(LAYOUT)),
-            BoundWish { budget: Some(5000), ..none }.within(usual, Some(LAYOUT)),
-            BoundWish { window: Some(33), ..none }.within(usual, Some(LAYOUT)),
-            BoundWish { window: Some(0), ..none }.within(usual, Some(LAYOUT)),
+            BoundOverrides { policy: Some(PolicyKind::Full), ..smaller }.within(usual, Some(LAYOUT)),
+            BoundOverrides { policy: Some(PolicyKind::Slake), ..none }.within(None, None),
+            BoundOverrides { policy: Some(PolicyKind::Slake), ..none }.within(None, Some(LAYOUT)),
+            BoundOverrides { budget: Some(100), ..none }.within(usual, Some(LAYOUT)),
+            BoundOverrides { budget: Some(5000), ..none }.within(usual, Some(LAYOUT)),
+            BoundOverrides { window: Some(33), ..none }.within(usual, Some(LAYOUT)),
+            BoundOverrides { window: Some(0), ..none }.within(usual, Some(LAYOUT)),
         ] {
             let error = refused.unwrap_err();
             assert!(!error.contains('\n') && (error.contains("kv_") || error.contains("slake_")), "{error}");

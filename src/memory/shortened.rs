@@ -1,42 +1,42 @@
-//! Prefixes of which tokens were given up: kept with what their slots remember of these, and good only for who goes on
-//! from their very end and gives up tokens in the same way.
+//! Prefixes of which tokens were evicted: kept with what their slots remember of these, and good only for who goes on
+//! from their very end and evicts tokens in the same way.
 
-use super::{DeviceWork, Evicted, Full, Kept, Memory, Scope, SequenceId, prefix};
-use crate::policy::{Keeping, Shares};
+use super::{CachedPrefixes, DeviceWork, EvictedPrefix, Full, Memory, Scope, SequenceId, prefix};
+use crate::policy::{EvictionPolicy, Shares};
 use kvas_backend::{Page, Slot};
 use prefix::{Gone, Need};
 
-/// What was given up of a kept prefix.
+/// What was evicted of a kept prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GivenUp {
+pub struct EvictionRecord {
     /// By page store: tokens that are held.
     pub held: Vec<u32>,
-    /// What stayed when tokens were given up last, and what may be held.
+    /// What stayed when tokens were evicted last, and what may be held.
     pub shares: Shares,
 }
 
-/// A prefix of which tokens were given up, and where what is left of it is.
+/// A prefix of which tokens were evicted, and where what is left of it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shortened {
     /// All its tokens.
     pub length: u32,
-    /// How tokens were given up.
-    pub keeping: Keeping,
+    /// How tokens were evicted.
+    pub eviction_policy: EvictionPolicy,
     /// Those that are not held.
-    pub given_up: GivenUp,
+    pub eviction: EvictionRecord,
     /// What remembers these, and holds the state.
     pub slot: Slot,
     /// One page table per page store, covering the tokens that are held.
     pub tables: Vec<Vec<Page>>,
 }
 
-impl GivenUp {
-    /// Tokens that a prefix of so many has given up in every page store, where all gave up as many.
+impl EvictionRecord {
+    /// Tokens that a prefix of so many has evicted in every page store, where all evicted as many.
     pub fn tokens(&self, length: u32) -> u32 {
         length - self.held.first().copied().unwrap_or(length).min(length)
     }
 
-    /// Of a prefix of so many tokens, in so many page stores, that holds all of them and was read by who gives up tokens.
+    /// Of a prefix of so many tokens, in so many page stores, that holds all of them and was read by who evicts tokens.
     fn nothing(length: u32, stores: usize) -> Self {
         Self { held: vec![length; stores], shares: Shares::new(Vec::new(), Vec::new(), 0) }
     }
@@ -47,18 +47,19 @@ impl GivenUp {
 }
 
 impl Memory {
-    /// From now on a sequence gives up tokens in this way, or none.
-    pub fn keep(&mut self, id: SequenceId, keeping: Option<Keeping>) {
-        self.get_mut(id).keeping = keeping;
+    /// From now on a sequence evicts tokens in this way, or none.
+    pub fn keep(&mut self, id: SequenceId, eviction_policy: Option<EvictionPolicy>) {
+        self.get_mut(id).eviction_policy = eviction_policy;
     }
 
-    /// What of a prompt a sequence may begin with: most tokens of what holds all of its own, and what has given up tokens in
+    /// What of a prompt a sequence may begin with: most tokens of what holds all of its own, and what has evicted tokens in
     /// its way, if it has one.
-    pub fn may_begin_with(&self, id: SequenceId, prompt: &[u32]) -> (u32, Option<Keeping>) {
+    pub fn may_begin_with(&self, id: SequenceId, prompt: &[u32]) -> (u32, Option<EvictionPolicy>) {
         let (sequence, tokens) = (self.get(id), prompt.len() as u32);
-        // Of pages alone a part serves as well, but where segments are given up it is little.
-        let is_cut = sequence.keeping.as_ref().is_some_and(|keeping| keeping.segments().is_some());
-        (tokens.saturating_sub(if is_cut { sequence.asked.max(1) } else { 1 }), sequence.keeping)
+        // Of pages alone a part serves as well, but where segments are evicted it is little.
+        let is_cut =
+            sequence.eviction_policy.as_ref().is_some_and(|eviction_policy| eviction_policy.segments().is_some());
+        (tokens.saturating_sub(if is_cut { sequence.asked.max(1) } else { 1 }), sequence.eviction_policy)
     }
 
     /// A live sequence, whose committed tokens `own` are, is about to be emptied: that is told as if a prefix gave way.
@@ -67,38 +68,39 @@ impl Memory {
             return;
         }
         let (mut kept, scope, length) = (self.kept_of(id, own, own), self.get(id).scope, own.len() as u32);
-        let has_given_up = self.get(id).shares.is_some();
-        kept.shortened.retain(|cut| has_given_up && cut.length == length);
-        let is_told = if has_given_up { !kept.shortened.is_empty() } else { kept.length == length };
-        if has_given_up {
+        let has_evicted = self.get(id).shares.is_some();
+        kept.shortened.retain(|cut| has_evicted && cut.length == length);
+        let is_told = if has_evicted { !kept.shortened.is_empty() } else { kept.length == length };
+        if has_evicted {
             let tables = vec![Vec::new(); self.stores.len()];
-            kept = Kept { tables, shortened: kept.shortened, ..Kept::default() };
+            kept = CachedPrefixes { tables, shortened: kept.shortened, ..CachedPrefixes::default() };
         }
         let mut ends: Vec<u32> = self.prefixes.kept(scope, own).map(|(length, _)| length).collect();
-        ends.retain(|end| !has_given_up && *end < length);
+        ends.retain(|end| !has_evicted && *end < length);
         ends.push(length);
         if let Some(evicted) = self.evicted.as_mut().filter(|_| is_told) {
-            evicted.push(Evicted { scope, tokens: own.to_vec(), saved: length, kept, ends, goes_on: false });
+            evicted.push(EvictedPrefix { scope, tokens: own.to_vec(), saved: length, kept, ends, goes_on: false });
         }
     }
 
-    /// Tokens that a sequence has given up in segments.
+    /// Tokens that a sequence has evicted in segments.
     fn absorbed(&self, id: SequenceId) -> u32 {
         self.committed(id) - self.held(id)
     }
 
-    /// True if a sequence has given up segments, and no more than reading `prompt` would.
+    /// True if a sequence has evicted segments, and no more than reading `prompt` would.
     pub(super) fn may_go_on(&self, id: SequenceId, prompt: &[u32]) -> bool {
-        let schedule = self.get(id).keeping.as_ref().and_then(Keeping::segments).filter(|_| self.absorbed(id) > 0);
-        schedule.is_some_and(|schedule| self.absorbed(id) <= schedule.given_up(prompt.len() as u32))
+        let schedule =
+            self.get(id).eviction_policy.as_ref().and_then(EvictionPolicy::segments).filter(|_| self.absorbed(id) > 0);
+        schedule.is_some_and(|schedule| self.absorbed(id) <= schedule.evicted(prompt.len() as u32))
     }
 
-    /// Remembers what a sequence has read that has given up tokens.
-    pub(super) fn seal_absorbed(&mut self, id: SequenceId, tokens: &[u32]) -> Option<DeviceWork> {
+    /// Remembers what a sequence has read that has evicted tokens.
+    pub(super) fn seal_shortened(&mut self, id: SequenceId, tokens: &[u32]) -> Option<DeviceWork> {
         let sequence = self.get(id);
         let (live, scope, tables) = (sequence.slot, sequence.scope, sequence.tables.clone());
-        let given_up = self.given_up(id)?;
-        if self.absorbed.keeps(scope, tokens) {
+        let eviction = self.eviction(id)?;
+        if self.shortened.keeps(scope, tokens) {
             return None;
         }
         while self.kept_prefixes() >= self.most_prefixes {
@@ -106,45 +108,45 @@ impl Memory {
         }
         let slot = self.take_spare_slot()?;
         tables.iter().flatten().for_each(|page| self.pages.share(*page));
-        self.absorbed.insert(scope, tokens, prefix::Entry { slot: Some(slot), tables, given_up: Some(given_up) });
+        self.shortened.insert(scope, tokens, prefix::Entry { slot: Some(slot), tables, eviction: Some(eviction) });
         Some(DeviceWork { copy_slots: vec![(live, slot)], ..DeviceWork::default() })
     }
 
-    /// What a sequence has given up, if anything, and how.
-    fn given_up(&self, id: SequenceId) -> Option<(Keeping, GivenUp)> {
+    /// What a sequence has evicted, if anything, and how.
+    fn eviction(&self, id: SequenceId) -> Option<(EvictionPolicy, EvictionRecord)> {
         let sequence = self.get(id);
-        let (keeping, shares) = (sequence.keeping?, sequence.shares.clone()?);
-        Some((keeping, GivenUp { held: sequence.held.clone(), shares }))
+        let (eviction_policy, shares) = (sequence.eviction_policy?, sequence.shares.clone()?);
+        Some((eviction_policy, EvictionRecord { held: sequence.held.clone(), shares }))
     }
 
-    /// The prefixes of `tokens` that are kept of which tokens were given up, ascending, and what the sequence `id` holds,
+    /// The prefixes of `tokens` that are kept of which tokens were evicted, ascending, and what the sequence `id` holds,
     /// whose committed tokens `own` are, if it is one of these.
     pub(super) fn kept_shortened(&self, id: SequenceId, own: &[u32], tokens: &[u32]) -> Vec<Shortened> {
         let live = self.get(id);
         let of_entry =
             |(length, entry): (u32, &prefix::Entry)| entry.slot.and_then(|slot| shortened(length, slot, entry));
-        let mut all: Vec<Shortened> = self.absorbed.kept(live.scope, tokens).filter_map(of_entry).collect();
-        all.retain(|shortened| !shortened.given_up.is_nothing());
+        let mut all: Vec<Shortened> = self.shortened.kept(live.scope, tokens).filter_map(of_entry).collect();
+        all.retain(|shortened| !shortened.eviction.is_nothing());
         let is_new = all.last().is_none_or(|last| last.length < live.committed) && tokens.starts_with(own);
-        if let Some((keeping, given_up)) = self.given_up(id).filter(|_| is_new) {
+        if let Some((eviction_policy, eviction)) = self.eviction(id).filter(|_| is_new) {
             let (length, slot, tables) = (live.committed, live.slot, live.tables.clone());
-            all.push(Shortened { length, keeping, given_up, slot, tables });
+            all.push(Shortened { length, eviction_policy, eviction, slot, tables });
         }
         all
     }
 
-    /// Keeps `tokens`, some of which were given up in some way, in a scope, and says where the bytes of what is left belong;
+    /// Keeps `tokens`, some of which were evicted in some way, in a scope, and says where the bytes of what is left belong;
     /// `None` if they are kept. Other prefixes give way.
     pub fn restore_shortened(
         &mut self,
         scope: Scope,
         tokens: &[u32],
-        (keeping, given_up): (Keeping, GivenUp),
+        (eviction_policy, eviction): (EvictionPolicy, EvictionRecord),
     ) -> Result<Option<Shortened>, Full> {
-        if self.absorbed.keeps(scope, tokens) {
+        if self.shortened.keeps(scope, tokens) {
             return Ok(None);
         }
-        let pages: Vec<usize> = given_up.held.iter().map(|held| self.pages_of(*held)).collect();
+        let pages: Vec<usize> = eviction.held.iter().map(|held| self.pages_of(*held)).collect();
         let short = |memory: &Self| {
             let of_arena = |arena: usize| memory.stores.iter().zip(&pages).filter(move |(of, _)| **of == arena);
             memory.pages.short_of(|arena| of_arena(arena).map(|(_, pages)| *pages).sum())
@@ -162,31 +164,37 @@ impl Memory {
         let mut page = |arena: usize| self.pages.take(arena).expect("as many as needed are free");
         let table = |(arena, pages): (&usize, &usize)| (0..*pages).map(|_| page(*arena)).collect();
         let tables: Vec<Vec<Page>> = self.stores.iter().zip(&pages).map(table).collect();
-        let entry = prefix::Entry { slot: Some(slot), tables, given_up: Some((keeping, given_up)) };
+        let entry = prefix::Entry { slot: Some(slot), tables, eviction: Some((eviction_policy, eviction)) };
         let restored = shortened(tokens.len() as u32, slot, &entry);
-        self.absorbed.insert(scope, tokens, entry);
+        self.shortened.insert(scope, tokens, entry);
         Ok(restored)
     }
 
-    /// How `tokens`, which are all held, are given up by who has read them, and the slot that remembers what decides that: the
+    /// How `tokens`, which are all held, are evicted by who has read them, and the slot that remembers what decides that: the
     /// sequence `id`, whose committed tokens they are then, or a prefix that was loaded.
-    pub fn whole(&self, id: SequenceId, tokens: &[u32]) -> Option<(Keeping, Slot)> {
+    pub fn whole(&self, id: SequenceId, tokens: &[u32]) -> Option<(EvictionPolicy, Slot)> {
         let (live, length) = (self.get(id), tokens.len());
-        let of_live = live.keeping.filter(|_| live.shares.is_none() && live.committed as usize == length && length > 0);
+        let of_live =
+            live.eviction_policy.filter(|_| live.shares.is_none() && live.committed as usize == length && length > 0);
         let of_entry = |(_, entry): (u32, &prefix::Entry)| {
-            let (keeping, _) = entry.given_up.as_ref().filter(|(_, given_up)| given_up.is_nothing())?;
-            Some((*keeping, entry.slot?))
+            let (eviction_policy, _) = entry.eviction.as_ref().filter(|(_, eviction)| eviction.is_nothing())?;
+            Some((*eviction_policy, entry.slot?))
         };
         let kept =
-            || self.absorbed.kept(live.scope, tokens).filter(|(at, _)| *at as usize == length).find_map(of_entry);
-        let found = of_live.map(|keeping| (keeping, live.slot)).or_else(kept);
-        found.filter(|(keeping, _)| keeping.may_hold_all(length as u32))
+            || self.shortened.kept(live.scope, tokens).filter(|(at, _)| *at as usize == length).find_map(of_entry);
+        let found = of_live.map(|eviction_policy| (eviction_policy, live.slot)).or_else(kept);
+        found.filter(|(eviction_policy, _)| eviction_policy.may_hold_all(length as u32))
     }
 
-    /// Keeps `tokens`, which are kept and all held, for those that give up tokens in a way and go on from their very end. Says
+    /// Keeps `tokens`, which are kept and all held, for those that evict tokens in a way and go on from their very end. Says
     /// where what such a sequence remembers belongs; `None` if it is kept, or there is no room. Other prefixes give way.
-    pub fn restore_whole(&mut self, scope: Scope, tokens: &[u32], keeping: Keeping) -> Option<Shortened> {
-        if self.absorbed.keeps(scope, tokens) || self.spare.total().min(self.most_prefixes) == 0 {
+    pub fn restore_whole(
+        &mut self,
+        scope: Scope,
+        tokens: &[u32],
+        eviction_policy: EvictionPolicy,
+    ) -> Option<Shortened> {
+        if self.shortened.keeps(scope, tokens) || self.spare.total().min(self.most_prefixes) == 0 {
             return None;
         }
         let (length, stores) = (tokens.len() as u32, self.stores.len());
@@ -196,48 +204,48 @@ impl Memory {
         let has_place = |memory: &Self| memory.spare.free() > 0 && memory.kept_prefixes() < memory.most_prefixes;
         while !has_place(self) && self.drop_a_prefix(Need::Place) {}
         let slot = self.spare.take().expect("there is nothing else");
-        let given_up = Some((keeping, GivenUp::nothing(length, stores)));
-        let entry = prefix::Entry { slot: Some(slot), tables, given_up };
+        let eviction = Some((eviction_policy, EvictionRecord::nothing(length, stores)));
+        let entry = prefix::Entry { slot: Some(slot), tables, eviction };
         let restored = shortened(length, slot, &entry);
-        self.absorbed.insert(scope, tokens, entry);
+        self.shortened.insert(scope, tokens, entry);
         restored
     }
 
-    /// The longest kept prefix of a prompt that has given up tokens as the sequence does, of segments no more than reading
+    /// The longest kept prefix of a prompt that has evicted tokens as the sequence does, of segments no more than reading
     /// the prompt would, and its length.
-    pub(super) fn find_absorbed(&self, id: SequenceId, prompt: &[u32]) -> Option<(prefix::Node, u32)> {
-        let keeping = self.get(id).keeping?;
-        let most = keeping.most_given_up(prompt.len() as u32);
+    pub(super) fn find_shortened(&self, id: SequenceId, prompt: &[u32]) -> Option<(prefix::Node, u32)> {
+        let eviction_policy = self.get(id).eviction_policy?;
+        let most = eviction_policy.most_evicted(prompt.len() as u32);
         let fits = |length: u32, entry: &prefix::Entry| {
-            let given_up = entry.given_up.as_ref();
-            given_up.is_some_and(|(how, given_up)| *how == keeping && given_up.tokens(length) <= most)
+            let eviction = entry.eviction.as_ref();
+            eviction.is_some_and(|(how, eviction)| *how == eviction_policy && eviction.tokens(length) <= most)
         };
-        self.absorbed.longest(self.get(id).scope, &prompt[..prompt.len() - 1], fits)
+        self.shortened.longest(self.get(id).scope, &prompt[..prompt.len() - 1], fits)
     }
 
     /// Sets a sequence to such a prefix.
-    pub(super) fn go_back_to_absorbed(
+    pub(super) fn go_back_to_shortened(
         &mut self,
         id: SequenceId,
         (node, length): (prefix::Node, u32),
     ) -> (u32, DeviceWork) {
-        let kept = self.absorbed.take_notice(node);
+        let kept = self.shortened.take_notice(node);
         let (slot, tables) = (kept.slot.expect("a snapshot has a slot"), kept.tables.clone());
-        let (_, given_up) = kept.given_up.clone().expect("tokens were given up, or will be");
-        let is_something = !given_up.is_nothing();
+        let (_, eviction) = kept.eviction.clone().expect("tokens were given up, or will be");
+        let is_something = !eviction.is_nothing();
         self.replace_tables(id, tables, length);
         let sequence = self.get_mut(id);
-        (sequence.held, sequence.shares) = (given_up.held, is_something.then_some(given_up.shares));
+        (sequence.held, sequence.shares) = (eviction.held, is_something.then_some(eviction.shares));
         (length, DeviceWork { copy_slots: vec![(slot, sequence.slot)], ..DeviceWork::default() })
     }
 
-    /// Live sequences come before kept prefixes: the one worth least of those that give what is needed is given up. False
+    /// Live sequences come before kept prefixes: the one worth least of those that give what is needed is evicted. False
     /// if there is none.
     pub(super) fn drop_a_prefix(&mut self, need: Need) -> bool {
-        // Of tokens that were given up every prefix has pages of its own.
-        let of_absorbed = self.absorbed.least_worth(Need::Place).unwrap_or(f64::INFINITY);
+        // Of tokens that were evicted every prefix has pages of its own.
+        let of_absorbed = self.shortened.least_worth(Need::Place).unwrap_or(f64::INFINITY);
         let gone = if of_absorbed < self.prefixes.least_worth(need).unwrap_or(f64::INFINITY) {
-            self.absorbed.evict(Need::Place)
+            self.shortened.evict(Need::Place)
         } else {
             self.prefixes.evict(need)
         };
@@ -251,7 +259,7 @@ impl Memory {
     /// Tells that a prefix gave way, and what else is kept on its way, if anything is lost by that.
     fn tell(&mut self, Gone { scope, tokens, saved, entry, passed, goes_on }: &Gone) {
         // What holds all its tokens is told of where all are kept.
-        let is_whole = entry.given_up.as_ref().is_some_and(|(_, given_up)| given_up.is_nothing());
+        let is_whole = entry.eviction.as_ref().is_some_and(|(_, eviction)| eviction.is_nothing());
         if self.evicted.is_none() || *saved == 0 || is_whole {
             return;
         }
@@ -271,11 +279,11 @@ impl Memory {
         }
         let nothing = || vec![Vec::new(); self.stores.len()];
         let kept = match cut {
-            Some(cut) => Kept { tables: nothing(), shortened: vec![cut], ..Kept::default() },
-            None => Kept { length, tables: entry.tables.clone(), states, shortened: Vec::new() },
+            Some(cut) => CachedPrefixes { tables: nothing(), shortened: vec![cut], ..CachedPrefixes::default() },
+            None => CachedPrefixes { length, tables: entry.tables.clone(), states, shortened: Vec::new() },
         };
         let goes_on = *goes_on && kept.length > 0;
-        let told = Evicted { scope: *scope, tokens: tokens.clone(), saved: *saved, kept, ends, goes_on };
+        let told = EvictedPrefix { scope: *scope, tokens: tokens.clone(), saved: *saved, kept, ends, goes_on };
         if let Some(evicted) = &mut self.evicted {
             evicted.push(told);
         }
@@ -283,14 +291,14 @@ impl Memory {
 
     /// Prefixes of both kinds.
     pub(super) fn kept_prefixes(&self) -> usize {
-        self.prefixes.len() + self.absorbed.len()
+        self.prefixes.len() + self.shortened.len()
     }
 }
 
-/// An entry of which tokens were given up.
+/// An entry of which tokens were evicted.
 fn shortened(length: u32, slot: Slot, entry: &prefix::Entry) -> Option<Shortened> {
-    let (keeping, given_up) = entry.given_up.clone()?;
-    Some(Shortened { length, keeping, given_up, slot, tables: entry.tables.clone() })
+    let (eviction_policy, eviction) = entry.eviction.clone()?;
+    Some(Shortened { length, eviction_policy, eviction, slot, tables: entry.tables.clone() })
 }
 
 #[cfg(test)]
@@ -329,7 +337,7 @@ mod tests {
         while memory.committed(id) < length {
             while let Some(work) = memory.prepare_segment(id, &SCHEDULE, known) {
                 assert!(work.iter().all(|work| work.clear_slots.is_empty()));
-                memory.gave_up_to(id, memory.held(id) - SCHEDULE.segment);
+                memory.record_eviction_to(id, memory.held(id) - SCHEDULE.segment);
             }
             memory.reserve(id, 1).unwrap();
             memory.commit(id, 1);
@@ -340,7 +348,7 @@ mod tests {
     fn begin(memory: &mut Memory, prompt: &[u32]) -> (SequenceId, u32, Vec<(Slot, Slot)>) {
         let (id, _) = memory.open().unwrap();
         memory.bind(id, SCHEDULE.read_anew(prompt.len() as u32));
-        memory.keep(id, Some(Keeping::Segments(SCHEDULE)));
+        memory.keep(id, Some(EvictionPolicy::Segments(SCHEDULE)));
         let reuse = memory.attach(id, &[], prompt, 0);
         (id, reuse.cached, reuse.work.copy_slots)
     }
@@ -364,17 +372,17 @@ mod tests {
         assert_eq!((memory.held(other), memory.absorbed(other)), (7, 32));
         read(&mut memory, other, (50, 50));
         memory.check_integrity();
-        // Not so one whose prompt ends before, parts from it, or would have given up less by its end.
+        // Not so one whose prompt ends before, parts from it, or would have evicted less by its end.
         for prompt in [&tokens[..39], &[&tokens[..38], &[99, 98]].concat()] {
             let (third, cached, _) = begin(&mut memory, prompt);
             assert_eq!(cached, 0, "{prompt:?}");
             memory.release(third);
         }
-        // Nor one that gives up segments in another way, or none.
+        // Nor one that evicts segments in another way, or none.
         for absorbing in [None, Some(Absorbing::Recompute)] {
             let (third, _) = memory.open().unwrap();
             memory.bind(third, SCHEDULE.read_anew(50));
-            memory.keep(third, absorbing.map(|absorbing| Keeping::Segments(Schedule { absorbing, ..SCHEDULE })));
+            memory.keep(third, absorbing.map(|absorbing| EvictionPolicy::Segments(Schedule { absorbing, ..SCHEDULE })));
             assert_eq!(memory.attach(third, &[], &tokens[..50], 0).cached, 0, "{absorbing:?}");
             memory.release(third);
         }
@@ -395,13 +403,13 @@ mod tests {
         assert_eq!(memory.attach(id, &tokens[..46], &regenerated, 0).cached, 40);
         read(&mut memory, id, (49, 50));
         assert_eq!(memory.absorbed(id), 40);
-        // Of the segment that was given up since, nothing can be had back.
+        // Of the segment that was evicted since, nothing can be had back.
         assert_eq!(memory.attach(id, &tokens[..49], &regenerated, 0).cached, 0);
         memory.check_integrity();
     }
 
     fn held(kept: &Shortened) -> u32 {
-        kept.given_up.held[0]
+        kept.eviction.held[0]
     }
 
     #[test]
@@ -414,17 +422,17 @@ mod tests {
         read(&mut first, id, (50, 50));
         let kept = first.kept_of(id, &tokens[..50], &tokens);
         let found: Vec<_> =
-            kept.shortened.iter().map(|kept| (kept.length, held(kept), kept.given_up.shares.stayed.clone())).collect();
+            kept.shortened.iter().map(|kept| (kept.length, held(kept), kept.eviction.shares.stayed.clone())).collect();
         assert_eq!(found, [(39, 7, vec![4; 2]), (50, 10, vec![4; 2])]);
         assert_eq!((kept.length, kept.shortened[1].slot), (0, first.slot(id)));
         // Into a memory that has room for one of them, and one that has room for no pages.
         let mut second = memory(1 + 2 * 7, 1);
         for kept in kept.shortened {
-            let (length, given_up) = (kept.length as usize, (kept.keeping, kept.given_up.clone()));
-            let mut restore = || second.restore_shortened(Scope::default(), &tokens[..length], given_up.clone());
+            let (length, eviction) = (kept.length as usize, (kept.eviction_policy, kept.eviction.clone()));
+            let mut restore = || second.restore_shortened(Scope::default(), &tokens[..length], eviction.clone());
             let restored = restore().unwrap().unwrap();
-            assert_eq!((restored.length, restored.keeping), (kept.length, kept.keeping));
-            assert_eq!((held(&restored), &restored.given_up), (held(&kept), &kept.given_up));
+            assert_eq!((restored.length, restored.eviction_policy), (kept.length, kept.eviction_policy));
+            assert_eq!((held(&restored), &restored.eviction), (held(&kept), &kept.eviction));
             assert!(restored.tables.iter().all(|table| table.len() == held(&kept).div_ceil(4) as usize));
             assert_eq!(restore(), Ok(None), "it is kept");
             assert_eq!(second.usage().snapshots.held, 1);
@@ -432,14 +440,14 @@ mod tests {
         }
         let (other, cached, _) = begin(&mut second, &tokens);
         assert_eq!((cached, second.held(other)), (50, 10));
-        // Of the answer, which nobody has given up since, tokens are taken back.
+        // Of the answer, which nobody has evicted since, tokens are taken back.
         assert_eq!(second.attach(other, &tokens[..50], &[&tokens[..48], &[99]].concat(), 0).cached, 48);
         second.check_integrity();
         let shares = Shares::new(vec![4; 2], Vec::new(), 0);
-        let given_up = (Keeping::Segments(SCHEDULE), GivenUp { held: vec![12; 2], shares });
-        let full = memory(3, 1).restore_shortened(Scope::default(), &tokens[..20], given_up.clone()).unwrap_err();
+        let eviction = (EvictionPolicy::Segments(SCHEDULE), EvictionRecord { held: vec![12; 2], shares });
+        let full = memory(3, 1).restore_shortened(Scope::default(), &tokens[..20], eviction.clone()).unwrap_err();
         assert_eq!(full, Full::Pages { needed: 6, free: 2, total: 2 });
-        let full = memory(100, 0).restore_shortened(Scope::default(), &tokens[..20], given_up).unwrap_err();
+        let full = memory(100, 0).restore_shortened(Scope::default(), &tokens[..20], eviction).unwrap_err();
         assert_eq!(full, Full::Snapshots { total: 0 });
     }
 
@@ -449,21 +457,21 @@ mod tests {
         let tokens: Vec<u32> = (0..60).collect();
         let (id, ..) = begin(&mut first, &tokens[..10]);
         read(&mut first, id, (15, 15));
-        let keeping = Keeping::Segments(SCHEDULE);
-        assert_eq!(first.whole(id, &tokens[..15]), Some((keeping, first.slot(id))));
+        let eviction_policy = EvictionPolicy::Segments(SCHEDULE);
+        assert_eq!(first.whole(id, &tokens[..15]), Some((eviction_policy, first.slot(id))));
         assert_eq!(first.whole(id, &tokens[..14]), None);
         for (snapshots, has_room) in [(0, false), (1, true), (2, true)] {
             let mut second = memory(1 + 2 * 5, snapshots);
             let scope = Scope::default();
-            assert_eq!(second.restore_whole(scope, &tokens[..15], keeping), None, "there are no pages");
+            assert_eq!(second.restore_whole(scope, &tokens[..15], eviction_policy), None, "there are no pages");
             let dense = second.restore(scope, &tokens[..15], &[15]).unwrap_or_default();
-            let whole = second.restore_whole(scope, &tokens[..15], keeping);
+            let whole = second.restore_whole(scope, &tokens[..15], eviction_policy);
             assert_eq!(whole.is_some(), has_room);
             second.check_integrity();
             let Some(whole) = whole else { continue };
             assert_eq!((whole.length, &whole.tables), (15, &dense.tables), "it takes no pages");
-            assert_eq!(second.restore_whole(scope, &tokens[..15], keeping), None, "it is kept");
-            // Of a prompt of 18 the first 12 are read alike by who gives up a segment of it, but that goes on.
+            assert_eq!(second.restore_whole(scope, &tokens[..15], eviction_policy), None, "it is kept");
+            // Of a prompt of 18 the first 12 are read alike by who evicts a segment of it, but that goes on.
             let (other, cached, work) = begin(&mut second, &tokens[..18]);
             assert_eq!((cached, &work[..]), (15, &[(whole.slot, second.slot(other))][..]));
             assert_eq!((second.held(other), second.absorbed(other), second.shares(other)), (15, 0, None));
@@ -473,7 +481,10 @@ mod tests {
                 let id = id.unwrap_or_else(|| second.open().unwrap().0);
                 second.whole(id, &tokens[..15])
             });
-            assert_eq!((found, entry), (Some((keeping, second.slot(other))), Some((keeping, whole.slot))));
+            assert_eq!(
+                (found, entry),
+                (Some((eviction_policy, second.slot(other))), Some((eviction_policy, whole.slot)))
+            );
             // What gives way is told of where all tokens are kept.
             second.tell_evicted();
             second.forget();
@@ -482,7 +493,7 @@ mod tests {
         }
     }
 
-    /// 37 tokens of a prompt of 60, of which 32 are given up by then: the sinks and one more are held.
+    /// 37 tokens of a prompt of 60, of which 32 are evicted by then: the sinks and one more are held.
     fn well_ahead(memory: &mut Memory, tokens: &[u32]) -> SequenceId {
         let (id, ..) = begin(memory, &tokens[..60]);
         read(memory, id, (37, 60));
@@ -496,7 +507,7 @@ mod tests {
         let tokens: Vec<u32> = (0..60).collect();
         let id = well_ahead(&mut memory, &tokens);
         memory.seal(id, &tokens[..37]).unwrap();
-        // A prompt of 38 gives up 24, one of 40 gives up 32.
+        // A prompt of 38 evicts 24, one of 40 evicts 32.
         let mut cached_of = |prompt: &[u32]| {
             let (other, cached, _) = begin(&mut memory, prompt);
             memory.release(other);
@@ -541,7 +552,7 @@ mod tests {
         let (other, _) = memory.open().unwrap();
         memory.enter(other, Scope(7));
         memory.bind(other, SCHEDULE.read_anew(60));
-        memory.keep(other, Some(Keeping::Segments(SCHEDULE)));
+        memory.keep(other, Some(EvictionPolicy::Segments(SCHEDULE)));
         assert_eq!(memory.attach(other, &[], &tokens, 0).cached, 0);
         // The next segment moves what is behind it, in pages of the sequence's own.
         memory.reserve(id, 2).unwrap();

@@ -1,4 +1,4 @@
-//! What slots remember of the segments of a layer that they gave up (ALGORITHMS 4.1): per KV head a matrix and a vector.
+//! What slots remember of the segments of a layer that they evicted (ALGORITHMS 4.1): per KV head a matrix and a vector.
 
 use crate::slots::of_slot;
 use kvas_backend::{
@@ -7,9 +7,9 @@ use kvas_backend::{
 };
 
 /// What all slots remember of a layer, those of snapshots too. Nothing is written, and so no memory taken, before a
-/// segment is given up.
+/// segment is evicted.
 #[derive(Debug)]
-pub(crate) struct Absorbed {
+pub(crate) struct CompressiveMemory {
     pub(crate) decl: PagesDecl,
     slots: usize,
     /// By slot: tokens that were absorbed.
@@ -20,7 +20,7 @@ pub(crate) struct Absorbed {
     norms: Vec<f32>,
 }
 
-impl Absorbed {
+impl CompressiveMemory {
     pub(crate) fn new(decl: PagesDecl, limits: &Limits) -> Self {
         let segments = *decl.policy.segments().expect("a store of segments");
         let slots = limits.all_slots();
@@ -114,14 +114,14 @@ mod tests {
         let (rows, outputs, pages, page_size, slots, snapshots) = (1, 1, 1, 1, 3, 1);
         let limits =
             Limits { context: 0, rows, outputs, pages, page_size, slots, snapshots, replay, kv_type, state_type };
-        let mut absorbed = Absorbed::new(decl, &limits);
-        let fill = |absorbed: &mut Absorbed, slot: Slot, with: f32| {
+        let mut absorbed = CompressiveMemory::new(decl, &limits);
+        let fill = |absorbed: &mut CompressiveMemory, slot: Slot, with: f32| {
             let (matrices, norms) = absorbed.add(slot, 2).unwrap();
             assert!(matrices.iter().chain(&*norms).all(|x| *x == 0.0), "nothing is there before the first segment");
             matrices.fill(with);
             norms.fill(-with);
         };
-        let holds = |absorbed: &Absorbed, slot: Slot| absorbed.of_slot(slot).map(|(m, n)| (m[11], n[5]));
+        let holds = |absorbed: &CompressiveMemory, slot: Slot| absorbed.of_slot(slot).map(|(m, n)| (m[11], n[5]));
         let [one, two, kept] = [1, 2, 3].map(Slot);
         fill(&mut absorbed, one, 4.0);
         absorbed.copy_slot(one, kept);

@@ -1,4 +1,4 @@
-//! What slots remember of a layer so that tokens of its pages can be given up, and of those that were (ALGORITHMS 5):
+//! What slots remember of a layer so that tokens of its pages can be evicted, and of those that were (ALGORITHMS 5):
 //! the last queries, positions and scores of the tokens that stayed, moments of the others. Of segments the moments only.
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use kvas_backend::{
-    Eviction, Limits, Marks, Order, Remembered, RememberedParts, Slot, Span, StateType,
+    Eviction, EvictionOrder, Limits, Marks, Remembered, RememberedParts, Slot, Span, StateType,
     store::{MomentType, PagesDecl, Slake},
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct PartOf<'a> {
 
 /// What all slots remember of a layer, those of snapshots too.
 #[derive(Debug)]
-pub(crate) struct GivenUp {
+pub(crate) struct EvictionState {
     pub(crate) decl: PagesDecl,
     pub(crate) slake: Slake,
     slots: usize,
@@ -55,9 +55,9 @@ pub(crate) struct OfSlot<'a> {
     pub(crate) covariances: ByType<&'a mut [f32], &'a mut [u16]>,
 }
 
-impl GivenUp {
+impl EvictionState {
     pub(crate) fn new(decl: PagesDecl, limits: &Limits) -> Self {
-        let slake = decl.policy.given_up().expect("a store that gives up tokens");
+        let slake = decl.policy.eviction().expect("a store that gives up tokens");
         let (slots, heads) = (limits.all_slots(), limits.all_slots() * decl.kv_heads);
         let moments = if slake.moments == MomentType::Off { 0 } else { heads };
         let stored = if slake.moments == MomentType::F16 { StateType::F16 } else { StateType::F32 };
@@ -114,14 +114,14 @@ impl GivenUp {
     pub(crate) fn settle(&mut self, eviction: &Eviction<'_>, (head, from, to): (usize, usize, usize), ranks: &Ranks) {
         let (position, score) = self.mark(eviction.slot, head, from);
         let score = match eviction.order {
-            Order::Window { .. } => ranks.scores[head * ranks.tokens + from],
-            Order::Running | Order::Recency => score,
+            EvictionOrder::Window { .. } => ranks.scores[head * ranks.tokens + from],
+            EvictionOrder::Running | EvictionOrder::Recency => score,
         };
         let at = (eviction.slot.0 as usize * self.decl.kv_heads + head) * self.slake.capacity + to;
         (self.positions[at], self.scores[at]) = (position, score);
     }
 
-    /// Tokens were given up, and so many stay.
+    /// Tokens were evicted, and so many stay.
     pub(crate) fn settled(&mut self, eviction: &Eviction<'_>, keep: u32) {
         let marks = &mut self.marks[eviction.slot.0 as usize];
         (marks.bounded, marks.stayed) = (true, keep as usize);
@@ -235,7 +235,7 @@ fn part<T>(all: &[T], slots: usize, slot: Slot) -> &[T] {
     &all[slot.0 as usize * size..][..size]
 }
 
-/// What is known of the tokens that a KV head has given up.
+/// What is known of the tokens that a KV head has evicted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moments<'a> {
     pub(crate) count: f32,
@@ -247,7 +247,7 @@ pub(crate) struct Moments<'a> {
 }
 
 impl Moments<'_> {
-    /// The score of what was given up for a query that is multiplied with what makes powers of 2 of scores.
+    /// The score of what was evicted for a query that is multiplied with what makes powers of 2 of scores.
     #[inline(always)]
     pub(crate) fn score<S: Simd>(&self, simd: S, query: &[f32]) -> f32 {
         let [[mean]] = dense::tile::<F32, S, 1, 1>(simd, [bytemuck::cast_slice(self.key)], [query]);
@@ -260,7 +260,7 @@ impl Moments<'_> {
         mean + excess.min(self.mass_cap * std::f32::consts::LOG2_E)
     }
 
-    /// What was given up as one more part of the context of some queries (ALGORITHMS 5.3, 5.4): each of its tokens has
+    /// What was evicted as one more part of the context of some queries (ALGORITHMS 5.3, 5.4): each of its tokens has
     /// the weight of their mean key, and their values the first order of how far their keys are from it.
     #[inline(always)]
     pub(crate) fn part<S: Simd>(&self, simd: S, (queries, count): (&[f32], usize), part: PartOf<'_>) {
@@ -306,7 +306,7 @@ fn mix_covariance<E: Element, S: Simd>(
     }
 }
 
-/// Room for the scores of the tokens of a layer, and for those that are given up.
+/// Room for the scores of the tokens of a layer, and for those that are evicted.
 #[derive(Debug, Default)]
 pub(crate) struct Ranks {
     /// Tokens there is room for of a KV head.

@@ -1,28 +1,28 @@
 //! What a prompt takes that is read layer by layer (ALGORITHMS 5.1): one layer holds all of it, the others what they may, and
 //! between layers there are activations of every token.
 
-use super::plan::{Between, Carried, PlanRequest};
-use crate::policy::Layout;
+use super::plan::{CarriedBytes, CarryPlacement, PlanRequest};
+use crate::policy::BoundedLayers;
 use kvas_backend::Program;
 
 /// Bytes of a prompt that is read layer by layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ByLayers {
+pub(super) struct LayerwisePlan {
     /// Between layers, of a token.
     carried: u64,
     /// Where that is.
-    between: Between,
+    between: CarryPlacement,
     /// Pages of a token: in one layer, and in those that hold all tokens in any case.
     pages: u64,
     /// Pages of what all layers hold beside it, and of those that are not full.
     held: u64,
 }
 
-impl ByLayers {
-    /// Of a program whose layers give up tokens, on a device that can read a prompt so. None if it has fewer than two bands
-    /// or nobody gives up anything.
+impl LayerwisePlan {
+    /// Of a program whose layers evict tokens, on a device that can read a prompt so. None if it has fewer than two bands
+    /// or nobody evicts anything.
     pub(super) fn new(program: &Program, request: &PlanRequest) -> Option<Self> {
-        let layout = Layout::of(program, request.page_size, request.kv_type)?;
+        let layout = BoundedLayers::of(program, request.page_size, request.kv_type)?;
         let between = request.between?;
         let bands = program.bands();
         if bands.len() < 2 {
@@ -45,19 +45,19 @@ impl ByLayers {
     /// The longest prompt that so many bytes of the device are enough for.
     pub(super) fn room(&self, bytes: u64) -> usize {
         let (here, by_host) = match self.between {
-            Between::Here => (self.carried, u64::MAX),
-            Between::Host(bytes) => (0, bytes / self.carried.max(1)),
+            CarryPlacement::Here => (self.carried, u64::MAX),
+            CarryPlacement::Host(bytes) => (0, bytes / self.carried.max(1)),
         };
         let tokens = (bytes.saturating_sub(self.held) / (here + self.pages).max(1)).min(by_host);
         usize::try_from(tokens).unwrap_or(usize::MAX)
     }
 
     /// Bytes between layers of a prompt.
-    pub(super) fn carried(&self, tokens: usize) -> Carried {
+    pub(super) fn carried(&self, tokens: usize) -> CarriedBytes {
         let bytes = self.carried.saturating_mul(tokens as u64);
         match self.between {
-            Between::Here => Carried { here_bytes: bytes, host_bytes: 0 },
-            Between::Host(_) => Carried { here_bytes: 0, host_bytes: bytes },
+            CarryPlacement::Here => CarriedBytes { here_bytes: bytes, host_bytes: 0 },
+            CarryPlacement::Host(_) => CarriedBytes { here_bytes: 0, host_bytes: bytes },
         }
     }
 }
@@ -73,7 +73,7 @@ mod tests {
         store::{MomentType, PageLayout, PagesDecl, Policy, Slake},
     };
 
-    /// Four layers of attention that give up tokens.
+    /// Four layers of attention that evict tokens.
     fn four_layers() -> Program {
         let mut b = Build::default();
         let x = b.act("x", 8);
@@ -97,7 +97,7 @@ mod tests {
         b.finish(x)
     }
 
-    fn planned(between: Option<Between>, context: Option<usize>, available_bytes: u64) -> MemoryPlan {
+    fn planned(between: Option<CarryPlacement>, context: Option<usize>, available_bytes: u64) -> MemoryPlan {
         let request = PlanRequest { context, available_bytes, between, sequences: 1, ..REQUEST };
         plan(&four_layers(), 8192, &request)
     }
@@ -107,24 +107,24 @@ mod tests {
         let whole = planned(None, Some(4096), u64::MAX);
         let half = whole.needed_bytes() - whole.pages_bytes() / 2;
         let of = |between| planned(Some(between), Some(4096), half);
-        let (here, by_host) = (of(Between::Here), of(Between::Host(1 << 30)));
+        let (here, by_host) = (of(CarryPlacement::Here), of(CarryPlacement::Host(1 << 30)));
         let carried = 4096 * 4 * 8;
-        assert_eq!(here.carried, Carried { here_bytes: carried, host_bytes: 0 });
-        assert_eq!(by_host.carried, Carried { here_bytes: 0, host_bytes: carried });
+        assert_eq!(here.carried, CarriedBytes { here_bytes: carried, host_bytes: 0 });
+        assert_eq!(by_host.carried, CarriedBytes { here_bytes: 0, host_bytes: carried });
         assert!(by_host.check().is_ok() && by_host.pool_tokens > here.pool_tokens, "{by_host:?}");
         assert!(by_host.needed_bytes() <= half);
         // The host has room for a prompt of so many tokens, and no more.
-        assert_eq!(of(Between::Host(carried)), by_host);
-        let short = of(Between::Host(carried - 1));
+        assert_eq!(of(CarryPlacement::Host(carried)), by_host);
+        let short = of(CarryPlacement::Host(carried - 1));
         assert!(short.check().is_err() && short.carried.host_bytes == 0, "{short:?}");
-        let chosen = planned(Some(Between::Host(4 * 8 * 3000)), None, half);
+        let chosen = planned(Some(CarryPlacement::Host(4 * 8 * 3000)), None, half);
         assert_eq!((chosen.context, chosen.check()), (3000, Ok(())));
     }
 
     #[test]
     fn a_prompt_that_layers_cannot_hold_at_once_is_read_layer_by_layer() {
-        let with = |by_layers: bool, context: Option<usize>, available_bytes: u64| {
-            planned(by_layers.then_some(Between::Here), context, available_bytes)
+        let with = |layerwise: bool, context: Option<usize>, available_bytes: u64| {
+            planned(layerwise.then_some(CarryPlacement::Here), context, available_bytes)
         };
         let whole = with(true, Some(4096), u64::MAX);
         assert_eq!((whole.carried.here_bytes, whole.limits.context, &whole.clamps[..]), (0, 0, &[][..]));

@@ -5,7 +5,7 @@ use kvas_backend::{Act, DeviceError};
 
 /// Most tokens of a row.
 pub(crate) const MOST: usize = 128;
-/// Parts of a row of which the likeliest token is found first (`PARTS` of `kernels/likeliest.cu`): their results take half
+/// Parts of a row of which the likeliest token is found first (`PARTS` of `kernels/top_k.cu`): their results take half
 /// of what there is for [`MOST`] tokens.
 const PARTS: usize = MOST / 2;
 /// Given for the first token of a row whose tokens did not fit: very many are equal.
@@ -13,7 +13,7 @@ const TOO_MANY: u32 = u32::MAX - 1;
 
 impl Machine {
     /// The likeliest tokens of the first rows of the logits, `count` of each. False if the logits are to be read.
-    pub(crate) fn likeliest(
+    pub(crate) fn top_k(
         &mut self,
         logits: Act,
         count: usize,
@@ -26,12 +26,12 @@ impl Machine {
         let (logits, chosen_values) = (self.act(logits), chosen.at(4 * tokens.len()));
         if count == 1 {
             let parts = chosen.at(8 * PARTS * self.limits.outputs);
-            let launch = self.kernel("likeliest", "likeliest_of_parts")?.grid(PARTS, rows, 1).block(256).early();
+            let launch = self.kernel("top_k", "top_1_of_parts")?.grid(PARTS, rows, 1).block(256).early();
             launch.arg(logits).arg(parts).arg(columns).launch()?;
-            let launch = self.kernel("likeliest", "likeliest_one")?.grid(rows, 1, 1).block(32).early();
+            let launch = self.kernel("top_k", "top_1")?.grid(rows, 1, 1).block(32).early();
             launch.arg(parts).arg(chosen).arg(chosen_values).launch()?;
         } else {
-            let launch = self.kernel("likeliest", "likeliest_rows")?.grid(rows, 1, 1).block(1024);
+            let launch = self.kernel("top_k", "top_k_rows")?.grid(rows, 1, 1).block(1024);
             launch.arg(logits).arg(chosen).arg(chosen_values).arg(columns).arg(count as u32).launch()?;
         }
         let mut found = vec![0u32; 2 * tokens.len()];
@@ -103,7 +103,7 @@ mod tests {
         backend.write(Act(0), &values).unwrap();
         for (count, expected) in [(1, true), (8, true), (40, false)] {
             let (mut tokens, mut logits) = (vec![0; 4 * count], vec![0.0; 4 * count]);
-            assert_eq!(backend.likeliest(Act(0), count, (&mut tokens, &mut logits)).unwrap(), expected, "{count}");
+            assert_eq!(backend.top_k(Act(0), count, (&mut tokens, &mut logits)).unwrap(), expected, "{count}");
         }
     }
 
@@ -125,7 +125,7 @@ mod tests {
                 backend.write(logits, &values).unwrap();
                 for count in [1, 2, 40, 128] {
                     let (mut tokens, mut logits_of) = (vec![7; rows * count], vec![0.0; rows * count]);
-                    let found = backend.likeliest(logits, count, (&mut tokens, &mut logits_of)).unwrap();
+                    let found = backend.top_k(logits, count, (&mut tokens, &mut logits_of)).unwrap();
                     assert!(found, "{count} of {columns} columns");
                     for row in 0..rows {
                         let (expected, expected_logits) = expected(&values[row * columns..][..columns], count);

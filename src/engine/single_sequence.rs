@@ -10,7 +10,7 @@ use kvas_backend::{DeviceError, Outputs, Step};
 
 /// See the module.
 #[derive(Debug)]
-pub struct Reading {
+pub struct SingleSequence {
     memory: Memory,
     id: SequenceId,
     /// What was read.
@@ -21,7 +21,7 @@ fn line(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-impl Reading {
+impl SingleSequence {
     /// An empty sequence on a device that is used for nothing else. Fails in one line.
     pub fn new(runner: &mut Runner) -> Result<Self, String> {
         let mut memory = runner.memory();
@@ -48,15 +48,15 @@ impl Reading {
         work.map_or(Ok(()), |work| runner.apply(&work)).map_err(line)
     }
 
-    /// Reads more tokens, then gives up what is more than `bound`; if there is no room for them in all layers, layer by
+    /// Reads more tokens, then evicts what is more than `bound`; if there is no room for them in all layers, layer by
     /// layer and from the start. The logits of the last one are those of the runner's output row 0.
     pub fn push(&mut self, runner: &mut Runner, tokens: &[u32], bound: Option<&Bound>) -> Result<(), String> {
         let rows = runner.limits().rows;
         if let Some(bound) = bound
             && !self.memory.has_room(self.id, tokens.len() as u32)
-            && runner.can_climb((&self.memory, self.id), bound, (self.tokens.len() + tokens.len()) as u32)
+            && runner.can_prefill_layerwise((&self.memory, self.id), bound, (self.tokens.len() + tokens.len()) as u32)
         {
-            return self.climb(runner, tokens, bound);
+            return self.push_layerwise(runner, tokens, bound);
         }
         for tokens in tokens.chunks(rows) {
             let work = self.memory.reserve(self.id, tokens.len() as u32).map_err(line)?;
@@ -66,17 +66,17 @@ impl Reading {
         bound.map_or(Ok(()), |bound| runner.keep_within(&mut self.memory, self.id, bound)).map_err(line)
     }
 
-    fn climb(&mut self, runner: &mut Runner, tokens: &[u32], bound: &Bound) -> Result<(), String> {
+    fn push_layerwise(&mut self, runner: &mut Runner, tokens: &[u32], bound: &Bound) -> Result<(), String> {
         let work = self.memory.clear(self.id);
         runner.apply(&work).map_err(line)?;
         self.tokens.extend_from_slice(tokens);
-        let climb = runner.climb((&self.memory, self.id), bound, self.tokens.len() as u32);
-        let mut climb = climb.map_err(line)?.expect("a device that has said so");
+        let prefill = runner.begin_layerwise_prefill((&self.memory, self.id), bound, self.tokens.len() as u32);
+        let mut prefill = prefill.map_err(line)?.expect("a device that has said so");
         loop {
-            let work = runner.climb_into(&mut self.memory, &climb).map_err(line)?;
+            let work = runner.reserve_prefill_step(&mut self.memory, &prefill).map_err(line)?;
             runner.apply(&work).map_err(line)?;
-            if runner.climb_on(&mut self.memory, &mut climb, &self.tokens).map_err(line)? {
-                return runner.climbed().map_err(line);
+            if runner.run_prefill_step(&mut self.memory, &mut prefill, &self.tokens).map_err(line)? {
+                return runner.end_layerwise_prefill().map_err(line);
             }
         }
     }

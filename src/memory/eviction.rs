@@ -1,11 +1,11 @@
-//! Sequences that give up tokens: their own copies of the pages that change, and what they hold afterwards.
+//! Sequences that evict tokens: their own copies of the pages that change, and what they hold afterwards.
 
 use super::{DeviceWork, Full, Memory, SequenceId, prefix::Need};
-use crate::policy::{Absorbing, Progress, Schedule, Shares};
+use crate::policy::{Absorbing, Schedule, SegmentProgress, Shares};
 use kvas_backend::{Program, StoreDecl, store::Policy};
 
-/// The page stores of a program that give up tokens, counted among page stores.
-pub(super) fn giving(program: &Program) -> Vec<usize> {
+/// The page stores of a program that evict tokens, counted among page stores.
+pub(super) fn evicting_stores(program: &Program) -> Vec<usize> {
     let paged = program.stores.iter().filter_map(|store| match store {
         StoreDecl::Pages(pages) => Some(pages),
         StoreDecl::State(_) | StoreDecl::Conv(_) => None,
@@ -14,20 +14,21 @@ pub(super) fn giving(program: &Program) -> Vec<usize> {
 }
 
 impl Memory {
-    /// Tokens that can be cut off the end of a sequence, as those that were given up cannot be had back.
+    /// Tokens that can be cut off the end of a sequence, as those that were evicted cannot be had back.
     pub(super) fn loose(&self, id: SequenceId) -> u32 {
         let sequence = self.get(id);
         let Some(shares) = &sequence.shares else { return sequence.committed };
-        let rows = self.giving.iter().zip(&shares.stayed).map(|(store, stayed)| sequence.held[*store] - stayed);
+        let rows =
+            self.evicting_stores.iter().zip(&shares.stayed).map(|(store, stayed)| sequence.held[*store] - stayed);
         rows.min().unwrap_or(0)
     }
 
-    /// What was given up of a sequence, if anything was.
+    /// What was evicted of a sequence, if anything was.
     pub fn shares(&self, id: SequenceId) -> Option<&Shares> {
         self.get(id).shares.as_ref()
     }
 
-    /// Before a sequence gives up tokens: makes those of its pages its own that hold, of each page store, the first
+    /// Before a sequence evicts tokens: makes those of its pages its own that hold, of each page store, the first
     /// `keeps` tokens afterwards. Kept prefixes give way to the copies. If there is no room for them nothing has changed,
     /// and the sequence goes on with what it holds.
     pub fn own(&mut self, id: SequenceId, keeps: &[u32]) -> Result<DeviceWork, Full> {
@@ -60,8 +61,8 @@ impl Memory {
         Ok(work)
     }
 
-    /// A sequence has given up all but `keeps` tokens of each page store.
-    pub fn gave_up(&mut self, id: SequenceId, keeps: &[u32], shares: Shares) {
+    /// A sequence has evicted all but `keeps` tokens of each page store.
+    pub fn record_eviction(&mut self, id: SequenceId, keeps: &[u32], shares: Shares) {
         self.shorten(id, keeps);
         self.get_mut(id).shares = Some(shares);
     }
@@ -72,12 +73,12 @@ impl Memory {
         sequence.held.first().copied().unwrap_or(sequence.committed)
     }
 
-    /// Before a sequence gives up a segment, if one is due for the tokens that are `known`: what is behind it is taken
+    /// Before a sequence evicts a segment, if one is due for the tokens that are `known`: what is behind it is taken
     /// back where it is to be read again, else the pages that it will be in are made the sequence's own. If there is no
     /// room for that, the sequence holds all of it a while longer.
     pub fn prepare_segment(&mut self, id: SequenceId, schedule: &Schedule, known: u32) -> Option<Vec<DeviceWork>> {
         let (committed, held) = (self.committed(id), self.held(id));
-        if !schedule.is_due(Progress { committed, held, known }) {
+        if !schedule.is_due(SegmentProgress { committed, held, known }) {
             return None;
         }
         let behind = held - schedule.sink - schedule.segment;
@@ -91,10 +92,10 @@ impl Memory {
         }
     }
 
-    /// A sequence has given up all but `keep` tokens of every page store.
-    pub fn gave_up_to(&mut self, id: SequenceId, keep: u32) {
+    /// A sequence has evicted all but `keep` tokens of every page store.
+    pub fn record_eviction_to(&mut self, id: SequenceId, keep: u32) {
         let keeps = vec![keep; self.get(id).held.len()];
-        self.gave_up(id, &keeps, Shares::new(keeps.clone(), Vec::new(), 0));
+        self.record_eviction(id, &keeps, Shares::new(keeps.clone(), Vec::new(), 0));
     }
 
     pub(super) const fn pages_of(&self, tokens: u32) -> usize {
@@ -112,7 +113,7 @@ mod tests {
 
     const PAGE: usize = 4;
 
-    /// Both of whose page stores give up tokens.
+    /// Both of whose page stores evict tokens.
     fn memory(pages: usize) -> Memory {
         let slake = Policy::Slake(Slake { heads: 1, window: 6, capacity: 64, moments: MomentType::Off });
         memory_of(pages, [slake; 2])
@@ -151,7 +152,7 @@ mod tests {
         memory.seal(id, &tokens);
         let work = memory.own(id, &[8, 14]).unwrap();
         assert_eq!(work.copy_pages.len(), 2 + 4);
-        memory.gave_up(id, &[8, 14], shares([8, 14]));
+        memory.record_eviction(id, &[8, 14], shares([8, 14]));
         memory.check_integrity();
         let held: Vec<(usize, u32)> = memory.held_tables(id).map(|(table, held)| (table.len(), held)).collect();
         assert_eq!(held, [(2, 8), (4, 14)]);
@@ -161,7 +162,7 @@ mod tests {
         read(&mut memory, id, 3);
         let held: Vec<(usize, u32)> = memory.held_tables(id).map(|(table, held)| (table.len(), held)).collect();
         assert_eq!(held, [(3, 11), (5, 17)]);
-        // What came since can be taken back, what was given up cannot.
+        // What came since can be taken back, what was evicted cannot.
         assert!(memory.can_take_back(id, 3, 0) && !memory.can_take_back(id, 4, 0));
         memory.take_back(id, 2);
         assert_eq!(memory.committed(id), 41);
@@ -175,7 +176,7 @@ mod tests {
         memory.check_integrity();
     }
 
-    /// What stayed is told of the stores that give up tokens only: another one may come before them.
+    /// What stayed is told of the stores that evict tokens only: another one may come before them.
     #[test]
     fn what_can_be_taken_back_is_a_matter_of_the_stores_that_give_up_tokens() {
         let slake = Policy::Slake(Slake { heads: 1, window: 6, capacity: 64, moments: MomentType::Off });
@@ -183,7 +184,7 @@ mod tests {
         let (id, _) = memory.open().unwrap();
         memory.bind(id, 6);
         read(&mut memory, id, 40);
-        memory.gave_up(id, &[40, 8], Shares::new(vec![8], vec![8], 8));
+        memory.record_eviction(id, &[40, 8], Shares::new(vec![8], vec![8], 8));
         read(&mut memory, id, 3);
         assert!(memory.can_take_back(id, 3, 0) && !memory.can_take_back(id, 4, 0));
         memory.take_back(id, 3);
@@ -198,7 +199,7 @@ mod tests {
         memory.bind(id, 6);
         read(&mut memory, id, 24);
         let own: Vec<u32> = (0..24).collect();
-        memory.gave_up(id, &[8, 8], shares([8, 8]));
+        memory.record_eviction(id, &[8, 8], shares([8, 8]));
         let longer: Vec<u32> = (0..30).collect();
         assert_eq!(memory.attach(id, &own, &longer, 0).cached, 24, "its last queries are remembered");
         assert_eq!(memory.held_tables(id).map(|(_, held)| held).collect::<Vec<_>>(), [8, 8]);

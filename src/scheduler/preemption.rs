@@ -16,9 +16,9 @@ impl Scheduler {
             match memory.reserve(id, rows) {
                 Ok(work) => return Ok(work),
                 Err(full) => {
-                    let giver = self.giver(memory, id, &plan.spans).ok_or(full)?;
-                    plan.work.push(self.give_up(memory, giver));
-                    plan.paused += usize::from(self.get(giver).paused);
+                    let victim = self.victim(memory, id, &plan.spans).ok_or(full)?;
+                    plan.work.push(self.preempt(memory, victim));
+                    plan.paused += usize::from(self.get(victim).paused);
                 }
             }
         }
@@ -26,8 +26,8 @@ impl Scheduler {
 
     /// Has somebody give up what it holds for a sequence whose prompt is read layer by layer. None: there is nobody.
     pub fn make_room(&mut self, memory: &mut Memory, id: SequenceId) -> Option<DeviceWork> {
-        let giver = self.giver(memory, id, &[])?;
-        Some(self.give_up(memory, giver))
+        let victim = self.victim(memory, id, &[])?;
+        Some(self.preempt(memory, victim))
     }
 
     /// Has somebody give up what it holds for a prefix that is to come back: for the request of a sequence who would make room
@@ -37,7 +37,7 @@ impl Scheduler {
             Some(id) => self.make_room(memory, id),
             None => {
                 let idle = self.idle(memory).next()?.id;
-                Some(self.give_up(memory, idle))
+                Some(self.preempt(memory, idle))
             }
         }
     }
@@ -51,7 +51,7 @@ impl Scheduler {
 
     /// Who makes room for a sequence: one without a request, the one longest so first; then the youngest with a request
     /// that is younger than this one's and not part of this step.
-    fn giver(&self, memory: &Memory, id: SequenceId, spans: &[PlannedSpan]) -> Option<SequenceId> {
+    fn victim(&self, memory: &Memory, id: SequenceId, spans: &[PlannedSpan]) -> Option<SequenceId> {
         let holds = |sequence: &&Sequence| memory.committed(sequence.id) > 0 && sequence.id != id;
         let idle = self.idle(memory).find(holds);
         let younger = self.sequences.iter().rev().take_while(|sequence| sequence.id != id);
@@ -66,7 +66,7 @@ impl Scheduler {
 
     /// Empties a sequence. It leaves no snapshot in memory: every kept prefix gave way before, and its own would be the
     /// next. What it has read may be kept elsewhere; if it is not, its tokens are read again when it goes on.
-    fn give_up(&mut self, memory: &mut Memory, id: SequenceId) -> DeviceWork {
+    fn preempt(&mut self, memory: &mut Memory, id: SequenceId) -> DeviceWork {
         let sequence = self.get_mut(id);
         sequence.paused = sequence.running.is_some();
         if sequence.running.as_ref().is_none_or(|running| running.cache == Cache::Use) {

@@ -16,10 +16,10 @@ use kvas_backend::{
 const TAPS: usize = 4;
 const NORMED: usize = 128;
 
-/// `Around` there.
+/// `Fusion` there.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct AroundView {
+pub(crate) struct FusionView {
     conv: ConvView,
     conv_bias: u64,
     gate: u64,
@@ -30,12 +30,12 @@ pub(crate) struct AroundView {
 
 /// The ops around a recurrence that it can make itself.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Around {
+pub(crate) struct Fusion {
     conv: op::CausalConv,
     norm: Option<op::GatedNorm>,
 }
 
-impl Around {
+impl Fusion {
     /// Of op `at`, if it is a recurrence over matrices behind a convolution that nobody else reads: what is convolved is
     /// not written. Norms are made in clusters of blocks.
     fn of(program: &Program, at: usize, has_clusters: bool) -> Option<Self> {
@@ -58,8 +58,8 @@ impl Around {
 }
 
 /// By op: what is around it that it can make itself.
-pub(crate) fn around(program: &Program, has_clusters: bool) -> Vec<Option<Around>> {
-    (0..program.ops.len()).map(|at| Around::of(program, at, has_clusters)).collect()
+pub(crate) fn fusion(program: &Program, has_clusters: bool) -> Vec<Option<Fusion>> {
+    (0..program.ops.len()).map(|at| Fusion::of(program, at, has_clusters)).collect()
 }
 
 /// What a recurrence over matrices reads and writes, and its state.
@@ -93,12 +93,12 @@ fn is_of_heads(program: &Program, norm: &op::GatedNorm, decl: &StateDecl) -> boo
 
 impl Machine {
     /// What the recurrence at `at` makes itself in this step.
-    pub(super) fn made_by(&self, at: usize) -> Option<&Around> {
-        let around = self.around.get(at)?.as_ref()?;
+    pub(super) fn made_by(&self, at: usize) -> Option<&Fusion> {
+        let fusion = self.fusion.get(at)?.as_ref()?;
         let (.., decl) = recurrence(&self.program, &self.program.ops[at])?;
         let spans = self.step.spans();
         let is_for_step = self.runs_at_once(decl, spans.len()) && spans.iter().all(|span| span.rows == 1);
-        is_for_step.then_some(around)
+        is_for_step.then_some(fusion)
     }
 
     /// Whether the convolution that is running is made by what reads it.
@@ -109,14 +109,14 @@ impl Machine {
     /// Whether the gated norm that is running was made by what it norms.
     pub(super) fn norm_is_made(&self) -> bool {
         let before = self.running.and_then(|at| at.checked_sub(1));
-        before.and_then(|at| self.made_by(at)).is_some_and(Around::has_norm)
+        before.and_then(|at| self.made_by(at)).is_some_and(Fusion::has_norm)
     }
 
     /// The ops around as kernels see them.
-    pub(super) fn around_view(&self, around: &Around) -> AroundView {
-        let Around { conv, norm } = around;
+    pub(super) fn fusion_view(&self, fusion: &Fusion) -> FusionView {
+        let Fusion { conv, norm } = fusion;
         let norm = norm.as_ref();
-        AroundView {
+        FusionView {
             conv: self.conv_view(conv.store, conv.weight),
             conv_bias: self.optional(conv.bias).0,
             gate: norm.map_or(0, |norm| self.act(norm.gate).0),
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn kernels_are_given_what_they_expect() {
-        assert_eq!(size_of::<AroundView>(), 64);
+        assert_eq!(size_of::<FusionView>(), 64);
     }
 
     /// A layer with so many taps, value columns and an order of its norm; whether another op reads what was convolved.
@@ -164,9 +164,9 @@ mod tests {
 
     /// For the recurrence of a layer: whether it makes the convolution, and whether the norm.
     fn made(program: &Program, has_clusters: bool) -> Option<bool> {
-        let all = around(program, has_clusters);
-        assert!(all.iter().enumerate().all(|(at, around)| at == 1 || around.is_none()));
-        all[1].as_ref().map(Around::has_norm)
+        let all = fusion(program, has_clusters);
+        assert!(all.iter().enumerate().all(|(at, fusion)| at == 1 || fusion.is_none()));
+        all[1].as_ref().map(Fusion::has_norm)
     }
 
     #[test]
