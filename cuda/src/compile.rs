@@ -55,7 +55,6 @@ pub(crate) const UNITS: &[Unit] = units!(
     "delta_f32"
     "delta_per_channel_f16"
     "delta_per_channel_f32"
-    "top_k"
     "mamba1"
     "mamba2_f16"
     "mamba2_f32"
@@ -91,6 +90,7 @@ pub(crate) const UNITS: &[Unit] = units!(
     "stage"
     "stage_wide"
     "tables"
+    "top_k"
 );
 
 /// Every header, by the name it is included under.
