@@ -89,10 +89,12 @@ fn run(
     cuts: &[usize],
     others: usize,
 ) -> Result<Vec<u32>, DeviceError> {
-    let (pages, slots, replay) = (1 + 2 * 16, 3, Replay::OFF);
+    let (prompt, most) = (cuts.iter().sum::<usize>(), cuts.iter().max().map_or(0, |rows| rows + others));
+    let of_each = prompt.div_ceil(PAGE_SIZE).max(16);
+    let (pages, slots, replay) = (1 + 2 * of_each, 3, Replay::OFF);
     let limits = Limits {
         context: 0,
-        rows: 2 * ROWS,
+        rows: most.max(2 * ROWS),
         outputs: 1,
         pages,
         page_size: PAGE_SIZE,
@@ -107,8 +109,9 @@ fn run(
     backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 4 }, limits)?;
     let mut random = Random::new(6);
     let columns = |act: &Act| program.act(*act).columns;
-    let tables: Vec<Vec<Page>> = (0..2).map(|i| (1 + 16 * i..17 + 16 * i).map(Page).collect()).collect();
-    let values = inputs.iter().map(|act| (0..PROMPT * columns(act)).map(|_| random.normal()).collect());
+    let tables: Vec<Vec<Page>> =
+        (0..2).map(|i| (1 + of_each * i..1 + of_each * (i + 1)).map(|page| Page(page as u32)).collect()).collect();
+    let values = inputs.iter().map(|act| (0..prompt * columns(act)).map(|_| random.normal()).collect());
     let values: Vec<Vec<f32>> = values.collect();
     let (mut found, mut first, mut context) = (Vec::new(), 0, 0);
     for rows in cuts.iter().copied() {
@@ -178,6 +181,30 @@ fn prompts_may_be_cut_at_chunks() {
         }
     }
     assert!(different.is_empty(), "{different:#?}");
+}
+
+/// Prompts of which more is prepared than has room at once, while states go through what was prepared before.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn long_prompts_may_be_cut() {
+    let device = Device::open(0).unwrap();
+    for (name, subject, state_type) in [
+        ("gated delta", gated_delta(128, 128, Decay::PerHead), StateType::F32),
+        ("gated delta f16", gated_delta(128, 128, Decay::PerHead), StateType::F16),
+        ("gated delta per channel", gated_delta(128, 128, Decay::PerChannel), StateType::F32),
+        ("mamba2", mamba2(64), StateType::F32),
+    ] {
+        let run = |cuts: &[usize], others| {
+            run(&device, &subject, (KvType::F16, state_type), cuts, others).expect("the device works")
+        };
+        let parts = run(&[1024; 9], 0);
+        assert!(parts.iter().any(|bits| *bits != 0), "{name}");
+        for (cuts, others) in [(&[9216][..], 0), (&[9216], 40), (&[4096, 5120], 3), (&[9216], 0)] {
+            let found = run(cuts, others);
+            let count = found.iter().zip(&parts).filter(|(found, part)| found != part).count();
+            assert_eq!(count, 0, "{name}: of {} values, cut into {cuts:?} beside {others} rows", parts.len());
+        }
+    }
 }
 
 /// Sequences of a crowd, for which kernels are others than for a few.
