@@ -475,7 +475,7 @@ fn offloading(
 #[test]
 fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart() {
     for (name, model, bound) in all_ways() {
-        let (id, folder) = (ModelId::of(&model.file), place(&format!("{name}-folder")));
+        let (id, folder) = (ModelId::of(&model.file), crate::temporary::folder());
         let of_model = |prompt: &[u32]| greedy_of(model.spec.vocab, prompt, 24);
         let prompts: Vec<_> = (0..4).map(|number| tokens(300, 30 + number)).collect();
         // Where nothing has to give way: a second turn, or where segments are evicted, whose next turns save little, the
@@ -489,7 +489,7 @@ fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart(
         let known = if bound.budget().is_some() { 323 } else { 299 };
         let expected: Vec<_> = nexts.iter().map(|next| ask(&roomy, of_model(next))).collect();
         assert!(expected.iter().all(|(_, cached)| *cached == known), "{name}: {expected:?}");
-        let in_folder = || OffloadCache::in_memory(&id, 0).with_folder(&folder, 1 << 30).unwrap();
+        let in_folder = || OffloadCache::in_memory(&id, 0).with_folder(folder.path(), 1 << 30).unwrap();
         for (number, offload_cache) in [OffloadCache::in_memory(&id, 1 << 30), in_folder()].into_iter().enumerate() {
             let engine = offloading((&model, bound), (2, 5000), Some(offload_cache));
             for prompt in &prompts {
@@ -516,7 +516,6 @@ fn prefixes_that_gave_up_tokens_leave_memory_and_come_back_also_after_a_restart(
         let fresh = ask(&offloading((&model, other), (2, 5000), None), of_model(&nexts[0])).0;
         let (answer, cached) = ask(&offloading((&model, other), (2, 5000), Some(in_folder())), of_model(&nexts[0]));
         assert!(cached < 300 && answer == fresh, "{name}: {cached}");
-        std::fs::remove_dir_all(folder).unwrap();
     }
 }
 

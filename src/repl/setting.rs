@@ -81,7 +81,7 @@ fn is_like(name: &str, new: &Value, usual: &Value) -> bool {
 
 /// The least whole number that has room in a setting.
 fn least(name: &str) -> i64 {
-    if matches!(name, "mirostat" | "dry_allowed_length") { 0 } else { i32::MIN.into() }
+    if matches!(name, "mirostat" | "dry_allowed_length" | "min_keep") { 0 } else { i32::MIN.into() }
 }
 
 fn is_bias(pair: &Value) -> bool {
