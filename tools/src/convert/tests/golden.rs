@@ -20,7 +20,7 @@ fn every_golden_converts_to_every_type() {
         assert!(plan(&fixture.folder, &of(Quant::F32)).unwrap().ignored.is_empty(), "{name}");
         count += 1;
     }
-    assert_eq!(count, 19);
+    assert_eq!(count, 21);
 }
 
 impl Fixture {
