@@ -131,7 +131,8 @@ impl Chat {
         Some(question)
     }
 
-    /// Asks, and keeps question and answer, its reasoning apart as `reasoning_content`. If nothing could be answered, the question is not kept either.
+    /// Asks, and keeps question and answer, its reasoning apart as `reasoning_content`. If nothing could be answered, the
+    /// question is not kept either.
     pub fn ask(
         &mut self,
         text: &str,
@@ -193,7 +194,7 @@ impl Chat {
         let mut saying = Saying::new(self.dialect.reader(&text, &[], ReasoningMode::Split), sink);
         let ends = Ends {
             stop_strings: self.settings.stop_strings.clone(),
-            shown: self.dialect.markers().iter().filter_map(|text| self.tokenizer.id_of(text)).collect(),
+            shown: self.dialect.marker_ids(&self.tokenizer),
             ..Ends::default()
         };
         let mut say = |text: &str| saying.push(text);

@@ -111,11 +111,6 @@ impl Rendered {
     fn reader(&self) -> AnswerReader {
         self.dialect.reader(&self.text, &[], ReasoningMode::Split)
     }
-
-    /// Control tokens that say what is reasoning.
-    fn markers(&self, model: &Model) -> Vec<u32> {
-        self.dialect.markers().iter().filter_map(|text| model.tokenizer.id_of(text)).collect()
-    }
 }
 
 impl Run {
@@ -164,7 +159,7 @@ impl Run {
         ctrlc::set_handler(move || set.store(true, Ordering::Relaxed)).context("cannot listen for Ctrl-C")?;
         let ends = Ends {
             stop_strings: self.reverse_prompt.clone(),
-            shown: rendered.as_ref().map_or(Vec::new(), |rendered| rendered.markers(&model)),
+            shown: rendered.as_ref().map_or(Vec::new(), |rendered| rendered.dialect.marker_ids(&model.tokenizer)),
             ..Ends::default()
         };
         let ask = |sink: &mut dyn FnMut(&str)| answer(&engine, &model.tokenizer, request, ends, &interrupted, sink);

@@ -170,7 +170,7 @@ impl Served {
         let Loaded { engine, tokenizer, template, id, facts } = loaded;
         let conversations = (0..parallel).map(|_| engine.open()).collect::<Result<Vec<_>, _>>()?;
         let dialect = Dialect::of_template(template.source());
-        let markers = dialect.markers().iter().filter_map(|text| tokenizer.id_of(text)).collect();
+        let markers = dialect.marker_ids(&tokenizer);
         Ok(Self {
             name: name.into(),
             slots: Slots::new(conversations, queue),

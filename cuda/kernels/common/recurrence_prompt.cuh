@@ -314,8 +314,8 @@ DEVICE void prepare_chunk(const StepView& step, const Recurrence& op, const Prom
 }
 
 // Blocks of the next kernel need much room: they come when these leave. What comes next of the same step is prepared while states go
-// through what is before it: its inputs are those of what was prepared first, and where it puts them nobody reads any more, since
-// the launch before this one's waited for all before it.
+// through what is before it. Its inputs were there when the first chunks were prepared. What it writes over was read by the
+// states before those that go on now: whoever prepared what these read waited for them at its end, and has ended.
 template <u32 KIND, u32 QUADS>
 DEVICE void prepare_chunks(const StepView& step, const Recurrence& op, const Prompt& prompt) {
     extern __shared__ __align__(16) u8 bytes[];

@@ -29,6 +29,7 @@ mod tests;
 mod think;
 mod xml;
 
+use super::Tokenizer;
 pub use call_form::{ArgumentText, ArgumentValue, CallArgument, CallArguments, CallForm, CallFrame};
 use calls::Calls;
 use form::Form;
@@ -71,6 +72,11 @@ impl Dialect {
     /// Texts of control tokens that must be shown to the reader; all others are to be hidden.
     pub fn markers(&self) -> &[&'static str] {
         &self.markers
+    }
+
+    /// Those of these tokens that a vocabulary has.
+    pub fn marker_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        self.markers.iter().filter_map(|text| tokenizer.id_of(text)).collect()
     }
 
     /// Reads one answer to `prompt`, the rendered text, which may end inside of reasoning. `tools` is the OpenAI list;
