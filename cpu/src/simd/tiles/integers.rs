@@ -3,7 +3,7 @@
 
 use super::{Open, SIDE, Shapes, Tiles};
 use crate::{
-    packed::{Ahead, LINE, Layout, Panel, PanelBlock, RECORD, Record, Sums, Word, coding::Coding},
+    packed::{Ahead, BLOCK, LINE, Layout, Panel, PanelBlock, RECORD, Record, Sums, Word, coding::Coding},
     simd::panels::{Panels, ROWS},
 };
 use std::{
@@ -66,8 +66,8 @@ impl OpenIntegers {
         mut sums: Sums<'_>,
     ) {
         let p = self.0.0.vectors();
-        // Codes of 8 bits lie as the unit takes them.
-        let is_whole = <L::Coding as Coding>::WIDE;
+        // Codes of 8 bits lie as the unit takes them, unless they are those of a table, of which 4 bits say which.
+        let is_whole = <L::Coding as Coding>::LINES == BLOCK / 4;
         let blocks = || panel.blocks::<L>(sections.clone());
         let (mut stored, mut whole, mut scaled) = (blocks(), blocks(), blocks());
         let (mut multiplied, mut added) = (x.chunks_exact(RECORD * SIDE), x.chunks_exact(RECORD * SIDE));
