@@ -114,7 +114,7 @@ impl Machine {
             entries: Vec::with_capacity(limits.rows),
             cursors: Cursors::new(&program, &limits),
             quantised: Quantised::new(plan.quantised),
-            tiled: Tiled::new(plan.tiled),
+            tiled: Tiled::new(plan.tiled, plan.routed[1]),
             rows_by_way: RowSplit::with_capacity(limits.rows, limits.outputs),
             routed: vec![0; plan.routed[0]],
             routed_ends: vec![0; 2 * plan.routed[1]],

@@ -11,7 +11,7 @@ use crate::{
     weights::Path,
 };
 use kvas_backend::{
-    Act, DeviceError, Limits, Op, Program, Rows, StateType, StoreDecl, Weight,
+    Act, DeviceError, Limits, Op, Product, Program, Rows, StateType, StoreDecl, Weight,
     store::{Decay, PagesDecl},
 };
 use kvas_gguf::Quant;
@@ -86,20 +86,8 @@ impl Plan {
         let quant = |weight: Weight| quants[weight.0 as usize];
         for op in &program.ops {
             plan.scratch = plan.scratch.max(scratch(program, op, quant));
-            if let Some(product) = op.product(program)
-                && product.weights().any(|weight| Path::of(quant(weight)) == Path::Packed)
-            {
-                let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
-                let entries = rows(product.x).saturating_mul(product.matrices(program).0);
-                plan.quantised = plan.quantised.max(entries.saturating_mul(columns));
-            }
-            if let Some(product) = op.product(program).filter(|_| tiles.is_some())
-                && product.weights().all(|weight| tiles::serves(quant(weight), program.weight(weight).shape[1]))
-            {
-                let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
-                let entries = rows(product.x).saturating_mul(product.matrices(program).0);
-                let parts = if product.weights().any(|weight| tiles::in_two_parts(quant(weight))) { 2 } else { 1 };
-                plan.tiled = plan.tiled.max(Tiled::elements(entries, columns, parts));
+            if let Some(product) = op.product(program) {
+                plan.plan_product(&product, (program, rows(product.x)), &quant, tiles.is_some());
             }
             let mut route = |experts: Act, weight: Weight, outputs: usize| {
                 plan.routed[0] = plan.routed[0].max(size(experts));
@@ -144,6 +132,27 @@ impl Plan {
         }
         (plan.bytes, plan.scratch_bytes) = plan.count(program, limits, threads);
         plan
+    }
+
+    /// Plans for the forms that so many rows of the input of a product are multiplied in.
+    fn plan_product(
+        &mut self,
+        product: &Product,
+        (program, rows): (&Program, usize),
+        quant: &impl Fn(Weight) -> Quant,
+        has_tiles: bool,
+    ) {
+        let columns = product.weights().next().map_or(0, |weight| program.weight(weight).shape[1]);
+        let (met, groups) = product.matrices(program);
+        let entries = rows.saturating_mul(met);
+        if product.weights().any(|weight| Path::of(quant(weight)) == Path::Packed) {
+            self.quantised = self.quantised.max(entries.saturating_mul(columns));
+        }
+        let serves = |weight: Weight| tiles::serves(quant(weight), program.weight(weight).shape[1]);
+        if has_tiles && product.weights().all(serves) {
+            let parts = if product.weights().any(|weight| tiles::in_two_parts(quant(weight))) { 2 } else { 1 };
+            self.tiled = self.tiled.max(Tiled::elements((entries, groups), columns, parts));
+        }
     }
 
     /// Plans for tokens of these pages to be evicted, if they may be.

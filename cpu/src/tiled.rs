@@ -10,8 +10,8 @@ use crate::{
 };
 use kvas_backend::{Act, CHUNK, Rows, Step};
 
-/// Values between two rows beyond those that are multiplied: rows of a tile must not fall on one line of the cache.
-const GAP: usize = STEP;
+/// Values of a tile of activations: a step of each of its entries.
+pub(crate) const TILE: usize = SIDE * STEP;
 
 /// Rows of the step and output rows, each in two lists: those of whole chunks and the others.
 #[derive(Debug, Default)]
@@ -74,10 +74,13 @@ impl RowSplit {
     }
 }
 
-/// Room for the bf16 form of what is multiplied, in the order of entries.
+/// Room for the bf16 form of what is multiplied, in the order of entries. Entries of a group are in tiles of 16, step by step, as
+/// the unit takes them: 16 rows of an activation of its own lie in 16 pages of memory, which takes it twice as long.
 #[derive(Debug)]
 pub(crate) struct Tiled {
     values: Arena<u16>,
+    /// By group: its first tiles.
+    starts: Vec<u32>,
     /// The activation, its columns and stride, and the parts it is in, if its tiled rows are there in order.
     of: Option<(Act, [usize; 3])>,
 }
@@ -86,11 +89,10 @@ pub(crate) struct Tiled {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TiledEntries<'a> {
     pub(crate) tiles: Tiles,
-    /// `[entries + 31, stride]` bf16
+    /// `[tiles][steps][16, 32]` bf16
     pub(crate) values: &'a [u16],
     /// What rounding left over, if it is wanted.
     pub(crate) rest: Option<&'a [u16]>,
-    pub(crate) stride: usize,
     /// Entries in the order of their groups.
     pub(crate) order: &'a [u32],
     /// By group: where its entries end.
@@ -98,14 +100,15 @@ pub(crate) struct TiledEntries<'a> {
 }
 
 impl Tiled {
-    /// Values for `parts` of `entries` of `columns`; the last tiles of a group reach over those of the next.
-    pub(crate) const fn elements(entries: usize, columns: usize, parts: usize) -> usize {
-        entries.saturating_add(2 * SIDE).saturating_mul(columns.saturating_add(GAP)).saturating_mul(parts)
+    /// Values for `parts` of `entries` of so many groups and columns. Every group begins a tile.
+    pub(crate) const fn elements((entries, groups): (usize, usize), columns: usize, parts: usize) -> usize {
+        let begun = if groups < entries { groups } else { entries };
+        (entries / SIDE).saturating_add(begun).saturating_mul(SIDE).saturating_mul(columns).saturating_mul(parts)
     }
 
-    /// Room for so many values.
-    pub(crate) fn new(elements: usize) -> Self {
-        Self { values: Arena::zeroed(elements), of: None }
+    /// Room for so many values, and groups.
+    pub(crate) fn new(elements: usize, groups: usize) -> Self {
+        Self { values: Arena::zeroed(elements), starts: Vec::with_capacity(groups.max(1)), of: None }
     }
 
     /// The activation was written.
@@ -129,25 +132,36 @@ impl Tiled {
         (order, ends): (&'a [u32], &'a [u32]),
         (per_input, parts): (usize, usize),
     ) -> TiledEntries<'a> {
-        let stride = x.columns + GAP;
         let of = act.map(|act| (act, [x.columns, x.stride, parts]));
-        let half = Self::elements(order.len(), x.columns, 1);
+        let half = Self::elements((order.len(), ends.len()), x.columns, 1);
         if of.is_none() || self.of != of {
+            let (mut count, mut begin) = (0, 0);
+            self.starts.clear();
+            for end in ends {
+                self.starts.push(count);
+                count += (end - begin).div_ceil(SIDE as u32);
+                begin = *end;
+            }
+            let starts = &self.starts[..];
             let (values, rest) = self.values.split_at_mut(half);
-            let rows = |values| Parts::new(values, stride, [SIDE, stride]);
-            let rest = (parts > 1).then(|| rows(&mut rest[..order.len() * stride]));
-            let tasks = (Place::of(order.len() * x.columns), order.len().div_ceil(SIDE));
-            pool.share(tasks, (rows(&mut values[..order.len() * stride]), rest), |task, (mut out, mut rest)| {
-                for (i, entry) in order[task * SIDE..].iter().take(SIDE).enumerate() {
+            let each = x.columns / STEP * TILE;
+            let chunks = |values| Parts::chunks(values, each);
+            let len = count as usize * each;
+            let rest = (parts > 1).then(|| chunks(&mut rest[..len]));
+            let tasks = (Place::of(order.len() * x.columns), count as usize);
+            pool.share(tasks, (chunks(&mut values[..len]), rest), |tile, (mut out, mut rest)| {
+                let group = starts.partition_point(|start| *start as usize <= tile) - 1;
+                let begin = if group == 0 { 0 } else { ends[group - 1] as usize };
+                let first = begin + (tile - starts[group] as usize) * SIDE;
+                for (row, entry) in order[first..ends[group] as usize].iter().take(SIDE).enumerate() {
                     let x = &x.x[*entry as usize / per_input * x.stride..][..x.columns];
-                    let rest = rest.as_mut().map(|rest| &mut rest.row_mut(i)[..x.len()]);
-                    tiles.run(Round { x, out: &mut out.row_mut(i)[..x.len()], rest });
+                    tiles.run(Round { x, row, out: out.row_mut(0), rest: rest.as_mut().map(|rest| rest.row_mut(0)) });
                 }
             });
             self.of = of;
         }
         let rest = (parts > 1).then(|| &self.values[half..]);
-        TiledEntries { tiles, values: &self.values, rest, stride, order, ends }
+        TiledEntries { tiles, values: &self.values, rest, order, ends }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
         panels::ROWS,
         tiles::{Line, Multiply, Open, SIDE, STEP, Transpose, Unpack},
     },
-    tiled::TiledEntries,
+    tiled::{TILE, TiledEntries},
     weights::{Matrix, Path},
 };
 use kvas_gguf::Quant;
@@ -17,15 +17,18 @@ use std::{marker::PhantomData, ops::Range};
 
 /// Entries whose sums are kept at once: more would turn the same weights into tiles again.
 const ENTRIES: usize = 512;
+/// Weight rows whose sums are kept at once: all of them meet some columns of the entries while those are in the second-level
+/// cache.
+const SUMS: usize = 256;
 /// Weight rows of a piece.
 const WIDTH: usize = 64;
-/// Steps of a piece, a section of its panels: with its rows half of the first-level cache.
+/// Steps of a piece, a section of its panels: with its rows they fill most of the first-level cache.
 const STEPS: usize = SECTION;
 /// Lines of a piece of one panel.
 const LINES: usize = STEPS * SIDE;
 
 /// Floats of scratch a thread needs besides that of other products.
-pub(crate) const SCRATCH: usize = SIDE + 2 * ENTRIES * WIDTH + WIDTH * LINES;
+pub(crate) const SCRATCH: usize = SIDE + 2 * ENTRIES * SUMS + WIDTH * LINES;
 
 /// Whether products with a format are worth the bits that activations lose in bf16: those with weights in bf16 are
 /// exact but for that, so that activations go through the unit in two parts.
@@ -47,31 +50,36 @@ impl Product<'_> {
     pub(super) fn run_tiled(&self, tiled: TiledEntries<'_>, out: &mut Tile<'_, f32>, scratch: &mut [f32]) {
         // Rows of tiles are lines of the caches: those that straddle two of them take twice as long.
         let aligned = scratch.as_ptr().align_offset(size_of::<Line>()).min(SIDE);
-        let (y, scratch) = scratch[aligned..].split_at_mut(ENTRIES * WIDTH);
-        let (other, scratch) = scratch.split_at_mut(ENTRIES * WIDTH);
+        let (y, scratch) = scratch[aligned..].split_at_mut(ENTRIES * SUMS);
+        let (other, scratch) = scratch.split_at_mut(ENTRIES * SUMS);
         let (lines, scratch) = scratch.split_at_mut(WIDTH * LINES);
         let lines: &mut [Line] = bytemuck::cast_slice_mut(lines);
         let open = tiled.tiles.open();
         let [first, columns] = [out.first()[1], out.size()[1]];
-        let mut start = 0;
+        let (mut start, mut tile) = (0, 0);
         for (group, end) in tiled.ends.iter().map(|end| *end as usize).enumerate() {
-            for at in (0..columns).step_by(WIDTH) {
-                let count = WIDTH.min(columns - at);
+            for at in (0..columns).step_by(SUMS) {
+                let count = SUMS.min(columns - at);
                 let rows = first + at..first + at + count;
                 for block in (start..end).step_by(ENTRIES) {
                     let block = block..(block + ENTRIES).min(end);
                     let mut piece =
                         Piece { product: self, open: &open, tiled, group, rows: rows.clone(), lines, scratch };
-                    piece.multiply(self.matrix, block.clone(), y);
+                    let entries = (tile + (block.start - start) / SIDE, block.len());
+                    piece.multiply(self.matrix, entries, y);
                     if let Some(matrix) = self.other {
-                        piece.multiply(matrix, block.clone(), other);
+                        piece.multiply(matrix, entries, other);
                     }
-                    let (order, per_output, part) =
-                        (Some(tiled.order), self.entries.per_output, (at, first + at, count));
-                    let entries = FinishedEntries { order, block, per_output };
-                    self.proof.run(FinishBlock { finish: self.finish, entries, part, y, other, width: WIDTH, out });
+                    for part in (0..count).step_by(WIDTH) {
+                        let (order, per_output) = (Some(tiled.order), self.entries.per_output);
+                        let entries = FinishedEntries { order, block: block.clone(), per_output };
+                        let (y, other) = (&mut y[part * ENTRIES..], &other[part * ENTRIES..]);
+                        let part = (at + part, first + at + part, WIDTH.min(count - part));
+                        self.proof.run(FinishBlock { finish: self.finish, entries, part, y, other, width: WIDTH, out });
+                    }
                 }
             }
+            tile += (end - start).div_ceil(SIDE);
             start = end;
         }
     }
@@ -91,33 +99,50 @@ struct Piece<'a, 'b> {
 }
 
 impl Piece<'_, '_> {
-    /// `y[entry][row] = matrix[row] . x[entry]`, with `WIDTH` values of `y` per entry.
-    fn multiply(&mut self, matrix: &Matrix, block: Range<usize>, y: &mut [f32]) {
-        let (panels, steps) = (self.rows.len().div_ceil(ROWS), matrix.columns / STEP);
-        let stride = self.tiled.stride;
-        for from in (0..steps).step_by(STEPS) {
-            let steps = from..(from + STEPS).min(steps);
-            (0..panels).for_each(|panel| self.unpack(matrix, panel, steps.clone()));
-            let lines = |panel: usize| &self.lines[panel.min(panels - 1) * LINES..][..steps.len() * SIDE];
-            for entry in (0..block.len()).step_by(2 * SIDE) {
-                let rows = if block.len() - entry > SIDE { 2 * SIDE } else { SIDE };
-                let from_entry = (block.start + entry) * stride + from * STEP;
-                let rest = self.tiled.rest.filter(|_| in_two_parts(matrix.quant));
-                for panel in (0..panels).step_by(2) {
-                    for (part, values) in [Some(self.tiled.values), rest].into_iter().flatten().enumerate() {
-                        let (a, b) = (&values[from_entry..], [lines(panel), lines(panel + 1)]);
-                        let c = &mut y[entry * WIDTH + panel * ROWS..];
-                        let (a_stride, c_stride, accumulate) = (stride, WIDTH, from + part > 0);
-                        self.open.multiply(Multiply { a, a_stride, rows, b, c, c_stride, accumulate });
-                    }
+    /// `y[row / WIDTH][entry][row % WIDTH] = matrix[row] . x[entry]` for so many entries from a tile on, with room for `ENTRIES`.
+    fn multiply(&mut self, matrix: &Matrix, entries: (usize, usize), y: &mut [f32]) {
+        let all = matrix.columns / STEP;
+        for from in (0..all).step_by(STEPS) {
+            let steps = from..(from + STEPS).min(all);
+            for (first, y) in (0..self.rows.len()).step_by(WIDTH).zip(y.chunks_mut(ENTRIES * WIDTH)) {
+                let panels = first / ROWS..(first + WIDTH).min(self.rows.len()).div_ceil(ROWS);
+                panels.clone().enumerate().for_each(|(at, panel)| self.unpack(matrix, (at, panel), steps.clone()));
+                self.add(matrix, (panels.len(), steps.clone()), entries, y);
+            }
+        }
+    }
+
+    /// `y[entry][row] (+)= lines[row] . x[entry]` for some steps of so many panels.
+    fn add(
+        &self,
+        matrix: &Matrix,
+        (panels, steps): (usize, Range<usize>),
+        (tile, entries): (usize, usize),
+        y: &mut [f32],
+    ) {
+        let lines = |panel: usize| &self.lines[panel.min(panels - 1) * LINES..][..steps.len() * SIDE];
+        let rest = self.tiled.rest.filter(|_| in_two_parts(matrix.quant));
+        for entry in (0..entries).step_by(2 * SIDE) {
+            for panel in (0..panels).step_by(2) {
+                for (part, values) in [Some(self.tiled.values), rest].into_iter().flatten().enumerate() {
+                    let of_tile = |tile: usize| {
+                        let values = &values[tile * matrix.columns * SIDE..];
+                        &values[steps.start * TILE..steps.end * TILE]
+                    };
+                    let tile = tile + entry / SIDE;
+                    let second = if entries - entry > SIDE { of_tile(tile + 1) } else { &[] };
+                    let (a, b) = ([of_tile(tile), second], [lines(panel), lines(panel + 1)]);
+                    let c = &mut y[entry * WIDTH + panel * ROWS..];
+                    let (c_stride, accumulate) = (WIDTH, steps.start + part > 0);
+                    self.open.multiply(Multiply { a, b, c, c_stride, accumulate });
                 }
             }
         }
     }
 
-    /// Turns some steps of panel `panel` of these rows into tiles.
-    fn unpack(&mut self, matrix: &Matrix, panel: usize, steps: Range<usize>) {
-        let out = &mut self.lines[panel * LINES..][..steps.len() * SIDE];
+    /// Turns some steps of panel `panel` of these rows into tiles, the panel `at` of a piece.
+    fn unpack(&mut self, matrix: &Matrix, (at, panel): (usize, usize), steps: Range<usize>) {
+        let out = &mut self.lines[at * LINES..][..steps.len() * SIDE];
         let (tiles, outputs) = (self.tiled.tiles, self.product.outputs);
         let first = self.rows.start + panel * ROWS;
         if let Some(panels) = matrix.panels(outputs) {

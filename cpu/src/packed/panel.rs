@@ -119,6 +119,12 @@ impl<'a> Panel<'a> {
         (self.columns / BLOCK).div_ceil(SECTION)
     }
 
+    /// The bytes of a section; none behind the last.
+    pub(crate) fn section<L: Layout>(&self, section: usize) -> &'a [u8] {
+        let bytes = section_bytes::<L>(SECTION);
+        self.bytes.chunks(bytes).nth(section).unwrap_or_default()
+    }
+
     /// Blocks before a section.
     pub(crate) fn blocks_before(&self, section: usize) -> usize {
         (section * SECTION).min(self.columns / BLOCK)

@@ -24,6 +24,9 @@ pub(crate) trait TileKernel {
 pub(crate) struct Round<'a> {
     /// Whole steps.
     pub(crate) x: &'a [f32],
+    /// Which row of a tile they are.
+    pub(crate) row: usize,
+    /// `[steps][16, 32]`
     pub(crate) out: &'a mut [u16],
     /// For what is left over, rounded too: with it, 16 bits of the mantissa are kept.
     pub(crate) rest: Option<&'a mut [u16]>,
@@ -47,15 +50,11 @@ pub(crate) struct Unpack<'a, L> {
     pub(crate) layout: PhantomData<L>,
 }
 
-/// `c (+)= a b` for 16 or 32 rows of `a` and two tiles of weights.
+/// `c (+)= a b` for one or two tiles of activations and two of weights.
 #[derive(Debug)]
 pub(crate) struct Multiply<'a> {
-    /// From the first row's first value of these steps on.
-    pub(crate) a: &'a [u16],
-    /// Values from one row of `a` to the next.
-    pub(crate) a_stride: usize,
-    /// Rows of `a`: 16 or 32.
-    pub(crate) rows: usize,
+    /// By tile: `[steps][16, 32]`, the second empty if there is one.
+    pub(crate) a: [&'a [u16]; 2],
     /// By tile: `[steps * 16]`
     pub(crate) b: [&'a [Line]; 2],
     /// From the first row's first of 32 columns on.

@@ -98,14 +98,16 @@ fn widened(x: __m256i) -> __m512 {
 impl TileKernel for Round<'_> {
     #[inline(always)]
     fn run(self, _: Tiles) {
-        let Self { x, out, mut rest } = self;
-        for (step, (x, out)) in x.as_chunks::<STEP>().0.iter().zip(out.as_chunks_mut::<STEP>().0).enumerate() {
+        let Self { x, row, out, mut rest } = self;
+        let place = |step: usize| step * SIDE + row;
+        for (step, x) in x.as_chunks::<STEP>().0.iter().enumerate() {
+            let out = &mut out.as_chunks_mut::<STEP>().0[place(step)];
             // SAFETY: a `Tiles` is at hand; both loads and the stores are within the arrays.
             unsafe {
                 let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
                 let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
                 _mm512_storeu_si512(out.as_mut_ptr().cast(), rounded);
-                if let Some(rest) = rest.as_mut().map(|rest| &mut rest.as_chunks_mut::<STEP>().0[step]) {
+                if let Some(rest) = rest.as_mut().map(|rest| &mut rest.as_chunks_mut::<STEP>().0[place(step)]) {
                     let low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(rounded)));
                     let high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64::<1>(rounded)));
                     let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
@@ -210,46 +212,49 @@ impl Drop for Open {
 impl Open {
     /// Multiplies.
     pub(crate) fn multiply(&self, work: Multiply<'_>) {
-        let Multiply { a, a_stride, rows, b, c, c_stride, accumulate } = work;
-        let steps = b[0].len() / SIDE;
-        let width = steps * STEP;
-        assert!(rows == SIDE || rows == 2 * SIDE, "one or two tiles");
+        let Multiply { a, b, c, c_stride, accumulate } = work;
+        let (steps, is_single) = (b[0].len() / SIDE, a[1].is_empty());
+        let rows = if is_single { SIDE } else { 2 * SIDE };
         assert!(steps > 0 && b[1].len() == b[0].len() && b[0].len() == steps * SIDE, "whole steps of both tiles");
-        assert!(a_stride >= width && a.len() >= (rows - 1) * a_stride + width, "all rows of a");
+        assert!(a[0].len() == steps * SIDE * STEP && (is_single || a[1].len() == a[0].len()), "as many steps of a");
         assert!(c_stride >= 2 * SIDE && c.len() >= (rows - 1) * c_stride + 2 * SIDE, "all rows of c");
-        let (a0, b0, b1, c0) = (a.as_ptr(), b[0].as_ptr(), b[1].as_ptr(), c.as_mut_ptr());
-        let (a_bytes, c_bytes) = (2 * a_stride, 4 * c_stride);
+        let ([a0, a1], [b0, b1]) = (a.map(<[u16]>::as_ptr), b.map(<[Line]>::as_ptr));
+        let (c0, c_bytes) = (c.as_mut_ptr(), 4 * c_stride);
         // SAFETY: the assertions keep every load and store within the slices, which the asm's tiles of 16 rows of 64
         // bytes cover; the registers were configured by `open`.
         unsafe {
-            if rows == SIDE {
+            if is_single {
                 asm!("test {acc}, {acc}", "jz 3f",
                     "tileloadd tmm0, [{c} + {cs}]", "tileloadd tmm1, [{c} + {cs} + 64]", "jmp 2f",
                     "3:", "tilezero tmm0", "tilezero tmm1",
                     "2:", "mov {acc}, 64",
-                    "4:", "tileloadd tmm4, [{a} + {s}]", "tileloadd tmm6, [{b0} + {acc}]",
+                    "4:", "tileloadd tmm4, [{a} + {acc}]", "tileloadd tmm6, [{b0} + {acc}]",
                     "tileloadd tmm7, [{b1} + {acc}]", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
-                    "add {a}, 64", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
+                    "add {a}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
                     "tilestored [{c} + {cs}], tmm0", "tilestored [{c} + {cs} + 64], tmm1",
-                    a = inout(reg) a0 => _, s = in(reg) a_bytes, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _,
+                    a = inout(reg) a0 => _, b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _,
                     n = inout(reg) steps => _, c = in(reg) c0, cs = in(reg) c_bytes,
                     acc = inout(reg) usize::from(accumulate) => _,
                     out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _, options(nostack));
             } else {
-                let (a1, c1) = (a0.add(SIDE * a_stride), c0.add(SIDE * c_stride));
+                // What the next step multiplies is loaded as soon as the last product that needs the register has begun.
+                let c1 = c0.add(SIDE * c_stride);
                 asm!("test {acc}, {acc}", "jz 3f",
                     "tileloadd tmm0, [{c0} + {cs}]", "tileloadd tmm1, [{c0} + {cs} + 64]",
                     "tileloadd tmm2, [{c1} + {cs}]", "tileloadd tmm3, [{c1} + {cs} + 64]", "jmp 2f",
                     "3:", "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
                     "2:", "mov {acc}, 64",
-                    "4:", "tileloadd tmm6, [{b0} + {acc}]", "tileloadd tmm4, [{a0} + {s}]",
-                    "tdpbf16ps tmm0, tmm4, tmm6", "tileloadd tmm7, [{b1} + {acc}]",
-                    "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm5, [{a1} + {s}]",
+                    "tileloadd tmm6, [{b0} + {acc}]", "tileloadd tmm4, [{a0} + {acc}]",
+                    "tileloadd tmm7, [{b1} + {acc}]", "tileloadd tmm5, [{a1} + {acc}]", "jmp 6f",
+                    "4:", "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7", "tileloadd tmm4, [{a0} + {acc}]",
+                    "tdpbf16ps tmm2, tmm5, tmm6", "tileloadd tmm6, [{b0} + {acc}]",
+                    "tdpbf16ps tmm3, tmm5, tmm7", "tileloadd tmm5, [{a1} + {acc}]", "tileloadd tmm7, [{b1} + {acc}]",
+                    "6:", "add {a0}, 1024", "add {a1}, 1024", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
+                    "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
                     "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
-                    "add {a0}, 64", "add {a1}, 64", "add {b0}, 1024", "add {b1}, 1024", "dec {n}", "jnz 4b",
                     "tilestored [{c0} + {cs}], tmm0", "tilestored [{c0} + {cs} + 64], tmm1",
                     "tilestored [{c1} + {cs}], tmm2", "tilestored [{c1} + {cs} + 64], tmm3",
-                    a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _, s = in(reg) a_bytes,
+                    a0 = inout(reg) a0 => _, a1 = inout(reg) a1 => _,
                     b0 = inout(reg) b0 => _, b1 = inout(reg) b1 => _, n = inout(reg) steps => _,
                     c0 = in(reg) c0, c1 = in(reg) c1, cs = in(reg) c_bytes,
                     acc = inout(reg) usize::from(accumulate) => _,

@@ -2,16 +2,23 @@
 
 use super::{SIDE, TileKernel, Tiles, Unpack, pair, spread};
 use crate::{
-    packed::{Layout, PanelBlock, coding::Coding},
-    simd::panels::Panels,
+    packed::{LINE, Layout, PanelBlock, coding::Coding},
+    simd::{Simd, panels::Panels},
 };
 
 impl<L: Layout> TileKernel for Unpack<'_, L> {
     #[inline(always)]
     fn run(self, tiles: Tiles) {
         let p = tiles.vectors();
+        // Other panels, and all that they meet, come before the next section of this one: memory has time to bring it.
+        let ahead = self.panel.section::<L>(self.sections.end);
         let mut blocks = self.panel.blocks::<L>(self.sections);
-        for out in self.out.as_chunks_mut::<SIDE>().0 {
+        let all = self.out.as_chunks_mut::<SIDE>().0;
+        let mut ahead = ahead.chunks(ahead.len().div_ceil(all.len().max(1)).max(1));
+        for out in all {
+            for line in ahead.next().unwrap_or_default().chunks(LINE) {
+                p.prefetch_far(line.as_ptr());
+            }
             let PanelBlock { record, at, lines } = blocks.next();
             let codes = <L::Coding as Coding>::unpack(p, lines);
             let (scales, minimum) = L::scales(p, record, at);
