@@ -62,9 +62,11 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
         turn.budget = usize::try_from(budget).ok();
     }
+    let (choice, allowed) = tool_choice(fields)?;
     Ok(Turn {
         tools: tools(fields)?,
-        choice: tool_choice(fields)?,
+        choice,
+        allowed,
         parallel: parallel(fields)?,
         reasoning,
         grammar: options::grammar(fields)?,
@@ -106,22 +108,50 @@ pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     Ok(list)
 }
 
-/// `tool_choice`, in the forms of Chat Completions and of Responses.
-pub fn tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
-    let expected = "auto, none, required or a function";
-    match fields.get("tool_choice") {
-        None => Ok(ToolChoice::Auto),
+/// `tool_choice`, in the forms of Chat Completions and of Responses, and the names of the tools that may be called, if it
+/// says so.
+pub fn tool_choice(fields: &Fields<'_>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+    let expected = "auto, none, required, a function or allowed_tools";
+    let choice = match fields.get("tool_choice") {
+        None => ToolChoice::Auto,
         Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(ToolChoice::Auto),
-            "none" => Ok(ToolChoice::Never),
-            "required" | "any" => Ok(ToolChoice::Required),
-            other => Err(ApiError::field("tool_choice", format!("{other}, expected {expected}"))),
+            "auto" => ToolChoice::Auto,
+            "none" => ToolChoice::Never,
+            "required" | "any" => ToolChoice::Required,
+            other => return Err(ApiError::field("tool_choice", format!("{other}, expected {expected}"))),
         },
+        Some(choice) if choice["type"] == "allowed_tools" => return allowed_tools(fields),
         Some(choice) => {
-            let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
-            name.map(|name| ToolChoice::Named(name.into())).ok_or_else(|| wrong("tool_choice", choice, expected))
+            let name = function_name(choice).ok_or_else(|| wrong("tool_choice", choice, expected))?;
+            ToolChoice::Named(name.into())
         }
-    }
+    };
+    Ok((choice, None))
+}
+
+/// The name of a function, as either API has it.
+fn function_name(of: &Value) -> Option<&str> {
+    of["function"]["name"].as_str().or(of["name"].as_str())
+}
+
+/// `tool_choice` of some of the tools: how they are to be called, and their names.
+fn allowed_tools(fields: &Fields<'_>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+    let Some(whole) = fields.object("tool_choice")? else { return Ok((ToolChoice::Auto, None)) };
+    // Responses have mode and tools beside the type.
+    let choice = whole.object("allowed_tools")?.unwrap_or(whole);
+    let mode = match choice.need_text("mode")? {
+        "auto" => ToolChoice::Auto,
+        "required" => ToolChoice::Required,
+        other => return Err(ApiError::field(&choice.name("mode"), format!("{other}, expected auto or required"))),
+    };
+    let (list, expected) = (choice.name("tools"), "a list of at least one function");
+    let tools = choice.list("tools")?.filter(|tools| !tools.is_empty());
+    let tools = tools.ok_or_else(|| ApiError::field(&list, format!("missing or empty, expected {expected}")))?;
+    let name = |(number, tool): (usize, &Value)| {
+        let name = function_name(tool).map(str::to_string);
+        name.ok_or_else(|| wrong(&format!("{list}[{number}]"), tool, "a function with a name"))
+    };
+    Ok((mode, Some(tools.iter().enumerate().map(name).collect::<Result<_, _>>()?)))
 }
 
 /// How many likeliest tokens to report: `logprobs` and `top_logprobs`.
