@@ -39,7 +39,7 @@ pub async fn chat_completions(
     let head = Head::new("chat.completion", &served);
     let pieces = generate::begin(&server, &served, options::several(ask, count)).await?;
     if fields.flag("stream")?.unwrap_or(false) {
-        let form = ChatForm { head, served, ends: Vec::new(), calls: vec![0; count], said: vec![], with_usage };
+        let form = ChatForm { head, served, ends: vec![None; count], calls: vec![0; count], said: vec![], with_usage };
         return Ok(stream::respond(pieces, count, form, Wire::EventsUntilDone));
     }
     let answers = collect(pieces, count).await?;
@@ -235,7 +235,7 @@ fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
     };
     let mut reply = head.message("");
     reply["choices"] = answers.iter().enumerate().map(choice).collect();
-    reply["usage"] = usage(answers.iter().map(|answer| &answer.end));
+    reply["usage"] = usage(answers.iter().map(|answer| &answer.end), answers.len());
     reply["timings"] = answers.first().map_or(Value::Null, |answer| timings(&answer.end));
     reply
 }
@@ -244,7 +244,8 @@ fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
 struct ChatForm {
     head: Head,
     served: Arc<Served>,
-    ends: Vec<End>,
+    /// How each answer ended.
+    ends: Vec<Option<End>>,
     /// Calls of each answer so far.
     calls: Vec<usize>,
     /// Tokens whose text has not been sent yet, with their answers.
@@ -302,7 +303,7 @@ impl StreamFormat for ChatForm {
                 let reason = finish_reason(&end, self.calls[index]);
                 let mut last = self.chunk(index, json!({}), Some(reason));
                 last.data["timings"] = timings(&end);
-                self.ends.push(*end);
+                self.ends[index] = Some(*end);
                 vec![last]
             }
             Piece::Failed(error) => vec![self.error(&error)],
@@ -315,8 +316,8 @@ impl StreamFormat for ChatForm {
         }
         let mut chunk = self.head.message(".chunk");
         chunk["choices"] = json!([]);
-        chunk["usage"] = usage(&self.ends);
-        chunk["timings"] = self.ends.first().map_or(Value::Null, timings);
+        chunk["usage"] = usage(self.ends.iter().flatten(), self.ends.len());
+        chunk["timings"] = self.ends.first().and_then(Option::as_ref).map_or(Value::Null, timings);
         vec![Message::plain(chunk)]
     }
 
