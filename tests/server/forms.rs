@@ -398,3 +398,21 @@ fn some_of_the_tools_may_be_called() {
         }
     }
 }
+
+/// Who names a function gets one call of it from OpenAI's forms, however much the model would like to call it again.
+#[test]
+fn a_named_function_is_called_once() {
+    let host = Host::with_tools();
+    let first = host.post("/tokenize", &json!({"content": "<tool_call>"})).ok()["tokens"][0].clone();
+    for api in APIS.iter().filter(|api| api.path != "/v1/messages") {
+        let mut body = (api.calling)();
+        body["logit_bias"] = json!([[first, 100]]);
+        for parallel in [Value::Null, json!(true)] {
+            body["parallel_tool_calls"] = parallel;
+            let reply = host.post(api.path, &body).ok();
+            assert_eq!((api.call)(&reply).0, "clock", "{}", api.path);
+            let calls = reply.pointer("/choices/0/message/tool_calls").unwrap_or(&reply["output"]);
+            assert_eq!(calls.as_array().map(Vec::len), Some(1), "{}: {reply}", api.path);
+        }
+    }
+}

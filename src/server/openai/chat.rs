@@ -65,9 +65,9 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     let (choice, allowed) = tool_choice(fields)?;
     Ok(Turn {
         tools: tools(fields)?,
+        parallel: parallel(fields, &choice)?,
         choice,
         allowed,
-        parallel: parallel(fields)?,
         reasoning,
         grammar: options::grammar(fields)?,
         last: if continued { LastMessage::Continued } else { LastMessage::Closed },
@@ -79,12 +79,10 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     })
 }
 
-/// `parallel_tool_calls`.
-pub fn parallel(fields: &Fields<'_>) -> Result<Parallel, ApiError> {
-    Ok(match fields.flag("parallel_tool_calls")? {
-        Some(false) => Parallel::One,
-        Some(true) | None => Parallel::Allowed,
-    })
+/// `parallel_tool_calls`. A function that is named is called once, whatever it says.
+pub fn parallel(fields: &Fields<'_>, choice: &ToolChoice) -> Result<Parallel, ApiError> {
+    let one = fields.flag("parallel_tool_calls")? == Some(false) || matches!(choice, ToolChoice::Named(_));
+    Ok(if one { Parallel::One } else { Parallel::Allowed })
 }
 
 /// `tools`, each with a function that has a name.

@@ -109,7 +109,7 @@ pub fn turn(fields: &Fields<'_>, messages: Vec<Value>, settings: &Settings) -> R
     turn.variables.extend(options::variables(fields)?);
     turn.tools = input::tools(fields)?;
     (turn.choice, turn.allowed) = super::chat::tool_choice(fields)?;
-    turn.parallel = super::chat::parallel(fields)?;
+    turn.parallel = super::chat::parallel(fields, &turn.choice)?;
     let format = fields.object("text")?.map(|text| text.object("format")).transpose()?.flatten();
     turn.grammar = format.map(|format| options::response_format(&format)).transpose()?.flatten();
     Ok(turn)
