@@ -91,6 +91,30 @@ fn probabilities_are_those_of_the_text() {
     assert_eq!(same, tokens.iter().map(|token| &token["logprob"]).collect::<Vec<_>>());
 }
 
+/// Ollama's forms tell what OpenAI's do, in one reply and line by line.
+#[test]
+fn probabilities_are_told_in_the_form_of_ollama() {
+    let host = Host::shared();
+    let messages = json!([{"role": "user", "content": "Tell me of a cow."}]);
+    let body = json!({"messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": true, "top_logprobs": 3});
+    let expected = host.post("/v1/chat/completions", &body).ok()["choices"][0]["logprobs"]["content"].clone();
+    let options = json!({"num_predict": 6, "temperature": 0});
+    for (path, asked) in
+        [("/api/chat", ("messages", messages)), ("/api/generate", ("prompt", json!("Tell me of a cow.")))]
+    {
+        let mut body = json!({"options": options, "logprobs": true, "top_logprobs": 3, "stream": false});
+        body[asked.0] = asked.1;
+        assert_eq!(host.post(path, &body).ok()["logprobs"], expected, "{path}");
+        body["stream"] = json!(true);
+        let lines = host.post(path, &body).text();
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let told: Vec<Value> = lines.filter_map(|line| line["logprobs"].as_array().cloned()).flatten().collect();
+        assert_eq!(json!(told), expected, "{path}");
+        body["logprobs"] = json!(false);
+        assert!(!host.post(path, &body).text().contains("logprobs"), "{path}");
+    }
+}
+
 #[test]
 fn an_echo_begins_with_the_prompt() {
     let host = Host::shared();
