@@ -23,6 +23,8 @@ pub struct Turn {
     pub tools: Vec<Value>,
     /// Which of them are to be called.
     pub choice: ToolChoice,
+    /// The names of those that may be; none: all of them.
+    pub allowed: Option<Vec<String>>,
     /// Whether several calls in one answer are wanted.
     pub parallel: Parallel,
     /// Variables for the template.
@@ -77,6 +79,7 @@ impl Turn {
             messages,
             tools: Vec::new(),
             choice: ToolChoice::Auto,
+            allowed: None,
             parallel: Parallel::Allowed,
             variables: settings.template_variables.clone(),
             reasoning: ReasoningMode::Split,
@@ -85,6 +88,19 @@ impl Turn {
             last: LastMessage::Closed,
             generation: Generation::Begin,
         }
+    }
+
+    /// The tools that may be called.
+    fn callable(&self) -> Result<Vec<Value>, ApiError> {
+        let Some(allowed) = &self.allowed else {
+            return Ok(if self.choice == ToolChoice::Never { Vec::new() } else { self.tools.clone() });
+        };
+        let known = |name: &String| self.tools.iter().any(|tool| function(tool).0 == name);
+        if let Some(name) = allowed.iter().find(|name| !known(name)) {
+            return Err(ApiError::field("tool_choice", format!("{name}, expected the name of one of the tools")));
+        }
+        let may = |tool: &&Value| allowed.iter().any(|name| function(tool).0 == name);
+        Ok(self.tools.iter().filter(may).cloned().collect())
     }
 }
 
@@ -145,9 +161,10 @@ fn to_go_on_with(message: &Value, number: usize) -> Result<String, ApiError> {
 pub fn complete(served: &Served, turn: &Turn, mut ask: GenerateRequest) -> Result<GenerateRequest, ApiError> {
     let text = prompt(served, turn)?;
     let dialect = &served.dialect;
-    let tools: &[Value] = if turn.choice == ToolChoice::Never { &[] } else { &turn.tools };
-    ask.reader = Some(dialect.reader(&text, tools, turn.reasoning));
-    ask.stages = stages(served, turn, tools, &text)?;
+    // The model is told of all tools, whichever may be called: what was read of the conversation stays known.
+    let tools = turn.callable()?;
+    ask.reader = Some(dialect.reader(&text, &tools, turn.reasoning));
+    ask.stages = stages(served, turn, &tools, &text)?;
     ask.prompt = match ask.cache {
         Cache::Use => served.encode(ask.slot_request.scope, &text),
         // Nor does it depend on how others' text was cut into tokens.
@@ -193,8 +210,8 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
     Ok(stages)
 }
 
-/// The grammar of calls, if a call is asked for, arguments have to fit their schema, there may be no second call, or an
-/// answer that is none has to fit `schema`.
+/// The grammar of calls, if a call is asked for, arguments have to fit their schema, there may be no second call, not every
+/// tool may be called, or an answer that is none has to fit `schema`.
 fn calls(
     served: &Served,
     turn: &Turn,
@@ -204,7 +221,12 @@ fn calls(
         ToolChoice::Never => return Ok(None),
         ToolChoice::Auto if tools.is_empty() => return Ok(None),
         // Any calls will do.
-        ToolChoice::Auto if !is_strict(tools) && schema.is_none() && turn.parallel == Parallel::Allowed => {
+        ToolChoice::Auto
+            if !is_strict(tools)
+                && schema.is_none()
+                && turn.parallel == Parallel::Allowed
+                && turn.allowed.is_none() =>
+        {
             return Ok(None);
         }
         ToolChoice::Auto | ToolChoice::Required => tools.to_vec(),
@@ -228,7 +250,7 @@ fn calls(
             };
             Ok(Some(Grammar::Calls { forms, frame, parallel: turn.parallel == Parallel::Allowed, or }))
         }
-        None if turn.choice == ToolChoice::Auto => Ok(None),
+        None if turn.choice == ToolChoice::Auto && turn.allowed.is_none() => Ok(None),
         None => {
             Err(ApiError::field("tool_choice", "this model's form of calls cannot be forced, expected auto or none"))
         }

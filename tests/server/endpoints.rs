@@ -198,3 +198,65 @@ fn a_response_is_gone_on_from() {
     let unkept = host.post("/v1/responses", &body).ok();
     assert_eq!(host.get(&format!("/v1/responses/{}", unkept["id"].as_str().unwrap())).status, 404);
 }
+
+/// The items that a stored response answered are listed page by page, those before it included; it cannot be cancelled, and
+/// its tokens can be counted beforehand.
+#[test]
+fn what_a_response_answered_is_listed() {
+    let host = Host::with_tools();
+    let tool = json!({"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}});
+    let ask = |input: Value, before: Option<&Value>, choice: &str| {
+        let body = json!({
+            "input": input, "previous_response_id": before.map(|before| &before["id"]), "temperature": 0, "tools": [tool],
+            "max_output_tokens": 60, "instructions": "Be kind.", "tool_choice": choice, "parallel_tool_calls": false,
+        });
+        let counted = host.post("/v1/responses/input_tokens", &body).ok();
+        let response = host.post("/v1/responses", &body).ok();
+        assert_eq!(counted["input_tokens"], response["usage"]["input_tokens"]);
+        assert_eq!(counted["object"], "response.input_tokens");
+        response
+    };
+    let first = ask(json!("Time?"), None, "required");
+    let call = first["output"][0].clone();
+    let reply = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "noon"});
+    let thanks = json!({"role": "user", "content": "Thanks.", "id": "msg_mine"});
+    let second = ask(json!([reply, thanks]), Some(&first), "none");
+    let path = format!("/v1/responses/{}/input_items", second["id"].as_str().unwrap());
+    let list = host.get(&format!("{path}?order=asc")).ok();
+    let items = list["data"].as_array().unwrap().clone();
+    let part = |text: &str| json!([{"type": "input_text", "text": text}]);
+    assert_eq!((items.len(), &list["has_more"], &list["object"]), (4, &json!(false), &json!("list")));
+    assert_eq!(
+        (&items[0]["type"], &items[0]["role"], &items[0]["content"]),
+        (&json!("message"), &json!("user"), &part("Time?"))
+    );
+    assert_eq!((&items[1], &items[2]["output"], &items[2]["status"]), (&call, &json!("noon"), &json!("completed")));
+    assert_eq!((&items[3]["id"], &items[3]["content"]), (&json!("msg_mine"), &part("Thanks.")));
+    assert!(items.iter().all(|item| item["id"].is_string()));
+    assert_eq!((&list["first_id"], &list["last_id"]), (&items[0]["id"], &json!("msg_mine")));
+    // The newest first, unless it is said otherwise, and page by page.
+    let page = host.get(&format!("{path}?limit=3")).ok();
+    assert_eq!((&page["data"], &page["has_more"]), (&json!([items[3], items[2], items[1]]), &json!(true)));
+    let page = host.get(&format!("{path}?after={}&include[]=x", page["last_id"].as_str().unwrap())).ok();
+    assert_eq!((&page["data"], &page["has_more"]), (&json!([items[0]]), &json!(false)));
+    for (query, name) in [
+        ("order=up", "order"),
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=x", "limit"),
+        ("after=x", "after"),
+    ] {
+        let refused = host.get(&format!("{path}?{query}"));
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(name)));
+    }
+    let cancel = |id: &str| host.post(&format!("/v1/responses/{id}/cancel"), &json!({}));
+    let refused = cancel(second["id"].as_str().unwrap());
+    assert!(
+        refused.status == 400 && refused.text().contains("Cannot cancel a synchronous response"),
+        "{}",
+        refused.text()
+    );
+    for gone in [cancel("resp_0"), host.get("/v1/responses/resp_0/input_items")] {
+        assert!(gone.status == 404 && gone.text().contains("resp_0"), "{}", gone.text());
+    }
+}

@@ -341,3 +341,78 @@ fn a_result_goes_back_to_the_model() {
     .map(|(path, body, pointer)| host.post(path, &body).ok().pointer(pointer).cloned());
     assert!(counts[0].is_some() && counts[0] == counts[1] && counts[1] == counts[2], "{counts:?}");
 }
+
+/// Of several tools some may be called, in both forms of OpenAI: the model is told of the others, too, and calls none of them,
+/// however much it would like to.
+#[test]
+fn some_of_the_tools_may_be_called() {
+    let template = "{# tools <|python_tag|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+        {% endfor %}<|im_start|>assistant\n";
+    let host = Host::with_template(ChatTemplate::new(template).unwrap());
+    let functions = ["calendar", "clock"].map(|name| {
+        let (name, schema) = schema_of(name);
+        json!({"name": name, "parameters": schema, "strict": true})
+    });
+    // A call is begun, and of names the first one is liked best.
+    let tokens =
+        |text: &str| host.post("/tokenize", &json!({"content": text})).ok()["tokens"].as_array().unwrap().clone();
+    let liked = tokens("alendar").into_iter().map(|token| json!([token, 30]));
+    let bias: Vec<Value> = liked.chain([json!([tokens("{")[0], 100])]).collect();
+    let ask = |path: &str, mode: &str, names: &[&str]| {
+        let chat = path.ends_with("completions");
+        let shaped = |function: &Value| match chat {
+            true => json!({"type": "function", "function": function}),
+            false => {
+                let mut tool = function.clone();
+                tool["type"] = json!("function");
+                tool
+            }
+        };
+        let allowed: Vec<Value> = names.iter().map(|name| shaped(&json!({"name": name}))).collect();
+        let allowed = json!({"mode": mode, "tools": allowed});
+        let mut choice = if chat { json!({"allowed_tools": allowed}) } else { allowed };
+        choice["type"] = json!("allowed_tools");
+        let tools: Vec<Value> = functions.iter().map(shaped).collect();
+        let body = json!({
+            "messages": question(), "input": question(), "tools": tools, "tool_choice": choice, "logit_bias": bias,
+            "max_tokens": ROOM, "max_output_tokens": ROOM, "temperature": 0, "parallel_tool_calls": false,
+        });
+        host.post(path, &body)
+    };
+    let called = |reply: &Value| match reply.pointer("/choices/0/message/tool_calls/0/function/name") {
+        Some(name) => text(name),
+        None => text(&reply["output"][0]["name"]),
+    };
+    for path in ["/v1/chat/completions", "/v1/responses"] {
+        for mode in ["auto", "required"] {
+            let reply = ask(path, mode, &["clock"]).ok();
+            assert_eq!(called(&reply), "clock", "{path} {mode}: {reply}");
+            let reply = ask(path, mode, &["clock", "calendar"]).ok();
+            assert_eq!(called(&reply), "calendar", "{path} {mode}: {reply}");
+        }
+        for (mode, names, what) in
+            [("auto", &["sundial"][..], "sundial"), ("none", &["clock"], "mode"), ("auto", &[], "tools")]
+        {
+            let refused = ask(path, mode, names);
+            assert!(refused.status == 400 && refused.text().contains(what), "{path}: {}", refused.text());
+        }
+    }
+}
+
+/// Who names a function gets one call of it from OpenAI's forms, however much the model would like to call it again.
+#[test]
+fn a_named_function_is_called_once() {
+    let host = Host::with_tools();
+    let first = host.post("/tokenize", &json!({"content": "<tool_call>"})).ok()["tokens"][0].clone();
+    for api in APIS.iter().filter(|api| api.path != "/v1/messages") {
+        let mut body = (api.calling)();
+        body["logit_bias"] = json!([[first, 100]]);
+        for parallel in [Value::Null, json!(true)] {
+            body["parallel_tool_calls"] = parallel;
+            let reply = host.post(api.path, &body).ok();
+            assert_eq!((api.call)(&reply).0, "clock", "{}", api.path);
+            let calls = reply.pointer("/choices/0/message/tool_calls").unwrap_or(&reply["output"]);
+            assert_eq!(calls.as_array().map(Vec::len), Some(1), "{}: {reply}", api.path);
+        }
+    }
+}

@@ -139,11 +139,11 @@ fn examples_are_answered() {
     let mut answered = 0;
     for (path, method, operation) in operations() {
         let example = &operation["requestBody"]["content"]["application/json"]["example"];
-        assert!(method != "post" || !example.is_null(), "{path} has no example");
         if path.starts_with("/v1/responses/{") {
             // What is kept has a name that nobody can know.
             continue;
         }
+        assert!(method != "post" || !example.is_null(), "{path} has no example");
         let body = if example.is_null() { String::new() } else { example.to_string() };
         let reply = host.send(&method.to_uppercase(), &address(path, operation), &[], &body);
         if path == "/infill" || path.contains("/rerank") {

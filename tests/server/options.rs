@@ -29,6 +29,45 @@ fn several_answers_are_told_apart() {
     }
 }
 
+/// What was known of a prompt is what its first answer began with, whichever answer ends first or is the likeliest; of several
+/// prompts it is the sum.
+#[test]
+fn the_cache_is_counted_once_a_prompt() {
+    // Of its own: where others are answered, too, the first answer may always end first.
+    let host = Host::start(4, |_, _| ());
+    let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let (mut overtaken, stop) = (0, json!(["."]));
+    for seed in 0..12 {
+        let body = json!({
+            "messages": [{"role": "user", "content": format!("{seed} hens, a fox and a cow went to the sea. Where are they?")}],
+            "n": 4, "seed": seed, "temperature": 1.5, "max_tokens": 100, "stop": stop, "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        let events = host.post("/v1/chat/completions", &body).events();
+        let ends: Vec<&Value> = events
+            .iter()
+            .filter(|(_, data)| data["choices"][0]["finish_reason"].is_string())
+            .map(|(_, data)| data)
+            .collect();
+        let first = ends.iter().find(|data| data["choices"][0]["index"] == 0).unwrap();
+        let last = &events.last().unwrap().1;
+        assert_eq!(json!(cached(&last["usage"])), first["timings"]["cache_n"], "{last}");
+        assert_eq!(last["timings"], first["timings"]);
+        overtaken += usize::from(ends[0]["choices"][0]["index"] != 0);
+        // The others know all of it.
+        let prompt = format!("{seed} cows, a fox and a hen went to the sea, and nobody knew why they had gone there.");
+        let mut body = json!({"prompt": prompt, "best_of": 4, "seed": seed, "temperature": 1.5, "max_tokens": 3});
+        let usage = host.post("/v1/completions", &body).ok()["usage"].clone();
+        assert!(cached(&usage) < 4 && usage["prompt_tokens"].as_u64().unwrap() > 16, "{usage}");
+        body["prompt"] = json!([prompt, "Two foxes"]);
+        (body["n"], body["best_of"]) = (json!(2), Value::Null);
+        let reply = host.post("/v1/completions", &body).ok();
+        let known = [0, 2].map(|choice: usize| reply["choices"][choice]["timings"]["cache_n"].as_u64().unwrap());
+        assert_eq!(cached(&reply["usage"]), known.iter().sum::<u64>(), "{}", reply["usage"]);
+    }
+    assert!(overtaken > 0);
+}
+
 #[test]
 fn probabilities_are_those_of_the_text() {
     let host = Host::shared();
@@ -50,6 +89,30 @@ fn probabilities_are_those_of_the_text() {
     let part = &host.post("/v1/responses", &body).ok()["output"][0]["content"][0];
     let same: Vec<&Value> = part["logprobs"].as_array().unwrap().iter().map(|token| &token["logprob"]).collect();
     assert_eq!(same, tokens.iter().map(|token| &token["logprob"]).collect::<Vec<_>>());
+}
+
+/// Ollama's forms tell what OpenAI's do, in one reply and line by line.
+#[test]
+fn probabilities_are_told_in_the_form_of_ollama() {
+    let host = Host::shared();
+    let messages = json!([{"role": "user", "content": "Tell me of a cow."}]);
+    let body = json!({"messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": true, "top_logprobs": 3});
+    let expected = host.post("/v1/chat/completions", &body).ok()["choices"][0]["logprobs"]["content"].clone();
+    let options = json!({"num_predict": 6, "temperature": 0});
+    for (path, asked) in
+        [("/api/chat", ("messages", messages)), ("/api/generate", ("prompt", json!("Tell me of a cow.")))]
+    {
+        let mut body = json!({"options": options, "logprobs": true, "top_logprobs": 3, "stream": false});
+        body[asked.0] = asked.1;
+        assert_eq!(host.post(path, &body).ok()["logprobs"], expected, "{path}");
+        body["stream"] = json!(true);
+        let lines = host.post(path, &body).text();
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let told: Vec<Value> = lines.filter_map(|line| line["logprobs"].as_array().cloned()).flatten().collect();
+        assert_eq!(json!(told), expected, "{path}");
+        body["logprobs"] = json!(false);
+        assert!(!host.post(path, &body).text().contains("logprobs"), "{path}");
+    }
 }
 
 #[test]

@@ -113,6 +113,11 @@ export function merge(here: Message[], there: Message[], writing: Message | null
   return [...here, ...added.filter(({ id }) => !own.has(id))].map(newer);
 }
 
+/** The id of the copy of a conversation that has this answer. */
+function rivalId(of: Conversation, answer: Message): string {
+  return `${of.id}-${answer.id}`;
+}
+
 /** Grows with a message. */
 function size(message: Message): number {
   return JSON.stringify(message).length;
@@ -196,12 +201,31 @@ export class Store {
     } else if (!here) {
       this.all.set(id, there);
     } else {
+      if (writing) this.keepRival(here, there, writing);
       const messages = merge(here.messages, there.messages, writing);
       const behind = messages.some((message, at) => size(message) > size(there.messages[at] ?? message));
       Object.assign(here, there, { messages });
       // An answer that is being written is saved soon.
       if (behind && !writing) this.save(here);
+      // What stands here again needs no copy.
+      if (!writing) for (const message of messages) this.dropRival(here, message);
     }
+  }
+
+  /** Two tabs may answer the same message: the answer that ends last stays in the conversation, and the other one in a copy
+   * of it, which each tab makes of what the other writes. */
+  private keepRival(here: Conversation, there: Conversation, writing: Message): void {
+    const at = here.messages.findIndex(({ id }) => id === writing.id);
+    const rival = there.messages[at];
+    if (rival?.role !== "assistant" || here.messages.some(({ id }) => id === rival.id)) return;
+    if (there.messages[at - 1]?.id !== here.messages[at - 1]?.id) return;
+    this.save({ ...structuredClone(there), id: rivalId(here, rival), title: `${here.title} (other tab)`, named: true });
+  }
+
+  private dropRival(here: Conversation, message: Message): void {
+    const copy = this.all.get(rivalId(here, message));
+    // Who has gone on with it keeps it.
+    if (copy?.messages.at(-1)?.id === message.id) this.remove(copy.id);
   }
 
   remove(id: string): void {

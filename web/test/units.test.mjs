@@ -150,6 +150,36 @@ test("what two tabs know of a conversation is put together", async () => {
   assert.equal(ids(merge([q, a], [q, b], a)), "qa", "answered again there");
 });
 
+test("answers of two tabs to one message are both kept", async () => {
+  globalThis.addEventListener ??= () => undefined;
+  const { Store } = await load("store");
+  const message = (id, content, role = "assistant") => ({ id, role, content, reasoning: "", calls: [], stats: null, note: null, error: null });
+  const before = { id: "c", title: "A fox", named: false, system: "", updated: 1, messages: [message("q", "Who?", "user")] };
+  // Each tab hears what the other one has written.
+  const tabs = [new Store(), new Store()];
+  const writing = [null, null];
+  const save = (at, answer) => {
+    const conversation = { ...structuredClone(before), messages: [...structuredClone(before.messages), answer] };
+    tabs[at].save(conversation);
+    tabs[1 - at].adopt("c", structuredClone(conversation), writing[1 - at]);
+  };
+  const shown = (at) => Object.fromEntries(tabs[at].list().map(({ id, messages }) => [id, messages.at(-1).content]));
+  save(0, (writing[0] = message("x", "")));
+  save(1, (writing[1] = message("y", "")));
+  // The first one to end is kept beside what the other tab is writing.
+  writing[0] = null;
+  save(0, message("x", "A fox."));
+  assert.equal(shown(1)["c-x"], "A fox.");
+  writing[1] = null;
+  save(1, message("y", "A hen."));
+  assert.deepEqual(shown(1), { c: "A hen.", "c-x": "A fox." });
+  assert.deepEqual(shown(0), { c: "A hen." }, "what stands in the conversation needs no copy");
+  assert.equal(tabs[1].get("c-x").title, "A fox (other tab)");
+  // Answered again there, while nothing is written here: that is meant.
+  save(0, message("z", "A cow."));
+  assert.deepEqual(shown(1), { c: "A cow.", "c-x": "A fox." });
+});
+
 test("a square shows who holds most of it, and what is held before what is free", async () => {
   globalThis.addEventListener ??= () => undefined;
   const { cellsOf } = await load("memory");

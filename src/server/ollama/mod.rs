@@ -126,11 +126,15 @@ async fn without_prompt(
 async fn respond(
     server: &Arc<Server>,
     served: &Arc<Served>,
-    ask: GenerateRequest,
-    (form, fields): (LineForm, &Fields<'_>),
+    mut ask: GenerateRequest,
+    (mut form, fields): (LineForm, &Fields<'_>),
 ) -> Result<Response, ApiError> {
     let streamed = fields.flag("stream")?.unwrap_or(true);
     let keep = keep(fields)?;
+    ask.top_tokens = request::top_tokens(fields)?;
+    if ask.top_tokens.is_some() {
+        form.tells_probabilities(served.clone());
+    }
     let mut pieces = generate::begin(server, served, vec![ask]).await?;
     if keep == Keep::Nothing {
         pieces = keep::then_unload(server, &served.name, pieces);

@@ -5,15 +5,19 @@ use crate::{
     scheduler::Finish,
     server::{
         ApiError,
-        generate::{End, Piece},
-        openai::unique,
+        generate::{End, Piece, TokenPiece},
+        openai::{chat::text_of, log_probabilities, unique},
+        served::Served,
         stream::{Message, StreamFormat},
         whole::{Call, Whole},
     },
     text::Part,
 };
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Where the text of an answer stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +41,10 @@ pub(super) struct LineForm {
     calls: usize,
     /// The prompt, if a later request may go on from it and its answer.
     prompt: Option<Vec<u32>>,
+    /// Has the texts of tokens, if their probabilities are told.
+    probabilities: Option<Arc<Served>>,
+    /// Tokens whose text has not been sent yet.
+    said: Vec<TokenPiece>,
 }
 
 fn nanoseconds(seconds: f64) -> u64 {
@@ -46,7 +54,13 @@ fn nanoseconds(seconds: f64) -> u64 {
 impl LineForm {
     /// Lines of a model about a request that came at `began`.
     pub(super) fn new(model: &str, field: Field, (began, load): (Instant, Duration)) -> Self {
-        Self { model: model.into(), field, began, load, call: None, calls: 0, prompt: None }
+        let (call, calls, prompt, probabilities, said) = (None, 0, None, None, Vec::new());
+        Self { model: model.into(), field, began, load, call, calls, prompt, probabilities, said }
+    }
+
+    /// Lines have the probabilities of their tokens.
+    pub(super) fn tells_probabilities(&mut self, served: Arc<Served>) {
+        self.probabilities = Some(served);
     }
 
     /// The last line has the tokens of this prompt and its answer, so that a later request may go on from them.
@@ -78,6 +92,16 @@ impl LineForm {
         line
     }
 
+    /// A line with the probabilities of the tokens that came since the one before it.
+    fn say(&mut self, content: &str, thinking: &str, calls: Vec<Value>) -> Value {
+        let (mut line, tokens) = (self.line(content, thinking, calls), std::mem::take(&mut self.said));
+        if let Some(served) = self.probabilities.as_ref().filter(|_| !tokens.is_empty()) {
+            let text_of = text_of(served);
+            line["logprobs"] = tokens.iter().map(|token| log_probabilities(token, &text_of)).collect();
+        }
+        line
+    }
+
     fn call(&mut self, call: Call) -> Value {
         let id = call.id.unwrap_or_else(|| unique("call_"));
         let index = self.calls;
@@ -88,7 +112,7 @@ impl LineForm {
     fn end_call(&mut self) -> Vec<Message> {
         let Some(call) = self.call.take() else { return Vec::new() };
         let call = self.call(call);
-        vec![Message::plain(self.line("", "", vec![call]))]
+        vec![Message::plain(self.say("", "", vec![call]))]
     }
 
     /// Says of a line that it is the last, and how the answer ended.
@@ -125,14 +149,20 @@ impl LineForm {
     /// A whole answer.
     pub(super) fn whole(mut self, answer: &Whole) -> Value {
         let calls = answer.calls.iter().map(|call| self.call(call.clone())).collect();
-        self.done(self.line(&answer.content, &answer.reasoning, calls), &answer.end)
+        self.said.clone_from(&answer.tokens);
+        let line = self.say(&answer.content, &answer.reasoning, calls);
+        self.done(line, &answer.end)
     }
 }
 
 impl StreamFormat for LineForm {
     fn piece(&mut self, _: usize, piece: Piece) -> Vec<Message> {
         match piece {
-            Piece::Token(_) | Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
+            Piece::Token(token) => {
+                self.said.push(token);
+                Vec::new()
+            }
+            Piece::OfPrompt(_) | Piece::Hidden(_) => Vec::new(),
             Piece::Part(Part::Arguments { text, .. }, _) => {
                 if let Some(call) = &mut self.call {
                     call.arguments.push_str(&text);
@@ -146,17 +176,18 @@ impl StreamFormat for LineForm {
             }
             Piece::Part(Part::Content(text), _) => {
                 let mut said = self.end_call();
-                said.push(Message::plain(self.line(&text, "", Vec::new())));
+                said.push(Message::plain(self.say(&text, "", Vec::new())));
                 said
             }
             Piece::Part(Part::Reasoning(text), _) => {
                 let mut said = self.end_call();
-                said.push(Message::plain(self.line("", &text, Vec::new())));
+                said.push(Message::plain(self.say("", &text, Vec::new())));
                 said
             }
             Piece::Done(end) => {
                 let mut said = self.end_call();
-                said.push(Message::plain(self.done(self.line("", "", Vec::new()), &end)));
+                let line = self.say("", "", Vec::new());
+                said.push(Message::plain(self.done(line, &end)));
                 said
             }
             Piece::Failed(error) => vec![self.error(&error)],

@@ -4,7 +4,7 @@ use crate::{
     grammar::Grammar,
     server::{
         ApiError, Fields, Settings, conversation::Turn, fields::wrong, generate::GenerateRequest, openai::chat::tools,
-        served::Served,
+        options, served::Served,
     },
     text::{Bos, Special},
 };
@@ -65,6 +65,12 @@ pub(super) fn format(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
         Some(schema @ Value::Object(_)) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
         Some(other) => Err(wrong("format", other, "json or a JSON schema")),
     }
+}
+
+/// How many likeliest tokens to report: `logprobs` and `top_logprobs`.
+pub(super) fn top_tokens(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let top = fields.count(&["top_logprobs"], (0, options::MOST_LIKELIEST))?;
+    Ok(fields.flag("logprobs")?.unwrap_or(false).then(|| top.unwrap_or(0)))
 }
 
 /// There is nothing here that could look at an image.

@@ -39,7 +39,7 @@ pub async fn chat_completions(
     let head = Head::new("chat.completion", &served);
     let pieces = generate::begin(&server, &served, options::several(ask, count)).await?;
     if fields.flag("stream")?.unwrap_or(false) {
-        let form = ChatForm { head, served, ends: Vec::new(), calls: vec![0; count], said: vec![], with_usage };
+        let form = ChatForm { head, served, ends: vec![None; count], calls: vec![0; count], said: vec![], with_usage };
         return Ok(stream::respond(pieces, count, form, Wire::EventsUntilDone));
     }
     let answers = collect(pieces, count).await?;
@@ -62,10 +62,12 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     if let Some(budget) = fields.whole(&["reasoning_budget", "thinking_budget"])? {
         turn.budget = usize::try_from(budget).ok();
     }
+    let (choice, allowed) = tool_choice(fields)?;
     Ok(Turn {
         tools: tools(fields)?,
-        choice: tool_choice(fields)?,
-        parallel: parallel(fields)?,
+        parallel: parallel(fields, &choice)?,
+        choice,
+        allowed,
         reasoning,
         grammar: options::grammar(fields)?,
         last: if continued { LastMessage::Continued } else { LastMessage::Closed },
@@ -77,12 +79,10 @@ pub fn turn(fields: &Fields<'_>, settings: &Settings) -> Result<Turn, ApiError> 
     })
 }
 
-/// `parallel_tool_calls`.
-pub fn parallel(fields: &Fields<'_>) -> Result<Parallel, ApiError> {
-    Ok(match fields.flag("parallel_tool_calls")? {
-        Some(false) => Parallel::One,
-        Some(true) | None => Parallel::Allowed,
-    })
+/// `parallel_tool_calls`. A function that is named is called once, whatever it says.
+pub fn parallel(fields: &Fields<'_>, choice: &ToolChoice) -> Result<Parallel, ApiError> {
+    let one = fields.flag("parallel_tool_calls")? == Some(false) || matches!(choice, ToolChoice::Named(_));
+    Ok(if one { Parallel::One } else { Parallel::Allowed })
 }
 
 /// `tools`, each with a function that has a name.
@@ -106,22 +106,50 @@ pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     Ok(list)
 }
 
-/// `tool_choice`, in the forms of Chat Completions and of Responses.
-pub fn tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
-    let expected = "auto, none, required or a function";
-    match fields.get("tool_choice") {
-        None => Ok(ToolChoice::Auto),
+/// `tool_choice`, in the forms of Chat Completions and of Responses, and the names of the tools that may be called, if it
+/// says so.
+pub fn tool_choice(fields: &Fields<'_>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+    let expected = "auto, none, required, a function or allowed_tools";
+    let choice = match fields.get("tool_choice") {
+        None => ToolChoice::Auto,
         Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(ToolChoice::Auto),
-            "none" => Ok(ToolChoice::Never),
-            "required" | "any" => Ok(ToolChoice::Required),
-            other => Err(ApiError::field("tool_choice", format!("{other}, expected {expected}"))),
+            "auto" => ToolChoice::Auto,
+            "none" => ToolChoice::Never,
+            "required" | "any" => ToolChoice::Required,
+            other => return Err(ApiError::field("tool_choice", format!("{other}, expected {expected}"))),
         },
+        Some(choice) if choice["type"] == "allowed_tools" => return allowed_tools(fields),
         Some(choice) => {
-            let name = choice["function"]["name"].as_str().or(choice["name"].as_str());
-            name.map(|name| ToolChoice::Named(name.into())).ok_or_else(|| wrong("tool_choice", choice, expected))
+            let name = function_name(choice).ok_or_else(|| wrong("tool_choice", choice, expected))?;
+            ToolChoice::Named(name.into())
         }
-    }
+    };
+    Ok((choice, None))
+}
+
+/// The name of a function, as either API has it.
+fn function_name(of: &Value) -> Option<&str> {
+    of["function"]["name"].as_str().or(of["name"].as_str())
+}
+
+/// `tool_choice` of some of the tools: how they are to be called, and their names.
+fn allowed_tools(fields: &Fields<'_>) -> Result<(ToolChoice, Option<Vec<String>>), ApiError> {
+    let Some(whole) = fields.object("tool_choice")? else { return Ok((ToolChoice::Auto, None)) };
+    // Responses have mode and tools beside the type.
+    let choice = whole.object("allowed_tools")?.unwrap_or(whole);
+    let mode = match choice.need_text("mode")? {
+        "auto" => ToolChoice::Auto,
+        "required" => ToolChoice::Required,
+        other => return Err(ApiError::field(&choice.name("mode"), format!("{other}, expected auto or required"))),
+    };
+    let (list, expected) = (choice.name("tools"), "a list of at least one function");
+    let tools = choice.list("tools")?.filter(|tools| !tools.is_empty());
+    let tools = tools.ok_or_else(|| ApiError::field(&list, format!("missing or empty, expected {expected}")))?;
+    let name = |(number, tool): (usize, &Value)| {
+        let name = function_name(tool).map(str::to_string);
+        name.ok_or_else(|| wrong(&format!("{list}[{number}]"), tool, "a function with a name"))
+    };
+    Ok((mode, Some(tools.iter().enumerate().map(name).collect::<Result<_, _>>()?)))
 }
 
 /// How many likeliest tokens to report: `logprobs` and `top_logprobs`.
@@ -205,7 +233,7 @@ fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
     };
     let mut reply = head.message("");
     reply["choices"] = answers.iter().enumerate().map(choice).collect();
-    reply["usage"] = usage(answers.iter().map(|answer| &answer.end));
+    reply["usage"] = usage(answers.iter().map(|answer| &answer.end), answers.len());
     reply["timings"] = answers.first().map_or(Value::Null, |answer| timings(&answer.end));
     reply
 }
@@ -214,7 +242,8 @@ fn reply(head: &Head, served: &Served, answers: &[Whole]) -> Value {
 struct ChatForm {
     head: Head,
     served: Arc<Served>,
-    ends: Vec<End>,
+    /// How each answer ended.
+    ends: Vec<Option<End>>,
     /// Calls of each answer so far.
     calls: Vec<usize>,
     /// Tokens whose text has not been sent yet, with their answers.
@@ -272,7 +301,7 @@ impl StreamFormat for ChatForm {
                 let reason = finish_reason(&end, self.calls[index]);
                 let mut last = self.chunk(index, json!({}), Some(reason));
                 last.data["timings"] = timings(&end);
-                self.ends.push(*end);
+                self.ends[index] = Some(*end);
                 vec![last]
             }
             Piece::Failed(error) => vec![self.error(&error)],
@@ -285,8 +314,8 @@ impl StreamFormat for ChatForm {
         }
         let mut chunk = self.head.message(".chunk");
         chunk["choices"] = json!([]);
-        chunk["usage"] = usage(&self.ends);
-        chunk["timings"] = self.ends.first().map_or(Value::Null, timings);
+        chunk["usage"] = usage(self.ends.iter().flatten(), self.ends.len());
+        chunk["timings"] = self.ends.first().and_then(Option::as_ref).map_or(Value::Null, timings);
         vec![Message::plain(chunk)]
     }
 

@@ -54,7 +54,7 @@ pub async fn completions(
     let is_one = wanted.prompts.len() * wanted.answers == 1;
     let asked = wanted.asks(wanted.best_of).into_iter().map(|asks| wanted.answer(&server, &served, asks)).collect();
     let answered = generate::at_once(&served, asked).await?;
-    for (prompt, generated) in wanted.prompts.iter().zip(answered) {
+    for (prompt, (generated, all)) in wanted.prompts.iter().zip(answered) {
         for answer in &generated[..wanted.answers] {
             let mut choice = wanted.choice(&served, choices.len(), prompt, answer);
             if !is_one {
@@ -62,14 +62,14 @@ pub async fn completions(
             }
             choices.push(choice);
         }
-        ends.extend(generated.into_iter().map(|answer| answer.end));
+        ends.extend(all);
     }
     let mut reply = head;
     reply["choices"] = json!(choices);
     if let Some(end) = ends.first().filter(|_| is_one) {
         reply["timings"] = timings(end);
     }
-    reply["usage"] = wanted.usage(ends.iter());
+    reply["usage"] = wanted.usage(&ends, wanted.best_of);
     Ok(Json(reply).into_response())
 }
 
@@ -174,14 +174,16 @@ impl Wanted {
         self.prompts.iter().enumerate().map(one).collect()
     }
 
-    /// What was generated for one prompt, the likeliest first: as many as are wanted are its answers, all are paid for.
+    /// What was generated for one prompt, the likeliest first: as many as are wanted are its answers. All are paid for: how
+    /// they ended is told in their order.
     async fn answer(
         &self,
         server: &Arc<Server>,
         served: &Arc<Served>,
         asks: Vec<GenerateRequest>,
-    ) -> Result<Vec<Whole>, ApiError> {
+    ) -> Result<(Vec<Whole>, Vec<End>), ApiError> {
         let mut answers = collect(generate::begin(server, served, asks).await?, self.best_of).await?;
+        let ends = answers.iter().map(|answer| answer.end.clone()).collect();
         if self.best_of > self.answers {
             let mean = |answer: &Whole| {
                 let sum: f32 = answer.tokens.iter().map(|token| token.probabilities.chosen.log_probability).sum();
@@ -189,7 +191,7 @@ impl Wanted {
             };
             answers.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
         }
-        Ok(answers)
+        Ok((answers, ends))
     }
 
     fn choice(&self, served: &Served, index: usize, prompt: &Prompt, answer: &Whole) -> Value {
@@ -206,11 +208,12 @@ impl Wanted {
         })
     }
 
-    fn usage<'a>(&self, ends: impl Iterator<Item = &'a End> + Clone) -> Value {
-        let mut usage = usage(ends.clone());
+    /// `usage` of answers in their order, so many to each prompt.
+    fn usage(&self, ends: &[End], answers: usize) -> Value {
+        let mut usage = usage(ends, answers);
         // Each prompt counts once, however many answers it got.
         let prompt: usize = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        let generated: usize = ends.map(|end| end.timings.generated_tokens).sum();
+        let generated: usize = ends.iter().map(|end| end.timings.generated_tokens).sum();
         usage["prompt_tokens"] = json!(prompt);
         usage["total_tokens"] = json!(prompt + generated);
         usage
@@ -220,7 +223,7 @@ impl Wanted {
         let pieces = generate::begin_all(server, served, self.asks(self.answers)).await?;
         let answers = self.prompts.len() * self.answers;
         let untold = (0..answers).map(|_| Untold::default()).collect();
-        let form = TextForm { head, served: served.clone(), wanted: self, untold, ends: vec![] };
+        let form = TextForm { head, served: served.clone(), wanted: self, untold, ends: vec![None; answers] };
         Ok(stream::respond(pieces, answers, form, Wire::EventsUntilDone))
     }
 }
@@ -279,7 +282,7 @@ struct TextForm {
     wanted: Wanted,
     /// Of each answer.
     untold: Vec<Untold>,
-    ends: Vec<End>,
+    ends: Vec<Option<End>>,
 }
 
 /// Tokens of an answer whose probabilities have not been sent yet.
@@ -345,7 +348,7 @@ impl StreamFormat for TextForm {
             Piece::Done(end) => {
                 let mut last = self.chunk(index, "", Some(&end));
                 last.data["timings"] = timings(&end);
-                self.ends.push(*end);
+                self.ends[index] = Some(*end);
                 vec![last]
             }
             Piece::Failed(error) => vec![self.error(&error)],
@@ -358,7 +361,8 @@ impl StreamFormat for TextForm {
         }
         let mut chunk = self.head.clone();
         chunk["choices"] = json!([]);
-        chunk["usage"] = self.wanted.usage(self.ends.iter());
+        let ends: Vec<End> = self.ends.iter().flatten().cloned().collect();
+        chunk["usage"] = self.wanted.usage(&ends, self.wanted.answers);
         vec![Message::plain(chunk)]
     }
 

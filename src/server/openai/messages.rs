@@ -40,6 +40,14 @@ fn refused(message: &Fields<'_>, translated: &mut Map<String, Value>) -> Result<
     {
         translated.insert("content".into(), json!(refusal));
     }
+    // It may stand among the parts, too.
+    for (number, part) in translated.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten().enumerate()
+    {
+        if part["type"] == "refusal" {
+            let text = Fields::within(part, &message.name(&format!("content[{number}]")))?.need_text("refusal")?;
+            *part = json!({"type": "text", "text": text});
+        }
+    }
     Ok(())
 }
 
@@ -94,12 +102,14 @@ mod tests {
             {"role": "function", "name": "look", "content": "A hen."},
             {"role": "assistant", "content": null, "refusal": "No.", "function_call": null},
             {"role": "assistant", "content": "Yes.", "refusal": null},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         ]));
         let calls = json!([{"id": "call_1", "type": "function", "function": call}]);
         let all = all.unwrap();
         assert_eq!(all[1], json!({"role": "assistant", "content": null, "tool_calls": calls}));
         let result = json!({"role": "tool", "name": "look", "content": "A hen.", "tool_call_id": "call_1"});
         assert_eq!((&all[2], &all[3]["content"], &all[4]["content"]), (&result, &json!("No."), &json!("Yes.")));
+        assert_eq!(all[5]["content"], json!([{"type": "text", "text": "No."}]));
     }
 
     #[test]
@@ -110,6 +120,7 @@ mod tests {
             (json!({"role": "assistant", "content": null, "refusal": null}), "messages[0].content: missing"),
             (json!({"role": "assistant", "content": []}), "messages[0].content: []"),
             (json!({"role": "assistant", "refusal": 3}), "messages[0].refusal: 3"),
+            (json!({"role": "assistant", "content": [{"type": "refusal"}]}), "messages[0].content[0].refusal: missing"),
             (json!({"role": "assistant", "function_call": {"name": "look"}}), "messages[0].function_call.arguments"),
             (json!({"role": "assistant", "tool_calls": 3}), "messages[0].tool_calls: 3"),
         ] {

@@ -8,14 +8,14 @@ use crate::{
 };
 use serde_json::{Value, json};
 
-/// `usage`.
-pub fn usage<'a>(ends: impl IntoIterator<Item = &'a End>) -> Value {
+/// `usage` of answers in their order, so many to each prompt.
+pub fn usage<'a>(ends: impl IntoIterator<Item = &'a End>, answers: usize) -> Value {
     let (mut prompt, mut cached, mut generated) = (0, 0, 0);
     for (index, end) in ends.into_iter().enumerate() {
         let Timings { prompt_tokens, cached_tokens, generated_tokens, .. } = end.timings;
-        // Several answers have one prompt.
-        if index == 0 {
-            (prompt, cached) = (prompt_tokens + cached_tokens, cached_tokens);
+        // Several answers have one prompt, which the first of them read for all.
+        if index % answers == 0 {
+            (prompt, cached) = (prompt + prompt_tokens + cached_tokens, cached + cached_tokens);
         }
         generated += generated_tokens;
     }

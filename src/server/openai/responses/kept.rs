@@ -12,20 +12,25 @@ const MOST: usize = 1000;
 /// Most bytes of them, as JSON.
 const MOST_BYTES: usize = 64 << 20;
 
-/// A response, and the conversation that a request may go on with.
+/// A response, and what it answered.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) response: Value,
-    /// The messages so far in OpenAI's older form, the answer included, instructions not.
-    pub(super) messages: Vec<Value>,
+    /// The items before it, those of the responses that it goes on from included, instructions not.
+    pub(super) input: Vec<Value>,
     bytes: usize,
 }
 
 impl Entry {
-    pub(super) fn new(response: Value, messages: Vec<Value>) -> Self {
+    pub(super) fn new(response: Value, input: Vec<Value>) -> Self {
         let written = |value: &Value| value.to_string().len();
-        let bytes = written(&response) + messages.iter().map(written).sum::<usize>();
-        Self { response, messages, bytes }
+        let bytes = written(&response) + input.iter().map(written).sum::<usize>();
+        Self { response, input, bytes }
+    }
+
+    /// The items that a request may go on with.
+    pub(super) fn items(&self) -> Vec<Value> {
+        self.input.iter().chain(self.response["output"].as_array().into_iter().flatten()).cloned().collect()
     }
 
     fn is(&self, id: &str) -> bool {

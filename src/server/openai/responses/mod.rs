@@ -2,6 +2,7 @@
 
 mod form;
 mod input;
+mod items;
 mod kept;
 #[cfg(test)]
 mod tests;
@@ -10,7 +11,7 @@ pub use input::messages;
 pub use kept::Responses;
 
 use crate::server::{
-    ApiError, Body, Caller, Fields, Path, Server, Settings,
+    ApiError, Body, Caller, Fields, Path, Query, Server, Settings,
     conversation::{self, Turn},
     generate, options,
     served::now,
@@ -31,8 +32,8 @@ use std::sync::Arc;
 struct Keep {
     server: Arc<Server>,
     scope: u64,
-    /// The conversation before the answer.
-    messages: Vec<Value>,
+    /// The items before the answer.
+    items: Vec<Value>,
 }
 
 /// What a server that keeps more than this one does would know, and the request relies on.
@@ -42,23 +43,13 @@ const NOT_HERE: &[&str] = &["conversation", "prompt"];
 pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body): Body) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    refuse(&fields)?;
-    let before = fields.text("previous_response_id")?;
-    let before = before.map(|id| server.responses.get(caller.scope, id)).transpose();
-    let before = before.map_err(|error| ApiError { param: Some("previous_response_id".into()), ..error })?;
-    let mut messages = before.map(|entry| entry.messages.clone()).unwrap_or_default();
-    let input = input::messages(fields.need("input", "a text or a list of items")?)?;
-    if input.is_empty() {
-        return Err(ApiError::field("input", "nothing to answer, expected a text or a list of items"));
-    }
-    messages.extend(input);
-    let turn = turn(&fields, messages.clone(), &server.settings)?;
+    let (items, turn) = asked(&server, &fields, caller)?;
     let mut ask = options::ask(&fields, &served, caller.scope)?;
     ask.max_tokens = fields.tokens("max_output_tokens", 1)?;
     ask.top_tokens = top_tokens(&fields)?;
     let ask = conversation::complete(&served, &turn, ask)?;
     let keep = fields.flag("store")?.unwrap_or(true);
-    let keep = keep.then(|| Keep { server: server.clone(), scope: caller.scope, messages });
+    let keep = keep.then(|| Keep { server: server.clone(), scope: caller.scope, items });
     let form = ResponseForm::new(head(&fields, &served.name), served.clone(), keep);
     let streamed = fields.flag("stream")?.unwrap_or(false);
     let pieces = generate::begin(&server, &served, vec![ask]).await?;
@@ -66,6 +57,37 @@ pub async fn create(State(server): State<Arc<Server>>, caller: Caller, Body(body
         return Ok(stream::respond(pieces, 1, form, Wire::Events));
     }
     Ok(Json(drain(pieces, form).await?.into_response()).into_response())
+}
+
+/// All items that a request asks about, and the conversation they are.
+fn asked(server: &Server, fields: &Fields<'_>, caller: Caller) -> Result<(Vec<Value>, Turn), ApiError> {
+    refuse(fields)?;
+    let before = fields.text("previous_response_id")?;
+    let before = before.map(|id| server.responses.get(caller.scope, id)).transpose();
+    let before = before.map_err(|error| ApiError { param: Some("previous_response_id".into()), ..error })?;
+    let input = fields.need("input", "a text or a list of items")?;
+    // What is wrong with it is said of the items that were sent.
+    if input::messages(input)?.is_empty() {
+        return Err(ApiError::field("input", "nothing to answer, expected a text or a list of items"));
+    }
+    let mut items = before.map(|entry| entry.items()).unwrap_or_default();
+    items.extend(items::kept(input));
+    // Together: what is replied to a call may stand apart from it. What was written here can be read here.
+    let messages = input::messages(&json!(items))?;
+    Ok((items, turn(fields, messages, &server.settings)?))
+}
+
+/// How many tokens a request has that is not to be answered.
+pub async fn input_tokens(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Body(body): Body,
+) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
+    let served = server.model(fields.text("model")?).await?;
+    let text = conversation::prompt(&served, &asked(&server, &fields, caller)?.1)?;
+    let tokens = served.encode(caller.scope, &text).len();
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens})))
 }
 
 fn refuse(fields: &Fields<'_>) -> Result<(), ApiError> {
@@ -86,8 +108,8 @@ pub fn turn(fields: &Fields<'_>, messages: Vec<Value>, settings: &Settings) -> R
     let mut turn = Turn::new(instructions.into_iter().chain(messages).collect(), settings);
     turn.variables.extend(options::variables(fields)?);
     turn.tools = input::tools(fields)?;
-    turn.choice = super::chat::tool_choice(fields)?;
-    turn.parallel = super::chat::parallel(fields)?;
+    (turn.choice, turn.allowed) = super::chat::tool_choice(fields)?;
+    turn.parallel = super::chat::parallel(fields, &turn.choice)?;
     let format = fields.object("text")?.map(|text| text.object("format")).transpose()?.flatten();
     turn.grammar = format.map(|format| options::response_format(&format)).transpose()?.flatten();
     Ok(turn)
@@ -142,6 +164,29 @@ pub async fn retrieve(
     Ok(Json(server.responses.get(caller.scope, &id)?.response.clone()))
 }
 
+/// What a response answered: the items of its request, and of those before it.
+pub async fn input_items(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Result<Json<Value>, ApiError> {
+    let entry = server.responses.get(caller.scope, &id)?;
+    Ok(Json(items::page(entry.input.clone(), &query)?))
+}
+
+/// Nothing that is kept goes on still.
+pub async fn cancel(
+    State(server): State<Arc<Server>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    server.responses.get(caller.scope, &id)?;
+    Err(ApiError::bad(
+        "Cannot cancel a synchronous response: expected one made with background, which this server does not",
+    ))
+}
+
 /// Forgets a response.
 pub async fn delete(
     State(server): State<Arc<Server>>,
@@ -153,11 +198,9 @@ pub async fn delete(
 }
 
 impl Keep {
-    /// Keeps a response with its conversation, the answer included.
+    /// Keeps a response with what it answered.
     fn keep(self, response: &Value) {
-        let Self { server, scope, mut messages } = self;
-        // Items that were written here can be read here.
-        messages.extend(input::messages(&response["output"]).unwrap_or_default());
-        server.responses.put(scope, Entry::new(response.clone(), messages));
+        let Self { server, scope, items } = self;
+        server.responses.put(scope, Entry::new(response.clone(), items));
     }
 }
