@@ -161,3 +161,86 @@ fn importance_of_experts_counts_the_rows_they_met() {
     // Measured: 0.873.
     assert!(weighted < 0.9 * plain, "{weighted} with importance, {plain} without");
 }
+
+/// The file with what a format makes of bytes in the place of its matrices: as blocks, and as the numbers they stand for.
+fn twins(source: &GgufFile, quant: Quant, paths: [&Path; 2]) {
+    let mut writers = [(); 2].map(|()| kvas_gguf::GgufWriter::new(source.metadata().clone()));
+    let fits = |info: &kvas_gguf::TensorInfo| info.shape.len() > 1 && quant.row_bytes(info.columns()).is_some();
+    let mut data = [Vec::new(), Vec::new()];
+    for info in source.tensors() {
+        let stored = source.data(info).to_vec();
+        let (formats, bytes) = if fits(info) {
+            let blocks: Vec<u8> = (0..info.elements() / quant.block_len())
+                .flat_map(|block| (0..quant.block_bytes()).map(move |at| (block * 131 + at * 89) as u8))
+                .collect();
+            let mut blocks = blocks;
+            for block in blocks.chunks_exact_mut(quant.block_bytes()) {
+                // Scales near those of a model: 0.03 as f16, and 0.0078 as half an 8-bit float.
+                let scale: &[u8] = if quant == Quant::Nvfp4 { &[0x08; 4] } else { &[0xAE, 0x27] };
+                block[..scale.len()].copy_from_slice(scale);
+            }
+            let mut numbers = vec![0.0; info.elements()];
+            quant.dequantize(&blocks, &mut numbers).unwrap();
+            ([quant, Quant::F32], [blocks, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()])
+        } else {
+            ([info.quant; 2], [stored.clone(), stored])
+        };
+        for (((writer, data), format), bytes) in writers.iter_mut().zip(&mut data).zip(formats).zip(bytes) {
+            writer.declare(&info.name, format, &info.shape).unwrap();
+            data.push(bytes);
+        }
+    }
+    for ((writer, data), path) in writers.iter().zip(&data).zip(paths) {
+        let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+        std::fs::write(path, writer.to_bytes(&data).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn formats_that_are_only_read_run_as_their_numbers_do() {
+    let files = Files::of("qwen3next");
+    let source = GgufFile::open(&files.source).unwrap();
+    let folder = files.out.parent().unwrap();
+    let [blocks, plain] = ["blocks.gguf", "plain.gguf"].map(|name| folder.join(name));
+    for quant in [Quant::Nvfp4, Quant::Q1_0, Quant::Q2_0] {
+        twins(&source, quant, [&blocks, &plain]);
+        assert!(succeeds(&["inspect", &text(&blocks)]).contains(quant.name()), "{quant}");
+        let [found, expected] = [&blocks, &plain].map(|path| logits(path, &folder.join("logits")));
+        let spread = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        assert!(spread > 0.1, "{quant}: {spread}");
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!((found - expected).abs() <= 1e-4 * spread, "{quant} at {at}: {found}, expected {expected}");
+        }
+    }
+}
+
+/// The logits of a model after some tokens.
+fn logits(model: &Path, out: &Path) -> Vec<f32> {
+    succeeds(&["logits", "-m", &text(model), "--ids", "1,2,3,4,5,6,7", "-o", &text(out)]);
+    let bytes = std::fs::read(out).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    file.tensor("logits").unwrap().data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+#[test]
+fn a_factor_beside_a_weight_is_refused_by_its_name() {
+    let files = Files::of("llama");
+    let source = GgufFile::open(&files.source).unwrap();
+    let mut writer = kvas_gguf::GgufWriter::new(source.metadata().clone());
+    let mut data: Vec<Vec<u8>> = Vec::new();
+    for info in source.tensors() {
+        writer.declare(&info.name, info.quant, &info.shape).unwrap();
+        data.push(source.data(info).to_vec());
+    }
+    writer.declare("blk.0.ffn_up.scale", Quant::F32, &[1]).unwrap();
+    data.push(0.5f32.to_le_bytes().to_vec());
+    let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+    std::fs::write(&files.out, writer.to_bytes(&data).unwrap()).unwrap();
+    let refused = "tensor blk.0.ffn_up.scale: is a factor beside blk.0.ffn_up.weight, expected in its numbers, \
+                   where kvas quantize --allow-requantize puts it";
+    let error = fails(&["run", "-m", &text(&files.out), "--ids", "1", "-n", "1"]);
+    assert!(error.contains(refused), "{error}");
+    let folded = files.out.with_file_name("folded.gguf");
+    succeeds(&["quantize", &text(&files.out), &text(&folded), "q8_0"]);
+    succeeds(&["run", "-m", &text(&folded), "--ids", "1", "-n", "1", "--ignore-eos"]);
+}

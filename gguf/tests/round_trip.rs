@@ -194,6 +194,9 @@ fn numbers_of_blocks() -> Vec<(Quant, Vec<(usize, usize)>)> {
         at!(Tq1_0 scale),
         at!(Tq2_0 scale),
         (Quant::Mxfp4, vec![]),
+        (Quant::Nvfp4, vec![]),
+        at!(Q1_0 scale),
+        at!(Q2_0 scale),
     ];
     numbers.sort_by_key(|(quant, _)| quant.id());
     numbers

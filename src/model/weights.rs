@@ -27,12 +27,20 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
     // Every rotating layer shares the factors; a file may have them without such a layer.
     let is_known = |name: &str| used.contains(name) || name == "rope_freqs.weight";
     match file.tensors().iter().find(|info| !is_known(&info.name)) {
-        Some(info) => Err(GgufError::Tensor {
-            name: info.name.clone(),
-            what: format!("is not used by architecture {}, expected only tensors of its layers", spec.architecture),
-        }
-        .into()),
+        Some(info) => Err(GgufError::Tensor { name: info.name.clone(), what: unused(&info.name, spec, file) }.into()),
         None => Ok(()),
+    }
+}
+
+/// What is wrong with a tensor that no layer reads.
+fn unused(name: &str, spec: &ModelSpec, file: &GgufFile) -> String {
+    let stem = name.strip_suffix(".scale").or_else(|| name.strip_suffix(".input_scale"));
+    match stem.and_then(|stem| file.tensor(&format!("{stem}.weight"))) {
+        Some(weight) => format!(
+            "is a factor beside {}, expected in its numbers, where kvas quantize --allow-requantize puts it",
+            weight.name
+        ),
+        None => format!("is not used by architecture {}, expected only tensors of its layers", spec.architecture),
     }
 }
 

@@ -84,6 +84,9 @@ quants! {
     Tq1_0 34 "TQ1_0" 256 54 [(52, 2, 1)];
     Tq2_0 35 "TQ2_0" 256 66 [(64, 2, 1)];
     Mxfp4 39 "MXFP4" 32 17 [];
+    Nvfp4 40 "NVFP4" 64 36 [];
+    Q1_0 41 "Q1_0" 128 18 [(0, 2, 1)];
+    Q2_0 42 "Q2_0" 64 18 [(0, 2, 1)];
 }
 
 // After the table, whose macro they use.
@@ -103,6 +106,9 @@ mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod numbers;
+mod nvfp4;
+mod q1_0;
+mod q2_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -129,6 +135,9 @@ pub use iq4_nl::{IQ4_LEVELS, Iq4Nl};
 pub use iq4_xs::Iq4Xs;
 pub use mxfp4::{MXFP4_LEVELS, Mxfp4};
 pub use numbers::{Bf16, F16, F32, F64, I8, I16, I32, I64};
+pub use nvfp4::Nvfp4;
+pub use q1_0::Q1_0;
+pub use q2_0::Q2_0;
 pub use q2_k::Q2K;
 pub use q3_k::Q3K;
 pub use q4_0::Q4_0;

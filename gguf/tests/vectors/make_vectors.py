@@ -1,6 +1,6 @@
 """Writes the vectors that tests/quant.rs compares with: one file per format, made by the PyPI package `gguf`.
 
-Run in this folder with `gguf` and `numpy` installed: python make_vectors.py
+Run in this folder with `gguf`, `llama-cpp-python` and `numpy` installed: python make_vectors.py
 
 NAME.dequantize holds random valid blocks and, after them, the f32 bits they stand for.
 NAME.quantize holds f32 elements and, after them, the blocks they become; only for formats whose quantiser there is the
@@ -9,8 +9,10 @@ reference. All numbers are little-endian. The number of blocks follows from the 
 little.container and big.container are whole GGUF files with every type of metadata, for tests/round_trip.rs.
 """
 
+import ctypes
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, GGUFEndian, GGUFWriter
 from gguf.quants import dequantize, quantize
@@ -23,6 +25,8 @@ F16_AT = {
     "IQ1_S": [0], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0],
     "IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64],
 }
+# Those that `gguf` cannot read are read by the library of `llama-cpp-python` 0.3.36. Bytes where the f16 scales lie, too.
+NEWER = {"NVFP4": [], "Q1_0": [0], "Q2_0": [0]}
 OTHER = ["IQ1_M", "MXFP4", "BF16", "F32", "F64", "I8", "I16", "I32", "I64"]
 # Formats of table rows: entries in the table, bytes where the low 8 bits of the indices begin, and where the others do.
 TABLES = {
@@ -121,6 +125,37 @@ def container(folder, name, endian):
     writer.close()
 
 
+def by_library(library, name, blocks, length):
+    """What the C function of the format makes of blocks."""
+    values = np.zeros((len(blocks), length), dtype=np.float32)
+    read = getattr(library, f"dequantize_row_{name.lower()}")
+    read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    read.restype = None
+    read(blocks.ctypes.data, values.ctypes.data, values.size)
+    return values
+
+
+def newer(folder):
+    """The formats that came last, from numbers of their own, so that the older files stay as they are."""
+    library = ctypes.CDLL(next(Path(llama_cpp.__file__).parent.glob("lib/libggml-base.so")))
+    random = np.random.default_rng(20241)
+    for name, scales_at in NEWER.items():
+        length, size = {"NVFP4": (64, 36), "Q1_0": (128, 18), "Q2_0": (64, 18)}[name]
+        # NVFP4: every code of a scale once.
+        blocks = random.integers(0, 256, (64, size), dtype=np.uint8)
+        if name == "NVFP4":
+            blocks[:, :4] = np.arange(256).reshape(64, 4)
+        for at in scales_at:
+            scales = random.integers(0, 0x7000, 64).astype("<u2") | (random.integers(0, 2, 64).astype("<u2") << 15)
+            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(64, 2)
+        values = by_library(library, name, blocks, length)
+        if name == "NVFP4":
+            # The package takes a scale for unsigned, where the library does not look at its sign.
+            below = np.repeat(blocks[:, :4] < 128, 16, axis=1)
+            assert (dequantize(blocks, Type[name]) == values)[below].all()
+        (folder / f"{name}.dequantize").write_bytes(blocks.tobytes() + values.tobytes())
+
+
 def main():
     random = np.random.default_rng(20240)
     folder = Path(__file__).parent
@@ -136,6 +171,7 @@ def main():
     for name in QUANTIZE:
         rows = elements(random, name)
         (folder / f"{name}.quantize").write_bytes(rows.tobytes() + quantize(rows, Type[name]).tobytes())
+    newer(folder)
     container(folder, "little", GGUFEndian.LITTLE)
     container(folder, "big", GGUFEndian.BIG)
 

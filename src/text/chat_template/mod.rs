@@ -6,9 +6,11 @@
 mod json;
 mod meter;
 mod python;
+mod remainder;
 mod rewrite;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use super::TextError;
 use kvas_gguf::Metadata;
@@ -106,6 +108,8 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         environment.set_fuel(Some(Meter::fuel(input_bytes)));
         meter::install(&mut environment, &meter);
+        remainder::install(&mut environment);
+        words::install(&mut environment);
         python::install(&mut environment, &meter, conversation.now.clone().unwrap_or_else(jiff::Zoned::now));
         let mut prompt = String::new();
         let mut output = make_string_output(&mut prompt);

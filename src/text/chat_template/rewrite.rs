@@ -4,6 +4,7 @@
 //! contains another a million times. A call to a guard is put before or after each such instruction.
 
 use super::meter::{BUILT, GROW, ITER, MADE, OWNED};
+use super::remainder::REMAINDER;
 use super::syntax_error;
 use crate::text::TextError;
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
@@ -165,6 +166,7 @@ fn guard_one<'a>(instruction: &Instruction<'a>) -> Vec<Instruction<'a>> {
         I::StringConcat | I::Add | I::Mul => {
             vec![call(GROW, 2), I::UnpackList(2), original, call(MADE, 1)]
         }
+        I::Rem => vec![call(REMAINDER, 2), call(MADE, 1)],
         I::PushLoop(_) => vec![call(ITER, 1), original],
         I::BuildMap(_) | I::BuildKwargs(_) | I::MergeKwargs(_) | I::BuildList(_) | I::BuildTuple(_) => {
             vec![original, call(BUILT, 1)]

@@ -155,6 +155,8 @@ const HOSTILE: &[&str] = &[
     "{{ ('x' * 9999)|replace('x', 'y' * 9999) }}",
     "{{ 'x'|indent(999999999, true) }}",
     "{{ '%999999999d'|format(1) }}",
+    "{{ '%999999999d' % 1 }}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = '%s%s' % (ns.s, ns.s) %}{% endfor %}",
     "{{ '%*d'|format(999999999, 1) }}",
     "{{ '{:>999999999}'.format(1) }}",
     "{{ '%.999999999f'|format(1.5) }}",

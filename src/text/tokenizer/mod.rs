@@ -135,7 +135,7 @@ impl Tokenizer {
         };
         let bpe = ByteLevelBpe::new(&vocab, merges, &pre)?;
         let adds_bos = pre.adds_bos && vocab.roles.bos.is_some();
-        let mut tokenizer = Tokenizer::new(vocab, Algorithm::ByteLevelBpe(Box::new(bpe)), adds_bos)?;
+        let mut tokenizer = Tokenizer::new(metadata, vocab, Algorithm::ByteLevelBpe(Box::new(bpe)), adds_bos)?;
         tokenizer.read_flags(metadata)?;
         tokenizer.normalizer = match metadata.string_opt(NORMALIZER)? {
             Some("nfc") => Normalizer::Nfc,
@@ -154,13 +154,13 @@ impl Tokenizer {
         let vocab = Vocab::from_metadata(metadata, defaults)?;
         let spm = Spm::new(&vocab, vocab::read_scores(metadata, vocab.len())?);
         let adds_bos = vocab.roles.bos.is_some();
-        let mut tokenizer = Tokenizer::new(vocab, Algorithm::Spm(Box::new(spm)), adds_bos)?;
+        let mut tokenizer = Tokenizer::new(metadata, vocab, Algorithm::Spm(Box::new(spm)), adds_bos)?;
         tokenizer.space = AddedSpace::Always;
         tokenizer.read_flags(metadata)?;
         Ok(tokenizer)
     }
 
-    fn new(vocab: Vocab, algorithm: Algorithm, adds_bos: bool) -> Result<Tokenizer, TextError> {
+    fn new(metadata: &Metadata, vocab: Vocab, algorithm: Algorithm, adds_bos: bool) -> Result<Tokenizer, TextError> {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(vocab.len()));
         for (id, text) in vocab.iter() {
             match (vocab.kinds[id as usize], &algorithm) {
@@ -175,7 +175,7 @@ impl Tokenizer {
             }
             ends.push(bytes.len());
         }
-        let special = SpecialTexts::new(&vocab)?;
+        let special = SpecialTexts::new(metadata, &vocab)?;
         let (adds_eos, space, normalizer) = (false, AddedSpace::Never, Normalizer::None);
         Ok(Tokenizer { vocab, algorithm, special, bytes, ends, adds_bos, adds_eos, space, normalizer })
     }

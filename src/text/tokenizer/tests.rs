@@ -456,6 +456,47 @@ fn characters_are_composed_where_the_model_was_trained_so() {
     assert!(error.contains("tokenizer.kvas.normalizer") && error.contains("\"nfkc\", expected \"nfc\""), "{error}");
 }
 
+/// As the library `tokenizers` 0.22 cuts these texts when the tokens have such flags.
+#[test]
+fn tokens_take_the_white_space_that_is_theirs_and_are_none_inside_words() {
+    let (end, start, stop) = ("<|endoftext|>", "<|im_start|>", "<|im_end|>");
+    let mut metadata = small_bpe();
+    for (at, flag) in ["lstrip", "rstrip", "single_word"].into_iter().enumerate() {
+        metadata.set(format!("tokenizer.kvas.{flag}"), Value::U32s(vec![at as u32]));
+    }
+    let tokenizer = Tokenizer::from_metadata(&metadata, None).unwrap();
+    let cases: [(String, &[&str]); 8] = [
+        (format!("x  {end}  y"), &["x", "0", "  y"]),
+        (format!("x \n{start} \t\u{3000}y"), &["x \n", "1", "y"]),
+        (format!("{start}  {end}"), &["1", "0"]),
+        (format!(" {start} {start} {end} {end} "), &[" ", "1", "1", "0", "0", " "]),
+        (
+            format!("x{stop} {stop}y {stop} _{stop} -{stop}. é{stop}"),
+            &["x<|im_end|> <|im_end|>y ", "2", " _<|im_end|> -", "2", ". é<|im_end|>"],
+        ),
+        (format!("{end}{start}{stop}"), &["0", "1", "2"]),
+        (format!("1{stop}"), &["1<|im_end|>"]),
+        (format!("{stop}{stop}"), &["2", "2"]),
+    ];
+    for (text, expected) in cases {
+        let found: Vec<String> = tokenizer
+            .split(&text, Special::Parse)
+            .into_iter()
+            .map(|fragment| match fragment {
+                Fragment::Token(id) => id.to_string(),
+                Fragment::Text(text) => text.into(),
+            })
+            .collect();
+        assert_eq!(found, expected, "{text:?}");
+    }
+    metadata.set("tokenizer.kvas.lstrip", Value::U32s(vec![700]));
+    let error = Tokenizer::from_metadata(&metadata, None).unwrap_err().to_string();
+    assert!(
+        error.contains("tokenizer.kvas.lstrip") && error.contains("700 is in it, expected ids below 700"),
+        "{error}"
+    );
+}
+
 #[test]
 fn random_text_comes_back_and_random_ids_never_panic() {
     let mut random = Random(1);

@@ -100,13 +100,23 @@ SNIPPETS = [
     "{{ 'abcabc'.find('a', -3) }} {{ 'abcabc'.find('a', 1, 3) }} {{ 'abc'.find('', 3) }} {{ 'abc'.find('', 4) }} {{ 'abcabc'.rfind('a', 0, -3) }}",
     "{{ 'aaa'|replace('a', 'b', 2) }} {{ 'aaa'|replace('a', 'b', none) }} {{ 'aaa'|replace('a', 'b', -1) }} {{ 5|replace('5', '6') }}",
     "{{ d.e.copy() }} {{ m[0].copy().role }} {{ [1, 2].copy() }}",
+    "{{ '%s is %d' % ('a', 3) }} {{ '%s' % s }} {{ '%s' % [1, 2] }} {{ '%(a)s-%(b)s' % {'a': 1, 'b': 'c'} }}",
+    "{% set f = '%s and %s' %}{{ f % ('x', 'y') }} {{ '%s' % ('one',) }} {{ '%05.2f%%' % 3.14159 }}",
+    "{{ '%s %s' % 'x' }}",
+    "{{ n[1] % 3 }} {{ n[1] % 2.5 }} {{ 7 % n[1] }} {{ (n[1] - 6) % 3 }} {{ 7 % (n[1] - 3) }} {{ true % 2 }}",
+    "{{ 5 % n[0] }}",
+    "{{ 'a-b c_d, e'|wordcount }} {{ ''|wordcount }} {{ s|wordcount }}",
+    "{{ 'hello big world of words'|truncate(12) }}|{{ 'hello big world of words'|truncate(12, true, '') }}",
+    "{{ 'hello big world'|truncate(10, leeway=0, end='~') }}|{{ 'short'|truncate(3) }}|{{ 'short'|truncate }}",
+    "{{ 'hello big world'|truncate(2) }}",
+    "{{ 'a b/c?\u00e9'|urlencode }} {{ {'a b': 'c/d', 'e': 1}|urlencode }}",
 ]
 
 cases = []
 for snippet in SNIPPETS:
     try:
         cases.append({"template": snippet, "text": environment.from_string(snippet).render(**VALUES)})
-    except (TemplateError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (TemplateError, AssertionError, TypeError, ValueError, ZeroDivisionError) as error:
         cases.append({"template": snippet, "error": f"{type(error).__name__}: {error}"})
 with open("snippets.json", "w") as out:
     json.dump({"values": VALUES, "cases": cases}, out, ensure_ascii=True, indent=1)

@@ -3,7 +3,7 @@
 use super::checkpoint::Checkpoint;
 use super::expression::Values;
 use super::json::Json;
-use super::table::{Architecture, REFUSED, Source, TagRule, Trunk};
+use super::table::{Architecture, REFUSED, REFUSED_BESIDE, Refusal, Source, TagRule, Trunk};
 use super::{MtpBlocks, architectures, scales};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -48,7 +48,10 @@ impl Settings {
             bail!("{}: expected config.json in it", folder.display());
         };
         let architecture = architecture_of(&config)?;
-        refuse(&config, architecture)?;
+        refuse(&config, architecture.refusals.iter().copied().flatten().chain(REFUSED))?;
+        if let Some(beside) = Json::read(folder, "hf_quant_config.json")? {
+            refuse(&beside, REFUSED_BESIDE)?;
+        }
         checkpoint.rename(architecture.renames);
         scales::pair(checkpoint, scale_block(&config)?)?;
         let trunk = trunk_of(architecture, checkpoint)?;
@@ -113,8 +116,8 @@ fn has_needed(config: &Json, architecture: &Architecture) -> bool {
     })
 }
 
-fn refuse(config: &Json, architecture: &Architecture) -> Result<()> {
-    for refusal in architecture.refusals.iter().copied().flatten().chain(REFUSED) {
+fn refuse<'a>(config: &Json, refusals: impl IntoIterator<Item = &'a Refusal>) -> Result<()> {
+    for refusal in refusals {
         let Some(value) = config.get(refusal.path) else { continue };
         let mut value = value.to_string();
         if refusal.accepted.contains(&value.as_str()) {
@@ -125,7 +128,7 @@ fn refuse(config: &Json, architecture: &Architecture) -> Result<()> {
             [] => "nothing: it cannot be carried into the file".into(),
             accepted => accepted.join(" or "),
         };
-        bail!("config.json: {} = {value}, expected {expected}", refusal.path);
+        bail!("{}: {} = {value}, expected {expected}", config.name(), refusal.path);
     }
     Ok(())
 }

@@ -62,8 +62,19 @@ pub(super) const REFUSED: &[Refusal] = &[
         path: "quantization_config.quant_method",
         accepted: &["\"fp8\"", "\"mxfp4\"", "\"compressed-tensors\"", "\"modelopt\""],
     },
+    Refusal { path: "quantization_config.quant_algo", accepted: ALGORITHMS },
+    Refusal {
+        path: "quantization_config.format",
+        accepted: &["\"float-quantized\"", "\"naive-quantized\"", "\"dense\""],
+    },
     Refusal { path: "is_causal", accepted: &["true"] },
 ];
+
+/// What ModelOpt calls the forms of FP8, in `config.json` or in a file of its own.
+const ALGORITHMS: &[&str] = &["\"FP8\"", "\"fp8\"", "\"FP8_PB_WO\"", "\"FP8_PER_CHANNEL_PER_TOKEN\""];
+
+/// The same of `hf_quant_config.json`, beside a configuration that says nothing of it.
+pub(super) const REFUSED_BESIDE: &[Refusal] = &[Refusal { path: "quantization.quant_algo", accepted: ALGORITHMS }];
 
 /// Prefixes of the tensors of a language model; `trunk` is in front of the embeddings and of `layers.0.`.
 pub(super) struct Trunk {

@@ -1,5 +1,6 @@
 //! Changes the formats of the tensors of a GGUF file.
 
+mod factors;
 mod importance;
 mod mix;
 mod write;
@@ -14,7 +15,7 @@ pub use regex_automata::meta::Regex;
 use crate::convert::ProgressFn;
 use anyhow::{Result, bail};
 use kvas_gguf::{GgufFile, Metadata, Quant, TensorInfo, Value};
-use std::path::Path;
+use std::{collections::HashSet, path::Path};
 
 /// What becomes of tensors that lost precision already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,6 +72,8 @@ pub struct QuantizedTensor {
     pub bytes: u64,
     /// How much each column matters, for one matrix after the other; `None` where nothing is known.
     importance: Option<Vec<f32>>,
+    /// What the numbers of each matrix are multiplied by, where the source has that in a tensor beside the weight.
+    factors: Option<Vec<f32>>,
 }
 
 /// What [`quantize`] writes.
@@ -98,8 +101,18 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions) -> Result<QuantizePlan
     let facts = Facts::of(source.metadata())?;
     let (infos, tensors) = (source.tensors(), tensors(source));
     let chosen = choose(&recipe, &facts, &tensors);
-    let tensors = infos.iter().zip(chosen).map(|(info, quant)| planned(info, quant, options));
-    let tensors = tensors.collect::<Result<Vec<_>>>()?;
+    // What a weight takes into its numbers is no longer beside it.
+    let changed: HashSet<&str> = infos
+        .iter()
+        .zip(&chosen)
+        .filter(|(info, quant)| info.quant != **quant)
+        .map(|(info, _)| &info.name[..])
+        .collect();
+    let is_kept = |info: &TensorInfo| {
+        !factors::weight_of(source, &info.name).is_some_and(|weight| changed.contains(&weight.name[..]))
+    };
+    let kept = infos.iter().zip(chosen).filter(|(info, _)| is_kept(info));
+    let tensors = kept.map(|(info, quant)| planned(source, info, quant, options)).collect::<Result<Vec<_>>>()?;
     let mut metadata = source.metadata().clone();
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
@@ -118,10 +131,11 @@ pub fn tensors(source: &GgufFile) -> Vec<Tensor<'_>> {
     tensors.map(|info| Tensor { name: &info.name, shape: &info.shape, stored: info.quant }).collect()
 }
 
-fn planned(info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result<QuantizedTensor> {
+fn planned(source: &GgufFile, info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result<QuantizedTensor> {
     let (name, stored) = (&info.name, info.quant);
     if quant == stored {
-        return Ok(QuantizedTensor { source: info.clone(), quant, bytes: info.bytes as u64, importance: None });
+        let (bytes, source) = (info.bytes as u64, info.clone());
+        return Ok(QuantizedTensor { source, quant, bytes, importance: None, factors: None });
     }
     if !quant.can_quantize() {
         bail!("tensor {name}: {quant} cannot be made from numbers, expected a format that can");
@@ -138,7 +152,8 @@ fn planned(info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result
         }
         None => None,
     };
-    Ok(QuantizedTensor { source: info.clone(), quant, bytes: row_bytes as u64 * info.rows() as u64, importance })
+    let (bytes, factors) = (row_bytes as u64 * info.rows() as u64, factors::of(source, info)?);
+    Ok(QuantizedTensor { source: info.clone(), quant, bytes, importance, factors })
 }
 
 /// Writes the tensors of `source` to the file `out` in the formats chosen; it appears only when it is complete. Needs

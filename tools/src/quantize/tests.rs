@@ -232,3 +232,56 @@ fn what_was_quantised_is_left_alone_or_refused() {
     let allowed = plan(&q8, &QuantizeOptions { requantize: Requantize::Allow, ..of("q4_0") }).unwrap();
     assert_eq!(allowed.tensors[0].quant, Quant::Q4_0);
 }
+
+#[test]
+fn factors_beside_weights_go_into_their_numbers() {
+    let folder = Folder::new();
+    let path = folder.file("model.gguf");
+    // Codes 1 to 6 of both halves, with scales of 1/2, 1, 2 and the smallest there is.
+    let block: Vec<u8> = [0x30, 0x38, 0x40, 1].into_iter().chain((0..32).map(|at| (at % 6 + 1) * 0x11)).collect();
+    let mut writer = GgufWriter::new(metadata(&[]));
+    let tensors: [(&str, Quant, &[u64], Vec<u8>); 5] = [
+        ("blk.0.ffn_down.weight", Quant::Nvfp4, &[64, 2], block.repeat(2)),
+        ("blk.0.ffn_down.scale", Quant::F32, &[1], 0.375f32.to_le_bytes().to_vec()),
+        ("blk.0.ffn_down.input_scale", Quant::F32, &[1], 3.0f32.to_le_bytes().to_vec()),
+        ("blk.1.ffn_up_exps.weight", Quant::Nvfp4, &[64, 2, 2], block.repeat(4)),
+        ("blk.1.ffn_up_exps.scale", Quant::F32, &[2], [2.0f32, 0.5].map(f32::to_le_bytes).concat()),
+    ];
+    tensors.iter().for_each(|(name, quant, shape, _)| writer.declare(name, *quant, shape).unwrap());
+    let mut file = writer.create(&path).unwrap();
+    tensors.iter().for_each(|(name, _, _, data)| file.write(name, data).unwrap());
+    file.finish().unwrap();
+    let source = GgufFile::open(&path).unwrap();
+    let options = QuantizeOptions { requantize: Requantize::Allow, ..of("F32") };
+    quantize(&source, &folder.file("out.gguf"), &options).unwrap();
+    let out = GgufFile::open(&folder.file("out.gguf")).unwrap();
+    assert!(
+        out.tensors().iter().map(|tensor| &tensor.name[..]).eq(["blk.0.ffn_down.weight", "blk.1.ffn_up_exps.weight"])
+    );
+    let times = |name: &str, factors: &[f32]| {
+        let numbers = numbers(&source, name);
+        let each = numbers.len() / factors.len();
+        numbers
+            .chunks(each)
+            .zip(factors)
+            .flat_map(|(numbers, factor)| numbers.iter().map(move |x| x * factor))
+            .collect()
+    };
+    let expected: Vec<f32> = times("blk.0.ffn_down.weight", &[0.375]);
+    assert_eq!(expected[..3], [0.09375, 0.1875, 0.28125]);
+    assert_eq!(numbers(&out, "blk.0.ffn_down.weight"), expected);
+    let expected: Vec<f32> = times("blk.1.ffn_up_exps.weight", &[2.0, 0.5]);
+    assert_eq!(numbers(&out, "blk.1.ffn_up_exps.weight"), expected);
+}
+
+#[test]
+fn factors_that_fit_no_weight_are_named() {
+    let folder = Folder::new();
+    let path = folder.file("model.gguf");
+    let (weight, factors) = (wave(128, 0.1), [1.0, 2.0, 3.0]);
+    let tensors: [(&str, &[u64], &[f32]); 2] =
+        [("blk.0.ffn_down.weight", &[32, 4], &weight), ("blk.0.ffn_down.scale", &[3], &factors)];
+    write(&path, metadata(&[]), &tensors);
+    let error = plan(&GgufFile::open(&path).unwrap(), &of("Q8_0")).unwrap_err().to_string();
+    assert_eq!(error, "tensor blk.0.ffn_down.scale has 3 numbers, expected 1");
+}

@@ -57,7 +57,7 @@ impl<'a> Encoded<'a> {
     }
 
     fn fill(&mut self, tensor: &'a QuantizedTensor, data: &TensorBytes, rows: Range<usize>) -> Result<()> {
-        let QuantizedTensor { source, quant, importance, .. } = tensor;
+        let QuantizedTensor { source, quant, importance, factors, .. } = tensor;
         let columns = source.columns();
         let row_bytes = |quant: kvas_gguf::Quant| quant.row_bytes(columns).expect("rows were planned as whole blocks");
         let (from, to) = (row_bytes(source.quant), row_bytes(*quant));
@@ -79,6 +79,10 @@ impl<'a> Encoded<'a> {
             |numbers, (index, (out, stored))| {
                 let row = rows.start + index;
                 source.quant.dequantize(stored, numbers)?;
+                if let Some(factors) = factors {
+                    let factor = factors[row / matrix_rows];
+                    numbers.iter_mut().for_each(|number| *number *= factor);
+                }
                 let importance =
                     importance.as_ref().map(|importance| &importance[row / matrix_rows * columns..][..columns]);
                 encode_row(*quant, numbers, importance, out).with_context(|| format!("row {row}"))

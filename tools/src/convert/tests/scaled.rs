@@ -78,3 +78,39 @@ fn mxfp4_blocks_are_unpacked() {
     let sources = plan(&fixture.folder, &of(Quant::F32)).unwrap();
     assert!(sources.ignored.is_empty());
 }
+
+#[test]
+fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
+    let cases = [
+        (json!({"quant_method": "awq", "bits": 4}), "quant_method = \"awq\", expected \"fp8\" or"),
+        (json!({"quant_method": "gptq", "bits": 4}), "quant_method = \"gptq\", expected \"fp8\" or"),
+        (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "quant_method = \"bitsandbytes\", expected"),
+        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "quant_algo = \"NVFP4\", expected \"FP8\" or"),
+        (
+            json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+            "format = \"pack-quantized\", expected \"float-quantized\" or",
+        ),
+        (
+            json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
+            "\"nvfp4-pack-quantized\", e",
+        ),
+    ];
+    for (config, expected) in cases {
+        let mut fixture = llama();
+        fixture.config["quantization_config"] = config;
+        let error = fixture.error(&of(Quant::F32));
+        assert!(error.starts_with("config.json: quantization_config.") && error.contains(expected), "{error}");
+    }
+    let fixture = llama();
+    for (algorithm, is_read) in [(json!("NVFP4"), false), (json!("FP8"), true), (Json::Null, true)] {
+        fixture.write("hf_quant_config.json", &json!({"quantization": {"quant_algo": algorithm}}).to_string());
+        if is_read {
+            fixture.f32();
+            continue;
+        }
+        assert_eq!(
+            fixture.error(&of(Quant::F32)).split(", expected").next(),
+            Some("hf_quant_config.json: quantization.quant_algo = \"NVFP4\"")
+        );
+    }
+}

@@ -48,6 +48,21 @@ fn byte_level_bpe_has_kinds_merges_and_padding() {
 }
 
 #[test]
+fn what_added_tokens_take_of_the_text_around_them_is_written() {
+    let fixture = llama();
+    let ids = |flag: &str| fixture.f32().metadata().uints_opt(&format!("tokenizer.kvas.{flag}")).unwrap();
+    assert_eq!(["lstrip", "rstrip", "single_word"].map(ids), [None, None, None]);
+    let mut flagged = tokenizer();
+    let added = flagged["added_tokens"].as_array_mut().unwrap();
+    added.iter_mut().for_each(|token| token["rstrip"] = json!(true));
+    added[1]["lstrip"] = json!(true);
+    let (all, second) = (added.iter().map(|token| token["id"].as_u64().unwrap()).collect(), &added[1]["id"]);
+    let second = vec![second.as_u64().unwrap()];
+    fixture.write("tokenizer.json", &flagged.to_string());
+    assert_eq!(["lstrip", "rstrip", "single_word"].map(ids), [Some(second), Some(all), None]);
+}
+
+#[test]
 fn an_unknown_pre_tokenizer_needs_a_name() {
     let fixture = llama();
     let mut odd = tokenizer();

@@ -1,5 +1,6 @@
 //! The tokenizer's keys, from whichever files the checkpoint has for it.
 
+mod added;
 mod bpe;
 mod pre;
 mod sentencepiece;
@@ -121,6 +122,7 @@ pub(super) fn write(metadata: &mut Metadata, folder: &Path, vocab: usize, pre: O
             None => bail!("{}: expected tokenizer.json or tokenizer.model in it", folder.display()),
         },
     };
+    added::write(metadata, tokenizer.as_ref(), settings.as_ref());
     special::write(metadata, folder, tokenizer.as_ref(), settings.as_ref(), vocab)?;
     template::write(metadata, folder, settings.as_ref())?;
     Ok(name)
