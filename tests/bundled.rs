@@ -8,7 +8,6 @@ use kvas::{
 };
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
-use serde_json::Map;
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Command, Stdio},
@@ -63,12 +62,7 @@ fn engine(model: &Model) -> EngineHandle {
 /// The answer to the question, and how many tokens ago the fact was told.
 fn trial(model: &Model, engine: &EngineHandle, [told, question, _]: [&str; 3]) -> (String, usize) {
     let story = include_str!("data/story.txt").replace('\n', " ");
-    let settings = ChatSettings {
-        params: SamplerParams::greedy(),
-        max_tokens: 400,
-        stop_strings: vec![],
-        template_variables: Map::new(),
-    };
+    let settings = ChatSettings { params: SamplerParams::greedy(), max_tokens: 400, ..ChatSettings::default() };
     let mut chat = Chat::new(engine.clone(), model.tokenizer.clone(), model.template().unwrap(), settings).unwrap();
     let mut say = |text: &str| chat.ask(text, &AtomicBool::new(false), &mut |_| {}).unwrap();
     let read = say(told).timings;

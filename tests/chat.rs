@@ -13,7 +13,6 @@ use kvas::{
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
-use serde_json::Map;
 use std::sync::{Arc, atomic::AtomicBool};
 
 const CONTEXT: usize = 2000;
@@ -38,12 +37,7 @@ fn engine_of(model: &Model, limits: Limits, offload_cache: Option<OffloadCache>)
 }
 
 fn settings() -> ChatSettings {
-    ChatSettings {
-        params: SamplerParams::greedy(),
-        max_tokens: 20,
-        stop_strings: vec![],
-        template_variables: Map::new(),
-    }
+    ChatSettings { params: SamplerParams::greedy(), max_tokens: 20, ..ChatSettings::default() }
 }
 
 fn chat(model: &Model, engine: &EngineHandle) -> Chat {

@@ -256,6 +256,27 @@ fn reasoning_is_no_part_of_the_message() {
     assert!(!thought.trim().is_empty() && !said.contains("think>"), "{said}");
 }
 
+/// Reasoning ends after so many tokens, and the answer begins; in a completion of a message as well.
+#[test]
+fn reasoning_may_be_bounded() {
+    let folder = crate::temporary::folder();
+    let template = folder.path().join("template").display().to_string();
+    std::fs::write(&template, "{{ messages[-1].content }}<think></think>\nassistant: <think>\n").unwrap();
+    let flags = ["--chat-template-file", &template, "-n", "24"];
+    let lines = ["Tell me a story.", "/show messages", "/set reasoning_budget 0", "/regen", "/show messages"];
+    let (said, _) = typed(&[&flags[..], &["--reasoning-budget", "3"]].concat(), &lines);
+    assert!(said.contains("\nreasoning_budget = 0\n"), "{said}");
+    let (reasoning, answers) = (of(&said, "reasoning: "), of(&said, "assistant: "));
+    let [thought] = reasoning[..] else { panic!("{said}") };
+    assert!((1..=4).contains(&thought.split_whitespace().count()), "{said}");
+    assert!(answers.len() == 2 && answers.iter().all(|answer| answer.len() > 8), "{said}");
+    let ask = ["run", "-p", "Tell me a story.", "--temp", "0", "--reasoning-budget", "0"];
+    let output = succeeds(&[&ask[..], &flags, &["--chat", "--json"]].concat());
+    let found: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert!(found["reasoning_content"].is_null() && found["text"].as_str().unwrap().len() > 8, "{found}");
+    assert!(fails(&ask).ends_with("expected --chat as well"));
+}
+
 /// The lines that begin with a word, without it.
 fn of<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
     said.lines().filter_map(|line| line.strip_prefix(word)).map(str::trim).collect()

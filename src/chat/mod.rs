@@ -10,7 +10,8 @@ pub use answer::{Answer, AnswerText, Ends, answer};
 pub use transcript::{Replied, Transcript};
 
 use crate::{
-    engine::{ConversationId, EngineHandle, Failure, Request},
+    engine::{Constraint, ConversationId, EngineHandle, Failure, Request},
+    grammar::{AnswerConstraint, Stage, Vocabulary},
     policy::BoundOverrides,
     sampling::{Sampler, SamplerParams},
     text::{Bos, ChatTemplate, Conversation, Dialect, ReasoningMode, Special, Tokenizer},
@@ -26,6 +27,8 @@ pub struct ChatSettings {
     pub params: SamplerParams,
     /// Most tokens of an answer.
     pub max_tokens: usize,
+    /// Most tokens of the reasoning before it.
+    pub reasoning_budget: usize,
     /// Texts that end an answer.
     pub stop_strings: Vec<String>,
     /// More variables for the template, such as `enable_thinking`.
@@ -35,7 +38,8 @@ pub struct ChatSettings {
 impl Default for ChatSettings {
     fn default() -> Self {
         let (params, stop_strings) = (SamplerParams::default(), Vec::new());
-        Self { params, max_tokens: usize::MAX, stop_strings, template_variables: Map::new() }
+        let (max_tokens, reasoning_budget) = (usize::MAX, usize::MAX);
+        Self { params, max_tokens, reasoning_budget, stop_strings, template_variables: Map::new() }
     }
 }
 
@@ -45,6 +49,8 @@ pub struct Chat {
     engine: EngineHandle,
     conversation: ConversationId,
     tokenizer: Arc<Tokenizer>,
+    /// Its tokens for constraints, once there was one.
+    vocabulary: Option<Vocabulary>,
     template: ChatTemplate,
     /// How the model writes reasoning.
     dialect: Dialect,
@@ -75,7 +81,8 @@ impl Chat {
         let conversation = engine.open()?;
         let dialect = Dialect::of_template(template.source());
         let (messages, known, bound) = (Vec::new(), Transcript::default(), BoundOverrides::default());
-        Ok(Self { engine, conversation, tokenizer, template, dialect, settings, bound, messages, known })
+        let vocabulary = None;
+        Ok(Self { engine, conversation, tokenizer, vocabulary, template, dialect, settings, bound, messages, known })
     }
 
     /// What to go on with over another engine of the same model.
@@ -189,6 +196,7 @@ impl Chat {
             max_tokens: self.settings.max_tokens,
             stop_tokens: self.tokenizer.eog().to_vec(),
             bound: self.bound,
+            constraint: self.constraint(&text)?,
             ..Request::new(prompt.clone(), sampler)
         };
         let mut saying = Saying::new(self.dialect.reader(&text, &[], ReasoningMode::Split), sink);
@@ -202,6 +210,19 @@ impl Chat {
         self.messages.push(saying.finish());
         self.remember(text, prompt, &answer);
         Ok(answer)
+    }
+
+    /// What bounds the reasoning that an answer to a prompt begins with.
+    fn constraint(&mut self, prompt: &str) -> Result<Option<Box<dyn Constraint>>, String> {
+        let budget = Some(self.settings.reasoning_budget).filter(|budget| *budget < usize::MAX);
+        let Some(stage) = budget.and_then(|budget| Stage::reasoning(&self.dialect, prompt, Some(budget))) else {
+            return Ok(None);
+        };
+        let vocabulary = match &self.vocabulary {
+            Some(vocabulary) => vocabulary,
+            None => self.vocabulary.insert(Vocabulary::new(self.tokenizer.clone())?),
+        };
+        Ok(Some(Box::new(AnswerConstraint::new(vocabulary, vec![stage], self.tokenizer.eog()))))
     }
 
     /// What has now been read and generated.

@@ -17,8 +17,9 @@ impl ChatSettings {
         let params = serde_json::to_string(&self.params).expect("parameters are numbers and texts");
         let mut all: Map<String, Value> = serde_json::from_str(&params).expect("parameters are an object");
         // No bound is -1, as in `-n`.
-        let max_tokens = if self.max_tokens == usize::MAX { json!(-1) } else { json!(self.max_tokens) };
-        all.insert("max_tokens".into(), max_tokens);
+        let count = |most: usize| if most == usize::MAX { json!(-1) } else { json!(most) };
+        all.insert("max_tokens".into(), count(self.max_tokens));
+        all.insert("reasoning_budget".into(), count(self.reasoning_budget));
         all.insert("stop".into(), json!(self.stop_strings));
         all.insert("template".into(), Value::Object(self.template_variables.clone()));
         all
@@ -26,19 +27,24 @@ impl ChatSettings {
 
     /// The settings of such an object; one line says which is missing or out of range.
     pub fn of_json(mut all: Map<String, Value>) -> Result<Self, String> {
-        let mut take = |name: &str| all.remove(name).ok_or_else(|| format!("{name} is missing"));
-        let max_tokens = match take("max_tokens")? {
-            most if most == json!(-1) => u64::MAX,
-            most => most.as_u64().ok_or("max_tokens, expected a whole number, or -1 for no bound")?,
+        let count = |name: &str, most: Value| match most {
+            most if most == json!(-1) => Ok(usize::MAX),
+            most => match most.as_u64() {
+                Some(most) => Ok(usize::try_from(most).unwrap_or(usize::MAX)),
+                None => Err(format!("{name}, expected a whole number, or -1 for no bound")),
+            },
         };
+        // Files from before there was a bound have none.
+        let reasoning_budget = count("reasoning_budget", all.remove("reasoning_budget").unwrap_or(json!(-1)))?;
+        let mut take = |name: &str| all.remove(name).ok_or_else(|| format!("{name} is missing"));
+        let max_tokens = count("max_tokens", take("max_tokens")?)?;
         let stop_strings = serde_json::from_value(take("stop")?).map_err(|_| "stop, expected a list of texts")?;
         let Value::Object(template_variables) = take("template")? else {
             return Err("template, expected an object".into());
         };
         let params: SamplerParams = serde_json::from_value(Value::Object(all)).map_err(|error| error.to_string())?;
         params.validate().map_err(|error| error.to_string())?;
-        let max_tokens = usize::try_from(max_tokens).unwrap_or(usize::MAX);
-        Ok(Self { params, max_tokens, stop_strings, template_variables })
+        Ok(Self { params, max_tokens, reasoning_budget, stop_strings, template_variables })
     }
 }
 
@@ -72,6 +78,10 @@ impl Chat {
         let (messages, mut settings) = (self.messages.clone(), self.settings.to_json());
         // A file says the largest number for no bound: all who read its version read that, and not all read -1.
         settings.insert("max_tokens".into(), json!(u64::try_from(self.settings.max_tokens).unwrap_or(u64::MAX)));
+        // Nor do all know this setting.
+        if self.settings.reasoning_budget == usize::MAX {
+            settings.remove("reasoning_budget");
+        }
         let saved = Saved { messages, settings, text: self.known.text.clone(), marks: self.known.marks.clone() };
         serde_json::to_string(&saved).map_err(|error| error.to_string())
     }

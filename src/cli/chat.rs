@@ -147,6 +147,9 @@ impl Chat {
         if let Some(variables) = self.template.variables()? {
             settings.template_variables = variables;
         }
+        if let Some(most) = self.template.reasoning_budget() {
+            settings.reasoning_budget = most;
+        }
         Ok(settings)
     }
 }

@@ -233,9 +233,17 @@ pub(crate) struct TemplateFlags {
     /// Variables for the template, as a JSON object: {"enable_thinking": false}
     #[arg(long, value_name = "JSON")]
     chat_template_kwargs: Option<String>,
+    /// Most tokens of reasoning; -1 is any number [default: -1]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i64).range(-1..=MOST_PREDICTED))]
+    reasoning_budget: Option<i64>,
 }
 
 impl TemplateFlags {
+    /// Most tokens of reasoning, if that was said; `usize::MAX` for any number.
+    pub(crate) fn reasoning_budget(&self) -> Option<usize> {
+        self.reasoning_budget.map(|budget| usize::try_from(budget).unwrap_or(usize::MAX))
+    }
+
     /// The template to use instead of the model's.
     pub(crate) fn template(&self) -> anyhow::Result<Option<ChatTemplate>> {
         let Some(path) = &self.chat_template_file else { return Ok(None) };

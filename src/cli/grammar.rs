@@ -31,20 +31,24 @@ pub(crate) struct GrammarFlags {
 }
 
 impl GrammarFlags {
-    /// The constraint that was asked for, on answers that `stop_tokens` end; if they begin with reasoning, from where
-    /// `reasoning_end` was written on. Errors name the flag.
+    /// The constraint that was asked for, on answers that `stop_tokens` end; if they begin with `reasoning`, from its end on. That
+    /// is one by itself if it is bounded. Errors name the flag.
     pub(crate) fn constraint(
         &self,
         tokenizer: &Arc<Tokenizer>,
         stop_tokens: &[u32],
-        reasoning_end: Option<&str>,
+        reasoning: Option<Stage>,
     ) -> anyhow::Result<Option<Box<dyn Constraint>>> {
-        let Some((flag, grammar)) = self.asked()? else { return Ok(None) };
+        let is_bounded = matches!(reasoning, Some(Stage::Until { budget: Some(_), .. }));
+        let asked = self.asked()?;
+        if asked.is_none() && !is_bounded {
+            return Ok(None);
+        }
+        let flag = asked.as_ref().map_or("--reasoning-budget", |(flag, _)| flag);
         let fail = |what: String| anyhow!("{flag}: {what}");
         let vocabulary = Vocabulary::new(tokenizer.clone()).map_err(fail)?;
-        let compiled = compile(&vocabulary, &grammar).map_err(fail)?;
-        let reasoning = reasoning_end.map(|end| Stage::Until { end: end.into(), budget: None });
-        let stages = reasoning.into_iter().chain([Stage::Grammar(compiled)]).collect();
+        let compiled = asked.as_ref().map(|(_, grammar)| compile(&vocabulary, grammar)).transpose().map_err(fail)?;
+        let stages = reasoning.into_iter().chain(compiled.map(Stage::Grammar)).collect();
         Ok(Some(Box::new(AnswerConstraint::new(&vocabulary, stages, stop_tokens))))
     }
 

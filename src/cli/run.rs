@@ -16,6 +16,7 @@ use clap::Args;
 use kvas::{
     chat::{Answer, Ends, Said, Saying, answer, generated, render, sampler},
     engine::{Engine, EngineConfig, Failure, Request},
+    grammar::Stage,
     memory::Scope,
     memory::plan::SnapshotBudget,
     model::Model,
@@ -102,11 +103,6 @@ struct Rendered {
 }
 
 impl Rendered {
-    /// What ends the reasoning that an answer begins with, if it does.
-    fn reasoning_end(&self) -> Option<&str> {
-        self.dialect.reasoning_end().filter(|_| self.dialect.is_reasoning(&self.text))
-    }
-
     /// Takes an answer apart.
     fn reader(&self) -> AnswerReader {
         self.dialect.reader(&self.text, &[], ReasoningMode::Split)
@@ -129,8 +125,10 @@ impl Run {
         let (ids, rendered) = self.prompt_ids(&model, tokens)?;
         let prompt = [tokens, &ids].concat();
         check_ids(&model, &prompt)?;
-        let reasoning_end = rendered.as_ref().and_then(Rendered::reasoning_end);
-        let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens, reasoning_end)?;
+        let budget = self.template.reasoning_budget().filter(|budget| *budget < usize::MAX);
+        let of = |Rendered { dialect, text }: &Rendered| Stage::reasoning(dialect, text, budget);
+        let reasoning = rendered.as_ref().and_then(of);
+        let constraint = self.grammar.constraint(&model.tokenizer, &stop_tokens, reasoning)?;
         let asked = usize::try_from(self.predict).ok();
         let trained = model.spec.context_length;
         let needed = asked.map(|tokens| prompt.len().saturating_add(tokens + 1).max(4096).min(trained));
@@ -225,8 +223,9 @@ impl Run {
     /// The tokens of the prompt, which follow `known`, and its text if it is a message.
     fn prompt_ids(&self, model: &Model, known: &[u32]) -> anyhow::Result<(Vec<u32>, Option<Rendered>)> {
         let (template, variables) = (self.template.template()?, self.template.variables()?);
-        if !self.chat && (template.is_some() || variables.is_some()) {
-            bail!("--chat-template-file and --chat-template-kwargs, expected --chat as well");
+        let is_told = template.is_some() || variables.is_some() || self.template.reasoning_budget().is_some();
+        if !self.chat && is_told {
+            bail!("--chat-template-file, --chat-template-kwargs and --reasoning-budget, expected --chat as well");
         }
         let text = match (&self.prompt.prompt, &self.prompt.file, &self.prompt.ids) {
             (Some(text), _, _) => text.clone(),

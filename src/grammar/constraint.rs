@@ -6,7 +6,7 @@ use super::{
     running::Running,
     vocabulary::Vocabulary,
 };
-use crate::engine::Constraint;
+use crate::{engine::Constraint, text::Dialect};
 use llguidance::Matcher;
 use std::collections::VecDeque;
 
@@ -29,6 +29,14 @@ pub enum Stage {
     },
     /// What a grammar allows.
     Grammar(Compiled),
+}
+
+impl Stage {
+    /// The reasoning that an answer to `prompt` begins with, of `budget` tokens at most; `None` if it begins with none.
+    pub fn reasoning(dialect: &Dialect, prompt: &str, budget: Option<usize>) -> Option<Self> {
+        let end = dialect.reasoning_end().filter(|_| dialect.is_reasoning(prompt))?;
+        Some(Self::Until { end: end.into(), budget })
+    }
 }
 
 /// See [`Stage`]. After the last stage, if it is not a grammar, anything may follow.

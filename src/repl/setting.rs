@@ -52,6 +52,11 @@ fn is_of_texts(name: &str) -> bool {
     matches!(name, "stop" | "dry_sequence_breakers")
 }
 
+/// Whether a setting is a number of tokens, or -1.
+fn is_bound(name: &str) -> bool {
+    matches!(name, "max_tokens" | "reasoning_budget")
+}
+
 /// Numbers, lists and objects are JSON; anything else is text, which is a list where lists of texts are wanted.
 fn read(name: &str, value: &str) -> Value {
     let new = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
@@ -71,7 +76,7 @@ fn is_like(name: &str, new: &Value, usual: &Value) -> bool {
         Value::Array(_) => new.as_array().is_some_and(|pairs| pairs.iter().all(is_bias)),
         Value::Object(_) => new.is_object(),
         Value::Number(number) if number.is_f64() => new.is_number(),
-        Value::Number(_) if name == "max_tokens" => *new == json!(-1) || new.is_u64(),
+        Value::Number(_) if is_bound(name) => *new == json!(-1) || new.is_u64(),
         Value::Number(_) => new.as_i64().is_some_and(|number| number <= i32::MAX.into() && number >= least(name)),
         // The seed.
         Value::Null => new.is_null() || new.is_u64() || new.is_i64(),
@@ -98,7 +103,7 @@ fn expected(name: &str, usual: &Value, all: &Map<String, Value>) -> String {
         Value::Object(_) => "a JSON object of its variables, as in {\"enable_thinking\": false}".into(),
         Value::Null => "a whole number, or null for one from the system".into(),
         Value::Bool(_) | Value::String(_) => "a text".into(),
-        Value::Number(_) if name == "max_tokens" => "a whole number, or -1 for no bound".into(),
+        Value::Number(_) if is_bound(name) => "a whole number, or -1 for no bound".into(),
         Value::Number(number) => bounds(name, all).unwrap_or_else(|| {
             let from = if least(name) == 0 { " of at least 0" } else { "" };
             if number.is_f64() { "a number".into() } else { format!("a whole number{from}") }

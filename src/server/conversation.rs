@@ -83,7 +83,7 @@ impl Turn {
             parallel: Parallel::Allowed,
             variables: settings.template_variables.clone(),
             reasoning: ReasoningMode::Split,
-            budget: settings.reasoning_budget.and_then(|budget| usize::try_from(budget).ok()),
+            budget: settings.reasoning_budget,
             grammar: None,
             last: LastMessage::Closed,
             generation: Generation::Begin,
@@ -179,10 +179,8 @@ fn stages(served: &Served, turn: &Turn, tools: &[Value], prompt: &str) -> Result
     let schema = turn.grammar.as_ref().and_then(Grammar::schema);
     let forced = calls(served, turn, (tools, schema.as_ref()))?;
     let constrained = forced.is_some() || turn.grammar.is_some();
-    if let Some(end) = served.dialect.reasoning_end().filter(|_| served.dialect.is_reasoning(prompt))
-        && (constrained || turn.budget.is_some())
-    {
-        stages.push(Stage::Until { end: end.into(), budget: turn.budget });
+    if constrained || turn.budget.is_some() {
+        stages.extend(Stage::reasoning(&served.dialect, prompt, turn.budget));
     }
     match (forced, &turn.grammar) {
         // A call is no answer that would have to fit; where both may come, the grammar of calls says so.

@@ -51,7 +51,7 @@ pub struct Settings {
     /// Where slots are saved, if they may be.
     pub slot_save_path: Option<PathBuf>,
     /// Most tokens of reasoning where a request says nothing; negative is any number.
-    pub reasoning_budget: Option<i64>,
+    pub reasoning_budget: Option<usize>,
     /// Variables for the chat template.
     pub template_variables: Map<String, Value>,
     /// Most bytes of a request.

@@ -84,9 +84,6 @@ pub(crate) struct Serve {
     slot_save_path: Option<PathBuf>,
     #[command(flatten)]
     template: TemplateFlags,
-    /// Most tokens of reasoning; -1 is any number
-    #[arg(long, value_name = "N", default_value_t = -1, allow_hyphen_values = true)]
-    reasoning_budget: i64,
     /// Most bytes of a request
     #[arg(long, value_name = "BYTES", default_value = "32MiB", value_parser = bytes)]
     body_limit: u64,
@@ -196,7 +193,7 @@ impl Serve {
             parallel: usize::from(self.parallel),
             queue: self.queue,
             slot_save_path: self.slot_save_path.clone(),
-            reasoning_budget: Some(self.reasoning_budget).filter(|budget| *budget >= 0),
+            reasoning_budget: self.template.reasoning_budget().filter(|budget| *budget < usize::MAX),
             template_variables: self.template.variables()?.unwrap_or_default(),
             body_limit: usize::try_from(self.body_limit).unwrap_or(usize::MAX),
             timeout: self.timeout.map(Duration::from_secs),
