@@ -13,7 +13,7 @@ use kvas::{
 use kvas_backend::{KvType, Limits, Replay, StateType};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::{Arc, Mutex, atomic::AtomicBool};
 
 const CONTEXT: usize = 2000;
 
@@ -386,8 +386,25 @@ fn fresh_answer(engine: &EngineHandle, vocab: u32, prompt: &[u32]) -> (Vec<u32>,
     }
 }
 
+/// What the log of this process has at the level of warnings.
+static WARNINGS: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Warnings;
+
+impl std::io::Write for Warnings {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        WARNINGS.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
 fn prefixes_that_gave_way_come_back_from_disk() {
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_writer(|| Warnings).init();
     let temporary = crate::temporary::folder();
     let folder = temporary.path().join("shelf");
     for name in ["qwen35", "llama"] {
@@ -421,6 +438,11 @@ fn prefixes_that_gave_way_come_back_from_disk() {
         }
         let engine = engine_with(&model, 8, Some(open(1 << 30)));
         assert_eq!(fresh_answer(&engine, vocab, &prompt(0)), (first[0].0.clone(), 300), "{name}: damaged");
+        let warned = String::from_utf8(WARNINGS.lock().unwrap().clone()).unwrap();
+        let is_named =
+            |line: &str| line.contains("cannot be used and is removed") && line.contains("checksum is wrong");
+        let named = warned.lines().filter(|line| line.contains(folder.to_str().unwrap()) && is_named(line)).count();
+        assert_eq!(named, if name == "qwen35" { 1 } else { 2 }, "{warned}");
         drop(engine);
         assert_eq!(
             open(1).in_folder_usage(),

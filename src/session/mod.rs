@@ -192,7 +192,10 @@ impl Sections {
         let sections = Self { metadata, data };
         let version = sections.text("kvas_session")?;
         if !VERSIONS.contains(&version) {
-            return fault(HEADER, format!("kvas_session is {version}, expected {}", VERSIONS.join(", ")));
+            let [oldest, .., newest] = VERSIONS;
+            let what =
+                format!("kvas_session is {version}, expected {oldest} to {newest}, which this version of kvas reads");
+            return fault(HEADER, what);
         }
         for (name, range) in sections.ranges() {
             if name == HEADER {

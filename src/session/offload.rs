@@ -232,7 +232,7 @@ impl OffloadCache {
     }
 
     /// What holds the longest prefix of `tokens` that is here and wanted, and the length of that prefix. A file that cannot
-    /// be read, or is not what its name says, is removed, and `None` is returned.
+    /// be read, or is not what its name says, is removed, which the log says, and `None` is returned.
     pub fn take(&mut self, scope: Scope, tokens: &[u32], wanted: PrefixQuery) -> Option<(Session, u32)> {
         let (memory, file) = self.find(scope, tokens, wanted);
         // What has the same hash may be another one.
@@ -249,11 +249,17 @@ impl OffloadCache {
         }
         let (Found { key: Key { length, .. }, holder }, folder) = (file?, self.folder.as_mut()?);
         let evicted = folder.evicted(holder);
-        let session = Session::open(&folder.file((holder, evicted), &self.model)).ok();
-        let is_right = |session: &Session| session.check_model(&self.model).is_ok() && is_prefix(session, length);
-        if let Some(session) = session.filter(is_right) {
-            folder.files.use_one(&holder);
-            return Some((session, length));
+        let path = folder.file((holder, evicted), &self.model);
+        let session = Session::open(&path).and_then(|session| session.check_model(&self.model).map(|()| session));
+        match session {
+            Ok(session) if is_prefix(&session, length) => {
+                folder.files.use_one(&holder);
+                return Some((session, length));
+            }
+            Ok(_) => tracing::warn!("{}: it holds another prefix than its name says, and is removed", path.display()),
+            // Another process may have removed it.
+            Err(error) if path.exists() => tracing::warn!("a kept prefix cannot be used and is removed: {error}"),
+            Err(_) => {}
         }
         folder.evict(holder, &self.model);
         None

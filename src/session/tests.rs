@@ -106,7 +106,7 @@ fn a_policy_that_has_given_up_nothing_is_kept() {
         let version =
             |other: &str| resealed(&whole, ("\"kvas_session\":\"3\"", &format!("\"kvas_session\":\"{other}\"")));
         let refused = version("4").unwrap_err().to_string();
-        assert!(refused.contains("kvas_session is 4, expected 1, 2, 3"), "{refused}");
+        assert!(refused.contains("kvas_session is 4, expected 1 to 3"), "{refused}");
         assert_eq!(version("1").map_err(|error| error.to_string()).is_err(), elements > 0, "a section too many");
         remove(&path);
     }
@@ -157,7 +157,7 @@ fn sections_that_do_not_belong_together_are_refused() {
     let whole = std::fs::read(&path).unwrap();
     assert!(resealed(&whole, ("toy", "TOY")).is_ok());
     for (change, expected) in [
-        (("\"kvas_session\":\"2\"", "\"kvas_session\":\"4\""), "section header: kvas_session is 4, expected 1, 2, 3"),
+        (("\"kvas_session\":\"2\"", "\"kvas_session\":\"4\""), "section header: kvas_session is 4, expected 1 to 3"),
         (
             ("\"kvas_session\":\"2\"", "\"kvas_session\":\"3\""),
             "section shortened.4.kv.0: expected no such section here",
