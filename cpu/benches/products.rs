@@ -5,9 +5,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use kvas_backend::{
-    Act, Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Program, Replay, Slot, StateType, Step, WeightData,
-    WeightDecl, WeightFormat, WeightSource,
-    conformance::{Build, Random},
+    Act, Backend, Op, Outputs, Program, Slot, Step,
+    conformance::{Build, Random, RepeatedWeights, without_stores},
     op::{Activation, GatedLinear, Linear},
 };
 use kvas_cpu::Cpu;
@@ -89,7 +88,7 @@ impl Shape {
         let (program, xs) = self.program();
         let program = Arc::new(program);
         let mut backend = Cpu::new(threads);
-        backend.prepare(program.clone(), &mut Repeated(quant), limits(self.rows)).unwrap();
+        backend.prepare(program.clone(), &mut RepeatedWeights(quant), without_stores(self.rows)).unwrap();
         let mut random = Random::new(3);
         for x in xs {
             let values: Vec<f32> = (0..self.rows * self.inputs).map(|_| random.normal()).collect();
@@ -108,36 +107,5 @@ impl Shape {
             }
         }
         (seconds, peak)
-    }
-}
-
-fn limits(rows: usize) -> Limits {
-    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
-    Limits {
-        context: 0,
-        rows,
-        outputs: rows,
-        pages: 1,
-        page_size: 4,
-        slots: 2,
-        snapshots: 0,
-        replay,
-        kv_type,
-        state_type,
-    }
-}
-
-/// Weights that take no time to make: some rows over and over.
-struct Repeated(Quant);
-
-impl WeightSource for Repeated {
-    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
-        let quant = if decl.format == WeightFormat::F32 { Quant::F32 } else { self.0 };
-        let mut random = Random::new(7);
-        let values: Vec<f32> = (0..7 * decl.shape[1]).map(|_| 0.02 * random.normal()).collect();
-        let mut rows = vec![0; quant.row_bytes(values.len()).unwrap()];
-        quant.quantize(&values, &mut rows).unwrap();
-        let bytes = quant.row_bytes(decl.shape[1]).unwrap() * decl.shape[0];
-        Ok(WeightData { quant, bytes: Bytes::new(rows.iter().copied().cycle().take(bytes).collect::<Vec<_>>()) })
     }
 }

@@ -184,8 +184,8 @@ impl Graphs {
 mod tests {
     use crate::{Cuda, Device};
     use kvas_backend::{
-        Backend, KvType, Limits, Op, Outputs, Replay, Slot, StateType, Step,
-        conformance::{Build, Random, RandomWeights},
+        Backend, Op, Outputs, Slot, Step,
+        conformance::{Build, Random, RandomWeights, without_stores},
         op::Norm,
     };
     use kvas_gguf::Quant;
@@ -200,20 +200,9 @@ mod tests {
             b.op(Op::Norm(Norm { x: pair[0], weight, eps: 1e-6, out: pair[1] }));
         }
         let program = Arc::new(b.finish(acts[5]));
-        let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
-        let limits = Limits {
-            context: 0,
-            rows,
-            outputs: rows,
-            pages: 1,
-            page_size: 4,
-            slots: 2,
-            snapshots: 0,
-            replay,
-            kv_type,
-            state_type,
-        };
-        backend.prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 1 }, limits).unwrap();
+        backend
+            .prepare(program.clone(), &mut RandomWeights { quant: Quant::F32, seed: 1 }, without_stores(rows))
+            .unwrap();
         let mut random = Random::new(3);
         let mut step = Step::default();
         step.push(Slot(1), 0, &vec![0; rows], Outputs::All, []);

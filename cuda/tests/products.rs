@@ -6,9 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::type_complexity, reason = "a test")]
 
 use kvas_backend::{
-    Act, Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Rope, Slot, StateType, Step,
-    StoreDecl, WeightData, WeightDecl, WeightFormat, WeightSource,
-    conformance::{Build, Random, RandomWeights},
+    Act, Backend, DeviceError, Limits, Op, Outputs, Page, Program, Rope, Slot, Step, StoreDecl, WeightData, WeightDecl,
+    WeightSource,
+    conformance::{Build, Random, RandomWeights, RepeatedWeights, without_stores},
     op::{
         Activation, Attention, ExpertGatedLinear, ExpertLinear, GatedLinear, HeadLinear, Linear, Norm, Output,
         RopeStore, Route, RouterScoring,
@@ -92,22 +92,6 @@ impl Asked {
     }
 }
 
-fn limits(rows: usize) -> Limits {
-    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
-    Limits {
-        context: 0,
-        rows,
-        outputs: rows,
-        pages: 1,
-        page_size: 4,
-        slots: 2,
-        snapshots: 0,
-        replay,
-        kv_type,
-        state_type,
-    }
-}
-
 fn step(rows: usize) -> Step {
     let mut step = Step::default();
     step.push(Slot(1), 0, &vec![0; rows], Outputs::All, []);
@@ -165,7 +149,7 @@ fn bits(device: &Arc<Device>, quant: Quant, width: Option<usize>) -> usize {
     let (program, inputs, compared) = all_products();
     let program = Arc::new(program);
     let mut backend = Cuda::new(device.clone()).with_width(width);
-    if let Err(error) = backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 5 }, limits(ROWS)) {
+    if let Err(error) = backend.prepare(program.clone(), &mut RandomWeights { quant, seed: 5 }, without_stores(ROWS)) {
         println!("{quant}: {error}");
         return 1;
     }
@@ -261,7 +245,7 @@ fn steps_differ(device: &Arc<Device>, (program, mut weights): (Program, Mixed), 
     const MOST: usize = 32;
     let program = Arc::new(program);
     let mut backend = Cuda::new(device.clone());
-    backend.prepare(program.clone(), &mut weights, limits(MOST)).unwrap();
+    backend.prepare(program.clone(), &mut weights, without_stores(MOST)).unwrap();
     let mut random = Random::new(program.act(x).columns as u64);
     let values: Vec<f32> = (0..MOST * program.act(x).columns).map(|_| random.normal()).collect();
     let mut run = |rows: usize, is_whole: bool| {
@@ -298,7 +282,7 @@ fn differing(device: &Arc<Device>, program: Program, inputs: &[Act], outputs: &[
     let program = Arc::new(program);
     let mut backend = Cuda::new(device.clone());
     let mut weights = RandomWeights { quant: Quant::F32, seed: 8 };
-    backend.prepare(program.clone(), &mut weights, Limits { pages: 2, ..limits(2) }).unwrap();
+    backend.prepare(program.clone(), &mut weights, Limits { pages: 2, ..without_stores(2) }).unwrap();
     let mut random = Random::new(5);
     let mut values = |act: &Act| (0..program.act(*act).columns).map(|_| 3.0 * random.normal()).collect::<Vec<f32>>();
     let values: Vec<Vec<f32>> = inputs.iter().map(&mut values).collect();
@@ -357,26 +341,6 @@ fn norms_of_heads(device: &Arc<Device>) -> usize {
         found += differs;
     }
     found
-}
-
-/// Weights that take no time to make: some rows over and over.
-struct Tiled(Quant);
-
-impl WeightSource for Tiled {
-    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
-        let quant = if decl.format == WeightFormat::F32 { Quant::F32 } else { self.0 };
-        let some = decl.shape[1] * 7;
-        let mut random = Random::new(decl.name.bytes().map(u64::from).sum());
-        let values: Vec<f32> = (0..some).map(|_| 0.02 * random.normal()).collect();
-        let mut row = vec![0; quant.row_bytes(some).unwrap()];
-        quant.quantize(&values, &mut row).unwrap();
-        let bytes = quant.row_bytes(decl.shape[1]).unwrap() * decl.shape[0];
-        let mut all = Vec::with_capacity(bytes);
-        while all.len() < bytes {
-            all.extend_from_slice(&row[..row.len().min(bytes - all.len())]);
-        }
-        Ok(WeightData { quant, bytes: Bytes::new(all) })
-    }
 }
 
 /// A shape of a product: outputs, inputs, whether it is gated, experts and how many of them a row meets.
@@ -491,7 +455,7 @@ fn time(
     let program = Arc::new(program);
     let most = all_rows.iter().copied().max().unwrap_or(1);
     let mut backend = Cuda::new(device.clone()).with_width(width);
-    if let Err(error) = backend.prepare(program.clone(), &mut Tiled(quant), limits(most)) {
+    if let Err(error) = backend.prepare(program.clone(), &mut RepeatedWeights(quant), without_stores(most)) {
         return println!("{quant} {}: {error}", shape.name());
     }
     let mut random = Random::new(3);

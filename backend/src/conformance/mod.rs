@@ -14,7 +14,7 @@ pub use alike::run_row_by_row;
 pub use build::Build;
 pub use cases::cases;
 pub use eviction::TokenEviction;
-pub use random::{Random, RandomWeights};
+pub use random::{Random, RandomWeights, RepeatedWeights, without_stores};
 pub use table::Table;
 
 use crate::{

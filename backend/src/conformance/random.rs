@@ -1,6 +1,8 @@
 //! Deterministic numbers, and weights made of them.
 
-use crate::{Bytes, DeviceError, WeightData, WeightDecl, WeightFormat, WeightSource};
+use crate::{
+    Bytes, DeviceError, KvType, Limits, Replay, StateType, WeightData, WeightDecl, WeightFormat, WeightSource,
+};
 use kvas_gguf::Quant;
 
 /// A small deterministic generator (splitmix64).
@@ -73,5 +75,42 @@ impl WeightSource for RandomWeights {
             |error: kvas_gguf::GgufError| DeviceError::Weight { name: decl.name.clone(), what: error.to_string() };
         quant.quantize(&values, &mut data).map_err(fail)?;
         Ok(WeightData { quant, bytes: Bytes::new(data) })
+    }
+}
+
+/// Weights in a format that take no time to make, for who measures: some rows over and over; vectors are F32.
+#[derive(Debug, Clone, Copy)]
+pub struct RepeatedWeights(pub Quant);
+
+impl WeightSource for RepeatedWeights {
+    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
+        let quant = if decl.format == WeightFormat::F32 { Quant::F32 } else { self.0 };
+        let mut random = Random::new(decl.name.bytes().map(u64::from).sum());
+        let values: Vec<f32> = (0..7 * decl.shape[1]).map(|_| 0.02 * random.normal()).collect();
+        let mut rows = vec![0; quant.row_bytes(values.len()).expect("whole blocks")];
+        quant.quantize(&values, &mut rows).expect("as many bytes as blocks");
+        let bytes = quant.row_bytes(decl.shape[1]).expect("whole blocks") * decl.shape[0];
+        let mut all = Vec::with_capacity(bytes);
+        while all.len() < bytes {
+            all.extend_from_slice(&rows[..rows.len().min(bytes - all.len())]);
+        }
+        Ok(WeightData { quant, bytes: Bytes::new(all) })
+    }
+}
+
+/// Limits of a program that stores nothing, for so many rows.
+pub const fn without_stores(rows: usize) -> Limits {
+    let (replay, kv_type, state_type) = (Replay::OFF, KvType::F16, StateType::F32);
+    Limits {
+        context: 0,
+        rows,
+        outputs: rows,
+        pages: 1,
+        page_size: 4,
+        slots: 2,
+        snapshots: 0,
+        replay,
+        kv_type,
+        state_type,
     }
 }

@@ -47,8 +47,8 @@ impl Machine {
 mod tests {
     use crate::{Cuda, Device};
     use kvas_backend::{
-        Act, Backend, KvType, Limits, Op, Outputs, Replay, Slot, StateType, Step,
-        conformance::{Build, Random, RandomWeights},
+        Act, Backend, Op, Outputs, Slot, Step,
+        conformance::{Build, Random, RandomWeights, without_stores},
         op::Embed,
     };
     use kvas_gguf::Quant;
@@ -69,22 +69,9 @@ mod tests {
         let logits = b.act("logits", columns);
         let table = b.matrix("table", [2, columns]);
         b.op(Op::Embed(Embed { table, scale: 1.0, out: logits }));
-        let (program, replay) = (Arc::new(b.finish(logits)), Replay::OFF);
-        let (kv_type, state_type, outputs) = (KvType::F16, StateType::F32, rows);
-        let limits = Limits {
-            context: 0,
-            rows,
-            outputs,
-            pages: 1,
-            page_size: 4,
-            slots: 2,
-            snapshots: 0,
-            replay,
-            kv_type,
-            state_type,
-        };
+        let program = Arc::new(b.finish(logits));
         let mut backend = Cuda::new(device.clone());
-        backend.prepare(program, &mut RandomWeights { quant: Quant::F32, seed: 1 }, limits).unwrap();
+        backend.prepare(program, &mut RandomWeights { quant: Quant::F32, seed: 1 }, without_stores(rows)).unwrap();
         let mut step = Step::default();
         step.push(Slot(1), 0, &vec![0; rows], Outputs::All, []);
         backend.begin(&step).unwrap();
