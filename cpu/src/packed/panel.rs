@@ -120,6 +120,7 @@ impl<'a> Panel<'a> {
     }
 
     /// The bytes of a section; none behind the last.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only a matrix unit asks for what is far ahead"))]
     pub(crate) fn section<L: Layout>(&self, section: usize) -> &'a [u8] {
         let bytes = section_bytes::<L>(SECTION);
         self.bytes.chunks(bytes).nth(section).unwrap_or_default()
