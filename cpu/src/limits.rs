@@ -9,6 +9,7 @@ use crate::{
         tiles::{Line, Multiply, SIDE, STEP, Tiles},
     },
 };
+use kvas_backend::conformance::Random;
 use std::{hint::black_box, time::Instant};
 
 /// Bytes that can be allocated before the system starts to swap or kill; `None` where it does not say. The smaller of
@@ -131,27 +132,40 @@ const HOT: (usize, usize) = (2 * SIDE, 8);
 /// Products in a run: enough that making room for them takes no part of its time.
 const PRODUCTS: usize = 10_000;
 
-/// Multiplies the same tiles again and again; returns the operations it did.
-fn multiply_tiles(tiles: Tiles) -> usize {
-    let ((rows, steps), width) = (HOT, 2 * SIDE);
-    let mut a = Arena::<u16>::zeroed(rows * steps * STEP);
-    let (mut b, mut c) = (Arena::<u32>::zeroed(2 * steps * SIDE * SIDE), Arena::<f32>::zeroed(rows * width));
-    // Numbers of all mantissas: zeros cost less power, and let the unit run a fifth faster than any work does.
-    let mut seed = 1u32;
-    let mut next = || {
-        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        u32::from(half::bf16::from_f32((seed >> 8) as f32 / (1 << 23) as f32 - 1.0).to_bits())
-    };
-    a.iter_mut().for_each(|value| *value = next() as u16);
-    b.iter_mut().for_each(|pair| *pair = next() | next() << 16);
-    let lines: &[Line] = bytemuck::cast_slice(&b);
-    let (low, high) = lines.split_at(steps * SIDE);
-    let (open, c_stride, a) = (tiles.open(), width, a.split_at(steps * SIDE * STEP).into());
-    for _ in 0..PRODUCTS {
-        open.multiply(Multiply { a, b: [low, high], c: &mut c, c_stride, accumulate: true });
+/// What [`HOT`] products multiply: numbers of all mantissas. Zeros cost less power, and let the unit run a fifth faster than
+/// any work does.
+struct HotTiles {
+    /// `[2 tiles][steps][16, 32]`
+    a: Arena<u16>,
+    /// `[2 tiles][steps * 16]` lines
+    b: Arena<u32>,
+}
+
+impl HotTiles {
+    fn new() -> Self {
+        let (rows, steps) = HOT;
+        let mut tiles =
+            Self { a: Arena::zeroed(rows * steps * STEP), b: Arena::zeroed(2 * steps * SIDE * size_of::<Line>() / 4) };
+        let mut random = Random::new(1);
+        let mut next = || half::bf16::from_f32(random.normal()).to_bits();
+        tiles.a.iter_mut().for_each(|value| *value = next());
+        tiles.b.iter_mut().for_each(|pair| *pair = u32::from(next()) | u32::from(next()) << 16);
+        tiles
     }
-    black_box(&*c);
-    2 * rows * width * steps * STEP * PRODUCTS
+
+    /// Multiplies them again and again; returns the operations it did.
+    fn multiply(&self, unit: Tiles) -> usize {
+        let ((rows, steps), width) = (HOT, 2 * SIDE);
+        let mut c = Arena::<f32>::zeroed(rows * width);
+        let lines: &[Line] = bytemuck::cast_slice(&self.b);
+        let (a, b) = (self.a.split_at(steps * SIDE * STEP).into(), lines.split_at(steps * SIDE).into());
+        let (open, c_stride) = (unit.open(), width);
+        for _ in 0..PRODUCTS {
+            open.multiply(Multiply { a, b, c: &mut c, c_stride, accumulate: true });
+        }
+        black_box(&*c);
+        2 * rows * width * steps * STEP * PRODUCTS
+    }
 }
 
 /// Multiply-adds of `threads` threads together, in GFLOP/s (two operations each): by the matrix unit where there is one,
@@ -159,11 +173,12 @@ fn multiply_tiles(tiles: Tiles) -> usize {
 /// second; 0 if threads cannot be started.
 pub fn compute_peak(threads: usize) -> f64 {
     let threads = threads.max(1);
-    if let Some(tiles) = Proof::of(Isa::best()).and_then(Proof::tiles) {
-        let operations = threads * multiply_tiles(tiles);
+    if let Some(unit) = Proof::of(Isa::best()).and_then(Proof::tiles) {
+        let hot = HotTiles::new();
+        let operations = threads * hot.multiply(unit);
         let mut data = vec![0.0; WINDOWS * threads];
         let seconds = fastest(threads, &mut data, |_, _| {
-            black_box(multiply_tiles(tiles));
+            black_box(hot.multiply(unit));
         });
         return seconds.map_or(0.0, |seconds| operations as f64 / seconds / 1e9);
     }
