@@ -137,6 +137,11 @@ pub fn prompt(served: &Served, turn: &Turn) -> Result<String, ApiError> {
     Ok(text + &begun)
 }
 
+/// How many tokens the prompt of a turn has, for who asks no more.
+pub fn prompt_tokens(served: &Served, turn: &Turn, scope: u64) -> Result<usize, ApiError> {
+    Ok(served.encode(scope, &prompt(served, turn)?).len())
+}
+
 /// The text of the last message, which the answer goes on with.
 #[allow(clippy::wildcard_enum_match_arm, reason = "all other kinds of JSON are refused")]
 fn to_go_on_with(message: &Value, number: usize) -> Result<String, ApiError> {

@@ -56,8 +56,8 @@ pub async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let text = conversation::prompt(&served, &turn(&fields, &server.settings)?)?;
-    Ok(Json(json!({"input_tokens": served.encode(caller.scope, &text).len()})))
+    let tokens = conversation::prompt_tokens(&served, &turn(&fields, &server.settings)?, caller.scope)?;
+    Ok(Json(json!({"input_tokens": tokens})))
 }
 
 /// The object in a reply or an event that says what went wrong.

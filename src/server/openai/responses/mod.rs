@@ -85,8 +85,8 @@ pub async fn input_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let served = server.model(fields.text("model")?).await?;
-    let text = conversation::prompt(&served, &asked(&server, &fields, caller)?.1)?;
-    let tokens = served.encode(caller.scope, &text).len();
+    let (_, turn) = asked(&server, &fields, caller)?;
+    let tokens = conversation::prompt_tokens(&served, &turn, caller.scope)?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": tokens})))
 }
 
