@@ -17,13 +17,16 @@ use std::{sync::Arc, time::Instant};
 const COPIES: usize = 4;
 const SECONDS: f64 = 2.0;
 
-fn main() {
+fn main() -> Result<(), String> {
     let (mut rows, mut threads, mut names) = (512, std::thread::available_parallelism().unwrap().get(), Vec::new());
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--rows" => rows = number(arguments.next()),
-            "--threads" => threads = number(arguments.next()),
+            "--rows" => rows = number(&argument, arguments.next())?,
+            "--threads" => threads = number(&argument, arguments.next())?,
+            flag if flag.starts_with('-') => {
+                return Err(format!("{flag}, expected --rows, --threads or parts of names"));
+            }
             _ => names.push(argument),
         }
     }
@@ -45,10 +48,13 @@ fn main() {
             }
         }
     }
+    Ok(())
 }
 
-fn number(text: Option<String>) -> usize {
-    text.and_then(|text| text.parse().ok()).filter(|number| *number > 0).expect("a number from 1 on")
+fn number(flag: &str, text: Option<String>) -> Result<usize, String> {
+    let text = text.unwrap_or_default();
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| format!("{flag} {text}, expected a number from 1 on"))
 }
 
 struct Shape {

@@ -75,7 +75,7 @@ impl RowSplit {
 }
 
 /// Room for the bf16 form of what is multiplied, in the order of entries. Entries of a group are in tiles of 16, step by step, as
-/// the unit takes them: 16 rows of an activation of its own lie in 16 pages of memory, which takes it twice as long.
+/// the unit takes them: the rows of an activation lie far apart, and a piece of 32 of them in as many pages of memory.
 #[derive(Debug)]
 pub(crate) struct Tiled {
     values: Arena<u16>,
