@@ -478,7 +478,15 @@ impl Machine {
         let together = together(op, decl, (arena.kv_type(), arena.page_size()));
         let (of_run, runs) = (together * heads, rows * (groups / together));
         let out_rows = &mut out[..rows * columns];
-        if threads > 1 && parts > 1 && runs < runs_to_share(threads) && !runs.is_multiple_of(threads) {
+        let pairs = rows * groups;
+        let tile_rows = (pairs / (2 * threads)).clamp(1, QUERIES / heads);
+        let tiles_of = |together: usize| rows.div_ceil(tile_rows) * (groups / together);
+        // All threads have something to do.
+        let is_fair = |tasks: usize| tasks.is_multiple_of(threads) || tasks >= 4 * threads;
+        // Few parts are of very different lengths, and the first has what was evicted besides: groups of heads are not.
+        let is_even = parts >= 4 * threads
+            || !(1..=together).any(|count| groups.is_multiple_of(count) && is_fair(tiles_of(count)));
+        if threads > 1 && parts > 1 && is_even && runs < runs_to_share(threads) && !runs.is_multiple_of(threads) {
             let size = of_run * online::size(decl.value_dim);
             let partials = &mut partials[..runs * parts * size];
             let groups_of = |run: usize| {
@@ -506,11 +514,6 @@ impl Machine {
                 shared.finish((row, groups), (mix, sum), out.row_mut(0));
             });
         } else {
-            let pairs = rows * groups;
-            let tile_rows = (pairs / (2 * threads)).clamp(1, QUERIES / heads);
-            let tiles_of = |together: usize| rows.div_ceil(tile_rows) * (groups / together);
-            // All threads have something to do.
-            let is_fair = |tasks: usize| tasks.is_multiple_of(threads) || tasks >= 4 * threads;
             let fits = |count: &usize| groups.is_multiple_of(*count) && is_fair(tiles_of(*count));
             let together = (1..=together).rev().find(fits).unwrap_or(1);
             let tiles = Tiles::new(out_rows, columns, [tile_rows, together * heads * decl.value_dim]);
