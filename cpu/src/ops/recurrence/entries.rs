@@ -46,8 +46,8 @@ pub(super) struct Faded<'a> {
     pub(super) state: f32,
     /// `[ring, key_dim]`, empty for decays per head: the keys, faded.
     pub(super) keys: &'a mut [f32],
-    /// `[key_dim]`, empty for decays per head: the logarithm of the factors of the state.
-    pub(super) sum: &'a mut [f32],
+    /// `[key_dim]`, empty for decays per head: factors of the channels of the state.
+    pub(super) channels: &'a mut [f32],
 }
 
 impl Entries<'_> {
@@ -68,37 +68,39 @@ impl Entries<'_> {
         ring_runs(Cursor { held: count, ..self.held }, self.ring)
     }
 
-    /// Lets all entries fade to the end of the last of them. All exponents are at most 0: they are sums of the `g`
-    /// after an entry.
+    /// Lets all entries and the state fade to the end of the last entry. Channels that fade by themselves do so entry by entry:
+    /// so every entry takes its exponentials once, rows of a step go on from there, and it does not matter which entries came in
+    /// this step. `factors` has room for those of an entry, `[key_dim]`.
     #[inline(always)]
-    pub(super) fn fade<S: Simd>(&self, simd: S, faded: &mut Faded<'_>) {
-        if faded.sum.is_empty() {
+    pub(super) fn fade<S: Simd>(&self, simd: S, faded: &mut Faded<'_>, factors: &mut [f32]) {
+        if faded.channels.is_empty() {
             return self.fade_heads(simd, self.held.held, faded);
         }
-        let key_dim = faded.sum.len();
-        let part = |entry: usize| self.row(entry) * key_dim..(self.row(entry) + 1) * key_dim;
-        faded.sum.fill(0.0);
-        for entry in (0..self.held.held).rev() {
-            let key = &mut faded.keys[part(entry)];
-            key.copy_from_slice(faded.sum);
-            math::exp_in_place(simd, key);
-            math::scale_by(simd, key, 1.0, &self.k[part(entry)]);
-            math::add(simd, faded.sum, &self.g[part(entry)]);
-        }
+        let key_dim = faded.channels.len();
+        let factors = &mut factors[..key_dim];
         faded.entries.fill(1.0);
         faded.state = 1.0;
+        faded.channels.fill(1.0);
+        for entry in 0..self.held.held {
+            let at = self.row(entry) * key_dim;
+            math::scaled(simd, &self.g[at..at + key_dim], 1.0, factors);
+            math::exp_in_place(simd, factors);
+            math::scale_by(simd, faded.channels, 1.0, factors);
+            self.fade_keys(simd, entry, factors, faded);
+        }
     }
 
-    /// The logarithm of the factors of the state after further rows with decays `g [_, decays]`, added up as
-    /// [`Entries::fade`] would if they were entries: the newest first.
+    /// Lets the keys before an entry fade by its factors, and takes in its own.
     #[inline(always)]
-    pub(super) fn sum<S: Simd>(&self, simd: S, g: &[f32], sum: &mut [f32]) {
-        let decays = sum.len();
-        sum.fill(0.0);
-        g.chunks_exact(decays).rev().for_each(|g| math::add(simd, sum, g));
-        for entry in (0..self.held.held).rev() {
-            math::add(simd, sum, &self.g[self.row(entry) * decays..(self.row(entry) + 1) * decays]);
+    fn fade_keys<S: Simd>(&self, simd: S, entry: usize, factors: &[f32], faded: &mut Faded<'_>) {
+        let (key_dim, at) = (factors.len(), self.row(entry));
+        for run in self.runs(entry) {
+            for key in faded.keys[run.start * key_dim..run.end * key_dim].chunks_exact_mut(key_dim) {
+                math::scale_by(simd, key, 1.0, factors);
+            }
         }
+        let part = at * key_dim..(at + 1) * key_dim;
+        math::scaled(simd, &self.k[part.clone()], 1.0, &mut faded.keys[part]);
     }
 
     /// [`Entries::fade`] of the first `count` entries for decays per head.
@@ -116,24 +118,18 @@ impl Entries<'_> {
         faded.state = sum.exp();
     }
 
-    /// Takes in the decay and the key of another entry, whose `u` comes later, and lets the ones before it fade.
+    /// Takes in the decays and the key of another entry, whose `u` comes later, and lets the ones before it fade. `factors`:
+    /// its decays as factors, where every channel fades by itself.
     #[inline(always)]
-    pub(super) fn push<S: Simd>(&mut self, simd: S, g: &[f32], factors: &mut [f32], faded: &mut Faded<'_>) {
+    pub(super) fn push<S: Simd>(&mut self, simd: S, g: &[f32], factors: &[f32], faded: &mut Faded<'_>) {
         let (count, decays) = (self.held.held, g.len());
         let at = self.row(count);
         self.g[at * decays..(at + 1) * decays].copy_from_slice(g);
-        if faded.sum.is_empty() {
-            return self.fade_heads(simd, count + 1, faded);
+        if faded.channels.is_empty() {
+            self.fade_heads(simd, count + 1, faded);
+        } else {
+            self.fade_keys(simd, count, factors, faded);
         }
-        factors.copy_from_slice(g);
-        math::exp_in_place(simd, factors);
-        for run in self.runs(count) {
-            for key in faded.keys[run.start * decays..run.end * decays].chunks_exact_mut(decays) {
-                math::scale_by(simd, key, 1.0, factors);
-            }
-        }
-        let part = at * decays..(at + 1) * decays;
-        faded.keys[part.clone()].copy_from_slice(&self.k[part]);
     }
 
     /// Writes the `u` of the entry that was pushed.
@@ -154,7 +150,7 @@ impl Entries<'_> {
         out: &mut [&mut [f32]; R],
     ) {
         let (key_dim, value_dim) = (x[0].len(), out[0].len());
-        let keys = if faded.sum.is_empty() { self.k } else { &*faded.keys };
+        let keys = if faded.channels.is_empty() { self.k } else { &*faded.keys };
         let mut from = 0;
         for run in self.runs(self.held.held).into_iter().filter(|run| !run.is_empty()) {
             let mut parts = coefficients.chunks_exact_mut(self.ring);
@@ -174,20 +170,19 @@ impl Entries<'_> {
     }
 
     /// Moves everything into the state: `state = state faded + sum_j u_j k_j^T`. `written [ring, value_dim]` is room for
-    /// what entries wrote.
+    /// what entries wrote, `factors` for those of one, `[key_dim]`.
     #[inline(always)]
     pub(super) fn fold<E: Stored, S: Simd>(
         &self,
         simd: S,
         state: &mut [E::Bits],
         faded: &mut Faded<'_>,
-        written: &mut [f32],
+        (written, factors): (&mut [f32], &mut [f32]),
     ) {
         dense::fetch(simd, bytes(state), 0..dense::AHEAD);
-        self.fade(simd, faded);
+        self.fade(simd, faded, factors);
         let value_dim = self.u.len() / self.ring;
         let key_dim = state.len() / value_dim;
-        math::exp_in_place(simd, faded.sum);
         let entries = self.runs(self.held.held).into_iter().flatten().zip(&*faded.entries);
         for ((entry, factor), out) in entries.zip(written.chunks_exact_mut(value_dim)) {
             math::scaled(simd, &self.u[entry * value_dim..(entry + 1) * value_dim], *factor, out);
@@ -220,7 +215,7 @@ impl Entries<'_> {
         (rows, at): (&mut [E::Bits], usize),
         (faded, written): (&Faded<'_>, &[f32]),
     ) {
-        let (is_per_head, value_dim, key_dim) = (faded.sum.is_empty(), self.u.len() / self.ring, rows.len() / W);
+        let (is_per_head, value_dim, key_dim) = (faded.channels.is_empty(), self.u.len() / self.ring, rows.len() / W);
         let keys = if is_per_head { self.k } else { &*faded.keys };
         let [old, new] = self.runs(self.held.held);
         let of = |run: &Range<usize>, first: usize| dense::Addends {
@@ -229,7 +224,7 @@ impl Entries<'_> {
             step: value_dim,
         };
         let addends = [of(&old, 0), of(&new, old.len())];
-        let factors = (faded.state, (!is_per_head).then_some(&*faded.sum));
+        let factors = (faded.state, (!is_per_head).then_some(&*faded.channels));
         dense::fold::<E, S, W>(simd, rows, factors, addends);
     }
 }

@@ -45,9 +45,9 @@ pub(super) struct Scratch<'a> {
     /// `[ring, value_dim]`: what entries wrote, faded.
     pub(super) folded: &'a mut [f32],
     /// Both empty for decays per head: `[CHUNK, key_dim]`, keys and queries of the chunk times the decay up to their
-    /// row, and `[key_dim]`, the decay of a row.
+    /// row, and the decay of each row.
     inputs: [&'a mut [f32]; 2],
-    factors: &'a mut [f32],
+    pub(super) factors: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
@@ -62,11 +62,16 @@ impl<'a> Scratch<'a> {
             written: next(value_dim),
             g: next(CHUNK * decays),
             strengths: next(CHUNK),
-            faded: Faded { entries: next(ring), state: 1.0, keys: next(ring * per_channel), sum: next(per_channel) },
+            faded: Faded {
+                entries: next(ring),
+                state: 1.0,
+                keys: next(ring * per_channel),
+                channels: next(per_channel),
+            },
             coefficients: next(2 * ring),
             folded: next(ring * value_dim),
             inputs: [next(CHUNK * per_channel), next(CHUNK * per_channel)],
-            factors: next(per_channel),
+            factors: next(CHUNK * per_channel),
         }
     }
 }
@@ -75,8 +80,8 @@ impl<'a> Scratch<'a> {
 pub(crate) fn scratch(decl: &StateDecl, replay: Replay) -> usize {
     let ring = replay.ring_rows().max(CHUNK);
     let per_channel = if decl.decay == Decay::PerChannel { decl.key_dim } else { 0 };
-    let rows = CHUNK * (2 * decl.value_dim + decl.decays() + 1 + 2 * per_channel);
-    let all = rows + decl.value_dim + 2 * per_channel + ring * (3 + per_channel + decl.value_dim);
+    let rows = CHUNK * (2 * decl.value_dim + decl.decays() + 1 + 3 * per_channel);
+    let all = rows + decl.value_dim + per_channel + ring * (3 + per_channel + decl.value_dim);
     all.max(prompt::scratch(decl))
 }
 
@@ -240,12 +245,10 @@ impl Head<'_> {
         let mut keys = &self.keys[first * key_dim..(first + count) * key_dim];
         let mut queries = &self.queries[first * key_dim..(first + count) * key_dim];
         if self.decl.decay == Decay::PerChannel {
-            entries.fade(simd, &mut b.faded);
+            entries.fade(simd, &mut b.faded, b.factors);
+            row_factors(simd, b, count * key_dim);
             if !self.is_fresh {
                 for t in 0..count {
-                    if t > 0 {
-                        entries.sum(simd, &b.g[..t * key_dim], b.faded.sum);
-                    }
                     fade_inputs(simd, b, t, [keys, queries]);
                 }
                 [keys, queries] = b.inputs.each_ref().map(|inputs| &inputs[..count * key_dim]);
@@ -274,10 +277,6 @@ impl Head<'_> {
             }
         }
         for t in 0..count {
-            // As in a span of its own, so that drafts before a row change no bit of it.
-            if t > 0 && self.decl.decay == Decay::PerChannel {
-                entries.fade(simd, &mut b.faded);
-            }
             if next > 0 {
                 // What is in the ring comes from the caches: meanwhile memory brings more of the state of the next head.
                 let (from, more) = (size_of_val(state) + dense::AHEAD, NEXT - dense::AHEAD);
@@ -301,10 +300,11 @@ impl Head<'_> {
         let [[own]] = dense::tile::<F32, S, 1, 1>(simd, [bytes(key)], [query]);
         let (mut reads, mut decay) = ([key, query], (b.g[0].exp(), None));
         if self.decl.decay == Decay::PerChannel {
-            b.faded.sum.fill(0.0);
+            b.faded.channels.fill(1.0);
+            row_factors(simd, b, key_dim);
             fade_inputs(simd, b, 0, reads);
             reads = b.inputs.each_ref().map(|inputs| &inputs[..key_dim]);
-            decay = (1.0, Some(&*b.factors));
+            decay = (1.0, Some(&*b.faded.channels));
         }
         let (strength, is_delta, skip) = (b.strengths[0], self.beta.is_some(), self.skip);
         let step = Step { key, decay, strength, own, skip };
@@ -345,7 +345,9 @@ impl Head<'_> {
         let key = &self.keys[row * key_dim..][..key_dim];
         let query = &self.queries[row * key_dim..][..key_dim];
         let value = &self.values.0[row * self.values.1..][..value_dim];
-        entries.push(simd, &b.g[t * decays..(t + 1) * decays], b.factors, &mut b.faded);
+        let of_row = t * decays..(t + 1) * decays;
+        let factors = b.factors.get(of_row.clone()).unwrap_or_default();
+        entries.push(simd, &b.g[of_row], factors, &mut b.faded);
         let (strength, decay, part) = (b.strengths[t], b.faded.state, t * value_dim..(t + 1) * value_dim);
         let (u, out) = (&mut *b.written, self.out.row_mut(row));
         math::scaled(simd, value, strength, u);
@@ -472,17 +474,23 @@ fn read_rows<E: Stored, S: Simd, const W: usize, const R: usize>(
     dense::tile::<E, S, W, R>(simd, rows, x)
 }
 
-/// Multiplies the key and the query of row `t` of a chunk with the decay from the state to the row.
+/// Makes factors of the logarithms of the decays of rows that have so many of them.
+#[inline(always)]
+fn row_factors<S: Simd>(simd: S, b: &mut Scratch<'_>, decays: usize) {
+    let factors = &mut b.factors[..decays];
+    math::scaled(simd, &b.g[..decays], 1.0, factors);
+    math::exp_in_place(simd, factors);
+}
+
+/// Multiplies the key and the query of row `t` of a chunk with the decay from the state to the row. Rows come in order.
 #[inline(always)]
 fn fade_inputs<S: Simd>(simd: S, b: &mut Scratch<'_>, t: usize, x: [&[f32]; 2]) {
-    let key_dim = b.factors.len();
+    let key_dim = b.faded.channels.len();
     let [keys, queries] = &mut b.inputs;
     let part = t * key_dim..(t + 1) * key_dim;
-    math::add(simd, b.faded.sum, &b.g[part.clone()]);
-    b.factors.copy_from_slice(b.faded.sum);
-    math::exp_in_place(simd, b.factors);
+    math::scale_by(simd, b.faded.channels, 1.0, &b.factors[part.clone()]);
     for (out, x) in [&mut *keys, &mut *queries].into_iter().zip(x) {
-        out[part.clone()].copy_from_slice(&x[part.clone()]);
-        math::scale_by(simd, &mut out[part.clone()], 1.0, b.factors);
+        math::scaled(simd, &x[part.clone()], 1.0, &mut out[part.clone()]);
+        math::scale_by(simd, &mut out[part.clone()], 1.0, b.faded.channels);
     }
 }

@@ -106,10 +106,10 @@ impl Kernel for Fold<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Scratch { mut faded, folded, .. } = Scratch::new(self.scratch, &self.decl, self.entries.ring);
+        let Scratch { mut faded, folded, factors, .. } = Scratch::new(self.scratch, &self.decl, self.entries.ring);
         match self.state {
-            ByType::F32(state) => self.entries.fold::<F32, S>(simd, state, &mut faded, folded),
-            ByType::F16(state) => self.entries.fold::<F16, S>(simd, state, &mut faded, folded),
+            ByType::F32(state) => self.entries.fold::<F32, S>(simd, state, &mut faded, (folded, &mut *factors)),
+            ByType::F16(state) => self.entries.fold::<F16, S>(simd, state, &mut faded, (folded, &mut *factors)),
         }
     }
 }
