@@ -6,6 +6,7 @@ mod files;
 mod golden;
 mod hybrids;
 mod mamba;
+mod nvfp4;
 mod scaled;
 mod shared;
 mod vocabulary;

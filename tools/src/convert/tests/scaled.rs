@@ -85,14 +85,13 @@ fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
         (json!({"quant_method": "awq", "bits": 4}), "quant_method = \"awq\", expected \"fp8\" or"),
         (json!({"quant_method": "gptq", "bits": 4}), "quant_method = \"gptq\", expected \"fp8\" or"),
         (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "quant_method = \"bitsandbytes\", expected"),
-        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "quant_algo = \"NVFP4\", expected \"FP8\" or"),
+        (
+            json!({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
+            "quant_algo = \"W4A16_AWQ\", expected \"FP8\" or",
+        ),
         (
             json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
             "format = \"pack-quantized\", expected \"float-quantized\" or",
-        ),
-        (
-            json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
-            "\"nvfp4-pack-quantized\", e",
         ),
     ];
     for (config, expected) in cases {
@@ -102,7 +101,7 @@ fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
         assert!(error.starts_with("config.json: quantization_config.") && error.contains(expected), "{error}");
     }
     let fixture = llama();
-    for (algorithm, is_read) in [(json!("NVFP4"), false), (json!("FP8"), true), (Json::Null, true)] {
+    for (algorithm, is_read) in [(json!("W4A16_AWQ"), false), (json!("FP8"), true), (Json::Null, true)] {
         fixture.write("hf_quant_config.json", &json!({"quantization": {"quant_algo": algorithm}}).to_string());
         if is_read {
             fixture.f32();
@@ -110,7 +109,7 @@ fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
         }
         assert_eq!(
             fixture.error(&of(Quant::F32)).split(", expected").next(),
-            Some("hf_quant_config.json: quantization.quant_algo = \"NVFP4\"")
+            Some("hf_quant_config.json: quantization.quant_algo = \"W4A16_AWQ\"")
         );
     }
 }
