@@ -152,7 +152,10 @@ impl Planner<'_> {
                 bail!("tensor {name} has the shape {:?}, expected {shape:?}", stored.shape);
             }
             let Some(found) = stored.float else {
-                bail!("tensor {name} is {:?}, expected F32, F16, BF16, F8_E4M3 or MXFP4", stored.dtype);
+                bail!(
+                    "tensor {name} is {:?}, expected F32, F16, BF16, F8_E4M3, MXFP4, NVFP4 or integers with scales",
+                    stored.dtype
+                );
             };
             if *float.get_or_insert(found) != found {
                 bail!("tensor {name} is {found:?}, expected the type of {}", names[0]);

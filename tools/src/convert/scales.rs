@@ -1,5 +1,5 @@
-//! Numbers that are stored in units: FP8 with a tensor of scales beside it, MXFP4 as blocks and their scales, and NVFP4 with
-//! scales and a factor for all of them.
+//! Numbers that are stored in units: FP8 and integers with a tensor of scales beside them, MXFP4 as blocks and their scales, and
+//! NVFP4 with scales and a factor for all of them.
 
 use super::checkpoint::{Checkpoint, Stored};
 use super::floats::Float;
@@ -103,20 +103,33 @@ impl LoadedScales<'_> {
     }
 }
 
-/// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers, and
-/// `name_blocks` with `name_scales`, and NVFP4 weights. `block` is the size of FP8's blocks where they are neither rows nor everything.
+/// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers, `name_scale`
+/// of integers of eight bits, `name_packed` with `name_scale`, `name_blocks` with `name_scales`, and NVFP4 weights. `block` is
+/// the size of FP8's blocks where they are neither rows nor everything.
 pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()> {
     let names: Vec<String> = checkpoint.names().map(String::from).collect();
     for name in names {
-        if pair_nvfp4(checkpoint, &name)? {
+        if pair_nvfp4(checkpoint, &name)? || pair_packed(checkpoint, &name)? {
             continue;
         }
         let Some(mut stored) = checkpoint.get(&name).cloned() else { continue };
-        if stored.float == Some(Float::Fp8) {
+        if stored.dtype == Dtype::I8 && checkpoint.get(&format!("{name}_scale")).is_some() {
+            stored.float = Some(Float::Int8);
+            join(checkpoint, [&name, &name, &format!("{name}_scale")], stored, block)?;
+        } else if stored.float == Some(Float::Fp8) {
             let scales = ["_scale_inv", "_scale"].map(|ending| format!("{name}{ending}"));
             if let Some(found) = scales.iter().find(|scales| checkpoint.get(scales).is_some()) {
                 join(checkpoint, [&name, &name, found], stored, block)?;
             }
+        } else if let Some(stem) = name.strip_suffix("weight_packed")
+            && stored.dtype == Dtype::U8
+            && checkpoint.get(&format!("{stem}weight_scale")).is_some_and(|scales| scales.dtype == Dtype::U8)
+            && let Some(columns) = stored.shape.last_mut()
+        {
+            *columns *= 2;
+            stored.float = Some(Float::Fp4);
+            let names = ["weight", "weight_scale"].map(|ending| format!("{stem}{ending}"));
+            join(checkpoint, [&name, &names[0], &names[1]], stored, [1, MXFP4_BLOCK])?;
         } else if let Some(whole) = name.strip_suffix("_blocks")
             && stored.dtype == Dtype::U8
             && checkpoint.get(&format!("{whole}_scales")).is_some()
@@ -154,6 +167,37 @@ fn pair_nvfp4(checkpoint: &mut Checkpoint, name: &str) -> Result<bool> {
         stored
     });
     joined.into_iter().for_each(|stored| checkpoint.insert(&whole, stored));
+    Ok(true)
+}
+
+/// Joins integers that are packed into others of 32 bits with their scales: `weight_packed`, `weight_scale`, and the shape of the
+/// weight in `weight_shape`. False if the tensor of this name is none of those.
+fn pair_packed(checkpoint: &mut Checkpoint, name: &str) -> Result<bool> {
+    let Some(stem) = name.strip_suffix("weight_packed").filter(|stem| stem.ends_with('.')) else { return Ok(false) };
+    let beside = ["weight_scale", "weight_shape"].map(|ending| format!("{stem}{ending}"));
+    let [Some(scales), Some(shape)] = beside.each_ref().map(|name| checkpoint.get(name)) else { return Ok(false) };
+    let Some(mut stored) = checkpoint.get(name).filter(|stored| stored.dtype == Dtype::I32).cloned() else {
+        return Ok(false);
+    };
+    let mut raw = [0; 16];
+    if shape.dtype != Dtype::I64 || shape.shape != [2] {
+        bail!("tensor {} is {:?} of the shape {:?}, expected two I64", beside[1], shape.dtype, shape.shape);
+    }
+    checkpoint.read(shape, 0, &mut raw)?;
+    let sizes: Vec<usize> = raw.as_chunks().0.iter().map(|raw| i64::from_le_bytes(*raw) as usize).collect();
+    let [rows, columns] = sizes[..] else { return Ok(false) };
+    stored.float = match stored.shape[..] {
+        [height, width] if height == rows && width.checked_mul(8) == Some(columns) => Some(Float::Shifted4),
+        [height, width] if height == rows && width.checked_mul(4) == Some(columns) => Some(Float::Shifted8),
+        _ => bail!(
+            "tensor {name} has the shape {:?}, expected {rows} rows of {columns} numbers in 4 or 8 bits",
+            stored.shape
+        ),
+    };
+    let groups = scales.shape.last().copied().unwrap_or(1).max(1);
+    stored.shape = sizes;
+    checkpoint.remove(&beside[1]);
+    join(checkpoint, [name, &format!("{stem}weight"), &beside[0]], stored, [1, columns.div_ceil(groups).max(1)])?;
     Ok(true)
 }
 

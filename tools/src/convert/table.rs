@@ -65,7 +65,16 @@ pub(super) const REFUSED: &[Refusal] = &[
     Refusal { path: "quantization_config.quant_algo", accepted: ALGORITHMS },
     Refusal {
         path: "quantization_config.format",
-        accepted: &["\"float-quantized\"", "\"naive-quantized\"", "\"nvfp4-pack-quantized\"", "\"dense\""],
+        accepted: &[
+            "\"float-quantized\"",
+            "\"naive-quantized\"",
+            "\"nvfp4-pack-quantized\"",
+            "\"mxfp4-pack-quantized\"",
+            "\"pack-quantized\"",
+            "\"int-quantized\"",
+            "\"mixed-precision\"",
+            "\"dense\"",
+        ],
     },
     Refusal { path: "is_causal", accepted: &["true"] },
 ];
