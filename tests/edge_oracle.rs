@@ -62,7 +62,7 @@ impl WeightSource for OfVectors<'_> {
                 (0..all.len()).map(|i| all[at(i)]).collect()
             }
         };
-        Ok(WeightData { quant: Quant::F32, bytes: Bytes::new(bytemuck::cast_slice(&values).to_vec()) })
+        Ok(WeightData::new(Quant::F32, Bytes::new(bytemuck::cast_slice(&values).to_vec())))
     }
 }
 

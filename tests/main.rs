@@ -13,6 +13,7 @@ mod devices;
 mod documents;
 mod edge_oracle;
 mod edgeinfinite;
+mod factors;
 mod faulty;
 mod golden;
 mod history;

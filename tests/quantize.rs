@@ -221,26 +221,3 @@ fn logits(model: &Path, out: &Path) -> Vec<f32> {
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     file.tensor("logits").unwrap().data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
-
-#[test]
-fn a_factor_beside_a_weight_is_refused_by_its_name() {
-    let files = Files::of("llama");
-    let source = GgufFile::open(&files.source).unwrap();
-    let mut writer = kvas_gguf::GgufWriter::new(source.metadata().clone());
-    let mut data: Vec<Vec<u8>> = Vec::new();
-    for info in source.tensors() {
-        writer.declare(&info.name, info.quant, &info.shape).unwrap();
-        data.push(source.data(info).to_vec());
-    }
-    writer.declare("blk.0.ffn_up.scale", Quant::F32, &[1]).unwrap();
-    data.push(0.5f32.to_le_bytes().to_vec());
-    let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
-    std::fs::write(&files.out, writer.to_bytes(&data).unwrap()).unwrap();
-    let refused = "tensor blk.0.ffn_up.scale: is a factor beside blk.0.ffn_up.weight, expected in its numbers, \
-                   where kvas quantize --allow-requantize puts it";
-    let error = fails(&["run", "-m", &text(&files.out), "--ids", "1", "-n", "1"]);
-    assert!(error.contains(refused), "{error}");
-    let folded = files.out.with_file_name("folded.gguf");
-    succeeds(&["quantize", &text(&files.out), &text(&folded), "q8_0"]);
-    succeeds(&["run", "-m", &text(&folded), "--ids", "1", "-n", "1", "--ignore-eos"]);
-}

@@ -18,6 +18,7 @@ pub mod split;
 pub mod step;
 pub mod store;
 pub mod validate;
+mod weights;
 
 pub use bands::Band;
 pub use cursors::{Cursor, Cursors, Entry, Position};
@@ -31,6 +32,7 @@ pub use rope::Rope;
 pub use split::{Placement, Split, arena_pages};
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
+pub use weights::{Factors, WeightData, WeightSource};
 
 use kvas_gguf::{Quant, TensorBytes};
 use std::{
@@ -131,25 +133,6 @@ impl std::fmt::Debug for Bytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Bytes({})", self.count())
     }
-}
-
-/// One weight as stored: `rows * quant.row_bytes(columns)` bytes, row after row.
-#[derive(Debug, Clone)]
-pub struct WeightData {
-    /// Format of every row. [`WeightFormat::F32`] declarations are always answered in F32.
-    pub quant: Quant,
-    /// The blocks, row-major.
-    pub bytes: Bytes,
-}
-
-/// Where a backend gets its weights from at `prepare`.
-pub trait WeightSource {
-    /// The data of one declared weight.
-    fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError>;
-
-    /// Hears that a weight it has loaded is where the backend will read it: in these very bytes if they are `kept`, else
-    /// elsewhere, so that these are hardly needed any more.
-    fn settled(&mut self, _decl: &WeightDecl, _kept: bool) {}
 }
 
 /// Runs one [`Program`] over many sequences. Object-safe on purpose.

@@ -131,7 +131,7 @@ impl WeightSource for Own<'_> {
         if decl.shape[0] > 0 {
             return self.0.load(decl);
         }
-        Ok(WeightData { quant: Quant::F32, bytes: Bytes::new(Vec::new()) })
+        Ok(WeightData::new(Quant::F32, Bytes::new(Vec::new())))
     }
 
     fn settled(&mut self, decl: &WeightDecl, kept: bool) {

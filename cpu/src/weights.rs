@@ -6,7 +6,7 @@ use crate::{
     pool::{Place, Pool, Tiles},
     simd::panels::ROWS,
 };
-use kvas_backend::{Bytes, DeviceError, WeightDecl, WeightFormat, WeightSource};
+use kvas_backend::{DeviceError, Factors, WeightData, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
 
 /// How activations are multiplied with a format.
@@ -66,7 +66,7 @@ impl Panels {
 #[derive(Debug)]
 enum Data {
     /// As the source has them: usually a mapped file, never copied.
-    Stored(Bytes),
+    Stored(WeightData),
     Floats(Vec<f32>),
     /// Only in panels.
     Packed,
@@ -87,7 +87,7 @@ impl Matrix {
         }
         if decl.format == WeightFormat::F32 {
             let mut values = vec![0.0; rows * columns];
-            quant.dequantize(&loaded.bytes, &mut values).map_err(|error| fail(error.to_string()))?;
+            loaded.dequantize(0..rows, columns, &mut values).map_err(|error| fail(error.to_string()))?;
             return Ok(Self {
                 quant: Quant::F32,
                 columns,
@@ -97,18 +97,23 @@ impl Matrix {
                 packed: None,
             });
         }
+        if loaded.factors != Factors::default() && Path::of(quant) != Path::Dequantised {
+            return Err(fail(format!(
+                "is {quant} with factors beside it, expected a format that is dequantised first"
+            )));
+        }
         if rows > 0 {
             // Once, so that kernels need not check again.
             let mut row = vec![0.0; columns];
-            quant.dequantize(&loaded.bytes[..row_bytes], &mut row).map_err(|error| fail(error.to_string()))?;
+            loaded.dequantize(0..1, columns, &mut row).map_err(|error| fail(error.to_string()))?;
         }
-        Ok(Self { quant, columns, rows, row_bytes, data: Data::Stored(loaded.bytes), packed: None })
+        Ok(Self { quant, columns, rows, row_bytes, data: Data::Stored(loaded), packed: None })
     }
 
     /// `rows * row_bytes` bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.data {
-            Data::Stored(bytes) => bytes,
+            Data::Stored(stored) => &stored.bytes,
             Data::Floats(values) => bytemuck::cast_slice(values),
             Data::Packed => panic!("only products read a weight whose rows were forgotten"),
         }
@@ -195,7 +200,12 @@ impl Matrix {
 
     /// Writes row `row` to `out [columns]`.
     pub(crate) fn dequantise(&self, row: usize, out: &mut [f32]) {
-        let bytes = &self.bytes()[row * self.row_bytes..][..self.row_bytes];
-        self.quant.dequantize(bytes, out).expect("tried when it was loaded");
+        let done = match &self.data {
+            Data::Stored(stored) => stored.dequantize(row..row + 1, self.columns, out),
+            Data::Floats(_) | Data::Packed => {
+                self.quant.dequantize(&self.bytes()[row * self.row_bytes..][..self.row_bytes], out)
+            }
+        };
+        done.expect("tried when it was loaded");
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     device::{Device, DeviceMemory, Ptr},
     upload::Uploader,
 };
-use kvas_backend::{Bytes, DeviceError, Op, Program, WeightDecl, WeightFormat, WeightSource};
+use kvas_backend::{Bytes, DeviceError, Factors, Op, Program, WeightDecl, WeightFormat, WeightSource};
 use kvas_gguf::Quant;
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
@@ -16,6 +16,8 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 pub(crate) const UNIT: usize = 64;
 /// Rows of a tile of a packed matrix.
 pub(crate) const TILE: usize = 16;
+/// The largest number of F16, which formats without kernels are turned into.
+const F16_MAX: f32 = 65504.0;
 /// Bytes that are uploaded at once to be packed.
 const STAGING: usize = 64 << 20;
 
@@ -208,17 +210,20 @@ impl<'a> Loader<'a> {
             let part = number * matrices[0] + first..number * matrices[0] + matrices[0].min(first + some);
             let stored = part.start * row_bytes..part.end * row_bytes;
             let place = (number, first, matrices[0]);
-            if loaded.quant == quant && decl.format == WeightFormat::Stored {
+            if loaded.quant == quant && decl.format == WeightFormat::Stored && loaded.factors == Factors::default() {
                 self.send(&matrix, (&loaded.bytes, stored), place)?;
                 continue;
             }
             let mut values = vec![0.0; part.len() * columns];
             let mut bytes = vec![0; part.len() * quant.block_bytes() * columns];
-            let converted = loaded
-                .quant
-                .dequantize(&loaded.bytes[stored], &mut values)
-                .and_then(|()| quant.quantize(&values, &mut bytes));
+            let converted =
+                loaded.dequantize(part, columns, &mut values).and_then(|()| quant.quantize(&values, &mut bytes));
             converted.map_err(|error| fail(error.to_string()))?;
+            if quant == Quant::F16
+                && let Some(value) = values.iter().find(|value| value.abs() > F16_MAX)
+            {
+                return Err(fail(format!("has {value}, expected numbers up to {F16_MAX}, which F16 holds on a GPU")));
+            }
             let whole = 0..bytes.len();
             self.send(&matrix, (&Bytes::new(bytes), whole), place)?;
             if decl.format == WeightFormat::F32 {

@@ -69,7 +69,7 @@ impl WeightSource for Pieces {
             from = 0;
         }
         bytes.truncate(wanted);
-        Ok(WeightData { quant: Quant::Q8_0, bytes: Bytes::new(bytes) })
+        Ok(WeightData::new(Quant::Q8_0, Bytes::new(bytes)))
     }
 }
 

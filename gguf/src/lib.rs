@@ -5,6 +5,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod error;
+mod factors;
 mod header;
 mod mapping;
 pub mod metadata;

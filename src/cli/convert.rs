@@ -22,7 +22,8 @@ pub(crate) struct Convert {
     /// Output file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Format of the matrices (f32, f16, bf16, q8_0 …), or a mix (q4_k_m …); norms, convolutions and routers stay f32
+    /// Format of the matrices (f32, f16, bf16, q8_0 …), or a mix (q4_k_m …); norms, convolutions and routers stay f32. nvfp4
+    /// keeps those that the checkpoint has in it, the others become bf16
     #[arg(long = "type", value_name = "TYPE", default_value = "bf16")]
     quant: String,
     /// Name of the pre-tokenizer, where it is not recognised
@@ -91,14 +92,14 @@ impl Convert {
     /// The type of all matrices, or the mix that chooses one for each. Names that are both are mixes, as they are to
     /// `kvas quantize`, but for those that leave nothing to choose.
     fn storage(&self) -> anyhow::Result<(Quant, Option<&'static Mix>)> {
-        let plain = Quant::from_name(&self.quant).filter(|quant| quant.is_for_weights());
+        let plain = Quant::from_name(&self.quant).filter(can_be_written);
         let chosen = Mix::from_name(&self.quant);
         match (plain, chosen) {
             (Some(quant @ (Quant::F32 | Quant::F16 | Quant::Bf16 | Quant::Q8_0)), _) => Ok((quant, None)),
             (_, Some(mix)) => Ok((Quant::Bf16, Some(mix))),
             (Some(quant), None) => Ok((quant, None)),
             (None, None) => {
-                let known = Quant::ALL.iter().filter(|quant| quant.is_for_weights()).map(|quant| quant.name());
+                let known = Quant::ALL.iter().filter(|quant| can_be_written(quant)).map(|quant| quant.name());
                 let names: BTreeSet<String> =
                     known.chain(MIXES.iter().map(|mix| mix.name)).map(str::to_lowercase).collect();
                 let names = names.into_iter().collect::<Vec<_>>().join(", ");
@@ -106,6 +107,11 @@ impl Convert {
             }
         }
     }
+}
+
+/// Whether matrices of a checkpoint can have a type: NVFP4 is not made, but stays.
+fn can_be_written(quant: &Quant) -> bool {
+    quant.is_for_weights() || *quant == Quant::Nvfp4
 }
 
 /// A size as llama.cpp writes it: a whole number of millions or billions of bytes.

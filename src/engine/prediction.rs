@@ -40,9 +40,8 @@ struct Table {
 impl Table {
     fn row(&self, token: u32, out: &mut [f32]) -> Result<(), DeviceError> {
         let fail = |what: String| DeviceError::Weight { name: "token_embd.weight".into(), what };
-        let bytes = self.data.quant.row_bytes(self.width).ok_or_else(|| fail("has no whole rows".into()))?;
-        let row = &self.data.bytes[token as usize * bytes..][..bytes];
-        self.data.quant.dequantize(row, out).map_err(|error| fail(error.to_string()))?;
+        let row = token as usize;
+        self.data.dequantize(row..row + 1, self.width, out).map_err(|error| fail(error.to_string()))?;
         out.iter_mut().for_each(|x| *x *= self.scale);
         Ok(())
     }

@@ -4,7 +4,9 @@ use super::{
     ModelError, ModelSpec,
     lower::{memory_weights, prediction_weights},
 };
-use kvas_backend::{Bytes, DeviceError, Program, RowBlock, Stored, WeightData, WeightDecl, WeightFormat, WeightSource};
+use kvas_backend::{
+    Bytes, DeviceError, Factors, Program, RowBlock, Stored, WeightData, WeightDecl, WeightFormat, WeightSource,
+};
 use kvas_gguf::{GgufError, GgufFile, Quant, TensorBytes, TensorInfo};
 use rayon::prelude::*;
 use std::{
@@ -21,7 +23,9 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
     for decl in program.weights.iter().chain(&prediction).chain(&memory) {
         for part in &decl.parts {
             check(decl, part, file)?;
-            used.insert(part.tensor.clone());
+            if used.insert(part.tensor.clone()) {
+                used.extend(beside(&part.tensor, file)?);
+            }
         }
     }
     // Every rotating layer shares the factors; a file may have them without such a layer.
@@ -32,15 +36,27 @@ pub fn bind(program: &Program, spec: &ModelSpec, file: &GgufFile) -> Result<(), 
     }
 }
 
+/// The names of the tensors beside a weight, which are checked.
+fn beside(tensor: &str, file: &GgufFile) -> Result<Vec<String>, ModelError> {
+    let (Some(info), Some(stem)) = (file.tensor(tensor), tensor.strip_suffix(".weight")) else { return Ok(Vec::new()) };
+    if !info.quant.has_factors() {
+        return Ok(Vec::new());
+    }
+    file.factors(info)?;
+    Ok(vec![format!("{stem}.scale"), format!("{stem}.input_scale")])
+}
+
 /// What is wrong with a tensor that no layer reads.
 fn unused(name: &str, spec: &ModelSpec, file: &GgufFile) -> String {
-    let stem = name.strip_suffix(".scale").or_else(|| name.strip_suffix(".input_scale"));
-    match stem.and_then(|stem| file.tensor(&format!("{stem}.weight"))) {
-        Some(weight) => format!(
-            "is a factor beside {}, expected in its numbers, where kvas quantize --allow-requantize puts it",
-            weight.name
+    match file.weight_of_factor(name) {
+        Some(weight) if !weight.quant.has_factors() => format!(
+            "is a factor beside {}, which is {}, expected NVFP4 or the factor in the numbers, where \
+             kvas quantize --allow-requantize puts it",
+            weight.name, weight.quant
         ),
-        None => format!("is not used by architecture {}, expected only tensors of its layers", spec.architecture),
+        Some(_) | None => {
+            format!("is not used by architecture {}, expected only tensors of its layers", spec.architecture)
+        }
     }
 }
 
@@ -188,7 +204,7 @@ impl WeightSource for FileWeights<'_> {
             [mapped] => Bytes::new(mapped.clone()),
             parts => Bytes::new(Gathered { parts: parts.to_vec(), together: OnceLock::new() }),
         };
-        let data = WeightData { quant, bytes };
+        let data = WeightData { quant, bytes, factors: self.factors(decl)? };
         self.waiting.push_back(Waiting { name: decl.name.clone(), mapped, bytes: data.bytes.count() });
         self.fetch();
         if decl.format == WeightFormat::Stored || quant == Quant::F32 {
@@ -196,7 +212,8 @@ impl WeightSource for FileWeights<'_> {
         }
         let mut values = vec![0.0f32; decl.shape[0] * decl.shape[1]];
         quant.dequantize(&data.bytes, &mut values).map_err(|error| fail(error.to_string()))?;
-        Ok(WeightData { quant: Quant::F32, bytes: Bytes::new(bytemuck::cast_slice(&values).to_vec()) })
+        data.factors.multiply(0, decl.shape[1], &mut values);
+        Ok(WeightData::new(Quant::F32, Bytes::new(bytemuck::cast_slice(&values).to_vec())))
     }
 
     fn settled(&mut self, decl: &WeightDecl, kept: bool) {
@@ -229,6 +246,24 @@ fn row_bytes(decl: &WeightDecl, quant: Quant) -> Result<usize, DeviceError> {
 }
 
 impl FileWeights<'_> {
+    /// What the rows of a weight are multiplied by: each part has the factors of the matrices that its rows are in.
+    fn factors(&self, decl: &WeightDecl) -> Result<Factors, DeviceError> {
+        let fail = |error: GgufError| DeviceError::Weight { name: decl.name.clone(), what: error.to_string() };
+        let (mut factors, mut row) = (Factors::default(), 0);
+        for part in &decl.parts {
+            let info = self.file.tensor(&part.tensor).filter(|info| info.quant.has_factors());
+            let Some(info) = info else { return Ok(factors) };
+            let of_matrices = self.file.factors(info).map_err(fail)?;
+            let (rows, end) = (info.rows() / of_matrices.len().max(1), part.first + part.rows);
+            let own = of_matrices.iter().enumerate().map(|(at, factor)| (at * rows..(at + 1) * rows, factor));
+            for (rows, factor) in own.filter(|(rows, _)| rows.start < end && rows.end > part.first) {
+                factors.push(row + rows.start.max(part.first) - part.first, *factor);
+            }
+            row += part.rows;
+        }
+        Ok(factors)
+    }
+
     /// The rows of a part of a weight, which is in one format.
     fn rows(&self, decl: &WeightDecl, quant: Quant, part: &RowBlock) -> Result<TensorBytes, DeviceError> {
         let row = row_bytes(decl, quant)?;

@@ -74,7 +74,7 @@ impl WeightSource for RandomWeights {
         let fail =
             |error: kvas_gguf::GgufError| DeviceError::Weight { name: decl.name.clone(), what: error.to_string() };
         quant.quantize(&values, &mut data).map_err(fail)?;
-        Ok(WeightData { quant, bytes: Bytes::new(data) })
+        Ok(WeightData::new(quant, Bytes::new(data)))
     }
 }
 
@@ -94,7 +94,7 @@ impl WeightSource for RepeatedWeights {
         while all.len() < bytes {
             all.extend_from_slice(&rows[..rows.len().min(bytes - all.len())]);
         }
-        Ok(WeightData { quant, bytes: Bytes::new(all) })
+        Ok(WeightData::new(quant, Bytes::new(all)))
     }
 }
 

@@ -144,7 +144,7 @@ pub(crate) fn load_f32(source: &mut dyn WeightSource, decl: &WeightDecl) -> Resu
     let data = source.load(decl)?;
     let mut values = vec![0.0; decl.shape[0] * decl.shape[1]];
     let fail = |error: kvas_gguf::GgufError| DeviceError::Weight { name: decl.name.clone(), what: error.to_string() };
-    data.quant.dequantize(&data.bytes, &mut values).map_err(fail)?;
+    data.dequantize(0..decl.shape[0], decl.shape[1], &mut values).map_err(fail)?;
     Ok(values)
 }
 

@@ -424,7 +424,7 @@ struct Wrong(Quant, usize);
 
 impl WeightSource for Wrong {
     fn load(&mut self, _: &WeightDecl) -> Result<WeightData, DeviceError> {
-        Ok(WeightData { quant: self.0, bytes: kvas_backend::Bytes::new(vec![0; self.1]) })
+        Ok(WeightData::new(self.0, kvas_backend::Bytes::new(vec![0; self.1])))
     }
 }
 

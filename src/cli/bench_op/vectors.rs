@@ -69,7 +69,7 @@ impl WeightSource for Given<'_> {
     fn load(&mut self, decl: &WeightDecl) -> Result<WeightData, DeviceError> {
         let (_, values) = self.0.iter().find(|(name, _)| *name == decl.name).expect("every weight has its vector");
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Ok(WeightData { quant: Quant::F32, bytes: Bytes::new(bytes) })
+        Ok(WeightData::new(Quant::F32, Bytes::new(bytes)))
     }
 }
 

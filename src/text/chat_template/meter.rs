@@ -1,6 +1,8 @@
 //! Bounds the memory and the time of one rendering, whatever the template.
 
+use super::printing::{as_python, printed};
 use super::rewrite::ONE;
+use super::variadic;
 use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,6 +15,8 @@ pub(super) const ITER: &str = "iter!";
 pub(super) const BUILT: &str = "built!";
 pub(super) const OWNED: &str = "owned!";
 pub(super) const MADE: &str = "made!";
+pub(super) const CONCAT: &str = "concat!";
+pub(super) const MACRO: &str = "macro!";
 
 /// Values nested deeper are refused: dropping, comparing and printing them recurses.
 const DEPTH: usize = 200;
@@ -181,7 +185,19 @@ impl Object for Guard {
             (MADE, [value]) => meter.made(value),
             // Python does not loop over None, and a template that tries is told so.
             (ITER, [value]) if value.is_none() => Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable")),
-            (ITER, [value]) => meter.spend(0).map(|()| value.clone()),
+            (ITER, [value]) => match value.as_str() {
+                // The engine counts bytes, and finds no last one.
+                Some(text) => {
+                    meter.spend(text.len().saturating_mul(ITEM_BYTES))?;
+                    Ok(text.chars().map(|char| Value::from(char.to_string())).collect())
+                }
+                None => meter.spend(0).map(|()| value.clone()),
+            },
+            (CONCAT, [left, right]) => {
+                meter.spend(meter.measure(left)?.saturating_add(meter.measure(right)?))?;
+                meter.grow(&as_python(left), &as_python(right))
+            }
+            (MACRO, [value]) => variadic::wrapped(value),
             (BUILT | OWNED, [value]) => {
                 let mut items = meter.items;
                 meter.walk(value, &mut items, DEPTH, Namespaces::Refused)?;
@@ -195,13 +211,16 @@ impl Object for Guard {
 
 /// Makes the guards known, and has everything that is written counted.
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
-    for name in [GROW, ITER, BUILT, OWNED, MADE] {
+    for name in [GROW, ITER, BUILT, OWNED, MADE, CONCAT, MACRO] {
         environment.add_global(name, Value::from_object(Guard { name, meter: meter.clone() }));
     }
     environment.add_global(ONE, 1);
     let meter = meter.clone();
     environment.set_formatter(move |out, state, value| {
         meter.spend(meter.measure(value)?)?;
-        minijinja::escape_formatter(out, state, value)
+        match printed(value) {
+            Some(text) => out.write_str(&text).map_err(Error::from),
+            None => minijinja::escape_formatter(out, state, value),
+        }
     });
 }

@@ -5,11 +5,13 @@
 
 mod json;
 mod meter;
+mod printing;
 mod python;
 mod remainder;
 mod rewrite;
 #[cfg(test)]
 mod tests;
+mod variadic;
 mod words;
 
 use super::TextError;

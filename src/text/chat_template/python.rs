@@ -2,8 +2,9 @@
 
 use super::json;
 use super::meter::{Failure, Meter};
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
-use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+use super::printing::as_python;
+use minijinja::value::{Kwargs, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 use minijinja_contrib::pycompat;
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>, now
     }
     environment.remove_global("debug");
     add_tests(environment);
+    add_conversions(environment);
     add_paid_filters(environment, meter);
     let own = meter.clone();
     environment.set_unknown_method_callback(move |state, value, method, args| {
@@ -48,7 +50,50 @@ fn add_tests(environment: &mut Environment<'_>) {
     let has_items = |kind| matches!(kind, ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map);
     environment.add_test("iterable", move |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_test("sequence", move |value: &Value| has_items(value.kind()));
+    environment.add_test("callable", |value: &Value| {
+        value
+            .as_object()
+            .is_some_and(|object| object.repr() == ObjectRepr::Plain || object.type_name().ends_with("Macro"))
+    });
     environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+}
+
+/// Filters that take what the engine's own do not: texts that are no numbers, pairs, arguments without names.
+fn add_conversions(environment: &mut Environment<'_>) {
+    environment.add_filter("int!", filters::int);
+    environment.add_filter("float!", filters::float);
+    for (name, original, zero) in [("int", "int!", Value::from(0)), ("float", "float!", Value::from(0.0))] {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            state.apply_filter(original, &args).or_else(|error| match args.as_slice() {
+                [_] if error.kind() == ErrorKind::InvalidOperation => Ok(zero.clone()),
+                _ => Err(error),
+            })
+        });
+    }
+    environment.add_filter("dictsort!", filters::dictsort);
+    environment.add_filter("dictsort", |state: &mut State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>| {
+        let args = args.into_values();
+        let (given, named) = from_args::<(&[Value], Kwargs)>(&args)?;
+        let placed = ["case_sensitive", "by", "reverse"].into_iter().zip(given.iter().cloned());
+        let mut all: Vec<(String, Value)> = placed.map(|(name, value)| (name.into(), value)).collect();
+        for name in named.args() {
+            all.push((name.into(), named.peek(name)?));
+        }
+        state.apply_filter("dictsort!", &[value.clone(), Value::from(all.into_iter().collect::<Kwargs>())])
+    });
+    environment.add_function("dict", |value: Option<Value>, named: Kwargs| {
+        // Pairs make one, too.
+        let is_pairs = value.as_ref().is_some_and(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable));
+        match value {
+            Some(pairs) if is_pairs => {
+                let pair = |pair: Value| Ok((pair.get_item(&Value::from(0))?, pair.get_item(&Value::from(1))?));
+                let pairs = pairs.try_iter()?.map(pair).collect::<Result<Vec<_>, Error>>()?;
+                functions::dict(Some(Value::from_pairs(pairs)), named)
+            }
+            value => functions::dict(value, named),
+        }
+    });
 }
 
 /// To Python, what is not there has no items: its length is 0, and its first item is not there either.
@@ -104,6 +149,14 @@ fn add_paid_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
             let args = args.into_values();
             if let Some((value, rest)) = args.split_first() {
                 meter.spend(result_bytes(&meter, name, value, rest)?)?;
+            }
+            let mut args = args;
+            match (name, args.first_mut()) {
+                ("string", Some(value)) => *value = as_python(value),
+                ("join", Some(value)) if value.kind() == ValueKind::Seq => {
+                    *value = value.try_iter()?.map(|item| as_python(&item)).collect();
+                }
+                _ => {}
             }
             state.apply_filter(original, &args)
         });
@@ -164,6 +217,12 @@ fn string_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<V
     let Some(text) = value.as_str() else {
         // Nothing can change a value, so that it is as good as a copy.
         let copied = method == "copy" && matches!(value.kind(), ValueKind::Seq | ValueKind::Map);
+        if method == "index" && value.kind() == ValueKind::Seq {
+            let (wanted,): (&Value,) = from_args(args)?;
+            let found = value.try_iter()?.position(|item| item == *wanted);
+            let missing = || Error::new(ErrorKind::InvalidOperation, format!("index: {wanted} is not in the list"));
+            return found.map(|at| Some(Value::from(at))).ok_or_else(missing);
+        }
         return Ok(copied.then(|| value.clone()));
     };
     Ok(Some(match method {
@@ -197,10 +256,69 @@ fn string_method(value: &Value, method: &str, args: &[Value]) -> Result<Option<V
             let most = most.and_then(|most: i64| usize::try_from(most).ok());
             if method == "split" { split(text, separator, most) } else { rsplit(text, separator, most) }
         }
+        "splitlines" => {
+            let (keep, named): (Option<bool>, Kwargs) = from_args(args)?;
+            let keep = keep.map_or_else(|| named.get("keepends"), |keep| Ok(Some(keep)))?;
+            named.assert_all_used()?;
+            lines(text, keep.unwrap_or(false))
+        }
+        "title" => changed(args, titled(text))?,
+        "casefold" => changed(args, text.to_lowercase().replace('ß', "ss"))?,
+        "swapcase" => {
+            let swapped = text.chars().map(|c| match c.is_uppercase() {
+                true => c.to_lowercase().collect::<String>(),
+                false => c.to_uppercase().collect(),
+            });
+            changed(args, swapped.collect())?
+        }
+        "istitle" => {
+            let () = from_args(args)?;
+            Value::from(text.chars().any(char::is_alphabetic) && titled(text) == text)
+        }
+        "isdecimal" => {
+            let () = from_args(args)?;
+            Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
+        }
         "find" | "rfind" | "index" | "rindex" => find(text, method, args)?,
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args)?,
         _ => return Ok(None),
     }))
+}
+
+/// The result of a method that takes nothing.
+fn changed(args: &[Value], text: String) -> Result<Value, Error> {
+    let () = from_args(args)?;
+    Ok(Value::from(text))
+}
+
+/// Every letter that none precedes is large, the others are small.
+fn titled(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut after_letter = false;
+    for c in text.chars() {
+        if after_letter {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
+        }
+        after_letter = c.is_alphabetic();
+    }
+    out
+}
+
+/// The lines of a text, with what ends them if that is to be kept.
+fn lines(text: &str, keeps_ends: bool) -> Value {
+    const ENDS: [char; 10] =
+        ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+    let (mut lines, mut rest) = (Vec::new(), text);
+    while let Some(at) = rest.find(ENDS) {
+        let end = rest[at..].chars().next().map_or(at, |end| at + end.len_utf8());
+        let end = if rest[at..].starts_with("\r\n") { at + 2 } else { end };
+        lines.push(Value::from(&rest[..if keeps_ends { end } else { at }]));
+        rest = &rest[end..];
+    }
+    lines.extend((!rest.is_empty()).then(|| Value::from(rest)));
+    Value::from(lines)
 }
 
 /// Where a text is in another, in characters; -1 or an error if it is not.

@@ -3,9 +3,10 @@
 //! The template engine limits instructions (fuel), but one instruction may double a string or walk a value that
 //! contains another a million times. A call to a guard is put before or after each such instruction.
 
-use super::meter::{BUILT, GROW, ITER, MADE, OWNED};
+use super::meter::{BUILT, CONCAT, GROW, ITER, MACRO, MADE, OWNED};
 use super::remainder::REMAINDER;
 use super::syntax_error;
+use super::variadic::Macros;
 use crate::text::TextError;
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -29,7 +30,8 @@ fn syntax() -> Result<SyntaxConfig, Error> {
 }
 
 /// `source` in a form that is safe to compile: without endless chains of operators or branches, and with each product
-/// of constants left to the rendering, where its size is checked, by multiplying with a variable that is 1.
+/// of constants left to the rendering, where its size is checked, by multiplying with a variable that is 1. Signs that change
+/// nothing, which the engine does not know, are left out, and macros have parameters for what is beyond theirs.
 ///
 /// # Errors
 /// `TemplateSyntax` for a chain that is too long.
@@ -40,7 +42,12 @@ pub(super) fn harden(source: &str) -> Result<String, TextError> {
     let (mut operators, mut brackets, mut branches) = (0, 0_usize, 0);
     check_size(source)?;
     let syntax = syntax().map_err(syntax_error)?;
+    let mut macros = Macros::default();
     // Where the lexer fails the parser does too, and says what is wrong.
+    for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
+        macros.see(&token, span.start_offset as usize);
+    }
+    let mut insertions = macros.insertions().into_iter().peekable();
     for (token, span) in tokenize(source, false, syntax).map_while(Result::ok) {
         match token {
             Token::VariableStart | Token::BlockStart => (operators, brackets) = (0, 0),
@@ -54,13 +61,22 @@ pub(super) fn harden(source: &str) -> Result<String, TextError> {
             let what = format!("more than {CHAIN} operators or {BRACKETS} open brackets in a tag, or {CHAIN} branches");
             return Err(TextError::TemplateSyntax { line: span.start_line.into(), what });
         }
+        let start = span.start_offset as usize;
+        while let Some((at, text)) = insertions.next_if(|(at, _)| *at <= start) {
+            hardened.push_str(&source[copied..at]);
+            hardened.push_str(&text);
+            copied = at;
+        }
+        if matches!(token, Token::Plus) && !after_operand {
+            hardened.push_str(&source[copied..start]);
+            copied = start + 1;
+        }
         // A star that no operand precedes spreads a list over arguments.
         if matches!(token, Token::Mul) && after_operand {
-            let star = span.start_offset as usize;
-            hardened.push_str(&source[copied..star]);
+            hardened.push_str(&source[copied..start]);
             hardened.push('*');
             hardened.push_str(ONE);
-            copied = star;
+            copied = start;
         }
         after_operand = is_operand_end(&token);
     }
@@ -163,9 +179,9 @@ fn guard_one<'a>(instruction: &Instruction<'a>) -> Vec<Instruction<'a>> {
         // Raw text bypasses the formatter, which counts what is written.
         I::EmitRaw(text) => vec![I::LoadConst(Value::from(*text)), I::Emit],
         // The guard gives both operands back, the right one on top.
-        I::StringConcat | I::Add | I::Mul => {
-            vec![call(GROW, 2), I::UnpackList(2), original, call(MADE, 1)]
-        }
+        I::StringConcat => vec![call(CONCAT, 2), I::UnpackList(2), original, call(MADE, 1)],
+        I::Add | I::Mul => vec![call(GROW, 2), I::UnpackList(2), original, call(MADE, 1)],
+        I::BuildMacro(..) => vec![original, call(MACRO, 1)],
         I::Rem => vec![call(REMAINDER, 2), call(MADE, 1)],
         I::PushLoop(_) => vec![call(ITER, 1), original],
         I::BuildMap(_) | I::BuildKwargs(_) | I::MergeKwargs(_) | I::BuildList(_) | I::BuildTuple(_) => {

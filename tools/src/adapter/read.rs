@@ -178,7 +178,7 @@ fn parts(name: &str) -> Option<(usize, &'static str)> {
 fn numbers(weights: &Checkpoint, name: &str, stored: &Stored) -> Result<Vec<f32>> {
     let float = match stored.float {
         Some(float @ (Float::F32 | Float::F16 | Float::Bf16)) => float,
-        Some(Float::Fp8 | Float::Fp4 | Float::Exponent) | None => {
+        Some(Float::Fp8 | Float::Fp4 | Float::Exponent | Float::Int8 | Float::Shifted8 | Float::Shifted4) | None => {
             bail!("{WEIGHTS}: tensor {name} is {:?}, expected F32, F16 or BF16", stored.dtype)
         }
     };

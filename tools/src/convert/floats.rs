@@ -14,6 +14,12 @@ pub(crate) enum Float {
     Fp4,
     /// A power of two, 127 is 1.
     Exponent,
+    /// An integer of eight bits.
+    Int8,
+    /// An integer of eight bits, 128 is 0.
+    Shifted8,
+    /// An integer of four bits, 8 is 0; two numbers to a byte, the first in the lower half.
+    Shifted4,
 }
 
 impl Float {
@@ -34,8 +40,8 @@ impl Float {
         match self {
             Float::F32 => count * 4,
             Float::F16 | Float::Bf16 => count * 2,
-            Float::Fp8 | Float::Exponent => count,
-            Float::Fp4 => count / 2,
+            Float::Fp8 | Float::Exponent | Float::Int8 | Float::Shifted8 => count,
+            Float::Fp4 | Float::Shifted4 => count / 2,
         }
     }
 
@@ -59,6 +65,13 @@ impl Float {
             }
             Float::Fp8 => bytes.iter().zip(out).for_each(|(&raw, out)| *out = fp8(raw)),
             Float::Exponent => bytes.iter().zip(out).for_each(|(&raw, out)| *out = power(raw)),
+            Float::Int8 => bytes.iter().zip(out).for_each(|(&raw, out)| *out = f32::from(raw as i8)),
+            Float::Shifted8 => bytes.iter().zip(out).for_each(|(&raw, out)| *out = f32::from(raw) - 128.0),
+            Float::Shifted4 => {
+                for (&raw, out) in bytes.iter().zip(out.as_chunks_mut::<2>().0) {
+                    *out = [raw & 15, raw >> 4].map(|raw| f32::from(raw) - 8.0);
+                }
+            }
             Float::Fp4 => {
                 for (&raw, out) in bytes.iter().zip(out.as_chunks_mut::<2>().0) {
                     *out = [fp4(raw & 15), fp4(raw >> 4)];
@@ -110,6 +123,9 @@ mod tests {
         assert_eq!(decode(Float::Fp8, &bytes, 6), [1.0, 448.0, 0.015625, 0.001953125, -3.0, -0.0]);
         assert!(decode(Float::Fp8, &[0x7f, 0xff], 2).iter().all(|number| number.is_nan()));
         assert_eq!(decode(Float::Fp4, &[0x21, 0xf7], 4), [0.5, 1.0, 6.0, -6.0]);
+        assert_eq!(decode(Float::Int8, &[0x7f, 0x80, 0xff], 3), [127.0, -128.0, -1.0]);
+        assert_eq!(decode(Float::Shifted8, &[0, 0x80, 0xff], 3), [-128.0, 0.0, 127.0]);
+        assert_eq!(decode(Float::Shifted4, &[0x80, 0xf7], 4), [-8.0, 0.0, -1.0, 7.0]);
         assert_eq!(decode(Float::Exponent, &[127, 130, 0, 1], 4), [1.0, 8.0, 2f32.powi(-127), 2f32.powi(-126)]);
         assert!(decode(Float::Exponent, &[255], 1)[0].is_nan());
     }

@@ -183,6 +183,7 @@ fn file_type(quant: Quant) -> u32 {
         (Quant::Iq4Xs, 30),
         (Quant::Bf16, 32),
         (Quant::Mxfp4, 38),
+        (Quant::Nvfp4, 39),
     ];
     /// The number for "guessed from the tensors".
     const GUESSED: u32 = 1024;

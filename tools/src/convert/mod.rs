@@ -9,6 +9,7 @@ pub(crate) mod floats;
 pub(crate) mod json;
 mod layout;
 mod metadata;
+mod nvfp4;
 mod plan;
 mod scales;
 mod settings;
@@ -63,7 +64,8 @@ pub type ProgressFn = Box<dyn Fn(Progress<'_>)>;
 
 /// What the user can choose.
 pub struct ConvertOptions {
-    /// The type of weights; norms, vectors, convolution kernels and routers stay F32.
+    /// The type of weights; norms, vectors, convolution kernels and routers stay F32. NVFP4 is what weights of the checkpoint
+    /// keep that are in it; the others are BF16.
     pub quant: Quant,
     /// A mix chooses the type of each tensor, in place of `quant`.
     pub mix: Option<&'static Mix>,
@@ -197,7 +199,7 @@ fn prepare(folder: &Path, options: &ConvertOptions) -> Result<Prepared> {
     if !folder.is_dir() {
         bail!("{}: expected the folder of a checkpoint", folder.display());
     }
-    if !options.quant.is_for_weights() {
+    if !options.quant.is_for_weights() && options.quant != Quant::Nvfp4 {
         bail!("type {}: tensors cannot be converted to it", options.quant);
     }
     let mut checkpoint = Checkpoint::open(folder)?;

@@ -5,8 +5,8 @@ use super::floats::Float;
 use super::layout::Layout;
 use super::settings::Settings;
 use super::table::{IGNORED, Origin, Source, TensorRow, Transform};
-use super::types;
 use super::{ConvertOptions, MtpBlocks, PlannedTensor};
+use super::{nvfp4, types};
 use crate::adapter::{Adapter, Gate};
 use anyhow::{Context, Result, bail};
 use kvas_gguf::{Metadata, Quant};
@@ -75,6 +75,9 @@ pub(super) fn plan(settings: &Settings, checkpoint: &Checkpoint, options: &Conve
         }
     }
     let ignored = planner.leftovers(options.mtp)?;
+    if options.quant == Quant::Nvfp4 && planner.jobs.iter().all(|job| job.tensor.quant != Quant::Nvfp4) {
+        bail!("type NVFP4: no weight of the checkpoint is in NVFP4, expected another type");
+    }
     Ok(Jobs { jobs: planner.jobs, ignored })
 }
 
@@ -109,10 +112,13 @@ impl Planner<'_> {
             Source::RopeFactors => (Data::Made(rope_factors(self.settings)?), shape, Vec::new()),
             Source::Tensor(_) | Source::Experts(_) => self.stored(origin, prefix, shape)?,
         };
-        let quant = types::stored_as(&name, &shape, self.quant);
+        let keeps = self.quant == Quant::Nvfp4;
+        let factors = if keeps { nvfp4::factors(&name, &data, &shape, &self.settings.values)? } else { None };
+        let quant = if factors.is_some() { Quant::Nvfp4 } else { types::stored_as(&name, &shape, self.quant) };
         let bytes = bytes_of(quant, &shape).with_context(|| format!("tensor {name}: {shape:?} is too large"))?;
         let shape = shape.iter().rev().map(|&size| size as u64).collect();
         self.jobs.push(Job { tensor: PlannedTensor { name, quant, shape, bytes, sources: names }, data });
+        self.jobs.extend(factors);
         Ok(())
     }
 
@@ -146,7 +152,10 @@ impl Planner<'_> {
                 bail!("tensor {name} has the shape {:?}, expected {shape:?}", stored.shape);
             }
             let Some(found) = stored.float else {
-                bail!("tensor {name} is {:?}, expected F32, F16, BF16, F8_E4M3 or MXFP4", stored.dtype);
+                bail!(
+                    "tensor {name} is {:?}, expected F32, F16, BF16, F8_E4M3, MXFP4, NVFP4 or integers with scales",
+                    stored.dtype
+                );
             };
             if *float.get_or_insert(found) != found {
                 bail!("tensor {name} is {found:?}, expected the type of {}", names[0]);

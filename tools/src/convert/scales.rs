@@ -1,12 +1,23 @@
-//! Numbers that are stored in units: FP8 with a tensor of scales beside it, and MXFP4 as blocks and their scales.
+//! Numbers that are stored in units: FP8 and integers with a tensor of scales beside them, MXFP4 as blocks and their scales, and
+//! NVFP4 with scales and a factor for all of them.
 
 use super::checkpoint::{Checkpoint, Stored};
 use super::floats::Float;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use safetensors::tensor::Dtype;
 
 /// Numbers of an MXFP4 block.
 const MXFP4_BLOCK: usize = 32;
+
+/// Numbers that share a scale in NVFP4.
+pub(super) const NVFP4_GROUP: usize = 16;
+
+/// What tensors beside NVFP4 weights are called: that of the codes, of the scales, of the factor, and whether the factor
+/// divides. First as ModelOpt writes them, then as compressed-tensors does.
+const NVFP4_NAMES: [([&str; 3], bool); 2] = [
+    (["weight", "weight_scale", "weight_scale_2"], false),
+    (["weight_packed", "weight_scale", "weight_global_scale"], true),
+];
 
 /// The scales of a tensor: one for each block of its matrices.
 #[derive(Debug, Clone)]
@@ -19,6 +30,8 @@ pub(super) struct Scales {
     block: [usize; 2],
     /// Blocks along the rows and along the columns of a matrix.
     grid: [usize; 2],
+    /// What all numbers are multiplied by as well, which only NVFP4 has.
+    factor: Option<f32>,
 }
 
 impl Scales {
@@ -28,7 +41,7 @@ impl Scales {
         if stored.shape.iter().product::<usize>() == 1 {
             // One block, however the numbers are reshaped.
             let all = shape.iter().product::<usize>().max(1);
-            return Some(Scales { stored, float, height: all, block: [all, all], grid: [1, 1] });
+            return Some(Scales { stored, float, height: all, block: [all, all], grid: [1, 1], factor: None });
         }
         let (&columns, outer) = shape.split_last()?;
         let (&height, outer) = outer.split_last()?;
@@ -44,7 +57,12 @@ impl Scales {
             _ => None,
         };
         let block = [size(height, blocks_down, block[0])?, size(columns, blocks_across, block[1])?];
-        Some(Scales { stored, float, height, block, grid: [blocks_down, blocks_across] })
+        Some(Scales { stored, float, height, block, grid: [blocks_down, blocks_across], factor: None })
+    }
+
+    /// The factor of NVFP4 weights.
+    pub(super) fn factor(&self) -> Option<f32> {
+        self.factor
     }
 
     /// Reads them.
@@ -63,30 +81,55 @@ pub(super) struct LoadedScales<'a> {
 }
 
 impl LoadedScales<'_> {
-    /// Multiplies the numbers of one row of the tensor.
-    pub(super) fn apply(&self, row: usize, numbers: &mut [f32]) {
+    /// The scales of one row of the tensor, as they are stored.
+    pub(super) fn line(&self, row: usize) -> &[u8] {
         let Scales { float, height, block, grid, .. } = self.scales;
         let line = row / height * grid[0] + row % height / block[0];
         let bytes = float.bytes_of(grid[1]);
-        let mut factors = vec![0.0; grid[1]];
-        float.decode(&self.raw[line * bytes..][..bytes], &mut factors);
-        for (numbers, factor) in numbers.chunks_mut(block[1]).zip(factors) {
+        &self.raw[line * bytes..][..bytes]
+    }
+
+    /// Multiplies the numbers of one row of the tensor.
+    pub(super) fn apply(&self, row: usize, numbers: &mut [f32]) {
+        let Scales { float, block, grid, factor, .. } = self.scales;
+        let mut scales = vec![0.0; grid[1]];
+        float.decode(self.line(row), &mut scales);
+        for (numbers, scale) in numbers.chunks_mut(block[1]).zip(scales) {
+            numbers.iter_mut().for_each(|number| *number *= scale);
+        }
+        if let Some(factor) = factor {
             numbers.iter_mut().for_each(|number| *number *= factor);
         }
     }
 }
 
-/// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers, and
-/// `name_blocks` with `name_scales`. `block` is the size of FP8's blocks where they are neither rows nor everything.
+/// Joins every tensor of the checkpoint that has scales with them: `name_scale_inv` or `name_scale` of FP8 numbers, `name_scale`
+/// of integers of eight bits, `name_packed` with `name_scale`, `name_blocks` with `name_scales`, and NVFP4 weights. `block` is
+/// the size of FP8's blocks where they are neither rows nor everything.
 pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()> {
     let names: Vec<String> = checkpoint.names().map(String::from).collect();
     for name in names {
+        if pair_nvfp4(checkpoint, &name)? || pair_packed(checkpoint, &name)? {
+            continue;
+        }
         let Some(mut stored) = checkpoint.get(&name).cloned() else { continue };
-        if stored.float == Some(Float::Fp8) {
+        if stored.dtype == Dtype::I8 && checkpoint.get(&format!("{name}_scale")).is_some() {
+            stored.float = Some(Float::Int8);
+            join(checkpoint, [&name, &name, &format!("{name}_scale")], stored, block)?;
+        } else if stored.float == Some(Float::Fp8) {
             let scales = ["_scale_inv", "_scale"].map(|ending| format!("{name}{ending}"));
             if let Some(found) = scales.iter().find(|scales| checkpoint.get(scales).is_some()) {
                 join(checkpoint, [&name, &name, found], stored, block)?;
             }
+        } else if let Some(stem) = name.strip_suffix("weight_packed")
+            && stored.dtype == Dtype::U8
+            && checkpoint.get(&format!("{stem}weight_scale")).is_some_and(|scales| scales.dtype == Dtype::U8)
+            && let Some(columns) = stored.shape.last_mut()
+        {
+            *columns *= 2;
+            stored.float = Some(Float::Fp4);
+            let names = ["weight", "weight_scale"].map(|ending| format!("{stem}{ending}"));
+            join(checkpoint, [&name, &names[0], &names[1]], stored, [1, MXFP4_BLOCK])?;
         } else if let Some(whole) = name.strip_suffix("_blocks")
             && stored.dtype == Dtype::U8
             && checkpoint.get(&format!("{whole}_scales")).is_some()
@@ -99,6 +142,79 @@ pub(super) fn pair(checkpoint: &mut Checkpoint, block: [usize; 2]) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Joins an NVFP4 weight with its scales and its factor. False if the tensor of this name is not the codes of one.
+fn pair_nvfp4(checkpoint: &mut Checkpoint, name: &str) -> Result<bool> {
+    let is_whole = |(codes, scales, factor): (&str, &str, &str)| {
+        let is = |name: &str, dtype: Dtype| checkpoint.get(name).is_some_and(|stored| stored.dtype == dtype);
+        is(codes, Dtype::U8) && is(scales, Dtype::F8_E4M3) && is(factor, Dtype::F32)
+    };
+    let found = NVFP4_NAMES.iter().find_map(|([codes, scales, factor], divides)| {
+        let stem = name.strip_suffix(codes).filter(|stem| stem.ends_with('.'))?;
+        let names = [scales, factor].map(|ending| format!("{stem}{ending}"));
+        is_whole((name, &names[0], &names[1])).then(|| (format!("{stem}weight"), names, *divides))
+    });
+    let Some((whole, [scales, factor], divides)) = found else { return Ok(false) };
+    let Some(mut stored) = checkpoint.get(name).cloned() else { return Ok(false) };
+    let factor = read_factor(checkpoint, &factor, divides)?;
+    let columns = stored.shape.last_mut().with_context(|| format!("tensor {name} has no columns"))?;
+    *columns *= 2;
+    stored.float = Some(Float::Fp4);
+    join(checkpoint, [name, &whole, &scales], stored, [1, NVFP4_GROUP])?;
+    let joined = checkpoint.remove(&whole).map(|mut stored| {
+        stored.scales.iter_mut().for_each(|scales| scales.factor = Some(factor));
+        stored
+    });
+    joined.into_iter().for_each(|stored| checkpoint.insert(&whole, stored));
+    Ok(true)
+}
+
+/// Joins integers that are packed into others of 32 bits with their scales: `weight_packed`, `weight_scale`, and the shape of the
+/// weight in `weight_shape`. False if the tensor of this name is none of those.
+fn pair_packed(checkpoint: &mut Checkpoint, name: &str) -> Result<bool> {
+    let Some(stem) = name.strip_suffix("weight_packed").filter(|stem| stem.ends_with('.')) else { return Ok(false) };
+    let beside = ["weight_scale", "weight_shape"].map(|ending| format!("{stem}{ending}"));
+    let [Some(scales), Some(shape)] = beside.each_ref().map(|name| checkpoint.get(name)) else { return Ok(false) };
+    let Some(mut stored) = checkpoint.get(name).filter(|stored| stored.dtype == Dtype::I32).cloned() else {
+        return Ok(false);
+    };
+    let mut raw = [0; 16];
+    if shape.dtype != Dtype::I64 || shape.shape != [2] {
+        bail!("tensor {} is {:?} of the shape {:?}, expected two I64", beside[1], shape.dtype, shape.shape);
+    }
+    checkpoint.read(shape, 0, &mut raw)?;
+    let sizes: Vec<usize> = raw.as_chunks().0.iter().map(|raw| i64::from_le_bytes(*raw) as usize).collect();
+    let [rows, columns] = sizes[..] else { return Ok(false) };
+    stored.float = match stored.shape[..] {
+        [height, width] if height == rows && width.checked_mul(8) == Some(columns) => Some(Float::Shifted4),
+        [height, width] if height == rows && width.checked_mul(4) == Some(columns) => Some(Float::Shifted8),
+        _ => bail!(
+            "tensor {name} has the shape {:?}, expected {rows} rows of {columns} numbers in 4 or 8 bits",
+            stored.shape
+        ),
+    };
+    let groups = scales.shape.last().copied().unwrap_or(1).max(1);
+    stored.shape = sizes;
+    checkpoint.remove(&beside[1]);
+    join(checkpoint, [name, &format!("{stem}weight"), &beside[0]], stored, [1, columns.div_ceil(groups).max(1)])?;
+    Ok(true)
+}
+
+/// Takes the one number of a tensor.
+fn read_factor(checkpoint: &mut Checkpoint, name: &str, divides: bool) -> Result<f32> {
+    let Some(stored) = checkpoint.remove(name) else { bail!("tensor {name} is missing from the checkpoint") };
+    if stored.shape.iter().product::<usize>() != 1 {
+        bail!("tensor {name} has the shape {:?}, expected one number", stored.shape);
+    }
+    let mut raw = [0; 4];
+    checkpoint.read(&stored, 0, &mut raw)?;
+    let number = f32::from_le_bytes(raw);
+    let factor = if divides { 1.0 / number } else { number };
+    if !factor.is_finite() || number == 0.0 {
+        bail!("tensor {name} is {number}, expected a finite number other than 0");
+    }
+    Ok(factor)
 }
 
 /// Puts the tensor in the place of itself under its old name and of its scales.

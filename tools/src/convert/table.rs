@@ -65,13 +65,24 @@ pub(super) const REFUSED: &[Refusal] = &[
     Refusal { path: "quantization_config.quant_algo", accepted: ALGORITHMS },
     Refusal {
         path: "quantization_config.format",
-        accepted: &["\"float-quantized\"", "\"naive-quantized\"", "\"dense\""],
+        accepted: &[
+            "\"float-quantized\"",
+            "\"naive-quantized\"",
+            "\"nvfp4-pack-quantized\"",
+            "\"mxfp4-pack-quantized\"",
+            "\"pack-quantized\"",
+            "\"int-quantized\"",
+            "\"mixed-precision\"",
+            "\"dense\"",
+        ],
     },
     Refusal { path: "is_causal", accepted: &["true"] },
 ];
 
-/// What ModelOpt calls the forms of FP8, in `config.json` or in a file of its own.
-const ALGORITHMS: &[&str] = &["\"FP8\"", "\"fp8\"", "\"FP8_PB_WO\"", "\"FP8_PER_CHANNEL_PER_TOKEN\""];
+/// What ModelOpt calls the forms of FP8 and NVFP4, in `config.json` or in a file of its own. Tensors of a mixed checkpoint
+/// say what they are.
+const ALGORITHMS: &[&str] =
+    &["\"FP8\"", "\"fp8\"", "\"FP8_PB_WO\"", "\"FP8_PER_CHANNEL_PER_TOKEN\"", "\"NVFP4\"", "\"MIXED_PRECISION\""];
 
 /// The same of `hf_quant_config.json`, beside a configuration that says nothing of it.
 pub(super) const REFUSED_BESIDE: &[Refusal] = &[Refusal { path: "quantization.quant_algo", accepted: ALGORITHMS }];
@@ -87,6 +98,7 @@ pub(super) const IGNORED: &[&str] = &[
     "*.rotary_emb.inv_freq",
     // Of activations and caches of quantised models.
     "*.input_scale",
+    "*.input_global_scale",
     "*.k_scale",
     "*.v_scale",
     "*.attn.masked_bias",

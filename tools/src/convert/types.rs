@@ -30,5 +30,7 @@ pub(super) fn stored_as(name: &str, shape: &[usize], quant: Quant) -> Quant {
         || name.contains(".ssm_conv1d")
         || F32_ENDINGS.iter().any(|ending| name.ends_with(ending));
     let columns = shape.last().copied().unwrap_or(1);
+    // It is not made, only kept.
+    let quant = if quant == Quant::Nvfp4 { Quant::Bf16 } else { quant };
     if precise { Quant::F32 } else { fitting(quant, columns) }
 }

@@ -5,10 +5,10 @@ use super::floats::Float;
 use super::layout::Layout;
 use super::plan::{Data, Job};
 use super::scales::LoadedScales;
-use super::{ConvertOptions, PlannedTensor, Prepared, Progress, split};
+use super::{ConvertOptions, PlannedTensor, Prepared, Progress, nvfp4, split};
 use crate::encode::encode_row;
 use anyhow::{Context, Result, bail};
-use kvas_gguf::GgufWriter;
+use kvas_gguf::{GgufWriter, Quant};
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -117,6 +117,9 @@ impl Rows<'_> {
             encoded.par_chunks_mut(row_bytes).zip(source_rows).enumerate().try_for_each_init(
                 || (vec![0.0; columns], vec![0.0; columns]),
                 |(decoded, ordered), (row, (out, raw))| {
+                    if tensor.quant == Quant::Nvfp4 {
+                        return self.keep_nvfp4(first + row, raw, out).with_context(|| place(tensor, first + row));
+                    }
                     let numbers = self.numbers(first + row, raw, decoded, ordered);
                     encode_row(tensor.quant, numbers, None, out).with_context(|| place(tensor, first + row))
                 },
@@ -163,6 +166,13 @@ impl Rows<'_> {
             done += run;
         }
         Ok(())
+    }
+
+    /// Brings a row that is in NVFP4 into the order of the file.
+    fn keep_nvfp4(&self, row: usize, raw: &[u8], out: &mut [u8]) -> Result<()> {
+        let (tensor, row) = (self.source(row) / self.source_rows, self.source(row) % self.source_rows);
+        let scales = self.scales[tensor].as_ref().context("it was planned with scales")?;
+        nvfp4::encode_row(self.layout, raw, scales.line(row), out)
     }
 
     /// The row of all sources together that becomes a row of the file.

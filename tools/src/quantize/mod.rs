@@ -1,6 +1,5 @@
 //! Changes the formats of the tensors of a GGUF file.
 
-mod factors;
 mod importance;
 mod mix;
 mod write;
@@ -72,8 +71,9 @@ pub struct QuantizedTensor {
     pub bytes: u64,
     /// How much each column matters, for one matrix after the other; `None` where nothing is known.
     importance: Option<Vec<f32>>,
-    /// What the numbers of each matrix are multiplied by, where the source has that in a tensor beside the weight.
-    factors: Option<Vec<f32>>,
+    /// What the numbers of each matrix are multiplied by, where the source has that in a tensor beside the weight: all that
+    /// get another format, and those of formats beside which factors are not looked at.
+    factors: Vec<f32>,
 }
 
 /// What [`quantize`] writes.
@@ -105,11 +105,11 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions) -> Result<QuantizePlan
     let changed: HashSet<&str> = infos
         .iter()
         .zip(&chosen)
-        .filter(|(info, quant)| info.quant != **quant)
+        .filter(|(info, quant)| !keeps_factors(info, **quant))
         .map(|(info, _)| &info.name[..])
         .collect();
     let is_kept = |info: &TensorInfo| {
-        !factors::weight_of(source, &info.name).is_some_and(|weight| changed.contains(&weight.name[..]))
+        !source.weight_of_factor(&info.name).is_some_and(|weight| changed.contains(&weight.name[..]))
     };
     let kept = infos.iter().zip(chosen).filter(|(info, _)| is_kept(info));
     let tensors = kept.map(|(info, quant)| planned(source, info, quant, options)).collect::<Result<Vec<_>>>()?;
@@ -131,11 +131,17 @@ pub fn tensors(source: &GgufFile) -> Vec<Tensor<'_>> {
     tensors.map(|info| Tensor { name: &info.name, shape: &info.shape, stored: info.quant }).collect()
 }
 
+/// Whether what is beside a weight stays there.
+fn keeps_factors(info: &TensorInfo, quant: Quant) -> bool {
+    quant == info.quant && quant.has_factors()
+}
+
 fn planned(source: &GgufFile, info: &TensorInfo, quant: Quant, options: &QuantizeOptions) -> Result<QuantizedTensor> {
     let (name, stored) = (&info.name, info.quant);
-    if quant == stored {
+    let factors = if keeps_factors(info, quant) { Vec::new() } else { source.factors(info)? };
+    if quant == stored && factors.is_empty() {
         let (bytes, source) = (info.bytes as u64, info.clone());
-        return Ok(QuantizedTensor { source, quant, bytes, importance: None, factors: None });
+        return Ok(QuantizedTensor { source, quant, bytes, importance: None, factors });
     }
     if !quant.can_quantize() {
         bail!("tensor {name}: {quant} cannot be made from numbers, expected a format that can");
@@ -152,7 +158,7 @@ fn planned(source: &GgufFile, info: &TensorInfo, quant: Quant, options: &Quantiz
         }
         None => None,
     };
-    let (bytes, factors) = (row_bytes as u64 * info.rows() as u64, factors::of(source, info)?);
+    let bytes = row_bytes as u64 * info.rows() as u64;
     Ok(QuantizedTensor { source: info.clone(), quant, bytes, importance, factors })
 }
 

@@ -283,5 +283,5 @@ fn factors_that_fit_no_weight_are_named() {
         [("blk.0.ffn_down.weight", &[32, 4], &weight), ("blk.0.ffn_down.scale", &[3], &factors)];
     write(&path, metadata(&[]), &tensors);
     let error = plan(&GgufFile::open(&path).unwrap(), &of("Q8_0")).unwrap_err().to_string();
-    assert_eq!(error, "tensor blk.0.ffn_down.scale has 3 numbers, expected 1");
+    assert_eq!(error, "tensor blk.0.ffn_down.scale: has 3 numbers, expected 1");
 }

@@ -64,7 +64,7 @@ impl<'a> Encoded<'a> {
         self.name = &source.name;
         self.bytes.resize(rows.len() * to, 0);
         let stored = &data[rows.start * from..rows.end * from];
-        if source.quant == *quant {
+        if source.quant == *quant && factors.is_empty() {
             self.bytes.copy_from_slice(stored);
             return stored.par_chunks(from).enumerate().try_for_each_init(
                 || vec![0.0; columns],
@@ -79,8 +79,7 @@ impl<'a> Encoded<'a> {
             |numbers, (index, (out, stored))| {
                 let row = rows.start + index;
                 source.quant.dequantize(stored, numbers)?;
-                if let Some(factors) = factors {
-                    let factor = factors[row / matrix_rows];
+                if let Some(factor) = factors.get(row / matrix_rows) {
                     numbers.iter_mut().for_each(|number| *number *= factor);
                 }
                 let importance =

@@ -76,7 +76,7 @@ fn numbers_that_do_not_fit_are_found() {
     fixture.tensors.get_mut(name).unwrap().dtype = Dtype::I32;
     assert_eq!(
         fixture.error(&of(Quant::F32)),
-        format!("tensor {name} is I32, expected F32, F16, BF16, F8_E4M3 or MXFP4")
+        format!("tensor {name} is I32, expected F32, F16, BF16, F8_E4M3, MXFP4, NVFP4 or integers with scales")
     );
     let error = fixture.error(&of(Quant::Iq1S));
     assert_eq!(error, "type IQ1_S: tensors cannot be converted to it");

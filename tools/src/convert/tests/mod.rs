@@ -6,6 +6,7 @@ mod files;
 mod golden;
 mod hybrids;
 mod mamba;
+mod nvfp4;
 mod scaled;
 mod shared;
 mod vocabulary;
@@ -77,6 +78,8 @@ impl Fixture {
                     half::bf16::from_f32(*number).to_le_bytes().to_vec()
                 } else if made.dtype == Dtype::F16 {
                     half::f16::from_f32(*number).to_le_bytes().to_vec()
+                } else if made.dtype == Dtype::I8 {
+                    vec![*number as i8 as u8]
                 } else if made.dtype == Dtype::U8 {
                     vec![*number as u8]
                 } else if made.dtype == Dtype::F8_E4M3 {

@@ -79,20 +79,92 @@ fn mxfp4_blocks_are_unpacked() {
     assert!(sources.ignored.is_empty());
 }
 
+/// As compressed-tensors writes them: the blocks of a row one after the other.
+#[test]
+fn packed_mxfp4_is_unpacked() {
+    let mut fixture = llama();
+    fixture.config["quantization_config"] =
+        json!({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"});
+    fixture.config["intermediate_size"] = json!(64);
+    for layer in 0..2 {
+        let prefix = format!("model.layers.{layer}.mlp.");
+        fixture.add_all(&prefix, &[("gate_proj.weight", &[64, 8]), ("up_proj.weight", &[64, 8])]);
+        fixture.add_all(&prefix, &[("down_proj.weight", &[8, 64])]);
+    }
+    let down = "model.layers.0.mlp.down_proj.weight";
+    fixture.tensors.remove(down);
+    let codes: Vec<f32> = (0..8 * 32).map(|at| (at * 7 % 256) as f32).collect();
+    let scales: Vec<f32> = (0..8 * 2).map(|at| (120 + at % 9) as f32).collect();
+    for (ending, shape, numbers) in [("_packed", [8, 32], &codes), ("_scale", [8, 2], &scales)] {
+        let made = Made { dtype: Dtype::U8, shape: shape.to_vec(), numbers: numbers.clone() };
+        fixture.tensors.insert(format!("{down}{ending}"), made);
+    }
+    let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+    for (at, found) in numbers(&fixture.f32(), "blk.0.ffn_down.weight").iter().enumerate() {
+        let code = codes[at / 2] as usize >> (at % 2 * 4) & 15;
+        assert_eq!(*found, sizes[code] * 2f32.powi(scales[at / 32] as i32 - 127), "{at}");
+    }
+}
+
+/// Eight integers of four bits, or four of eight, are one of 32: the first in its lowest bits, the middle of the range is 0.
+#[test]
+fn integers_are_multiplied_by_their_scales() {
+    let mut fixture = llama();
+    fixture.config["quantization_config"] = json!({"quant_method": "compressed-tensors", "format": "pack-quantized"});
+    let numbers_of =
+        |bits: u32| -> Vec<i32> { (0..48).map(|at| (at * 37 + 5) % (1 << bits) - (1 << (bits - 1))).collect() };
+    let scale = |at: usize| 0.25 + at as f32 / 8.0;
+    // Over 6 x 8: a scale for each row, for each 4 of a row, and integers that are not packed.
+    for (bits, groups, packed) in [(4, 1, true), (4, 2, true), (8, 2, true), (8, 1, true), (8, 1, false)] {
+        let wanted = numbers_of(bits);
+        let mut put = |ending: &str, dtype, shape: &[usize], numbers| {
+            fixture.tensors.insert(format!("{UP}{ending}"), Made { dtype, shape: shape.to_vec(), numbers });
+        };
+        if packed {
+            let words = wanted.chunks(32 / bits as usize).map(|numbers| {
+                let shifted = |(at, number): (usize, &i32)| ((number + (1 << (bits - 1))) as u32) << (at as u32 * bits);
+                f32::from_bits(numbers.iter().enumerate().map(shifted).sum())
+            });
+            put("_packed", Dtype::I32, &[6, bits as usize / 4], words.collect());
+            put("_shape", Dtype::I64, &[2], vec![6.0, 8.0]);
+        } else {
+            put("", Dtype::I8, &[6, 8], wanted.iter().map(|number| *number as f32).collect());
+        }
+        put("_scale", Dtype::BF16, &[6, groups], (0..6 * groups).map(scale).collect());
+        let name = |ending: &str| format!("{UP}{ending}");
+        let gone = if packed { vec![name("")] } else { vec![name("_packed"), name("_shape")] };
+        gone.iter().for_each(|name| drop(fixture.tensors.remove(name)));
+        let found = numbers(&fixture.f32(), "blk.0.ffn_up.weight");
+        for (at, (found, number)) in found.iter().zip(&wanted).enumerate() {
+            let expected = *number as f32 * scale(at / 8 * groups + at % 8 * groups / 8);
+            assert_eq!(*found, expected, "{bits} bits, {groups}, {packed}: {at}");
+        }
+        assert!(plan(&fixture.folder, &of(Quant::F32)).unwrap().ignored.is_empty());
+        if packed {
+            fixture.tensors.get_mut(&name("_shape")).unwrap().numbers = vec![6.0, 9.0];
+            let error = fixture.error(&of(Quant::F32));
+            assert!(error.ends_with("expected 6 rows of 9 numbers in 4 or 8 bits"), "{error}");
+        }
+    }
+    // Integers around another number than 0 are not read.
+    let zero = Made { dtype: Dtype::I8, shape: vec![6, 1], numbers: vec![1.0; 6] };
+    fixture.tensors.insert(format!("{UP}_zero_point"), zero);
+    assert_eq!(fixture.error(&of(Quant::F32)), format!("tensor {UP}_zero_point has no place in a llama file"));
+}
+
 #[test]
 fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
     let cases = [
         (json!({"quant_method": "awq", "bits": 4}), "quant_method = \"awq\", expected \"fp8\" or"),
         (json!({"quant_method": "gptq", "bits": 4}), "quant_method = \"gptq\", expected \"fp8\" or"),
         (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "quant_method = \"bitsandbytes\", expected"),
-        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "quant_algo = \"NVFP4\", expected \"FP8\" or"),
         (
-            json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
-            "format = \"pack-quantized\", expected \"float-quantized\" or",
+            json!({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
+            "quant_algo = \"W4A16_AWQ\", expected \"FP8\" or",
         ),
         (
-            json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
-            "\"nvfp4-pack-quantized\", e",
+            json!({"quant_method": "compressed-tensors", "format": "marlin-24"}),
+            "format = \"marlin-24\", expected \"float-quantized\" or",
         ),
     ];
     for (config, expected) in cases {
@@ -102,7 +174,7 @@ fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
         assert!(error.starts_with("config.json: quantization_config.") && error.contains(expected), "{error}");
     }
     let fixture = llama();
-    for (algorithm, is_read) in [(json!("NVFP4"), false), (json!("FP8"), true), (Json::Null, true)] {
+    for (algorithm, is_read) in [(json!("W4A16_AWQ"), false), (json!("FP8"), true), (Json::Null, true)] {
         fixture.write("hf_quant_config.json", &json!({"quantization": {"quant_algo": algorithm}}).to_string());
         if is_read {
             fixture.f32();
@@ -110,7 +182,7 @@ fn weights_stored_in_other_ways_are_refused_by_the_name_of_the_way() {
         }
         assert_eq!(
             fixture.error(&of(Quant::F32)).split(", expected").next(),
-            Some("hf_quant_config.json: quantization.quant_algo = \"NVFP4\"")
+            Some("hf_quant_config.json: quantization.quant_algo = \"W4A16_AWQ\"")
         );
     }
 }

@@ -209,7 +209,7 @@ fn sentencepiece(model_type: u8, prefix: u8) -> Vec<u8> {
     ];
     let mut bytes = pieces.concat();
     bytes.extend(field(2, &[3 << 3, model_type]));
-    bytes.extend(field(3, &[3 << 3, prefix]));
+    bytes.extend(field(3, &[3 << 3, prefix, 4 << 3, 0]));
     bytes
 }
 
@@ -253,14 +253,74 @@ fn a_sentencepiece_model_keeps_scores_and_kinds() {
     assert_eq!(error, "tokenizer.model: trainer_spec.treat_whitespace_as_suffix = 1, expected 0");
 }
 
+/// What is done to texts before they are split has no place in a file: other tokens would come of them.
+#[test]
+fn a_sentencepiece_model_that_changes_texts_is_refused() {
+    let fixture = llama();
+    let spm = std::fs::read_to_string(fixture.folder.join("tokenizer.json")).unwrap();
+    remove(&fixture, "tokenizer.json");
+    let model = |normalizer: &[u8]| {
+        std::fs::write(fixture.folder.join("tokenizer.model"), [sentencepiece(2, 1), field(3, normalizer)].concat())
+            .unwrap();
+        fixture.error(&of(Quant::F32))
+    };
+    let error = model(&[2 << 3 | 2, 3, b'a', 0, b'b', 4 << 3, 0]);
+    assert_eq!(
+        error,
+        "tokenizer.model: normalizer_spec.precompiled_charsmap has 3 bytes, expected a model that leaves texts as they are"
+    );
+    // That is so unless the model says otherwise.
+    for normalizer in [&[4 << 3, 1][..], &[3 << 3, 1]] {
+        let error = model(normalizer);
+        assert_eq!(
+            error,
+            "tokenizer.model: normalizer_spec.remove_extra_whitespaces = true, expected a model that leaves texts as they are"
+        );
+    }
+    let mut spm: Json = serde_json::from_str(&spm).unwrap();
+    spm["model"]["byte_fallback"] = json!(true);
+    spm["pre_tokenizer"] = Json::Null;
+    let known = [
+        json!({"type": "Prepend", "prepend": "▁"}),
+        json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}),
+    ];
+    for (last, refused) in [
+        (None, None),
+        (Some(json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"})), Some("\"Precompiled\"")),
+        (Some(json!({"type": "NFKC"})), Some("\"NFKC\"")),
+        (Some(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"})), Some("\"Replace\"")),
+        (Some(json!({"type": "Prepend", "prepend": " "})), Some("\"Prepend\"")),
+    ] {
+        spm["normalizer"] =
+            json!({"type": "Sequence", "normalizers": known.iter().cloned().chain(last).collect::<Json>()});
+        fixture.write("tokenizer.json", &spm.to_string());
+        for beside in [true, false] {
+            if !beside {
+                remove(&fixture, "tokenizer.model");
+            }
+            match refused {
+                None => drop(fixture.f32()),
+                Some(kind) => {
+                    let expected = "expected Prepend of \"▁\" and Replace of a space by it";
+                    let error = fixture.error(&of(Quant::F32));
+                    assert_eq!(error, format!("tokenizer.json: normalizer {kind}, {expected}"));
+                }
+            }
+            if !beside {
+                std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, 1)).unwrap();
+            }
+        }
+    }
+}
+
 #[test]
 fn a_broken_sentencepiece_model_is_refused() {
     let fixture = llama();
     remove(&fixture, "tokenizer.json");
     fixture.save();
     let good = sentencepiece(2, 1);
-    // The last field, of four bytes, may be missing.
-    for end in 0..good.len() - 4 {
+    // The last field, of six bytes, may be missing.
+    for end in 0..good.len() - 6 {
         std::fs::write(fixture.folder.join("tokenizer.model"), &good[..end]).unwrap();
         let Err(error) = plan(&fixture.folder, &of(Quant::F32)) else { panic!("cut at {end} of {}", good.len()) };
         assert!(format!("{error:#}").starts_with("tokenizer.model: "), "{error:#}");

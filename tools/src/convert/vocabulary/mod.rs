@@ -103,6 +103,7 @@ pub(super) fn write(metadata: &mut Metadata, folder: &Path, vocab: usize, pre: O
     let name = match (&tokenizer, &pieces) {
         (Some(tokenizer), _) if bpe::is_byte_level(tokenizer) => bpe::write(metadata, tokenizer, vocab, pre)?,
         (tokenizer, Some(pieces)) => {
+            tokenizer.as_ref().map_or(Ok(()), sentencepiece::check_normalizer)?;
             let added = tokenizer.as_ref().or(settings.as_ref());
             let name = sentencepiece::write(metadata, folder, pieces, added, vocab)?;
             // What the library does with the model is what the model was trained with.

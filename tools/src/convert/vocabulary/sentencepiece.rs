@@ -11,6 +11,13 @@ use std::path::Path;
 const BPE: u64 = 2;
 /// `trainer_spec.treat_whitespace_as_suffix`: the space of a word is behind it, which no reader of files expects.
 const SUFFIX: u64 = 24;
+/// What stands for a space.
+const SPACE: &str = "\u{2581}";
+
+/// `normalizer_spec.precompiled_charsmap`: what becomes of single characters before a text is split.
+const CHARSMAP: u64 = 2;
+/// `normalizer_spec.remove_extra_whitespaces`, which is set where nothing is said.
+const TRIM: u64 = 4;
 
 /// A field of a protobuf message.
 enum Field<'a> {
@@ -83,10 +90,12 @@ impl<'a> Iterator for Fields<'a> {
 struct Model {
     pieces: Vec<(String, f32, Kind)>,
     add_space_prefix: bool,
+    /// What is done to texts that readers of files do not do, in the words of the model.
+    changes: Option<String>,
 }
 
 fn read_model(bytes: &[u8]) -> Result<Model> {
-    let mut model = Model { pieces: Vec::new(), add_space_prefix: true };
+    let mut model = Model { pieces: Vec::new(), add_space_prefix: true, changes: None };
     let mut model_type = 1;
     for field in (Fields { rest: bytes }) {
         match field? {
@@ -103,10 +112,19 @@ fn read_model(bytes: &[u8]) -> Result<Model> {
                 }
             }
             (3, Field::Bytes(normalizer)) => {
+                let mut trims = true;
                 for field in (Fields { rest: normalizer }) {
-                    if let (3, Field::Number(number)) = field? {
-                        model.add_space_prefix = number != 0;
+                    match field? {
+                        (CHARSMAP, Field::Bytes(map)) if !map.is_empty() => {
+                            model.changes = Some(format!("precompiled_charsmap has {} bytes", map.len()));
+                        }
+                        (3, Field::Number(number)) => model.add_space_prefix = number != 0,
+                        (TRIM, Field::Number(number)) => trims = number != 0,
+                        _ => {}
                     }
+                }
+                if trims && model.changes.is_none() {
+                    model.changes = Some("remove_extra_whitespaces = true".into());
                 }
             }
             _ => {}
@@ -156,6 +174,12 @@ pub(super) fn write(
     vocab: usize,
 ) -> Result<String> {
     let model = read_model(bytes)?;
+    // Of two files the library reads the other one.
+    if let Some(changes) = &model.changes
+        && !folder.join("tokenizer.json").exists()
+    {
+        bail!("tokenizer.model: normalizer_spec.{changes}, expected a model that leaves texts as they are");
+    }
     let mut tokens = Tokens::new("tokenizer.model", vocab);
     for (id, (text, score, kind)) in model.pieces.iter().enumerate() {
         tokens.set(id as u64, text, *kind, *score)?;
@@ -199,6 +223,7 @@ pub(super) fn write_from_merges(metadata: &mut Metadata, tokenizer: &Json, vocab
         let found = tokenizer.text("model.type")?.unwrap_or("of no type");
         bail!("tokenizer.json: the model is {found}, expected a byte-level BPE or a BPE with byte fallback");
     }
+    check_normalizer(tokenizer)?;
     let mut ranks: HashMap<String, usize> = HashMap::new();
     let mut merges = 0;
     bpe::read_merges(tokenizer, |left, right| {
@@ -242,6 +267,19 @@ pub(super) fn write_space_kind(metadata: &mut Metadata, tokenizer: &Json) {
         let kind = if step["prepend_scheme"] == "first" { "first" } else { "missing" };
         metadata.set("tokenizer.kvas.space_prefix", Value::String(kind.into()));
     }
+}
+
+/// Refuses a normalizer that does more than SentencePiece to every text: a space in front, and U+2581 for spaces.
+pub(super) fn check_normalizer(tokenizer: &Json) -> Result<()> {
+    let is_known = |step: &serde_json::Value| match step["type"].as_str() {
+        Some("Prepend") => step["prepend"] == SPACE,
+        Some("Replace") => step["pattern"]["String"] == " " && step["content"] == SPACE,
+        Some(_) | None => false,
+    };
+    let steps = tokenizer.get("normalizer").map(|part| bpe::steps(part, "normalizers")).unwrap_or_default();
+    let Some(other) = steps.into_iter().find(|step| !is_known(step)) else { return Ok(()) };
+    let kind = &other["type"];
+    bail!("tokenizer.json: normalizer {kind}, expected Prepend of {SPACE:?} and Replace of a space by it")
 }
 
 /// True if the normalizer or the pre-tokenizer puts a space in front of the text.

@@ -1,0 +1,85 @@
+//! Values as text, as Python's `str` writes them. The engine writes the same but for floats with exponents.
+
+use super::json;
+use minijinja::Value;
+use minijinja::value::{Tuple, ValueKind};
+use std::fmt::Write;
+
+/// The text of a value, if the engine would write another.
+pub(super) fn printed(value: &Value) -> Option<String> {
+    is_other(value).then(|| {
+        let mut out = String::new();
+        write(value, &mut out);
+        out
+    })
+}
+
+/// The value, as a text if the engine would write another.
+pub(super) fn as_python(value: &Value) -> Value {
+    printed(value).map_or_else(|| value.clone(), Value::from)
+}
+
+fn is_float(value: &Value) -> bool {
+    value.kind() == ValueKind::Number && !value.is_integer()
+}
+
+fn float(value: &Value) -> f64 {
+    f64::try_from(value.clone()).unwrap_or(f64::NAN)
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "nothing else contains floats")]
+fn is_other(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::Number if is_float(value) => {
+            let size = float(value).abs();
+            size != 0.0 && !(1e-4..1e16).contains(&size)
+        }
+        ValueKind::Seq => value.try_iter().is_ok_and(|mut items| items.any(|item| is_other(&item))),
+        ValueKind::Map => value.try_iter().is_ok_and(|mut keys| {
+            keys.any(|key| is_other(&key) || value.get_item(&key).is_ok_and(|item| is_other(&item)))
+        }),
+        _ => false,
+    }
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "the engine writes all others as Python does")]
+fn write(value: &Value, out: &mut String) {
+    match value.kind() {
+        ValueKind::Number if is_float(value) => {
+            let number = float(value);
+            match number.is_finite() {
+                true => out.push_str(&json::float(number)),
+                false => write!(out, "{number}").expect("a String takes any text"),
+            }
+        }
+        ValueKind::Seq => {
+            let tuple = value.downcast_object_ref::<Tuple>();
+            let items: Vec<Value> = value.try_iter().into_iter().flatten().collect();
+            out.push(if tuple.is_some() { '(' } else { '[' });
+            for (at, item) in items.iter().enumerate() {
+                out.push_str(if at > 0 { ", " } else { "" });
+                write(item, out);
+            }
+            out.push_str(match (tuple, items.len()) {
+                (Some(_), 1) => ",)",
+                (Some(_), _) => ")",
+                (None, _) => "]",
+            });
+        }
+        ValueKind::Map => {
+            out.push('{');
+            for (at, key) in value.try_iter().into_iter().flatten().enumerate() {
+                out.push_str(if at > 0 { ", " } else { "" });
+                write(&key, out);
+                out.push_str(": ");
+                write(&value.get_item(&key).unwrap_or_default(), out);
+            }
+            out.push('}');
+        }
+        _ => {
+            // As an item of a list: texts are quoted.
+            let listed = Value::from(vec![value.clone()]).to_string();
+            out.push_str(listed.strip_prefix('[').and_then(|listed| listed.strip_suffix(']')).unwrap_or(&listed));
+        }
+    }
+}
