@@ -253,7 +253,11 @@ impl FileWeights<'_> {
         for part in &decl.parts {
             let info = self.file.tensor(&part.tensor).filter(|info| info.quant.has_factors());
             let Some(info) = info else { return Ok(factors) };
-            let of_matrices = self.file.factors(info).map_err(fail)?;
+            let mut of_matrices = self.file.factors(info).map_err(fail)?;
+            if of_matrices.is_empty() && factors != Factors::default() {
+                // The factor of the part before ends here.
+                of_matrices.push(1.0);
+            }
             let (rows, end) = (info.rows() / of_matrices.len().max(1), part.first + part.rows);
             let own = of_matrices.iter().enumerate().map(|(at, factor)| (at * rows..(at + 1) * rows, factor));
             for (rows, factor) in own.filter(|(rows, _)| rows.start < end && rows.end > part.first) {
