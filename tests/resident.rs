@@ -51,3 +51,18 @@ fn a_process_that_uses_all_it_planned_holds_no_more() {
     // Measured: 0.996. What is missing is the part of the context that is not used yet.
     assert!((0.8..=1.05).contains(&share), "{held} bytes of {planned} planned, {share:.3}; {stats}");
 }
+
+/// The table of embeddings is the output matrix as well: of that there are panels beside the rows, or nothing but the rows.
+#[test]
+fn rows_that_two_weights_read_are_planned_once_unless_one_of_them_is_packed() {
+    let plan = |flags: &[&str]| -> Value {
+        serde_json::from_str(&succeeds(&[&["plan", "--memory", "--json", "-m", MODEL], flags].concat())).unwrap()
+    };
+    let (packed, mapped) = (plan(&[]), plan(&["--no-repack"]));
+    let kinds = mapped["parameters"]["kinds"].as_array().unwrap();
+    let bytes = |kind: &Value| kind["bytes"].as_u64().unwrap();
+    let file: u64 = kinds.iter().map(bytes).sum();
+    let table = bytes(kinds.iter().find(|kind| kind["kind"] == "embedding").unwrap());
+    assert_eq!(mapped["memory"]["weights_bytes"], file);
+    assert_eq!(packed["memory"]["weights_bytes"], file + table);
+}

@@ -57,6 +57,15 @@ pub(crate) struct Packed {
     pub(crate) replaces_rows: bool,
 }
 
+/// By weight, whether it is packed when it is loaded, after which nobody reads its rows as they are stored.
+pub fn packs(program: &Program, quants: &[Quant]) -> Vec<bool> {
+    let mut plan = Plan::default();
+    plan.pack(program, |weight| quants[weight.0 as usize]);
+    let mut packs = vec![false; program.weights.len()];
+    plan.packed.iter().for_each(|packed| packs[packed.weight.0 as usize] = packed.replaces_rows);
+    packs
+}
+
 /// What a plan is made for, besides the program and its limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Means {

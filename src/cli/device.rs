@@ -10,9 +10,8 @@ use kvas::{
     memory::plan::{CarryPlacement, Clamp, MemoryPlan, PlanRequest, SnapshotBudget, TooLarge, plan},
     model::{Model, placement::placement, weights},
 };
-use kvas_backend::{Backend, Placement, Program, Reference, Split, StateType, WeightDecl};
+use kvas_backend::{Backend, Placement, Program, Reference, Split, StateType};
 use kvas_cuda::Cuda;
-use kvas_gguf::Quant;
 use std::{
     io::IsTerminal,
     sync::{Arc, OnceLock},
@@ -166,25 +165,37 @@ impl Place {
         }
     }
 
+    /// Bytes that the weights of programs of a model take together.
+    pub(super) fn weights_bytes(&self, model: &Model, programs: &[&Program]) -> u64 {
+        let quants = |program: &Program| weights::quants(program, &model.file);
+        let decls = || programs.iter().flat_map(|program| &program.weights);
+        match self {
+            Place::Cpu { repacks, .. } => {
+                let packed = |program: &Program| match repacks {
+                    true => kvas_cpu::packs(program, &quants(program)),
+                    false => vec![false; program.weights.len()],
+                };
+                weights::resident_bytes(programs.iter().map(|program| (*program, packed(program))), &model.file)
+            }
+            Place::Reference => decls().map(|decl| (4 * decl.shape[0] * decl.shape[1]) as u64).sum(),
+            Place::Cuda { .. } => {
+                let quants = programs.iter().flat_map(|program| quants(program));
+                decls().zip(quants).map(|(decl, quant)| kvas_cuda::weight_bytes(decl, quant)).sum()
+            }
+        }
+    }
+
     /// Bytes that the weights of a program take, bytes that are taken before anything is prepared, and bytes there are for
     /// the rest; `promised` are bytes of the processor's memory that are free and not to be had.
     fn memory(&self, (model, program): (&Model, &Program), promised: u64) -> anyhow::Result<[u64; 3]> {
-        let quants = weights::quants(program, &model.file);
-        let weights = program.weights.iter().zip(quants);
+        let weights = self.weights_bytes(model, &[program]);
         match self {
             Place::Cpu { .. } | Place::Reference => {
-                let bytes =
-                    |(decl, quant): (&WeightDecl, Quant)| quant.row_bytes(decl.shape[1]).map(|row| row * decl.shape[0]);
-                let stored = weights.filter_map(bytes).sum::<usize>() as u64;
-                let copied = weights::copied_bytes(program, &model.file);
                 let available = available_bytes().saturating_sub(promised);
-                Ok([stored + copied, kvas_cpu::resident_memory().unwrap_or(0), available])
+                Ok([weights, kvas_cpu::resident_memory().unwrap_or(0), available])
             }
-            Place::Cuda { device, .. } => {
-                let weights = weights.map(|(decl, quant)| kvas_cuda::weight_bytes(decl, quant)).sum();
-                // The driver and the loaded kernels want some of what is free now.
-                Ok([weights, 0, device.memory()?.0 / 100 * 97])
-            }
+            // The driver and the loaded kernels want some of what is free now.
+            Place::Cuda { device, .. } => Ok([weights, 0, device.memory()?.0 / 100 * 97]),
         }
     }
 

@@ -252,6 +252,10 @@ impl Second {
                 let (snapshots, outputs) = (SnapshotBudget::Exactly(0), wanted.sequences);
                 let wanted = MemoryRequest { snapshots, outputs, ..wanted };
                 let request = beside(place.request(flags, (model, program), wanted)?);
+                // What both read in the file is there once.
+                let both = place.weights_bytes(model, &[&model.program, program]);
+                let weights_bytes = both - place.weights_bytes(model, &[&model.program]);
+                let request = PlanRequest { weights_bytes, ..request };
                 plan(program, model.spec.context_length, &request)
             }
         })

@@ -89,12 +89,22 @@ pub fn quants(program: &Program, file: &GgufFile) -> Vec<Quant> {
     program.weights.iter().map(of).collect()
 }
 
-/// Bytes of weights that cannot be used where they are in the file: those declared as F32, which backends keep a copy
-/// of, and those gathered from several places.
-pub fn copied_bytes(program: &Program, file: &GgufFile) -> u64 {
-    let copied = |decl: &&WeightDecl| decl.format == WeightFormat::F32 || decl.parts.len() > 1;
-    let weights = program.weights.iter().zip(quants(program, file)).filter(|(decl, _)| copied(decl));
-    weights.map(|(decl, quant)| (decl.shape[0] * quant.row_bytes(decl.shape[1]).unwrap_or(0)) as u64).sum()
+/// Bytes that the weights of programs take in the memory of one process that computes with them where they are in the
+/// file: rows that several weights read are there once. Of weights that are declared as F32, are gathered from several
+/// places or are packed, which is told by weight, there is a copy instead.
+pub fn resident_bytes<'a>(programs: impl IntoIterator<Item = (&'a Program, Vec<bool>)>, file: &GgufFile) -> u64 {
+    let mut mapped = HashSet::new();
+    let mut bytes = 0;
+    for (program, packed) in programs {
+        for ((decl, quant), is_packed) in program.weights.iter().zip(quants(program, file)).zip(packed) {
+            let is_copied = is_packed || decl.format == WeightFormat::F32 || decl.parts.len() > 1;
+            let rows = decl.parts.iter().map(|part| (&part.tensor, part.first, part.rows));
+            if is_copied || mapped.insert(rows.collect::<Vec<_>>()) {
+                bytes += (decl.shape[0] * quant.row_bytes(decl.shape[1]).unwrap_or(0)) as u64;
+            }
+        }
+    }
+    bytes
 }
 
 /// Bytes that are fetched from disk before anybody reads them.
