@@ -19,7 +19,7 @@ fn type_lines(args: &[&str], folder: &Path, lines: &str) -> Output {
 fn type_bytes(args: &[&str], folder: &Path, lines: &[u8]) -> Output {
     let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
         .args(args)
-        .env("HOME", folder)
+        .env("XDG_STATE_HOME", folder)
         .current_dir(folder)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -41,6 +41,39 @@ fn what_is_not_utf8_is_left_out() {
     assert_eq!(noted, "this input is not UTF-8 and was left out, expected UTF-8 text\n");
 }
 
+/// What comes from a pipe nobody has typed, and nobody wants to find under the arrow keys.
+#[test]
+fn what_comes_from_a_pipe_is_no_history() {
+    let folder = crate::temporary::folder();
+    let output = type_lines(&["chat", "-c", "512"], folder.path(), "/system be brief");
+    assert!(output.status.success() && output.stdout.starts_with(b"the system message is set"));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// Ctrl-C stops an answer. Where there is none, while the model is loaded as well as between questions from a pipe, it ends
+/// the program.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_what_does_not_answer() {
+    let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"));
+    chat.args(["chat", "-c", "512"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut chat = chat.spawn().unwrap();
+    let (mut input, mut said) = (chat.stdin.take().unwrap(), std::io::BufReader::new(chat.stdout.take().unwrap()));
+    input.write_all(b"/system be brief\n").unwrap();
+    said.read_line(&mut String::new()).unwrap();
+    // By then it waits for more.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(Command::new("kill").args(["-INT", &chat.id().to_string()]).status().unwrap().success());
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let mut ended = chat.try_wait().unwrap();
+    while ended.is_none() && std::time::Instant::now() < patience {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        ended = chat.try_wait().unwrap();
+    }
+    drop(input);
+    assert_eq!(ended.expect("one interrupt is enough").code(), Some(130));
+}
+
 /// What a chat says whose context is full, of the answer that ends there and of what is asked then.
 #[test]
 fn a_full_context_is_said_with_what_can_be_done() {
@@ -51,7 +84,7 @@ fn a_full_context_is_said_with_what_can_be_done() {
     let notes: Vec<&str> = noted.lines().collect();
     let [cut, full, asked] = &notes[..] else { panic!("{noted}") };
     assert!(cut.starts_with("[cut off at the end of the context; prompt "), "{cut}");
-    assert!(full.contains("expected fewer than the context of 64; /undo takes the last question back, "), "{full}");
+    assert!(full.contains("expected fewer than the context of 64; the question was left out. /undo "), "{full}");
     assert!(asked.starts_with("[prompt "), "as many tokens as were asked for: {asked}");
 }
 
@@ -169,7 +202,8 @@ fn what_a_command_does_not_know_is_refused() {
 /// Flags without a command are those of a chat.
 #[test]
 fn flags_alone_are_those_of_a_chat() {
-    let chat = |args: &[&str]| type_lines(args, &std::env::temp_dir(), "/show");
+    let folder = crate::temporary::folder();
+    let chat = |args: &[&str]| type_lines(args, folder.path(), "/show");
     let flags = ["-c", "512", "--temp", "0.25"];
     let [alone, named] = [chat(&flags), chat(&[&["chat"], &flags[..]].concat())];
     assert!(alone.status.success() && alone.stdout == named.stdout, "{}", String::from_utf8_lossy(&alone.stderr));
@@ -183,10 +217,12 @@ fn flags_alone_are_those_of_a_chat() {
 fn a_file_of_another_kind_is_no_session() {
     let folder = crate::temporary::folder();
     let text = folder.path().join("text").display().to_string();
-    std::fs::write(&text, "Once upon a time there was a fox.").unwrap();
-    let noted = fails(&["chat", "--session", &text]);
-    let told = format!("error: {text}: section header: it is that of another kind of file, expected a session");
-    assert!(noted.starts_with(&told), "{noted}");
+    for said in ["Once upon a time there was a fox.", "Once", ""] {
+        std::fs::write(&text, said).unwrap();
+        let noted = fails(&["chat", "--session", &text]);
+        let told = format!("error: {text}: section header: it is that of another kind of file, expected a session");
+        assert!(noted.starts_with(&told), "{noted}");
+    }
 }
 
 /// What is available is what there is, whoever drafts; sizes are told as people say them.
@@ -306,7 +342,8 @@ fn memory_is_drawn_as_the_engine_counts_it() {
 fn type_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
     let shell = format!("stty cols {columns} rows 20; exec '{}' chat -c 512", env!("CARGO_BIN_EXE_kvas"));
     let mut command = Command::new("script");
-    command.args(["-qec", &shell, "/dev/null"]).env("HOME", std::env::temp_dir()).env("NO_COLOR", "1");
+    let folder = crate::temporary::folder();
+    command.args(["-qec", &shell, "/dev/null"]).env("XDG_STATE_HOME", folder.path()).env("NO_COLOR", "1");
     let Ok(mut terminal) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
         eprintln!("skipped: no script(1), which makes terminals");
         return None;
@@ -323,6 +360,8 @@ fn type_in_terminal(columns: usize, lines: &[&str]) -> Option<String> {
     }
     screen.read_to_end(&mut shown).unwrap();
     assert!(terminal.wait().unwrap().success());
+    let history = std::fs::read_to_string(folder.path().join("kvas/history")).unwrap();
+    assert!(history.ends_with("\n/quit\n"), "{history}");
     let shown = String::from_utf8(shown).unwrap();
     let escapes = regex_automata::meta::Regex::new(r"\x1b\[[0-9;?]*[A-Za-z]|\r").unwrap();
     let mut plain = String::new();

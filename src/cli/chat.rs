@@ -4,11 +4,11 @@ use super::{
     INTERRUPTED, device,
     drafts::{DraftFlags, Prepared},
     flags::{MOST_PREDICTED, ModelFlags, OffloadFlags, REPLAY_WINDOW, SamplingFlags, TemplateFlags},
-    note,
+    note, output,
     policy::PolicyFlags,
     print,
 };
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Args;
 use kvas::{
     chat::{Chat as Conversation, ChatSettings, Talk},
@@ -25,10 +25,7 @@ use kvas_gguf::check_output;
 use std::{
     io::IsTerminal,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -129,7 +126,7 @@ impl Chat {
             None => model.template()?,
         };
         let (plain, layers) = (model.program.clone(), model.spec.layers.len());
-        let (id, interrupted) = (ModelId::of(&model.file), listen()?);
+        let (id, interrupted) = (ModelId::of(&model.file), output::interruptible()?);
         let known = self.policy.known(model, &self.model);
         let claim = self.session.as_deref().map(VersionGuard::new);
         Ok(Table { flags: self, plain, layers, known, template, settings, id, claim, interrupted })
@@ -255,19 +252,6 @@ fn leave(repl: Repl) -> Talk {
         std::thread::sleep(Duration::from_millis(2));
     }
     talk
-}
-
-/// Ctrl-C during an answer stops it; a second one, if the answer does not stop, ends the program.
-fn listen() -> anyhow::Result<Arc<AtomicBool>> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let set = interrupted.clone();
-    let handler = move || {
-        if set.swap(true, Ordering::Relaxed) {
-            std::process::exit(i32::from(INTERRUPTED));
-        }
-    };
-    ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")?;
-    Ok(interrupted)
 }
 
 /// Where the history of inputs is kept: the user's state folder.

@@ -3,7 +3,14 @@
 use super::{INTERRUPTED, TERMINATED};
 use anyhow::Context;
 use kvas_gguf::{OutputFile, abandon_outputs, check_output};
-use std::{io::Write, path::Path, sync::Once};
+use std::{
+    io::Write,
+    path::Path,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// To be called before the work that goes into the file `out`: says whether it can be written, and has signals remove
@@ -21,6 +28,20 @@ pub(crate) fn write(out: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut file = OutputFile::create(out)?;
     file.write_all(bytes).with_context(|| out.display().to_string())?;
     Ok(file.finish()?)
+}
+
+/// Hears of Ctrl-C for a command that answers: the first one during an answer is for whoever gives it to see here. Any
+/// other, which finds it set, ends the program: at first all do, as loading a model takes a while and has nothing to lose.
+pub(crate) fn interruptible() -> anyhow::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(true));
+    let set = interrupted.clone();
+    let handler = move || {
+        if set.swap(true, Ordering::Relaxed) {
+            abandon_outputs(|| std::process::exit(i32::from(INTERRUPTED)));
+        }
+    };
+    ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")?;
+    Ok(interrupted)
 }
 
 /// Waits for a signal on a thread of its own, and ends the program when one comes.

@@ -5,13 +5,13 @@ use super::{
     drafts::{DraftFlags, Prepared},
     flags::{MOST_PREDICTED, ModelFlags, SamplingFlags, TemplateFlags},
     grammar::GrammarFlags,
-    note,
+    note, output,
     policy::PolicyFlags,
     print,
     score::check_ids,
     tokenize::text_of,
 };
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::Args;
 use kvas::{
     chat::{Answer, Ends, Said, Saying, answer, generated, render, sampler},
@@ -152,9 +152,8 @@ impl Run {
             constraint,
             ..Request::new(prompt.clone(), sampler(&params, &model.tokenizer).map_err(fail)?)
         };
-        let interrupted = Arc::new(AtomicBool::new(false));
-        let set = interrupted.clone();
-        ctrlc::set_handler(move || set.store(true, Ordering::Relaxed)).context("cannot listen for Ctrl-C")?;
+        let interrupted = output::interruptible()?;
+        interrupted.store(false, Ordering::Relaxed);
         let ends = Ends {
             stop_strings: self.reverse_prompt.clone(),
             shown: rendered.as_ref().map_or(Vec::new(), |rendered| rendered.dialect.marker_ids(&model.tokenizer)),

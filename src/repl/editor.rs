@@ -120,7 +120,8 @@ impl Prompt {
     pub(super) fn read(&mut self) -> Result<Typed> {
         match self.editor.readline("> ") {
             Ok(input) => {
-                if !input.trim().is_empty() {
+                // What comes from a pipe nobody has typed.
+                if !input.trim().is_empty() && std::io::stdin().is_terminal() {
                     self.editor.add_history_entry(input.as_str())?;
                     self.save();
                 }

@@ -25,7 +25,7 @@ use editor::{Prompt, Typed};
 use policy::Switched;
 use rustyline::error::ReadlineError;
 use std::{
-    io,
+    io::{self, IsTerminal},
     path::{Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -119,7 +119,8 @@ struct Failed {
 }
 
 impl Repl {
-    /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer.
+    /// A terminal over a conversation. `interrupted` is set by whoever hears of Ctrl-C during an answer, and ends the
+    /// program if it is set already.
     pub fn new(chat: Chat, settings: ReplSettings, interrupted: Arc<AtomicBool>) -> Self {
         Self { chat, settings, interrupted, last: None, width: None, failed: Failed::default() }
     }
@@ -160,6 +161,8 @@ impl Repl {
         let mut prompt = Prompt::new(self.settings.history.clone(), self.settings.colour).map_err(fail)?;
         let mut interrupts = 0;
         loop {
+            // A terminal is left by the prompt itself, which has changed it; a pipe is by whoever hears of Ctrl-C.
+            self.interrupted.store(!io::stdin().is_terminal(), Ordering::Relaxed);
             let typed = prompt.read().map_err(fail)?;
             // As it is now: people change it while they type.
             self.width = prompt.width();
@@ -417,7 +420,10 @@ impl Repl {
 fn with_advice(failure: &Failure) -> String {
     match failure {
         Failure::TooLong { .. } => {
-            format!("{failure}; /undo takes the last question back, /clear forgets all, a larger -c has room for more")
+            format!(
+                "{failure}; the question was left out. /undo takes back the one before it, /clear forgets all, a larger -c has \
+                 room for more"
+            )
         }
         Failure::Other(what) => what.clone(),
     }

@@ -176,7 +176,7 @@ impl Sections {
     fn read(bytes: &[u8]) -> Result<Self, Fault> {
         let damaged = || (HEADER.to_string(), "its checksum is wrong, expected a whole session file".to_string());
         // All begin with the length of an object.
-        if bytes.get(8).is_some_and(|first| *first != b'{') {
+        if bytes.get(8) != Some(&b'{') {
             return fault(
                 HEADER,
                 "it is that of another kind of file, expected a session as /save or --session writes it",
