@@ -168,7 +168,11 @@ pub fn complete(served: &Served, turn: &Turn, mut ask: GenerateRequest) -> Resul
     let dialect = &served.dialect;
     // The model is told of all tools, whichever may be called: what was read of the conversation stays known.
     let tools = turn.callable()?;
-    ask.reader = Some(dialect.reader(&text, &tools, turn.reasoning));
+    let reader = dialect.reader(&text, &tools, turn.reasoning);
+    ask.reader = Some(match turn.choice {
+        ToolChoice::Required | ToolChoice::Named(_) => reader.of_calls(),
+        ToolChoice::Auto | ToolChoice::Never => reader,
+    });
     ask.stages = stages(served, turn, &tools, &text)?;
     ask.prompt = match ask.cache {
         Cache::Use => served.encode(ask.slot_request.scope, &text),

@@ -45,6 +45,12 @@ impl ApiError {
         Self { param: Some(name.into()), ..Self::bad(format!("{name}: {what}")) }
     }
 
+    /// The same of a line that begins with the name of the field.
+    pub fn at(line: String) -> Self {
+        let param = line.split_once(": ").map(|(name, _)| name.to_string());
+        Self { param, ..Self::bad(line) }
+    }
+
     /// The prompt does not fit.
     pub fn too_long(tokens: usize, context: usize) -> Self {
         let message = Failure::TooLong { tokens, context }.to_string();

@@ -118,6 +118,11 @@ impl Models {
         }
     }
 
+    /// The model that is meant by a name, by its own.
+    pub fn name(&self, name: Option<&str>) -> Result<&str, ApiError> {
+        Ok(&self.entry(name)?.name)
+    }
+
     /// The model of a name, if it is loaded.
     pub fn find(&self, name: Option<&str>) -> Result<Option<Arc<Served>>, ApiError> {
         Ok(self.entry(name)?.served())

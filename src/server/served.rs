@@ -204,7 +204,7 @@ impl Served {
         variables: Map<String, Value>,
         generation: Generation,
     ) -> Result<String, ApiError> {
-        let messages = Value::Array(self.dialect.messages(messages).map_err(ApiError::bad)?);
+        let messages = Value::Array(self.dialect.messages(messages).map_err(ApiError::at)?);
         let with = |tools: Vec<Value>| {
             let (offered, tools) = (!tools.is_empty(), Value::Array(tools));
             let conversation = Conversation {

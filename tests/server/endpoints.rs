@@ -1,6 +1,7 @@
 //! Every endpoint once, and that a response can be gone on from.
 
 use super::host::{Bundled, Host};
+use kvas::server::{Loaded, Loader, MemoryDemand};
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
 
@@ -101,6 +102,16 @@ fn ollama_loads_a_model_where_nothing_is_asked() {
     assert_eq!(host.post("/api/embeddings", &json!({"prompt": ""})).ok()["embedding"], json!([]));
 }
 
+/// Loads no model.
+#[derive(Debug)]
+struct Nothing;
+
+impl Loader for Nothing {
+    fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, String> {
+        Err("there is nothing to load".into())
+    }
+}
+
 /// `keep_alive: 0` has a model unloaded, with an answer or without; whoever asks next has it again.
 #[test]
 fn ollama_has_a_model_unloaded() {
@@ -131,8 +142,28 @@ fn ollama_has_a_model_unloaded() {
         assert_eq!(host.post(path, &body).status, 200, "{path}");
         assert!(gone(), "{path}");
     }
+    let nobody = Host::with_loader(Arc::new(Nothing));
+    for (path, body) in [
+        ("/api/chat", json!({"messages": [], "keep_alive": 0})),
+        ("/api/generate", json!({"keep_alive": "0s"})),
+        ("/api/embed", json!({"input": [], "keep_alive": 0})),
+        ("/api/embeddings", json!({"keep_alive": 0})),
+    ] {
+        assert_eq!(nobody.post(path, &body).status, 200, "{path}: what is not loaded is not loaded to be unloaded");
+    }
     let refused = host.post("/api/chat", &json!({"messages": messages, "keep_alive": "soon"}));
     assert!(refused.status == 400 && refused.text().contains("keep_alive"), "{}", refused.text());
+}
+
+/// There is nothing here that could look at an image: the part that is one is named.
+#[test]
+fn a_part_that_is_no_text_is_named() {
+    let parts = json!([{"type": "text", "text": "Look."}, {"type": "image_url", "image_url": {"url": "data:,"}}]);
+    let messages = json!([{"role": "user", "content": "Hi."}, {"role": "user", "content": parts}]);
+    for path in ["/v1/chat/completions", "/apply-template"] {
+        let refused = Host::shared().post(path, &json!({"messages": messages}));
+        assert_eq!(refused.json()["error"]["param"], "messages[1].content[1].type", "{}", refused.text());
+    }
 }
 
 #[test]
@@ -248,6 +279,13 @@ fn what_a_response_answered_is_listed() {
     ] {
         let refused = host.get(&format!("{path}?{query}"));
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(name)));
+    }
+    // As OpenAI says of what was not made in the background.
+    let kept = format!("/v1/responses/{}", second["id"].as_str().unwrap());
+    assert_eq!(host.get(&format!("{kept}?stream=false&starting_after=3")).ok(), second);
+    for value in ["true", "maybe"] {
+        let refused = host.get(&format!("{kept}?stream={value}"));
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("stream")));
     }
     let cancel = |id: &str| host.post(&format!("/v1/responses/{id}/cancel"), &json!({}));
     let refused = cancel(second["id"].as_str().unwrap());

@@ -7,7 +7,10 @@ use crate::server::{
 };
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// `/api/embed`: vectors of length one, for a text or several. Of those that are too long the beginnings, unless `truncate`
 /// says otherwise. Where there is no text the model is loaded, and that is all.
@@ -18,16 +21,20 @@ pub async fn embed(
 ) -> Result<Json<Value>, ApiError> {
     let began = Instant::now();
     let fields = Fields::of(&body)?;
+    let (keep, input) = (keep(&fields)?, fields.get("input").filter(|input| !is_nothing(input)));
+    if input.is_none()
+        && let Some(name) = super::unloaded(&server, &fields, keep).await?
+    {
+        return Ok(Json(reply(&name, &[], 0, [Duration::ZERO; 2])));
+    }
     let served = super::model(&server, &fields).await?;
-    let load = began.elapsed();
+    let (load, name) = (began.elapsed(), served.name.clone());
     let width = served.facts.width;
     let dimensions = fields.count(&["dimensions"], (1, width))?.unwrap_or(width);
-    let input = fields.get("input").filter(|input| !is_nothing(input));
     let too_long = match fields.flag("truncate")? {
         Some(true) | None => TooLong::Cut,
         Some(false) => TooLong::Refuse,
     };
-    let (keep, name) = (keep(&fields)?, served.name.clone());
     let (vectors, tokens) = match input {
         Some(input) => states(&server, &served, (&fields, caller), (input, too_long)).await?,
         None => (Vec::new(), 0),
@@ -35,13 +42,17 @@ pub async fn embed(
     let vectors: Vec<Vec<f32>> = vectors.iter().map(|vector| unit(&vector[..dimensions.min(vector.len())])).collect();
     drop(served);
     keep::end(&server, &name, keep).await;
-    Ok(Json(json!({
-        "model": name,
+    Ok(Json(reply(&name, &vectors, tokens, [began.elapsed(), load])))
+}
+
+fn reply(model: &str, vectors: &[Vec<f32>], tokens: usize, [total, load]: [Duration; 2]) -> Value {
+    json!({
+        "model": model,
         "embeddings": vectors,
-        "total_duration": began.elapsed().as_nanos() as u64,
+        "total_duration": total.as_nanos() as u64,
         "load_duration": load.as_nanos() as u64,
         "prompt_eval_count": tokens,
-    })))
+    })
 }
 
 /// Whether an input is an empty text or list, as Ollama's clients send it to have a model loaded.
@@ -56,13 +67,15 @@ pub async fn embeddings(
     Body(body): Body,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
-    let served = super::model(&server, &fields).await?;
-    let (keep, name) = (keep(&fields)?, served.name.clone());
+    let keep = keep(&fields)?;
     let Some(prompt) = fields.text("prompt")?.filter(|prompt| !prompt.is_empty()).map(Value::from) else {
-        drop(served);
-        keep::end(&server, &name, keep).await;
+        if super::unloaded(&server, &fields, keep).await?.is_none() {
+            super::model(&server, &fields).await?;
+        }
         return Ok(Json(json!({"embedding": []})));
     };
+    let served = super::model(&server, &fields).await?;
+    let name = served.name.clone();
     let (vectors, _) = states(&server, &served, (&fields, caller), (&prompt, TooLong::Refuse)).await?;
     drop(served);
     keep::end(&server, &name, keep).await;

@@ -31,15 +31,18 @@ use axum::{
 use keep::{Keep, keep};
 use reply::{Field, LineForm};
 use serde_json::{Map, Value};
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// `/api/chat`: answers a conversation.
 pub async fn chat(State(server): State<Arc<Server>>, caller: Caller, Body(body): Body) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
-    let (served, form) = begin(&server, &fields, Field::Message).await?;
     if fields.list("messages")?.is_none_or(Vec::is_empty) {
-        return without_prompt(&server, served, form, &fields).await;
+        return without_prompt(&server, &fields, Field::Message).await;
     }
+    let (served, form) = begin(&server, &fields, Field::Message).await?;
     let turn = chat_turn(&fields, &server.settings)?;
     let ask = conversation::complete(&served, &turn, ask(&fields, &served, caller)?)?;
     respond(&server, &served, ask, (form, &fields)).await
@@ -52,10 +55,10 @@ pub async fn generate(
     Body(body): Body,
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
-    let (served, mut form) = begin(&server, &fields, Field::Response).await?;
     let Some(prompt) = fields.text("prompt")?.filter(|prompt| !prompt.is_empty()) else {
-        return without_prompt(&server, served, form, &fields).await;
+        return without_prompt(&server, &fields, Field::Response).await;
     };
+    let (served, mut form) = begin(&server, &fields, Field::Response).await?;
     request::refuse_images(&fields)?;
     if fields.text("template")?.is_some_and(|template| !template.is_empty()) {
         return Err(ApiError::field("template", "not supported, expected none: the model's own is used"));
@@ -87,11 +90,15 @@ async fn begin(server: &Arc<Server>, fields: &Fields<'_>, field: Field) -> Resul
     Ok((served, form))
 }
 
-/// The model of a request. `:latest` is what Ollama's clients add to a name without a tag.
-async fn model(server: &Arc<Server>, fields: &Fields<'_>) -> Result<Arc<Served>, ApiError> {
+/// The name of the model of a request. `:latest` is what Ollama's clients add to a name without a tag.
+fn named<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
     let (model, older) = (fields.text("model")?, fields.text("name")?);
-    let name = model.or(older);
-    server.model(name.map(|name| name.strip_suffix(":latest").unwrap_or(name))).await
+    Ok(model.or(older).map(|name| name.strip_suffix(":latest").unwrap_or(name)))
+}
+
+/// The model of a request, loaded.
+async fn model(server: &Arc<Server>, fields: &Fields<'_>) -> Result<Arc<Served>, ApiError> {
+    server.model(named(fields)?).await
 }
 
 /// Everything about an answer but its prompt: `options`, whose fields have the names of llama.cpp.
@@ -111,16 +118,25 @@ fn ask(fields: &Fields<'_>, served: &Served, caller: Caller) -> Result<GenerateR
 }
 
 /// Nothing was asked: the model is there, or goes.
-async fn without_prompt(
-    server: &Arc<Server>,
-    served: Arc<Served>,
-    form: LineForm,
-    fields: &Fields<'_>,
-) -> Result<Response, ApiError> {
-    let (keep, name) = (keep(fields)?, served.name.clone());
-    drop(served);
-    keep::end(server, &name, keep).await;
+async fn without_prompt(server: &Arc<Server>, fields: &Fields<'_>, field: Field) -> Result<Response, ApiError> {
+    let keep = keep(fields)?;
+    let form = match unloaded(server, fields, keep).await? {
+        Some(name) => LineForm::new(&name, field, (Instant::now(), Duration::ZERO)),
+        None => begin(server, fields, field).await?.1,
+    };
     Ok(Json(form.of_model(keep)).into_response())
+}
+
+/// The model that is to go and has nothing to do before, unloaded: where it is not there, it is not loaded for that.
+async fn unloaded(server: &Server, fields: &Fields<'_>, keep: Keep) -> Result<Option<String>, ApiError> {
+    match keep {
+        Keep::Loaded => Ok(None),
+        Keep::Nothing => {
+            let name = server.models.name(named(fields)?)?;
+            server.models.unload(name).await;
+            Ok(Some(name.to_string()))
+        }
+    }
 }
 
 async fn respond(

@@ -90,7 +90,7 @@ impl Dialect {
             let mut calls = Box::new(Calls::new(form, tools));
             Inner::Tags(self.tags.map(|tags| Think::new(tags, prompt, mode, &mut calls)), calls)
         };
-        AnswerReader { inner, parts: Parts::default() }
+        AnswerReader { inner, parts: Parts::default(), calls_only: false }
     }
 
     /// The messages as this model's template wants them: `content` a string, from nothing, a string or parts of type
@@ -155,6 +155,7 @@ impl Dialect {
 pub struct AnswerReader {
     inner: Inner,
     parts: Parts,
+    calls_only: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -178,6 +179,11 @@ impl AnswerReader {
         self.parts.take()
     }
 
+    /// The same of an answer that has to be calls: where it ends within the beginning of one, that is no text.
+    pub fn of_calls(self) -> Self {
+        Self { calls_only: true, ..self }
+    }
+
     /// Ends the answer; what was held back.
     pub fn finish(&mut self) -> Vec<Part> {
         match &mut self.inner {
@@ -189,6 +195,8 @@ impl AnswerReader {
             }
             Inner::Channels(harmony) => harmony.finish(&mut self.parts),
         }
-        self.parts.take()
+        let mut parts = self.parts.take();
+        parts.retain(|part| !self.calls_only || !matches!(part, Part::Content(_)));
+        parts
     }
 }

@@ -13,6 +13,7 @@ pub use kept::Responses;
 use crate::server::{
     ApiError, Body, Caller, Fields, Path, Query, Server, Settings,
     conversation::{self, Turn},
+    fields::wrong,
     generate, options,
     served::now,
     stream::{self, Wire, drain},
@@ -160,8 +161,18 @@ pub async fn retrieve(
     State(server): State<Arc<Server>>,
     caller: Caller,
     Path(id): Path<String>,
+    Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Json<Value>, ApiError> {
-    Ok(Json(server.responses.get(caller.scope, &id)?.response.clone()))
+    let entry = server.responses.get(caller.scope, &id)?;
+    match query.iter().find(|(name, _)| name == "stream").map(|(_, value)| value.as_str()) {
+        None | Some("false") => Ok(Json(entry.response.clone())),
+        Some("true") => {
+            let what =
+                "true, expected false: this response was not created with background, which this server does not";
+            Err(ApiError::field("stream", what))
+        }
+        Some(other) => Err(wrong("stream", &json!(other), "true or false")),
+    }
 }
 
 /// What a response answered: the items of its request, and of those before it.

@@ -76,6 +76,26 @@ fn an_answer_that_ends_anywhere_loses_nothing() {
     }
 }
 
+/// Of an answer that has to be calls no text is left where it is cut off, and everything else is read as it is.
+#[test]
+fn the_beginning_of_a_forced_call_is_no_text() {
+    for (name, text) in [
+        ("hermes", "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>"),
+        ("mistral", "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}]"),
+        ("harmony", "<|channel|>commentary to=functions.get_weather<|message|>{\"city\": \"Rome\"}<|call|>"),
+    ] {
+        let reader = || dialect(name).reader("", &tools(), ReasoningMode::Split);
+        let mut texts = 0;
+        for end in boundaries(text) {
+            let mut parts = read_pieces(&mut reader(), &[&text[..end]]);
+            texts += usize::from(matches!(parts[..], [Part::Content(_)]));
+            parts.retain(|part| !matches!(part, Part::Content(_)));
+            assert_eq!(read_pieces(&mut reader().of_calls(), &[&text[..end]]), parts, "{:?}", &text[..end]);
+        }
+        assert!(texts > 10, "{name}: where nobody knows that it is a call, its beginning may be a text");
+    }
+}
+
 /// Pieces of all forms in any order: no panic, the same parts whatever the cuts, and all letters once.
 #[test]
 fn any_mixture_is_read() {
