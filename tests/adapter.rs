@@ -13,6 +13,7 @@ use safetensors::{
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 const LAYERS: usize = 8;
 const WIDTH: usize = 32;
@@ -23,29 +24,21 @@ fn assets() -> PathBuf {
 }
 
 /// A folder that is removed at the end.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(subject: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("kvas-gates-{}-{subject}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
+    fn new() -> Folder {
+        Folder(crate::temporary::folder())
     }
 
     fn path(&self, name: &str) -> String {
-        text(&self.0.join(name))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
+        text(&self.0.path().join(name))
     }
 }
 
 /// A checkpoint with the layers and heads of the trained model: a narrow residual stream, random numbers.
 fn checkpoint(folder: &Folder) -> String {
-    let source = folder.0.join("source");
+    let source = folder.0.path().join("source");
     std::fs::create_dir_all(&source).unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(fixture("llama").join(file), source.join(file)).unwrap();
@@ -123,7 +116,7 @@ fn gated(model: &Path) -> (usize, usize) {
 
 #[test]
 fn a_model_with_gates_is_the_model_without_them() {
-    let folder = Folder::new("plain");
+    let folder = Folder::new();
     let (source, gates) = (checkpoint(&folder), text(&assets()));
     let (plain, added, converted) = (folder.path("plain.gguf"), folder.path("added.gguf"), folder.path("made.gguf"));
     succeeds(&["convert", &source, "-o", &plain, "--type", "f32"]);
@@ -147,7 +140,7 @@ fn a_model_with_gates_is_the_model_without_them() {
 
 #[test]
 fn gates_are_shown_and_stay_precise() {
-    let folder = Folder::new("shown");
+    let folder = Folder::new();
     let (source, gates, model) = (checkpoint(&folder), text(&assets()), folder.path("model.gguf"));
     succeeds(&["convert", &source, "-o", &model, "--type", "q8_0", "--adapter", &gates]);
     let file = GgufFile::open(Path::new(&model)).unwrap();
@@ -173,7 +166,7 @@ fn gates_are_shown_and_stay_precise() {
 
 #[test]
 fn gates_of_another_model_are_refused() {
-    let folder = Folder::new("other");
+    let folder = Folder::new();
     let (model, out, gates) = (folder.path("model.gguf"), folder.path("out.gguf"), text(&assets()));
     succeeds(&["convert", &text(&fixture("llama")), "-o", &model, "--type", "f32"]);
     let expected = "adapter_config.json: num_hidden_layers is 8, expected the model's 3";
@@ -194,7 +187,7 @@ fn gates_of_another_model_are_refused() {
 #[test]
 fn the_trained_model_takes_its_gates() {
     let Some(shared) = shared() else { return };
-    let folder = Folder::new("trained");
+    let folder = Folder::new();
     let model = folder.path("model.gguf");
     let quantised = text(&shared.join("models/dense-16m.Q4_K_M.gguf"));
     succeeds(&["adapter", &quantised, &text(&assets()), "-o", &model]);

@@ -95,9 +95,9 @@ fn the_bundled_model_recalls_what_was_told_long_ago() {
 /// Plain `kvas`: a conversation at once, with the first words within a second on an idle machine.
 #[test]
 fn kvas_alone_chats() {
-    let begun = Instant::now();
+    let (begun, folder) = (Instant::now(), crate::temporary::folder());
     let mut child = Command::new(env!("CARGO_BIN_EXE_kvas"))
-        .env("HOME", std::env::temp_dir())
+        .env("HOME", folder.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

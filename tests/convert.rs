@@ -9,41 +9,36 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use tempfile::TempDir;
 
 /// A checkpoint to break, and an empty folder for what becomes of it; both are removed at the end.
 struct Trial {
-    root: PathBuf,
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.root).unwrap();
-    }
+    root: TempDir,
 }
 
 impl Trial {
-    /// A copy of a reference checkpoint; `subject` tells trials apart.
-    fn new(name: &str, subject: &str) -> Trial {
-        let root = std::env::temp_dir().join(format!("kvas-convert-{}-{subject}", std::process::id()));
-        std::fs::create_dir_all(root.join("out")).unwrap();
-        std::fs::create_dir_all(root.join(name)).unwrap();
-        std::fs::rename(root.join(name), root.join("source")).unwrap();
-        for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
-            std::fs::copy(fixture(name).join(file), root.join("source").join(file)).unwrap();
+    /// A copy of a reference checkpoint.
+    fn new(name: &str) -> Trial {
+        let trial = Trial { root: crate::temporary::folder() };
+        for folder in ["out", "source"] {
+            std::fs::create_dir(trial.root.path().join(folder)).unwrap();
         }
-        Trial { root }
+        for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+            std::fs::copy(fixture(name).join(file), trial.source(file)).unwrap();
+        }
+        trial
     }
 
     fn source(&self, file: &str) -> PathBuf {
-        self.root.join("source").join(file)
+        self.root.path().join("source").join(file)
     }
 
     fn out(&self) -> PathBuf {
-        self.root.join("out/model.gguf")
+        self.root.path().join("out/model.gguf")
     }
 
     fn arguments(&self) -> [String; 4] {
-        ["convert".into(), text(&self.root.join("source")), "-o".into(), text(&self.out())]
+        ["convert".into(), text(&self.root.path().join("source")), "-o".into(), text(&self.out())]
     }
 
     fn config(&self, change: impl FnOnce(&mut Value)) {
@@ -54,7 +49,7 @@ impl Trial {
 
     /// What is in the folder of the output, hidden files too.
     fn left(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.root.join("out")).unwrap();
+        let entries = std::fs::read_dir(self.root.path().join("out")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
@@ -119,7 +114,7 @@ fn every_fault_of_a_checkpoint_is_one_line_and_leaves_nothing() {
         ("folder", |trial| std::fs::create_dir(trial.source("config.json").with_file_name("x")).unwrap(), ""),
     ];
     for (subject, change, expected) in faults {
-        let trial = Trial::new("falcon-h1", subject);
+        let trial = Trial::new("falcon-h1");
         change(&trial);
         if expected.is_empty() {
             succeeds(&trial.arguments().each_ref().map(String::as_str));
@@ -134,7 +129,7 @@ fn every_fault_of_a_checkpoint_is_one_line_and_leaves_nothing() {
 /// A name that nobody can read the file by is refused before there is one.
 #[test]
 fn a_pre_tokenizer_that_nobody_knows_is_refused() {
-    let trial = Trial::new("qwen2", "unknown-pre");
+    let trial = Trial::new("qwen2");
     let arguments = trial.arguments();
     let arguments = arguments.each_ref().map(String::as_str);
     for more in [&["--pre", "gpt-3"][..], &["--pre", "gpt-3", "--dry-run"]] {
@@ -150,7 +145,7 @@ fn a_pre_tokenizer_that_nobody_knows_is_refused() {
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_one_line_and_leaves_nothing() {
-    let trial = Trial::new("falcon-h1", "full");
+    let trial = Trial::new("falcon-h1");
     let script = "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"";
     for split in [&[][..], &["--split-max-tensors", "10"]] {
         let mut command = Command::new("sh");
@@ -166,7 +161,7 @@ fn a_full_disk_is_one_line_and_leaves_nothing() {
 
 #[test]
 fn a_split_model_is_read_as_one() {
-    let trial = Trial::new("lfm2", "split");
+    let trial = Trial::new("lfm2");
     let arguments = trial.arguments();
     let arguments = arguments.each_ref().map(String::as_str);
     succeeds(&arguments);
@@ -179,7 +174,7 @@ fn a_split_model_is_read_as_one() {
     let mut left = trial.left();
     left.sort();
     assert_eq!(left, [&parts[0], &parts[1], &parts[2], "model.gguf"]);
-    assert_eq!(tensors(&trial.root.join("out").join(&parts[0])), tensors(&trial.out()));
+    assert_eq!(tensors(&trial.root.path().join("out").join(&parts[0])), tensors(&trial.out()));
     for (size, status) in [("3X", 2), ("0G", 2), ("1.5G", 2), ("1M", 0)] {
         let arguments = [&arguments[..], &["--split-max-size", size]].concat();
         assert_eq!(kvas(&arguments).status.code(), Some(status), "{size}");
@@ -188,7 +183,7 @@ fn a_split_model_is_read_as_one() {
 
 #[test]
 fn what_is_left_out_is_said_once() {
-    let trial = Trial::new("qwen2", "left-out");
+    let trial = Trial::new("qwen2");
     trial.config(|config| config["tie_word_embeddings"] = json!(true));
     let arguments = trial.arguments();
     let output = kvas(&arguments.each_ref().map(String::as_str));

@@ -12,33 +12,26 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
+use tempfile::TempDir;
 
 const STORY: &str = "tests/data/story.txt";
 const IDS: &str = "1,2,3,4,5,6,7,8";
 
 /// A folder with a small model in it; removed at the end.
 struct Trial {
-    folder: PathBuf,
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.folder).unwrap();
-    }
+    folder: TempDir,
 }
 
 impl Trial {
-    fn new(subject: &str) -> Trial {
-        let folder = std::env::temp_dir().join(format!("kvas-outputs-{}-{subject}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let trial = Trial { folder };
+    fn new() -> Trial {
+        let trial = Trial { folder: crate::temporary::folder() };
         let made = converted_file(&fixture("llama"), Quant::F32);
         std::fs::rename(made, trial.path("model.gguf")).unwrap();
         trial
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.folder.path().join(name)
     }
 
     fn named(&self, name: &str) -> String {
@@ -46,7 +39,7 @@ impl Trial {
     }
 
     fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.folder).unwrap();
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
         let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
@@ -88,7 +81,7 @@ impl Trial {
 
 #[test]
 fn a_command_writes_over_nothing_that_it_reads() {
-    let trial = Trial::new("same");
+    let trial = Trial::new();
     let (model, before) = (trial.named("model.gguf"), std::fs::read(trial.path("model.gguf")).unwrap());
     let story = trial.named("story");
     std::fs::copy(STORY, &story).unwrap();
@@ -106,8 +99,8 @@ fn a_command_writes_over_nothing_that_it_reads() {
 #[cfg(unix)]
 #[test]
 fn what_cannot_be_written_is_said_before_the_work() {
-    let trial = Trial::new("early");
-    let folder = text(&trial.folder);
+    let trial = Trial::new();
+    let folder = text(trial.folder.path());
     for out in [folder.as_str(), "/dev/null"] {
         for arguments in [
             &["logits", "-m", "none", "--ids", "1", "-o", out][..],
@@ -133,7 +126,7 @@ fn what_cannot_be_written_is_said_before_the_work() {
 
 #[test]
 fn what_is_no_number_ends_a_measurement() {
-    let trial = Trial::new("nan");
+    let trial = Trial::new();
     let spoil = |name: &str, numbers: &mut [f32]| {
         if name == "blk.1.ffn_down.weight" {
             numbers[5] = f32::NAN;
@@ -156,7 +149,7 @@ fn what_is_no_number_ends_a_measurement() {
 
 #[test]
 fn formats_are_chosen_that_are_for_weights_and_patterns_that_fit() {
-    let trial = Trial::new("choice");
+    let trial = Trial::new();
     let (model, out) = (trial.named("model.gguf"), trial.named("out"));
     let quantize = |more: &[&str]| fails(&[&["quantize", &model, &out, "q8_0"], more].concat());
     let error = quantize(&["--tensor-type", "ffn=q8_k"]);
@@ -172,7 +165,7 @@ fn formats_are_chosen_that_are_for_weights_and_patterns_that_fit() {
 
 #[test]
 fn a_bias_of_what_attention_gives_is_added() {
-    let trial = Trial::new("bias");
+    let trial = Trial::new();
     let names = ["blk.0.attn_output.bias", "blk.1.attn_output.bias"];
     trial.changed("none.gguf", None, |_, _| {}, &names.map(|name| (name, 0.0)));
     trial.changed("some.gguf", None, |_, _| {}, &names.map(|name| (name, 0.25)));
@@ -188,7 +181,7 @@ fn a_bias_of_what_attention_gives_is_added() {
 /// Its gate has no place for it, so that answers would be wrong.
 #[test]
 fn a_bias_of_a_feed_forward_is_refused() {
-    let trial = Trial::new("ffn-bias");
+    let trial = Trial::new();
     trial.changed("bias.gguf", None, |_, _| {}, &[("blk.0.ffn_down.bias", 0.25)]);
     let error = fails(&["run", "-m", &trial.named("bias.gguf"), "--ids", "1,2", "-n", "1"]);
     assert!(error.contains("blk.0.ffn_down.bias"), "{error}");
@@ -196,7 +189,7 @@ fn a_bias_of_a_feed_forward_is_refused() {
 
 #[test]
 fn a_context_ends_with_the_window() {
-    let trial = Trial::new("window");
+    let trial = Trial::new();
     trial.changed("window.gguf", Some(("llama.attention.sliding_window", Value::U32(24))), |_, _| {}, &[]);
     trial.changed("wide.gguf", Some(("llama.attention.sliding_window", Value::U32(1 << 20))), |_, _| {}, &[]);
     let run = |model: &str, more: &[&str]| {
@@ -224,7 +217,7 @@ fn a_context_ends_with_the_window() {
 #[cfg(target_os = "linux")]
 #[test]
 fn nobody_has_to_listen() {
-    let trial = Trial::new("deaf");
+    let trial = Trial::new();
     let (model, out) = (trial.named("model.gguf"), trial.named("out"));
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     std::fs::write(trial.path("question"), "a\n/stats\n").unwrap();
@@ -272,14 +265,14 @@ fn nobody_has_to_listen() {
 #[cfg(unix)]
 #[test]
 fn a_signal_leaves_nothing_half_written() {
-    let trial = Trial::new("signal");
+    let trial = Trial::new();
     for (signal, code) in [("INT", 130), ("TERM", 143)] {
         let out = trial.named("large.gguf");
         let arguments = ["make-model", "--preset", "qwen3.5-4b", "--type", "f32", "-o", &out];
         let mut child = Command::new(env!("CARGO_BIN_EXE_kvas")).args(arguments).stderr(Stdio::null()).spawn().unwrap();
         let begun = |folder: &Path| std::fs::read_dir(folder).unwrap().count() == 2;
         let start = Instant::now();
-        while !begun(&trial.folder) {
+        while !begun(trial.folder.path()) {
             assert!(start.elapsed() < Duration::from_secs(20) && child.try_wait().unwrap().is_none());
             std::thread::sleep(Duration::from_millis(2));
         }

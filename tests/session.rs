@@ -20,6 +20,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
+use tempfile::TempDir;
 
 const CONTEXT: usize = 400;
 
@@ -35,27 +36,19 @@ fn engine(model: &Model, backend: Box<dyn Backend>, limits: Limits) -> EngineHan
 }
 
 /// A folder that goes when the test ends.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("kvas-sessions-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Self(folder)
+    fn new() -> Self {
+        Self(crate::temporary::folder())
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     fn text(&self, name: &str) -> String {
         self.path(name).to_str().unwrap().to_string()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -78,7 +71,7 @@ fn go_on(engine: &EngineHandle, id: ConversationId, prompt: &[u32], count: usize
 
 /// Saves in the middle, and goes on both there and elsewhere.
 fn check_going_on(name: &str, model: &Model, others: Vec<(Box<dyn Backend>, usize, Replay)>) {
-    let folder = Folder::new(name);
+    let folder = Folder::new();
     let (vocab, id, path) = (model.spec.vocab, ModelId::of(&model.file), folder.path("s"));
     let first = engine(model, Box::new(Cpu::new(2)), limits(4, Replay::new(8, 4)));
     let conversation = first.open().unwrap();
@@ -125,7 +118,7 @@ fn a_session_goes_on_as_if_it_had_never_left() {
 
 #[test]
 fn what_does_not_fit_is_refused_in_one_line() {
-    let folder = Folder::new("refused");
+    let folder = Folder::new();
     let (model, other) = (converted(&fixture("qwen35"), Quant::F32), converted(&fixture("llama"), Quant::F32));
     let (id, path) = (ModelId::of(&model.file), folder.path("s"));
     let make = |model: &Model, limits| engine(model, Box::new(Cpu::new(1)), limits);
@@ -160,7 +153,7 @@ fn chat(model: &Model, engine: &EngineHandle) -> Chat {
 
 #[test]
 fn a_chat_that_is_loaded_can_go_on_and_back() {
-    let folder = Folder::new("chat");
+    let folder = Folder::new();
     let model = converted(&fixture("qwen35"), Quant::F32);
     let (id, path, go) = (ModelId::of(&model.file), folder.path("s"), AtomicBool::new(false));
     let make = || engine(&model, Box::new(Cpu::new(1)), limits(16, Replay::new(8, 4)));
@@ -196,7 +189,7 @@ fn a_chat_that_is_loaded_can_go_on_and_back() {
 /// Programs that read this version of the format, and know no -1, read a number.
 #[test]
 fn a_file_says_no_bound_as_a_number() {
-    let (folder, model) = (Folder::new("bound"), Model::open(bundled().as_ref(), None).unwrap());
+    let (folder, model) = (Folder::new(), Model::open(bundled().as_ref(), None).unwrap());
     let (path, model_id) = (folder.path("talk"), ModelId::of(&model.file));
     let engine = engine(&model, cpu(), limits(16, Replay::OFF));
     let mut first = chat(&model, &engine);
@@ -228,7 +221,7 @@ fn bundled() -> String {
 
 #[test]
 fn a_run_goes_on_from_its_session() {
-    let folder = Folder::new("run");
+    let folder = Folder::new();
     let (file, session) = (converted_file(&fixture("qwen35"), Quant::F32), folder.text("story"));
     let model = file.to_str().unwrap();
     let run = |prompt: &str, count: &str, more: &[&str]| -> serde_json::Value {
@@ -251,7 +244,7 @@ fn a_run_goes_on_from_its_session() {
 /// Without an answer the prompt is read all the same, and only what was read is counted.
 #[test]
 fn a_prompt_without_an_answer_is_read_and_kept() {
-    let folder = Folder::new("nothing");
+    let folder = Folder::new();
     let (model, session) = (bundled(), folder.text("story"));
     let run = |more: &[&str]| -> serde_json::Value {
         let arguments = [&["run", "-m", &model, "--temp", "0", "--json", "-c", "512", "--ignore-eos"], more].concat();
@@ -274,7 +267,7 @@ fn a_prompt_without_an_answer_is_read_and_kept() {
 /// up is where all are held.
 #[test]
 fn a_session_is_opened_with_another_policy() {
-    let folder = Folder::new("policies");
+    let folder = Folder::new();
     let model = bundled();
     let text = "The fox went on through the wood to the river, and there it met a bear. ".repeat(20);
     let run = |prompt: &str, session: &str, more: &[&str]| -> (serde_json::Value, String) {
@@ -338,7 +331,7 @@ fn what_was_not_read_is_not_counted() {
 
 #[test]
 fn a_chat_goes_on_after_a_restart() {
-    let (folder, model) = (Folder::new("restart"), bundled());
+    let (folder, model) = (Folder::new(), bundled());
     let session = folder.text("talk");
     let chat = |more: &[&str], input: &str| {
         let mut arguments = vec!["chat", "-m", &model, "--temp", "0", "-n", "25", "-c", "512"];
@@ -374,7 +367,7 @@ fn a_chat_goes_on_after_a_restart() {
 /// A conversation that has filled its context is opened again: there is no room for more, but it can be gone back in.
 #[test]
 fn a_full_conversation_can_be_opened_again() {
-    let (folder, model) = (Folder::new("full"), bundled());
+    let (folder, model) = (Folder::new(), bundled());
     let session = folder.text("talk");
     let chat = |input: &str| {
         let arguments = ["chat", "-m", &model, "--temp", "0", "-c", "64", "--session", &session];
@@ -404,7 +397,7 @@ fn messages(session: &Path) -> usize {
 /// that of a turn, and not of an earlier one than before.
 #[test]
 fn a_killed_writer_leaves_a_whole_file() {
-    let (folder, model) = (Folder::new("killed"), bundled());
+    let (folder, model) = (Folder::new(), bundled());
     let (session, partial) = (folder.path("talk"), folder.path("talk.partial"));
     let arguments = ["chat", "-m", &model, "-n", "2", "-c", "512", "--session", session.to_str().unwrap()];
     let (mut random, mut torn, mut known) = (Random::new(3), 0, 0);

@@ -13,7 +13,8 @@ use kvas::{
 use kvas_backend::{KvType, Limits, Replay, StateType, conformance::Random};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
+use tempfile::TempDir;
 
 /// Tokens of the longest conversation.
 const CONTEXT: usize = 160;
@@ -82,7 +83,7 @@ struct World<'a> {
     fresh: EngineHandle,
     scorer: Runner,
     talks: Vec<Talk>,
-    folder: PathBuf,
+    folder: TempDir,
     answers: usize,
     ties: usize,
     /// Prompt tokens that were read, and that were not.
@@ -91,7 +92,6 @@ struct World<'a> {
 
 impl Drop for World<'_> {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
         if std::thread::panicking() {
             eprintln!("{}, seed {}: operation {} failed", self.name, self.seed, self.operations);
         }
@@ -117,8 +117,7 @@ impl<'a> World<'a> {
         let fresh = Engine::start(prepared(model, 64, pages, 0, Replay::OFF), config);
         let scorer = prepared(model, CONTEXT, pages, 0, Replay::OFF);
         let engine = engine(model, &mut random);
-        let folder = std::env::temp_dir().join(format!("kvas-simulation-{}-{name}-{seed}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = crate::temporary::folder();
         let (talks, operations, answers, ties, read) = (vec![], 0, 0, 0, [0; 2]);
         Self { name, seed, operations, random, model, engine, fresh, scorer, talks, folder, answers, ties, read }
     }
@@ -262,7 +261,7 @@ impl<'a> World<'a> {
             }
         });
         let saved = self.random.below(self.talks.len());
-        let (id, path) = (ModelId::of(&self.model.file), self.folder.join("session"));
+        let (id, path) = (ModelId::of(&self.model.file), self.folder.path().join("session"));
         let tokens = self.talks[saved].tokens.clone();
         self.engine.save(self.talks[saved].id, Writer::new(&path, &id, tokens, String::new())).unwrap();
         self.engine = engine(self.model, &mut self.random);

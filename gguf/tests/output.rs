@@ -8,31 +8,24 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use tempfile::TempDir;
 
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(subject: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("kvas-output-{}-{subject}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        Folder(folder)
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
+        let entries = std::fs::read_dir(self.0.path()).unwrap();
         let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
     }
 }
 
@@ -54,7 +47,7 @@ fn number(path: &Path) -> f32 {
 
 #[test]
 fn what_is_no_regular_file_is_refused_and_left() {
-    let folder = Folder::new("special");
+    let folder = Folder::new();
     let (inner, pipe) = (folder.file("folder"), folder.file("pipe"));
     std::fs::create_dir(&inner).unwrap();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -76,7 +69,7 @@ fn what_is_no_regular_file_is_refused_and_left() {
 
 #[test]
 fn links_are_followed() {
-    let folder = Folder::new("links");
+    let folder = Folder::new();
     std::fs::create_dir(folder.file("elsewhere")).unwrap();
     let (target, link, dangling) = (folder.file("elsewhere/model"), folder.file("link"), folder.file("dangling"));
     write(&target, 1.0).unwrap();
@@ -97,7 +90,7 @@ fn links_are_followed() {
 
 #[test]
 fn a_file_knows_its_own_paths() {
-    let folder = Folder::new("own");
+    let folder = Folder::new();
     let (path, link, hard) = (folder.file("model"), folder.file("link"), folder.file("hard"));
     write(&path, 1.0).unwrap();
     symlink("model", &link).unwrap();

@@ -4,6 +4,7 @@ use super::{header::ShortenedLayout, *};
 use crate::{memory::EvictionRecord, policy::Shares};
 use kvas_backend::KvType;
 use std::path::PathBuf;
+use tempfile::TempDir;
 
 fn model(fingerprint: &str) -> ModelId {
     ModelId { name: "toy".into(), architecture: "none".into(), fingerprint: fingerprint.into() }
@@ -28,11 +29,11 @@ fn eviction(held: [u32; 2]) -> EvictionRecord {
 
 const TOKENS: [u32; 6] = [7, 1, 300, 2, 70000, 9];
 
-/// A file of its own in a folder of its own.
-fn place(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("kvas-session-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    folder.join("a.session")
+/// A file in a folder of its own, which goes with it.
+fn place() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.session");
+    (folder, path)
 }
 
 fn write(path: &Path) {
@@ -53,13 +54,9 @@ fn write(path: &Path) {
     assert_eq!(bytes, std::fs::metadata(path).unwrap().len());
 }
 
-fn remove(path: &Path) {
-    std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
-}
-
 #[test]
 fn what_is_written_is_read() {
-    let path = place("read");
+    let (_folder, path) = place();
     write(&path);
     let session = Session::open(&path).unwrap();
     assert_eq!((session.tokens(), session.conversation()), (&TOKENS[..], "{\"a\": 1}"));
@@ -83,14 +80,13 @@ fn what_is_written_is_read() {
     assert!(session.check_model(&model("1234")).is_ok());
     let error = session.check_model(&model("5678")).unwrap_err().to_string();
     assert_eq!(error, format!("{}: a session of toy (none, 1234), expected one of toy (none, 5678)", path.display()));
-    remove(&path);
 }
 
 /// Who evicts tokens, and has not yet, says so in a version of its own.
 #[test]
 fn a_policy_that_has_given_up_nothing_is_kept() {
     for elements in [0, 3] {
-        let path = place("whole");
+        let (_folder, path) = place();
         let layout = SessionLayout { shortened: None, positions: vec![5], ..layout() };
         let layout = layout.with_whole("some".into(), elements);
         let mut open = Writer::new(&path, &model("1234"), TOKENS.to_vec(), String::new()).begin(&layout).unwrap();
@@ -108,13 +104,12 @@ fn a_policy_that_has_given_up_nothing_is_kept() {
         let refused = version("4").unwrap_err().to_string();
         assert!(refused.contains("kvas_session is 4, expected 1 to 3"), "{refused}");
         assert_eq!(version("1").map_err(|error| error.to_string()).is_err(), elements > 0, "a section too many");
-        remove(&path);
     }
 }
 
 #[test]
 fn a_flipped_bit_anywhere_is_refused_with_its_section() {
-    let path = place("flipped");
+    let (_folder, path) = place();
     write(&path);
     let whole = std::fs::read(&path).unwrap();
     let mut named = std::collections::BTreeSet::new();
@@ -135,7 +130,6 @@ fn a_flipped_bit_anywhere_is_refused_with_its_section() {
     for length in 0..whole.len() {
         assert!(Session::from_bytes("a.session", whole[..length].to_vec().into()).is_err(), "{length} bytes");
     }
-    remove(&path);
 }
 
 /// A file whose checksums are all right and whose header is what `change` makes of it.
@@ -152,7 +146,7 @@ fn resealed(whole: &[u8], change: (&str, &str)) -> Result<Session, SessionError>
 
 #[test]
 fn sections_that_do_not_belong_together_are_refused() {
-    let path = place("resealed");
+    let (_folder, path) = place();
     write(&path);
     let whole = std::fs::read(&path).unwrap();
     assert!(resealed(&whole, ("toy", "TOY")).is_ok());
@@ -188,12 +182,11 @@ fn sections_that_do_not_belong_together_are_refused() {
         let error = resealed(&whole, change).unwrap_err().to_string();
         assert!(error.starts_with(&format!("a.session: {expected}")), "{error}");
     }
-    remove(&path);
 }
 
 #[test]
 fn an_unfinished_file_harms_nobody() {
-    let path = place("unfinished");
+    let (_folder, path) = place();
     write(&path);
     // A writer that is alive keeps others out; one that fails or dies leaves the file as it was.
     let open = Writer::new(&path, &model("1234"), vec![1], String::new()).begin(&layout()).unwrap();
@@ -210,7 +203,6 @@ fn an_unfinished_file_harms_nobody() {
     write(&path);
     assert_eq!(Session::open(&path).unwrap().tokens(), TOKENS);
     assert!(!partial.exists());
-    remove(&path);
 }
 
 /// The layout of a session that remembers nothing.
@@ -220,18 +212,17 @@ fn bare() -> SessionLayout {
 
 #[test]
 fn a_session_without_memory_is_a_session() {
-    let path = place("empty");
+    let (_folder, path) = place();
     let open = Writer::new(&path, &model("1234"), vec![], String::new()).begin(&bare()).unwrap();
     open.finish().unwrap();
     let session = Session::open(&path).unwrap();
     assert!(session.positions(9).is_empty() && session.tokens().is_empty() && session.conversation().is_empty());
-    remove(&path);
 }
 
 /// Two programs with one file: who comes second does not replace what it has never seen.
 #[test]
 fn what_another_program_wrote_is_not_replaced() {
-    let path = place("claimed");
+    let (_folder, path) = place();
     let begin = |claim: &VersionGuard| Writer::claimed(claim, &model("1234"), vec![], String::new()).begin(&bare());
     let [one, two] = [VersionGuard::new(&path), VersionGuard::new(&path)];
     // As often as it likes, as long as nobody else does.
@@ -251,13 +242,12 @@ fn what_another_program_wrote_is_not_replaced() {
     // A file that is gone is nobody's.
     std::fs::remove_file(&path).unwrap();
     begin(&one).unwrap().finish().unwrap();
-    remove(&path);
 }
 
 #[cfg(unix)]
 #[test]
 fn a_link_stays_a_link() {
-    let path = place("linked");
+    let (_folder, path) = place();
     let (link, folder) = (path.with_file_name("link"), path.parent().unwrap().join("elsewhere"));
     std::fs::create_dir_all(&folder).unwrap();
     let claim = VersionGuard::new(&link);

@@ -7,18 +7,15 @@ use crate::quantize::{MIXES, QuantizeOptions, quantize};
 use read::{CONFIG, WEIGHTS};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value as Json, json};
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::{collections::BTreeMap, path::PathBuf};
+use tempfile::TempDir;
 
 /// What is done to a trial, and what the error says.
 type Fault = (fn(&mut Trial), &'static str);
 
 /// A model of three layers, the second without attention, and an adapter for it, in a folder that is removed at the end.
 struct Trial {
-    folder: PathBuf,
+    folder: TempDir,
     config: Json,
     gates: BTreeMap<String, (Dtype, Vec<usize>)>,
     metadata: Metadata,
@@ -31,10 +28,8 @@ const HIDDEN: usize = 32;
 
 impl Trial {
     fn new() -> Trial {
-        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
-        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("kvas-adapter-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(folder.join("adapter")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("adapter")).unwrap();
         let config = json!({
             "adapter_type": "edgeinfinite", "sink_length": 3, "window_length": 4, "segment_length": 6,
             "pos_mode": "cache", "rope_in_memory": false, "activation": "elu1", "gate_scope": "head_channel",
@@ -65,7 +60,7 @@ impl Trial {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.folder.path().join(name)
     }
 
     /// Writes the adapter.
@@ -115,12 +110,6 @@ impl Trial {
         let error = format!("{error:#}");
         assert!(!error.contains('\n') && !self.path("out.gguf").exists(), "{error}");
         error
-    }
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.folder).unwrap();
     }
 }
 

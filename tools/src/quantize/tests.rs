@@ -4,31 +4,19 @@
 
 use super::*;
 use kvas_gguf::GgufWriter;
-use std::{
-    path::PathBuf,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::path::PathBuf;
+use tempfile::TempDir;
 
 /// A folder of its own, removed at the end.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
     fn new() -> Folder {
-        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
-        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("kvas-quantize-{}-{number}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        Folder(folder)
+        Folder(tempfile::tempdir().unwrap())
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
+        self.0.path().join(name)
     }
 }
 

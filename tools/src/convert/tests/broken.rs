@@ -34,7 +34,7 @@ fn what_is_tied_or_computed_may_be_left_out() {
     fixture.add("lm_head.weight", &[12, 8]);
     fixture.add("model.layers.0.self_attn.rotary_emb.inv_freq", &[2]);
     fixture.save();
-    let plan = plan(&fixture.folder, &of(Quant::F32)).unwrap();
+    let plan = plan(fixture.folder.path(), &of(Quant::F32)).unwrap();
     assert_eq!(plan.ignored, ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"]);
     assert!(plan.tensors.iter().all(|tensor| tensor.name != "output.weight"));
     // Without the setting, the tensor decides.
@@ -70,7 +70,7 @@ fn numbers_that_do_not_fit_are_found() {
     let error = fixture.error(&of(Quant::F16));
     assert!(error.starts_with("tensor blk.0.ffn_gate.weight, row 0: number 0 is -70000, which F16 cannot"), "{error}");
     assert!(fixture.convert(&of(Quant::Bf16)).is_ok());
-    let files = std::fs::read_dir(&fixture.folder).unwrap().count();
+    let files = std::fs::read_dir(fixture.folder.path()).unwrap().count();
     assert_eq!(files, 4, "config, tensors, tokenizer and the one good file");
     let mut fixture = llama();
     fixture.tensors.get_mut(name).unwrap().dtype = Dtype::I32;
@@ -133,16 +133,16 @@ fn settings_that_cannot_be_carried_are_refused() {
 fn missing_files_are_named() {
     let fixture = llama();
     let options = of(Quant::F32);
-    let message = || format!("{:#}", plan(&fixture.folder, &options).unwrap_err());
+    let message = || format!("{:#}", plan(fixture.folder.path(), &options).unwrap_err());
     assert!(message().ends_with("expected model.safetensors or model.safetensors.index.json in it"), "{}", message());
     fixture.write_tensors("model.safetensors", |_| true);
     assert!(message().ends_with("expected config.json in it"), "{}", message());
     fixture.write("config.json", "{");
     assert!(message().starts_with("config.json: not valid JSON"), "{}", message());
     fixture.save();
-    std::fs::remove_file(fixture.folder.join("tokenizer.json")).unwrap();
+    std::fs::remove_file(fixture.path("tokenizer.json")).unwrap();
     assert!(message().ends_with("expected tokenizer.json or tokenizer.model in it"), "{}", message());
-    let nowhere = plan(&fixture.folder.join("nowhere"), &options).unwrap_err().to_string();
+    let nowhere = plan(&fixture.path("nowhere"), &options).unwrap_err().to_string();
     assert!(nowhere.ends_with("expected the folder of a checkpoint"), "{nowhere}");
     let mut text = String::new();
     write!(text, "{:?}", ConvertOptions::default()).unwrap();
@@ -193,7 +193,7 @@ fn hostile_settings_never_panic() {
                 fixture.config[&keys[random.below(keys.len())]] = value;
             }
             fixture.write("config.json", &fixture.config.to_string());
-            accepted += usize::from(plan(&fixture.folder, &of(Quant::F32)).is_ok());
+            accepted += usize::from(plan(fixture.folder.path(), &of(Quant::F32)).is_ok());
         }
         assert!(accepted > 10, "the changes are too wild to get far: {accepted}");
     }
@@ -205,7 +205,7 @@ fn damaged_files_never_panic() {
     let fixture = llama();
     fixture.save();
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
-        let good = std::fs::read(fixture.folder.join(name)).unwrap();
+        let good = std::fs::read(fixture.path(name)).unwrap();
         for _ in 0..300 {
             let mut bytes = good.clone();
             for _ in 0..1 + random.below(4) {
@@ -215,11 +215,11 @@ fn damaged_files_never_panic() {
             if random.below(4) == 0 {
                 bytes.truncate(random.below(bytes.len()));
             }
-            std::fs::write(fixture.folder.join(name), &bytes).unwrap();
-            if let Err(error) = convert(&fixture.folder, &fixture.out(), &of(Quant::F32)) {
+            std::fs::write(fixture.path(name), &bytes).unwrap();
+            if let Err(error) = convert(fixture.folder.path(), &fixture.out(), &of(Quant::F32)) {
                 assert!(!format!("{error:#}").is_empty());
             }
         }
-        std::fs::write(fixture.folder.join(name), &good).unwrap();
+        std::fs::write(fixture.path(name), &good).unwrap();
     }
 }

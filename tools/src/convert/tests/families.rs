@@ -248,7 +248,7 @@ fn a_wrapper_around_the_language_model_changes_nothing() {
     for (key, value) in a.metadata().iter().filter(|(key, _)| !key.starts_with("general.")) {
         assert_eq!(b.metadata().get(key), Some(value), "{key}");
     }
-    let plan = plan(&wrapped.folder, &of(Quant::F32)).unwrap();
+    let plan = plan(wrapped.folder.path(), &of(Quant::F32)).unwrap();
     assert_eq!(plan.ignored.len(), 3, "{:?}", plan.ignored);
 }
 
@@ -304,7 +304,7 @@ fn multi_token_prediction_becomes_a_block() {
     let omitted = fixture.convert(&options).unwrap();
     assert_eq!(omitted.tensors().len(), without.tensors().len());
     assert_eq!(uint(&omitted, "qwen35.block_count"), 2);
-    assert_eq!(plan(&fixture.folder, &options).unwrap().ignored.len(), 15);
+    assert_eq!(plan(fixture.folder.path(), &options).unwrap().ignored.len(), 15);
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn rows_that_are_no_whole_blocks_fall_back() {
 /// Splits a checkpoint over two files and names them in an index.
 fn shard(fixture: &Fixture) {
     fixture.save();
-    std::fs::remove_file(fixture.folder.join("model.safetensors")).unwrap();
+    std::fs::remove_file(fixture.path("model.safetensors")).unwrap();
     let second = |name: &str| name.contains("layers.1") || name.contains("norm");
     let files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
     fixture.write_tensors(files[0], |name| !second(name));
@@ -86,7 +86,7 @@ fn shards_are_one_checkpoint() {
     let expected: Vec<Vec<f32>> = whole.tensors().iter().map(|tensor| numbers(&whole, &tensor.name)).collect();
     let fixture = llama();
     shard(&fixture);
-    convert(&fixture.folder, &fixture.out(), &of(Quant::F32)).unwrap();
+    convert(fixture.folder.path(), &fixture.out(), &of(Quant::F32)).unwrap();
     let file = GgufFile::open(&fixture.out()).unwrap();
     let found: Vec<Vec<f32>> = file.tensors().iter().map(|tensor| numbers(&file, &tensor.name)).collect();
     assert_eq!(found, expected);
@@ -96,19 +96,19 @@ fn shards_are_one_checkpoint() {
 fn a_missing_or_lying_shard_is_named() {
     let fixture = llama();
     shard(&fixture);
-    let message = || format!("{:#}", plan(&fixture.folder, &of(Quant::F32)).unwrap_err());
+    let message = || format!("{:#}", plan(fixture.folder.path(), &of(Quant::F32)).unwrap_err());
     let (file, index) = ("model-00002-of-00002.safetensors", "model.safetensors.index.json");
-    let bytes = std::fs::read(fixture.folder.join(file)).unwrap();
-    std::fs::remove_file(fixture.folder.join(file)).unwrap();
+    let bytes = std::fs::read(fixture.path(file)).unwrap();
+    std::fs::remove_file(fixture.path(file)).unwrap();
     assert!(message().starts_with(&format!("{file}: missing, {index} says")), "{}", message());
-    std::fs::write(fixture.folder.join(file), &bytes[..bytes.len() - 1]).unwrap();
+    std::fs::write(fixture.path(file), &bytes[..bytes.len() - 1]).unwrap();
     assert!(message().starts_with(file) && message().contains("bytes, expected"), "{}", message());
-    std::fs::write(fixture.folder.join(file), [&bytes[..], &[0]].concat()).unwrap();
+    std::fs::write(fixture.path(file), [&bytes[..], &[0]].concat()).unwrap();
     assert!(message().starts_with(file) && message().contains("bytes, expected"), "{}", message());
-    std::fs::write(fixture.folder.join(file), &bytes[..5]).unwrap();
+    std::fs::write(fixture.path(file), &bytes[..5]).unwrap();
     assert!(message().contains("not a safetensors file"), "{}", message());
-    std::fs::write(fixture.folder.join(file), &bytes).unwrap();
-    let index_text = std::fs::read_to_string(fixture.folder.join(index)).unwrap();
+    std::fs::write(fixture.path(file), &bytes).unwrap();
+    let index_text = std::fs::read_to_string(fixture.path(index)).unwrap();
     fixture.write(index, &index_text.replace("model.norm.weight", "model.norm.nothing"));
     assert!(message().contains("tensor model.norm.nothing is missing"), "{}", message());
     fixture.write(index, &index_text.replace(file, "../other.safetensors"));
@@ -136,9 +136,9 @@ fn a_plan_is_what_is_written() {
     let fixture = qwen3next();
     fixture.save();
     let options = ConvertOptions { name: Some("A name".into()), ..of(Quant::Bf16) };
-    let planned = plan(&fixture.folder, &options).unwrap();
+    let planned = plan(fixture.folder.path(), &options).unwrap();
     assert!(!fixture.out().exists());
-    let report = convert(&fixture.folder, &fixture.out(), &options).unwrap();
+    let report = convert(fixture.folder.path(), &fixture.out(), &options).unwrap();
     assert_eq!(report.plan.tensors, planned.tensors);
     let file = GgufFile::open(&fixture.out()).unwrap();
     assert_eq!(file.tensors().len(), planned.tensors.len());
@@ -176,7 +176,7 @@ fn a_model_may_be_split_over_files() {
         [(SplitLimit::Tensors(7), 7), (SplitLimit::Bytes(largest + 100), count), (SplitLimit::Bytes(1), 1)]
     {
         let options = ConvertOptions { split: Some(limit), ..of(Quant::F32) };
-        let report = convert(&fixture.folder, &fixture.out(), &options).unwrap();
+        let report = convert(fixture.folder.path(), &fixture.out(), &options).unwrap();
         let first = report.files[0].file_name().unwrap().to_str().unwrap();
         assert_eq!(first, format!("out-00001-of-{:05}.gguf", report.files.len()));
         let file = GgufFile::open(&report.files[0]).unwrap();
@@ -199,14 +199,14 @@ fn a_model_may_be_split_over_files() {
     // A name keeps its dots.
     let options = ConvertOptions { split: Some(SplitLimit::Tensors(7)), ..of(Quant::F32) };
     for (out, first) in [("Qwen3.5", "Qwen3.5-00001-of-"), ("Qwen3.5.gguf", "Qwen3.5-00001-of-")] {
-        let report = convert(&fixture.folder, &fixture.folder.join(out), &options).unwrap();
+        let report = convert(fixture.folder.path(), &fixture.path(out), &options).unwrap();
         let name = report.files[0].file_name().unwrap().to_str().unwrap();
         assert!(name.starts_with(first), "{name}");
         report.files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
     }
     // What fits into one file keeps its name.
     let options = ConvertOptions { split: Some(SplitLimit::Tensors(count)), ..of(Quant::F32) };
-    assert_eq!(convert(&fixture.folder, &fixture.out(), &options).unwrap().files, [fixture.out()]);
+    assert_eq!(convert(fixture.folder.path(), &fixture.out(), &options).unwrap().files, [fixture.out()]);
 }
 
 /// The third tensor of five files is bad: nothing of the first two is left.
@@ -215,17 +215,17 @@ fn no_part_appears_unless_all_do() {
     let mut fixture = llama();
     fixture.tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap().numbers[3] = f32::NAN;
     fixture.save();
-    let before = std::fs::read_dir(&fixture.folder).unwrap().count();
+    let before = std::fs::read_dir(fixture.folder.path()).unwrap().count();
     let options = ConvertOptions { split: Some(SplitLimit::Tensors(4)), ..of(Quant::F32) };
-    let error = convert(&fixture.folder, &fixture.out(), &options).unwrap_err();
+    let error = convert(fixture.folder.path(), &fixture.out(), &options).unwrap_err();
     assert!(format!("{error:#}").contains("expected a finite one"), "{error:#}");
-    assert_eq!(std::fs::read_dir(&fixture.folder).unwrap().count(), before);
+    assert_eq!(std::fs::read_dir(fixture.folder.path()).unwrap().count(), before);
     // The last name is taken by a folder: the files that have their names by then lose them.
     let fixture = llama();
     fixture.save();
-    std::fs::create_dir(fixture.folder.join("out-00005-of-00005.gguf")).unwrap();
-    assert!(convert(&fixture.folder, &fixture.out(), &options).is_err());
-    assert_eq!(std::fs::read_dir(&fixture.folder).unwrap().count(), before + 1);
+    std::fs::create_dir(fixture.path("out-00005-of-00005.gguf")).unwrap();
+    assert!(convert(fixture.folder.path(), &fixture.out(), &options).is_err());
+    assert_eq!(std::fs::read_dir(fixture.folder.path()).unwrap().count(), before + 1);
 }
 
 /// Rows of 64 and 160 numbers: no whole blocks of 256, whole blocks of 32.
@@ -256,7 +256,7 @@ fn mixes_are_those_of_quantising_afterwards() {
     let fixture = Fixture::golden("qwen35moe");
     let exact = fixture.convert(&of(Quant::F32)).unwrap();
     for mix in ["q4_k_m", "q4_0", "iq4_xs"].map(|name| Mix::from_name(name).unwrap()) {
-        let out = fixture.folder.join("quantised.gguf");
+        let out = fixture.path("quantised.gguf");
         quantize(&exact, &out, &QuantizeOptions::new(mix)).unwrap();
         let expected = GgufFile::open(&out).unwrap();
         let found = fixture.convert(&ConvertOptions { mix: Some(mix), ..of(Quant::Bf16) }).unwrap();

@@ -17,7 +17,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
 
 /// A tensor of a made-up checkpoint: type, shape, numbers.
 #[derive(Clone)]
@@ -29,24 +29,14 @@ struct Made {
 
 /// A checkpoint in a folder of its own, which is removed at the end.
 struct Fixture {
-    folder: PathBuf,
+    folder: TempDir,
     config: Json,
     tensors: BTreeMap<String, Made>,
 }
 
-impl Drop for Fixture {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.folder).unwrap();
-    }
-}
-
 impl Fixture {
     fn new(config: Json) -> Fixture {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("kvas-convert-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).unwrap();
-        let fixture = Fixture { folder, config, tensors: BTreeMap::new() };
+        let fixture = Fixture { folder: tempfile::tempdir().unwrap(), config, tensors: BTreeMap::new() };
         fixture.write("tokenizer.json", &tokenizer().to_string());
         fixture
     }
@@ -66,8 +56,12 @@ impl Fixture {
         tensors.iter().for_each(|(name, shape)| self.add(&format!("{prefix}{name}"), shape));
     }
 
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
     fn write(&self, name: &str, text: &str) {
-        std::fs::write(self.folder.join(name), text).unwrap();
+        std::fs::write(self.path(name), text).unwrap();
     }
 
     /// Writes one safetensors file of the tensors that `choose` accepts.
@@ -97,7 +91,7 @@ impl Fixture {
         let view = |made: &Made, bytes| TensorView::new(made.dtype, made.shape.clone(), bytes).unwrap();
         let views: Vec<(&String, TensorView<'_>)> =
             chosen().zip(&bytes).map(|((name, made), bytes)| (name, view(made, bytes))).collect();
-        safetensors::serialize_to_file(views, None, &self.folder.join(file)).unwrap();
+        safetensors::serialize_to_file(views, None, &self.path(file)).unwrap();
     }
 
     /// Writes config.json and model.safetensors.
@@ -107,13 +101,13 @@ impl Fixture {
     }
 
     fn out(&self) -> PathBuf {
-        self.folder.join("out.gguf")
+        self.path("out.gguf")
     }
 
     /// Saves, converts and opens.
     fn convert(&self, options: &ConvertOptions) -> Result<GgufFile> {
         self.save();
-        convert(&self.folder, &self.out(), options)?;
+        convert(self.folder.path(), &self.out(), options)?;
         Ok(GgufFile::open(&self.out())?)
     }
 

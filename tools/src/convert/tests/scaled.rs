@@ -34,7 +34,10 @@ fn fp8_weights_are_multiplied_by_their_scales() {
         for (at, (found, number)) in found.iter().zip(fixture.numbers(UP)).enumerate() {
             assert_eq!(*found, number * scales[place(at / 8, at % 8)], "{name} {shape:?}: {at}");
         }
-        assert_eq!(plan(&fixture.folder, &of(Quant::F32)).unwrap().ignored, ["model.layers.0.mlp.up_proj.input_scale"]);
+        assert_eq!(
+            plan(fixture.folder.path(), &of(Quant::F32)).unwrap().ignored,
+            ["model.layers.0.mlp.up_proj.input_scale"]
+        );
     }
     let mut fixture = llama();
     fp8(&mut fixture, "_scale_inv", &blocks, &[3, 2]);
@@ -75,7 +78,7 @@ fn mxfp4_blocks_are_unpacked() {
         let code = if at % 2 == 0 { byte % 16 } else { byte / 16 };
         assert_eq!(*found, sizes[code] * 2f32.powi(scales[at / 32] as i32 - 127), "{at}");
     }
-    let sources = plan(&fixture.folder, &of(Quant::F32)).unwrap();
+    let sources = plan(fixture.folder.path(), &of(Quant::F32)).unwrap();
     assert!(sources.ignored.is_empty());
 }
 
@@ -139,7 +142,7 @@ fn integers_are_multiplied_by_their_scales() {
             let expected = *number as f32 * scale(at / 8 * groups + at % 8 * groups / 8);
             assert_eq!(*found, expected, "{bits} bits, {groups}, {packed}: {at}");
         }
-        assert!(plan(&fixture.folder, &of(Quant::F32)).unwrap().ignored.is_empty());
+        assert!(plan(fixture.folder.path(), &of(Quant::F32)).unwrap().ignored.is_empty());
         if packed {
             fixture.tensors.get_mut(&name("_shape")).unwrap().numbers = vec![6.0, 9.0];
             let error = fixture.error(&of(Quant::F32));

@@ -13,27 +13,14 @@ fn data() -> Option<PathBuf> {
     None
 }
 
-/// A file in the system's folder for temporary ones, removed at the end.
-struct Out(PathBuf);
-
-impl Drop for Out {
-    fn drop(&mut self) {
-        // Not written yet if the conversion failed.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn out(name: &str) -> Out {
-    Out(std::env::temp_dir().join(format!("kvas-shared-{}-{name}.gguf", std::process::id())))
-}
-
 /// The tensors, types, data and keys of a file are those of the reference, in whatever order.
 #[test]
 fn a_hybrid_equals_the_file_of_the_reference_converter() {
     let Some(data) = data() else { return };
-    let out = out("hybrid");
-    convert(&data.join("models/hybrid-14m"), &out.0, &of(Quant::Q8_0)).unwrap();
-    let ours = GgufFile::open(&out.0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.gguf");
+    convert(&data.join("models/hybrid-14m"), &out, &of(Quant::Q8_0)).unwrap();
+    let ours = GgufFile::open(&out).unwrap();
     let reference = GgufFile::open(&data.join("models/hybrid-14m.Q8_0.gguf")).unwrap();
     assert_eq!(ours.tensors().len(), reference.tensors().len());
     for expected in reference.tensors() {
@@ -53,9 +40,10 @@ fn a_hybrid_equals_the_file_of_the_reference_converter() {
 #[test]
 fn a_dense_model_has_the_keys_of_the_reference_converter() {
     let Some(data) = data() else { return };
-    let out = out("dense");
-    convert(&data.join("models/dense-16m"), &out.0, &of(Quant::F32)).unwrap();
-    let ours = GgufFile::open(&out.0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.gguf");
+    convert(&data.join("models/dense-16m"), &out, &of(Quant::F32)).unwrap();
+    let ours = GgufFile::open(&out).unwrap();
     let reference = GgufFile::open(&data.join("models/dense-16m.Q4_K_M.gguf")).unwrap();
     for expected in reference.tensors() {
         let tensor = ours.tensor(&expected.name).unwrap_or_else(|| panic!("no tensor {}", expected.name));

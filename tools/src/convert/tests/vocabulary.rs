@@ -18,7 +18,7 @@ fn flag(file: &GgufFile, key: &str) -> Option<bool> {
 }
 
 fn remove(fixture: &Fixture, name: &str) {
-    std::fs::remove_file(fixture.folder.join(name)).unwrap();
+    std::fs::remove_file(fixture.path(name)).unwrap();
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn chat_templates_come_from_a_file_or_the_settings() {
     let template = |file: &GgufFile| file.metadata().string("tokenizer.chat_template").unwrap().to_string();
     assert_eq!(template(&fixture.f32()), "inside");
     fixture.write("chat_template.jinja", "{{ file }}\n");
-    std::fs::create_dir(fixture.folder.join("additional_chat_templates")).unwrap();
+    std::fs::create_dir(fixture.path("additional_chat_templates")).unwrap();
     fixture.write("additional_chat_templates/tool-use.jinja", "tools");
     let file = fixture.f32();
     assert_eq!(template(&file), "{{ file }}\n");
@@ -217,7 +217,7 @@ fn sentencepiece(model_type: u8, prefix: u8) -> Vec<u8> {
 fn a_sentencepiece_model_keeps_scores_and_kinds() {
     let fixture = llama();
     remove(&fixture, "tokenizer.json");
-    std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, 1)).unwrap();
+    std::fs::write(fixture.path("tokenizer.model"), sentencepiece(2, 1)).unwrap();
     fixture.write(
         "tokenizer_config.json",
         r#"{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "added_tokens_decoder": {
@@ -234,21 +234,21 @@ fn a_sentencepiece_model_keeps_scores_and_kinds() {
     assert_eq!(scores[..10], [0.0, 0.0, 0.0, 0.0, -1.5, -2.5, -1000.0, -1000.0, -1000.0, -10_000.0]);
     assert_eq!((uint(&file, "tokenizer.ggml.bos_token_id"), uint(&file, "tokenizer.ggml.unknown_token_id")), (1, 0));
     assert_eq!((flag(&file, "add_bos_token"), flag(&file, "add_space_prefix")), (Some(true), Some(true)));
-    std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, 0)).unwrap();
+    std::fs::write(fixture.path("tokenizer.model"), sentencepiece(2, 0)).unwrap();
     assert_eq!(flag(&fixture.f32(), "add_space_prefix"), Some(false));
     for says in [true, false] {
         fixture.write("tokenizer_config.json", &json!({"add_prefix_space": says}).to_string());
         for prefix in [0, 1] {
-            std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, prefix)).unwrap();
+            std::fs::write(fixture.path("tokenizer.model"), sentencepiece(2, prefix)).unwrap();
             assert_eq!(flag(&fixture.f32(), "add_space_prefix"), Some(says));
         }
     }
-    std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(1, 1)).unwrap();
+    std::fs::write(fixture.path("tokenizer.model"), sentencepiece(1, 1)).unwrap();
     let error = fixture.error(&of(Quant::F32));
     assert_eq!(error, "tokenizer.model: trainer_spec.model_type = 1, expected 2 (BPE)");
     // Spaces behind words instead of in front.
     let behind = [sentencepiece(2, 1), field(2, &[0xc0, 1, 1])].concat();
-    std::fs::write(fixture.folder.join("tokenizer.model"), behind).unwrap();
+    std::fs::write(fixture.path("tokenizer.model"), behind).unwrap();
     let error = fixture.error(&of(Quant::F32));
     assert_eq!(error, "tokenizer.model: trainer_spec.treat_whitespace_as_suffix = 1, expected 0");
 }
@@ -257,11 +257,10 @@ fn a_sentencepiece_model_keeps_scores_and_kinds() {
 #[test]
 fn a_sentencepiece_model_that_changes_texts_is_refused() {
     let fixture = llama();
-    let spm = std::fs::read_to_string(fixture.folder.join("tokenizer.json")).unwrap();
+    let spm = std::fs::read_to_string(fixture.path("tokenizer.json")).unwrap();
     remove(&fixture, "tokenizer.json");
     let model = |normalizer: &[u8]| {
-        std::fs::write(fixture.folder.join("tokenizer.model"), [sentencepiece(2, 1), field(3, normalizer)].concat())
-            .unwrap();
+        std::fs::write(fixture.path("tokenizer.model"), [sentencepiece(2, 1), field(3, normalizer)].concat()).unwrap();
         fixture.error(&of(Quant::F32))
     };
     let error = model(&[2 << 3 | 2, 3, b'a', 0, b'b', 4 << 3, 0]);
@@ -307,7 +306,7 @@ fn a_sentencepiece_model_that_changes_texts_is_refused() {
                 }
             }
             if !beside {
-                std::fs::write(fixture.folder.join("tokenizer.model"), sentencepiece(2, 1)).unwrap();
+                std::fs::write(fixture.path("tokenizer.model"), sentencepiece(2, 1)).unwrap();
             }
         }
     }
@@ -321,8 +320,8 @@ fn a_broken_sentencepiece_model_is_refused() {
     let good = sentencepiece(2, 1);
     // The last field, of six bytes, may be missing.
     for end in 0..good.len() - 6 {
-        std::fs::write(fixture.folder.join("tokenizer.model"), &good[..end]).unwrap();
-        let Err(error) = plan(&fixture.folder, &of(Quant::F32)) else { panic!("cut at {end} of {}", good.len()) };
+        std::fs::write(fixture.path("tokenizer.model"), &good[..end]).unwrap();
+        let Err(error) = plan(fixture.folder.path(), &of(Quant::F32)) else { panic!("cut at {end} of {}", good.len()) };
         assert!(format!("{error:#}").starts_with("tokenizer.model: "), "{error:#}");
     }
 }
