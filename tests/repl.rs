@@ -387,7 +387,21 @@ fn memory_is_drawn_as_wide_as_the_terminal() {
     }
 }
 
-/// The number before some text.
+/// Lines of answers, lists and notes end between words.
+#[cfg(target_os = "linux")]
+#[test]
+fn words_are_not_cut_at_the_edge_of_a_terminal() {
+    let Some(shown) = type_in_terminal(30, &["Tell me a long story about a fox.", "/help"]) else { return };
+    let lines = || shown.lines().filter(|line| !line.starts_with("> ") && !line.starts_with("kvas-10m: "));
+    assert!(lines().all(|line| line.chars().count() <= 30), "{shown}");
+    let flat = lines().collect::<Vec<_>>().join(" ");
+    let help =
+        "/undo take back the last question and its answer /edit N TEXT ask question N in other words, and forget";
+    assert!(flat.split_whitespace().collect::<Vec<_>>().join(" ").contains(help), "{shown}");
+    assert!(lines().count() > 40, "an answer of several lines: {shown}");
+}
+
+/// Nothing of it is lost.
 #[cfg(target_os = "linux")]
 #[test]
 fn lines_that_are_typed_ahead_are_taken_one_by_one() {

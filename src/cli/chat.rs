@@ -46,6 +46,10 @@ pub(crate) struct Chat {
     /// A text that ends an answer; may be given several times
     #[arg(short = 'r', long, value_name = "TEXT")]
     reverse_prompt: Vec<String>,
+    /// Let the terminal end lines within words, where it has no more columns: what is copied from it has no ends of lines that
+    /// were not said
+    #[arg(long, alias = "nowordwrap")]
+    no_word_wrap: bool,
     #[command(flatten)]
     template: TemplateFlags,
     /// A file to go on from, if it is there, with its settings but for those given here, and to keep the conversation in
@@ -204,7 +208,8 @@ impl Table<'_> {
         let layout = BoundedLayers::prepared(&model.program, &limits);
         let policies = Policies { known: self.known.clone(), prepared: policy.flags.kind(), bound, layout };
         let (history, model, session) = (history(), self.id.clone(), self.claim.clone());
-        Ok((chat, ReplSettings { history, colour, sizes, model, session, policies }))
+        let wrap = !flags.no_word_wrap;
+        Ok((chat, ReplSettings { history, colour, wrap, sizes, model, session, policies }))
     }
 
     /// Goes on with the session there may be, and greets.

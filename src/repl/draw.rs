@@ -26,7 +26,9 @@ enum Kind {
 
 /// Columns of what is no terminal, and those that are needed at least.
 const USUAL_WIDTH: usize = 80;
-const LEAST_WIDTH: usize = 40;
+const LEAST_WIDTH: usize = 24;
+/// Columns that the parts of a legend take, one beside the other.
+const LEGEND_WIDTH: usize = 39;
 /// Columns that names take.
 const INDENT: usize = 11;
 /// Lines that pages take at most.
@@ -132,10 +134,14 @@ impl Drawing {
             self.lines.push(format!("{:INDENT$}{row}", ""));
         }
         let counts = Kind::ALL.into_iter().zip([own, kept, several, free]);
-        let legend = counts.map(|(kind, count)| format!("{}\u{a0}{count}\u{a0}{}", self.sign(kind), kind.sign().2));
-        // What belongs together stays on one line.
-        let legend = legend.map(|part| part.replace(' ', "\u{a0}")).collect::<Vec<_>>().join("  ");
-        self.say("", &legend);
+        let part = |(kind, count): (Kind, usize)| format!("{} {count} {}", self.sign(kind), kind.sign().2);
+        let legend: Vec<String> = counts.map(part).collect();
+        if self.width < LEGEND_WIDTH {
+            legend.iter().for_each(|part| self.say("", part));
+        } else {
+            // What belongs together stays on one line.
+            self.say("", &legend.iter().map(|part| part.replace(' ', "\u{a0}")).collect::<Vec<_>>().join("  "));
+        }
     }
 
     fn sequence(&mut self, sequence: &SequenceReport, sizes: Sizes) {
@@ -270,7 +276,7 @@ mod tests {
     #[test]
     fn every_page_is_drawn_and_no_line_is_too_long() {
         let (report, id) = some();
-        for width in [40, 61, 80, 200] {
+        for width in [24, 30, 39, 40, 61, 80, 200] {
             let text = memory(&report, id, SIZES, Canvas { width: Some(width), colour: Colour::Off });
             let lines: Vec<&str> = text.lines().collect();
             assert!(lines.iter().all(|line| line.chars().count() < width), "{width}: {text}");
@@ -278,7 +284,7 @@ mod tests {
             let each = 24_000usize.div_ceil((width - 1 - INDENT) * ROWS);
             let count = |sign: char| drawn.matches(sign).count() - 1;
             assert_eq!("█▓▒·".chars().map(count).sum::<usize>(), 24_000usize.div_ceil(each), "{text}");
-            assert!(count('█') >= 600 / each && count('▓') >= 300 / each - 1, "{width}: {text}");
+            assert!(count('█') >= 600 / each && count('▓') >= (300 / each).saturating_sub(1), "{width}: {text}");
             let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
             for part in
                 ["600 of this", "300 kept", "100 shared", "23000 free", "5 of 50 in memory", "2 on disk, 3.0 MiB"]

@@ -7,6 +7,7 @@ mod editor;
 mod policy;
 mod setting;
 mod voice;
+mod wrap;
 
 pub use editor::Colour;
 pub use policy::{KnownPolicy, Policies, PolicyRequest};
@@ -33,6 +34,7 @@ use std::{
     },
 };
 use voice::{Voice, told};
+use wrap::wrapped;
 
 /// Sizes that the statistics are printed in.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +70,8 @@ pub struct ReplSettings {
     pub history: Option<PathBuf>,
     /// Whether to use colour.
     pub colour: Colour,
+    /// Whether lines of a terminal end between words.
+    pub wrap: bool,
     /// For statistics.
     pub sizes: Sizes,
     /// The model, to tell whose session a file is.
@@ -165,7 +169,7 @@ impl Repl {
             self.interrupted.store(!io::stdin().is_terminal(), Ordering::Relaxed);
             let typed = prompt.read().map_err(fail)?;
             // As it is now: people change it while they type.
-            self.width = prompt.width();
+            self.width = width(&mut prompt);
             match typed {
                 Typed::End => return Ok(ExitReason::Quit),
                 Typed::Interrupt if interrupts > 0 => return Ok(ExitReason::Interrupted),
@@ -181,7 +185,7 @@ impl Repl {
                 }
                 Typed::Garbled => self.note("this input is not UTF-8 and was left out, expected UTF-8 text"),
                 Typed::Input(input) => {
-                    if let Next::Leave(left) = self.input(&input)? {
+                    if let Next::Leave(left) = self.input(&input, &mut prompt)? {
                         return Ok(left);
                     }
                 }
@@ -190,7 +194,7 @@ impl Repl {
         }
     }
 
-    fn input(&mut self, input: &str) -> io::Result<Next> {
+    fn input(&mut self, input: &str, prompt: &mut Prompt) -> io::Result<Next> {
         let input = parse(input);
         if let Input::Command(command, argument) = &input
             && let Err(error) = command.check(argument)
@@ -201,25 +205,29 @@ impl Repl {
         match input {
             Input::Empty => {}
             Input::Unknown(name) => self.note(&format!("{name} is no command, /help lists them")),
-            Input::Message(text) => self.answer(|chat, interrupted, sink| chat.ask(&text, interrupted, sink))?,
+            Input::Message(text) => {
+                self.answer(prompt, |chat, interrupted, sink| chat.ask(&text, interrupted, sink))?;
+            }
             Input::Command(Command::Quit, _) => return Ok(Next::Leave(ExitReason::Quit)),
             Input::Command(Command::Policy, argument) => {
                 match self.settings.policies.switch(&mut self.chat, &argument) {
-                    Ok(Switched::Said(said)) => print(format_args!("{said}"))?,
+                    Ok(Switched::Said(said)) => print(format_args!("{}", wrapped(&said, self.columns())))?,
                     Ok(Switched::Prepare(asked)) => return Ok(Next::Leave(ExitReason::Switching(asked))),
                     Err(error) => self.note(&error),
                 }
             }
-            Input::Command(Command::Regen, _) => self.answer(Chat::regenerate)?,
+            Input::Command(Command::Regen, _) => self.answer(prompt, Chat::regenerate)?,
             Input::Command(Command::Edit, argument) => match numbered(&argument) {
                 Some((number, text)) => {
-                    self.answer(|chat, interrupted, sink| chat.edit(number, &text, interrupted, sink))?;
+                    self.answer(prompt, |chat, interrupted, sink| chat.edit(number, &text, interrupted, sink))?;
                 }
                 None => self.note("/edit wants the number of a question and its new text; /show messages has both"),
             },
             Input::Command(command, argument) => match self.command(command, &argument) {
                 Ok(said) if said.is_empty() => {}
-                Ok(said) => print(format_args!("{said}"))?,
+                // What is drawn has its lines.
+                Ok(said) if command == Command::Memory => print(format_args!("{said}"))?,
+                Ok(said) => print(format_args!("{}", wrapped(&said, self.columns())))?,
                 Err(error) => self.note(&error),
             },
         }
@@ -229,20 +237,24 @@ impl Repl {
     /// Streams an answer, then says what it cost.
     fn answer(
         &mut self,
+        prompt: &mut Prompt,
         ask: impl FnOnce(&mut Chat, &AtomicBool, &mut dyn FnMut(Said<'_>)) -> Result<Answer, Failure>,
     ) -> io::Result<()> {
         self.interrupted.store(false, Ordering::Relaxed);
         let mut written = Ok(());
         let mut voice = Voice::new(self.settings.colour);
+        let wraps = self.settings.wrap;
         let mut sink = |said: Said<'_>| {
             if written.is_ok() {
-                written = voice.say(said);
+                written = voice.say(said, width(prompt).filter(|_| wraps));
                 // Nobody reads any more: there is no point in going on.
                 self.interrupted.store(written.is_err() || self.interrupted.load(Ordering::Relaxed), Ordering::Relaxed);
             }
         };
         let answer = ask(&mut self.chat, &self.interrupted, &mut sink);
         written?;
+        self.width = width(prompt);
+        voice.finish(self.columns())?;
         match answer {
             Ok(answer) => {
                 print(format_args!(""))?;
@@ -279,8 +291,14 @@ impl Repl {
         Some(pages + sequences + snapshots)
     }
 
+    /// Columns of lines that end between words, if they do.
+    fn columns(&self) -> Option<usize> {
+        self.width.filter(|_| self.settings.wrap)
+    }
+
     /// Something that is neither question nor answer.
     fn note(&self, text: &str) {
+        let text = wrapped(text, self.columns().filter(|_| io::stderr().is_terminal()));
         match self.settings.colour {
             Colour::On => note(format_args!("\x1b[2m{text}\x1b[0m")),
             Colour::Off => note(format_args!("{text}")),
@@ -414,6 +432,11 @@ impl Repl {
         lines.extend(self.last.map(|timings| format!("reuse     {}", timings.miss)));
         Ok(lines.join("\n"))
     }
+}
+
+/// Columns of the terminal that is written to, if it is one.
+fn width(prompt: &mut Prompt) -> Option<usize> {
+    prompt.width().filter(|_| io::stdout().is_terminal())
 }
 
 /// With what can be done here about a conversation that is too long.

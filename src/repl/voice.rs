@@ -1,6 +1,6 @@
 //! What is said in a conversation, as the terminal shows it: reasoning is told from the answer.
 
-use super::Colour;
+use super::{Colour, wrap::Wrap};
 use crate::{
     chat::Said,
     stdio::{show, shown},
@@ -11,6 +11,7 @@ use std::io;
 /// Shows one answer while it comes.
 pub(super) struct Voice {
     colour: Colour,
+    wrap: Wrap,
     is_thinking: bool,
 }
 
@@ -20,30 +21,50 @@ const ANSWER: &str = "\n[answer]\n";
 
 impl Voice {
     pub(super) fn new(colour: Colour) -> Self {
-        Self { colour, is_thinking: false }
+        Self { colour, wrap: Wrap::default(), is_thinking: false }
     }
 
-    /// Shows the next piece.
-    pub(super) fn say(&mut self, said: Said<'_>) -> io::Result<()> {
-        match said {
+    /// Shows the next piece; its words on lines of so many columns, if any.
+    pub(super) fn say(&mut self, said: Said<'_>, width: Option<usize>) -> io::Result<()> {
+        let text = match said {
             Said::Reasoning(text) => {
                 if !self.is_thinking {
+                    self.finish(width)?;
                     self.is_thinking = true;
-                    self.faint(THINKING)?;
+                    self.put(THINKING)?;
                 }
-                self.faint(text)
+                text
             }
             Said::Answer(text) => {
-                if std::mem::take(&mut self.is_thinking) {
-                    self.faint(ANSWER)?;
+                if self.is_thinking {
+                    self.finish(width)?;
+                    self.put(ANSWER)?;
+                    self.is_thinking = false;
                 }
-                show(text)
+                text
             }
+        };
+        match width {
+            Some(width) => {
+                let text = self.wrap.push(&shown(text), width);
+                self.put(&text)
+            }
+            None => self.put(text),
         }
     }
 
-    fn faint(&self, text: &str) -> io::Result<()> {
+    /// Shows what was held back of the text that ends.
+    pub(super) fn finish(&mut self, width: Option<usize>) -> io::Result<()> {
+        let rest = std::mem::take(&mut self.wrap).finish(width.unwrap_or(usize::MAX));
+        self.put(&rest)
+    }
+
+    fn put(&self, text: &str) -> io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
         match self.colour {
+            _ if !self.is_thinking => show(text),
             Colour::Off => show(text),
             // What the model says goes through `shown`, which would take the escapes for its own.
             Colour::On => {
