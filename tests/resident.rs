@@ -66,3 +66,76 @@ fn rows_that_two_weights_read_are_planned_once_unless_one_of_them_is_packed() {
     assert_eq!(mapped["memory"]["weights_bytes"], file);
     assert_eq!(packed["memory"]["weights_bytes"], file + table);
 }
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod pages {
+    use super::MODEL;
+    use kvas::{engine::PredictionHead, model::Model};
+    use kvas_backend::{KvType, Limits, Replay, StateType};
+    use kvas_cpu::Cpu;
+    use kvas_gguf::{GgufFile, GgufWriter, Quant, Value};
+    use std::{
+        fs::File,
+        io::{Read, Seek, SeekFrom},
+        path::Path,
+    };
+
+    /// The bundled hybrid with a prediction head: its last layer again.
+    fn with_head(path: &Path) {
+        let source = GgufFile::open(Path::new(MODEL)).unwrap();
+        let mut metadata = source.metadata().clone();
+        metadata.set("qwen35.block_count", Value::U32(9));
+        metadata.set("qwen35.nextn_predict_layers", Value::U32(1));
+        metadata.remove("qwen35.attention.recurrent_layers");
+        let tensors = source.tensors().iter().flat_map(|info| {
+            let again = info.name.strip_prefix("blk.7.").map(|stem| format!("blk.8.{stem}"));
+            again.into_iter().chain([info.name.clone()]).map(move |name| (name, info))
+        });
+        let tensors: Vec<_> = tensors.collect();
+        let width = source.metadata().uint("qwen35.embedding_length").unwrap();
+        let own = [("eh_proj", vec![2 * width, width]), ("enorm", vec![width]), ("hnorm", vec![width])];
+        let own = own.map(|(stem, shape)| (format!("blk.8.nextn.{stem}.weight"), shape));
+        let mut writer = GgufWriter::new(metadata);
+        tensors.iter().for_each(|(name, info)| writer.declare(name, info.quant, &info.shape).unwrap());
+        own.iter().for_each(|(name, shape)| writer.declare(name, Quant::F32, shape).unwrap());
+        let mut file = writer.create(path).unwrap();
+        tensors.iter().for_each(|(name, info)| file.write_part(name, &source.data(info)).unwrap());
+        let zeros = |shape: &[u64]| vec![0; 4 * shape.iter().product::<u64>() as usize];
+        own.iter().for_each(|(name, shape)| file.write_part(name, &zeros(shape)).unwrap());
+        file.finish().unwrap();
+    }
+
+    /// The output matrix of a head is packed, and lets go of the rows that it was made of. They are the table of embeddings as
+    /// well, which the model and the head go on reading: no step is to wait for the disk.
+    #[test]
+    fn a_table_that_others_read_stays_in_memory() {
+        const PAGE: usize = 4096;
+        let folder = crate::temporary::folder();
+        let path = folder.path().join("head.gguf");
+        with_head(&path);
+        let model = Model::open(&path, None).unwrap();
+        let limits = Limits {
+            context: 0,
+            rows: 8,
+            outputs: 2,
+            pages: 16,
+            page_size: 16,
+            slots: 2,
+            snapshots: 0,
+            replay: Replay::new(8, 4),
+            kv_type: KvType::F16,
+            state_type: StateType::F32,
+        };
+        let cpu = || Box::new(Cpu::new(1));
+        let _trunk = model.prepare(cpu(), limits, &mut |_, _| {}).unwrap();
+        let _head = PredictionHead::new(&model, PredictionHead::program(&model).unwrap(), cpu(), limits).unwrap();
+        let table = model.file.data(model.file.tensor("token_embd.weight").unwrap());
+        let (first, count) = (table.as_ptr() as usize / PAGE, table.len() / PAGE);
+        let (mut map, mut entries) = (File::open("/proc/self/pagemap").unwrap(), vec![0; 8 * count]);
+        map.seek(SeekFrom::Start(8 * first as u64)).unwrap();
+        map.read_exact(&mut entries).unwrap();
+        // The highest bit of the entry of a page says that it is there.
+        let there = entries.chunks(8).filter(|entry| entry[7] & 0x80 != 0).count();
+        assert_eq!(there, count, "pages of the table");
+    }
+}

@@ -110,7 +110,10 @@ impl PredictionHead {
         let norms = [small(spec.output_norm.into())?, small(of("enorm"))?, small(of("hnorm"))?];
         let own = of("embed_tokens");
         let table = if model.file.tensor(&own).is_some() { own } else { "token_embd.weight".into() };
-        let data = source.load(&declaration(table, [spec.vocab, spec.width], WeightFormat::Stored))?;
+        let table = declaration(table, [spec.vocab, spec.width], WeightFormat::Stored);
+        let data = source.load(&table)?;
+        // It may be what the device has made its output matrix of, and has let go of: the model reads it there, too.
+        source.settled(&table, true);
         let (width, scale) = (spec.width, spec.scales.embedding);
         let table = Table { data, width, scale };
         let runner = Runner::new(backend, program, limits);
