@@ -20,6 +20,7 @@ fn type_bytes(args: &[&str], folder: &Path, lines: &[u8]) -> Output {
     let mut chat = Command::new(env!("CARGO_BIN_EXE_kvas"))
         .args(args)
         .env("XDG_STATE_HOME", folder)
+        .env("TERM", "dumb")
         .current_dir(folder)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -41,7 +42,8 @@ fn what_is_not_utf8_is_left_out() {
     assert_eq!(noted, "this input is not UTF-8 and was left out, expected UTF-8 text\n");
 }
 
-/// What comes from a pipe nobody has typed, and nobody wants to find under the arrow keys.
+/// What comes from a pipe nobody has typed, and nobody wants to find under the arrow keys. Nobody is prompted for it either,
+/// also where a terminal would be told to have no abilities.
 #[test]
 fn what_comes_from_a_pipe_is_no_history() {
     let folder = crate::temporary::folder();

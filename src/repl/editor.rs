@@ -118,7 +118,9 @@ impl Prompt {
 
     /// The next input.
     pub(super) fn read(&mut self) -> Result<Typed> {
-        match self.editor.readline("> ") {
+        // For who types, and no part of what is said: without the abilities of a terminal it would be written into a pipe, too.
+        let prompt = if std::io::stdin().is_terminal() { "> " } else { "" };
+        match self.editor.readline(prompt) {
             Ok(input) => {
                 // What comes from a pipe nobody has typed.
                 if !input.trim().is_empty() && std::io::stdin().is_terminal() {
