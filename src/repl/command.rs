@@ -134,11 +134,15 @@ fn unquoted(text: &str) -> String {
 
 /// True while more lines are to come: a quote is open, or the line ends in a backslash.
 pub(super) fn is_open(input: &str) -> bool {
-    if input.matches("\"\"\"").count() % 2 == 1 {
-        return true;
-    }
-    let backslashes = input.chars().rev().take_while(|c| *c == '\\').count();
-    !input.contains("\"\"\"") && backslashes % 2 == 1
+    let mut quotes = 0;
+    input.split('\n').fold(false, |_, line| goes_on(line, &mut quotes))
+}
+
+/// The same behind one more line of an input that has had so many quotes.
+pub(super) fn goes_on(line: &str, quotes: &mut usize) -> bool {
+    *quotes += line.matches("\"\"\"").count();
+    let backslashes = line.chars().rev().take_while(|c| *c == '\\').count();
+    *quotes % 2 == 1 || (*quotes == 0 && backslashes % 2 == 1)
 }
 
 #[cfg(test)]

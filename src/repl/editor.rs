@@ -1,6 +1,6 @@
 //! The input line: history, completion of commands, several lines.
 
-use super::command::{COMMANDS, is_open};
+use super::command::{COMMANDS, goes_on, is_open};
 use rustyline::{
     Context, Editor, Helper, Result,
     completion::{Completer, FilenameCompleter, Pair},
@@ -10,7 +10,11 @@ use rustyline::{
     history::FileHistory,
     validate::{ValidationContext, ValidationResult, Validator},
 };
-use std::{borrow::Cow, cell::Cell, io::IsTerminal, path::PathBuf};
+use std::{
+    borrow::Cow,
+    io::{BufRead, ErrorKind, IsTerminal},
+    path::PathBuf,
+};
 
 /// What the user did at the prompt.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,8 +43,6 @@ pub enum Colour {
 struct Assistant {
     files: FilenameCompleter,
     colour: Colour,
-    /// Whether more lines of an input are to come.
-    is_open: Cell<bool>,
 }
 
 impl Helper for Assistant {}
@@ -76,8 +78,8 @@ impl Highlighter for Assistant {
 
 impl Validator for Assistant {
     fn validate(&self, context: &mut ValidationContext) -> Result<ValidationResult> {
-        self.is_open.set(is_open(context.input()));
-        Ok(if self.is_open.get() { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+        let is_open = is_open(context.input());
+        Ok(if is_open { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
     }
 }
 
@@ -102,8 +104,7 @@ impl Prompt {
             .completion_type(rustyline::CompletionType::List)
             .build();
         let mut editor = Editor::with_config(config)?;
-        let (files, is_open) = (FilenameCompleter::new(), Cell::new(false));
-        editor.set_helper(Some(Assistant { files, colour, is_open }));
+        editor.set_helper(Some(Assistant { files: FilenameCompleter::new(), colour }));
         if let Some(path) = &history {
             // A first start has no history yet; an unreadable one is not worth refusing to chat.
             let _ = editor.load_history(path);
@@ -118,29 +119,25 @@ impl Prompt {
 
     /// The next input.
     pub(super) fn read(&mut self) -> Result<Typed> {
-        // For who types, and no part of what is said: without the abilities of a terminal it would be written into a pipe, too.
-        let prompt = if std::io::stdin().is_terminal() { "> " } else { "" };
-        match self.editor.readline(prompt) {
+        let stdin = std::io::stdin();
+        if !stdin.is_terminal() {
+            return Ok(read_pipe(stdin.lock())?);
+        }
+        match self.editor.readline("> ") {
             Ok(input) => {
-                // What comes from a pipe nobody has typed.
-                if !input.trim().is_empty() && std::io::stdin().is_terminal() {
+                if !input.trim().is_empty() {
                     self.editor.add_history_entry(input.as_str())?;
                     self.save();
                 }
                 Ok(Typed::Input(input))
             }
             Err(ReadlineError::Interrupted) => Ok(Typed::Interrupt),
-            // At a terminal Ctrl-D ends what is empty only.
-            Err(ReadlineError::Eof) if self.is_open() && !std::io::stdin().is_terminal() => Ok(Typed::Unfinished),
+            // Ctrl-D ends what is empty only.
             Err(ReadlineError::Eof) => Ok(Typed::End),
-            // Of a terminal and of a pipe alike. What was read of the input is gone, what follows it is not.
-            Err(ReadlineError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData => Ok(Typed::Garbled),
+            // What was read of the input is gone, what follows it is not.
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => Ok(Typed::Garbled),
             Err(error) => Err(error),
         }
-    }
-
-    fn is_open(&self) -> bool {
-        self.editor.helper().is_some_and(|assistant| assistant.is_open.get())
     }
 
     fn save(&mut self) {
@@ -150,5 +147,51 @@ impl Prompt {
             }
             let _ = self.editor.append_history(path);
         }
+    }
+}
+
+/// The next input of a pipe, which nobody types: no prompt, no history, and lines of any number in the time that they take.
+fn read_pipe(mut pipe: impl BufRead) -> std::io::Result<Typed> {
+    let (mut input, mut quotes, mut is_open) = (String::new(), 0, false);
+    loop {
+        let begin = input.len();
+        match pipe.read_line(&mut input) {
+            Ok(0) => return Ok(if is_open { Typed::Unfinished } else { Typed::End }),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::InvalidData => return Ok(Typed::Garbled),
+            Err(error) => return Err(error),
+        }
+        let line = input[begin..].trim_end_matches('\n').trim_end_matches('\r');
+        is_open = goes_on(line, &mut quotes);
+        let end = begin + line.len();
+        input.truncate(end);
+        if !is_open {
+            return Ok(Typed::Input(input));
+        }
+        input.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_has_inputs_of_several_lines() {
+        let mut pipe = &b"one\r\n\"\"\"\r\ntwo\r\nthree\r\n\"\"\"\r\n\nfour \\\r\nfive\nb\xffd\nsix\"\"\"\n"[..];
+        let mut next = || read_pipe(&mut pipe).unwrap();
+        for input in ["one", "\"\"\"\ntwo\nthree\n\"\"\"", "", "four \\\nfive"] {
+            assert_eq!(next(), Typed::Input(input.into()));
+        }
+        assert_eq!([next(), next(), next()], [Typed::Garbled, Typed::Unfinished, Typed::End]);
+        assert_eq!(read_pipe(&b"without an end"[..]).unwrap(), Typed::Input("without an end".into()));
+    }
+
+    #[test]
+    fn many_lines_of_an_input_are_read_at_once() {
+        let lines = "a line of a document that comes from a pipe\n".repeat(200_000);
+        let (text, begun) = (format!("\"\"\"\n{lines}\"\"\"\n"), std::time::Instant::now());
+        assert_eq!(read_pipe(text.as_bytes()).unwrap(), Typed::Input(text.trim_end().into()));
+        assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 }
