@@ -195,6 +195,9 @@ fn a_message_without_an_end_is_told() {
 /// What follows a command that has no argument would seem to have been heard.
 #[test]
 fn what_a_command_does_not_know_is_refused() {
+    let (_, noted) = typed(&[], &["/edit 1 Two.", "/regen", "/undo"]);
+    let told = "there is no question to ask in other words\nthere is no question to answer again\nthere is nothing to take back\n";
+    assert_eq!(noted, told);
     let (said, noted) = typed(&["-n", "2"], &["One.", "/undo 2", "/clear all", "/show messages"]);
     assert!(said.contains("user 1: One."), "{said}");
     let told = "/undo 2, expected nothing behind /undo\n/clear all, expected nothing behind /clear\n";

@@ -166,6 +166,9 @@ impl Chat {
         let is_question = |(at, message): (usize, &Value)| (message["role"] == "user").then_some(at);
         let mut questions = self.messages.iter().enumerate().filter_map(is_question);
         let count = questions.clone().count();
+        if count == 0 {
+            return Err("there is no question to ask in other words".into());
+        }
         let at = number.checked_sub(1).and_then(|before| questions.nth(before));
         let at = at.ok_or_else(|| format!("there is no question {number}, expected 1 to {count}"))?;
         let old = self.messages.split_off(at);
