@@ -123,7 +123,14 @@ impl Prompt {
         if !stdin.is_terminal() {
             return Ok(read_pipe(stdin.lock())?);
         }
-        match self.editor.readline("> ") {
+        let read = loop {
+            match self.editor.readline("> ") {
+                // A terminal that was resized within a paste or a list of completions is no reason to end the chat.
+                Err(ReadlineError::Signal(_)) => {}
+                read => break read,
+            }
+        };
+        match read {
             Ok(input) => {
                 if !input.trim().is_empty() {
                     self.editor.add_history_entry(input.as_str())?;
