@@ -191,6 +191,29 @@ pub(crate) fn scale_by<S: Simd>(simd: S, x: &mut [f32], factor: f32, weight: &[f
     }
 }
 
+/// What has faded to less than this is taken for 0. Products of what is left are no subnormal numbers, with which processors take
+/// a hundred times as long: four rows of a delta rule with decays by channel took 27 ms instead of 11 on a Xeon.
+pub(crate) const FADED: f32 = 1e-18;
+
+/// `x = e^x`, what something fades by: 0 instead of less than [`FADED`].
+#[inline(always)]
+pub(crate) fn fade_factors<S: Simd>(simd: S, x: &mut [f32]) {
+    for x in x.chunks_mut(S::LANES) {
+        let factor = exp(simd, load(simd, x));
+        store(simd, simd.zero_below(factor, simd.splat(FADED), factor), x);
+    }
+}
+
+/// `x = x * factors`, which are those of [`fade_factors`]: 0 instead of numbers whose magnitude is less than [`FADED`].
+#[inline(always)]
+pub(crate) fn fade<S: Simd>(simd: S, x: &mut [f32], factors: &[f32]) {
+    for (x, factor) in x.chunks_mut(S::LANES).zip(factors.chunks(S::LANES)) {
+        let y = simd.mul(load(simd, x), load(simd, factor));
+        let magnitude = simd.max(y, simd.sub(simd.splat(0.0), y));
+        store(simd, simd.zero_below(magnitude, simd.splat(FADED), y), x);
+    }
+}
+
 /// `x = factor * x`
 #[inline(always)]
 pub(crate) fn scale<S: Simd>(simd: S, x: &mut [f32], factor: f32) {

@@ -527,6 +527,46 @@ fn passes_over_slices() {
     }
 }
 
+/// Rows that fade again and again.
+struct Fading<'a>(&'a mut [f32], &'a [f32]);
+
+impl Kernel for Fading<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut factors = self.1.to_vec();
+        math::fade_factors(simd, &mut factors);
+        math::fade(simd, self.0, &factors);
+    }
+}
+
+#[test]
+fn what_fades_is_gone_before_it_is_subnormal() {
+    for len in LENGTHS {
+        let (x, y) = (normal(9, len), normal(10, len));
+        everywhere(|proof| {
+            let (mut out, mut exact) = (x.clone(), x.iter().copied().map(f64::from).collect::<Vec<_>>());
+            for step in 1..40 {
+                let g: Vec<f32> = y.iter().map(|y| -y.abs() * step as f32).collect();
+                proof.run(Fading(&mut out, &g));
+                exact.iter_mut().zip(&g).for_each(|(x, g)| *x *= f64::from(*g).exp());
+                for (out, exact) in out.iter().zip(&exact) {
+                    assert!(*out == 0.0 || out.abs() >= math::FADED, "{out}");
+                    let error = (f64::from(*out) - exact).abs();
+                    assert!(
+                        error <= 1e-5 * exact.abs() || exact.abs() < 1.001 * f64::from(math::FADED),
+                        "{out}, {exact}"
+                    );
+                }
+            }
+            let mut lost = [f32::NAN];
+            proof.run(Fading(&mut lost, &[-1.0]));
+            assert!(lost[0].is_nan());
+        });
+    }
+}
+
 fn is_wide(proof: Proof) -> bool {
     struct Wide;
     impl Kernel for Wide {

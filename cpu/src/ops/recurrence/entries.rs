@@ -84,8 +84,8 @@ impl Entries<'_> {
         for entry in 0..self.held.held {
             let at = self.row(entry) * key_dim;
             math::scaled(simd, &self.g[at..at + key_dim], 1.0, factors);
-            math::exp_in_place(simd, factors);
-            math::scale_by(simd, faded.channels, 1.0, factors);
+            math::fade_factors(simd, factors);
+            math::fade(simd, faded.channels, factors);
             self.fade_keys(simd, entry, factors, faded);
         }
     }
@@ -96,7 +96,7 @@ impl Entries<'_> {
         let (key_dim, at) = (factors.len(), self.row(entry));
         for run in self.runs(entry) {
             for key in faded.keys[run.start * key_dim..run.end * key_dim].chunks_exact_mut(key_dim) {
-                math::scale_by(simd, key, 1.0, factors);
+                math::fade(simd, key, factors);
             }
         }
         let part = at * key_dim..(at + 1) * key_dim;

@@ -479,7 +479,7 @@ fn read_rows<E: Stored, S: Simd, const W: usize, const R: usize>(
 fn row_factors<S: Simd>(simd: S, b: &mut Scratch<'_>, decays: usize) {
     let factors = &mut b.factors[..decays];
     math::scaled(simd, &b.g[..decays], 1.0, factors);
-    math::exp_in_place(simd, factors);
+    math::fade_factors(simd, factors);
 }
 
 /// Multiplies the key and the query of row `t` of a chunk with the decay from the state to the row. Rows come in order.
@@ -488,7 +488,7 @@ fn fade_inputs<S: Simd>(simd: S, b: &mut Scratch<'_>, t: usize, x: [&[f32]; 2]) 
     let key_dim = b.faded.channels.len();
     let [keys, queries] = &mut b.inputs;
     let part = t * key_dim..(t + 1) * key_dim;
-    math::scale_by(simd, b.faded.channels, 1.0, &b.factors[part.clone()]);
+    math::fade(simd, b.faded.channels, &b.factors[part.clone()]);
     for (out, x) in [&mut *keys, &mut *queries].into_iter().zip(x) {
         math::scaled(simd, &x[part.clone()], 1.0, &mut out[part.clone()]);
         math::scale_by(simd, &mut out[part.clone()], 1.0, b.faded.channels);

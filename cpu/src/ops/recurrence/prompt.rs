@@ -190,15 +190,15 @@ impl<'a> Scratch<'a> {
             let (key, query, g) = (&keys[part.clone()], &queries[part.clone()], &mut self.g[part.clone()]);
             math::add(simd, self.sum, g);
             self.starts.copy_from_slice(self.sum);
-            math::exp_in_place(simd, self.starts);
+            math::fade_factors(simd, self.starts);
             let [faded_key, faded_query] = &mut self.inputs;
             for (faded, x) in [faded_key, faded_query].into_iter().zip([key, query]) {
                 faded[part.clone()].copy_from_slice(x);
                 math::scale_by(simd, &mut faded[part.clone()], 1.0, self.starts);
             }
-            math::exp_in_place(simd, g);
+            math::fade_factors(simd, g);
             for faded in self.keys[..part.start].chunks_exact_mut(key_dim) {
-                math::scale_by(simd, faded, 1.0, g);
+                math::fade(simd, faded, g);
             }
             self.keys[part.clone()].copy_from_slice(key);
             let (of_keys, of_queries) = self.products.split_at_mut(CHUNK * CHUNK);
