@@ -60,7 +60,7 @@ pub(crate) fn read_prompt(runner: &mut Runner, tokens: &[u32], schedule: &Schedu
         runner.commit(&[(memory.slot(id), rows)]).unwrap();
         memory.commit(id, rows);
         memory.check_integrity();
-        (0..rows as usize).for_each(|row| all.extend_from_slice(runner.logits_mut(row)));
+        (0..rows as usize).for_each(|row| all.extend_from_slice(runner.logits_mut(row).unwrap()));
     }
     all
 }

@@ -8,6 +8,7 @@ use crate::{
         host::{Bundled, Host},
     },
     simulation::{hear, request},
+    wrapped::{Countdown, DEAD, LIVES, Wrapped},
 };
 use kvas::{
     engine::{Engine, EngineConfig, EngineHandle},
@@ -16,118 +17,21 @@ use kvas::{
     server::{Loaded, Loader, MemoryDemand},
     session::{ModelId, Session, Writer},
 };
-use kvas_backend::{
-    Act, Backend, DeviceError, KvType, Limits, Op, Page, Program, Replay, Slot, StateType, Step, Store, WeightSource,
-    conformance::Random, op,
-};
+use kvas_backend::{KvType, Limits, Replay, StateType, conformance::Random};
 use kvas_cpu::Cpu;
 use kvas_gguf::Quant;
 use serde_json::json;
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
-
-/// How many calls go well before one fails, or all do.
-#[derive(Debug, Clone)]
-struct Countdown(Arc<AtomicUsize>);
-
-/// In place of a number of calls: the device is dead.
-const DEAD: usize = usize::MAX;
-/// As many as no test makes.
-const LIVES: usize = usize::MAX - 1;
-
-impl Countdown {
-    fn set(&self, calls: usize) {
-        self.0.store(calls, Ordering::SeqCst);
-    }
-
-    fn call(&self) -> Result<(), DeviceError> {
-        let next = |left: usize| if left == DEAD { DEAD } else { left.checked_sub(1).unwrap_or(LIVES) };
-        let left = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(next(left)));
-        let failed = DeviceError::Failed { device: "toaster".into(), what: "it burns".into() };
-        if matches!(left, Ok(0 | DEAD)) { Err(failed) } else { Ok(()) }
-    }
-}
-
-/// All calls but those of ops count.
-struct Faulty(Cpu, Countdown);
-
-macro_rules! ops {
-    ($($name:ident: $op:ident),*) => {
-        $(fn $name(&mut self, op: &op::$op) -> Result<(), DeviceError> {
-            self.0.$name(op)
-        })*
-    };
-}
-
-macro_rules! calls {
-    ($($name:ident($($argument:ident: $kind:ty),*);)*) => {
-        $(fn $name(&mut self, $($argument: $kind),*) -> Result<(), DeviceError> {
-            self.1.call()?;
-            self.0.$name($($argument),*)
-        })*
-    };
-}
-
-impl Backend for Faulty {
-    fn prepare(
-        &mut self,
-        program: Arc<Program>,
-        weights: &mut dyn WeightSource,
-        limits: Limits,
-    ) -> Result<(), DeviceError> {
-        self.0.prepare(program, weights, limits)
-    }
-
-    fn scratch_bytes(&self, program: &Program, quants: &[Quant], limits: &Limits) -> u64 {
-        self.0.scratch_bytes(program, quants, limits)
-    }
-
-    fn rewindable(&self, slot: Slot) -> u32 {
-        self.0.rewindable(slot)
-    }
-
-    fn until_fold(&self, slot: Slot) -> usize {
-        self.0.until_fold(slot)
-    }
-
-    fn execute(&mut self, op: &Op) -> Result<(), DeviceError> {
-        self.0.execute(op)
-    }
-
-    calls! {
-        begin(step: &Step);
-        commit(accepted: &[(Slot, u32)]);
-        rewind(slot: Slot, rows: u32);
-        copy_slots(pairs: &[(Slot, Slot)]);
-        clear_slots(slots: &[Slot]);
-        copy_pages(pairs: &[(Page, Page)]);
-        save_slot(slot: Slot, position: u32, out: &mut Vec<f32>);
-        load_slot(slot: Slot, position: u32, values: &[f32]);
-        save_page(store: Store, page: Page, rows: usize, out: &mut Vec<f32>);
-        load_page(store: Store, page: Page, values: &[f32]);
-        read(act: Act, out: &mut [f32]);
-        write(act: Act, values: &[f32]);
-    }
-
-    ops! {
-        embed: Embed, gather_rows: GatherRows, norm: Norm, linear: Linear, gated_linear: GatedLinear,
-        head_linear: HeadLinear, rope_store: RopeStore, attention: Attention, causal_conv: CausalConv,
-        short_conv: ShortConv, gated_delta: GatedDelta, mamba2: Mamba2, mamba1: Mamba1, gated_norm: GatedNorm,
-        route: Route, expert_gated_linear: ExpertGatedLinear, expert_linear: ExpertLinear
-    }
-}
+use std::sync::Arc;
 
 const CONTEXT: usize = 200;
 
 fn engine(model: &Model) -> (EngineHandle, Countdown) {
-    let countdown = Countdown(Arc::new(AtomicUsize::new(LIVES)));
+    let countdown = Countdown::default();
     let (pages, replay) = (1 + 4 * (CONTEXT / 4 + 2), Replay::new(8, 4));
     let (page_size, slots, snapshots, kv_type, state_type) = (4, 4, 4, KvType::F32, StateType::F32);
     let limits =
         Limits { context: 0, rows: 32, outputs: 4, pages, page_size, slots, snapshots, replay, kv_type, state_type };
-    let device = Faulty(Cpu::new(1), countdown.clone());
+    let device = Wrapped::new(countdown.clone(), 0);
     let runner = model.prepare(Box::new(device), limits, &mut |_, _| {}).unwrap();
     (Engine::start(runner, EngineConfig::new(CONTEXT)), countdown)
 }
@@ -241,14 +145,14 @@ struct OnFaulty(Countdown);
 
 impl Loader for OnFaulty {
     fn load(&self, _: &str, _: MemoryDemand) -> Result<Loaded, String> {
-        Bundled::plain().on(Box::new(Faulty(Cpu::new(1), self.0.clone())))
+        Bundled::plain().on(Box::new(Wrapped::new(self.0.clone(), 0)))
     }
 }
 
 /// Who watches a server learns that its device is dead, and that it no longer is.
 #[test]
 fn health_tells_of_a_dead_device() {
-    let countdown = Countdown(Arc::new(AtomicUsize::new(LIVES)));
+    let countdown = Countdown::default();
     let host = Host::with_loader(Arc::new(OnFaulty(countdown.clone())));
     let ask = || host.post("/completion", &json!({"prompt": "A fox", "n_predict": 2})).status;
     assert_eq!((ask(), host.get("/health").status), (200, 200));

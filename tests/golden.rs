@@ -211,7 +211,7 @@ pub(crate) fn beside(model: &Model, backend: Box<dyn Backend>, other: &[u32], id
         runner.run_step(&step).unwrap();
         let (_, rows) = *accepted.last().unwrap();
         let first = step.outputs().len() - rows as usize;
-        (first..step.outputs().len()).for_each(|row| all.extend_from_slice(runner.logits_mut(row)));
+        (first..step.outputs().len()).for_each(|row| all.extend_from_slice(runner.logits_mut(row).unwrap()));
         for (id, rows) in accepted {
             runner.commit(&[(memory.slot(id), rows)]).unwrap();
             memory.commit(id, rows);

@@ -308,7 +308,7 @@ impl<'a> World<'a> {
         let vocab = self.vocab();
         for ((first, span), tried) in step.spans_with_rows().zip(all) {
             for row in 0..tried.accepted as usize {
-                let found = &*self.runner.logits_mut(first + row);
+                let found = &*self.runner.logits_mut(first + row).unwrap();
                 let truth = &self.live[tried.at].truth[(span.context as usize + row) * vocab..][..vocab];
                 let difference = found.iter().zip(truth).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(

@@ -50,7 +50,7 @@ fn read(runner: &mut Runner, (prompt, rest): (&[u32], &[u32]), bound: &Bound) ->
     let parts = [prompt].into_iter().chain(rest.chunks(1));
     let of = |tokens: &[u32]| {
         reading.push(runner, tokens, Some(bound)).unwrap();
-        (runner.logits_mut(0).to_vec(), reading.held())
+        (runner.logits_mut(0).unwrap().to_vec(), reading.held())
     };
     parts.map(of).collect()
 }

@@ -32,3 +32,5 @@ mod speculation;
 mod split;
 mod temporary;
 mod tidy;
+mod top_k;
+mod wrapped;

@@ -78,7 +78,7 @@ fn through(v: &Vectors, mut backend: Box<dyn Backend>) -> ([f64; 4], f64) {
         step.push_held(Slot(1), context, &vec![0; rows], Outputs::None, [(pages, held)]);
         backend.run(&program, &step).unwrap();
         let mut found = vec![0.0; rows * v.heads * v.head_dim];
-        backend.read(out, &mut found).unwrap();
+        backend.read(out, 0, &mut found).unwrap();
         backend.commit(&[(Slot(1), rows as u32)]).unwrap();
         found
     };
@@ -162,7 +162,7 @@ fn read(runner: &mut Runner, (prompt, rest): (&[u32], &[u32]), bound: Option<&Bo
     let mut found = Vec::new();
     for tokens in [prompt].into_iter().chain(rest.chunks(1)) {
         reading.push(runner, tokens, bound).unwrap();
-        found.push((runner.logits_mut(0).to_vec(), reading.held()));
+        found.push((runner.logits_mut(0).unwrap().to_vec(), reading.held()));
     }
     found
 }

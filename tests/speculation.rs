@@ -7,7 +7,8 @@ use crate::{
 };
 use kvas::{
     engine::{
-        Constraint, DraftModel, Engine, EngineConfig, EngineHandle, Event, PredictionHead, Request, StopRule, Timings,
+        Allowed, Constraint, DraftModel, Engine, EngineConfig, EngineHandle, Event, PredictionHead, Request, StopRule,
+        Timings,
     },
     memory::SequenceId,
     model::Model,
@@ -42,7 +43,7 @@ pub(crate) const MODELS: [&str; 14] = [
 
 /// Knows what will be said, and proposes so many right tokens before wrong ones.
 #[derive(Debug)]
-struct Script {
+pub(crate) struct Script {
     texts: Vec<Vec<u32>>,
     right: Right,
     vocab: u32,
@@ -57,6 +58,13 @@ enum Right {
 impl Right {
     fn random() -> Self {
         Right::Random(std::sync::Arc::new(std::sync::Mutex::new(Random::new(11))))
+    }
+}
+
+impl Script {
+    /// Any number of right tokens of these texts.
+    pub(crate) fn random(texts: Vec<Vec<u32>>, vocab: usize) -> Self {
+        Self { texts, right: Right::random(), vocab: vocab as u32 }
     }
 }
 
@@ -105,13 +113,13 @@ fn start_on(model: &Model, backend: Box<dyn Backend>, drafters: Vec<Box<dyn Draf
     Engine::start(runner, EngineConfig { drafters, most_drafts: MOST, effort, ..EngineConfig::new(CONTEXT) })
 }
 
-fn prompt(number: usize, vocab: usize) -> Vec<u32> {
+pub(crate) fn prompt(number: usize, vocab: usize) -> Vec<u32> {
     let mut random = Random::new(number as u64 + 1);
     let length = 5 + 7 * number;
     std::iter::once(number as u32).chain((1..length).map(|_| random.below(vocab) as u32)).collect()
 }
 
-fn sampler(params: SamplerParams, vocab: usize) -> Sampler {
+pub(crate) fn sampler(params: SamplerParams, vocab: usize) -> Sampler {
     Sampler::new(params, vocab, &[]).unwrap()
 }
 
@@ -120,7 +128,7 @@ fn greedy(prompt: Vec<u32>, max_tokens: usize, vocab: usize) -> Request {
 }
 
 /// All that is heard of a request, but for its timings; and its tokens.
-fn hear(stream: &kvas::engine::Stream) -> (Vec<Event>, Vec<u32>, Timings) {
+pub(crate) fn hear(stream: &kvas::engine::Stream) -> (Vec<Event>, Vec<u32>, Timings) {
     let (mut events, mut tokens) = (Vec::new(), Vec::new());
     loop {
         match stream.next_event() {
@@ -219,17 +227,25 @@ impl StopRule for EndAt {
 
 /// After an even token comes one of another third of the vocabulary than after an odd one; over after some tokens.
 #[derive(Debug)]
-struct Thirds {
+pub(crate) struct Thirds {
     odd: u32,
+    mask: Vec<u32>,
     left: usize,
 }
 
+impl Thirds {
+    /// Over after so many tokens.
+    pub(crate) fn new(left: usize) -> Self {
+        Self { odd: 2, mask: Vec::new(), left }
+    }
+}
+
 impl Constraint for Thirds {
-    fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
+    fn allowed(&mut self) -> Result<Allowed<'_>, String> {
         let odd = self.odd;
-        let barred = logits.iter_mut().enumerate().filter(|(token, _)| *token as u32 % 3 == odd);
-        barred.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
-        Ok(())
+        let bits = |word: u32| (0..32).filter(|bit| (32 * word + bit) % 3 != odd).map(|bit| 1 << bit).sum();
+        self.mask = (0..64).map(bits).collect();
+        Ok(Allowed::Mask(&self.mask, &[]))
     }
 
     fn accept(&mut self, token: u32) -> bool {
@@ -271,7 +287,7 @@ fn talk(engine: &EngineHandle, vocab: usize, seed: u64) -> (Vec<Vec<Event>>, Vec
         };
         match random.below(4) {
             0 => request.rule = Some(Box::new(EndAt(7, random.below(4), 0))),
-            1 => request.constraint = Some(Box::new(Thirds { odd: 2, left: 3 + random.below(20) })),
+            1 => request.constraint = Some(Box::new(Thirds::new(3 + random.below(20)))),
             2 => request.stop_tokens = vec![3, 9, 27],
             _ => {}
         }

@@ -17,6 +17,7 @@ pub mod rope;
 pub mod split;
 pub mod step;
 pub mod store;
+mod top_k;
 pub mod validate;
 mod weights;
 
@@ -32,6 +33,7 @@ pub use rope::Rope;
 pub use split::{Placement, Split, arena_pages};
 pub use step::{CHUNK, Outputs, Page, Slot, Span, Step};
 pub use store::{KvType, Limits, Replay, StateType, StoreDecl};
+pub use top_k::{TopK, TopKFound};
 pub use weights::{Factors, WeightData, WeightSource};
 
 use kvas_gguf::{Quant, TensorBytes};
@@ -308,25 +310,19 @@ pub trait Backend: Send {
     /// Overwrites the first rows of a page of `store` by such values, as many as there are.
     fn load_page(&mut self, store: Store, page: Page, values: &[f32]) -> Result<(), DeviceError>;
 
-    /// The first `out.len() / columns` rows of an activation. Waits for all that was asked for before, also for no rows.
-    fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError>;
+    /// `out.len() / columns` rows of an activation from row `first` on. Waits for all that was asked for before, also
+    /// for no rows.
+    fn read(&mut self, act: Act, first: usize, out: &mut [f32]) -> Result<(), DeviceError>;
 
     /// The most tokens of a row that [`Backend::top_k`] finds; 0 if that is left to who reads the logits.
     fn max_top_k(&self) -> usize {
         0
     }
 
-    /// The `count` likeliest tokens, at most [`Backend::max_top_k`], of the first output rows of the last step, as
-    /// many rows as there is room for, and their logits: the columns of the largest values of `logits`, the largest
-    /// first, of equal ones the lowest. `u32::MAX` where there are no more above minus infinity. False, with anything in
-    /// the slices, if the logits are to be read instead.
-    fn top_k(
-        &mut self,
-        _logits: Act,
-        _count: usize,
-        (_tokens, _values): (&mut [u32], &mut [f32]),
-    ) -> Result<bool, DeviceError> {
-        Ok(false)
+    /// Looks for tokens among the `logits` of the last step, which stay as they are. Of a row whose first token is then
+    /// [`TopK::UNKNOWN`] the logits are to be read instead. Never asked of a device whose [`Backend::max_top_k`] is 0.
+    fn top_k(&mut self, logits: Act, _wanted: &TopK, _found: &mut TopKFound) -> Result<(), DeviceError> {
+        unreachable!("activation {} is looked through by who reads it", logits.0)
     }
 
     /// Overwrites the first `values.len() / columns` rows of an activation (conformance and `diff`).

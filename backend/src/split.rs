@@ -3,7 +3,7 @@
 
 use crate::{
     Act, Backend, Bytes, DeviceError, Eviction, Holding, Limits, Op, Page, Preference, Program, Rows, Slot, Step,
-    Store, StoreDecl, Weight, WeightData, WeightDecl, WeightSource, op,
+    Store, StoreDecl, TopK, TopKFound, Weight, WeightData, WeightDecl, WeightSource, op,
     store::{ConvDecl, Decay, StateDecl},
 };
 use kvas_gguf::Quant;
@@ -183,7 +183,7 @@ impl Split {
         let step = &self.steps[to];
         let rows = if decl.rows == Rows::Step { step.tokens().len() } else { step.outputs().len() };
         self.staging.resize(rows * decl.columns, 0.0);
-        self.devices[1 - to].read(act, &mut self.staging)?;
+        self.devices[1 - to].read(act, 0, &mut self.staging)?;
         self.devices[to].write(act, &self.staging)?;
         self.current[act.0 as usize][to] = true;
         Ok(())
@@ -418,21 +418,21 @@ impl Backend for Split {
         self.devices[device].load_page(store, page, values)
     }
 
-    fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
+    fn read(&mut self, act: Act, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
         if out.is_empty() {
-            return self.on_both(|device| device.read(act, &mut []));
+            return self.on_both(|device| device.read(act, 0, &mut []));
         }
         let holder = self.holder(act);
-        self.devices[holder].read(act, out)
+        self.devices[holder].read(act, first, out)
     }
 
     fn max_top_k(&self) -> usize {
         self.program.as_ref().map_or(0, |program| self.devices[self.holder(program.logits)].max_top_k())
     }
 
-    fn top_k(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
+    fn top_k(&mut self, logits: Act, wanted: &TopK, found: &mut TopKFound) -> Result<(), DeviceError> {
         let holder = self.holder(logits);
-        self.devices[holder].top_k(logits, count, out)
+        self.devices[holder].top_k(logits, wanted, found)
     }
 
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {

@@ -234,8 +234,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
-        out.copy_from_slice(&self.machine().acts[act.0 as usize][..out.len()]);
+    fn read(&mut self, act: Act, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        let machine = self.machine();
+        let first = first * machine.columns(act);
+        out.copy_from_slice(&machine.acts[act.0 as usize][first..][..out.len()]);
         Ok(())
     }
 

@@ -24,19 +24,75 @@ DEVICE float logit_of(u64 rank) {
 
 DEVICE u64 larger(u64 a, u64 b) { return a > b ? a : b; }
 
-// Calls `each` with the rank of every column that is this thread's: it is thread `first` of `threads`.
-template <typename F> DEVICE void for_own(const float* row, u32 columns, u32 first, u32 threads, F each) {
+// The mask of a row, a bit for each column; none if all of them count.
+DEVICE const u32* mask_of_row(const u32* mask_of, const u32* masks, u32 columns, u32 row) {
+    const u32 mask = mask_of == nullptr ? NONE : mask_of[row];
+    return mask == NONE ? nullptr : masks + u64(mask) * ((columns + 31) / 32);
+}
+
+// Calls `each` with the rank of every column that is this thread's, 0 where the mask has no bit: it is thread `first` of
+// `threads`.
+template <typename F> DEVICE void for_own(const float* row, const u32* mask, u32 columns, u32 first, u32 threads, F each) {
+    const auto bits = [&](u32 at) { return mask == nullptr ? ~0u : mask[at / 32] >> at % 32; };
     if (columns % 4 == 0) {
         for (u32 at = 4 * first; at < columns; at += 4 * threads) {
             const float4 four = *reinterpret_cast<const float4*>(row + at);
-            each(rank(four.x, at));
-            each(rank(four.y, at + 1));
-            each(rank(four.z, at + 2));
-            each(rank(four.w, at + 3));
+            const u32 counts = bits(at);
+            each(counts & 1 ? rank(four.x, at) : 0);
+            each(counts & 2 ? rank(four.y, at + 1) : 0);
+            each(counts & 4 ? rank(four.z, at + 2) : 0);
+            each(counts & 8 ? rank(four.w, at + 3) : 0);
         }
     } else {
-        for (u32 at = first; at < columns; at += threads) each(rank(row[at], at));
+        for (u32 at = first; at < columns; at += threads) each(bits(at) & 1 ? rank(row[at], at) : 0);
     }
+}
+
+// Columns that are told apart: (row, column) and the logit there, which is minus infinity until it is put back.
+KERNEL set_apart(float* logits, const uint2* apart, float* values, u32 count, u32 columns) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float* at = logits + u64(apart[i].x) * columns + apart[i].y;
+    values[i] = *at;
+    *at = __int_as_float(0xff800000);
+}
+
+KERNEL put_back(float* logits, const uint2* apart, const float* values, u32 count, u32 columns) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) logits[u64(apart[i].x) * columns + apart[i].y] = values[i];
+}
+
+// Calls `each` with the logit of every column that is a number, and this thread's.
+template <typename F> DEVICE void for_numbers(const float* row, u32 columns, F each) {
+    for (u32 at = threadIdx.x; at < columns; at += THREADS) {
+        const float logit = fminf(row[at], __int_as_float(0x7f7fffff)); // of a NaN and a number the number
+        if (row[at] == row[at]) each(logit);
+    }
+}
+
+// The largest logit of a row and the sum of exp(logit - largest), a block per row.
+KERNEL __launch_bounds__(1024) normalise_rows(const float* logits, float* normalisers, u32 columns) {
+    __shared__ float parts[THREADS / 32];
+    const float* row = logits + u64(blockIdx.x) * columns;
+    float largest = __int_as_float(0xff800000), sum = 0;
+    for_numbers(row, columns, [&](float logit) { largest = fmaxf(largest, logit); });
+#pragma unroll
+    for (u32 offset = 16; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, offset));
+    if (lane_id() == 0) parts[warp_id()] = largest;
+    __syncthreads();
+    for (u32 i = 0; i < THREADS / 32; ++i) largest = fmaxf(largest, parts[i]);
+    __syncthreads();
+    if (largest > __int_as_float(0xff800000)) {
+        for_numbers(row, columns, [&](float logit) { sum += expf(logit - largest); });
+    }
+    sum = warp_sum(sum);
+    if (lane_id() == 0) parts[warp_id()] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    sum = 0;
+    for (u32 i = 0; i < THREADS / 32; ++i) sum += parts[i];
+    normalisers[2 * blockIdx.x] = largest;
+    normalisers[2 * blockIdx.x + 1] = sum;
 }
 
 DEVICE u64 warp_best(u64 best) {
@@ -49,12 +105,14 @@ DEVICE u64 warp_best(u64 best) {
 static constexpr u32 PARTS = 64, PART_THREADS = 256;
 
 // The largest of every part of a row: block (part, row).
-KERNEL __launch_bounds__(PART_THREADS) top_1_of_parts(const float* logits, u64* parts, u32 columns) {
+KERNEL __launch_bounds__(PART_THREADS)
+    top_1_of_parts(const float* logits, u64* parts, u32 columns, const u32* mask_of, const u32* masks) {
     __shared__ u64 ranks[PART_THREADS / 32];
     let_next_begin();
     wait_for_inputs();
     u64 best = 0;
-    for_own(logits + u64(blockIdx.y) * columns, columns, blockIdx.x * PART_THREADS + threadIdx.x, PARTS * PART_THREADS,
+    const u32* mask = mask_of_row(mask_of, masks, columns, blockIdx.y);
+    for_own(logits + u64(blockIdx.y) * columns, mask, columns, blockIdx.x * PART_THREADS + threadIdx.x, PARTS * PART_THREADS,
             [&](u64 rank) { best = larger(best, rank); });
     best = warp_best(best);
     if (lane_id() == 0) ranks[warp_id()] = best;
@@ -94,21 +152,23 @@ DEVICE void sort(u64* ranks, u32 count) {
 // tokens[row][i], values[row][i]: the i-th largest. At most 1024. What is
 // at least as large as the `count`-th of the largest of each thread is collected and sorted; TOO_MANY if there is no room
 // for that.
-KERNEL __launch_bounds__(1024) top_k_rows(const float* logits, u32* tokens, float* values, u32 columns, u32 count) {
+KERNEL __launch_bounds__(1024)
+    top_k_rows(const float* logits, u32* tokens, float* values, u32 columns, u32 count, const u32* mask_of, const u32* masks) {
     __shared__ u64 ranks[ROOM];
     __shared__ u32 collected;
     const float* row = logits + u64(blockIdx.x) * columns;
     tokens += u64(blockIdx.x) * count;
     values += u64(blockIdx.x) * count;
+    const u32* mask = mask_of_row(mask_of, masks, columns, blockIdx.x);
     u64 best = 0;
-    for_own(row, columns, threadIdx.x, THREADS, [&](u64 rank) { best = larger(best, rank); });
+    for_own(row, mask, columns, threadIdx.x, THREADS, [&](u64 rank) { best = larger(best, rank); });
     ranks[threadIdx.x] = best;
     if (threadIdx.x == 0) collected = 0;
     __syncthreads();
     sort(ranks, THREADS);
     const u64 least = larger(ranks[count - 1], 1);
     __syncthreads();
-    for_own(row, columns, threadIdx.x, THREADS, [&](u64 rank) {
+    for_own(row, mask, columns, threadIdx.x, THREADS, [&](u64 rank) {
         if (rank >= least) {
             const u32 at = atomicAdd(&collected, 1u);
             if (at < ROOM) ranks[at] = rank;

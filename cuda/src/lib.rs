@@ -54,7 +54,7 @@ pub use weights::weight_bytes;
 
 use kvas_backend::{
     Act, Backend, DeviceError, Eviction, Limits, Page, Position, Preference, Program, Slot, StateType, Step, Store,
-    WeightSource, op,
+    TopK, TopKFound, WeightSource, op,
 };
 use kvas_gguf::Quant;
 use machine::Machine;
@@ -243,16 +243,16 @@ impl Backend for Cuda {
         self.machine().load_page(store, page, values)
     }
 
-    fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
-        self.machine().read(act, out)
+    fn read(&mut self, act: Act, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        self.machine().read(act, first, out)
     }
 
     fn max_top_k(&self) -> usize {
         ops::top_k::MOST
     }
 
-    fn top_k(&mut self, logits: Act, count: usize, out: (&mut [u32], &mut [f32])) -> Result<bool, DeviceError> {
-        self.machine().top_k(logits, count, out)
+    fn top_k(&mut self, logits: Act, wanted: &TopK, found: &mut TopKFound) -> Result<(), DeviceError> {
+        self.machine().top_k(logits, wanted, found)
     }
 
     fn write(&mut self, act: Act, values: &[f32]) -> Result<(), DeviceError> {

@@ -56,8 +56,8 @@ pub(crate) struct Machine {
     pub(crate) entries: Vec<Entry>,
     pub(crate) shape: Shape,
     pub(crate) cursors: Cursors,
-    /// The likeliest tokens and their logits, by output row.
-    pub(crate) chosen: DeviceMemory,
+    /// What is looked for among the logits, and what was found.
+    pub(crate) top_k: ops::top_k::TopKMemory,
     /// The activation that is in the scratch in 16 bits.
     pub(crate) staged: Option<Staged>,
     /// By op: whether it may run beside those before it ([`ops::beside`]).
@@ -129,7 +129,7 @@ impl Machine {
             entries: Vec::with_capacity(limits.rows),
             shape: Shape::default(),
             cursors: Cursors::new(&program, &limits),
-            chosen: device.take("chosen tokens", 8 * limits.outputs * ops::top_k::MOST)?,
+            top_k: ops::top_k::TopKMemory::new(device, &program, &limits)?,
             staged: None,
             beside: ops::beside::beside(&program),
             fusion: ops::fusion::fusion(&program, device.capability() >= (9, 0)),
@@ -244,12 +244,12 @@ impl Machine {
         accepted.iter().try_for_each(|(slot, rows)| self.rescore(*slot, *rows))
     }
 
-    /// Reads the beginning of an activation, through pinned memory.
-    pub(crate) fn read(&mut self, act: Act, out: &mut [f32]) -> Result<(), DeviceError> {
+    /// Reads an activation from row `first` on, through pinned memory.
+    pub(crate) fn read(&mut self, act: Act, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
         if out.is_empty() {
             return self.device.synchronize();
         }
-        self.read_words(self.act(act), out)
+        self.read_words(self.act(act).at(4 * first * self.columns(act)), out)
     }
 
     /// Reads values of 4 bytes from device memory, through pinned memory.

@@ -34,7 +34,8 @@ impl Plan {
             states: states.sum(),
             scratch: ops::scratch_bytes(program, limits, device)
                 + bytes(ops::wide::flags(device))
-                + StepImage::bytes(program, limits),
+                + StepImage::bytes(program, limits)
+                + ops::top_k::bytes(program, limits),
         }
     }
 

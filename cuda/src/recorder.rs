@@ -211,7 +211,7 @@ mod tests {
             let mut out = vec![0.0; x.len()];
             backend.write(acts[0], &x).unwrap();
             backend.run(&program, &step).unwrap();
-            backend.read(acts[5], &mut out).unwrap();
+            backend.read(acts[5], 0, &mut out).unwrap();
             backend.commit(&[(Slot(1), rows as u32)]).unwrap();
             out
         };

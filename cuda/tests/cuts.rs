@@ -133,7 +133,7 @@ fn run(
         }
         backend.run(&program, &step)?;
         let mut all = vec![0.0; (others + rows) * columns(out)];
-        backend.read(*out, &mut all)?;
+        backend.read(*out, 0, &mut all)?;
         found.extend(all[others * columns(out)..].iter().map(|x| x.to_bits()));
         let accepted: Vec<(Slot, u32)> = step.spans().iter().map(|span| (span.slot, span.rows)).collect();
         backend.commit(&accepted)?;
@@ -253,7 +253,7 @@ fn crowd(
             }
             backend.run(&program, &step)?;
             let mut all = vec![0.0; sequences.len() * rows * columns(out)];
-            backend.read(*out, &mut all)?;
+            backend.read(*out, 0, &mut all)?;
             found.extend(all.iter().map(|x| x.to_bits()));
             let kept = |sequence: usize| 1 + (number + sequence) % rows;
             let accepted: Vec<(Slot, u32)> =
@@ -402,7 +402,7 @@ fn contexts_together(
         }
         run(&mut backend, &step)?;
         let mut all = vec![0.0; some.len() * rows * program.act(*out).columns];
-        backend.read(*out, &mut all)?;
+        backend.read(*out, 0, &mut all)?;
         found.extend(all.iter().map(|x| x.to_bits()));
     }
     Ok(found)

@@ -4,7 +4,7 @@
 
 use kvas_backend::{
     Act, Backend, Bytes, DeviceError, KvType, Limits, Op, Outputs, Page, Program, Replay, Rope, Slot, StateType, Step,
-    StoreDecl, WeightData, WeightDecl, WeightFormat, WeightSource,
+    StoreDecl, TopK, TopKFound, WeightData, WeightDecl, WeightFormat, WeightSource,
     conformance::{Build, Random, RandomWeights},
     op::{self, Activation, GateOrder, HeadMap, Output},
     rope::{Pairing, Scaling},
@@ -188,20 +188,19 @@ fn decode(device: &Arc<Device>) -> Result<(), DeviceError> {
     println!("prepared in {:.1} s", start.elapsed().as_secs_f64());
     let pages: Vec<Page> = (1..pages as u32).map(Page).collect();
     let (mut step, mut times, mut token) = (Step::default(), Vec::new(), 17);
-    let mut logits = vec![0.0; VOCAB];
+    let (mut logits, mut found) = (vec![0.0; VOCAB], TopKFound::default());
     for number in 0..TIMED + BEFORE {
         let tables = pages.chunks(each).map(|table| &table[..(number + 1).div_ceil(PAGE)]);
         step.clear();
         step.push(Slot(1), number as u32, &[token], Outputs::Last, tables);
         let start = Instant::now();
         backend.run(&program, &step)?;
-        let (mut top_k, mut of) = ([0], [0.0]);
-        backend.top_k(program.logits, 1, (&mut top_k, &mut of))?;
+        backend.top_k(program.logits, &TopK::likeliest(1), &mut found)?;
         times.push(start.elapsed().as_secs_f64());
         backend.commit(&[(Slot(1), 1)])?;
-        token = top_k[0];
+        token = found.tokens[0];
         if number % 13 == 5 {
-            backend.read(program.logits, &mut logits)?;
+            backend.read(program.logits, 0, &mut logits)?;
             let bits = logits.iter().fold(0u64, |hash, x| hash.wrapping_mul(0x100_0000_01B3) ^ u64::from(x.to_bits()));
             println!("step {number:>3}: token {token:>6}, logits {bits:016x}");
         }

@@ -163,7 +163,7 @@ fn bits(device: &Arc<Device>, quant: Quant, width: Option<usize>) -> usize {
         backend.run(&program, &step(rows)).unwrap();
         let read = |(act, columns): &(Act, usize)| {
             let mut out = vec![0.0; rows * columns];
-            backend.read(*act, &mut out).unwrap();
+            backend.read(*act, 0, &mut out).unwrap();
             out
         };
         let results: Vec<Vec<f32>> = compared.iter().map(read).collect();
@@ -258,7 +258,7 @@ fn steps_differ(device: &Arc<Device>, (program, mut weights): (Program, Mixed), 
         }
         let read = |act: &Act| {
             let mut out = vec![0.0f32; rows * program.act(*act).columns];
-            backend.read(*act, &mut out).unwrap();
+            backend.read(*act, 0, &mut out).unwrap();
             // So that what is not written is seen.
             backend.write(*act, &vec![f32::NAN; out.len()]).unwrap();
             out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -299,7 +299,7 @@ fn differing(device: &Arc<Device>, program: Program, inputs: &[Act], outputs: &[
         }
         let read = |act: &Act| {
             let mut out = vec![0.0f32; program.act(*act).columns];
-            backend.read(*act, &mut out).unwrap();
+            backend.read(*act, 0, &mut out).unwrap();
             // So that what is not written is seen.
             backend.write(*act, &vec![f32::NAN; out.len()]).unwrap();
             out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -477,7 +477,7 @@ fn time(
                 backend.run(&program, &step).unwrap();
                 backend.commit(&[(Slot(1), rows as u32)]).unwrap();
             }
-            backend.read(filled[0].0, &mut []).unwrap();
+            backend.read(filled[0].0, 0, &mut []).unwrap();
             start.elapsed().as_secs_f64() / (times * count) as f64
         };
         run(5);

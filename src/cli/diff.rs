@@ -104,7 +104,7 @@ fn one_op(
     let values = |backend: &mut dyn Backend, act: Act| {
         // Every row is an output.
         let mut values = vec![0.0; rows * model.program.act(act).columns];
-        backend.read(act, &mut values).map(|()| values)
+        backend.read(act, 0, &mut values).map(|()| values)
     };
     for act in touches.reads {
         let inputs = values(backends[1].as_mut(), act)?;

@@ -107,10 +107,10 @@ fn score_bounded(
     let mut reading = SingleSequence::new(runner)?;
     reading.begin(runner, prompt, bound.window as u32)?;
     reading.push(runner, prompt, Some(bound))?;
-    each(prompt.len() - 1, runner.logits_mut(0));
+    each(prompt.len() - 1, runner.logits_mut(0).map_err(|error| error.to_string())?);
     for (number, token) in rest.iter().enumerate() {
         reading.push(runner, &[*token], Some(bound))?;
-        each(prompt.len() + number, runner.logits_mut(0));
+        each(prompt.len() + number, runner.logits_mut(0).map_err(|error| error.to_string())?);
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ impl Engine {
             let outcome = if outputs > 0 && is_over {
                 Outcome { kept: known as u32, whole, ending: Some(Ending::Finish(Finish::Length)) }
             } else if outputs > 0 && whole {
-                self.choose(span, row + outputs - 1)
+                self.choose(span, row + outputs - 1)?
             } else {
                 Outcome { kept: span.rows, whole, ending: None }
             };
@@ -62,11 +62,11 @@ impl Engine {
 
     /// Chooses the token after the known ones of a span, whose output row is `row`, and, as long as it is the next
     /// draft, the token after that.
-    pub(super) fn choose(&mut self, span: &PlannedSpan, row: usize) -> Outcome {
+    pub(super) fn choose(&mut self, span: &PlannedSpan, row: usize) -> Result<Outcome, DeviceError> {
         let drafts = self.scheduler.get(span.id).drafts[..span.drafts as usize].to_vec();
         let (mut kept, mut accepted, mut ending) = (span.rows - span.drafts, 0, None);
         for at in 0..=drafts.len() {
-            let token = match self.sample(span.id, row + at) {
+            let token = match self.sample(span.id, row + at)? {
                 Ok((token, end)) => {
                     ending = end;
                     token
@@ -87,17 +87,17 @@ impl Engine {
             kept += 1;
         }
         self.learn(span.id, (drafts.len(), accepted));
-        Outcome { kept, whole: true, ending }
+        Ok(Outcome { kept, whole: true, ending })
     }
 
     /// The next token of a sequence, and whether the answer is over with it.
-    fn sample(&mut self, id: SequenceId, row: usize) -> Result<(u32, Option<Ending>), String> {
+    fn sample(&mut self, id: SequenceId, row: usize) -> Result<Result<(u32, Option<Ending>), String>, DeviceError> {
         let job = self.jobs.get_mut(&id).expect("a running sequence has a job");
-        let generated = job.timings.generated_tokens;
-        let (token, probabilities) = match self.runner.top_k(row) {
-            Some(top_tokens) => job.choice.choose_from(top_tokens),
-            None => job.choice.choose(self.runner.logits_mut(row), generated),
-        }?;
+        let known = self.wanted.known(row, &mut self.runner)?;
+        let (token, probabilities) = match job.choice.choose(known, job.timings.generated_tokens) {
+            Ok(chosen) => chosen,
+            Err(error) => return Ok(Err(error)),
+        };
         let heard = job.tell_token(token, probabilities);
         let kept = job.rule.as_mut().and_then(|rule| rule.push(token));
         let finish = self.scheduler.sampled(id, token);
@@ -107,7 +107,7 @@ impl Engine {
             (None, None) if !heard => Some(Ending::Finish(Finish::Cancelled)),
             (None, None) => job.choice.is_over_after(token).then_some(Ending::Finish(Finish::Stop)),
         };
-        Ok((token, ending))
+        Ok(Ok((token, ending)))
     }
 
     /// Ends the requests of a step that are over.

@@ -100,11 +100,11 @@ impl DraftModel {
             readings.clear();
             return Ok(());
         }
-        self.runner.run_top_k(&self.step, 1)?;
+        self.runner.run_likeliest(&self.step)?;
         let mut row = 0;
         for (number, count, is_last) in spans {
             let reading = &mut readings[number];
-            let guess = if is_last { Some(self.runner.top_token(row)) } else { None };
+            let guess = if is_last { Some(self.runner.top_token(row)?) } else { None };
             row += usize::from(is_last);
             self.keep(reading, count)?;
             if let Some(token) = guess {

@@ -46,7 +46,7 @@ fn hand_over(
     };
     let mut read = |act: Act| {
         let mut values = vec![0.0f32; rows * program.act(act).columns];
-        backend.read(act, &mut values).map(|()| values)
+        backend.read(act, 0, &mut values).map(|()| values)
     };
     let x = read(product.x)?;
     let columns = program.act(product.x).columns;

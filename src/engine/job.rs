@@ -1,9 +1,12 @@
 //! A request the engine is working on: how its tokens are chosen, and who hears of it.
 
-use super::request::{Constraint, Event, EventSink, Probabilities, PromptOutput, Reported, StopRule, Timings};
+use super::{
+    Allowed,
+    request::{Constraint, Event, EventSink, Probabilities, PromptOutput, Reported, StopRule, Timings},
+};
 use crate::{
     policy::EvictionPolicy,
-    sampling::{Distribution, Sampler},
+    sampling::{Distribution, Row, Sampler},
     scheduler::Finish,
     speculation::DraftOptions,
 };
@@ -14,6 +17,48 @@ use std::{
     },
     time::Instant,
 };
+
+/// What is looked at of a row of logits, besides tokens that are told apart.
+#[derive(Debug)]
+pub(super) struct RowWants<'a> {
+    /// How many of the likeliest tokens.
+    pub(super) count: usize,
+    /// Of which; none: of all.
+    pub(super) mask: Option<&'a [u32]>,
+    /// Whether probabilities are wanted.
+    pub(super) normalise: bool,
+}
+
+/// What is known of a row of logits.
+#[derive(Debug)]
+pub(super) enum Known<'a> {
+    Whole(&'a mut [f32]),
+    Found(&'a mut FoundRow),
+}
+
+/// What a device has found of a row.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FoundRow {
+    /// Tokens with their logits, each once.
+    pub(super) tokens: Vec<(u32, f32)>,
+    /// The largest logit, and the sum of `exp(logit - largest)`, of all, if these were wanted.
+    pub(super) normaliser: [f32; 2],
+}
+
+/// A row of logits as the model has left it.
+enum Model {
+    Whole(Vec<f32>),
+    Found(FoundRow),
+}
+
+impl Model {
+    fn distribution(&self) -> Distribution<'_> {
+        match self {
+            Model::Whole(logits) => Distribution::new(logits),
+            Model::Found(found) => Distribution::of_found(&found.tokens, found.normaliser),
+        }
+    }
+}
 
 /// How the tokens of an answer are chosen.
 #[derive(Debug)]
@@ -33,24 +78,33 @@ impl Choice {
     /// Chooses the token that follows `generated` others of the answer, from its row of logits.
     pub(super) fn choose(
         &mut self,
-        logits: &mut [f32],
+        known: Known<'_>,
         generated: usize,
     ) -> Result<(u32, Option<Box<Probabilities>>), String> {
         // What the model thinks, before anything is made of it.
-        let model = (self.reported == Reported::Model && self.top_tokens.is_some()).then(|| logits.to_vec());
+        let model = self.reports_model().is_some().then(|| match &known {
+            Known::Whole(logits) => Model::Whole(logits.to_vec()),
+            Known::Found(found) => Model::Found((*found).clone()),
+        });
+        let mut row = match known {
+            Known::Whole(logits) => Row::Whole(logits),
+            Known::Found(found) => Row::Found(&mut found.tokens),
+        };
         if generated < self.min_tokens {
-            for token in &self.stop_tokens {
-                logits.get_mut(*token as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
-            }
+            row.forbid(&self.stop_tokens);
         }
         if let Some(constraint) = &mut self.constraint {
-            constraint.mask(logits)?;
+            constraint.allowed()?.apply(&mut row)?;
         }
-        let token = self.sampler.sample(logits).map_err(|error| error.to_string())?;
+        let token = match row {
+            Row::Whole(logits) => self.sampler.sample(logits),
+            Row::Found(found) => self.sampler.sample_found(found),
+        };
+        let token = token.map_err(|error| error.to_string())?;
         self.sampler.accept(token);
         let probabilities = self.top_tokens.map(|count| match model {
-            Some(logits) => {
-                let model = Distribution::new(&logits);
+            Some(model) => {
+                let model = model.distribution();
                 Box::new(Probabilities { chosen: model.of(token), top_tokens: model.top(count) })
             }
             None => {
@@ -61,14 +115,38 @@ impl Choice {
         Ok((token, probabilities))
     }
 
-    /// Chooses the next token among the likeliest of its row, which a device has found.
-    pub(super) fn choose_from(
-        &mut self,
-        top_tokens: (&[u32], &[f32]),
-    ) -> Result<(u32, Option<Box<Probabilities>>), String> {
-        let token = self.sampler.sample_from(top_tokens).map_err(|error| error.to_string())?;
-        self.sampler.accept(token);
-        Ok((token, None))
+    /// How many of the likeliest tokens are reported with the probabilities that the model gives.
+    fn reports_model(&self) -> Option<usize> {
+        self.top_tokens.filter(|_| self.reported == Reported::Model)
+    }
+
+    /// What is looked at of a row of logits when the token is chosen that follows `generated` ones of the answer, of
+    /// which the last ones are these drafts: so many of the likeliest tokens that a mask allows, and `apart`, in any order
+    /// and some twice. None if only the row itself serves.
+    pub(super) fn wants(&mut self, (generated, drafts): (usize, &[u32]), apart: &mut Vec<u32>) -> Option<RowWants<'_>> {
+        let (count, reported) = (self.sampler.wants_top_k()?, self.reports_model());
+        if !self.sampler.changed(drafts, apart) {
+            return None;
+        }
+        if generated < self.min_tokens {
+            apart.extend_from_slice(&self.stop_tokens);
+        }
+        let plain = RowWants { count: count.max(reported.unwrap_or(0)), mask: None, normalise: reported.is_some() };
+        let Some(constraint) = &mut self.constraint else { return Some(plain) };
+        // What may come after drafts is not known before they are accepted.
+        let allowed = if drafts.is_empty() { constraint.allowed().ok()? } else { return None };
+        match allowed {
+            Allowed::AllBut(lists) => lists.iter().for_each(|tokens| apart.extend_from_slice(tokens)),
+            Allowed::Only(tokens) => apart.extend_from_slice(tokens),
+            Allowed::Forced(token) => apart.push(token),
+            // What is likeliest for the model may be behind the mask.
+            Allowed::Mask(..) if reported.is_some() => return None,
+            Allowed::Mask(mask, also) => {
+                apart.extend_from_slice(also);
+                return Some(RowWants { mask: Some(mask), ..plain });
+            }
+        }
+        Some(plain)
     }
 
     /// Tells the constraint of a chosen token; true if nothing may follow it.
@@ -143,13 +221,6 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    /// How many of the likeliest tokens of the last row are all that is wanted of the next step, if that is so.
-    pub(super) fn wants_top_k_only(&self) -> Option<usize> {
-        let Choice { sampler, constraint, top_tokens, min_tokens, .. } = &self.choice;
-        let is_plain = constraint.is_none() && top_tokens.is_none() && self.timings.generated_tokens >= *min_tokens;
-        if is_plain && self.scoring.is_none() { sampler.wants_top_k() } else { None }
-    }
-
     /// Tells one thing; false if nobody listens any more.
     pub(super) fn tell(&mut self, event: Event) -> bool {
         (self.audience.events)(event)

@@ -157,9 +157,9 @@ impl Runner {
         }
         prefill.ahead = (prefill.ahead + 1) % AHEAD;
         if prefill.ahead == 0 {
-            self.backend.read(program.logits, &mut [])?;
+            self.backend.read(program.logits, 0, &mut [])?;
         }
-        self.read_logits(step)
+        Ok(())
     }
 
     /// A band has read all of the prompt: its layer evicts what it may not hold, and those before what it takes of their
@@ -261,7 +261,8 @@ impl Engine {
             return Ok(());
         }
         let span = PlannedSpan { id: prefill.id, rows: 1, drafts: 0, outputs: Outputs::Last };
-        let outcome = self.choose(&span, 0);
+        self.look_for(std::slice::from_ref(&span))?;
+        let outcome = self.choose(&span, 0)?;
         self.handed_out = Some(Instant::now());
         outcome.ending.into_iter().for_each(|ending| self.conclude(prefill.id, ending));
         Ok(())

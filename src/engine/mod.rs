@@ -1,6 +1,7 @@
 //! The loop: drain the inbox, plan, run, sample, apply, emit. One thread owns the backend, the memory and the
 //! scheduler; everybody else holds an [`EngineHandle`].
 
+mod allowed;
 mod bound;
 mod choose;
 mod draft_model;
@@ -20,8 +21,10 @@ mod segments;
 mod session;
 mod single_sequence;
 mod speculate;
+mod top_k;
 
 pub use crate::scheduler::Cache;
+pub use allowed::Allowed;
 pub use draft_model::DraftModel;
 pub use handle::{Cancel, ConversationId, EngineHandle, Stats, Steps, Stream};
 pub use inputs::{InputRow, matrix_inputs};
@@ -57,6 +60,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+use top_k::Wanted;
 
 /// What the engine was set up for.
 #[derive(Debug)]
@@ -108,6 +112,7 @@ pub struct Engine {
     /// When answers had their last tokens; none after a rest.
     handed_out: Option<Instant>,
     speculation: Speculation,
+    wanted: Wanted,
     /// The prompt that is read layer by layer.
     prefill: Option<LayerwisePrefill>,
     /// What the device said when it failed, until a step goes well.
@@ -154,6 +159,7 @@ impl Engine {
             pace: Pace::new(max_decode_gap),
             handed_out: None,
             speculation: Speculation::new(drafters, most_drafts, effort),
+            wanted: Wanted::default(),
             prefill: None,
             fault: Arc::default(),
             checked: None,
@@ -442,9 +448,8 @@ impl Engine {
         }
         self.steps.count += 1;
         let began = Instant::now();
-        let wanted = plan.spans.iter().map(|span| self.jobs.get(&span.id).and_then(Job::wants_top_k_only));
-        let only_top_k = wanted.collect::<Option<Vec<_>>>().and_then(|counts| counts.into_iter().max());
-        self.runner.run(&plan.spans, (&self.scheduler, &self.memory), only_top_k)?;
+        self.runner.run(&plan.spans, (&self.scheduler, &self.memory))?;
+        self.look_for(&plan.spans)?;
         self.pace.ran(&plan.spans, started.elapsed());
         self.speculation.ran(&plan.spans, began.elapsed());
         let outcomes = self.hand_out(&plan.spans)?;

@@ -163,7 +163,7 @@ impl PredictionHead {
             return Ok(());
         }
         self.runner.write(self.joined, &joined)?;
-        self.runner.run_top_k(&self.step, 1)?;
+        self.runner.run_likeliest(&self.step)?;
         let rows = self.step.outputs().len();
         let own_states: Vec<Vec<f32>> = self.runner.hidden(0..rows)?.map(<[f32]>::to_vec).collect();
         let mut row = 0;
@@ -177,7 +177,7 @@ impl PredictionHead {
             if !wants {
                 continue;
             }
-            let token = self.runner.top_token(row);
+            let token = self.runner.top_token(row)?;
             reading.drafts.push(token);
             if reading.drafts.len() < reading.most {
                 reading.tokens.push(token);

@@ -1,6 +1,6 @@
 //! What is wanted of a prompt itself: probabilities of its tokens, its hidden state.
 
-use super::{Engine, Event, Probabilities, PromptOutput};
+use super::{Engine, Event, Probabilities, PromptOutput, job::Known};
 use crate::{memory::SequenceId, sampling::Distribution};
 use kvas_backend::DeviceError;
 
@@ -27,7 +27,10 @@ impl Engine {
         match scoring.score {
             PromptOutput::Probabilities(count) => {
                 for (at, token) in (0..rows).zip(&tokens[position + 1..]) {
-                    let model = Distribution::new(self.runner.logits_mut(row + at));
+                    let model = match self.wanted.known(row + at, &mut self.runner)? {
+                        Known::Whole(logits) => Distribution::new(logits),
+                        Known::Found(found) => Distribution::of_found(&found.tokens, found.normaliser),
+                    };
                     let top_tokens = model.top(count);
                     job.tell(Event::OfPrompt(Box::new(Probabilities { chosen: model.of(*token), top_tokens })));
                 }

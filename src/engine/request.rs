@@ -1,6 +1,6 @@
 //! What is asked of the engine, and what it tells about it.
 
-use super::ConversationId;
+use super::{Allowed, ConversationId};
 use crate::{
     memory::{Miss, Scope},
     policy::BoundOverrides,
@@ -107,9 +107,9 @@ pub trait StopRule: Send + fmt::Debug {
 
 /// Decides which tokens may come next: a grammar, a budget.
 pub trait Constraint: Send + fmt::Debug {
-    /// Sets the logits, `[vocab]`, of tokens that may not come next to minus infinity; waits until it is known which.
-    /// Fails in one line if nothing may come.
-    fn mask(&mut self, logits: &mut [f32]) -> Result<(), String>;
+    /// Which tokens may come next; waits until it is known. Fails in one line if nothing may come, and then does so
+    /// whenever it is asked.
+    fn allowed(&mut self) -> Result<Allowed<'_>, String>;
 
     /// The next token of the answer, one that was allowed. What may follow is worked out elsewhere, while the model
     /// reads the token. True if nothing may follow: the answer is over.

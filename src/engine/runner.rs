@@ -4,19 +4,11 @@ use crate::{
     memory::{DeviceWork, Memory},
     scheduler::{PlannedSpan, Scheduler},
 };
-use kvas_backend::{Act, Backend, CHUNK, DeviceError, Limits, Op, Program, Slot, Step};
+use kvas_backend::{Act, Backend, CHUNK, DeviceError, Limits, Op, Program, Slot, Step, TopK, TopKFound};
 use std::{ops::Range, sync::Arc};
 
 /// Sees the device, the program and the op that will run next.
 pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Program, &Op) -> Result<(), DeviceError> + 'a;
-
-/// The likeliest tokens of output rows and their logits, as a device has found them: `[outputs, count]`.
-#[derive(Default)]
-struct TopK {
-    count: usize,
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-}
 
 /// Runs steps; knows nothing of requests.
 pub struct Runner {
@@ -25,8 +17,9 @@ pub struct Runner {
     limits: Limits,
     step: Step,
     tokens: Vec<u32>, // of a span, drafts included
-    logits: Vec<f32>, // [outputs, vocab]
-    top_k: TopK,
+    row: Vec<f32>,    // the logits of an output row
+    found: TopKFound,
+    count: usize,     // tokens of a row that were looked for; 0: none
     states: Vec<f32>, // [outputs, width]
 }
 
@@ -45,8 +38,9 @@ impl Runner {
             limits,
             step: Step::default(),
             tokens: Vec::new(),
-            logits: Vec::new(),
-            top_k: TopK::default(),
+            row: Vec::new(),
+            found: TopKFound::default(),
+            count: 0,
             states: Vec::new(),
         }
     }
@@ -108,13 +102,11 @@ impl Runner {
         work.rewind.map_or(Ok(()), |(slot, rows)| self.backend.rewind(slot, rows))
     }
 
-    /// Runs the planned spans; the logits of the spans that want them are then in [`Runner::logits_mut`], in order. If
-    /// only so many of the likeliest tokens are wanted, these may be in [`Runner::top_k`] instead.
+    /// Asks the device for the planned spans. What they give is there after [`Runner::look_for`].
     pub fn run(
         &mut self,
         spans: &[PlannedSpan],
         (scheduler, memory): (&Scheduler, &Memory),
-        only_top_k: Option<usize>,
     ) -> Result<(), DeviceError> {
         self.step.clear();
         for span in spans {
@@ -127,45 +119,34 @@ impl Runner {
             let tables = memory.held_tables(span.id);
             self.step.push_held(memory.slot(span.id), context, &self.tokens, span.outputs, tables);
         }
-        let step = std::mem::take(&mut self.step);
-        let run = match only_top_k {
-            Some(count) => self.run_top_k(&step, count),
-            None => self.run_step(&step),
-        };
-        self.step = step;
-        run
+        self.backend.run(&self.program, &self.step)
     }
 
-    /// Runs a step made by hand of which the `count` likeliest tokens are wanted. If the device does not find them, the
-    /// logits are in [`Runner::logits_mut`].
-    pub fn run_top_k(&mut self, step: &Step, count: usize) -> Result<(), DeviceError> {
-        self.backend.run(&self.program, step)?;
-        if count > self.backend.max_top_k() {
-            return self.read_logits(step);
+    /// The most tokens of a row that the device looks for itself; 0 if it leaves that to who reads the logits.
+    pub fn max_top_k(&self) -> usize {
+        self.backend.max_top_k()
+    }
+
+    /// Waits for the last step, after which the device has looked for these tokens, if it does and any are wanted.
+    pub fn look_for(&mut self, wanted: &TopK) -> Result<(), DeviceError> {
+        self.count = wanted.count;
+        if wanted.rows == 0 || wanted.count == 0 {
+            return self.wait();
         }
-        let TopK { count: found, tokens, logits } = &mut self.top_k;
-        *found = count;
-        tokens.resize(step.outputs().len() * count, u32::MAX);
-        logits.resize(tokens.len(), 0.0);
-        if self.backend.top_k(self.program.logits, count, (tokens, logits))? {
-            return Ok(());
-        }
-        self.read_logits(step)
+        self.backend.top_k(self.program.logits, wanted, &mut self.found)
     }
 
     /// Runs a step made by hand (scoring, benchmarks).
     pub fn run_step(&mut self, step: &Step) -> Result<(), DeviceError> {
         self.backend.run(&self.program, step)?;
-        self.read_logits(step)
+        self.look_for(&TopK::default())
     }
 
-    pub(super) fn read_logits(&mut self, step: &Step) -> Result<(), DeviceError> {
-        self.top_k.count = 0;
-        self.logits.resize(step.outputs().len() * self.program.vocab(), 0.0);
-        if !self.logits.is_empty() {
-            self.backend.read(self.program.logits, &mut self.logits)?;
-        }
-        Ok(())
+    /// Runs a step made by hand of which the likeliest token of each output row is wanted.
+    pub fn run_likeliest(&mut self, step: &Step) -> Result<(), DeviceError> {
+        self.backend.run(&self.program, step)?;
+        let rows = if self.max_top_k() > 0 { step.outputs().len() } else { 0 };
+        self.look_for(&TopK::likeliest(rows))
     }
 
     /// Runs a step made by hand, one op at a time; `before` sees each op and the device before it runs.
@@ -179,7 +160,7 @@ impl Runner {
 
     /// Waits until the device has done all it was asked for.
     pub fn wait(&mut self) -> Result<(), DeviceError> {
-        self.backend.read(self.program.logits, &mut [])
+        self.backend.read(self.program.logits, 0, &mut [])
     }
 
     /// Keeps what the last step appended.
@@ -192,7 +173,7 @@ impl Runner {
         let hidden = self.program.hidden().expect("a model's logits are a product of its last hidden state");
         let width = self.program.act(hidden).columns;
         self.states.resize(rows.end * width, 0.0);
-        self.backend.read(hidden, &mut self.states)?;
+        self.backend.read(hidden, 0, &mut self.states)?;
         Ok(self.states[rows.start * width..].chunks_exact(width))
     }
 
@@ -201,7 +182,7 @@ impl Runner {
         let residual = self.program.residual().expect("output rows are picked from the last layer");
         let width = self.program.act(residual).columns;
         self.states.resize(rows * width, 0.0);
-        self.backend.read(residual, &mut self.states)?;
+        self.backend.read(residual, 0, &mut self.states)?;
         Ok(&self.states)
     }
 
@@ -210,27 +191,38 @@ impl Runner {
         self.backend.write(act, values)
     }
 
-    /// The likeliest tokens of output row `row` of the last step and their logits, if the device found them;
-    /// `u32::MAX` after the last that is possible.
+    /// The likeliest tokens of output row `row` of the last step and their logits, [`TopK::NONE`] after the last that is
+    /// possible, if the device found them.
     pub fn top_k(&self, row: usize) -> Option<(&[u32], &[f32])> {
-        let TopK { count, tokens, logits } = &self.top_k;
-        let range = row * count..(row + 1) * count;
-        (*count > 0).then(|| (&tokens[range.clone()], &logits[range]))
+        let range = row * self.count..(row + 1) * self.count;
+        let tokens = self.found.tokens.get(range.clone()).filter(|_| self.count > 0)?;
+        (tokens[0] != TopK::UNKNOWN).then(|| (tokens, &self.found.logits[range]))
+    }
+
+    /// The logits of the tokens that were told apart.
+    pub fn apart(&self) -> &[f32] {
+        &self.found.apart
+    }
+
+    /// The largest logit of output row `row`, and the sum of `exp(logit - largest)`, if that was asked for.
+    pub fn normaliser(&self, row: usize) -> Option<[f32; 2]> {
+        self.found.normalisers.get(row).copied()
     }
 
     /// The likeliest token of output row `row` of a step of which that one was wanted.
-    pub fn top_token(&mut self, row: usize) -> u32 {
+    pub fn top_token(&mut self, row: usize) -> Result<u32, DeviceError> {
         if let Some((tokens, _)) = self.top_k(row) {
-            return tokens[0];
+            return Ok(tokens[0]);
         }
-        let logits = self.logits_mut(row);
+        let logits = self.logits_mut(row)?;
         let better = |best: usize, at: usize| if logits[at] > logits[best] { at } else { best };
-        (0..logits.len()).fold(0, better) as u32
+        Ok((0..logits.len()).fold(0, better) as u32)
     }
 
-    /// Logits of output row `row` of the last step.
-    pub fn logits_mut(&mut self, row: usize) -> &mut [f32] {
-        let vocab = self.program.vocab();
-        &mut self.logits[row * vocab..][..vocab]
+    /// Logits of output row `row` of the last step, `[vocab]`.
+    pub fn logits_mut(&mut self, row: usize) -> Result<&mut [f32], DeviceError> {
+        self.row.resize(self.program.vocab(), 0.0);
+        self.backend.read(self.program.logits, row, &mut self.row)?;
+        Ok(&mut self.row)
     }
 }

@@ -9,8 +9,7 @@ pub fn score(runner: &mut Runner, tokens: &[u32], mut each: impl FnMut(usize, &m
     let rows = runner.limits().rows.min(runner.limits().outputs);
     read_fresh(runner, tokens, (rows, Outputs::All), |runner, first, step| {
         runner.run_step(step)?;
-        (0..step.tokens().len()).for_each(|row| each(first + row, runner.logits_mut(row)));
-        Ok(())
+        (0..step.tokens().len()).try_for_each(|row| runner.logits_mut(row).map(|logits| each(first + row, logits)))
     })
 }
 

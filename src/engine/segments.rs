@@ -82,7 +82,8 @@ pub fn score_segments(
         runner.commit(&[(memory.slot(id), rows as u32)]).map_err(line)?;
         memory.commit(id, rows as u32);
         if first >= scored {
-            (0..rows).for_each(|row| each(first + row, runner.logits_mut(row)));
+            let mut look = |row: usize| runner.logits_mut(row).map(|logits| each(first + row, logits));
+            (0..rows).try_for_each(&mut look).map_err(line)?;
             scored = first + rows;
         }
     }

@@ -6,7 +6,10 @@ use super::{
     running::Running,
     vocabulary::Vocabulary,
 };
-use crate::{engine::Constraint, text::Dialect};
+use crate::{
+    engine::{Allowed, Constraint},
+    text::Dialect,
+};
 use llguidance::Matcher;
 use std::collections::VecDeque;
 
@@ -150,28 +153,28 @@ impl AnswerConstraint {
 
 impl Until {
     /// What may come next. Tokens that go on after the end would say what the grammar after it did not allow.
-    fn mask(&mut self, vocabulary: &Vocabulary, grammar_follows: bool, logits: &mut [f32]) -> Result<(), String> {
+    fn allowed<'a>(
+        &'a mut self,
+        vocabulary: &Vocabulary,
+        (grammar_follows, barred): (bool, &'a [u32]),
+    ) -> Result<Allowed<'a>, String> {
         if self.budget == Some(0) && self.forced.is_empty() {
             self.forced = vocabulary.spell(self.marker.rest())?.into();
         }
         if let Some(token) = self.forced.front() {
-            let logit = logits[*token as usize];
-            logits.fill(f32::NEG_INFINITY);
-            // Whatever was made of it before: it has to come.
-            logits[*token as usize] = if logit.is_finite() { logit } else { 0.0 };
-            return Ok(());
+            return Ok(Allowed::Forced(*token));
         }
-        if grammar_follows {
-            let allows = |rest: &[u8]| rest.iter().all(u8::is_ascii_whitespace);
-            forbid(logits, self.spans.refused(vocabulary, &self.marker, allows));
+        if !grammar_follows {
+            return Ok(Allowed::AllBut([barred, &[]]));
         }
-        Ok(())
+        let allows = |rest: &[u8]| rest.iter().all(u8::is_ascii_whitespace);
+        Ok(Allowed::AllBut([barred, self.spans.refused(vocabulary, &self.marker, allows)]))
     }
 }
 
 impl Free {
     /// What may come next: tokens that go on after the trigger have to go on as `grammar` does.
-    fn mask(&mut self, vocabulary: &Vocabulary, grammar: &Compiled, logits: &mut [f32]) -> Result<(), String> {
+    fn allowed(&mut self, vocabulary: &Vocabulary, grammar: &Compiled) -> Result<Allowed<'_>, String> {
         if self.begun.is_none() {
             let mut matcher = Box::new(grammar.start());
             let written = vocabulary.spell(self.trigger.as_bytes())?;
@@ -179,44 +182,31 @@ impl Free {
             fits.map_err(|_| format!("the grammar does not begin with its trigger {:?}", self.trigger))?;
             self.begun = Some(matcher);
         }
-        let Some(begun) = &mut self.begun else { return Ok(()) };
+        let Some(begun) = &mut self.begun else { return Ok(ALL) };
         let allows = |rest: &[u8]| match vocabulary.spell(rest) {
             Ok(tokens) => begun.validate_tokens(&tokens).is_ok_and(|valid| valid == tokens.len()),
             Err(_) => false,
         };
-        forbid(logits, self.spans.refused(vocabulary, &self.marker, allows));
-        Ok(())
+        Ok(Allowed::AllBut([self.spans.refused(vocabulary, &self.marker, allows), &[]]))
     }
 }
 
-fn forbid(logits: &mut [f32], tokens: &[u32]) {
-    tokens.iter().for_each(|token| logits[*token as usize] = f32::NEG_INFINITY);
-}
+const ALL: Allowed<'static> = Allowed::AllBut([&[], &[]]);
 
 impl Constraint for AnswerConstraint {
-    fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
+    fn allowed(&mut self) -> Result<Allowed<'_>, String> {
         let must_go_on = self.must_go_on();
         match (&mut self.phase, self.stages.front()) {
             (Phase::Until(until), next) => {
-                if must_go_on {
-                    forbid(logits, &self.stop_tokens);
-                }
-                until.mask(&self.vocabulary, matches!(next, Some(Stage::Grammar(_))), logits)?;
+                let barred: &[u32] = if must_go_on { &self.stop_tokens } else { &[] };
+                until.allowed(&self.vocabulary, (matches!(next, Some(Stage::Grammar(_))), barred))
             }
-            (Phase::Free(free), Some(Stage::Grammar(grammar))) => free.mask(&self.vocabulary, grammar, logits)?,
-            (Phase::Grammar(running), _) => running.mask(logits, &self.stop_tokens)?,
-            (Phase::Free(_) | Phase::Open, _) => return Ok(()),
-            (Phase::Over, _) => {
-                let allowed: Vec<_> = self.stop_tokens.iter().map(|token| (*token, logits[*token as usize])).collect();
-                logits.fill(f32::NEG_INFINITY);
-                allowed.into_iter().for_each(|(token, logit)| logits[token as usize] = logit);
-            }
-            (Phase::Failed(error), _) => return Err(error.clone()),
+            (Phase::Free(free), Some(Stage::Grammar(grammar))) => free.allowed(&self.vocabulary, grammar),
+            (Phase::Grammar(running), _) => running.allowed(&self.stop_tokens),
+            (Phase::Free(_) | Phase::Open, _) => Ok(ALL),
+            (Phase::Over, _) => Ok(Allowed::Only(&self.stop_tokens)),
+            (Phase::Failed(error), _) => Err(error.clone()),
         }
-        if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
-            return Err("no token that may come is one that the grammar allows here".into());
-        }
-        Ok(())
     }
 
     fn accept(&mut self, token: u32) -> bool {

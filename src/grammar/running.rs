@@ -1,6 +1,7 @@
 //! A grammar at work on an answer: masks are worked out by other threads while the model's step runs.
 
 use super::{Compiled, vocabulary::Vocabulary};
+use crate::engine::Allowed;
 use crossbeam::channel::{Receiver, bounded};
 use llguidance::{CancellationHandle, Matcher};
 use std::fmt;
@@ -23,11 +24,11 @@ enum State {
 
 struct Step {
     matcher: Matcher,
-    allowed: Result<Allowed, String>,
+    allowed: Result<Next, String>,
 }
 
 /// What may come next.
-struct Allowed {
+struct Next {
     mask: SimpleVob,
     /// The answer may end here.
     may_end: bool,
@@ -62,20 +63,12 @@ impl Running {
         running.go_on(matcher, written).then_some(running)
     }
 
-    /// Sets the logits of all tokens to minus infinity but those that the grammar allows and, where it may end,
-    /// `stop_tokens`.
-    pub(super) fn mask(&mut self, logits: &mut [f32], stop_tokens: &[u32]) -> Result<(), String> {
-        let allowed = match &self.step()?.allowed {
-            Ok(allowed) => allowed,
-            Err(error) => return Err(error.clone()),
-        };
-        let stops: Vec<(u32, f32)> = match allowed.may_end {
-            true => stop_tokens.iter().map(|token| (*token, logits[*token as usize])).collect(),
-            false => Vec::new(),
-        };
-        apply(&allowed.mask, logits);
-        stops.into_iter().for_each(|(token, logit)| logits[token as usize] = logit);
-        Ok(())
+    /// What the grammar allows and, where it may end, `stop_tokens`.
+    pub(super) fn allowed<'a>(&'a mut self, stop_tokens: &'a [u32]) -> Result<Allowed<'a>, String> {
+        match &self.step()?.allowed {
+            Ok(Next { mask, may_end }) => Ok(Allowed::Mask(mask.as_slice(), if *may_end { stop_tokens } else { &[] })),
+            Err(error) => Err(error.clone()),
+        }
     }
 
     /// The next token; true if the grammar is complete with it and allows nothing more.
@@ -123,33 +116,15 @@ impl Running {
     }
 }
 
-fn allowed(matcher: &mut Matcher) -> Result<Allowed, String> {
+fn allowed(matcher: &mut Matcher) -> Result<Next, String> {
     let mask = matcher.compute_mask().map_err(|error| match error.to_string().as_str() {
         "" | "NoExtensionBias" => "the grammar allows no token of this model here".into(),
         other => format!("the grammar is too costly here: {}", first_line(other)),
     })?;
     let may_end = matcher.is_accepting().map_err(|error| first_line(&error.to_string()))?;
-    Ok(Allowed { mask, may_end })
+    Ok(Next { mask, may_end })
 }
 
 fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().into()
-}
-
-/// Sets the logits of tokens that are not in a set to minus infinity.
-fn apply(allowed: &SimpleVob, logits: &mut [f32]) {
-    let words = allowed.as_slice().iter().copied().chain(std::iter::repeat(0));
-    for (logits, word) in logits.chunks_mut(u32::BITS as usize).zip(words) {
-        match word {
-            u32::MAX => {}
-            0 => logits.fill(f32::NEG_INFINITY),
-            word => {
-                for (bit, logit) in logits.iter_mut().enumerate() {
-                    if word >> bit & 1 == 0 {
-                        *logit = f32::NEG_INFINITY;
-                    }
-                }
-            }
-        }
-    }
 }

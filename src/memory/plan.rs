@@ -132,7 +132,7 @@ pub struct MemoryPlan {
     pub ring_bytes: u64,
     /// State and convolution windows of one snapshot.
     pub snapshot_bytes: u64,
-    /// Activations of the largest step, and the logits handed out.
+    /// Activations of the largest step, and a row of logits.
     pub activations_bytes: u64,
     /// What goes from layer to layer of a prompt that is read layer by layer.
     pub carried: CarriedBytes,
@@ -389,13 +389,13 @@ fn snapshots(sizes: &Sizes, request: &PlanRequest, clamps: &mut Vec<Clamp>) -> u
     }
 }
 
-/// Every activation once, and the logits a second time, where they are read.
+/// Every activation once, and one row of the logits a second time, where it is read.
 fn activations(program: &Program, request: &PlanRequest) -> u64 {
     let columns = |act: &kvas_backend::ActDecl| {
         let rows = if act.rows == kvas_backend::Rows::Step { request.rows } else { request.outputs };
         4 * (rows * act.columns) as u64
     };
-    let logits = program.acts.get(program.logits.0 as usize).map_or(0, columns);
+    let logits = program.acts.get(program.logits.0 as usize).map_or(0, |act| 4 * act.columns as u64);
     program.acts.iter().map(columns).sum::<u64>() + logits
 }
 

@@ -169,16 +169,33 @@ impl Pools {
             }
         };
         // Start elsewhere in the pool for every tensor, so that layers differ.
-        let hash = tensor.name.bytes().fold(7usize, |hash, byte| hash.wrapping_mul(131).wrapping_add(byte.into()));
-        let blocks = pool.len() / tensor.quant.block_bytes();
-        let mut at = hash % blocks * tensor.quant.block_bytes();
-        let (mut left, mut parts) = (tensor.bytes(), Vec::new());
-        while left > 0 {
-            let part = &pool[at..pool.len().min(at + left)];
-            parts.push(part);
-            left -= part.len();
-            at = 0;
-        }
-        Ok(parts)
+        let hash = tensor.name.bytes().fold(7u64, |hash, byte| hash.wrapping_mul(131).wrapping_add(byte.into()));
+        Ok(if matches!(tensor.name.as_str(), "token_embd.weight" | "output.weight") {
+            of_tokens(pool, tensor, hash)
+        } else {
+            let blocks = pool.len() / tensor.quant.block_bytes();
+            repeated(pool, hash as usize % blocks * tensor.quant.block_bytes(), tensor.bytes())
+        })
     }
+}
+
+fn repeated(pool: &[u8], mut at: usize, mut left: usize) -> Vec<&[u8]> {
+    let mut parts = Vec::new();
+    while left > 0 {
+        let part = &pool[at..pool.len().min(at + left)];
+        parts.push(part);
+        left -= part.len();
+        at = 0;
+    }
+    parts
+}
+
+/// Rows whose halves begin anywhere: tokens with the same row would have the same logits, which no model gives.
+fn of_tokens<'a>(pool: &'a [u8], tensor: &Tensor, hash: u64) -> Vec<&'a [u8]> {
+    let (block, rows) = (tensor.quant.block_bytes(), tensor.shape[1] as usize);
+    let blocks = tensor.bytes() / rows / block;
+    let mut random = Random::new(hash);
+    let halves = (0..2 * rows).map(|number| (blocks + number % 2) / 2).filter(|blocks| *blocks > 0);
+    let starts = halves.map(|half| (random.below(pool.len() / block - half + 1), half));
+    starts.map(|(start, half)| &pool[start * block..(start + half) * block]).collect()
 }

@@ -41,12 +41,11 @@ impl Candidates {
         self.sorted = 0;
     }
 
-    /// Starts a choice among these tokens and logits, likeliest first.
-    pub(super) fn set_sorted(&mut self, likeliest: impl Iterator<Item = (u32, f32)>) {
+    /// Starts a choice among these tokens and logits.
+    pub(super) fn set(&mut self, found: &[(u32, f32)]) {
         self.reset();
-        self.items.extend(likeliest.map(|(id, logit)| Candidate { id, logit }));
+        self.items.extend(found.iter().filter_map(|(id, logit)| admit(*id as usize, *logit)));
         self.loaded = true;
-        self.sorted = self.items.len();
     }
 
     /// Makes every token that may be chosen a candidate, unless a sampler already did.
@@ -87,8 +86,11 @@ impl Candidates {
 
     /// Applies `change` to the finite logits of the tokens in `tokens`, wherever the candidates are at this stage.
     pub(super) fn adjust<T>(&mut self, logits: &mut [f32], tokens: &HashMap<u32, T>, change: impl Fn(f32, &T) -> f32) {
-        // A penalty makes a token unlikely; only the model and the bias make it impossible.
-        let adjusted = |logit: f32, value: &T| change(logit, value).clamp(f32::MIN, f32::MAX);
+        // A penalty makes a token unlikely; only the model and the bias make it impossible. The largest number is infinity.
+        let adjusted = |logit: f32, value: &T| match logit {
+            f32::MAX => logit,
+            logit => change(logit, value).clamp(f32::MIN, f32::MAX),
+        };
         if !self.loaded {
             for (&token, value) in tokens {
                 if let Some(logit) = logits.get_mut(token as usize).filter(|logit| logit.is_finite()) {

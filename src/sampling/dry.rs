@@ -44,19 +44,26 @@ impl Dry {
         candidates: &mut Candidates,
         logits: &mut [f32],
     ) {
+        let allowed = params.dry_allowed_length as usize;
+        candidates
+            .adjust(logits, self.repeats(params, history), |logit, &length| logit - penalty(params, length - allowed));
+    }
+
+    /// The longest repetition in `history`, of those that are penalised, that each token would continue.
+    pub(super) fn repeats(&mut self, params: &SamplerParams, history: &[u32]) -> &HashMap<u32, usize> {
+        self.repeats.clear();
         let size = usize::try_from(params.dry_penalty_last).unwrap_or(history.len());
         let window = &history[history.len().saturating_sub(size)..];
         let allowed = params.dry_allowed_length as usize;
         if window.len() <= allowed {
-            return;
+            return &self.repeats;
         }
         let longest = self.since_breaker(window);
-        if longest < allowed {
-            return;
+        if longest >= allowed {
+            self.match_suffix(window);
+            self.collect_repeats(window, longest, allowed);
         }
-        self.match_suffix(window);
-        self.collect_repeats(window, longest, allowed);
-        candidates.adjust(logits, &self.repeats, |logit, &length| logit - penalty(params, length - allowed));
+        &self.repeats
     }
 
     /// Tokens after the last complete breaker in `window`: no repetition reaches further back.

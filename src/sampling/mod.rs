@@ -7,6 +7,7 @@ mod error;
 mod kind;
 mod params;
 mod repetition;
+mod row;
 mod sampler;
 mod truncate;
 
@@ -14,6 +15,7 @@ pub use distribution::{Distribution, TokenProbability};
 pub use error::SamplingError;
 pub use kind::{SamplerKind, parse_samplers};
 pub use params::SamplerParams;
+pub use row::Row;
 pub use sampler::Sampler;
 
 #[cfg(test)]

@@ -44,6 +44,11 @@ impl Window {
         }
     }
 
+    /// The tokens in the window.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = u32> {
+        self.counts.keys().copied()
+    }
+
     /// Lowers the logits of the tokens in the window.
     pub(super) fn apply(&self, params: &SamplerParams, candidates: &mut Candidates, logits: &mut [f32]) {
         candidates.adjust(logits, &self.counts, |logit, &count| penalised(params, logit, count));

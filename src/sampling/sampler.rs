@@ -3,7 +3,7 @@
 use super::candidates::{Candidate, Candidates};
 use super::dry::Dry;
 use super::repetition::Window;
-use super::{SamplerKind, SamplerParams, SamplingError, TokenProbability, truncate};
+use super::{Row, SamplerKind, SamplerParams, SamplingError, TokenProbability, truncate};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{OsRng, RngCore, SeedableRng, TryRngCore};
 use std::sync::Arc;
@@ -72,32 +72,29 @@ impl Sampler {
             return Err(SamplingError::Length { found: logits.len(), expected: self.vocab });
         }
         let params = Arc::clone(&self.params);
-        for &(token, bias) in &params.logit_bias {
-            let logit = &mut logits[token as usize];
-            let lowest = if bias.is_finite() && logit.is_finite() { f32::MIN } else { f32::NEG_INFINITY };
-            *logit = (*logit + bias).max(lowest);
-        }
+        bias(&params, &mut Row::Whole(logits));
         self.candidates.reset();
+        self.choose(&params, logits)
+    }
+
+    fn choose(&mut self, params: &SamplerParams, logits: &mut [f32]) -> Result<u32, SamplingError> {
         if params.is_greedy() {
-            return self.likeliest(&params, logits);
+            return self.likeliest(params, logits);
         }
         if params.mirostat == 2 {
-            return self.mirostat(&params, logits);
+            return self.mirostat(params, logits);
         }
         for &kind in &params.samplers {
-            self.apply(kind, &params, logits)?;
+            self.apply(kind, params, logits)?;
         }
         self.load(logits)?;
         Ok(self.draw())
     }
 
-    /// How many of the likeliest tokens are all that [`Sampler::sample`] looks at, whatever came before: then
-    /// [`Sampler::sample_from`] chooses the same.
+    /// How many of the likeliest tokens are all that [`Sampler::sample`] looks at besides those of [`Sampler::changed`]:
+    /// then [`Sampler::sample_found`] chooses the same.
     pub fn wants_top_k(&self) -> Option<usize> {
         let params = &self.params;
-        if !params.logit_bias.is_empty() || self.window.is_some() || self.dry.is_some() {
-            return None;
-        }
         if params.is_greedy() {
             return Some(1);
         }
@@ -107,12 +104,30 @@ impl Sampler {
         cuts.then_some(count)
     }
 
-    /// Whether a sampler that comes before all others leaves every token as it is.
+    /// Adds the tokens whose logits are changed one by one, whatever they are, if `drafts` are accepted first: those with
+    /// a bias, and those that penalties are for. Some may come more than once. False if it cannot be told which.
+    pub fn changed(&mut self, drafts: &[u32], tokens: &mut Vec<u32>) -> bool {
+        tokens.extend(self.params.logit_bias.iter().map(|(token, _)| *token));
+        if let Some(window) = &self.window {
+            tokens.extend(window.tokens().chain(drafts.iter().copied()));
+        }
+        match &mut self.dry {
+            // Which repetition a token would continue depends on all before it.
+            Some(_) if !drafts.is_empty() => false,
+            Some(dry) => {
+                tokens.extend(dry.repeats(&self.params, &self.history).keys());
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// Whether a sampler that comes before all others leaves every token as it is, but for those of
+    /// [`Sampler::changed`].
     fn changes_nothing(&self, kind: SamplerKind) -> bool {
         let params = &self.params;
         match kind {
-            SamplerKind::Penalties => self.window.is_none(),
-            SamplerKind::Dry => self.dry.is_none(),
+            SamplerKind::Penalties | SamplerKind::Dry => true,
             SamplerKind::TopK => params.top_k <= 0,
             SamplerKind::TopNSigma => params.top_n_sigma <= 0.0,
             SamplerKind::TypicalP => params.typical_p >= 1.0,
@@ -124,24 +139,17 @@ impl Sampler {
         }
     }
 
-    /// Chooses among the likeliest tokens of a row, likeliest first, `u32::MAX` after the last; at least as many as
-    /// [`Sampler::wants_top_k`] says. The token is not accepted yet.
+    /// Chooses among the tokens that were found in a row ([`Row::Found`]), the logits of which a bias changes in place.
+    /// The token is not accepted yet.
     ///
     /// # Errors
-    /// [`SamplingError::NoCandidate`] if there is none.
-    pub fn sample_from(&mut self, (tokens, logits): (&[u32], &[f32])) -> Result<u32, SamplingError> {
+    /// [`SamplingError::NoCandidate`] if every token is excluded.
+    pub fn sample_found(&mut self, found: &mut Vec<(u32, f32)>) -> Result<u32, SamplingError> {
         let params = Arc::clone(&self.params);
-        let found = tokens.iter().zip(logits).take_while(|(token, _)| (**token as usize) < self.vocab);
-        self.candidates.set_sorted(found.map(|(token, logit)| (*token, *logit)));
+        bias(&params, &mut Row::Found(found));
+        self.candidates.set(found);
         self.check_any(&[])?;
-        if params.is_greedy() {
-            self.candidates.truncate(1);
-            return Ok(self.candidates.items()[0].id);
-        }
-        for &kind in &params.samplers {
-            self.apply(kind, &params, &mut [])?;
-        }
-        Ok(self.draw())
+        self.choose(&params, &mut [])
     }
 
     /// The token that was chosen last with the probability it was drawn by, and up to `count` of those that were left,
@@ -298,6 +306,15 @@ impl Sampler {
     /// All that [`Sampler::kept`] says of tokens that were left.
     pub(super) fn all_kept(&self) -> Vec<TokenProbability> {
         self.kept(0, usize::MAX).1
+    }
+}
+
+fn bias(params: &SamplerParams, row: &mut Row<'_>) {
+    for &(token, bias) in &params.logit_bias {
+        row.change(token, |logit| {
+            let lowest = if bias.is_finite() && logit.is_finite() { f32::MIN } else { f32::NEG_INFINITY };
+            (logit + bias).max(lowest)
+        });
     }
 }
 

@@ -8,7 +8,9 @@ use super::{
 };
 use crate::{
     chat::{AnswerText, Ends, Replied, generated, sampler},
-    engine::{Cache, Cancel, Constraint, Event, Failure, Probabilities, PromptOutput, Reported, Request, Timings},
+    engine::{
+        Allowed, Cache, Cancel, Constraint, Event, Failure, Probabilities, PromptOutput, Reported, Request, Timings,
+    },
     grammar::{AnswerConstraint, Stage},
     memory::Scope,
     policy::BoundOverrides,
@@ -232,10 +234,10 @@ struct ReportingConstraint {
 }
 
 impl Constraint for ReportingConstraint {
-    fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
-        let masked = self.constraint.mask(logits);
-        self.constraint_failed.fetch_or(masked.is_err(), Ordering::Relaxed);
-        masked
+    fn allowed(&mut self) -> Result<Allowed<'_>, String> {
+        let allowed = self.constraint.allowed();
+        self.constraint_failed.fetch_or(allowed.is_err(), Ordering::Relaxed);
+        allowed
     }
 
     fn accept(&mut self, token: u32) -> bool {

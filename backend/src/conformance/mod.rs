@@ -361,7 +361,7 @@ fn one_step(
     let mut results = Vec::new();
     for act in &case.outputs {
         let mut values = vec![0.0; whole(act)];
-        backend.read(*act, &mut values).map_err(fail)?;
+        backend.read(*act, 0, &mut values).map_err(fail)?;
         let beyond = values.split_off(rows_of(case, *act, step) * case.program.act(*act).columns);
         if beyond.iter().any(|value| !value.is_nan()) {
             return Err(format!("{} was written beyond the rows of the step", case.program.act(*act).name));

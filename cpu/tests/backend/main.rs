@@ -130,7 +130,7 @@ fn run(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, &[u32])], ke
     }
     backend.run(&case.program, &step).unwrap();
     let mut logits = vec![0.0; step.tokens().len() * case.program.vocab()];
-    backend.read(case.program.logits, &mut logits).unwrap();
+    backend.read(case.program.logits, 0, &mut logits).unwrap();
     let kept: Vec<_> = spans.iter().map(|(slot, _, tokens)| (Slot(*slot), keep.min(tokens.len() as u32))).collect();
     backend.commit(&kept).unwrap();
     logits.chunks(case.program.vocab()).map(<[f32]>::to_vec).collect()
@@ -242,7 +242,7 @@ fn read_in_parts(case: &Case, parts: &[usize]) -> Vec<f32> {
         step.push(Slot(1), context as u32, &vec![0; rows], Outputs::None, []);
         cpu.run(&case.program, &step).unwrap();
         let mut out = vec![0.0; rows * case.program.act(case.outputs[0]).columns];
-        cpu.read(case.outputs[0], &mut out).unwrap();
+        cpu.read(case.outputs[0], 0, &mut out).unwrap();
         cpu.commit(&[(Slot(1), rows as u32)]).unwrap();
         all.extend(out);
         context += rows;
@@ -289,7 +289,7 @@ fn attended_in_parts(case: &Case, isa: Isa, parts: &[usize]) -> Vec<f32> {
         step.push(Slot(1), context as u32, &vec![0; rows], Outputs::None, [&table[..]]);
         cpu.run(&case.program, &step).unwrap();
         let mut part = vec![0.0; rows * columns(out)];
-        cpu.read(out, &mut part).unwrap();
+        cpu.read(out, 0, &mut part).unwrap();
         cpu.commit(&[(Slot(1), rows as u32)]).unwrap();
         all.extend(part);
         context += rows;
@@ -322,7 +322,7 @@ fn fed(backend: &mut impl Backend, case: &Case, spans: &[(u32, u32, usize)], ran
     }
     backend.run(&case.program, &step).unwrap();
     let mut out = vec![0.0; len(case.outputs[0])];
-    backend.read(case.outputs[0], &mut out).unwrap();
+    backend.read(case.outputs[0], 0, &mut out).unwrap();
     let kept: Vec<_> = spans.iter().map(|(slot, _, rows)| (Slot(*slot), *rows as u32)).collect();
     backend.commit(&kept).unwrap();
     out
@@ -483,7 +483,7 @@ fn the_8_bit_form_of_an_activation_follows_its_writes() {
         cpu.write(x, &x_values).unwrap();
         cpu.execute(&case.program.ops[0]).unwrap();
         let mut y = [0.0; 8];
-        cpu.read(before, &mut y).unwrap();
+        cpu.read(before, 0, &mut y).unwrap();
         y
     };
     let once = product([1.0; 64]);

@@ -1,45 +1,105 @@
 //! The choice of tokens: not an op of programs, and done after them.
 
-use crate::machine::Machine;
-use kvas_backend::{Act, DeviceError};
+use crate::{
+    device::{Device, DeviceMemory, Ptr},
+    machine::Machine,
+};
+use kvas_backend::{Act, DeviceError, Limits, Program, TopK, TopKFound};
+use std::sync::Arc;
 
 /// Most tokens of a row.
 pub(crate) const MOST: usize = 128;
 /// Parts of a row of which the likeliest token is found first (`PARTS` of `kernels/top_k.cu`): their results take half
 /// of what there is for [`MOST`] tokens.
 const PARTS: usize = MOST / 2;
-/// Given for the first token of a row whose tokens did not fit: very many are equal.
-const TOO_MANY: u32 = u32::MAX - 1;
+
+/// Bytes on the device for what is wanted and what is found.
+pub(crate) fn bytes(program: &Program, limits: &Limits) -> u64 {
+    let Parts { wanted, found, .. } = Parts::new(program, limits);
+    4 * (wanted + found) as u64
+}
+
+/// Where in that memory what is, in words.
+#[derive(Debug, Clone, Copy)]
+struct Parts {
+    mask_of: usize,
+    masks: usize,
+    wanted: usize,
+    found: usize,
+}
+
+impl Parts {
+    fn new(program: &Program, limits: &Limits) -> Self {
+        let mask_of = 2 * TopK::APART * limits.outputs;
+        let masks = mask_of + limits.outputs;
+        let wanted = masks + limits.slots * TopK::mask_words(program.vocab());
+        Self { mask_of, masks, wanted, found: (2 * MOST + TopK::APART + 2) * limits.outputs }
+    }
+}
+
+/// Memory of the device for what is wanted and what is found.
+pub(crate) struct TopKMemory {
+    parts: Parts,
+    wanted: DeviceMemory,
+    found: DeviceMemory,
+}
+
+impl TopKMemory {
+    pub(crate) fn new(device: &Arc<Device>, program: &Program, limits: &Limits) -> Result<Self, DeviceError> {
+        let parts = Parts::new(program, limits);
+        let wanted = device.take("wanted tokens", 4 * parts.wanted)?;
+        Ok(Self { parts, wanted, found: device.take("found tokens", 4 * parts.found)? })
+    }
+}
 
 impl Machine {
-    /// The likeliest tokens of the first rows of the logits, `count` of each. False if the logits are to be read.
-    pub(crate) fn top_k(
-        &mut self,
-        logits: Act,
-        count: usize,
-        (tokens, values): (&mut [u32], &mut [f32]),
-    ) -> Result<bool, DeviceError> {
-        if count == 0 || count > MOST {
-            return Ok(false);
+    /// Looks for tokens of the first rows of the logits.
+    pub(crate) fn top_k(&mut self, logits: Act, wanted: &TopK, found: &mut TopKFound) -> Result<(), DeviceError> {
+        assert!((1..=MOST).contains(&wanted.count), "{} tokens of at most {MOST}", wanted.count);
+        let TopKMemory { parts, wanted: asked, found: results } = &self.top_k;
+        let (apart, mask_of, masks) = (asked.at(), asked.at().at(4 * parts.mask_of), asked.at().at(4 * parts.masks));
+        let results = results.at();
+        let (tokens, columns) = (wanted.rows * wanted.count, self.columns(logits) as u32);
+        let logits = self.act(logits);
+        let [values, of_apart, normalisers] =
+            [tokens, 2 * tokens, 2 * tokens + wanted.apart.len()].map(|words| results.at(4 * words));
+        if wanted.normalise {
+            let launch = self.kernel("top_k", "normalise_rows")?.grid(wanted.rows, 1, 1).block(1024);
+            launch.arg(logits).arg(normalisers).arg(columns).launch()?;
         }
-        let (rows, chosen, columns) = (tokens.len() / count, self.chosen.at(), self.columns(logits) as u32);
-        let (logits, chosen_values) = (self.act(logits), chosen.at(4 * tokens.len()));
-        if count == 1 {
-            let parts = chosen.at(8 * PARTS * self.limits.outputs);
-            let launch = self.kernel("top_k", "top_1_of_parts")?.grid(PARTS, rows, 1).block(256).early();
-            launch.arg(logits).arg(parts).arg(columns).launch()?;
-            let launch = self.kernel("top_k", "top_1")?.grid(rows, 1, 1).block(32).early();
-            launch.arg(parts).arg(chosen).arg(chosen_values).launch()?;
+        let pairs: Vec<[u32; 2]> = wanted.apart.iter().map(|(row, token)| [*row, *token]).collect();
+        let count = pairs.len() as u32;
+        let of_pairs = |kernel: &'static str| {
+            let launch = self.kernel("top_k", kernel)?.grid(pairs.len().div_ceil(256), 1, 1).block(256);
+            launch.arg(logits).arg(apart).arg(of_apart).arg(count).arg(columns).launch()
+        };
+        if !pairs.is_empty() {
+            self.device.upload(apart, &pairs)?;
+            of_pairs("set_apart")?;
+        }
+        self.device.upload(mask_of, &wanted.mask_of)?;
+        self.device.upload(masks, &wanted.masks)?;
+        let mask_of = if wanted.mask_of.is_empty() { Ptr::NULL } else { mask_of };
+        if wanted.count == 1 {
+            // Behind all else that is found in this case.
+            let parts = results.at(4 * (2 * PARTS + TopK::APART + 2) * self.limits.outputs);
+            let launch = self.kernel("top_k", "top_1_of_parts")?.grid(PARTS, wanted.rows, 1).block(256).early();
+            launch.arg(logits).arg(parts).arg(columns).arg(mask_of).arg(masks).launch()?;
+            let launch = self.kernel("top_k", "top_1")?.grid(wanted.rows, 1, 1).block(32).early();
+            launch.arg(parts).arg(results).arg(values).launch()?;
         } else {
-            let launch = self.kernel("top_k", "top_k_rows")?.grid(rows, 1, 1).block(1024);
-            launch.arg(logits).arg(chosen).arg(chosen_values).arg(columns).arg(count as u32).launch()?;
+            let launch = self.kernel("top_k", "top_k_rows")?.grid(wanted.rows, 1, 1).block(1024);
+            let launch = launch.arg(logits).arg(results).arg(values).arg(columns).arg(wanted.count as u32);
+            launch.arg(mask_of).arg(masks).launch()?;
         }
-        let mut found = vec![0u32; 2 * tokens.len()];
-        self.read_words(chosen, &mut found)?;
-        let (of_tokens, of_values) = found.split_at(tokens.len());
-        tokens.copy_from_slice(of_tokens);
-        values.iter_mut().zip(of_values).for_each(|(value, bits)| *value = f32::from_bits(*bits));
-        Ok(tokens.chunks(count).all(|row| row[0] != TOO_MANY))
+        if !pairs.is_empty() {
+            of_pairs("put_back")?;
+        }
+        let of_normalisers = if wanted.normalise { 2 * wanted.rows } else { 0 };
+        let mut words = vec![0u32; 2 * tokens + pairs.len() + of_normalisers];
+        self.read_words(results, &mut words)?;
+        found.take(wanted, &words);
+        Ok(())
     }
 }
 
@@ -47,21 +107,12 @@ impl Machine {
 mod tests {
     use crate::{Cuda, Device};
     use kvas_backend::{
-        Act, Backend, Op, Outputs, Slot, Step,
+        Act, Backend, Op, Outputs, Slot, Step, TopK, TopKFound,
         conformance::{Build, Random, RandomWeights, without_stores},
         op::Embed,
     };
     use kvas_gguf::Quant;
     use std::sync::Arc;
-
-    /// The largest values, the first of equal ones first, in plain words.
-    fn expected(row: &[f32], count: usize) -> (Vec<u32>, Vec<f32>) {
-        let possible = row.iter().zip(0..).filter(|(value, _)| **value > f32::NEG_INFINITY);
-        let mut all: Vec<(f32, u32)> = possible.map(|(value, at)| (value.min(f32::MAX), at)).collect();
-        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        all.truncate(count);
-        all.iter().map(|(value, at)| (*at, *value)).unzip()
-    }
 
     /// A backend at the end of a step of four rows of logits, activation 0.
     fn prepared(device: &Arc<Device>, columns: usize) -> Cuda {
@@ -89,40 +140,72 @@ mod tests {
         let values: Vec<f32> = (0..4 * columns).map(|at| value(at % columns)).collect();
         backend.write(Act(0), &values).unwrap();
         for (count, expected) in [(1, true), (8, true), (40, false)] {
-            let (mut tokens, mut logits) = (vec![0; 4 * count], vec![0.0; 4 * count]);
-            assert_eq!(backend.top_k(Act(0), count, (&mut tokens, &mut logits)).unwrap(), expected, "{count}");
+            let (wanted, mut found) = (TopK { rows: 4, count, ..TopK::default() }, TopKFound::default());
+            backend.top_k(Act(0), &wanted, &mut found).unwrap();
+            assert!(found.tokens.chunks(count).all(|row| (row[0] != TopK::UNKNOWN) == expected), "{count}");
         }
     }
 
     #[test]
     #[ignore = "needs a CUDA device"]
-    fn the_largest_are_found() {
+    fn what_is_wanted_is_found_and_logits_stay_as_they_are() {
         let device = Device::open(0).unwrap();
         for columns in [1, 7, 32, 1000, 4096, 5003, 151_936] {
-            let (mut backend, logits, rows) = (prepared(&device, columns), Act(0), 4);
+            let (mut backend, rows) = (prepared(&device, columns), 4);
             let mut random = Random::new(columns as u64);
-            for of_few in [true, false] {
+            for case in 0..8 {
+                let of_few = case % 2 == 0;
                 let mut value = |row: usize| match (row, random.below(5)) {
                     (3, _) | (2, 0) => f32::NEG_INFINITY,
                     (2, 1) => f32::NAN,
+                    (1, 0) if case > 3 => f32::INFINITY,
                     _ if of_few => random.below(3) as f32,
                     _ => random.normal(),
                 };
                 let values: Vec<f32> = (0..rows * columns).map(|at| value(at / columns)).collect();
-                backend.write(logits, &values).unwrap();
+                backend.write(Act(0), &values).unwrap();
                 for count in [1, 2, 40, 128] {
-                    let (mut tokens, mut logits_of) = (vec![7; rows * count], vec![0.0; rows * count]);
-                    let found = backend.top_k(logits, count, (&mut tokens, &mut logits_of)).unwrap();
-                    assert!(found, "{count} of {columns} columns");
-                    for row in 0..rows {
-                        let (expected, expected_logits) = expected(&values[row * columns..][..columns], count);
-                        let (token, rest) = tokens[row * count..][..count].split_at(expected.len());
-                        assert_eq!(token, expected, "{count} of {columns} columns");
-                        assert!(logits_of[row * count..].starts_with(&expected_logits));
-                        assert!(rest.iter().all(|token| *token == u32::MAX));
-                    }
+                    let wanted = wanted(&mut random, (rows, columns), count);
+                    let (mut found, mut after) = (TopKFound::default(), vec![0.0; values.len()]);
+                    backend.top_k(Act(0), &wanted, &mut found).unwrap();
+                    same(&found, &TopKFound::search(&wanted, &values), &format!("{count} of {columns}, case {case}"));
+                    backend.read(Act(0), 0, &mut after).unwrap();
+                    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&after), bits(&values), "{count} of {columns}, case {case}: logits changed");
                 }
             }
+        }
+    }
+
+    /// Some tokens apart, and masks of some rows.
+    fn wanted(random: &mut Random, (rows, columns): (usize, usize), count: usize) -> TopK {
+        let mut wanted = TopK { rows, count, normalise: random.below(2) == 0, ..TopK::default() };
+        for row in 0..rows as u32 {
+            let most = random.below(40);
+            let apart: std::collections::BTreeSet<u32> = (0..most).map(|_| random.below(columns) as u32).collect();
+            wanted.apart.extend(apart.into_iter().map(|token| (row, token)));
+        }
+        if random.below(2) == 0 {
+            wanted.mask_of = (0..rows).map(|row| if row % 3 == 1 { TopK::ANY } else { row as u32 / 3 }).collect();
+            let word = |_| random.below(1 << 32) as u32 & random.below(1 << 32) as u32;
+            wanted.masks = (0..2 * TopK::mask_words(columns)).map(word).collect();
+        }
+        wanted
+    }
+
+    fn same(found: &TopKFound, expected: &TopKFound, label: &str) {
+        assert_eq!(found.tokens, expected.tokens, "{label}");
+        let is_same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
+        for (at, token) in found.tokens.iter().enumerate().filter(|(_, token)| **token != TopK::NONE) {
+            assert!(is_same(found.logits[at], expected.logits[at]), "{label}: token {token}");
+        }
+        assert!(found.apart.iter().zip(&expected.apart).all(|(a, b)| is_same(*a, *b)), "{label}");
+        assert_eq!(found.apart.len(), expected.apart.len(), "{label}");
+        assert_eq!(found.normalisers.len(), expected.normalisers.len(), "{label}");
+        for ([largest, sum], [known, expected]) in found.normalisers.iter().zip(&expected.normalisers) {
+            assert!(is_same(*largest, *known), "{label}: {largest} {known}");
+            // Sums in f32 of up to 150 terms a thread, then of 1024 threads: the floor is 2e-6.
+            assert!((sum - expected).abs() <= 1e-5 * expected, "{label}: {sum} {expected}");
         }
     }
 }

@@ -347,9 +347,11 @@ fn keep_within(
     Ok(sequences.iter().try_for_each(|(id, _)| runner.keep_within(memory, *id, bound))?)
 }
 
-/// Runs a step as a request for greedy tokens would.
+/// Runs a step as a request for greedy tokens would: what the device does not look for is read.
 fn top_tokens(runner: &mut Runner, step: &Step) -> Result<(), DeviceError> {
-    runner.run_top_k(step, 1)
+    runner.run_likeliest(step)?;
+    let rows = if runner.max_top_k() > 0 { 0 } else { step.outputs().len() };
+    (0..rows).try_for_each(|row| runner.logits_mut(row).map(|_| ()))
 }
 
 /// Appends `count` arbitrary tokens to every sequence, in steps of at most `batch` each; all sequences are as long.

@@ -120,7 +120,7 @@ impl Reader {
             let (mut began, mut spent) = (None::<Instant>, 0.0);
             runner.run_watched(&step, &mut |backend, program, op| {
                 if let Some(began) = began.take() {
-                    backend.read(program.logits, &mut [])?;
+                    backend.read(program.logits, 0, &mut [])?;
                     spent += began.elapsed().as_secs_f64();
                 }
                 began = matches!(op, Op::Attention(_) | Op::ReadMemory(_)).then(Instant::now);

@@ -54,7 +54,7 @@ impl Harness {
         let started = Instant::now();
         self.backend.run(&self.program, &self.step)?;
         // Devices that work on their own are waited for.
-        self.backend.read(self.program.logits, &mut [])?;
+        self.backend.read(self.program.logits, 0, &mut [])?;
         Ok(started.elapsed().as_secs_f64())
     }
 

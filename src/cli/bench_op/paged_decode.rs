@@ -193,7 +193,7 @@ fn check(flags: &ComputeFlags, page_size: usize, kv_type: KvType) -> anyhow::Res
     contexts.harness.backend.write(layers.q, &query)?;
     contexts.cycle()?;
     let mut found = vec![0.0; out.len()];
-    contexts.harness.backend.read(layers.out, &mut found)?;
+    contexts.harness.backend.read(layers.out, 0, &mut found)?;
     let mut error = Error::default();
     error.add(&found, &out);
     error.within("attention", bound(kv_type))

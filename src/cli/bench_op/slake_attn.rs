@@ -61,7 +61,7 @@ impl Subject for Held {
         if self.scored {
             let started = Instant::now();
             // Devices that work on their own are waited for.
-            self.harness.backend.read(self.harness.program.logits, &mut [])?;
+            self.harness.backend.read(self.harness.program.logits, 0, &mut [])?;
             seconds += committing + started.elapsed().as_secs_f64();
         }
         Ok(Cycle { seconds, works: 1 })

@@ -206,7 +206,8 @@ impl SlakePeak {
         let columns = program.bands().iter().map(|band| program.columns_of(&band.carried)).max().unwrap_or(0);
         let carried = if way == Way::ByLayers { 4 * columns * prompt } else { 0 };
         let [held, planned, carried] = [reading.most_pages() * page, pages * page, carried].map(|bytes| bytes as u64);
-        Ok(Course { seconds, held, planned, carried, resident: None, logits: runner.logits_mut(0).to_vec() })
+        let logits = runner.logits_mut(0)?.to_vec();
+        Ok(Course { seconds, held, planned, carried, resident: None, logits })
     }
 }
 

@@ -239,7 +239,7 @@ impl SlakeQuality {
             reading.push(runner, &item.prompt[cached..], bound.as_ref())?;
             let mut is_right = true;
             for (number, token) in item.rest.iter().enumerate() {
-                let logits = runner.logits_mut(0);
+                let logits = runner.logits_mut(0).map_err(|error| error.to_string())?;
                 if number + item.wanted < item.rest.len() {
                     // Of a question, still.
                 } else if is_text {

@@ -99,7 +99,7 @@ pub(super) fn check_recurrence(
         harness.fill_step(&sequences, count);
         harness.run()?;
         let mut out = vec![0.0; count * columns];
-        harness.backend.read(layers.out, &mut out)?;
+        harness.backend.read(layers.out, 0, &mut out)?;
         error.add(&out, &given.out[at * columns..]);
         let accepted = if count > replay.window { count } else { keep.min(count) };
         keep = keep % window + 1;

@@ -7,7 +7,7 @@ use super::{
     },
     *,
 };
-use crate::engine::Constraint;
+use crate::{engine::Constraint, sampling::Row};
 use kvas_backend::conformance::Random;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const THINK_END: &str = "</think>";
 
 fn allowed(constraint: &mut AnswerConstraint, vocab: usize) -> Result<Vec<u32>, String> {
     let mut logits = vec![1.0; vocab];
-    constraint.mask(&mut logits)?;
+    constraint.allowed()?.apply(&mut Row::Whole(&mut logits))?;
     Ok((0..vocab as u32).filter(|token| logits[*token as usize] > f32::NEG_INFINITY).collect())
 }
 

@@ -4,7 +4,7 @@ use super::{
     super::{AnswerConstraint, Stage},
     *,
 };
-use crate::{engine::Constraint, text::tokenizer::tests::shared};
+use crate::{engine::Constraint, sampling::Row, text::tokenizer::tests::shared};
 use kvas_gguf::GgufFile;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn survives(vocabulary: &Vocabulary, named: &str, grammar: Grammar) -> Result<()
         let mut constraint = AnswerConstraint::new(vocabulary, vec![Stage::Grammar(compiled)], &[]);
         for _ in 0..20 {
             let mut logits = vec![1.0; vocabulary.tokenizer().vocab()];
-            constraint.mask(&mut logits)?;
+            constraint.allowed()?.apply(&mut Row::Whole(&mut logits))?;
             let Some(token) = logits.iter().position(|logit| logit.is_finite()) else { break };
             if constraint.accept(token as u32) {
                 break;

@@ -216,37 +216,35 @@ fn probabilities_are_of_the_unmodified_distribution() {
     assert!(Distribution::new(&[f32::NAN; 3]).top(2).is_empty());
 }
 
-/// The likeliest tokens alone give the same choices with the same random numbers, whenever the sampler says so.
+/// The likeliest tokens, and those that are changed one by one, give the same choices with the same random numbers,
+/// whenever the sampler says so.
 #[test]
-fn the_likeliest_tokens_are_enough_where_top_k_comes_first() {
+fn the_likeliest_and_the_changed_tokens_are_enough_where_top_k_comes_first() {
     let mut random = Random::new(11);
-    let mut enough = 0;
-    for case in 0..600 {
+    let (mut enough, mut changed) = (0, 0);
+    for case in 0..1200 {
         let vocab = 1 + random.below(400);
-        let mut params = SamplerParams { seed: Some(case), ..SamplerParams::default() };
-        params.temperature = random.pick(&[0.0, 0.7, 1.3]);
-        params.top_k = random.below(50) as i32;
-        params.top_p = random.pick(&[0.8, 1.0]);
-        params.typical_p = random.pick(&[0.7, 1.0]);
-        params.xtc_probability = random.pick(&[0.0, 0.0, 0.5]);
-        if case % 3 == 0 {
-            params.samplers = parse_samplers(random.pick(&["kpt", "pkt", "etkm", "txk"])).unwrap();
-        }
-        let (mut whole, mut part) = (sampler(params.clone(), vocab), sampler(params, vocab));
+        let (mut whole, mut part) = {
+            let params = random_params(&mut random, case, vocab);
+            (sampler(params.clone(), vocab), sampler(params, vocab))
+        };
         let Some(count) = whole.wants_top_k() else { continue };
         enough += 1;
-        for more in 0..4 {
+        for more in 0..6 {
             let mut logits = random.logits(vocab, 4.0);
             logits[random.below(vocab)] = f32::INFINITY;
             logits[random.below(vocab)] = f32::NEG_INFINITY;
-            let mut all: Vec<(u32, f32)> =
-                logits.iter().zip(0..).map(|(logit, id)| (id, logit.min(f32::MAX))).collect();
+            let mut apart = Vec::new();
+            assert!(part.changed(&[], &mut apart));
+            let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+            let mut found: Vec<_> = all.extract_if(.., |(token, _)| apart.contains(token)).collect();
+            changed += found.len();
             all.retain(|(_, logit)| *logit > f32::NEG_INFINITY);
             all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-            all.resize(count + more, (u32::MAX, 0.0));
-            let (tokens, values): (Vec<u32>, Vec<f32>) = all.into_iter().unzip();
+            all.truncate(count + more);
+            found.extend(all);
             let expected = whole.sample(&mut logits).map(|token| (token, whole.all_kept()));
-            let found = part.sample_from((&tokens, &values)).map(|token| (token, part.all_kept()));
+            let found = part.sample_found(&mut found).map(|token| (token, part.all_kept()));
             assert_eq!(found.is_ok(), expected.is_ok(), "{:?}", whole.params());
             if let (Ok(found), Ok(expected)) = (found, expected) {
                 assert_eq!(found, expected, "{:?}", whole.params());
@@ -255,5 +253,27 @@ fn the_likeliest_tokens_are_enough_where_top_k_comes_first() {
             }
         }
     }
-    assert!(enough > 100, "{enough} cases");
+    assert!(enough > 300 && changed > 1000, "{enough} cases, {changed} tokens");
+}
+
+fn random_params(random: &mut Random, case: u64, vocab: usize) -> SamplerParams {
+    let mut params = SamplerParams { seed: Some(case), ..SamplerParams::default() };
+    params.temperature = random.pick(&[0.0, 0.7, 1.3]);
+    params.top_k = random.below(50) as i32;
+    params.top_p = random.pick(&[0.8, 1.0]);
+    params.typical_p = random.pick(&[0.7, 1.0]);
+    params.xtc_probability = random.pick(&[0.0, 0.0, 0.5]);
+    params.repeat_penalty = random.pick(&[1.0, 1.0, 1.3]);
+    params.presence_penalty = random.pick(&[0.0, 0.0, 1.5, -2.0]);
+    params.frequency_penalty = random.pick(&[0.0, 0.0, 0.5]);
+    params.repeat_last = random.pick(&[-1, 2, 64]);
+    params.dry_multiplier = random.pick(&[0.0, 0.0, 0.8]);
+    params.dry_allowed_length = 1;
+    for _ in 0..random.below(3) {
+        params.logit_bias.push((random.below(vocab) as u32, random.pick(&[5.0, -3.0, f32::NEG_INFINITY])));
+    }
+    if case.is_multiple_of(3) {
+        params.samplers = parse_samplers(random.pick(&["kpt", "pkt", "etkm", "txk", "kedt", "dekt"])).unwrap();
+    }
+    params
 }
